@@ -1,0 +1,8 @@
+//! The ground floor of sheave: what every room above needs and nothing else.
+
+mod error;
+mod id;
+pub mod limits;
+
+pub use error::{Error, ErrorKind, Peer, Result};
+pub use id::{Epoch, LinkId, NodeId, Rank, Tag};

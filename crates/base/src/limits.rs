@@ -1,0 +1,63 @@
+//! Every bound in sheave, with its reason. Nothing grows without one of these in its way.
+
+use std::time::Duration;
+
+/// Longest control part of a message. Arguments of calls live here; tensors do not.
+pub const CONTROL_BYTES_MAX: usize = 16 << 20;
+
+/// Most tensor parts of one message. A batch of thousands of small keys travels as one packed part.
+pub const PARTS_MAX: usize = 4096;
+
+/// Largest single tensor part. Larger ones are a length field gone wrong, not a model.
+pub const PART_BYTES_MAX: u64 = 1 << 40;
+
+/// Most dimensions of a tensor, as DLPack users and NumPy know it.
+pub const DIMENSIONS_MAX: usize = 64;
+
+/// Deepest nesting of a `Value`. Deeper input is an attack on the decoder's stack.
+pub const VALUE_DEPTH_MAX: usize = 32;
+
+/// Most items of one list or map in a `Value`.
+pub const VALUE_ITEMS_MAX: usize = 1 << 20;
+
+/// Longest handshake message. It is read before anybody is authenticated, so it is small.
+pub const HANDSHAKE_BYTES_MAX: usize = 4096;
+
+/// How long a stranger may take to prove who it is.
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Handshakes in progress on one listener; one more evicts the oldest.
+pub const HANDSHAKES_PENDING_MAX: usize = 256;
+
+/// Messages that arrived before anybody asked for them, per node; one more pushes back on its sender.
+pub const UNEXPECTED_MESSAGES_MAX: usize = 65_536;
+
+/// Bytes of such messages, per node. A single larger message is let in when nothing else waits.
+pub const UNEXPECTED_BYTES_MAX: u64 = 1 << 30;
+
+/// Messages queued on one link because the other side has no room; one more is refused.
+pub const OUTBOUND_MESSAGES_MAX: usize = 16_384;
+
+/// Links of one node.
+pub const LINKS_MAX: usize = 16_384;
+
+/// Time without a sign of life after which a peer is declared dead.
+pub const LIVENESS_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Time between two signs of life.
+pub const LIVENESS_BEAT: Duration = Duration::from_secs(1);
+
+/// After this long, a blocking wait says whom it waits for.
+pub const WAIT_NOTICE: Duration = Duration::from_secs(10);
+
+/// Longest time for a join, unless the user says otherwise.
+pub const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Fraction of an arena that may be lent to peers; beyond it receivers get private copies.
+pub const ARENA_LENT_FRACTION: f64 = 0.5;
+
+/// Default capacity of a node's arena.
+pub const ARENA_BYTES_MAX: u64 = 4 << 30;
+
+/// Events in a node's trace ring; later ones are dropped and counted.
+pub const TRACE_EVENTS_MAX: usize = 65_536;
