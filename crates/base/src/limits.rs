@@ -61,3 +61,6 @@ pub const ARENA_BYTES_MAX: u64 = 4 << 30;
 
 /// Events in a node's trace ring; later ones are dropped and counted.
 pub const TRACE_EVENTS_MAX: usize = 65_536;
+
+/// Memory of one node for the slots of streams between processes: 256 streams at once.
+pub const STREAM_SLOT_BYTES_MAX: u64 = 256 << 20;
