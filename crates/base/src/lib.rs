@@ -6,9 +6,11 @@ pub mod fork;
 mod id;
 pub mod limits;
 pub mod park;
+pub mod secret;
 pub mod sync;
 pub mod work;
 
 pub use error::{Error, ErrorKind, Peer, Result};
 pub use id::{Epoch, LinkId, NodeId, Rank, Tag};
+pub use secret::Secret;
 pub use work::Work;
