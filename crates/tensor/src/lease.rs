@@ -189,6 +189,16 @@ impl<'a> View<'a, u8> {
         // drops.
         Ok(Self { buffer, values: unsafe { buffer.slice() } })
     }
+
+    /// The same view of a part, as other elements; `None` when range, size or alignment do not fit.
+    pub(crate) fn narrow<T: bytemuck::Pod>(self, range: std::ops::Range<usize>) -> Option<View<'a, T>> {
+        let bytes = self.values.get(range)?;
+        let values = if bytes.is_empty() { &[] } else { bytemuck::try_cast_slice(bytes).ok()? };
+        let buffer = self.buffer;
+        // The reader goes over to the new view.
+        std::mem::forget(self);
+        Some(View { buffer, values })
+    }
 }
 
 impl<T> Drop for View<'_, T> {
