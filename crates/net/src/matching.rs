@@ -190,9 +190,12 @@ fn check_places(places: &[Tensor], arrival: &Arrival) -> Result<()> {
     if places.is_empty() {
         return Ok(());
     }
-    let lengths = arrival.specs.iter().map(|spec| (Dtype::from_code(spec.dtype), spec.length_bytes()));
-    let known: Option<Vec<_>> = lengths.map(|(dtype, length)| Some((dtype?, usize::try_from(length).ok()?))).collect();
-    let known = known.ok_or_else(|| Error::new(ErrorKind::Protocol, "a message with tensors of an unknown dtype"))?;
+    let mut known: SmallVec<[(Dtype, usize); 2]> = SmallVec::new();
+    for spec in &arrival.specs {
+        let dtype = Dtype::from_code(spec.dtype)
+            .ok_or_else(|| Error::new(ErrorKind::Protocol, format!("a tensor of unknown dtype {}", spec.dtype)))?;
+        known.push((dtype, spec.length_bytes()? as usize));
+    }
     check_against(places, known.into_iter())
 }
 

@@ -378,13 +378,13 @@ impl Inner {
         for part in &mut message.parts {
             match part.mode {
                 Mode::Copy => part.lease = Some(part.tensor.read_lease("send")?),
-                Mode::Move if !part.tensor.is_unique() => {
+                Mode::Move if !part.tensor.buffer().is_unique() => {
                     return Err(Error::new(ErrorKind::BufferInUse, "a tensor sent by move has other handles")
                         .operation("send")
                         .hint("drop the other handles and views first, or send by copy"));
                 }
                 Mode::Move => {}
-                Mode::Share => part.tensor.share()?,
+                Mode::Share => part.tensor.buffer().share()?,
             }
         }
         let handover = entry.link.send(message, hold).map_err(|error| error.operation("send"))?;
