@@ -11,7 +11,7 @@
 //!
 //! let (one, other) = (Node::start(NodeConfig::named("one"))?, Node::start(NodeConfig::named("other"))?);
 //! let (link, back) = inproc::connect(&one, &other)?;
-//! let tensor = Tensor::from_slice(&[1.0f32, 2.0, 3.0])?;
+//! let tensor = Tensor::from_slice(&[1.0f32, 2.0, 3.0], [3])?;
 //! one.send(link, Outgoing::tensor(Envelope::data(0, Tag(7)), tensor, Mode::Copy), None, None)?;
 //! let wanted = Wanted { source: Some(back), context: 0, tag: Tag(7) };
 //! let message = other.recv(wanted, SmallVec::new(), None, None)?;
@@ -31,7 +31,7 @@ pub mod message;
 mod node;
 mod outbox;
 mod progress;
-mod shm;
+pub mod shm;
 
 pub use counters::{Counters, Counts};
 pub use doorbell::Doorbell;

@@ -14,7 +14,7 @@ mod receiving;
 mod ring;
 mod sending;
 
-use crate::node::Inner;
+use crate::node::{Inner, Node};
 use channel::{Packet, Received};
 use link::{Material, ShmLink};
 use memory::{Pair, Which};
@@ -58,6 +58,19 @@ impl Offer {
         let Self { pair, socket, peer } = self;
         add(node, pair, Which::FromInitiator, socket, bell, peer, false).map(Ok)
     }
+}
+
+/// Links two nodes of one process through shared memory, as if they were two processes. Returns the link as each of them
+/// knows it.
+pub fn connect(one: &Node, other: &Node) -> Result<(LinkId, LinkId)> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    let (left, right) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+        .map_err(|errno| Error::from(errno).context("making a socket pair"))?;
+    let offer = offer(&one.inner, left, other.peer().clone())?;
+    let unfinished = || Error::new(ErrorKind::Internal, "a socket pair lost a packet");
+    let at_other = answer(&other.inner, right, one.peer().clone())?.map_err(|_| unfinished())?;
+    let at_one = offer.finish(&one.inner)?.map_err(|_| unfinished())?;
+    Ok((at_one, at_other))
 }
 
 /// Answers the offer on an authenticated socket and adds the link; gives socket and peer back while there is no offer.
