@@ -30,12 +30,10 @@ fn run(inner: &Inner) {
                 if woken {
                     Counters::add(&inner.counters.progress_wakeups, 1);
                 }
-                inner.poll_all();
+                inner.serve_all();
             }
-            Turn::Ticked if !inner.progress.is_led() => {
-                inner.poll_all();
-            }
-            Turn::Ticked | Turn::Rested => {}
+            Turn::Ticked => inner.serve_all(),
+            Turn::Rested => {}
         }
         let now = Instant::now();
         if now >= next_beat {
@@ -51,6 +49,7 @@ fn beat_all(inner: &Inner, overslept: bool) {
     let timeout = inner.config.liveness.timeout;
     for entry in inner.links.all().iter() {
         inner.poll(entry);
+        inner.settle(entry);
         let silence = entry.link.beat();
         if silence > timeout && !overslept {
             declare_dead(inner, entry, silence);

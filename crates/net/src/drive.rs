@@ -59,11 +59,8 @@ impl Drop for Polling<'_> {
         for entry in self.entries() {
             entry.pollers.fetch_sub(1, SeqCst);
         }
-        // Somebody sleeps and relies on armed links: these have not been armed while they were polled.
-        if self.inner.progress.is_led() {
-            for entry in self.entries() {
-                while !self.inner.arm(entry) && self.inner.poll(entry) {}
-            }
+        for entry in self.entries() {
+            self.inner.settle(entry);
         }
     }
 }
@@ -200,6 +197,24 @@ impl Inner {
         moved
     }
 
+    /// Polls every link that nobody polls, for a thread that is not the leader.
+    pub(crate) fn serve_all(&self) {
+        for entry in self.links.all().iter() {
+            if entry.pollers.load(SeqCst) == 0 {
+                self.poll(entry);
+                self.settle(entry);
+            }
+        }
+    }
+
+    /// Whoever polled a link leaves it as a sleeping leader expects it: armed, with nothing in it. A ring that was meant
+    /// for the leader may have been used up by the poll.
+    pub(crate) fn settle(&self, entry: &Arc<Entry>) {
+        if self.progress.is_led() && entry.pollers.load(SeqCst) == 0 {
+            while !self.arm(entry) && self.poll(entry) {}
+        }
+    }
+
     /// Arms every link that nobody polls. False when there is something to do.
     pub(crate) fn arm_all(&self) -> bool {
         let version = self.links.version();
@@ -225,9 +240,7 @@ impl Inner {
         for entry in self.links.all().iter() {
             if entry.paused.swap(false, SeqCst) {
                 self.poll(entry);
-                if self.progress.is_led() {
-                    while !self.arm(entry) && self.poll(entry) {}
-                }
+                self.settle(entry);
             }
         }
     }

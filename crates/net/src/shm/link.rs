@@ -282,7 +282,8 @@ impl Link for ShmLink {
     }
 
     fn arm(&self) -> bool {
-        let Some(mut receiving) = self.receiving.try_lock() else { return true };
+        // A poller holds the token for the time of a few messages at most.
+        let mut receiving = self.receiving.lock();
         receiving.consumer.arm();
         let arrived = !matches!(receiving.consumer.peek(), Ok(None)) || receiving.consumer.closed().is_some();
         drop(receiving);
