@@ -28,11 +28,12 @@
 //! The guard is forked from a process that may have any number of threads, and never calls `exec`: a library has no
 //! program of its own to run. Locks of those threads are held for ever in the copy. So nothing here allocates, prints,
 //! panics or takes a lock; all memory is on the stack or mapped directly. The copied memory is shared until the
-//! supervisor writes to it: start jobs before filling the memory. All signals are blocked for the guard's whole life,
+//! supervisor writes to it: start jobs before filling the memory. Shared mappings are let go at once. All signals are blocked for the guard's whole life,
 //! and it leads a session of its own, so that Ctrl-C in a terminal reaches the supervisor alone.
 
 use crate::image::Image;
 use crate::kin::{self, Kin};
+use crate::memory;
 use crate::protocol::{self, Record, Verb};
 use crate::sys::{self, Forked};
 use rustix::event::{PollFd, PollFlags};
@@ -111,6 +112,7 @@ pub(crate) unsafe fn run(control: BorrowedFd<'_>, supervisor: BorrowedFd<'_>, pi
 fn set_up(control: &OwnedFd, supervisor: &OwnedFd, pipes: bool) -> Result<(i32, OwnedFd), Errno> {
     take_null_streams(if pipes { 3 } else { 1 })?;
     sys::close_all_but([control.as_raw_fd(), supervisor.as_raw_fd()]);
+    memory::drop_shared_mappings();
     sys::default_all_signals();
     let pid = rustix::process::getpid();
     rustix::process::setsid()?;

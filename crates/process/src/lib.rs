@@ -47,6 +47,7 @@ mod image;
 mod job;
 mod kin;
 mod log;
+mod memory;
 mod output;
 mod protocol;
 mod signals;

@@ -155,6 +155,45 @@ fn ending_and_dropping_leave_nothing() {
     assert!(tagged(&tag).is_empty());
 }
 
+/// A process that is never there long enough to be looked at: each copy starts the next in a session of its own.
+#[test]
+fn a_process_that_hops_from_session_to_session_is_caught() {
+    let tag = new_tag();
+    let job = Job::start().unwrap();
+    let hop = format!(r#"sleep {tag} & setsid sh -c "$HOP" & exit 0"#);
+    job.spawn(Command::new("sh").args(["-c", &hop]).env("HOP", &hop)).unwrap();
+    until("it hops", soon(), || tagged(&tag).len() > 20);
+    let report = job.end(Duration::ZERO);
+    assert!(report.trouble.is_none(), "{report}");
+    assert!(tagged(&tag).is_empty());
+}
+
+#[test]
+fn the_guard_holds_neither_files_nor_shared_memory_of_its_supervisor() {
+    let file = std::fs::File::open("/proc/self/status").unwrap();
+    // SAFETY: a new mapping at an address of the kernel's choice; nobody uses it.
+    let memory = unsafe {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+        libc::mmap(std::ptr::null_mut(), 1 << 20, protection, flags, -1, 0)
+    };
+    assert_ne!(memory, libc::MAP_FAILED);
+    let shared_mappings = |process: &str| {
+        let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
+        maps.lines().filter(|line| line.split(' ').nth(1).is_some_and(|mode| mode.ends_with('s'))).count()
+    };
+    assert!(shared_mappings("self") > 0);
+    let job = Job::start().unwrap();
+    let guard = job.guard_pid();
+    assert_eq!(shared_mappings(&guard.to_string()), 0);
+    let descriptors = std::fs::read_dir(format!("/proc/{guard}/fd")).unwrap().count();
+    assert_eq!(descriptors, 6, "three streams, the socket, the supervisor's pidfd and the child signals");
+    job.spawn(Command::new("true")).unwrap().wait(Some(soon())).unwrap().unwrap();
+    drop((job, file));
+    // SAFETY: the mapping was made above and is not used any more.
+    unsafe { libc::munmap(memory, 1 << 20) };
+}
+
 #[test]
 fn a_killed_guard_takes_everybody_with_it_and_is_reported() {
     let tag = new_tag();
