@@ -160,8 +160,10 @@ fn ending_and_dropping_leave_nothing() {
 fn a_process_that_hops_from_session_to_session_is_caught() {
     let tag = new_tag();
     let job = Job::start().unwrap();
-    let hop = format!(r#"sleep {tag} & setsid sh -c "$HOP" & exit 0"#);
-    job.spawn(Command::new("sh").args(["-c", &hop]).env("HOP", &hop)).unwrap();
+    // Not for ever, in case that this test fails.
+    let hop =
+        format!(r#"[ $LEFT -gt 0 ] || exit; export LEFT=$((LEFT-1)); sleep {tag} & setsid sh -c "$HOP" & exit 0"#);
+    job.spawn(Command::new("sh").args(["-c", &hop]).env("HOP", &hop).env("LEFT", "5000")).unwrap();
     until("it hops", soon(), || tagged(&tag).len() > 20);
     let report = job.end(Duration::ZERO);
     assert!(report.trouble.is_none(), "{report}");

@@ -20,7 +20,7 @@ fn cycle(number: usize) {
     let output = if number.is_multiple_of(2) { Output::Capture } else { Output::Quiet };
     let job = Job::builder().output(output).start().unwrap();
     let quick = job.spawn(Command::new("true")).unwrap();
-    job.spawn(Command::new("sh").args(["-c", "sleep 1000 & sleep 1000"])).unwrap();
+    job.spawn(Command::new("sh").args(["-c", "sleep 60 & sleep 60"])).unwrap();
     let _ = job.spawn(Command::new("/nonexistent/program")).unwrap_err();
     let _ = quick.wait(Some(soon())).unwrap().unwrap();
     if number.is_multiple_of(3) {

@@ -17,10 +17,11 @@ pub(crate) fn soon() -> Instant {
     Instant::now() + Duration::from_secs(30)
 }
 
-/// A number of seconds to sleep that nobody else sleeps, so that processes can be found by it.
+/// A number of seconds to sleep that nobody else sleeps, so that processes can be found by it; about a minute, so that
+/// even what a failed test leaves behind ends.
 pub(crate) fn new_tag() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    format!("7{:07}{:03}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+    format!("60.{:07}{:03}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
 /// Polls `condition` until it holds; panics when `deadline` passes first.
