@@ -1,7 +1,7 @@
 //! `cargo xtask tidy`: the rules on text that no compiler checks.
 //!
 //! Each rule is a function from a file's text (or the manifests) to findings, with tests that show it fire. To add a
-//! rule, write such a function and call it from [`file`] or [`check`].
+//! rule, write such a function and call it from [`file()`] or [`check`].
 
 mod attributes;
 mod files;
