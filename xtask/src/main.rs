@@ -38,7 +38,7 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
     match command.run() {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(message) => {
             eprintln!("error: {message}");
             ExitCode::FAILURE
@@ -67,16 +67,17 @@ impl Command {
         }
     }
 
-    fn run(self) -> Outcome {
+    fn run(self) -> Outcome<ExitCode> {
         group::end_all_on_signal()?;
         let workspace = Workspace::find()?;
         match self {
-            Command::Test(options) => test::run(workspace, &options),
-            Command::Tidy => tidy::run(&workspace),
-            Command::Loom => lanes::loom(&workspace),
-            Command::Miri => lanes::miri(&workspace),
-            Command::Fuzz { seconds } => lanes::fuzz(&workspace, seconds),
+            Command::Test(options) => return Ok(test::run(workspace, &options)),
+            Command::Tidy => tidy::run(&workspace)?,
+            Command::Loom => lanes::loom(&workspace)?,
+            Command::Miri => lanes::miri(&workspace)?,
+            Command::Fuzz { seconds } => lanes::fuzz(&workspace, seconds)?,
         }
+        Ok(ExitCode::SUCCESS)
     }
 }
 

@@ -28,7 +28,11 @@ pub(crate) fn run(workspace: &Workspace) -> Outcome<Tally> {
     match ended {
         Ended::Itself(status) if status.success() == (tally.failed == 0) => Ok(tally),
         Ended::Itself(status) => Err(format!("the doctests ended with {status} after {tally}")),
-        Ended::Killed => Err(format!("a doctest did not end within {} s; before it {tally}", LIMIT.as_secs())),
+        Ended::Killed => {
+            println!("FAILED: a doctest did not end within {} s, was killed with all that still ran", LIMIT.as_secs());
+            tally.failed += 1;
+            Ok(tally)
+        }
     }
 }
 

@@ -8,6 +8,7 @@ mod python;
 mod tally;
 mod venv;
 
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use crate::shell::{Outcome, Workspace, run as run_command};
@@ -58,9 +59,9 @@ enum Report {
 
 type Stage<'a> = (&'static str, Box<dyn Fn() -> Outcome<Report> + 'a>);
 
-/// Runs every stage that `options` leave in. The last line on the standard output is `N passed, N failed, N skipped`,
-/// unless a stage failed before any test was counted.
-pub(crate) fn run(mut workspace: Workspace, options: &Options) -> Outcome {
+/// Runs every stage that `options` leave in. The last line is `N passed, N failed, N skipped`, unless a stage failed
+/// before any test was counted.
+pub(crate) fn run(mut workspace: Workspace, options: &Options) -> ExitCode {
     let interpreter = Interpreter::find(&workspace);
     if interpreter.is_err() {
         workspace.without_python();
@@ -71,10 +72,13 @@ pub(crate) fn run(mut workspace: Workspace, options: &Options) -> Outcome {
         .iter()
         .zip(1..)
         .try_for_each(|((name, stage), number)| one(&format!("[{number}/{}] {name}", stages.len()), stage, &mut total));
+    if let Err(message) = &outcome {
+        eprintln!("error: {message}");
+    }
     if outcome.is_ok() || !total.is_empty() {
         println!("{total}");
     }
-    outcome
+    if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Runs one stage between its two lines.
