@@ -2,13 +2,13 @@
 //!
 //! A group is killed when its [`Group`] is dropped, so a test that leaves a process behind, or one that is over its
 //! time, is gone before the next begins. A child in a group of its own does not get the terminal's Ctrl-C; therefore
-//! every living group is registered, and on SIGINT, SIGTERM or SIGHUP one thread kills them all and exits. A group is
-//! spawned and registered under one lock, which that thread keeps, so none is missed.
+//! every living group is registered, and on SIGINT, SIGTERM or SIGHUP one thread asks them all to end, kills those that
+//! do not, and exits. They are asked first because a test runner has groups of its own, which it alone knows. A group
+//! is spawned and registered under one lock, which that thread keeps, so none is missed.
 //!
-//! Killing by number is safe: the leader is reaped only after its group was killed, and until it is reaped its id,
-//! which is the group's, cannot be given to another process.
+//! Killing by number is safe: the leader is reaped only after its group was killed and taken off the register, and
+//! until it is reaped its id, which is the group's, cannot be given to another process.
 
-use std::fmt::Display;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -23,6 +23,9 @@ use signal_hook::iterator::Signals;
 
 use crate::shell::{Outcome, words};
 
+/// What the groups have to end by themselves after a signal: a test runner gives its tests a second of it.
+const TIME_TO_END: Duration = Duration::from_secs(5);
+
 static LIVING: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 
 /// From now on a signal that would end us ends every living group first.
@@ -32,41 +35,56 @@ pub(crate) fn end_all_on_signal() -> Outcome {
     std::thread::spawn(move || {
         if let Some(signal) = signals.forever().next() {
             let living = living();
-            for leader in living.iter() {
-                kill(*leader);
-            }
+            end(&living, Instant::now() + TIME_TO_END);
             std::process::exit(128 + signal);
         }
     });
     Ok(())
 }
 
+/// Asks each group to end, and kills those whose leader has not ended at the deadline.
+fn end(leaders: &[Pid], deadline: Instant) {
+    let ask = |leader: &Pid| {
+        let pidfd = pidfd_open(*leader, PidfdFlags::empty()).ok()?;
+        kill_process_group(*leader, Signal::TERM).ok()?;
+        Some((*leader, pidfd))
+    };
+    let asked: Vec<(Pid, OwnedFd)> = leaders.iter().filter_map(ask).collect();
+    for (leader, pidfd) in asked {
+        if !matches!(ends_before(&pidfd, deadline), Ok(true)) {
+            kill(leader);
+        }
+    }
+}
+
+/// Whether the process behind `pidfd` ends before the deadline; waits until one or the other.
+fn ends_before(pidfd: &OwnedFd, deadline: Instant) -> Result<bool, Errno> {
+    loop {
+        let rest = deadline.saturating_duration_since(Instant::now());
+        let rest = Timespec::try_from(rest).map_err(|_| Errno::INVAL)?;
+        match poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&rest)) {
+            Err(Errno::INTR) => {}
+            ready => return ready.map(|count| count > 0),
+        }
+    }
+}
+
 /// A child that leads its own process group.
 pub(crate) struct Group {
     child: Child,
     leader: Pid,
-    pidfd: OwnedFd,
 }
 
 impl Group {
     /// Starts `command`, without standard input, as the leader of a new process group.
     pub(crate) fn spawn(mut command: Command) -> Outcome<Group> {
         let words = words(&command);
-        let failure = |error: &dyn Display| format!("`{words}` cannot be run: {error}");
         let mut living = living();
-        let mut child = command.process_group(0).stdin(Stdio::null()).spawn().map_err(|error| failure(&error))?;
+        let child = command.process_group(0).stdin(Stdio::null()).spawn();
+        let child = child.map_err(|error| format!("`{words}` cannot be run: {error}"))?;
         let leader = Pid::from_child(&child);
-        match pidfd_open(leader, PidfdFlags::empty()) {
-            Ok(pidfd) => {
-                living.push(leader);
-                Ok(Group { child, leader, pidfd })
-            }
-            Err(error) => {
-                kill(leader);
-                child.wait().map_err(|error| failure(&error))?;
-                Err(failure(&error))
-            }
-        }
+        living.push(leader);
+        Ok(Group { child, leader })
     }
 
     /// The standard output of a command that was given a pipe for it; `None` the second time.
@@ -78,31 +96,22 @@ impl Group {
     /// when it is still running.
     pub(crate) fn wait(&mut self, limit: Duration) -> Outcome<Option<ExitStatus>> {
         let deadline = Instant::now() + limit;
-        loop {
-            let rest = deadline.saturating_duration_since(Instant::now());
-            let rest = Timespec::try_from(rest).map_err(|error| format!("{limit:?} is no time to wait: {error}"))?;
-            match poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&rest)) {
-                Ok(0) => return Ok(None),
-                Ok(_) => break,
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(format!("cannot wait for process {}: {error}", self.child.id())),
-            }
+        let ended = pidfd_open(self.leader, PidfdFlags::empty()).and_then(|pidfd| ends_before(&pidfd, deadline));
+        if !ended.map_err(|error| format!("cannot wait for process {}: {error}", self.child.id()))? {
+            return Ok(None);
         }
-        kill(self.leader);
+        kill_and_forget(self.leader);
         let status = self.child.wait().map_err(|error| format!("cannot reap process {}: {error}", self.child.id()))?;
-        forget(self.leader);
         Ok(Some(status))
     }
 }
 
 impl Drop for Group {
     fn drop(&mut self) {
-        if !forget(self.leader) {
-            return;
+        if kill_and_forget(self.leader) {
+            // The leader was killed, so this ends; it was not reaped before, so this does not fail.
+            drop(self.child.wait());
         }
-        kill(self.leader);
-        // The leader was killed, so this ends; that it cannot be reaped twice is the only way for it to fail.
-        drop(self.child.wait());
     }
 }
 
@@ -110,12 +119,13 @@ fn living() -> MutexGuard<'static, Vec<Pid>> {
     LIVING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes a group off the register; false when it was off already.
-fn forget(leader: Pid) -> bool {
+/// Kills a group and takes it off the register; false when it was off already, and its number perhaps another's.
+fn kill_and_forget(leader: Pid) -> bool {
     let mut living = living();
-    let before = living.len();
-    living.retain(|other| *other != leader);
-    living.len() < before
+    let Some(place) = living.iter().position(|other| *other == leader) else { return false };
+    kill(leader);
+    living.swap_remove(place);
+    true
 }
 
 /// Kills a group; one that is gone already is as good.
@@ -164,6 +174,16 @@ mod tests {
         let mut group = shell("sleep 600 &");
         let stdout = group.take_stdout().unwrap();
         assert!(group.wait(LIMIT).unwrap().unwrap().success());
+        assert!(ends(stdout));
+    }
+
+    #[test]
+    fn a_group_that_will_not_end_when_asked_is_killed() {
+        let mut group = shell("trap '' TERM; echo ready; while :; do sleep 600; done");
+        let mut stdout = group.take_stdout().unwrap();
+        stdout.read_exact(&mut [0; 6]).unwrap();
+        end(&[group.leader], Instant::now() + Duration::from_millis(50));
+        assert!(group.wait(LIMIT).unwrap().is_some());
         assert!(ends(stdout));
     }
 

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use super::tally::Tally;
 use super::venv::{Interpreter, Venv};
-use super::{BUILD_LIMIT, LIMIT, Report, SLOW};
+use super::{BUILD_LIMIT, LIMIT, Report};
 use crate::shell::{Outcome, Workspace, run as run_command};
 use crate::watch::{Ended, Verdict, watch};
 
@@ -47,7 +47,6 @@ fn maturin(workspace: &Workspace, venv: &Venv) -> Outcome<Command> {
 /// shows as silence, and ends the whole run a little later.
 fn pytest(workspace: &Workspace, venv: &Venv) -> Outcome<Tally> {
     let mut command = venv.python(workspace, &["-m", "pytest", "python/tests", "--verbose", "--color=no"]);
-    command.args(["--durations=0", &format!("--durations-min={}", SLOW.as_secs())]);
     command.arg(format!("--timeout={}", LIMIT.as_secs())).env("PYTHONUNBUFFERED", "1");
     let limit = LIMIT + LIMIT / 4;
     let mut tally = None;
