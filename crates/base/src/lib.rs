@@ -1,8 +1,16 @@
 //! The ground floor of sheave: what every room above needs and nothing else.
 
+pub mod clock;
 mod error;
+pub mod fork;
 mod id;
 pub mod limits;
+pub mod park;
+pub mod secret;
+pub mod sync;
+pub mod work;
 
 pub use error::{Error, ErrorKind, Peer, Result};
 pub use id::{Epoch, LinkId, NodeId, Rank, Tag};
+pub use secret::Secret;
+pub use work::Work;

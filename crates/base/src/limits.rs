@@ -23,6 +23,16 @@ pub const VALUE_ITEMS_MAX: usize = 1 << 20;
 /// Longest handshake message. It is read before anybody is authenticated, so it is small.
 pub const HANDSHAKE_BYTES_MAX: usize = 4096;
 
+/// Longest text of a handshake message (a name, a host, where a secret came from): what one line of an error can show.
+pub const HANDSHAKE_TEXT_BYTES_MAX: usize = 256;
+
+/// Longest job secret. Longer input is not a secret but the wrong file.
+pub const SECRET_BYTES_MAX: usize = 1024;
+
+/// Shortest job secret. A stranger can make a node answer with a code over the secret and then guess at leisure, so a
+/// secret must be too long to guess.
+pub const SECRET_BYTES_MIN: usize = 16;
+
 /// How long a stranger may take to prove who it is.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -61,3 +71,6 @@ pub const ARENA_BYTES_MAX: u64 = 4 << 30;
 
 /// Events in a node's trace ring; later ones are dropped and counted.
 pub const TRACE_EVENTS_MAX: usize = 65_536;
+
+/// Memory of one node for the slots of streams between processes: 256 streams at once.
+pub const STREAM_SLOT_BYTES_MAX: u64 = 256 << 20;

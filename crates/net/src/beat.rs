@@ -1,0 +1,76 @@
+//! The node's own thread: serves links while nobody waits, shows the node's life to its peers and watches theirs.
+
+use crate::counters::Counters;
+use crate::entry::Entry;
+use crate::node::Inner;
+use crate::progress::Turn;
+use sheave_base::{Error, ErrorKind, Result};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Starts the thread. It ends when the node is stopping.
+pub(crate) fn spawn(inner: Arc<Inner>) -> Result<JoinHandle<()>> {
+    std::thread::Builder::new()
+        .name("sheave-progress".into())
+        .spawn(move || run(&inner))
+        .map_err(|error| Error::from(error).context("starting the node's thread"))
+}
+
+fn run(inner: &Inner) {
+    block_signals();
+    let beat = inner.config.liveness.beat;
+    let mut next_beat = Instant::now() + beat;
+    let mut seen_activity = 0;
+    while !inner.stopping.load(Ordering::SeqCst) {
+        let limit = next_beat.saturating_duration_since(Instant::now());
+        match inner.progress.thread_turn(&mut seen_activity, limit, || inner.arm_all()) {
+            Turn::Led { woken } => {
+                if woken {
+                    Counters::add(&inner.counters.progress_wakeups, 1);
+                }
+                inner.serve_all();
+            }
+            Turn::Ticked => inner.serve_all(),
+            Turn::Rested => {}
+        }
+        let now = Instant::now();
+        if now >= next_beat {
+            // After a stop of this whole process the peers' signs of life are still to be read: they get one more beat.
+            let overslept = now.duration_since(next_beat) > beat;
+            next_beat = now + beat;
+            beat_all(inner, overslept);
+        }
+    }
+}
+
+fn beat_all(inner: &Inner, overslept: bool) {
+    let timeout = inner.config.liveness.timeout;
+    for entry in inner.links.all().iter() {
+        inner.poll(entry);
+        inner.settle(entry);
+        let silence = entry.link.beat();
+        if silence > timeout && !overslept {
+            declare_dead(inner, entry, silence);
+        }
+    }
+}
+
+fn declare_dead(inner: &Inner, entry: &Arc<Entry>, silence: Duration) {
+    let reason = Error::new(ErrorKind::PeerLost, format!("no sign of life for {:.1} s", silence.as_secs_f64()))
+        .peer(entry.link.peer().clone())
+        .hint("the process is stopped or its host is gone; SHEAVE_LIVENESS_TIMEOUT_MS sets how long to wait");
+    entry.link.abandon(&reason);
+    inner.link_ended(entry, &reason);
+}
+
+/// Signals are for the user's threads.
+fn block_signals() {
+    // SAFETY: both calls only write the set that lives on this stack, and the mask of this thread.
+    unsafe {
+        let mut all = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut());
+    }
+}

@@ -1,0 +1,301 @@
+//! Waiting on the caller's thread: spin, yield, sleep. [`crate::progress`] has the argument why nothing is lost.
+
+use crate::counters::Counters;
+use crate::entry::Entry;
+use crate::link::Polled;
+use crate::node::Inner;
+use crate::progress::{Interest, Watched, span_until};
+use sheave_base::limits::WAIT_NOTICE;
+use sheave_base::park::{Parker, current_parker};
+use sheave_base::work::{Drive, Interrupt, Target};
+use sheave_base::{LinkId, Result};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+/// Messages taken from one link before the others get a turn.
+const BUDGET: usize = 16;
+
+/// How long a sleep lasts at most before the interrupt is asked and time is looked at.
+const SLICE: Duration = Duration::from_millis(100);
+
+impl Drive for Inner {
+    fn drive(&self, target: &dyn Target, until: Option<Instant>, interrupt: Option<Interrupt<'_>>) -> Result<bool> {
+        self.fork.check("work")?;
+        self.progress.note_activity();
+        if self.spin(target, until) {
+            return Ok(true);
+        }
+        self.sleep_until_done(target, until, interrupt)
+    }
+}
+
+/// The links that a wait polls; counts as a poller of each while it lives.
+struct Polling<'a> {
+    inner: &'a Inner,
+    entries: Arc<Vec<Arc<Entry>>>,
+    one: Option<Arc<Entry>>,
+}
+
+impl<'a> Polling<'a> {
+    fn begin(inner: &'a Inner, link: Option<LinkId>) -> Self {
+        let one = link.and_then(|link| inner.links.get(link).ok());
+        let entries = if link.is_some() { Arc::default() } else { inner.links.all() };
+        let polling = Self { inner, entries, one };
+        for entry in polling.entries() {
+            entry.pollers.fetch_add(1, SeqCst);
+            entry.link.disarm();
+        }
+        polling
+    }
+
+    fn entries(&self) -> &[Arc<Entry>] {
+        self.one.as_ref().map_or(self.entries.as_slice(), std::slice::from_ref)
+    }
+}
+
+impl Drop for Polling<'_> {
+    fn drop(&mut self) {
+        for entry in self.entries() {
+            entry.pollers.fetch_sub(1, SeqCst);
+        }
+        for entry in self.entries() {
+            self.inner.settle(entry);
+        }
+    }
+}
+
+impl Inner {
+    fn spin(&self, target: &dyn Target, until: Option<Instant>) -> bool {
+        let polling = Polling::begin(self, target.link());
+        let begun = Instant::now();
+        let limit = self.wait.spin + self.wait.yielding;
+        let mut rounds = 0u32;
+        loop {
+            let mut moved = false;
+            for entry in polling.entries() {
+                moved |= self.poll(entry);
+                if target.is_done() {
+                    return true;
+                }
+            }
+            if target.is_done() {
+                return true;
+            }
+            rounds = if moved { 0 } else { rounds.wrapping_add(1) };
+            // The clock costs as much as a few polls, so it is read now and then only.
+            if rounds % 16 == 15 {
+                let elapsed = begun.elapsed();
+                if elapsed >= limit || until.is_some_and(|until| Instant::now() >= until) {
+                    return false;
+                }
+                if elapsed >= self.wait.spin {
+                    std::thread::yield_now();
+                }
+            } else if !moved {
+                std::hint::spin_loop();
+            }
+        }
+    }
+
+    fn sleep_until_done(
+        &self,
+        target: &dyn Target,
+        until: Option<Instant>,
+        mut interrupt: Option<Interrupt<'_>>,
+    ) -> Result<bool> {
+        let parker = current_parker();
+        if !target.watch(&parker) {
+            return Ok(true);
+        }
+        Counters::add(&self.counters.waits_parked, 1);
+        let begun = Instant::now();
+        let mut noticed = false;
+        let mut leads = false;
+        let outcome = loop {
+            if target.is_done() {
+                break Ok(true);
+            }
+            let now = Instant::now();
+            if until.is_some_and(|until| now >= until) {
+                break Ok(false);
+            }
+            if let Some(Err(error)) = interrupt.as_mut().map(|interrupt| interrupt()) {
+                break Err(error);
+            }
+            if !noticed && now.duration_since(begun) >= WAIT_NOTICE {
+                noticed = true;
+                self.give_notice(target);
+            }
+            let notice = if noticed { Duration::from_secs(3600) } else { WAIT_NOTICE };
+            let longest = if interrupt.is_some() { SLICE } else { notice };
+            leads = leads || self.progress.lead();
+            self.sleep_once(target, &parker, leads, span_until(now, longest, until));
+        };
+        target.unwatch(&parker);
+        if leads {
+            self.progress.step_down();
+        } else {
+            self.progress.promote();
+        }
+        outcome
+    }
+
+    fn sleep_once(&self, target: &dyn Target, parker: &Arc<Parker>, leads: bool, limit: Duration) {
+        if leads {
+            if self.arm_all() && !target.is_done() {
+                self.progress.sleep(limit, Some(parker));
+            }
+            self.poll_all();
+            return;
+        }
+        self.progress.follow(parker);
+        // A leader that left before we were in the list promoted nobody.
+        if self.progress.is_led() && !target.is_done() {
+            parker.park(Some(limit));
+        }
+        self.progress.unfollow(parker);
+    }
+
+    fn give_notice(&self, target: &dyn Target) {
+        let whom = match target.link() {
+            Some(link) => self.peer_of(link).to_string(),
+            None => "any peer".to_owned(),
+        };
+        (self.config.notice)(&format!(
+            "{}: {} has been waiting for {whom} for {} s",
+            self.peer.name,
+            target.operation(),
+            WAIT_NOTICE.as_secs()
+        ));
+    }
+
+    /// Polls one link once. True when something moved.
+    pub(crate) fn poll(&self, entry: &Arc<Entry>) -> bool {
+        match entry.link.poll(self, BUDGET) {
+            Polled::Busy | Polled::Idle => false,
+            Polled::Moved => true,
+            Polled::Paused => {
+                entry.paused.store(true, SeqCst);
+                false
+            }
+            Polled::Ended(reason) => {
+                self.link_ended(entry, &reason);
+                true
+            }
+        }
+    }
+
+    /// Polls every link that nobody polls.
+    pub(crate) fn poll_all(&self) -> bool {
+        let mut moved = false;
+        for entry in self.links.all().iter() {
+            if entry.pollers.load(SeqCst) == 0 {
+                moved |= self.poll(entry);
+            }
+        }
+        moved
+    }
+
+    /// Polls every link that nobody polls, for a thread that is not the leader.
+    pub(crate) fn serve_all(&self) {
+        for entry in self.links.all().iter() {
+            if entry.pollers.load(SeqCst) == 0 {
+                self.poll(entry);
+                self.settle(entry);
+            }
+        }
+    }
+
+    /// Whoever polled a link leaves it as a sleeping leader expects it: armed, with nothing in it. A ring that was meant
+    /// for the leader may have been used up by the poll.
+    pub(crate) fn settle(&self, entry: &Arc<Entry>) {
+        if self.progress.is_led() && entry.pollers.load(SeqCst) == 0 {
+            while !self.arm(entry) && self.poll(entry) {}
+        }
+    }
+
+    /// Arms every link that nobody polls. False when there is something to do.
+    pub(crate) fn arm_all(&self) -> bool {
+        let version = self.links.version();
+        let mut quiet = true;
+        for entry in self.links.all().iter() {
+            if entry.pollers.load(SeqCst) == 0 {
+                quiet &= self.arm(entry);
+            }
+        }
+        quiet && version == self.links.version()
+    }
+
+    fn arm(&self, entry: &Arc<Entry>) -> bool {
+        if entry.paused.load(SeqCst) {
+            return true;
+        }
+        self.set_interest(entry, None);
+        entry.link.arm()
+    }
+
+    /// Receives were posted or messages were taken: links whose next message waits for that go on.
+    pub(crate) fn resume_paused(&self) {
+        for entry in self.links.all().iter() {
+            if entry.paused.swap(false, SeqCst) {
+                self.poll(entry);
+                self.settle(entry);
+            }
+        }
+    }
+
+    /// Starts to watch a new link's descriptor.
+    pub(crate) fn watch(&self, entry: &Arc<Entry>) -> Result<()> {
+        let mut interest = entry.interest.lock();
+        if let Some(readiness) = entry.link.readiness() {
+            let watch = Arc::new(LinkWatch { inner: self.weak.clone(), entry: Arc::clone(entry) });
+            let key = self.progress.watch(readiness.descriptor, watch)?;
+            *interest = Some((key, Interest::Read));
+        }
+        Ok(())
+    }
+
+    /// Watches a link's descriptor for what the link needs now, or for `wanted`.
+    fn set_interest(&self, entry: &Arc<Entry>, wanted: Option<Interest>) {
+        let mut interest = entry.interest.lock();
+        let (Some((key, current)), Some(readiness)) = (interest.as_mut(), entry.link.readiness()) else { return };
+        let wanted = wanted.unwrap_or(if readiness.writable { Interest::ReadWrite } else { Interest::Read });
+        if *current != wanted {
+            *current = wanted;
+            self.progress.rewatch(*key, readiness.descriptor, wanted);
+        }
+    }
+
+    /// Stops watching a link that has ended.
+    pub(crate) fn unwatch(&self, entry: &Arc<Entry>) {
+        let mut interest = entry.interest.lock();
+        if let (Some((key, _)), Some(readiness)) = (interest.take(), entry.link.readiness()) {
+            self.progress.unwatch(key, readiness.descriptor);
+        }
+    }
+}
+
+/// Serves a link's descriptor for the leader.
+struct LinkWatch {
+    inner: std::sync::Weak<Inner>,
+    entry: Arc<Entry>,
+}
+
+impl Watched for LinkWatch {
+    fn ready(&self) {
+        let Some(inner) = self.inner.upgrade() else { return };
+        self.entry.link.attend();
+        let polled = self.entry.pollers.load(SeqCst) > 0;
+        if polled || self.entry.paused.load(SeqCst) {
+            // Its poller reads it, or nobody may yet: the descriptor must not keep the leader awake. Whoever arms the
+            // link again watches it again.
+            inner.set_interest(&self.entry, Some(Interest::Nothing));
+            if polled && self.entry.pollers.load(SeqCst) == 0 {
+                inner.set_interest(&self.entry, None);
+            }
+            return;
+        }
+        inner.poll(&self.entry);
+    }
+}

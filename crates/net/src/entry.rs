@@ -1,0 +1,136 @@
+//! The table of a node's links.
+
+use crate::link::Link;
+use crate::progress::Interest;
+use parking_lot::{Mutex, RwLock};
+use sheave_base::limits::LINKS_MAX;
+use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
+use sheave_tensor::{Arena, Dtype, Shape, Tensor};
+use sheave_wire::TensorSpec;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+/// A link and what the node's waiting knows about it.
+pub(crate) struct Entry {
+    pub(crate) id: LinkId,
+    pub(crate) link: Arc<dyn Link>,
+    /// Threads that poll it right now.
+    pub(crate) pollers: AtomicU32,
+    /// Its next message waits for room.
+    pub(crate) paused: AtomicBool,
+    /// What its descriptor is watched for, and under which key.
+    pub(crate) interest: Mutex<Option<(u64, Interest)>>,
+}
+
+/// All links of a node. Links that have ended are remembered by their reason.
+#[derive(Default)]
+pub(crate) struct Links {
+    alive: RwLock<Alive>,
+    ended: Mutex<HashMap<LinkId, (Peer, Error)>>,
+    version: AtomicU64,
+}
+
+#[derive(Default)]
+struct Alive {
+    by_id: HashMap<LinkId, Arc<Entry>>,
+    list: Arc<Vec<Arc<Entry>>>,
+    next: u32,
+}
+
+impl Links {
+    pub(crate) fn add(&self, make: impl FnOnce(LinkId) -> Result<Arc<dyn Link>>) -> Result<Arc<Entry>> {
+        let id = {
+            let mut alive = self.alive.write();
+            if alive.by_id.len() >= LINKS_MAX {
+                return Err(Error::new(ErrorKind::LimitExceeded, format!("a node has at most {LINKS_MAX} links")));
+            }
+            alive.next += 1;
+            LinkId(alive.next)
+        };
+        let entry = Arc::new(Entry {
+            id,
+            link: make(id)?,
+            pollers: AtomicU32::new(0),
+            paused: AtomicBool::new(false),
+            interest: Mutex::new(None),
+        });
+        let mut alive = self.alive.write();
+        alive.by_id.insert(id, Arc::clone(&entry));
+        alive.relist();
+        self.version.fetch_add(1, Ordering::Release);
+        Ok(entry)
+    }
+
+    pub(crate) fn get(&self, id: LinkId) -> Result<Arc<Entry>> {
+        if let Some(entry) = self.alive.read().by_id.get(&id) {
+            return Ok(Arc::clone(entry));
+        }
+        match self.ended.lock().get(&id) {
+            Some((peer, reason)) => {
+                Err(if reason.about().is_some() { reason.clone() } else { reason.clone().peer(peer.clone()) })
+            }
+            None => Err(Error::new(ErrorKind::NotFound, format!("this node has no link {id}"))),
+        }
+    }
+
+    pub(crate) fn peer_of(&self, id: LinkId) -> Peer {
+        if let Some(entry) = self.alive.read().by_id.get(&id) {
+            return entry.link.peer().clone();
+        }
+        self.ended.lock().get(&id).map(|(peer, _)| peer.clone()).unwrap_or_default()
+    }
+
+    /// The links that are alive, without a copy.
+    pub(crate) fn all(&self) -> Arc<Vec<Arc<Entry>>> {
+        Arc::clone(&self.alive.read().list)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.alive.read().list.is_empty()
+    }
+
+    /// Grows whenever a link comes or goes.
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// Forgets a link; false when that happened before.
+    pub(crate) fn remove(&self, entry: &Arc<Entry>, reason: &Error) -> bool {
+        let mut alive = self.alive.write();
+        let was_there = alive.by_id.remove(&entry.id).is_some();
+        if was_there {
+            // The reason is there before the entry is seen to be gone.
+            let mut ended = self.ended.lock();
+            ended.insert(entry.id, (entry.link.peer().clone(), reason.clone()));
+            if ended.len() > LINKS_MAX
+                && let Some(oldest) = ended.keys().min().copied()
+            {
+                ended.remove(&oldest);
+            }
+            drop(ended);
+            alive.relist();
+            self.version.fetch_add(1, Ordering::Release);
+        }
+        was_there
+    }
+}
+
+impl Alive {
+    fn relist(&mut self) {
+        let mut list: Vec<_> = self.by_id.values().cloned().collect();
+        list.sort_by_key(|entry| entry.id);
+        self.list = Arc::new(list);
+    }
+}
+
+/// Memory for a tensor that nobody named a place for: in the arena while it has room, private beyond.
+pub(crate) fn place(arena: &Arena, spec: &TensorSpec) -> Result<Tensor> {
+    let dtype = Dtype::from_code(spec.dtype)
+        .ok_or_else(|| Error::new(ErrorKind::Protocol, format!("a tensor of unknown dtype {}", spec.dtype)))?;
+    let shape = Shape::new(&spec.dims)?;
+    match Tensor::empty(arena, dtype, shape.clone()) {
+        Err(error) if error.kind() == ErrorKind::LimitExceeded => Tensor::private(dtype, shape),
+        other => other,
+    }
+}

@@ -1,0 +1,291 @@
+//! The in-process link: ranks as threads of one process.
+//!
+//! Each direction is a bounded queue of messages. A moved or shared tensor is handed over as its handle; a copied one
+//! is captured by `send`, which is its only copy unless the receiver named a place, where a second one lands it.
+
+use crate::counters::Counters;
+use crate::doorbell::Doorbell;
+use crate::entry;
+use crate::link::{Arrival, Handover, Hold, Link, Medium, Polled, Readiness, Sink, Verdict};
+use crate::message::{Message, Outgoing};
+use crate::node::{Inner, Node};
+use crate::outbox::{Outbox, SendDriver};
+use parking_lot::Mutex;
+use sheave_base::park::Bell;
+use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
+use sheave_tensor::{Arena, Mode, Tensor};
+use sheave_wire::TensorSpec;
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
+
+/// Messages of one direction; more wait with their sender.
+const QUEUE_MESSAGES_MAX: usize = 1024;
+
+/// One direction.
+struct Pipe {
+    queue: Mutex<VecDeque<Message>>,
+    length: AtomicUsize,
+    consumer_armed: AtomicBool,
+    producer_armed: AtomicBool,
+    ended: Mutex<Option<Error>>,
+    ended_flag: AtomicBool,
+    consumer_bell: Arc<Doorbell>,
+    producer_bell: Arc<Doorbell>,
+}
+
+impl Pipe {
+    fn new(producer: &Inner, consumer: &Inner) -> Arc<Self> {
+        Arc::new(Self {
+            queue: Mutex::default(),
+            length: AtomicUsize::new(0),
+            consumer_armed: AtomicBool::new(false),
+            producer_armed: AtomicBool::new(false),
+            ended: Mutex::new(None),
+            ended_flag: AtomicBool::new(false),
+            consumer_bell: Arc::clone(&consumer.progress.doorbell),
+            producer_bell: Arc::clone(&producer.progress.doorbell),
+        })
+    }
+
+    fn end(&self, reason: &Error) {
+        self.ended.lock().get_or_insert_with(|| reason.clone());
+        self.ended_flag.store(true, SeqCst);
+        self.consumer_bell.ring();
+        self.producer_bell.ring();
+    }
+
+    fn reason(&self) -> Option<Error> {
+        if self.ended_flag.load(SeqCst) { self.ended.lock().clone() } else { None }
+    }
+}
+
+struct InprocLink {
+    id: LinkId,
+    peer: Peer,
+    outbound: Arc<Pipe>,
+    inbound: Arc<Pipe>,
+    outbox: Mutex<Sending>,
+    token: Mutex<()>,
+    arena: Arena,
+    counters: Arc<Counters>,
+    driver: SendDriver,
+}
+
+#[derive(Default)]
+struct Sending {
+    outbox: Outbox,
+    sequence: u64,
+}
+
+/// Links two nodes of one process. Returns the link as each of them knows it; both are ready for traffic.
+pub fn connect(one: &Node, other: &Node) -> Result<(LinkId, LinkId)> {
+    let (left, right) = (&one.inner, &other.inner);
+    let forth = Pipe::new(left, right);
+    let back = Pipe::new(right, left);
+    let make = |own: &Arc<Inner>, peer: &Arc<Inner>, outbound: &Arc<Pipe>, inbound: &Arc<Pipe>| {
+        let (own, peer, outbound, inbound) = (Arc::clone(own), peer.peer.clone(), outbound.clone(), inbound.clone());
+        move |id| -> Result<Arc<dyn Link>> {
+            Ok(Arc::new(InprocLink {
+                id,
+                peer,
+                outbound,
+                inbound,
+                outbox: Mutex::default(),
+                token: Mutex::new(()),
+                arena: own.arena.clone(),
+                counters: Arc::clone(&own.counters),
+                driver: SendDriver { node: own.weak.clone(), link: id },
+            }))
+        }
+    };
+    let at_one = left.add_link(make(left, right, &forth, &back))?.id;
+    let at_other = right.add_link(make(right, left, &back, &forth))?.id;
+    right.announce_arrival(at_other);
+    Ok((at_one, at_other))
+}
+
+impl InprocLink {
+    fn put(&self, sending: &mut Sending, message: Outgoing) -> Result<()> {
+        let mut parts = SmallVec::new();
+        for part in message.parts {
+            let length_bytes = part.tensor.len_bytes() as u64;
+            parts.push(if part.mode == Mode::Copy {
+                Counters::add(&self.counters.bytes_copied, length_bytes);
+                self.capture(&part.tensor)?
+            } else {
+                Counters::add(&self.counters.bytes_lent, length_bytes);
+                part.tensor
+            });
+        }
+        sending.sequence += 1;
+        // The consumer is at the other node, which knows this link by another number; its poll fills that in.
+        let (envelope, control) = (message.envelope, message.control);
+        let message = Message { envelope, source: LinkId::default(), sequence: sending.sequence, control, parts };
+        let mut queue = self.outbound.queue.lock();
+        queue.push_back(message);
+        self.outbound.length.store(queue.len(), SeqCst);
+        drop(queue);
+        if self.outbound.consumer_armed.swap(false, SeqCst) {
+            self.outbound.consumer_bell.ring();
+        }
+        Ok(())
+    }
+
+    fn capture(&self, tensor: &Tensor) -> Result<Tensor> {
+        let spec = TensorSpec::new(tensor.dtype().code(), tensor.shape().dimensions());
+        let copy = entry::place(&self.arena, &spec)?;
+        // SAFETY: the copy is fresh memory of the same length, and the caller's handle holds the source.
+        unsafe { sheave_tensor::copy_bytes(copy.ptr(), tensor.ptr(), tensor.len_bytes()) };
+        Ok(copy)
+    }
+
+    fn flush(&self, sending: &mut Sending) -> Result<bool> {
+        let mut moved = false;
+        while !sending.outbox.is_empty() && self.outbound.length.load(SeqCst) < QUEUE_MESSAGES_MAX {
+            let Some(waiting) = sending.outbox.pop() else { break };
+            let outcome = self.put(sending, waiting.message);
+            waiting.done.complete(outcome);
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    fn take(&self, sink: &dyn Sink) -> Result<Option<bool>> {
+        let arrival = {
+            let queue = self.inbound.queue.lock();
+            let Some(message) = queue.front() else { return Ok(None) };
+            let specs = message.parts.iter().map(|part| TensorSpec::new(part.dtype().code(), part.shape().dimensions()));
+            Arrival {
+                envelope: message.envelope,
+                sequence: message.sequence,
+                specs: specs.collect(),
+                payload_bytes: message.parts.iter().map(|part| part.len_bytes() as u64).sum(),
+            }
+        };
+        let (ticket, places) = match sink.begin(self.id, &arrival)? {
+            Verdict::Pause => return Ok(Some(false)),
+            Verdict::Land { ticket, places } => (ticket, places),
+        };
+        let message = {
+            let mut queue = self.inbound.queue.lock();
+            let message = queue.pop_front();
+            self.inbound.length.store(queue.len(), SeqCst);
+            message
+        };
+        if self.inbound.producer_armed.swap(false, SeqCst) {
+            self.inbound.producer_bell.ring();
+        }
+        let Some(mut message) = message else { return Ok(None) };
+        message.source = self.id;
+        for (place, part) in places.into_iter().zip(&mut message.parts) {
+            Counters::add(&self.counters.bytes_copied, part.len_bytes() as u64);
+            // SAFETY: the sink checked that the lengths agree and holds the place's write lease.
+            unsafe { sheave_tensor::copy_bytes(place.ptr(), part.ptr(), part.len_bytes()) };
+            *part = place;
+        }
+        sink.deliver(ticket, message);
+        Ok(Some(true))
+    }
+
+    fn end(&self, reason: &Error) {
+        self.outbound.end(&lost(self.outbound.reason().as_ref().unwrap_or(reason)));
+        self.inbound.ended.lock().get_or_insert_with(|| reason.clone());
+        self.inbound.ended_flag.store(true, SeqCst);
+        let waiting = self.outbox.lock().outbox.drain();
+        for waiting in waiting {
+            waiting.done.complete(Err(reason.clone()));
+        }
+    }
+}
+
+/// What the other end makes of our reason.
+fn lost(reason: &Error) -> Error {
+    match reason.kind() {
+        ErrorKind::Closed => Error::new(ErrorKind::PeerLost, "the peer closed the link"),
+        _ => reason.clone(),
+    }
+}
+
+impl Link for InprocLink {
+    fn medium(&self) -> Medium {
+        Medium::InProcess
+    }
+
+    fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    fn send(&self, message: Outgoing, hold: Hold) -> Result<Handover> {
+        if let Some(reason) = self.outbound.reason() {
+            return Err(reason.peer(self.peer.clone()));
+        }
+        let mut sending = self.outbox.lock();
+        if sending.outbox.is_empty() && self.outbound.length.load(SeqCst) < QUEUE_MESSAGES_MAX {
+            self.put(&mut sending, message)?;
+            return Ok(Handover::Sent);
+        }
+        Ok(Handover::Queued(sending.outbox.push(message, hold, &self.driver)?))
+    }
+
+    fn poll(&self, sink: &dyn Sink, budget: usize) -> Polled {
+        let Some(_token) = self.token.try_lock() else { return Polled::Busy };
+        let mut moved = match self.flush(&mut self.outbox.lock()) {
+            Ok(moved) => moved,
+            Err(reason) => return Polled::Ended(reason),
+        };
+        for _ in 0..budget {
+            if self.inbound.length.load(SeqCst) == 0 {
+                break;
+            }
+            match self.take(sink) {
+                Ok(Some(true)) => moved = true,
+                Ok(Some(false)) => return Polled::Paused,
+                Ok(None) => break,
+                Err(reason) => return Polled::Ended(reason),
+            }
+        }
+        if moved {
+            return Polled::Moved;
+        }
+        match self.inbound.reason() {
+            Some(reason) if self.inbound.length.load(SeqCst) == 0 => {
+                let reason = reason.peer(self.peer.clone());
+                self.end(&reason);
+                Polled::Ended(reason)
+            }
+            _ => Polled::Idle,
+        }
+    }
+
+    fn arm(&self) -> bool {
+        self.inbound.consumer_armed.store(true, SeqCst);
+        let waits = !self.outbox.lock().outbox.is_empty();
+        self.outbound.producer_armed.store(waits, SeqCst);
+        let room = waits && self.outbound.length.load(SeqCst) < QUEUE_MESSAGES_MAX;
+        self.inbound.length.load(SeqCst) == 0 && !self.inbound.ended_flag.load(SeqCst) && !room
+    }
+
+    fn disarm(&self) {
+        self.inbound.consumer_armed.store(false, SeqCst);
+    }
+
+    fn readiness(&self) -> Option<Readiness<'_>> {
+        None
+    }
+
+    fn beat(&self) -> Duration {
+        // Both ends live and die in one process.
+        Duration::ZERO
+    }
+
+    fn close(&self, reason: &Error) {
+        self.end(reason);
+    }
+
+    fn abandon(&self, reason: &Error) {
+        self.end(reason);
+    }
+}

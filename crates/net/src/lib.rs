@@ -1,0 +1,42 @@
+//! How bytes travel between nodes: links over threads, shared memory and sockets, and the waiting of their users.
+//!
+//! A [`Node`] has links to other nodes and moves [`message`]s of tensors over them. Every link keeps the same contract
+//! ([`link`]); which medium it runs over is decided when it is made.
+//!
+//! ```
+//! use sheave_base::Tag;
+//! use sheave_net::{Envelope, Node, NodeConfig, Outgoing, Wanted, inproc};
+//! use sheave_tensor::{Mode, Tensor};
+//! use smallvec::SmallVec;
+//!
+//! let (one, other) = (Node::start(NodeConfig::named("one"))?, Node::start(NodeConfig::named("other"))?);
+//! let (link, back) = inproc::connect(&one, &other)?;
+//! let tensor = Tensor::from_slice(&[1.0f32, 2.0, 3.0], [3])?;
+//! one.send(link, Outgoing::tensor(Envelope::data(0, Tag(7)), tensor, Mode::Copy), None, None)?;
+//! let wanted = Wanted { source: Some(back), context: 0, tag: Tag(7) };
+//! let message = other.recv(wanted, SmallVec::new(), None, None)?;
+//! assert_eq!(message.parts[0].to_vec::<f32>()?, [1.0, 2.0, 3.0]);
+//! # Ok::<(), sheave_base::Error>(())
+//! ```
+
+mod beat;
+mod counters;
+mod doorbell;
+mod drive;
+mod entry;
+pub mod inproc;
+pub mod link;
+mod matching;
+pub mod message;
+mod node;
+mod outbox;
+mod progress;
+pub mod shm;
+
+pub use counters::{Counters, Counts};
+pub use doorbell::Doorbell;
+pub use link::{Link, Medium};
+pub use matching::Wanted;
+pub use message::{Envelope, Message, Outgoing, Part};
+pub use node::{Liveness, Node, NodeConfig};
+pub use progress::WaitPolicy;

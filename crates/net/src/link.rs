@@ -1,0 +1,162 @@
+//! The contract of a link: an ordered, reliable, authenticated message path between two nodes.
+//!
+//! A link has five verbs. `send` hands a message over and never blocks; `poll` takes what arrived and moves what waits;
+//! `arm` asks for a doorbell; `close` ends it in order; `abandon` ends it at once. Nothing above this room knows the
+//! medium.
+//!
+//! * **Order**: messages are delivered in the order in which `send` took them, each exactly once, until the link ends.
+//! * **One poller**: `poll` is guarded by a try-lock, the poll token. Whoever gets it makes progress for everybody.
+//! * **In place**: the sink names the destination of every tensor before its bytes are moved.
+//! * **Back-pressure**: a sink may say [`Verdict::Pause`]; the message then stays where it is and the sender's queue
+//!   fills up.
+//! * **End**: a link ends once, with one reason; every later call returns it.
+
+use crate::message::{Envelope, Message, Outgoing};
+use sheave_base::{Error, LinkId, Peer, Result, Work};
+use sheave_tensor::Tensor;
+use sheave_wire::TensorSpec;
+use smallvec::SmallVec;
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+/// The media that a link can run over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Medium {
+    /// Threads of one process.
+    InProcess,
+    /// Processes of one host.
+    SharedMemory,
+    /// Anything else.
+    Tcp,
+}
+
+impl std::fmt::Display for Medium {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::InProcess => "inproc",
+            Self::SharedMemory => "shm",
+            Self::Tcp => "tcp",
+        })
+    }
+}
+
+/// Whether `send` is done with the message.
+#[derive(Debug)]
+#[must_use]
+pub enum Handover {
+    /// Yes: captured, moved or on its way.
+    Sent,
+    /// Not yet: it waits for room or streams; the work ends when the tensors are free again.
+    Queued(Work<()>),
+}
+
+/// How much the sender may hold of the caller's memory after `send` has returned [`Handover::Queued`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hold {
+    /// Nothing that is sent by copy: capture it now.
+    Capture,
+    /// The tensors, until the work ends: the caller waits or borrows.
+    Borrow,
+}
+
+/// What `poll` found.
+#[derive(Debug)]
+#[must_use]
+pub enum Polled {
+    /// Somebody else holds the token.
+    Busy,
+    /// Nothing to do.
+    Idle,
+    /// Something moved; there may be more.
+    Moved,
+    /// The next message waits until its receiver has room.
+    Paused,
+    /// The link has ended, and everything that it carried was delivered.
+    Ended(Error),
+}
+
+/// A message whose header, part table and control are known and whose tensors have not moved yet.
+#[derive(Debug)]
+pub struct Arrival {
+    /// What it is.
+    pub envelope: Envelope,
+    /// Its number on the link.
+    pub sequence: u64,
+    /// The tensors that follow.
+    pub specs: SmallVec<[TensorSpec; 1]>,
+    /// Bytes of all tensors.
+    pub payload_bytes: u64,
+}
+
+/// Where an arriving message goes.
+#[derive(Debug)]
+pub enum Verdict {
+    /// To the receive with this ticket; tensors land in `places` where it has some.
+    Land {
+        /// Given back with the message.
+        ticket: u64,
+        /// One destination per tensor, or none at all.
+        places: SmallVec<[Tensor; 1]>,
+    },
+    /// Nowhere yet: leave it on the link.
+    Pause,
+}
+
+/// Ticket of a message that nobody has asked for.
+pub const UNEXPECTED: u64 = 0;
+
+/// What takes messages out of a link.
+pub trait Sink: Send + Sync {
+    /// Says where a message goes, before its tensors move. An error ends the link.
+    fn begin(&self, link: LinkId, arrival: &Arrival) -> Result<Verdict>;
+    /// Takes the whole message.
+    fn deliver(&self, ticket: u64, message: Message);
+    /// Memory for a tensor of `length_bytes` that nobody named a place for.
+    fn place(&self, spec: &TensorSpec) -> Result<Tensor>;
+}
+
+/// An ordered, reliable, authenticated message path. See the module's contract.
+pub trait Link: Send + Sync {
+    /// The medium.
+    fn medium(&self) -> Medium;
+
+    /// Who is at the other end.
+    fn peer(&self) -> &Peer;
+
+    /// Takes a message. Never blocks. Fails when the link has ended, when the message breaks a limit, or when too many
+    /// messages wait already; then nothing of it was sent.
+    fn send(&self, message: Outgoing, hold: Hold) -> Result<Handover>;
+
+    /// Moves up to `budget` messages in and whatever waits out. Never blocks.
+    fn poll(&self, sink: &dyn Sink, budget: usize) -> Polled;
+
+    /// Asks for a doorbell when something arrives or room appears. False when there is something to do now.
+    fn arm(&self) -> bool;
+
+    /// Takes the request back, as far as that saves the peer a system call.
+    fn disarm(&self);
+
+    /// What must be watched for readability while nobody polls: the socket, for links that have one.
+    fn readiness(&self) -> Option<Readiness<'_>>;
+
+    /// The watched descriptor is readable and no message travels on it: serves it. Never blocks.
+    fn attend(&self) {}
+
+    /// Shows the peer a sign of life and says for how long the peer has shown none.
+    fn beat(&self) -> Duration;
+
+    /// Ends the link: what was sent before still arrives, then the peer sees `reason`. Idempotent.
+    fn close(&self, reason: &Error);
+
+    /// Ends the link without the peer's help, because it is gone. Wakes everybody who waits. Idempotent.
+    fn abandon(&self, reason: &Error);
+}
+
+/// A descriptor to watch and what for.
+#[derive(Clone, Copy, Debug)]
+pub struct Readiness<'a> {
+    /// The descriptor.
+    pub descriptor: BorrowedFd<'a>,
+    /// Watch for room to write too.
+    pub writable: bool,
+}

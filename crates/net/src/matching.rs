@@ -1,0 +1,224 @@
+//! Which message completes which receive.
+//!
+//! A receive names a context, a tag and perhaps a source. Messages meet receives in the order of arrival and of posting:
+//! the oldest receive that fits takes the message, and a new receive takes the oldest message that fits. A message that
+//! nobody asked for waits here, within two limits; beyond them it stays on its link and pushes back on its sender.
+//!
+//! A receive is *taken* when a message is found for it, before the tensors have moved; from then on only the link that
+//! carries them, or its end, can complete it.
+
+use crate::link::{Arrival, UNEXPECTED, Verdict};
+use crate::message::Message;
+use sheave_base::limits::{UNEXPECTED_BYTES_MAX, UNEXPECTED_MESSAGES_MAX};
+use sheave_base::work::Completer;
+use sheave_base::{Error, ErrorKind, LinkId, Result, Tag};
+use sheave_tensor::{Dtype, Tensor, WriteLease};
+use smallvec::SmallVec;
+use std::collections::{HashMap, VecDeque};
+
+/// What a receive asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// The link, or any.
+    pub source: Option<LinkId>,
+    /// The group or service.
+    pub context: u64,
+    /// The tag.
+    pub tag: Tag,
+}
+
+impl Wanted {
+    fn fits(&self, source: LinkId, context: u64, tag: Tag) -> bool {
+        self.context == context && self.tag == tag && self.source.is_none_or(|wanted| wanted == source)
+    }
+}
+
+/// A receive that waits.
+pub(crate) struct Posted {
+    pub(crate) wanted: Wanted,
+    pub(crate) places: SmallVec<[Tensor; 1]>,
+    pub(crate) leases: SmallVec<[WriteLease; 1]>,
+    pub(crate) completer: Completer<Message>,
+}
+
+struct Taken {
+    link: LinkId,
+    posted: Posted,
+}
+
+/// All receives and all messages of a node that have not met. Callers serialise access.
+#[derive(Default)]
+pub(crate) struct Matcher {
+    posted: VecDeque<(u64, Posted)>,
+    taken: HashMap<u64, Taken>,
+    refused: HashMap<u64, (Posted, Error)>,
+    unexpected: HashMap<(u64, Tag), VecDeque<Message>>,
+    unexpected_messages: usize,
+    unexpected_bytes: u64,
+    next_ticket: u64,
+}
+
+/// What became of a receive that was just posted.
+pub(crate) enum PostOutcome {
+    /// It waits under this ticket.
+    Waits(u64),
+    /// A message was there already. The caller completes it with no lock held.
+    Meets(Posted, Message),
+}
+
+impl Matcher {
+    /// Posts a receive.
+    pub(crate) fn post(&mut self, posted: Posted) -> PostOutcome {
+        if let Some(message) = self.take_unexpected(&posted.wanted) {
+            return PostOutcome::Meets(posted, message);
+        }
+        self.next_ticket += 1;
+        self.posted.push_back((self.next_ticket, posted));
+        PostOutcome::Waits(self.next_ticket)
+    }
+
+    fn take_unexpected(&mut self, wanted: &Wanted) -> Option<Message> {
+        let key = (wanted.context, wanted.tag);
+        let queue = self.unexpected.get_mut(&key)?;
+        let at = queue.iter().position(|message| wanted.source.is_none_or(|source| source == message.source))?;
+        let message = queue.remove(at)?;
+        if queue.is_empty() {
+            self.unexpected.remove(&key);
+        }
+        self.unexpected_messages -= 1;
+        self.unexpected_bytes -= bytes_of(&message);
+        Some(message)
+    }
+
+    /// A message arrives: finds its receive. Shapes are checked here, before anything moves.
+    pub(crate) fn begin(&mut self, link: LinkId, arrival: &Arrival) -> Verdict {
+        let envelope = &arrival.envelope;
+        let found =
+            self.posted.iter().position(|(_, posted)| posted.wanted.fits(link, envelope.context, envelope.tag));
+        let Some((ticket, posted)) = found.and_then(|at| self.posted.remove(at)) else {
+            return self.admit_unexpected(arrival);
+        };
+        if let Err(error) = check_places(&posted.places, arrival) {
+            // The message is received elsewhere and dropped, so that the link stays in step.
+            self.refused.insert(ticket, (posted, error));
+            return Verdict::Land { ticket, places: SmallVec::new() };
+        }
+        let places = posted.places.clone();
+        self.taken.insert(ticket, Taken { link, posted });
+        Verdict::Land { ticket, places }
+    }
+
+    fn admit_unexpected(&self, arrival: &Arrival) -> Verdict {
+        let bytes = self.unexpected_bytes.saturating_add(arrival.payload_bytes);
+        let full = self.unexpected_messages >= UNEXPECTED_MESSAGES_MAX
+            || (bytes > UNEXPECTED_BYTES_MAX && self.unexpected_messages > 0);
+        if full { Verdict::Pause } else { Verdict::Land { ticket: UNEXPECTED, places: SmallVec::new() } }
+    }
+
+    /// The whole message is here. Returns what to complete, with no lock held.
+    pub(crate) fn deliver(&mut self, ticket: u64, message: Message) -> Option<(Posted, Result<Message>)> {
+        if ticket != UNEXPECTED {
+            if let Some(taken) = self.taken.remove(&ticket) {
+                return Some((taken.posted, Ok(message)));
+            }
+            return self.refused.remove(&ticket).map(|(posted, error)| (posted, Err(error)));
+        }
+        // A receive may have been posted while the tensors moved.
+        let envelope = &message.envelope;
+        let found =
+            self.posted.iter().position(|(_, posted)| posted.wanted.fits(message.source, envelope.context, envelope.tag));
+        if let Some((_, posted)) = found.and_then(|at| self.posted.remove(at)) {
+            return Some((posted, Ok(message)));
+        }
+        self.unexpected_messages += 1;
+        self.unexpected_bytes += bytes_of(&message);
+        self.unexpected.entry((envelope.context, envelope.tag)).or_default().push_back(message);
+        None
+    }
+
+    /// Says what cancelling the receive does.
+    pub(crate) fn on_cancel(&self, ticket: u64, cancel: impl FnOnce() + Send + 'static) {
+        if let Some((_, posted)) = self.posted.iter().find(|(posted, _)| *posted == ticket) {
+            posted.completer.on_cancel(cancel);
+        }
+    }
+
+    /// Takes a receive back; `None` when a message was found for it already.
+    pub(crate) fn withdraw(&mut self, ticket: u64) -> Option<Posted> {
+        let at = self.posted.iter().position(|(posted, _)| *posted == ticket)?;
+        self.posted.remove(at).map(|(_, posted)| posted)
+    }
+
+    /// A link has ended: returns every receive that only it could complete. With `none_left`, those of any source too.
+    pub(crate) fn link_ended(&mut self, link: LinkId, none_left: bool) -> Vec<Posted> {
+        let hopeless = |wanted: &Wanted| wanted.source.map_or(none_left, |source| source == link);
+        let (gone, kept): (VecDeque<_>, VecDeque<_>) =
+            std::mem::take(&mut self.posted).into_iter().partition(|(_, posted)| hopeless(&posted.wanted));
+        self.posted = kept;
+        let broken: Vec<u64> =
+            self.taken.iter().filter(|(_, taken)| taken.link == link).map(|(ticket, _)| *ticket).collect();
+        let mut ended: Vec<Posted> = gone.into_iter().map(|(_, posted)| posted).collect();
+        ended.extend(broken.iter().filter_map(|ticket| self.taken.remove(ticket)).map(|taken| taken.posted));
+        ended
+    }
+
+    /// Messages and bytes that wait for a receive.
+    pub(crate) fn unexpected(&self) -> (usize, u64) {
+        (self.unexpected_messages, self.unexpected_bytes)
+    }
+}
+
+/// Lets a message that was received elsewhere meet a receive: copies into the named places, if it has some.
+pub(crate) fn meet(posted: Posted, mut message: Message) -> (Posted, Result<Message>) {
+    if posted.places.is_empty() {
+        return (posted, Ok(message));
+    }
+    let specs = message.parts.iter().map(|part| (part.dtype(), part.len_bytes()));
+    if let Err(error) = check_against(&posted.places, specs) {
+        return (posted, Err(error));
+    }
+    for (place, part) in posted.places.iter().zip(&mut message.parts) {
+        // SAFETY: the lengths were checked to be equal, the receive holds the write lease of the place, and the
+        // message is the only owner of its part's bytes or shares them by the sender's explicit wish.
+        unsafe { sheave_tensor::copy_bytes(place.ptr(), part.ptr(), part.len_bytes()) };
+        *part = place.clone();
+    }
+    (posted, Ok(message))
+}
+
+fn check_places(places: &[Tensor], arrival: &Arrival) -> Result<()> {
+    if places.is_empty() {
+        return Ok(());
+    }
+    let mut known: SmallVec<[(Dtype, usize); 2]> = SmallVec::new();
+    for spec in &arrival.specs {
+        let dtype = Dtype::from_code(spec.dtype)
+            .ok_or_else(|| Error::new(ErrorKind::Protocol, format!("a tensor of unknown dtype {}", spec.dtype)))?;
+        known.push((dtype, spec.length_bytes()? as usize));
+    }
+    check_against(places, known.into_iter())
+}
+
+fn check_against(places: &[Tensor], specs: impl ExactSizeIterator<Item = (Dtype, usize)>) -> Result<()> {
+    if places.len() != specs.len() {
+        let what = format!("{} buffers were given for a message of {} tensors", places.len(), specs.len());
+        return Err(Error::new(ErrorKind::Mismatch, what));
+    }
+    for (place, (dtype, length_bytes)) in places.iter().zip(specs) {
+        if place.dtype() != dtype || place.len_bytes() != length_bytes {
+            let what = format!(
+                "a buffer of {} bytes of {} was given for a tensor of {length_bytes} bytes of {}",
+                place.len_bytes(),
+                place.dtype().name(),
+                dtype.name(),
+            );
+            return Err(Error::new(ErrorKind::Mismatch, what)
+                .hint("give a buffer of the sender's dtype and size, or receive without a buffer"));
+        }
+    }
+    Ok(())
+}
+
+fn bytes_of(message: &Message) -> u64 {
+    message.parts.iter().map(|part| part.len_bytes() as u64).sum()
+}

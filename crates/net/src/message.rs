@@ -1,0 +1,105 @@
+//! What travels: an envelope, a small control part, and tensors.
+
+use sheave_base::{LinkId, Tag};
+use sheave_tensor::{Mode, ReadLease, Tensor};
+use smallvec::SmallVec;
+
+pub use sheave_wire::Kind;
+
+/// The part of a message that says what it is and whom it is for. It becomes the header on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Envelope {
+    /// Data, request, response …
+    pub kind: Kind,
+    /// What a receiver matches by, besides the source.
+    pub tag: Tag,
+    /// The group or service that the message belongs to; a receiver matches by it too.
+    pub context: u64,
+    /// Pairs a response with its request; zero otherwise.
+    pub correlation: u64,
+    /// The sender's mesh epoch.
+    pub epoch: u32,
+}
+
+impl Envelope {
+    /// A tagged data message of group `context`.
+    #[must_use]
+    pub fn data(context: u64, tag: Tag) -> Self {
+        Self { kind: Kind::Data, tag, context, correlation: 0, epoch: 0 }
+    }
+}
+
+/// A tensor and how it leaves.
+#[derive(Debug)]
+pub struct Part {
+    pub(crate) tensor: Tensor,
+    pub(crate) mode: Mode,
+    /// Keeps writers away from the tensor while it is on its way.
+    pub(crate) lease: Option<ReadLease>,
+}
+
+impl Part {
+    /// A tensor that leaves by `mode`.
+    #[must_use]
+    pub fn new(tensor: Tensor, mode: Mode) -> Self {
+        Self { tensor, mode, lease: None }
+    }
+}
+
+/// A message on its way out.
+#[derive(Debug)]
+pub struct Outgoing {
+    /// What it is.
+    pub envelope: Envelope,
+    /// Small structured data beside the tensors.
+    pub control: Vec<u8>,
+    /// The tensors, in order.
+    pub parts: SmallVec<[Part; 1]>,
+}
+
+impl Outgoing {
+    /// A message of one tensor.
+    #[must_use]
+    pub fn tensor(envelope: Envelope, tensor: Tensor, mode: Mode) -> Self {
+        Self { envelope, control: Vec::new(), parts: SmallVec::from_buf([Part::new(tensor, mode)]) }
+    }
+
+    /// A message without tensors.
+    #[must_use]
+    pub fn control(envelope: Envelope, control: Vec<u8>) -> Self {
+        Self { envelope, control, parts: SmallVec::new() }
+    }
+
+    /// Bytes of all tensors.
+    pub(crate) fn payload_bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.tensor.len_bytes() as u64).sum()
+    }
+}
+
+/// A message that arrived.
+#[derive(Debug)]
+pub struct Message {
+    /// What it is.
+    pub envelope: Envelope,
+    /// The link that it came over.
+    pub source: LinkId,
+    /// Its number on that link.
+    pub sequence: u64,
+    /// Small structured data beside the tensors.
+    pub control: Vec<u8>,
+    /// The tensors, in order. Those that were received in place are handles to the memory that the receiver named.
+    pub parts: SmallVec<[Tensor; 1]>,
+}
+
+impl Message {
+    /// The only tensor of a message of one tensor.
+    pub fn into_tensor(mut self) -> sheave_base::Result<Tensor> {
+        if self.parts.len() != 1 {
+            return Err(sheave_base::Error::new(
+                sheave_base::ErrorKind::Mismatch,
+                format!("a message with {} tensors where one was expected", self.parts.len()),
+            ));
+        }
+        Ok(self.parts.remove(0))
+    }
+}

@@ -1,0 +1,499 @@
+//! A node: one end of all its links, and the place where messages meet receives.
+//!
+//! A [`Node`] is a handle. Blocking calls make progress on the caller's own thread ([`crate::progress`] says how); one
+//! thread of the node's own serves what arrives while nobody waits, beats for its liveness and watches its peers. When
+//! the last handle is dropped the links are closed in order, every pending operation ends with an error, and the thread
+//! is gone before `drop` returns.
+
+use crate::counters::{Counters, Counts};
+use crate::entry::{Entry, Links};
+use crate::link::{Arrival, Handover, Hold, Link, Sink, UNEXPECTED, Verdict};
+use crate::matching::{Matcher, PostOutcome, Posted, Wanted, meet};
+use crate::message::{Message, Outgoing};
+use crate::progress::{Progress, WaitPolicy};
+use parking_lot::Mutex;
+use sheave_base::fork::ForkMark;
+use sheave_base::limits;
+use sheave_base::work::{Completer, Drive, Interrupt, driven};
+use sheave_base::{Error, ErrorKind, LinkId, NodeId, Peer, Result, Work};
+use sheave_tensor::{Arena, ArenaConfig, Mode, Tensor};
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// How a node decides that a silent peer is dead.
+#[derive(Clone, Copy, Debug)]
+pub struct Liveness {
+    /// Time between two signs of life.
+    pub beat: Duration,
+    /// Silence after which a peer is declared dead.
+    pub timeout: Duration,
+    /// Kill a silent peer on this host, where the system permits it, so that it can never write again. Otherwise the
+    /// memory that it can write is set aside until it ends.
+    pub kill_silent: bool,
+}
+
+impl Default for Liveness {
+    fn default() -> Self {
+        Self { beat: limits::LIVENESS_BEAT, timeout: limits::LIVENESS_TIMEOUT, kill_silent: true }
+    }
+}
+
+/// What a node is made from.
+#[derive(Clone, Debug)]
+pub struct NodeConfig {
+    /// Unique name in its mesh.
+    pub name: String,
+    /// What it is there for: `worker`, `server`, `scheduler`, `rank`.
+    pub role: String,
+    /// Its rank, if it has one already.
+    pub rank: Option<u32>,
+    /// Busy processes expected on this host, this one included; decides whether waits spin.
+    pub local_ranks: usize,
+    /// Where its tensors live.
+    pub arena: ArenaConfig,
+    /// When its peers are declared dead.
+    pub liveness: Liveness,
+    /// How its threads wait; by `local_ranks` if `None`.
+    pub wait: Option<WaitPolicy>,
+    /// Where a wait says that it takes long; standard error by default.
+    pub notice: fn(&str),
+}
+
+fn notice_on_stderr(text: &str) {
+    use std::io::Write;
+    // Nobody to tell is no reason to fail.
+    let _ = writeln!(std::io::stderr(), "sheave: {text}");
+}
+
+impl NodeConfig {
+    /// The usual settings for a node of this name.
+    #[must_use]
+    pub fn named(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            role: "rank".into(),
+            rank: None,
+            local_ranks: 2,
+            arena: ArenaConfig::default(),
+            liveness: Liveness::default(),
+            wait: None,
+            notice: notice_on_stderr,
+        }
+    }
+}
+
+/// One end of all its links. Clones are handles to the same node.
+#[derive(Clone)]
+pub struct Node {
+    pub(crate) inner: Arc<Inner>,
+    _owner: Arc<Owner>,
+}
+
+/// Dropped with the last handle.
+struct Owner {
+    inner: Arc<Inner>,
+    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) id: NodeId,
+    pub(crate) peer: Peer,
+    pub(crate) config: NodeConfig,
+    pub(crate) arena: Arena,
+    /// Memory for the slots of streams, apart from the user's.
+    pub(crate) slots: Arena,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) progress: Progress,
+    pub(crate) links: Links,
+    pub(crate) wait: WaitPolicy,
+    pub(crate) weak: Weak<Inner>,
+    pub(crate) stopping: AtomicBool,
+    pub(crate) fork: ForkMark,
+    matcher: Mutex<Matcher>,
+    arrivals: Mutex<Arrivals>,
+}
+
+/// Links that peers made and nobody has accepted yet, and those who wait for one.
+#[derive(Default)]
+struct Arrivals {
+    links: VecDeque<LinkId>,
+    waiting: VecDeque<Completer<LinkId>>,
+}
+
+impl Node {
+    /// Starts a node without any link. Spawns its progress thread.
+    pub fn start(config: NodeConfig) -> Result<Self> {
+        let mut id = [0; 8];
+        getrandom::fill(&mut id).map_err(|error| Error::new(ErrorKind::Io, format!("drawing a node id: {error}")))?;
+        let progress = Progress::new()?;
+        let wait = config.wait.unwrap_or_else(|| WaitPolicy::for_ranks(config.local_ranks));
+        let peer = Peer {
+            name: config.name.clone(),
+            rank: config.rank,
+            host: Some(host_name()),
+            pid: Some(std::process::id()),
+        };
+        let inner = Arc::new_cyclic(|weak| Inner {
+            id: NodeId(u64::from_le_bytes(id)),
+            peer,
+            arena: Arena::new(config.arena.clone()),
+            slots: Arena::new(ArenaConfig { capacity_bytes: limits::STREAM_SLOT_BYTES_MAX, ..ArenaConfig::default() }),
+            config,
+            counters: Arc::default(),
+            progress,
+            links: Links::default(),
+            wait,
+            weak: weak.clone(),
+            stopping: AtomicBool::new(false),
+            fork: ForkMark::here(),
+            matcher: Mutex::default(),
+            arrivals: Mutex::default(),
+        });
+        let thread = crate::beat::spawn(Arc::clone(&inner))?;
+        let owner = Arc::new(Owner { inner: Arc::clone(&inner), thread: Mutex::new(Some(thread)) });
+        Ok(Self { inner, _owner: owner })
+    }
+
+    /// The node's identity, drawn at its start.
+    #[must_use]
+    pub fn id(&self) -> NodeId {
+        self.inner.id
+    }
+
+    /// The node as its peers see it.
+    #[must_use]
+    pub fn peer(&self) -> &Peer {
+        &self.inner.peer
+    }
+
+    /// Where the node's tensors live.
+    #[must_use]
+    pub fn arena(&self) -> &Arena {
+        &self.inner.arena
+    }
+
+    /// What the node has done so far.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        let mut counts = self.inner.counters.read();
+        counts.doorbells_rung += self.inner.progress.doorbell.rings();
+        counts
+    }
+
+    /// The links that are alive.
+    #[must_use]
+    pub fn links(&self) -> Vec<LinkId> {
+        self.inner.links.all().iter().map(|entry| entry.id).collect()
+    }
+
+    /// Who is at the other end of a link that is alive.
+    pub fn link(&self, link: LinkId) -> Result<Arc<dyn Link>> {
+        self.inner.entry(link).map(|entry| Arc::clone(&entry.link))
+    }
+
+    /// Messages and bytes that arrived before anybody asked for them.
+    #[must_use]
+    pub fn unexpected(&self) -> (usize, u64) {
+        self.inner.matcher.lock().unexpected()
+    }
+
+    /// A work that completes with the next link that a peer makes to this node.
+    pub fn accept(&self) -> Work<LinkId> {
+        let (completer, work) = driven("accept", Some(self.inner.driver()), None);
+        let mut arrivals = self.inner.arrivals.lock();
+        match arrivals.links.pop_front() {
+            Some(link) => {
+                drop(arrivals);
+                completer.complete(Ok(link));
+            }
+            None => arrivals.waiting.push_back(completer),
+        }
+        work
+    }
+
+    /// Sends a message and returns when its tensors are free again: captured, moved, or on their way.
+    ///
+    /// Blocks while the link has no room. `until` and `interrupt` end the wait, not the operation.
+    ///
+    /// # Errors
+    ///
+    /// `PeerLost` when the link has ended, `BufferInUse` for a tensor that is being written or, by move, has other
+    /// handles, `DeadlineExceeded` when `until` passed.
+    pub fn send(
+        &self,
+        link: LinkId,
+        message: Outgoing,
+        until: Option<Instant>,
+        interrupt: Option<Interrupt<'_>>,
+    ) -> Result<()> {
+        match self.inner.hand_over(link, message, Hold::Borrow)? {
+            Handover::Sent => Ok(()),
+            Handover::Queued(work) => {
+                let begun = Instant::now();
+                if work.wait_until(until, interrupt)? {
+                    return work.taken().map_err(|error| error.operation("send"));
+                }
+                Err(Error::new(ErrorKind::DeadlineExceeded, "the peer takes no more messages")
+                    .operation("send")
+                    .peer(self.inner.peer_of(link))
+                    .elapsed(begun.elapsed())
+                    .hint("the message is still queued; the peer may be busy or stopped"))
+            }
+        }
+    }
+
+    /// Starts to send a message. Tensors sent by copy are captured before the call returns; all others are held until
+    /// the work ends.
+    pub fn isend(&self, link: LinkId, message: Outgoing) -> Result<Work<()>> {
+        Ok(match self.inner.hand_over(link, message, Hold::Capture)? {
+            Handover::Sent => Work::ready("send", Ok(())),
+            Handover::Queued(work) => work,
+        })
+    }
+
+    /// Starts to receive a message. With `places`, one contiguous tensor per tensor of the message, bytes land there
+    /// and dtype and size must agree; nobody else may write them until the work ends.
+    pub fn irecv(&self, wanted: Wanted, places: SmallVec<[Tensor; 1]>) -> Result<Work<Message>> {
+        let (work, ticket) = self.inner.post("recv", wanted, places)?;
+        if let Some((ticket, cancel)) = ticket.zip(Some(self.inner.weak.clone())) {
+            self.inner.matcher.lock().on_cancel(ticket, move || {
+                if let Some(inner) = cancel.upgrade() {
+                    inner.withdraw(ticket, Error::new(ErrorKind::Cancelled, "the receive was cancelled"));
+                }
+            });
+        }
+        Ok(work)
+    }
+
+    /// Receives a message. Blocks until it is whole; see [`Node::irecv`] for `places`.
+    ///
+    /// When `until` passes first the receive is taken back; a message whose bytes are already moving is still received.
+    ///
+    /// # Errors
+    ///
+    /// `PeerLost` when the only link that could bring it ends, `Mismatch` when a place does not fit,
+    /// `DeadlineExceeded` when `until` passed, and whatever `interrupt` says.
+    pub fn recv(
+        &self,
+        wanted: Wanted,
+        places: SmallVec<[Tensor; 1]>,
+        until: Option<Instant>,
+        interrupt: Option<Interrupt<'_>>,
+    ) -> Result<Message> {
+        let begun = Instant::now();
+        let (work, ticket) = self.inner.post("recv", wanted, places)?;
+        let ended = work.wait_until(until, interrupt);
+        if let (Some(ticket), Ok(false) | Err(_)) = (ticket, &ended) {
+            let late = Error::new(ErrorKind::DeadlineExceeded, "no message came")
+                .elapsed(begun.elapsed())
+                .hint("the sender may be late, or may use another tag");
+            self.inner.withdraw(ticket, late);
+            ended?;
+            work.wait_until(None, None)?;
+        }
+        work.taken().map_err(|error| self.inner.explain(error, "recv", wanted.source, begun))
+    }
+
+    /// Ends a link in order: what was sent before still arrives.
+    pub fn close(&self, link: LinkId) -> Result<()> {
+        let entry = self.inner.entry(link)?;
+        let reason = Error::new(ErrorKind::Closed, "the link was closed by this node");
+        entry.link.close(&reason);
+        self.inner.link_ended(&entry, &reason);
+        Ok(())
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        // In a forked child nothing of ours is alive: the thread is in the parent, and so are the links.
+        if self.inner.fork.is_stale() {
+            return;
+        }
+        self.inner.stopping.store(true, Ordering::SeqCst);
+        let reason = Error::new(ErrorKind::Closed, "the node was shut down");
+        for entry in self.inner.links.all().iter() {
+            entry.link.close(&reason);
+            self.inner.link_ended(entry, &reason);
+        }
+        let waiting = std::mem::take(&mut self.inner.arrivals.lock().waiting);
+        for completer in waiting {
+            completer.complete(Err(reason.clone()));
+        }
+        self.inner.progress.thread.unpark();
+        sheave_base::park::Bell::ring(&*self.inner.progress.doorbell);
+        let thread = self.thread.lock().take();
+        // The last handle may be dropped by a callback that the progress thread runs; it cannot wait for itself.
+        if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
+            let _ = thread.join();
+        }
+        self.inner.progress.forget_all();
+    }
+}
+
+impl Inner {
+    pub(crate) fn driver(&self) -> Arc<dyn Drive> {
+        let inner = self.weak.upgrade().expect("a node's method runs while the node is alive");
+        inner as Arc<dyn Drive>
+    }
+
+    pub(crate) fn entry(&self, link: LinkId) -> Result<Arc<Entry>> {
+        self.fork.check("node")?;
+        self.links.get(link)
+    }
+
+    pub(crate) fn peer_of(&self, link: LinkId) -> Peer {
+        self.links.peer_of(link)
+    }
+
+    /// Adds a link that is ready for traffic.
+    pub(crate) fn add_link(&self, make: impl FnOnce(LinkId) -> Result<Arc<dyn Link>>) -> Result<Arc<Entry>> {
+        if self.stopping.load(Ordering::SeqCst) {
+            return Err(Error::new(ErrorKind::Closed, "the node was shut down"));
+        }
+        let entry = self.links.add(make)?;
+        self.watch(&entry)?;
+        // Whoever sleeps as leader has not armed the new link; the ring makes it look again.
+        sheave_base::park::Bell::ring(&*self.progress.doorbell);
+        Ok(entry)
+    }
+
+    /// Hands a link that the other side made to whoever accepts it.
+    pub(crate) fn announce_arrival(&self, link: LinkId) {
+        let mut arrivals = self.arrivals.lock();
+        match arrivals.waiting.pop_front() {
+            Some(completer) => {
+                drop(arrivals);
+                completer.complete(Ok(link));
+            }
+            None => arrivals.links.push_back(link),
+        }
+    }
+
+    fn hand_over(&self, link: LinkId, mut message: Outgoing, hold: Hold) -> Result<Handover> {
+        let entry = self.entry(link)?;
+        for part in &mut message.parts {
+            match part.mode {
+                Mode::Copy => part.lease = Some(part.tensor.read_lease("send")?),
+                Mode::Move if !part.tensor.buffer().is_unique() => {
+                    return Err(Error::new(ErrorKind::BufferInUse, "a tensor sent by move has other handles")
+                        .operation("send")
+                        .hint("drop the other handles and views first, or send by copy"));
+                }
+                Mode::Move => {}
+                Mode::Share => part.tensor.buffer().share()?,
+            }
+        }
+        let handover = entry.link.send(message, hold).map_err(|error| error.operation("send"))?;
+        Counters::add(&self.counters.messages_sent, 1);
+        Ok(handover)
+    }
+
+    fn post(
+        &self,
+        operation: &'static str,
+        wanted: Wanted,
+        places: SmallVec<[Tensor; 1]>,
+    ) -> Result<(Work<Message>, Option<u64>)> {
+        self.fork.check("node")?;
+        let mut leases = SmallVec::new();
+        for place in &places {
+            leases.push(place.write_lease(operation)?);
+        }
+        let (completer, work) = driven(operation, Some(self.driver()), wanted.source);
+        let posted = Posted { wanted, places, leases, completer };
+        let outcome = self.matcher.lock().post(posted);
+        let ticket = match outcome {
+            PostOutcome::Meets(posted, message) => {
+                let (posted, outcome) = meet(posted, message);
+                finish(posted, outcome);
+                self.resume_paused();
+                return Ok((work, None));
+            }
+            PostOutcome::Waits(ticket) => ticket,
+        };
+        self.resume_paused();
+        // After posting: a link that ended before is not in the list any more, and one that ends now finds the receive.
+        let reachable = match wanted.source {
+            Some(link) => self.links.get(link).map(|_| ()),
+            None => Ok(()),
+        };
+        if let Err(error) = reachable {
+            self.withdraw(ticket, error);
+        }
+        Ok((work, Some(ticket)))
+    }
+
+    pub(crate) fn withdraw(&self, ticket: u64, reason: Error) {
+        let posted = self.matcher.lock().withdraw(ticket);
+        if let Some(posted) = posted {
+            finish(posted, Err(reason));
+        }
+    }
+
+    /// A link has ended: completes with `reason` everything that only it could complete. Once per link.
+    pub(crate) fn link_ended(&self, entry: &Arc<Entry>, reason: &Error) {
+        if !self.links.remove(entry, reason) {
+            return;
+        }
+        Counters::add(&self.counters.links_ended, 1);
+        self.unwatch(entry);
+        let hopeless = self.matcher.lock().link_ended(entry.id, self.links.is_empty());
+        for posted in hopeless {
+            finish(posted, Err(reason.clone()));
+        }
+    }
+
+    fn explain(&self, error: Error, operation: &'static str, source: Option<LinkId>, begun: Instant) -> Error {
+        let error = error.operation(operation);
+        let error = if error.after().is_none() { error.elapsed(begun.elapsed()) } else { error };
+        match source {
+            Some(link) if error.about().is_none() => error.peer(self.peer_of(link)),
+            _ => error,
+        }
+    }
+}
+
+fn finish(posted: Posted, outcome: Result<Message>) {
+    let Posted { leases, completer, places, .. } = posted;
+    // The places are free again before anybody is told.
+    drop(leases);
+    drop(places);
+    completer.complete(outcome);
+}
+
+impl Sink for Inner {
+    fn begin(&self, link: LinkId, arrival: &Arrival) -> Result<Verdict> {
+        Ok(self.matcher.lock().begin(link, arrival))
+    }
+
+    fn deliver(&self, ticket: u64, message: Message) {
+        Counters::add(&self.counters.messages_received, 1);
+        let met = self.matcher.lock().deliver(ticket, message);
+        if let Some((posted, outcome)) = met {
+            let (posted, outcome) = match outcome {
+                Ok(message) if ticket == UNEXPECTED => meet(posted, message),
+                other => (posted, other),
+            };
+            finish(posted, outcome);
+        }
+    }
+
+    fn place(&self, spec: &sheave_wire::TensorSpec) -> Result<Tensor> {
+        crate::entry::place(&self.arena, spec)
+    }
+}
+
+/// The host's name, for errors.
+pub(crate) fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+const _: fn() = || {
+    fn both<T: Send + Sync>() {}
+    both::<Node>();
+};
+

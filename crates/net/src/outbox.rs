@@ -1,0 +1,82 @@
+//! Messages that wait for room on a link, in order, each with the work of its sender.
+
+use crate::link::Hold;
+use crate::message::Outgoing;
+use sheave_base::limits::OUTBOUND_MESSAGES_MAX;
+use sheave_base::work::{Completer, Drive, driven};
+use sheave_base::{Error, ErrorKind, LinkId, Result, Work};
+use sheave_tensor::{Mode, Tensor};
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+
+/// A message that waits.
+pub(crate) struct Waiting {
+    pub(crate) message: Outgoing,
+    pub(crate) done: Completer<()>,
+}
+
+/// Makes works whose waiters drive the node that owns the link.
+pub(crate) struct SendDriver {
+    pub(crate) node: Weak<dyn Drive>,
+    pub(crate) link: LinkId,
+}
+
+/// A bounded queue of messages. Callers serialise access.
+#[derive(Default)]
+pub(crate) struct Outbox {
+    waiting: VecDeque<Waiting>,
+}
+
+impl Outbox {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Queues `message`. With [`Hold::Capture`] its copied tensors are captured first.
+    pub(crate) fn push(&mut self, mut message: Outgoing, hold: Hold, driver: &SendDriver) -> Result<Work<()>> {
+        if self.waiting.len() >= OUTBOUND_MESSAGES_MAX {
+            return Err(Error::new(
+                ErrorKind::LimitExceeded,
+                format!("{OUTBOUND_MESSAGES_MAX} messages wait already for a peer that takes none"),
+            )
+            .hint("wait for earlier sends before making new ones"));
+        }
+        if hold == Hold::Capture {
+            for part in message.parts.iter_mut().filter(|part| part.mode == Mode::Copy) {
+                part.tensor = capture(&part.tensor)?;
+                part.lease = None;
+            }
+        }
+        let node = driver.node.upgrade().map(|node| node as Arc<dyn Drive>);
+        let (done, work) = driven("send", node, Some(driver.link));
+        self.waiting.push_back(Waiting { message, done });
+        Ok(work)
+    }
+
+    pub(crate) fn front(&self) -> Option<&Waiting> {
+        self.waiting.front()
+    }
+
+    /// Puts back what [`Outbox::pop`] gave.
+    pub(crate) fn unpop(&mut self, waiting: Waiting) {
+        self.waiting.push_front(waiting);
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<Waiting> {
+        self.waiting.pop_front()
+    }
+
+    /// Everything that still waits, for a link that ends. The caller completes it with no lock held.
+    pub(crate) fn drain(&mut self) -> VecDeque<Waiting> {
+        std::mem::take(&mut self.waiting)
+    }
+}
+
+/// A private copy of a tensor's bytes.
+pub(crate) fn capture(tensor: &Tensor) -> Result<Tensor> {
+    let copy = Tensor::private(tensor.dtype(), tensor.shape().clone())?;
+    // SAFETY: the copy is fresh memory of the same length; the source is held by the caller's handle, and writers that
+    // share it do so at the caller's explicit risk.
+    unsafe { sheave_tensor::copy_bytes(copy.ptr(), tensor.ptr(), tensor.len_bytes()) };
+    Ok(copy)
+}

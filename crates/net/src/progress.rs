@@ -1,0 +1,292 @@
+//! Who makes progress, and who sleeps.
+//!
+//! **Spinning.** A thread that waits polls the links that can end its wait, on its own time. While it does, each of
+//! those links counts it as a *poller*: nobody arms their doorbells and the progress thread leaves them alone, so that a
+//! message reaches exactly the thread that waits for it.
+//!
+//! **Sleeping.** At most one thread sleeps on the node's descriptors: the *leader*. It arms every link that has no
+//! poller, looks once more, and sleeps in `epoll_wait`. Other sleepers are followers; the completion of their own work
+//! wakes them, or a leader that leaves and promotes one of them.
+//!
+//! **The progress thread** leads when nobody else does. A caller that needs the lead takes it away and rings once;
+//! afterwards the progress thread is *masked*. While callers are active it only ticks, every 2 ms, to see whether they
+//! still are; if a caller sleeps as leader it sleeps too, until that caller leaves. So between two calls of a busy user
+//! no thread hand-over happens, and at most one tick later somebody serves the links again.
+//!
+//! **No lost message.** Every link is at any time (a) being polled, (b) armed by a leader that looked after arming, or
+//! (c) covered by the next tick. (a) → (b): a poller that leaves while somebody leads arms the link itself and looks
+//! once more; it decrements the poller count before it reads who leads, and a leader announces itself before it reads
+//! poller counts, both sequentially consistent, so at least one of the two arms. (a) → (c): the progress thread goes
+//! from ticking to leading only, never to a long sleep, while no caller leads.
+
+use crate::doorbell::Doorbell;
+use rustix::event::epoll;
+use sheave_base::park::{Bell, Parker};
+use sheave_base::{Error, Result};
+use std::collections::HashMap;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+/// How long a waiting thread spins and yields before it sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitPolicy {
+    /// Time spent polling without giving the core away.
+    pub spin: Duration,
+    /// Time spent polling with `sched_yield` in between.
+    pub yielding: Duration,
+}
+
+impl WaitPolicy {
+    /// The policy for `local_ranks` busy processes on this machine: spin while everybody has a core of its own, else
+    /// give the core away soon. Cores are counted by affinity and cgroup quota.
+    #[must_use]
+    pub fn for_ranks(local_ranks: usize) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        if local_ranks <= cores {
+            Self { spin: Duration::from_micros(100), yielding: Duration::from_micros(50) }
+        } else {
+            Self { spin: Duration::ZERO, yielding: Duration::from_micros(100) }
+        }
+    }
+}
+
+/// Who leads.
+const NOBODY: u32 = 0;
+const PROGRESS: u32 = 1;
+const CALLER: u32 = 2;
+
+/// Waits after which callers count as busy and the progress thread is told to step back.
+const HOT_WAITS: u32 = 16;
+
+/// Something whose descriptor the leader watches.
+pub(crate) trait Watched: Send + Sync {
+    /// The descriptor is ready. Never blocks.
+    fn ready(&self);
+}
+
+/// The waiting machinery of one node.
+pub(crate) struct Progress {
+    epoll: OwnedFd,
+    pub(crate) doorbell: Arc<Doorbell>,
+    bell: Arc<dyn Bell>,
+    watched: Mutex<HashMap<u64, Arc<dyn Watched>>>,
+    next_watch: AtomicU64,
+    leader: AtomicU32,
+    followers: Mutex<Vec<Arc<Parker>>>,
+    /// Grows with every wait of a caller.
+    activity: AtomicU64,
+    heat: AtomicU32,
+    pub(crate) thread: Parker,
+    dormant: AtomicBool,
+}
+
+/// The doorbell's key among the watched descriptors.
+const DOORBELL: u64 = 0;
+
+impl Progress {
+    pub(crate) fn new() -> Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(|errno| Error::from(errno).context("making the node's epoll"))?;
+        let doorbell = Arc::new(Doorbell::new()?);
+        epoll::add(&epoll, &*doorbell, epoll::EventData::new_u64(DOORBELL), epoll::EventFlags::IN)?;
+        Ok(Self {
+            epoll,
+            bell: doorbell.clone(),
+            doorbell,
+            watched: Mutex::default(),
+            next_watch: AtomicU64::new(DOORBELL + 1),
+            leader: AtomicU32::new(NOBODY),
+            followers: Mutex::default(),
+            activity: AtomicU64::new(0),
+            heat: AtomicU32::new(0),
+            thread: Parker::new(),
+            dormant: AtomicBool::new(false),
+        })
+    }
+
+    /// Watches a descriptor for readability. The key stays valid until [`Progress::unwatch`], which must come before
+    /// the descriptor is closed.
+    pub(crate) fn watch(&self, descriptor: BorrowedFd<'_>, target: Arc<dyn Watched>) -> Result<u64> {
+        let key = self.next_watch.fetch_add(1, Relaxed);
+        self.watched.lock().insert(key, target);
+        let added =
+            epoll::add(&self.epoll, descriptor, epoll::EventData::new_u64(key), epoll::EventFlags::IN);
+        if let Err(errno) = added {
+            self.watched.lock().remove(&key);
+            return Err(Error::from(errno).context("watching a descriptor"));
+        }
+        Ok(key)
+    }
+
+    /// Changes what a descriptor is watched for.
+    pub(crate) fn rewatch(&self, key: u64, descriptor: BorrowedFd<'_>, interest: Interest) {
+        let flags = match interest {
+            Interest::Nothing => epoll::EventFlags::empty(),
+            Interest::Read => epoll::EventFlags::IN,
+            Interest::ReadWrite => epoll::EventFlags::IN | epoll::EventFlags::OUT,
+        };
+        // It fails only for a descriptor that was unwatched meanwhile, by the link's end.
+        let _ = epoll::modify(&self.epoll, descriptor, epoll::EventData::new_u64(key), flags);
+    }
+
+    /// Stops watching.
+    pub(crate) fn unwatch(&self, key: u64, descriptor: BorrowedFd<'_>) {
+        let _ = epoll::delete(&self.epoll, descriptor);
+        let target = self.watched.lock().remove(&key);
+        drop(target);
+    }
+
+    /// Sleeps on the descriptors for at most `timeout` and serves those that are ready. True when there were any.
+    /// `parker` is the caller's; a notification ends the sleep.
+    pub(crate) fn sleep(&self, timeout: Duration, parker: Option<&Parker>) -> bool {
+        let may_sleep = parker.is_none_or(|parker| parker.enter_elsewhere(&self.bell));
+        let timeout = if may_sleep { timeout } else { Duration::ZERO };
+        let mut events: [std::mem::MaybeUninit<epoll::Event>; 64] = [const { std::mem::MaybeUninit::uninit() }; 64];
+        // Rounded up to a millisecond by the kernel's older interface, which serves every kernel.
+        let limit = rustix::event::Timespec {
+            tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(timeout.subsec_nanos()) as _,
+        };
+        // EINTR ends the sleep too, so that the caller asks its interrupt.
+        let found = epoll::wait(&self.epoll, events.as_mut_slice(), Some(&limit)).map_or(0, |(ready, _)| ready.len());
+        if let Some(parker) = parker {
+            parker.leave_elsewhere();
+        }
+        for event in &events[..found] {
+            // SAFETY: `wait` initialised the first `found` entries.
+            let key = unsafe { event.assume_init_ref() }.data.u64();
+            self.serve(key);
+        }
+        found > 0
+    }
+
+    /// Drops everything that is watched, for a node that ends.
+    pub(crate) fn forget_all(&self) {
+        let watched = std::mem::take(&mut *self.watched.lock());
+        drop(watched);
+    }
+
+    fn serve(&self, key: u64) {
+        if key == DOORBELL {
+            self.doorbell.silence();
+            return;
+        }
+        let target = self.watched.lock().get(&key).cloned();
+        if let Some(target) = target {
+            target.ready();
+        }
+    }
+
+    /// A caller begins to wait. When callers are busy, the progress thread loses the lead.
+    pub(crate) fn note_activity(&self) {
+        self.activity.fetch_add(1, Relaxed);
+        if self.leader.load(Relaxed) == PROGRESS && self.heat.fetch_add(1, Relaxed) >= HOT_WAITS {
+            self.usurp(NOBODY);
+        }
+    }
+
+    fn usurp(&self, successor: u32) -> bool {
+        let taken = self.leader.compare_exchange(PROGRESS, successor, SeqCst, SeqCst).is_ok();
+        if taken {
+            self.doorbell.ring();
+        }
+        taken
+    }
+
+    /// True while somebody leads, so that links without a poller must be armed.
+    pub(crate) fn is_led(&self) -> bool {
+        self.leader.load(SeqCst) != NOBODY
+    }
+
+    /// Tries to make the calling thread the leader.
+    pub(crate) fn lead(&self) -> bool {
+        self.leader.compare_exchange(NOBODY, CALLER, SeqCst, SeqCst).is_ok() || self.usurp(CALLER)
+    }
+
+    /// Registers a follower; it must try [`Progress::lead`] once more before it sleeps.
+    pub(crate) fn follow(&self, parker: &Arc<Parker>) {
+        self.followers.lock().push(Arc::clone(parker));
+    }
+
+    pub(crate) fn unfollow(&self, parker: &Arc<Parker>) {
+        self.followers.lock().retain(|other| !Arc::ptr_eq(other, parker));
+    }
+
+    /// The calling thread stops leading. Somebody else is promoted.
+    pub(crate) fn step_down(&self) {
+        self.leader.store(NOBODY, SeqCst);
+        self.promote();
+    }
+
+    /// If nobody leads, wakes a follower or, failing that, the progress thread if it sleeps for long.
+    pub(crate) fn promote(&self) {
+        if self.leader.load(SeqCst) != NOBODY {
+            return;
+        }
+        let follower = self.followers.lock().pop();
+        match follower {
+            Some(parker) => parker.unpark(),
+            None if self.dormant.load(SeqCst) => self.thread.unpark(),
+            None => {}
+        }
+    }
+
+    /// One turn of the progress thread: leads, ticks or rests, for at most `limit`.
+    pub(crate) fn thread_turn(&self, seen: &mut u64, limit: Duration, arm: impl FnOnce() -> bool) -> Turn {
+        /// How long busy callers may leave the links alone.
+        const TICK: Duration = Duration::from_millis(2);
+        let activity = self.activity.load(Relaxed);
+        let quiet = std::mem::replace(seen, activity) == activity;
+        if quiet && self.leader.compare_exchange(NOBODY, PROGRESS, SeqCst, SeqCst).is_ok() {
+            self.heat.store(0, Relaxed);
+            let woken = if arm() { self.sleep(limit, None) } else { self.sleep(Duration::ZERO, None) };
+            let _ = self.leader.compare_exchange(PROGRESS, NOBODY, SeqCst, SeqCst);
+            self.promote();
+            return Turn::Led { woken };
+        }
+        if !quiet || self.leader.load(SeqCst) == NOBODY {
+            self.thread.park(Some(TICK.min(limit)));
+            if self.leader.load(SeqCst) == NOBODY {
+                self.sleep(Duration::ZERO, None);
+            }
+            return Turn::Ticked;
+        }
+        self.dormant.store(true, SeqCst);
+        if self.leader.load(SeqCst) != NOBODY {
+            self.thread.park(Some(limit));
+        }
+        self.dormant.store(false, SeqCst);
+        Turn::Rested
+    }
+}
+
+/// What the progress thread did in a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// It led; `woken` says whether by traffic.
+    Led { woken: bool },
+    /// It looked whether callers are still busy.
+    Ticked,
+    /// It slept because a caller leads.
+    Rested,
+}
+
+/// What a descriptor is watched for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Interest {
+    /// Nothing: somebody else reads it.
+    Nothing,
+    /// Bytes to read.
+    Read,
+    /// Bytes to read or room to write.
+    ReadWrite,
+}
+
+/// The least of some optional points in time, as a span from now.
+pub(crate) fn span_until(now: Instant, limit: Duration, until: Option<Instant>) -> Duration {
+    until.map_or(limit, |until| until.saturating_duration_since(now).min(limit))
+}

@@ -1,0 +1,348 @@
+//! The shared-memory link: two rings, a socket for descriptors, the peer's doorbell and its process.
+
+use super::loans::{Debts, Lent, SetAside};
+use super::memory::{Pair, Which};
+use super::process::PeerProcess;
+use super::receiving::{self, Receiving, Step};
+use super::ring::{Consumer, Kind as RecordKind, Producer};
+use super::sending::{self, Sending};
+use crate::counters::Counters;
+use crate::doorbell::Doorbell;
+use crate::link::{Handover, Hold, Link, Medium, Polled, Readiness, Sink};
+use crate::message::Outgoing;
+use crate::node::Inner;
+use crate::outbox::SendDriver;
+use parking_lot::Mutex;
+use sheave_base::park::Bell;
+use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
+use sheave_tensor::{Arena, Lender};
+use sheave_wire::CloseReason;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+/// Loans given back in one record.
+const RETURNS_PER_RECORD: usize = 256;
+
+pub(crate) struct ShmLink {
+    id: LinkId,
+    peer: Peer,
+    node: Weak<Inner>,
+    socket: OwnedFd,
+    peer_bell: Doorbell,
+    process: Arc<PeerProcess>,
+    sending: Mutex<Sending>,
+    receiving: Mutex<Receiving>,
+    lent: Mutex<Lent>,
+    debts: Arc<Debts>,
+    life: Mutex<Life>,
+    ended: OnceLock<Error>,
+    has_ended: AtomicBool,
+    arena: Arena,
+    slots: Arena,
+    counters: Arc<Counters>,
+    driver: SendDriver,
+    kill_silent: bool,
+}
+
+/// The peer's signs of life.
+struct Life {
+    beats: u64,
+    seen: Instant,
+}
+
+/// What a link is made from, once both sides have the same rings.
+pub(crate) struct Material {
+    pub(crate) pair: Arc<Pair>,
+    pub(crate) outbound: Which,
+    pub(crate) socket: OwnedFd,
+    pub(crate) bell: OwnedFd,
+    pub(crate) peer: Peer,
+    pub(crate) process: Arc<PeerProcess>,
+}
+
+impl ShmLink {
+    pub(crate) fn new(id: LinkId, node: &Inner, material: Material) -> Self {
+        let Material { pair, outbound, socket, bell, peer, process } = material;
+        let inbound = match outbound {
+            Which::FromInitiator => Which::FromResponder,
+            Which::FromResponder => Which::FromInitiator,
+        };
+        Self {
+            id,
+            peer,
+            node: node.weak.clone(),
+            socket,
+            peer_bell: Doorbell::from_descriptor(bell),
+            process,
+            sending: Mutex::new(Sending::new(Producer::new(pair.ring(outbound)))),
+            receiving: Mutex::new(Receiving::new(Consumer::new(pair.ring(inbound)))),
+            lent: Mutex::default(),
+            debts: Arc::default(),
+            life: Mutex::new(Life { beats: 0, seen: Instant::now() }),
+            ended: OnceLock::new(),
+            has_ended: AtomicBool::new(false),
+            arena: node.arena.clone(),
+            slots: node.slots.clone(),
+            counters: Arc::clone(&node.counters),
+            driver: SendDriver { node: node.weak.clone(), link: id },
+            kill_silent: node.config.liveness.kill_silent,
+        }
+    }
+
+    fn shore(&self) -> sending::Shore<'_> {
+        sending::Shore {
+            socket: &self.socket,
+            lent: &self.lent,
+            arena: &self.arena,
+            slots: &self.slots,
+            counters: &self.counters,
+            home_token: self.debts.token(),
+            driver: &self.driver,
+            bell: &self.peer_bell,
+        }
+    }
+
+    /// Sends what waits: loans that are done with, then messages.
+    fn push_out(&self) -> Result<bool> {
+        let mut sending = self.sending.lock();
+        let mut moved = false;
+        while !self.debts.is_empty() && sending.can_move()? {
+            let numbers = self.debts.take(RETURNS_PER_RECORD);
+            let words: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
+            if !sending.producer.push(RecordKind::Returns, &[&words])? {
+                return Err(Error::new(ErrorKind::Internal, "the ring lost room that it had"));
+            }
+            moved = true;
+        }
+        if sending.waits() {
+            moved |= sending.flush(&self.shore())?;
+        }
+        if moved && sending.producer.must_ring() {
+            self.shore().ring();
+        }
+        Ok(moved)
+    }
+
+    fn take_in(&self, receiving: &mut Receiving, sink: &dyn Sink, budget: usize) -> Result<Taken> {
+        let shore = receiving::Shore {
+            id: self.id,
+            socket: &self.socket,
+            lent: &self.lent,
+            debts: &self.debts,
+            arena: &self.arena,
+            counters: &self.counters,
+            sink,
+        };
+        let mut taken = Taken { moved: false, paused: false };
+        for _ in 0..budget {
+            match receiving.step(&shore)? {
+                Step::Nothing => break,
+                Step::Paused => {
+                    taken.paused = true;
+                    break;
+                }
+                Step::Moved => taken.moved = true,
+            }
+        }
+        if taken.moved && receiving.consumer.must_ring() {
+            self.shore().ring();
+        }
+        Ok(taken)
+    }
+
+    /// Why the link is over, if it is and nothing more can be read.
+    fn find_end(&self, receiving: &mut Receiving) -> Option<Error> {
+        if let Some(code) = receiving.consumer.closed() {
+            return Some(self.closed_by_peer(code));
+        }
+        if receiving.socket_ended() {
+            // The process may have died, which its pidfd says better and a moment later.
+            return Some(if self.process.has_ended() { self.process_ended() } else { self.let_go() });
+        }
+        None
+    }
+
+    fn closed_by_peer(&self, code: u8) -> Error {
+        match CloseReason::from_code(code) {
+            Some(CloseReason::DeclaredDead) => {
+                Error::new(ErrorKind::DeclaredDead, "it showed no sign of life for too long, and the others went on")
+                    .hint("this process must join again; the operations of its old membership are void")
+                    .operation("link")
+            }
+            Some(CloseReason::Protocol) => {
+                Error::new(ErrorKind::Protocol, "the peer closed the link: it could not make sense of what we sent")
+            }
+            _ => Error::new(ErrorKind::PeerLost, "the peer closed the link"),
+        }
+        .peer(self.peer.clone())
+    }
+
+    fn process_ended(&self) -> Error {
+        Error::new(ErrorKind::PeerLost, "its process ended")
+            .peer(self.peer.clone())
+            .hint("its own output or exit status says why")
+    }
+
+    fn let_go(&self) -> Error {
+        Error::new(ErrorKind::PeerLost, "its end of the link was dropped without a word").peer(self.peer.clone())
+    }
+
+    /// Ends this side: everything that waits fails, the peer is told, and what it may still write is set aside.
+    fn end(&self, reason: &Error, code: CloseReason) {
+        if self.has_ended.swap(true, SeqCst) {
+            return;
+        }
+        let _ = self.ended.set(reason.clone());
+        let (waiting, segments) = {
+            let mut sending = self.sending.lock();
+            let ended = sending.end();
+            sending.producer.close(code.code());
+            ended
+        };
+        self.peer_bell.ring();
+        for done in waiting {
+            done.complete(Err(reason.clone()));
+        }
+        let lent = std::mem::take(&mut *self.lent.lock());
+        if !lent.is_empty() || code == CloseReason::DeclaredDead {
+            let retired = if code == CloseReason::DeclaredDead { segments } else { Vec::new() };
+            let aside = SetAside::new(lent, retired, self.arena.clone());
+            PeerProcess::keep_until_end(&self.process, aside, &self.node);
+        }
+        if code != CloseReason::DeclaredDead {
+            let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write);
+        }
+    }
+
+    /// Sends a last time what the ring takes, so that a close comes after what was sent before.
+    fn drain_outbox(&self) {
+        let _ = self.push_out();
+    }
+}
+
+struct Taken {
+    moved: bool,
+    paused: bool,
+}
+
+impl Link for ShmLink {
+    fn medium(&self) -> Medium {
+        Medium::SharedMemory
+    }
+
+    fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    fn send(&self, message: Outgoing, hold: Hold) -> Result<Handover> {
+        if let Some(reason) = self.ended.get() {
+            return Err(reason.clone());
+        }
+        let mut sending = self.sending.lock();
+        let handover = sending.send(message, hold, &self.shore());
+        if sending.producer.must_ring() {
+            self.shore().ring();
+        }
+        handover.map_err(|error| error.peer(self.peer.clone()))
+    }
+
+    fn poll(&self, sink: &dyn Sink, budget: usize) -> Polled {
+        let Some(mut receiving) = self.receiving.try_lock() else { return Polled::Busy };
+        if let Some(reason) = self.ended.get() {
+            return Polled::Ended(reason.clone());
+        }
+        // Read before the ring is: what was sent before the end is in the ring now.
+        let end = self.find_end(&mut receiving);
+        let taken = match self.take_in(&mut receiving, sink, budget) {
+            Ok(taken) => taken,
+            Err(error) => {
+                drop(receiving);
+                let reason = error.peer(self.peer.clone());
+                self.end(&reason, CloseReason::Protocol);
+                return Polled::Ended(reason);
+            }
+        };
+        drop(receiving);
+        if let Some(reason) = end.filter(|_| !taken.moved && !taken.paused) {
+            self.end(&reason, CloseReason::Finished);
+            return Polled::Ended(reason);
+        }
+        match self.push_out() {
+            Err(error) => {
+                let reason = error.peer(self.peer.clone());
+                self.end(&reason, CloseReason::Protocol);
+                Polled::Ended(reason)
+            }
+            Ok(pushed) if pushed || taken.moved => Polled::Moved,
+            Ok(_) if taken.paused => Polled::Paused,
+            Ok(_) => Polled::Idle,
+        }
+    }
+
+    fn arm(&self) -> bool {
+        // A poller holds the token for the time of a few messages at most.
+        let mut receiving = self.receiving.lock();
+        receiving.consumer.arm();
+        let arrived = !matches!(receiving.consumer.peek(), Ok(None)) || receiving.consumer.closed().is_some();
+        drop(receiving);
+        let mut sending = self.sending.lock();
+        let waits = sending.waits() || !self.debts.is_empty();
+        if waits {
+            sending.producer.arm();
+        }
+        let room = waits && !matches!(sending.can_move(), Ok(false));
+        !arrived && !room
+    }
+
+    fn disarm(&self) {
+        if let Some(receiving) = self.receiving.try_lock() {
+            receiving.consumer.disarm();
+        }
+    }
+
+    fn readiness(&self) -> Option<Readiness<'_>> {
+        Some(Readiness { descriptor: self.socket.as_fd(), writable: false })
+    }
+
+    fn attend(&self) {
+        if let Some(mut receiving) = self.receiving.try_lock()
+            && let Err(error) = receiving.read_socket(&self.socket)
+        {
+            drop(receiving);
+            self.end(&error.peer(self.peer.clone()), CloseReason::Protocol);
+        }
+    }
+
+    fn beat(&self) -> Duration {
+        {
+            let mut sending = self.sending.lock();
+            sending.producer.beat();
+            sending.rest();
+        }
+        let Some(receiving) = self.receiving.try_lock() else { return Duration::ZERO };
+        let mut life = self.life.lock();
+        let beats = receiving.consumer.beats();
+        if beats != life.beats {
+            *life = Life { beats, seen: Instant::now() };
+        }
+        life.seen.elapsed()
+    }
+
+    fn close(&self, reason: &Error) {
+        self.drain_outbox();
+        self.end(reason, CloseReason::Finished);
+    }
+
+    fn abandon(&self, reason: &Error) {
+        if self.process.has_ended() {
+            self.end(reason, CloseReason::Failed);
+            return;
+        }
+        self.end(reason, CloseReason::DeclaredDead);
+        if self.kill_silent {
+            self.process.kill();
+        }
+    }
+}

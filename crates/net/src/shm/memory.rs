@@ -1,0 +1,109 @@
+//! The memory of one shared-memory link: two rings in one sealed memfd.
+
+use super::ring::{Memory, WORDS};
+use rustix::fs::{MemfdFlags, SealFlags};
+use sheave_base::sync::AtomicU64;
+use sheave_base::{Error, ErrorKind, Result};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+const BYTES: usize = 2 * WORDS * size_of::<AtomicU64>();
+
+/// A mapped pair of rings. The mapping lives as long as anybody holds it.
+pub(crate) struct Pair {
+    file: OwnedFd,
+    map: memmap2::MmapRaw,
+}
+
+impl Pair {
+    /// Fresh, zeroed rings that a peer can map.
+    pub(crate) fn create() -> Result<Arc<Self>> {
+        let file = rustix::fs::memfd_create("sheave-link", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .map_err(|errno| Error::from(errno).context("making the shared memory of a link"))?;
+        rustix::fs::ftruncate(&file, BYTES as u64)?;
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Self::map(file)
+    }
+
+    /// A peer's rings. Size and seals are checked first, so that no later access can fault.
+    pub(crate) fn import(file: OwnedFd) -> Result<Arc<Self>> {
+        let wrong = |what: String| Error::new(ErrorKind::Protocol, format!("the peer's link memory {what}"));
+        let seals = rustix::fs::fcntl_get_seals(&file).map_err(|errno| wrong(format!("has no seals: {errno}")))?;
+        if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
+            return Err(wrong("can still change its size".into()));
+        }
+        let length = rustix::fs::fstat(&file)?.st_size;
+        if length != BYTES as i64 {
+            return Err(wrong(format!("has {length} bytes where {BYTES} were expected")));
+        }
+        Self::map(file)
+    }
+
+    fn map(file: OwnedFd) -> Result<Arc<Self>> {
+        let map = memmap2::MmapOptions::new()
+            .len(BYTES)
+            .populate()
+            .map_raw(&file)
+            .map_err(|error| Error::from(error).context("mapping the shared memory of a link"))?;
+        Ok(Arc::new(Self { file, map }))
+    }
+
+    /// The descriptor to hand to the peer.
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// One of the two rings.
+    pub(crate) fn ring(self: &Arc<Self>, which: Which) -> RingMemory {
+        RingMemory { pair: Arc::clone(self), first: if which == Which::FromInitiator { 0 } else { WORDS } }
+    }
+}
+
+/// The directions of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Which {
+    FromInitiator,
+    FromResponder,
+}
+
+/// The words of one ring.
+pub(crate) struct RingMemory {
+    pair: Arc<Pair>,
+    first: usize,
+}
+
+impl Memory for RingMemory {
+    fn word(&self, index: usize) -> &AtomicU64 {
+        assert!(index < WORDS, "ring indices are reduced before use");
+        // SAFETY: the mapping is `BYTES` long, page aligned, sealed against shrinking and alive as long as `self`; the
+        // index is inside one of its two halves. Other processes change it only as atomic words or, if they break the
+        // protocol, as plain bytes, which the atomic loads and stores of this side tolerate.
+        unsafe { &*self.pair.map.as_mut_ptr().cast::<AtomicU64>().add(self.first + index) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::Ordering::SeqCst;
+
+    #[test]
+    fn both_sides_see_the_same_words() {
+        let ours = Pair::create().expect("memory");
+        let theirs = Pair::import(ours.descriptor().try_clone_to_owned().expect("a descriptor")).expect("sound");
+        ours.ring(Which::FromResponder).word(5).store(77, SeqCst);
+        assert_eq!(theirs.ring(Which::FromResponder).word(5).load(SeqCst), 77);
+        assert_eq!(theirs.ring(Which::FromInitiator).word(5).load(SeqCst), 0);
+    }
+
+    #[test]
+    fn unsealed_or_short_memory_is_refused() {
+        let plain = rustix::fs::memfd_create("plain", MemfdFlags::CLOEXEC).expect("a file");
+        rustix::fs::ftruncate(&plain, BYTES as u64).expect("room");
+        assert_eq!(Pair::import(plain).err().map(|error| error.kind()), Some(ErrorKind::Protocol));
+        let short =
+            rustix::fs::memfd_create("short", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("a file");
+        rustix::fs::fcntl_add_seals(&short, SealFlags::SHRINK | SealFlags::GROW).expect("seals");
+        assert_eq!(Pair::import(short).err().map(|error| error.kind()), Some(ErrorKind::Protocol));
+    }
+}

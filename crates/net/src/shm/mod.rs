@@ -1,0 +1,115 @@
+//! Links between processes of one host.
+//!
+//! Two nodes that have authenticated each other over a Unix socket exchange descriptors: the initiator offers a sealed
+//! memfd with both rings and its doorbell, the responder answers with its own doorbell. From then on messages go through
+//! the rings ([`ring`]), large tensors through the arenas ([`sending`] says how), and the socket carries only further
+//! descriptors and the news of its own end.
+
+mod channel;
+mod link;
+mod loans;
+mod memory;
+mod process;
+mod receiving;
+mod ring;
+mod sending;
+
+use crate::node::{Inner, Node};
+use channel::{Packet, Received};
+use link::{Material, ShmLink};
+use memory::{Pair, Which};
+use process::PeerProcess;
+use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// The initiator's half of the exchange, begun.
+pub(crate) struct Offer {
+    pair: Arc<Pair>,
+    socket: OwnedFd,
+    peer: Peer,
+}
+
+/// Offers rings over an authenticated socket.
+pub(crate) fn offer(node: &Arc<Inner>, socket: OwnedFd, peer: Peer) -> Result<Offer> {
+    let pair = Pair::create()?;
+    if !channel::send_offer(socket.as_fd(), pair.descriptor(), node.progress.doorbell.as_fd())? {
+        return Err(Error::new(ErrorKind::PeerLost, "the peer's socket takes no offer").peer(peer));
+    }
+    Ok(Offer { pair, socket, peer })
+}
+
+impl Offer {
+    /// The socket, to wait for the answer on.
+    pub(crate) fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
+    /// Takes the answer and adds the link; gives the offer back while there is no answer.
+    pub(crate) fn finish(self, node: &Arc<Inner>) -> Result<std::result::Result<LinkId, Self>> {
+        let bell = match channel::receive(&self.socket)? {
+            Received::Empty => return Ok(Err(self)),
+            Received::Packet(Packet::Answer { bell }) => bell,
+            Received::Packet(_) => return Err(Error::new(ErrorKind::Protocol, "the peer did not answer the offer")),
+            Received::End => {
+                return Err(Error::new(ErrorKind::PeerLost, "it closed the link while it was made").peer(self.peer));
+            }
+        };
+        let Self { pair, socket, peer } = self;
+        add(node, pair, Which::FromInitiator, socket, bell, peer, false).map(Ok)
+    }
+}
+
+/// Links two nodes of one process through shared memory, as if they were two processes. Returns the link as each of them
+/// knows it.
+pub fn connect(one: &Node, other: &Node) -> Result<(LinkId, LinkId)> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    let (left, right) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+        .map_err(|errno| Error::from(errno).context("making a socket pair"))?;
+    let offer = offer(&one.inner, left, other.peer().clone())?;
+    let unfinished = || Error::new(ErrorKind::Internal, "a socket pair lost a packet");
+    let at_other = answer(&other.inner, right, one.peer().clone())?.map_err(|_| unfinished())?;
+    let at_one = offer.finish(&one.inner)?.map_err(|_| unfinished())?;
+    Ok((at_one, at_other))
+}
+
+/// Answers the offer on an authenticated socket and adds the link; gives socket and peer back while there is no offer.
+pub(crate) fn answer(
+    node: &Arc<Inner>,
+    socket: OwnedFd,
+    peer: Peer,
+) -> Result<std::result::Result<LinkId, (OwnedFd, Peer)>> {
+    match channel::receive(&socket)? {
+        Received::Empty => Ok(Err((socket, peer))),
+        Received::Packet(Packet::Offer { rings, bell }) => {
+            let pair = Pair::import(rings)?;
+            if !channel::send_answer(socket.as_fd(), node.progress.doorbell.as_fd())? {
+                return Err(Error::new(ErrorKind::PeerLost, "the peer's socket takes no answer").peer(peer));
+            }
+            add(node, pair, Which::FromResponder, socket, bell, peer, true).map(Ok)
+        }
+        Received::Packet(_) => Err(Error::new(ErrorKind::Protocol, "the peer made no offer")),
+        Received::End => Err(Error::new(ErrorKind::PeerLost, "it closed the link while it was made").peer(peer)),
+    }
+}
+
+fn add(
+    node: &Arc<Inner>,
+    pair: Arc<Pair>,
+    outbound: Which,
+    socket: OwnedFd,
+    bell: OwnedFd,
+    mut peer: Peer,
+    from_peer: bool,
+) -> Result<LinkId> {
+    let (process, pid) = PeerProcess::of_socket(socket.as_fd())?;
+    peer.pid = Some(pid);
+    let material = Material { pair, outbound, socket, bell, peer, process: Arc::clone(&process) };
+    let make = |id| Ok(Arc::new(ShmLink::new(id, node, material)) as Arc<dyn crate::Link>);
+    let entry = node.add_link(make)?;
+    PeerProcess::watch(&process, node, &entry)?;
+    if from_peer {
+        node.announce_arrival(entry.id);
+    }
+    Ok(entry.id)
+}

@@ -1,0 +1,316 @@
+//! The receiving side of a shared-memory link.
+
+use super::channel::{self, Packet, Received};
+use super::loans::{Debts, Lent};
+use super::memory::RingMemory;
+use super::ring::{Consumer, Kind as RecordKind, Record};
+use super::sending::{CHUNK_BYTES, CHUNKS};
+use crate::counters::Counters;
+use crate::link::{Arrival, Sink, Verdict};
+use crate::message::{Envelope, Message};
+use parking_lot::Mutex;
+use sheave_base::limits::CONTROL_BYTES_MAX;
+use sheave_base::{Error, ErrorKind, LinkId, Result, Tag};
+use sheave_tensor::{Arena, Buffer, Dtype, Segment, SegmentId, Shape, Tensor};
+use sheave_wire::{HEADER_BYTES, Header, Part, Placement};
+use smallvec::SmallVec;
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// The parts of a link that receiving needs and does not own.
+pub(crate) struct Shore<'a> {
+    pub(crate) id: LinkId,
+    pub(crate) socket: &'a OwnedFd,
+    pub(crate) lent: &'a Mutex<Lent>,
+    pub(crate) debts: &'a Arc<Debts>,
+    pub(crate) arena: &'a Arena,
+    pub(crate) counters: &'a Counters,
+    pub(crate) sink: &'a dyn Sink,
+}
+
+/// What the holder of the poll token changes.
+pub(crate) struct Receiving {
+    pub(crate) consumer: Consumer<RingMemory>,
+    sequence: u64,
+    segments: HashMap<u64, Arc<Segment>>,
+    area: Vec<u8>,
+    slots: Option<(Arc<Segment>, u64)>,
+    stream: Option<Stream>,
+    chunks_taken: u64,
+    socket_ended: bool,
+}
+
+/// A message whose bytes come through the slots.
+struct Stream {
+    ticket: u64,
+    message: Message,
+    /// The parts that are streamed, in order.
+    parts: SmallVec<[usize; 1]>,
+    next: usize,
+    offset_bytes: usize,
+}
+
+/// What became of the next record.
+pub(crate) enum Step {
+    Nothing,
+    Paused,
+    Moved,
+}
+
+impl Receiving {
+    pub(crate) fn new(consumer: Consumer<RingMemory>) -> Self {
+        Self {
+            consumer,
+            sequence: 0,
+            segments: HashMap::new(),
+            area: Vec::new(),
+            slots: None,
+            stream: None,
+            chunks_taken: 0,
+            socket_ended: false,
+        }
+    }
+
+    /// Takes the next record, if there is one.
+    pub(crate) fn step(&mut self, shore: &Shore<'_>) -> Result<Step> {
+        let Some(record) = self.consumer.peek()? else { return Ok(Step::Nothing) };
+        match record.kind {
+            RecordKind::Message => return self.message(record, shore),
+            RecordKind::Chunk => return self.chunk(record, shore),
+            RecordKind::Returns => self.returns(&record, shore)?,
+            RecordKind::Area => self.area_piece(&record)?,
+            RecordKind::Slots => {
+                let [segment, offset] = self.words::<2>(&record)?;
+                let segment = self.segment(segment, shore)?;
+                let bytes = CHUNK_BYTES as u64 * CHUNKS;
+                if offset.checked_add(bytes).is_none_or(|end| end > segment.len_bytes()) {
+                    return Err(impossible("slots outside of their segment"));
+                }
+                self.slots = Some((segment, offset));
+            }
+            RecordKind::Pad => {}
+        }
+        self.consumer.release(record);
+        Ok(Step::Moved)
+    }
+
+    /// True once the peer's socket is closed.
+    pub(crate) fn socket_ended(&self) -> bool {
+        self.socket_ended
+    }
+
+    /// Reads what the peer sent beside the rings.
+    pub(crate) fn read_socket(&mut self, socket: &OwnedFd) -> Result<()> {
+        while !self.socket_ended {
+            match channel::receive(socket)? {
+                Received::Empty => return Ok(()),
+                Received::End => self.socket_ended = true,
+                Received::Packet(Packet::Segment { id, length_bytes, file }) => {
+                    let segment = Segment::import(file, SegmentId(id), length_bytes)?;
+                    self.segments.insert(id, segment);
+                }
+                Received::Packet(_) => return Err(impossible("a second offer")),
+            }
+        }
+        Ok(())
+    }
+
+    fn segment(&mut self, id: u64, shore: &Shore<'_>) -> Result<Arc<Segment>> {
+        if !self.segments.contains_key(&id) {
+            // The descriptor was sent before the record that refers to it.
+            self.read_socket(shore.socket)?;
+        }
+        self.segments.get(&id).cloned().ok_or_else(|| impossible("a segment that was never announced"))
+    }
+
+    fn words<const N: usize>(&self, record: &Record) -> Result<[u64; N]> {
+        let mut bytes = [[0; 8]; N];
+        self.consumer.read(record, 0, bytes.as_flattened_mut())?;
+        Ok(bytes.map(u64::from_ne_bytes))
+    }
+
+    fn returns(&mut self, record: &Record, shore: &Shore<'_>) -> Result<()> {
+        let mut bytes = vec![0; record.body_bytes];
+        self.consumer.read(record, 0, &mut bytes)?;
+        let mut freed: SmallVec<[Buffer; 16]> = SmallVec::new();
+        {
+            let mut lent = shore.lent.lock();
+            for word in bytes.as_chunks::<8>().0 {
+                freed.push(lent.end(u64::from_ne_bytes(*word), shore.arena)?);
+            }
+        }
+        drop(freed);
+        Ok(())
+    }
+
+    fn area_piece(&mut self, record: &Record) -> Result<()> {
+        let begin = self.area.len();
+        if begin > CONTROL_BYTES_MAX {
+            return Err(impossible("a control area without end"));
+        }
+        self.area.resize(begin + record.body_bytes, 0);
+        self.consumer.read(record, 0, &mut self.area[begin..])
+    }
+
+    fn message(&mut self, record: Record, shore: &Shore<'_>) -> Result<Step> {
+        if self.stream.is_some() {
+            return Err(impossible("a message in the middle of a stream"));
+        }
+        let mut header = [0; HEADER_BYTES];
+        self.consumer.read(&record, 0, &mut header)?;
+        let header = Header::decode_with(&header, false)?;
+        if header.sequence != self.sequence + 1 {
+            return Err(impossible(format!("message {} after message {}", header.sequence, self.sequence)));
+        }
+        let here = (header.control_bytes as usize).checked_sub(self.area.len());
+        let here = here.ok_or_else(|| impossible("a control area longer than announced"))?;
+        let mut near: SmallVec<[u8; 256]> = SmallVec::from_elem(0, here.min(record.body_bytes));
+        self.consumer.read(&record, HEADER_BYTES, &mut near)?;
+        let inline_at = HEADER_BYTES + near.len().next_multiple_of(8);
+        let mut far = Vec::new();
+        let area: &[u8] = if self.area.is_empty() {
+            &near
+        } else {
+            far.extend_from_slice(&self.area);
+            far.extend_from_slice(&near);
+            &far
+        };
+        let (parts, control) = sheave_wire::parts::decode(area, header.part_count.into())?;
+        let arrival = arrival(&header, &parts);
+        let (ticket, places) = match shore.sink.begin(shore.id, &arrival)? {
+            Verdict::Pause => return Ok(Step::Paused),
+            Verdict::Land { ticket, places } => (ticket, places),
+        };
+        let control = control.to_vec();
+        let (tensors, streamed) = self.land(&record, inline_at, &parts, &places, shore)?;
+        self.area.clear();
+        self.sequence += 1;
+        self.consumer.release(record);
+        let (envelope, sequence) = (arrival.envelope, arrival.sequence);
+        let message = Message { envelope, source: shore.id, sequence, control, parts: tensors };
+        if streamed.is_empty() {
+            shore.sink.deliver(ticket, message);
+        } else {
+            self.stream = Some(Stream { ticket, message, parts: streamed, next: 0, offset_bytes: 0 });
+        }
+        Ok(Step::Moved)
+    }
+
+    /// Gives every part its memory, and its bytes where they are here already.
+    fn land(
+        &mut self,
+        record: &Record,
+        inline_at: usize,
+        parts: &[Part],
+        places: &[Tensor],
+        shore: &Shore<'_>,
+    ) -> Result<(SmallVec<[Tensor; 1]>, SmallVec<[usize; 1]>)> {
+        let (mut tensors, mut streamed) = (SmallVec::new(), SmallVec::new());
+        let mut at = inline_at;
+        for (index, part) in parts.iter().enumerate() {
+            let place = places.get(index);
+            let length_bytes = part.spec.length_bytes()? as usize;
+            tensors.push(match part.placement {
+                Placement::Inline => {
+                    let tensor = place.cloned().map_or_else(|| shore.sink.place(&part.spec), Ok)?;
+                    self.read_into(record, at, &tensor)?;
+                    at += length_bytes.next_multiple_of(8);
+                    Counters::add(&shore.counters.bytes_copied, length_bytes as u64);
+                    tensor
+                }
+                Placement::Stream => {
+                    streamed.push(index);
+                    place.cloned().map_or_else(|| shore.sink.place(&part.spec), Ok)?
+                }
+                Placement::Block { segment, offset, loan } => {
+                    let segment = self.segment(segment, shore)?;
+                    let lender = Arc::clone(shore.debts) as Arc<dyn sheave_tensor::Lender>;
+                    let buffer = Buffer::lent(segment, offset, length_bytes as u64, loan, lender)?;
+                    if part.shared {
+                        buffer.share()?;
+                    }
+                    adopt(buffer, part, place, shore)?
+                }
+                Placement::Home { loan } => {
+                    let buffer = shore.lent.lock().end(loan, shore.arena)?;
+                    if buffer.len_bytes() < length_bytes {
+                        return Err(impossible("a block that comes home larger than it left"));
+                    }
+                    adopt(buffer, part, place, shore)?
+                }
+            });
+        }
+        Ok((tensors, streamed))
+    }
+
+    fn read_into(&self, record: &Record, at: usize, tensor: &Tensor) -> Result<()> {
+        // SAFETY: the tensor is a place whose write lease the receive holds, or fresh; nobody else looks at its bytes.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(tensor.ptr(), tensor.len_bytes()) };
+        self.consumer.read(record, at, bytes)
+    }
+
+    fn chunk(&mut self, record: Record, shore: &Shore<'_>) -> Result<Step> {
+        let [length] = self.words::<1>(&record)?;
+        let (Some(stream), Some((segment, offset))) = (self.stream.as_mut(), self.slots.as_ref()) else {
+            return Err(impossible("a chunk without a stream"));
+        };
+        let tensor = &stream.message.parts[stream.parts[stream.next]];
+        let length = usize::try_from(length).ok().filter(|length| {
+            (1..=CHUNK_BYTES).contains(length) && stream.offset_bytes + length <= tensor.len_bytes()
+        });
+        let length = length.ok_or_else(|| impossible("a chunk of impossible length"))?;
+        let slot = offset + self.chunks_taken % CHUNKS * CHUNK_BYTES as u64;
+        // SAFETY: the slots' range was checked against their mapped segment; the tensor is fresh or a place whose write
+        // lease the receive holds, and the length was checked against it.
+        unsafe {
+            let source = segment.start().as_ptr().add(slot as usize);
+            sheave_tensor::copy_bytes(tensor.ptr().add(stream.offset_bytes), source, length);
+        }
+        Counters::add(&shore.counters.bytes_copied, length as u64);
+        stream.offset_bytes += length;
+        if stream.offset_bytes == tensor.len_bytes() {
+            stream.next += 1;
+            stream.offset_bytes = 0;
+        }
+        let finished = stream.next == stream.parts.len();
+        self.chunks_taken += 1;
+        self.consumer.release(record);
+        self.consumer.chunk_taken(self.chunks_taken);
+        if finished && let Some(stream) = self.stream.take() {
+            shore.sink.deliver(stream.ticket, stream.message);
+        }
+        Ok(Step::Moved)
+    }
+}
+
+/// A block that is here already: as it is, or copied to the place that the receiver named.
+fn adopt(buffer: Buffer, part: &Part, place: Option<&Tensor>, shore: &Shore<'_>) -> Result<Tensor> {
+    let dtype = Dtype::from_code(part.spec.dtype).ok_or_else(|| impossible("a tensor of unknown dtype"))?;
+    let tensor = Tensor::from_buffer(buffer, 0, dtype, Shape::new(&part.spec.dims)?)?;
+    let Some(place) = place else { return Ok(tensor) };
+    // SAFETY: the sink checked that the lengths agree and holds the place's write lease; the block is ours or lent to us.
+    unsafe { sheave_tensor::copy_bytes(place.ptr(), tensor.ptr(), tensor.len_bytes()) };
+    Counters::add(&shore.counters.bytes_copied, tensor.len_bytes() as u64);
+    Ok(place.clone())
+}
+
+fn arrival(header: &Header, parts: &[Part]) -> Arrival {
+    Arrival {
+        envelope: Envelope {
+            kind: header.kind,
+            tag: Tag(header.tag),
+            context: header.context,
+            correlation: header.correlation,
+            epoch: header.epoch,
+        },
+        sequence: header.sequence,
+        specs: parts.iter().map(|part| part.spec.clone()).collect(),
+        payload_bytes: header.payload_bytes,
+    }
+}
+
+fn impossible(what: impl std::fmt::Display) -> Error {
+    Error::new(ErrorKind::Protocol, format!("the peer sent {what}"))
+        .hint("the peer runs another version or its memory is damaged; restart it")
+}

@@ -1,0 +1,453 @@
+//! One direction of a shared-memory link: a single-producer, single-consumer ring of records.
+//!
+//! The ring is made of 64-byte lines and seen as atomic words, so that a peer that breaks the protocol can corrupt what
+//! it says but never cause a data race here. A record is `[number, kind and length, body …]`, contiguous, rounded up to
+//! whole lines. Its first word is the *ready* word: the record's number, stored last with release ordering. The consumer
+//! looks at exactly one place, the line after the last record, and finds either zero or the number that it expects,
+//! because the producer clears the ready word of the *next* line before it publishes a record; old payload bytes can
+//! never pass for a record. One line is always left free for that. A small message thus moves two cache lines and no
+//! index; the consumer's index is read by the producer only when its own copy of it says that the ring is full.
+//!
+//! Sleeping: each side announces that it sleeps by a flag (`armed`) and looks once more; the other side changes the ring
+//! and then looks at the flag, with a sequentially consistent fence between the two steps on both sides (Dekker). So
+//! one of them always sees the other.
+//!
+//! Everything read from the ring is copied out before it is looked at, and every length and index is checked.
+
+use sheave_base::sync::{AtomicU64, Ordering, fence};
+use sheave_base::{Error, ErrorKind, Result};
+
+/// Lines of one direction.
+pub(crate) const LINES: u64 = 256;
+const LINE_WORDS: usize = 8;
+const HEAD: usize = 0;
+const CONSUMER_ARMED: usize = 8;
+const PRODUCER_ARMED: usize = 16;
+const CHUNKS: usize = 24;
+// Beside the producer's flag, which changes as rarely.
+const CLOSED: usize = 17;
+const BEAT: usize = 18;
+const DATA: usize = 32;
+/// Words of one direction, control included.
+pub(crate) const WORDS: usize = DATA + LINES as usize * LINE_WORDS;
+/// Largest body of a record in bytes, so that any record and its padding fit together.
+pub(crate) const BODY_BYTES_MAX: usize = (LINES as usize / 2 - 2) * 64 - 16;
+
+/// What a record is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    /// Fills the end of the ring; carries nothing.
+    Pad = 1,
+    /// A message: wire header, part table, control, inline payload.
+    Message = 2,
+    /// A slot of the stream in progress is filled.
+    Chunk = 3,
+    /// Loans that come home.
+    Returns = 4,
+    /// A piece of the next message's control area.
+    Area = 5,
+    /// Where the slots of the following streams are.
+    Slots = 6,
+}
+
+impl Kind {
+    fn from_code(code: u8) -> Result<Self> {
+        Ok(match code {
+            1 => Self::Pad,
+            2 => Self::Message,
+            3 => Self::Chunk,
+            4 => Self::Returns,
+            5 => Self::Area,
+            6 => Self::Slots,
+            other => return Err(corrupt(format!("record kind {other}"))),
+        })
+    }
+}
+
+fn corrupt(what: impl std::fmt::Display) -> Error {
+    Error::new(ErrorKind::Protocol, format!("the shared ring holds an impossible value: {what}"))
+        .hint("the peer runs another version or its memory is damaged; restart it")
+}
+
+/// The words that both sides see.
+pub(crate) trait Memory {
+    /// The word at `index`, which is below [`WORDS`].
+    fn word(&self, index: usize) -> &AtomicU64;
+}
+
+/// The writing side. Callers serialise access.
+pub(crate) struct Producer<M> {
+    memory: M,
+    tail: u64,
+    seen_head: u64,
+    number: u64,
+}
+
+impl<M: Memory> Producer<M> {
+    /// The producer of a fresh, zeroed ring.
+    pub(crate) fn new(memory: M) -> Self {
+        Self { memory, tail: 0, seen_head: 0, number: 1 }
+    }
+
+    /// Appends a record whose body is `pieces`, each rounded up to whole words. False when there is no room now.
+    pub(crate) fn push(&mut self, kind: Kind, pieces: &[&[u8]]) -> Result<bool> {
+        let body_words: usize = pieces.iter().map(|piece| piece.len().div_ceil(8)).sum();
+        if body_words * 8 > BODY_BYTES_MAX {
+            return Err(Error::new(ErrorKind::Internal, format!("a ring record of {} bytes", body_words * 8)));
+        }
+        let lines = (2 + body_words).div_ceil(LINE_WORDS) as u64;
+        let at = self.tail % LINES;
+        let pad = if at + lines > LINES { LINES - at } else { 0 };
+        if !self.has_room(pad + lines)? {
+            return Ok(false);
+        }
+        if pad > 0 {
+            self.publish(Kind::Pad, pad, 0, &[]);
+        }
+        self.publish(kind, lines, body_words * 8, pieces);
+        Ok(true)
+    }
+
+    fn has_room(&mut self, lines: u64) -> Result<bool> {
+        let fits = |head: u64| self.tail + lines < head + LINES;
+        if fits(self.seen_head) {
+            return Ok(true);
+        }
+        let head = self.memory.word(HEAD).load(Ordering::Acquire);
+        if head < self.seen_head || head > self.tail {
+            return Err(corrupt(format!("consumer index {head} with producer index {}", self.tail)));
+        }
+        self.seen_head = head;
+        Ok(fits(head))
+    }
+
+    fn publish(&mut self, kind: Kind, lines: u64, body_bytes: usize, pieces: &[&[u8]]) {
+        let base = line_word(self.tail);
+        let mut next = base + 2;
+        for piece in pieces {
+            let (words, rest) = piece.as_chunks::<8>();
+            for word in words {
+                self.memory.word(next).store(u64::from_ne_bytes(*word), Ordering::Relaxed);
+                next += 1;
+            }
+            if !rest.is_empty() {
+                let mut last = [0; 8];
+                last[..rest.len()].copy_from_slice(rest);
+                self.memory.word(next).store(u64::from_ne_bytes(last), Ordering::Relaxed);
+                next += 1;
+            }
+        }
+        let shape = u64::from(kind as u8) | lines << 8 | (body_bytes as u64) << 32;
+        self.memory.word(base + 1).store(shape, Ordering::Relaxed);
+        self.memory.word(line_word(self.tail + lines)).store(0, Ordering::Relaxed);
+        self.memory.word(base).store(self.number, Ordering::Release);
+        self.tail += lines;
+        self.number += 1;
+    }
+
+    /// After a push: true when the consumer sleeps and must be rung. Clears its flag.
+    pub(crate) fn must_ring(&self) -> bool {
+        fence(Ordering::SeqCst);
+        take_flag(self.memory.word(CONSUMER_ARMED))
+    }
+
+    /// Announces that this side waits for room.
+    pub(crate) fn arm(&self) {
+        self.memory.word(PRODUCER_ARMED).store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Says that nothing more comes, and why (a close reason's code, never zero).
+    pub(crate) fn close(&self, code: u8) {
+        self.memory.word(CLOSED).store(u64::from(code), Ordering::Release);
+    }
+
+    /// Shows a sign of life.
+    pub(crate) fn beat(&self) {
+        let beat = self.memory.word(BEAT);
+        beat.store(beat.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
+    }
+
+    /// Chunks of streams that the consumer has taken, over the life of the link.
+    pub(crate) fn chunks_taken(&self) -> u64 {
+        self.memory.word(CHUNKS).load(Ordering::Acquire)
+    }
+
+    /// True when a record of the largest size would fit.
+    pub(crate) fn has_room_for_any(&mut self) -> Result<bool> {
+        self.has_room(LINES - 1).map(|all| all || self.tail + LINES / 2 < self.seen_head + LINES)
+    }
+}
+
+/// A record that was found but not yet released.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Record {
+    pub(crate) kind: Kind,
+    pub(crate) body_bytes: usize,
+    base: usize,
+    lines: u64,
+}
+
+/// The reading side. Callers serialise access.
+pub(crate) struct Consumer<M> {
+    memory: M,
+    head: u64,
+    number: u64,
+}
+
+impl<M: Memory> Consumer<M> {
+    /// The consumer of a fresh, zeroed ring.
+    pub(crate) fn new(memory: M) -> Self {
+        Self { memory, head: 0, number: 1 }
+    }
+
+    /// The next record, if there is one.
+    pub(crate) fn peek(&mut self) -> Result<Option<Record>> {
+        loop {
+            let base = line_word(self.head);
+            let ready = self.memory.word(base).load(Ordering::Acquire);
+            if ready != self.number {
+                return if ready == 0 { Ok(None) } else { Err(corrupt(format!("record number {ready}"))) };
+            }
+            let shape = self.memory.word(base + 1).load(Ordering::Relaxed);
+            let kind = Kind::from_code(shape as u8)?;
+            let lines = (shape >> 8) & 0xff_ffff;
+            let body_bytes = (shape >> 32) as usize;
+            let fits = lines >= 1
+                && self.head % LINES + lines <= LINES
+                && (body_bytes + 16).div_ceil(64) as u64 <= lines
+                && body_bytes <= BODY_BYTES_MAX;
+            if !fits {
+                return Err(corrupt(format!("a record of {lines} lines and {body_bytes} bytes")));
+            }
+            let record = Record { kind, body_bytes, base, lines };
+            if kind != Kind::Pad {
+                return Ok(Some(record));
+            }
+            self.release(record);
+        }
+    }
+
+    /// Copies body bytes from `offset_bytes` (a multiple of 8) into `target`. The range was checked by the caller's
+    /// own arithmetic against `body_bytes`; beyond it is an error.
+    pub(crate) fn read(&self, record: &Record, offset_bytes: usize, target: &mut [u8]) -> Result<()> {
+        let end = offset_bytes.checked_add(target.len()).filter(|end| *end <= record.body_bytes.next_multiple_of(8));
+        if end.is_none() || !offset_bytes.is_multiple_of(8) {
+            return Err(corrupt(format!("a field at {offset_bytes} in a body of {}", record.body_bytes)));
+        }
+        let mut next = record.base + 2 + offset_bytes / 8;
+        let (words, rest) = target.as_chunks_mut::<8>();
+        for word in words {
+            *word = self.memory.word(next).load(Ordering::Relaxed).to_ne_bytes();
+            next += 1;
+        }
+        if !rest.is_empty() {
+            let last = self.memory.word(next).load(Ordering::Relaxed).to_ne_bytes();
+            let length = rest.len();
+            rest.copy_from_slice(&last[..length]);
+        }
+        Ok(())
+    }
+
+    /// Gives the record's lines back to the producer.
+    pub(crate) fn release(&mut self, record: Record) {
+        self.head += record.lines;
+        self.number += 1;
+        self.memory.word(HEAD).store(self.head, Ordering::Release);
+    }
+
+    /// Why nothing more comes; `None` while something may. What was sent before is still in the ring.
+    pub(crate) fn closed(&self) -> Option<u8> {
+        let code = self.memory.word(CLOSED).load(Ordering::Acquire);
+        (code != 0).then_some(code as u8)
+    }
+
+    /// The producer's signs of life, counted.
+    pub(crate) fn beats(&self) -> u64 {
+        self.memory.word(BEAT).load(Ordering::Acquire)
+    }
+
+    /// Tells the producer that one more chunk of its stream was taken.
+    pub(crate) fn chunk_taken(&self, total: u64) {
+        self.memory.word(CHUNKS).store(total, Ordering::Release);
+    }
+
+    /// After releasing: true when the producer waits for room and must be rung. Clears its flag.
+    pub(crate) fn must_ring(&self) -> bool {
+        fence(Ordering::SeqCst);
+        take_flag(self.memory.word(PRODUCER_ARMED))
+    }
+
+    /// Announces that this side is about to sleep. The caller looks once more afterwards.
+    pub(crate) fn arm(&self) {
+        self.memory.word(CONSUMER_ARMED).store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Takes the announcement back.
+    pub(crate) fn disarm(&self) {
+        let armed = self.memory.word(CONSUMER_ARMED);
+        if armed.load(Ordering::Relaxed) != 0 {
+            armed.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+fn take_flag(flag: &AtomicU64) -> bool {
+    flag.load(Ordering::Relaxed) != 0 && flag.swap(0, Ordering::AcqRel) != 0
+}
+
+fn line_word(line: u64) -> usize {
+    DATA + (line % LINES) as usize * LINE_WORDS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    /// A ring on the heap, for tests of the protocol alone.
+    struct Heap(Vec<AtomicU64>);
+
+    impl Memory for Arc<Heap> {
+        fn word(&self, index: usize) -> &AtomicU64 {
+            &self.0[index]
+        }
+    }
+
+    fn ring() -> (Arc<Heap>, Producer<Arc<Heap>>, Consumer<Arc<Heap>>) {
+        let memory = Arc::new(Heap((0..WORDS).map(|_| AtomicU64::new(0)).collect()));
+        (memory.clone(), Producer::new(memory.clone()), Consumer::new(memory))
+    }
+
+    #[cfg(not(loom))]
+    mod plain {
+        use super::*;
+        use proptest::prelude::*;
+
+        fn take(consumer: &mut Consumer<Arc<Heap>>) -> Option<Vec<u8>> {
+            let record = consumer.peek().expect("the ring is sound")?;
+            let mut body = vec![0; record.body_bytes];
+            consumer.read(&record, 0, &mut body).expect("the range is inside");
+            consumer.release(record);
+            Some(body)
+        }
+
+        proptest! {
+            #[test]
+            fn what_goes_in_comes_out_in_order(
+                sizes in prop::collection::vec(0usize..BODY_BYTES_MAX, 1..200),
+                drain_every in 1usize..8,
+            ) {
+                let (_, mut producer, mut consumer) = ring();
+                let (mut sent, mut received) = (std::collections::VecDeque::new(), 0usize);
+                for (index, size) in sizes.iter().enumerate() {
+                    let body: Vec<u8> = (0..*size).map(|byte| (byte * 7 + index) as u8).collect();
+                    while !producer.push(Kind::Message, &[&body]).expect("it is small enough") {
+                        let expected: Vec<u8> = sent.pop_front().expect("a full ring holds something");
+                        prop_assert_eq!(&take(&mut consumer).expect("it was pushed")[..expected.len()], &expected[..]);
+                        received += 1;
+                    }
+                    sent.push_back(body);
+                    if index % drain_every == 0 && let Some(body) = take(&mut consumer) {
+                        let expected = sent.pop_front().expect("it was pushed");
+                        prop_assert_eq!(&body[..expected.len()], &expected[..]);
+                        received += 1;
+                    }
+                }
+                while let Some(body) = take(&mut consumer) {
+                    let expected = sent.pop_front().expect("it was pushed");
+                    prop_assert_eq!(&body[..expected.len()], &expected[..]);
+                    received += 1;
+                }
+                prop_assert_eq!(received, sizes.len());
+            }
+        }
+
+        #[test]
+        fn payload_that_looks_like_a_ready_word_is_not_a_record() {
+            let (_, mut producer, mut consumer) = ring();
+            for number in 1..10_000u64 {
+                let lookalike: Vec<u8> = (0..40).flat_map(|ahead| (number + ahead).to_ne_bytes()).collect();
+                assert!(producer.push(Kind::Message, &[&lookalike]).expect("it is small"));
+                assert_eq!(take(&mut consumer).expect("one record"), lookalike);
+                assert!(consumer.peek().expect("the ring is sound").is_none(), "nothing was pushed after it");
+            }
+        }
+
+        #[test]
+        fn impossible_values_are_errors() {
+            for (word, value) in [(DATA, 99), (DATA + 1, 0xff), (DATA + 1, 2 | 9 << 8 | 5000 << 32), (DATA + 1, 2)] {
+                let (memory, mut producer, mut consumer) = ring();
+                producer.push(Kind::Message, &[b"hello"]).expect("it is small");
+                memory.0[word].store(value, Ordering::SeqCst);
+                assert_eq!(consumer.peek().expect_err("it is damaged").kind(), ErrorKind::Protocol);
+            }
+            let (memory, mut producer, _) = ring();
+            memory.0[HEAD].store(77, Ordering::SeqCst);
+            let filled = (0..LINES).try_for_each(|_| producer.push(Kind::Chunk, &[&[0; 48]]).map(|_| ()));
+            assert_eq!(filled.expect_err("the index is impossible").kind(), ErrorKind::Protocol);
+        }
+
+        #[test]
+        fn a_sleeper_is_rung_once() {
+            let (_, mut producer, mut consumer) = ring();
+            consumer.arm();
+            producer.push(Kind::Message, &[b"x"]).expect("it is small");
+            assert!(producer.must_ring());
+            assert!(!producer.must_ring());
+            producer.arm();
+            let record = consumer.peek().expect("sound").expect("one record");
+            consumer.release(record);
+            assert!(consumer.must_ring());
+            assert!(!consumer.must_ring());
+        }
+    }
+
+    #[cfg(loom)]
+    mod explored {
+        use super::*;
+
+        #[test]
+        fn loom_ring_delivers_whole_records_in_order() {
+            loom::model(|| {
+                let (_, mut producer, mut consumer) = ring();
+                let thread = loom::thread::spawn(move || {
+                    for number in 1u64..=2 {
+                        assert!(producer.push(Kind::Message, &[&number.to_ne_bytes()]).expect("small"));
+                    }
+                });
+                let mut expected = 1u64;
+                while expected <= 2 {
+                    match consumer.peek().expect("sound") {
+                        Some(record) => {
+                            let mut body = [0; 8];
+                            consumer.read(&record, 0, &mut body).expect("inside");
+                            assert_eq!(u64::from_ne_bytes(body), expected);
+                            consumer.release(record);
+                            expected += 1;
+                        }
+                        None => loom::thread::yield_now(),
+                    }
+                }
+                thread.join().expect("no panic");
+            });
+        }
+
+        #[test]
+        fn loom_no_wake_up_is_lost() {
+            loom::model(|| {
+                let (_, mut producer, mut consumer) = ring();
+                let thread = loom::thread::spawn(move || {
+                    assert!(producer.push(Kind::Chunk, &[&[1; 8]]).expect("small"));
+                    producer.must_ring()
+                });
+                consumer.arm();
+                let seen = consumer.peek().expect("sound").is_some();
+                let rung = thread.join().expect("no panic");
+                assert!(seen || rung, "the record was neither seen nor announced");
+            });
+        }
+    }
+}

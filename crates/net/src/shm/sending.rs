@@ -1,0 +1,473 @@
+//! The sending side of a shared-memory link.
+//!
+//! Where a tensor's bytes go is decided by size, mode and place:
+//!
+//! | tensor | way | copies here |
+//! |---|---|---|
+//! | the whole message fits in a record | inline, in the ring | 1 |
+//! | moved, a block of the peer's | *home*: only its loan's number travels | 0 |
+//! | moved or shared, in shared memory, within the lending cap | *block*: lent | 0 |
+//! | copied, up to [`BLOCK_BYTES_MAX`], within the cap | *block*: captured in the arena and lent | 1 |
+//! | everything else | *stream*: through four slots of [`CHUNK_BYTES`], which stay in cache | 1 |
+//!
+//! A stream occupies the link until it ends, so that messages stay in order; its slots are leased from the node's pool.
+
+use super::channel;
+use super::loans::{Lent, Loan};
+use super::memory::RingMemory;
+use super::ring::{Kind as RecordKind, Producer};
+use crate::counters::Counters;
+use crate::doorbell::Doorbell;
+use crate::link::{Handover, Hold};
+use crate::message::{Outgoing, Part};
+use crate::outbox::{Outbox, SendDriver};
+use parking_lot::Mutex;
+use sheave_base::park::Bell;
+use sheave_base::work::Completer;
+use sheave_base::{Error, ErrorKind, Result};
+use sheave_tensor::{Arena, Buffer, Mode, Segment, SegmentId, Tensor};
+use sheave_wire::{HEADER_BYTES, Header, Part as WirePart, Placement, TensorSpec};
+use smallvec::SmallVec;
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// Bytes of a message, header and tables included, up to which everything travels in the ring.
+const INLINE_BYTES_MAX: usize = 2048;
+/// Bytes of a control area that travel in one record; longer areas are sent ahead in pieces.
+const AREA_BYTES_MAX: usize = 4096;
+/// Copied tensors up to this size are captured in one block.
+const BLOCK_BYTES_MAX: usize = 256 << 10;
+/// Size of a slot of a stream.
+pub(crate) const CHUNK_BYTES: usize = 256 << 10;
+/// Slots of a stream.
+pub(crate) const CHUNKS: u64 = 4;
+
+/// The parts of a link that sending needs and does not own.
+pub(crate) struct Shore<'a> {
+    pub(crate) socket: &'a OwnedFd,
+    pub(crate) lent: &'a Mutex<Lent>,
+    pub(crate) arena: &'a Arena,
+    pub(crate) slots: &'a Arena,
+    pub(crate) counters: &'a Counters,
+    pub(crate) home_token: usize,
+    pub(crate) driver: &'a SendDriver,
+    pub(crate) bell: &'a Doorbell,
+}
+
+impl Shore<'_> {
+    pub(crate) fn ring(&self) {
+        Counters::add(&self.counters.doorbells_rung, 1);
+        self.bell.ring();
+    }
+}
+
+/// Everything that senders change, under one lock.
+pub(crate) struct Sending {
+    pub(crate) producer: Producer<RingMemory>,
+    outbox: Outbox,
+    sequence: u64,
+    assembly: Option<Assembly>,
+    stream: Option<Stream>,
+    slots: Option<Buffer>,
+    chunks_filled: u64,
+    announced: HashMap<SegmentId, Arc<Segment>>,
+}
+
+/// A message whose parts have their places and whose control area is on its way.
+struct Assembly {
+    header: [u8; HEADER_BYTES],
+    area: Vec<u8>,
+    sent_bytes: usize,
+    streamed: SmallVec<[Part; 1]>,
+    done: Completer<()>,
+}
+
+/// A message whose bytes pass through the slots.
+struct Stream {
+    parts: SmallVec<[Part; 1]>,
+    part: usize,
+    offset_bytes: usize,
+    done: Completer<()>,
+}
+
+enum Placed {
+    At(Placement),
+    Streamed(Part),
+}
+
+impl Sending {
+    pub(crate) fn new(producer: Producer<RingMemory>) -> Self {
+        Self {
+            producer,
+            outbox: Outbox::default(),
+            sequence: 0,
+            assembly: None,
+            stream: None,
+            slots: None,
+            chunks_filled: 0,
+            announced: HashMap::new(),
+        }
+    }
+
+    /// Takes a message: into the ring at once if it can be, else into the outbox.
+    pub(crate) fn send(&mut self, message: Outgoing, hold: Hold, shore: &Shore<'_>) -> Result<Handover> {
+        if !self.waits() && fits_inline(&message) && self.put_inline(&message, shore)? {
+            return Ok(Handover::Sent);
+        }
+        check(&message, shore)?;
+        let work = self.outbox.push(message, hold, shore.driver)?;
+        self.flush(shore)?;
+        if !work.is_done() {
+            return Ok(Handover::Queued(work));
+        }
+        work.taken()?;
+        Ok(Handover::Sent)
+    }
+
+    /// Moves what waits into the ring. True when something moved.
+    pub(crate) fn flush(&mut self, shore: &Shore<'_>) -> Result<bool> {
+        let mut moved = false;
+        loop {
+            if self.assembly.is_some() {
+                moved |= self.assemble()?;
+            }
+            if self.stream.is_some() {
+                moved |= self.pump(shore)?;
+            }
+            if self.assembly.is_some() || self.stream.is_some() || !self.start_next(shore)? {
+                return Ok(moved);
+            }
+            moved = true;
+        }
+    }
+
+    /// True when something waits for room.
+    pub(crate) fn waits(&self) -> bool {
+        self.assembly.is_some() || self.stream.is_some() || !self.outbox.is_empty()
+    }
+
+    /// True when waiting things could move now.
+    pub(crate) fn can_move(&mut self) -> Result<bool> {
+        if self.stream.is_some() && self.chunks_filled - self.producer.chunks_taken() >= CHUNKS {
+            return Ok(false);
+        }
+        self.producer.has_room_for_any()
+    }
+
+    /// Gives the slots back to the node's pool when no stream uses them any more.
+    pub(crate) fn rest(&mut self) {
+        if self.stream.is_none() && self.chunks_filled == self.producer.chunks_taken() {
+            self.slots = None;
+        }
+    }
+
+    /// Ends everything that waits, for a link that has ended. The caller completes it with no lock held.
+    pub(crate) fn end(&mut self) -> (Vec<Completer<()>>, Vec<Arc<Segment>>) {
+        let mut waiting: Vec<_> = self.outbox.drain().into_iter().map(|waiting| waiting.done).collect();
+        waiting.extend(self.assembly.take().map(|assembly| assembly.done));
+        waiting.extend(self.stream.take().map(|stream| stream.done));
+        (waiting, std::mem::take(&mut self.announced).into_values().collect())
+    }
+
+    fn header(&self, message: &Outgoing, part_count: usize, area_bytes: usize, payload_bytes: u64) -> Header {
+        let envelope = &message.envelope;
+        Header {
+            part_count: part_count as u16,
+            sequence: self.sequence + 1,
+            tag: envelope.tag.0,
+            context: envelope.context,
+            correlation: envelope.correlation,
+            control_bytes: area_bytes as u32,
+            epoch: envelope.epoch,
+            payload_bytes,
+            ..Header::new(envelope.kind)
+        }
+    }
+
+    fn put_inline(&mut self, message: &Outgoing, shore: &Shore<'_>) -> Result<bool> {
+        let parts: SmallVec<[WirePart; 2]> =
+            message.parts.iter().map(|part| WirePart::inline(spec_of(&part.tensor))).collect();
+        let mut table: SmallVec<[u8; 128]> = SmallVec::new();
+        sheave_wire::parts::encode(&parts, &mut table)?;
+        let payload_bytes = message.payload_bytes();
+        let area_bytes = table.len() + message.control.len();
+        let header = self.header(message, parts.len(), area_bytes, payload_bytes).encode_unsummed();
+        // The reader splits table and control by what it parses, so they stand without a gap.
+        table.extend_from_slice(&message.control);
+        let mut pieces: SmallVec<[&[u8]; 4]> = SmallVec::new();
+        pieces.extend([&header[..], &table[..]]);
+        for part in &message.parts {
+            // SAFETY: the message holds the tensor; only its owner's explicit share could let somebody write it now,
+            // and a torn copy is then what was asked for.
+            pieces.push(unsafe { std::slice::from_raw_parts(part.tensor.ptr(), part.tensor.len_bytes()) });
+        }
+        if !self.producer.push(RecordKind::Message, &pieces)? {
+            return Ok(false);
+        }
+        self.sequence += 1;
+        Counters::add(&shore.counters.bytes_copied, payload_bytes);
+        Ok(true)
+    }
+
+    /// Begins with the oldest message of the outbox. False when there is none or no room for it.
+    fn start_next(&mut self, shore: &Shore<'_>) -> Result<bool> {
+        let Some(front) = self.outbox.front() else { return Ok(false) };
+        if fits_inline(&front.message) {
+            let Some(waiting) = self.outbox.pop() else { return Ok(false) };
+            if self.put_inline(&waiting.message, shore)? {
+                drop(waiting.message);
+                waiting.done.complete(Ok(()));
+                return Ok(true);
+            }
+            self.outbox.unpop(waiting);
+            return Ok(false);
+        }
+        for part in &front.message.parts {
+            if let Some(location) = part.tensor.buffer().location()
+                && !announce(&mut self.announced, &location.segment, shore)?
+            {
+                return Ok(false);
+            }
+        }
+        let Some(waiting) = self.outbox.pop() else { return Ok(false) };
+        self.begin(waiting.message, waiting.done, shore)?;
+        Ok(true)
+    }
+
+    fn begin(&mut self, mut message: Outgoing, done: Completer<()>, shore: &Shore<'_>) -> Result<()> {
+        let payload_bytes = message.payload_bytes();
+        let mut table = SmallVec::<[WirePart; 2]>::new();
+        let mut streamed = SmallVec::new();
+        for part in std::mem::take(&mut message.parts) {
+            let (spec, shared) = (spec_of(&part.tensor), part.mode == Mode::Share);
+            let placement = match self.place(part, shore)? {
+                Placed::At(placement) => placement,
+                Placed::Streamed(part) => {
+                    streamed.push(part);
+                    Placement::Stream
+                }
+            };
+            table.push(WirePart { spec, placement, shared });
+        }
+        let mut area = Vec::new();
+        sheave_wire::parts::encode(&table, &mut area)?;
+        area.append(&mut message.control);
+        let header = self.header(&message, table.len(), area.len(), payload_bytes).encode_unsummed();
+        self.assembly = Some(Assembly { header, area, sent_bytes: 0, streamed, done });
+        Ok(())
+    }
+
+    /// Sends the control area ahead in pieces while it is too long for a record, then the message.
+    fn assemble(&mut self) -> Result<bool> {
+        let Some(assembly) = &mut self.assembly else { return Ok(false) };
+        let mut moved = false;
+        while assembly.area.len() - assembly.sent_bytes > AREA_BYTES_MAX {
+            let piece = &assembly.area[assembly.sent_bytes..][..AREA_BYTES_MAX];
+            if !self.producer.push(RecordKind::Area, &[piece])? {
+                return Ok(moved);
+            }
+            assembly.sent_bytes += AREA_BYTES_MAX;
+            moved = true;
+        }
+        let rest = &assembly.area[assembly.sent_bytes..];
+        if !self.producer.push(RecordKind::Message, &[&assembly.header, rest])? {
+            return Ok(moved);
+        }
+        self.sequence += 1;
+        if let Some(Assembly { streamed, done, .. }) = self.assembly.take() {
+            if streamed.is_empty() {
+                done.complete(Ok(()));
+            } else {
+                self.stream = Some(Stream { parts: streamed, part: 0, offset_bytes: 0, done });
+            }
+        }
+        Ok(true)
+    }
+
+    /// Fills free slots with the bytes of the stream. True when something moved.
+    fn pump(&mut self, shore: &Shore<'_>) -> Result<bool> {
+        let Some(slots) = self.lease_slots(shore)? else { return Ok(false) };
+        let mut moved = false;
+        while let Some(stream) = &mut self.stream {
+            let Some(part) = stream.parts.get(stream.part) else {
+                let finished = self.stream.take();
+                finished.into_iter().for_each(|stream| stream.done.complete(Ok(())));
+                return Ok(true);
+            };
+            let taken = self.producer.chunks_taken();
+            if taken > self.chunks_filled {
+                return Err(Error::new(ErrorKind::Protocol, "the peer took chunks that were never sent"));
+            }
+            let length = (part.tensor.len_bytes() - stream.offset_bytes).min(CHUNK_BYTES);
+            if self.chunks_filled - taken >= CHUNKS || !self.producer.has_room_for_any()? {
+                return Ok(moved);
+            }
+            let slot = (self.chunks_filled % CHUNKS) as usize * CHUNK_BYTES;
+            // SAFETY: the peer is done with this slot, as its count says, the slot is inside the leased block, and the
+            // part holds its tensor.
+            unsafe {
+                sheave_tensor::copy_bytes(slots.ptr().add(slot), part.tensor.ptr().add(stream.offset_bytes), length);
+            }
+            self.producer.push(RecordKind::Chunk, &[&(length as u64).to_ne_bytes()])?;
+            Counters::add(&shore.counters.bytes_copied, length as u64);
+            self.chunks_filled += 1;
+            stream.offset_bytes += length;
+            if stream.offset_bytes == part.tensor.len_bytes() {
+                stream.part += 1;
+                stream.offset_bytes = 0;
+            }
+            moved = true;
+            // The peer starts to copy while the next slot is filled.
+            if self.producer.must_ring() {
+                shore.ring();
+            }
+        }
+        Ok(moved)
+    }
+
+    /// The slots of this link's streams, leased and announced; `None` when there is no room for that now.
+    fn lease_slots(&mut self, shore: &Shore<'_>) -> Result<Option<Buffer>> {
+        if self.stream.is_none() {
+            return Ok(None);
+        }
+        if let Some(slots) = &self.slots {
+            return Ok(Some(slots.clone()));
+        }
+        let slots = match shore.slots.allocate(CHUNK_BYTES * CHUNKS as usize) {
+            Ok(slots) => slots,
+            Err(error) if error.kind() == ErrorKind::LimitExceeded => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let location =
+            slots.location().ok_or_else(|| Error::new(ErrorKind::Internal, "a slot outside of shared memory"))?;
+        let words = [location.segment.id().0.to_ne_bytes(), location.offset_bytes.to_ne_bytes()];
+        let announced = announce(&mut self.announced, &location.segment, shore)?;
+        if !announced || !self.producer.push(RecordKind::Slots, &[words.as_flattened()])? {
+            return Ok(None);
+        }
+        self.slots = Some(slots.clone());
+        Ok(Some(slots))
+    }
+
+    /// Decides how a part's bytes travel, and lends or captures them.
+    fn place(&mut self, part: Part, shore: &Shore<'_>) -> Result<Placed> {
+        let length_bytes = part.tensor.len_bytes();
+        if length_bytes == 0 {
+            return Ok(Placed::At(Placement::Inline));
+        }
+        match part.mode {
+            Mode::Move => Ok(place_moved(part, shore)),
+            Mode::Share => lend(&part.tensor, shore).map(Placed::At).ok_or_else(too_much_lent),
+            Mode::Copy if length_bytes > BLOCK_BYTES_MAX => Ok(Placed::Streamed(part)),
+            Mode::Copy => {
+                let Ok(block) = Tensor::empty(shore.arena, part.tensor.dtype(), part.tensor.shape().clone()) else {
+                    return Ok(Placed::Streamed(part));
+                };
+                let segment = block.buffer().location().map(|location| location.segment);
+                let known = match &segment {
+                    Some(segment) => announce(&mut self.announced, segment, shore)?,
+                    None => false,
+                };
+                if !known {
+                    return Ok(Placed::Streamed(part));
+                }
+                // SAFETY: the block is fresh and of the same length; the part holds its tensor.
+                unsafe { sheave_tensor::copy_bytes(block.ptr(), part.tensor.ptr(), length_bytes) };
+                let Some(placement) = lend(&block, shore) else { return Ok(Placed::Streamed(part)) };
+                Counters::add(&shore.counters.bytes_copied, length_bytes as u64);
+                Ok(Placed::At(placement))
+            }
+        }
+    }
+}
+
+/// A moved tensor goes home, is lent, or is streamed from where it is.
+fn place_moved(part: Part, shore: &Shore<'_>) -> Placed {
+    let Part { tensor, mode, lease } = part;
+    let (dtype, shape, offset_bytes) = (tensor.dtype(), tensor.shape().clone(), tensor.offset_bytes());
+    let length_bytes = tensor.len_bytes() as u64;
+    let mut buffer = tensor.into_buffer();
+    if offset_bytes == 0 && buffer.len_bytes() as u64 == length_bytes {
+        buffer = match buffer.into_loan(shore.home_token) {
+            Ok(loan) => {
+                Counters::add(&shore.counters.bytes_lent, length_bytes);
+                return Placed::At(Placement::Home { loan });
+            }
+            Err(buffer) => buffer,
+        };
+    }
+    let tensor = Tensor::from_buffer(buffer, offset_bytes, dtype, shape).expect("it was this tensor a moment ago");
+    match lend(&tensor, shore) {
+        Some(placement) => Placed::At(placement),
+        None => Placed::Streamed(Part { tensor, mode, lease }),
+    }
+}
+
+/// Lends a tensor of this node's arena; `None` when it lies elsewhere or the cap is reached.
+fn lend(tensor: &Tensor, shore: &Shore<'_>) -> Option<Placement> {
+    let buffer = tensor.buffer();
+    let offset_bytes = tensor.offset_bytes() as u64;
+    if !shore.arena.owns(buffer) || !offset_bytes.is_multiple_of(64) {
+        return None;
+    }
+    let location = buffer.location()?;
+    let counted_bytes = location.length_bytes;
+    if !shore.arena.try_lend(counted_bytes) {
+        return None;
+    }
+    Counters::add(&shore.counters.bytes_lent, tensor.len_bytes() as u64);
+    let loan = shore.lent.lock().add(Loan { buffer: buffer.clone(), counted_bytes });
+    Some(Placement::Block { segment: location.segment.id().0, offset: location.offset_bytes + offset_bytes, loan })
+}
+
+/// Makes sure that the peer has a segment's descriptor. False when the socket has no room.
+fn announce(known: &mut HashMap<SegmentId, Arc<Segment>>, segment: &Arc<Segment>, shore: &Shore<'_>) -> Result<bool> {
+    if known.contains_key(&segment.id()) {
+        return Ok(true);
+    }
+    let sent = channel::send_segment(shore.socket.as_fd(), segment.id().0, segment.len_bytes(), segment.fd())?;
+    if sent {
+        known.insert(segment.id(), Arc::clone(segment));
+    }
+    Ok(sent)
+}
+
+fn fits_inline(message: &Outgoing) -> bool {
+    let mut bytes = message.control.len();
+    for part in &message.parts {
+        if part.mode == Mode::Share {
+            return false;
+        }
+        bytes = bytes.saturating_add(part.tensor.len_bytes()).saturating_add(8 + 8 * part.tensor.shape().dimensions().len());
+        if bytes > INLINE_BYTES_MAX {
+            return false;
+        }
+    }
+    bytes <= INLINE_BYTES_MAX
+}
+
+/// Refuses what the peer would refuse, before anything is sent.
+fn check(message: &Outgoing, shore: &Shore<'_>) -> Result<()> {
+    let part_count = u16::try_from(message.parts.len()).unwrap_or(u16::MAX);
+    let control_bytes = u32::try_from(message.control.len()).unwrap_or(u32::MAX);
+    Header { part_count, control_bytes, payload_bytes: message.payload_bytes(), ..Header::new(message.envelope.kind) }
+        .check_limits()?;
+    for part in message.parts.iter().filter(|part| part.mode == Mode::Share) {
+        let aligned = part.tensor.offset_bytes().is_multiple_of(64);
+        if !shore.arena.owns(part.tensor.buffer()) || !aligned {
+            return Err(Error::new(ErrorKind::Unsupported, "only tensors of this node's arena can be shared")
+                .hint("allocate the tensor in the arena, or send it by copy or move"));
+        }
+    }
+    Ok(())
+}
+
+fn too_much_lent() -> Error {
+    Error::new(ErrorKind::LimitExceeded, "too much of the arena is lent to peers already")
+        .hint("let receivers drop what they hold, or make the arena larger")
+}
+
+fn spec_of(tensor: &Tensor) -> TensorSpec {
+    TensorSpec::new(tensor.dtype().code(), tensor.shape().dimensions())
+}

@@ -1,0 +1,378 @@
+//! Tensors in safetensors files.
+//!
+//! Saving is atomic: the bytes go to a temporary file beside the target, are forced to disk, and only then take its
+//! name, so that a crash at any moment leaves the old file or the new one. The same tensors give the same bytes.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use safetensors::Dtype as FileDtype;
+use safetensors::tensor::{Metadata, TensorInfo};
+use sheave_base::limits::{CONTROL_BYTES_MAX, PART_BYTES_MAX, VALUE_ITEMS_MAX};
+use sheave_base::{Error, ErrorKind, Result};
+
+use crate::{Dtype, Shape, Tensor};
+
+/// The key under which the format keeps free text; no tensor can have this name.
+const METADATA_KEY: &str = "__metadata__";
+
+/// What a file holds.
+#[derive(Clone, Debug, Default)]
+pub struct Contents {
+    /// The tensors by name, each in private memory of its own.
+    pub tensors: BTreeMap<String, Tensor>,
+    /// Free text by key.
+    pub metadata: BTreeMap<String, String>,
+}
+
+/// Writes tensors to a file, atomically. Blocks until the disk has them.
+///
+/// ```
+/// use sheave_tensor::{Tensor, file};
+///
+/// let path = std::env::temp_dir().join(format!("sheave-doc-{}.safetensors", std::process::id()));
+/// let weights = Tensor::from_slice(&[1.0_f32, 2.0], [2])?;
+/// file::save(&path, &[("weights", &weights)], &[("epoch", "3")])?;
+/// let contents = file::load(&path)?;
+/// assert_eq!(contents.tensors["weights"].to_vec::<f32>()?, [1.0, 2.0]);
+/// assert_eq!(contents.metadata["epoch"], "3");
+/// # std::fs::remove_file(&path)?;
+/// # Ok::<(), sheave_base::Error>(())
+/// ```
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`] for a dtype that the format does not have (complex128), [`ErrorKind::InvalidArgument`]
+/// for names that are reserved or occur twice, [`ErrorKind::LimitExceeded`] beyond [`CONTROL_BYTES_MAX`] of names and
+/// shapes; [`ErrorKind::Io`]. After an error the file is what it was before.
+pub fn save(path: impl AsRef<Path>, tensors: &[(&str, &Tensor)], metadata: &[(&str, &str)]) -> Result<()> {
+    let path = path.as_ref();
+    save_to(path, tensors, metadata).map_err(|error| error.context(path.display()).operation("save"))
+}
+
+fn save_to(path: &Path, tensors: &[(&str, &Tensor)], metadata: &[(&str, &str)]) -> Result<()> {
+    let mut ordered = tensors.to_vec();
+    // Widest elements first, so that every tensor in the file is aligned to its elements.
+    ordered.sort_by(|(left_name, left), (right_name, right)| {
+        right.dtype().size_bytes().cmp(&left.dtype().size_bytes()).then(left_name.cmp(right_name))
+    });
+    let header = header(&ordered, metadata)?;
+    let folder = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let temporary = Temporary::beside(path)?;
+    let mut file = &temporary.file;
+    file.write_all(&(header.len() as u64).to_le_bytes())?;
+    file.write_all(&header)?;
+    for (name, tensor) in ordered {
+        let bytes = tensor.bytes().map_err(|error| error.context(format!("tensor {name}")))?;
+        file.write_all(&bytes)?;
+    }
+    temporary.file.sync_all()?;
+    temporary.rename_to(path)?;
+    // The new name itself is on disk only when the folder is.
+    File::open(folder)?.sync_all()?;
+    Ok(())
+}
+
+fn header(tensors: &[(&str, &Tensor)], metadata: &[(&str, &str)]) -> Result<Vec<u8>> {
+    let refused = |what: String| Error::new(ErrorKind::InvalidArgument, what);
+    let mut infos = Vec::with_capacity(tensors.len());
+    let mut end_bytes = 0;
+    let mut names = std::collections::HashSet::new();
+    for &(name, tensor) in tensors {
+        if name == METADATA_KEY || !names.insert(name) {
+            return Err(refused(format!("a tensor cannot be named {name:?} here: reserved, or there twice")));
+        }
+        let dtype = to_file(tensor.dtype()).ok_or_else(|| {
+            let what = format!("safetensors has no {} (tensor {name})", tensor.dtype());
+            Error::new(ErrorKind::Unsupported, what).hint("save real and imaginary parts as two tensors")
+        })?;
+        let shape = tensor.shape().dimensions().iter().map(|&dimension| dimension as usize).collect();
+        let data_offsets = (end_bytes, end_bytes + tensor.len_bytes());
+        end_bytes = data_offsets.1;
+        infos.push((name.to_owned(), TensorInfo { dtype, shape, data_offsets }));
+    }
+    let text: HashMap<_, _> = metadata.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect();
+    if text.len() < metadata.len() {
+        return Err(refused("a metadata key occurs twice".to_owned()));
+    }
+    let text = (!text.is_empty()).then_some(text);
+    let described = Metadata::new(text, infos).map_err(|error| refused(error.to_string()))?;
+    // Through a value, whose keys are sorted: the same tensors give the same bytes.
+    let value = serde_json::to_value(&described).map_err(|error| refused(error.to_string()))?;
+    let mut bytes = value.to_string().into_bytes();
+    bytes.resize(bytes.len().next_multiple_of(8), b' ');
+    if bytes.len() > CONTROL_BYTES_MAX {
+        let what = format!("names and shapes take {} bytes, at most {CONTROL_BYTES_MAX} are possible", bytes.len());
+        return Err(Error::new(ErrorKind::LimitExceeded, what).hint("save in several files"));
+    }
+    Ok(bytes)
+}
+
+/// A file that vanishes unless it gets its final name.
+struct Temporary {
+    file: File,
+    path: PathBuf,
+    named: bool,
+}
+
+impl Temporary {
+    fn beside(path: &Path) -> Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let Some(name) = path.file_name() else {
+            return Err(Error::new(ErrorKind::InvalidArgument, "the path names no file"));
+        };
+        let mut hidden = std::ffi::OsString::from(".");
+        hidden.push(name);
+        hidden.push(format!(".{}-{}.tmp", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)));
+        let path = path.with_file_name(hidden);
+        // A leftover of a dead process with our id may have this name; nobody else does.
+        let file = File::options().write(true).create(true).truncate(true).open(&path)?;
+        Ok(Self { file, path, named: false })
+    }
+
+    fn rename_to(mut self, path: &Path) -> Result<()> {
+        std::fs::rename(&self.path, path)?;
+        self.named = true;
+        Ok(())
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if !self.named {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Reads all tensors of a file. Blocks while the disk delivers them.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] when the file is not whole or not a safetensors file, [`ErrorKind::Unsupported`] for
+/// a dtype that sheave does not have, [`ErrorKind::LimitExceeded`], [`ErrorKind::NotFound`], [`ErrorKind::Io`]; all of
+/// them name the file.
+pub fn load(path: impl AsRef<Path>) -> Result<Contents> {
+    let path = path.as_ref();
+    load_from(path).map_err(|error| error.context(path.display()).operation("load"))
+}
+
+fn load_from(path: &Path) -> Result<Contents> {
+    let mut file = File::open(path).map_err(|error| {
+        let kind = if error.kind() == std::io::ErrorKind::NotFound { ErrorKind::NotFound } else { ErrorKind::Io };
+        Error::new(kind, error.to_string())
+    })?;
+    let stat = file.metadata()?;
+    if !stat.is_file() {
+        return Err(corrupt("it is not a regular file"));
+    }
+    let described = read_header(&mut file, stat.len())?;
+    let mut contents = Contents::default();
+    for (key, value) in described.metadata().iter().flatten() {
+        contents.metadata.insert(key.clone(), value.clone());
+    }
+    for name in described.offset_keys() {
+        let Some(info) = described.info(&name) else { continue };
+        let tensor = read_tensor(&mut file, info).map_err(|error| error.context(format!("tensor {name}")))?;
+        contents.tensors.insert(name, tensor);
+    }
+    Ok(contents)
+}
+
+fn read_header(file: &mut File, file_bytes: u64) -> Result<Metadata> {
+    let mut length = [0_u8; 8];
+    file.read_exact(&mut length).map_err(|error| corrupt(format!("it has no header: {error}")))?;
+    let header_bytes = u64::from_le_bytes(length);
+    if header_bytes > CONTROL_BYTES_MAX as u64 {
+        let what = format!("its header has {header_bytes} bytes, at most {CONTROL_BYTES_MAX} are possible");
+        return Err(Error::new(ErrorKind::LimitExceeded, what).hint("is this a safetensors file?"));
+    }
+    if header_bytes > file_bytes.saturating_sub(8) {
+        return Err(corrupt(format!("its header of {header_bytes} bytes is cut off at {file_bytes}")));
+    }
+    let mut header = vec![0_u8; header_bytes as usize];
+    file.read_exact(&mut header)?;
+    let described: Metadata = serde_json::from_slice(&header).map_err(|error| corrupt(format!("header: {error}")))?;
+    let tensors = described.tensors();
+    if tensors.len() > VALUE_ITEMS_MAX {
+        let what = format!("it has {} tensors, at most {VALUE_ITEMS_MAX} are possible", tensors.len());
+        return Err(Error::new(ErrorKind::LimitExceeded, what));
+    }
+    // Parsing has checked that the tensors follow each other without gaps and fit their shapes.
+    let declared_bytes = (described.data_len() as u64).saturating_add(8 + header_bytes);
+    if declared_bytes != file_bytes {
+        return Err(corrupt(format!("it has {file_bytes} bytes and its header declares {declared_bytes}")));
+    }
+    Ok(described)
+}
+
+fn read_tensor(file: &mut File, info: &TensorInfo) -> Result<Tensor> {
+    let dtype = from_file(info.dtype).ok_or_else(|| {
+        Error::new(ErrorKind::Unsupported, format!("its dtype {} is not one of sheave's", info.dtype))
+    })?;
+    let dimensions: Vec<u64> = info.shape.iter().map(|&dimension| dimension as u64).collect();
+    let shape = Shape::new(&dimensions)?;
+    let len_bytes = info.data_offsets.1 - info.data_offsets.0;
+    if len_bytes as u64 > PART_BYTES_MAX {
+        let what = format!("it has {len_bytes} bytes, at most {PART_BYTES_MAX} are possible");
+        return Err(Error::new(ErrorKind::LimitExceeded, what));
+    }
+    let mut tensor = Tensor::private(dtype, shape)?;
+    if tensor.len_bytes() != len_bytes {
+        return Err(corrupt(format!("{len_bytes} bytes do not fit its shape {}", tensor.shape())));
+    }
+    file.read_exact(tensor.bytes_mut()?)?;
+    Ok(tensor)
+}
+
+fn corrupt(what: impl Into<std::borrow::Cow<'static, str>>) -> Error {
+    Error::new(ErrorKind::InvalidArgument, what).hint("the file is damaged or is not a safetensors file")
+}
+
+fn to_file(dtype: Dtype) -> Option<FileDtype> {
+    Some(match dtype {
+        Dtype::Bool => FileDtype::BOOL,
+        Dtype::U8 => FileDtype::U8,
+        Dtype::I8 => FileDtype::I8,
+        Dtype::I16 => FileDtype::I16,
+        Dtype::I32 => FileDtype::I32,
+        Dtype::I64 => FileDtype::I64,
+        Dtype::F16 => FileDtype::F16,
+        Dtype::Bf16 => FileDtype::BF16,
+        Dtype::F32 => FileDtype::F32,
+        Dtype::F64 => FileDtype::F64,
+        Dtype::Complex64 => FileDtype::C64,
+        Dtype::Complex128 => return None,
+        Dtype::Fp8E4M3 => FileDtype::F8_E4M3,
+        Dtype::Fp8E5M2 => FileDtype::F8_E5M2,
+    })
+}
+
+fn from_file(dtype: FileDtype) -> Option<Dtype> {
+    Dtype::ALL.into_iter().find(|&ours| to_file(ours) == Some(dtype))
+}
+
+#[cfg(test)]
+#[cfg(not(miri))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn folder() -> tempfile::TempDir {
+        tempfile::tempdir().unwrap()
+    }
+
+    #[test]
+    fn every_dtype_comes_back() {
+        let folder = folder();
+        let path = folder.path().join("all.safetensors");
+        let made = Dtype::ALL.into_iter().filter(|dtype| to_file(*dtype).is_some()).map(|dtype| {
+            let mut tensor = Tensor::private(dtype, [3, 5]).unwrap();
+            tensor.bytes_mut().unwrap().iter_mut().enumerate().for_each(|(i, byte)| *byte = i as u8 ^ dtype.code());
+            (dtype.name(), tensor)
+        });
+        let mut made: Vec<_> = made.collect();
+        made.push(("scalar", Tensor::from_slice(&[1_i64], []).unwrap()));
+        made.push(("nothing", Tensor::private(Dtype::F32, [4, 0]).unwrap()));
+        let named: Vec<_> = made.iter().map(|(name, tensor)| (*name, tensor)).collect();
+        save(&path, &named, &[("b", "2"), ("a", "1")]).unwrap();
+        let contents = load(&path).unwrap();
+        assert_eq!((contents.tensors.len(), contents.metadata["a"].as_str()), (made.len(), "1"));
+        for (name, tensor) in &made {
+            let loaded = &contents.tensors[*name];
+            assert_eq!((loaded.dtype(), loaded.shape()), (tensor.dtype(), tensor.shape()));
+            assert_eq!(loaded.bytes().unwrap()[..], tensor.bytes().unwrap()[..]);
+        }
+        let bytes = std::fs::read(&path).unwrap();
+        let theirs = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        assert_eq!(theirs.tensor("f32").unwrap().data(), &made[8].1.bytes().unwrap()[..]);
+        save(&path, &named, &[("a", "1"), ("b", "2")]).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), bytes, "the same tensors give the same bytes");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file is left");
+    }
+
+    #[test]
+    fn what_cannot_be_saved_leaves_the_old_file() {
+        let folder = folder();
+        let path = folder.path().join("kept.safetensors");
+        let good = Tensor::from_slice(&[1_u8], [1]).unwrap();
+        save(&path, &[("good", &good)], &[]).unwrap();
+        let complex = Tensor::private(Dtype::Complex128, [1]).unwrap();
+        let shared = Tensor::private(Dtype::U8, [1]).unwrap();
+        shared.buffer().share().unwrap();
+        for (tensors, kind) in [
+            (vec![("x", &complex)], ErrorKind::Unsupported),
+            (vec![("good", &good), ("x", &shared)], ErrorKind::Unsupported),
+            (vec![(METADATA_KEY, &good)], ErrorKind::InvalidArgument),
+            (vec![("x", &good), ("x", &good)], ErrorKind::InvalidArgument),
+        ] {
+            let error = save(&path, &tensors, &[]).unwrap_err();
+            assert_eq!(error.kind(), kind, "{error}");
+            assert!(error.to_string().contains("kept.safetensors"), "{error}");
+        }
+        assert!(save(folder.path().join("no/such/folder"), &[], &[]).is_err());
+        assert!(save("/", &[], &[]).is_err());
+        assert_eq!(load(&path).unwrap().tensors["good"].to_vec::<u8>().unwrap(), [1]);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    fn file_of(header: &str, data_bytes: usize) -> Vec<u8> {
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend_from_slice(header.as_bytes());
+        bytes.resize(bytes.len() + data_bytes, 7);
+        bytes
+    }
+
+    #[test]
+    fn damaged_files_are_errors_that_name_the_file() {
+        let folder = folder();
+        let path = folder.path().join("damaged.safetensors");
+        let many = format!(r#"{{"x":{{"dtype":"U8","shape":[{}1],"data_offsets":[0,1]}}}}"#, "1,".repeat(64));
+        for (bytes, kind) in [
+            (vec![], ErrorKind::InvalidArgument),
+            (vec![1; 7], ErrorKind::InvalidArgument),
+            (u64::MAX.to_le_bytes().to_vec(), ErrorKind::LimitExceeded),
+            (1000_u64.to_le_bytes().to_vec(), ErrorKind::InvalidArgument),
+            (file_of("not json", 0), ErrorKind::InvalidArgument),
+            (file_of(&"[".repeat(100_000), 0), ErrorKind::InvalidArgument),
+            (file_of("{}", 1), ErrorKind::InvalidArgument),
+            (file_of(r#"{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#, 7), ErrorKind::InvalidArgument),
+            (file_of(r#"{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#, 4), ErrorKind::InvalidArgument),
+            (file_of(r#"{"x":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}}"#, 8), ErrorKind::InvalidArgument),
+            (file_of(r#"{"x":{"dtype":"U64","shape":[1],"data_offsets":[0,8]}}"#, 8), ErrorKind::Unsupported),
+            (file_of(&many, 1), ErrorKind::LimitExceeded),
+        ] {
+            std::fs::write(&path, &bytes).unwrap();
+            let error = load(&path).unwrap_err();
+            assert_eq!(error.kind(), kind, "{error}");
+            assert!(error.to_string().contains("damaged.safetensors"), "{error}");
+        }
+        assert_eq!(load(folder.path().join("none")).unwrap_err().kind(), ErrorKind::NotFound);
+        assert!(load(folder.path()).is_err());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, cases: 64, ..ProptestConfig::default() })]
+
+        /// One flipped byte anywhere in the header, or a cut anywhere, never panics; a cut is always noticed.
+        #[test]
+        fn no_damage_panics(place in any::<prop::sample::Index>(), byte in any::<u8>()) {
+            let folder = folder();
+            let path = folder.path().join("x");
+            let tensor = Tensor::from_slice(&[1.5_f32; 9], [3, 3]).unwrap();
+            save(&path, &[("w", &tensor), ("v", &tensor)], &[("k", "v")]).unwrap();
+            let whole = std::fs::read(&path).unwrap();
+            let mut flipped = whole.clone();
+            let place = place.index(whole.len());
+            flipped[place] ^= byte;
+            std::fs::write(&path, &flipped).unwrap();
+            let _ = load(&path);
+            std::fs::write(&path, &whole[..place]).unwrap();
+            prop_assert!(load(&path).is_err());
+        }
+    }
+}

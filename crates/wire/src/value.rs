@@ -1,0 +1,149 @@
+//! `Value`: everything that may cross a process border as an argument or a result.
+
+use sheave_base::{NodeId, Result};
+
+use crate::reader::protocol;
+
+/// An argument or a result of a call. One calling convention for every service.
+///
+/// Tensors are not in the value but beside it: `Tensor` is an index into the message's [part table](crate::parts).
+/// Comparing two values compares floats as numbers, so that a NaN differs from itself; their encodings compare bits.
+///
+/// ```
+/// use sheave_wire::{Value, codec};
+///
+/// let value = Value::List(vec![Value::Int(-3), Value::Str("lr".into()), Value::Tensor(0)]);
+/// let bytes = codec::encode(&value).unwrap();
+/// assert_eq!(codec::decode(&bytes).unwrap(), value);
+/// assert!(value.check_tensors(0).is_err(), "there is no part 0 in a message without parts");
+/// ```
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Value {
+    /// Nothing.
+    #[default]
+    None,
+    /// True or false.
+    Bool(bool),
+    /// A whole number.
+    Int(i64),
+    /// A floating-point number; every bit of it is kept.
+    Float(f64),
+    /// A text.
+    Str(String),
+    /// Bytes without meaning to sheave.
+    Bytes(Vec<u8>),
+    /// An element type, see [`dtype_size`](crate::dtype_size).
+    Dtype(u8),
+    /// A place where tensors live.
+    Device {
+        /// Kind of device, by its DLPack number: 1 is the CPU, 2 is CUDA.
+        kind: u8,
+        /// Which one of that kind.
+        index: u32,
+    },
+    /// A shape.
+    Shape(Vec<u64>),
+    /// A tensor: the index of its part in the message.
+    Tensor(u32),
+    /// An object that lives on a node.
+    Ref {
+        /// The node that owns it.
+        node: NodeId,
+        /// Its name there.
+        id: u64,
+    },
+    /// Values in order.
+    List(Vec<Value>),
+    /// Named values in order. Names may repeat; [`Value::get`] finds the first.
+    Map(Vec<(String, Value)>),
+    /// A pickled object, from Python to Python only. Sheave never looks inside.
+    Pickle(Vec<u8>),
+}
+
+impl Value {
+    /// What kind of value this is, for messages.
+    #[must_use]
+    pub fn kind_name(&self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Bool(_) => "bool",
+            Self::Int(_) => "int",
+            Self::Float(_) => "float",
+            Self::Str(_) => "string",
+            Self::Bytes(_) => "bytes",
+            Self::Dtype(_) => "dtype",
+            Self::Device { .. } => "device",
+            Self::Shape(_) => "shape",
+            Self::Tensor(_) => "tensor",
+            Self::Ref { .. } => "reference",
+            Self::List(_) => "list",
+            Self::Map(_) => "map",
+            Self::Pickle(_) => "pickle",
+        }
+    }
+
+    /// The first value of that name, if this is a map that has one.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&Value> {
+        match self {
+            Self::Map(entries) => entries.iter().find(|(key, _)| key == name).map(|(_, value)| value),
+            _ => None,
+        }
+    }
+
+    /// Checks that every tensor in the value is one of the message's `part_count` parts. A receiver does this once,
+    /// before anything indexes the parts.
+    ///
+    /// # Errors
+    ///
+    /// `Protocol`, naming the first index that is out of range.
+    pub fn check_tensors(&self, part_count: usize) -> Result<()> {
+        match self {
+            Self::Tensor(index) if usize::try_from(*index).is_ok_and(|index| index < part_count) => Ok(()),
+            Self::Tensor(index) => Err(protocol(format!("tensor {index} of a message with {part_count} parts"))),
+            Self::List(items) => items.iter().try_for_each(|item| item.check_tensors(part_count)),
+            Self::Map(entries) => entries.iter().try_for_each(|(_, value)| value.check_tensors(part_count)),
+            _ => Ok(()),
+        }
+    }
+}
+
+macro_rules! from {
+    ($($source:ty => $variant:ident,)*) => {
+        $(impl From<$source> for Value {
+            fn from(value: $source) -> Self {
+                Self::$variant(value.into())
+            }
+        })*
+    };
+}
+
+from! {
+    bool => Bool,
+    i64 => Int,
+    f64 => Float,
+    &str => Str,
+    String => Str,
+    Vec<Value> => List,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensors_are_found_at_any_depth() {
+        let value = Value::Map(vec![("inner".into(), Value::List(vec![Value::Tensor(1), Value::Tensor(2)]))]);
+        assert!(value.check_tensors(3).is_ok());
+        let error = value.check_tensors(2).unwrap_err();
+        assert!(error.what().contains("tensor 2"), "{error}");
+    }
+
+    #[test]
+    fn the_first_of_equal_names_is_found() {
+        let value = Value::Map(vec![("a".into(), true.into()), ("a".into(), false.into())]);
+        assert_eq!(value.get("a"), Some(&Value::Bool(true)));
+        assert_eq!(value.get("b"), None);
+        assert_eq!(Value::None.get("a"), None);
+    }
+}
