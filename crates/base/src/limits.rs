@@ -72,10 +72,9 @@ pub const ARENA_BYTES_MAX: u64 = 4 << 30;
 /// Events in a node's trace ring; later ones are dropped and counted.
 pub const TRACE_EVENTS_MAX: usize = 65_536;
 
-<<<<<<< HEAD
 /// Memory of one node for the slots of streams between processes: 256 streams at once.
 pub const STREAM_SLOT_BYTES_MAX: u64 = 256 << 20;
-=======
+
 /// Children of one job that live at the same time. Each holds two pipes, so that a default of 1,024 open files ends
 /// some way below; the guard keeps its table of them on its stack.
 pub const JOB_CHILDREN_MAX: usize = 1024;
@@ -97,4 +96,3 @@ pub const SPAWN_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Longest time for the killed processes of a job to be gone. The kernel needs milliseconds, unless a disk hangs.
 pub const KILL_TIMEOUT: Duration = Duration::from_secs(10);
->>>>>>> h-process
