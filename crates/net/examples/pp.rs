@@ -5,10 +5,10 @@ use sheave_tensor::{Dtype, Mode, Tensor};
 use smallvec::{SmallVec, smallvec};
 use std::time::Instant;
 fn main() {
-    for medium in ["inproc", "shm"] {
+    let only = std::env::args().nth(1); for medium in ["inproc", "shm"] { if only.as_deref().is_some_and(|only| only != medium) { continue; }
         let (one, other) = (Node::start(NodeConfig::named("one")).unwrap(), Node::start(NodeConfig::named("other")).unwrap());
         let (link, back) = if medium == "shm" { shm::connect(&one, &other) } else { inproc::connect(&one, &other) }.unwrap();
-        for size in [8usize, 1024, 65536, 1 << 20, 16 << 20, 64 << 20] {
+        for size in if std::env::args().nth(2).is_some() { vec![8usize] } else { vec![8usize, 1024, 65536, 1 << 20, 16 << 20, 64 << 20] } {
             for mode in [Mode::Copy, Mode::Move] {
             let n = if mode == Mode::Move {2000} else if size <= 1024 { 200_000 } else if size <= 65536 { 20000 } else if size <= 1 << 20 { 1000 } else { 30 };
             let run = move |node: Node, link, first: bool| {

@@ -19,14 +19,14 @@ use super::ring::{Kind as RecordKind, Producer};
 use crate::counters::Counters;
 use crate::doorbell::Doorbell;
 use crate::link::{Handover, Hold};
-use crate::message::{Outgoing, Part};
+use crate::message::{Outgoing, Part, spec_of};
 use crate::outbox::{Outbox, SendDriver};
 use parking_lot::Mutex;
 use sheave_base::park::Bell;
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_tensor::{Arena, Buffer, Mode, Segment, SegmentId, Tensor};
-use sheave_wire::{HEADER_BYTES, Header, Part as WirePart, Placement, TensorSpec};
+use sheave_wire::{HEADER_BYTES, Header, Part as WirePart, Placement};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -466,8 +466,4 @@ fn check(message: &Outgoing, shore: &Shore<'_>) -> Result<()> {
 fn too_much_lent() -> Error {
     Error::new(ErrorKind::LimitExceeded, "too much of the arena is lent to peers already")
         .hint("let receivers drop what they hold, or make the arena larger")
-}
-
-fn spec_of(tensor: &Tensor) -> TensorSpec {
-    TensorSpec::new(tensor.dtype().code(), tensor.shape().dimensions())
 }
