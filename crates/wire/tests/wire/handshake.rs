@@ -166,6 +166,8 @@ fn what_holders_of_a_secret_disagree_about_is_told_to_both() {
             errors_of(converse(initiate(disagreeing, SECRET, 1), respond(server(), SECRET, 2), untouched));
         assert_eq!(of_initiator.kind(), ErrorKind::Mismatch, "{of_initiator}");
         assert_eq!(of_responder.kind(), ErrorKind::Mismatch, "{of_responder}");
+        assert_eq!(of_initiator.about().unwrap().name, "server-0");
+        assert_eq!(of_responder.about().unwrap().name, "worker-0");
     }
 }
 

@@ -123,8 +123,11 @@ pub(crate) fn conversation() -> Named<Vec<u8>> {
     ]
 }
 
-/// The seeds of each fuzz target: its name, and named inputs.
-pub(crate) fn seeds() -> Vec<(&'static str, Vec<(String, Vec<u8>)>)> {
+/// Inputs of a fuzz target, by name.
+pub(crate) type Seeds = Vec<(String, Vec<u8>)>;
+
+/// The seeds of each fuzz target.
+pub(crate) fn seeds() -> Named<Seeds> {
     let headers = headers().into_iter().map(|(name, header)| (name.to_owned(), header.encode().to_vec()));
     let tables = tables().into_iter().map(|(name, table)| {
         let mut input = (table.len() as u16).to_le_bytes().to_vec();
@@ -142,7 +145,7 @@ pub(crate) fn seeds() -> Vec<(&'static str, Vec<(String, Vec<u8>)>)> {
 }
 
 /// Each message to the side and stage that waits for it, and an overlay that changes nothing, in one and many pieces.
-fn handshake_seeds() -> Vec<(String, Vec<u8>)> {
+fn handshake_seeds() -> Seeds {
     let modes = [("hello", 1u8), ("challenge", 0), ("proof", 3), ("accepted", 2), ("reject_version", 2)];
     let conversation = conversation();
     let mut seeds = Vec::new();
