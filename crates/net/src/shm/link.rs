@@ -337,7 +337,7 @@ impl Link for ShmLink {
         {
             let mut sending = self.sending.lock();
             sending.producer.beat();
-            sending.rest();
+            sending.rest(self.socket.as_fd());
         }
         let Some(receiving) = self.receiving.try_lock() else { return Duration::ZERO };
         let mut life = self.life.lock();

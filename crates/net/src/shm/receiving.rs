@@ -115,6 +115,9 @@ impl Receiving {
                     let segment = Segment::import(file, SegmentId(id), length_bytes)?;
                     self.segments.insert(id, segment);
                 }
+                Received::Packet(Packet::Forget { id }) => {
+                    self.segments.remove(&id);
+                }
                 Received::Packet(_) => return Err(impossible("a second offer")),
             }
         }
