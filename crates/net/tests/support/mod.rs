@@ -1,5 +1,5 @@
 //! What the tests with real sockets have in common.
-#![allow(dead_code, reason = "each test file uses a part of it")]
+#![allow(dead_code, clippy::unwrap_used, reason = "each test file uses a part of it, and all of it is test code")]
 
 pub(crate) mod stranger;
 
