@@ -1,5 +1,7 @@
 //! Strangers at a real listener: nobody gets in, nobody gets in the way.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests too may fail a test")]
+
 mod support;
 
 use sheave_base::{Error, ErrorKind};

@@ -1,5 +1,7 @@
 //! Peers in processes of their own that are killed or stopped.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests too may fail a test")]
+
 mod support;
 
 use rustix::process::{Pid, Signal, kill_process};

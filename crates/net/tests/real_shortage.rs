@@ -1,5 +1,7 @@
 //! A listener in a process that has no descriptors left. Alone in its file, for the limit is the whole process's.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests too may fail a test")]
+
 mod support;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};

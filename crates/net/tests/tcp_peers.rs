@@ -1,5 +1,7 @@
 //! Addresses, listeners and connections, and peers that misbehave after they have proven themselves.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests too may fail a test")]
+
 mod support;
 
 use sheave_base::{ErrorKind, LinkId, NodeId};
@@ -129,10 +131,10 @@ fn a_peer_that_falls_silent_is_declared_dead() {
 fn a_busy_port_is_named() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let node = Node::start(config("node")).unwrap();
-    let tcp = Some(taken.local_addr().unwrap());
-    let error = node.listen(ListenConfig { tcp, ..ListenConfig::default() }).unwrap_err();
+    let tcp = taken.local_addr().unwrap();
+    let error = node.listen(ListenConfig { tcp: Some(tcp), ..ListenConfig::default() }).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AlreadyExists);
-    assert!(error.what().contains(&tcp.unwrap().port().to_string()) && error.advice().is_some(), "{error}");
+    assert!(error.what().contains(&tcp.port().to_string()) && error.advice().is_some(), "{error}");
 }
 
 #[test]

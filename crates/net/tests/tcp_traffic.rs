@@ -1,5 +1,7 @@
 //! Traffic over real TCP connections: sizes, order, back-pressure and ends.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests too may fail a test")]
+
 mod support;
 
 use sheave_base::{ErrorKind, Tag};
