@@ -1,5 +1,6 @@
 //! `sheave bench`: what is measured, how often, and by which command line.
 
+mod child;
 mod link;
 mod pair;
 mod peer;
@@ -26,6 +27,9 @@ pub(crate) enum Command {
     /// tensor of the arena to and fro by move; both give the time of a round trip. `stream` sends windows one way and
     /// gives the time per message. If OpenMPI is installed its own ping-pong runs in turn with ours.
     Link(LinkArguments),
+    /// The second process of a measurement.
+    #[command(hide = true)]
+    LinkChild,
 }
 
 /// What `sheave bench link` measures.
@@ -55,7 +59,7 @@ pub(crate) struct LinkArguments {
 }
 
 /// How the bytes travel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Transport {
     /// Two threads of one process.
     Inproc,
@@ -162,6 +166,7 @@ fn parse_bytes(text: &str) -> Result<usize, String> {
 pub(crate) fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Link(arguments) => link::run(&arguments),
+        Command::LinkChild => child::run(),
     }
 }
 
