@@ -126,17 +126,17 @@ impl Effort {
         if quick {
             Self { rounds: 1, thrift: 10, budget: Duration::from_millis(60) }
         } else {
-            Self { rounds: 4, thrift: 4, budget: Duration::from_millis(1500) }
+            Self { rounds: 6, thrift: 6, budget: Duration::from_millis(800) }
         }
     }
 
     /// Round trips, or windows, of one round.
     fn iterations(self, case: Case, bytes: usize) -> usize {
         let per_run: usize = match bytes {
-            ..=8192 => 40_000,
-            ..=65_536 => 16_000,
-            ..=1_048_576 => 2_000,
-            ..=16_777_216 => 160,
+            0..=0x2000 => 40_000,
+            0x2001..=0x1_0000 => 16_000,
+            0x1_0001..=0x10_0000 => 2_000,
+            0x10_0001..=0x100_0000 => 160,
             _ => 48,
         };
         let per_window = if case == Case::Stream { 8 } else { 1 };

@@ -88,9 +88,9 @@ fn readable(bytes: usize) -> String {
 pub(super) fn json(rows: &[Row], target: &mut dyn Write) -> Result<(), Failure> {
     for row in rows {
         let line = serde_json::to_string(&row.line()).map_err(|error| Failure::Run(error.to_string()))?;
-        writeln!(target, "{line}").map_err(unwritten)?;
+        writeln!(target, "{line}").map_err(|error| unwritten(&error))?;
     }
-    target.flush().map_err(unwritten)
+    target.flush().map_err(|error| unwritten(&error))
 }
 
 const TITLES: [&str; 10] =
@@ -109,12 +109,12 @@ pub(super) fn table(rows: &[Row], target: &mut dyn Write) -> Result<(), Failure>
             _ => format!("{cell:>width$}"),
         });
         let text = padded.collect::<Vec<_>>().join("  ");
-        writeln!(target, "{}", text.trim_end()).map_err(unwritten)?;
+        writeln!(target, "{}", text.trim_end()).map_err(|error| unwritten(&error))?;
     }
-    target.flush().map_err(unwritten)
+    target.flush().map_err(|error| unwritten(&error))
 }
 
-fn unwritten(error: std::io::Error) -> Failure {
+fn unwritten(error: &std::io::Error) -> Failure {
     if error.kind() == ErrorKind::BrokenPipe {
         return Failure::Unread;
     }
