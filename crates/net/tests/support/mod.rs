@@ -1,6 +1,8 @@
 //! What the tests with real sockets have in common.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+pub(crate) mod stranger;
+
 use sheave_base::secret::Resolved;
 use sheave_base::{LinkId, Secret, Tag};
 use sheave_net::{Address, Envelope, ListenConfig, Node, NodeConfig, Outgoing, Transport, Wanted};
@@ -9,6 +11,8 @@ use smallvec::SmallVec;
 use std::time::{Duration, Instant};
 
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
+
+pub(crate) const SECRET: &str = "a secret for these tests";
 
 pub(crate) fn soon() -> Instant {
     Instant::now() + LIMIT
@@ -19,7 +23,7 @@ pub(crate) fn secret(text: &str, source: &str) -> Option<Resolved> {
 }
 
 pub(crate) fn config(name: &str) -> NodeConfig {
-    NodeConfig { secret: secret("a secret for these tests", "the test"), ..NodeConfig::named(name) }
+    NodeConfig { secret: secret(SECRET, "the test"), ..NodeConfig::named(name) }
 }
 
 pub(crate) fn listening(name: &str) -> (Node, Address) {
