@@ -1,29 +1,44 @@
 //! The real binary, as users run it.
 
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// Longest time for one run, on a machine that does something else too.
 const LIMIT: Duration = Duration::from_secs(100);
 
-fn sheave(arguments: &[&str]) -> Output {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_sheave"))
+fn start(arguments: &[&str]) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_sheave"))
         .args(arguments)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .expect("the binary was built for this test");
+        .expect("the binary was built for this test")
+}
+
+/// Waits until `is_so`; false after the limit.
+fn wait_until(mut is_so: impl FnMut() -> bool) -> bool {
     let begun = Instant::now();
-    // What it prints here fits into a pipe, so it never waits for a reader.
-    while child.try_wait().expect("it is our child").is_none() {
+    while !is_so() {
         if begun.elapsed() > LIMIT {
-            child.kill().expect("it is our child");
-            panic!("{arguments:?} did not end: {:?}", child.wait_with_output());
+            return false;
         }
         std::thread::sleep(Duration::from_millis(5));
     }
+    true
+}
+
+/// What it prints here fits into a pipe, so it never waits for a reader.
+fn finish(mut child: Child) -> Output {
+    if !wait_until(|| child.try_wait().expect("it is our child").is_some()) {
+        child.kill().expect("it is our child");
+        panic!("it did not end: {:?}", child.wait_with_output());
+    }
     child.wait_with_output().expect("it has ended")
+}
+
+fn sheave(arguments: &[&str]) -> Output {
+    finish(start(arguments))
 }
 
 fn text(bytes: &[u8]) -> &str {
@@ -120,13 +135,26 @@ fn version_and_help_go_to_standard_output() {
 
 #[test]
 fn a_reader_that_goes_away_is_not_complained_about() {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_sheave"))
-        .args(["bench", "link", "--quick", "--no-peer", "--json", "--transport", "inproc", "--bytes", "8"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the binary was built for this test");
+    let mut child =
+        start(&["bench", "link", "--quick", "--no-peer", "--json", "--transport", "inproc", "--bytes", "8"]);
     drop(child.stdout.take());
-    let output = child.wait_with_output().expect("it is our child");
+    let output = finish(child);
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+}
+
+#[test]
+fn the_second_process_ends_with_the_first() {
+    let mut child = start(&["bench", "link", "--no-peer", "--transport", "shm"]);
+    let path = format!("/proc/{0}/task/{0}/children", child.id());
+    let mut second = String::new();
+    let appeared = wait_until(|| {
+        second = std::fs::read_to_string(&path).unwrap_or_default().trim().to_owned();
+        !second.is_empty()
+    });
+    child.kill().expect("it is our child");
+    child.wait().expect("it is our child");
+    assert!(appeared, "there was no second process");
+    let command_line = format!("/proc/{second}/cmdline");
+    let gone = || !std::fs::read_to_string(&command_line).is_ok_and(|line| line.contains("link-child"));
+    assert!(wait_until(gone), "process {second} has outlived its parent");
 }
