@@ -144,6 +144,7 @@ impl Inner {
     fn sleep_once(&self, target: &dyn Target, parker: &Arc<Parker>, leads: bool, limit: Duration) {
         if leads {
             if self.arm_all() && !target.is_done() {
+                let limit = span_until(Instant::now(), limit, self.next_due());
                 self.progress.sleep(limit, Some(parker));
             }
             self.poll_all();
@@ -213,6 +214,11 @@ impl Inner {
         if self.progress.is_led() && entry.pollers.load(SeqCst) == 0 {
             while !self.arm(entry) && self.poll(entry) {}
         }
+    }
+
+    /// When some link must be polled again though nobody rings.
+    pub(crate) fn next_due(&self) -> Option<Instant> {
+        self.links.all().iter().filter_map(|entry| entry.link.next_due()).min()
     }
 
     /// Arms every link that nobody polls. False when there is something to do.

@@ -20,6 +20,7 @@
 //! ```
 
 mod beat;
+pub mod chaos;
 mod counters;
 mod doorbell;
 mod drive;
