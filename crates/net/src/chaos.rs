@@ -416,9 +416,8 @@ impl Link for ChaosLink {
             inbound.deaf_since.is_some() || inbound.held_until.is_some_and(|due| due > now)
         };
         let outbound = self.outbound.lock();
-        let due_out = outbound.dues.front().is_some_and(|due| *due <= now)
-            && self.has_room_ahead()
-            && !self.is_mute(&outbound);
+        let due_out =
+            outbound.dues.front().is_some_and(|due| *due <= now) && self.has_room_ahead() && !self.is_mute(&outbound);
         // A message that is held back makes the wrapped link say that there is something to do.
         (quiet || held_in) && !due_out && self.cut.get().is_none()
     }

@@ -1,0 +1,101 @@
+//! What a link must offer to be tested.
+
+use sheave_base::LinkId;
+use sheave_net::chaos::{ChaosConfig, Trouble};
+use sheave_net::{Medium, Node, NodeConfig, inproc, shm};
+use std::time::Duration;
+
+/// A medium, and how two nodes are linked over it.
+pub(crate) trait Pairs: Sync {
+    /// The medium.
+    fn medium(&self) -> Medium;
+
+    /// Links two nodes. Returns the link as each of them knows it.
+    fn link(&self, left: &Node, right: &Node) -> (LinkId, LinkId);
+
+    /// What nodes need beside their defaults.
+    fn adjust(&self, config: NodeConfig) -> NodeConfig {
+        config
+    }
+
+    /// Largest message that is worth the time.
+    fn largest_bytes(&self) -> usize {
+        1 << 30
+    }
+
+    /// Two linked nodes.
+    fn pair(&self) -> Pair {
+        self.connect(NodeConfig::named("left"), NodeConfig::named("right"))
+    }
+
+    /// Two nodes made as told and linked.
+    fn connect(&self, left: NodeConfig, right: NodeConfig) -> Pair {
+        let left = Node::start(self.adjust(left)).expect("a node");
+        let right = Node::start(self.adjust(right)).expect("a node");
+        let (to_right, to_left) = self.link(&left, &right);
+        Pair { left, to_right, right, to_left }
+    }
+}
+
+/// Two nodes and the link between them, as each knows it.
+pub(crate) struct Pair {
+    pub(crate) left: Node,
+    pub(crate) to_right: LinkId,
+    pub(crate) right: Node,
+    pub(crate) to_left: LinkId,
+}
+
+/// Threads of one process.
+pub(crate) struct Inproc;
+
+impl Pairs for Inproc {
+    fn medium(&self) -> Medium {
+        Medium::InProcess
+    }
+
+    fn link(&self, left: &Node, right: &Node) -> (LinkId, LinkId) {
+        inproc::connect(left, right).expect("two nodes of one process")
+    }
+}
+
+/// Shared memory, between two nodes of one process.
+pub(crate) struct Shm;
+
+impl Pairs for Shm {
+    fn medium(&self) -> Medium {
+        Medium::SharedMemory
+    }
+
+    fn link(&self, left: &Node, right: &Node) -> (LinkId, LinkId) {
+        shm::connect(left, right).expect("two nodes of one host")
+    }
+}
+
+/// Another medium with delays, stalls and short polls.
+pub(crate) struct Chaotic<P>(pub(crate) P);
+
+impl<P: Pairs> Pairs for Chaotic<P> {
+    fn medium(&self) -> Medium {
+        self.0.medium()
+    }
+
+    fn link(&self, left: &Node, right: &Node) -> (LinkId, LinkId) {
+        self.0.link(left, right)
+    }
+
+    fn adjust(&self, config: NodeConfig) -> NodeConfig {
+        let outbound = Trouble {
+            delay_max: Duration::from_millis(2),
+            stall_per_mille: 1,
+            stall: Duration::from_millis(5),
+            ..Trouble::default()
+        };
+        let inbound = Trouble { stall_per_mille: 5, stall: Duration::from_millis(1), ..Trouble::default() };
+        let chaos = ChaosConfig { seed: 20, outbound, inbound, short_polls: true, ..ChaosConfig::default() };
+        NodeConfig { chaos: Some(chaos), ..self.0.adjust(config) }
+    }
+
+    fn largest_bytes(&self) -> usize {
+        64 << 20
+    }
+}
