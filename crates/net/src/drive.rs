@@ -182,7 +182,8 @@ impl Inner {
             }
             Polled::Ended(reason) => {
                 self.link_ended(entry, &reason);
-                true
+                // An ended link says so at every poll; whoever polls until nothing moves must not go on for ever.
+                false
             }
         }
     }
