@@ -393,6 +393,10 @@ impl Inner {
         }
         let handover = entry.link.send(message, hold).map_err(|error| error.operation("send"))?;
         Counters::add(&self.counters.messages_sent, 1);
+        if matches!(handover, Handover::Queued(_)) {
+            // Whoever sleeps as leader armed the link when nothing waited for room, and the sender may never wait.
+            self.settle(&entry);
+        }
         Ok(handover)
     }
 
