@@ -1,1 +1,97 @@
-fn main() {}
+//! The project's own tool, run as `cargo xtask <command>`.
+//!
+//! It needs stable Rust and cargo. Whatever else a command would like to have (cargo-nextest, Python, miri, cargo-fuzz)
+//! is looked for at run time; where it is missing the command says what is skipped, why, and how to get it.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "this tool talks to a person through its terminal")]
+
+mod group;
+mod lanes;
+mod shell;
+mod test;
+mod tidy;
+mod watch;
+
+use std::process::ExitCode;
+
+use shell::{Outcome, Workspace};
+
+const USAGE: &str = "\
+usage: cargo xtask <command> [flags]
+
+  test              everything that must hold before a change is done:
+                    format, clippy, tidy, documentation, Rust tests, doctests, Python tests
+      --no-nextest  run the Rust tests without cargo-nextest, even where it is installed
+      --rust-only   leave the Python tests out
+      --python-only run nothing but the Python tests
+      --torch       install torch for the Python tests that want it
+  tidy              the rules on files, functions, floors and links
+  loom              the concurrency models of the ground floor, every interleaving
+  miri              the ground floor's tests under miri (nightly)
+  fuzz              every fuzz target in turn (nightly, cargo-fuzz)
+      --seconds N   time for each target, 60 unless told";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let Some(command) = Command::parse(&words) else {
+        eprintln!("{USAGE}");
+        return ExitCode::from(2);
+    };
+    match command.run() {
+        Ok(code) => code,
+        Err(message) => {
+            eprintln!("error: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+enum Command {
+    Test(test::Options),
+    Tidy,
+    Loom,
+    Miri,
+    Fuzz { seconds: u64 },
+}
+
+impl Command {
+    fn parse(words: &[&str]) -> Option<Command> {
+        match words {
+            ["test", flags @ ..] => test::Options::parse(flags).map(Command::Test),
+            ["tidy"] => Some(Command::Tidy),
+            ["loom"] => Some(Command::Loom),
+            ["miri"] => Some(Command::Miri),
+            ["fuzz"] => Some(Command::Fuzz { seconds: 60 }),
+            ["fuzz", "--seconds", seconds] => seconds.parse().ok().map(|seconds| Command::Fuzz { seconds }),
+            _ => None,
+        }
+    }
+
+    fn run(self) -> Outcome<ExitCode> {
+        group::end_all_on_signal()?;
+        let workspace = Workspace::find()?;
+        match self {
+            Command::Test(options) => return Ok(test::run(workspace, &options)),
+            Command::Tidy => tidy::run(&workspace)?,
+            Command::Loom => lanes::loom(&workspace)?,
+            Command::Miri => lanes::miri(&workspace)?,
+            Command::Fuzz { seconds } => lanes::fuzz(&workspace, seconds)?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_words_are_refused_not_ignored() {
+        assert!(Command::parse(&["test", "--rust-only"]).is_some());
+        assert!(Command::parse(&["test", "--rustonly"]).is_none());
+        assert!(Command::parse(&["fuzz", "--seconds", "soon"]).is_none());
+        assert!(Command::parse(&["fuzz", "--seconds", "5"]).is_some());
+        assert!(Command::parse(&["tidy", "now"]).is_none());
+        assert!(Command::parse(&[]).is_none());
+    }
+}

@@ -1,8 +1,8 @@
 //! One error type for every room.
 //!
 //! An error says what happened, during which operation, to whom, after how long, and what to do about it. Its
-//! [`ErrorKind`] is the only thing a program needs to match on; faces map each kind to one exception class or exit code.
-//! Messages are lower case and carry no full stop, so that they compose.
+//! [`ErrorKind`] is the only thing a program needs to match on; faces map each kind to one exception class or exit
+//! code. Messages are lower case and carry no full stop, so that they compose.
 //!
 //! ```
 //! use sheave_base::{Error, ErrorKind, Peer};

@@ -74,3 +74,25 @@ pub const TRACE_EVENTS_MAX: usize = 65_536;
 
 /// Memory of one node for the slots of streams between processes: 256 streams at once.
 pub const STREAM_SLOT_BYTES_MAX: u64 = 256 << 20;
+
+/// Children of one job that live at the same time. Each holds two pipes, so that a default of 1,024 open files ends
+/// some way below; the guard keeps its table of them on its stack.
+pub const JOB_CHILDREN_MAX: usize = 1024;
+
+/// Ends of children that a job remembers for its report; older ones are forgotten, the first failure never.
+pub const JOB_EXITS_MAX: usize = 4096;
+
+/// Longest piece of a child's output that is held back while its line has no end; then it is passed on as it is.
+pub const OUTPUT_LINE_BYTES_MAX: usize = 16 << 10;
+
+/// Bytes of one stream that are kept when a child's output is captured; beyond it the oldest lines are dropped.
+pub const OUTPUT_CAPTURED_BYTES_MAX: usize = 4 << 20;
+
+/// Last lines of a child's standard error that are kept for the report about its failure.
+pub const OUTPUT_LAST_LINES_MAX: usize = 20;
+
+/// Longest time from asking for a child to its program being loaded. A slow network disk is the reason for so much.
+pub const SPAWN_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Longest time for the killed processes of a job to be gone. The kernel needs milliseconds, unless a disk hangs.
+pub const KILL_TIMEOUT: Duration = Duration::from_secs(10);

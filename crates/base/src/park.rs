@@ -6,7 +6,8 @@
 //! only its descriptor wakes it). The owner goes to sleep with a compare-exchange from `EMPTY`, which fails when a
 //! notification came first. So no wake-up is lost, and a notification that nobody needed costs one spurious return.
 
-use crate::sync::{Arc, AtomicU32, Mutex, Ordering};
+use crate::sync::{AtomicU32, Mutex, Ordering};
+use std::sync::Arc;
 use std::time::Duration;
 
 const EMPTY: u32 = 0;

@@ -1,6 +1,6 @@
 //! The job secret: what it is, and where a process finds it.
 //!
-//! Every link is authenticated with one secret that all processes of a job share. [`resolve`] looks for it in this order:
+//! Every link is authenticated with one secret that all processes of a job share. [`resolve`] looks in this order:
 //!
 //! 1. `SHEAVE_SECRET`: the secret itself;
 //! 2. `SHEAVE_SECRET_FILE`: the path of a file that holds it;
@@ -100,8 +100,8 @@ pub struct Resolved {
 ///
 /// # Errors
 ///
-/// `InvalidArgument` if a variable is set to something unusable, `Unauthenticated` if a file is not private to its user,
-/// `NotFound` if there is no place for a cookie, `Io` if the system refuses.
+/// `InvalidArgument` if a variable is set to something unusable, `Unauthenticated` if a file is not private to its
+/// user, `NotFound` if there is no place for a cookie, `Io` if the system refuses.
 ///
 /// ```no_run
 /// let resolved = sheave_base::secret::resolve(|name| std::env::var_os(name)).unwrap();

@@ -31,9 +31,9 @@ pub trait Target {
     /// True once the outcome is there.
     fn is_done(&self) -> bool;
     /// Asks for an unpark at completion. False when it is complete already.
-    fn watch(&self, parker: &Arc<Parker>) -> bool;
+    fn watch(&self, parker: &std::sync::Arc<Parker>) -> bool;
     /// Takes the request back.
-    fn unwatch(&self, parker: &Arc<Parker>);
+    fn unwatch(&self, parker: &std::sync::Arc<Parker>);
     /// The link whose messages complete it; `None` when any may.
     fn link(&self) -> Option<LinkId>;
     /// The operation's name, for notices.
@@ -54,7 +54,7 @@ type Callback<T> = Box<dyn FnOnce(&Core<T>) + Send>;
 
 struct Slot<T> {
     outcome: Option<Result<T>>,
-    parkers: SmallVec<[Arc<Parker>; 1]>,
+    parkers: SmallVec<[std::sync::Arc<Parker>; 1]>,
     wakers: SmallVec<[Waker; 1]>,
     callbacks: SmallVec<[Callback<T>; 1]>,
     cancel: Option<Box<dyn FnOnce() + Send>>,
@@ -170,17 +170,17 @@ impl<T> Target for Core<T> {
         self.done.load(Ordering::Acquire)
     }
 
-    fn watch(&self, parker: &Arc<Parker>) -> bool {
+    fn watch(&self, parker: &std::sync::Arc<Parker>) -> bool {
         let mut slot = self.slot.lock();
         if self.done.load(Ordering::Acquire) {
             return false;
         }
-        slot.parkers.push(Arc::clone(parker));
+        slot.parkers.push(std::sync::Arc::clone(parker));
         true
     }
 
-    fn unwatch(&self, parker: &Arc<Parker>) {
-        self.slot.lock().parkers.retain(|other| !Arc::ptr_eq(other, parker));
+    fn unwatch(&self, parker: &std::sync::Arc<Parker>) {
+        self.slot.lock().parkers.retain(|other| !std::sync::Arc::ptr_eq(other, parker));
     }
 
     fn link(&self) -> Option<LinkId> {

@@ -8,7 +8,7 @@ use crate::progress::{Interest, Watched, span_until};
 use sheave_base::limits::WAIT_NOTICE;
 use sheave_base::park::{Parker, current_parker};
 use sheave_base::work::{Drive, Interrupt, Target};
-use sheave_base::{LinkId, Result};
+use sheave_base::{LinkId, Result, Work};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
@@ -65,7 +65,29 @@ impl Drop for Polling<'_> {
     }
 }
 
+/// Polls before the clock is read for the first time: a few microseconds.
+const BRIEF_ROUNDS: u32 = 64;
+
 impl Inner {
+    /// Polls for a moment without reading the clock. True when the work is done.
+    pub(crate) fn spin_briefly<T>(&self, work: &Work<T>, link: Option<LinkId>) -> bool {
+        if work.is_done() {
+            return true;
+        }
+        self.progress.note_activity();
+        let polling = Polling::begin(self, link);
+        for _ in 0..if self.wait.spin.is_zero() { 1 } else { BRIEF_ROUNDS } {
+            for entry in polling.entries() {
+                self.poll(entry);
+            }
+            if work.is_done() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        false
+    }
+
     fn spin(&self, target: &dyn Target, until: Option<Instant>) -> bool {
         let polling = Polling::begin(self, target.link());
         let begun = Instant::now();
@@ -176,9 +198,25 @@ impl Inner {
         match entry.link.poll(self, BUDGET) {
             Polled::Busy | Polled::Idle => false,
             Polled::Moved => true,
-            Polled::Paused => {
-                entry.paused.store(true, SeqCst);
-                false
+            Polled::Paused => self.pause(entry),
+            Polled::Ended(reason) => {
+                self.link_ended(entry, &reason);
+                true
+            }
+        }
+    }
+
+    /// The link's next message finds no room. Room may have come before the mark was seen, so the link is asked once more.
+    fn pause(&self, entry: &Arc<Entry>) -> bool {
+        if entry.paused.swap(true, SeqCst) {
+            return false;
+        }
+        self.links.paused.fetch_add(1, SeqCst);
+        match entry.link.poll(self, 1) {
+            Polled::Paused | Polled::Busy => false,
+            Polled::Idle | Polled::Moved => {
+                self.unpause(entry);
+                true
             }
             Polled::Ended(reason) => {
                 self.link_ended(entry, &reason);
@@ -186,6 +224,15 @@ impl Inner {
                 false
             }
         }
+    }
+
+    /// True when the link was paused until now.
+    pub(crate) fn unpause(&self, entry: &Entry) -> bool {
+        let was_paused = entry.paused.swap(false, SeqCst);
+        if was_paused {
+            self.links.paused.fetch_sub(1, SeqCst);
+        }
+        was_paused
     }
 
     /// Polls every link that nobody polls.
@@ -244,8 +291,11 @@ impl Inner {
 
     /// Receives were posted or messages were taken: links whose next message waits for that go on.
     pub(crate) fn resume_paused(&self) {
+        if self.links.paused.load(SeqCst) == 0 {
+            return;
+        }
         for entry in self.links.all().iter() {
-            if entry.paused.swap(false, SeqCst) {
+            if self.unpause(entry) {
                 self.poll(entry);
                 self.settle(entry);
             }

@@ -7,14 +7,14 @@ use crate::counters::Counters;
 use crate::doorbell::Doorbell;
 use crate::entry;
 use crate::link::{Arrival, Handover, Hold, Link, Medium, Polled, Readiness, Sink, Verdict};
-use crate::message::{Message, Outgoing};
+use crate::message::{Message, Outgoing, spec_of};
 use crate::node::{Inner, Node};
 use crate::outbox::{Outbox, SendDriver};
 use parking_lot::Mutex;
 use sheave_base::park::Bell;
 use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
 use sheave_tensor::{Arena, Mode, Tensor};
-use sheave_wire::TensorSpec;
+use sheave_wire::{Part, Parts};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -135,8 +135,7 @@ impl InprocLink {
     }
 
     fn capture(&self, tensor: &Tensor) -> Result<Tensor> {
-        let spec = TensorSpec::new(tensor.dtype().code(), tensor.shape().dimensions());
-        let copy = entry::place(&self.arena, &spec)?;
+        let copy = entry::place(&self.arena, &spec_of(tensor))?;
         // SAFETY: the copy is fresh memory of the same length, and the caller's handle holds the source.
         unsafe { sheave_tensor::copy_bytes(copy.ptr(), tensor.ptr(), tensor.len_bytes()) };
         Ok(copy)
@@ -160,20 +159,18 @@ impl InprocLink {
     }
 
     fn take(&self, sink: &dyn Sink) -> Result<Option<bool>> {
-        let arrival = {
+        let verdict = {
             let queue = self.inbound.queue.lock();
             let Some(message) = queue.front() else { return Ok(None) };
-            let specs = message.parts.iter().map(|part| TensorSpec::new(part.dtype().code(), part.shape().dimensions()));
-            Arrival {
-                envelope: message.envelope,
-                sequence: message.sequence,
-                specs: specs.collect(),
-                payload_bytes: message.parts.iter().map(|part| part.len_bytes() as u64).sum(),
-            }
+            let parts: Parts = message.parts.iter().map(|part| Part::inline(spec_of(part))).collect();
+            let (envelope, sequence) = (message.envelope, message.sequence);
+            let payload_bytes = message.parts.iter().map(|part| part.len_bytes() as u64).sum();
+            drop(queue);
+            sink.begin(self.id, &Arrival { envelope, sequence, parts: &parts, payload_bytes })?
         };
-        let (ticket, places) = match sink.begin(self.id, &arrival)? {
+        let mut landing = match verdict {
             Verdict::Pause => return Ok(Some(false)),
-            Verdict::Land { ticket, places } => (ticket, places),
+            Verdict::Land(landing) => landing,
         };
         let message = {
             let mut queue = self.inbound.queue.lock();
@@ -186,13 +183,13 @@ impl InprocLink {
         }
         let Some(mut message) = message else { return Ok(None) };
         message.source = self.id;
-        for (place, part) in places.into_iter().zip(&mut message.parts) {
+        for (place, part) in landing.take_places().into_iter().zip(&mut message.parts) {
             Counters::add(&self.counters.bytes_copied, part.len_bytes() as u64);
             // SAFETY: the sink checked that the lengths agree and holds the place's write lease.
             unsafe { sheave_tensor::copy_bytes(place.ptr(), part.ptr(), part.len_bytes()) };
             *part = place;
         }
-        sink.deliver(ticket, message);
+        sink.deliver(landing, message);
         Ok(Some(true))
     }
 

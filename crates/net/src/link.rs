@@ -11,10 +11,11 @@
 //!   fills up.
 //! * **End**: a link ends once, with one reason; every later call returns it.
 
+use crate::matching::Posted;
 use crate::message::{Envelope, Message, Outgoing};
 use sheave_base::{Error, LinkId, Peer, Result, Work};
 use sheave_tensor::Tensor;
-use sheave_wire::TensorSpec;
+use sheave_wire::{Part, TensorSpec};
 use smallvec::SmallVec;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -77,13 +78,13 @@ pub enum Polled {
 
 /// A message whose header, part table and control are known and whose tensors have not moved yet.
 #[derive(Debug)]
-pub struct Arrival {
+pub struct Arrival<'a> {
     /// What it is.
     pub envelope: Envelope,
     /// Its number on the link.
     pub sequence: u64,
     /// The tensors that follow.
-    pub specs: SmallVec<[TensorSpec; 1]>,
+    pub parts: &'a [Part],
     /// Bytes of all tensors.
     pub payload_bytes: u64,
 }
@@ -91,27 +92,44 @@ pub struct Arrival {
 /// Where an arriving message goes.
 #[derive(Debug)]
 pub enum Verdict {
-    /// To the receive with this ticket; tensors land in `places` where it has some.
-    Land {
-        /// Given back with the message.
-        ticket: u64,
-        /// One destination per tensor, or none at all.
-        places: SmallVec<[Tensor; 1]>,
-    },
+    /// To the receiver that this landing stands for.
+    Land(Landing),
     /// Nowhere yet: leave it on the link.
     Pause,
 }
 
-/// Ticket of a message that nobody has asked for.
-pub const UNEXPECTED: u64 = 0;
+/// The receiver of a message whose tensors are on their way. The link owns it until the message is whole; if the link
+/// ends before that, it must say so with [`Landing::fail`].
+#[derive(Debug)]
+pub struct Landing {
+    pub(crate) receive: Option<Box<Posted>>,
+    pub(crate) refusal: Option<Error>,
+}
+
+impl Landing {
+    /// One destination per tensor, or none at all. The link takes them into the message's parts.
+    pub fn take_places(&mut self) -> SmallVec<[Tensor; 1]> {
+        match &mut self.receive {
+            Some(receive) if self.refusal.is_none() => std::mem::take(&mut receive.places),
+            _ => SmallVec::new(),
+        }
+    }
+
+    /// The link ended before the message was whole.
+    pub fn fail(self, reason: &Error) {
+        if let Some(receive) = self.receive {
+            receive.finish(Err(reason.clone()));
+        }
+    }
+}
 
 /// What takes messages out of a link.
 pub trait Sink: Send + Sync {
     /// Says where a message goes, before its tensors move. An error ends the link.
-    fn begin(&self, link: LinkId, arrival: &Arrival) -> Result<Verdict>;
+    fn begin(&self, link: LinkId, arrival: &Arrival<'_>) -> Result<Verdict>;
     /// Takes the whole message.
-    fn deliver(&self, ticket: u64, message: Message);
-    /// Memory for a tensor of `length_bytes` that nobody named a place for.
+    fn deliver(&self, landing: Landing, message: Message);
+    /// Memory for a tensor that nobody named a place for.
     fn place(&self, spec: &TensorSpec) -> Result<Tensor>;
 }
 

@@ -4,15 +4,16 @@
 //! the oldest receive that fits takes the message, and a new receive takes the oldest message that fits. A message that
 //! nobody asked for waits here, within two limits; beyond them it stays on its link and pushes back on its sender.
 //!
-//! A receive is *taken* when a message is found for it, before the tensors have moved; from then on only the link that
-//! carries them, or its end, can complete it.
+//! A receive leaves the table when a message is found for it, before the tensors have moved; from then on it belongs to
+//! the link that carries them, which completes it with the message or with the reason of its own end.
 
-use crate::link::{Arrival, UNEXPECTED, Verdict};
+use crate::link::{Arrival, Landing, Verdict};
 use crate::message::Message;
 use sheave_base::limits::{UNEXPECTED_BYTES_MAX, UNEXPECTED_MESSAGES_MAX};
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, LinkId, Result, Tag};
 use sheave_tensor::{Dtype, Tensor, WriteLease};
+use sheave_wire::Part;
 use smallvec::SmallVec;
 use std::collections::{HashMap, VecDeque};
 
@@ -41,17 +42,26 @@ pub(crate) struct Posted {
     pub(crate) completer: Completer<Message>,
 }
 
-struct Taken {
-    link: LinkId,
-    posted: Posted,
+impl Posted {
+    /// Frees the places, then tells whoever waits.
+    pub(crate) fn finish(self: Box<Self>, outcome: Result<Message>) {
+        let Self { leases, completer, places, .. } = *self;
+        drop(leases);
+        drop(places);
+        completer.complete(outcome);
+    }
+}
+
+impl std::fmt::Debug for Posted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Posted").field("wanted", &self.wanted).finish_non_exhaustive()
+    }
 }
 
 /// All receives and all messages of a node that have not met. Callers serialise access.
 #[derive(Default)]
 pub(crate) struct Matcher {
-    posted: VecDeque<(u64, Posted)>,
-    taken: HashMap<u64, Taken>,
-    refused: HashMap<u64, (Posted, Error)>,
+    posted: VecDeque<(u64, Box<Posted>)>,
     unexpected: HashMap<(u64, Tag), VecDeque<Message>>,
     unexpected_messages: usize,
     unexpected_bytes: u64,
@@ -63,12 +73,12 @@ pub(crate) enum PostOutcome {
     /// It waits under this ticket.
     Waits(u64),
     /// A message was there already. The caller completes it with no lock held.
-    Meets(Posted, Message),
+    Meets(Box<Posted>, Message),
 }
 
 impl Matcher {
     /// Posts a receive.
-    pub(crate) fn post(&mut self, posted: Posted) -> PostOutcome {
+    pub(crate) fn post(&mut self, posted: Box<Posted>) -> PostOutcome {
         if let Some(message) = self.take_unexpected(&posted.wanted) {
             return PostOutcome::Meets(posted, message);
         }
@@ -91,44 +101,36 @@ impl Matcher {
     }
 
     /// A message arrives: finds its receive. Shapes are checked here, before anything moves.
-    pub(crate) fn begin(&mut self, link: LinkId, arrival: &Arrival) -> Verdict {
+    pub(crate) fn begin(&mut self, link: LinkId, arrival: &Arrival<'_>) -> Verdict {
         let envelope = &arrival.envelope;
         let found =
             self.posted.iter().position(|(_, posted)| posted.wanted.fits(link, envelope.context, envelope.tag));
-        let Some((ticket, posted)) = found.and_then(|at| self.posted.remove(at)) else {
+        let Some((_, posted)) = found.and_then(|at| self.posted.remove(at)) else {
             return self.admit_unexpected(arrival);
         };
-        if let Err(error) = check_places(&posted.places, arrival) {
-            // The message is received elsewhere and dropped, so that the link stays in step.
-            self.refused.insert(ticket, (posted, error));
-            return Verdict::Land { ticket, places: SmallVec::new() };
-        }
-        let places = posted.places.clone();
-        self.taken.insert(ticket, Taken { link, posted });
-        Verdict::Land { ticket, places }
+        // A message that does not fit is received elsewhere and dropped, so that the link stays in step.
+        let refusal = check_places(&posted.places, arrival).err();
+        Verdict::Land(Landing { receive: Some(posted), refusal })
     }
 
-    fn admit_unexpected(&self, arrival: &Arrival) -> Verdict {
+    fn admit_unexpected(&self, arrival: &Arrival<'_>) -> Verdict {
         let bytes = self.unexpected_bytes.saturating_add(arrival.payload_bytes);
         let full = self.unexpected_messages >= UNEXPECTED_MESSAGES_MAX
             || (bytes > UNEXPECTED_BYTES_MAX && self.unexpected_messages > 0);
-        if full { Verdict::Pause } else { Verdict::Land { ticket: UNEXPECTED, places: SmallVec::new() } }
+        if full {
+            return Verdict::Pause;
+        }
+        Verdict::Land(Landing { receive: None, refusal: None })
     }
 
-    /// The whole message is here. Returns what to complete, with no lock held.
-    pub(crate) fn deliver(&mut self, ticket: u64, message: Message) -> Option<(Posted, Result<Message>)> {
-        if ticket != UNEXPECTED {
-            if let Some(taken) = self.taken.remove(&ticket) {
-                return Some((taken.posted, Ok(message)));
-            }
-            return self.refused.remove(&ticket).map(|(posted, error)| (posted, Err(error)));
-        }
-        // A receive may have been posted while the tensors moved.
+    /// A whole message that nobody had asked for when it began to arrive. Returns it with its receive if there is one by
+    /// now; the caller completes it with no lock held.
+    pub(crate) fn deliver(&mut self, message: Message) -> Option<(Box<Posted>, Message)> {
         let envelope = &message.envelope;
         let found =
             self.posted.iter().position(|(_, posted)| posted.wanted.fits(message.source, envelope.context, envelope.tag));
         if let Some((_, posted)) = found.and_then(|at| self.posted.remove(at)) {
-            return Some((posted, Ok(message)));
+            return Some((posted, message));
         }
         self.unexpected_messages += 1;
         self.unexpected_bytes += bytes_of(&message);
@@ -144,22 +146,18 @@ impl Matcher {
     }
 
     /// Takes a receive back; `None` when a message was found for it already.
-    pub(crate) fn withdraw(&mut self, ticket: u64) -> Option<Posted> {
+    pub(crate) fn withdraw(&mut self, ticket: u64) -> Option<Box<Posted>> {
         let at = self.posted.iter().position(|(posted, _)| *posted == ticket)?;
         self.posted.remove(at).map(|(_, posted)| posted)
     }
 
     /// A link has ended: returns every receive that only it could complete. With `none_left`, those of any source too.
-    pub(crate) fn link_ended(&mut self, link: LinkId, none_left: bool) -> Vec<Posted> {
+    pub(crate) fn link_ended(&mut self, link: LinkId, none_left: bool) -> Vec<Box<Posted>> {
         let hopeless = |wanted: &Wanted| wanted.source.map_or(none_left, |source| source == link);
         let (gone, kept): (VecDeque<_>, VecDeque<_>) =
             std::mem::take(&mut self.posted).into_iter().partition(|(_, posted)| hopeless(&posted.wanted));
         self.posted = kept;
-        let broken: Vec<u64> =
-            self.taken.iter().filter(|(_, taken)| taken.link == link).map(|(ticket, _)| *ticket).collect();
-        let mut ended: Vec<Posted> = gone.into_iter().map(|(_, posted)| posted).collect();
-        ended.extend(broken.iter().filter_map(|ticket| self.taken.remove(ticket)).map(|taken| taken.posted));
-        ended
+        gone.into_iter().map(|(_, posted)| posted).collect()
     }
 
     /// Messages and bytes that wait for a receive.
@@ -168,14 +166,14 @@ impl Matcher {
     }
 }
 
-/// Lets a message that was received elsewhere meet a receive: copies into the named places, if it has some.
-pub(crate) fn meet(posted: Posted, mut message: Message) -> (Posted, Result<Message>) {
+/// Completes a receive with a message that was received elsewhere: copies into the named places, if it has some.
+pub(crate) fn meet(posted: Box<Posted>, mut message: Message) {
     if posted.places.is_empty() {
-        return (posted, Ok(message));
+        return posted.finish(Ok(message));
     }
     let specs = message.parts.iter().map(|part| (part.dtype(), part.len_bytes()));
     if let Err(error) = check_against(&posted.places, specs) {
-        return (posted, Err(error));
+        return posted.finish(Err(error));
     }
     for (place, part) in posted.places.iter().zip(&mut message.parts) {
         // SAFETY: the lengths were checked to be equal, the receive holds the write lease of the place, and the
@@ -183,15 +181,15 @@ pub(crate) fn meet(posted: Posted, mut message: Message) -> (Posted, Result<Mess
         unsafe { sheave_tensor::copy_bytes(place.ptr(), part.ptr(), part.len_bytes()) };
         *part = place.clone();
     }
-    (posted, Ok(message))
+    posted.finish(Ok(message));
 }
 
-fn check_places(places: &[Tensor], arrival: &Arrival) -> Result<()> {
+fn check_places(places: &[Tensor], arrival: &Arrival<'_>) -> Result<()> {
     if places.is_empty() {
         return Ok(());
     }
     let mut known: SmallVec<[(Dtype, usize); 2]> = SmallVec::new();
-    for spec in &arrival.specs {
+    for Part { spec, .. } in arrival.parts {
         let dtype = Dtype::from_code(spec.dtype)
             .ok_or_else(|| Error::new(ErrorKind::Protocol, format!("a tensor of unknown dtype {}", spec.dtype)))?;
         known.push((dtype, spec.length_bytes()? as usize));

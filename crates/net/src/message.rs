@@ -6,6 +6,7 @@ use sheave_wire::Header;
 use smallvec::SmallVec;
 
 pub use sheave_wire::Kind;
+use sheave_wire::TensorSpec;
 
 /// The part of a message that says what it is and whom it is for. It becomes the header on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +84,11 @@ impl Outgoing {
     pub(crate) fn payload_bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.tensor.len_bytes() as u64).sum()
     }
+}
+
+/// A tensor as the wire describes it.
+pub(crate) fn spec_of(tensor: &Tensor) -> TensorSpec {
+    TensorSpec::new(tensor.dtype().code(), tensor.shape().dimensions())
 }
 
 /// A message that arrived.

@@ -8,7 +8,7 @@
 use crate::chaos::{self, ChaosConfig};
 use crate::counters::{Counters, Counts};
 use crate::entry::{Entry, Links};
-use crate::link::{Arrival, Handover, Hold, Link, Sink, UNEXPECTED, Verdict};
+use crate::link::{Arrival, Handover, Hold, Landing, Link, Sink, Verdict};
 use crate::matching::{Matcher, PostOutcome, Posted, Wanted, meet};
 use crate::message::{Message, Outgoing};
 use crate::progress::{Progress, WaitPolicy};
@@ -287,8 +287,12 @@ impl Node {
         until: Option<Instant>,
         interrupt: Option<Interrupt<'_>>,
     ) -> Result<Message> {
-        let begun = Instant::now();
         let (work, ticket) = self.inner.post("recv", wanted, places)?;
+        if self.inner.spin_briefly(&work, wanted.source) {
+            return work.taken().map_err(|error| self.inner.explain(error, "recv", wanted.source, None));
+        }
+        // The clock is read only by waits that take their time.
+        let begun = Instant::now();
         let ended = work.wait_until(until, interrupt);
         if let (Some(ticket), Ok(false) | Err(_)) = (ticket, &ended) {
             let late = Error::new(ErrorKind::DeadlineExceeded, "no message came")
@@ -298,7 +302,7 @@ impl Node {
             ended?;
             work.wait_until(None, None)?;
         }
-        work.taken().map_err(|error| self.inner.explain(error, "recv", wanted.source, begun))
+        work.taken().map_err(|error| self.inner.explain(error, "recv", wanted.source, Some(begun)))
     }
 
     /// Ends a link in order: what was sent before still arrives.
@@ -339,9 +343,8 @@ impl Drop for Owner {
 }
 
 impl Inner {
-    pub(crate) fn driver(&self) -> Arc<dyn Drive> {
-        let inner = self.weak.upgrade().expect("a node's method runs while the node is alive");
-        inner as Arc<dyn Drive>
+    pub(crate) fn driver(self: &Arc<Self>) -> Arc<dyn Drive> {
+        Arc::clone(self) as Arc<dyn Drive>
     }
 
     pub(crate) fn entry(&self, link: LinkId) -> Result<Arc<Entry>> {
@@ -401,7 +404,7 @@ impl Inner {
     }
 
     fn post(
-        &self,
+        self: &Arc<Self>,
         operation: &'static str,
         wanted: Wanted,
         places: SmallVec<[Tensor; 1]>,
@@ -412,12 +415,11 @@ impl Inner {
             leases.push(place.write_lease(operation)?);
         }
         let (completer, work) = driven(operation, Some(self.driver()), wanted.source);
-        let posted = Posted { wanted, places, leases, completer };
+        let posted = Box::new(Posted { wanted, places, leases, completer });
         let outcome = self.matcher.lock().post(posted);
         let ticket = match outcome {
             PostOutcome::Meets(posted, message) => {
-                let (posted, outcome) = meet(posted, message);
-                finish(posted, outcome);
+                meet(posted, message);
                 self.resume_paused();
                 return Ok((work, None));
             }
@@ -438,7 +440,7 @@ impl Inner {
     pub(crate) fn withdraw(&self, ticket: u64, reason: Error) {
         let posted = self.matcher.lock().withdraw(ticket);
         if let Some(posted) = posted {
-            finish(posted, Err(reason));
+            posted.finish(Err(reason));
         }
     }
 
@@ -448,16 +450,19 @@ impl Inner {
             return;
         }
         Counters::add(&self.counters.links_ended, 1);
+        self.unpause(entry);
         self.unwatch(entry);
         let hopeless = self.matcher.lock().link_ended(entry.id, self.links.is_empty());
         for posted in hopeless {
-            finish(posted, Err(reason.clone()));
+            posted.finish(Err(reason.clone()));
         }
     }
 
-    fn explain(&self, error: Error, operation: &'static str, source: Option<LinkId>, begun: Instant) -> Error {
-        let error = error.operation(operation);
-        let error = if error.after().is_none() { error.elapsed(begun.elapsed()) } else { error };
+    fn explain(&self, error: Error, operation: &'static str, source: Option<LinkId>, begun: Option<Instant>) -> Error {
+        let mut error = error.operation(operation);
+        if let (None, Some(begun)) = (error.after(), begun) {
+            error = error.elapsed(begun.elapsed());
+        }
         match source {
             Some(link) if error.about().is_none() => error.peer(self.peer_of(link)),
             _ => error,
@@ -465,28 +470,22 @@ impl Inner {
     }
 }
 
-fn finish(posted: Posted, outcome: Result<Message>) {
-    let Posted { leases, completer, places, .. } = posted;
-    // The places are free again before anybody is told.
-    drop(leases);
-    drop(places);
-    completer.complete(outcome);
-}
-
 impl Sink for Inner {
-    fn begin(&self, link: LinkId, arrival: &Arrival) -> Result<Verdict> {
+    fn begin(&self, link: LinkId, arrival: &Arrival<'_>) -> Result<Verdict> {
         Ok(self.matcher.lock().begin(link, arrival))
     }
 
-    fn deliver(&self, ticket: u64, message: Message) {
+    fn deliver(&self, landing: Landing, message: Message) {
         Counters::add(&self.counters.messages_received, 1);
-        let met = self.matcher.lock().deliver(ticket, message);
-        if let Some((posted, outcome)) = met {
-            let (posted, outcome) = match outcome {
-                Ok(message) if ticket == UNEXPECTED => meet(posted, message),
-                other => (posted, other),
-            };
-            finish(posted, outcome);
+        match (landing.receive, landing.refusal) {
+            (Some(posted), Some(refusal)) => posted.finish(Err(refusal)),
+            (Some(posted), None) => posted.finish(Ok(message)),
+            (None, _) => {
+                let met = self.matcher.lock().deliver(message);
+                if let Some((posted, message)) = met {
+                    meet(posted, message);
+                }
+            }
         }
     }
 

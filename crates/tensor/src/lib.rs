@@ -4,8 +4,7 @@
 //! the [`Arena`], shared memory that peers on the same host can map, a tensor changes hands without a copy; in private
 //! memory it is copied once. [`Mode`] says which of the two sides may touch the bytes afterwards.
 //!
-//! Unsafe code lives in the modules that own memory (`mapping`, `segment`, `buffer`, `lease`, `import`) and in the
-//! kernels.
+//! Unsafe code lives in the modules that own memory (`mapping`, `buffer`, `lease`, `import`) and in the kernels.
 
 mod arena;
 mod block;

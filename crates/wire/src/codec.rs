@@ -4,10 +4,10 @@
 //! bit), floats in eight little-endian bytes, texts and bytes behind their length, lists and maps behind their count.
 //! Tags are append-only. Each value has exactly one encoding, and each accepted input is the encoding of its value.
 //!
-//! **Why decoding allocates linearly.** A list is asked for its count before its items are seen, and lists nest; if each
-//! level could claim all that is left of the input, a small input would claim it thirty-two times over. So the decoder
-//! keeps the number of bytes that it *owes*: what the items announced by the enclosing lists need at least. A count is
-//! believed only if its items fit into what is left *beyond* that. Therefore all reservations together stay below the
+//! **Why decoding allocates linearly.** A list is asked for its count before its items are seen, and lists nest; if
+//! each level could claim all that is left of the input, a small input would claim it thirty-two times over. So the
+//! decoder keeps the number of bytes that it *owes*: what the items announced by the enclosing lists need at least. A
+//! count is believed only if its items fit into what is left *beyond* that. So all reservations together stay below the
 //! input's length times the size of one item per its shortest encoding, 32 bytes for each byte of input.
 
 use std::fmt;

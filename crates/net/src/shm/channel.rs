@@ -20,6 +20,8 @@ pub(crate) enum Packet {
     Answer { bell: OwnedFd },
     /// A segment of the sender's memory that later messages refer to.
     Segment { id: u64, length_bytes: u64, file: OwnedFd },
+    /// A segment that no later message refers to.
+    Forget { id: u64 },
 }
 
 /// What was found on the socket.
@@ -35,6 +37,7 @@ pub(crate) enum Received {
 const OFFER: u64 = 1;
 const ANSWER: u64 = 2;
 const SEGMENT: u64 = 3;
+const FORGET: u64 = 4;
 const PACKET_BYTES: usize = 24;
 
 fn encode(kind: u64, id: u64, length_bytes: u64) -> [u8; PACKET_BYTES] {
@@ -48,7 +51,9 @@ fn encode(kind: u64, id: u64, length_bytes: u64) -> [u8; PACKET_BYTES] {
 fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<bool> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
+    if !descriptors.is_empty() {
+        ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
+    }
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     match sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, flags) {
         Ok(_) => Ok(true),
@@ -70,6 +75,11 @@ pub(crate) fn send_answer(socket: BorrowedFd<'_>, bell: BorrowedFd<'_>) -> Resul
 /// Announces a segment. False when the socket has no room.
 pub(crate) fn send_segment(socket: BorrowedFd<'_>, id: u64, length_bytes: u64, file: BorrowedFd<'_>) -> Result<bool> {
     send(socket, &encode(SEGMENT, id, length_bytes), &[file])
+}
+
+/// Says that a segment is gone. False when the socket has no room.
+pub(crate) fn send_forget(socket: BorrowedFd<'_>, id: u64) -> Result<bool> {
+    send(socket, &encode(FORGET, id, 0), &[])
 }
 
 /// Takes the next packet, without blocking.
@@ -101,6 +111,7 @@ pub(crate) fn receive(socket: impl AsFd) -> Result<Received> {
         (OFFER, Some(rings), Some(bell)) => Packet::Offer { rings, bell },
         (ANSWER, Some(bell), None) => Packet::Answer { bell },
         (SEGMENT, Some(file), None) => Packet::Segment { id: word(1), length_bytes: word(2), file },
+        (FORGET, None, None) => Packet::Forget { id: word(1) },
         _ => return Err(wrong()),
     };
     Ok(Received::Packet(packet))

@@ -37,6 +37,8 @@ pub(crate) struct ShmLink {
     lent: Mutex<Lent>,
     debts: Arc<Debts>,
     life: Mutex<Life>,
+    /// Messages wait for room; read without the lock by every poll.
+    outbound_waits: AtomicBool,
     ended: OnceLock<Error>,
     has_ended: AtomicBool,
     arena: Arena,
@@ -81,6 +83,7 @@ impl ShmLink {
             lent: Mutex::default(),
             debts: Arc::default(),
             life: Mutex::new(Life { beats: 0, seen: Instant::now() }),
+            outbound_waits: AtomicBool::new(false),
             ended: OnceLock::new(),
             has_ended: AtomicBool::new(false),
             arena: node.arena.clone(),
@@ -119,6 +122,7 @@ impl ShmLink {
         if sending.waits() {
             moved |= sending.flush(&self.shore())?;
         }
+        self.outbound_waits.store(sending.waits(), SeqCst);
         if moved && sending.producer.must_ring() {
             self.shore().ring();
         }
@@ -202,6 +206,10 @@ impl ShmLink {
             ended
         };
         self.peer_bell.ring();
+        let landing = self.receiving.lock().end();
+        if let Some(landing) = landing {
+            landing.fail(reason);
+        }
         for done in waiting {
             done.complete(Err(reason.clone()));
         }
@@ -242,6 +250,9 @@ impl Link for ShmLink {
         }
         let mut sending = self.sending.lock();
         let handover = sending.send(message, hold, &self.shore());
+        if !matches!(handover, Ok(Handover::Sent)) {
+            self.outbound_waits.store(sending.waits(), SeqCst);
+        }
         if sending.producer.must_ring() {
             self.shore().ring();
         }
@@ -268,6 +279,13 @@ impl Link for ShmLink {
         if let Some(reason) = end.filter(|_| !taken.moved && !taken.paused) {
             self.end(&reason, CloseReason::Finished);
             return Polled::Ended(reason);
+        }
+        if !self.outbound_waits.load(SeqCst) && self.debts.is_empty() {
+            return match (taken.moved, taken.paused) {
+                (true, _) => Polled::Moved,
+                (false, true) => Polled::Paused,
+                (false, false) => Polled::Idle,
+            };
         }
         match self.push_out() {
             Err(error) => {
@@ -319,7 +337,7 @@ impl Link for ShmLink {
         {
             let mut sending = self.sending.lock();
             sending.producer.beat();
-            sending.rest();
+            sending.rest(self.socket.as_fd());
         }
         let Some(receiving) = self.receiving.try_lock() else { return Duration::ZERO };
         let mut life = self.life.lock();

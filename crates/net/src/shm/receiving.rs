@@ -6,7 +6,7 @@ use super::memory::RingMemory;
 use super::ring::{Consumer, Kind as RecordKind, Record};
 use super::sending::{CHUNK_BYTES, CHUNKS};
 use crate::counters::Counters;
-use crate::link::{Arrival, Sink, Verdict};
+use crate::link::{Arrival, Landing, Sink, Verdict};
 use crate::message::{Envelope, Message};
 use parking_lot::Mutex;
 use sheave_base::limits::CONTROL_BYTES_MAX;
@@ -43,7 +43,7 @@ pub(crate) struct Receiving {
 
 /// A message whose bytes come through the slots.
 struct Stream {
-    ticket: u64,
+    landing: Landing,
     message: Message,
     /// The parts that are streamed, in order.
     parts: SmallVec<[usize; 1]>,
@@ -95,6 +95,11 @@ impl Receiving {
         Ok(Step::Moved)
     }
 
+    /// The link has ended: nobody will complete the message in progress.
+    pub(crate) fn end(&mut self) -> Option<Landing> {
+        self.stream.take().map(|stream| stream.landing)
+    }
+
     /// True once the peer's socket is closed.
     pub(crate) fn socket_ended(&self) -> bool {
         self.socket_ended
@@ -109,6 +114,9 @@ impl Receiving {
                 Received::Packet(Packet::Segment { id, length_bytes, file }) => {
                     let segment = Segment::import(file, SegmentId(id), length_bytes)?;
                     self.segments.insert(id, segment);
+                }
+                Received::Packet(Packet::Forget { id }) => {
+                    self.segments.remove(&id);
                 }
                 Received::Packet(_) => return Err(impossible("a second offer")),
             }
@@ -178,21 +186,27 @@ impl Receiving {
         };
         let (parts, control) = sheave_wire::parts::decode(area, header.part_count.into())?;
         let arrival = arrival(&header, &parts);
-        let (ticket, places) = match shore.sink.begin(shore.id, &arrival)? {
+        let mut landing = match shore.sink.begin(shore.id, &arrival)? {
             Verdict::Pause => return Ok(Step::Paused),
-            Verdict::Land { ticket, places } => (ticket, places),
+            Verdict::Land(landing) => landing,
         };
         let control = control.to_vec();
-        let (tensors, streamed) = self.land(&record, inline_at, &parts, &places, shore)?;
+        let (tensors, streamed) = match self.land(&record, inline_at, &parts, landing.take_places(), shore) {
+            Ok(landed) => landed,
+            Err(error) => {
+                landing.fail(&error);
+                return Err(error);
+            }
+        };
         self.area.clear();
         self.sequence += 1;
         self.consumer.release(record);
         let (envelope, sequence) = (arrival.envelope, arrival.sequence);
         let message = Message { envelope, source: shore.id, sequence, control, parts: tensors };
         if streamed.is_empty() {
-            shore.sink.deliver(ticket, message);
+            shore.sink.deliver(landing, message);
         } else {
-            self.stream = Some(Stream { ticket, message, parts: streamed, next: 0, offset_bytes: 0 });
+            self.stream = Some(Stream { landing, message, parts: streamed, next: 0, offset_bytes: 0 });
         }
         Ok(Step::Moved)
     }
@@ -203,17 +217,18 @@ impl Receiving {
         record: &Record,
         inline_at: usize,
         parts: &[Part],
-        places: &[Tensor],
+        places: SmallVec<[Tensor; 1]>,
         shore: &Shore<'_>,
     ) -> Result<(SmallVec<[Tensor; 1]>, SmallVec<[usize; 1]>)> {
-        let (mut tensors, mut streamed) = (SmallVec::new(), SmallVec::new());
+        let in_place = !places.is_empty();
+        let (mut tensors, mut streamed) = (places, SmallVec::new());
         let mut at = inline_at;
         for (index, part) in parts.iter().enumerate() {
-            let place = places.get(index);
+            let place = in_place.then(|| tensors[index].clone());
             let length_bytes = part.spec.length_bytes()? as usize;
-            tensors.push(match part.placement {
+            let tensor = match part.placement {
                 Placement::Inline => {
-                    let tensor = place.cloned().map_or_else(|| shore.sink.place(&part.spec), Ok)?;
+                    let tensor = place.map_or_else(|| shore.sink.place(&part.spec), Ok)?;
                     self.read_into(record, at, &tensor)?;
                     at += length_bytes.next_multiple_of(8);
                     Counters::add(&shore.counters.bytes_copied, length_bytes as u64);
@@ -221,7 +236,7 @@ impl Receiving {
                 }
                 Placement::Stream => {
                     streamed.push(index);
-                    place.cloned().map_or_else(|| shore.sink.place(&part.spec), Ok)?
+                    place.map_or_else(|| shore.sink.place(&part.spec), Ok)?
                 }
                 Placement::Block { segment, offset, loan } => {
                     let segment = self.segment(segment, shore)?;
@@ -239,7 +254,10 @@ impl Receiving {
                     }
                     adopt(buffer, part, place, shore)?
                 }
-            });
+            };
+            if !in_place {
+                tensors.push(tensor);
+            }
         }
         Ok((tensors, streamed))
     }
@@ -278,24 +296,24 @@ impl Receiving {
         self.consumer.release(record);
         self.consumer.chunk_taken(self.chunks_taken);
         if finished && let Some(stream) = self.stream.take() {
-            shore.sink.deliver(stream.ticket, stream.message);
+            shore.sink.deliver(stream.landing, stream.message);
         }
         Ok(Step::Moved)
     }
 }
 
 /// A block that is here already: as it is, or copied to the place that the receiver named.
-fn adopt(buffer: Buffer, part: &Part, place: Option<&Tensor>, shore: &Shore<'_>) -> Result<Tensor> {
+fn adopt(buffer: Buffer, part: &Part, place: Option<Tensor>, shore: &Shore<'_>) -> Result<Tensor> {
     let dtype = Dtype::from_code(part.spec.dtype).ok_or_else(|| impossible("a tensor of unknown dtype"))?;
     let tensor = Tensor::from_buffer(buffer, 0, dtype, Shape::new(&part.spec.dims)?)?;
     let Some(place) = place else { return Ok(tensor) };
     // SAFETY: the sink checked that the lengths agree and holds the place's write lease; the block is ours or lent to us.
     unsafe { sheave_tensor::copy_bytes(place.ptr(), tensor.ptr(), tensor.len_bytes()) };
     Counters::add(&shore.counters.bytes_copied, tensor.len_bytes() as u64);
-    Ok(place.clone())
+    Ok(place)
 }
 
-fn arrival(header: &Header, parts: &[Part]) -> Arrival {
+fn arrival<'a>(header: &Header, parts: &'a [Part]) -> Arrival<'a> {
     Arrival {
         envelope: Envelope {
             kind: header.kind,
@@ -305,7 +323,7 @@ fn arrival(header: &Header, parts: &[Part]) -> Arrival {
             epoch: header.epoch,
         },
         sequence: header.sequence,
-        specs: parts.iter().map(|part| part.spec.clone()).collect(),
+        parts,
         payload_bytes: header.payload_bytes,
     }
 }

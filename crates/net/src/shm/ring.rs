@@ -385,7 +385,7 @@ mod tests {
                 assert_eq!(consumer.peek().expect_err("it is damaged").kind(), ErrorKind::Protocol);
             }
             let (memory, mut producer, _) = ring();
-            memory.0[HEAD].store(77, Ordering::SeqCst);
+            memory.0[HEAD].store(10_000, Ordering::SeqCst);
             let filled = (0..LINES).try_for_each(|_| producer.push(Kind::Chunk, &[&[0; 48]]).map(|_| ()));
             assert_eq!(filled.expect_err("the index is impossible").kind(), ErrorKind::Protocol);
         }

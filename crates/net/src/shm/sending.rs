@@ -19,18 +19,18 @@ use super::ring::{Kind as RecordKind, Producer};
 use crate::counters::Counters;
 use crate::doorbell::Doorbell;
 use crate::link::{Handover, Hold};
-use crate::message::{Outgoing, Part};
+use crate::message::{Outgoing, Part, spec_of};
 use crate::outbox::{Outbox, SendDriver};
 use parking_lot::Mutex;
 use sheave_base::park::Bell;
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_tensor::{Arena, Buffer, Mode, Segment, SegmentId, Tensor};
-use sheave_wire::{HEADER_BYTES, Header, Part as WirePart, Placement, TensorSpec};
+use sheave_wire::{HEADER_BYTES, Header, Part as WirePart, Placement};
 use smallvec::SmallVec;
 use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Weak};
 
 /// Bytes of a message, header and tables included, up to which everything travels in the ring.
 const INLINE_BYTES_MAX: usize = 2048;
@@ -71,7 +71,8 @@ pub(crate) struct Sending {
     stream: Option<Stream>,
     slots: Option<Buffer>,
     chunks_filled: u64,
-    announced: HashMap<SegmentId, Arc<Segment>>,
+    /// Segments whose descriptor the peer has. The arena may give one back to the system when nothing lies in it.
+    announced: HashMap<SegmentId, Weak<Segment>>,
 }
 
 /// A message whose parts have their places and whose control area is on its way.
@@ -155,11 +156,16 @@ impl Sending {
         self.producer.has_room_for_any()
     }
 
-    /// Gives the slots back to the node's pool when no stream uses them any more.
-    pub(crate) fn rest(&mut self) {
+    /// Housekeeping, once per beat: gives the slots back to the node's pool when no stream uses them any more, and lets
+    /// the peer forget segments that are gone.
+    pub(crate) fn rest(&mut self, socket: BorrowedFd<'_>) {
         if self.stream.is_none() && self.chunks_filled == self.producer.chunks_taken() {
             self.slots = None;
         }
+        // What cannot be told now is told with a later beat; a closed socket is noticed where it matters.
+        self.announced.retain(|id, segment| {
+            segment.strong_count() > 0 || !matches!(channel::send_forget(socket, id.0), Ok(true))
+        });
     }
 
     /// Ends everything that waits, for a link that has ended. The caller completes it with no lock held.
@@ -167,7 +173,8 @@ impl Sending {
         let mut waiting: Vec<_> = self.outbox.drain().into_iter().map(|waiting| waiting.done).collect();
         waiting.extend(self.assembly.take().map(|assembly| assembly.done));
         waiting.extend(self.stream.take().map(|stream| stream.done));
-        (waiting, std::mem::take(&mut self.announced).into_values().collect())
+        let segments = std::mem::take(&mut self.announced);
+        (waiting, segments.into_values().filter_map(|segment| segment.upgrade()).collect())
     }
 
     fn header(&self, message: &Outgoing, part_count: usize, area_bytes: usize, payload_bytes: u64) -> Header {
@@ -422,13 +429,13 @@ fn lend(tensor: &Tensor, shore: &Shore<'_>) -> Option<Placement> {
 }
 
 /// Makes sure that the peer has a segment's descriptor. False when the socket has no room.
-fn announce(known: &mut HashMap<SegmentId, Arc<Segment>>, segment: &Arc<Segment>, shore: &Shore<'_>) -> Result<bool> {
+fn announce(known: &mut HashMap<SegmentId, Weak<Segment>>, segment: &Arc<Segment>, shore: &Shore<'_>) -> Result<bool> {
     if known.contains_key(&segment.id()) {
         return Ok(true);
     }
     let sent = channel::send_segment(shore.socket.as_fd(), segment.id().0, segment.len_bytes(), segment.fd())?;
     if sent {
-        known.insert(segment.id(), Arc::clone(segment));
+        known.insert(segment.id(), Arc::downgrade(segment));
     }
     Ok(sent)
 }
@@ -466,8 +473,4 @@ fn check(message: &Outgoing, shore: &Shore<'_>) -> Result<()> {
 fn too_much_lent() -> Error {
     Error::new(ErrorKind::LimitExceeded, "too much of the arena is lent to peers already")
         .hint("let receivers drop what they hold, or make the arena larger")
-}
-
-fn spec_of(tensor: &Tensor) -> TensorSpec {
-    TensorSpec::new(tensor.dtype().code(), tensor.shape().dimensions())
 }

@@ -7,11 +7,16 @@
 use bytemuck::Pod;
 
 use super::Op;
-use super::level::{Convert, Level, PlainConvert};
+#[cfg(target_arch = "x86_64")]
+use super::level::vector;
+use super::level::{Level, narrow_f16, widen_f16};
 use crate::Dtype;
 
 /// Bytes handled at a time: a few of the widest vectors.
 const BLOCK_BYTES: usize = 256;
+
+/// 16-bit floats handled at a time: a block of them once widened.
+pub(super) const HALVES: usize = BLOCK_BYTES / size_of::<f32>();
 
 /// Where a reduction reads and writes.
 #[derive(Clone, Copy)]
@@ -28,7 +33,7 @@ pub(crate) unsafe fn reduce_at(level: Level, op: Op, dtype: Dtype, operands: Ope
     // SAFETY: handed on.
     unsafe {
         match level {
-            Level::Plain => reduce_with::<PlainConvert>(op, dtype, operands),
+            Level::Plain => reduce_with(op, dtype, operands, widen_f16, narrow_f16),
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => reduce_avx2(op, dtype, operands),
             #[cfg(target_arch = "x86_64")]
@@ -40,15 +45,17 @@ pub(crate) unsafe fn reduce_at(level: Level, op: Op, dtype: Dtype, operands: Ope
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn reduce_avx2(op: Op, dtype: Dtype, operands: Operands) {
+    let (widen, narrow) = (|values: &_| vector::widen_avx2(values), |values: &_| vector::narrow_avx2(values));
     // SAFETY: handed on.
-    unsafe { reduce_with::<super::level::Avx2Convert>(op, dtype, operands) }
+    unsafe { reduce_with(op, dtype, operands, widen, narrow) };
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn reduce_avx512(op: Op, dtype: Dtype, operands: Operands) {
+    let (widen, narrow) = (|values: &_| vector::widen_avx512(values), |values: &_| vector::narrow_avx512(values));
     // SAFETY: handed on.
-    unsafe { reduce_with::<super::level::Avx512Convert>(op, dtype, operands) }
+    unsafe { reduce_with(op, dtype, operands, widen, narrow) };
 }
 
 /// A loop over elements of type `$type`, combined two and two by the expression.
@@ -89,9 +96,7 @@ macro_rules! halves {
     ($op:ident, $operands:ident, $widen:expr, $narrow:expr) => {{
         macro_rules! widened {
             ($combine:expr) => {
-                blocks::<u16, { BLOCK_BYTES / size_of::<f32>() }>($operands, |left, right| {
-                    $narrow(&zip($widen(&left), $widen(&right), $combine))
-                })
+                blocks::<u16, HALVES>($operands, |left, right| $narrow(&zip($widen(&left), $widen(&right), $combine)))
             };
         }
         match $op {
@@ -120,9 +125,15 @@ macro_rules! complex {
 }
 
 /// # Safety
-/// As for [`reduce_at`]; the processor must have the instructions of `C`.
+/// As for [`reduce_at`].
 #[inline(always)]
-unsafe fn reduce_with<C: Convert>(op: Op, dtype: Dtype, operands: Operands) {
+unsafe fn reduce_with(
+    op: Op,
+    dtype: Dtype,
+    operands: Operands,
+    widen_f16: impl Fn(&[u16; HALVES]) -> [f32; HALVES],
+    narrow_f16: impl Fn(&[f32; HALVES]) -> [u16; HALVES],
+) {
     // SAFETY: the promises about memory and processor are handed on.
     unsafe {
         match dtype {
@@ -137,7 +148,7 @@ unsafe fn reduce_with<C: Convert>(op: Op, dtype: Dtype, operands: Operands) {
             Dtype::I16 => integers!(op, operands, i16),
             Dtype::I32 => integers!(op, operands, i32),
             Dtype::I64 => integers!(op, operands, i64),
-            Dtype::F16 => halves!(op, operands, |values| C::widen(values), |values| C::narrow(values)),
+            Dtype::F16 => halves!(op, operands, widen_f16, narrow_f16),
             Dtype::Bf16 => halves!(op, operands, widen_bf16, narrow_bf16),
             Dtype::F32 => floats!(op, operands, f32),
             Dtype::F64 => floats!(op, operands, f64),

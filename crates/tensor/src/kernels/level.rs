@@ -1,4 +1,4 @@
-//! What the processor can do, and the one thing that differs: converting half-precision floats.
+//! What the processor can do, and the one thing that the compiler does not make of plain code: converting f16.
 
 use std::sync::OnceLock;
 
@@ -43,101 +43,76 @@ impl Level {
     }
 }
 
-/// Conversion of f16, by whatever instructions a level has. `N` is a multiple of 16.
-pub(crate) trait Convert {
-    /// Exact.
-    ///
-    /// # Safety
-    /// The processor must have the level's instructions.
-    unsafe fn widen<const N: usize>(values: &[u16; N]) -> [f32; N];
-
-    /// Rounded to nearest, ties to even.
-    ///
-    /// # Safety
-    /// The processor must have the level's instructions.
-    unsafe fn narrow<const N: usize>(values: &[f32; N]) -> [u16; N];
+/// To f32, exactly.
+#[inline(always)]
+pub(super) fn widen_f16<const N: usize>(values: &[u16; N]) -> [f32; N] {
+    values.map(|bits| f16::from_bits(bits).to_f32_const())
 }
 
-pub(crate) struct PlainConvert;
-
-impl Convert for PlainConvert {
-    #[inline(always)]
-    unsafe fn widen<const N: usize>(values: &[u16; N]) -> [f32; N] {
-        values.map(|bits| f16::from_bits(bits).to_f32_const())
-    }
-
-    #[inline(always)]
-    unsafe fn narrow<const N: usize>(values: &[f32; N]) -> [u16; N] {
-        values.map(|value| f16::from_f32_const(value).to_bits())
-    }
+/// From f32, to nearest, ties to even.
+#[inline(always)]
+pub(super) fn narrow_f16<const N: usize>(values: &[f32; N]) -> [u16; N] {
+    values.map(|value| f16::from_f32_const(value).to_bits())
 }
 
+/// The same by vector instructions; `N` is a multiple of 16.
 #[cfg(target_arch = "x86_64")]
-pub(crate) use vector::{Avx2Convert, Avx512Convert};
-
-#[cfg(target_arch = "x86_64")]
-mod vector {
+pub(super) mod vector {
     use std::arch::x86_64::*;
 
-    use super::Convert;
-
-    pub(crate) struct Avx2Convert;
-
-    impl Convert for Avx2Convert {
-        #[inline(always)]
-        unsafe fn widen<const N: usize>(values: &[u16; N]) -> [f32; N] {
-            let mut wide = [0.0; N];
-            for (source, target) in values.as_chunks::<8>().0.iter().zip(wide.as_chunks_mut::<8>().0) {
-                // SAFETY: eight elements lie on each side; the instructions are the caller's promise.
-                unsafe {
-                    let half = _mm_loadu_si128(source.as_ptr().cast());
-                    _mm256_storeu_ps(target.as_mut_ptr(), _mm256_cvtph_ps(half));
-                };
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    pub(in crate::kernels) fn widen_avx2<const N: usize>(values: &[u16; N]) -> [f32; N] {
+        let mut wide = [0.0; N];
+        for (source, target) in values.as_chunks::<8>().0.iter().zip(wide.as_chunks_mut::<8>().0) {
+            // SAFETY: eight elements lie on each side.
+            unsafe {
+                let half = _mm_loadu_si128(source.as_ptr().cast());
+                _mm256_storeu_ps(target.as_mut_ptr(), _mm256_cvtph_ps(half));
             }
-            wide
         }
-
-        #[inline(always)]
-        unsafe fn narrow<const N: usize>(values: &[f32; N]) -> [u16; N] {
-            let mut narrow = [0; N];
-            for (source, target) in values.as_chunks::<8>().0.iter().zip(narrow.as_chunks_mut::<8>().0) {
-                // SAFETY: as in `widen`.
-                unsafe {
-                    let half = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm256_loadu_ps(source.as_ptr()));
-                    _mm_storeu_si128(target.as_mut_ptr().cast(), half);
-                }
-            }
-            narrow
-        }
+        wide
     }
 
-    pub(crate) struct Avx512Convert;
-
-    impl Convert for Avx512Convert {
-        #[inline(always)]
-        unsafe fn widen<const N: usize>(values: &[u16; N]) -> [f32; N] {
-            let mut wide = [0.0; N];
-            for (source, target) in values.as_chunks::<16>().0.iter().zip(wide.as_chunks_mut::<16>().0) {
-                // SAFETY: sixteen elements lie on each side; the instructions are the caller's promise.
-                unsafe {
-                    let half = _mm256_loadu_si256(source.as_ptr().cast());
-                    _mm512_storeu_ps(target.as_mut_ptr(), _mm512_cvtph_ps(half));
-                }
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    pub(in crate::kernels) fn narrow_avx2<const N: usize>(values: &[f32; N]) -> [u16; N] {
+        let mut narrow = [0; N];
+        for (source, target) in values.as_chunks::<8>().0.iter().zip(narrow.as_chunks_mut::<8>().0) {
+            // SAFETY: eight elements lie on each side.
+            unsafe {
+                let half = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm256_loadu_ps(source.as_ptr()));
+                _mm_storeu_si128(target.as_mut_ptr().cast(), half);
             }
-            wide
         }
+        narrow
+    }
 
-        #[inline(always)]
-        unsafe fn narrow<const N: usize>(values: &[f32; N]) -> [u16; N] {
-            let mut narrow = [0; N];
-            for (source, target) in values.as_chunks::<16>().0.iter().zip(narrow.as_chunks_mut::<16>().0) {
-                // SAFETY: as in `widen`.
-                unsafe {
-                    let half = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm512_loadu_ps(source.as_ptr()));
-                    _mm256_storeu_si256(target.as_mut_ptr().cast(), half);
-                }
+    #[inline]
+    #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+    pub(in crate::kernels) fn widen_avx512<const N: usize>(values: &[u16; N]) -> [f32; N] {
+        let mut wide = [0.0; N];
+        for (source, target) in values.as_chunks::<16>().0.iter().zip(wide.as_chunks_mut::<16>().0) {
+            // SAFETY: sixteen elements lie on each side.
+            unsafe {
+                let half = _mm256_loadu_si256(source.as_ptr().cast());
+                _mm512_storeu_ps(target.as_mut_ptr(), _mm512_cvtph_ps(half));
             }
-            narrow
         }
+        wide
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+    pub(in crate::kernels) fn narrow_avx512<const N: usize>(values: &[f32; N]) -> [u16; N] {
+        let mut narrow = [0; N];
+        for (source, target) in values.as_chunks::<16>().0.iter().zip(narrow.as_chunks_mut::<16>().0) {
+            // SAFETY: sixteen elements lie on each side.
+            unsafe {
+                let half = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm512_loadu_ps(source.as_ptr()));
+                _mm256_storeu_si256(target.as_mut_ptr().cast(), half);
+            }
+        }
+        narrow
     }
 }

@@ -3,8 +3,10 @@
 use bytemuck::Pod;
 use sheave_base::{Error, ErrorKind, Result};
 
-use super::elementwise::{Float, narrow_bf16, widen_bf16};
-use super::level::{Convert, Level, PlainConvert};
+use super::elementwise::{Float, HALVES, narrow_bf16, widen_bf16};
+#[cfg(target_arch = "x86_64")]
+use super::level::vector;
+use super::level::{Level, narrow_f16, widen_f16};
 use crate::Dtype;
 
 /// Multiplies every element by `factor`, in place; real and imaginary parts alike. The product of f32 is computed in
@@ -39,7 +41,7 @@ pub(super) fn scale_at(level: Level, dtype: Dtype, values: &mut [u8], factor: f6
     // SAFETY: levels are made by detection only.
     unsafe {
         match level {
-            Level::Plain => scale_with::<PlainConvert>(dtype, values, factor),
+            Level::Plain => scale_with(dtype, values, factor, widen_f16, narrow_f16),
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => scale_avx2(dtype, values, factor),
             #[cfg(target_arch = "x86_64")]
@@ -51,28 +53,31 @@ pub(super) fn scale_at(level: Level, dtype: Dtype, values: &mut [u8], factor: f6
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn scale_avx2(dtype: Dtype, values: &mut [u8], factor: f64) {
-    // SAFETY: handed on.
-    unsafe { scale_with::<super::level::Avx2Convert>(dtype, values, factor) }
+fn scale_avx2(dtype: Dtype, values: &mut [u8], factor: f64) {
+    let (widen, narrow) = (|values: &_| vector::widen_avx2(values), |values: &_| vector::narrow_avx2(values));
+    scale_with(dtype, values, factor, widen, narrow);
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn scale_avx512(dtype: Dtype, values: &mut [u8], factor: f64) {
-    // SAFETY: handed on.
-    unsafe { scale_with::<super::level::Avx512Convert>(dtype, values, factor) }
+fn scale_avx512(dtype: Dtype, values: &mut [u8], factor: f64) {
+    let (widen, narrow) = (|values: &_| vector::widen_avx512(values), |values: &_| vector::narrow_avx512(values));
+    scale_with(dtype, values, factor, widen, narrow);
 }
 
-/// # Safety
-/// The processor must have the instructions of `C`.
 #[inline(always)]
-unsafe fn scale_with<C: Convert>(dtype: Dtype, values: &mut [u8], factor: f64) {
+fn scale_with(
+    dtype: Dtype,
+    values: &mut [u8],
+    factor: f64,
+    widen_f16: impl Fn(&[u16; HALVES]) -> [f32; HALVES],
+    narrow_f16: impl Fn(&[f32; HALVES]) -> [u16; HALVES],
+) {
     let narrow_factor = factor as f32;
     let product = |value: f32| f32::canonical(value * narrow_factor);
     match dtype {
-        // SAFETY: the instructions are the caller's promise.
-        Dtype::F16 => blocks::<u16, 64>(values, |block| unsafe { C::narrow(&map(C::widen(&block), product)) }),
-        Dtype::Bf16 => blocks::<u16, 64>(values, |block| narrow_bf16(&map(widen_bf16(&block), product))),
+        Dtype::F16 => blocks::<u16, HALVES>(values, |block| narrow_f16(&map(widen_f16(&block), product))),
+        Dtype::Bf16 => blocks::<u16, HALVES>(values, |block| narrow_bf16(&map(widen_bf16(&block), product))),
         Dtype::F32 | Dtype::Complex64 => {
             blocks::<f32, 64>(values, |block| map(block, |value| f32::canonical((f64::from(value) * factor) as f32)));
         }

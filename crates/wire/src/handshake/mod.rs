@@ -138,7 +138,8 @@ impl Side {
         }
     }
 
-    /// What holders of one secret must agree on. Checked after the proof: a stranger need not know what was wrong.
+    /// What holders of one secret must agree on. The responder decides, and after the proof: a stranger need not know
+    /// what was wrong.
     fn check_agreement(&self, peer: &Hello) -> Outcome<()> {
         if peer.medium != self.hello.medium {
             let what = format!("this side opens a link over {:?}, the other over {:?}", self.hello.medium, peer.medium);
@@ -277,7 +278,6 @@ fn challenged(side: &Side, proof: &Proof, hello: &[u8]) -> Outcome<(State, Step)
     let (peer, version) = side.read_hello(hello)?;
     let mut transcript = Transcript::new(&side.encoded, hello);
     side.check_proof(Label::Responder, &transcript, proof, &peer)?;
-    side.check_agreement(&peer)?;
     transcript.push(proof);
     let own_proof = side.prove(Label::Initiator, &transcript)?;
     transcript.push(&own_proof);

@@ -1,0 +1,14 @@
+//! What is written on the wire, seen from outside the crate.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails where it stands")]
+
+mod allocation;
+mod corpus_replay;
+#[allow(unreachable_pub, reason = "it is the library of the fuzz targets, and public there")]
+#[path = "../../../../fuzz/src/lib.rs"]
+mod fuzz;
+mod golden;
+mod handshake;
+mod hostile;
+mod properties;
+mod samples;

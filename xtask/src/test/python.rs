@@ -1,0 +1,67 @@
+//! The Python package: built with maturin into a virtual environment of its own, tested there with pytest.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use super::tally::Tally;
+use super::venv::{Interpreter, Venv};
+use super::{BUILD_LIMIT, LIMIT, Report};
+use crate::shell::{Outcome, Workspace, run as run_command};
+use crate::watch::{Ended, Verdict, watch};
+
+pub(crate) fn run(workspace: &Workspace, interpreter: &Outcome<Interpreter>, torch: bool) -> Outcome<Report> {
+    for room in ["crates/python", "python/tests"] {
+        if !workspace.path(room).is_dir() {
+            return Ok(Report::Skipped(format!("there is no {room} yet")));
+        }
+    }
+    let interpreter = match interpreter {
+        Ok(interpreter) => interpreter,
+        Err(reason) => return Ok(Report::Skipped(reason.clone())),
+    };
+    let venv = Venv::ready(workspace, interpreter, &requirements(workspace, torch))?;
+    run_command(maturin(workspace, &venv)?)?;
+    pytest(workspace, &venv).map(Report::Counted)
+}
+
+/// The requirement files: ours, and the tests' own where there is one.
+fn requirements(workspace: &Workspace, torch: bool) -> Vec<PathBuf> {
+    let mut files = vec![workspace.path("xtask/requirements.txt")];
+    let of_the_tests = workspace.path("python/requirements-test.txt");
+    files.extend(of_the_tests.is_file().then_some(of_the_tests));
+    files.extend(torch.then(|| workspace.path("xtask/requirements-torch.txt")));
+    files
+}
+
+/// Builds the extension module and installs the package, in the folder that describes it.
+fn maturin(workspace: &Workspace, venv: &Venv) -> Outcome<Command> {
+    let folders = ["python", "crates/python", "."].map(|folder| workspace.path(folder));
+    let described = folders.into_iter().find(|folder| folder.join("pyproject.toml").is_file());
+    let folder = described.ok_or("there is a python room, but no pyproject.toml in python/, crates/python/ or here")?;
+    let mut command = venv.activated(workspace, "maturin", &["develop", "--release", "--quiet"]);
+    command.current_dir(folder);
+    Ok(command)
+}
+
+/// Runs the tests. `pytest-timeout` ends a test by a signal; one that does not even let the interpreter see the signal
+/// shows as silence, and ends the whole run a little later.
+fn pytest(workspace: &Workspace, venv: &Venv) -> Outcome<Tally> {
+    let mut command = venv.python(workspace, &["-m", "pytest", "python/tests", "--verbose", "--color=no"]);
+    command.arg(format!("--timeout={}", LIMIT.as_secs())).env("PYTHONUNBUFFERED", "1");
+    let limit = LIMIT + LIMIT / 4;
+    let mut tally = None;
+    let mut last_line = String::new();
+    let ended = watch(command, BUILD_LIMIT, |line| {
+        if !line.contains(" PASSED ") {
+            println!("{line}");
+        }
+        tally = Tally::from_pytest(line).or(tally);
+        line.clone_into(&mut last_line);
+        Verdict::Within(limit)
+    })?;
+    match (ended, tally) {
+        (Ended::Itself(status), Some(tally)) if status.success() == (tally.failed == 0) => Ok(tally),
+        (Ended::Itself(status), _) => Err(format!("pytest ended with {status}: {last_line}")),
+        (Ended::Killed, _) => Err(format!("a Python test did not end within {} s: {last_line}", limit.as_secs())),
+    }
+}
