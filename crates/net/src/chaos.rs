@@ -15,7 +15,7 @@
 //! * **Partition**: in one direction nothing moves any more and no sign of life passes, and nobody is told.
 
 use crate::doorbell::Doorbell;
-use crate::link::{Arrival, Handover, Hold, Link, Medium, Polled, Readiness, Sink, Verdict};
+use crate::link::{Arrival, Handover, Hold, Landing, Link, Medium, Polled, Readiness, Sink, Verdict};
 use crate::message::{Message, Outgoing};
 use crate::node::Inner;
 use crate::outbox::{Outbox, SendDriver, Waiting};
@@ -322,9 +322,9 @@ impl Sink for Gate<'_> {
         Ok(verdict)
     }
 
-    fn deliver(&self, ticket: u64, message: Message) {
+    fn deliver(&self, landing: Landing, message: Message) {
         self.delivered.store(true, SeqCst);
-        self.sink.deliver(ticket, message);
+        self.sink.deliver(landing, message);
         self.link.count_message();
     }
 
