@@ -4,13 +4,11 @@ use rustix::event::{EventfdFlags, eventfd};
 use sheave_base::park::Bell;
 use sheave_base::{Error, Result};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
 
-/// An eventfd and a count of how often this process rang it.
+/// An eventfd.
 #[derive(Debug)]
 pub struct Doorbell {
     descriptor: OwnedFd,
-    rings: AtomicU64,
 }
 
 impl Doorbell {
@@ -24,7 +22,7 @@ impl Doorbell {
     /// A peer's doorbell, received from it.
     #[must_use]
     pub fn from_descriptor(descriptor: OwnedFd) -> Self {
-        Self { descriptor, rings: AtomicU64::new(0) }
+        Self { descriptor }
     }
 
     /// Takes the rings out, so that it is silent again.
@@ -33,16 +31,10 @@ impl Doorbell {
         // An empty doorbell answers with EAGAIN, which is what silence is.
         let _ = rustix::io::read(&self.descriptor, &mut count);
     }
-
-    /// How often this process rang it.
-    pub(crate) fn rings(&self) -> u64 {
-        self.rings.load(Ordering::Relaxed)
-    }
 }
 
 impl Bell for Doorbell {
     fn ring(&self) {
-        self.rings.fetch_add(1, Ordering::Relaxed);
         // A full counter means that it rings already; a closed peer needs no bell.
         let _ = rustix::io::write(&self.descriptor, &1u64.to_ne_bytes());
     }

@@ -129,6 +129,7 @@ impl InprocLink {
         self.outbound.length.store(queue.len(), SeqCst);
         drop(queue);
         if self.outbound.consumer_armed.swap(false, SeqCst) {
+            Counters::add(&self.counters.doorbells_rung, 1);
             self.outbound.consumer_bell.ring();
         }
         Ok(())
@@ -179,6 +180,7 @@ impl InprocLink {
             message
         };
         if self.inbound.producer_armed.swap(false, SeqCst) {
+            Counters::add(&self.counters.doorbells_rung, 1);
             self.inbound.producer_bell.ring();
         }
         let Some(mut message) = message else { return Ok(None) };

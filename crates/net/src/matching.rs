@@ -127,8 +127,10 @@ impl Matcher {
     /// now; the caller completes it with no lock held.
     pub(crate) fn deliver(&mut self, message: Message) -> Option<(Box<Posted>, Message)> {
         let envelope = &message.envelope;
-        let found =
-            self.posted.iter().position(|(_, posted)| posted.wanted.fits(message.source, envelope.context, envelope.tag));
+        let found = self
+            .posted
+            .iter()
+            .position(|(_, posted)| posted.wanted.fits(message.source, envelope.context, envelope.tag));
         if let Some((_, posted)) = found.and_then(|at| self.posted.remove(at)) {
             return Some((posted, message));
         }

@@ -6,22 +6,25 @@
 //! is gone before `drop` returns.
 
 use crate::chaos::{self, ChaosConfig};
+use crate::connect::Transport;
 use crate::counters::{Counters, Counts};
 use crate::entry::{Entry, Links};
 use crate::link::{Arrival, Handover, Hold, Landing, Link, Sink, Verdict};
+use crate::listen::Listening;
 use crate::matching::{Matcher, PostOutcome, Posted, Wanted, meet};
 use crate::message::{Message, Outgoing};
 use crate::progress::{Progress, WaitPolicy};
 use parking_lot::Mutex;
 use sheave_base::fork::ForkMark;
 use sheave_base::limits;
+use sheave_base::secret::Resolved;
 use sheave_base::work::{Completer, Drive, Interrupt, driven};
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Peer, Result, Work};
 use sheave_tensor::{Arena, ArenaConfig, Mode, Tensor};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 /// How a node decides that a silent peer is dead.
@@ -63,6 +66,13 @@ pub struct NodeConfig {
     pub chaos: Option<ChaosConfig>,
     /// Where a wait says that it takes long; standard error by default.
     pub notice: fn(&str),
+    /// What its peers must know too; `None` looks in the environment and then for the user's cookie file, when it is
+    /// first needed.
+    pub secret: Option<Resolved>,
+    /// What its links to other processes run over.
+    pub transport: Transport,
+    /// How long a stranger may take to prove who it is.
+    pub handshake_timeout: Duration,
 }
 
 fn notice_on_stderr(text: &str) {
@@ -85,6 +95,9 @@ impl NodeConfig {
             wait: None,
             chaos: None,
             notice: notice_on_stderr,
+            secret: None,
+            transport: Transport::Auto,
+            handshake_timeout: limits::HANDSHAKE_TIMEOUT,
         }
     }
 }
@@ -116,6 +129,9 @@ pub(crate) struct Inner {
     pub(crate) weak: Weak<Inner>,
     pub(crate) stopping: AtomicBool,
     pub(crate) fork: ForkMark,
+    pub(crate) listening: Arc<Listening>,
+    pub(crate) secret: Mutex<Option<Resolved>>,
+    pub(crate) boot_id: OnceLock<String>,
     matcher: Mutex<Matcher>,
     arrivals: Mutex<Arrivals>,
 }
@@ -153,6 +169,9 @@ impl Node {
             weak: weak.clone(),
             stopping: AtomicBool::new(false),
             fork: ForkMark::here(),
+            listening: Listening::of(weak.clone()),
+            secret: Mutex::default(),
+            boot_id: OnceLock::new(),
             matcher: Mutex::default(),
             arrivals: Mutex::default(),
         });
@@ -182,9 +201,7 @@ impl Node {
     /// What the node has done so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        let mut counts = self.inner.counters.read();
-        counts.doorbells_rung += self.inner.progress.doorbell.rings();
-        counts
+        self.inner.counters.read()
     }
 
     /// The links that are alive.
@@ -237,7 +254,11 @@ impl Node {
             Handover::Sent => Ok(()),
             Handover::Queued(work) => {
                 let begun = Instant::now();
-                if work.wait_until(until, interrupt)? {
+                let ended = work.wait_until(until, interrupt);
+                if !matches!(ended, Ok(true)) {
+                    self.inner.progress.ring();
+                }
+                if ended? {
                     return work.taken().map_err(|error| error.operation("send"));
                 }
                 Err(Error::new(ErrorKind::DeadlineExceeded, "the peer takes no more messages")
@@ -254,7 +275,10 @@ impl Node {
     pub fn isend(&self, link: LinkId, message: Outgoing) -> Result<Work<()>> {
         Ok(match self.inner.hand_over(link, message, Hold::Capture)? {
             Handover::Sent => Work::ready("send", Ok(())),
-            Handover::Queued(work) => work,
+            Handover::Queued(work) => {
+                self.inner.progress.ring();
+                work
+            }
         })
     }
 
@@ -323,6 +347,7 @@ impl Drop for Owner {
         }
         self.inner.stopping.store(true, Ordering::SeqCst);
         let reason = Error::new(ErrorKind::Closed, "the node was shut down");
+        self.inner.listening.close();
         for entry in self.inner.links.all().iter() {
             entry.link.close(&reason);
             self.inner.link_ended(entry, &reason);
@@ -332,7 +357,7 @@ impl Drop for Owner {
             completer.complete(Err(reason.clone()));
         }
         self.inner.progress.thread.unpark();
-        sheave_base::park::Bell::ring(&*self.inner.progress.doorbell);
+        self.inner.progress.ring();
         let thread = self.thread.lock().take();
         // The last handle may be dropped by a callback that the progress thread runs; it cannot wait for itself.
         if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
@@ -364,7 +389,7 @@ impl Inner {
         let entry = self.links.add(|id| make(id).map(|link| chaos::wrap(link, self, id)))?;
         self.watch(&entry)?;
         // Whoever sleeps as leader has not armed the new link; the ring makes it look again.
-        sheave_base::park::Bell::ring(&*self.progress.doorbell);
+        self.progress.ring();
         Ok(entry)
     }
 
@@ -396,10 +421,6 @@ impl Inner {
         }
         let handover = entry.link.send(message, hold).map_err(|error| error.operation("send"))?;
         Counters::add(&self.counters.messages_sent, 1);
-        if matches!(handover, Handover::Queued(_)) {
-            // Whoever sleeps as leader armed the link when nothing waited for room, and the sender may never wait.
-            self.settle(&entry);
-        }
         Ok(handover)
     }
 
@@ -503,4 +524,3 @@ const _: fn() = || {
     fn both<T: Send + Sync>() {}
     both::<Node>();
 };
-

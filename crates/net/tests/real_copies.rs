@@ -5,7 +5,7 @@ mod common;
 use common::{accepted, config, hear, job, listening, number, number_in, receive, receive_into, say, send, soon, start};
 use sheave_base::{ErrorKind, LinkId};
 use sheave_net::Node;
-use sheave_net::connect::Transport;
+use sheave_net::Transport;
 use sheave_tensor::{ArenaConfig, Dtype, Mode, Tensor};
 use std::time::Instant;
 

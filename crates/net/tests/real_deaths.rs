@@ -6,7 +6,7 @@ use common::{
     accepted, address, config, failure, hear, job, listening, number, number_in, receive, say, send, soon, start,
 };
 use sheave_base::{ErrorKind, LinkId};
-use sheave_net::connect::Transport;
+use sheave_net::Transport;
 use sheave_net::{Node, NodeConfig};
 use sheave_process::Status;
 use sheave_tensor::Mode;

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{accepted, config, hear, job, listening, number, number_in, receive, say, send, soon, start};
-use sheave_net::connect::Transport;
+use sheave_net::Transport;
 use sheave_net::{Medium, Node};
 use sheave_tensor::Mode;
 use std::collections::HashMap;

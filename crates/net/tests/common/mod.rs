@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use sheave_base::{Error, LinkId, Result, Tag};
-use sheave_net::connect::Transport;
+use sheave_net::Transport;
 use sheave_net::{Address, Envelope, ListenConfig, Message, Node, NodeConfig, Outgoing, Wanted};
 use sheave_process::{Child, Command, Job, Output};
 use sheave_tensor::{Dtype, Mode, Tensor};
@@ -71,7 +71,8 @@ pub(crate) fn listening(config: NodeConfig) -> (Node, Address) {
 pub(crate) fn config(name: &str, transport: Transport) -> NodeConfig {
     let mut config = NodeConfig::named(name);
     config.transport = transport;
-    config.secret = Some(sheave_base::Secret::new(b"the secret of these tests").expect("long enough").into());
+    let secret = sheave_base::Secret::new(b"the secret of these tests").expect("long enough");
+    config.secret = Some(sheave_base::secret::Resolved { secret, source: "the test".into() });
     config
 }
 

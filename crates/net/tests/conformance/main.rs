@@ -67,5 +67,7 @@ macro_rules! conformance {
 
 conformance!(inproc, crate::pairs::Inproc);
 conformance!(shm, crate::pairs::Shm);
+conformance!(tcp, crate::pairs::Tcp);
 conformance!(chaos_inproc, crate::pairs::Chaotic(crate::pairs::Inproc));
 conformance!(chaos_shm, crate::pairs::Chaotic(crate::pairs::Shm));
+conformance!(chaos_tcp, crate::pairs::Chaotic(crate::pairs::Tcp));

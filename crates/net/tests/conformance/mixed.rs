@@ -1,7 +1,7 @@
 //! Several media at once.
 
 use crate::content::{anywhere, check, message, only, private, wanted};
-use crate::pairs::{Inproc, Pairs, Shm};
+use crate::pairs::{Inproc, Pairs, Shm, Tcp};
 use crate::watch::{limited, soon};
 use sheave_net::{Node, NodeConfig};
 use sheave_tensor::Mode;
@@ -12,12 +12,12 @@ use std::thread;
 fn any_source_is_fed_by_all_media_at_once() {
     limited("mixed::any_source_is_fed_by_all_media_at_once", 60, || {
         const COUNT: u64 = 2000;
-        let media: [&dyn Pairs; 2] = [&Inproc, &Shm];
-        let middle = Node::start(NodeConfig::named("middle")).unwrap();
+        let media: [&dyn Pairs; 3] = [&Inproc, &Shm, &Tcp];
+        let middle = Node::start(Tcp.adjust(NodeConfig::named("middle"))).unwrap();
         let mut next = HashMap::new();
         thread::scope(|scope| {
             for pairs in media {
-                let node = Node::start(NodeConfig::named(pairs.medium().to_string())).unwrap();
+                let node = Node::start(pairs.adjust(NodeConfig::named(pairs.medium().to_string()))).unwrap();
                 let (to_middle, from_middle) = pairs.link(&node, &middle);
                 next.insert(from_middle, 0);
                 scope.spawn(move || {

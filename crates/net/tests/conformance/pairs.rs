@@ -1,9 +1,11 @@
 //! What a link must offer to be tested.
 
 use sheave_base::LinkId;
+use sheave_base::Secret;
+use sheave_base::secret::Resolved;
 use sheave_net::chaos::{ChaosConfig, Trouble};
-use sheave_net::{Medium, Node, NodeConfig, inproc, shm};
-use std::time::Duration;
+use sheave_net::{ListenConfig, Medium, Node, NodeConfig, Transport, inproc, shm};
+use std::time::{Duration, Instant};
 
 /// A medium, and how two nodes are linked over it.
 pub(crate) trait Pairs: Sync {
@@ -68,6 +70,27 @@ impl Pairs for Shm {
 
     fn link(&self, left: &Node, right: &Node) -> (LinkId, LinkId) {
         shm::connect(left, right).expect("two nodes of one host")
+    }
+}
+
+/// A socket on the loopback address.
+pub(crate) struct Tcp;
+
+impl Pairs for Tcp {
+    fn medium(&self) -> Medium {
+        Medium::Tcp
+    }
+
+    fn link(&self, left: &Node, right: &Node) -> (LinkId, LinkId) {
+        let address = right.listen(ListenConfig { unix: false, ..ListenConfig::default() }).expect("a free port");
+        let to_right = left.connect(&address, Instant::now() + Duration::from_secs(20)).expect("it listens");
+        (to_right, right.accept().join_timeout(Duration::from_secs(20)).expect("somebody connected"))
+    }
+
+    fn adjust(&self, config: NodeConfig) -> NodeConfig {
+        let secret = Secret::new(b"the secret of the conformance suite").expect("long enough");
+        let secret = Some(Resolved { secret, source: "the suite".into() });
+        NodeConfig { transport: Transport::Tcp, secret, ..config }
     }
 }
 

@@ -1,7 +1,7 @@
 //! What the chaos link does on purpose.
 
 use crate::content::{anywhere, check, message, only, private, wanted};
-use crate::pairs::{Inproc, Pair, Pairs, Shm};
+use crate::pairs::{Inproc, Pair, Pairs, Shm, Tcp};
 use crate::watch::{limited, soon};
 use sheave_base::ErrorKind;
 use sheave_net::chaos::{ChaosConfig, Direction, Trouble};
@@ -19,7 +19,7 @@ fn quick(name: &str, chaos: Option<ChaosConfig>) -> NodeConfig {
 #[test]
 fn a_cut_link_ends_on_both_sides() {
     limited("trouble::a_cut_link_ends_on_both_sides", 30, || {
-        for pairs in [&Inproc as &dyn Pairs, &Shm] {
+        for pairs in [&Inproc as &dyn Pairs, &Shm, &Tcp] {
             let chaos = ChaosConfig { cut_after_messages: Some(10), ..ChaosConfig::default() };
             let Pair { left, to_right, right, to_left } =
                 pairs.connect(quick("left", Some(chaos)), quick("right", None));
@@ -43,7 +43,7 @@ fn a_cut_link_ends_on_both_sides() {
 #[test]
 fn a_deaf_node_declares_its_peer_dead() {
     limited("trouble::a_deaf_node_declares_its_peer_dead", 30, || {
-        for pairs in [&Inproc as &dyn Pairs, &Shm] {
+        for pairs in [&Inproc as &dyn Pairs, &Shm, &Tcp] {
             let partition_after_messages = Some((Direction::Inbound, 3));
             let chaos = ChaosConfig { partition_after_messages, ..ChaosConfig::default() };
             let Pair { left, to_right, right, to_left } =
@@ -71,21 +71,24 @@ fn a_mute_node_is_declared_dead() {
     limited("trouble::a_mute_node_is_declared_dead", 30, || {
         let partition_after_messages = Some((Direction::Outbound, 3));
         let chaos = ChaosConfig { partition_after_messages, ..ChaosConfig::default() };
-        let Pair { left, to_right, right, to_left } = Shm.connect(quick("left", Some(chaos)), quick("right", None));
-        for seed in 0..3 {
-            left.send(to_right, message(1, private(100, seed), Mode::Copy), soon(), None).unwrap();
+        for pairs in [&Shm as &dyn Pairs, &Tcp] {
+            let Pair { left, to_right, right, to_left } =
+                pairs.connect(quick("left", Some(chaos)), quick("right", None));
+            for seed in 0..3 {
+                left.send(to_right, message(1, private(100, seed), Mode::Copy), soon(), None).unwrap();
+            }
+            let swallowed = left.isend(to_right, message(1, private(100, 3), Mode::Copy)).unwrap();
+            for seed in 0..3 {
+                check(only(&right.recv(wanted(None, 1), anywhere(), soon(), None).unwrap()), 100, seed);
+            }
+            let begun = Instant::now();
+            let end = right.recv(wanted(Some(to_left), 1), anywhere(), soon(), None).expect_err("it hears nothing");
+            assert_eq!(end.kind(), ErrorKind::PeerLost, "{end}");
+            assert!(begun.elapsed() < Duration::from_secs(2), "it took {:?}", begun.elapsed());
+            let end = left.recv(wanted(Some(to_right), 1), anywhere(), soon(), None).expect_err("it was declared dead");
+            assert_eq!(end.kind(), ErrorKind::DeclaredDead, "{end}");
+            swallowed.join().expect_err("it never left");
         }
-        let swallowed = left.isend(to_right, message(1, private(100, 3), Mode::Copy)).unwrap();
-        for seed in 0..3 {
-            check(only(&right.recv(wanted(None, 1), anywhere(), soon(), None).unwrap()), 100, seed);
-        }
-        let begun = Instant::now();
-        let end = right.recv(wanted(Some(to_left), 1), anywhere(), soon(), None).expect_err("it hears nothing");
-        assert_eq!(end.kind(), ErrorKind::PeerLost, "{end}");
-        assert!(begun.elapsed() < Duration::from_secs(2), "it took {:?}", begun.elapsed());
-        let end = left.recv(wanted(Some(to_right), 1), anywhere(), soon(), None).expect_err("it was declared dead");
-        assert_eq!(end.kind(), ErrorKind::DeclaredDead, "{end}");
-        assert_eq!(swallowed.join().expect_err("it never left").kind(), ErrorKind::DeclaredDead);
     });
 }
 
