@@ -24,7 +24,8 @@ fn run(inner: &Inner) {
     let mut next_beat = Instant::now() + beat;
     let mut seen_activity = 0;
     while !inner.stopping.load(Ordering::SeqCst) {
-        let limit = span_until(Instant::now(), beat, Some(inner.next_due().map_or(next_beat, |due| due.min(next_beat))));
+        let next = inner.next_due().map_or(next_beat, |due| due.min(next_beat));
+        let limit = span_until(Instant::now(), beat, Some(next));
         match inner.progress.thread_turn(&mut seen_activity, limit, || inner.arm_all()) {
             Turn::Led { woken } => {
                 if woken {

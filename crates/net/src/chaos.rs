@@ -352,7 +352,8 @@ impl Link for ChaosLink {
         let due = outbound.schedule.due(now, message.payload_bytes());
         let goes = due <= now && outbound.dues.is_empty() && self.has_room_ahead() && !self.is_mute(&outbound);
         if turn.is_none() || !goes {
-            let work = outbound.held.push(message, hold, &self.driver)?;
+            let work = outbound.held.push(message, hold, &self.driver);
+            let work = work.map_err(|error| error.peer(self.inner.peer().clone()))?;
             outbound.dues.push_back(due);
             drop(outbound);
             self.bell.ring();

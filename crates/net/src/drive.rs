@@ -201,7 +201,8 @@ impl Inner {
             Polled::Paused => self.pause(entry),
             Polled::Ended(reason) => {
                 self.link_ended(entry, &reason);
-                true
+                // An ended link says so at every poll; whoever polls until nothing moves must not go on for ever.
+                false
             }
         }
     }
@@ -220,7 +221,6 @@ impl Inner {
             }
             Polled::Ended(reason) => {
                 self.link_ended(entry, &reason);
-                // An ended link says so at every poll; whoever polls until nothing moves must not go on for ever.
                 false
             }
         }

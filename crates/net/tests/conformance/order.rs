@@ -27,16 +27,16 @@ fn receive_all(node: &Node, link: LinkId, tag: u64, count: usize, seed: u64) {
 }
 
 pub(crate) fn mixed_sizes_both_ways_at_once(pairs: &dyn Pairs) {
-    const COUNT: usize = 10_000;
+    let count = pairs.many_messages();
     let Pair { left, to_right, right, to_left } = &pairs.pair();
     thread::scope(|scope| {
-        scope.spawn(|| send_all(left, *to_right, 7, COUNT, 1_000_000));
-        scope.spawn(|| send_all(right, *to_left, 7, COUNT, 2_000_000));
-        scope.spawn(|| receive_all(left, *to_right, 7, COUNT, 2_000_000));
-        scope.spawn(|| receive_all(right, *to_left, 7, COUNT, 1_000_000));
+        scope.spawn(|| send_all(left, *to_right, 7, count, 1_000_000));
+        scope.spawn(|| send_all(right, *to_left, 7, count, 2_000_000));
+        scope.spawn(|| receive_all(left, *to_right, 7, count, 2_000_000));
+        scope.spawn(|| receive_all(right, *to_left, 7, count, 1_000_000));
     });
-    assert_eq!(left.counts().messages_received, COUNT as u64);
-    assert_eq!(right.counts().messages_received, COUNT as u64);
+    assert_eq!(left.counts().messages_received, count as u64);
+    assert_eq!(right.counts().messages_received, count as u64);
     assert_eq!(right.unexpected(), (0, 0));
 }
 

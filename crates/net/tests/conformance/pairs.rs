@@ -4,7 +4,7 @@ use sheave_base::LinkId;
 use sheave_base::Secret;
 use sheave_base::secret::Resolved;
 use sheave_net::chaos::{ChaosConfig, Trouble};
-use sheave_net::{ListenConfig, Medium, Node, NodeConfig, Transport, inproc, shm};
+use sheave_net::{ListenConfig, Liveness, Medium, Node, NodeConfig, Transport, inproc, shm};
 use std::time::{Duration, Instant};
 
 /// A medium, and how two nodes are linked over it.
@@ -23,6 +23,11 @@ pub(crate) trait Pairs: Sync {
     /// Largest message that is worth the time.
     fn largest_bytes(&self) -> usize {
         1 << 30
+    }
+
+    /// Messages that are worth the time.
+    fn many_messages(&self) -> usize {
+        10_000
     }
 
     /// Two linked nodes.
@@ -71,6 +76,11 @@ impl Pairs for Shm {
     fn link(&self, left: &Node, right: &Node) -> (LinkId, LinkId) {
         shm::connect(left, right).expect("two nodes of one host")
     }
+
+    fn adjust(&self, config: NodeConfig) -> NodeConfig {
+        // A test that stops a node's progress is to fail by itself, not to be killed: both nodes are this process.
+        NodeConfig { liveness: Liveness { kill_silent: false, ..config.liveness }, ..config }
+    }
 }
 
 /// A socket on the loopback address.
@@ -84,7 +94,11 @@ impl Pairs for Tcp {
     fn link(&self, left: &Node, right: &Node) -> (LinkId, LinkId) {
         let address = right.listen(ListenConfig { unix: false, ..ListenConfig::default() }).expect("a free port");
         let to_right = left.connect(&address, Instant::now() + Duration::from_secs(20)).expect("it listens");
-        (to_right, right.accept().join_timeout(Duration::from_secs(20)).expect("somebody connected"))
+        // Links of other media, which were made from both ends at once, are announced too.
+        let is_socket = |link: &LinkId| right.link(*link).is_ok_and(|link| link.medium() == Medium::Tcp);
+        let mut arrivals = std::iter::repeat_with(|| right.accept().join_timeout(Duration::from_secs(20)));
+        let to_left = arrivals.find_map(|link| Some(link.expect("somebody connected")).filter(is_socket));
+        (to_right, to_left.expect("there is no end of arrivals"))
     }
 
     fn adjust(&self, config: NodeConfig) -> NodeConfig {
@@ -120,5 +134,9 @@ impl<P: Pairs> Pairs for Chaotic<P> {
 
     fn largest_bytes(&self) -> usize {
         64 << 20
+    }
+
+    fn many_messages(&self) -> usize {
+        2_000
     }
 }
