@@ -3,7 +3,7 @@
 use crate::counters::Counters;
 use crate::entry::Entry;
 use crate::node::Inner;
-use crate::progress::Turn;
+use crate::progress::{Turn, span_until};
 use sheave_base::{Error, ErrorKind, Result};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,7 +24,8 @@ fn run(inner: &Inner) {
     let mut next_beat = Instant::now() + beat;
     let mut seen_activity = 0;
     while !inner.stopping.load(Ordering::SeqCst) {
-        let limit = next_beat.saturating_duration_since(Instant::now());
+        let next = inner.next_due().map_or(next_beat, |due| due.min(next_beat));
+        let limit = span_until(Instant::now(), beat, Some(next));
         match inner.progress.thread_turn(&mut seen_activity, limit, || inner.arm_all()) {
             Turn::Led { woken } => {
                 if woken {

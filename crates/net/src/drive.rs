@@ -166,6 +166,7 @@ impl Inner {
     fn sleep_once(&self, target: &dyn Target, parker: &Arc<Parker>, leads: bool, limit: Duration) {
         if leads {
             if self.arm_all() && !target.is_done() {
+                let limit = span_until(Instant::now(), limit, self.next_due());
                 self.progress.sleep(limit, Some(parker));
             }
             self.poll_all();
@@ -200,7 +201,8 @@ impl Inner {
             Polled::Paused => self.pause(entry),
             Polled::Ended(reason) => {
                 self.link_ended(entry, &reason);
-                true
+                // An ended link says so at every poll; whoever polls until nothing moves must not go on for ever.
+                false
             }
         }
     }
@@ -218,10 +220,9 @@ impl Inner {
                 true
             }
             Polled::Ended(reason) => {
-                // Only the first to find the end has moved something; others would look for more for ever.
-                let first = self.links.get(entry.id).is_ok();
+                // An ended link has nothing more to move: the loops that poll until nothing moves must end with it.
                 self.link_ended(entry, &reason);
-                first
+                false
             }
         }
     }
@@ -262,6 +263,11 @@ impl Inner {
         if self.progress.is_led() && entry.pollers.load(SeqCst) == 0 {
             while !self.arm(entry) && self.poll(entry) {}
         }
+    }
+
+    /// When some link must be polled again though nobody rings.
+    pub(crate) fn next_due(&self) -> Option<Instant> {
+        self.links.all().iter().filter_map(|entry| entry.link.next_due()).min()
     }
 
     /// Arms every link that nobody polls. False when there is something to do.

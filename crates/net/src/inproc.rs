@@ -142,15 +142,21 @@ impl InprocLink {
         Ok(copy)
     }
 
-    fn flush(&self, sending: &mut Sending) -> Result<bool> {
-        let mut moved = false;
-        while !sending.outbox.is_empty() && self.outbound.length.load(SeqCst) < QUEUE_MESSAGES_MAX {
-            let Some(waiting) = sending.outbox.pop() else { break };
-            let outcome = self.put(sending, waiting.message);
-            waiting.done.complete(outcome);
-            moved = true;
+    /// Moves what waits into the queue. Senders hear of it with no lock held.
+    fn flush(&self) -> bool {
+        let mut finished: SmallVec<[_; 8]> = SmallVec::new();
+        {
+            let mut sending = self.outbox.lock();
+            while self.outbound.length.load(SeqCst) < QUEUE_MESSAGES_MAX {
+                let Some(waiting) = sending.outbox.pop() else { break };
+                finished.push((waiting.done, self.put(&mut sending, waiting.message)));
+            }
         }
-        Ok(moved)
+        let moved = !finished.is_empty();
+        for (done, outcome) in finished {
+            done.complete(outcome);
+        }
+        moved
     }
 
     fn take(&self, sink: &dyn Sink) -> Result<Option<bool>> {
@@ -190,10 +196,14 @@ impl InprocLink {
     }
 
     fn end(&self, reason: &Error) {
-        self.outbound.end(&lost(self.outbound.reason().as_ref().unwrap_or(reason)));
+        // Our own reason first: the peer answers the end of its inbound pipe by ending ours.
         self.inbound.ended.lock().get_or_insert_with(|| reason.clone());
         self.inbound.ended_flag.store(true, SeqCst);
-        let waiting = self.outbox.lock().outbox.drain();
+        let waiting = {
+            let mut sending = self.outbox.lock();
+            self.outbound.end(&lost(self.outbound.reason().as_ref().unwrap_or(reason)));
+            sending.outbox.drain()
+        };
         for waiting in waiting {
             waiting.done.complete(Err(reason.clone()));
         }
@@ -218,23 +228,24 @@ impl Link for InprocLink {
     }
 
     fn send(&self, message: Outgoing, hold: Hold) -> Result<Handover> {
+        message.check_limits()?;
+        let mut sending = self.outbox.lock();
+        // Under the lock under which the link ends, so that no message is taken after the end.
         if let Some(reason) = self.outbound.reason() {
             return Err(reason.peer(self.peer.clone()));
         }
-        let mut sending = self.outbox.lock();
         if sending.outbox.is_empty() && self.outbound.length.load(SeqCst) < QUEUE_MESSAGES_MAX {
             self.put(&mut sending, message)?;
             return Ok(Handover::Sent);
         }
-        Ok(Handover::Queued(sending.outbox.push(message, hold, &self.driver)?))
+        Ok(Handover::Queued(
+            sending.outbox.push(message, hold, &self.driver).map_err(|error| error.peer(self.peer.clone()))?,
+        ))
     }
 
     fn poll(&self, sink: &dyn Sink, budget: usize) -> Polled {
         let Some(_token) = self.token.try_lock() else { return Polled::Busy };
-        let mut moved = match self.flush(&mut self.outbox.lock()) {
-            Ok(moved) => moved,
-            Err(reason) => return Polled::Ended(reason),
-        };
+        let mut moved = self.flush();
         for _ in 0..budget {
             if self.inbound.length.load(SeqCst) == 0 {
                 break;

@@ -21,6 +21,7 @@
 
 mod address;
 mod beat;
+pub mod chaos;
 mod connect;
 mod counters;
 mod doorbell;

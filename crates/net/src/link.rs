@@ -18,7 +18,7 @@ use sheave_tensor::Tensor;
 use sheave_wire::{Part, TensorSpec};
 use smallvec::SmallVec;
 use std::os::fd::BorrowedFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The media that a link can run over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -153,6 +153,11 @@ pub trait Link: Send + Sync {
 
     /// Takes the request back, as far as that saves the peer a system call.
     fn disarm(&self);
+
+    /// The latest point in time at which the link must be polled again though nobody rings; `None` when there is none.
+    fn next_due(&self) -> Option<Instant> {
+        None
+    }
 
     /// What must be watched for readability while nobody polls: the socket, for links that have one.
     fn readiness(&self) -> Option<Readiness<'_>>;

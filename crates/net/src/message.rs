@@ -2,6 +2,7 @@
 
 use sheave_base::{LinkId, Tag};
 use sheave_tensor::{Mode, ReadLease, Tensor};
+use sheave_wire::Header;
 use smallvec::SmallVec;
 
 pub use sheave_wire::Kind;
@@ -69,6 +70,14 @@ impl Outgoing {
     #[must_use]
     pub fn control(envelope: Envelope, control: Vec<u8>) -> Self {
         Self { envelope, control, parts: SmallVec::new() }
+    }
+
+    /// Refuses what no link carries.
+    pub(crate) fn check_limits(&self) -> sheave_base::Result<()> {
+        let part_count = u16::try_from(self.parts.len()).unwrap_or(u16::MAX);
+        let control_bytes = u32::try_from(self.control.len()).unwrap_or(u32::MAX);
+        let payload_bytes = self.payload_bytes();
+        Header { part_count, control_bytes, payload_bytes, ..Header::new(self.envelope.kind) }.check_limits()
     }
 
     /// Bytes of all tensors.

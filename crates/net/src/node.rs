@@ -5,6 +5,7 @@
 //! the last handle is dropped the links are closed in order, every pending operation ends with an error, and the thread
 //! is gone before `drop` returns.
 
+use crate::chaos::{self, ChaosConfig};
 use crate::connect::Transport;
 use crate::counters::{Counters, Counts};
 use crate::entry::{Entry, Links};
@@ -61,6 +62,8 @@ pub struct NodeConfig {
     pub liveness: Liveness,
     /// How its threads wait; by `local_ranks` if `None`.
     pub wait: Option<WaitPolicy>,
+    /// Trouble for every link, to test how its users take it.
+    pub chaos: Option<ChaosConfig>,
     /// Where a wait says that it takes long; standard error by default.
     pub notice: fn(&str),
     /// What its peers must know too; `None` looks in the environment and then for the user's cookie file, when it is
@@ -90,6 +93,7 @@ impl NodeConfig {
             arena: ArenaConfig::default(),
             liveness: Liveness::default(),
             wait: None,
+            chaos: None,
             notice: notice_on_stderr,
             secret: None,
             transport: Transport::Auto,
@@ -382,7 +386,7 @@ impl Inner {
         if self.stopping.load(Ordering::SeqCst) {
             return Err(Error::new(ErrorKind::Closed, "the node was shut down"));
         }
-        let entry = self.links.add(make)?;
+        let entry = self.links.add(|id| make(id).map(|link| chaos::wrap(link, self, id)))?;
         self.watch(&entry)?;
         // Whoever sleeps as leader has not armed the new link; the ring makes it look again.
         self.progress.ring();

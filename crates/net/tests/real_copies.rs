@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{accepted, config, hear, job, listening, number, number_in, receive, receive_into, say, send, soon, start};
+use common::{
+    accepted, config, hear, job, listening, number, number_in, receive, receive_into, say, send, soon, start,
+};
 use sheave_base::{ErrorKind, LinkId};
 use sheave_net::Node;
 use sheave_net::Transport;

@@ -110,7 +110,15 @@ impl ShmLink {
 
     /// Sends what waits: loans that are done with, then messages.
     fn push_out(&self) -> Result<bool> {
-        let mut sending = self.sending.lock();
+        let (outcome, finished) = {
+            let mut sending = self.sending.lock();
+            (self.push_out_locked(&mut sending), sending.take_finished())
+        };
+        finished.into_iter().for_each(|done| done.complete(Ok(())));
+        outcome
+    }
+
+    fn push_out_locked(&self, sending: &mut Sending) -> Result<bool> {
         let mut moved = false;
         while !self.debts.is_empty() && sending.can_move()? {
             let numbers = self.debts.take(RETURNS_PER_RECORD);
@@ -231,10 +239,11 @@ impl Link for ShmLink {
     }
 
     fn send(&self, message: Outgoing, hold: Hold) -> Result<Handover> {
+        let mut sending = self.sending.lock();
+        // Under the lock under which the ring is closed, so that no message is taken after the end.
         if let Some(reason) = self.ended.get() {
             return Err(reason.clone());
         }
-        let mut sending = self.sending.lock();
         let handover = sending.send(message, hold, &self.shore());
         if !matches!(handover, Ok(Handover::Sent)) {
             self.outbound_waits.store(sending.waits(), SeqCst);
@@ -242,7 +251,13 @@ impl Link for ShmLink {
         if sending.producer.must_ring() {
             self.shore().ring();
         }
-        handover.map_err(|error| error.peer(self.peer.clone()))
+        let finished = sending.take_finished();
+        drop(sending);
+        finished.into_iter().for_each(|done| done.complete(Ok(())));
+        match handover.map_err(|error| error.peer(self.peer.clone()))? {
+            Handover::Queued(work) if work.is_done() => work.taken().map(|()| Handover::Sent),
+            other => Ok(other),
+        }
     }
 
     fn poll(&self, sink: &dyn Sink, budget: usize) -> Polled {

@@ -72,6 +72,9 @@ pub(crate) struct Sending {
     slots: Option<Buffer>,
     chunks_filled: u64,
     /// Segments whose descriptor the peer has. The arena may give one back to the system when nothing lies in it.
+    /// Works of messages that have left. Whoever held the lock completes them when it is free, since their callbacks may
+    /// send again.
+    finished: Vec<Completer<()>>,
     announced: HashMap<SegmentId, Weak<Segment>>,
 }
 
@@ -107,11 +110,13 @@ impl Sending {
             stream: None,
             slots: None,
             chunks_filled: 0,
+            finished: Vec::new(),
             announced: HashMap::new(),
         }
     }
 
-    /// Takes a message: into the ring at once if it can be, else into the outbox.
+    /// Takes a message: into the ring at once if it can be, else into the outbox, from where it may leave at once too;
+    /// then its work is among the finished.
     pub(crate) fn send(&mut self, message: Outgoing, hold: Hold, shore: &Shore<'_>) -> Result<Handover> {
         if !self.waits() && fits_inline(&message) && self.put_inline(&message, shore)? {
             return Ok(Handover::Sent);
@@ -119,11 +124,12 @@ impl Sending {
         check(&message, shore)?;
         let work = self.outbox.push(message, hold, shore.driver)?;
         self.flush(shore)?;
-        if !work.is_done() {
-            return Ok(Handover::Queued(work));
-        }
-        work.taken()?;
-        Ok(Handover::Sent)
+        Ok(Handover::Queued(work))
+    }
+
+    /// The works to complete once the lock is free.
+    pub(crate) fn take_finished(&mut self) -> Vec<Completer<()>> {
+        std::mem::take(&mut self.finished)
     }
 
     /// Moves what waits into the ring. True when something moved.
@@ -224,7 +230,7 @@ impl Sending {
             let Some(waiting) = self.outbox.pop() else { return Ok(false) };
             if self.put_inline(&waiting.message, shore)? {
                 drop(waiting.message);
-                waiting.done.complete(Ok(()));
+                self.finished.push(waiting.done);
                 return Ok(true);
             }
             self.outbox.unpop(waiting);
@@ -284,7 +290,7 @@ impl Sending {
         self.sequence += 1;
         if let Some(Assembly { streamed, done, .. }) = self.assembly.take() {
             if streamed.is_empty() {
-                done.complete(Ok(()));
+                self.finished.push(done);
             } else {
                 self.stream = Some(Stream { parts: streamed, part: 0, offset_bytes: 0, done });
             }
@@ -298,8 +304,7 @@ impl Sending {
         let mut moved = false;
         while let Some(stream) = &mut self.stream {
             let Some(part) = stream.parts.get(stream.part) else {
-                let finished = self.stream.take();
-                finished.into_iter().for_each(|stream| stream.done.complete(Ok(())));
+                self.finished.extend(self.stream.take().map(|stream| stream.done));
                 return Ok(true);
             };
             let taken = self.producer.chunks_taken();
@@ -446,7 +451,9 @@ fn fits_inline(message: &Outgoing) -> bool {
         if part.mode == Mode::Share {
             return false;
         }
-        bytes = bytes.saturating_add(part.tensor.len_bytes()).saturating_add(8 + 8 * part.tensor.shape().dimensions().len());
+        bytes = bytes
+            .saturating_add(part.tensor.len_bytes())
+            .saturating_add(8 + 8 * part.tensor.shape().dimensions().len());
         if bytes > INLINE_BYTES_MAX {
             return false;
         }

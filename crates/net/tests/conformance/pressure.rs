@@ -1,0 +1,86 @@
+//! A receiver that takes nothing.
+
+use crate::content::{anywhere, message, private, wanted};
+use crate::pairs::{Pair, Pairs};
+use crate::watch::{soon, until};
+use sheave_base::limits::{OUTBOUND_MESSAGES_MAX, UNEXPECTED_MESSAGES_MAX};
+use sheave_base::{Error, ErrorKind, Work};
+use sheave_net::Outgoing;
+use sheave_tensor::{Dtype, Mode, Tensor};
+use std::time::{Duration, Instant};
+
+/// More than any medium holds on its way.
+const ON_THE_WAY_MAX: usize = 8192;
+
+fn numbered(number: u64) -> Outgoing {
+    message(1, Tensor::from_slice(&[number as i64], [1]).expect("memory"), Mode::Copy)
+}
+
+struct Flood<'a> {
+    pair: &'a Pair,
+    works: Vec<Work<()>>,
+    sent: u64,
+}
+
+impl Flood<'_> {
+    fn send(&mut self) -> Result<(), Error> {
+        self.works.push(self.pair.left.isend(self.pair.to_right, numbered(self.sent))?);
+        self.sent += 1;
+        Ok(())
+    }
+
+    /// Sends while there is room; the receiver's node takes what it may in the meantime.
+    fn fill(&mut self, enough: impl Fn(&Self) -> bool) {
+        while !enough(self) {
+            if let Err(error) = self.send() {
+                assert_eq!(error.kind(), ErrorKind::LimitExceeded, "{error}");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+}
+
+pub(crate) fn a_receiver_that_takes_nothing_pushes_back(pairs: &dyn Pairs) {
+    let pair = pairs.pair();
+    let Pair { left, to_right, right, to_left } = &pair;
+    let mut flood = Flood { pair: &pair, works: Vec::new(), sent: 0 };
+    flood.fill(|flood| flood.sent as usize >= UNEXPECTED_MESSAGES_MAX);
+    until("the receiver is full", || {
+        flood.works.iter().all(Work::is_done) || right.unexpected().0 == UNEXPECTED_MESSAGES_MAX
+    });
+    // The way to it fills up too; a message that is still on its way after a while is one that finds no room.
+    flood.fill(|flood| {
+        let last = flood.works.last().filter(|_| right.unexpected().0 == UNEXPECTED_MESSAGES_MAX);
+        last.is_some_and(|work| !work.wait_until(Some(Instant::now() + Duration::from_millis(100)), None).unwrap())
+    });
+
+    let begun = Instant::now();
+    let late = left.send(*to_right, numbered(flood.sent), Some(begun + Duration::from_millis(100)), None);
+    let late = late.expect_err("the receiver takes nothing");
+    assert_eq!(late.kind(), ErrorKind::DeadlineExceeded, "{late}");
+    assert_eq!(late.about().map(|peer| peer.name.as_str()), Some("right"));
+    // The wait ended, not the send.
+    flood.sent += 1;
+
+    let full = loop {
+        if let Err(error) = flood.send() {
+            break error;
+        }
+        assert!(flood.sent as usize <= UNEXPECTED_MESSAGES_MAX + OUTBOUND_MESSAGES_MAX + ON_THE_WAY_MAX, "no limit");
+    };
+    assert_eq!(full.kind(), ErrorKind::LimitExceeded);
+    assert_eq!(full.about().map(|peer| peer.name.as_str()), Some("right"), "{full}");
+    assert!(flood.sent as usize >= UNEXPECTED_MESSAGES_MAX + OUTBOUND_MESSAGES_MAX);
+    assert_eq!(right.unexpected(), (UNEXPECTED_MESSAGES_MAX, UNEXPECTED_MESSAGES_MAX as u64 * 8));
+
+    for number in 0..flood.sent {
+        let got = right.recv(wanted(Some(*to_left), 1), anywhere(), soon(), None).unwrap();
+        assert_eq!(got.into_tensor().unwrap().to_vec::<i64>().unwrap(), [number as i64]);
+    }
+    for work in flood.works {
+        work.join().unwrap();
+    }
+    left.send(*to_right, message(2, private(9, 9), Mode::Copy), soon(), None).unwrap();
+    assert_eq!(right.recv(wanted(None, 2), anywhere(), soon(), None).unwrap().parts[0].dtype(), Dtype::U8);
+    assert_eq!(right.unexpected(), (0, 0));
+}
