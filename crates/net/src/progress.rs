@@ -1,8 +1,8 @@
 //! Who makes progress, and who sleeps.
 //!
 //! **Spinning.** A thread that waits polls the links that can end its wait, on its own time. While it does, each of
-//! those links counts it as a *poller*: nobody arms their doorbells and the progress thread leaves them alone, so that a
-//! message reaches exactly the thread that waits for it.
+//! those links counts it as a *poller*: nobody arms their doorbells and the progress thread leaves them alone, so that
+//! a message reaches exactly the thread that waits for it.
 //!
 //! **Sleeping.** At most one thread sleeps on the node's descriptors: the *leader*. It arms every link that has no
 //! poller, looks once more, and sleeps in `epoll_wait`. Other sleepers are followers; the completion of their own work
