@@ -263,7 +263,8 @@ impl Sending {
             };
             table.push(WirePart { spec, placement, shared });
         }
-        let mut area = Vec::new();
+        // Room for a few dimensions per part: growing it piece by piece scatters the heap.
+        let mut area = Vec::with_capacity(64 * table.len() + message.control.len());
         sheave_wire::parts::encode(&table, &mut area)?;
         area.append(&mut message.control);
         let header = self.header(&message, table.len(), area.len(), payload_bytes).encode_unsummed();
