@@ -58,10 +58,10 @@ impl TensorSpec {
     /// ```
     /// use sheave_wire::TensorSpec;
     ///
-    /// assert_eq!(TensorSpec::new(8, &[3, 4]).length_bytes().unwrap(), 48);
-    /// assert_eq!(TensorSpec::new(8, &[]).length_bytes().unwrap(), 4);
-    /// assert_eq!(TensorSpec::new(8, &[3, 0]).length_bytes().unwrap(), 0);
-    /// assert!(TensorSpec::new(8, &[1 << 32, 1 << 32]).length_bytes().is_err());
+    /// assert_eq!(TensorSpec::new(9, &[3, 4]).length_bytes().unwrap(), 48);
+    /// assert_eq!(TensorSpec::new(9, &[]).length_bytes().unwrap(), 4);
+    /// assert_eq!(TensorSpec::new(9, &[3, 0]).length_bytes().unwrap(), 0);
+    /// assert!(TensorSpec::new(9, &[1 << 32, 1 << 32]).length_bytes().is_err());
     /// ```
     pub fn length_bytes(&self) -> Result<u64> {
         let Some(size_bytes) = dtype_size(self.dtype) else {
@@ -175,7 +175,7 @@ impl<A: Array<Item = u8>> Sink for SmallVec<A> {
 /// ```
 /// use sheave_wire::{Part, TensorSpec, parts};
 ///
-/// let part = Part::inline(TensorSpec::new(8, &[2, 3]));
+/// let part = Part::inline(TensorSpec::new(9, &[2, 3]));
 /// let mut control = Vec::new();
 /// parts::encode(&[part.clone()], &mut control).unwrap();
 /// control.extend_from_slice(b"what follows");
@@ -297,7 +297,7 @@ mod tests {
     #[test]
     fn two_parts_of_four_dimensions_need_no_memory() {
         let placement = Placement::Block { segment: 1, offset: 2, loan: 3 };
-        let part = Part { spec: TensorSpec::new(8, &[1, 2, 3, 4]), placement, shared: true };
+        let part = Part { spec: TensorSpec::new(9, &[1, 2, 3, 4]), placement, shared: true };
         let mut out = SmallVec::<[u8; 128]>::new();
         encode(&[part.clone(), part.clone()], &mut out).unwrap();
         assert!(!out.spilled());
@@ -309,8 +309,8 @@ mod tests {
 
     #[test]
     fn every_field_that_lies_is_refused() {
-        let good = table(&Part::inline(TensorSpec::new(8, &[2])));
-        for (offset, value) in [(0, 14), (1, 65), (2, 4), (3, 2), (4, 1), (7, 1), (14, 1), (15, 1)] {
+        let good = table(&Part::inline(TensorSpec::new(9, &[2])));
+        for (offset, value) in [(0, 0), (0, 15), (1, 65), (2, 4), (3, 2), (4, 1), (7, 1), (14, 1), (15, 1)] {
             let mut bad = good.clone();
             bad[offset] = value;
             assert!(decode(&bad, 1).is_err(), "offset {offset}");
@@ -351,7 +351,7 @@ mod tests {
 
     #[test]
     fn only_inline_parts_count_as_payload() {
-        let spec = TensorSpec::new(5, &[10]);
+        let spec = TensorSpec::new(6, &[10]);
         let stream = Part { spec: spec.clone(), placement: Placement::Stream, shared: false };
         let home = Part { spec: spec.clone(), placement: Placement::Home { loan: 1 }, shared: false };
         assert_eq!(inline_bytes(&[Part::inline(spec.clone()), stream, home, Part::inline(spec)]).unwrap(), 160);
