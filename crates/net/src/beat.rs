@@ -46,6 +46,7 @@ fn run(inner: &Inner) {
 }
 
 fn beat_all(inner: &Inner, overslept: bool) {
+    inner.listening.sweep();
     let timeout = inner.config.liveness.timeout;
     for entry in inner.links.all().iter() {
         inner.poll(entry);

@@ -180,8 +180,10 @@ impl Inner {
                 false
             }
             Polled::Ended(reason) => {
+                // Only the first to find the end has moved something; others would look for more for ever.
+                let first = self.links.get(entry.id).is_ok();
                 self.link_ended(entry, &reason);
-                true
+                first
             }
         }
     }

@@ -157,7 +157,8 @@ impl InprocLink {
         let arrival = {
             let queue = self.inbound.queue.lock();
             let Some(message) = queue.front() else { return Ok(None) };
-            let specs = message.parts.iter().map(|part| TensorSpec::new(part.dtype().code(), part.shape().dimensions()));
+            let specs =
+                message.parts.iter().map(|part| TensorSpec::new(part.dtype().code(), part.shape().dimensions()));
             Arrival {
                 envelope: message.envelope,
                 sequence: message.sequence,

@@ -19,23 +19,32 @@
 //! # Ok::<(), sheave_base::Error>(())
 //! ```
 
+mod address;
 mod beat;
+mod connect;
 mod counters;
 mod doorbell;
 mod drive;
 mod entry;
+mod farewell;
+mod greeting;
 pub mod inproc;
 pub mod link;
+mod listen;
 mod matching;
 pub mod message;
 mod node;
 mod outbox;
 mod progress;
 pub mod shm;
+mod tcp;
 
+pub use address::Address;
+pub use connect::Transport;
 pub use counters::{Counters, Counts};
 pub use doorbell::Doorbell;
 pub use link::{Link, Medium};
+pub use listen::{ListenConfig, Refusals};
 pub use matching::Wanted;
 pub use message::{Envelope, Message, Outgoing, Part};
 pub use node::{Liveness, Node, NodeConfig};

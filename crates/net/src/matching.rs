@@ -93,8 +93,7 @@ impl Matcher {
     /// A message arrives: finds its receive. Shapes are checked here, before anything moves.
     pub(crate) fn begin(&mut self, link: LinkId, arrival: &Arrival) -> Verdict {
         let envelope = &arrival.envelope;
-        let found =
-            self.posted.iter().position(|(_, posted)| posted.wanted.fits(link, envelope.context, envelope.tag));
+        let found = self.posted.iter().position(|(_, posted)| posted.wanted.fits(link, envelope.context, envelope.tag));
         let Some((ticket, posted)) = found.and_then(|at| self.posted.remove(at)) else {
             return self.admit_unexpected(arrival);
         };
@@ -125,8 +124,10 @@ impl Matcher {
         }
         // A receive may have been posted while the tensors moved.
         let envelope = &message.envelope;
-        let found =
-            self.posted.iter().position(|(_, posted)| posted.wanted.fits(message.source, envelope.context, envelope.tag));
+        let found = self
+            .posted
+            .iter()
+            .position(|(_, posted)| posted.wanted.fits(message.source, envelope.context, envelope.tag));
         if let Some((_, posted)) = found.and_then(|at| self.posted.remove(at)) {
             return Some((posted, Ok(message)));
         }

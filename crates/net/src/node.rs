@@ -5,22 +5,25 @@
 //! the last handle is dropped the links are closed in order, every pending operation ends with an error, and the thread
 //! is gone before `drop` returns.
 
+use crate::connect::Transport;
 use crate::counters::{Counters, Counts};
 use crate::entry::{Entry, Links};
 use crate::link::{Arrival, Handover, Hold, Link, Sink, UNEXPECTED, Verdict};
+use crate::listen::Listening;
 use crate::matching::{Matcher, PostOutcome, Posted, Wanted, meet};
 use crate::message::{Message, Outgoing};
 use crate::progress::{Progress, WaitPolicy};
 use parking_lot::Mutex;
 use sheave_base::fork::ForkMark;
 use sheave_base::limits;
+use sheave_base::secret::Resolved;
 use sheave_base::work::{Completer, Drive, Interrupt, driven};
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Peer, Result, Work};
 use sheave_tensor::{Arena, ArenaConfig, Mode, Tensor};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 /// How a node decides that a silent peer is dead.
@@ -60,6 +63,13 @@ pub struct NodeConfig {
     pub wait: Option<WaitPolicy>,
     /// Where a wait says that it takes long; standard error by default.
     pub notice: fn(&str),
+    /// What its peers must know too; `None` looks in the environment and then for the user's cookie file, when it is
+    /// first needed.
+    pub secret: Option<Resolved>,
+    /// What its links to other processes run over.
+    pub transport: Transport,
+    /// How long a stranger may take to prove who it is.
+    pub handshake_timeout: Duration,
 }
 
 fn notice_on_stderr(text: &str) {
@@ -81,6 +91,9 @@ impl NodeConfig {
             liveness: Liveness::default(),
             wait: None,
             notice: notice_on_stderr,
+            secret: None,
+            transport: Transport::Auto,
+            handshake_timeout: limits::HANDSHAKE_TIMEOUT,
         }
     }
 }
@@ -112,6 +125,9 @@ pub(crate) struct Inner {
     pub(crate) weak: Weak<Inner>,
     pub(crate) stopping: AtomicBool,
     pub(crate) fork: ForkMark,
+    pub(crate) listening: Arc<Listening>,
+    pub(crate) secret: Mutex<Option<Resolved>>,
+    pub(crate) boot_id: OnceLock<String>,
     matcher: Mutex<Matcher>,
     arrivals: Mutex<Arrivals>,
 }
@@ -149,6 +165,9 @@ impl Node {
             weak: weak.clone(),
             stopping: AtomicBool::new(false),
             fork: ForkMark::here(),
+            listening: Listening::of(weak.clone()),
+            secret: Mutex::default(),
+            boot_id: OnceLock::new(),
             matcher: Mutex::default(),
             arrivals: Mutex::default(),
         });
@@ -315,6 +334,7 @@ impl Drop for Owner {
         }
         self.inner.stopping.store(true, Ordering::SeqCst);
         let reason = Error::new(ErrorKind::Closed, "the node was shut down");
+        self.inner.listening.close();
         for entry in self.inner.links.all().iter() {
             entry.link.close(&reason);
             self.inner.link_ended(entry, &reason);
@@ -496,4 +516,3 @@ const _: fn() = || {
     fn both<T: Send + Sync>() {}
     both::<Node>();
 };
-

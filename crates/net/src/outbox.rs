@@ -21,6 +21,14 @@ pub(crate) struct SendDriver {
     pub(crate) link: LinkId,
 }
 
+impl SendDriver {
+    /// The work of one message and its completer.
+    pub(crate) fn work(&self) -> (Completer<()>, Work<()>) {
+        let node = self.node.upgrade().map(|node| node as Arc<dyn Drive>);
+        driven("send", node, Some(self.link))
+    }
+}
+
 /// A bounded queue of messages. Callers serialise access.
 #[derive(Default)]
 pub(crate) struct Outbox {
@@ -47,8 +55,7 @@ impl Outbox {
                 part.lease = None;
             }
         }
-        let node = driver.node.upgrade().map(|node| node as Arc<dyn Drive>);
-        let (done, work) = driven("send", node, Some(driver.link));
+        let (done, work) = driver.work();
         self.waiting.push_back(Waiting { message, done });
         Ok(work)
     }

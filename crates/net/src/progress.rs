@@ -113,8 +113,7 @@ impl Progress {
     pub(crate) fn watch(&self, descriptor: BorrowedFd<'_>, target: Arc<dyn Watched>) -> Result<u64> {
         let key = self.next_watch.fetch_add(1, Relaxed);
         self.watched.lock().insert(key, target);
-        let added =
-            epoll::add(&self.epoll, descriptor, epoll::EventData::new_u64(key), epoll::EventFlags::IN);
+        let added = epoll::add(&self.epoll, descriptor, epoll::EventData::new_u64(key), epoll::EventFlags::IN);
         if let Err(errno) = added {
             self.watched.lock().remove(&key);
             return Err(Error::from(errno).context("watching a descriptor"));
@@ -125,7 +124,8 @@ impl Progress {
     /// Changes what a descriptor is watched for.
     pub(crate) fn rewatch(&self, key: u64, descriptor: BorrowedFd<'_>, interest: Interest) {
         let flags = match interest {
-            Interest::Nothing => epoll::EventFlags::empty(),
+            // A hang-up is reported whatever is asked for; so that it does not keep the leader awake, once at most.
+            Interest::Nothing => epoll::EventFlags::ONESHOT,
             Interest::Read => epoll::EventFlags::IN,
             Interest::ReadWrite => epoll::EventFlags::IN | epoll::EventFlags::OUT,
         };

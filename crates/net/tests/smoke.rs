@@ -18,7 +18,8 @@ fn ping() {
             let sender = {
                 let one = one.clone();
                 std::thread::spawn(move || {
-                    one.send(link, Outgoing::tensor(Envelope::data(0, Tag(7)), tensor, Mode::Copy), None, None).unwrap();
+                    one.send(link, Outgoing::tensor(Envelope::data(0, Tag(7)), tensor, Mode::Copy), None, None)
+                        .unwrap();
                 })
             };
             let wanted = Wanted { source: Some(back), context: 0, tag: Tag(7) };

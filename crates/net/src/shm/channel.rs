@@ -3,8 +3,8 @@
 //! It is a sequenced-packet socket, so that a descriptor always arrives with the few words that describe it.
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg,
-    sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
 };
 use sheave_base::{Error, ErrorKind, Result};
 use std::io::{IoSlice, IoSliceMut};

@@ -8,6 +8,7 @@ use super::ring::{Consumer, Kind as RecordKind, Producer};
 use super::sending::{self, Sending};
 use crate::counters::Counters;
 use crate::doorbell::Doorbell;
+use crate::farewell::closed_by_peer;
 use crate::link::{Handover, Hold, Link, Medium, Polled, Readiness, Sink};
 use crate::message::Outgoing;
 use crate::node::Inner;
@@ -155,28 +156,13 @@ impl ShmLink {
     /// Why the link is over, if it is and nothing more can be read.
     fn find_end(&self, receiving: &mut Receiving) -> Option<Error> {
         if let Some(code) = receiving.consumer.closed() {
-            return Some(self.closed_by_peer(code));
+            return Some(closed_by_peer(code.into(), &self.peer));
         }
         if receiving.socket_ended() {
             // The process may have died, which its pidfd says better and a moment later.
             return Some(if self.process.has_ended() { self.process_ended() } else { self.let_go() });
         }
         None
-    }
-
-    fn closed_by_peer(&self, code: u8) -> Error {
-        match CloseReason::from_code(code) {
-            Some(CloseReason::DeclaredDead) => {
-                Error::new(ErrorKind::DeclaredDead, "it showed no sign of life for too long, and the others went on")
-                    .hint("this process must join again; the operations of its old membership are void")
-                    .operation("link")
-            }
-            Some(CloseReason::Protocol) => {
-                Error::new(ErrorKind::Protocol, "the peer closed the link: it could not make sense of what we sent")
-            }
-            _ => Error::new(ErrorKind::PeerLost, "the peer closed the link"),
-        }
-        .peer(self.peer.clone())
     }
 
     fn process_ended(&self) -> Error {

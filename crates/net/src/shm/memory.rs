@@ -101,8 +101,7 @@ mod tests {
         let plain = rustix::fs::memfd_create("plain", MemfdFlags::CLOEXEC).expect("a file");
         rustix::fs::ftruncate(&plain, BYTES as u64).expect("room");
         assert_eq!(Pair::import(plain).err().map(|error| error.kind()), Some(ErrorKind::Protocol));
-        let short =
-            rustix::fs::memfd_create("short", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("a file");
+        let short = rustix::fs::memfd_create("short", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("a file");
         rustix::fs::fcntl_add_seals(&short, SealFlags::SHRINK | SealFlags::GROW).expect("seals");
         assert_eq!(Pair::import(short).err().map(|error| error.kind()), Some(ErrorKind::Protocol));
     }

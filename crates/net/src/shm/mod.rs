@@ -19,6 +19,7 @@ use channel::{Packet, Received};
 use link::{Material, ShmLink};
 use memory::{Pair, Which};
 use process::PeerProcess;
+pub(crate) use process::check_user;
 use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;

@@ -7,10 +7,23 @@ use crate::node::Inner;
 use crate::progress::Watched;
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::UCred;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use sheave_base::{Error, ErrorKind, Result};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Weak};
+
+/// Who holds the other end of a connected Unix socket, which must belong to this user.
+pub(crate) fn check_user(socket: BorrowedFd<'_>) -> Result<UCred> {
+    let peer = rustix::net::sockopt::socket_peercred(socket)
+        .map_err(|errno| Error::from(errno).context("asking who is at the other end"))?;
+    let own = rustix::process::getuid();
+    if peer.uid == own {
+        return Ok(peer);
+    }
+    let what = format!("the process at the other end belongs to user {}, not {}", peer.uid.as_raw(), own.as_raw());
+    Err(Error::new(ErrorKind::Unauthenticated, what))
+}
 
 /// A handle to a process that cannot be mistaken for another one of the same number.
 pub(crate) struct PeerProcess {
@@ -22,13 +35,7 @@ pub(crate) struct PeerProcess {
 impl PeerProcess {
     /// The process that holds the other end of a connected Unix socket, which must belong to this user.
     pub(crate) fn of_socket(socket: BorrowedFd<'_>) -> Result<(Arc<Self>, u32)> {
-        let peer = rustix::net::sockopt::socket_peercred(socket)
-            .map_err(|errno| Error::from(errno).context("asking who is at the other end"))?;
-        let own = rustix::process::getuid();
-        if peer.uid != own {
-            let what = format!("the process at the other end belongs to user {}, not {}", peer.uid.as_raw(), own.as_raw());
-            return Err(Error::new(ErrorKind::Unauthenticated, what));
-        }
+        let peer = check_user(socket)?;
         let descriptor = match pidfd_of(socket) {
             Some(descriptor) => descriptor,
             // Older kernels: the number may have been reused only if the peer is gone, and then its socket says so.
@@ -54,7 +61,8 @@ impl PeerProcess {
 
     /// Watches the process on behalf of a link.
     pub(crate) fn watch(this: &Arc<Self>, node: &Arc<Inner>, entry: &Arc<Entry>) -> Result<()> {
-        let watch = Arc::new(Watch { node: Arc::downgrade(node), entry: Arc::downgrade(entry), process: Arc::clone(this) });
+        let watch =
+            Arc::new(Watch { node: Arc::downgrade(node), entry: Arc::downgrade(entry), process: Arc::clone(this) });
         let key = node.progress.watch(this.descriptor.as_fd(), watch)?;
         *this.key.lock() = Some(key);
         Ok(())

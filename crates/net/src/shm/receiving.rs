@@ -256,9 +256,9 @@ impl Receiving {
             return Err(impossible("a chunk without a stream"));
         };
         let tensor = &stream.message.parts[stream.parts[stream.next]];
-        let length = usize::try_from(length).ok().filter(|length| {
-            (1..=CHUNK_BYTES).contains(length) && stream.offset_bytes + length <= tensor.len_bytes()
-        });
+        let length = usize::try_from(length)
+            .ok()
+            .filter(|length| (1..=CHUNK_BYTES).contains(length) && stream.offset_bytes + length <= tensor.len_bytes());
         let length = length.ok_or_else(|| impossible("a chunk of impossible length"))?;
         let slot = offset + self.chunks_taken % CHUNKS * CHUNK_BYTES as u64;
         // SAFETY: the slots' range was checked against their mapped segment; the tensor is fresh or a place whose write

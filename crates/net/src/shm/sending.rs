@@ -439,7 +439,9 @@ fn fits_inline(message: &Outgoing) -> bool {
         if part.mode == Mode::Share {
             return false;
         }
-        bytes = bytes.saturating_add(part.tensor.len_bytes()).saturating_add(8 + 8 * part.tensor.shape().dimensions().len());
+        bytes = bytes
+            .saturating_add(part.tensor.len_bytes())
+            .saturating_add(8 + 8 * part.tensor.shape().dimensions().len());
         if bytes > INLINE_BYTES_MAX {
             return false;
         }

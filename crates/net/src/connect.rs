@@ -1,0 +1,329 @@
+//! Connecting to a node that listens.
+//!
+//! A node of the same host (the same boot id, and its abstract Unix socket answers, and belongs to this user) is linked
+//! through shared memory, every other one over TCP. Every step waits in `poll(2)` with what is left of the caller's
+//! time. What may get better by itself is tried again until then: nobody listens yet, too many strangers at the door, a
+//! connection that broke. What cannot is reported at once: another secret, another version, another node.
+
+use crate::address::Address;
+use crate::greeting::{nonce, peer_of};
+use crate::node::{Inner, Node};
+use crate::{shm, tcp};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, getpeername, getsockname,
+    recv, send, socket_with, sockopt,
+};
+use sheave_base::limits::HANDSHAKE_BYTES_MAX;
+use sheave_base::work::Interrupt;
+use sheave_base::{Error, ErrorKind, LinkId, NodeId, Peer, Result};
+use sheave_wire::handshake::{Hello, Initiator, Medium, Step};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// First and longest wait between two attempts.
+const RETRY_MIN: Duration = Duration::from_millis(5);
+const RETRY_MAX: Duration = Duration::from_millis(320);
+/// How long one sleep lasts at most before the interrupt is asked.
+const SLICE: Duration = Duration::from_millis(100);
+
+/// What a node's links to other processes run over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Transport {
+    /// Shared memory on one host, TCP else.
+    #[default]
+    Auto,
+    /// Shared memory or nothing.
+    Shm,
+    /// TCP, also on one host.
+    Tcp,
+}
+
+impl Node {
+    /// Links this node to the one that listens at `address`. Blocks until the link is ready, for at most until `until`.
+    ///
+    /// # Errors
+    ///
+    /// `DeadlineExceeded` if nobody answered in time, with the last cause; `Unauthenticated` if the two sides hold
+    /// different secrets, naming where each came from; `Protocol` for another version; `Mismatch` if another node than
+    /// the address names listens there; `InvalidArgument` or `Unsupported` if the address has nothing that the
+    /// configured transport can use.
+    pub fn connect(&self, address: &Address, until: Instant) -> Result<LinkId> {
+        self.connect_interruptible(address, until, None)
+    }
+
+    /// Like [`Node::connect`]; `interrupt` is asked at least every 100 ms, and its error ends the attempt.
+    ///
+    /// # Errors
+    ///
+    /// As [`Node::connect`], and whatever `interrupt` says.
+    pub fn connect_interruptible(
+        &self,
+        address: &Address,
+        until: Instant,
+        interrupt: Option<Interrupt<'_>>,
+    ) -> Result<LinkId> {
+        self.inner.fork.check("node")?;
+        let begun = Instant::now();
+        let mut attempt = Attempt { node: &self.inner, address, patience: Patience { until, interrupt } };
+        let mut pause = RETRY_MIN;
+        loop {
+            let cause = match attempt.once() {
+                Ok(link) => return Ok(link),
+                Err(Failure::Final(error)) => {
+                    let error = error.operation("connect");
+                    return Err(if error.after().is_none() { error.elapsed(begun.elapsed()) } else { error });
+                }
+                Err(Failure::Passing(cause)) => cause,
+            };
+            let rest = until.saturating_duration_since(Instant::now());
+            if rest.is_zero() {
+                return Err(self.inner.gave_up(address, &cause).elapsed(begun.elapsed()));
+            }
+            attempt.patience.pause(pause.min(rest))?;
+            pause = (pause * 2).min(RETRY_MAX);
+        }
+    }
+}
+
+impl Inner {
+    fn gave_up(&self, address: &Address, cause: &Error) -> Error {
+        let source = self.secret().map_or_else(|_| "nowhere".to_owned(), |secret| secret.source);
+        Error::new(ErrorKind::DeadlineExceeded, format!("no link to {address}; last of all: {cause}"))
+            .operation("connect")
+            .hint(format!("is the process there, and reachable from here? this side's secret came from {source}"))
+    }
+}
+
+/// Why an attempt made no link.
+enum Failure {
+    /// Another attempt may succeed.
+    Passing(Error),
+    /// None will.
+    Final(Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        match error.kind() {
+            ErrorKind::PeerLost | ErrorKind::Io | ErrorKind::DeadlineExceeded | ErrorKind::LimitExceeded => {
+                Self::Passing(error)
+            }
+            _ => Self::Final(error),
+        }
+    }
+}
+
+/// Waits on behalf of a caller.
+struct Patience<'a> {
+    until: Instant,
+    interrupt: Option<Interrupt<'a>>,
+}
+
+impl Patience<'_> {
+    /// Waits until the socket is ready, or fails when the time is up.
+    fn ready(&mut self, socket: &OwnedFd, flags: PollFlags, until: Instant) -> Result<()> {
+        let until = until.min(self.until);
+        loop {
+            let rest = until.saturating_duration_since(Instant::now());
+            if self.sleep(&mut [PollFd::new(socket, flags)], rest)? {
+                return Ok(());
+            }
+            if rest.is_zero() {
+                return Err(Error::new(ErrorKind::DeadlineExceeded, "the other side did not answer in time"));
+            }
+        }
+    }
+
+    fn pause(&mut self, span: Duration) -> Result<()> {
+        let until = Instant::now() + span;
+        loop {
+            let rest = until.saturating_duration_since(Instant::now());
+            if rest.is_zero() {
+                return Ok(());
+            }
+            self.sleep(&mut [], rest)?;
+        }
+    }
+
+    /// One sleep of at most `limit`; true when a descriptor is ready.
+    fn sleep(&mut self, descriptors: &mut [PollFd<'_>], limit: Duration) -> Result<bool> {
+        if let Some(interrupt) = self.interrupt.as_mut() {
+            interrupt()?;
+        }
+        let slice = limit.min(SLICE);
+        let slice = Timespec { tv_sec: 0, tv_nsec: i64::from(slice.subsec_nanos()) as _ };
+        match poll(descriptors, Some(&slice)) {
+            Ok(ready) => Ok(ready > 0),
+            Err(Errno::INTR) => Ok(false),
+            Err(errno) => Err(Error::from(errno).context("waiting for a socket")),
+        }
+    }
+}
+
+/// One caller's attempts.
+struct Attempt<'a, 'i> {
+    node: &'a Arc<Inner>,
+    address: &'a Address,
+    patience: Patience<'i>,
+}
+
+impl Attempt<'_, '_> {
+    fn once(&mut self) -> std::result::Result<LinkId, Failure> {
+        let address = self.address;
+        let transport = self.node.config.transport;
+        if transport != Transport::Tcp
+            && let Some(name) = &address.unix
+        {
+            let same_host = !address.boot_id.is_empty() && address.boot_id == self.node.boot_id();
+            let forced = transport == Transport::Shm;
+            if same_host || forced {
+                match connect_unix(name) {
+                    Ok(socket) => return self.link_shm(socket),
+                    // Another network namespace of this host, or another user's: there is still TCP.
+                    Err(error) if forced || address.tcp.is_none() || error.kind() == ErrorKind::LimitExceeded => {
+                        return Err(error.into());
+                    }
+                    Err(_) => {}
+                }
+            }
+        }
+        match address.tcp {
+            Some(tcp) if transport != Transport::Shm => self.link_tcp(tcp),
+            _ => Err(Failure::Final(
+                Error::new(
+                    ErrorKind::Unsupported,
+                    format!("{address} has nothing that transport {transport:?} can use"),
+                )
+                .hint("let the other side listen on TCP too, or choose another transport"),
+            )),
+        }
+    }
+
+    fn link_shm(&mut self, socket: OwnedFd) -> std::result::Result<LinkId, Failure> {
+        let (peer, early) = self.shake(&socket, Medium::SharedMemory)?;
+        if !early.is_empty() {
+            return Err(Failure::Final(Error::new(ErrorKind::Protocol, "the peer sent more than its handshake")));
+        }
+        let until = Instant::now() + self.node.config.handshake_timeout;
+        let mut offer = shm::offer(self.node, socket, peer)?;
+        loop {
+            self.patience.ready(offer.socket(), PollFlags::IN, until)?;
+            match offer.finish(self.node)? {
+                Ok(link) => return Ok(link),
+                Err(again) => offer = again,
+            }
+        }
+    }
+
+    fn link_tcp(&mut self, tcp: SocketAddr) -> std::result::Result<LinkId, Failure> {
+        let socket = self.connect_tcp(tcp)?;
+        let (peer, early) = self.shake(&socket, Medium::Tcp)?;
+        Ok(tcp::add(self.node, socket, peer, &early)?)
+    }
+
+    fn connect_tcp(&mut self, tcp: SocketAddr) -> Result<OwnedFd> {
+        let family = if tcp.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
+            .map_err(|errno| Error::from(errno).context("making a socket"))?;
+        let refused = |errno: Errno| Error::from(errno).context(format!("connecting to {tcp}"));
+        match connect(&socket, &tcp) {
+            Ok(()) => {}
+            Err(Errno::INPROGRESS | Errno::INTR) => {
+                self.patience.ready(&socket, PollFlags::OUT, self.patience.until)?;
+                sockopt::socket_error(&socket).and_then(|outcome| outcome).map_err(refused)?;
+            }
+            Err(errno) => return Err(refused(errno)),
+        }
+        // The kernel connects a socket to itself when it draws the very port that it is to connect to.
+        if getpeername(&socket).map_err(refused)? == Some(getsockname(&socket).map_err(refused)?) {
+            return Err(refused(Errno::CONNREFUSED));
+        }
+        Ok(socket)
+    }
+
+    /// Proves to the other side that this one knows the secret, and the reverse. Returns who it is, and what it sent
+    /// beyond the handshake.
+    fn shake(&mut self, socket: &OwnedFd, medium: Medium) -> Result<(Peer, Vec<u8>)> {
+        let until = Instant::now() + self.node.config.handshake_timeout;
+        let secret = self.node.secret()?;
+        let hello = self.node.hello(medium, &secret);
+        let (mut initiator, words) = Initiator::new(hello, secret.secret, nonce()?)?;
+        self.say(socket, &words, until)?;
+        let mut bytes = [0; HANDSHAKE_BYTES_MAX + 4];
+        loop {
+            self.patience.ready(socket, PollFlags::IN, until)?;
+            let length = match recv(socket, &mut bytes[..], RecvFlags::DONTWAIT) {
+                Ok((0, _)) => return Err(hung_up("closed the connection")),
+                Ok((length, _)) => length,
+                Err(Errno::AGAIN | Errno::INTR) => continue,
+                Err(errno) => return Err(hung_up(&format!("broke the connection ({errno})"))),
+            };
+            let mut rest = &bytes[..length];
+            while !rest.is_empty() {
+                let progress = match initiator.feed(rest) {
+                    Ok(progress) => progress,
+                    Err(refusal) => {
+                        // Nobody left to tell is no reason to report another error.
+                        let _ = refusal.send.map(|words| self.say(socket, &words, until));
+                        return Err(refusal.error);
+                    }
+                };
+                rest = &rest[progress.consumed_bytes..];
+                match progress.step {
+                    Step::Need => {}
+                    Step::Send(words) => self.say(socket, &words, until)?,
+                    Step::Done { peer, .. } => {
+                        self.check_identity(&peer)?;
+                        return Ok((peer_of(&peer), rest.to_vec()));
+                    }
+                }
+            }
+        }
+    }
+
+    fn check_identity(&self, peer: &Hello) -> Result<()> {
+        if self.address.node == NodeId::default() || self.address.node == peer.node {
+            return Ok(());
+        }
+        let what = format!("another node listens at {} now", self.address);
+        Err(Error::new(ErrorKind::Mismatch, what).peer(peer_of(peer)).hint("ask the node for its present address"))
+    }
+
+    fn say(&mut self, socket: &OwnedFd, words: &[u8], until: Instant) -> Result<()> {
+        let mut rest = words;
+        while !rest.is_empty() {
+            match send(socket, rest, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(length) => rest = &rest[length..],
+                Err(Errno::AGAIN | Errno::INTR) => self.patience.ready(socket, PollFlags::OUT, until)?,
+                // It may have said why before it hung up; reading finds that.
+                Err(Errno::PIPE | Errno::CONNRESET) => return Ok(()),
+                Err(errno) => return Err(hung_up(&format!("broke the connection ({errno})"))),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Connects to a process of this host and user. A Unix socket connects at once or not at all.
+fn connect_unix(name: &str) -> Result<OwnedFd> {
+    let failed = |errno: Errno| Error::from(errno).context(format!("connecting to the Unix socket @{name}"));
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(failed)?;
+    match connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(failed)?) {
+        Ok(()) => {}
+        Err(Errno::AGAIN) => {
+            return Err(Error::new(ErrorKind::LimitExceeded, "too many others connect to the peer at this moment"));
+        }
+        Err(errno) => return Err(failed(errno)),
+    }
+    shm::check_user(socket.as_fd())?;
+    Ok(socket)
+}
+
+fn hung_up(what: &str) -> Error {
+    Error::new(ErrorKind::PeerLost, format!("it {what} during the handshake")).operation("handshake")
+}

@@ -1,0 +1,66 @@
+//! What a node says of itself in a handshake, and whom it believes to have met.
+
+use crate::node::Inner;
+use sheave_base::limits::HANDSHAKE_TEXT_BYTES_MAX;
+use sheave_base::secret::{Resolved, resolve};
+use sheave_base::{Error, ErrorKind, Peer, Result};
+use sheave_wire::handshake::{Hello, Medium, NONCE_BYTES};
+
+impl Inner {
+    /// The job's secret: the configured one, or the one that the environment leads to, found at the first call.
+    pub(crate) fn secret(&self) -> Result<Resolved> {
+        if let Some(secret) = &self.config.secret {
+            return Ok(secret.clone());
+        }
+        let mut known = self.secret.lock();
+        if let Some(secret) = &*known {
+            return Ok(secret.clone());
+        }
+        let found = resolve(|name| std::env::var_os(name)).map_err(|error| error.operation("finding the secret"))?;
+        Ok(known.insert(found).clone())
+    }
+
+    /// The host's boot id; empty where the system does not tell.
+    pub(crate) fn boot_id(&self) -> &str {
+        self.boot_id.get_or_init(|| {
+            let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+            text.trim().to_owned()
+        })
+    }
+
+    /// This node's hello for a link over `medium`.
+    pub(crate) fn hello(&self, medium: Medium, secret: &Resolved) -> Hello {
+        Hello {
+            role: self.config.role.clone(),
+            host: self.peer.host.clone().unwrap_or_default(),
+            boot_id: self.boot_id().to_owned(),
+            pid: std::process::id(),
+            secret_source: shortened(&secret.source),
+            payload: self.config.rank.map(u32::to_le_bytes).map(Vec::from).unwrap_or_default(),
+            ..Hello::new(self.id, self.config.name.as_str(), medium)
+        }
+    }
+}
+
+/// Who sent `hello`, as errors name it.
+pub(crate) fn peer_of(hello: &Hello) -> Peer {
+    let rank = hello.payload.first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
+    Peer { rank, ..hello.peer() }
+}
+
+/// Fresh randomness for one handshake.
+pub(crate) fn nonce() -> Result<[u8; NONCE_BYTES]> {
+    let mut nonce = [0; NONCE_BYTES];
+    getrandom::fill(&mut nonce).map_err(|error| Error::new(ErrorKind::Io, format!("drawing a nonce: {error}")))?;
+    Ok(nonce)
+}
+
+/// A text that a hello can carry: the end of a long path says more than its start.
+fn shortened(text: &str) -> String {
+    let printable: String = text.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect();
+    let mut begin = printable.len().saturating_sub(HANDSHAKE_TEXT_BYTES_MAX);
+    while !printable.is_char_boundary(begin) {
+        begin += 1;
+    }
+    printable[begin..].to_owned()
+}

@@ -1,0 +1,229 @@
+//! The TCP link: a socket, what waits to be written and what is half read.
+
+use super::reading::{self, Reading, Taken};
+use super::writing::{self, Finished, Writing};
+use crate::counters::Counters;
+use crate::doorbell::Doorbell;
+use crate::link::{Handover, Hold, Link, Medium, Polled, Readiness, Sink};
+use crate::message::Outgoing;
+use crate::node::Inner;
+use crate::outbox::SendDriver;
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{RecvFlags, Shutdown};
+use sheave_base::park::Bell;
+use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
+use sheave_wire::CloseReason;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+/// How long a close waits for a peer that is slow to take what was sent before.
+const LINGER: Duration = Duration::from_secs(1);
+
+pub(crate) struct TcpLink {
+    id: LinkId,
+    peer: Peer,
+    socket: OwnedFd,
+    writing: Mutex<Writing>,
+    /// Whether `writing` waits for room; only a hint for those who do not hold its lock.
+    waits: AtomicBool,
+    reading: Mutex<Reading>,
+    ended: OnceLock<Error>,
+    has_ended: AtomicBool,
+    counters: Arc<Counters>,
+    driver: SendDriver,
+    doorbell: Arc<Doorbell>,
+}
+
+impl TcpLink {
+    pub(crate) fn new(id: LinkId, node: &Inner, socket: OwnedFd, peer: Peer, early: &[u8]) -> Result<Self> {
+        Ok(Self {
+            id,
+            peer,
+            socket,
+            writing: Mutex::default(),
+            waits: AtomicBool::new(false),
+            reading: Mutex::new(Reading::new(early)?),
+            ended: OnceLock::new(),
+            has_ended: AtomicBool::new(false),
+            counters: Arc::clone(&node.counters),
+            driver: SendDriver { node: node.weak.clone(), link: id },
+            doorbell: Arc::clone(&node.progress.doorbell),
+        })
+    }
+
+    fn shore(&self) -> writing::Shore<'_> {
+        writing::Shore { socket: self.socket.as_fd(), counters: &self.counters, driver: &self.driver }
+    }
+
+    /// Writes what waits, as far as the socket takes it.
+    fn push_out(&self) -> Result<bool> {
+        if !self.waits.load(SeqCst) {
+            return Ok(false);
+        }
+        let mut finished = Finished::new();
+        let outcome = {
+            let mut writing = self.writing.lock();
+            let outcome = writing.flush(&self.shore(), &mut finished);
+            self.waits.store(writing.waits(), SeqCst);
+            outcome
+        };
+        for (done, outcome) in finished {
+            done.complete(outcome);
+        }
+        outcome
+    }
+
+    fn take_in(&self, reading: &mut Reading, sink: &dyn Sink, budget: usize) -> Result<Taken> {
+        let shore = reading::Shore {
+            id: self.id,
+            socket: self.socket.as_fd(),
+            peer: &self.peer,
+            counters: &self.counters,
+            sink,
+        };
+        reading.take_in(&shore, budget)
+    }
+
+    /// Ends this side: the peer is told, and everything that waits fails.
+    fn end(&self, reason: &Error, code: CloseReason) {
+        if self.has_ended.swap(true, SeqCst) {
+            return;
+        }
+        let _ = self.ended.set(reason.clone());
+        let unsent = {
+            let mut writing = self.writing.lock();
+            let unsent = writing.end(code, &self.shore());
+            self.waits.store(false, SeqCst);
+            unsent
+        };
+        // The connection may be gone already, which is what is wanted.
+        let _ = rustix::net::shutdown(&self.socket, Shutdown::Write);
+        self.discard_arrived();
+        for done in unsent {
+            done.complete(Err(reason.clone()));
+        }
+    }
+
+    /// Throws away what has arrived: a socket that is closed with unread bytes resets the connection, and with it what
+    /// the peer has not taken yet. True when the peer has ended the stream too.
+    fn discard_arrived(&self) -> bool {
+        let mut bytes = [0; 4096];
+        loop {
+            match rustix::net::recv(&self.socket, &mut bytes[..], RecvFlags::DONTWAIT) {
+                Ok((0, _)) => return true,
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return errno != rustix::io::Errno::AGAIN,
+            }
+        }
+    }
+
+    /// Waits while a slow peer has not taken what the socket holds, for at most [`LINGER`].
+    fn linger(&self) {
+        let until = Instant::now() + LINGER;
+        while self.unsent_bytes() > 0 && !self.discard_arrived() && Instant::now() < until {
+            let slice = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+            let _ = poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&slice));
+        }
+    }
+
+    /// Bytes that the kernel has not even tried to send, because the peer's side is full.
+    fn unsent_bytes(&self) -> libc::c_int {
+        const SIOCOUTQNSD: libc::Ioctl = 0x894B;
+        let mut bytes: libc::c_int = 0;
+        // SAFETY: the request writes one int to the address that it is given.
+        let outcome = unsafe { libc::ioctl(self.socket.as_raw_fd(), SIOCOUTQNSD, &raw mut bytes) };
+        if outcome == 0 { bytes } else { 0 }
+    }
+}
+
+/// What the peer is told when this side cannot go on.
+fn code_for(error: &Error) -> CloseReason {
+    match error.kind() {
+        ErrorKind::Protocol | ErrorKind::LimitExceeded | ErrorKind::Mismatch => CloseReason::Protocol,
+        ErrorKind::PeerLost | ErrorKind::DeclaredDead => CloseReason::Finished,
+        _ => CloseReason::Failed,
+    }
+}
+
+impl Link for TcpLink {
+    fn medium(&self) -> Medium {
+        Medium::Tcp
+    }
+
+    fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    fn send(&self, message: Outgoing, hold: Hold) -> Result<Handover> {
+        if let Some(reason) = self.ended.get() {
+            return Err(reason.clone());
+        }
+        let mut writing = self.writing.lock();
+        let handover = writing.send(message, hold, &self.shore());
+        let waited = self.waits.swap(writing.waits(), SeqCst);
+        drop(writing);
+        if !waited && matches!(handover, Ok(Handover::Queued(_))) {
+            // Whoever sleeps on the descriptors does not yet watch for room.
+            self.doorbell.ring();
+        }
+        handover.map_err(|error| if error.about().is_some() { error } else { error.peer(self.peer.clone()) })
+    }
+
+    fn poll(&self, sink: &dyn Sink, budget: usize) -> Polled {
+        let Some(mut reading) = self.reading.try_lock() else { return Polled::Busy };
+        if let Some(reason) = self.ended.get() {
+            return Polled::Ended(reason.clone());
+        }
+        let pushed = self.push_out();
+        let taken = pushed.and_then(|pushed| Ok((pushed, self.take_in(&mut reading, sink, budget)?)));
+        drop(reading);
+        match taken {
+            Err(error) => {
+                let code = code_for(&error);
+                let reason = if error.about().is_some() { error } else { error.peer(self.peer.clone()) };
+                self.end(&reason, code);
+                Polled::Ended(reason)
+            }
+            Ok((_, Taken { paused: true, .. })) => Polled::Paused,
+            Ok((pushed, taken)) if pushed || taken.moved => Polled::Moved,
+            Ok(_) => Polled::Idle,
+        }
+    }
+
+    fn arm(&self) -> bool {
+        // The descriptor is watched as long as the link lives, for room too while bytes wait.
+        self.reading.try_lock().is_none_or(|reading| !reading.is_ready())
+    }
+
+    fn disarm(&self) {}
+
+    fn readiness(&self) -> Option<Readiness<'_>> {
+        Some(Readiness { descriptor: self.socket.as_fd(), writable: self.waits.load(SeqCst) })
+    }
+
+    fn beat(&self) -> Duration {
+        if let Some(mut writing) = self.writing.try_lock() {
+            writing.beat(&self.shore());
+            self.waits.store(writing.waits(), SeqCst);
+        }
+        let silence = self.reading.try_lock().map(|reading| reading.silence(self.socket.as_fd()));
+        silence.unwrap_or(Duration::ZERO)
+    }
+
+    fn close(&self, reason: &Error) {
+        // A socket that fails here ends the link all the same.
+        let _ = self.push_out();
+        let first = !self.has_ended.load(SeqCst);
+        self.end(reason, CloseReason::Finished);
+        if first {
+            self.linger();
+        }
+    }
+
+    fn abandon(&self, reason: &Error) {
+        self.end(reason, CloseReason::DeclaredDead);
+    }
+}

@@ -1,0 +1,279 @@
+//! The sending side of a TCP link.
+//!
+//! A message becomes a [`Frame`]: a head (header, part table, control) and its tensors, with a count of the bytes that
+//! the kernel has taken. Each write gathers all that is left. At most one frame is begun; later messages wait in the
+//! outbox, so that frames never mix.
+
+use crate::counters::Counters;
+use crate::link::{Handover, Hold};
+use crate::message::{Outgoing, Part};
+use crate::outbox::{Outbox, SendDriver, capture};
+use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+use sheave_base::work::Completer;
+use sheave_base::{Error, ErrorKind, Result};
+use sheave_tensor::Mode;
+use sheave_wire::{CloseReason, HEADER_BYTES, Header, Kind, Part as WirePart, TensorSpec};
+use smallvec::SmallVec;
+use std::io::IoSlice;
+use std::os::fd::BorrowedFd;
+
+/// Pieces of one gathered write; the kernel takes at most 1024.
+const PIECES_MAX: usize = 256;
+
+/// Works to complete once no lock is held.
+pub(crate) type Finished = SmallVec<[(Completer<()>, Result<()>); 2]>;
+
+/// The parts of a link that sending needs and does not own.
+pub(crate) struct Shore<'a> {
+    pub(crate) socket: BorrowedFd<'a>,
+    pub(crate) counters: &'a Counters,
+    pub(crate) driver: &'a SendDriver,
+}
+
+/// Everything that senders change, under one lock.
+#[derive(Default)]
+pub(crate) struct Writing {
+    outbox: Outbox,
+    begun: Option<Begun>,
+    sequence: u64,
+    sent_since_beat: bool,
+    /// The socket takes nothing any more; reading finds out why.
+    broken: bool,
+    /// This side cannot keep its promise about a frame that is half on its way.
+    failed: Option<Error>,
+}
+
+struct Begun {
+    frame: Frame,
+    done: Option<Completer<()>>,
+}
+
+impl Writing {
+    /// True while bytes wait for room in the socket.
+    pub(crate) fn waits(&self) -> bool {
+        self.begun.is_some() || !self.outbox.is_empty()
+    }
+
+    /// Writes a message, or as much of it as the socket takes; the rest waits.
+    pub(crate) fn send(&mut self, message: Outgoing, hold: Hold, shore: &Shore<'_>) -> Result<Handover> {
+        check(&message)?;
+        if self.broken {
+            return Err(Error::new(ErrorKind::PeerLost, "the connection is closed"));
+        }
+        if self.waits() {
+            return Ok(Handover::Queued(self.outbox.push(message, hold, shore.driver)?));
+        }
+        let mut frame = Frame::of_message(message, self.sequence + 1)?;
+        self.sequence += 1;
+        self.sent_since_beat = true;
+        match frame.write(shore) {
+            Ok(true) => return Ok(Handover::Sent),
+            Ok(false) => {}
+            Err(errno) => {
+                self.broken = true;
+                return Err(Error::new(ErrorKind::PeerLost, format!("the connection is closed ({errno})")));
+            }
+        }
+        if hold == Hold::Capture
+            && let Err(error) = frame.capture_rest()
+        {
+            // The head of the message is gone and its tail is not ours to hold: the stream cannot go on.
+            self.failed = Some(error.clone());
+            return Err(error);
+        }
+        let (done, work) = shore.driver.work();
+        self.begun = Some(Begun { frame, done: Some(done) });
+        Ok(Handover::Queued(work))
+    }
+
+    /// Writes what waits. True when something moved; works that ended are added to `finished`.
+    pub(crate) fn flush(&mut self, shore: &Shore<'_>, finished: &mut Finished) -> Result<bool> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        let mut moved = false;
+        while !self.broken {
+            let Some(mut begun) = self.begun.take().or_else(|| self.begin_next(finished)) else { break };
+            let before = begun.frame.written_bytes;
+            let written = begun.frame.write(shore);
+            moved |= begun.frame.written_bytes != before;
+            self.sent_since_beat |= moved;
+            match (written, begun.done.take()) {
+                (Ok(true), Some(done)) => finished.push((done, Ok(()))),
+                (Ok(true), None) => {}
+                (other, done) => {
+                    self.broken = other.is_err();
+                    self.begun = Some(Begun { done, ..begun });
+                    break;
+                }
+            }
+        }
+        Ok(moved)
+    }
+
+    fn begin_next(&mut self, finished: &mut Finished) -> Option<Begun> {
+        while let Some(waiting) = self.outbox.pop() {
+            match Frame::of_message(waiting.message, self.sequence + 1) {
+                Ok(frame) => {
+                    self.sequence += 1;
+                    return Some(Begun { frame, done: Some(waiting.done) });
+                }
+                Err(error) => finished.push((waiting.done, Err(error))),
+            }
+        }
+        None
+    }
+
+    /// Shows a sign of life, unless something was sent since the last one or bytes wait, which the peer will see.
+    pub(crate) fn beat(&mut self, shore: &Shore<'_>) {
+        if !std::mem::replace(&mut self.sent_since_beat, false) && !self.waits() && !self.broken {
+            self.put_frame(Kind::Beat, 0, shore);
+        }
+    }
+
+    fn put_frame(&mut self, kind: Kind, tag: u64, shore: &Shore<'_>) {
+        self.sequence += 1;
+        let mut frame = Frame::of_header(&Header { sequence: self.sequence, tag, ..Header::new(kind) });
+        match frame.write(shore) {
+            Ok(true) => {}
+            Ok(false) => self.begun = Some(Begun { frame, done: None }),
+            Err(_) => self.broken = true,
+        }
+    }
+
+    /// Says the last word if the stream stands between two frames, and gives back the works of what was not sent.
+    pub(crate) fn end(&mut self, code: CloseReason, shore: &Shore<'_>) -> Vec<Completer<()>> {
+        let mid_frame = self.begun.as_ref().is_some_and(|begun| begun.frame.written_bytes > 0);
+        let begun = self.begun.take();
+        let mut unsent: Vec<_> = begun.and_then(|begun| begun.done).into_iter().collect();
+        unsent.extend(self.outbox.drain().into_iter().map(|waiting| waiting.done));
+        if !mid_frame && !self.broken && self.failed.is_none() {
+            self.put_frame(Kind::Close, code.code().into(), shore);
+        }
+        self.broken = true;
+        self.begun = None;
+        unsent
+    }
+}
+
+/// A message as the socket sees it.
+struct Frame {
+    head: SmallVec<[u8; 192]>,
+    parts: SmallVec<[Part; 1]>,
+    written_bytes: usize,
+    total_bytes: usize,
+}
+
+impl Frame {
+    fn of_header(header: &Header) -> Self {
+        let head = SmallVec::from_slice(&header.encode());
+        Self { head, parts: SmallVec::new(), written_bytes: 0, total_bytes: HEADER_BYTES }
+    }
+
+    fn of_message(message: Outgoing, sequence: u64) -> Result<Self> {
+        let table: SmallVec<[WirePart; 2]> =
+            message.parts.iter().map(|part| WirePart::inline(spec_of(&part.tensor))).collect();
+        let mut head = SmallVec::from_slice(&[0; HEADER_BYTES]);
+        sheave_wire::parts::encode(&table, &mut head)?;
+        head.extend_from_slice(&message.control);
+        let payload_bytes = message.payload_bytes();
+        let control_bytes = u32::try_from(head.len() - HEADER_BYTES).unwrap_or(u32::MAX);
+        let header = Header { sequence, control_bytes, ..header_of(&message) };
+        header.check_limits()?;
+        head[..HEADER_BYTES].copy_from_slice(&header.encode());
+        let total_bytes = head.len() + payload_bytes as usize;
+        Ok(Self { head, parts: message.parts, written_bytes: 0, total_bytes })
+    }
+
+    /// Writes until everything is gone (true) or the socket is full (false).
+    fn write(&mut self, shore: &Shore<'_>) -> std::result::Result<bool, Errno> {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        while self.written_bytes < self.total_bytes {
+            let outcome = sendmsg(shore.socket, &self.rest(), &mut SendAncillaryBuffer::default(), flags);
+            match outcome {
+                Ok(taken_bytes) => {
+                    let payload_before = self.written_bytes.saturating_sub(self.head.len());
+                    self.written_bytes += taken_bytes;
+                    let payload_now = self.written_bytes.saturating_sub(self.head.len());
+                    Counters::add(&shore.counters.bytes_streamed, (payload_now - payload_before) as u64);
+                }
+                Err(Errno::AGAIN | Errno::NOBUFS) => return Ok(false),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(true)
+    }
+
+    /// What is still to be written, as the pieces of one gathered write.
+    fn rest(&self) -> SmallVec<[IoSlice<'_>; 8]> {
+        let mut pieces = SmallVec::new();
+        let mut skip = self.written_bytes;
+        if let Some(head) = self.head.get(skip..).filter(|head| !head.is_empty()) {
+            pieces.push(IoSlice::new(head));
+        }
+        skip = skip.saturating_sub(self.head.len());
+        for part in &self.parts {
+            let length_bytes = part.tensor.len_bytes();
+            if skip >= length_bytes {
+                skip -= length_bytes;
+                continue;
+            }
+            // SAFETY: the frame holds the tensor, and with it either a read lease or, moved, its only handle, so nobody
+            // writes its bytes; `skip` lies inside of them.
+            let bytes = unsafe { std::slice::from_raw_parts(part.tensor.ptr().add(skip), length_bytes - skip) };
+            pieces.push(IoSlice::new(bytes));
+            skip = 0;
+            if pieces.len() == PIECES_MAX {
+                break;
+            }
+        }
+        pieces
+    }
+
+    /// Makes private copies of the copied tensors that are not written whole.
+    fn capture_rest(&mut self) -> Result<()> {
+        let mut end_bytes = self.head.len();
+        for part in &mut self.parts {
+            end_bytes += part.tensor.len_bytes();
+            if part.mode == Mode::Copy && end_bytes > self.written_bytes {
+                part.tensor = capture(&part.tensor)?;
+            }
+            if part.mode == Mode::Copy {
+                part.lease = None;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn header_of(message: &Outgoing) -> Header {
+    let envelope = &message.envelope;
+    Header {
+        part_count: u16::try_from(message.parts.len()).unwrap_or(u16::MAX),
+        tag: envelope.tag.0,
+        context: envelope.context,
+        correlation: envelope.correlation,
+        epoch: envelope.epoch,
+        payload_bytes: message.payload_bytes(),
+        ..Header::new(envelope.kind)
+    }
+}
+
+/// Refuses what the peer would refuse, before anything is sent.
+fn check(message: &Outgoing) -> Result<()> {
+    if !matches!(message.envelope.kind, Kind::Data | Kind::Request | Kind::Response) {
+        return Err(Error::new(ErrorKind::InvalidArgument, "messages of this kind are the link's own"));
+    }
+    if message.parts.iter().any(|part| part.mode == Mode::Share) {
+        return Err(Error::new(ErrorKind::Unsupported, "a tensor cannot be shared with a process on another host")
+            .hint("send it by copy or move; sharing needs a link over shared memory"));
+    }
+    let control_bytes = u32::try_from(message.control.len()).unwrap_or(u32::MAX);
+    Header { control_bytes, ..header_of(message) }.check_limits()
+}
+
+fn spec_of(tensor: &sheave_tensor::Tensor) -> TensorSpec {
+    TensorSpec::new(tensor.dtype().code(), tensor.shape().dimensions())
+}
