@@ -10,12 +10,16 @@ use crate::{dtype, life};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use sheave_base::fork::ForkMark;
+use sheave_base::limits::JOIN_TIMEOUT;
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, Work};
-use sheave_net::{Envelope, Node, NodeConfig, Outgoing, Wanted};
+use sheave_net::{Address, Envelope, ListenConfig, Node, NodeConfig, Outgoing, Transport, Wanted};
 use sheave_tensor::{Mode, Shape, Tensor};
 use smallvec::SmallVec;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+/// Longer than anybody waits, and short enough to be added to any point in time.
+const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// Where a node is until it is closed.
 pub(crate) struct Slot {
@@ -101,6 +105,21 @@ fn mode_named(name: &str) -> Result<Mode> {
     }
 }
 
+fn transport_named(name: &str) -> Result<Transport> {
+    match name {
+        "auto" => Ok(Transport::Auto),
+        "shm" => Ok(Transport::Shm),
+        "tcp" => Ok(Transport::Tcp),
+        _ => Err(Error::new(ErrorKind::InvalidArgument, format!("the transport {name:?}"))
+            .hint("give \"auto\", \"shm\" or \"tcp\"")),
+    }
+}
+
+fn not_a_socket(tcp: &str) -> Error {
+    Error::new(ErrorKind::InvalidArgument, format!("{tcp:?} is no TCP address"))
+        .hint("give an IP address and a port, such as \"127.0.0.1:0\"")
+}
+
 fn moved(array: &Bound<'_, PyAny>) -> Result<Tensor> {
     match array.cast::<PyTensor>() {
         Ok(ours) => ours.get().take(),
@@ -118,7 +137,8 @@ impl PyNode {
     #[new]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
     #[pyo3(signature = (
-        name = None, role = None, *, rank = None, local_ranks = None, arena_bytes = None, liveness_timeout = None
+        name = None, role = None, *, rank = None, local_ranks = None, arena_bytes = None, liveness_timeout = None,
+        transport = "auto"
     ))]
     fn new(
         py: Python<'_>,
@@ -128,9 +148,11 @@ impl PyNode {
         local_ranks: Option<usize>,
         arena_bytes: Option<u64>,
         liveness_timeout: Option<f64>,
+        transport: &str,
     ) -> PyResult<Self> {
         let mut config = NodeConfig::named(name.unwrap_or_else(|| format!("python-{}", std::process::id())));
         config.rank = rank;
+        config.transport = transport_named(transport).or_raise(py)?;
         config.role = role.unwrap_or(config.role);
         config.local_ranks = local_ranks.unwrap_or(config.local_ranks);
         config.arena.capacity_bytes = arena_bytes.unwrap_or(config.arena.capacity_bytes);
@@ -158,6 +180,31 @@ impl PyNode {
     fn links(&self, py: Python<'_>) -> PyResult<Vec<PyLink>> {
         let node = self.slot.node().or_raise(py)?;
         Ok(node.links().into_iter().map(|link| self.link(link)).collect())
+    }
+
+    /// Start to listen for peers. Returns the address for their `connect`. Does not wait, and ends with the node.
+    ///
+    /// `tcp` is "HOST:PORT", where port 0 is any that is free, or None for none. `unix` listens for processes of this
+    /// host too, which then use shared memory. `insecure` permits an address that other hosts can reach.
+    #[pyo3(signature = (tcp = Some("127.0.0.1:0".to_owned()), *, unix = true, insecure = false))]
+    fn listen(&self, py: Python<'_>, tcp: Option<String>, unix: bool, insecure: bool) -> PyResult<String> {
+        let node = self.slot.node().or_raise(py)?;
+        enter(py, None, |_, _| {
+            let tcp = tcp.map(|tcp| tcp.parse().map_err(|_| not_a_socket(&tcp))).transpose()?;
+            node.listen(ListenConfig { tcp, unix, insecure }).map(|address| address.to_string())
+        })
+    }
+
+    /// Link this node to the one that listens at an address. Tries again until the timeout, in seconds, is over.
+    #[pyo3(signature = (address, timeout = Some(JOIN_TIMEOUT.as_secs_f64())))]
+    fn connect(&self, py: Python<'_>, address: &str, timeout: Option<f64>) -> PyResult<PyLink> {
+        let node = self.slot.node().or_raise(py)?;
+        let address: Address = address.parse().or_raise(py)?;
+        let link = enter(py, timeout, |until, interrupt| {
+            let until = until.unwrap_or_else(|| Instant::now() + FOREVER);
+            node.connect_interruptible(&address, until, interrupt)
+        })?;
+        Ok(self.link(link))
     }
 
     /// Link this node to another one of the same process; the other one accepts the link like any other.
