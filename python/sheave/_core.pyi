@@ -1,9 +1,39 @@
+import sys
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Literal, Protocol as _Protocol, Self, SupportsIndex, TypeAlias, final
 
 import numpy as np
 from _typeshed import ReadableBuffer
+
+__all__ = [
+    "AlreadyExists",
+    "BufferInUse",
+    "Cancelled",
+    "Closed",
+    "DeadlineExceeded",
+    "DeclaredDead",
+    "Forked",
+    "Internal",
+    "Interrupted",
+    "InvalidArgument",
+    "Io",
+    "LimitExceeded",
+    "Link",
+    "Mismatch",
+    "Node",
+    "NotFound",
+    "Peer",
+    "PeerLost",
+    "Protocol",
+    "Remote",
+    "SheaveError",
+    "Tensor",
+    "Unauthenticated",
+    "Unsupported",
+    "Work",
+    "__version__",
+]
 
 __version__: str
 
@@ -70,8 +100,9 @@ class Tensor:
         copy: bool | None = None,
     ) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
-    def __buffer__(self, flags: int, /) -> memoryview: ...
-    def __release_buffer__(self, buffer: memoryview, /) -> None: ...
+    if sys.version_info >= (3, 12):
+        def __buffer__(self, flags: int, /) -> memoryview: ...
+        def __release_buffer__(self, buffer: memoryview, /) -> None: ...
     def __len__(self) -> int: ...
 
 @final

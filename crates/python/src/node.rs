@@ -186,7 +186,10 @@ impl PyNode {
     ///
     /// `tcp` is "HOST:PORT", where port 0 is any that is free, or None for none. `unix` listens for processes of this
     /// host too, which then use shared memory. `insecure` permits an address that other hosts can reach.
-    #[pyo3(signature = (tcp = Some("127.0.0.1:0".to_owned()), *, unix = true, insecure = false))]
+    #[pyo3(
+        signature = (tcp = Some("127.0.0.1:0".to_owned()), *, unix = true, insecure = false),
+        text_signature = "($self, tcp='127.0.0.1:0', *, unix=True, insecure=False)"
+    )]
     fn listen(&self, py: Python<'_>, tcp: Option<String>, unix: bool, insecure: bool) -> PyResult<String> {
         let node = self.slot.node().or_raise(py)?;
         enter(py, None, |_, _| {
@@ -196,7 +199,10 @@ impl PyNode {
     }
 
     /// Link this node to the one that listens at an address. Tries again until the timeout, in seconds, is over.
-    #[pyo3(signature = (address, timeout = Some(JOIN_TIMEOUT.as_secs_f64())))]
+    #[pyo3(
+        signature = (address, timeout = Some(JOIN_TIMEOUT.as_secs_f64())),
+        text_signature = "($self, address, timeout=60.0)"
+    )]
     fn connect(&self, py: Python<'_>, address: &str, timeout: Option<f64>) -> PyResult<PyLink> {
         let node = self.slot.node().or_raise(py)?;
         let address: Address = address.parse().or_raise(py)?;
