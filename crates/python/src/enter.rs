@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 /// How long a wait goes on between two looks at pending signals. The waiting below asks at least each 100 ms.
 const SIGNAL_PERIOD: Duration = Duration::from_millis(20);
 
-/// Runs `operation` with the interpreter let go. It gets the point in time at which `timeout_s` is over, and what to ask
-/// now and then whether to go on; a signal handler that raises, such as Ctrl-C's, ends the call with what it raised.
+/// Runs `operation` with the interpreter let go. It gets the point in time at which `timeout_s` is over, and what to
+/// ask now and then whether to go on; a signal handler that raises, such as Ctrl-C's, ends the call with that.
 pub(crate) fn enter<T: Send>(
     py: Python<'_>,
     timeout_s: Option<f64>,

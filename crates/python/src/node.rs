@@ -312,8 +312,8 @@ impl PyNode {
         Ok(PyWork::receive(self.slot.id, work))
     }
 
-    /// A tensor in the node's arena, where peers on this host can reach it without a copy. Its elements are whatever lay
-    /// there.
+    /// A tensor in the node's arena, where peers on this host can reach it without a copy. Its elements are whatever
+    /// lay there.
     #[pyo3(signature = (shape, dtype = None))]
     fn empty(&self, py: Python<'_>, shape: &Bound<'_, PyAny>, dtype: Option<&Bound<'_, PyAny>>) -> PyResult<PyTensor> {
         let node = self.slot.node().or_raise(py)?;
