@@ -1,0 +1,62 @@
+//! The one way from Python into a call that may wait.
+
+use crate::{errors, life, released};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use sheave_base::work::Interrupt;
+use sheave_base::{Error, ErrorKind, Result};
+use std::time::{Duration, Instant};
+
+/// How long a wait goes on between two looks at pending signals. The waiting below asks at least each 100 ms.
+const SIGNAL_PERIOD: Duration = Duration::from_millis(20);
+
+/// Runs `operation` with the interpreter let go. It gets the point in time at which `timeout_s` is over, and what to
+/// ask now and then whether to go on; a signal handler that raises, such as Ctrl-C's, ends the call with that.
+pub(crate) fn enter<T: Send>(
+    py: Python<'_>,
+    timeout_s: Option<f64>,
+    operation: impl FnOnce(Option<Instant>, Option<Interrupt<'_>>) -> Result<T> + Send,
+) -> PyResult<T> {
+    let until = deadline(timeout_s)?;
+    released::drain(py);
+    let visit = life::Visit::begin().map_err(|error| errors::to_python(py, &error))?;
+    let mut raised = None;
+    let outcome = py.detach(|| {
+        let mut asked = Instant::now();
+        let mut look = || {
+            if asked.elapsed() < SIGNAL_PERIOD {
+                return Ok(());
+            }
+            #[expect(clippy::redundant_closure_for_method_calls, reason = "the method alone is not general enough")]
+            let checked = Python::attach(|py| py.check_signals());
+            asked = Instant::now();
+            checked.map_err(|error| {
+                raised = Some(error);
+                Error::new(ErrorKind::Interrupted, "a signal handler raised an exception")
+            })
+        };
+        // Python runs signal handlers on its main thread only; no other thread needs to queue for the interpreter.
+        let interrupt: Option<Interrupt<'_>> = if is_main_thread() { Some(&mut look) } else { None };
+        operation(until, interrupt)
+    });
+    drop(visit);
+    released::drain(py);
+    match (outcome, raised) {
+        (_, Some(raised)) => Err(raised),
+        (Ok(value), None) => Ok(value),
+        (Err(error), None) => Err(errors::to_python(py, &error)),
+    }
+}
+
+/// The end of a span given in seconds; none for one that is longer than any wait.
+fn deadline(timeout_s: Option<f64>) -> PyResult<Option<Instant>> {
+    let Some(timeout_s) = timeout_s else { return Ok(None) };
+    if timeout_s.is_nan() || timeout_s < 0.0 {
+        return Err(PyValueError::new_err(format!("a timeout of {timeout_s} s; give seconds from 0 on, or None")));
+    }
+    Ok(Duration::try_from_secs_f64(timeout_s).ok().and_then(|timeout| Instant::now().checked_add(timeout)))
+}
+
+fn is_main_thread() -> bool {
+    rustix::thread::gettid() == rustix::process::getpid()
+}

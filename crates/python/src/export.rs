@@ -1,0 +1,150 @@
+//! Tensors out: the buffer protocol and DLPack, over the same memory.
+//!
+//! Every export owns a handle to the tensor. So a view outlives the `Tensor` object, the link and the node, and while
+//! it exists the buffer has another handle, which refuses a send by move.
+
+use crate::dtype;
+use dlpark::ffi::{DLDevice, DLManagedTensor, DLManagedTensorVersioned};
+use dlpark::metadata::Dynamic;
+use dlpark::python::{DlpackExporter, ExportRequest};
+use dlpark::{DlpackFlags, Managed, ManagedTensorBase};
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use sheave_base::fork::ForkMark;
+use sheave_tensor::Tensor;
+use std::ffi::c_int;
+use std::mem::ManuallyDrop;
+
+/// A handle to a tensor that is never given back by a forked child: what it would note belongs to the parent.
+#[derive(Clone)]
+pub(crate) struct Handle {
+    tensor: ManuallyDrop<Tensor>,
+    mark: ForkMark,
+}
+
+impl Handle {
+    pub(crate) fn new(tensor: Tensor) -> Self {
+        Self { tensor: ManuallyDrop::new(tensor), mark: ForkMark::here() }
+    }
+
+    /// The tensor alone, for handing it over by move.
+    pub(crate) fn into_tensor(self) -> Tensor {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: the handle is not used any more, nor dropped.
+        unsafe { ManuallyDrop::take(&mut this.tensor) }
+    }
+}
+
+impl std::ops::Deref for Handle {
+    type Target = Tensor;
+
+    fn deref(&self) -> &Tensor {
+        &self.tensor
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if !self.mark.is_stale() {
+            // SAFETY: dropped once, here.
+            unsafe { ManuallyDrop::drop(&mut self.tensor) };
+        }
+    }
+}
+
+/// What a view of the buffer protocol points into.
+struct Export {
+    _handle: Handle,
+    shape: Vec<isize>,
+    strides: Vec<isize>,
+}
+
+/// Fills `view` for a consumer that asked with `flags`. The exporting object is added by the caller.
+///
+/// # Safety
+/// `view` is writable, and [`release_view`] is called with it exactly once if this returns `Ok`.
+pub(crate) unsafe fn fill_view(handle: Handle, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+    let asked = |flag: c_int| flags & flag == flag;
+    let (dtype, read_only) = (handle.dtype(), handle.buffer().is_read_only());
+    if asked(ffi::PyBUF_WRITABLE) && read_only {
+        return Err(PyBufferError::new_err("the tensor is read-only"));
+    }
+    let format = match dtype::format(dtype) {
+        Some(format) => format.as_ptr(),
+        None if asked(ffi::PyBUF_FORMAT) => {
+            let what = format!("the buffer protocol has no word for {}; use DLPack or numpy()", dtype::name(dtype));
+            return Err(PyBufferError::new_err(what));
+        }
+        None => std::ptr::null(),
+    };
+    let shape: Vec<isize> = handle.shape().dimensions().iter().map(|&extent| extent as isize).collect();
+    let item_bytes = dtype.size_bytes() as isize;
+    let mut strides = vec![item_bytes; shape.len()];
+    for axis in (1..shape.len()).rev() {
+        strides[axis - 1] = strides[axis].wrapping_mul(shape[axis].max(1));
+    }
+    let (start, len_bytes) = (handle.ptr(), handle.len_bytes() as isize);
+    let export = Box::new(Export { _handle: handle, shape, strides });
+    // SAFETY: the view is the caller's to fill; what it points into lives in the export until `release_view`.
+    unsafe {
+        (*view).buf = start.cast();
+        (*view).len = len_bytes;
+        (*view).itemsize = item_bytes;
+        (*view).readonly = c_int::from(read_only);
+        (*view).ndim = export.shape.len() as c_int;
+        (*view).format = if asked(ffi::PyBUF_FORMAT) { format.cast_mut() } else { std::ptr::null_mut() };
+        (*view).shape = if asked(ffi::PyBUF_ND) { export.shape.as_ptr().cast_mut() } else { std::ptr::null_mut() };
+        (*view).strides =
+            if asked(ffi::PyBUF_STRIDES) { export.strides.as_ptr().cast_mut() } else { std::ptr::null_mut() };
+        (*view).suboffsets = std::ptr::null_mut();
+        (*view).internal = Box::into_raw(export).cast();
+    }
+    Ok(())
+}
+
+/// Ends a view.
+///
+/// # Safety
+/// `view` was filled by [`fill_view`] and is ended once.
+pub(crate) unsafe fn release_view(view: *mut ffi::Py_buffer) {
+    // SAFETY: `fill_view` left a boxed export there.
+    drop(unsafe { Box::from_raw((*view).internal.cast::<Export>()) });
+}
+
+impl Handle {
+    fn managed<M: ManagedTensorBase>(&self) -> PyResult<Managed<M>> {
+        let refused = |error: String| PyBufferError::new_err(error);
+        let prepared = Dynamic::compact(self.shape().dimensions()).prepare_as::<M>();
+        let prepared = prepared.map_err(|error| refused(error.to_string()))?;
+        let mut initialized = prepared.initialize(Box::new(self.clone()));
+        let start = if self.len_bytes() == 0 { std::ptr::null_mut() } else { self.ptr() };
+        initialized.set_data(start.cast()).set_device(DLDevice::CPU).set_dtype(dtype::to_dlpack(self.dtype()));
+        // Legacy tensors carry no flags; a request for one of a read-only tensor was refused before.
+        let _ = initialized.set_flags(self.flags());
+        // SAFETY: pointer, shape, dtype and flags describe the tensor's memory, which the context holds.
+        Ok(unsafe { initialized.finish() })
+    }
+}
+
+impl DlpackExporter for Handle {
+    fn device(&self) -> DLDevice {
+        DLDevice::CPU
+    }
+
+    fn flags(&self) -> DlpackFlags {
+        if self.buffer().is_read_only() { DlpackFlags::READ_ONLY } else { DlpackFlags::empty() }
+    }
+
+    fn prepare_export(&self, _py: Python<'_>, _request: &ExportRequest<'_>) -> PyResult<()> {
+        Ok(())
+    }
+
+    fn export_legacy(&self, _py: Python<'_>) -> PyResult<Managed<DLManagedTensor>> {
+        self.managed()
+    }
+
+    fn export_versioned(&self, _py: Python<'_>) -> PyResult<Managed<DLManagedTensorVersioned>> {
+        self.managed()
+    }
+}

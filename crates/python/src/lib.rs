@@ -1,0 +1,32 @@
+//! The extension module `sheave._core`: the Python face of the rooms below, without logic of its own.
+//!
+//! Three rules hold everywhere here. Every call that may wait goes through `enter`, which lets go of the interpreter,
+//! listens for Ctrl-C, carries the deadline and translates errors. No thread of sheave ever attaches to the
+//! interpreter: what belongs to Python and is dropped elsewhere waits in `released` for the next entry. After a fork
+//! the child touches nothing that it inherited.
+
+mod dtype;
+mod enter;
+mod errors;
+mod export;
+mod import;
+mod life;
+mod link;
+mod node;
+mod released;
+mod tensor;
+mod work;
+
+use pyo3::prelude::*;
+
+#[pymodule(gil_used = true)]
+fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<node::PyNode>()?;
+    module.add_class::<link::PyLink>()?;
+    module.add_class::<link::PyPeer>()?;
+    module.add_class::<tensor::PyTensor>()?;
+    module.add_class::<work::PyWork>()?;
+    errors::add_to(module)?;
+    life::install(module)
+}

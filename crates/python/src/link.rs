@@ -1,0 +1,68 @@
+//! Names for who is at the other end.
+
+use pyo3::prelude::*;
+use sheave_base::{LinkId, NodeId, Peer};
+
+/// A link of one node. Its node's methods take it; it holds nothing open.
+#[pyclass(name = "Link", module = "sheave", frozen, eq, hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct PyLink {
+    pub(crate) node: NodeId,
+    pub(crate) link: LinkId,
+}
+
+#[pymethods]
+impl PyLink {
+    /// The link's number at its node.
+    #[getter]
+    fn id(&self) -> u32 {
+        self.link.0
+    }
+
+    fn __repr__(&self) -> String {
+        format!("sheave.Link({})", self.link)
+    }
+}
+
+/// A node as others see it. Fields that are not known are None.
+#[pyclass(name = "Peer", module = "sheave", frozen, eq, hash, get_all)]
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct PyPeer {
+    /// Its name, unique in the mesh.
+    name: String,
+    /// Its rank in the mesh.
+    rank: Option<u32>,
+    /// The name of its host.
+    host: Option<String>,
+    /// Its process id on that host.
+    pid: Option<u32>,
+}
+
+impl From<Peer> for PyPeer {
+    fn from(peer: Peer) -> Self {
+        let Peer { name, rank, host, pid } = peer;
+        Self { name, rank, host, pid }
+    }
+}
+
+#[pymethods]
+impl PyPeer {
+    #[new]
+    #[pyo3(signature = (name, rank = None, host = None, pid = None))]
+    fn new(name: String, rank: Option<u32>, host: Option<String>, pid: Option<u32>) -> Self {
+        Self { name, rank, host, pid }
+    }
+
+    fn __getnewargs__(&self) -> (String, Option<u32>, Option<String>, Option<u32>) {
+        (self.name.clone(), self.rank, self.host.clone(), self.pid)
+    }
+
+    fn __str__(&self) -> String {
+        let Self { name, rank, host, pid } = self.clone();
+        Peer { name, rank, host, pid }.to_string()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<sheave.Peer {}>", self.__str__())
+    }
+}

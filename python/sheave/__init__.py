@@ -1,0 +1,70 @@
+"""sheave: processes that exchange tensors.
+
+A `Node` is one end of links to other nodes. It sends and receives numpy arrays, torch tensors and everything else that
+speaks the buffer protocol or DLPack, without copying where the memory allows it.
+
+>>> import sheave
+>>> with sheave.Node("one") as one, sheave.Node("other") as other:
+...     link = one.link_to(other)
+...     one.send(link, b"hello", tag=7)
+...     bytes(other.recv(tag=7))
+b'hello'
+"""
+
+from sheave._core import (
+    AlreadyExists,
+    BufferInUse,
+    Cancelled,
+    Closed,
+    DeadlineExceeded,
+    DeclaredDead,
+    Forked,
+    Internal,
+    Interrupted,
+    InvalidArgument,
+    Io,
+    LimitExceeded,
+    Link,
+    Mismatch,
+    Node,
+    NotFound,
+    Peer,
+    PeerLost,
+    Protocol,
+    Remote,
+    SheaveError,
+    Tensor,
+    Unauthenticated,
+    Unsupported,
+    Work,
+    __version__,
+)
+
+__all__ = [
+    "AlreadyExists",
+    "BufferInUse",
+    "Cancelled",
+    "Closed",
+    "DeadlineExceeded",
+    "DeclaredDead",
+    "Forked",
+    "Internal",
+    "Interrupted",
+    "InvalidArgument",
+    "Io",
+    "LimitExceeded",
+    "Link",
+    "Mismatch",
+    "Node",
+    "NotFound",
+    "Peer",
+    "PeerLost",
+    "Protocol",
+    "Remote",
+    "SheaveError",
+    "Tensor",
+    "Unauthenticated",
+    "Unsupported",
+    "Work",
+    "__version__",
+]

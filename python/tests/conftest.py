@@ -1,0 +1,80 @@
+"""What all tests share: nodes, links of every medium, and peers in processes of their own."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import sheave
+
+# Tests neither read nor make the user's cookie file; child processes inherit this.
+os.environ["SHEAVE_SECRET"] = os.urandom(16).hex()
+
+
+@pytest.fixture(params=["inproc", "shm"])
+def pair(request):
+    """Two linked nodes of this process: (one, its link, other, its link)."""
+    with sheave.Node("one") as one, sheave.Node("other") as other:
+        link = one.link_to(other, request.param)
+        yield one, link, other, other.accept(timeout=10)
+
+
+class Program:
+    """A Python program in a process of its own, which is gone when the test is over."""
+
+    def __init__(self, source, *arguments, **environment):
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", "-c", textwrap.dedent(source), *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def line(self):
+        """The next line that it prints, or its last words if there is none."""
+        line = self.process.stdout.readline()
+        assert line, f"the program ended: {self.process.communicate(timeout=20)[1]}"
+        return line.strip()
+
+    def tell(self, line=""):
+        """Give it a line to read."""
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def finish(self, timeout=20):
+        """Wait for its end; returns exit status, the rest of its output, and what it wrote to standard error."""
+        out, err = self.process.communicate(timeout=timeout)
+        return self.process.returncode, out, err
+
+    def succeed(self, timeout=20):
+        """Wait for its end, which must be silent and successful. Returns the rest of its output."""
+        status, out, err = self.finish(timeout)
+        assert (status, err) == (0, ""), f"status {status}, it said: {err}"
+        return out
+
+
+@pytest.fixture
+def start():
+    """Start programs that are killed at the end of the test, if they still run."""
+    programs = []
+
+    def launch(source, *arguments, **environment):
+        programs.append(Program(source, *arguments, **environment))
+        return programs[-1]
+
+    yield launch
+    for program in programs:
+        # With whatever it forked, which would keep the pipes open; it leads a process group of its own.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)
+        program.process.communicate()

@@ -1,0 +1,15 @@
+"""The stubs say what the module is."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.timeout(180)
+def test_stubs_agree_with_the_module(tmp_path):
+    pytest.importorskip("mypy", reason="mypy is not installed")
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy.stubtest", "sheave"], capture_output=True, text=True, cwd=tmp_path, timeout=170
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
