@@ -142,6 +142,12 @@ impl<T> Completer<T> {
         }
     }
 
+    /// False when every [`Work`] of this operation was dropped: nobody will ever look at its outcome.
+    #[must_use]
+    pub fn is_awaited(&self) -> bool {
+        self.0.as_ref().is_some_and(|core| Arc::strong_count(core) > 1)
+    }
+
     /// What [`Work::cancel`] shall do. It is dropped uncalled at completion.
     pub fn on_cancel(&self, cancel: impl FnOnce() + Send + 'static) {
         if let Some(core) = &self.0 {

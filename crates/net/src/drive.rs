@@ -19,6 +19,9 @@ const BUDGET: usize = 16;
 /// How long a sleep lasts at most before the interrupt is asked and time is looked at.
 const SLICE: Duration = Duration::from_millis(100);
 
+/// An interrupt is not asked more often than this.
+const INTERRUPT_PAUSE: Duration = Duration::from_millis(20);
+
 impl Drive for Inner {
     fn drive(&self, target: &dyn Target, until: Option<Instant>, interrupt: Option<Interrupt<'_>>) -> Result<bool> {
         self.fork.check("work")?;
@@ -134,6 +137,7 @@ impl Inner {
         let begun = Instant::now();
         let mut noticed = false;
         let mut leads = false;
+        let mut asked: Option<Instant> = None;
         let outcome = loop {
             if target.is_done() {
                 break Ok(true);
@@ -142,8 +146,17 @@ impl Inner {
             if until.is_some_and(|until| now >= until) {
                 break Ok(false);
             }
-            if let Some(Err(error)) = interrupt.as_mut().map(|interrupt| interrupt()) {
-                break Err(error);
+            if let Some(interrupt) = interrupt.as_mut()
+                && asked.is_none_or(|asked| now.duration_since(asked) >= INTERRUPT_PAUSE)
+            {
+                // It may take long, the interpreter's lock for example: somebody else must lead meanwhile.
+                if std::mem::take(&mut leads) {
+                    self.progress.step_down();
+                }
+                asked = Some(now);
+                if let Err(error) = interrupt() {
+                    break Err(error);
+                }
             }
             if !noticed && now.duration_since(begun) >= WAIT_NOTICE {
                 noticed = true;

@@ -140,6 +140,19 @@ impl Matcher {
         None
     }
 
+    /// Puts a message back in front of those that nobody has asked for.
+    pub(crate) fn put_back(&mut self, message: Message) {
+        self.unexpected_messages += 1;
+        self.unexpected_bytes += bytes_of(&message);
+        let key = (message.envelope.context, message.envelope.tag);
+        self.unexpected.entry(key).or_default().push_front(message);
+    }
+
+    /// All receives that wait, for a node that ends.
+    pub(crate) fn drain(&mut self) -> Vec<Posted> {
+        std::mem::take(&mut self.posted).into_iter().map(|(_, posted)| *posted).collect()
+    }
+
     /// Says what cancelling the receive does.
     pub(crate) fn on_cancel(&self, ticket: u64, cancel: impl FnOnce() + Send + 'static) {
         if let Some((_, posted)) = self.posted.iter().find(|(posted, _)| *posted == ticket) {

@@ -13,6 +13,7 @@ use crate::link::{Arrival, Handover, Hold, Landing, Link, Sink, Verdict};
 use crate::listen::Listening;
 use crate::matching::{Matcher, PostOutcome, Posted, Wanted, meet};
 use crate::message::{Message, Outgoing};
+use crate::outbox::capture;
 use crate::progress::{Progress, WaitPolicy};
 use parking_lot::Mutex;
 use sheave_base::fork::ForkMark;
@@ -106,7 +107,7 @@ impl NodeConfig {
 #[derive(Clone)]
 pub struct Node {
     pub(crate) inner: Arc<Inner>,
-    _owner: Arc<Owner>,
+    owner: Arc<Owner>,
 }
 
 /// Dropped with the last handle.
@@ -177,7 +178,7 @@ impl Node {
         });
         let thread = crate::beat::spawn(Arc::clone(&inner))?;
         let owner = Arc::new(Owner { inner: Arc::clone(&inner), thread: Mutex::new(Some(thread)) });
-        Ok(Self { inner, _owner: owner })
+        Ok(Self { inner, owner })
     }
 
     /// The node's identity, drawn at its start.
@@ -229,6 +230,10 @@ impl Node {
             Some(link) => {
                 drop(arrivals);
                 completer.complete(Ok(link));
+            }
+            None if self.inner.stopping.load(Ordering::SeqCst) => {
+                drop(arrivals);
+                completer.complete(Err(Error::new(ErrorKind::Closed, "the node was shut down")));
             }
             None => arrivals.waiting.push_back(completer),
         }
@@ -311,6 +316,7 @@ impl Node {
         until: Option<Instant>,
         interrupt: Option<Interrupt<'_>>,
     ) -> Result<Message> {
+        let in_place = !places.is_empty();
         let (work, ticket) = self.inner.post("recv", wanted, places)?;
         if self.inner.spin_briefly(&work, wanted.source) {
             return work.taken().map_err(|error| self.inner.explain(error, "recv", wanted.source, None));
@@ -323,10 +329,22 @@ impl Node {
                 .elapsed(begun.elapsed())
                 .hint("the sender may be late, or may use another tag");
             self.inner.withdraw(ticket, late);
-            ended?;
+            // A message that was found for the receive is on its way into it, and its link or its link's end completes it.
             work.wait_until(None, None)?;
+            if let Err(interrupt) = ended {
+                if let Ok(message) = work.taken() {
+                    self.inner.put_back(message, in_place)?;
+                }
+                return Err(interrupt);
+            }
         }
         work.taken().map_err(|error| self.inner.explain(error, "recv", wanted.source, Some(begun)))
+    }
+
+    /// Ends the node, as dropping its last handle does: links are closed in order, and every pending operation, on any
+    /// thread, ends with [`ErrorKind::Closed`]. Returns when the node's own thread is gone. Idempotent.
+    pub fn shut_down(&self) {
+        self.owner.shut_down();
     }
 
     /// Ends a link in order: what was sent before still arrives.
@@ -341,21 +359,17 @@ impl Node {
 
 impl Drop for Owner {
     fn drop(&mut self) {
+        self.shut_down();
+    }
+}
+
+impl Owner {
+    fn shut_down(&self) {
         // In a forked child nothing of ours is alive: the thread is in the parent, and so are the links.
-        if self.inner.fork.is_stale() {
+        if self.inner.fork.is_stale() || self.inner.stopping.swap(true, Ordering::SeqCst) {
             return;
         }
-        self.inner.stopping.store(true, Ordering::SeqCst);
-        let reason = Error::new(ErrorKind::Closed, "the node was shut down");
-        self.inner.listening.close();
-        for entry in self.inner.links.all().iter() {
-            entry.link.close(&reason);
-            self.inner.link_ended(entry, &reason);
-        }
-        let waiting = std::mem::take(&mut self.inner.arrivals.lock().waiting);
-        for completer in waiting {
-            completer.complete(Err(reason.clone()));
-        }
+        self.inner.end_everything();
         self.inner.progress.thread.unpark();
         self.inner.progress.ring();
         let thread = self.thread.lock().take();
@@ -363,11 +377,31 @@ impl Drop for Owner {
         if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
             let _ = thread.join();
         }
+        // Whatever came while the thread was still there.
+        self.inner.end_everything();
         self.inner.progress.forget_all();
     }
 }
 
 impl Inner {
+    /// The node is stopping: ends links, receives and accepts.
+    fn end_everything(&self) {
+        let reason = Error::new(ErrorKind::Closed, "the node was shut down");
+        self.listening.close();
+        for entry in self.links.all().iter() {
+            entry.link.close(&reason);
+            self.link_ended(entry, &reason);
+        }
+        let waiting = std::mem::take(&mut self.arrivals.lock().waiting);
+        for completer in waiting {
+            completer.complete(Err(reason.clone()));
+        }
+        let posted = self.matcher.lock().drain();
+        for posted in posted {
+            posted.finish(Err(reason.clone()));
+        }
+    }
+
     pub(crate) fn driver(self: &Arc<Self>) -> Arc<dyn Drive> {
         Arc::clone(self) as Arc<dyn Drive>
     }
@@ -396,6 +430,8 @@ impl Inner {
     /// Hands a link that the other side made to whoever accepts it.
     pub(crate) fn announce_arrival(&self, link: LinkId) {
         let mut arrivals = self.arrivals.lock();
+        // Who gave up waiting must not swallow a link.
+        arrivals.waiting.retain(Completer::is_awaited);
         match arrivals.waiting.pop_front() {
             Some(completer) => {
                 drop(arrivals);
@@ -447,6 +483,9 @@ impl Inner {
             PostOutcome::Waits(ticket) => ticket,
         };
         self.resume_paused();
+        if self.stopping.load(Ordering::SeqCst) {
+            self.withdraw(ticket, Error::new(ErrorKind::Closed, "the node was shut down"));
+        }
         // After posting: a link that ended before is not in the list any more, and one that ends now finds the receive.
         let reachable = match wanted.source {
             Some(link) => self.links.get(link).map(|_| ()),
@@ -477,6 +516,17 @@ impl Inner {
         for posted in hopeless {
             posted.finish(Err(reason.clone()));
         }
+    }
+
+    /// A message whose receive was interrupted waits for the next one. What lies in the caller's memory is captured.
+    fn put_back(&self, mut message: Message, in_place: bool) -> Result<()> {
+        if in_place {
+            for part in &mut message.parts {
+                *part = capture(part)?;
+            }
+        }
+        self.matcher.lock().put_back(message);
+        Ok(())
     }
 
     fn explain(&self, error: Error, operation: &'static str, source: Option<LinkId>, begun: Option<Instant>) -> Error {

@@ -169,6 +169,9 @@ impl ShmLink {
         if let Some(code) = receiving.consumer.closed() {
             return Some(closed_by_peer(code.into(), &self.peer));
         }
+        if self.process.is_known_to_have_ended() {
+            return Some(self.process_ended());
+        }
         if receiving.socket_ended() {
             // The process may have died, which its pidfd says better and a moment later.
             return Some(if self.process.has_ended() { self.process_ended() } else { self.let_go() });
@@ -276,7 +279,8 @@ impl Link for ShmLink {
             }
         };
         drop(receiving);
-        if let Some(reason) = end.filter(|_| !taken.moved && !taken.paused) {
+        // A message that finds no room ends with the link: receives that wait for others must not wait for ever.
+        if let Some(reason) = end.filter(|_| !taken.moved) {
             self.end(&reason, CloseReason::Finished);
             return Polled::Ended(reason);
         }
@@ -303,7 +307,8 @@ impl Link for ShmLink {
         // A poller holds the token for the time of a few messages at most.
         let mut receiving = self.receiving.lock();
         receiving.consumer.arm();
-        let arrived = !matches!(receiving.consumer.peek(), Ok(None)) || receiving.consumer.closed().is_some();
+        let over = receiving.consumer.closed().is_some() || self.process.is_known_to_have_ended();
+        let arrived = over || !matches!(receiving.consumer.peek(), Ok(None));
         drop(receiving);
         let mut sending = self.sending.lock();
         let waits = sending.waits() || !self.debts.is_empty();

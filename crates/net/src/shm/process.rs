@@ -11,6 +11,7 @@ use rustix::net::UCred;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use sheave_base::{Error, ErrorKind, Result};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 
 /// Who holds the other end of a connected Unix socket, which must belong to this user.
@@ -30,6 +31,8 @@ pub(crate) struct PeerProcess {
     descriptor: OwnedFd,
     aside: Mutex<Vec<SetAside>>,
     key: Mutex<Option<u64>>,
+    /// The leader has seen that the process is gone.
+    seen_to_end: AtomicBool,
 }
 
 impl PeerProcess {
@@ -43,7 +46,7 @@ impl PeerProcess {
                 .map_err(|errno| Error::new(ErrorKind::PeerLost, format!("its process is gone ({errno})")))?,
         };
         let pid = u32::try_from(Pid::as_raw(Some(peer.pid))).unwrap_or(0);
-        Ok((Arc::new(Self { descriptor, aside: Mutex::default(), key: Mutex::new(None) }), pid))
+        Ok((Arc::new(Self { descriptor, aside: Mutex::default(), key: Mutex::new(None), seen_to_end: AtomicBool::new(false) }), pid))
     }
 
     /// True once the process is gone: nothing of it can write any more.
@@ -51,6 +54,11 @@ impl PeerProcess {
         let mut descriptors = [PollFd::new(&self.descriptor, PollFlags::IN)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         matches!(poll(&mut descriptors, Some(&now)), Ok(1))
+    }
+
+    /// True once somebody has noticed that the process is gone; costs no system call.
+    pub(crate) fn is_known_to_have_ended(&self) -> bool {
+        self.seen_to_end.load(SeqCst)
     }
 
     /// Ends the process, if this user may.
@@ -103,14 +111,12 @@ impl Watched for Watch {
         if let Some(key) = self.process.key.lock().take() {
             node.progress.unwatch(key, self.process.descriptor.as_fd());
         }
+        self.process.seen_to_end.store(true, SeqCst);
         if let Some(entry) = self.entry.upgrade() {
-            // What it sent before its end is still delivered.
+            // What it sent before its end is still delivered; the poll that finds no more ends the link. If somebody
+            // else polls right now, the ring makes the leader look again.
             while node.poll(&entry) {}
-            let reason = Error::new(ErrorKind::PeerLost, "its process ended")
-                .peer(entry.link.peer().clone())
-                .hint("its own output or exit status says why");
-            entry.link.abandon(&reason);
-            node.link_ended(&entry, &reason);
+            node.progress.ring();
         }
         self.process.release();
     }
