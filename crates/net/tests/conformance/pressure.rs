@@ -9,8 +9,8 @@ use sheave_net::Outgoing;
 use sheave_tensor::{Dtype, Mode, Tensor};
 use std::time::{Duration, Instant};
 
-/// More than any medium holds on its way.
-const ON_THE_WAY_MAX: usize = 8192;
+/// More than any medium holds on its way: a socket's buffers have room for some ten million bytes of small frames.
+const ON_THE_WAY_MAX: usize = 200_000;
 
 fn numbered(number: u64) -> Outgoing {
     message(1, Tensor::from_slice(&[number as i64], [1]).expect("memory"), Mode::Copy)
