@@ -4,6 +4,7 @@
 //! is looked for at run time; where it is missing the command says what is skipped, why, and how to get it.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "this tool talks to a person through its terminal")]
 
+mod generate;
 mod group;
 mod lanes;
 mod shell;
@@ -24,7 +25,8 @@ usage: cargo xtask <command> [flags]
       --rust-only   leave the Python tests out
       --python-only run nothing but the Python tests
       --torch       install torch for the Python tests that want it
-  tidy              the rules on files, functions, floors and links
+  tidy              the rules on files, functions, floors, links and generated files
+  generate          the files that a program writes: docs/configuration.md
   loom              the concurrency models of the ground floor, every interleaving
   miri              the ground floor's tests under miri (nightly)
   fuzz              every fuzz target in turn (nightly, cargo-fuzz)
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
 enum Command {
     Test(test::Options),
     Tidy,
+    Generate,
     Loom,
     Miri,
     Fuzz { seconds: u64 },
@@ -59,6 +62,7 @@ impl Command {
         match words {
             ["test", flags @ ..] => test::Options::parse(flags).map(Command::Test),
             ["tidy"] => Some(Command::Tidy),
+            ["generate"] => Some(Command::Generate),
             ["loom"] => Some(Command::Loom),
             ["miri"] => Some(Command::Miri),
             ["fuzz"] => Some(Command::Fuzz { seconds: 60 }),
@@ -73,6 +77,7 @@ impl Command {
         match self {
             Command::Test(options) => return Ok(test::run(workspace, &options)),
             Command::Tidy => tidy::run(&workspace)?,
+            Command::Generate => generate::run(&workspace)?,
             Command::Loom => lanes::loom(&workspace)?,
             Command::Miri => lanes::miri(&workspace)?,
             Command::Fuzz { seconds } => lanes::fuzz(&workspace, seconds)?,
@@ -92,6 +97,7 @@ mod tests {
         assert!(Command::parse(&["fuzz", "--seconds", "soon"]).is_none());
         assert!(Command::parse(&["fuzz", "--seconds", "5"]).is_some());
         assert!(Command::parse(&["tidy", "now"]).is_none());
+        assert!(Command::parse(&["generate", "--check"]).is_none());
         assert!(Command::parse(&[]).is_none());
     }
 }

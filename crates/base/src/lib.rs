@@ -1,6 +1,7 @@
 //! The ground floor of sheave: what every room above needs and nothing else.
 
 pub mod clock;
+pub mod config;
 mod error;
 pub mod fork;
 mod id;
@@ -8,6 +9,7 @@ pub mod limits;
 pub mod park;
 pub mod secret;
 pub mod sync;
+pub mod trace;
 pub mod work;
 
 pub use error::{Error, ErrorKind, Peer, Result};

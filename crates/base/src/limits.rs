@@ -72,6 +72,12 @@ pub const ARENA_BYTES_MAX: u64 = 4 << 30;
 /// Events in a node's trace ring; later ones are dropped and counted.
 pub const TRACE_EVENTS_MAX: usize = 65_536;
 
+/// Names of events in one trace. They stand in the program's text, so more of them are a leak; the rest is one name.
+pub const TRACE_NAMES_MAX: usize = 4096;
+
+/// Lanes of one trace: a screen shows some dozens. Later ones share one lane.
+pub const TRACE_LANES_MAX: usize = 1024;
+
 /// Memory of one node for the slots of streams between processes: 256 streams at once.
 pub const STREAM_SLOT_BYTES_MAX: u64 = 256 << 20;
 

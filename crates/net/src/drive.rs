@@ -220,6 +220,7 @@ impl Inner {
                 true
             }
             Polled::Ended(reason) => {
+                // An ended link has nothing more to move: the loops that poll until nothing moves must end with it.
                 self.link_ended(entry, &reason);
                 false
             }

@@ -103,8 +103,7 @@ impl Matcher {
     /// A message arrives: finds its receive. Shapes are checked here, before anything moves.
     pub(crate) fn begin(&mut self, link: LinkId, arrival: &Arrival<'_>) -> Verdict {
         let envelope = &arrival.envelope;
-        let found =
-            self.posted.iter().position(|(_, posted)| posted.wanted.fits(link, envelope.context, envelope.tag));
+        let found = self.posted.iter().position(|(_, posted)| posted.wanted.fits(link, envelope.context, envelope.tag));
         let Some((_, posted)) = found.and_then(|at| self.posted.remove(at)) else {
             return self.admit_unexpected(arrival);
         };

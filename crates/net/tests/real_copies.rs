@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{accepted, config, hear, job, listening, number, number_in, receive, receive_into, say, send, soon, start};
+use common::{
+    accepted, config, hear, job, listening, number, number_in, receive, receive_into, say, send, soon, start,
+};
 use sheave_base::{ErrorKind, LinkId};
 use sheave_net::Node;
 use sheave_net::Transport;
@@ -64,7 +66,7 @@ fn a_moved_tensor_is_the_same_memory_in_both_processes() {
     tensor.as_mut_slice::<u8>().expect("fresh").fill(7);
     let (own_inode, own_place) = (inode(&tensor), tensor.ptr());
     assert_ne!(own_inode, 0, "it lies in shared memory");
-    let mut times_us = Vec::new();
+    let mut times_us = vec![0.0; LARGE_ROUNDS as usize];
     let mut warm_faults = 0;
     for round in 0..LARGE_ROUNDS {
         if round == LARGE_ROUNDS / 10 {
@@ -73,7 +75,7 @@ fn a_moved_tensor_is_the_same_memory_in_both_processes() {
         let begun = Instant::now();
         send(&node, link, 1, tensor, Mode::Move).expect("sent");
         tensor = receive(&node, Some(link), 1).expect("it comes back").into_tensor().expect("one");
-        times_us.push(begun.elapsed().as_secs_f64() * 1e6);
+        times_us[round as usize] = begun.elapsed().as_secs_f64() * 1e6;
         assert_eq!(tensor.as_slice::<u8>().expect("ours again")[round as usize], round as u8, "its owner wrote it");
     }
     let faults = (common::page_faults() - warm_faults) as f64 / (LARGE_ROUNDS * 9 / 10) as f64;

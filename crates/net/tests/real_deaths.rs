@@ -85,7 +85,7 @@ fn a_killed_peer_is_noticed_even_with_a_forked_child() {
     // Only the process itself: the child that it forked lives on.
     // SAFETY: no memory is involved; the process is our own actor.
     assert_eq!(unsafe { libc::kill(victim.pid() as i32, libc::SIGKILL) }, 0);
-    let error = waiting.wait_timeout(Duration::from_secs(10)).expect_err("the peer is dead");
+    let error = waiting.join_timeout(Duration::from_secs(10)).expect_err("the peer is dead");
     let after = killed.elapsed();
     println!("killed peer: {error} ({after:?})");
     assert_eq!(error.kind(), ErrorKind::PeerLost);

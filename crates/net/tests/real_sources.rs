@@ -31,8 +31,7 @@ fn a_receive_from_anybody_takes_from_every_medium() {
     let job = job();
     let children = ["over-shm", "over-tcp"].map(|role| start(&job, role, &[&address]));
     let links = [accepted(&node), accepted(&node)];
-    let media: HashMap<_, _> =
-        links.iter().map(|link| (*link, node.link(*link).expect("alive").medium())).collect();
+    let media: HashMap<_, _> = links.iter().map(|link| (*link, node.link(*link).expect("alive").medium())).collect();
     assert!(media.values().any(|medium| *medium == Medium::SharedMemory));
     assert!(media.values().any(|medium| *medium == Medium::Tcp));
     for link in links {

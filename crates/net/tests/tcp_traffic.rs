@@ -1,5 +1,7 @@
 //! Traffic over real TCP connections: sizes, order, back-pressure and ends.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests too may fail a test")]
+
 mod support;
 
 use sheave_base::{ErrorKind, Tag};
@@ -196,13 +198,13 @@ fn idle_links_live_on() {
     let forth = worker.connect(&address, soon()).unwrap();
     let back = server.accept().wait_timeout(LIMIT).unwrap();
     // Much longer than the liveness timeout: only beats keep the link alive.
-    let nothing = server.recv(wanted(back, 1), SmallVec::new(), Some(Instant::now() + 10 * FAST_TIMEOUT), None);
+    let nothing = server.recv(wanted(back, 1), SmallVec::new(), Some(Instant::now() + 3 * FAST_TIMEOUT), None);
     assert_eq!(nothing.unwrap_err().kind(), ErrorKind::DeadlineExceeded);
     worker.send(forth, copied(1, &bytes_tensor(8, 1)), Some(soon()), None).unwrap();
     receive(&server, back, 1, SmallVec::new()).unwrap();
 }
 
-const FAST_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(200);
+const FAST_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(1);
 
 fn fast(name: &str) -> sheave_net::NodeConfig {
     let beat = FAST_TIMEOUT / 8;

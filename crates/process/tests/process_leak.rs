@@ -37,5 +37,5 @@ fn fifty_jobs_leave_no_process_no_zombie_no_descriptor_and_no_thread() {
         cycle(number);
     }
     until("all is given back", soon(), || (open_descriptors(), threads()) == before);
-    assert_eq!(own_children(), []);
+    assert_eq!(own_children(), Vec::<u32>::new());
 }

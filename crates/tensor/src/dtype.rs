@@ -17,33 +17,33 @@ use half::{bf16, f16};
 #[repr(u8)]
 pub enum Dtype {
     /// One byte, 0 or 1.
-    Bool = 1,
+    Bool = 0,
     /// Unsigned byte.
-    U8 = 2,
+    U8 = 1,
     /// Signed byte.
-    I8 = 3,
+    I8 = 2,
     /// Signed 16-bit integer.
-    I16 = 4,
+    I16 = 3,
     /// Signed 32-bit integer.
-    I32 = 5,
+    I32 = 4,
     /// Signed 64-bit integer.
-    I64 = 6,
+    I64 = 5,
     /// IEEE 754 half precision.
-    F16 = 7,
+    F16 = 6,
     /// The upper half of an `f32`.
-    Bf16 = 8,
+    Bf16 = 7,
     /// IEEE 754 single precision.
-    F32 = 9,
+    F32 = 8,
     /// IEEE 754 double precision.
-    F64 = 10,
+    F64 = 9,
     /// Real and imaginary part in single precision.
-    Complex64 = 11,
+    Complex64 = 10,
     /// Real and imaginary part in double precision.
-    Complex128 = 12,
+    Complex128 = 11,
     /// 8-bit float with 4 exponent and 3 mantissa bits; carried as bytes.
-    Fp8E4M3 = 13,
+    Fp8E4M3 = 12,
     /// 8-bit float with 5 exponent and 2 mantissa bits; carried as bytes.
-    Fp8E5M2 = 14,
+    Fp8E5M2 = 13,
 }
 
 impl Dtype {
@@ -123,7 +123,7 @@ impl Dtype {
     /// The dtype of that code.
     #[must_use]
     pub const fn from_code(code: u8) -> Option<Self> {
-        if code == 0 || code as usize > Self::ALL.len() { None } else { Some(Self::ALL[code as usize - 1]) }
+        if code as usize >= Self::ALL.len() { None } else { Some(Self::ALL[code as usize]) }
     }
 }
 
@@ -199,13 +199,12 @@ mod tests {
     #[test]
     fn names_and_codes_lead_back() {
         for (index, dtype) in Dtype::ALL.into_iter().enumerate() {
-            assert_eq!(usize::from(dtype.code()), index + 1);
+            assert_eq!(usize::from(dtype.code()), index);
             assert_eq!(Dtype::from_code(dtype.code()), Some(dtype));
             assert_eq!(Dtype::from_name(dtype.name()), Some(dtype));
             assert_eq!(dtype.size_bytes() % dtype.align_bytes(), 0);
         }
-        assert_eq!(Dtype::from_code(0), None);
-        assert_eq!(Dtype::from_code(15), None);
+        assert_eq!(Dtype::from_code(14), None);
         assert_eq!(Dtype::from_name("F32"), None);
     }
 

@@ -1,35 +1,31 @@
-//! Element types as they are written on the wire.
+//! Element types as they are written on the wire: the codes of [`Dtype`], which are append-only.
 
-/// Bytes of one element by dtype code; the codes are append-only, and zero is none.
-const SIZES: [u8; 15] = [
-    0,  // 0 none
-    1,  // 1 bool
-    1,  // 2 u8
-    1,  // 3 i8
-    2,  // 4 i16
-    4,  // 5 i32
-    8,  // 6 i64
-    2,  // 7 f16
-    2,  // 8 bf16
-    4,  // 9 f32
-    8,  // 10 f64
-    8,  // 11 complex64
-    16, // 12 complex128
-    1,  // 13 fp8 e4m3
-    1,  // 14 fp8 e5m2
-];
+use sheave_tensor::Dtype;
 
 /// Bytes of one element of the dtype with this code; `None` if nobody knows the code.
 ///
-/// Codes, the same as in the tensor room: 1 bool, 2 u8, 3 i8, 4 i16, 5 i32, 6 i64, 7 f16, 8 bf16, 9 f32, 10 f64, 11
-/// complex64, 12 complex128, 13 fp8 e4m3, 14 fp8 e5m2.
-///
 /// ```
-/// assert_eq!(sheave_wire::dtype_size(9), Some(4));
-/// assert_eq!(sheave_wire::dtype_size(0), None);
+/// use sheave_tensor::Dtype;
+///
+/// assert_eq!(sheave_wire::dtype_size(Dtype::F32.code()), Some(4));
 /// assert_eq!(sheave_wire::dtype_size(200), None);
 /// ```
 #[must_use]
 pub fn dtype_size(code: u8) -> Option<u8> {
-    SIZES.get(usize::from(code)).copied().filter(|size| *size > 0)
+    Dtype::from_code(code).and_then(|dtype| u8::try_from(dtype.size_bytes()).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is on the wire stays what it was, whatever happens to the enumeration.
+    #[test]
+    fn the_codes_are_those_of_the_first_version() {
+        let sizes: Vec<_> = (0..=14).map(dtype_size).collect();
+        let expected = [1, 1, 1, 2, 4, 8, 2, 2, 4, 8, 8, 16, 1, 1].map(Some);
+        assert_eq!(sizes[..14], expected);
+        assert_eq!(sizes[14], None);
+        assert_eq!(Dtype::from_code(8), Some(Dtype::F32));
+    }
 }

@@ -15,6 +15,7 @@ mod text;
 use std::fmt;
 use std::path::Path;
 
+use crate::generate;
 use crate::shell::{Outcome, Workspace};
 use files::Kind;
 
@@ -51,6 +52,8 @@ type Note = (usize, String);
 pub(crate) fn run(workspace: &Workspace) -> Outcome {
     let mut findings = check(workspace.root())?;
     findings.extend(floors::check(&rooms::read(workspace)?));
+    let stale = generate::stale(workspace.root()).into_iter();
+    findings.extend(stale.map(|(path, message)| Finding { path: path.to_owned(), line: 0, message }));
     findings.sort();
     for finding in &findings {
         println!("{finding}");

@@ -191,7 +191,7 @@ impl Link for TcpLink {
 
     fn arm(&self) -> bool {
         // The descriptor is watched as long as the link lives, for room too while bytes wait.
-        self.reading.try_lock().is_none_or(|reading| !reading.is_ready()) && self.ended.get().is_none()
+        self.reading.try_lock().is_none_or(|reading| !reading.is_ready())
     }
 
     fn disarm(&self) {}

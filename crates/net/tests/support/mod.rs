@@ -1,5 +1,7 @@
 //! What the tests with real sockets have in common.
-#![allow(dead_code, reason = "each test file uses a part of it")]
+#![allow(dead_code, clippy::unwrap_used, reason = "each test file uses a part of it, and all of it is test code")]
+
+pub(crate) mod stranger;
 
 use sheave_base::secret::Resolved;
 use sheave_base::{LinkId, Secret, Tag};
@@ -10,6 +12,8 @@ use std::time::{Duration, Instant};
 
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
+pub(crate) const SECRET: &str = "a secret for these tests";
+
 pub(crate) fn soon() -> Instant {
     Instant::now() + LIMIT
 }
@@ -19,7 +23,7 @@ pub(crate) fn secret(text: &str, source: &str) -> Option<Resolved> {
 }
 
 pub(crate) fn config(name: &str) -> NodeConfig {
-    NodeConfig { secret: secret("a secret for these tests", "the test"), ..NodeConfig::named(name) }
+    NodeConfig { secret: secret(SECRET, "the test"), ..NodeConfig::named(name) }
 }
 
 pub(crate) fn listening(name: &str) -> (Node, Address) {

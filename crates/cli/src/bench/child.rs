@@ -1,0 +1,131 @@
+//! The second process of a measurement: this binary again, invited over its standard input.
+//!
+//! It ends with its parent, however that one ends: the kernel kills it when the thread that started it is gone, and the
+//! end of standard input says the same if that happened before it could ask.
+
+use super::Transport;
+use super::pair::{node_config, pin_to_core};
+use super::traffic::Side;
+use crate::Failure;
+use serde::{Deserialize, Serialize};
+use sheave_base::{Error, ErrorKind, LinkId, Result, Work};
+use sheave_net::{Address, Node};
+use std::io::{BufRead, Read, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Time for a process to start and to link itself, and to end when it is told to.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What the child must know, as one line of JSON. It holds the secret, so it is no argument.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Invitation {
+    pub(super) address: String,
+    pub(super) secret: String,
+    pub(super) transport: Transport,
+    pub(super) pin: bool,
+}
+
+/// The second process, as the first one sees it. It is killed when dropped early.
+pub(super) struct Follower {
+    process: Child,
+    ended: bool,
+}
+
+impl Follower {
+    /// Starts this binary once more, on behalf of the calling thread, which must outlive it.
+    pub(super) fn start(invitation: &Invitation) -> Result<Self> {
+        // The same file, even if it was replaced on disk meanwhile.
+        let process = Command::new("/proc/self/exe")
+            .arg0("sheave")
+            .args(["bench", "link-child"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .map_err(|error| Error::from(error).context("starting the second process"))?;
+        let mut follower = Self { process, ended: false };
+        let line =
+            serde_json::to_string(invitation).map_err(|error| Error::new(ErrorKind::Internal, error.to_string()))?;
+        let stdin = follower.process.stdin.as_mut();
+        let stdin = stdin.ok_or_else(|| Error::new(ErrorKind::Internal, "the second process has no input"))?;
+        writeln!(stdin, "{line}").map_err(|error| Error::from(error).context("inviting the second process"))?;
+        Ok(follower)
+    }
+
+    /// Waits for the link that the process makes.
+    pub(super) fn link(&mut self, accepting: &Work<LinkId>) -> Result<LinkId> {
+        let until = Instant::now() + PATIENCE;
+        while !accepting.wait_until(Some(Instant::now() + Duration::from_millis(20)), None)? {
+            if let Some(status) = self.process.try_wait()? {
+                self.ended = true;
+                return Err(Error::new(ErrorKind::PeerLost, format!("the second process ended at once ({status})")));
+            }
+            if Instant::now() >= until {
+                let what = "the second process made no link in time";
+                return Err(Error::new(ErrorKind::DeadlineExceeded, what).elapsed(PATIENCE));
+            }
+        }
+        accepting.taken()
+    }
+
+    /// Waits for the end of the process, which was told to end or has lost its link.
+    pub(super) fn finish(mut self) -> Result<()> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.process.try_wait()? {
+                self.ended = true;
+                let failed = || Error::new(ErrorKind::PeerLost, format!("the second process failed ({status})"));
+                return if status.success() { Ok(()) } else { Err(failed()) };
+            }
+            if Instant::now() >= until {
+                let what = "the second process did not end in time and was killed";
+                return Err(Error::new(ErrorKind::DeadlineExceeded, what).elapsed(PATIENCE));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        if !self.ended {
+            // It may have ended meanwhile, which is as good.
+            let _ = self.process.kill();
+            let _ = self.process.wait();
+        }
+    }
+}
+
+/// The hidden command: follows the process that started this one.
+pub(super) fn run() -> std::result::Result<(), Failure> {
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
+        .map_err(|errno| Error::from(errno).context("asking to end with the parent"))?;
+    let mut line = String::new();
+    std::io::stdin()
+        .lock()
+        .read_line(&mut line)
+        .map_err(|error| Error::from(error).context("reading the invitation"))?;
+    let invitation: Invitation = serde_json::from_str(&line)
+        .map_err(|_| Failure::Usage("this command is for sheave itself; use 'sheave bench link'".to_owned()))?;
+    std::thread::spawn(|| {
+        // Nothing more comes; the end does.
+        let _ = std::io::stdin().lock().read_to_end(&mut Vec::new());
+        std::process::exit(1);
+    });
+    match follow(&invitation) {
+        // The parent knows why.
+        Err(error) if error.kind() == ErrorKind::PeerLost => std::process::exit(1),
+        outcome => Ok(outcome?),
+    }
+}
+
+fn follow(invitation: &Invitation) -> Result<()> {
+    let node = Node::start(node_config("follower", invitation.transport, &invitation.secret)?)?;
+    if invitation.pin {
+        pin_to_core(1)?;
+    }
+    let address: Address = invitation.address.parse()?;
+    let link = node.connect(&address, Instant::now() + PATIENCE)?;
+    Side { node, link }.follow()
+}

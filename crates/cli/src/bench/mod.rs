@@ -1,0 +1,201 @@
+//! `sheave bench`: what is measured, how often, and by which command line.
+
+mod child;
+mod link;
+mod pair;
+mod peer;
+mod report;
+mod traffic;
+
+use crate::Failure;
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// Sizes that are measured unless the user names some.
+const SIZES_BYTES: [usize; 8] = [8, 64, 1 << 10, 8 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20];
+
+/// Largest message: a window of two, its captures and its places still fit in a node's arena.
+const BYTES_MAX: usize = 512 << 20;
+
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum Command {
+    /// Measures messages between two nodes: round trips and one-way streams.
+    ///
+    /// Two nodes exchange messages of one tensor, as threads (inproc) or as two processes (shm, tcp). `ping_pong`
+    /// receives in place, into memory of the arena that both sides use again and again; `ping_pong_move` passes one
+    /// tensor of the arena to and fro by move; both give the time of a round trip. `stream` sends windows one way and
+    /// gives the time per message. If OpenMPI is installed its own ping-pong runs in turn with ours.
+    Link(LinkArguments),
+    /// The second process of a measurement.
+    #[command(hide = true)]
+    LinkChild,
+}
+
+/// What `sheave bench link` measures.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct LinkArguments {
+    /// Measure this transport only; may be given several times.
+    #[arg(long, value_name = "NAME")]
+    transport: Vec<Transport>,
+    /// Measure this case only; may be given several times.
+    #[arg(long, value_name = "NAME")]
+    case: Vec<Case>,
+    /// Measure this size only, such as 8, 64KiB or 16MiB; may be given several times.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    bytes: Vec<usize>,
+    /// Fewer iterations: all is done within 20 seconds.
+    #[arg(long)]
+    quick: bool,
+    /// Print one JSON object per line instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// Keep each side on a core of its own.
+    #[arg(long)]
+    pin: bool,
+    /// Do not run OpenMPI beside.
+    #[arg(long)]
+    no_peer: bool,
+}
+
+/// How the bytes travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub(crate) enum Transport {
+    /// Two threads of one process.
+    Inproc,
+    /// Two processes and shared memory.
+    Shm,
+    /// Two processes and a TCP connection over loopback.
+    Tcp,
+}
+
+impl Transport {
+    const ALL: [Self; 3] = [Self::Inproc, Self::Shm, Self::Tcp];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Inproc => "inproc",
+            Self::Shm => "shm",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
+/// What is done with the messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[value(rename_all = "snake_case")]
+pub(crate) enum Case {
+    /// Round trips by copy, received in place.
+    PingPong,
+    /// Round trips of one tensor by move.
+    PingPongMove,
+    /// Windows of messages one way.
+    Stream,
+}
+
+impl Case {
+    const ALL: [Self; 3] = [Self::PingPong, Self::PingPongMove, Self::Stream];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::PingPong => "ping_pong",
+            Self::PingPongMove => "ping_pong_move",
+            Self::Stream => "stream",
+        }
+    }
+
+    /// Memory changes hands only on one machine without a wire in between.
+    fn runs_over(self, transport: Transport) -> bool {
+        self != Self::PingPongMove || transport != Transport::Tcp
+    }
+}
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug)]
+struct Effort {
+    /// Everything is measured so many times, in turn with the peer.
+    rounds: usize,
+    /// Divides the iterations.
+    thrift: usize,
+    /// Time for one case of one size in one round, after which it ends early.
+    budget: Duration,
+}
+
+impl Effort {
+    fn new(quick: bool) -> Self {
+        if quick {
+            Self { rounds: 1, thrift: 10, budget: Duration::from_millis(60) }
+        } else {
+            Self { rounds: 6, thrift: 6, budget: Duration::from_millis(800) }
+        }
+    }
+
+    /// Round trips, or windows, of one round.
+    fn iterations(self, case: Case, bytes: usize) -> usize {
+        let per_run: usize = match bytes {
+            0..=0x2000 => 40_000,
+            0x2001..=0x1_0000 => 16_000,
+            0x1_0001..=0x10_0000 => 2_000,
+            0x10_0001..=0x100_0000 => 160,
+            _ => 48,
+        };
+        let per_window = if case == Case::Stream { 8 } else { 1 };
+        (per_run / self.thrift / per_window).max(3)
+    }
+}
+
+/// Messages under way at once in a stream: enough to fill a link, few enough to fit into memory.
+fn window(bytes: usize) -> usize {
+    ((64usize << 20) / bytes.max(1)).clamp(2, 64)
+}
+
+fn parse_bytes(text: &str) -> Result<usize, String> {
+    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let unit = match text[digits.len()..].to_ascii_lowercase().as_str() {
+        "" | "b" => 1usize,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        other => return Err(format!("unknown unit '{other}', use B, KiB or MiB")),
+    };
+    let number: usize = digits.parse().map_err(|_| "a size is a whole number of bytes, KiB or MiB".to_owned())?;
+    let bytes = number.checked_mul(unit).filter(|bytes| (1..=BYTES_MAX).contains(bytes));
+    bytes.ok_or_else(|| format!("a size is between 1 byte and {} MiB", BYTES_MAX >> 20))
+}
+
+/// Runs what the command line asks for.
+pub(crate) fn run(command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Link(arguments) => link::run(&arguments),
+        Command::LinkChild => child::run(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_as_people_write_them() {
+        assert_eq!(parse_bytes("8"), Ok(8));
+        assert_eq!(parse_bytes("64KiB"), Ok(65_536));
+        assert_eq!(parse_bytes("16m"), Ok(16 << 20));
+        for bad in ["", "0", "-1", "1.5k", "8 GiB", "1GiB", "KiB", "99999999999999999999", "17592186044416m"] {
+            assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn windows_stay_within_memory() {
+        for bytes in SIZES_BYTES {
+            assert!((2..=64).contains(&window(bytes)) && window(bytes) * bytes <= 128 << 20, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn every_size_is_measured_at_least_a_few_times() {
+        for (case, bytes) in Case::ALL.into_iter().flat_map(|case| SIZES_BYTES.map(|bytes| (case, bytes))) {
+            assert!(Effort::new(true).iterations(case, bytes) >= 3);
+            assert!(Effort::new(false).iterations(case, bytes) >= Effort::new(true).iterations(case, bytes));
+        }
+    }
+}

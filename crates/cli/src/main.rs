@@ -1,0 +1,103 @@
+//! The binary `sheave`: `sheave bench link` measures the links of this machine beside those of others.
+//!
+//! Exit codes: 0 when all went well, 1 when something failed, 2 when the command line makes no sense. An error is one
+//! line on standard error; a reader that closes standard output ends the program silently.
+
+mod bench;
+
+use clap::{Parser, Subcommand};
+use std::io::Write;
+use std::process::ExitCode;
+
+/// Runtime for distributed machine learning: push, pull, reduce, call and exchange tensors.
+#[derive(Debug, Parser)]
+#[command(name = "sheave", version, arg_required_else_help = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Measures sheave on this machine, beside others where they are installed.
+    #[command(subcommand)]
+    Bench(bench::Command),
+}
+
+/// Why the program ends early.
+#[derive(Debug)]
+enum Failure {
+    /// Nobody reads standard output any more.
+    Unread,
+    /// The values of the command line make no sense together.
+    Usage(String),
+    /// Something failed on the way.
+    Run(String),
+}
+
+impl From<sheave_base::Error> for Failure {
+    fn from(error: sheave_base::Error) -> Self {
+        Self::Run(error.to_string())
+    }
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::try_parse() {
+        Ok(Arguments { command: Command::Bench(command) }) => bench::run(command),
+        Err(error) if error.use_stderr() => {
+            let asks_for_help = error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+            let text = error.render().to_string();
+            say(if asks_for_help { text.trim_end() } else { &text }, !asks_for_help);
+            return ExitCode::from(2);
+        }
+        Err(help) => {
+            // A closed pipe is no failure.
+            let _ = help.print();
+            return ExitCode::SUCCESS;
+        }
+    };
+    match outcome {
+        Ok(()) | Err(Failure::Unread) => ExitCode::SUCCESS,
+        Err(Failure::Usage(what)) => {
+            say(&what, true);
+            ExitCode::from(2)
+        }
+        Err(Failure::Run(what)) => {
+            say(&what, true);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Tells the user on standard error, as one line if `short`. Nobody to tell is no reason to fail.
+fn say(text: &str, short: bool) {
+    let mut stderr = std::io::stderr().lock();
+    let _ = if short { writeln!(stderr, "sheave: {}", one_line(text)) } else { writeln!(stderr, "{text}") };
+}
+
+/// The essence of a message of several lines: what comes before the usage, in one line, without a label.
+fn one_line(text: &str) -> String {
+    let essence =
+        text.split("\n\nUsage:").next().unwrap_or(text).split("\n\nFor more information").next().unwrap_or(text);
+    let words: Vec<&str> = essence.split_whitespace().collect();
+    words.join(" ").trim_start_matches("error: ").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn an_error_of_several_lines_becomes_one() {
+        let error = Arguments::try_parse_from(["sheave", "bench", "link", "--bytes", "many"]).unwrap_err();
+        let line = one_line(&error.render().to_string());
+        assert!(!line.contains('\n') && !line.starts_with("error"), "{line}");
+        assert!(line.contains("many") && line.contains("--bytes"), "{line}");
+    }
+}

@@ -1,0 +1,160 @@
+//! The real binary, as users run it.
+
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longest time for one run, on a machine that does something else too.
+const LIMIT: Duration = Duration::from_secs(100);
+
+fn start(arguments: &[&str]) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_sheave"))
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary was built for this test")
+}
+
+/// Waits until `is_so`; false after the limit.
+fn wait_until(mut is_so: impl FnMut() -> bool) -> bool {
+    let begun = Instant::now();
+    while !is_so() {
+        if begun.elapsed() > LIMIT {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    true
+}
+
+/// What it prints here fits into a pipe, so it never waits for a reader.
+fn finish(mut child: Child) -> Output {
+    if !wait_until(|| child.try_wait().expect("it is our child").is_some()) {
+        child.kill().expect("it is our child");
+        panic!("it did not end: {:?}", child.wait_with_output());
+    }
+    child.wait_with_output().expect("it has ended")
+}
+
+fn sheave(arguments: &[&str]) -> Output {
+    finish(start(arguments))
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("people read it")
+}
+
+#[test]
+fn every_case_of_every_transport_is_measured() {
+    let output = sheave(&["bench", "link", "--quick", "--no-peer", "--json", "--bytes", "8", "--bytes", "65536"]);
+    assert!(output.status.success(), "{output:?}");
+    let mut seen = Vec::new();
+    for line in text(&output.stdout).lines() {
+        let value: serde_json::Value = serde_json::from_str(line).expect("a line is one object");
+        let keys: Vec<&str> = value.as_object().expect("an object").keys().map(String::as_str).collect();
+        let mut agreed = [
+            "bench",
+            "case",
+            "bytes",
+            "ranks",
+            "transport",
+            "language",
+            "p50_us",
+            "p90_us",
+            "p99_us",
+            "max_us",
+            "iterations",
+        ];
+        agreed.sort_unstable();
+        assert_eq!(keys, agreed, "{line}");
+        assert_eq!((&value["bench"], &value["language"]), (&"link".into(), &"rust".into()));
+        assert_eq!(value["ranks"], 2);
+        assert!(value["iterations"].as_u64().expect("a count") > 0, "{line}");
+        let times: Vec<f64> =
+            ["p50_us", "p90_us", "p99_us", "max_us"].iter().map(|key| value[key].as_f64().expect("a number")).collect();
+        // A nanosecond is less than a load from the cache of another core, ten seconds are a link that hangs.
+        assert!(times[0] > 0.001 && times.is_sorted() && times[3] < 10e6, "{line}");
+        seen.push(format!("{} {} {}", value["case"], value["transport"], value["bytes"]).replace('"', ""));
+    }
+    for (case, transport) in [
+        ("ping_pong", "inproc"),
+        ("ping_pong", "shm"),
+        ("ping_pong", "tcp"),
+        ("ping_pong_move", "inproc"),
+        ("ping_pong_move", "shm"),
+        ("stream", "inproc"),
+        ("stream", "shm"),
+        ("stream", "tcp"),
+    ] {
+        for bytes in [8, 65_536] {
+            let wanted = format!("{case} {transport} {bytes}");
+            assert_eq!(seen.iter().filter(|cell| **cell == wanted).count(), 1, "{wanted} in {seen:?}");
+        }
+    }
+    assert_eq!(seen.len(), 16, "{seen:?}");
+}
+
+#[test]
+fn filters_leave_one_row_in_the_table() {
+    let arguments = ["--quick", "--no-peer", "--transport", "inproc", "--case", "stream", "--bytes", "1KiB", "--pin"];
+    let output = sheave(&[&["bench", "link"][..], &arguments].concat());
+    assert!(output.status.success(), "{output:?}");
+    let lines: Vec<&str> = text(&output.stdout).lines().collect();
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    assert!(lines[0].contains("p50") && lines[1].contains("1 KiB") && lines[1].contains("inproc"), "{lines:?}");
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_in_one_line() {
+    for arguments in [
+        &["bench", "link", "--bytes", "many"][..],
+        &["bench", "link", "--bytes", "0"],
+        &["bench", "link", "--transport", "pigeon"],
+        &["bench", "link", "--case", "ping_pong_move", "--transport", "tcp"],
+        &["bench", "link", "--faster"],
+        &["bench", "lonk"],
+    ] {
+        let output = sheave(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {output:?}");
+        let complaint = text(&output.stderr);
+        assert_eq!(complaint.lines().count(), 1, "{arguments:?}: {complaint}");
+        assert!(complaint.starts_with("sheave: ") && !complaint.contains("panicked"), "{complaint}");
+        assert!(output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn version_and_help_go_to_standard_output() {
+    let version = sheave(&["--version"]);
+    assert!(version.status.success());
+    assert_eq!(text(&version.stdout).trim(), concat!("sheave ", env!("CARGO_PKG_VERSION")));
+    let help = sheave(&["help", "bench", "link"]);
+    assert!(help.status.success() && text(&help.stdout).contains("--quick"), "{help:?}");
+}
+
+#[test]
+fn a_reader_that_goes_away_is_not_complained_about() {
+    let mut child =
+        start(&["bench", "link", "--quick", "--no-peer", "--json", "--transport", "inproc", "--bytes", "8"]);
+    drop(child.stdout.take());
+    let output = finish(child);
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+}
+
+#[test]
+fn the_second_process_ends_with_the_first() {
+    let mut child = start(&["bench", "link", "--no-peer", "--transport", "shm"]);
+    let path = format!("/proc/{0}/task/{0}/children", child.id());
+    let mut second = String::new();
+    let appeared = wait_until(|| {
+        second = std::fs::read_to_string(&path).unwrap_or_default().trim().to_owned();
+        !second.is_empty()
+    });
+    child.kill().expect("it is our child");
+    child.wait().expect("it is our child");
+    assert!(appeared, "there was no second process");
+    let command_line = format!("/proc/{second}/cmdline");
+    let gone = || !std::fs::read_to_string(&command_line).is_ok_and(|line| line.contains("link-child"));
+    assert!(wait_until(gone), "process {second} has outlived its parent");
+}

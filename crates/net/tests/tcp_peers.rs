@@ -1,0 +1,229 @@
+//! Addresses, listeners and connections, and peers that misbehave after they have proven themselves.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests too may fail a test")]
+
+mod support;
+
+use sheave_base::{ErrorKind, LinkId, NodeId};
+use sheave_net::{Address, ListenConfig, Medium, Node, NodeConfig, Transport};
+use sheave_wire::{CloseReason, Header, Kind, Part, Placement, TensorSpec};
+use smallvec::SmallVec;
+use std::io::Write;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+use support::stranger::{join, read_frame};
+use support::*;
+
+/// A node and the raw stream of a peer that has proven itself.
+fn joined() -> (Node, LinkId, TcpStream) {
+    let (server, address) = listening("server");
+    let stream = join(&address, SECRET);
+    let link = server.accept().wait_timeout(LIMIT).unwrap();
+    (server, link, stream)
+}
+
+/// The link ends with this kind, and the peer hears `Protocol` if that is what it was.
+fn ends_with(server: &Node, link: LinkId, stream: &mut TcpStream, kind: ErrorKind) -> sheave_base::Error {
+    let error = receive(server, link, 1, SmallVec::new()).unwrap_err();
+    assert_eq!(error.kind(), kind, "{error}");
+    if kind == ErrorKind::Protocol || kind == ErrorKind::LimitExceeded {
+        let last = read_frame(stream);
+        assert_eq!((last.kind, last.tag), (Kind::Close, CloseReason::Protocol.code().into()));
+    }
+    error
+}
+
+fn data(sequence: u64) -> Header {
+    Header { sequence, tag: 1, ..Header::new(Kind::Data) }
+}
+
+#[test]
+fn an_honest_raw_peer_is_understood() {
+    let (server, link, mut stream) = joined();
+    stream.write_all(&Header { sequence: 1, ..Header::new(Kind::Beat) }.encode()).unwrap();
+    let mut area = Vec::new();
+    sheave_wire::parts::encode(&[Part::inline(TensorSpec::new(2, &[3]))], &mut area).unwrap();
+    let header = Header { part_count: 1, control_bytes: area.len() as u32, payload_bytes: 3, ..data(2) };
+    for byte in [&header.encode()[..], &area, &[7, 8, 9]].concat() {
+        stream.write_all(&[byte]).unwrap();
+    }
+    let got = receive(&server, link, 1, SmallVec::new()).unwrap();
+    assert_eq!(got.to_vec::<u8>().unwrap(), [7, 8, 9]);
+}
+
+#[test]
+fn garbage_after_the_handshake_ends_the_link() {
+    let (server, link, mut stream) = joined();
+    stream.write_all(&[0xaa; 500]).unwrap();
+    ends_with(&server, link, &mut stream, ErrorKind::Protocol);
+}
+
+#[test]
+fn frames_that_no_peer_sends_end_the_link() {
+    let mut damaged = data(1).encode();
+    damaged[20] ^= 1;
+    let mut block = Vec::new();
+    let placement = Placement::Block { segment: 1, offset: 0, loan: 1 };
+    let part = Part { spec: TensorSpec::new(2, &[3]), placement, shared: false };
+    sheave_wire::parts::encode(&[part], &mut block).unwrap();
+    let blocked = Header { part_count: 1, control_bytes: block.len() as u32, payload_bytes: 3, ..data(1) };
+    let frames: [(&str, Vec<u8>); 6] = [
+        ("a wrong check sum", damaged.to_vec()),
+        ("a gap", data(2).encode().to_vec()),
+        ("payload of nothing", Header { payload_bytes: 5, ..data(1) }.encode().to_vec()),
+        ("parts of nothing", Header { part_count: 3, ..data(1) }.encode().to_vec()),
+        ("a block", [&blocked.encode()[..], &block].concat()),
+        ("a segment", Header { sequence: 1, ..Header::new(Kind::Segment) }.encode().to_vec()),
+    ];
+    for (what, frame) in frames {
+        let (server, link, mut stream) = joined();
+        stream.write_all(&frame).unwrap();
+        let error = ends_with(&server, link, &mut stream, ErrorKind::Protocol);
+        assert!(error.to_string().contains("stranger"), "{what}: {error}");
+    }
+    let (server, link, mut stream) = joined();
+    stream.write_all(&Header { control_bytes: u32::MAX, ..data(1) }.encode()).unwrap();
+    ends_with(&server, link, &mut stream, ErrorKind::LimitExceeded);
+}
+
+#[test]
+fn half_closed_connections_are_lost_peers() {
+    for (bytes, words) in [(0, "without a word"), (17, "in the middle"), (64, "in the middle")] {
+        let (server, link, mut stream) = joined();
+        let header = Header { control_bytes: 100, ..data(1) }.encode();
+        stream.write_all(&header[..bytes]).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        let error = ends_with(&server, link, &mut stream, ErrorKind::PeerLost);
+        assert!(error.what().contains(words), "{error}");
+    }
+}
+
+#[test]
+fn the_last_word_of_a_peer_is_heard() {
+    let said = [(CloseReason::Finished, ErrorKind::PeerLost), (CloseReason::DeclaredDead, ErrorKind::DeclaredDead)];
+    for (reason, kind) in said {
+        let (server, link, mut stream) = joined();
+        let close = Header { sequence: 1, tag: reason.code().into(), ..Header::new(Kind::Close) };
+        stream.write_all(&close.encode()).unwrap();
+        ends_with(&server, link, &mut stream, kind);
+    }
+}
+
+#[test]
+fn a_peer_that_falls_silent_is_declared_dead() {
+    let liveness = sheave_net::Liveness {
+        beat: Duration::from_millis(50),
+        timeout: Duration::from_millis(400),
+        kill_silent: false,
+    };
+    let server = Node::start(NodeConfig { liveness, ..config("server") }).unwrap();
+    let address = server.listen(ListenConfig::default()).unwrap();
+    let mut stream = join(&address, SECRET);
+    let link = server.accept().wait_timeout(LIMIT).unwrap();
+    let begun = Instant::now();
+    ends_with(&server, link, &mut stream, ErrorKind::PeerLost);
+    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    let last = read_frame(&mut stream);
+    assert_eq!((last.kind, last.tag), (Kind::Close, CloseReason::DeclaredDead.code().into()));
+}
+
+#[test]
+fn a_busy_port_is_named() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let node = Node::start(config("node")).unwrap();
+    let tcp = taken.local_addr().unwrap();
+    let error = node.listen(ListenConfig { tcp: Some(tcp), ..ListenConfig::default() }).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AlreadyExists);
+    assert!(error.what().contains(&tcp.port().to_string()) && error.advice().is_some(), "{error}");
+}
+
+#[test]
+fn other_hosts_must_be_asked_for() {
+    let node = Node::start(config("node")).unwrap();
+    let everybody = ListenConfig { tcp: Some(SocketAddr::from(([0, 0, 0, 0], 0))), ..ListenConfig::default() };
+    let error = node.listen(everybody).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.advice().unwrap().contains("insecure"));
+    node.listen(ListenConfig { insecure: true, ..everybody }).unwrap();
+}
+
+#[test]
+fn a_port_is_free_again_when_its_node_is_gone() {
+    let (node, address) = listening("node");
+    drop(node);
+    TcpListener::bind(address.tcp.unwrap()).unwrap();
+    let error = TcpStream::connect(address.tcp.unwrap()).map(drop);
+    assert!(error.is_err());
+}
+
+#[test]
+fn nobody_there_is_said_with_the_address() {
+    let (node, address) = listening("gone");
+    drop(node);
+    let worker = Node::start(config("worker")).unwrap();
+    let begun = Instant::now();
+    let error = worker.connect(&address, begun + Duration::from_millis(200)).unwrap_err();
+    assert!(begun.elapsed() < Duration::from_secs(2));
+    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+    let text = error.to_string();
+    assert!(text.contains(&address.to_string()) && text.contains("refused") && text.contains("the test"), "{text}");
+}
+
+#[test]
+fn whoever_comes_first_waits_for_the_listener() {
+    let place = TcpListener::bind("127.0.0.1:0").unwrap();
+    let tcp = place.local_addr().unwrap();
+    drop(place);
+    let worker = Node::start(config("worker")).unwrap();
+    let connecting = std::thread::spawn(move || worker.connect(&Address::of_socket(tcp), soon()).map(|_| worker));
+    let server = Node::start(config("server")).unwrap();
+    server.listen(ListenConfig { tcp: Some(tcp), ..ListenConfig::default() }).unwrap();
+    server.accept().wait_timeout(LIMIT).unwrap();
+    connecting.join().unwrap().unwrap();
+}
+
+#[test]
+fn without_the_unix_socket_there_is_tcp() {
+    let (server, mut address) = listening("server");
+    address.unix = Some("nobody-listens-here".into());
+    let worker = Node::start(config("worker")).unwrap();
+    let link = worker.connect(&address, soon()).unwrap();
+    assert_eq!(worker.link(link).unwrap().medium(), Medium::Tcp);
+    drop(server);
+}
+
+#[test]
+fn another_node_at_the_address_is_an_error() {
+    for transport in [Transport::Tcp, Transport::Shm] {
+        let (_server, mut address) = listening("server");
+        address.node = NodeId(5);
+        let worker = Node::start(NodeConfig { transport, ..config("worker") }).unwrap();
+        assert_eq!(worker.connect(&address, soon()).unwrap_err().kind(), ErrorKind::Mismatch);
+    }
+}
+
+#[test]
+fn fifty_nodes_meet_one() {
+    let (server, address) = listening("server");
+    let workers: Vec<_> = (0..50)
+        .map(|at| {
+            let address = address.clone();
+            std::thread::spawn(move || {
+                let transport = if at % 2 == 0 { Transport::Tcp } else { Transport::Shm };
+                let name = format!("worker-{at}");
+                let worker = Node::start(NodeConfig { transport, rank: Some(at), ..config(&name) }).unwrap();
+                let link = worker.connect(&address, soon()).unwrap();
+                worker.send(link, copied(1, &bytes_tensor(100, at as u8)), Some(soon()), None).unwrap();
+                receive(&worker, link, 2, SmallVec::new()).unwrap();
+            })
+        })
+        .collect();
+    for _ in 0..50 {
+        let link = server.accept().wait_timeout(LIMIT).unwrap();
+        let rank = server.link(link).unwrap().peer().rank.unwrap();
+        let got = receive(&server, link, 1, SmallVec::new()).unwrap();
+        assert_eq!(got.bytes().unwrap()[..], bytes_tensor(100, rank as u8).bytes().unwrap()[..]);
+        server.send(link, copied(2, &got), Some(soon()), None).unwrap();
+    }
+    workers.into_iter().for_each(|worker| worker.join().unwrap());
+}
