@@ -1,4 +1,5 @@
-//! Detection of `fork`: threads, sockets and rings do not survive it, so a handle made before it refuses to work after it.
+//! Detection of `fork`: threads, sockets and rings do not survive it, so a handle made before it refuses to work after
+//! it.
 //!
 //! A child increments a process-wide generation in `pthread_atfork`'s child hook; a handle remembers the generation of
 //! its birth. The check is one relaxed load. This counter is the only global below the faces: forking is a property of

@@ -1,10 +1,11 @@
 //! How one thread sleeps and another wakes it.
 //!
 //! A [`Parker`] belongs to one thread. Its state word moves `EMPTY → PARKED | ELSEWHERE → EMPTY` under its owner and to
-//! `NOTIFIED` under anybody. `unpark` swaps `NOTIFIED` in and acts on what it found: nothing for `EMPTY` (the owner sees
-//! the mark before it sleeps), a futex wake for `PARKED`, the bell for `ELSEWHERE` (the owner sleeps in `epoll_wait` and
-//! only its descriptor wakes it). The owner goes to sleep with a compare-exchange from `EMPTY`, which fails when a
-//! notification came first. So no wake-up is lost, and a notification that nobody needed costs one spurious return.
+//! `NOTIFIED` under anybody. `unpark` swaps `NOTIFIED` in and acts on what it found: nothing for `EMPTY` (the owner
+//! sees the mark before it sleeps), a futex wake for `PARKED`, the bell for `ELSEWHERE` (the owner sleeps in
+//! `epoll_wait` and only its descriptor wakes it). The owner goes to sleep with a compare-exchange from `EMPTY`, which
+//! fails when a notification came first. So no wake-up is lost, and a notification that nobody needed costs one
+//! spurious return.
 
 use crate::sync::{AtomicU32, Mutex, Ordering};
 use std::sync::Arc;
@@ -85,8 +86,8 @@ impl Parker {
         Woken::Notified
     }
 
-    /// Announces that the owner is about to sleep where only `bell` wakes it. False when a notification came first: then
-    /// the owner must not sleep. Followed by [`Parker::leave_elsewhere`] in both cases.
+    /// Announces that the owner is about to sleep where only `bell` wakes it. False when a notification came first:
+    /// then the owner must not sleep. Followed by [`Parker::leave_elsewhere`] in both cases.
     pub fn enter_elsewhere(&self, bell: &Arc<dyn Bell>) -> bool {
         {
             let mut current = self.bell.lock();

@@ -1,5 +1,5 @@
-//! The synchronisation types of sheave: the standard library's (and `parking_lot`'s locks), or loom's under `--cfg loom`,
-//! so that the same source is executed in production and explored exhaustively in the loom lane.
+//! The synchronisation types of sheave: the standard library's (and `parking_lot`'s locks), or loom's under `--cfg
+//! loom`, so that the same source is executed in production and explored exhaustively in the loom lane.
 
 #[cfg(not(loom))]
 pub use parking_lot::{Mutex, MutexGuard};

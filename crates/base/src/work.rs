@@ -1,10 +1,10 @@
 //! `Work`: the one handle for anything in flight.
 //!
-//! A [`Completer`] is the single writer, any number of [`Work`] clones are readers. The outcome is stored once under the
-//! slot's lock, together with taking out everybody who waits; `done` is set (release) before the lock is dropped, so a
-//! reader that sees `done` (acquire) finds the outcome, and a waiter that registers under the lock either finds the
-//! outcome or is in the list that the completer takes. Parkers, wakers and callbacks are called with no lock held. A
-//! completer that is dropped without an outcome completes its work with an error, so that nobody waits for ever.
+//! A [`Completer`] is the single writer, any number of [`Work`] clones are readers. The outcome is stored once under
+//! the slot's lock, together with taking out everybody who waits; `done` is set (release) before the lock is dropped,
+//! so a reader that sees `done` (acquire) finds the outcome, and a waiter that registers under the lock either finds
+//! the outcome or is in the list that the completer takes. Parkers, wakers and callbacks are called with no lock held.
+//! A completer that is dropped without an outcome completes its work with an error, so that nobody waits for ever.
 //!
 //! Waiting is caller-driven: a work that was made by a node carries that node's [`Drive`], which makes progress on the
 //! waiter's own thread. A work without one parks its waiter until somebody else completes it.

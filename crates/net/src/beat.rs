@@ -26,7 +26,8 @@ fn run(inner: &Inner) {
     while !inner.stopping.load(Ordering::SeqCst) {
         let next = inner.next_due().map_or(next_beat, |due| due.min(next_beat));
         let limit = span_until(Instant::now(), beat, Some(next));
-        match inner.progress.thread_turn(&mut seen_activity, limit, || inner.arm_all()) {
+        let busy = inner.links.all().iter().any(|entry| entry.pollers.load(Ordering::Relaxed) > 0);
+        match inner.progress.thread_turn(&mut seen_activity, limit, busy, || inner.arm_all()) {
             Turn::Led { woken } => {
                 if woken {
                     Counters::add(&inner.counters.progress_wakeups, 1);

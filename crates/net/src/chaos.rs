@@ -1,14 +1,15 @@
 //! The chaos link: wraps a link of any medium and makes it slow, jerky, or broken, as a seed decides.
 //!
-//! What happens to a message is drawn once per message and direction, in the order of the messages, so that a seed and a
-//! sequence of messages give one schedule. Nothing is reordered and nothing is lost unless the link ends: a link is
+//! What happens to a message is drawn once per message and direction, in the order of the messages, so that a seed and
+//! a sequence of messages give one schedule. Nothing is reordered and nothing is lost unless the link ends: a link is
 //! ordered and reliable by contract.
 //!
 //! * **Outbound**, a message waits here, in order, until it is due; then the wrapped link takes it. Few are handed over
 //!   ahead of what the wrapped link has room for, so that the bound on waiting messages stays the usual one.
 //! * **Inbound**, a message that is not due is refused with [`Verdict::Pause`] and stays with the wrapped link.
 //! * **Waking**: nobody rings when a message becomes due. [`Link::next_due`] says when that is; whoever sleeps for the
-//!   node sleeps no longer. The node's own doorbell rings whenever a new point in time appears, after it can be read, so
+//!   node sleeps no longer. The node's own doorbell rings whenever a new point in time appears, after it can be read,
+//!   so
 //!   a sleeper that looked before finds the bell.
 //! * **Cut**: after a number of messages in both directions together this side ends with `PeerLost` and the wrapped
 //!   link is closed without what still waits here.

@@ -207,7 +207,8 @@ impl Inner {
         }
     }
 
-    /// The link's next message finds no room. Room may have come before the mark was seen, so the link is asked once more.
+    /// The link's next message finds no room. Room may have come before the mark was seen, so the link is asked once
+    /// more.
     fn pause(&self, entry: &Arc<Entry>) -> bool {
         if entry.paused.swap(true, SeqCst) {
             return false;
@@ -257,8 +258,8 @@ impl Inner {
         }
     }
 
-    /// Whoever polled a link leaves it as a sleeping leader expects it: armed, with nothing in it. A ring that was meant
-    /// for the leader may have been used up by the poll.
+    /// Whoever polled a link leaves it as a sleeping leader expects it: armed, with nothing in it. A ring that was
+    /// meant for the leader may have been used up by the poll.
     pub(crate) fn settle(&self, entry: &Arc<Entry>) {
         if self.progress.is_led() && entry.pollers.load(SeqCst) == 0 {
             while !self.arm(entry) && self.poll(entry) {}

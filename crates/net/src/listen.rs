@@ -70,7 +70,8 @@ impl Node {
     /// # Errors
     ///
     /// `InvalidArgument` for an address that other hosts can reach, unless the config insists, and for a config without
-    /// any address; `AlreadyExists` for a port in use; what [`sheave_base::secret::resolve`] says if there is no secret.
+    /// any address; `AlreadyExists` for a port in use; what [`sheave_base::secret::resolve`] says if there is no
+    /// secret.
     ///
     /// ```
     /// use sheave_net::{ListenConfig, Node, NodeConfig};

@@ -1,8 +1,9 @@
 //! Which message completes which receive.
 //!
-//! A receive names a context, a tag and perhaps a source. Messages meet receives in the order of arrival and of posting:
-//! the oldest receive that fits takes the message, and a new receive takes the oldest message that fits. A message that
-//! nobody asked for waits here, within two limits; beyond them it stays on its link and pushes back on its sender.
+//! A receive names a context, a tag and perhaps a source. Messages meet receives in the order of arrival and of
+//! posting: the oldest receive that fits takes the message, and a new receive takes the oldest message that fits. A
+//! message that nobody asked for waits here, within two limits; beyond them it stays on its link and pushes back on its
+//! sender.
 //!
 //! A receive leaves the table when a message is found for it, before the tensors have moved; from then on it belongs to
 //! the link that carries them, which completes it with the message or with the reason of its own end.
@@ -44,8 +45,8 @@ pub(crate) struct Posted {
 
 impl Posted {
     /// Frees the places, then tells whoever waits.
-    pub(crate) fn finish(self: Box<Self>, outcome: Result<Message>) {
-        let Self { leases, completer, places, .. } = *self;
+    pub(crate) fn finish(self, outcome: Result<Message>) {
+        let Self { leases, completer, places, .. } = self;
         drop(leases);
         drop(places);
         completer.complete(outcome);
@@ -122,8 +123,8 @@ impl Matcher {
         Verdict::Land(Landing { receive: None, refusal: None })
     }
 
-    /// A whole message that nobody had asked for when it began to arrive. Returns it with its receive if there is one by
-    /// now; the caller completes it with no lock held.
+    /// A whole message that nobody had asked for when it began to arrive. Returns it with its receive if there is one
+    /// by now; the caller completes it with no lock held.
     pub(crate) fn deliver(&mut self, message: Message) -> Option<(Box<Posted>, Message)> {
         let envelope = &message.envelope;
         let found = self
@@ -153,12 +154,12 @@ impl Matcher {
     }
 
     /// A link has ended: returns every receive that only it could complete. With `none_left`, those of any source too.
-    pub(crate) fn link_ended(&mut self, link: LinkId, none_left: bool) -> Vec<Box<Posted>> {
+    pub(crate) fn link_ended(&mut self, link: LinkId, none_left: bool) -> Vec<Posted> {
         let hopeless = |wanted: &Wanted| wanted.source.map_or(none_left, |source| source == link);
         let (gone, kept): (VecDeque<_>, VecDeque<_>) =
             std::mem::take(&mut self.posted).into_iter().partition(|(_, posted)| hopeless(&posted.wanted));
         self.posted = kept;
-        gone.into_iter().map(|(_, posted)| posted).collect()
+        gone.into_iter().map(|(_, posted)| *posted).collect()
     }
 
     /// Messages and bytes that wait for a receive.
@@ -168,7 +169,7 @@ impl Matcher {
 }
 
 /// Completes a receive with a message that was received elsewhere: copies into the named places, if it has some.
-pub(crate) fn meet(posted: Box<Posted>, mut message: Message) {
+pub(crate) fn meet(posted: Posted, mut message: Message) {
     if posted.places.is_empty() {
         return posted.finish(Ok(message));
     }

@@ -159,7 +159,7 @@ impl Node {
         let inner = Arc::new_cyclic(|weak| Inner {
             id: NodeId(u64::from_le_bytes(id)),
             peer,
-            arena: Arena::new(config.arena.clone()),
+            arena: Arena::new(config.arena),
             slots: Arena::new(ArenaConfig { capacity_bytes: limits::STREAM_SLOT_BYTES_MAX, ..ArenaConfig::default() }),
             config,
             counters: Arc::default(),
@@ -440,7 +440,7 @@ impl Inner {
         let outcome = self.matcher.lock().post(posted);
         let ticket = match outcome {
             PostOutcome::Meets(posted, message) => {
-                meet(posted, message);
+                meet(*posted, message);
                 self.resume_paused();
                 return Ok((work, None));
             }
@@ -504,7 +504,7 @@ impl Sink for Inner {
             (None, _) => {
                 let met = self.matcher.lock().deliver(message);
                 if let Some((posted, message)) = met {
-                    meet(posted, message);
+                    meet(*posted, message);
                 }
             }
         }

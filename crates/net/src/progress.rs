@@ -1,8 +1,8 @@
 //! Who makes progress, and who sleeps.
 //!
 //! **Spinning.** A thread that waits polls the links that can end its wait, on its own time. While it does, each of
-//! those links counts it as a *poller*: nobody arms their doorbells and the progress thread leaves them alone, so that a
-//! message reaches exactly the thread that waits for it.
+//! those links counts it as a *poller*: nobody arms their doorbells and the progress thread leaves them alone, so that
+//! a message reaches exactly the thread that waits for it.
 //!
 //! **Sleeping.** At most one thread sleeps on the node's descriptors: the *leader*. It arms every link that has no
 //! poller, looks once more, and sleeps in `epoll_wait`. Other sleepers are followers; the completion of their own work
@@ -41,13 +41,14 @@ pub struct WaitPolicy {
 }
 
 impl WaitPolicy {
-    /// The policy for `local_ranks` busy processes on this machine: spin while everybody has a core of its own, else
-    /// give the core away soon. Cores are counted by affinity and cgroup quota.
+    /// The policy for `local_ranks` busy processes on this machine: spin for a moment while everybody has a core of its
+    /// own, then give the core away between polls, for the scheduler may have put two ranks on one core all the same;
+    /// with more ranks than cores, give it away at once. Cores are counted by affinity and cgroup quota.
     #[must_use]
     pub fn for_ranks(local_ranks: usize) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         if local_ranks <= cores {
-            Self { spin: Duration::from_micros(100), yielding: Duration::from_micros(50) }
+            Self { spin: Duration::from_micros(5), yielding: Duration::from_micros(150) }
         } else {
             Self { spin: Duration::ZERO, yielding: Duration::from_micros(100) }
         }
@@ -241,11 +242,13 @@ impl Progress {
     }
 
     /// One turn of the progress thread: leads, ticks or rests, for at most `limit`.
-    pub(crate) fn thread_turn(&self, seen: &mut u64, limit: Duration, arm: impl FnOnce() -> bool) -> Turn {
+    ///
+    /// `busy` says that a caller polls right now.
+    pub(crate) fn thread_turn(&self, seen: &mut u64, limit: Duration, busy: bool, arm: impl FnOnce() -> bool) -> Turn {
         /// How long busy callers may leave the links alone.
         const TICK: Duration = Duration::from_millis(2);
         let activity = self.activity.load(Relaxed);
-        let quiet = std::mem::replace(seen, activity) == activity;
+        let quiet = std::mem::replace(seen, activity) == activity && !busy;
         if quiet && self.leader.compare_exchange(NOBODY, PROGRESS, SeqCst, SeqCst).is_ok() {
             self.heat.store(0, Relaxed);
             let woken = if arm() { self.sleep(limit, None) } else { self.sleep(Duration::ZERO, None) };

@@ -28,8 +28,9 @@
 //! The guard is forked from a process that may have any number of threads, and never calls `exec`: a library has no
 //! program of its own to run. Locks of those threads are held for ever in the copy. So nothing here allocates, prints,
 //! panics or takes a lock; all memory is on the stack or mapped directly. The copied memory is shared until the
-//! supervisor writes to it: start jobs before filling the memory. Shared mappings are let go at once. All signals are blocked for the guard's whole life,
-//! and it leads a session of its own, so that Ctrl-C in a terminal reaches the supervisor alone.
+//! supervisor writes to it: start jobs before filling the memory. Shared mappings are let go at once. All signals are
+//! blocked for the guard's whole life, and it leads a session of its own, so that Ctrl-C in a terminal reaches the
+//! supervisor alone.
 
 use crate::image::Image;
 use crate::kin::{self, Kin};

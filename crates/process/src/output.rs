@@ -1,9 +1,10 @@
 //! Copying what children write: one thread reads all pipes of a job and passes on whole lines.
 //!
 //! *Lines never interleave*, because one thread writes them all, each batch in one call. *Memory is bounded*: there is
-//! at most [`limits::OUTPUT_LINE_BYTES_MAX`] of a line without an end per stream; what is longer is passed on in pieces,
-//! each on a line of its own, and pieces after the first are marked with `+` instead of `|`. Of the bytes only the line
-//! feed is interpreted. When the reader of *our* output is slow, the children's pipes fill and the children wait.
+//! at most [`limits::OUTPUT_LINE_BYTES_MAX`] of a line without an end per stream; what is longer is passed on in
+//! pieces, each on a line of its own, and pieces after the first are marked with `+` instead of `|`. Of the bytes only
+//! the line feed is interpreted. When the reader of *our* output is slow, the children's pipes fill and the children
+//! wait.
 
 use crate::child::Record;
 use crate::log::StreamLog;

@@ -62,12 +62,11 @@ pub(crate) struct Material {
     pub(crate) socket: OwnedFd,
     pub(crate) bell: OwnedFd,
     pub(crate) peer: Peer,
-    pub(crate) process: Arc<PeerProcess>,
 }
 
 impl ShmLink {
-    pub(crate) fn new(id: LinkId, node: &Inner, material: Material) -> Self {
-        let Material { pair, outbound, socket, bell, peer, process } = material;
+    pub(crate) fn new(id: LinkId, node: &Inner, material: Material, process: Arc<PeerProcess>) -> Self {
+        let Material { pair, outbound, socket, bell, peer } = material;
         let inbound = match outbound {
             Which::FromInitiator => Which::FromResponder,
             Which::FromResponder => Which::FromInitiator,

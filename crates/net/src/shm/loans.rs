@@ -1,8 +1,8 @@
 //! What one link has lent and borrowed.
 //!
 //! A *loan* is a block that the peer may use: this side keeps the buffer's handle in [`Lent`] until the peer gives the
-//! loan back, over the ring, as soon as its last handle is dropped. The peer's end, not the link's, ends a loan for sure:
-//! after a link has ended, its loans are kept until the peer's process is known to be gone.
+//! loan back, over the ring, as soon as its last handle is dropped. The peer's end, not the link's, ends a loan for
+//! sure: after a link has ended, its loans are kept until the peer's process is known to be gone.
 //!
 //! A *debt* is a block that the peer lent us. Dropping its buffer only notes the loan's number here ([`Debts`]),
 //! whatever thread does it; the link sends the numbers with its next progress.

@@ -1,9 +1,9 @@
 //! Links between processes of one host.
 //!
 //! Two nodes that have authenticated each other over a Unix socket exchange descriptors: the initiator offers a sealed
-//! memfd with both rings and its doorbell, the responder answers with its own doorbell. From then on messages go through
-//! the rings ([`ring`]), large tensors through the arenas ([`sending`] says how), and the socket carries only further
-//! descriptors and the news of its own end.
+//! memfd with both rings and its doorbell, the responder answers with its own doorbell. From then on messages go
+//! through the rings ([`ring`]), large tensors through the arenas ([`sending`] says how), and the socket carries only
+//! further descriptors and the news of its own end.
 
 mod channel;
 mod link;
@@ -57,12 +57,13 @@ impl Offer {
             }
         };
         let Self { pair, socket, peer } = self;
-        add(node, pair, Which::FromInitiator, socket, bell, peer, false).map(Ok)
+        let outbound = Which::FromInitiator;
+        add(node, Material { pair, outbound, socket, bell, peer }).map(Ok)
     }
 }
 
-/// Links two nodes of one process through shared memory, as if they were two processes. Returns the link as each of them
-/// knows it.
+/// Links two nodes of one process through shared memory, as if they were two processes. Returns the link as each of
+/// them knows it.
 pub fn connect(one: &Node, other: &Node) -> Result<(LinkId, LinkId)> {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
     let (left, right) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
@@ -87,26 +88,19 @@ pub(crate) fn answer(
             if !channel::send_answer(socket.as_fd(), node.progress.doorbell.as_fd())? {
                 return Err(Error::new(ErrorKind::PeerLost, "the peer's socket takes no answer").peer(peer));
             }
-            add(node, pair, Which::FromResponder, socket, bell, peer, true).map(Ok)
+            let outbound = Which::FromResponder;
+            add(node, Material { pair, outbound, socket, bell, peer }).map(Ok)
         }
         Received::Packet(_) => Err(Error::new(ErrorKind::Protocol, "the peer made no offer")),
         Received::End => Err(Error::new(ErrorKind::PeerLost, "it closed the link while it was made").peer(peer)),
     }
 }
 
-fn add(
-    node: &Arc<Inner>,
-    pair: Arc<Pair>,
-    outbound: Which,
-    socket: OwnedFd,
-    bell: OwnedFd,
-    mut peer: Peer,
-    from_peer: bool,
-) -> Result<LinkId> {
-    let (process, pid) = PeerProcess::of_socket(socket.as_fd())?;
-    peer.pid = Some(pid);
-    let material = Material { pair, outbound, socket, bell, peer, process: Arc::clone(&process) };
-    let make = |id| Ok(Arc::new(ShmLink::new(id, node, material)) as Arc<dyn crate::Link>);
+fn add(node: &Arc<Inner>, mut material: Material) -> Result<LinkId> {
+    let (process, pid) = PeerProcess::of_socket(material.socket.as_fd())?;
+    material.peer.pid = Some(pid);
+    let from_peer = material.outbound == Which::FromResponder;
+    let make = |id| Ok(Arc::new(ShmLink::new(id, node, material, Arc::clone(&process))) as Arc<dyn crate::Link>);
     let entry = node.add_link(make)?;
     PeerProcess::watch(&process, node, &entry)?;
     if from_peer {

@@ -51,6 +51,9 @@ struct Stream {
     offset_bytes: usize,
 }
 
+/// The tensors of a message, and which of them are still to be streamed.
+type Landed = (SmallVec<[Tensor; 1]>, SmallVec<[usize; 1]>);
+
 /// What became of the next record.
 pub(crate) enum Step {
     Nothing,
@@ -219,7 +222,7 @@ impl Receiving {
         parts: &[Part],
         places: SmallVec<[Tensor; 1]>,
         shore: &Shore<'_>,
-    ) -> Result<(SmallVec<[Tensor; 1]>, SmallVec<[usize; 1]>)> {
+    ) -> Result<Landed> {
         let in_place = !places.is_empty();
         let (mut tensors, mut streamed) = (places, SmallVec::new());
         let mut at = inline_at;
@@ -307,7 +310,8 @@ fn adopt(buffer: Buffer, part: &Part, place: Option<Tensor>, shore: &Shore<'_>) 
     let dtype = Dtype::from_code(part.spec.dtype).ok_or_else(|| impossible("a tensor of unknown dtype"))?;
     let tensor = Tensor::from_buffer(buffer, 0, dtype, Shape::new(&part.spec.dims)?)?;
     let Some(place) = place else { return Ok(tensor) };
-    // SAFETY: the sink checked that the lengths agree and holds the place's write lease; the block is ours or lent to us.
+    // SAFETY: the sink checked that the lengths agree and holds the place's write lease; the block is ours or lent to
+    // us.
     unsafe { sheave_tensor::copy_bytes(place.ptr(), tensor.ptr(), tensor.len_bytes()) };
     Counters::add(&shore.counters.bytes_copied, tensor.len_bytes() as u64);
     Ok(place)

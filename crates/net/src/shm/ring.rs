@@ -2,15 +2,15 @@
 //!
 //! The ring is made of 64-byte lines and seen as atomic words, so that a peer that breaks the protocol can corrupt what
 //! it says but never cause a data race here. A record is `[number, kind and length, body …]`, contiguous, rounded up to
-//! whole lines. Its first word is the *ready* word: the record's number, stored last with release ordering. The consumer
-//! looks at exactly one place, the line after the last record, and finds either zero or the number that it expects,
-//! because the producer clears the ready word of the *next* line before it publishes a record; old payload bytes can
-//! never pass for a record. One line is always left free for that. A small message thus moves two cache lines and no
-//! index; the consumer's index is read by the producer only when its own copy of it says that the ring is full.
+//! whole lines. Its first word is the *ready* word: the record's number, stored last with release ordering. The
+//! consumer looks at exactly one place, the line after the last record, and finds either zero or the number that it
+//! expects, because the producer clears the ready word of the *next* line before it publishes a record; old payload
+//! bytes can never pass for a record. One line is always left free for that. A small message thus moves two cache lines
+//! and no index; the consumer's index is read by the producer only when its own copy of it says that the ring is full.
 //!
-//! Sleeping: each side announces that it sleeps by a flag (`armed`) and looks once more; the other side changes the ring
-//! and then looks at the flag, with a sequentially consistent fence between the two steps on both sides (Dekker). So
-//! one of them always sees the other.
+//! Sleeping: each side announces that it sleeps by a flag (`armed`) and looks once more; the other side changes the
+//! ring and then looks at the flag, with a sequentially consistent fence between the two steps on both sides (Dekker).
+//! So one of them always sees the other.
 //!
 //! Everything read from the ring is copied out before it is looked at, and every length and index is checked.
 

@@ -72,8 +72,8 @@ pub(crate) struct Sending {
     slots: Option<Buffer>,
     chunks_filled: u64,
     /// Segments whose descriptor the peer has. The arena may give one back to the system when nothing lies in it.
-    /// Works of messages that have left. Whoever held the lock completes them when it is free, since their callbacks may
-    /// send again.
+    /// Works of messages that have left. Whoever held the lock completes them when it is free, since their callbacks
+    /// may send again.
     finished: Vec<Completer<()>>,
     announced: HashMap<SegmentId, Weak<Segment>>,
 }
@@ -263,7 +263,8 @@ impl Sending {
             };
             table.push(WirePart { spec, placement, shared });
         }
-        let mut area = Vec::new();
+        // Room for a few dimensions per part: growing it piece by piece scatters the heap.
+        let mut area = Vec::with_capacity(64 * table.len() + message.control.len());
         sheave_wire::parts::encode(&table, &mut area)?;
         area.append(&mut message.control);
         let header = self.header(&message, table.len(), area.len(), payload_bytes).encode_unsummed();
