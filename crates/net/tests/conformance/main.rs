@@ -27,6 +27,7 @@ macro_rules! conformance {
                 order::four_senders_and_four_receivers 120;
                 order::both_sides_send_64_mib_before_either_receives 60;
                 shapes::no_elements_and_no_dimensions 30;
+                shapes::every_dtype_keeps_its_size 30;
                 shapes::control_alone_and_beside_a_tensor 30;
                 shapes::up_to_three_hundred_parts 60;
                 shapes::beyond_the_limits_nothing_is_sent 30;

@@ -24,6 +24,25 @@ pub(crate) fn no_elements_and_no_dimensions(pairs: &dyn Pairs) {
     }
 }
 
+pub(crate) fn every_dtype_keeps_its_size(pairs: &dyn Pairs) {
+    let Pair { left, to_right, right, to_left } = pairs.pair();
+    for elements in [1, 3, 33, 40_000] {
+        let filled = |(seed, dtype): (usize, &Dtype)| {
+            let bytes = private(elements * dtype.size_bytes(), seed as u64).into_buffer();
+            Tensor::from_buffer(bytes, 0, *dtype, [elements as u64]).unwrap()
+        };
+        left.send(to_right, message_of(1, Dtype::ALL.iter().enumerate().map(filled), Vec::new()), soon(), None)
+            .unwrap();
+        let got = right.recv(wanted(Some(to_left), 1), anywhere(), soon(), None).unwrap();
+        assert_eq!(got.parts.len(), Dtype::ALL.len());
+        for (seed, (dtype, part)) in Dtype::ALL.iter().zip(&got.parts).enumerate() {
+            assert_eq!((part.dtype(), part.shape().dimensions()), (*dtype, &[elements as u64][..]));
+            check(part, elements * dtype.size_bytes(), seed as u64);
+            assert_eq!(part.buffer().len_bytes() / elements, dtype.size_bytes(), "no more memory than its elements");
+        }
+    }
+}
+
 fn control(length_bytes: usize) -> Vec<u8> {
     (0..length_bytes).map(|at| (at * 31 + at / 256) as u8).collect()
 }

@@ -66,7 +66,7 @@ pub(crate) fn works_are_awaited_and_call_back(pairs: &dyn Pairs) {
     }
 }
 
-/// Callbacks run with no lock of the link held, so that they may use it.
+/// Callbacks run with no lock of the link held, so that they may use it; on several threads, so in no order.
 pub(crate) fn a_callback_may_send_again(pairs: &dyn Pairs) {
     const COUNT: u64 = 3000;
     let Pair { left, to_right, right, to_left } = pairs.pair();
@@ -77,7 +77,8 @@ pub(crate) fn a_callback_may_send_again(pairs: &dyn Pairs) {
             let left = left.clone();
             work.on_complete(move |outcome| {
                 outcome.as_ref().expect("it was sent");
-                let _ = left.isend(to_right, message(2, private(10, seed), Mode::Copy)).expect("the link is alive");
+                let _ =
+                    left.isend(to_right, message(10 + seed, private(10, seed), Mode::Copy)).expect("the link is alive");
             });
             work
         })
@@ -90,7 +91,7 @@ pub(crate) fn a_callback_may_send_again(pairs: &dyn Pairs) {
         work.join().unwrap();
     }
     for seed in 0..COUNT {
-        let got = right.recv(wanted(Some(to_left), 2), anywhere(), soon(), None).unwrap();
+        let got = right.recv(wanted(Some(to_left), 10 + seed), anywhere(), soon(), None).unwrap();
         check(only(&got), 10, seed);
     }
 }
