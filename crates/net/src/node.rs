@@ -329,7 +329,8 @@ impl Node {
                 .elapsed(begun.elapsed())
                 .hint("the sender may be late, or may use another tag");
             self.inner.withdraw(ticket, late);
-            // A message that was found for the receive is on its way into it, and its link or its link's end completes it.
+            // A message that was found for the receive is on its way into it, and its link or its link's end completes
+            // it.
             work.wait_until(None, None)?;
             if let Err(interrupt) = ended {
                 if let Ok(message) = work.taken() {

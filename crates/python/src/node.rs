@@ -37,16 +37,14 @@ impl Slot {
         node.clone().ok_or_else(|| Error::new(ErrorKind::Closed, "the node was closed"))
     }
 
-    /// Ends every link and, unless somebody is still on the way back from a wait, the node. Idempotent.
+    /// Ends the node for every thread. Idempotent.
     pub(crate) fn close(&self) {
         if self.mark.is_stale() {
             return;
         }
         let node = self.node.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(node) = node else { return };
-        for link in node.links() {
-            // It may have ended by itself meanwhile.
-            let _ = node.close(link);
+        if let Some(node) = node {
+            node.shut_down();
         }
     }
 }

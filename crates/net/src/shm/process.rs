@@ -46,7 +46,15 @@ impl PeerProcess {
                 .map_err(|errno| Error::new(ErrorKind::PeerLost, format!("its process is gone ({errno})")))?,
         };
         let pid = u32::try_from(Pid::as_raw(Some(peer.pid))).unwrap_or(0);
-        Ok((Arc::new(Self { descriptor, aside: Mutex::default(), key: Mutex::new(None), seen_to_end: AtomicBool::new(false) }), pid))
+        Ok((
+            Arc::new(Self {
+                descriptor,
+                aside: Mutex::default(),
+                key: Mutex::new(None),
+                seen_to_end: AtomicBool::new(false),
+            }),
+            pid,
+        ))
     }
 
     /// True once the process is gone: nothing of it can write any more.

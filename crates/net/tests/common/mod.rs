@@ -48,7 +48,8 @@ pub(crate) fn start(job: &Job, role: &str, addresses: &[&Address]) -> Child {
 
 /// What an actor says to its test, and what the test waits for.
 pub(crate) fn say(text: &str) {
-    println!("\n[actor] {text}");
+    use std::io::Write;
+    writeln!(std::io::stdout(), "\n[actor] {text}").expect("the test listens");
 }
 
 /// Waits for an actor's word and returns what follows it.
