@@ -3,6 +3,8 @@
 //! Every test has a limit of its own; one that takes longer ends the whole run with its name, since a thread that hangs
 //! cannot be ended.
 
+#![allow(clippy::unwrap_used, reason = "all of this is tests, though the attribute is on the instances only")]
+
 mod big;
 mod content;
 mod cost;

@@ -77,8 +77,8 @@ pub(crate) fn a_callback_may_send_again(pairs: &dyn Pairs) {
             let left = left.clone();
             work.on_complete(move |outcome| {
                 outcome.as_ref().expect("it was sent");
-                let _ =
-                    left.isend(to_right, message(10 + seed, private(10, seed), Mode::Copy)).expect("the link is alive");
+                let again = message(10 + seed, private(10, seed), Mode::Copy);
+                drop(left.isend(to_right, again).expect("the link is alive"));
             });
             work
         })
