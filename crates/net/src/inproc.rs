@@ -166,8 +166,9 @@ impl InprocLink {
             let parts: Parts = message.parts.iter().map(|part| Part::inline(spec_of(part))).collect();
             let (envelope, sequence) = (message.envelope, message.sequence);
             let payload_bytes = message.parts.iter().map(|part| part.len_bytes() as u64).sum();
+            let control_bytes = message.control.len();
             drop(queue);
-            sink.begin(self.id, &Arrival { envelope, sequence, parts: &parts, payload_bytes })?
+            sink.begin(self.id, &Arrival { envelope, sequence, parts: &parts, payload_bytes, control_bytes })?
         };
         let mut landing = match verdict {
             Verdict::Pause => return Ok(Some(false)),

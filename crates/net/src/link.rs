@@ -87,6 +87,8 @@ pub struct Arrival<'a> {
     pub parts: &'a [Part],
     /// Bytes of all tensors.
     pub payload_bytes: u64,
+    /// Bytes of the control part.
+    pub control_bytes: usize,
 }
 
 /// Where an arriving message goes.

@@ -114,7 +114,7 @@ impl Matcher {
     }
 
     fn admit_unexpected(&self, arrival: &Arrival<'_>) -> Verdict {
-        let bytes = self.unexpected_bytes.saturating_add(arrival.payload_bytes);
+        let bytes = self.unexpected_bytes.saturating_add(arrival.payload_bytes + arrival.control_bytes as u64);
         let full = self.unexpected_messages >= UNEXPECTED_MESSAGES_MAX
             || (bytes > UNEXPECTED_BYTES_MAX && self.unexpected_messages > 0);
         if full {
@@ -233,5 +233,5 @@ fn check_against(places: &[Tensor], specs: impl ExactSizeIterator<Item = (Dtype,
 }
 
 fn bytes_of(message: &Message) -> u64 {
-    message.parts.iter().map(|part| part.len_bytes() as u64).sum()
+    message.parts.iter().map(|part| part.len_bytes() as u64).sum::<u64>() + message.control.len() as u64
 }

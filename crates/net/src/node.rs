@@ -9,7 +9,7 @@ use crate::chaos::{self, ChaosConfig};
 use crate::connect::Transport;
 use crate::counters::{Counters, Counts};
 use crate::entry::{Entry, Links};
-use crate::link::{Arrival, Handover, Hold, Landing, Link, Sink, Verdict};
+use crate::link::{Arrival, Handover, Hold, Landing, Link, Medium, Sink, Verdict};
 use crate::listen::Listening;
 use crate::matching::{Matcher, PostOutcome, Posted, Wanted, meet};
 use crate::message::{Message, Outgoing};
@@ -453,6 +453,13 @@ impl Inner {
                         .hint("drop the other handles and views first, or send by copy"));
                 }
                 Mode::Move => {}
+                // Asked here, for a buffer stays marked as shared.
+                Mode::Share if entry.link.medium() == Medium::Tcp => {
+                    return Err(Error::new(ErrorKind::Unsupported, "memory cannot be shared over TCP")
+                        .operation("send")
+                        .peer(entry.link.peer().clone())
+                        .hint("send by copy or move"));
+                }
                 Mode::Share => part.tensor.buffer().share()?,
             }
         }

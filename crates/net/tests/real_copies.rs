@@ -73,11 +73,11 @@ fn a_moved_tensor_is_the_same_memory_in_both_processes() {
     let mut faults = (1.0, 1.0);
     for window in 0..=ATTEMPTS {
         let before = common::page_faults();
-        for round in 0..LARGE_ROUNDS as usize {
+        for (round, time_us) in times_us.iter_mut().enumerate() {
             let begun = Instant::now();
             send(&node, link, 1, tensor, Mode::Move).expect("sent");
             tensor = receive(&node, Some(link), 1).expect("it comes back").into_tensor().expect("one");
-            times_us[round] = begun.elapsed().as_secs_f64() * 1e6;
+            *time_us = begun.elapsed().as_secs_f64() * 1e6;
             assert_eq!(tensor.as_slice::<u8>().expect("ours again")[round], round as u8, "its owner wrote it");
         }
         let own_faults = common::page_faults() - before;
@@ -98,7 +98,10 @@ fn a_moved_tensor_is_the_same_memory_in_both_processes() {
     }
     times_us.sort_by(f64::total_cmp);
     let p50_us = times_us[times_us.len() / 2];
-    println!("64 MiB by move: round trip p50 {p50_us:.2} µs, page faults per round trip {} + {}", faults.0, faults.1);
+    common::note(&format!(
+        "64 MiB by move: round trip p50 {p50_us:.2} µs, page faults per round trip {} + {}",
+        faults.0, faults.1
+    ));
     assert!(faults.0 < 0.01 && faults.1 < 0.01, "{faults:?} page faults per round trip");
     // The numbers that the two told each other are all that was copied.
     assert_eq!(node.counts().bytes_copied, numbers * 8);
@@ -149,9 +152,9 @@ fn a_spinning_ping_pong_switches_no_threads() {
         let peer_switches = number_in(&receive(&node, Some(link), 2).expect("told"));
         let peer_wakeups = number_in(&receive(&node, Some(link), 2).expect("told"));
         let per_message = (own_switches + peer_switches) as f64 / (2 * SMALL_ROUNDS) as f64;
-        println!(
+        common::note(&format!(
             "8 B ping-pong: {per_message:.5} voluntary switches per message, wake-ups {own_wakeups} + {peer_wakeups}"
-        );
+        ));
         let good = per_message < 0.01 && (own_wakeups, peer_wakeups) == (0, 0);
         send(&node, link, 3, number(&node, u64::from(good)), Mode::Copy).expect("sent");
         if good {
@@ -197,7 +200,7 @@ fn kept_tensors_do_not_stop_the_traffic() {
     hear(&child, "kept");
     let stats = node.arena().stats();
     let grown = common::resident_bytes().saturating_sub(resident_at_500);
-    println!("2,000 kept tensors: {stats:?}, private memory grown by {grown} bytes");
+    common::note(&format!("2,000 kept tensors: {stats:?}, private memory grown by {grown} bytes"));
     assert!(stats.lent_bytes <= 128 << 20, "{} bytes are lent", stats.lent_bytes);
     assert!(stats.mapped_bytes <= 256 << 20, "{} bytes are mapped", stats.mapped_bytes);
     assert!(grown < 16 << 20, "private memory grew by {grown} bytes");

@@ -87,7 +87,7 @@ fn a_killed_peer_is_noticed_even_with_a_forked_child() {
     assert_eq!(unsafe { libc::kill(victim.pid() as i32, libc::SIGKILL) }, 0);
     let error = waiting.join_timeout(Duration::from_secs(10)).expect_err("the peer is dead");
     let after = killed.elapsed();
-    println!("killed peer: {error} ({after:?})");
+    common::note(&format!("killed peer: {error} ({after:?})"));
     assert_eq!(error.kind(), ErrorKind::PeerLost);
     assert!(after < Duration::from_secs(1), "noticed after {after:?}");
     let about = error.about().expect("it names somebody");
@@ -142,7 +142,7 @@ fn silent_peer(transport: Transport, kind: &str) {
     sleeper.kill(libc::SIGSTOP).expect("it lives");
     let (error, _) = failure(|| receive(&node, Some(slept), 1));
     let after = stopped.elapsed();
-    println!("stopped peer over {kind}: {error} ({after:?})");
+    common::note(&format!("stopped peer over {kind}: {error} ({after:?})"));
     assert_eq!(error.kind(), ErrorKind::PeerLost);
     assert!(after > SILENCE - BEAT && after < SILENCE + BEAT * 4, "declared dead after {after:?}");
     count_on(&node, counted, 0..OPERATIONS / 2);
@@ -238,6 +238,6 @@ fn an_idle_mesh_of_eight_uses_no_processor() {
     let (begun, before) = (Instant::now(), used());
     std::thread::sleep(Duration::from_secs(5));
     let share = (used() - before) / begun.elapsed().as_secs_f64();
-    println!("idle mesh of {IDLERS}: {:.3} % of a core", share * 100.0);
+    common::note(&format!("idle mesh of {IDLERS}: {:.3} % of a core", share * 100.0));
     assert!(share < 0.01, "an idle mesh uses {:.3} % of a core", share * 100.0);
 }

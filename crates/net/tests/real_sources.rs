@@ -48,7 +48,7 @@ fn a_receive_from_anybody_takes_from_every_medium() {
         changes += u32::from(last.replace(message.source) != Some(message.source));
     }
     assert!(next.values().all(|count| *count == MESSAGES));
-    println!("any source: the source changed {changes} times in {} messages", 2 * MESSAGES);
+    common::note(&format!("any source: the source changed {changes} times in {} messages", 2 * MESSAGES));
     for (child, link) in children.iter().zip(links) {
         hear(child, "sent");
         send(&node, link, 2, number(&node, 0), Mode::Copy).expect("sent");

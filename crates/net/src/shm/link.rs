@@ -5,7 +5,7 @@ use super::memory::{Pair, Which};
 use super::process::PeerProcess;
 use super::receiving::{self, Receiving, Step};
 use super::ring::{Consumer, Kind as RecordKind, Producer};
-use super::sending::{self, Sending};
+use super::sending::{self, Ended, Sending};
 use crate::counters::Counters;
 use crate::doorbell::Doorbell;
 use crate::farewell::closed_by_peer;
@@ -195,7 +195,7 @@ impl ShmLink {
             return;
         }
         let _ = self.ended.set(reason.clone());
-        let (waiting, segments) = {
+        let Ended { waiting, segments, slots } = {
             let mut sending = self.sending.lock();
             let ended = sending.end();
             sending.producer.close(code.code());
@@ -210,9 +210,9 @@ impl ShmLink {
             done.complete(Err(reason.clone()));
         }
         let lent = std::mem::take(&mut *self.lent.lock());
-        if !lent.is_empty() || code == CloseReason::DeclaredDead {
+        if !lent.is_empty() || slots.is_some() || code == CloseReason::DeclaredDead {
             let retired = if code == CloseReason::DeclaredDead { segments } else { Vec::new() };
-            let aside = SetAside::new(lent, retired, self.arena.clone());
+            let aside = SetAside::new(lent, slots, retired, self.arena.clone());
             PeerProcess::keep_until_end(&self.process, aside, &self.node);
         }
         if code != CloseReason::DeclaredDead {

@@ -52,6 +52,8 @@ impl Lent {
 /// Loans and segments of a peer that is declared dead but may still be running, set aside until it is gone.
 pub(crate) struct SetAside {
     lent: Lent,
+    /// Slots whose last chunks the peer may not have copied yet.
+    slots: Option<Buffer>,
     segments: Vec<Arc<Segment>>,
     arena: Arena,
     /// False once the peer is gone; what is dropped before that is leaked on purpose.
@@ -59,11 +61,11 @@ pub(crate) struct SetAside {
 }
 
 impl SetAside {
-    pub(crate) fn new(lent: Lent, segments: Vec<Arc<Segment>>, arena: Arena) -> Self {
+    pub(crate) fn new(lent: Lent, slots: Option<Buffer>, segments: Vec<Arc<Segment>>, arena: Arena) -> Self {
         for segment in &segments {
             segment.retire();
         }
-        Self { lent, segments, arena, dangerous: true }
+        Self { lent, slots, segments, arena, dangerous: true }
     }
 
     /// The peer's process has ended: everything may be used again.
@@ -78,6 +80,7 @@ impl Drop for SetAside {
         if self.dangerous {
             // The peer may write these blocks at any time: nobody else may ever get them.
             std::mem::forget(loans);
+            std::mem::forget(self.slots.take());
             return;
         }
         for loan in loans.into_values() {

@@ -188,7 +188,7 @@ impl Receiving {
             &far
         };
         let (parts, control) = sheave_wire::parts::decode(area, header.part_count.into())?;
-        let arrival = arrival(&header, &parts);
+        let arrival = arrival(&header, &parts, control.len());
         let mut landing = match shore.sink.begin(shore.id, &arrival)? {
             Verdict::Pause => return Ok(Step::Paused),
             Verdict::Land(landing) => landing,
@@ -317,7 +317,7 @@ fn adopt(buffer: Buffer, part: &Part, place: Option<Tensor>, shore: &Shore<'_>) 
     Ok(place)
 }
 
-fn arrival<'a>(header: &Header, parts: &'a [Part]) -> Arrival<'a> {
+fn arrival<'a>(header: &Header, parts: &'a [Part], control_bytes: usize) -> Arrival<'a> {
     Arrival {
         envelope: Envelope {
             kind: header.kind,
@@ -329,6 +329,7 @@ fn arrival<'a>(header: &Header, parts: &'a [Part]) -> Arrival<'a> {
         sequence: header.sequence,
         parts,
         payload_bytes: header.payload_bytes,
+        control_bytes,
     }
 }
 

@@ -78,6 +78,15 @@ pub(crate) struct Sending {
     announced: HashMap<SegmentId, Weak<Segment>>,
 }
 
+/// What a link leaves behind.
+pub(crate) struct Ended {
+    pub(crate) waiting: Vec<Completer<()>>,
+    /// Segments that the peer has mapped.
+    pub(crate) segments: Vec<Arc<Segment>>,
+    /// Slots that the peer has not emptied.
+    pub(crate) slots: Option<Buffer>,
+}
+
 /// A message whose parts have their places and whose control area is on its way.
 struct Assembly {
     header: [u8; HEADER_BYTES],
@@ -175,12 +184,14 @@ impl Sending {
     }
 
     /// Ends everything that waits, for a link that has ended. The caller completes it with no lock held.
-    pub(crate) fn end(&mut self) -> (Vec<Completer<()>>, Vec<Arc<Segment>>) {
+    pub(crate) fn end(&mut self) -> Ended {
         let mut waiting: Vec<_> = self.outbox.drain().into_iter().map(|waiting| waiting.done).collect();
         waiting.extend(self.assembly.take().map(|assembly| assembly.done));
         waiting.extend(self.stream.take().map(|stream| stream.done));
         let segments = std::mem::take(&mut self.announced);
-        (waiting, segments.into_values().filter_map(|segment| segment.upgrade()).collect())
+        let segments = segments.into_values().filter_map(|segment| segment.upgrade()).collect();
+        let slots = self.slots.take().filter(|_| self.chunks_filled != self.producer.chunks_taken());
+        Ended { waiting, segments, slots }
     }
 
     fn header(&self, message: &Outgoing, part_count: usize, area_bytes: usize, payload_bytes: u64) -> Header {

@@ -221,7 +221,7 @@ impl Reading {
 
     fn arrived(&mut self, header: Header, parts: Parts, control: Vec<u8>, shore: &Shore<'_>) -> Result<Step> {
         let (envelope, sequence, payload_bytes) = (envelope_of(&header), header.sequence, header.payload_bytes);
-        let arrival = Arrival { envelope, sequence, parts: &parts, payload_bytes };
+        let arrival = Arrival { envelope, sequence, parts: &parts, payload_bytes, control_bytes: control.len() };
         let mut landing = match shore.sink.begin(shore.id, &arrival)? {
             Verdict::Pause => {
                 self.state = State::Arrived { header, parts, control };

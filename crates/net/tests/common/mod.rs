@@ -52,6 +52,12 @@ pub(crate) fn say(text: &str) {
     writeln!(std::io::stdout(), "\n[actor] {text}").expect("the test listens");
 }
 
+/// Says what a test has measured; for the reader of its output.
+pub(crate) fn note(text: &str) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
 /// Waits for an actor's word and returns what follows it.
 pub(crate) fn hear(child: &Child, text: &str) -> String {
     let marked = format!("[actor] {text}");
