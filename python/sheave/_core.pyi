@@ -128,7 +128,7 @@ class Node:
         local_ranks: int | None = None,
         arena_bytes: int | None = None,
         liveness_timeout: float | None = None,
-        transport: Literal["auto", "shm", "tcp"] = "auto",
+        transport: Literal["auto", "shm", "tcp"] | None = None,
     ) -> Self: ...
     @property
     def identity(self) -> Peer: ...

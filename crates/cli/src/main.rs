@@ -43,7 +43,7 @@ impl From<sheave_base::Error> for Failure {
 
 fn main() -> ExitCode {
     let outcome = match Arguments::try_parse() {
-        Ok(Arguments { command: Command::Bench(command) }) => bench::run(command),
+        Ok(Arguments { command }) => check_environment().and_then(|()| run(command)),
         Err(error) if error.use_stderr() => {
             let asks_for_help = error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
             let text = error.render().to_string();
@@ -67,6 +67,20 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn run(command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Bench(command) => bench::run(command),
+    }
+}
+
+/// A misspelt variable or a value out of range is a mistake on the command line.
+fn check_environment() -> Result<(), Failure> {
+    let names = std::env::vars_os().map(|(name, _)| name);
+    let checked = sheave_base::config::check_names(names)
+        .and_then(|()| sheave_base::config::Settings::from_lookup(|name| std::env::var_os(name)));
+    checked.map(|_| ()).map_err(|error| Failure::Usage(error.to_string()))
 }
 
 /// Tells the user on standard error, as one line if `short`. Nobody to tell is no reason to fail.

@@ -15,6 +15,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, getpeername, getsockname,
     recv, send, socket_with, sockopt,
 };
+use sheave_base::config::Transport;
 use sheave_base::limits::HANDSHAKE_BYTES_MAX;
 use sheave_base::work::Interrupt;
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Peer, Result};
@@ -29,18 +30,6 @@ const RETRY_MIN: Duration = Duration::from_millis(5);
 const RETRY_MAX: Duration = Duration::from_millis(320);
 /// How long one sleep lasts at most before the interrupt is asked.
 const SLICE: Duration = Duration::from_millis(100);
-
-/// What a node's links to other processes run over.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Transport {
-    /// Shared memory on one host, TCP else.
-    #[default]
-    Auto,
-    /// Shared memory or nothing.
-    Shm,
-    /// TCP, also on one host.
-    Tcp,
-}
 
 impl Node {
     /// Links this node to the one that listens at `address`. Blocks until the link is ready, for at most until `until`.

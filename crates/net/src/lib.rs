@@ -41,7 +41,6 @@ pub mod shm;
 mod tcp;
 
 pub use address::Address;
-pub use connect::Transport;
 pub use counters::{Counters, Counts};
 pub use doorbell::Doorbell;
 pub use link::{Link, Medium};
@@ -50,3 +49,4 @@ pub use matching::Wanted;
 pub use message::{Envelope, Message, Outgoing, Part};
 pub use node::{Liveness, Node, NodeConfig};
 pub use progress::WaitPolicy;
+pub use sheave_base::config::Transport;

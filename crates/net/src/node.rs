@@ -6,7 +6,6 @@
 //! is gone before `drop` returns.
 
 use crate::chaos::{self, ChaosConfig};
-use crate::connect::Transport;
 use crate::counters::{Counters, Counts};
 use crate::entry::{Entry, Links};
 use crate::link::{Arrival, Handover, Hold, Landing, Link, Medium, Sink, Verdict};
@@ -16,6 +15,7 @@ use crate::message::{Message, Outgoing};
 use crate::outbox::capture;
 use crate::progress::{Progress, WaitPolicy};
 use parking_lot::Mutex;
+use sheave_base::config::{Settings, Transport};
 use sheave_base::fork::ForkMark;
 use sheave_base::limits;
 use sheave_base::secret::Resolved;
@@ -83,22 +83,40 @@ fn notice_on_stderr(text: &str) {
 }
 
 impl NodeConfig {
-    /// The usual settings for a node of this name.
+    /// The default settings for a node of this name.
     #[must_use]
     pub fn named(name: impl Into<String>) -> Self {
+        Self::with_settings(name, &Settings::default())
+    }
+
+    /// A node of this name as the user has set it up.
+    #[must_use]
+    pub fn with_settings(name: impl Into<String>, settings: &Settings) -> Self {
+        let usual = WaitPolicy::for_ranks(settings.local_ranks);
         Self {
             name: name.into(),
             role: "rank".into(),
             rank: None,
-            local_ranks: 2,
-            arena: ArenaConfig::default(),
-            liveness: Liveness::default(),
-            wait: None,
+            local_ranks: settings.local_ranks,
+            arena: ArenaConfig {
+                capacity_bytes: settings.arena_bytes,
+                lent_fraction: settings.arena_lent_fraction,
+                ..ArenaConfig::default()
+            },
+            liveness: Liveness {
+                beat: settings.liveness_beat,
+                timeout: settings.liveness_timeout,
+                kill_silent: settings.kill_silent,
+            },
+            wait: (settings.wait_spin.is_some() || settings.wait_yield.is_some()).then(|| WaitPolicy {
+                spin: settings.wait_spin.unwrap_or(usual.spin),
+                yielding: settings.wait_yield.unwrap_or(usual.yielding),
+            }),
             chaos: None,
             notice: notice_on_stderr,
             secret: None,
-            transport: Transport::Auto,
-            handshake_timeout: limits::HANDSHAKE_TIMEOUT,
+            transport: settings.transport,
+            handshake_timeout: settings.handshake_timeout,
         }
     }
 }

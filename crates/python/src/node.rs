@@ -9,6 +9,7 @@ use crate::work::{PyWork, received};
 use crate::{dtype, life};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use sheave_base::config::Settings;
 use sheave_base::fork::ForkMark;
 use sheave_base::limits::JOIN_TIMEOUT;
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, Work};
@@ -136,7 +137,7 @@ impl PyNode {
     #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
     #[pyo3(signature = (
         name = None, role = None, *, rank = None, local_ranks = None, arena_bytes = None, liveness_timeout = None,
-        transport = "auto"
+        transport = None
     ))]
     fn new(
         py: Python<'_>,
@@ -146,11 +147,15 @@ impl PyNode {
         local_ranks: Option<usize>,
         arena_bytes: Option<u64>,
         liveness_timeout: Option<f64>,
-        transport: &str,
+        transport: Option<&str>,
     ) -> PyResult<Self> {
-        let mut config = NodeConfig::named(name.unwrap_or_else(|| format!("python-{}", std::process::id())));
+        let settings = Settings::from_lookup(|name| std::env::var_os(name)).or_raise(py)?;
+        let name = name.unwrap_or_else(|| format!("python-{}", std::process::id()));
+        let mut config = NodeConfig::with_settings(name, &settings);
         config.rank = rank;
-        config.transport = transport_named(transport).or_raise(py)?;
+        if let Some(transport) = transport {
+            config.transport = transport_named(transport).or_raise(py)?;
+        }
         config.role = role.unwrap_or(config.role);
         config.local_ranks = local_ranks.unwrap_or(config.local_ranks);
         config.arena.capacity_bytes = arena_bytes.unwrap_or(config.arena.capacity_bytes);

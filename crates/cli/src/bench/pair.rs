@@ -3,6 +3,7 @@
 use super::Transport;
 use super::child::{Follower, Invitation};
 use super::traffic::Side;
+use sheave_base::config::Settings;
 use sheave_base::secret::Resolved;
 use sheave_base::{Error, ErrorKind, Result, Secret};
 use sheave_net::{ListenConfig, Node, NodeConfig, inproc};
@@ -26,7 +27,8 @@ impl Pair {
     }
 
     fn of_threads(pin: bool) -> Result<Self> {
-        let (node, other) = (Node::start(NodeConfig::named("leader"))?, Node::start(NodeConfig::named("follower"))?);
+        let start = |name: &str| Node::start(NodeConfig::with_settings(name, &settings()?));
+        let (node, other) = (start("leader")?, start("follower")?);
         let (link, back) = inproc::connect(&node, &other)?;
         let follower = Side { node: other, link: back };
         let follow = move || {
@@ -67,7 +69,12 @@ impl Pair {
 pub(super) fn node_config(name: &str, transport: Transport, secret: &str) -> Result<NodeConfig> {
     let transport = if transport == Transport::Tcp { sheave_net::Transport::Tcp } else { sheave_net::Transport::Shm };
     let secret = Resolved { secret: Secret::new(secret.as_bytes())?, source: "the measurement".to_owned() };
-    Ok(NodeConfig { transport, secret: Some(secret), ..NodeConfig::named(name) })
+    Ok(NodeConfig { transport, secret: Some(secret), ..NodeConfig::with_settings(name, &settings()?) })
+}
+
+/// What the user has set up in the environment.
+fn settings() -> Result<Settings> {
+    Settings::from_lookup(|name| std::env::var_os(name))
 }
 
 /// A secret for this one pair.

@@ -2,7 +2,7 @@
 //!
 //! Two nodes that have authenticated each other over a Unix socket exchange descriptors: the initiator offers a sealed
 //! memfd with both rings and its doorbell, the responder answers with its own doorbell. From then on messages go
-//! through the rings ([`ring`]), large tensors through the arenas ([`sending`] says how), and the socket carries only
+//! through the rings (`ring`), large tensors through the arenas (`sending` says how), and the socket carries only
 //! further descriptors and the news of its own end.
 
 mod channel;
