@@ -168,7 +168,8 @@ impl InprocLink {
             let payload_bytes = message.parts.iter().map(|part| part.len_bytes() as u64).sum();
             let control_bytes = message.control.len();
             drop(queue);
-            sink.begin(self.id, &Arrival { envelope, sequence, parts: &parts, payload_bytes, control_bytes })?
+            let ending = self.inbound.reason().is_some();
+            sink.begin(self.id, &Arrival { envelope, sequence, parts: &parts, payload_bytes, control_bytes, ending })?
         };
         let mut landing = match verdict {
             Verdict::Pause => return Ok(Some(false)),

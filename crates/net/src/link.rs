@@ -89,6 +89,8 @@ pub struct Arrival<'a> {
     pub payload_bytes: u64,
     /// Bytes of the control part.
     pub control_bytes: usize,
+    /// The peer has ended the link: what is left of it is no more than the medium holds, and is let in beyond the limits.
+    pub ending: bool,
 }
 
 /// Where an arriving message goes.

@@ -117,7 +117,7 @@ impl Matcher {
         let bytes = self.unexpected_bytes.saturating_add(arrival.payload_bytes + arrival.control_bytes as u64);
         let full = self.unexpected_messages >= UNEXPECTED_MESSAGES_MAX
             || (bytes > UNEXPECTED_BYTES_MAX && self.unexpected_messages > 0);
-        if full {
+        if full && !arrival.ending {
             return Verdict::Pause;
         }
         Verdict::Land(Landing { receive: None, refusal: None })

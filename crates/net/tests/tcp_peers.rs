@@ -42,7 +42,8 @@ fn an_honest_raw_peer_is_understood() {
     let (server, link, mut stream) = joined();
     stream.write_all(&Header { sequence: 1, ..Header::new(Kind::Beat) }.encode()).unwrap();
     let mut area = Vec::new();
-    sheave_wire::parts::encode(&[Part::inline(TensorSpec::new(2, &[3]))], &mut area).unwrap();
+    sheave_wire::parts::encode(&[Part::inline(TensorSpec::new(sheave_tensor::Dtype::U8.code(), &[3]))], &mut area)
+        .unwrap();
     let header = Header { part_count: 1, control_bytes: area.len() as u32, payload_bytes: 3, ..data(2) };
     for byte in [&header.encode()[..], &area, &[7, 8, 9]].concat() {
         stream.write_all(&[byte]).unwrap();
@@ -64,7 +65,7 @@ fn frames_that_no_peer_sends_end_the_link() {
     damaged[20] ^= 1;
     let mut block = Vec::new();
     let placement = Placement::Block { segment: 1, offset: 0, loan: 1 };
-    let part = Part { spec: TensorSpec::new(2, &[3]), placement, shared: false };
+    let part = Part { spec: TensorSpec::new(sheave_tensor::Dtype::U8.code(), &[3]), placement, shared: false };
     sheave_wire::parts::encode(&[part], &mut block).unwrap();
     let blocked = Header { part_count: 1, control_bytes: block.len() as u32, payload_bytes: 3, ..data(1) };
     let frames: [(&str, Vec<u8>); 6] = [

@@ -137,7 +137,7 @@ impl ShmLink {
         Ok(moved)
     }
 
-    fn take_in(&self, receiving: &mut Receiving, sink: &dyn Sink, budget: usize) -> Result<Taken> {
+    fn take_in(&self, receiving: &mut Receiving, sink: &dyn Sink, budget: usize, ending: bool) -> Result<Taken> {
         let shore = receiving::Shore {
             id: self.id,
             socket: &self.socket,
@@ -146,6 +146,7 @@ impl ShmLink {
             arena: &self.arena,
             counters: &self.counters,
             sink,
+            ending,
         };
         let mut taken = Taken { moved: false, paused: false };
         for _ in 0..budget {
@@ -269,7 +270,7 @@ impl Link for ShmLink {
         }
         // Read before the ring is: what was sent before the end is in the ring now.
         let end = self.find_end(&mut receiving);
-        let taken = match self.take_in(&mut receiving, sink, budget) {
+        let taken = match self.take_in(&mut receiving, sink, budget, end.is_some()) {
             Ok(taken) => taken,
             Err(error) => {
                 drop(receiving);
@@ -279,8 +280,7 @@ impl Link for ShmLink {
             }
         };
         drop(receiving);
-        // A message that finds no room ends with the link: receives that wait for others must not wait for ever.
-        if let Some(reason) = end.filter(|_| !taken.moved) {
+        if let Some(reason) = end.filter(|_| !taken.moved && !taken.paused) {
             self.end(&reason, CloseReason::Finished);
             return Polled::Ended(reason);
         }

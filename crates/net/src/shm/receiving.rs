@@ -27,6 +27,8 @@ pub(crate) struct Shore<'a> {
     pub(crate) arena: &'a Arena,
     pub(crate) counters: &'a Counters,
     pub(crate) sink: &'a dyn Sink,
+    /// The peer has ended the link.
+    pub(crate) ending: bool,
 }
 
 /// What the holder of the poll token changes.
@@ -188,7 +190,7 @@ impl Receiving {
             &far
         };
         let (parts, control) = sheave_wire::parts::decode(area, header.part_count.into())?;
-        let arrival = arrival(&header, &parts, control.len());
+        let arrival = arrival(&header, &parts, control.len(), shore.ending);
         let mut landing = match shore.sink.begin(shore.id, &arrival)? {
             Verdict::Pause => return Ok(Step::Paused),
             Verdict::Land(landing) => landing,
@@ -317,7 +319,7 @@ fn adopt(buffer: Buffer, part: &Part, place: Option<Tensor>, shore: &Shore<'_>) 
     Ok(place)
 }
 
-fn arrival<'a>(header: &Header, parts: &'a [Part], control_bytes: usize) -> Arrival<'a> {
+fn arrival<'a>(header: &Header, parts: &'a [Part], control_bytes: usize, ending: bool) -> Arrival<'a> {
     Arrival {
         envelope: Envelope {
             kind: header.kind,
@@ -330,6 +332,7 @@ fn arrival<'a>(header: &Header, parts: &'a [Part], control_bytes: usize) -> Arri
         parts,
         payload_bytes: header.payload_bytes,
         control_bytes,
+        ending,
     }
 }
 

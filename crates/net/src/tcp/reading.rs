@@ -12,6 +12,7 @@ use crate::counters::Counters;
 use crate::farewell::closed_by_peer;
 use crate::link::{Arrival, Landing, Sink, Verdict};
 use crate::message::{Envelope, Message};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, readv};
 use sheave_base::{Error, ErrorKind, LinkId, Peer, Result, Tag};
 use sheave_tensor::Tensor;
@@ -49,6 +50,7 @@ pub(crate) struct Reading {
     /// Whole messages may wait in the buffer.
     ready: bool,
     paused: bool,
+    paused_before: bool,
 }
 
 /// Where in a frame the stream stands.
@@ -108,6 +110,7 @@ impl Reading {
             heard: Instant::now(),
             ready: !early.is_empty(),
             paused: false,
+            paused_before: false,
         })
     }
 
@@ -129,7 +132,7 @@ impl Reading {
         let mut taken = Taken::default();
         let (mut delivered, mut drained) = (0, false);
         self.ready = false;
-        self.paused = false;
+        self.paused_before = std::mem::take(&mut self.paused);
         while delivered < budget {
             match self.step(shore)? {
                 Step::Moved => taken.moved = true,
@@ -221,7 +224,10 @@ impl Reading {
 
     fn arrived(&mut self, header: Header, parts: Parts, control: Vec<u8>, shore: &Shore<'_>) -> Result<Step> {
         let (envelope, sequence, payload_bytes) = (envelope_of(&header), header.sequence, header.payload_bytes);
-        let arrival = Arrival { envelope, sequence, parts: &parts, payload_bytes, control_bytes: control.len() };
+        // Asked only by a message that was refused before: the first refusal is followed by another look.
+        let ending = self.paused_before && has_hung_up(shore.socket);
+        let control_bytes = control.len();
+        let arrival = Arrival { envelope, sequence, parts: &parts, payload_bytes, control_bytes, ending };
         let mut landing = match shore.sink.begin(shore.id, &arrival)? {
             Verdict::Pause => {
                 self.state = State::Arrived { header, parts, control };
@@ -370,6 +376,13 @@ fn envelope_of(header: &Header) -> Envelope {
         correlation: header.correlation,
         epoch: header.epoch,
     }
+}
+
+/// The peer has closed or lost its end; what it sent before may still be unread.
+fn has_hung_up(socket: BorrowedFd<'_>) -> bool {
+    let mut descriptors = [PollFd::new(&socket, PollFlags::RDHUP)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    matches!(poll(&mut descriptors, Some(&now)), Ok(1))
 }
 
 fn connection_lost(errno: Errno, peer: &Peer) -> Error {

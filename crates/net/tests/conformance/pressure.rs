@@ -74,7 +74,7 @@ pub(crate) fn a_receiver_that_takes_nothing_pushes_back(pairs: &dyn Pairs) {
     assert_eq!(full.kind(), ErrorKind::LimitExceeded);
     assert_eq!(full.about().map(|peer| peer.name.as_str()), Some("right"), "{full}");
     assert!(flood.sent as usize >= UNEXPECTED_MESSAGES_MAX + OUTBOUND_MESSAGES_MAX);
-    assert_eq!(right.unexpected(), (UNEXPECTED_MESSAGES_MAX, UNEXPECTED_MESSAGES_MAX as u64 * 8));
+    assert_eq!(right.unexpected(), (UNEXPECTED_MESSAGES_MAX, UNEXPECTED_MESSAGES_MAX as u64 * (8 + 512)));
 
     for number in 0..flood.sent {
         let got = right.recv(wanted(Some(*to_left), 1), anywhere(), soon(), None).unwrap();
