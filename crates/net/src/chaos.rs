@@ -370,6 +370,11 @@ impl Link for ChaosLink {
         Ok(handover)
     }
 
+    fn capture(&self) -> Result<()> {
+        self.outbound.lock().held.capture_all()?;
+        self.inner.capture()
+    }
+
     fn poll(&self, sink: &dyn Sink, budget: usize) -> Polled {
         if let Some(ended) = self.end_by_cut() {
             return ended;

@@ -245,6 +245,10 @@ impl Link for InprocLink {
         ))
     }
 
+    fn capture(&self) -> Result<()> {
+        self.outbox.lock().outbox.capture_all()
+    }
+
     fn poll(&self, sink: &dyn Sink, budget: usize) -> Polled {
         let Some(_token) = self.token.try_lock() else { return Polled::Busy };
         let mut moved = self.flush();

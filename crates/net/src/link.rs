@@ -89,7 +89,8 @@ pub struct Arrival<'a> {
     pub payload_bytes: u64,
     /// Bytes of the control part.
     pub control_bytes: usize,
-    /// The peer has ended the link: what is left of it is no more than the medium holds, and is let in beyond the limits.
+    /// The peer has ended the link: what is left of it is no more than the medium holds, and is let in beyond the
+    /// limits.
     pub ending: bool,
 }
 
@@ -148,6 +149,9 @@ pub trait Link: Send + Sync {
     /// Takes a message. Never blocks. Fails when the link has ended, when the message breaks a limit, or when too many
     /// messages wait already; then nothing of it was sent.
     fn send(&self, message: Outgoing, hold: Hold) -> Result<Handover>;
+
+    /// Captures whatever waits to be sent by copy, so that its senders may go on and change it.
+    fn capture(&self) -> Result<()>;
 
     /// Moves up to `budget` messages in and whatever waits out. Never blocks.
     fn poll(&self, sink: &dyn Sink, budget: usize) -> Polled;

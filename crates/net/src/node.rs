@@ -260,7 +260,8 @@ impl Node {
 
     /// Sends a message and returns when its tensors are free again: captured, moved, or on their way.
     ///
-    /// Blocks while the link has no room. `until` and `interrupt` end the wait, not the operation.
+    /// Blocks while the link has no room. `until` and `interrupt` end the wait, not the operation: what is
+    /// not sent by then is captured and follows.
     ///
     /// # Errors
     ///
@@ -279,6 +280,10 @@ impl Node {
                 let begun = Instant::now();
                 let ended = work.wait_until(until, interrupt);
                 if !matches!(ended, Ok(true)) {
+                    // The message goes on without its caller, who may change the tensor from now on.
+                    if let Ok(entry) = self.inner.entry(link) {
+                        entry.link.capture()?;
+                    }
                     self.inner.progress.ring();
                 }
                 if ended? {

@@ -1,7 +1,7 @@
 //! Messages that wait for room on a link, in order, each with the work of its sender.
 
 use crate::link::Hold;
-use crate::message::Outgoing;
+use crate::message::{Outgoing, Part};
 use sheave_base::limits::OUTBOUND_MESSAGES_MAX;
 use sheave_base::work::{Completer, Drive, driven};
 use sheave_base::{Error, ErrorKind, LinkId, Result, Work};
@@ -50,14 +50,16 @@ impl Outbox {
             .hint("wait for earlier sends before making new ones"));
         }
         if hold == Hold::Capture {
-            for part in message.parts.iter_mut().filter(|part| part.mode == Mode::Copy) {
-                part.tensor = capture(&part.tensor)?;
-                part.lease = None;
-            }
+            capture_copied(&mut message.parts)?;
         }
         let (done, work) = driver.work();
         self.waiting.push_back(Waiting { message, done });
         Ok(work)
+    }
+
+    /// Captures everything that waits to be copied: a caller has given up waiting for it.
+    pub(crate) fn capture_all(&mut self) -> Result<()> {
+        self.waiting.iter_mut().try_for_each(|waiting| capture_copied(&mut waiting.message.parts))
     }
 
     pub(crate) fn front(&self) -> Option<&Waiting> {
@@ -77,6 +79,15 @@ impl Outbox {
     pub(crate) fn drain(&mut self) -> VecDeque<Waiting> {
         std::mem::take(&mut self.waiting)
     }
+}
+
+/// Captures the tensors that are sent by copy and are still the caller's.
+pub(crate) fn capture_copied(parts: &mut [Part]) -> Result<()> {
+    for part in parts.iter_mut().filter(|part| part.mode == Mode::Copy && part.lease.is_some()) {
+        part.tensor = capture(&part.tensor)?;
+        part.lease = None;
+    }
+    Ok(())
 }
 
 /// A private copy of a tensor's bytes.

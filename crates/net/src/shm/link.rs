@@ -263,6 +263,10 @@ impl Link for ShmLink {
         }
     }
 
+    fn capture(&self) -> Result<()> {
+        self.sending.lock().capture()
+    }
+
     fn poll(&self, sink: &dyn Sink, budget: usize) -> Polled {
         let Some(mut receiving) = self.receiving.try_lock() else { return Polled::Busy };
         if let Some(reason) = self.ended.get() {

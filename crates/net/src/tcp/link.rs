@@ -168,6 +168,10 @@ impl Link for TcpLink {
         handover.map_err(|error| if error.about().is_some() { error } else { error.peer(self.peer.clone()) })
     }
 
+    fn capture(&self) -> Result<()> {
+        self.writing.lock().capture()
+    }
+
     fn poll(&self, sink: &dyn Sink, budget: usize) -> Polled {
         let Some(mut reading) = self.reading.try_lock() else { return Polled::Busy };
         if let Some(reason) = self.ended.get() {

@@ -87,6 +87,16 @@ impl Writing {
         Ok(Handover::Queued(work))
     }
 
+    /// Captures whatever waits to be sent by copy. A message whose head is sent must be captured or the stream ends.
+    pub(crate) fn capture(&mut self) -> Result<()> {
+        self.outbox.capture_all()?;
+        let outcome = self.begun.as_mut().map_or(Ok(()), |begun| begun.frame.capture_rest());
+        if let Err(error) = &outcome {
+            self.failed = Some(error.clone());
+        }
+        outcome
+    }
+
     /// Writes what waits. True when something moved; works that ended are added to `finished`.
     pub(crate) fn flush(&mut self, shore: &Shore<'_>, finished: &mut Finished) -> Result<bool> {
         if let Some(error) = &self.failed {

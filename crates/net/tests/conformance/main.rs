@@ -38,6 +38,7 @@ macro_rules! conformance {
                 places::a_place_has_one_writer 30;
                 big::one_message_of_a_gibibyte 300;
                 modes::copy_is_captured_before_send_returns 60;
+                modes::a_copy_whose_sender_gives_up_is_captured 60;
                 modes::move_needs_the_only_handle_and_gives_it_away 60;
                 modes::move_copies_nothing 60;
                 modes::share_aliases_or_is_unsupported 30;

@@ -33,6 +33,21 @@ pub(crate) fn copy_is_captured_before_send_returns(pairs: &dyn Pairs) {
     }
 }
 
+pub(crate) fn a_copy_whose_sender_gives_up_is_captured(pairs: &dyn Pairs) {
+    const LENGTH_BYTES: usize = 32 << 20;
+    let Pair { left, to_right, right, to_left } = pairs.pair();
+    for seed in 0..4 {
+        let mut source = private(LENGTH_BYTES, seed);
+        let now = Some(std::time::Instant::now());
+        if let Err(late) = left.send(to_right, message(seed, source.clone(), Mode::Copy), now, None) {
+            assert_eq!(late.kind(), ErrorKind::DeadlineExceeded, "{late}");
+        }
+        fill(source.bytes_mut().expect("nobody holds it any more"), !0);
+        let got = right.recv(wanted(Some(to_left), seed), anywhere(), soon(), None).unwrap();
+        check(only(&got), LENGTH_BYTES, seed);
+    }
+}
+
 pub(crate) fn move_needs_the_only_handle_and_gives_it_away(pairs: &dyn Pairs) {
     let Pair { left, to_right, right, to_left } = pairs.pair();
     for length_bytes in LENGTHS {
