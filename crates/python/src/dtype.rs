@@ -37,7 +37,7 @@ const TABLE: [Known; 14] = [
 
 fn entry(dtype: Dtype) -> &'static Known {
     // The table is in the order of the codes, which start at one.
-    &TABLE[usize::from(dtype.code()) - 1]
+    &TABLE[usize::from(dtype.code())]
 }
 
 /// The name that numpy, torch and jax use.
