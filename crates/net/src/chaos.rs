@@ -154,7 +154,7 @@ pub(crate) fn wrap(link: Arc<dyn Link>, node: &Inner, id: LinkId) -> Arc<dyn Lin
         None => link,
         Some(config) => {
             let bell = Arc::clone(&node.progress.doorbell);
-            let driver = SendDriver { node: node.weak.clone(), link: id };
+            let driver = SendDriver::new(node, id);
             Arc::new(ChaosLink::new(link, config, id, bell, driver))
         }
     }
@@ -371,7 +371,7 @@ impl Link for ChaosLink {
     }
 
     fn capture(&self) -> Result<()> {
-        self.outbound.lock().held.capture_all()?;
+        self.outbound.lock().held.capture_all(&self.driver)?;
         self.inner.capture()
     }
 

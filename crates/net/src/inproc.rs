@@ -97,7 +97,7 @@ pub fn connect(one: &Node, other: &Node) -> Result<(LinkId, LinkId)> {
                 token: Mutex::new(()),
                 arena: own.arena.clone(),
                 counters: Arc::clone(&own.counters),
-                driver: SendDriver { node: own.weak.clone(), link: id },
+                driver: SendDriver::new(&own, id),
             }))
         }
     };
@@ -246,7 +246,7 @@ impl Link for InprocLink {
     }
 
     fn capture(&self) -> Result<()> {
-        self.outbox.lock().outbox.capture_all()
+        self.outbox.lock().outbox.capture_all(&self.driver)
     }
 
     fn poll(&self, sink: &dyn Sink, budget: usize) -> Polled {

@@ -12,7 +12,7 @@ use crate::link::{Arrival, Handover, Hold, Landing, Link, Medium, Sink, Verdict}
 use crate::listen::Listening;
 use crate::matching::{Matcher, PostOutcome, Posted, Wanted, meet};
 use crate::message::{Message, Outgoing};
-use crate::outbox::capture;
+use crate::outbox::SendDriver;
 use crate::progress::{Progress, WaitPolicy};
 use parking_lot::Mutex;
 use sheave_base::config::{Settings, Transport};
@@ -552,8 +552,9 @@ impl Inner {
     /// A message whose receive was interrupted waits for the next one. What lies in the caller's memory is captured.
     fn put_back(&self, mut message: Message, in_place: bool) -> Result<()> {
         if in_place {
+            let driver = SendDriver::new(self, message.source);
             for part in &mut message.parts {
-                *part = capture(part)?;
+                *part = driver.capture(part)?;
             }
         }
         self.matcher.lock().put_back(message);

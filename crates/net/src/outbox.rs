@@ -1,11 +1,14 @@
 //! Messages that wait for room on a link, in order, each with the work of its sender.
 
+use crate::counters::Counters;
+use crate::entry;
 use crate::link::Hold;
-use crate::message::{Outgoing, Part};
+use crate::message::{Outgoing, Part, spec_of};
+use crate::node::Inner;
 use sheave_base::limits::OUTBOUND_MESSAGES_MAX;
 use sheave_base::work::{Completer, Drive, driven};
 use sheave_base::{Error, ErrorKind, LinkId, Result, Work};
-use sheave_tensor::{Mode, Tensor};
+use sheave_tensor::{Arena, Mode, Tensor};
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
@@ -15,13 +18,39 @@ pub(crate) struct Waiting {
     pub(crate) done: Completer<()>,
 }
 
-/// Makes works whose waiters drive the node that owns the link.
+/// What the queues of a link know about their node: its works' driver, and where captured tensors lie.
 pub(crate) struct SendDriver {
-    pub(crate) node: Weak<dyn Drive>,
-    pub(crate) link: LinkId,
+    node: Weak<dyn Drive>,
+    link: LinkId,
+    arena: Arena,
+    counters: Arc<Counters>,
 }
 
 impl SendDriver {
+    pub(crate) fn new(node: &Inner, link: LinkId) -> Self {
+        let (arena, counters) = (node.arena.clone(), Arc::clone(&node.counters));
+        Self { node: node.weak.clone(), link, arena, counters }
+    }
+
+    /// A copy of a tensor that is the queue's own, in the arena while that has room.
+    pub(crate) fn capture(&self, tensor: &Tensor) -> Result<Tensor> {
+        let copy = entry::place(&self.arena, &spec_of(tensor))?;
+        // SAFETY: the copy is fresh memory of the same length; the source is held by the caller's handle, and writers
+        // that share it do so at the caller's explicit risk.
+        unsafe { sheave_tensor::copy_bytes(copy.ptr(), tensor.ptr(), tensor.len_bytes()) };
+        Counters::add(&self.counters.bytes_copied, tensor.len_bytes() as u64);
+        Ok(copy)
+    }
+
+    /// Captures the tensors that are sent by copy and are still the caller's. The captured ones are the queue's to give
+    /// away, so that they need not be copied again.
+    pub(crate) fn capture_copied(&self, parts: &mut [Part]) -> Result<()> {
+        for part in parts.iter_mut().filter(|part| part.mode == Mode::Copy && part.lease.is_some()) {
+            *part = Part::new(self.capture(&part.tensor)?, Mode::Move);
+        }
+        Ok(())
+    }
+
     /// The work of one message and its completer.
     pub(crate) fn work(&self) -> (Completer<()>, Work<()>) {
         let node = self.node.upgrade().map(|node| node as Arc<dyn Drive>);
@@ -50,7 +79,7 @@ impl Outbox {
             .hint("wait for earlier sends before making new ones"));
         }
         if hold == Hold::Capture {
-            capture_copied(&mut message.parts)?;
+            driver.capture_copied(&mut message.parts)?;
         }
         let (done, work) = driver.work();
         self.waiting.push_back(Waiting { message, done });
@@ -58,8 +87,8 @@ impl Outbox {
     }
 
     /// Captures everything that waits to be copied: a caller has given up waiting for it.
-    pub(crate) fn capture_all(&mut self) -> Result<()> {
-        self.waiting.iter_mut().try_for_each(|waiting| capture_copied(&mut waiting.message.parts))
+    pub(crate) fn capture_all(&mut self, driver: &SendDriver) -> Result<()> {
+        self.waiting.iter_mut().try_for_each(|waiting| driver.capture_copied(&mut waiting.message.parts))
     }
 
     pub(crate) fn front(&self) -> Option<&Waiting> {
@@ -79,22 +108,4 @@ impl Outbox {
     pub(crate) fn drain(&mut self) -> VecDeque<Waiting> {
         std::mem::take(&mut self.waiting)
     }
-}
-
-/// Captures the tensors that are sent by copy and are still the caller's.
-pub(crate) fn capture_copied(parts: &mut [Part]) -> Result<()> {
-    for part in parts.iter_mut().filter(|part| part.mode == Mode::Copy && part.lease.is_some()) {
-        part.tensor = capture(&part.tensor)?;
-        part.lease = None;
-    }
-    Ok(())
-}
-
-/// A private copy of a tensor's bytes.
-pub(crate) fn capture(tensor: &Tensor) -> Result<Tensor> {
-    let copy = Tensor::private(tensor.dtype(), tensor.shape().clone())?;
-    // SAFETY: the copy is fresh memory of the same length; the source is held by the caller's handle, and writers that
-    // share it do so at the caller's explicit risk.
-    unsafe { sheave_tensor::copy_bytes(copy.ptr(), tensor.ptr(), tensor.len_bytes()) };
-    Ok(copy)
 }

@@ -36,7 +36,7 @@ const TABLE: [Known; 14] = [
 ];
 
 fn entry(dtype: Dtype) -> &'static Known {
-    // The table is in the order of the codes, which start at one.
+    // The table is in the order of the codes.
     &TABLE[usize::from(dtype.code())]
 }
 

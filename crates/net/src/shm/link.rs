@@ -89,7 +89,7 @@ impl ShmLink {
             arena: node.arena.clone(),
             slots: node.slots.clone(),
             counters: Arc::clone(&node.counters),
-            driver: SendDriver { node: node.weak.clone(), link: id },
+            driver: SendDriver::new(node, id),
             kill_silent: node.config.liveness.kill_silent,
         }
     }
@@ -264,7 +264,7 @@ impl Link for ShmLink {
     }
 
     fn capture(&self) -> Result<()> {
-        self.sending.lock().capture()
+        self.sending.lock().capture(&self.driver)
     }
 
     fn poll(&self, sink: &dyn Sink, budget: usize) -> Polled {

@@ -20,7 +20,7 @@ use crate::counters::Counters;
 use crate::doorbell::Doorbell;
 use crate::link::{Handover, Hold};
 use crate::message::{Outgoing, Part, spec_of};
-use crate::outbox::{Outbox, SendDriver, capture_copied};
+use crate::outbox::{Outbox, SendDriver};
 use parking_lot::Mutex;
 use sheave_base::park::Bell;
 use sheave_base::work::Completer;
@@ -159,13 +159,13 @@ impl Sending {
     }
 
     /// Captures whatever waits to be sent by copy.
-    pub(crate) fn capture(&mut self) -> Result<()> {
-        self.outbox.capture_all()?;
+    pub(crate) fn capture(&mut self, driver: &SendDriver) -> Result<()> {
+        self.outbox.capture_all(driver)?;
         if let Some(assembly) = &mut self.assembly {
-            capture_copied(&mut assembly.streamed)?;
+            driver.capture_copied(&mut assembly.streamed)?;
         }
         match &mut self.stream {
-            Some(stream) => capture_copied(&mut stream.parts),
+            Some(stream) => driver.capture_copied(&mut stream.parts),
             None => Ok(()),
         }
     }

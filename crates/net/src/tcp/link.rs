@@ -46,7 +46,7 @@ impl TcpLink {
             ended: OnceLock::new(),
             has_ended: AtomicBool::new(false),
             counters: Arc::clone(&node.counters),
-            driver: SendDriver { node: node.weak.clone(), link: id },
+            driver: SendDriver::new(node, id),
         })
     }
 
@@ -169,7 +169,7 @@ impl Link for TcpLink {
     }
 
     fn capture(&self) -> Result<()> {
-        self.writing.lock().capture()
+        self.writing.lock().capture(&self.driver)
     }
 
     fn poll(&self, sink: &dyn Sink, budget: usize) -> Polled {

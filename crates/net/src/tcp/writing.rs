@@ -6,14 +6,14 @@
 
 use crate::counters::Counters;
 use crate::link::{Handover, Hold};
-use crate::message::{Outgoing, Part};
-use crate::outbox::{Outbox, SendDriver, capture};
+use crate::message::{Outgoing, Part, spec_of};
+use crate::outbox::{Outbox, SendDriver};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_tensor::Mode;
-use sheave_wire::{CloseReason, HEADER_BYTES, Header, Kind, Part as WirePart, TensorSpec};
+use sheave_wire::{CloseReason, HEADER_BYTES, Header, Kind, Part as WirePart};
 use smallvec::SmallVec;
 use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
@@ -76,7 +76,7 @@ impl Writing {
             }
         }
         if hold == Hold::Capture
-            && let Err(error) = frame.capture_rest()
+            && let Err(error) = frame.capture_rest(shore.driver)
         {
             // The head of the message is gone and its tail is not ours to hold: the stream cannot go on.
             self.failed = Some(error.clone());
@@ -88,9 +88,9 @@ impl Writing {
     }
 
     /// Captures whatever waits to be sent by copy. A message whose head is sent must be captured or the stream ends.
-    pub(crate) fn capture(&mut self) -> Result<()> {
-        self.outbox.capture_all()?;
-        let outcome = self.begun.as_mut().map_or(Ok(()), |begun| begun.frame.capture_rest());
+    pub(crate) fn capture(&mut self, driver: &SendDriver) -> Result<()> {
+        self.outbox.capture_all(driver)?;
+        let outcome = self.begun.as_mut().map_or(Ok(()), |begun| begun.frame.capture_rest(driver));
         if let Err(error) = &outcome {
             self.failed = Some(error.clone());
         }
@@ -243,12 +243,12 @@ impl Frame {
     }
 
     /// Makes private copies of the copied tensors that are not written whole.
-    fn capture_rest(&mut self) -> Result<()> {
+    fn capture_rest(&mut self, driver: &SendDriver) -> Result<()> {
         let mut end_bytes = self.head.len();
         for part in &mut self.parts {
             end_bytes += part.tensor.len_bytes();
             if part.mode == Mode::Copy && end_bytes > self.written_bytes {
-                part.tensor = capture(&part.tensor)?;
+                part.tensor = driver.capture(&part.tensor)?;
             }
             if part.mode == Mode::Copy {
                 part.lease = None;
@@ -282,8 +282,4 @@ fn check(message: &Outgoing) -> Result<()> {
     }
     let control_bytes = u32::try_from(message.control.len()).unwrap_or(u32::MAX);
     Header { control_bytes, ..header_of(message) }.check_limits()
-}
-
-fn spec_of(tensor: &sheave_tensor::Tensor) -> TensorSpec {
-    TensorSpec::new(tensor.dtype().code(), tensor.shape().dimensions())
 }
