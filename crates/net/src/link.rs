@@ -1,6 +1,7 @@
 //! The contract of a link: an ordered, reliable, authenticated message path between two nodes.
 //!
-//! A link has five verbs. `send` hands a message over and never blocks; `poll` takes what arrived and moves what waits;
+//! A link has six verbs. `send` hands a message over and never blocks; `capture` frees the memory of those who no longer
+//! wait; `poll` takes what arrived and moves what waits;
 //! `arm` asks for a doorbell; `close` ends it in order; `abandon` ends it at once. Nothing above this room knows the
 //! medium.
 //!
