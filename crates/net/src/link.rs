@@ -1,9 +1,8 @@
 //! The contract of a link: an ordered, reliable, authenticated message path between two nodes.
 //!
-//! A link has six verbs. `send` hands a message over and never blocks; `capture` frees the memory of those who no longer
-//! wait; `poll` takes what arrived and moves what waits;
-//! `arm` asks for a doorbell; `close` ends it in order; `abandon` ends it at once. Nothing above this room knows the
-//! medium.
+//! A link has six verbs. `send` hands a message over and never blocks; `capture` frees the memory of those who no
+//! longer wait; `poll` takes what arrived and moves what waits; `arm` asks for a doorbell; `close` ends it in order;
+//! `abandon` ends it at once. Nothing above this room knows the medium.
 //!
 //! * **Order**: messages are delivered in the order in which `send` took them, each exactly once, until the link ends.
 //! * **One poller**: `poll` is guarded by a try-lock, the poll token. Whoever gets it makes progress for everybody.
