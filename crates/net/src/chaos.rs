@@ -226,7 +226,7 @@ impl ChaosLink {
     fn pump(&self, now: Option<Instant>) -> bool {
         let Some(_turn) = self.turn.try_lock() else { return false };
         let mut moved = false;
-        while let Some(Waiting { message, done }) = self.next_to_go(now) {
+        while let Some(Waiting { message, done, .. }) = self.next_to_go(now) {
             let outcome = self.inner.send(message, Hold::Borrow);
             self.count_message();
             moved = true;

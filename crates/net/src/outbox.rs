@@ -16,6 +16,8 @@ use std::sync::{Arc, Weak};
 pub(crate) struct Waiting {
     pub(crate) message: Outgoing,
     pub(crate) done: Completer<()>,
+    /// What may be held of the caller's memory.
+    pub(crate) hold: Hold,
 }
 
 /// What the queues of a link know about their node: its works' driver, and where captured tensors lie.
@@ -82,7 +84,7 @@ impl Outbox {
             driver.capture_copied(&mut message.parts)?;
         }
         let (done, work) = driver.work();
-        self.waiting.push_back(Waiting { message, done });
+        self.waiting.push_back(Waiting { message, done, hold });
         Ok(work)
     }
 

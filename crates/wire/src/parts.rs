@@ -6,11 +6,11 @@
 //! |---|---|
 //! | 1 | dtype code, see [`dtype_size`] |
 //! | 1 | number of dimensions |
-//! | 1 | placement: 0 inline, 1 block, 2 home, 3 stream |
+//! | 1 | placement: 0 inline, 1 block, 2 home, 3 stream, 4 borrow |
 //! | 1 | flags: bit 0 is *shared*, the others are zero |
 //! | 4 | reserved, zero |
 //! | 8 × dimensions | dimensions, little-endian |
-//! | 24, block only | segment, offset, loan |
+//! | 24, block and borrow only | segment, offset, loan |
 //! | 8, home only | loan |
 //!
 //! **Correctness.** Memory is asked for only after the bytes that justify it were seen: an entry takes at least eight
@@ -104,6 +104,15 @@ pub enum Placement {
     },
     /// In later messages of kind [`Stream`](crate::Kind::Stream).
     Stream,
+    /// In the sender's own tensor, in shared memory: to be copied out and given back at once.
+    Borrow {
+        /// The segment, as its owner numbered it.
+        segment: u64,
+        /// Where in the segment the tensor starts, in bytes.
+        offset: u64,
+        /// The loan, to be named when the tensor is given back.
+        loan: u64,
+    },
 }
 
 impl Placement {
@@ -113,6 +122,7 @@ impl Placement {
             Self::Block { .. } => 1,
             Self::Home { .. } => 2,
             Self::Stream => 3,
+            Self::Borrow { .. } => 4,
         }
     }
 }
@@ -138,7 +148,7 @@ impl Part {
     /// Checks the part as a receiver would, and gives the length of its tensor in bytes.
     fn check(&self) -> Result<u64> {
         let length_bytes = self.spec.length_bytes()?;
-        if let Placement::Block { offset, .. } = self.placement
+        if let Placement::Block { offset, .. } | Placement::Borrow { offset, .. } = self.placement
             && offset.checked_add(length_bytes).is_none()
         {
             return Err(protocol(format!("a block of {length_bytes} bytes at offset {offset} ends beyond all memory")));
@@ -196,7 +206,7 @@ pub fn encode(parts: &[Part], out: &mut impl Sink) -> Result<()> {
         }
         match part.placement {
             Placement::Inline | Placement::Stream => {}
-            Placement::Block { segment, offset, loan } => {
+            Placement::Block { segment, offset, loan } | Placement::Borrow { segment, offset, loan } => {
                 for field in [segment, offset, loan] {
                     out.put(&field.to_le_bytes());
                 }
@@ -245,6 +255,7 @@ fn decode_part(reader: &mut Reader<'_>) -> Result<Part> {
         1 => Placement::Block { segment: reader.u64()?, offset: reader.u64()?, loan: reader.u64()? },
         2 => Placement::Home { loan: reader.u64()? },
         3 => Placement::Stream,
+        4 => Placement::Borrow { segment: reader.u64()?, offset: reader.u64()?, loan: reader.u64()? },
         other => return Err(protocol(format!("unknown placement {other} of a part"))),
     };
     let part = Part { spec: TensorSpec { dtype, dims }, placement, shared: flags & FLAG_SHARED != 0 };

@@ -210,7 +210,10 @@ impl ShmLink {
         for done in waiting {
             done.complete(Err(reason.clone()));
         }
-        let lent = std::mem::take(&mut *self.lent.lock());
+        let mut lent = std::mem::take(&mut *self.lent.lock());
+        for done in lent.abandon_borrowed() {
+            done.complete(Err(reason.clone()));
+        }
         if !lent.is_empty() || slots.is_some() || code == CloseReason::DeclaredDead {
             let retired = if code == CloseReason::DeclaredDead { segments } else { Vec::new() };
             let aside = SetAside::new(lent, slots, retired, self.arena.clone());
@@ -283,7 +286,9 @@ impl Link for ShmLink {
                 return Polled::Ended(reason);
             }
         };
+        let returned = receiving.take_returned();
         drop(receiving);
+        returned.into_iter().for_each(|done| done.complete(Ok(())));
         if let Some(reason) = end.filter(|_| !taken.moved && !taken.paused) {
             self.end(&reason, CloseReason::Finished);
             return Polled::Ended(reason);

@@ -8,8 +8,9 @@
 //! whatever thread does it; the link sends the numbers with its next progress.
 
 use crossbeam_queue::SegQueue;
+use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, Result};
-use sheave_tensor::{Arena, Buffer, Lender, Segment};
+use sheave_tensor::{Arena, Buffer, Lender, ReadLease, Segment};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -18,6 +19,15 @@ pub(crate) struct Loan {
     pub(crate) buffer: Buffer,
     /// Counted against the arena's cap.
     pub(crate) counted_bytes: u64,
+    /// Set for a tensor that its sender lends only until the peer has copied it.
+    pub(crate) borrowed: Option<Borrowed>,
+}
+
+/// A sender that waits until the peer has copied its tensor.
+pub(crate) struct Borrowed {
+    pub(crate) done: Completer<()>,
+    /// Keeps writers away meanwhile.
+    pub(crate) _lease: Option<ReadLease>,
 }
 
 /// All loans of a link.
@@ -35,17 +45,22 @@ impl Lent {
         self.next
     }
 
-    /// Ends a loan. The caller drops the buffer with no lock held.
-    pub(crate) fn end(&mut self, number: u64, arena: &Arena) -> Result<Buffer> {
+    /// Ends a loan. The caller drops the buffer, and completes its sender's work, with no lock held.
+    pub(crate) fn end(&mut self, number: u64, arena: &Arena) -> Result<Loan> {
         let loan = self.loans.remove(&number).ok_or_else(|| {
             Error::new(ErrorKind::Protocol, format!("the peer gave back loan {number}, which it does not have"))
         })?;
         arena.lend_ended(loan.counted_bytes);
-        Ok(loan.buffer)
+        Ok(loan)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.loans.is_empty()
+    }
+
+    /// The senders that wait for a peer that will not answer any more. Their tensors stay set aside with the loans.
+    pub(crate) fn abandon_borrowed(&mut self) -> Vec<Completer<()>> {
+        self.loans.values_mut().filter_map(|loan| loan.borrowed.take()).map(|borrowed| borrowed.done).collect()
     }
 }
 

@@ -10,6 +10,7 @@ use crate::link::{Arrival, Landing, Sink, Verdict};
 use crate::message::{Envelope, Message};
 use parking_lot::Mutex;
 use sheave_base::limits::CONTROL_BYTES_MAX;
+use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, LinkId, Result, Tag};
 use sheave_tensor::{Arena, Buffer, Dtype, Segment, SegmentId, Shape, Tensor};
 use sheave_wire::{HEADER_BYTES, Header, Part, Placement};
@@ -41,6 +42,8 @@ pub(crate) struct Receiving {
     stream: Option<Stream>,
     chunks_taken: u64,
     socket_ended: bool,
+    /// Works of senders whose borrowed tensors came back. Whoever held the lock completes them when it is free.
+    returned: Vec<Completer<()>>,
 }
 
 /// A message whose bytes come through the slots.
@@ -74,6 +77,7 @@ impl Receiving {
             stream: None,
             chunks_taken: 0,
             socket_ended: false,
+            returned: Vec::new(),
         }
     }
 
@@ -103,6 +107,11 @@ impl Receiving {
     /// The link has ended: nobody will complete the message in progress.
     pub(crate) fn end(&mut self) -> Option<Landing> {
         self.stream.take().map(|stream| stream.landing)
+    }
+
+    /// The works to complete once the lock is free.
+    pub(crate) fn take_returned(&mut self) -> Vec<Completer<()>> {
+        std::mem::take(&mut self.returned)
     }
 
     /// True once the peer's socket is closed.
@@ -150,7 +159,9 @@ impl Receiving {
         {
             let mut lent = shore.lent.lock();
             for word in bytes.as_chunks::<8>().0 {
-                freed.push(lent.end(u64::from_ne_bytes(*word), shore.arena)?);
+                let loan = lent.end(u64::from_ne_bytes(*word), shore.arena)?;
+                freed.push(loan.buffer);
+                self.returned.extend(loan.borrowed.map(|borrowed| borrowed.done));
             }
         }
         drop(freed);
@@ -252,8 +263,16 @@ impl Receiving {
                     }
                     adopt(buffer, part, place, shore)?
                 }
+                Placement::Borrow { segment, offset, loan } => {
+                    let segment = self.segment(segment, shore)?;
+                    let lender = Arc::clone(shore.debts) as Arc<dyn sheave_tensor::Lender>;
+                    let buffer = Buffer::lent(segment, offset, length_bytes as u64, loan, lender)?;
+                    // The sender waits: its tensor is copied and given back now.
+                    let place = place.map_or_else(|| shore.sink.place(&part.spec), Ok)?;
+                    adopt(buffer, part, Some(place), shore)?
+                }
                 Placement::Home { loan } => {
-                    let buffer = shore.lent.lock().end(loan, shore.arena)?;
+                    let buffer = shore.lent.lock().end(loan, shore.arena)?.buffer;
                     if buffer.len_bytes() < length_bytes {
                         return Err(impossible("a block that comes home larger than it left"));
                     }

@@ -7,25 +7,26 @@
 //! | the whole message fits in a record | inline, in the ring | 1 |
 //! | moved, a block of the peer's | *home*: only its loan's number travels | 0 |
 //! | moved or shared, in shared memory, within the lending cap | *block*: lent | 0 |
+//! | copied, of the arena, from [`BORROW_BYTES_MIN`] on, the sender waits | *borrow*: the peer copies from it | 0 |
 //! | copied, up to [`BLOCK_BYTES_MAX`], within the cap | *block*: captured in the arena and lent | 1 |
 //! | everything else | *stream*: through four slots of [`CHUNK_BYTES`], which stay in cache | 1 |
 //!
 //! A stream occupies the link until it ends, so that messages stay in order; its slots are leased from the node's pool.
 
 use super::channel;
-use super::loans::{Lent, Loan};
+use super::loans::{Borrowed, Lent, Loan};
 use super::memory::RingMemory;
 use super::ring::{Kind as RecordKind, Producer};
 use crate::counters::Counters;
 use crate::doorbell::Doorbell;
 use crate::link::{Handover, Hold};
 use crate::message::{Outgoing, Part, spec_of};
-use crate::outbox::{Outbox, SendDriver};
+use crate::outbox::{Outbox, SendDriver, Waiting};
 use parking_lot::Mutex;
 use sheave_base::park::Bell;
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, Result};
-use sheave_tensor::{Arena, Buffer, Mode, Segment, SegmentId, Tensor};
+use sheave_tensor::{Arena, Buffer, Location, Mode, Segment, SegmentId, Tensor};
 use sheave_wire::{HEADER_BYTES, Header, Part as WirePart, Placement};
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -38,6 +39,9 @@ const INLINE_BYTES_MAX: usize = 2048;
 const AREA_BYTES_MAX: usize = 4096;
 /// Copied tensors up to this size are captured in one block.
 const BLOCK_BYTES_MAX: usize = 256 << 10;
+/// Copied tensors of the arena from this size on are borrowed while their sender waits: what the peer copies from there
+/// crosses the cores once instead of twice.
+const BORROW_BYTES_MIN: usize = 32 << 10;
 /// Size of a slot of a stream.
 pub(crate) const CHUNK_BYTES: usize = 256 << 10;
 /// Slots of a stream.
@@ -93,7 +97,8 @@ struct Assembly {
     area: Vec<u8>,
     sent_bytes: usize,
     streamed: SmallVec<[Part; 1]>,
-    done: Completer<()>,
+    /// Absent where the peer's copy completes the sender's work.
+    done: Option<Completer<()>>,
 }
 
 /// A message whose bytes pass through the slots.
@@ -198,7 +203,7 @@ impl Sending {
     /// Ends everything that waits, for a link that has ended. The caller completes it with no lock held.
     pub(crate) fn end(&mut self) -> Ended {
         let mut waiting: Vec<_> = self.outbox.drain().into_iter().map(|waiting| waiting.done).collect();
-        waiting.extend(self.assembly.take().map(|assembly| assembly.done));
+        waiting.extend(self.assembly.take().and_then(|assembly| assembly.done));
         waiting.extend(self.stream.take().map(|stream| stream.done));
         let segments = std::mem::take(&mut self.announced);
         let segments = segments.into_values().filter_map(|segment| segment.upgrade()).collect();
@@ -267,8 +272,30 @@ impl Sending {
             }
         }
         let Some(waiting) = self.outbox.pop() else { return Ok(false) };
-        self.begin(waiting.message, waiting.done, shore)?;
+        if let Some(waiting) = self.begin_borrowed(waiting, shore)? {
+            self.begin(waiting.message, waiting.done, shore)?;
+        }
         Ok(true)
+    }
+
+    /// Lends the only tensor of a message whose sender waits; gives the message back where that cannot be.
+    fn begin_borrowed(&mut self, mut waiting: Waiting, shore: &Shore<'_>) -> Result<Option<Waiting>> {
+        let [part] = &mut waiting.message.parts[..] else { return Ok(Some(waiting)) };
+        let fits =
+            waiting.hold == Hold::Borrow && part.mode == Mode::Copy && part.tensor.len_bytes() >= BORROW_BYTES_MIN;
+        let Some((location, counted_bytes)) = (if fits { lendable(&part.tensor, shore) } else { None }) else {
+            return Ok(Some(waiting));
+        };
+        let payload_bytes = part.tensor.len_bytes() as u64;
+        let borrowed = Some(Borrowed { done: waiting.done, _lease: part.lease.take() });
+        let loan = Loan { buffer: part.tensor.buffer().clone(), counted_bytes, borrowed };
+        let loan = shore.lent.lock().add(loan);
+        let (segment, offset) = (location.segment.id().0, location.offset_bytes + part.tensor.offset_bytes() as u64);
+        let placement = Placement::Borrow { segment, offset, loan };
+        let table = [WirePart { spec: spec_of(&part.tensor), placement, shared: false }];
+        waiting.message.parts.clear();
+        self.assemble_next(waiting.message, &table, payload_bytes, SmallVec::new(), None)?;
+        Ok(None)
     }
 
     fn begin(&mut self, mut message: Outgoing, done: Completer<()>, shore: &Shore<'_>) -> Result<()> {
@@ -286,9 +313,20 @@ impl Sending {
             };
             table.push(WirePart { spec, placement, shared });
         }
+        self.assemble_next(message, &table, payload_bytes, streamed, Some(done))
+    }
+
+    fn assemble_next(
+        &mut self,
+        mut message: Outgoing,
+        table: &[WirePart],
+        payload_bytes: u64,
+        streamed: SmallVec<[Part; 1]>,
+        done: Option<Completer<()>>,
+    ) -> Result<()> {
         // Room for a few dimensions per part: growing it piece by piece scatters the heap.
         let mut area = Vec::with_capacity(64 * table.len() + message.control.len());
-        sheave_wire::parts::encode(&table, &mut area)?;
+        sheave_wire::parts::encode(table, &mut area)?;
         area.append(&mut message.control);
         let header = self.header(&message, table.len(), area.len(), payload_bytes).encode_unsummed();
         self.assembly = Some(Assembly { header, area, sent_bytes: 0, streamed, done });
@@ -314,8 +352,8 @@ impl Sending {
         self.sequence += 1;
         if let Some(Assembly { streamed, done, .. }) = self.assembly.take() {
             if streamed.is_empty() {
-                self.finished.push(done);
-            } else {
+                self.finished.extend(done);
+            } else if let Some(done) = done {
                 self.stream = Some(Stream { parts: streamed, part: 0, offset_bytes: 0, done });
             }
         }
@@ -442,19 +480,23 @@ fn place_moved(part: Part, shore: &Shore<'_>) -> Placed {
 
 /// Lends a tensor of this node's arena; `None` when it lies elsewhere or the cap is reached.
 fn lend(tensor: &Tensor, shore: &Shore<'_>) -> Option<Placement> {
+    let (location, counted_bytes) = lendable(tensor, shore)?;
+    Counters::add(&shore.counters.bytes_lent, tensor.len_bytes() as u64);
+    let loan = shore.lent.lock().add(Loan { buffer: tensor.buffer().clone(), counted_bytes, borrowed: None });
+    let offset = location.offset_bytes + tensor.offset_bytes() as u64;
+    Some(Placement::Block { segment: location.segment.id().0, offset, loan })
+}
+
+/// Where a tensor of this node's arena lies, and the bytes that it now counts against the cap; `None` when it lies
+/// elsewhere or the cap is reached.
+fn lendable(tensor: &Tensor, shore: &Shore<'_>) -> Option<(Location, u64)> {
     let buffer = tensor.buffer();
-    let offset_bytes = tensor.offset_bytes() as u64;
-    if !shore.arena.owns(buffer) || !offset_bytes.is_multiple_of(64) {
+    if !shore.arena.owns(buffer) || !tensor.offset_bytes().is_multiple_of(64) {
         return None;
     }
     let location = buffer.location()?;
     let counted_bytes = location.length_bytes;
-    if !shore.arena.try_lend(counted_bytes) {
-        return None;
-    }
-    Counters::add(&shore.counters.bytes_lent, tensor.len_bytes() as u64);
-    let loan = shore.lent.lock().add(Loan { buffer: buffer.clone(), counted_bytes });
-    Some(Placement::Block { segment: location.segment.id().0, offset: location.offset_bytes + offset_bytes, loan })
+    shore.arena.try_lend(counted_bytes).then_some((location, counted_bytes))
 }
 
 /// Makes sure that the peer has a segment's descriptor. False when the socket has no room.
