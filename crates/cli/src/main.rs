@@ -1,11 +1,12 @@
-//! The binary `sheave`: `sheave launch` runs a job on this machine, `sheave bench link` measures its links beside those
-//! of others.
+//! The binary `sheave`: `sheave launch` runs a job on this machine, `sheave doctor` checks the machine, `sheave bench
+//! link` measures its links beside those of others.
 //!
 //! Exit codes: 0 when all went well, 1 when something failed, 2 when the command line makes no sense; those of a job are
 //! its own. An error is one line on standard error, after which a failed process of a job is quoted; a reader that
 //! closes standard output ends the program silently.
 
 mod bench;
+mod doctor;
 mod launch;
 
 use clap::{Parser, Subcommand};
@@ -25,6 +26,7 @@ enum Command {
     /// Measures sheave on this machine, beside others where they are installed.
     #[command(subcommand)]
     Bench(bench::Command),
+    Doctor(doctor::Arguments),
     Launch(launch::Arguments),
 }
 
@@ -82,6 +84,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Bench(command) => bench::run(command),
+        Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Launch(arguments) => launch::run(&arguments),
     }
 }

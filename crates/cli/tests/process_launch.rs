@@ -13,7 +13,13 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 fn start(arguments: &[&str]) -> Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sheave"));
-    command.arg("launch").args(arguments).env("DMLC_ROLE", "stale").env_remove("NO_COLOR");
+    command.arg("launch").args(arguments);
+    let told =
+        |name: &std::ffi::OsStr| ["SHEAVE_", "DMLC_"].iter().any(|start| name.to_string_lossy().starts_with(start));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| told(name)) {
+        command.env_remove(name);
+    }
+    command.env("DMLC_ROLE", "stale");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
