@@ -252,8 +252,9 @@ fn sigkill_leaves_nothing() {
 #[test]
 fn what_makes_no_sense_is_refused_in_one_line() {
     for (arguments, word) in [
-        (&["-n", "1", "--", "no-such-program"][..], "no-such-program"),
+        (&["-n", "1", "--", "no-such-program"][..], "hint: "),
         (&["-n", "1", "--", "/no/such/program"], "/no/such/program"),
+        (&["-n", "1", "--", "/dev/null"], "may be executed"),
         (&["-n", "1"], "COMMAND"),
         (&["-n", "0", "true"], "0"),
         (&["true"], "--workers"),

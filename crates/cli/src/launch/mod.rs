@@ -7,7 +7,7 @@ mod plan;
 
 use crate::Failure;
 use plan::Plan;
-use sheave_base::ErrorKind;
+use sheave_base::{Error, ErrorKind};
 use sheave_process::{Child, Colour, Exit, Job, Outcome, Output, Report, Status, signal_name};
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
@@ -85,13 +85,20 @@ fn start(job: &Job, plan: Plan) -> Result<Vec<Child>, Failure> {
         if matches!(job.wait_first_failure_or_all(now)?, Some(Outcome::Failed(_) | Outcome::Signal(_))) {
             break;
         }
-        let child = job.spawn(command).map_err(|error| match error.kind() {
-            ErrorKind::NotFound => Failure::Usage(error.to_string()),
-            _ => Failure::from(error),
-        })?;
+        let child = job.spawn(command).map_err(unfit)?;
         children.push(child);
     }
     Ok(children)
+}
+
+/// A program that cannot be run is a mistake on the command line; a system that is full is not.
+fn unfit(error: Error) -> Failure {
+    if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Io) {
+        return Failure::from(error);
+    }
+    let advised = error.advice().is_some();
+    let error = if advised { error } else { error.hint("check the path, and that the file may be executed") };
+    Failure::Usage(error.to_string())
 }
 
 fn await_all(children: &[Child], deadline: Instant) -> Result<(), Failure> {
