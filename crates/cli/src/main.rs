@@ -1,9 +1,13 @@
-//! The binary `sheave`: `sheave bench link` measures the links of this machine beside those of others.
+//! The binary `sheave`: `sheave launch` runs a job on this machine, `sheave doctor` checks the machine, `sheave bench
+//! link` measures its links beside those of others.
 //!
-//! Exit codes: 0 when all went well, 1 when something failed, 2 when the command line makes no sense. An error is one
-//! line on standard error; a reader that closes standard output ends the program silently.
+//! Exit codes: 0 when all went well, 1 when something failed, 2 when the command line makes no sense; those of a job
+//! are its own. An error is one line on standard error, after which a failed process of a job is quoted; a reader that
+//! closes standard output ends the program silently.
 
 mod bench;
+mod doctor;
+mod launch;
 
 use clap::{Parser, Subcommand};
 use std::io::Write;
@@ -22,6 +26,8 @@ enum Command {
     /// Measures sheave on this machine, beside others where they are installed.
     #[command(subcommand)]
     Bench(bench::Command),
+    Doctor(doctor::Arguments),
+    Launch(launch::Arguments),
 }
 
 /// Why the program ends early.
@@ -33,6 +39,8 @@ enum Failure {
     Usage(String),
     /// Something failed on the way.
     Run(String),
+    /// A job did not end well: its exit code, and a line about why, perhaps with more lines as evidence.
+    Ended { code: u8, what: String },
 }
 
 impl From<sheave_base::Error> for Failure {
@@ -66,12 +74,18 @@ fn main() -> ExitCode {
             say(&what, true);
             ExitCode::FAILURE
         }
+        Err(Failure::Ended { code, what }) => {
+            say(&format!("sheave: {what}"), false);
+            ExitCode::from(code)
+        }
     }
 }
 
 fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Bench(command) => bench::run(command),
+        Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Launch(arguments) => launch::run(&arguments),
     }
 }
 

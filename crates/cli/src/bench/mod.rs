@@ -9,6 +9,7 @@ mod traffic;
 
 use crate::Failure;
 use clap::{Args, ValueEnum};
+pub(crate) use pair::draw_secret;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 

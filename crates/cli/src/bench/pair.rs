@@ -77,8 +77,8 @@ fn settings() -> Result<Settings> {
     Settings::from_lookup(|name| std::env::var_os(name))
 }
 
-/// A secret for this one pair.
-fn draw_secret() -> Result<String> {
+/// A secret for one job, in hexadecimal digits.
+pub(crate) fn draw_secret() -> Result<String> {
     let mut bytes = [0u8; 32];
     let drawn = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
     if drawn != bytes.len() {

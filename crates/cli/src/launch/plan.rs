@@ -1,0 +1,222 @@
+//! Who runs in a job, and with which environment.
+
+use super::Arguments;
+use crate::Failure;
+use crate::bench::draw_secret;
+use sheave_base::config::{Settings, check_names};
+use sheave_base::limits;
+use sheave_process::Command;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+
+/// The variables that a job sets for each of its processes.
+const OWN: [&str; 10] = [
+    "SHEAVE_ROLE",
+    "SHEAVE_ROOT",
+    "SHEAVE_WORKERS",
+    "SHEAVE_SERVERS",
+    "SHEAVE_RANK",
+    "SHEAVE_WORLD_SIZE",
+    "SHEAVE_LOCAL_RANK",
+    "SHEAVE_LOCAL_RANKS",
+    "SHEAVE_NAME",
+    "SHEAVE_SECRET",
+];
+
+/// The same for programs that were written for ps-lite.
+const DMLC: [&str; 6] =
+    ["DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_NODE_HOST"];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Scheduler,
+    Server,
+    Worker,
+    /// A process of a job without servers.
+    Rank,
+}
+
+impl Role {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Scheduler => "scheduler",
+            Self::Server => "server",
+            Self::Worker => "worker",
+            Self::Rank => "rank",
+        }
+    }
+}
+
+/// One process of the job.
+#[derive(Clone, Debug)]
+struct Member {
+    role: Role,
+    /// Counted within the role.
+    rank: u32,
+    /// How many have this role.
+    peers: u32,
+}
+
+impl Member {
+    fn name(&self) -> String {
+        match self.role {
+            Role::Scheduler => "scheduler".to_owned(),
+            role => format!("{}-{}", role.name(), self.rank),
+        }
+    }
+}
+
+/// A job that is ready to be started.
+#[derive(Debug)]
+pub(super) struct Plan<'a> {
+    arguments: &'a Arguments,
+    members: Vec<Member>,
+    root: SocketAddr,
+    secret: String,
+}
+
+impl<'a> Plan<'a> {
+    /// Checks the command line, finds a free port and draws the job's secret.
+    pub(super) fn new(arguments: &'a Arguments) -> Result<Self, Failure> {
+        let Arguments { workers, servers, env, env_worker, env_server, no_dmlc, .. } = arguments;
+        let count = u64::from(*workers) + u64::from(*servers) + u64::from(*servers > 0);
+        if count > limits::JOB_CHILDREN_MAX as u64 {
+            let most = limits::JOB_CHILDREN_MAX;
+            return Err(Failure::Usage(format!("{count} processes are too many for one machine; the limit is {most}")));
+        }
+        for variables in [env, env_worker, env_server] {
+            check_variables(variables, *no_dmlc)?;
+        }
+        let members = members(*workers, *servers);
+        Ok(Self { arguments, members, root: free_address()?, secret: draw_secret()? })
+    }
+
+    /// The commands in the order in which they are started: first those that the others look for.
+    pub(super) fn into_commands(self) -> impl Iterator<Item = Command> + 'a {
+        let members = self.members.clone();
+        members.into_iter().enumerate().map(move |(local_rank, member)| self.command(local_rank, &member))
+    }
+
+    fn command(&self, local_rank: usize, member: &Member) -> Command {
+        let arguments = self.arguments;
+        let (program, rest) = match arguments.command.split_first() {
+            Some((program, rest)) => (program.clone(), rest),
+            None => (OsString::new(), &[][..]),
+        };
+        let mut command = Command::new(program).args(rest).name(member.name());
+        if matches!(member.role, Role::Scheduler | Role::Server) {
+            command = command.background();
+        }
+        if !arguments.no_dmlc {
+            // Those of a job around this one would lead elsewhere.
+            command = DMLC.into_iter().fold(command, Command::env_remove);
+            command = command.envs(self.dmlc(member));
+        }
+        command = command.envs(arguments.env.iter().cloned());
+        command = match member.role {
+            Role::Worker | Role::Rank => command.envs(arguments.env_worker.iter().cloned()),
+            Role::Server => command.envs(arguments.env_server.iter().cloned()),
+            Role::Scheduler => command,
+        };
+        command.envs(self.own(local_rank, member))
+    }
+
+    fn own(&self, local_rank: usize, member: &Member) -> impl Iterator<Item = (&'static str, String)> {
+        let Arguments { workers, servers, .. } = self.arguments;
+        OWN.into_iter().zip([
+            member.role.name().to_owned(),
+            self.root.to_string(),
+            workers.to_string(),
+            servers.to_string(),
+            member.rank.to_string(),
+            member.peers.to_string(),
+            local_rank.to_string(),
+            self.members.len().to_string(),
+            member.name(),
+            self.secret.clone(),
+        ])
+    }
+
+    /// Nothing for plain ranks: ps-lite knows no job without a scheduler.
+    fn dmlc(&self, member: &Member) -> BTreeMap<&'static str, String> {
+        if member.role == Role::Rank {
+            return BTreeMap::new();
+        }
+        let Arguments { workers, servers, .. } = self.arguments;
+        let host = self.root.ip().to_string();
+        let values = [
+            member.role.name().to_owned(),
+            host.clone(),
+            self.root.port().to_string(),
+            workers.to_string(),
+            servers.to_string(),
+            host,
+        ];
+        DMLC.into_iter().zip(values).collect()
+    }
+}
+
+fn members(workers: u32, servers: u32) -> Vec<Member> {
+    let several = |role, peers: u32| (0..peers).map(move |rank| Member { role, rank, peers });
+    if servers == 0 {
+        return several(Role::Rank, workers).collect();
+    }
+    several(Role::Scheduler, 1).chain(several(Role::Server, servers)).chain(several(Role::Worker, workers)).collect()
+}
+
+/// A mistake in a setting is found here, before it is found by every process.
+fn check_variables(variables: &[(String, String)], no_dmlc: bool) -> Result<(), Failure> {
+    for (name, _) in variables {
+        if OWN.contains(&&**name) || (!no_dmlc && DMLC.contains(&&**name)) {
+            let hint = if DMLC.contains(&&**name) { "; hint: --no-dmlc leaves it to you" } else { "" };
+            return Err(Failure::Usage(format!("{name} is set by sheave launch itself{hint}")));
+        }
+    }
+    let usage = |error: sheave_base::Error| Failure::Usage(error.to_string());
+    check_names(variables.iter().map(|(name, _)| name)).map_err(usage)?;
+    // What is not given here was checked already in our own environment.
+    let given = |name: &str| variables.iter().rfind(|(given, _)| given == name).map(|(_, value)| value.into());
+    Settings::from_lookup(|name| given(name).or_else(|| std::env::var_os(name))).map_err(usage)?;
+    Ok(())
+}
+
+/// An address that nobody listens on now. The kernel hands out ports in turn, so that it stays free for long enough.
+fn free_address() -> Result<SocketAddr, Failure> {
+    let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
+    address.map_err(|error| Failure::Run(format!("no free port on {}: {error}", Ipv4Addr::LOCALHOST)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_bring_a_scheduler_and_come_before_the_workers() {
+        let names: Vec<String> = members(2, 2).iter().map(Member::name).collect();
+        assert_eq!(names, ["scheduler", "server-0", "server-1", "worker-0", "worker-1"]);
+        let names: Vec<String> = members(2, 0).iter().map(Member::name).collect();
+        assert_eq!(names, ["rank-0", "rank-1"]);
+    }
+
+    #[test]
+    fn what_the_job_sets_itself_cannot_be_given() {
+        let variable = |name: &str, value: &str| [(name.to_owned(), value.to_owned())];
+        for name in OWN {
+            assert!(check_variables(&variable(name, "1"), true).is_err(), "{name}");
+        }
+        for name in DMLC {
+            assert!(check_variables(&variable(name, "1"), false).is_err(), "{name}");
+            assert!(check_variables(&variable(name, "1"), true).is_ok(), "{name}");
+        }
+        assert!(check_variables(&variable("SHEAVE_TRANPORT", "tcp"), false).is_err());
+        assert!(check_variables(&variable("SHEAVE_TRANSPORT", "pigeon"), false).is_err());
+        assert!(check_variables(&variable("SHEAVE_TRANSPORT", "tcp"), false).is_ok());
+    }
+
+    #[test]
+    fn a_free_address_can_be_listened_on() {
+        let Ok(address) = free_address() else { panic!("loopback has no port") };
+        assert!(address.ip().is_loopback() && TcpListener::bind(address).is_ok());
+    }
+}
