@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Key, keys};
+use super::{FOREIGN, Foreign, Key, keys};
 
 const INTRODUCTION: &str = "\
 # Configuration
@@ -18,6 +18,26 @@ that begins with `SHEAVE_` and is not listed here, is an error that says what is
 |---|---|---|---|---|---|
 ";
 
+const FOREIGN_INTRODUCTION: &str = "
+## Variables of other launchers
+
+A process that something else has launched learns from that launcher's variables which place it has in the job. The
+first launcher in this order that has left its mark decides: sheave itself (`SHEAVE_ROLE`, `SHEAVE_WORKERS`,
+`SHEAVE_SERVERS`, `SHEAVE_RANK` or `SHEAVE_WORLD_SIZE`), DMLC (`DMLC_ROLE`, `DMLC_PS_ROOT_URI`, `DMLC_PS_ROOT_PORT`,
+`DMLC_NUM_WORKER` or `DMLC_NUM_SERVER`), torchrun (`RANK` and `WORLD_SIZE`), Open MPI (`OMPI_COMM_WORLD_RANK`), PMI as
+MPICH and Intel MPI have it (`PMI_RANK`), Slurm (`SLURM_PROCID` within a step of `srun`). `SHEAVE_ROOT`,
+`SHEAVE_LOCAL_RANK`, `SHEAVE_NAME` and `SHEAVE_JOIN_TIMEOUT_MS` hold beside each of them.
+
+Where the job meets is `SHEAVE_ROOT` if that is set, else what DMLC says. Otherwise it is a host and a derived port. The
+host is `MASTER_ADDR` if that is set, else this one if all ranks are on it, else the host of mpirun, else the first host
+of Slurm. The port is 10000 + n mod 19000, so that it is neither the port that n stands for nor one that the system
+hands out. Here n is `MASTER_PORT`, which stays free for torch.distributed, if the host is `MASTER_ADDR`; else the CRC-32
+of the name of MPI's job; else the number of Slurm's job times 64 plus that of the step.
+
+| variable | launcher | what sheave takes from it |
+|---|---|---|
+";
+
 /// The page about all variables, in Markdown. It depends on nothing but the list.
 ///
 /// ```
@@ -31,6 +51,10 @@ pub fn documentation() -> String {
         let default = if default.is_empty() { "unset".to_owned() } else { format!("`{default}`") };
         // Writing to a string cannot fail.
         let _ = writeln!(page, "| `{name}` | {doc} | {kind} | {unit} | {default} | {read_by} |");
+    }
+    page.push_str(FOREIGN_INTRODUCTION);
+    for Foreign { name, launcher, meaning } in FOREIGN {
+        let _ = writeln!(page, "| `{name}` | {launcher} | {meaning} |");
     }
     page
 }
@@ -48,6 +72,17 @@ mod tests {
             assert_eq!(row.matches('|').count(), 7, "{row}");
             assert!(row.starts_with(&format!("| `{}` |", key.name)), "{row}");
             assert!(key.doc.ends_with('.') && !key.kind.is_empty() && !key.read_by.is_empty(), "{row}");
+        }
+    }
+
+    #[test]
+    fn every_foreign_variable_has_one_row_of_three_cells_and_a_name_of_its_own() {
+        let page = documentation();
+        for Foreign { name, launcher, meaning } in FOREIGN {
+            let row = format!("| `{name}` | {launcher} | {meaning} |");
+            assert_eq!(page.lines().filter(|line| **line == row).count(), 1, "{row}");
+            assert!(row.matches('|').count() == 4 && meaning.ends_with('.'), "{row}");
+            assert_eq!(FOREIGN.iter().filter(|other| other.name == *name).count(), 1, "{name}");
         }
     }
 }
