@@ -162,7 +162,7 @@ settings! {
         /// The part of the arena that peers may hold; beyond it receivers get private copies.
         arena_lent_fraction: f64 as Fraction = limits::ARENA_LENT_FRACTION, "SHEAVE_ARENA_LENT_FRACTION", "tensor";
 
-        /// The busy processes of the job on this host; where they outnumber the cores, waits give the core away at once.
+        /// The busy processes of the job on this host; where they outnumber the cores, waits give a core away at once.
         local_ranks: usize as Count = 2, "SHEAVE_LOCAL_RANKS", "net";
 
         /// How long a wait polls without giving its core away; unless set, by local ranks and cores.

@@ -1,9 +1,9 @@
 //! Who this process is in its job, as the environment that it was launched in says.
 //!
 //! [`Membership::from_lookup`] knows the variables of sheave itself, of DMLC, torchrun, Open MPI, PMI and Slurm. One
-//! launcher often runs within another (torchrun in a Slurm job, mpirun in an allocation), and then the variables of both
-//! are there. The order in which they are asked is the order of [`Launcher`]: what a person says for sheave comes first,
-//! then the launchers that people run inside others, and Slurm, inside which all of them run, comes last.
+//! launcher often runs within another (torchrun in a Slurm job, mpirun in an allocation), and then the variables of
+//! both are there. The order in which they are asked is the order of [`Launcher`]: what a person says for sheave comes
+//! first, then the launchers that people run inside others, and Slurm, inside which all of them run, comes last.
 //!
 //! All variables are in [`keys`](sheave_base::config::keys) and [`FOREIGN`](sheave_base::config::FOREIGN), from which
 //! the page `docs/configuration.md` is made; a test holds every variable that is looked up against them.
@@ -58,8 +58,8 @@ impl fmt::Display for Launcher {
 
 /// The place of this process in its job, and where the job meets.
 ///
-/// What [`Membership::from_lookup`] returns holds together: every number is within [`limits::LINKS_MAX`], `rank` is below
-/// [`Membership::size`], and `local_rank` is below `local_size` where both are known.
+/// What [`Membership::from_lookup`] returns holds together: the job has at most [`limits::LINKS_MAX`] workers and
+/// servers, `rank` is below [`Membership::size`], and `local_rank` is below `local_size` where both are known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Membership {
     /// What this process is.
@@ -85,7 +85,7 @@ pub struct Membership {
     pub host: Option<String>,
     /// The network interface that others are to reach this process at, where no host is given.
     pub interface: Option<String>,
-    /// Whether the launcher promises that all processes are on one host.
+    /// Whether the launcher says that all processes are on one host; `false` may also mean that it does not know.
     pub is_one_host: bool,
     /// Whose variables were read.
     pub source: Launcher,
@@ -94,8 +94,8 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// The membership that an environment describes, or `None` if nothing in it says that this process is part of a job;
-    /// `lookup` returns a variable's value. Pure: it reads nothing else, resolves no name and does not block.
+    /// The membership that an environment describes, or `None` if nothing in it says that this process is part of a
+    /// job; `lookup` returns a variable's value. Pure: it reads nothing else, resolves no name and does not block.
     ///
     /// A variable that is set to nothing counts as not set, and blanks around a value do not count.
     ///
@@ -180,8 +180,8 @@ impl Membership {
     }
 }
 
-/// The answer where no launcher has left its mark. Silence would be wrong if somebody meant a job: the process would run
-/// alone, and its peers would wait for it.
+/// The answer where no launcher has left its mark. Silence would be wrong if somebody meant a job: the process would
+/// run alone, and its peers would wait for it.
 fn nobody(place: &Place) -> Result<Option<Membership>> {
     let (name, value) = match place {
         Place { root: Some(root), .. } => ("SHEAVE_ROOT", root.to_string()),

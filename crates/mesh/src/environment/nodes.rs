@@ -70,7 +70,8 @@ fn numbers(inside: &str) -> Option<Vec<String>> {
     Some(all)
 }
 
-/// The count of the host with this index. `None` if `list` is not a list of counts, `Some(None)` if it has no such host.
+/// The count of the host with this index. `None` if `list` is not a list of counts, `Some(None)` if it has no such
+/// host.
 pub(super) fn count_at(list: &str, index: u32) -> Option<Option<u32>> {
     let (mut hosts, mut found) = (0_u64, None);
     for part in list.split(',') {

@@ -55,7 +55,7 @@ pub(super) fn sheave(place: &Place, variables: &Variables<'_>) -> Result<Named> 
         let role_name = if place.role.is_some() { "SHEAVE_ROLE" } else { "the role" };
         return Err(contradiction(
             format!("{name} is \"{count}\", but {role_name} is \"{role}\""),
-            "plain ranks have SHEAVE_WORLD_SIZE; schedulers, servers and workers have SHEAVE_WORKERS and SHEAVE_SERVERS",
+            "plain ranks have SHEAVE_WORLD_SIZE; the other roles have SHEAVE_WORKERS and SHEAVE_SERVERS",
         ));
     }
     let root = needed(place.root.clone(), "SHEAVE_ROOT", source)?;
@@ -195,7 +195,8 @@ impl Ranks {
                 "the ranks on one host are among those of the job",
             ));
         }
-        let root = root::find(place, variables, source, local_size == Some(workers))?;
+        let is_one_host = local_size == Some(workers);
+        let root = root::find(place, variables, source, is_one_host)?;
         let membership = plain(source, Role::Rank, root);
         let names = Names {
             rank: self.rank,
@@ -204,7 +205,7 @@ impl Ranks {
             local_rank: self.local_rank,
             local_size: self.local_size,
         };
-        Ok((Membership { workers, rank: Some(rank), local_rank, local_size, ..membership }, names))
+        Ok((Membership { workers, rank: Some(rank), local_rank, local_size, is_one_host, ..membership }, names))
     }
 }
 

@@ -318,6 +318,7 @@ fn pmi_on_one_host_and_in_slurm() {
     let full = member(PMI);
     assert_eq!((full.role, full.rank, full.workers, full.source), (Role::Rank, Some(1), 2, Launcher::Pmi));
     assert_eq!((full.local_rank, full.local_size, full.root.host.as_str()), (Some(1), Some(2), "127.0.0.1"));
+    assert!(full.is_one_host && !member(SLURM).is_one_host);
     let in_slurm = member(&with(&with(SLURM, PMI), &[("MPI_LOCALNRANKS", ""), ("PMI_JOBID", "")]));
     assert_eq!((in_slurm.source, in_slurm.root), (Launcher::Pmi, member(SLURM).root));
     let minimal = member(&[PMI[0], PMI[1], ("SHEAVE_ROOT", "a:1")]);
@@ -446,7 +447,8 @@ proptest! {
         start in 0..7_usize,
         changes in proptest::collection::vec((any::<prop::sample::Index>(), value()), 0..8),
     ) {
-        let names: Vec<&str> = FOREIGN.iter().map(|foreign| foreign.name).chain(keys().iter().map(|key| key.name)).collect();
+        let mut names: Vec<&str> = FOREIGN.iter().map(|foreign| foreign.name).collect();
+        names.extend(keys().iter().map(|key| key.name));
         let all: [Environment; 7] = [&[], SHEAVE, SHEAVE_RANKS, DMLC, TORCHRUN, OPEN_MPI, SLURM];
         let changes: Vec<(&str, &str)> = changes.iter().map(|(index, value)| (*index.get(&names), &**value)).collect();
         match read(&with(all[start], &changes)) {
