@@ -24,10 +24,13 @@
 //! # }
 //! ```
 
+mod foreign;
 mod form;
 mod page;
+mod place;
 
 use std::ffi::{OsStr, OsString};
+use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -35,8 +38,10 @@ use std::time::Duration;
 use crate::limits;
 use crate::secret::{SECRET_FILE_VARIABLE, SECRET_VARIABLE};
 use crate::{Error, ErrorKind, Result};
+pub use foreign::{FOREIGN, Foreign};
 use form::{Address, Bytes, Count, Form, Fraction, Medium, Microseconds, Milliseconds, Optional, Output, Switch};
 pub use page::documentation;
+pub use place::{Endpoint, Place, Role};
 
 /// What the names of all variables of sheave begin with.
 const PREFIX: &str = "SHEAVE_";
@@ -77,25 +82,23 @@ pub struct Key {
 }
 
 macro_rules! settings {
-    ($(
+    ($(#[$about:meta])+ struct $Settings:ident { $(
         $(#[doc = $doc:literal])+
         $field:ident: $type:ty as $form:ty = $default:expr, $name:literal, $read_by:literal;
-    )+) => {
-        /// The values of all settings.
-        ///
-        /// Made by [`Settings::from_lookup`], or in code by changing what [`Settings::default`] says.
+    )+ }) => {
+        $(#[$about])+
         #[derive(Clone, Debug, PartialEq)]
-        pub struct Settings {
+        pub struct $Settings {
             $($(#[doc = $doc])+ #[doc = concat!("\n\nSet by `", $name, "`.")] pub $field: $type,)+
         }
 
-        impl Default for Settings {
+        impl Default for $Settings {
             fn default() -> Self {
                 Self { $($field: $default,)+ }
             }
         }
 
-        impl Settings {
+        impl $Settings {
             fn read(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
                 let mut settings = Self::default();
                 $(if let Some(value) = lookup($name).filter(|value| !value.is_empty()) {
@@ -108,62 +111,69 @@ macro_rules! settings {
                 $(check::<$type, $form>($name, &self.$field)?;)+
                 Ok(())
             }
-        }
 
-        /// The variables behind the fields of [`Settings`].
-        fn declared() -> Vec<Key> {
-            let default = Settings::default();
-            vec![$(Key {
-                name: $name,
-                kind: <$form as Form<$type>>::KIND,
-                unit: <$form as Form<$type>>::UNIT,
-                default: <$form as Form<$type>>::show(&default.$field),
-                doc: concat!($($doc),+).trim_ascii(),
-                read_by: $read_by,
-            }),+]
+            /// The variables behind the fields.
+            pub(super) fn declared() -> Vec<Key> {
+                let default = Self::default();
+                vec![$(Key {
+                    name: $name,
+                    kind: <$form as Form<$type>>::KIND,
+                    unit: <$form as Form<$type>>::UNIT,
+                    default: <$form as Form<$type>>::show(&default.$field),
+                    doc: concat!($($doc),+).trim_ascii(),
+                    read_by: $read_by,
+                }),+]
+            }
         }
     };
 }
 
+use settings;
+
 settings! {
-    /// How messages travel: `auto` takes shared memory on one host and TCP between hosts.
-    transport: Transport as Medium = Transport::Auto, "SHEAVE_TRANSPORT", "net";
+    /// The values of all settings of one process; which place it has in a job, [`Place`] says.
+    ///
+    /// Made by [`Settings::from_lookup`], or in code by changing what [`Settings::default`] says.
+    struct Settings {
+        /// How messages travel: `auto` takes shared memory on one host and TCP between hosts.
+        transport: Transport as Medium = Transport::Auto, "SHEAVE_TRANSPORT", "net";
 
-    /// The address to listen on; port 0 means any that is free.
-    bind: SocketAddr as Address = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0), "SHEAVE_BIND", "net";
+        /// The address to listen on; port 0 means any that is free.
+        bind: SocketAddr as Address = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0), "SHEAVE_BIND", "net";
 
-    /// Permits to listen on a routable address without TLS: whoever sees the network sees the tensors.
-    insecure: bool as Switch = false, "SHEAVE_INSECURE", "net";
+        /// Permits to listen on a routable address without TLS: whoever sees the network sees the tensors.
+        insecure: bool as Switch = false, "SHEAVE_INSECURE", "net";
 
-    /// How long the other end of a new link may take to prove who it is.
-    handshake_timeout: Duration as Milliseconds = limits::HANDSHAKE_TIMEOUT, "SHEAVE_HANDSHAKE_TIMEOUT_MS", "net";
+        /// How long the other end of a new link may take to prove who it is.
+        handshake_timeout: Duration as Milliseconds = limits::HANDSHAKE_TIMEOUT, "SHEAVE_HANDSHAKE_TIMEOUT_MS", "net";
 
-    /// The time between two signs of life.
-    liveness_beat: Duration as Milliseconds = limits::LIVENESS_BEAT, "SHEAVE_LIVENESS_BEAT_MS", "net";
+        /// The time between two signs of life.
+        liveness_beat: Duration as Milliseconds = limits::LIVENESS_BEAT, "SHEAVE_LIVENESS_BEAT_MS", "net";
 
-    /// How long a peer may be silent before it is declared dead; more than the time between two signs of life.
-    liveness_timeout: Duration as Milliseconds = limits::LIVENESS_TIMEOUT, "SHEAVE_LIVENESS_TIMEOUT_MS", "net";
+        /// How long a peer may be silent before it is declared dead; more than the time between two signs of life.
+        liveness_timeout: Duration as Milliseconds = limits::LIVENESS_TIMEOUT, "SHEAVE_LIVENESS_TIMEOUT_MS", "net";
 
-    /// Whether a silent peer on this host is killed when it is declared dead.
-    kill_silent: bool as Switch = true, "SHEAVE_KILL_SILENT", "net";
+        /// Whether a silent peer on this host is killed when it is declared dead.
+        kill_silent: bool as Switch = true, "SHEAVE_KILL_SILENT", "net";
 
-    /// The most memory that tensors may take in the arena of one process.
-    arena_bytes: u64 as Bytes = limits::ARENA_BYTES_MAX, "SHEAVE_ARENA_BYTES", "tensor";
+        /// The most memory that tensors may take in the arena of one process.
+        arena_bytes: u64 as Bytes = limits::ARENA_BYTES_MAX, "SHEAVE_ARENA_BYTES", "tensor";
 
-    /// The part of the arena that peers may hold; beyond it receivers get private copies.
-    arena_lent_fraction: f64 as Fraction = limits::ARENA_LENT_FRACTION, "SHEAVE_ARENA_LENT_FRACTION", "tensor";
+        /// The part of the arena that peers may hold; beyond it receivers get private copies.
+        arena_lent_fraction: f64 as Fraction = limits::ARENA_LENT_FRACTION, "SHEAVE_ARENA_LENT_FRACTION", "tensor";
 
-    /// The busy processes of the job on this host; where they outnumber the cores, waits give the core away at once.
-    local_ranks: usize as Count = 2, "SHEAVE_LOCAL_RANKS", "net";
+        /// The busy processes of the job on this host; where they outnumber the cores, waits give a core away at once.
+        local_ranks: usize as Count = 2, "SHEAVE_LOCAL_RANKS", "net";
 
-    /// How long a wait polls without giving its core away; unless set, by local ranks and cores.
-    wait_spin: Option<Duration> as Optional<Microseconds> = None, "SHEAVE_WAIT_SPIN_US", "net";
+        /// How long a wait polls without giving its core away; unless set, by local ranks and cores.
+        wait_spin: Option<Duration> as Optional<Microseconds> = None, "SHEAVE_WAIT_SPIN_US", "net";
 
-    /// How long a wait then polls with its core given away in between; unless set, by local ranks and cores.
-    wait_yield: Option<Duration> as Optional<Microseconds> = None, "SHEAVE_WAIT_YIELD_US", "net";
+        /// How long a wait then polls with its core given away in between; unless set, by local ranks and cores.
+        wait_yield: Option<Duration> as Optional<Microseconds> = None, "SHEAVE_WAIT_YIELD_US", "net";
 
-    /// The file to write a trace to at exit, for Perfetto; unless set, nothing is traced.
-    trace: Option<PathBuf> as Optional<Output> = None, "SHEAVE_TRACE", "the faces";
+        /// The file to write a trace to at exit, for Perfetto; unless set, nothing is traced.
+        trace: Option<PathBuf> as Optional<Output> = None, "SHEAVE_TRACE", "the faces";
+    }
 }
 
 impl Settings {
@@ -219,7 +229,8 @@ pub fn keys() -> Vec<Key> {
             read_by: "base",
         },
     ];
-    keys.extend(declared());
+    keys.extend(Place::declared());
+    keys.extend(Settings::declared());
     keys.push(Key {
         name: "SHEAVE_PROCESS_JOB",
         kind: "text",
@@ -264,8 +275,20 @@ fn check<T, F: Form<T>>(name: &str, value: &T) -> Result<()> {
 
 fn refused<T, F: Form<T>>(name: &str, value: &str) -> Error {
     let unit = if F::UNIT.is_empty() { String::new() } else { format!(" ({})", F::UNIT) };
+    refusal(name, value, format_args!("{}{unit}", F::KIND))
+}
+
+/// The error about a variable whose value is not allowed: its name, the value's beginning on one line, and what is
+/// `allowed`.
+///
+/// ```
+/// let error = sheave_base::config::refusal("WORLD_SIZE", "many", "a whole number");
+/// assert_eq!(error.to_string(), "WORLD_SIZE is \"many\", which is not allowed; hint: allowed is a whole number");
+/// ```
+#[must_use]
+pub fn refusal(name: &str, value: &str, allowed: impl Display) -> Error {
     Error::new(ErrorKind::InvalidArgument, format!("{name} is \"{}\", which is not allowed", shown(value)))
-        .hint(format!("allowed is {}{unit}", F::KIND))
+        .hint(format!("allowed is {allowed}"))
 }
 
 /// The beginning of a text from outside, without anything that would disturb a terminal or break the line.
@@ -294,7 +317,8 @@ mod tests {
 
     #[test]
     fn every_default_that_is_shown_reads_back_as_itself() {
-        let shown = |name: &str| declared().into_iter().find(|key| key.name == name).map(|key| key.default.into());
+        let shown =
+            |name: &str| Settings::declared().into_iter().find(|key| key.name == name).map(|key| key.default.into());
         assert_eq!(Settings::from_lookup(shown).unwrap(), Settings::default());
     }
 
@@ -412,7 +436,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_value_panics_and_a_message_stays_on_one_line(index in 0..13_usize, value in any::<Vec<u8>>()) {
-            let wanted = declared()[index].name;
+            let wanted = Settings::declared()[index].name;
             let lookup = |name: &str| (name == wanted).then(|| OsStr::from_bytes(&value).to_os_string());
             if let Err(error) = Settings::from_lookup(lookup) {
                 let text = error.to_string();

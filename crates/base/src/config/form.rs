@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::Transport;
+use super::{Endpoint, Role, Transport};
 use crate::limits;
 
 /// A way to write a `T` in an environment variable.
@@ -139,6 +139,42 @@ impl Form<usize> for Count {
     }
 }
 
+macro_rules! whole_number {
+    ($(#[$doc:meta])+ $name:ident from $least:literal to $most:literal) => {
+        $(#[$doc])+
+        pub(super) struct $name;
+
+        impl Form<u32> for $name {
+            const KIND: &'static str = concat!("a whole number from ", $least, " to ", $most);
+
+            fn read(text: &OsStr) -> Option<u32> {
+                trimmed(text)?.parse().ok()
+            }
+
+            fn allows(value: &u32) -> bool {
+                ($least..=$most).contains(value)
+            }
+
+            fn show(value: &u32) -> String {
+                value.to_string()
+            }
+        }
+    };
+}
+
+whole_number! {
+    /// How many processes of one sort a job has, at least one.
+    Processes from 1 to 16384
+}
+whole_number! {
+    /// How many processes of one sort a job has, perhaps none.
+    ProcessesOrNone from 0 to 16384
+}
+whole_number! {
+    /// Which of them a process is.
+    Index from 0 to 16383
+}
+
 /// Yes or no.
 pub(super) struct Switch;
 
@@ -196,6 +232,59 @@ impl Form<SocketAddr> for Address {
 
     fn show(value: &SocketAddr) -> String {
         if value.port() == 0 { value.ip().to_string() } else { value.to_string() }
+    }
+}
+
+/// What a process is in its job.
+pub(super) struct Part;
+
+impl Form<Role> for Part {
+    const KIND: &'static str = "`scheduler`, `server`, `worker` or `rank`";
+
+    fn read(text: &OsStr) -> Option<Role> {
+        Role::from_name(trimmed(text)?)
+    }
+
+    fn show(value: &Role) -> String {
+        value.to_string()
+    }
+}
+
+/// Where a job meets. Unlike an address to listen on, a host name is right: each process resolves it for itself.
+pub(super) struct Meeting;
+
+impl Form<Endpoint> for Meeting {
+    const KIND: &'static str = "a host and a port, as in `node1:7000`, `127.0.0.1:7000` or `[::1]:7000`";
+
+    fn read(text: &OsStr) -> Option<Endpoint> {
+        Endpoint::parse(trimmed(text)?)
+    }
+
+    fn allows(value: &Endpoint) -> bool {
+        Endpoint::is_host(&value.host) && value.port != 0
+    }
+
+    fn show(value: &Endpoint) -> String {
+        value.to_string()
+    }
+}
+
+/// What a process is called.
+pub(super) struct Name;
+
+impl Form<String> for Name {
+    const KIND: &'static str = "printable text of 1 to 256 bytes";
+
+    fn read(text: &OsStr) -> Option<String> {
+        trimmed(text).map(str::to_owned)
+    }
+
+    fn allows(value: &String) -> bool {
+        (1..=limits::HANDSHAKE_TEXT_BYTES_MAX).contains(&value.len()) && !value.contains(char::is_control)
+    }
+
+    fn show(value: &String) -> String {
+        value.clone()
     }
 }
 
