@@ -117,19 +117,17 @@ fn each_role_is_told_who_it_is_and_where_the_others_are() {
     assert!(port.parse::<u16>().unwrap() > 0);
     let secret = &all["scheduler"]["SHEAVE_SECRET"];
     assert!(secret.len() == 64 && secret.bytes().all(|digit| digit.is_ascii_hexdigit()), "{secret}");
-    for (name, role, rank, world, local_rank) in [
-        ("scheduler", "scheduler", "0", "1", "0"),
-        ("server-0", "server", "0", "1", "1"),
-        ("worker-0", "worker", "0", "2", "2"),
-        ("worker-1", "worker", "1", "2", "3"),
+    for (name, role, rank, local_rank) in [
+        ("scheduler", "scheduler", None, "0"),
+        ("server-0", "server", Some("0"), "1"),
+        ("worker-0", "worker", Some("0"), "2"),
+        ("worker-1", "worker", Some("1"), "3"),
     ] {
         let mut wanted = BTreeMap::from([
             ("SHEAVE_ROLE", role),
             ("SHEAVE_ROOT", root),
             ("SHEAVE_WORKERS", "2"),
             ("SHEAVE_SERVERS", "1"),
-            ("SHEAVE_RANK", rank),
-            ("SHEAVE_WORLD_SIZE", world),
             ("SHEAVE_LOCAL_RANK", local_rank),
             ("SHEAVE_LOCAL_RANKS", "4"),
             ("SHEAVE_NAME", name),
@@ -142,6 +140,7 @@ fn each_role_is_told_who_it_is_and_where_the_others_are() {
             ("DMLC_NODE_HOST", "127.0.0.1"),
             ("FOR_ALL", "1"),
         ]);
+        wanted.extend(rank.map(|rank| ("SHEAVE_RANK", rank)));
         wanted.extend((role == "worker").then_some(("FOR_WORKERS", "2")));
         wanted.extend((role == "server").then_some(("FOR_SERVERS", "3")));
         let mut found: BTreeMap<&str, &str> =
@@ -157,8 +156,9 @@ fn plain_ranks_have_no_scheduler_and_each_job_has_its_own_secret() {
     let names: Vec<&str> = all.keys().map(String::as_str).collect();
     assert_eq!(names, ["rank-0", "rank-1"]);
     let own = &all["rank-1"];
-    let values = ["SHEAVE_ROLE", "SHEAVE_RANK", "SHEAVE_WORLD_SIZE", "SHEAVE_SERVERS"].map(|name| own[name].as_str());
-    assert_eq!(values, ["rank", "1", "2", "0"]);
+    let values = ["SHEAVE_ROLE", "SHEAVE_RANK", "SHEAVE_WORLD_SIZE"].map(|name| own[name].as_str());
+    assert_eq!(values, ["rank", "1", "2"]);
+    assert!(!own.contains_key("SHEAVE_WORKERS") && !own.contains_key("SHEAVE_SERVERS"), "{own:?}");
     assert!(!own.keys().any(|name| name.starts_with("DMLC_")), "{own:?}");
     let other = environments(&["-n", "1", "--no-dmlc"]);
     assert_ne!(other["rank-0"]["SHEAVE_SECRET"], own["SHEAVE_SECRET"]);

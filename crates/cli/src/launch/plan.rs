@@ -3,7 +3,7 @@
 use super::Arguments;
 use crate::Failure;
 use crate::bench::draw_secret;
-use sheave_base::config::{Settings, check_names};
+use sheave_base::config::{Role, Settings, check_names};
 use sheave_base::limits;
 use sheave_process::Command;
 use std::collections::BTreeMap;
@@ -28,41 +28,19 @@ const OWN: [&str; 10] = [
 const DMLC: [&str; 6] =
     ["DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_NODE_HOST"];
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
-    Scheduler,
-    Server,
-    Worker,
-    /// A process of a job without servers.
-    Rank,
-}
-
-impl Role {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Scheduler => "scheduler",
-            Self::Server => "server",
-            Self::Worker => "worker",
-            Self::Rank => "rank",
-        }
-    }
-}
-
 /// One process of the job.
 #[derive(Clone, Debug)]
 struct Member {
     role: Role,
     /// Counted within the role.
     rank: u32,
-    /// How many have this role.
-    peers: u32,
 }
 
 impl Member {
     fn name(&self) -> String {
         match self.role {
             Role::Scheduler => "scheduler".to_owned(),
-            role => format!("{}-{}", role.name(), self.rank),
+            role => format!("{role}-{}", self.rank),
         }
     }
 }
@@ -119,23 +97,31 @@ impl<'a> Plan<'a> {
             Role::Server => command.envs(arguments.env_server.iter().cloned()),
             Role::Scheduler => command,
         };
+        // Those of a job around this one mean another job.
+        command = OWN.into_iter().fold(command, Command::env_remove);
         command.envs(self.own(local_rank, member))
     }
 
-    fn own(&self, local_rank: usize, member: &Member) -> impl Iterator<Item = (&'static str, String)> {
+    /// Plain ranks are told how many they are; the others how many workers and servers there are.
+    fn own(&self, local_rank: usize, member: &Member) -> Vec<(&'static str, String)> {
         let Arguments { workers, servers, .. } = self.arguments;
-        OWN.into_iter().zip([
-            member.role.name().to_owned(),
-            self.root.to_string(),
-            workers.to_string(),
-            servers.to_string(),
-            member.rank.to_string(),
-            member.peers.to_string(),
-            local_rank.to_string(),
-            self.members.len().to_string(),
-            member.name(),
-            self.secret.clone(),
-        ])
+        let mut variables = vec![
+            ("SHEAVE_ROLE", member.role.to_string()),
+            ("SHEAVE_ROOT", self.root.to_string()),
+            ("SHEAVE_LOCAL_RANK", local_rank.to_string()),
+            ("SHEAVE_LOCAL_RANKS", self.members.len().to_string()),
+            ("SHEAVE_NAME", member.name()),
+            ("SHEAVE_SECRET", self.secret.clone()),
+        ];
+        if member.role == Role::Rank {
+            variables.push(("SHEAVE_WORLD_SIZE", workers.to_string()));
+        } else {
+            variables.extend([("SHEAVE_WORKERS", workers.to_string()), ("SHEAVE_SERVERS", servers.to_string())]);
+        }
+        if member.role != Role::Scheduler {
+            variables.push(("SHEAVE_RANK", member.rank.to_string()));
+        }
+        variables
     }
 
     /// Nothing for plain ranks: ps-lite knows no job without a scheduler.
@@ -146,7 +132,7 @@ impl<'a> Plan<'a> {
         let Arguments { workers, servers, .. } = self.arguments;
         let host = self.root.ip().to_string();
         let values = [
-            member.role.name().to_owned(),
+            member.role.to_string(),
             host.clone(),
             self.root.port().to_string(),
             workers.to_string(),
@@ -158,7 +144,7 @@ impl<'a> Plan<'a> {
 }
 
 fn members(workers: u32, servers: u32) -> Vec<Member> {
-    let several = |role, peers: u32| (0..peers).map(move |rank| Member { role, rank, peers });
+    let several = |role, peers: u32| (0..peers).map(move |rank| Member { role, rank });
     if servers == 0 {
         return several(Role::Rank, workers).collect();
     }
@@ -212,6 +198,40 @@ mod tests {
         assert!(check_variables(&variable("SHEAVE_TRANPORT", "tcp"), false).is_err());
         assert!(check_variables(&variable("SHEAVE_TRANSPORT", "pigeon"), false).is_err());
         assert!(check_variables(&variable("SHEAVE_TRANSPORT", "tcp"), false).is_ok());
+    }
+
+    /// What a job tells its processes is what a process reads, from sheave's variables as from ps-lite's.
+    #[test]
+    fn every_process_of_a_job_finds_its_place() {
+        use clap::Parser;
+        use sheave_mesh::environment::{Launcher, Membership};
+        for (servers, of_ps_lite) in [(2, false), (2, true), (0, false)] {
+            let line = ["launch", "-n", "3", "-s", if servers == 0 { "0" } else { "2" }, "--", "true"];
+            let arguments = Line::parse_from(line).arguments;
+            let Ok(plan) = Plan::new(&arguments) else { panic!("the line makes sense") };
+            for (local_rank, member) in plan.members.iter().enumerate() {
+                let variables: Vec<(&str, String)> =
+                    if of_ps_lite { plan.dmlc(member).into_iter().collect() } else { plan.own(local_rank, member) };
+                let lookup = |name: &str| variables.iter().find(|one| one.0 == name).map(|one| one.1.clone().into());
+                let place = Membership::from_lookup(lookup).expect("it makes sense").expect("it is part of a job");
+                assert_eq!((place.role, place.workers, place.servers), (member.role, 3, servers));
+                assert_eq!(place.root.to_string(), plan.root.to_string());
+                if !of_ps_lite {
+                    assert_eq!(place.source, Launcher::Sheave);
+                    assert_eq!(
+                        (place.rank, place.local_rank),
+                        ((member.role != Role::Scheduler).then_some(member.rank), Some(local_rank as u32))
+                    );
+                    assert_eq!(place.name, Some(member.name()));
+                }
+            }
+        }
+    }
+
+    #[derive(Debug, clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
     }
 
     #[test]
