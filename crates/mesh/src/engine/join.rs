@@ -37,7 +37,8 @@ impl Engine {
         let now = self.now;
         let (hosts, beat) = (self.config.hosts, self.config.liveness.beat);
         let introduction = self.config.introduction.clone();
-        if hosts && self.joining().is_some_and(|joining| joining.joined.is_empty()) {
+        let me = self.me;
+        if hosts && self.joining().is_some_and(|joining| !joining.joined.contains_key(&me)) {
             self.introduced(self.me, introduction);
             return;
         }

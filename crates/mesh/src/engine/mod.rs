@@ -355,7 +355,7 @@ impl Engine {
         if self.watch.suspects(from) && !is_commit {
             return;
         }
-        let is_current = epoch == self.epoch || self.faults.skip_epoch_check;
+        let is_current = epoch == self.epoch;
         match message {
             Message::Commit { epoch, deaths } => self.adopt(epoch, deaths),
             Message::Beat { answer: false, .. } => self.send(from, Message::Beat { epoch: self.epoch, answer: true }),
