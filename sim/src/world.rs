@@ -15,6 +15,9 @@ use std::time::Duration;
 const LIVENESS: Liveness = Liveness { beat: Duration::from_millis(200), timeout: Duration::from_millis(1000) };
 const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Things that happen in one run. More are messages that beget messages without end.
+const STEPS_MAX: u64 = 5_000_000;
+
 pub struct Node {
     pub engine: Engine,
     /// False once it was killed.
@@ -57,6 +60,7 @@ pub struct World {
     dice: SeededEntropy,
     queue: BTreeMap<(Time, u64), (usize, What)>,
     ticket: u64,
+    steps: u64,
     doing: BTreeMap<OperationId, (usize, usize, Doing)>,
     crashed: BTreeMap<NodeId, Time>,
     last_trouble: Time,
@@ -82,6 +86,7 @@ impl World {
             dice: SeededEntropy::new(seed ^ 0x7573_6572),
             queue: BTreeMap::new(),
             ticket: 0,
+            steps: 0,
             doing: BTreeMap::new(),
             crashed: BTreeMap::new(),
             last_trouble: Time(0),
@@ -160,6 +165,10 @@ impl World {
             }
             let Some((_, (node, what))) = self.queue.pop_first() else { break };
             self.now = at;
+            self.steps += 1;
+            if self.steps > STEPS_MAX {
+                return Err(format!("{STEPS_MAX} steps were not enough"));
+            }
             self.step(node, what)?;
         }
         self.now = end;

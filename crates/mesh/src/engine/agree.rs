@@ -162,7 +162,8 @@ impl Engine {
 
     /// A decision is known: the new epoch begins.
     pub(super) fn adopt(&mut self, epoch: Epoch, deaths: Vec<Death>) {
-        if epoch <= self.epoch && !self.faults.skip_epoch_check {
+        let is_old = epoch < self.epoch && !self.faults.skip_epoch_check;
+        if is_old || epoch == self.epoch {
             return;
         }
         self.epoch = epoch;
