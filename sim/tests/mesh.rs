@@ -5,7 +5,7 @@ use sheave_sim::{Faults, Scenario, World, run};
 fn seeds() -> u64 {
     match std::env::var("SHEAVE_SIM_SEEDS") {
         Ok(count) => count.parse().expect("SHEAVE_SIM_SEEDS is a number"),
-        Err(_) => 300,
+        Err(_) => 1500,
     }
 }
 
