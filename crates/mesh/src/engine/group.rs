@@ -201,7 +201,10 @@ impl Engine {
         if self.groups.get(&id).and_then(|group| group.nodes.first()) != Some(&from) {
             return;
         }
-        let passed = |pending: &Pending| matches!(pending, Pending::Barrier { group, sequence, .. } if *group == id && *sequence <= through);
+        let passed = |pending: &Pending| match pending {
+            Pending::Barrier { group, sequence, .. } => *group == id && *sequence <= through,
+            Pending::Shrink { .. } => false,
+        };
         for operation in self.operations_where(passed) {
             self.complete(operation, Ok(Outcome::Passed));
         }
@@ -319,7 +322,10 @@ impl Engine {
 
     pub(super) fn poll_deadlines(&mut self) {
         let now = self.now;
-        let late = |pending: &Pending| matches!(pending, Pending::Barrier { deadline: Some(deadline), .. } if now >= *deadline);
+        let late = |pending: &Pending| match pending {
+            Pending::Barrier { deadline, .. } => deadline.is_some_and(|deadline| now >= deadline),
+            Pending::Shrink { .. } => false,
+        };
         for operation in self.operations_where(late) {
             let Some(Pending::Barrier { group, sequence, .. }) = self.operations.get(&operation) else { continue };
             let missing = self.who_is_missing(*group, *sequence);

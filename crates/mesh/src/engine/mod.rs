@@ -6,52 +6,56 @@
 //!
 //! # Rendezvous
 //!
-//! Every node sends `Introduce` to the coordinator and repeats it with each beat. The coordinator answers `Waiting` (who
-//! is missing), `Refuse`, or, once all are there, `Welcome` with the table. It alone makes the table, once, from what it
-//! was told, so everybody begins [`FIRST_EPOCH`] with the same members.
+//! Every node sends `Introduce` to the coordinator and repeats it with each beat. The coordinator answers `Waiting`
+//! (who is missing), `Refuse`, or, once all are there, `Welcome` with the table. It alone makes the table, once,
+//! from what it was told, so everybody begins [`FIRST_EPOCH`] with the same members.
 //!
 //! # Suspicion
 //!
-//! The acting coordinator asks all members for signs of life, all ask it, and both sides of a pending barrier ask each
-//! other (`Beat` and its answer). Silence for the liveness timeout, or a lost link, makes a node *suspect* another: it
-//! closes the link, so that the other learns it too, ignores what still comes from there, breaks the groups that both
-//! are in, and sends `Accuse` to the first living member it does not suspect. Whoever is that to itself ends the epoch.
+//! The acting coordinator asks all members for signs of life, all ask it, and both sides of a pending barrier ask
+//! each other (`Beat` and its answer). Silence for the liveness timeout, or a lost link, makes a node *suspect*
+//! another: it closes the link, so that the other learns it too, ignores what still comes from there, breaks the
+//! groups that both are in, and sends `Accuse` to the first living member it does not suspect. Whoever is that to
+//! itself ends the epoch.
 //!
 //! # Agreement
 //!
-//! By induction all who are in epoch *e* know the same members M(*e*). The deaths that end *e* are decided by one run
-//! of single-decree Paxos among M(*e*):
+//! By induction all who are in epoch *e* know the same members M(*e*). The deaths that end *e* are decided by one
+//! run of single-decree Paxos among M(*e*):
 //!
 //! - `Prepare` and `Promise` carry *e* and a ballot, which names its proposer, so no two proposers share one. Round 0
 //!   belongs to the first of M(*e*), which uses it once; nothing can have been accepted before it, so it needs no
 //!   promises.
-//! - `Accept` and `Accepted` carry *e*, the ballot and the deaths. A member rejects ballots below the one it promised.
-//! - A value is decided when a quorum accepted it: more than half of M(*e*), or exactly half with its first member. Any
-//!   two quorums share a member, and a later proposer takes over the value of the highest ballot that its quorum
+//! - `Accept` and `Accepted` carry *e*, the ballot and the deaths. A member rejects ballots below the one it
+//!   promised.
+//! - A value is decided when a quorum accepted it: more than half of M(*e*), or exactly half with its first member.
+//!   Any two quorums share a member, and a later proposer takes over the value of the highest ballot that its quorum
 //!   accepted; so every later ballot carries the value decided, and at most one is decided for each *e*.
-//! - `Commit` carries *e*+1 and all deaths so far, and is sent only for a decision. Adopting it therefore gives the same
-//!   M(*e*+1) to everybody, from whomever and however late it comes, and also to a node that missed epochs between.
-//!   One that is not newer than what a node knows is ignored: this check keeps epochs from running backwards.
+//! - `Commit` carries *e*+1 and all deaths so far, and is sent only for a decision. Adopting it therefore gives the
+//!   same M(*e*+1) to everybody, from whomever and however late it comes, and also to a node that missed epochs
+//!   between. One that is not newer than what a node knows is ignored: this check keeps epochs from running
+//!   backwards.
 //!
-//! Every message carries its sender's epoch. One from an older epoch is answered with `Commit`, one from a newer epoch
-//! with a `Beat`, which asks for it; so a lost `Commit` is made good by the next beat, and a node that was declared dead
-//! while it was silent learns it from the first answer it gets. Votes count only within their own epoch.
+//! Every message carries its sender's epoch. One from an older epoch is answered with `Commit`, one from a newer
+//! epoch with a `Beat`, which asks for it; so a lost `Commit` is made good by the next beat, and a node that was
+//! declared dead while it was silent learns it from the first answer it gets. Votes count only within their own
+//! epoch.
 //!
 //! # Ends
 //!
-//! A node that suspects so many that the rest is no quorum fails, and so does one whose suspicion has not led to a new
-//! epoch in three timeouts; every suspicion is therefore followed by a new epoch or by a failure. Of two sides of
-//! a partition at most one holds a quorum of M(*e*); the other one fails and never begins *e*+1.
+//! A node that suspects so many that the rest is no quorum fails, and so does one whose suspicion has not led to a
+//! new epoch in five timeouts; every suspicion is therefore followed by a new epoch or by a failure. Of two sides
+//! of a partition at most one holds a quorum of M(*e*); the other one fails and never begins *e*+1.
 //!
 //! # Barriers
 //!
-//! A member sends `Enter` (epoch, group, sequence) to the group's first member and repeats it with each beat. The first
-//! member counts distinct members and sends `Release` when all have entered, so whoever passes was right. A member that
-//! suspects, gives up or passes its deadline breaks the group for itself: it never enters again, so no later barrier can
-//! be released. It says `Broken` to the first member, which says so to all. If that message is lost, one of both ends
-//! suspects the other, one of them dies, and the death breaks the group for everybody. A death is all it takes: node
-//! ids are drawn anew by every process, so a group with a dead member is broken for ever, and a group of survivors is
-//! another group with another id. Groups know no epoch but through their members.
+//! A member sends `Enter` (epoch, group, sequence) to the group's first member and repeats it with each beat. The
+//! first member counts distinct members and sends `Release` when all have entered, so whoever passes was right. A
+//! member that suspects, gives up or passes its deadline breaks the group for itself: it never enters again, so no
+//! later barrier can be released. It says `Broken` to the first member, which says so to all. If that message is
+//! lost, one of both ends suspects the other, one of them dies, and the death breaks the group for everybody. A
+//! death is all it takes: node ids are drawn anew by every process, so a group with a dead member is broken for
+//! ever, and a group of survivors is another group with another id. Groups know no epoch but through their members.
 
 mod agree;
 mod group;

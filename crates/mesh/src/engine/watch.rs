@@ -5,8 +5,9 @@ use sheave_base::clock::Time;
 use sheave_base::{Error, ErrorKind, NodeId, Peer};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A suspicion that has not led to a new epoch within this many timeouts never will: no majority can be reached.
-const PATIENCE_TIMEOUTS: u32 = 3;
+/// Suspicions that have not led to a new epoch within this many timeouts of the first one never will: no majority can
+/// be reached. Four silent successors in a row fit in; counting anew with each would take a minority hours to give up.
+const PATIENCE_TIMEOUTS: u32 = 5;
 
 #[derive(Default)]
 pub(super) struct Watch {
@@ -18,7 +19,7 @@ pub(super) struct Watch {
     pub(super) suspected: BTreeMap<NodeId, String>,
     /// What others told us: the suspect, who said so, and why. Used once we coordinate.
     accusations: BTreeMap<NodeId, (NodeId, String)>,
-    last_suspicion: Time,
+    patience_began: Time,
     polled: Time,
 }
 
@@ -46,7 +47,7 @@ impl Watch {
 
     /// The suspicion that remains in a new epoch gets its time anew.
     pub(super) fn epoch_began(&mut self, now: Time) {
-        self.last_suspicion = now;
+        self.patience_began = now;
     }
 
     fn last_sign(&self, node: NodeId, since: Time) -> Time {
@@ -92,7 +93,7 @@ impl Engine {
     }
 
     fn out_of_patience(&self) -> Time {
-        self.watch.last_suspicion.after(self.config.liveness.timeout * PATIENCE_TIMEOUTS)
+        self.watch.patience_began.after(self.config.liveness.timeout * PATIENCE_TIMEOUTS)
     }
 
     /// When liveness needs the next poll.
@@ -131,7 +132,9 @@ impl Engine {
         if !self.is_active() || node == self.me || !self.is_living(node) || self.watch.suspects(node) {
             return;
         }
-        self.watch.last_suspicion = self.now;
+        if self.watch.suspected.is_empty() {
+            self.watch.patience_began = self.now;
+        }
         let error = self.lost(node, &reason);
         self.watch.suspected.insert(node, reason);
         self.watch.asked.remove(&node);
