@@ -20,7 +20,7 @@ const USAGE: &str = "\
 usage: cargo xtask <command> [flags]
 
   test              everything that must hold before a change is done:
-                    format, clippy, tidy, documentation, Rust tests, doctests, Python tests
+                    format, clippy, tidy, documentation, Rust tests, doctests, simulation, Python tests
       --no-nextest  run the Rust tests without cargo-nextest, even where it is installed
       --rust-only   leave the Python tests out
       --python-only run nothing but the Python tests

@@ -5,6 +5,7 @@ mod doctests;
 mod fallback;
 mod nextest;
 mod python;
+mod simulation;
 mod tally;
 mod venv;
 
@@ -116,6 +117,7 @@ fn stages<'a>(workspace: &'a Workspace, options: &'a Options, python: &'a Outcom
             stages.push((title, Box::new(|| fallback::run(workspace).map(Report::Counted))));
         }
         stages.push(("doctests", Box::new(|| doctests::run(workspace).map(Report::Counted))));
+        stages.push(("simulation", Box::new(|| simulation::run(workspace).map(Report::Counted))));
     }
     if !options.rust_only {
         stages.push(("Python tests", Box::new(|| python::run(workspace, python, options.torch))));

@@ -1,0 +1,194 @@
+//! Rendezvous: everybody introduces itself to the coordinator, which sends everybody the table.
+
+use super::member::{Introduction, Role, rank_all};
+use super::{Effect, Engine, Message, Phase};
+use sheave_base::clock::Time;
+use sheave_base::{Error, ErrorKind, NodeId};
+use std::collections::BTreeMap;
+
+/// Messages that came before the table; more are forgotten, since all that matter are repeated.
+const STASH_MAX: usize = 4096;
+
+pub(super) struct Joining {
+    deadline: Time,
+    next_beat: Time,
+    coordinator: Option<NodeId>,
+    /// At the coordinator: who has come, itself included.
+    joined: BTreeMap<NodeId, Introduction>,
+    /// What the coordinator said last.
+    missing: Option<String>,
+    stash: Vec<(NodeId, Message)>,
+}
+
+impl Joining {
+    pub(super) fn new(now: Time, deadline: Time) -> Self {
+        let (joined, stash) = (BTreeMap::new(), Vec::new());
+        Self { deadline, next_beat: now, coordinator: None, joined, missing: None, stash }
+    }
+
+    pub(super) fn next_timer(&self) -> Time {
+        self.deadline.min(self.next_beat)
+    }
+}
+
+impl Engine {
+    /// The joining half of a poll.
+    pub(super) fn poll_joining(&mut self) {
+        let now = self.now;
+        let (hosts, beat) = (self.config.hosts, self.config.liveness.beat);
+        let introduction = self.config.introduction.clone();
+        let me = self.me;
+        if hosts && self.joining().is_some_and(|joining| !joining.joined.contains_key(&me)) {
+            self.introduced(self.me, introduction);
+            return;
+        }
+        let Some(joining) = self.joining() else { return };
+        if now >= joining.deadline {
+            return self.join_too_late();
+        }
+        if now >= joining.next_beat {
+            joining.next_beat = now.after(beat);
+            if let Some(coordinator) = joining.coordinator {
+                self.send(coordinator, Message::Introduce(introduction));
+            }
+        }
+    }
+
+    fn joining(&mut self) -> Option<&mut Joining> {
+        match &mut self.phase {
+            Phase::Joining(joining) => Some(joining),
+            _ => None,
+        }
+    }
+
+    /// The driver has a link to the coordinator.
+    pub(super) fn reached(&mut self, coordinator: NodeId) {
+        let (next_beat, introduction) = (self.now.after(self.config.liveness.beat), self.config.introduction.clone());
+        if self.config.hosts {
+            return;
+        }
+        if let Some(joining) = self.joining() {
+            joining.coordinator = Some(coordinator);
+            joining.next_beat = next_beat;
+            self.send(coordinator, Message::Introduce(introduction));
+        }
+    }
+
+    /// A message for a node that has no table yet.
+    pub(super) fn receive_joining(&mut self, from: NodeId, message: Message) {
+        let Some(joining) = self.joining() else { return };
+        let is_coordinator = joining.coordinator == Some(from);
+        match message {
+            Message::Introduce(introduction) => self.introduced(from, introduction),
+            Message::Waiting { missing } if is_coordinator => joining.missing = Some(missing),
+            Message::Refuse { kind, reason } if is_coordinator => self.fail(Error::new(kind, reason).operation("join")),
+            Message::Welcome { table } if is_coordinator => {
+                let stash = std::mem::take(&mut joining.stash);
+                self.begin(table);
+                for (from, message) in stash {
+                    self.receive(from, message);
+                }
+            }
+            other if joining.stash.len() < STASH_MAX => joining.stash.push((from, other)),
+            _ => {}
+        }
+    }
+
+    /// Somebody wants to join, at any time. Only the host of the rendezvous answers.
+    pub(super) fn introduced(&mut self, from: NodeId, introduction: Introduction) {
+        if !self.config.hosts {
+            return;
+        }
+        let expected = self.config.expected;
+        let Some(joining) = self.joining() else {
+            // A member whose welcome is on its way repeats itself; anybody else is too late.
+            let message = if self.member(from).is_some() {
+                Message::Welcome { table: self.table.clone() }
+            } else {
+                let reason = "the job has started, and nobody can join it any more".to_owned();
+                Message::Refuse { kind: ErrorKind::AlreadyExists, reason }
+            };
+            return self.send(from, message);
+        };
+        if !joining.joined.contains_key(&from) {
+            if let Some(reason) = objection(&joining.joined, &introduction, expected.of(introduction.role)) {
+                return self.send(from, Message::Refuse { kind: ErrorKind::AlreadyExists, reason });
+            }
+            joining.joined.insert(from, introduction);
+        }
+        if joining.joined.len() < expected.total() as usize {
+            let missing = self.missing();
+            return self.send(from, Message::Waiting { missing });
+        }
+        let table = rank_all(&joining.joined);
+        for member in &table {
+            self.send(member.node, Message::Welcome { table: table.clone() });
+        }
+        self.begin(table);
+    }
+
+    /// A joiner went away again: its place is free for its successor.
+    pub(super) fn link_lost_joining(&mut self, peer: NodeId) {
+        if let Some(joining) = self.joining() {
+            joining.joined.remove(&peer);
+            if joining.coordinator == Some(peer) {
+                joining.coordinator = None;
+            }
+        }
+    }
+
+    /// Who is missing, and from where the others came.
+    fn missing(&mut self) -> String {
+        let expected = self.config.expected;
+        let Some(joining) = self.joining() else { return String::new() };
+        let mut lacking = Vec::new();
+        for role in Role::ALL {
+            let here = joining.joined.values().filter(|about| about.role == role).count();
+            let wanted = expected.of(role) as usize;
+            if here < wanted {
+                lacking.push(format!("{} of {wanted} {role}s", wanted - here));
+            }
+        }
+        let others = joining.joined.values().map(|about| {
+            format!("{} from {} (pid {}, secret from {})", about.name, about.host, about.pid, about.secret_source)
+        });
+        format!("missing: {}; joined: {}", lacking.join(", "), others.collect::<Vec<_>>().join(", "))
+    }
+
+    fn join_too_late(&mut self) {
+        let hosts = self.config.hosts;
+        let missing = if hosts { Some(self.missing()) } else { None };
+        let Some(joining) = self.joining() else { return };
+        let what = match (&missing, &joining.missing, joining.coordinator) {
+            (Some(missing), ..) | (None, Some(missing), _) => missing.clone(),
+            (None, None, Some(_)) => "the coordinator did not answer".to_owned(),
+            (None, None, None) => "the coordinator was not reached".to_owned(),
+        };
+        let others: Vec<NodeId> = joining.joined.keys().copied().collect();
+        for other in others {
+            self.send(other, Message::Refuse { kind: ErrorKind::DeadlineExceeded, reason: what.clone() });
+        }
+        let hint = "look at the output of the missing nodes; all must know the same coordinator, secret and counts";
+        self.fail(Error::new(ErrorKind::DeadlineExceeded, what).operation("join").hint(hint));
+    }
+
+    /// The table is there.
+    fn begin(&mut self, table: Vec<super::Member>) {
+        self.table = table;
+        self.phase = Phase::Active;
+        self.watch.begin(self.now);
+        self.effects.push(Effect::Joined);
+    }
+}
+
+/// Why `new` cannot be one of `joined`.
+fn objection(joined: &BTreeMap<NodeId, Introduction>, new: &Introduction, places: u32) -> Option<String> {
+    let same_role = || joined.values().filter(|about| about.role == new.role);
+    if let Some(other) = joined.values().find(|about| about.name == new.name) {
+        return Some(format!("the name {} is taken by pid {} on {}", new.name, other.pid, other.host));
+    }
+    if let Some(other) = same_role().find(|about| about.wanted_rank.is_some() && about.wanted_rank == new.wanted_rank) {
+        return Some(format!("{} has the rank that {} wants", other.name, new.name));
+    }
+    (same_role().count() >= places as usize).then(|| format!("the mesh has {places} {}s, all are here", new.role))
+}

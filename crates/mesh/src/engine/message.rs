@@ -1,0 +1,264 @@
+//! What engines say to each other, what they are told, and what they ask for.
+
+use super::member::{Introduction, Member};
+use sheave_base::clock::Time;
+use sheave_base::{Epoch, Error, ErrorKind, NodeId, Result};
+use std::fmt;
+
+/// A group's identity: a hash over its label and its ordered nodes, so that its members need not talk to agree on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupId(pub u64);
+
+impl fmt::Display for GroupId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+/// What the caller of an engine knows an operation by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OperationId(pub u64);
+
+/// An attempt to end an epoch. Attempts are ordered by round, then by who makes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ballot {
+    /// Round 0 belongs to the epoch's coordinator alone and needs no promise.
+    pub round: u32,
+    /// Mesh rank of who proposes.
+    pub rank: u32,
+}
+
+/// Somebody's end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Death {
+    /// Who.
+    pub node: NodeId,
+    /// The first epoch without it.
+    pub epoch: Epoch,
+    /// What was seen, as a lower-case phrase.
+    pub reason: String,
+}
+
+/// A message between two engines. All but those of the rendezvous carry the sender's epoch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// To the coordinator: who I am. Repeated with each beat until it is answered.
+    Introduce(Introduction),
+    /// From the coordinator: heard you; who is missing.
+    Waiting {
+        /// A phrase for the joiner's error, should its deadline pass.
+        missing: String,
+    },
+    /// From the coordinator: you cannot join.
+    Refuse {
+        /// The kind of the joiner's error.
+        kind: ErrorKind,
+        /// Why.
+        reason: String,
+    },
+    /// From the coordinator: everybody is here. The first epoch begins.
+    Welcome {
+        /// All members by rank.
+        table: Vec<Member>,
+    },
+    /// Do you live? Or, as an answer: I do.
+    Beat {
+        /// The sender's epoch.
+        epoch: Epoch,
+        /// Whether this answers another beat.
+        answer: bool,
+    },
+    /// To whom the sender holds for the coordinator: somebody looks dead.
+    Accuse {
+        /// The sender's epoch.
+        epoch: Epoch,
+        /// Who looks dead.
+        suspect: NodeId,
+        /// What was seen.
+        reason: String,
+    },
+    /// May I end epoch `epoch`?
+    Prepare {
+        /// The epoch to end.
+        epoch: Epoch,
+        /// The attempt.
+        ballot: Ballot,
+    },
+    /// You may, and this is what I accepted before.
+    Promise {
+        /// The epoch to end.
+        epoch: Epoch,
+        /// The attempt.
+        ballot: Ballot,
+        /// The latest proposal that the sender accepted for the end of this epoch.
+        accepted: Option<(Ballot, Vec<Death>)>,
+    },
+    /// These are the deaths that end epoch `epoch`.
+    Accept {
+        /// The epoch to end.
+        epoch: Epoch,
+        /// The attempt.
+        ballot: Ballot,
+        /// Who died.
+        deaths: Vec<Death>,
+    },
+    /// I accept.
+    Accepted {
+        /// The epoch to end.
+        epoch: Epoch,
+        /// The attempt.
+        ballot: Ballot,
+    },
+    /// I cannot: I have promised a later attempt.
+    Rejected {
+        /// The epoch to end.
+        epoch: Epoch,
+        /// The attempt that was promised.
+        promised: Ballot,
+    },
+    /// Decided: epoch `epoch` has begun.
+    Commit {
+        /// The epoch that has begun.
+        epoch: Epoch,
+        /// Everybody who has died since the start.
+        deaths: Vec<Death>,
+    },
+    /// To a group's first member: I have entered this barrier. Repeated with each beat.
+    Enter {
+        /// The sender's epoch.
+        epoch: Epoch,
+        /// The group.
+        group: GroupId,
+        /// Which barrier of the group.
+        sequence: u64,
+    },
+    /// From a group's first member: every member has entered this barrier and all before it.
+    Release {
+        /// The sender's epoch.
+        epoch: Epoch,
+        /// The group.
+        group: GroupId,
+        /// The latest barrier that everybody entered.
+        through: u64,
+    },
+    /// To a group's first member, and from it to all: this group is broken.
+    Broken {
+        /// The sender's epoch.
+        epoch: Epoch,
+        /// The group.
+        group: GroupId,
+        /// Whether a death is about to explain it.
+        by_death: bool,
+        /// Why.
+        reason: String,
+    },
+}
+
+impl Message {
+    /// The epoch of the sender, where the message carries one.
+    #[must_use]
+    pub fn epoch(&self) -> Option<Epoch> {
+        match self {
+            Self::Introduce(_) | Self::Waiting { .. } | Self::Refuse { .. } | Self::Welcome { .. } => None,
+            Self::Beat { epoch, .. }
+            | Self::Accuse { epoch, .. }
+            | Self::Prepare { epoch, .. }
+            | Self::Promise { epoch, .. }
+            | Self::Accept { epoch, .. }
+            | Self::Accepted { epoch, .. }
+            | Self::Rejected { epoch, .. }
+            | Self::Commit { epoch, .. }
+            | Self::Enter { epoch, .. }
+            | Self::Release { epoch, .. }
+            | Self::Broken { epoch, .. } => Some(*epoch),
+        }
+    }
+}
+
+/// What an engine is told.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A link to the coordinator stands; this is its identity. Told again after the link was lost while joining.
+    Reached(NodeId),
+    /// A message came.
+    Received {
+        /// From whom.
+        from: NodeId,
+        /// What it says.
+        message: Message,
+    },
+    /// A link ended, or could not be made: evidence that the peer is dead.
+    LinkLost {
+        /// Who was at its other end.
+        peer: NodeId,
+        /// What was seen.
+        reason: String,
+    },
+    /// The user enters the next barrier of a group.
+    Barrier {
+        /// Names the operation; unique.
+        operation: OperationId,
+        /// The group.
+        group: GroupId,
+        /// When it ends with an error, whoever is missing.
+        deadline: Option<Time>,
+    },
+    /// The user wants the group of the survivors of a broken group.
+    Shrink {
+        /// Names the operation; unique.
+        operation: OperationId,
+        /// The broken group.
+        group: GroupId,
+    },
+    /// The user no longer waits. A barrier's group is broken by this.
+    Cancel {
+        /// Which operation.
+        operation: OperationId,
+    },
+}
+
+/// How an operation ended well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Every member of the group entered this barrier.
+    Passed,
+    /// The group of the survivors.
+    Group(GroupId),
+}
+
+/// What an engine asks for.
+#[derive(Clone, Debug)]
+pub enum Effect {
+    /// Send this; make the link if there is none. What cannot be sent comes back as [`Event::LinkLost`].
+    Send {
+        /// To whom.
+        to: NodeId,
+        /// What.
+        message: Message,
+    },
+    /// The mesh stands: the table is there.
+    Joined,
+    /// An operation ended.
+    Complete {
+        /// Which.
+        operation: OperationId,
+        /// How.
+        outcome: Result<Outcome>,
+    },
+    /// Close the link to this node, so that both ends know.
+    CutLink {
+        /// Who is at its other end.
+        node: NodeId,
+    },
+    /// All survivors agree that this node is dead.
+    DeclareDead {
+        /// Who.
+        node: NodeId,
+        /// What was seen.
+        reason: String,
+    },
+    /// This engine has come to its end; every operation ends with this error.
+    Failed(Error),
+    /// Poll again at this time at the latest.
+    SetTimer(Time),
+}

@@ -1,0 +1,392 @@
+//! The mesh's core: a state machine without I/O, threads or clocks.
+//!
+//! A driver tells an [`Engine`] what happened ([`Engine::handle`]) and then does what it asks ([`Engine::poll`]).
+//! Messages between two engines arrive once and in order or not at all; a link that ends is an [`Event::LinkLost`].
+//! Nothing is assumed about time, except that liveness comes back when the network does.
+//!
+//! # Rendezvous
+//!
+//! Every node sends `Introduce` to the coordinator and repeats it with each beat. The coordinator answers `Waiting`
+//! (who is missing), `Refuse`, or, once all are there, `Welcome` with the table. It alone makes the table, once,
+//! from what it was told, so everybody begins [`FIRST_EPOCH`] with the same members.
+//!
+//! # Suspicion
+//!
+//! The acting coordinator asks all members for signs of life, all ask it, and both sides of a pending barrier ask
+//! each other (`Beat` and its answer). Silence for the liveness timeout, or a lost link, makes a node *suspect*
+//! another: it closes the link, so that the other learns it too, ignores what still comes from there, breaks the
+//! groups that both are in, and sends `Accuse` to the first living member it does not suspect. Whoever is that to
+//! itself ends the epoch.
+//!
+//! # Agreement
+//!
+//! By induction all who are in epoch *e* know the same members M(*e*). The deaths that end *e* are decided by one
+//! run of single-decree Paxos among M(*e*):
+//!
+//! - `Prepare` and `Promise` carry *e* and a ballot, which names its proposer, so no two proposers share one. Round 0
+//!   belongs to the first of M(*e*), which uses it once; nothing can have been accepted before it, so it needs no
+//!   promises.
+//! - `Accept` and `Accepted` carry *e*, the ballot and the deaths. A member rejects ballots below the one it
+//!   promised.
+//! - A value is decided when a quorum accepted it: more than half of M(*e*), or exactly half with its first member.
+//!   Any two quorums share a member, and a later proposer takes over the value of the highest ballot that its quorum
+//!   accepted; so every later ballot carries the value decided, and at most one is decided for each *e*.
+//! - `Commit` carries *e*+1 and all deaths so far, and is sent only for a decision. Adopting it therefore gives the
+//!   same M(*e*+1) to everybody, from whomever and however late it comes, and also to a node that missed epochs
+//!   between. One that is not newer than what a node knows is ignored: this check keeps epochs from running
+//!   backwards.
+//!
+//! Every message carries its sender's epoch. One from an older epoch is answered with `Commit`, one from a newer
+//! epoch with a `Beat`, which asks for it; so a lost `Commit` is made good by the next beat, and a node that was
+//! declared dead while it was silent learns it from the first answer it gets. Votes count only within their own
+//! epoch.
+//!
+//! # Ends
+//!
+//! A node that suspects so many that the rest is no quorum fails, and so does one whose suspicion has not led to a
+//! new epoch in five timeouts; every suspicion is therefore followed by a new epoch or by a failure. Of two sides
+//! of a partition at most one holds a quorum of M(*e*); the other one fails and never begins *e*+1.
+//!
+//! # Barriers
+//!
+//! A member sends `Enter` (epoch, group, sequence) to the group's first member and repeats it with each beat. The
+//! first member counts distinct members and sends `Release` when all have entered, so whoever passes was right. A
+//! member that suspects, gives up or passes its deadline breaks the group for itself: it never enters again, so no
+//! later barrier can be released. It says `Broken` to the first member, which says so to all. If that message is
+//! lost, one of both ends suspects the other, one of them dies, and the death breaks the group for everybody. A
+//! death is all it takes: node ids are drawn anew by every process, so a group with a dead member is broken for
+//! ever, and a group of survivors is another group with another id. Groups know no epoch but through their members.
+
+mod agree;
+mod group;
+mod join;
+mod member;
+mod message;
+mod watch;
+
+pub use group::group_id;
+pub use member::{Expected, Introduction, Member, Role};
+pub use message::{Ballot, Death, Effect, Event, GroupId, Message, OperationId, Outcome};
+
+use sheave_base::clock::Time;
+use sheave_base::{Epoch, Error, ErrorKind, NodeId, Result, limits};
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+/// The epoch that begins with the table.
+pub const FIRST_EPOCH: Epoch = Epoch(1);
+
+/// What an engine asks for, in the order in which it is to be done.
+pub type Effects = Vec<Effect>;
+
+/// How often members show that they live, and how long a silence may last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Liveness {
+    /// Time between two signs of life.
+    pub beat: Duration,
+    /// Silence after which a member is suspected.
+    pub timeout: Duration,
+}
+
+impl Default for Liveness {
+    fn default() -> Self {
+        Self { beat: limits::LIVENESS_BEAT, timeout: limits::LIVENESS_TIMEOUT }
+    }
+}
+
+/// What an engine is made from.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// What this node says about itself.
+    pub introduction: Introduction,
+    /// How many nodes the mesh has; all must say the same, the coordinator's word counts.
+    pub expected: Expected,
+    /// Whether this node is the coordinator of the rendezvous: the scheduler, or rank 0.
+    pub hosts: bool,
+    /// When members are suspected.
+    pub liveness: Liveness,
+    /// Longest time for the join.
+    pub join_timeout: Duration,
+}
+
+/// Planted bugs, for a simulator to prove that it finds them.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Faults {
+    pub skip_epoch_check: bool,
+    pub count_messages: bool,
+    pub drop_one_death_notice: bool,
+    pub release_one_early: bool,
+}
+
+enum Phase {
+    Joining(join::Joining),
+    Active,
+    Failed(Error),
+}
+
+/// One node's view of its mesh.
+///
+/// ```
+/// use sheave_base::{NodeId, clock::Time};
+/// use sheave_mesh::engine::{Config, Effect, Engine, Event, Expected, Introduction, Liveness, OperationId, Role};
+/// use std::time::Duration;
+///
+/// let introduction = Introduction {
+///     name: "rank-0".into(),
+///     role: Role::Rank,
+///     wanted_rank: Some(0),
+///     host: "here".into(),
+///     pid: 1,
+///     secret_source: "the user's cookie file".into(),
+/// };
+/// let (expected, liveness) = (Expected::ranks(1), Liveness::default());
+/// let config = Config { introduction, expected, hosts: true, liveness, join_timeout: Duration::from_secs(60) };
+/// let mut engine = Engine::new(config, NodeId(7), Time(0));
+/// assert!(engine.poll(Time(0)).iter().any(|effect| matches!(effect, Effect::Joined)));
+///
+/// let world = engine.group("world", &[NodeId(7)])?;
+/// engine.handle(Time(1), Event::Barrier { operation: OperationId(1), group: world, deadline: None });
+/// let effects = engine.poll(Time(1));
+/// assert!(effects.iter().any(|effect| matches!(effect, Effect::Complete { outcome: Ok(_), .. })));
+/// # Ok::<(), sheave_base::Error>(())
+/// ```
+pub struct Engine {
+    config: Config,
+    faults: Faults,
+    me: NodeId,
+    now: Time,
+    phase: Phase,
+    /// All members by rank, the dead included.
+    table: Vec<Member>,
+    epoch: Epoch,
+    deaths: Vec<Death>,
+    watch: watch::Watch,
+    agreement: agree::Agreement,
+    groups: BTreeMap<GroupId, group::Group>,
+    operations: BTreeMap<OperationId, group::Pending>,
+    /// Messages of this node to itself.
+    loopback: VecDeque<Message>,
+    effects: Effects,
+}
+
+impl Engine {
+    /// An engine that begins to join.
+    #[must_use]
+    pub fn new(config: Config, me: NodeId, now: Time) -> Self {
+        let deadline = now.after(config.join_timeout);
+        Self {
+            config,
+            faults: Faults::default(),
+            me,
+            now,
+            phase: Phase::Joining(join::Joining::new(now, deadline)),
+            table: Vec::new(),
+            epoch: FIRST_EPOCH,
+            deaths: Vec::new(),
+            watch: watch::Watch::default(),
+            agreement: agree::Agreement::default(),
+            groups: BTreeMap::new(),
+            operations: BTreeMap::new(),
+            loopback: VecDeque::new(),
+            effects: Vec::new(),
+        }
+    }
+
+    /// Plants bugs.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_faults(mut self, faults: Faults) -> Self {
+        self.faults = faults;
+        self
+    }
+
+    /// Takes note of what happened. [`Engine::poll`] says what to do about it.
+    pub fn handle(&mut self, now: Time, event: Event) {
+        self.now = self.now.max(now);
+        if let Phase::Failed(error) = &self.phase {
+            let error = error.clone();
+            if let Event::Barrier { operation, .. } | Event::Shrink { operation, .. } = event {
+                self.complete(operation, Err(error));
+            }
+            return;
+        }
+        match event {
+            Event::Reached(coordinator) => self.reached(coordinator),
+            Event::Received { from, message } => self.receive(from, message),
+            Event::LinkLost { peer, .. } if !self.is_active() => self.link_lost_joining(peer),
+            Event::LinkLost { peer, reason } => self.suspect(peer, reason),
+            Event::Barrier { operation, group, deadline } => self.begin_barrier(operation, group, deadline),
+            Event::Shrink { operation, group } => self.begin_shrink(operation, group),
+            Event::Cancel { operation } => self.cancel(operation),
+        }
+        self.drain_loopback();
+    }
+
+    /// What is to be done by `now`, in order; the last effect says when to poll again.
+    pub fn poll(&mut self, now: Time) -> Effects {
+        self.now = self.now.max(now);
+        if matches!(self.phase, Phase::Joining(_)) {
+            self.poll_joining();
+        }
+        if self.is_active() {
+            self.poll_deadlines();
+            self.poll_agreement();
+        }
+        if self.is_active() {
+            self.poll_liveness();
+        }
+        self.drain_loopback();
+        let timer = match &self.phase {
+            Phase::Joining(joining) => Some(joining.next_timer()),
+            Phase::Active => {
+                let others = [self.agreement_timer(), self.deadline_timer()];
+                Some(others.into_iter().flatten().fold(self.liveness_timer(), Time::min))
+            }
+            Phase::Failed(_) => None,
+        };
+        self.effects.extend(timer.map(Effect::SetTimer));
+        std::mem::take(&mut self.effects)
+    }
+
+    /// This node.
+    #[must_use]
+    pub fn me(&self) -> NodeId {
+        self.me
+    }
+
+    /// The current epoch.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// All members by rank, those who have died included; empty before the join is done.
+    #[must_use]
+    pub fn table(&self) -> &[Member] {
+        &self.table
+    }
+
+    /// Who has died, in the order in which it was agreed.
+    #[must_use]
+    pub fn deaths(&self) -> &[Death] {
+        &self.deaths
+    }
+
+    /// How many members have died.
+    #[must_use]
+    pub fn num_dead(&self) -> usize {
+        self.deaths.len()
+    }
+
+    /// The members of the current epoch by rank.
+    pub fn living(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.table.iter().map(|member| member.node).filter(|node| self.deaths.iter().all(|death| death.node != *node))
+    }
+
+    /// The member of that identity, dead or alive.
+    #[must_use]
+    pub fn member(&self, node: NodeId) -> Option<&Member> {
+        self.table.iter().find(|member| member.node == node)
+    }
+
+    /// The coordinator of the current epoch: its first member.
+    #[must_use]
+    pub fn coordinator(&self) -> Option<NodeId> {
+        self.living().next()
+    }
+
+    /// What ended this engine, if anything.
+    #[must_use]
+    pub fn failure(&self) -> Option<&Error> {
+        match &self.phase {
+            Phase::Failed(error) => Some(error),
+            _ => None,
+        }
+    }
+
+    /// Whether the join is done and the engine has not failed.
+    #[must_use]
+    pub fn is_active(&self) -> bool {
+        matches!(self.phase, Phase::Active)
+    }
+
+    fn check_active(&self) -> Result<()> {
+        match &self.phase {
+            Phase::Active => Ok(()),
+            Phase::Failed(error) => Err(error.clone()),
+            Phase::Joining(_) => Err(Error::new(ErrorKind::InvalidArgument, "the mesh has not been joined yet")),
+        }
+    }
+
+    fn is_living(&self, node: NodeId) -> bool {
+        self.living().any(|living| living == node)
+    }
+
+    fn send(&mut self, to: NodeId, message: Message) {
+        if to == self.me {
+            self.loopback.push_back(message);
+        } else {
+            self.effects.push(Effect::Send { to, message });
+        }
+    }
+
+    fn drain_loopback(&mut self) {
+        while let Some(message) = self.loopback.pop_front() {
+            self.receive(self.me, message);
+        }
+    }
+
+    fn receive(&mut self, from: NodeId, message: Message) {
+        match (&self.phase, message) {
+            (Phase::Failed(_), _) => {}
+            (Phase::Joining(_), message) => self.receive_joining(from, message),
+            (Phase::Active, Message::Introduce(introduction)) => self.introduced(from, introduction),
+            (Phase::Active, message) if self.member(from).is_some() => self.receive_active(from, message),
+            (Phase::Active, _) => {}
+        }
+    }
+
+    fn receive_active(&mut self, from: NodeId, message: Message) {
+        self.watch.heard(from, self.now);
+        let Some(epoch) = message.epoch() else { return };
+        let is_commit = matches!(message, Message::Commit { .. });
+        if epoch < self.epoch && !is_commit {
+            self.send(from, self.commit());
+        } else if epoch > self.epoch && !is_commit && !matches!(message, Message::Beat { .. }) {
+            self.send(from, Message::Beat { epoch: self.epoch, answer: false });
+        }
+        if self.watch.suspects(from) && !is_commit {
+            return;
+        }
+        let is_current = epoch == self.epoch;
+        match message {
+            Message::Commit { epoch, deaths } => self.adopt(epoch, deaths),
+            Message::Beat { answer: false, .. } => self.send(from, Message::Beat { epoch: self.epoch, answer: true }),
+            Message::Enter { group, sequence, .. } => self.entered(from, group, sequence),
+            Message::Release { group, through, .. } => self.released(from, group, through),
+            Message::Broken { group, by_death, reason, .. } => self.told_broken(from, group, by_death, &reason),
+            _ if !is_current => {}
+            Message::Accuse { suspect, reason, .. } => self.accuse(from, suspect, reason),
+            Message::Prepare { ballot, .. } => self.prepare(from, ballot),
+            Message::Promise { ballot, accepted, .. } => self.promise(from, ballot, accepted),
+            Message::Accept { ballot, deaths, .. } => self.accept(from, ballot, deaths),
+            Message::Accepted { ballot, .. } => self.accepted(from, ballot),
+            Message::Rejected { promised, .. } => self.rejected(promised),
+            Message::Introduce(_) | Message::Waiting { .. } | Message::Refuse { .. } | Message::Welcome { .. } => {}
+            Message::Beat { answer: true, .. } => {}
+        }
+    }
+
+    /// Ends this engine: every operation ends with `error`, and so does every later one.
+    fn fail(&mut self, error: Error) {
+        if matches!(self.phase, Phase::Failed(_)) {
+            return;
+        }
+        for operation in self.operations.keys().copied().collect::<Vec<_>>() {
+            self.complete(operation, Err(error.clone()));
+        }
+        self.phase = Phase::Failed(error.clone());
+        self.effects.push(Effect::Failed(error));
+    }
+}

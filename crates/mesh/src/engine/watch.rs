@@ -1,0 +1,219 @@
+//! Liveness: who is asked whether it lives, who is suspected, and what a suspicion leads to.
+
+use super::{Death, Effect, Engine, Message};
+use sheave_base::clock::Time;
+use sheave_base::{Error, ErrorKind, NodeId, Peer};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Suspicions that have not led to a new epoch within this many timeouts of the first one never will: no majority can
+/// be reached. Four silent successors in a row fit in; counting anew with each would take a minority hours to give up.
+const PATIENCE_TIMEOUTS: u32 = 5;
+
+#[derive(Default)]
+pub(super) struct Watch {
+    pub(super) next_beat: Time,
+    heard: BTreeMap<NodeId, Time>,
+    /// Whom we ask for signs of life, and since when.
+    asked: BTreeMap<NodeId, Time>,
+    /// Living members that look dead to us, and why.
+    pub(super) suspected: BTreeMap<NodeId, String>,
+    /// What others told us: the suspect, who said so, and why. Used once we coordinate.
+    accusations: BTreeMap<NodeId, (NodeId, String)>,
+    patience_began: Time,
+    polled: Time,
+}
+
+impl Watch {
+    pub(super) fn begin(&mut self, now: Time) {
+        (self.next_beat, self.polled) = (now, now);
+    }
+
+    pub(super) fn heard(&mut self, from: NodeId, now: Time) {
+        self.heard.insert(from, now);
+    }
+
+    pub(super) fn suspects(&self, node: NodeId) -> bool {
+        self.suspected.contains_key(&node)
+    }
+
+    /// Forgets a dead node.
+    pub(super) fn forget(&mut self, node: NodeId) {
+        self.heard.remove(&node);
+        self.asked.remove(&node);
+        self.suspected.remove(&node);
+        self.accusations.remove(&node);
+        self.accusations.retain(|_, (accuser, _)| *accuser != node);
+    }
+
+    /// The suspicion that remains in a new epoch gets its time anew.
+    pub(super) fn epoch_began(&mut self, now: Time) {
+        self.patience_began = now;
+    }
+
+    fn last_sign(&self, node: NodeId, since: Time) -> Time {
+        self.heard.get(&node).map_or(since, |heard| since.max(*heard))
+    }
+
+    pub(super) fn accused(&mut self, suspect: NodeId, accuser: NodeId, reason: String) {
+        self.accusations.entry(suspect).or_insert((accuser, reason));
+    }
+}
+
+impl Engine {
+    /// The living member that coordinates, as far as we know: the first one that we do not suspect.
+    pub(super) fn acting_coordinator(&self) -> NodeId {
+        self.living().find(|node| !self.watch.suspects(*node)).unwrap_or(self.me)
+    }
+
+    /// The liveness half of a poll.
+    pub(super) fn poll_liveness(&mut self) {
+        let now = self.now;
+        self.choose_whom_to_ask();
+        let timeout = self.config.liveness.timeout;
+        let silent = |(node, since): (&NodeId, &Time)| {
+            let last = self.watch.last_sign(*node, *since);
+            (now >= last.after(timeout)).then_some((*node, now.since(last)))
+        };
+        let silent: Vec<_> = self.watch.asked.iter().filter_map(silent).collect();
+        for (node, silence) in silent {
+            self.suspect(node, format!("it gave no sign of life for {} ms", silence.as_millis()));
+        }
+        if now >= self.watch.next_beat {
+            self.watch.next_beat = now.after(self.config.liveness.beat);
+            let asked: Vec<NodeId> = self.watch.asked.keys().copied().collect();
+            for node in asked {
+                self.send(node, Message::Beat { epoch: self.epoch, answer: false });
+            }
+            self.repeat_entries();
+            self.reconsider();
+        }
+        if !self.watch.suspected.is_empty() && now >= self.out_of_patience() {
+            self.isolated();
+        }
+    }
+
+    fn out_of_patience(&self) -> Time {
+        self.watch.patience_began.after(self.config.liveness.timeout * PATIENCE_TIMEOUTS)
+    }
+
+    /// When liveness needs the next poll.
+    pub(super) fn liveness_timer(&self) -> Time {
+        let timeout = self.config.liveness.timeout;
+        let expiries = self.watch.asked.iter().map(|(node, since)| self.watch.last_sign(*node, *since).after(timeout));
+        let patience = (!self.watch.suspected.is_empty()).then(|| self.out_of_patience());
+        expiries.chain(patience).fold(self.watch.next_beat, Time::min)
+    }
+
+    /// The coordinator asks everybody, everybody asks the coordinator, and both sides of a pending barrier ask each
+    /// other; so there is no full mesh of beats.
+    fn choose_whom_to_ask(&mut self) {
+        let now = self.now;
+        let coordinator = self.acting_coordinator();
+        let mut wanted: BTreeSet<NodeId> = self.partners_in_barriers();
+        if coordinator == self.me {
+            wanted.extend(self.living());
+        } else {
+            wanted.insert(coordinator);
+        }
+        wanted.retain(|node| *node != self.me && self.is_living(*node) && !self.watch.suspects(*node));
+        self.watch.asked.retain(|node, _| wanted.contains(node));
+        // If nobody polled us for long we were stopped, and the silence was ours.
+        if now.since(self.watch.polled) > self.config.liveness.beat * 2 {
+            self.watch.asked.clear();
+        }
+        self.watch.polled = now;
+        for node in wanted {
+            self.watch.asked.entry(node).or_insert(now);
+        }
+    }
+
+    /// Holds `node` for dead: it is not listened to any more, and groups that contain it are broken here.
+    pub(super) fn suspect(&mut self, node: NodeId, reason: String) {
+        if !self.is_active() || node == self.me || !self.is_living(node) || self.watch.suspects(node) {
+            return;
+        }
+        if self.watch.suspected.is_empty() {
+            self.watch.patience_began = self.now;
+        }
+        let error = self.lost(node, &reason);
+        self.watch.suspected.insert(node, reason);
+        self.watch.asked.remove(&node);
+        self.effects.push(Effect::CutLink { node });
+        self.break_groups_with(node, &error);
+        self.reconsider();
+    }
+
+    pub(super) fn accuse(&mut self, accuser: NodeId, suspect: NodeId, reason: String) {
+        if self.is_living(suspect) && suspect != self.me && suspect != accuser {
+            self.watch.accused(suspect, accuser, reason);
+            self.reconsider();
+        }
+    }
+
+    /// What to do about the suspicions of this epoch: tell the coordinator, or, being it, end the epoch.
+    pub(super) fn reconsider(&mut self) {
+        if !self.is_active() {
+            return;
+        }
+        let unsuspected: BTreeSet<NodeId> = self.living().filter(|node| !self.watch.suspects(*node)).collect();
+        if !self.is_quorum(&unsuspected) {
+            return self.isolated();
+        }
+        let coordinator = self.acting_coordinator();
+        if coordinator != self.me {
+            for (suspect, reason) in self.watch.suspected.clone() {
+                self.send(coordinator, Message::Accuse { epoch: self.epoch, suspect, reason });
+            }
+            return;
+        }
+        // The first accusation of a pair that accuses each other wins.
+        let believed = self.watch.accusations.iter().find(|(suspect, (accuser, _))| {
+            !self.watch.suspects(**suspect) && !self.watch.suspects(*accuser) && self.is_living(*accuser)
+        });
+        if let Some((suspect, (_, reason))) = believed {
+            let (suspect, reason) = (*suspect, reason.clone());
+            return self.suspect(suspect, reason);
+        }
+        if !self.watch.suspected.is_empty() {
+            self.propose();
+        }
+    }
+
+    /// What we would end the epoch with.
+    pub(super) fn suspected_deaths(&self) -> Vec<Death> {
+        let epoch = sheave_base::Epoch(self.epoch.0 + 1);
+        let death = |(node, reason): (&NodeId, &String)| Death { node: *node, epoch, reason: reason.clone() };
+        self.watch.suspected.iter().map(death).collect()
+    }
+
+    pub(super) fn lost(&self, node: NodeId, reason: &str) -> Error {
+        let peer = self.member(node).map_or_else(|| Peer::named(format!("node {node}")), super::Member::peer);
+        let role = self.member(node).map_or("node", |member| match member.introduction.role {
+            super::Role::Scheduler => "scheduler",
+            super::Role::Server => "server",
+            super::Role::Worker => "worker",
+            super::Role::Rank => "rank",
+        });
+        Error::new(ErrorKind::PeerLost, format!("this {role} looks dead: {reason}"))
+            .peer(peer)
+            .hint("look at its output for its last words; shrink the group to go on without it")
+    }
+
+    /// We are on the side that does not go on.
+    pub(super) fn isolated(&mut self) {
+        let names = self.watch.suspected.keys().filter_map(|node| self.member(*node));
+        let names: Vec<_> = names.map(|member| member.introduction.name.as_str()).collect();
+        let what = format!(
+            "this node cannot reach the majority of the {} members of epoch {}: no sign of {}",
+            self.living().count(),
+            self.epoch,
+            names.join(", ")
+        );
+        let first = self.watch.suspected.keys().next().and_then(|node| self.member(*node)).map(super::Member::peer);
+        let error = Error::new(ErrorKind::PeerLost, what).hint("the others go on without this node; start it again");
+        self.fail(match first {
+            Some(peer) => error.peer(peer),
+            None => error,
+        });
+    }
+}
