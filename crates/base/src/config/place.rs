@@ -10,7 +10,7 @@ use super::{Key, check, read, settings};
 use crate::{Result, limits};
 
 /// What a process is in its job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
     /// The one that the others meet at; it coordinates and holds no data.
     Scheduler,
@@ -23,12 +23,13 @@ pub enum Role {
 }
 
 impl Role {
+    /// Every role, in the order in which mesh ranks are given out.
+    pub const ALL: [Self; 4] = [Self::Scheduler, Self::Server, Self::Worker, Self::Rank];
+
     /// The role that has this name, in letters of either case.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Scheduler, Self::Server, Self::Worker, Self::Rank]
-            .into_iter()
-            .find(|role| role.to_string().eq_ignore_ascii_case(name))
+        Self::ALL.into_iter().find(|role| role.to_string().eq_ignore_ascii_case(name))
     }
 }
 

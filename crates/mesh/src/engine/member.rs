@@ -1,37 +1,8 @@
 //! Who belongs to a mesh, and which rank each gets.
 
+pub use sheave_base::config::Role;
 use sheave_base::{NodeId, Peer, Rank};
 use std::collections::BTreeMap;
-use std::fmt;
-
-/// What a node is there for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Role {
-    /// Coordinates; at most one.
-    Scheduler,
-    /// Holds parameters.
-    Server,
-    /// Computes on parameters that servers hold.
-    Worker,
-    /// One of equals.
-    Rank,
-}
-
-impl Role {
-    /// Every role, in the order in which mesh ranks are given out.
-    pub const ALL: [Self; 4] = [Self::Scheduler, Self::Server, Self::Worker, Self::Rank];
-}
-
-impl fmt::Display for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Scheduler => "scheduler",
-            Self::Server => "server",
-            Self::Worker => "worker",
-            Self::Rank => "rank",
-        })
-    }
-}
 
 /// How many nodes of each role a mesh has when it starts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -188,12 +188,7 @@ impl Engine {
 
     pub(super) fn lost(&self, node: NodeId, reason: &str) -> Error {
         let peer = self.member(node).map_or_else(|| Peer::named(format!("node {node}")), super::Member::peer);
-        let role = self.member(node).map_or("node", |member| match member.introduction.role {
-            super::Role::Scheduler => "scheduler",
-            super::Role::Server => "server",
-            super::Role::Worker => "worker",
-            super::Role::Rank => "rank",
-        });
+        let role = self.member(node).map_or("node".to_owned(), |member| member.introduction.role.to_string());
         Error::new(ErrorKind::PeerLost, format!("this {role} looks dead: {reason}"))
             .peer(peer)
             .hint("look at its output for its last words; shrink the group to go on without it")
