@@ -25,8 +25,11 @@ fn child() {
     let node = Node::start(NodeConfig { transport, ..config("child") }).unwrap();
     let link = node.connect(&address.parse().unwrap(), soon()).unwrap();
     node.send(link, copied(1, &bytes_tensor(8, 1)), Some(soon()), None).unwrap();
-    let kind = receive(&node, link, 9, SmallVec::new()).unwrap_err().kind();
-    std::process::exit(if kind == ErrorKind::DeclaredDead { HEARD_OF_ITS_DEATH } else { 1 });
+    let error = receive(&node, link, 9, SmallVec::new()).unwrap_err();
+    if error.kind() == ErrorKind::DeclaredDead {
+        std::process::exit(HEARD_OF_ITS_DEATH);
+    }
+    panic!("the link ended with {error:?}");
 }
 
 /// A child process that is killed when the test is done with it.
@@ -45,6 +48,7 @@ impl Other {
             .args(["--exact", "child"])
             .env(ADDRESS_VARIABLE, address.to_string())
             .env(TRANSPORT_VARIABLE, transport)
+            .arg("--nocapture")
             .stdout(Stdio::null())
             .spawn();
         Self(child.unwrap())

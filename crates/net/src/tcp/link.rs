@@ -1,6 +1,6 @@
 //! The TCP link: a socket, what waits to be written and what is half read.
 
-use super::reading::{self, Reading, Taken};
+use super::reading::{self, Reading, Taken, has_hung_up};
 use super::writing::{self, Finished, Writing};
 use crate::counters::Counters;
 use crate::link::{Handover, Hold, Link, Medium, Polled, Readiness, Sink};
@@ -205,7 +205,11 @@ impl Link for TcpLink {
     }
 
     fn beat(&self) -> Duration {
-        if let Some(mut writing) = self.writing.try_lock() {
+        // To a peer that has ended the stream a beat says nothing, and the reset that answers it may throw away the
+        // last words that are still to be read here.
+        if !has_hung_up(self.socket.as_fd())
+            && let Some(mut writing) = self.writing.try_lock()
+        {
             writing.beat(&self.shore());
             self.waits.store(writing.waits(), SeqCst);
         }

@@ -379,7 +379,7 @@ fn envelope_of(header: &Header) -> Envelope {
 }
 
 /// The peer has closed or lost its end; what it sent before may still be unread.
-fn has_hung_up(socket: BorrowedFd<'_>) -> bool {
+pub(crate) fn has_hung_up(socket: BorrowedFd<'_>) -> bool {
     let mut descriptors = [PollFd::new(&socket, PollFlags::RDHUP)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     matches!(poll(&mut descriptors, Some(&now)), Ok(1))
