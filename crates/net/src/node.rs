@@ -260,8 +260,10 @@ impl Node {
 
     /// Sends a message and returns when its tensors are free again: captured, moved, or on their way.
     ///
-    /// Blocks while the link has no room. `until` and `interrupt` end the wait, not the operation: what is
-    /// not sent by then is captured and follows.
+    /// Blocks while the link has no room, and for a copied arena tensor until a peer on this host has copied it.
+    /// `until` and `interrupt` end the wait, not the operation: what is not on its way by then is captured and follows.
+    /// An arena tensor that the peer was already told of stays leased until it is copied; a writer is refused
+    /// meanwhile.
     ///
     /// # Errors
     ///

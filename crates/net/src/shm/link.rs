@@ -223,11 +223,6 @@ impl ShmLink {
             let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write);
         }
     }
-
-    /// Sends a last time what the ring takes, so that a close comes after what was sent before.
-    fn drain_outbox(&self) {
-        let _ = self.push_out();
-    }
 }
 
 struct Taken {
@@ -363,7 +358,8 @@ impl Link for ShmLink {
     }
 
     fn close(&self, reason: &Error) {
-        self.drain_outbox();
+        // Sent a last time, as far as the ring takes it: a close comes after what was sent before.
+        let _ = self.push_out();
         self.end(reason, CloseReason::Finished);
     }
 

@@ -75,10 +75,10 @@ pub(crate) struct Sending {
     stream: Option<Stream>,
     slots: Option<Buffer>,
     chunks_filled: u64,
-    /// Segments whose descriptor the peer has. The arena may give one back to the system when nothing lies in it.
     /// Works of messages that have left. Whoever held the lock completes them when it is free, since their callbacks
     /// may send again.
     finished: Vec<Completer<()>>,
+    /// Segments whose descriptor the peer has. The arena may give one back to the system when nothing lies in it.
     announced: HashMap<SegmentId, Weak<Segment>>,
 }
 
