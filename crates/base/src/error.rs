@@ -21,6 +21,9 @@
 //! );
 //! ```
 
+use crate::NodeId;
+use crate::config::Role;
+use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
@@ -29,8 +32,9 @@ use std::time::Duration;
 /// The result of everything that can fail in sheave.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, as far as a program can act on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// What went wrong, as far as a program can act on it. The order of the kinds is their code on the wire: new ones come
+/// last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// A peer that the operation needs ended, cut its link or stopped beating.
@@ -125,10 +129,14 @@ impl ErrorKind {
 }
 
 /// Who an error is about. Fields that are not known are left out of the text.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Peer {
     /// Unique name in the mesh, such as `worker-1`.
     pub name: String,
+    /// Its identity; not shown.
+    pub node: Option<NodeId>,
+    /// What it is there for.
+    pub role: Option<Role>,
     /// Rank in the mesh.
     pub rank: Option<u32>,
     /// Host name.
@@ -142,6 +150,20 @@ impl Peer {
     #[must_use]
     pub fn named(name: impl Into<String>) -> Self {
         Self { name: name.into(), ..Self::default() }
+    }
+
+    /// Adds the identity.
+    #[must_use]
+    pub fn node(mut self, node: NodeId) -> Self {
+        self.node = Some(node);
+        self
+    }
+
+    /// Adds the role.
+    #[must_use]
+    pub fn role(mut self, role: Role) -> Self {
+        self.role = Some(role);
+        self
     }
 
     /// Adds the mesh rank.
@@ -170,6 +192,11 @@ impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.name.is_empty() { "(unnamed)" } else { &self.name })?;
         let mut separator = " (";
+        // A plain rank is told by its rank.
+        if let Some(role) = self.role.filter(|role| *role != Role::Rank) {
+            write!(f, "{separator}{role}")?;
+            separator = ", ";
+        }
         if let Some(rank) = self.rank {
             write!(f, "{separator}rank {rank}")?;
             separator = ", ";
@@ -186,13 +213,14 @@ impl fmt::Display for Peer {
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Inner {
     kind: ErrorKind,
     what: Cow<'static, str>,
     operation: Option<Cow<'static, str>>,
     group: Option<String>,
     peer: Option<Peer>,
+    origin: Option<Peer>,
     sequence: Option<u64>,
     elapsed: Option<Duration>,
     hint: Option<Cow<'static, str>>,
@@ -201,6 +229,19 @@ struct Inner {
 /// What happened, to whom, during what, and what to do. One pointer wide and cheap to clone.
 #[derive(Clone)]
 pub struct Error(Arc<Inner>);
+
+/// Written and read as it is, so that an error keeps everything that it says when it travels to another node.
+impl Serialize for Error {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        self.0.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Error {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        Inner::deserialize(deserializer).map(|inner| Self(Arc::new(inner)))
+    }
+}
 
 impl Error {
     /// An error of `kind`; `what` is a lower-case phrase without a full stop.
@@ -212,6 +253,7 @@ impl Error {
             operation: None,
             group: None,
             peer: None,
+            origin: None,
             sequence: None,
             elapsed: None,
             hint: None,
@@ -242,6 +284,15 @@ impl Error {
     #[must_use]
     pub fn peer(self, peer: Peer) -> Self {
         self.with(|inner| inner.peer = Some(peer))
+    }
+
+    /// Names the node on which it happened, if that is not this one. The first to say so stays.
+    #[must_use]
+    pub fn origin(self, origin: Peer) -> Self {
+        if self.0.origin.is_some() {
+            return self;
+        }
+        self.with(|inner| inner.origin = Some(origin))
     }
 
     /// Gives the operation's sequence number.
@@ -298,6 +349,12 @@ impl Error {
         self.0.peer.as_ref()
     }
 
+    /// The node on which it happened, if that is another one.
+    #[must_use]
+    pub fn happened_on(&self) -> Option<&Peer> {
+        self.0.origin.as_ref()
+    }
+
     /// The operation's sequence number.
     #[must_use]
     pub fn at_sequence(&self) -> Option<u64> {
@@ -336,6 +393,9 @@ impl fmt::Display for Error {
             (None, kind) => write!(f, "{}: ", kind.phrase())?,
         }
         f.write_str(&inner.what)?;
+        if let Some(origin) = &inner.origin {
+            write!(f, " (said by {origin})")?;
+        }
         match (inner.sequence, inner.elapsed) {
             (Some(sequence), Some(elapsed)) => write!(f, " [sequence {sequence}, after {}]", Span(elapsed))?,
             (Some(sequence), None) => write!(f, " [sequence {sequence}]")?,
@@ -392,6 +452,24 @@ mod tests {
         let error = Error::new(ErrorKind::InvalidArgument, "rank 7 is outside a group of 4");
         assert_eq!(error.to_string(), "rank 7 is outside a group of 4");
         assert_eq!(Peer::named("").to_string(), "(unnamed)");
+    }
+
+    #[test]
+    fn an_error_travels_whole() {
+        let peer = Peer::named("server-0").node(NodeId(9)).role(Role::Server).rank(1).host("here").pid(7);
+        let error = Error::new(ErrorKind::Mismatch, "key 3 has 4 elements, not 5")
+            .operation("push")
+            .group("workers")
+            .peer(Peer::named("worker-1"))
+            .origin(peer.clone())
+            .sequence(5)
+            .elapsed(Duration::from_millis(3))
+            .hint("look at the shapes");
+        let text = serde_json::to_string(&error).expect("it can be written");
+        let back: Error = serde_json::from_str(&text).expect("it can be read");
+        assert_eq!(back.to_string(), error.to_string());
+        assert_eq!((back.kind(), back.happened_on()), (ErrorKind::Mismatch, Some(&peer)));
+        assert!(back.to_string().contains("(said by server-0 (server, rank 1, host here, pid 7))"), "{back}");
     }
 
     #[test]

@@ -210,8 +210,15 @@ impl Inner {
     pub(crate) fn poll(&self, entry: &Arc<Entry>) -> bool {
         match entry.link.poll(self, BUDGET) {
             Polled::Busy | Polled::Idle => false,
-            Polled::Moved => true,
-            Polled::Paused => self.pause(entry),
+            Polled::Moved => {
+                self.observed.attend();
+                true
+            }
+            Polled::Paused => {
+                // What came before the pause may be what room waits for.
+                self.observed.attend();
+                self.pause(entry)
+            }
             Polled::Ended(reason) => {
                 self.link_ended(entry, &reason);
                 // An ended link says so at every poll; whoever polls until nothing moves must not go on for ever.
@@ -230,6 +237,7 @@ impl Inner {
         match entry.link.poll(self, 1) {
             Polled::Paused | Polled::Busy => false,
             Polled::Idle | Polled::Moved => {
+                self.observed.attend();
                 self.unpause(entry);
                 true
             }

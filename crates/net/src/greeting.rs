@@ -31,7 +31,7 @@ impl Inner {
     /// This node's hello for a link over `medium`.
     pub(crate) fn hello(&self, medium: Medium, secret: &Resolved) -> Hello {
         Hello {
-            role: self.config.role.clone(),
+            role: self.config.role.to_string(),
             host: self.peer.host.clone().unwrap_or_default(),
             boot_id: self.boot_id().to_owned(),
             pid: std::process::id(),

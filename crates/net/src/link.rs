@@ -105,7 +105,7 @@ pub enum Verdict {
 
 /// The receiver of a message whose tensors are on their way. The link owns it until the message is whole; if the link
 /// ends before that, it must say so with [`Landing::fail`].
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Landing {
     pub(crate) receive: Option<Box<Posted>>,
     pub(crate) refusal: Option<Error>,

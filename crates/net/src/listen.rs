@@ -38,12 +38,14 @@ const ACCEPTS_PER_TURN: usize = 64;
 const REFUSALS_KEPT: usize = 16;
 
 /// Where a node listens.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct ListenConfig {
     /// The TCP address; port 0 stands for any that is free. None by default but loopback.
     pub tcp: Option<SocketAddr>,
-    /// Listen for processes of this host too, on an abstract Unix socket of random name.
+    /// Listen for processes of this host too, on an abstract Unix socket.
     pub unix: bool,
+    /// The name of that socket, for peers that must know it beforehand; random if `None`.
+    pub unix_name: Option<String>,
     /// Permit an address that other hosts can reach, although what travels is authenticated only when the link begins
     /// and is never encrypted.
     pub insecure: bool,
@@ -51,7 +53,7 @@ pub struct ListenConfig {
 
 impl Default for ListenConfig {
     fn default() -> Self {
-        Self { tcp: Some(SocketAddr::from(([127, 0, 0, 1], 0))), unix: true, insecure: false }
+        Self { tcp: Some(SocketAddr::from(([127, 0, 0, 1], 0))), unix: true, unix_name: None, insecure: false }
     }
 }
 
@@ -108,7 +110,7 @@ impl Node {
             node.listening.serve(node, socket, Medium::Tcp)?;
         }
         if config.unix {
-            let (socket, name) = listen_unix().map_err(|error| error.operation("listen"))?;
+            let (socket, name) = listen_unix(config.unix_name).map_err(|error| error.operation("listen"))?;
             address.unix = Some(name);
             node.listening.serve(node, socket, Medium::SharedMemory)?;
         }
@@ -155,9 +157,9 @@ fn bound_to(socket: &OwnedFd) -> Result<SocketAddr> {
     SocketAddr::try_from(name).map_err(|errno| Error::from(errno).context("reading the port"))
 }
 
-fn listen_unix() -> Result<(OwnedFd, String)> {
+fn listen_unix(name: Option<String>) -> Result<(OwnedFd, String)> {
     let random = u128::from_le_bytes(*nonce()?.first_chunk().expect("a nonce is longer"));
-    let name = format!("sheave-{random:032x}");
+    let name = name.unwrap_or_else(|| format!("sheave-{random:032x}"));
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let make = || {
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;

@@ -14,7 +14,7 @@ use sheave_base::limits::{UNEXPECTED_BYTES_MAX, UNEXPECTED_MESSAGES_MAX};
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, LinkId, Result, Tag};
 use sheave_tensor::{Dtype, Tensor, WriteLease};
-use sheave_wire::Part;
+use sheave_wire::{Kind, Part};
 use smallvec::SmallVec;
 use std::collections::{HashMap, VecDeque};
 
@@ -105,9 +105,14 @@ impl Matcher {
     pub(crate) fn begin(&mut self, link: LinkId, arrival: &Arrival<'_>) -> Verdict {
         let envelope = &arrival.envelope;
         let found = self.posted.iter().position(|(_, posted)| posted.wanted.fits(link, envelope.context, envelope.tag));
-        let Some((_, posted)) = found.and_then(|at| self.posted.remove(at)) else {
+        let Some((_, mut posted)) = found.and_then(|at| self.posted.remove(at)) else {
             return self.admit_unexpected(arrival);
         };
+        if is_answer(envelope.kind) && arrival.parts.is_empty() {
+            // An answer without the tensors that were asked for says why in its control part.
+            posted.places.clear();
+            posted.leases.clear();
+        }
         // A message that does not fit is received elsewhere and dropped, so that the link stays in step.
         let refusal = check_places(&posted.places, arrival).err();
         Verdict::Land(Landing { receive: Some(posted), refusal })
@@ -115,6 +120,10 @@ impl Matcher {
 
     fn admit_unexpected(&self, arrival: &Arrival<'_>) -> Verdict {
         let bytes = self.unexpected_bytes.saturating_add(arrival.payload_bytes + arrival.control_bytes as u64);
+        if is_answer(arrival.envelope.kind) {
+            // Whoever asked no longer waits: it will be dropped.
+            return Verdict::Land(Landing::default());
+        }
         let full = self.unexpected_messages >= UNEXPECTED_MESSAGES_MAX
             || (bytes > UNEXPECTED_BYTES_MAX && self.unexpected_messages > 0);
         if full && !arrival.ending {
@@ -133,6 +142,9 @@ impl Matcher {
             .position(|(_, posted)| posted.wanted.fits(message.source, envelope.context, envelope.tag));
         if let Some((_, posted)) = found.and_then(|at| self.posted.remove(at)) {
             return Some((posted, message));
+        }
+        if is_answer(envelope.kind) {
+            return None;
         }
         self.unexpected_messages += 1;
         self.unexpected_bytes += bytes_of(&message);
@@ -230,6 +242,12 @@ fn check_against(places: &[Tensor], specs: impl ExactSizeIterator<Item = (Dtype,
         }
     }
     Ok(())
+}
+
+/// The receive of an answer is posted before its request is sent, so an answer that nobody waits for never will be
+/// waited for.
+fn is_answer(kind: Kind) -> bool {
+    kind == Kind::Response
 }
 
 fn bytes_of(message: &Message) -> u64 {

@@ -12,10 +12,11 @@ use crate::link::{Arrival, Handover, Hold, Landing, Link, Medium, Sink, Verdict}
 use crate::listen::Listening;
 use crate::matching::{Matcher, PostOutcome, Posted, Wanted, meet};
 use crate::message::{Message, Outgoing};
+use crate::observer::Observed;
 use crate::outbox::SendDriver;
 use crate::progress::{Progress, WaitPolicy};
 use parking_lot::Mutex;
-use sheave_base::config::{Settings, Transport};
+use sheave_base::config::{Role, Settings, Transport};
 use sheave_base::fork::ForkMark;
 use sheave_base::limits;
 use sheave_base::secret::Resolved;
@@ -51,8 +52,8 @@ impl Default for Liveness {
 pub struct NodeConfig {
     /// Unique name in its mesh.
     pub name: String,
-    /// What it is there for: `worker`, `server`, `scheduler`, `rank`.
-    pub role: String,
+    /// What it is there for.
+    pub role: Role,
     /// Its rank, if it has one already.
     pub rank: Option<u32>,
     /// Busy processes expected on this host, this one included; decides whether waits spin.
@@ -95,7 +96,7 @@ impl NodeConfig {
         let usual = WaitPolicy::for_ranks(settings.local_ranks);
         Self {
             name: name.into(),
-            role: "rank".into(),
+            role: Role::Rank,
             rank: None,
             local_ranks: settings.local_ranks,
             arena: ArenaConfig {
@@ -151,6 +152,7 @@ pub(crate) struct Inner {
     pub(crate) listening: Arc<Listening>,
     pub(crate) secret: Mutex<Option<Resolved>>,
     pub(crate) boot_id: OnceLock<String>,
+    pub(crate) observed: Observed,
     matcher: Mutex<Matcher>,
     arrivals: Mutex<Arrivals>,
 }
@@ -169,14 +171,17 @@ impl Node {
         getrandom::fill(&mut id).map_err(|error| Error::new(ErrorKind::Io, format!("drawing a node id: {error}")))?;
         let progress = Progress::new()?;
         let wait = config.wait.unwrap_or_else(|| WaitPolicy::for_ranks(config.local_ranks));
+        let id = NodeId(u64::from_le_bytes(id));
         let peer = Peer {
             name: config.name.clone(),
+            node: Some(id),
+            role: Some(config.role),
             rank: config.rank,
             host: Some(host_name()),
             pid: Some(std::process::id()),
         };
         let inner = Arc::new_cyclic(|weak| Inner {
-            id: NodeId(u64::from_le_bytes(id)),
+            id,
             peer,
             arena: Arena::new(config.arena),
             slots: Arena::new(ArenaConfig { capacity_bytes: limits::STREAM_SLOT_BYTES_MAX, ..ArenaConfig::default() }),
@@ -191,6 +196,7 @@ impl Node {
             listening: Listening::of(weak.clone()),
             secret: Mutex::default(),
             boot_id: OnceLock::new(),
+            observed: Observed::default(),
             matcher: Mutex::default(),
             arrivals: Mutex::default(),
         });
@@ -450,6 +456,7 @@ impl Inner {
         self.watch(&entry)?;
         // Whoever sleeps as leader has not armed the new link; the ring makes it look again.
         self.progress.ring();
+        self.tell_link_made(entry.id, entry.link.peer());
         Ok(entry)
     }
 
@@ -549,6 +556,8 @@ impl Inner {
         for posted in hopeless {
             posted.finish(Err(reason.clone()));
         }
+        self.observed.tell(|observer| observer.link_ended(entry.id, entry.link.peer(), reason));
+        self.observed.attend();
     }
 
     /// A message whose receive was interrupted waits for the next one. What lies in the caller's memory is captured.
@@ -577,11 +586,18 @@ impl Inner {
 
 impl Sink for Inner {
     fn begin(&self, link: LinkId, arrival: &Arrival<'_>) -> Result<Verdict> {
+        if let Some(observer) = self.observed.of_kind(arrival.envelope.kind) {
+            let is_let_in = arrival.ending || observer.admits(arrival);
+            return Ok(if is_let_in { Verdict::Land(Landing::default()) } else { Verdict::Pause });
+        }
         Ok(self.matcher.lock().begin(link, arrival))
     }
 
     fn deliver(&self, landing: Landing, message: Message) {
         Counters::add(&self.counters.messages_received, 1);
+        if let Some(observer) = self.observed.of_kind(message.envelope.kind) {
+            return self.observed.take(&*observer, message);
+        }
         match (landing.receive, landing.refusal) {
             (Some(posted), Some(refusal)) => posted.finish(Err(refusal)),
             (Some(posted), None) => posted.finish(Ok(message)),

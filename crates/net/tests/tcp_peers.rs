@@ -142,7 +142,7 @@ fn a_busy_port_is_named() {
 fn other_hosts_must_be_asked_for() {
     let node = Node::start(config("node")).unwrap();
     let everybody = ListenConfig { tcp: Some(SocketAddr::from(([0, 0, 0, 0], 0))), ..ListenConfig::default() };
-    let error = node.listen(everybody).unwrap_err();
+    let error = node.listen(everybody.clone()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     assert!(error.advice().unwrap().contains("insecure"));
     node.listen(ListenConfig { insecure: true, ..everybody }).unwrap();

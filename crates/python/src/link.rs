@@ -1,6 +1,7 @@
 //! Names for who is at the other end.
 
 use pyo3::prelude::*;
+use sheave_base::config::Role;
 use sheave_base::{LinkId, NodeId, Peer};
 
 /// A link of one node. Its node's methods take it; it holds nothing open.
@@ -30,6 +31,8 @@ impl PyLink {
 pub(crate) struct PyPeer {
     /// Its name, unique in the mesh.
     name: String,
+    /// What it is there for: `worker`, `server`, `scheduler` or `rank`.
+    role: Option<String>,
     /// Its rank in the mesh.
     rank: Option<u32>,
     /// The name of its host.
@@ -40,26 +43,27 @@ pub(crate) struct PyPeer {
 
 impl From<Peer> for PyPeer {
     fn from(peer: Peer) -> Self {
-        let Peer { name, rank, host, pid } = peer;
-        Self { name, rank, host, pid }
+        let Peer { name, role, rank, host, pid, .. } = peer;
+        Self { name, role: role.map(|role| role.to_string()), rank, host, pid }
     }
 }
 
 #[pymethods]
 impl PyPeer {
     #[new]
-    #[pyo3(signature = (name, rank = None, host = None, pid = None))]
-    fn new(name: String, rank: Option<u32>, host: Option<String>, pid: Option<u32>) -> Self {
-        Self { name, rank, host, pid }
+    #[pyo3(signature = (name, rank = None, host = None, pid = None, role = None))]
+    fn new(name: String, rank: Option<u32>, host: Option<String>, pid: Option<u32>, role: Option<String>) -> Self {
+        Self { name, role, rank, host, pid }
     }
 
-    fn __getnewargs__(&self) -> (String, Option<u32>, Option<String>, Option<u32>) {
-        (self.name.clone(), self.rank, self.host.clone(), self.pid)
+    fn __getnewargs__(&self) -> (String, Option<u32>, Option<String>, Option<u32>, Option<String>) {
+        (self.name.clone(), self.rank, self.host.clone(), self.pid, self.role.clone())
     }
 
     fn __str__(&self) -> String {
-        let Self { name, rank, host, pid } = self.clone();
-        Peer { name, rank, host, pid }.to_string()
+        let Self { name, role, rank, host, pid } = self.clone();
+        let role = role.as_deref().and_then(Role::from_name);
+        Peer { name, role, rank, host, pid, node: None }.to_string()
     }
 
     fn __repr__(&self) -> String {

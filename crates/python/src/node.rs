@@ -9,7 +9,7 @@ use crate::work::{PyWork, received};
 use crate::{dtype, life};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use sheave_base::config::Settings;
+use sheave_base::config::{Role, Settings};
 use sheave_base::fork::ForkMark;
 use sheave_base::limits::JOIN_TIMEOUT;
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, Work};
@@ -156,7 +156,13 @@ impl PyNode {
         if let Some(transport) = transport {
             config.transport = transport_named(transport).or_raise(py)?;
         }
-        config.role = role.unwrap_or(config.role);
+        if let Some(role) = role {
+            let known = Role::from_name(&role).ok_or_else(|| {
+                Error::new(ErrorKind::InvalidArgument, format!("there is no role \"{role}\""))
+                    .hint("roles are scheduler, server, worker and rank")
+            });
+            config.role = known.or_raise(py)?;
+        }
         config.local_ranks = local_ranks.unwrap_or(config.local_ranks);
         config.arena.capacity_bytes = arena_bytes.unwrap_or(config.arena.capacity_bytes);
         if let Some(timeout_s) = liveness_timeout {
@@ -197,7 +203,7 @@ impl PyNode {
         let node = self.slot.node().or_raise(py)?;
         enter(py, None, |_, _| {
             let tcp = tcp.map(|tcp| tcp.parse().map_err(|_| not_a_socket(&tcp))).transpose()?;
-            node.listen(ListenConfig { tcp, unix, insecure }).map(|address| address.to_string())
+            node.listen(ListenConfig { tcp, unix, insecure, unix_name: None }).map(|address| address.to_string())
         })
     }
 

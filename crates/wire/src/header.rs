@@ -91,6 +91,8 @@ coded! {
         Chunk = 8,
         /// Payload of parts that were announced with placement `Stream`.
         Stream = 9,
+        /// A word from one mesh engine to another.
+        Control = 10,
     }
 }
 

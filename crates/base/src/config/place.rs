@@ -10,7 +10,7 @@ use super::{Key, check, read, settings};
 use crate::{Result, limits};
 
 /// What a process is in its job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub enum Role {
     /// The one that the others meet at; it coordinates and holds no data.
     Scheduler,

@@ -57,9 +57,15 @@ pub(crate) fn a_receiver_that_takes_nothing_pushes_back(pairs: &dyn Pairs) {
         last.is_some_and(|work| !work.wait_until(Some(Instant::now() + Duration::from_millis(100)), None).unwrap())
     });
 
-    let begun = Instant::now();
-    let late = left.send(*to_right, numbered(flood.sent), Some(begun + Duration::from_millis(100)), None);
-    let late = late.expect_err("the receiver takes nothing");
+    // On a busy machine the receiver's node may have been slow, and takes one more after all: then there is a next one.
+    let late = loop {
+        let until = Some(Instant::now() + Duration::from_millis(100));
+        match left.send(*to_right, numbered(flood.sent), until, None) {
+            Ok(()) => flood.sent += 1,
+            Err(late) => break late,
+        }
+        assert!(flood.sent as usize <= UNEXPECTED_MESSAGES_MAX + OUTBOUND_MESSAGES_MAX + ON_THE_WAY_MAX, "no limit");
+    };
     assert_eq!(late.kind(), ErrorKind::DeadlineExceeded, "{late}");
     assert_eq!(late.about().map(|peer| peer.name.as_str()), Some("right"));
     // The wait ended, not the send.

@@ -1,6 +1,7 @@
 //! What each side says of itself before anybody is believed.
 
 use sha2::{Digest, Sha256};
+use sheave_base::config::Role;
 use sheave_base::{Error, ErrorKind, NodeId, Peer, Result, limits};
 
 use crate::header::{PROTOCOL_VERSION, coded};
@@ -74,7 +75,8 @@ impl Hello {
     /// The same node as errors name it.
     #[must_use]
     pub fn peer(&self) -> Peer {
-        let peer = Peer::named(self.name.as_str()).pid(self.pid);
+        let mut peer = Peer::named(self.name.as_str()).node(self.node).pid(self.pid);
+        peer.role = Role::from_name(&self.role);
         if self.host.is_empty() { peer } else { peer.host(self.host.as_str()) }
     }
 

@@ -1,0 +1,102 @@
+//! The floor above, as a node sees it.
+//!
+//! Calls and the words of mesh engines are not received by anybody who waits; they are handed to one observer. Taking
+//! one happens under the poll token of its link, in the order of that link, so it only stores; what is to be done about
+//! it is done in [`Observer::attend`], on the same thread, right after the poll, with no lock of the node held. So a
+//! request is answered by the thread that found it, without a hand-over.
+
+use crate::link::Arrival;
+use crate::message::Message;
+use crate::node::{Inner, Node};
+use sheave_base::{Error, LinkId, Peer};
+use sheave_wire::Kind;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock, Weak};
+
+/// What is told of a node's links and takes its calls.
+pub trait Observer: Send + Sync {
+    /// Whether a call or a control message may come in now. If not it stays on its link, and all that follows it too,
+    /// until [`Node::resume`]. Must not block.
+    fn admits(&self, arrival: &Arrival<'_>) -> bool;
+
+    /// Takes a call or a control message. The link's poll token is held: it is only put aside for `attend`.
+    fn take(&self, message: Message);
+
+    /// A link stands, whichever side made it. It is only noted for `attend`.
+    fn link_made(&self, link: LinkId, peer: &Peer);
+
+    /// A link has ended. It is only noted for `attend`.
+    fn link_ended(&self, link: LinkId, peer: &Peer, reason: &Error);
+
+    /// Does something about what was taken and noted. Must not block; may be called from any thread that polls, from
+    /// several at once, and from within itself.
+    fn attend(&self);
+}
+
+/// The observer of a node, and whether there is something for it to do.
+#[derive(Default)]
+pub(crate) struct Observed {
+    observer: OnceLock<Weak<dyn Observer>>,
+    due: AtomicBool,
+}
+
+impl Observed {
+    fn get(&self) -> Option<Arc<dyn Observer>> {
+        self.observer.get().and_then(Weak::upgrade)
+    }
+
+    /// The observer, if messages of this kind are for it.
+    pub(crate) fn of_kind(&self, kind: Kind) -> Option<Arc<dyn Observer>> {
+        if matches!(kind, Kind::Request | Kind::Control) { self.get() } else { None }
+    }
+
+    pub(crate) fn take(&self, observer: &dyn Observer, message: Message) {
+        observer.take(message);
+        self.due.store(true, SeqCst);
+    }
+
+    /// Tells the observer, if there is one.
+    pub(crate) fn tell(&self, what: impl FnOnce(&dyn Observer)) {
+        if let Some(observer) = self.get() {
+            what(&*observer);
+            self.due.store(true, SeqCst);
+        }
+    }
+
+    /// Lets the observer do what is due. No lock may be held.
+    pub(crate) fn attend(&self) {
+        while self.due.load(SeqCst) && self.due.swap(false, SeqCst) {
+            if let Some(observer) = self.get() {
+                observer.attend();
+            }
+        }
+    }
+}
+
+impl Node {
+    /// Names the one observer of this node. Links that stand already are told to it. False if there is one already.
+    pub fn observe(&self, observer: &Arc<dyn Observer>) -> bool {
+        let observed = &self.inner.observed;
+        if observed.observer.set(Arc::downgrade(observer)).is_err() {
+            return false;
+        }
+        for entry in self.inner.links.all().iter() {
+            observed.tell(|observer| observer.link_made(entry.id, entry.link.peer()));
+        }
+        observed.attend();
+        true
+    }
+
+    /// There is room again for what [`Observer::admits`] has refused.
+    pub fn resume(&self) {
+        self.inner.resume_paused();
+    }
+}
+
+impl Inner {
+    /// A link stands: whoever observes the node learns of it.
+    pub(crate) fn tell_link_made(&self, link: LinkId, peer: &Peer) {
+        self.observed.tell(|observer| observer.link_made(link, peer));
+        self.observed.attend();
+    }
+}
