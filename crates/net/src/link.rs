@@ -109,14 +109,27 @@ pub enum Verdict {
 pub struct Landing {
     pub(crate) receive: Option<Box<Posted>>,
     pub(crate) refusal: Option<Error>,
+    /// Where the tensors go if there is no receive.
+    pub(crate) places: SmallVec<[Tensor; 1]>,
 }
 
 impl Landing {
+    /// For whoever posted this receive, or says by `refusal` why it cannot have the message.
+    pub(crate) fn of(receive: Option<Box<Posted>>, refusal: Option<Error>) -> Self {
+        Self { receive, refusal, places: SmallVec::new() }
+    }
+
+    /// For the observer, with the tensors at `places`, if there are some.
+    pub(crate) fn at(places: SmallVec<[Tensor; 1]>) -> Self {
+        Self { places, ..Self::default() }
+    }
+
     /// One destination per tensor, or none at all. The link takes them into the message's parts.
     pub fn take_places(&mut self) -> SmallVec<[Tensor; 1]> {
         match &mut self.receive {
             Some(receive) if self.refusal.is_none() => std::mem::take(&mut receive.places),
-            _ => SmallVec::new(),
+            Some(_) => SmallVec::new(),
+            None => std::mem::take(&mut self.places),
         }
     }
 

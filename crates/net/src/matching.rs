@@ -14,7 +14,7 @@ use sheave_base::limits::{UNEXPECTED_BYTES_MAX, UNEXPECTED_MESSAGES_MAX};
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, LinkId, Result, Tag};
 use sheave_tensor::{Dtype, Tensor, WriteLease};
-use sheave_wire::{Kind, Part};
+use sheave_wire::Part;
 use smallvec::SmallVec;
 use std::collections::{HashMap, VecDeque};
 
@@ -105,31 +105,22 @@ impl Matcher {
     pub(crate) fn begin(&mut self, link: LinkId, arrival: &Arrival<'_>) -> Verdict {
         let envelope = &arrival.envelope;
         let found = self.posted.iter().position(|(_, posted)| posted.wanted.fits(link, envelope.context, envelope.tag));
-        let Some((_, mut posted)) = found.and_then(|at| self.posted.remove(at)) else {
+        let Some((_, posted)) = found.and_then(|at| self.posted.remove(at)) else {
             return self.admit_unexpected(arrival);
         };
-        if is_answer(envelope.kind) && arrival.parts.is_empty() {
-            // An answer without the tensors that were asked for says why in its control part.
-            posted.places.clear();
-            posted.leases.clear();
-        }
         // A message that does not fit is received elsewhere and dropped, so that the link stays in step.
         let refusal = check_places(&posted.places, arrival).err();
-        Verdict::Land(Landing { receive: Some(posted), refusal })
+        Verdict::Land(Landing::of(Some(posted), refusal))
     }
 
     fn admit_unexpected(&self, arrival: &Arrival<'_>) -> Verdict {
         let bytes = self.unexpected_bytes.saturating_add(arrival.payload_bytes + arrival.control_bytes as u64);
-        if is_answer(arrival.envelope.kind) {
-            // Whoever asked no longer waits: it will be dropped.
-            return Verdict::Land(Landing::default());
-        }
         let full = self.unexpected_messages >= UNEXPECTED_MESSAGES_MAX
             || (bytes > UNEXPECTED_BYTES_MAX && self.unexpected_messages > 0);
         if full && !arrival.ending {
             return Verdict::Pause;
         }
-        Verdict::Land(Landing { receive: None, refusal: None })
+        Verdict::Land(Landing::default())
     }
 
     /// A whole message that nobody had asked for when it began to arrive. Returns it with its receive if there is one
@@ -142,9 +133,6 @@ impl Matcher {
             .position(|(_, posted)| posted.wanted.fits(message.source, envelope.context, envelope.tag));
         if let Some((_, posted)) = found.and_then(|at| self.posted.remove(at)) {
             return Some((posted, message));
-        }
-        if is_answer(envelope.kind) {
-            return None;
         }
         self.unexpected_messages += 1;
         self.unexpected_bytes += bytes_of(&message);
@@ -211,7 +199,12 @@ pub(crate) fn meet(posted: Posted, mut message: Message) {
     posted.finish(Ok(message));
 }
 
-fn check_places(places: &[Tensor], arrival: &Arrival<'_>) -> Result<()> {
+/// Whether the tensors that arrive fit into `places`: as many, each of the same dtype and size. No places fit anything.
+///
+/// # Errors
+///
+/// `Mismatch` that says what was given and what comes; `Protocol` for a dtype that this version does not know.
+pub fn check_places(places: &[Tensor], arrival: &Arrival<'_>) -> Result<()> {
     if places.is_empty() {
         return Ok(());
     }
@@ -242,12 +235,6 @@ fn check_against(places: &[Tensor], specs: impl ExactSizeIterator<Item = (Dtype,
         }
     }
     Ok(())
-}
-
-/// The receive of an answer is posted before its request is sent, so an answer that nobody waits for never will be
-/// waited for.
-fn is_answer(kind: Kind) -> bool {
-    kind == Kind::Response
 }
 
 fn bytes_of(message: &Message) -> u64 {

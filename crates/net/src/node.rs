@@ -12,7 +12,7 @@ use crate::link::{Arrival, Handover, Hold, Landing, Link, Medium, Sink, Verdict}
 use crate::listen::Listening;
 use crate::matching::{Matcher, PostOutcome, Posted, Wanted, meet};
 use crate::message::{Message, Outgoing};
-use crate::observer::Observed;
+use crate::observer::{Admission, Observed};
 use crate::outbox::SendDriver;
 use crate::progress::{Progress, WaitPolicy};
 use parking_lot::Mutex;
@@ -381,11 +381,30 @@ impl Node {
 
     /// Ends a link in order: what was sent before still arrives.
     pub fn close(&self, link: LinkId) -> Result<()> {
+        self.close_because(link, &Error::new(ErrorKind::Closed, "the link was closed by this node"))
+    }
+
+    /// Like [`Node::close`]; what waits for the link on this side ends with `reason`.
+    pub fn close_because(&self, link: LinkId, reason: &Error) -> Result<()> {
         let entry = self.inner.entry(link)?;
-        let reason = Error::new(ErrorKind::Closed, "the link was closed by this node");
-        entry.link.close(&reason);
-        self.inner.link_ended(&entry, &reason);
+        entry.link.close(reason);
+        self.inner.link_ended(&entry, reason);
         Ok(())
+    }
+
+    /// Ends a link to a peer that is held for dead, without its help: it is told so, should it come back, and it can
+    /// write no more into this node's memory. What waits for the link ends with `reason`.
+    pub fn abandon(&self, link: LinkId, reason: &Error) -> Result<()> {
+        let entry = self.inner.entry(link)?;
+        entry.link.abandon(reason);
+        self.inner.link_ended(&entry, reason);
+        Ok(())
+    }
+
+    /// A work that somebody else completes, whose waiters make progress on this node: on `link`, or on all its links.
+    #[must_use]
+    pub fn pair<T>(&self, operation: &'static str, link: Option<LinkId>) -> (Completer<T>, Work<T>) {
+        driven(operation, Some(self.inner.driver()), link)
     }
 }
 
@@ -587,8 +606,11 @@ impl Inner {
 impl Sink for Inner {
     fn begin(&self, link: LinkId, arrival: &Arrival<'_>) -> Result<Verdict> {
         if let Some(observer) = self.observed.of_kind(arrival.envelope.kind) {
-            let is_let_in = arrival.ending || observer.admits(arrival);
-            return Ok(if is_let_in { Verdict::Land(Landing::default()) } else { Verdict::Pause });
+            return Ok(match observer.admit(link, arrival) {
+                Admission::Land(places) => Verdict::Land(Landing::at(places)),
+                Admission::Pause if arrival.ending => Verdict::Land(Landing::default()),
+                Admission::Pause => Verdict::Pause,
+            });
         }
         Ok(self.matcher.lock().begin(link, arrival))
     }

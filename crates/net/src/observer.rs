@@ -1,6 +1,6 @@
 //! The floor above, as a node sees it.
 //!
-//! Calls and the words of mesh engines are not received by anybody who waits; they are handed to one observer. Taking
+//! Calls, their answers and the words of mesh engines are not received by anybody who waits; they are handed to one observer. Taking
 //! one happens under the poll token of its link, in the order of that link, so it only stores; what is to be done about
 //! it is done in [`Observer::attend`], on the same thread, right after the poll, with no lock of the node held. So a
 //! request is answered by the thread that found it, without a hand-over.
@@ -9,17 +9,18 @@ use crate::link::Arrival;
 use crate::message::Message;
 use crate::node::{Inner, Node};
 use sheave_base::{Error, LinkId, Peer};
+use sheave_tensor::Tensor;
 use sheave_wire::Kind;
+use smallvec::SmallVec;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, Weak};
 
 /// What is told of a node's links and takes its calls.
 pub trait Observer: Send + Sync {
-    /// Whether a call or a control message may come in now. If not it stays on its link, and all that follows it too,
-    /// until [`Node::resume`]. Must not block.
-    fn admits(&self, arrival: &Arrival<'_>) -> bool;
+    /// Says where a call, an answer or a control message goes, before its tensors move. Must not block.
+    fn admit(&self, link: LinkId, arrival: &Arrival<'_>) -> Admission;
 
-    /// Takes a call or a control message. The link's poll token is held: it is only put aside for `attend`.
+    /// Takes a call, an answer or a control message. The link's poll token is held: it is only put aside for `attend`.
     fn take(&self, message: Message);
 
     /// A link stands, whichever side made it. It is only noted for `attend`.
@@ -31,6 +32,16 @@ pub trait Observer: Send + Sync {
     /// Does something about what was taken and noted. Must not block; may be called from any thread that polls, from
     /// several at once, and from within itself.
     fn attend(&self);
+}
+
+/// What becomes of a message that begins to arrive.
+#[derive(Debug)]
+pub enum Admission {
+    /// It comes in; its tensors land at these places, which must fit ([`crate::check_places`]), or, without any, in the
+    /// node's arena.
+    Land(SmallVec<[Tensor; 1]>),
+    /// It stays on its link, and all that follows it too, until [`Node::resume`].
+    Pause,
 }
 
 /// The observer of a node, and whether there is something for it to do.
@@ -47,7 +58,7 @@ impl Observed {
 
     /// The observer, if messages of this kind are for it.
     pub(crate) fn of_kind(&self, kind: Kind) -> Option<Arc<dyn Observer>> {
-        if matches!(kind, Kind::Request | Kind::Control) { self.get() } else { None }
+        if matches!(kind, Kind::Request | Kind::Response | Kind::Control) { self.get() } else { None }
     }
 
     pub(crate) fn take(&self, observer: &dyn Observer, message: Message) {
