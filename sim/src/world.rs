@@ -102,6 +102,7 @@ impl World {
                     host: "sim".into(),
                     pid: rank,
                     secret_source: "the scenario".into(),
+                    address: String::new(),
                 };
                 world.start(introduction);
             }

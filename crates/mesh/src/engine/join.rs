@@ -150,7 +150,8 @@ impl Engine {
             }
         }
         let others = joining.joined.values().map(|about| {
-            format!("{} from {} (pid {}, secret from {})", about.name, about.host, about.pid, about.secret_source)
+            let name = if about.name.is_empty() { format!("a {}", about.role) } else { about.name.clone() };
+            format!("{name} from {} (pid {}, secret from {})", about.host, about.pid, about.secret_source)
         });
         format!("missing: {}; joined: {}", lacking.join(", "), others.collect::<Vec<_>>().join(", "))
     }
@@ -184,11 +185,11 @@ impl Engine {
 /// Why `new` cannot be one of `joined`.
 fn objection(joined: &BTreeMap<NodeId, Introduction>, new: &Introduction, places: u32) -> Option<String> {
     let same_role = || joined.values().filter(|about| about.role == new.role);
-    if let Some(other) = joined.values().find(|about| about.name == new.name) {
+    if let Some(other) = joined.values().find(|about| !new.name.is_empty() && about.name == new.name) {
         return Some(format!("the name {} is taken by pid {} on {}", new.name, other.pid, other.host));
     }
     if let Some(other) = same_role().find(|about| about.wanted_rank.is_some() && about.wanted_rank == new.wanted_rank) {
-        return Some(format!("{} has the rank that {} wants", other.name, new.name));
+        return Some(format!("{other} has the rank that {new} wants"));
     }
     (same_role().count() >= places as usize).then(|| format!("the mesh has {places} {}s, all are here", new.role))
 }

@@ -2,7 +2,8 @@
 
 pub use sheave_base::config::Role;
 use sheave_base::{NodeId, Peer, Rank};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 /// How many nodes of each role a mesh has when it starts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -45,7 +46,7 @@ impl Expected {
 /// What a node says about itself when it joins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Introduction {
-    /// Unique in the mesh.
+    /// Unique in the mesh. Empty if the coordinator is to choose one when it makes the table.
     pub name: String,
     /// What it is there for.
     pub role: Role,
@@ -57,6 +58,18 @@ pub struct Introduction {
     pub pid: u32,
     /// Where its job secret came from; never the secret.
     pub secret_source: String,
+    /// Where it can be reached, as the driver writes it; the engine only carries it.
+    pub address: String,
+}
+
+impl fmt::Display for Introduction {
+    /// The name, or, before there is one, what else can tell it from others.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name.as_str() {
+            "" => write!(f, "a {} from {} (pid {})", self.role, self.host, self.pid),
+            name => f.write_str(name),
+        }
+    }
 }
 
 /// One node of a mesh.
@@ -68,7 +81,7 @@ pub struct Member {
     pub rank: Rank,
     /// Rank among the nodes of its role.
     pub role_rank: u32,
-    /// What it said about itself.
+    /// What it said about itself, with a name in any case.
     pub introduction: Introduction,
 }
 
@@ -82,15 +95,17 @@ impl Member {
 }
 
 /// Ranks for everybody who joined: by role, then by the rank that was wanted, then by name. The order in which they
-/// came plays no part, so the same job gets the same ranks in every run.
+/// came plays no part, so the same job gets the same ranks in every run; only nodes with neither a name nor a wish are
+/// told apart by host and process id.
 pub(super) fn rank_all(joined: &BTreeMap<NodeId, Introduction>) -> Vec<Member> {
     let mut order: Vec<_> = joined.iter().collect();
     order.sort_by(|(_, one), (_, other)| {
         let key = |about: &Introduction| (about.role, about.wanted_rank.unwrap_or(u32::MAX));
-        key(one).cmp(&key(other)).then_with(|| one.name.cmp(&other.name))
+        let text = |about: &Introduction| (about.name.clone(), about.host.clone(), about.pid);
+        key(one).cmp(&key(other)).then_with(|| text(one).cmp(&text(other)))
     });
     let mut of_role = BTreeMap::<Role, u32>::new();
-    (0..)
+    let mut table: Vec<Member> = (0..)
         .zip(order)
         .map(|(rank, (node, about))| {
             let next = of_role.entry(about.role).or_default();
@@ -98,5 +113,70 @@ pub(super) fn rank_all(joined: &BTreeMap<NodeId, Introduction>) -> Vec<Member> {
             *next += 1;
             Member { node: *node, rank: Rank(rank), role_rank, introduction: about.clone() }
         })
-        .collect()
+        .collect();
+    name_all(&mut table);
+    table
+}
+
+/// Gives everybody without a name one after its role and rank, which nobody else has.
+fn name_all(table: &mut [Member]) {
+    let mut taken: BTreeSet<String> = table.iter().map(|member| member.introduction.name.clone()).collect();
+    for member in table.iter_mut().filter(|member| member.introduction.name.is_empty()) {
+        let plain = format!("{}-{}", member.introduction.role, member.role_rank);
+        let mut name = plain.clone();
+        // As many numbers as names can be taken, so one of them is free.
+        for number in 2..taken.len() + 2 {
+            if !taken.contains(&name) {
+                break;
+            }
+            name = format!("{plain}.{number}");
+        }
+        taken.insert(name.clone());
+        member.introduction.name = name;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn introduction(name: &str, role: Role, wanted_rank: Option<u32>, pid: u32) -> Introduction {
+        let (host, secret_source, address) = ("here".into(), "a test".into(), "there:1".into());
+        Introduction { name: name.into(), role, wanted_rank, host, pid, secret_source, address }
+    }
+
+    fn names(joined: &[Introduction]) -> Vec<String> {
+        let joined = (0..).map(NodeId).zip(joined.iter().cloned()).collect();
+        rank_all(&joined).into_iter().map(|member| member.introduction.name).collect()
+    }
+
+    #[test]
+    fn who_has_no_name_is_named_after_its_role_and_rank() {
+        let joined = [
+            introduction("", Role::Worker, Some(1), 11),
+            introduction("", Role::Worker, Some(0), 12),
+            introduction("", Role::Server, None, 14),
+            introduction("", Role::Scheduler, None, 13),
+        ];
+        assert_eq!(names(&joined), ["scheduler-0", "server-0", "worker-0", "worker-1"]);
+        let joined = [introduction("", Role::Rank, None, 2), introduction("", Role::Rank, None, 1)];
+        assert_eq!(names(&joined), ["rank-0", "rank-1"]);
+    }
+
+    #[test]
+    fn a_name_that_another_chose_is_not_given_twice() {
+        let joined = [
+            introduction("", Role::Rank, Some(0), 1),
+            introduction("rank-0", Role::Rank, Some(1), 2),
+            introduction("rank-0.2", Role::Rank, Some(2), 3),
+            introduction("", Role::Rank, Some(3), 4),
+        ];
+        assert_eq!(names(&joined), ["rank-0.3", "rank-0", "rank-0.2", "rank-3"]);
+    }
+
+    #[test]
+    fn an_introduction_without_a_name_says_what_else_is_known() {
+        assert_eq!(introduction("", Role::Worker, None, 7).to_string(), "a worker from here (pid 7)");
+        assert_eq!(introduction("ann", Role::Worker, None, 7).to_string(), "ann");
+    }
 }

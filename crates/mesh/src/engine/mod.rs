@@ -139,6 +139,7 @@ enum Phase {
 ///     host: "here".into(),
 ///     pid: 1,
 ///     secret_source: "the user's cookie file".into(),
+///     address: "127.0.0.1:7000".into(),
 /// };
 /// let (expected, liveness) = (Expected::ranks(1), Liveness::default());
 /// let config = Config { introduction, expected, hosts: true, liveness, join_timeout: Duration::from_secs(60) };
