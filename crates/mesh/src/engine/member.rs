@@ -1,6 +1,7 @@
 //! Who belongs to a mesh, and which rank each gets.
 
 pub use sheave_base::config::Role;
+use serde::{Deserialize, Serialize};
 use sheave_base::{NodeId, Peer, Rank};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -44,7 +45,7 @@ impl Expected {
 }
 
 /// What a node says about itself when it joins.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Introduction {
     /// Unique in the mesh. Empty if the coordinator is to choose one when it makes the table.
     pub name: String,
@@ -73,7 +74,7 @@ impl fmt::Display for Introduction {
 }
 
 /// One node of a mesh.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
     /// Its identity.
     pub node: NodeId,
@@ -90,7 +91,7 @@ impl Member {
     #[must_use]
     pub fn peer(&self) -> Peer {
         let about = &self.introduction;
-        Peer::named(&about.name).rank(self.rank.0).host(&about.host).pid(about.pid)
+        Peer::named(&about.name).node(self.node).role(about.role).rank(self.rank.0).host(&about.host).pid(about.pid)
     }
 }
 

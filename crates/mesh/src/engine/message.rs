@@ -1,12 +1,13 @@
 //! What engines say to each other, what they are told, and what they ask for.
 
 use super::member::{Introduction, Member};
+use serde::{Deserialize, Serialize};
 use sheave_base::clock::Time;
 use sheave_base::{Epoch, Error, ErrorKind, NodeId, Result};
 use std::fmt;
 
 /// A group's identity: a hash over its label and its ordered nodes, so that its members need not talk to agree on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct GroupId(pub u64);
 
 impl fmt::Display for GroupId {
@@ -20,7 +21,7 @@ impl fmt::Display for GroupId {
 pub struct OperationId(pub u64);
 
 /// An attempt to end an epoch. Attempts are ordered by round, then by who makes them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Ballot {
     /// Round 0 belongs to the epoch's coordinator alone and needs no promise.
     pub round: u32,
@@ -29,7 +30,7 @@ pub struct Ballot {
 }
 
 /// Somebody's end.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Death {
     /// Who.
     pub node: NodeId,
@@ -40,7 +41,7 @@ pub struct Death {
 }
 
 /// A message between two engines. All but those of the rendezvous carry the sender's epoch.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
     /// To the coordinator: who I am. Repeated with each beat until it is answered.
     Introduce(Introduction),
