@@ -9,6 +9,7 @@ pub mod limits;
 pub mod park;
 pub mod secret;
 pub mod sync;
+pub mod thread;
 pub mod trace;
 pub mod work;
 

@@ -45,6 +45,24 @@ pub const UNEXPECTED_MESSAGES_MAX: usize = 65_536;
 /// Bytes of such messages, per node. A single larger message is let in when nothing else waits.
 pub const UNEXPECTED_BYTES_MAX: u64 = 1 << 30;
 
+/// Calls of one node that are not answered: what a burst of asynchronous pushes of every key of a model may be.
+pub const CALLS_PENDING_MAX: usize = 65_536;
+
+/// Requests that one node has let in and not handled, and their bytes; more stay on their links. One is always let in.
+pub const REQUESTS_PENDING_MAX: usize = 16_384;
+
+/// Bytes of such requests.
+pub const REQUEST_BYTES_MAX: u64 = 1 << 30;
+
+/// Services of one node: they are parts of a program, and more of them are a leak.
+pub const SERVICES_MAX: usize = 1024;
+
+/// Handlers that may run at the same time on one node, those that wait not counted.
+pub const EXECUTOR_PERMITS: usize = 8;
+
+/// Threads of one node's executor. Nodes that call each other in circles need one for each turn.
+pub const EXECUTOR_THREADS_MAX: usize = 64;
+
 /// Messages queued on one link because the other side has no room; one more is refused.
 pub const OUTBOUND_MESSAGES_MAX: usize = 16_384;
 
@@ -62,6 +80,9 @@ pub const WAIT_NOTICE: Duration = Duration::from_secs(10);
 
 /// Longest time for a join, unless the user says otherwise.
 pub const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Longest time that the dropping of a mesh may take to tell the others. It is milliseconds unless some are gone.
+pub const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Fraction of an arena that may be lent to peers; beyond it receivers get private copies.
 pub const ARENA_LENT_FRACTION: f64 = 0.5;

@@ -17,6 +17,8 @@
 //! assert_eq!(work.wait().unwrap(), 7, "waiting is idempotent");
 //! ```
 
+pub mod blocking;
+
 use crate::park::{Parker, Woken, current_parker};
 use crate::sync::{Arc, AtomicBool, Mutex, Ordering};
 use crate::{Error, ErrorKind, LinkId, Result};
@@ -49,6 +51,10 @@ pub trait Drive: Send + Sync {
     /// `interrupt`.
     fn drive(&self, target: &dyn Target, until: Option<Instant>, interrupt: Option<Interrupt<'_>>) -> Result<bool>;
 }
+
+/// The operation's name of a work that is waited for by somebody who has nothing to do: nobody needs to be told that
+/// it takes long.
+pub const IDLE: &str = "";
 
 type Callback<T> = Box<dyn FnOnce(&Core<T>) + Send>;
 
@@ -313,6 +319,7 @@ fn park_until_done(target: &dyn Target, until: Option<Instant>, mut interrupt: O
     if !target.watch(&parker) {
         return Ok(true);
     }
+    let _blocked = blocking::begin();
     let outcome = loop {
         if target.is_done() {
             break Ok(true);

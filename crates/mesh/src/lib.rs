@@ -1,7 +1,23 @@
-//! Who is there: the nodes of a job, their roles, ranks and groups, and what becomes of them when one dies.
+//! Who is there: the nodes of a job, their roles, ranks and groups, and what becomes of them when one dies; and calls
+//! between them.
 //!
-//! [`environment`] reads a process's place in its job from whatever launched it. [`engine`] is the pure core, a state
-//! machine without I/O, threads or clocks.
+//! [`Mesh::join`] makes a process one of a [`Mesh`], as its [`Config`] or its launcher's environment says.
+//! [`environment`] reads that environment. [`engine`] is the pure core, a state machine without I/O, threads or clocks;
+//! a driver joins it with the links of a node.
 
+mod call;
+mod config;
+mod driver;
 pub mod engine;
 pub mod environment;
+mod group;
+mod mesh;
+mod rendezvous;
+mod routes;
+mod time;
+
+pub use call::{Answer, Call, Reply, Request, Service};
+pub use config::Config;
+pub use engine::{Death, Expected, GroupId, Member, Role};
+pub use group::Group;
+pub use mesh::Mesh;

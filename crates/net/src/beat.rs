@@ -12,14 +12,10 @@ use std::time::{Duration, Instant};
 
 /// Starts the thread. It ends when the node is stopping.
 pub(crate) fn spawn(inner: Arc<Inner>) -> Result<JoinHandle<()>> {
-    std::thread::Builder::new()
-        .name("sheave-progress".into())
-        .spawn(move || run(&inner))
-        .map_err(|error| Error::from(error).context("starting the node's thread"))
+    sheave_base::thread::spawn("sheave-progress", move || run(&inner))
 }
 
 fn run(inner: &Inner) {
-    block_signals();
     let beat = inner.config.liveness.beat;
     let mut next_beat = Instant::now() + beat;
     let mut seen_activity = 0;
@@ -66,14 +62,4 @@ fn declare_dead(inner: &Inner, entry: &Arc<Entry>, silence: Duration) {
         .hint("the process is stopped or its host is gone; SHEAVE_LIVENESS_TIMEOUT_MS sets how long to wait");
     entry.link.abandon(&reason);
     inner.link_ended(entry, &reason);
-}
-
-/// Signals are for the user's threads.
-fn block_signals() {
-    // SAFETY: both calls only write the set that lives on this stack, and the mask of this thread.
-    unsafe {
-        let mut all = std::mem::zeroed();
-        libc::sigfillset(&raw mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut());
-    }
 }

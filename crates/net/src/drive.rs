@@ -7,7 +7,7 @@ use crate::node::Inner;
 use crate::progress::{Interest, Watched, span_until};
 use sheave_base::limits::WAIT_NOTICE;
 use sheave_base::park::{Parker, current_parker};
-use sheave_base::work::{Drive, Interrupt, Target};
+use sheave_base::work::{Drive, IDLE, Interrupt, Target, blocking};
 use sheave_base::{LinkId, Result, Work};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -134,8 +134,9 @@ impl Inner {
             return Ok(true);
         }
         Counters::add(&self.counters.waits_parked, 1);
+        let _blocked = blocking::begin();
         let begun = Instant::now();
-        let mut noticed = false;
+        let mut noticed = target.operation() == IDLE;
         let mut leads = false;
         let mut asked: Option<Instant> = None;
         let outcome = loop {

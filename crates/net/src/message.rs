@@ -46,6 +46,18 @@ impl Part {
     pub fn new(tensor: Tensor, mode: Mode) -> Self {
         Self { tensor, mode, lease: None }
     }
+
+    /// The tensor alone.
+    #[must_use]
+    pub fn into_tensor(self) -> Tensor {
+        self.tensor
+    }
+
+    /// How it leaves.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
 }
 
 /// A message on its way out.

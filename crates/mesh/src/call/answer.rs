@@ -1,0 +1,48 @@
+//! What comes back from a call, and how it is written.
+
+use sheave_base::{Error, ErrorKind, Result};
+use sheave_net::Message;
+use sheave_tensor::Tensor;
+use sheave_wire::{Value, codec, from_control, to_control};
+use smallvec::SmallVec;
+
+/// First byte of an answer's control part.
+const FINE: u8 = 0;
+const FAILED: u8 = 1;
+
+/// What a handler returned.
+#[derive(Clone, Debug, Default)]
+pub struct Answer {
+    /// The result. [`Value::Tensor`] is an index into `tensors`.
+    pub value: Value,
+    /// Its tensors. Those that were received in place are handles to the memory that the caller named.
+    pub tensors: SmallVec<[Tensor; 1]>,
+}
+
+/// The control part of an answer.
+pub(super) fn encode(outcome: Result<&Value, &Error>) -> Result<Vec<u8>> {
+    match outcome {
+        Ok(value) => {
+            let mut control = vec![FINE];
+            codec::encode_to(value, &mut control)?;
+            Ok(control)
+        }
+        Err(error) => {
+            let mut control = vec![FAILED];
+            control.extend(to_control(error)?);
+            Ok(control)
+        }
+    }
+}
+
+pub(super) fn decode(message: Message) -> Result<Answer> {
+    match message.control.split_first() {
+        Some((&FINE, rest)) => {
+            let value = codec::decode(rest)?;
+            value.check_tensors(message.parts.len())?;
+            Ok(Answer { value, tensors: message.parts })
+        }
+        Some((&FAILED, rest)) => Err(from_control::<Error>(rest)?),
+        _ => Err(Error::new(ErrorKind::Protocol, "an answer that neither succeeded nor failed")),
+    }
+}

@@ -1,0 +1,104 @@
+//! Calls of a node to itself: the same services, without a link.
+
+use super::service::run;
+use super::{Answer, Request};
+use crate::driver::Shared;
+use sheave_base::{Error, ErrorKind, Result, Work};
+use sheave_net::{Outgoing, Part};
+use sheave_tensor::{Mode, Tensor, copy_bytes};
+use sheave_wire::codec;
+use smallvec::SmallVec;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+impl Shared {
+    pub(super) fn call_here(
+        self: &Arc<Self>,
+        message: Outgoing,
+        places: SmallVec<[Tensor; 1]>,
+        method: &str,
+        deadline: Option<Duration>,
+        begun: Instant,
+    ) -> Result<Work<Answer>> {
+        let correlation = message.envelope.correlation;
+        let until = deadline.map(|deadline| begun + deadline);
+        let (_, rest) = codec::decode_first(&message.control)?;
+        let args = codec::decode(rest)?;
+        let tensors = message.parts.into_iter().map(|part| self.capture(part)).collect::<Result<_>>()?;
+        let found = self.calls.services.read().get(&message.envelope.context).map(|(_, service)| Arc::clone(service));
+        let Some(service) = found else {
+            let what = format!("this node has no service for \"{method}\"");
+            return Err(Error::new(ErrorKind::NotFound, what).operation(method.to_owned()));
+        };
+        let work = self.remember(correlation, super::HERE, places, method, until, begun)?;
+        let reply = super::Reply::to(self, super::HERE, correlation);
+        let request = Request { from: self.me, method: method.to_owned(), args, tensors, reply };
+        if service.is_inline() {
+            run(&*service, request);
+        } else {
+            self.calls.executor.submit(&self.node, Box::new(move || run(&*service, request)));
+        }
+        Ok(work)
+    }
+
+    /// What a receiver would have got.
+    fn capture(&self, part: Part) -> Result<Tensor> {
+        let mode = part.mode();
+        let tensor = part.into_tensor();
+        match mode {
+            Mode::Copy => self.copy_of(&tensor),
+            Mode::Move if !tensor.buffer().is_unique() => {
+                Err(Error::new(ErrorKind::BufferInUse, "a tensor sent by move has other handles")
+                    .hint("drop the other handles and views first, or send by copy"))
+            }
+            Mode::Move => Ok(tensor),
+            Mode::Share => {
+                tensor.buffer().share()?;
+                Ok(tensor)
+            }
+        }
+    }
+
+    fn copy_of(&self, tensor: &Tensor) -> Result<Tensor> {
+        let _lease = tensor.read_lease("call")?;
+        let copy = match Tensor::empty(self.node.arena(), tensor.dtype(), tensor.shape().clone()) {
+            Err(error) if error.kind() == ErrorKind::LimitExceeded => {
+                Tensor::private(tensor.dtype(), tensor.shape().clone())?
+            }
+            other => other?,
+        };
+        // SAFETY: both are contiguous and of the same length; the copy is ours alone, and the lease keeps writers away
+        // from the source.
+        unsafe { copy_bytes(copy.ptr(), tensor.ptr(), tensor.len_bytes()) };
+        Ok(copy)
+    }
+
+    /// The answer of this node to itself.
+    pub(super) fn answered_here(&self, correlation: u64, outcome: Result<(sheave_wire::Value, SmallVec<[Part; 1]>)>) {
+        let Some(call) = self.calls.pending.lock().remove(&correlation) else { return };
+        let answer = outcome.and_then(|(value, parts)| {
+            let mut tensors = parts.into_iter().map(|part| self.capture(part)).collect::<Result<SmallVec<_>>>()?;
+            if !call.places.is_empty() {
+                fill(&call.places, &mut tensors)?;
+            }
+            Ok(Answer { value, tensors })
+        });
+        call.end(answer);
+    }
+}
+
+/// Copies an answer into the places that its caller holds the leases of.
+fn fill(places: &[Tensor], tensors: &mut [Tensor]) -> Result<()> {
+    let fits = |place: &Tensor, tensor: &Tensor| {
+        place.dtype() == tensor.dtype() && place.len_bytes() == tensor.len_bytes()
+    };
+    if places.len() != tensors.len() || !places.iter().zip(&*tensors).all(|(place, tensor)| fits(place, tensor)) {
+        return Err(Error::new(ErrorKind::Mismatch, "the answer's tensors do not fit into the buffers that were given"));
+    }
+    for (place, tensor) in places.iter().zip(tensors) {
+        // SAFETY: the lengths are equal, the call holds the write lease of the place, and the tensor is this answer's.
+        unsafe { copy_bytes(place.ptr(), tensor.ptr(), tensor.len_bytes()) };
+        *tensor = place.clone();
+    }
+    Ok(())
+}

@@ -1,0 +1,356 @@
+//! Calls between nodes: a named method of a named service, with a value and tensors, and one answer.
+//!
+//! A request is a message of kind `Request`. Its context names the service, its correlation pairs it with its answer,
+//! its control part is the method and the arguments. The answer, of kind `Response`, carries either a value and tensors
+//! or the handler's [`Error`] whole, with the answering node as its origin.
+//!
+//! **On the calling side** a table holds every call that is not answered. A call leaves it exactly once: with its
+//! answer, when the link that carried it ends, at its deadline, when it is cancelled, or when the mesh ends. An answer
+//! that finds no call is dropped.
+//!
+//! **On the answering side** requests are taken off a link only while there is room ([`limits::REQUESTS_PENDING_MAX`],
+//! [`limits::REQUEST_BYTES_MAX`]); beyond it they stay there and push back. An inline service handles its requests on
+//! the thread that found them, one at a time per node and in the order of each link; any other service on the node's
+//! [`executor`], several at once.
+
+mod answer;
+pub(crate) mod executor;
+mod here;
+mod pending;
+mod service;
+
+use crate::driver::Shared;
+use crate::engine::Member;
+use executor::Executor;
+use parking_lot::{Mutex, RwLock};
+use pending::Pending;
+use sha2::{Digest, Sha256};
+use sheave_base::work::Completer;
+use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, Work, limits};
+use sheave_net::{Admission, Arrival, Envelope, Kind, Message, Outgoing, Part};
+use sheave_tensor::Tensor;
+use sheave_wire::Value;
+use smallvec::SmallVec;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+pub use answer::Answer;
+pub use service::{Reply, Request, Service};
+
+/// What a call takes along.
+#[derive(Debug, Default)]
+pub struct Call {
+    /// The arguments. [`Value::Tensor`] is an index into `tensors`.
+    pub args: Value,
+    /// Tensors, and how they leave.
+    pub tensors: SmallVec<[Part; 1]>,
+    /// Where the tensors of the answer are to land: one contiguous tensor for each, of the same dtype and size. Nobody
+    /// may write to them until the call ends. Without any they land in the node's arena.
+    pub places: SmallVec<[Tensor; 1]>,
+    /// The call ends with [`ErrorKind::DeadlineExceeded`] after this time; without one it may take as long as the peer
+    /// lives.
+    pub deadline: Option<Duration>,
+}
+
+impl From<Value> for Call {
+    fn from(args: Value) -> Self {
+        Self { args, ..Self::default() }
+    }
+}
+
+/// Stands for the link of a node to itself; links are numbered from 1.
+const HERE: LinkId = LinkId(0);
+
+/// A service and the number that it has on the wire.
+pub(crate) fn number_of(service: &str) -> u64 {
+    let digest = Sha256::digest(service.as_bytes());
+    digest.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
+/// Both sides of a node's calls.
+#[derive(Default)]
+pub(crate) struct Calls {
+    services: RwLock<HashMap<u64, (String, Arc<dyn Service>)>>,
+    pending: Mutex<HashMap<u64, Pending>>,
+    correlation: AtomicU64,
+    /// Answers and ended links, in the order in which they came.
+    arrived: Mutex<VecDeque<Arrived>>,
+    /// Requests that nobody has looked at.
+    requests: Mutex<VecDeque<Message>>,
+    /// Held by whoever runs inline handlers.
+    serving: Mutex<()>,
+    load: Load,
+    executor: Executor,
+}
+
+/// Requests that were let in and whose handlers have not returned.
+#[derive(Default)]
+pub(crate) struct Load {
+    count: AtomicUsize,
+    bytes: AtomicU64,
+    choked: AtomicBool,
+}
+
+enum Arrived {
+    Answer(Message),
+    Ended(LinkId, Error),
+}
+
+fn bytes_of(message: &Message) -> u64 {
+    message.parts.iter().map(|part| part.len_bytes() as u64).sum::<u64>() + message.control.len() as u64
+}
+
+impl Calls {
+    pub(crate) fn admit(&self, link: LinkId, arrival: &Arrival<'_>) -> Admission {
+        if arrival.envelope.kind == Kind::Response {
+            let mut pending = self.pending.lock();
+            let call = pending.get_mut(&arrival.envelope.correlation).filter(|call| call.link == link);
+            return Admission::Land(call.map(|call| call.admit(arrival)).unwrap_or_default());
+        }
+        let bytes = self.load.bytes.load(SeqCst).saturating_add(arrival.payload_bytes);
+        let count = self.load.count.load(SeqCst);
+        if count > 0 && (count >= limits::REQUESTS_PENDING_MAX || bytes > limits::REQUEST_BYTES_MAX) {
+            self.load.choked.store(true, SeqCst);
+            // Whoever made room in between has not seen the mark.
+            if self.load.count.load(SeqCst) == count {
+                return Admission::Pause;
+            }
+        }
+        Admission::Land(SmallVec::new())
+    }
+
+    pub(crate) fn take(&self, message: Message) {
+        if message.envelope.kind == Kind::Response {
+            return self.arrived.lock().push_back(Arrived::Answer(message));
+        }
+        self.load.count.fetch_add(1, SeqCst);
+        self.load.bytes.fetch_add(bytes_of(&message), SeqCst);
+        self.requests.lock().push_back(message);
+    }
+
+    pub(crate) fn link_ended(&self, link: LinkId, reason: &Error) {
+        self.arrived.lock().push_back(Arrived::Ended(link, reason.clone()));
+    }
+
+    /// All survivors agree that this member is gone.
+    pub(crate) fn member_lost(&self, member: &Member, error: &Error) {
+        let services: Vec<_> = self.services.read().values().map(|(_, service)| Arc::clone(service)).collect();
+        for service in services {
+            service.lost(member, error);
+        }
+    }
+
+    /// The mesh has ended for this node.
+    pub(crate) fn fail_all(&self, error: &Error) {
+        let calls: Vec<Pending> = self.pending.lock().drain().map(|(_, call)| call).collect();
+        for call in calls {
+            call.end(Err(error.clone()));
+        }
+        self.executor.stop();
+    }
+
+    /// The first deadline of a call that is not answered.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        self.pending.lock().values().filter(|call| !call.is_landing).filter_map(|call| call.until).min()
+    }
+
+    /// Ends the calls whose time is up.
+    pub(crate) fn expire(&self, now: Instant) {
+        let late: Vec<Pending> = {
+            let mut pending = self.pending.lock();
+            let is_late = |call: &Pending| call.until.is_some_and(|until| until <= now) && !call.is_landing;
+            let late: Vec<u64> = pending.iter().filter(|(_, call)| is_late(call)).map(|(number, _)| *number).collect();
+            late.iter().filter_map(|number| pending.remove(number)).collect()
+        };
+        for call in late {
+            let error = Error::new(ErrorKind::DeadlineExceeded, "the node has not answered");
+            call.end(Err(error.hint("it may be busy; give the call more time, or look at what the node does")));
+        }
+    }
+}
+
+impl Shared {
+    /// Adds a service under its name.
+    pub(crate) fn serve_as(&self, name: &str, service: Arc<dyn Service>) -> Result<()> {
+        let mut services = self.calls.services.write();
+        if services.len() >= limits::SERVICES_MAX {
+            return Err(Error::new(
+                ErrorKind::LimitExceeded,
+                format!("a node has at most {} services", limits::SERVICES_MAX),
+            ));
+        }
+        match services.entry(number_of(name)) {
+            std::collections::hash_map::Entry::Occupied(taken) => {
+                let what = format!("this node has a service \"{}\" already", taken.get().0);
+                Err(Error::new(ErrorKind::AlreadyExists, what).operation("serve"))
+            }
+            std::collections::hash_map::Entry::Vacant(free) => {
+                free.insert((name.to_owned(), service));
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes a service away; its requests are refused from now on.
+    pub(crate) fn serve_no_more(&self, name: &str) {
+        self.calls.services.write().remove(&number_of(name));
+    }
+
+    /// Calls a method on `to`.
+    pub(crate) fn call(self: &Arc<Self>, to: NodeId, service: &str, method: &str, call: Call) -> Result<Work<Answer>> {
+        let begun = Instant::now();
+        if let Some(error) = self.failure() {
+            return Err(error.clone().operation(method.to_owned()));
+        }
+        let Call { args, tensors, places, deadline } = call;
+        let control = service::encode_request(method, &args)?;
+        args.check_tensors(tensors.len())?;
+        let correlation = self.calls.correlation.fetch_add(1, SeqCst) + 1;
+        let envelope = Envelope {
+            kind: Kind::Request,
+            tag: Tag(0),
+            context: number_of(service),
+            correlation,
+            epoch: 0,
+        };
+        let message = Outgoing { envelope, control, parts: tensors };
+        if to == self.me {
+            return self.call_here(message, places, method, deadline, begun);
+        }
+        let until = deadline.map(|deadline| begun + deadline);
+        let linking = self.link_to(to);
+        if !linking.wait_until(until, None)? {
+            return Err(self.about(Error::new(ErrorKind::DeadlineExceeded, "no link to the node yet"), to));
+        }
+        let link = linking.wait().map_err(|error| error.operation(method.to_owned()))?;
+        let work = self.remember(correlation, link, places, method, until, begun)?;
+        if let Err(error) = self.node.isend(link, message) {
+            self.calls.pending.lock().remove(&correlation);
+            return Err(self.explain(self.death_of(to).unwrap_or(error)).operation(method.to_owned()));
+        }
+        Ok(work)
+    }
+
+    fn remember(
+        self: &Arc<Self>,
+        correlation: u64,
+        link: LinkId,
+        places: SmallVec<[Tensor; 1]>,
+        method: &str,
+        until: Option<Instant>,
+        begun: Instant,
+    ) -> Result<Work<Answer>> {
+        let leases = places.iter().map(|place| place.write_lease("call")).collect::<Result<_>>()?;
+        let (completer, work): (Completer<Answer>, _) = self.node.pair("call", Some(link).filter(|link| *link != HERE));
+        let weak = Arc::downgrade(self);
+        completer.on_cancel(move || {
+            let Some(shared) = weak.upgrade() else { return };
+            let call = {
+                let mut pending = shared.calls.pending.lock();
+                if pending.get(&correlation).is_some_and(|call| call.is_landing) { None } else { pending.remove(&correlation) }
+            };
+            if let Some(call) = call {
+                call.end(Err(Error::new(ErrorKind::Cancelled, "the call was cancelled; its handler may still run")));
+            }
+        });
+        let method = method.to_owned();
+        let call = Pending { link, completer, places, leases, refusal: None, is_landing: false, method, until, begun };
+        let mut pending = self.calls.pending.lock();
+        if pending.len() >= limits::CALLS_PENDING_MAX {
+            let what = format!("{} calls of this node wait for their answers", limits::CALLS_PENDING_MAX);
+            return Err(Error::new(ErrorKind::LimitExceeded, what).hint("wait for some before calling again"));
+        }
+        pending.insert(correlation, call);
+        drop(pending);
+        if let Some(until) = until {
+            self.calls_until(until);
+        }
+        Ok(work)
+    }
+
+    /// Ends calls that were answered and runs what was asked for.
+    pub(crate) fn serve(self: &Arc<Self>) {
+        loop {
+            let Some(arrived) = self.calls.arrived.lock().pop_front() else { break };
+            match arrived {
+                Arrived::Answer(message) => self.answered(message),
+                Arrived::Ended(link, reason) => self.ended(link, &reason),
+            }
+        }
+        while !self.calls.requests.lock().is_empty() {
+            // In order, so one at a time; the holder looks again after it has let go.
+            let Some(_turn) = self.calls.serving.try_lock() else { return };
+            loop {
+                let Some(message) = self.calls.requests.lock().pop_front() else { break };
+                self.dispatch(message);
+            }
+        }
+    }
+
+    fn answered(&self, message: Message) {
+        let correlation = message.envelope.correlation;
+        let call = {
+            let mut pending = self.calls.pending.lock();
+            // The number alone would let one peer answer for another.
+            if pending.get(&correlation).is_none_or(|call| call.link != message.source) {
+                return;
+            }
+            pending.remove(&correlation)
+        };
+        if let Some(call) = call {
+            let origin = self.node.link(call.link).map(|link| link.peer().clone()).ok();
+            let origin = origin.and_then(|peer| peer.node).and_then(|node| self.member(node)).map(Member::peer);
+            call.answered(message, origin);
+        }
+    }
+
+    fn ended(&self, link: LinkId, reason: &Error) {
+        let calls: Vec<Pending> = {
+            let mut pending = self.calls.pending.lock();
+            let lost: Vec<u64> =
+                pending.iter().filter(|(_, call)| call.link == link).map(|(number, _)| *number).collect();
+            lost.iter().filter_map(|number| pending.remove(number)).collect()
+        };
+        let reason = self.explain(reason.clone());
+        for call in calls {
+            call.end(Err(reason.clone()));
+        }
+    }
+
+    fn dispatch(self: &Arc<Self>, message: Message) {
+        let bytes = bytes_of(&message);
+        let found = self.calls.services.read().get(&message.envelope.context).map(|(_, service)| Arc::clone(service));
+        let from = self.node.link(message.source).ok().and_then(|link| link.peer().node).unwrap_or_default();
+        let request = Request::read(self, from, message);
+        let Some(request) = request else { return self.unload(bytes) };
+        let Some(service) = found else {
+            let method = request.method.clone();
+            let what = format!("this node has no service for \"{method}\"");
+            let hint = "is the node of the right role, and was its service started?";
+            request.reply.error(Error::new(ErrorKind::NotFound, what).hint(hint));
+            return self.unload(bytes);
+        };
+        if service.is_inline() {
+            service::run(&*service, request);
+            return self.unload(bytes);
+        }
+        let shared = Arc::clone(self);
+        let job = Box::new(move || {
+            service::run(&*service, request);
+            shared.unload(bytes);
+        });
+        self.calls.executor.submit(&self.node, job);
+    }
+
+    /// A request's handler has returned.
+    fn unload(&self, bytes: u64) {
+        let load = &self.calls.load;
+        load.bytes.fetch_sub(bytes, SeqCst);
+        load.count.fetch_sub(1, SeqCst);
+        if load.choked.load(SeqCst) && load.choked.swap(false, SeqCst) {
+            self.node.resume();
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! A call that is not answered.
+
+use super::answer::{Answer, decode};
+use sheave_base::work::Completer;
+use sheave_base::{Error, LinkId, Peer, Result};
+use sheave_net::{Arrival, Message, check_places};
+use sheave_tensor::{Tensor, WriteLease};
+use smallvec::SmallVec;
+use std::time::Instant;
+
+pub(super) struct Pending {
+    pub(super) link: LinkId,
+    pub(super) completer: Completer<Answer>,
+    pub(super) places: SmallVec<[Tensor; 1]>,
+    pub(super) leases: SmallVec<[WriteLease; 1]>,
+    /// Why the answer's tensors could not land where they should.
+    pub(super) refusal: Option<Error>,
+    /// The answer is being written to the places: neither a deadline nor a cancellation may free them now. The answer
+    /// or the end of its link ends the call.
+    pub(super) is_landing: bool,
+    pub(super) method: String,
+    pub(super) until: Option<Instant>,
+    pub(super) begun: Instant,
+}
+
+impl Pending {
+    /// Where the tensors of the arriving answer go. One that does not fit, or brings an error instead of tensors, is
+    /// received elsewhere.
+    pub(super) fn admit(&mut self, arrival: &Arrival<'_>) -> SmallVec<[Tensor; 1]> {
+        if self.places.is_empty() || arrival.parts.is_empty() {
+            return SmallVec::new();
+        }
+        match check_places(&self.places, arrival) {
+            Ok(()) => {
+                self.is_landing = true;
+                std::mem::take(&mut self.places)
+            }
+            Err(refusal) => {
+                self.refusal = Some(refusal);
+                SmallVec::new()
+            }
+        }
+    }
+
+    pub(super) fn answered(mut self, message: Message, origin: Option<Peer>) {
+        let asked_for_tensors = !self.places.is_empty() && !self.is_landing;
+        let outcome = match (self.refusal.take(), decode(message)) {
+            (_, Err(error)) => Err(match origin {
+                Some(origin) => error.origin(origin),
+                None => error,
+            }),
+            (Some(refusal), Ok(_)) => Err(refusal),
+            (None, Ok(answer)) if asked_for_tensors && answer.tensors.is_empty() => Err(Error::new(
+                sheave_base::ErrorKind::Mismatch,
+                format!("the answer has no tensors where {} were asked for", self.places.len()),
+            )),
+            (None, Ok(answer)) => Ok(answer),
+        };
+        self.end(outcome);
+    }
+
+    /// Frees the places, then tells whoever waits.
+    pub(super) fn end(self, outcome: Result<Answer>) {
+        let Self { completer, places, leases, method, begun, .. } = self;
+        drop((places, leases));
+        completer.complete(outcome.map_err(|error| {
+            let error = error.operation(method);
+            if error.after().is_none() { error.elapsed(begun.elapsed()) } else { error }
+        }));
+    }
+}

@@ -1,0 +1,187 @@
+//! What answers calls.
+
+use super::HERE;
+use super::answer::encode;
+use crate::driver::Shared;
+use crate::engine::Member;
+use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, limits};
+use sheave_net::{Envelope, Kind, Message, Outgoing, Part};
+use sheave_tensor::{Mode, Tensor};
+use sheave_wire::{Value, codec};
+use smallvec::SmallVec;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Weak};
+
+/// Something on a node that others call by name.
+///
+/// A handler takes the [`Request`] and answers through its [`Reply`], at once or later and from any thread. A request
+/// that is dropped without an answer, or whose handler panics, is answered with an error.
+pub trait Service: Send + Sync + 'static {
+    /// Handles one request.
+    fn handle(&self, request: Request);
+
+    /// Whether handlers run on the thread that finds the request, one at a time and in the order of each link. They
+    /// must not block and must not wait for other calls. If not, they run on the node's executor, several at once.
+    fn is_inline(&self) -> bool {
+        false
+    }
+
+    /// All survivors agree that this member is gone. Called once for each, on any thread; must not block.
+    fn lost(&self, member: &Member, error: &Error) {
+        let _ = (member, error);
+    }
+}
+
+impl<F: Fn(Request) + Send + Sync + 'static> Service for F {
+    fn handle(&self, request: Request) {
+        self(request);
+    }
+}
+
+/// A call that has arrived.
+#[derive(Debug)]
+pub struct Request {
+    /// Who calls.
+    pub from: NodeId,
+    /// The method.
+    pub method: String,
+    /// The arguments. [`Value::Tensor`] is an index into `tensors`, and in range.
+    pub args: Value,
+    /// The tensors that came along; they belong to this node.
+    pub tensors: SmallVec<[Tensor; 1]>,
+    /// How it is answered.
+    pub reply: Reply,
+}
+
+pub(super) fn encode_request(method: &str, args: &Value) -> Result<Vec<u8>> {
+    if method.len() > limits::HANDSHAKE_TEXT_BYTES_MAX {
+        let what = format!("a method's name of {} bytes; the limit is {}", method.len(), limits::HANDSHAKE_TEXT_BYTES_MAX);
+        return Err(Error::new(ErrorKind::InvalidArgument, what));
+    }
+    let mut control = Vec::with_capacity(64);
+    codec::encode_to(&Value::Str(method.to_owned()), &mut control)?;
+    codec::encode_to(args, &mut control)?;
+    Ok(control)
+}
+
+impl Request {
+    /// The request in a message; `None` if it is none, and then it was answered so.
+    pub(super) fn read(shared: &Arc<Shared>, from: NodeId, message: Message) -> Option<Self> {
+        let (link, correlation) = (message.source, message.envelope.correlation);
+        let reply = Reply::to(shared, link, correlation);
+        let read = || {
+            let (method, rest) = codec::decode_first(&message.control)?;
+            let Value::Str(method) = method else {
+                return Err(Error::new(ErrorKind::Protocol, "a request without a method"));
+            };
+            let args = codec::decode(rest)?;
+            args.check_tensors(message.parts.len())?;
+            Ok((method, args))
+        };
+        match read() {
+            Ok((method, args)) => Some(Self { from, method, args, tensors: message.parts, reply }),
+            Err(error) => {
+                reply.error(error);
+                None
+            }
+        }
+    }
+
+}
+
+/// A link, or [`HERE`], and the call's number.
+struct Way {
+    shared: Weak<Shared>,
+    link: LinkId,
+    correlation: u64,
+}
+
+/// The way back to the caller. Answered once; dropped without an answer it says so.
+pub struct Reply {
+    way: Option<Way>,
+}
+
+impl std::fmt::Debug for Reply {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reply").finish_non_exhaustive()
+    }
+}
+
+impl Reply {
+    pub(super) fn to(shared: &Arc<Shared>, link: LinkId, correlation: u64) -> Self {
+        Self { way: Some(Way { shared: Arc::downgrade(shared), link, correlation }) }
+    }
+
+    /// Answers with a value and tensors. Does not block. That the caller is gone is no error.
+    pub fn ok(self, value: Value, tensors: SmallVec<[Part; 1]>) {
+        self.send(Ok((value, tensors)));
+    }
+
+    /// Answers with a value alone.
+    pub fn value(self, value: impl Into<Value>) {
+        self.ok(value.into(), SmallVec::new());
+    }
+
+    /// Answers with one tensor, by copy.
+    pub fn tensor(self, tensor: Tensor) {
+        self.ok(Value::Tensor(0), SmallVec::from_buf([Part::new(tensor, Mode::Copy)]));
+    }
+
+    /// Answers with an error, which keeps its kind and text.
+    pub fn error(self, error: Error) {
+        self.send(Err(error));
+    }
+
+    /// Answers with what a handler returned.
+    pub fn send(mut self, outcome: Result<(Value, SmallVec<[Part; 1]>)>) {
+        if let Some(way) = self.way.take() {
+            way.answer(outcome);
+        }
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if let Some(way) = self.way.take() {
+            let error = Error::new(ErrorKind::Remote, "the handler ended without an answer");
+            way.answer(Err(error.hint("look at the output of the node that was called")));
+        }
+    }
+}
+
+impl Way {
+    fn answer(self, outcome: Result<(Value, SmallVec<[Part; 1]>)>) {
+        let outcome = outcome.and_then(|(value, parts)| {
+            value.check_tensors(parts.len())?;
+            Ok((value, parts))
+        });
+        let Some(shared) = self.shared.upgrade() else { return };
+        if self.link == HERE {
+            return shared.answered_here(self.correlation, outcome);
+        }
+        if let Err(error) = send(&shared, self.link, self.correlation, outcome) {
+            // What cannot be written or sent is said; a caller whose link has ended knows it already.
+            let _ = send(&shared, self.link, self.correlation, Err(error));
+        }
+    }
+}
+
+fn send(
+    shared: &Shared,
+    link: LinkId,
+    correlation: u64,
+    outcome: Result<(Value, SmallVec<[Part; 1]>)>,
+) -> Result<()> {
+    let (control, parts) = match outcome {
+        Ok((value, parts)) => (encode(Ok(&value))?, parts),
+        Err(error) => (encode(Err(&error))?, SmallVec::new()),
+    };
+    let envelope = Envelope { kind: Kind::Response, tag: Tag(0), context: 0, correlation, epoch: 0 };
+    shared.node.isend(link, Outgoing { envelope, control, parts }).map(drop)
+}
+
+/// Runs a handler; a panic becomes an error on the caller's side.
+pub(super) fn run(service: &dyn Service, request: Request) {
+    // The request's reply is dropped by the unwinding, and answers; the panic hook has printed the rest.
+    let _ = catch_unwind(AssertUnwindSafe(|| service.handle(request)));
+}

@@ -1,0 +1,141 @@
+//! What a mesh is joined with.
+
+use crate::engine::{Expected, Role};
+use crate::environment::Membership;
+use sheave_base::config::{Endpoint, Settings, check_names};
+use sheave_base::{Error, ErrorKind, Result, limits};
+use sheave_net::NodeConfig;
+use std::ffi::OsString;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+/// Who a process is in its job, where the job meets, and how its node is set up.
+///
+/// ```
+/// use sheave_mesh::Config;
+///
+/// let environment = [("SHEAVE_RANK", "1"), ("SHEAVE_WORLD_SIZE", "2"), ("SHEAVE_ROOT", "127.0.0.1:7000")];
+/// let lookup = |name: &str| environment.iter().find(|entry| entry.0 == name).map(|entry| entry.1.into());
+/// let config = Config::from_lookup(lookup)?.expect("the environment describes a job");
+/// assert_eq!((config.rank, config.expected.total()), (Some(1), 2));
+/// # Ok::<(), sheave_base::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// What this process is there for.
+    pub role: Role,
+    /// Its rank within the role; without one the coordinator gives it one, by name.
+    pub rank: Option<u32>,
+    /// Unique in the mesh; the coordinator gives one if this is `None`.
+    pub name: Option<String>,
+    /// How many nodes of each role the mesh has.
+    pub expected: Expected,
+    /// Where the mesh meets: the scheduler listens there, or rank 0 where there is no scheduler.
+    pub root: Endpoint,
+    /// How long the join may take.
+    pub join_timeout: Duration,
+    /// Where the others reach this node; port 0 stands for any that is free. Not for the one that listens at `root`.
+    pub bind: SocketAddr,
+    /// The address that the others are told, if it is not the bound one.
+    pub host: Option<String>,
+    /// Permits addresses that other hosts can reach, without TLS.
+    pub insecure: bool,
+    /// The node's own settings. Its name, role and rank are filled in by the join.
+    pub node: NodeConfig,
+}
+
+impl Config {
+    /// A process of `role` in a mesh that meets at `root`, with default settings.
+    #[must_use]
+    pub fn new(role: Role, rank: Option<u32>, expected: Expected, root: Endpoint) -> Self {
+        Self {
+            role,
+            rank,
+            name: None,
+            expected,
+            root,
+            join_timeout: limits::JOIN_TIMEOUT,
+            bind: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
+            host: None,
+            insecure: false,
+            node: NodeConfig::named(""),
+        }
+    }
+
+    /// What the environment of this process says; `None` if nothing in it says that it is part of a job.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` that names the variable, its value and what is allowed.
+    pub fn from_env() -> Result<Option<Self>> {
+        check_names(std::env::vars_os().map(|(name, _)| name))?;
+        Self::from_lookup(|name| std::env::var_os(name))
+    }
+
+    /// As [`Config::from_env`], from any source of variables. Pure.
+    ///
+    /// # Errors
+    ///
+    /// As [`Config::from_env`].
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Option<Self>> {
+        let settings = Settings::from_lookup(&lookup)?;
+        let membership = Membership::from_lookup(&lookup)?;
+        Ok(membership.map(|membership| Self::of(membership, &settings)))
+    }
+
+    fn of(membership: Membership, settings: &Settings) -> Self {
+        let expected = match membership.role {
+            Role::Rank => Expected::ranks(membership.workers),
+            _ => Expected { schedulers: 1, servers: membership.servers, workers: membership.workers, ranks: 0 },
+        };
+        Self {
+            name: membership.name,
+            join_timeout: membership.join_timeout,
+            bind: settings.bind,
+            host: membership.host,
+            insecure: settings.insecure,
+            node: NodeConfig::with_settings("", settings),
+            ..Self::new(membership.role, membership.rank, expected, membership.root)
+        }
+    }
+
+    /// Whether this process listens at the root.
+    #[must_use]
+    pub fn hosts(&self) -> bool {
+        match self.role {
+            Role::Scheduler => true,
+            Role::Rank => self.rank == Some(0),
+            Role::Server | Role::Worker => false,
+        }
+    }
+
+    /// Refuses what no mesh can be made from.
+    pub(crate) fn check(&self) -> Result<()> {
+        let refuse = |what: String| Err(Error::new(ErrorKind::InvalidArgument, what).operation("join"));
+        let places = self.expected.of(self.role);
+        if places == 0 {
+            return refuse(format!("this process is a {}, but the mesh has none", self.role));
+        }
+        if let Some(rank) = self.rank.filter(|rank| *rank >= places) {
+            return refuse(format!("{} {rank} of {places} does not exist: ranks begin at 0", self.role));
+        }
+        let Expected { schedulers, ranks, .. } = self.expected;
+        if schedulers > 1 || (schedulers == 0 && ranks == 0) || (self.role == Role::Rank && self.rank.is_none()) {
+            return refuse("a mesh has one scheduler, or ranks that know their numbers".to_owned());
+        }
+        if self.expected.total() as usize > limits::LINKS_MAX {
+            return refuse(format!("a mesh has at most {} nodes", limits::LINKS_MAX));
+        }
+        Ok(())
+    }
+
+    /// What this process is called until the coordinator has named it.
+    pub(crate) fn provisional_name(&self) -> String {
+        match (&self.name, self.rank) {
+            (Some(name), _) => name.clone(),
+            (None, _) if self.role == Role::Scheduler => Role::Scheduler.to_string(),
+            (None, Some(rank)) => format!("{}-{rank}", self.role),
+            (None, None) => format!("{}-of-pid-{}", self.role, std::process::id()),
+        }
+    }
+}

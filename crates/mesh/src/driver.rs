@@ -1,0 +1,352 @@
+//! Joins the engine with a node: what links say becomes events, and what the engine asks for is done.
+//!
+//! Whoever polls a link and finds a word of another engine, or a link's end, puts it into the queue `told`, and then,
+//! with no lock held, tries to *steer*: takes the engine, lets it handle everything in the queue, does what it asks
+//! for, and lets go. Who finds the engine taken may go on, because the holder looks at the queue once more after it has
+//! let go. So no event is lost, none waits for a thread of its own, and a barrier completes on the thread that waits
+//! for it. The mesh's own thread steers when the engine's timer is due.
+//!
+//! Words go out while the engine is held, because their order counts. Everything that may call foreign code or close
+//! links happens after it was let go.
+
+use crate::call::Calls;
+use crate::engine::{Effect, Engine, Event, Member, Message, OperationId, Outcome};
+use crate::routes::Routes;
+use crate::time::Ticker;
+use parking_lot::Mutex;
+use sheave_base::clock::{Clock, SystemClock, Time};
+use sheave_base::work::Completer;
+use sheave_base::{Epoch, Error, ErrorKind, LinkId, NodeId, Peer, Result};
+use sheave_net::{Admission, Arrival, Kind, Message as Arrived, Node, NodeConfig, Observer};
+use sheave_wire::{from_control, to_control};
+use smallvec::SmallVec;
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+/// Words that wait for the engine; more stay on their links. It handles thousands in a millisecond.
+const TOLD_MAX: usize = 65_536;
+
+/// What happened on the links, for the engine.
+pub(crate) enum Told {
+    Made { link: LinkId, node: NodeId },
+    Ended { link: LinkId, node: NodeId, reason: Error },
+    Word { from: NodeId, word: Vec<u8> },
+    Unreachable { node: NodeId, reason: Error },
+    /// The coordinator of the rendezvous answers at this end.
+    Reached(NodeId),
+    /// A stranger was turned away.
+    Turned(String),
+}
+
+type Ending = Box<dyn FnOnce(Result<Outcome>) + Send>;
+
+pub(crate) struct State {
+    pub(crate) engine: Engine,
+    operations: HashMap<OperationId, Ending>,
+    next_operation: u64,
+    joining: Option<Completer<()>>,
+    timer: Option<Time>,
+}
+
+/// What a turn of the engine leaves to be done once it was let go.
+#[derive(Default)]
+struct Afterwards {
+    endings: Vec<(Ending, Result<Outcome>)>,
+    joined: Option<(Completer<()>, Result<()>)>,
+    cut: Vec<NodeId>,
+    dead: Vec<(NodeId, String)>,
+    failed: Option<Error>,
+}
+
+pub(crate) struct Shared {
+    pub(crate) node: Node,
+    pub(crate) me: NodeId,
+    config: NodeConfig,
+    clock: SystemClock,
+    told: Mutex<VecDeque<Told>>,
+    /// A word had to stay on its link, because too many wait here.
+    choked: AtomicBool,
+    state: Mutex<State>,
+    pub(crate) routes: Routes,
+    pub(crate) calls: Calls,
+    /// All members by rank, from the moment when the mesh stands.
+    table: OnceLock<Vec<Member>>,
+    /// What ended the engine.
+    failure: OnceLock<Error>,
+    pub(crate) stopping: AtomicBool,
+    pub(crate) ticker: Ticker,
+    weak: Weak<Shared>,
+}
+
+impl Shared {
+    pub(crate) fn new(node: Node, config: NodeConfig, joining: Completer<()>, engine: Engine) -> Arc<Self> {
+        let (operations, next_operation, timer) = (HashMap::new(), 0, None);
+        Arc::new_cyclic(|weak| Self {
+            me: node.id(),
+            node,
+            config,
+            clock: SystemClock::default(),
+            told: Mutex::default(),
+            choked: AtomicBool::new(false),
+            state: Mutex::new(State { engine, operations, next_operation, joining: Some(joining), timer }),
+            routes: Routes::default(),
+            calls: Calls::default(),
+            table: OnceLock::new(),
+            failure: OnceLock::new(),
+            stopping: AtomicBool::new(false),
+            ticker: Ticker::default(),
+            weak: weak.clone(),
+        })
+    }
+
+    pub(crate) fn this(&self) -> Option<Arc<Self>> {
+        self.weak.upgrade()
+    }
+
+    pub(crate) fn clock(&self) -> &SystemClock {
+        &self.clock
+    }
+
+    pub(crate) fn node_config(&self) -> &NodeConfig {
+        &self.config
+    }
+
+    /// All members by rank; nobody before the mesh stands.
+    pub(crate) fn table(&self) -> &[Member] {
+        self.table.get().map_or(&[], Vec::as_slice)
+    }
+
+    pub(crate) fn member(&self, node: NodeId) -> Option<&Member> {
+        self.table().iter().find(|member| member.node == node)
+    }
+
+    pub(crate) fn failure(&self) -> Option<&Error> {
+        self.failure.get()
+    }
+
+    /// Puts something aside for the engine.
+    pub(crate) fn tell(&self, told: Told) {
+        self.told.lock().push_back(told);
+    }
+
+    /// Lets the engine handle what was put aside, unless somebody else is about to.
+    pub(crate) fn steer(&self) {
+        let Some(this) = self.this() else { return };
+        while !self.told.lock().is_empty() {
+            let Some(mut state) = self.state.try_lock() else { return };
+            let after = this.turn(&mut state);
+            drop(state);
+            this.finish(after);
+            if self.choked.swap(false, SeqCst) {
+                self.node.resume();
+            }
+        }
+    }
+
+    /// Does something with the engine, and what comes of it.
+    pub(crate) fn with_engine<T>(&self, act: impl FnOnce(&mut State, Time) -> T) -> T {
+        let mut state = self.state.lock();
+        let result = act(&mut state, self.clock.now());
+        let after = self.this().map(|this| this.turn(&mut state));
+        drop(state);
+        if let Some((this, after)) = self.this().zip(after) {
+            this.finish(after);
+        }
+        // What came while the engine was taken.
+        self.steer();
+        result
+    }
+
+    /// One look at the engine, without a turn.
+    pub(crate) fn look<T>(&self, look: impl FnOnce(&Engine) -> T) -> T {
+        look(&self.state.lock().engine)
+    }
+
+    /// Begins an operation of the engine; `ending` is called once, with no lock held.
+    pub(crate) fn begin(
+        &self,
+        event: impl FnOnce(OperationId, Time) -> Event,
+        ending: impl FnOnce(Result<Outcome>) + Send + 'static,
+    ) -> OperationId {
+        self.with_engine(|state, now| {
+            state.next_operation += 1;
+            let operation = OperationId(state.next_operation);
+            state.operations.insert(operation, Box::new(ending));
+            state.engine.handle(now, event(operation, now));
+            operation
+        })
+    }
+
+    fn turn(self: &Arc<Self>, state: &mut State) -> Afterwards {
+        let mut after = Afterwards::default();
+        loop {
+            let Some(told) = self.told.lock().pop_front() else { break };
+            self.hear(&mut state.engine, told);
+        }
+        let now = self.clock.now();
+        if state.timer.is_none_or(|timer| now >= timer) {
+            // A link that stands is watched by its own signs of life; the engine need not ask again.
+            for peer in self.routes.linked() {
+                state.engine.handle(now, Event::Alive { peer });
+            }
+        }
+        for effect in state.engine.poll(now) {
+            self.perform(state, effect, &mut after);
+        }
+        self.ticker.engine_at(state.timer);
+        after
+    }
+
+    fn hear(self: &Arc<Self>, engine: &mut Engine, told: Told) {
+        let now = self.clock.now();
+        match told {
+            Told::Made { link, node } => self.link_made(node, link),
+            Told::Reached(node) => engine.handle(now, Event::Reached(node)),
+            Told::Turned(what) => engine.handle(now, Event::Turned { what }),
+            Told::Word { from, word } => match from_control::<Message>(&word) {
+                Ok(message) => engine.handle(now, Event::Received { from, message }),
+                Err(error) => engine.handle(now, Event::LinkLost { peer: from, reason: error.what().to_owned() }),
+            },
+            Told::Ended { link, node, reason } => {
+                self.routes.ended(node, link);
+                engine.handle(now, Event::LinkLost { peer: node, reason: reason.what().to_owned() });
+            }
+            Told::Unreachable { node, reason } => {
+                engine.handle(now, Event::LinkLost { peer: node, reason: reason.what().to_owned() });
+            }
+        }
+    }
+
+    fn perform(self: &Arc<Self>, state: &mut State, effect: Effect, after: &mut Afterwards) {
+        match effect {
+            Effect::Send { to, message } => {
+                // Only a table of thousands of members could be too long, and their number is limited.
+                if let Ok(word) = to_control(&message) {
+                    self.say(to, word);
+                }
+            }
+            Effect::Joined => {
+                let _ = self.table.set(state.engine.table().to_vec());
+                after.joined = state.joining.take().map(|joining| (joining, Ok(())));
+            }
+            Effect::Complete { operation, outcome } => {
+                after.endings.extend(state.operations.remove(&operation).map(|ending| (ending, outcome)));
+            }
+            Effect::CutLink { node } => after.cut.push(node),
+            Effect::DeclareDead { node, reason } => after.dead.push((node, reason)),
+            Effect::Failed(error) => {
+                let _ = self.failure.set(error.clone());
+                after.joined = state.joining.take().map(|joining| (joining, Err(error.clone())));
+                after.failed = Some(error);
+            }
+            Effect::SetTimer(at) => state.timer = Some(at),
+        }
+    }
+
+    /// What may call foreign code, or closes links.
+    fn finish(self: &Arc<Self>, after: Afterwards) {
+        for node in after.cut {
+            let error = self.death_of(node).unwrap_or_else(|| Error::new(ErrorKind::PeerLost, "it looks dead"));
+            for link in self.routes.all(node) {
+                let _ = self.node.close_because(link, &self.about(error.clone(), node));
+            }
+        }
+        for (node, reason) in after.dead {
+            let error = self.about(Error::new(ErrorKind::PeerLost, reason), node);
+            for link in self.routes.all(node) {
+                let _ = self.node.abandon(link, &error);
+            }
+            if let Some(member) = self.member(node) {
+                self.calls.member_lost(member, &error);
+            }
+        }
+        if let Some(error) = after.failed {
+            for link in self.node.links() {
+                let _ = self.node.close_because(link, &error);
+            }
+            self.calls.fail_all(&error);
+        }
+        for (ending, outcome) in after.endings {
+            ending(outcome);
+        }
+        if let Some((joining, outcome)) = after.joined {
+            joining.complete(outcome);
+        }
+    }
+
+    /// Why `node` cannot be reached any more, if that is known.
+    pub(crate) fn death_of(&self, node: NodeId) -> Option<Error> {
+        self.look(|engine| engine.why_lost(node)).or_else(|| self.failure.get().cloned())
+    }
+
+    /// The error, about that member.
+    pub(crate) fn about(&self, error: Error, node: NodeId) -> Error {
+        match self.member(node) {
+            Some(member) => error.peer(member.peer()),
+            None => error.peer(Peer::named(format!("node {node}")).node(node)),
+        }
+    }
+
+    /// An error of a link, with all that the mesh knows about its peer.
+    pub(crate) fn explain(&self, error: Error) -> Error {
+        match error.about().and_then(|peer| peer.node).and_then(|node| self.member(node)) {
+            Some(member) => error.peer(member.peer()),
+            None => error,
+        }
+    }
+
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.look(Engine::epoch)
+    }
+
+    /// A point in time `span` from now, as the engine counts.
+    pub(crate) fn deadline(&self, span: Duration) -> Time {
+        self.clock.now().after(span)
+    }
+
+    fn node_of(&self, peer: &Peer) -> NodeId {
+        // Every handshake carries it; an in-process link of another kind of node does not.
+        peer.node.unwrap_or_default()
+    }
+}
+
+impl Observer for Shared {
+    fn admit(&self, link: LinkId, arrival: &Arrival<'_>) -> Admission {
+        match arrival.envelope.kind {
+            Kind::Control if self.told.lock().len() < TOLD_MAX => Admission::Land(SmallVec::new()),
+            Kind::Control => {
+                self.choked.store(true, SeqCst);
+                Admission::Pause
+            }
+            _ => self.calls.admit(link, arrival),
+        }
+    }
+
+    fn take(&self, message: Arrived) {
+        if message.envelope.kind != Kind::Control {
+            return self.calls.take(message);
+        }
+        let from = self.node.link(message.source).map(|link| self.node_of(link.peer()));
+        if let Ok(from) = from {
+            self.tell(Told::Word { from, word: message.control });
+        }
+    }
+
+    fn link_made(&self, link: LinkId, peer: &Peer) {
+        self.tell(Told::Made { link, node: self.node_of(peer) });
+    }
+
+    fn link_ended(&self, link: LinkId, peer: &Peer, reason: &Error) {
+        self.calls.link_ended(link, reason);
+        self.tell(Told::Ended { link, node: self.node_of(peer), reason: reason.clone() });
+    }
+
+    fn attend(&self) {
+        self.steer();
+        if let Some(this) = self.this() {
+            this.serve();
+        }
+    }
+}

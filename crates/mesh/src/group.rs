@@ -1,0 +1,140 @@
+//! Groups of members, and their barriers.
+
+use crate::driver::Shared;
+use crate::engine::{Event, GroupId, Member, OperationId, Outcome, group_id};
+use crate::mesh::Mesh;
+use sheave_base::{Error, ErrorKind, NodeId, Rank, Result, Work};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+/// An ordered set of members that do things together. Clones are handles to the same group.
+///
+/// Ranks in a group are counted from 0 in its own order; [`Group::node`] and [`Group::rank_of`] convert.
+#[derive(Clone)]
+pub struct Group {
+    shared: Arc<Shared>,
+    id: GroupId,
+    label: Arc<str>,
+    nodes: Arc<[NodeId]>,
+}
+
+impl Group {
+    /// The group that this mesh's engine has made, or makes now: that fails only for dead members, and then so does
+    /// every operation.
+    pub(crate) fn of(mesh: &Mesh, label: &str, nodes: &[NodeId]) -> Self {
+        let shared = Arc::clone(&mesh.shared);
+        let _ = shared.with_engine(|state, _| state.engine.group(label, nodes));
+        Self { shared, id: group_id(label, nodes), label: label.into(), nodes: nodes.into() }
+    }
+
+    /// Its identity, the same on every member.
+    #[must_use]
+    pub fn id(&self) -> GroupId {
+        self.id
+    }
+
+    /// What it is called.
+    #[must_use]
+    pub fn label(&self) -> &str {
+        &self.label
+    }
+
+    /// Its members in order.
+    #[must_use]
+    pub fn nodes(&self) -> &[NodeId] {
+        &self.nodes
+    }
+
+    /// How many members it has.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// This node's rank in the group.
+    #[must_use]
+    pub fn rank(&self) -> Rank {
+        self.rank_of(self.shared.me).unwrap_or_default()
+    }
+
+    /// The rank of a node in the group.
+    #[must_use]
+    pub fn rank_of(&self, node: NodeId) -> Option<Rank> {
+        let at = self.nodes.iter().position(|member| *member == node)?;
+        u32::try_from(at).ok().map(Rank)
+    }
+
+    /// The node that has this rank in the group.
+    #[must_use]
+    pub fn node(&self, rank: Rank) -> Option<NodeId> {
+        self.nodes.get(rank.0 as usize).copied()
+    }
+
+    /// The member that has this rank in the group.
+    #[must_use]
+    pub fn member(&self, rank: Rank) -> Option<&Member> {
+        self.shared.member(self.node(rank)?)
+    }
+
+    /// Why the group's operations fail, if they do: a member is gone, or somebody gave up waiting.
+    #[must_use]
+    pub fn broken(&self) -> Option<Error> {
+        self.shared.look(|engine| engine.broken(self.id).cloned())
+    }
+
+    /// Blocks until every member has entered this barrier as often as this node.
+    ///
+    /// # Errors
+    ///
+    /// `PeerLost` when a member is gone; the group is broken then, and every later operation on it fails too.
+    pub fn barrier(&self) -> Result<()> {
+        self.begin_barrier(None).wait()
+    }
+
+    /// Enters the barrier without waiting. With a deadline it ends with `DeadlineExceeded` when not everybody has come
+    /// in time, and that breaks the group, because its members would be out of step; so does cancelling it.
+    pub fn begin_barrier(&self, deadline: Option<Duration>) -> Work<()> {
+        let (completer, work) = self.shared.node.pair("barrier", None);
+        let group = self.id;
+        let known: Arc<OnceLock<OperationId>> = Arc::default();
+        let (begun, weak) = (Arc::clone(&known), Arc::downgrade(&self.shared));
+        completer.on_cancel(move || {
+            if let Some((shared, operation)) = weak.upgrade().zip(begun.get().copied()) {
+                shared.with_engine(|state, now| state.engine.handle(now, Event::Cancel { operation }));
+            }
+        });
+        let ending = |outcome: Result<Outcome>| completer.complete(outcome.map(drop));
+        let deadline = deadline.map(|span| self.shared.deadline(span));
+        let operation = self.shared.begin(|operation, _| Event::Barrier { operation, group, deadline }, ending);
+        let _ = known.set(operation);
+        work
+    }
+
+    /// The group of the survivors, once all agree who they are. Blocks until then.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` if the group is whole, or was broken though nobody died.
+    pub fn shrink(&self) -> Result<Self> {
+        let (completer, work) = self.shared.node.pair("shrink", None);
+        let group = self.id;
+        let ending = |outcome: Result<Outcome>| completer.complete(outcome);
+        self.shared.begin(|operation, _| Event::Shrink { operation, group }, ending);
+        let Outcome::Group(id) = work.wait()? else {
+            return Err(Error::new(ErrorKind::Internal, "a shrink ended without a group"));
+        };
+        let nodes = self.shared.look(|engine| engine.nodes_of(id).map(<[NodeId]>::to_vec)).unwrap_or_default();
+        Ok(Self { shared: Arc::clone(&self.shared), id, label: Arc::clone(&self.label), nodes: nodes.into() })
+    }
+
+    /// Forgets the group on this node. Its pending operations end with an error, here and on every member.
+    pub fn drop_group(&self) {
+        self.shared.with_engine(|state, _| state.engine.drop_group(self.id));
+    }
+}
+
+impl std::fmt::Debug for Group {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Group").field("label", &self.label).field("nodes", &self.nodes).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,300 @@
+//! The mesh as its users see it.
+
+use crate::call::{Answer, Call, Service};
+use crate::config::Config;
+use crate::driver::Shared;
+use crate::engine::{Death, Engine, Event, Member, Role};
+use crate::group::Group;
+use crate::rendezvous;
+use parking_lot::Mutex;
+use sheave_base::work::Interrupt;
+use sheave_base::{Epoch, Error, ErrorKind, LinkId, NodeId, Result, Work, limits};
+use sheave_net::Node;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+/// The nodes of a job, as one of them. Clones are handles to the same membership.
+///
+/// Dropping the last handle leaves the mesh in order, for at most a second, unless the thread is panicking.
+///
+/// ```
+/// use sheave_mesh::{Config, Expected, Mesh, Role};
+/// use sheave_base::config::Endpoint;
+///
+/// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+/// # let secret = sheave_base::Secret::new(b"only this example knows it")?;
+/// # let secret = Some(sheave_base::secret::Resolved { secret, source: "an example".into() });
+/// let root = Endpoint { host: "127.0.0.1".into(), port };
+/// let join = |rank| {
+///     let mut config = Config::new(Role::Rank, Some(rank), Expected::ranks(2), root.clone());
+///     # config.node.secret = secret.clone();
+///     std::thread::spawn(move || {
+///         let mesh = Mesh::join(config)?;
+///         mesh.world().barrier()?;
+///         mesh.finish()
+///     })
+/// };
+/// let (one, other) = (join(0), join(1));
+/// one.join().unwrap()?;
+/// other.join().unwrap()?;
+/// # Ok::<(), sheave_base::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Mesh {
+    pub(crate) shared: Arc<Shared>,
+    owner: Arc<Owner>,
+}
+
+/// Dropped with the last handle.
+struct Owner {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+}
+
+impl Mesh {
+    /// Joins: blocks until all the nodes that are expected are there, or the join's deadline has passed.
+    ///
+    /// # Errors
+    ///
+    /// `DeadlineExceeded` that says who is missing, from where the others came and where each side's secret came from;
+    /// `Unauthenticated` for another secret than the coordinator's; `AlreadyExists` for a name or rank that is taken,
+    /// a port in use, or a job that has started; `InvalidArgument` for a config that no mesh can be made from.
+    pub fn join(config: Config) -> Result<Self> {
+        Self::join_interruptible(config, None)
+    }
+
+    /// Like [`Mesh::join`]; `interrupt` is asked at least every 100 ms, and its error ends the join.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mesh::join`], and whatever `interrupt` says.
+    #[expect(clippy::needless_pass_by_value, reason = "the config is used up: its port and its names are taken now")]
+    pub fn join_interruptible(config: Config, interrupt: Option<Interrupt<'_>>) -> Result<Self> {
+        let joining = rendezvous::begin(&config)?;
+        let shared = Arc::clone(&joining.shared);
+        let observer = Arc::clone(&shared) as Arc<dyn sheave_net::Observer>;
+        shared.node.observe(&observer);
+        // From here on the owner ends it all if something fails.
+        let owner = Arc::new(Owner { thread: Mutex::new(None), shared: Arc::clone(&shared) });
+        let own = Arc::clone(&shared);
+        *owner.thread.lock() = Some(sheave_base::thread::spawn("sheave-mesh", move || own.keep_time())?);
+        shared.with_engine(|_, _| ());
+        joining.finish(interrupt)?;
+        Ok(Self { shared, owner })
+    }
+
+    /// This node.
+    #[must_use]
+    pub fn me(&self) -> &Member {
+        let me = self.shared.me;
+        // A mesh is handed out only once its table is there, and this node is in it.
+        self.shared.member(me).expect("a node is a member of its mesh")
+    }
+
+    /// All members by rank, those who have died or left included.
+    #[must_use]
+    pub fn members(&self) -> &[Member] {
+        self.shared.table()
+    }
+
+    /// The member of this identity.
+    #[must_use]
+    pub fn member(&self, node: NodeId) -> Option<&Member> {
+        self.shared.member(node)
+    }
+
+    /// The members of a role, by rank.
+    pub fn of_role(&self, role: Role) -> impl Iterator<Item = &Member> {
+        self.members().iter().filter(move |member| member.introduction.role == role)
+    }
+
+    /// The epoch: it grows whenever members die or leave.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.shared.epoch()
+    }
+
+    /// Who has died or left, in the order in which it was agreed.
+    #[must_use]
+    pub fn deaths(&self) -> Vec<Death> {
+        self.shared.look(|engine| engine.deaths().to_vec())
+    }
+
+    /// How many of the members that `counts` picks are dead: their links have closed, or they have been silent for the
+    /// liveness timeout. Those who left in order do not count. The same on every node, as soon as it is agreed.
+    #[must_use]
+    pub fn num_dead_node(&self, counts: impl Fn(&Member) -> bool) -> usize {
+        let dead = self.deaths();
+        let is_dead = |member: &&Member| dead.iter().any(|death| death.node == member.node && !death.left);
+        self.members().iter().filter(is_dead).filter(|member| counts(member)).count()
+    }
+
+    /// The acting coordinator: the scheduler, or the living member of the lowest rank.
+    #[must_use]
+    pub fn coordinator(&self) -> Option<NodeId> {
+        self.shared.look(Engine::coordinator)
+    }
+
+    /// The group of all members.
+    #[must_use]
+    pub fn world(&self) -> Group {
+        let nodes: Vec<NodeId> = self.members().iter().map(|member| member.node).collect();
+        Group::of(self, "world", &nodes)
+    }
+
+    /// The group of all members of a role, of which this node is one, in the order of their ranks.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` if this node has another role.
+    pub fn role_group(&self, role: Role) -> Result<Group> {
+        let nodes: Vec<NodeId> = self.of_role(role).map(|member| member.node).collect();
+        self.group(&format!("{role}s"), &nodes)
+    }
+
+    /// The group of these nodes in this order. Nobody else is asked: the same label and nodes give the same group
+    /// everywhere, and each of its members makes it for itself.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` if the nodes are not distinct members of the mesh with this one among them; `PeerLost` if one
+    /// of them is dead.
+    pub fn group(&self, label: &str, nodes: &[NodeId]) -> Result<Group> {
+        self.shared.with_engine(|state, _| state.engine.group(label, nodes))?;
+        Ok(Group::of(self, label, nodes))
+    }
+
+    /// The node that carries this mesh.
+    #[must_use]
+    pub fn node(&self) -> &Node {
+        &self.shared.node
+    }
+
+    /// The link to a member: the one that stands, or one that is made now. Blocks for at most the liveness timeout.
+    ///
+    /// # Errors
+    ///
+    /// `PeerLost` if it is dead or does not answer, `NotFound` if it is no member.
+    pub fn link_to(&self, node: NodeId) -> Result<LinkId> {
+        if let Some(error) = self.shared.failure() {
+            return Err(error.clone());
+        }
+        self.shared.link_to(node).wait()
+    }
+
+    /// Offers a service under a name that is unique on this node.
+    ///
+    /// # Errors
+    ///
+    /// `AlreadyExists` for a second service of that name, `LimitExceeded` for too many of them.
+    pub fn serve(&self, name: &str, service: impl Service) -> Result<()> {
+        self.shared.serve_as(name, Arc::new(service))
+    }
+
+    /// Takes a service away. Requests that come later are refused.
+    pub fn serve_no_more(&self, name: &str) {
+        self.shared.serve_no_more(name);
+    }
+
+    /// Calls `method` of `service` on a member, this node included. Tensors sent by copy are captured before the call
+    /// returns. Blocks only while the first link to that member is made, for at most the liveness timeout. The work
+    /// ends with the answer, with the handler's error, or when the member is gone; cancelling it does not stop a
+    /// handler that runs already.
+    ///
+    /// # Errors
+    ///
+    /// `PeerLost` if the member is gone, `LimitExceeded` if too many calls wait or the link is full, and what
+    /// [`Node::isend`] says about the tensors.
+    ///
+    /// ```
+    /// # use sheave_mesh::{Config, Expected, Mesh, Request, Role};
+    /// # use sheave_base::config::Endpoint;
+    /// # use sheave_wire::Value;
+    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    /// # let root = Endpoint { host: "127.0.0.1".into(), port };
+    /// let mesh = Mesh::join(Config::new(Role::Rank, Some(0), Expected::ranks(1), root))?;
+    /// mesh.serve("greeter", |request: Request| request.reply.value(format!("hello from {}", request.method)))?;
+    /// let answer = mesh.call(mesh.me().node, "greeter", "world", Value::None)?.wait()?;
+    /// assert_eq!(answer.value, Value::from("hello from world"));
+    /// # Ok::<(), sheave_base::Error>(())
+    /// ```
+    pub fn call(&self, to: NodeId, service: &str, method: &str, call: impl Into<Call>) -> Result<Work<Answer>> {
+        self.shared.call(to, service, method, call.into())
+    }
+
+    /// Waits for everybody and leaves: what a job does at its end.
+    ///
+    /// # Errors
+    ///
+    /// What the barrier says if somebody is gone; this node has left all the same.
+    pub fn finish(&self) -> Result<()> {
+        let barrier = self.world().barrier();
+        let left = self.leave();
+        barrier.and(left)
+    }
+
+    /// Leaves the mesh in order: the others agree that this node is gone, which is no death. Operations of this node
+    /// that are pending end with an error. Blocks until that is so, for at most the liveness timeout.
+    ///
+    /// # Errors
+    ///
+    /// `DeadlineExceeded` if no agreement came in time; the others will find this node dead then.
+    pub fn leave(&self) -> Result<()> {
+        self.owner.leave(self.shared.node_config().liveness.timeout)
+    }
+}
+
+impl std::fmt::Debug for Mesh {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Mesh").field("node", &self.shared.me).finish_non_exhaustive()
+    }
+}
+
+impl Owner {
+    fn leave(&self, patience: Duration) -> Result<()> {
+        if self.shared.stopping.swap(true, SeqCst) {
+            return Ok(());
+        }
+        let outcome = if self.shared.failure().is_none() && !self.shared.table().is_empty() {
+            let (completer, left) = self.shared.node.pair("leave", None);
+            let ending = move |outcome: Result<_>| completer.complete(outcome.map(drop));
+            self.shared.begin(|operation, _| Event::Leave { operation }, ending);
+            match left.wait_until(Some(Instant::now() + patience), None) {
+                Ok(true) => left.wait(),
+                _ => Err(Error::new(ErrorKind::DeadlineExceeded, "the others have not agreed to this node's leave")
+                    .operation("leave")
+                    .elapsed(patience)
+                    .hint("some of them may be gone")),
+            }
+        } else {
+            Ok(())
+        };
+        self.end();
+        outcome
+    }
+
+    /// Ends threads and links. Nothing is left when this returns.
+    fn end(&self) {
+        let closed = Error::new(ErrorKind::Closed, "this node has left the mesh");
+        self.shared.calls.fail_all(&closed);
+        self.shared.ticker.stop();
+        self.shared.node.shut_down();
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        let patience = if std::thread::panicking() { Duration::ZERO } else { limits::LEAVE_TIMEOUT };
+        if patience.is_zero() {
+            self.shared.stopping.store(true, SeqCst);
+            return self.end();
+        }
+        // Nobody is left to be told.
+        let _ = self.leave(patience);
+    }
+}

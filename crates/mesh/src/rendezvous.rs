@@ -1,0 +1,206 @@
+//! How a process finds the others.
+//!
+//! The host of the rendezvous listens at the root: on its TCP port, and, for processes of the same host, on an abstract
+//! Unix socket that is named after the port, so that they meet over shared memory. Everybody else listens at an address
+//! of its own, connects to the root, again and again until the deadline, and introduces itself with that address.
+
+use crate::config::Config;
+use crate::driver::{Shared, Told};
+use crate::engine::{self, Engine, Introduction};
+use sheave_base::clock::Time;
+use sheave_base::config::{Endpoint, Transport};
+use sheave_base::work::Interrupt;
+use sheave_base::{Error, ErrorKind, Result, Work, secret};
+use sheave_net::{Address, ListenConfig, Node, NodeConfig};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long one look at the join lasts before the link to the root is looked at again.
+const SLICE: Duration = Duration::from_millis(100);
+
+/// A node that has begun to join.
+pub(crate) struct Joining {
+    pub(crate) shared: Arc<Shared>,
+    joined: Work<()>,
+    root: Option<Address>,
+    root_name: String,
+    until: Instant,
+    begun: Instant,
+}
+
+pub(crate) fn begin(config: &Config) -> Result<Joining> {
+    config.check()?;
+    let begun = Instant::now();
+    let secret = match &config.node.secret {
+        Some(secret) => secret.clone(),
+        None => secret::resolve(|name| std::env::var_os(name)).map_err(|error| error.operation("finding the secret"))?,
+    };
+    let secret_source = secret.source.clone();
+    let node_config = NodeConfig {
+        name: config.provisional_name(),
+        role: config.role,
+        rank: None,
+        secret: Some(secret),
+        ..config.node.clone()
+    };
+    let node = Node::start(node_config.clone())?;
+    let root = resolve(&config.root)?;
+    let address = if config.hosts() { listen_at_root(&node, config, root)? } else { listen(&node, config, root)? };
+    let introduction = Introduction {
+        name: config.name.clone().unwrap_or_default(),
+        role: config.role,
+        wanted_rank: config.rank,
+        host: node.peer().host.clone().unwrap_or_default(),
+        pid: std::process::id(),
+        secret_source,
+        address: address.to_string(),
+    };
+    let liveness = engine::Liveness { beat: config.node.liveness.beat, timeout: config.node.liveness.timeout };
+    let engine_config = engine::Config {
+        introduction,
+        expected: config.expected,
+        hosts: config.hosts(),
+        liveness,
+        join_timeout: config.join_timeout,
+    };
+    let (completer, joined) = node.pair("join", None);
+    let engine = Engine::new(engine_config, node.id(), Time(0));
+    let shared = Shared::new(node, node_config, completer, engine);
+    let root = (!config.hosts()).then(|| root_address(root));
+    let until = begun + config.join_timeout;
+    Ok(Joining { shared, joined, root, root_name: config.root.to_string(), until, begun })
+}
+
+impl Joining {
+    /// Blocks until the mesh stands.
+    pub(crate) fn finish(self, mut interrupt: Option<Interrupt<'_>>) -> Result<Arc<Shared>> {
+        let shared = &self.shared;
+        let mut refusals = 0;
+        let mut coordinator = None;
+        loop {
+            if let Some(root) = &self.root
+                && coordinator.is_none_or(|coordinator| shared.routes.get(coordinator).is_none())
+                && !self.joined.is_done()
+            {
+                let asked = interrupt.as_mut().map(|interrupt| interrupt as Interrupt<'_>);
+                let link = shared.node.connect_interruptible(root, self.until, asked);
+                let link = link.map_err(|error| self.not_reached(error))?;
+                // A link that has ended already is made again.
+                coordinator = shared.node.link(link).ok().and_then(|link| link.peer().node);
+                if let Some(coordinator) = coordinator {
+                    shared.tell(Told::Reached(coordinator));
+                    shared.steer();
+                }
+            }
+            let asked = interrupt.as_mut().map(|interrupt| interrupt as Interrupt<'_>);
+            if self.joined.wait_until(Some(Instant::now() + SLICE), asked)? {
+                break;
+            }
+            refusals = self.tell_refusals(refusals);
+        }
+        self.joined.wait().map_err(|error| {
+            let error = error.operation("join");
+            if error.after().is_none() { error.elapsed(self.begun.elapsed()) } else { error }
+        })?;
+        Ok(self.shared)
+    }
+
+    /// Strangers that were turned away at the door may be those who are missing.
+    fn tell_refusals(&self, known: u64) -> u64 {
+        let refusals = self.shared.node.refusals();
+        if refusals.count > known
+            && let Some(last) = refusals.last.back()
+        {
+            self.shared.tell(Told::Turned(last.to_string()));
+            self.shared.steer();
+        }
+        refusals.count
+    }
+
+    fn not_reached(&self, error: Error) -> Error {
+        if error.kind() != ErrorKind::DeadlineExceeded {
+            return error.context(format!("meeting at {}", self.root_name));
+        }
+        let what = format!("nobody was met at {}: {}", self.root_name, error.what());
+        let error = Error::new(ErrorKind::DeadlineExceeded, what).operation("join").elapsed(self.begun.elapsed());
+        error.hint("was the scheduler, or rank 0, started, and with the same root?")
+    }
+}
+
+/// The addresses of the root, this host's own first.
+fn resolve(root: &Endpoint) -> Result<SocketAddr> {
+    let failed = |what: String| {
+        Error::new(ErrorKind::InvalidArgument, format!("the root {root} cannot be resolved: {what}"))
+            .operation("join")
+            .hint("give an address that this host knows")
+    };
+    let addresses = (root.host.as_str(), root.port).to_socket_addrs().map_err(|error| failed(error.to_string()))?;
+    let mut addresses: Vec<SocketAddr> = addresses.collect();
+    // Names often mean ::1 first, where nobody listens; a stable order makes all sides choose the same.
+    addresses.sort_by_key(|address| !address.is_ipv4());
+    addresses.first().copied().ok_or_else(|| failed("it has no address".to_owned()))
+}
+
+/// The Unix socket of whoever listens at a root with this port, in this network namespace.
+fn unix_name(port: u16) -> String {
+    format!("sheave-root-{port}")
+}
+
+fn root_address(root: SocketAddr) -> Address {
+    let mut address = Address::of_socket(root);
+    // A socket can be bound to the addresses of this host only.
+    if UdpSocket::bind((root.ip(), 0)).is_ok() {
+        address.unix = Some(unix_name(root.port()));
+        address.boot_id = boot_id();
+    }
+    address
+}
+
+fn boot_id() -> String {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    text.trim().to_owned()
+}
+
+fn listen_at_root(node: &Node, config: &Config, root: SocketAddr) -> Result<Address> {
+    let nothing = ListenConfig { tcp: None, unix: false, unix_name: None, insecure: config.insecure };
+    let shares = config.node.transport != Transport::Tcp;
+    // The port belongs to one process; its Unix socket must be there first, for joiners try it first.
+    let unix = ListenConfig { unix: true, unix_name: Some(unix_name(root.port())), ..nothing.clone() };
+    let near = if shares { node.listen(unix).ok() } else { None };
+    let far = node.listen(ListenConfig { tcp: Some(root), ..nothing.clone() });
+    let mut address = far.map_err(|error| error.context(format!("meeting at {root}")))?;
+    let near = match near {
+        None if shares => node.listen(ListenConfig { unix: true, ..nothing }).ok(),
+        near => near,
+    };
+    address.unix = near.and_then(|near| near.unix);
+    Ok(address)
+}
+
+fn listen(node: &Node, config: &Config, root: SocketAddr) -> Result<Address> {
+    let transport = config.node.transport;
+    let tcp = (transport != Transport::Shm).then_some(config.bind);
+    let unix = transport != Transport::Tcp;
+    let mut address = node.listen(ListenConfig { tcp, unix, unix_name: None, insecure: config.insecure })?;
+    if let Some(tcp) = &mut address.tcp {
+        if let Some(host) = &config.host {
+            let told = resolve(&Endpoint { host: host.clone(), port: tcp.port() })?;
+            tcp.set_ip(told.ip());
+        } else if tcp.ip().is_unspecified() {
+            tcp.set_ip(ip_towards(root)?);
+        }
+    }
+    Ok(address)
+}
+
+/// The address that this host shows to the root. Nothing is sent.
+fn ip_towards(root: SocketAddr) -> Result<IpAddr> {
+    let any: SocketAddr = if root.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0u16; 8], 0).into() };
+    let ask = || -> std::io::Result<IpAddr> {
+        let socket = UdpSocket::bind(any)?;
+        socket.connect(root)?;
+        Ok(socket.local_addr()?.ip())
+    };
+    ask().map_err(|error| Error::from(error).context("asking for this host's address").operation("join"))
+}

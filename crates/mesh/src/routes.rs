@@ -1,0 +1,176 @@
+//! Which link leads to which node.
+//!
+//! Links are made when they are first needed. Both ends of a pair may do so at the same time; then there are two links,
+//! and each end sends over the one that it knew first, so that what one node says to another stays in order. A link
+//! that ends is forgotten; a node that has no link left gets a new one at the next need, if it is still a member.
+
+use crate::driver::{Shared, Told};
+use parking_lot::Mutex;
+use sheave_base::work::Completer;
+use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Work};
+use sheave_net::{Address, Envelope, Kind, Outgoing};
+use smallvec::SmallVec;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Instant;
+
+/// Words that wait for a link to one node; more are forgotten, for engines repeat all that matters.
+const BACKLOG_MAX: usize = 1024;
+
+#[derive(Default)]
+struct Route {
+    /// In the order in which they came to be; the first is used.
+    links: SmallVec<[LinkId; 1]>,
+    /// What ends when a link stands or cannot be made, while one is being made.
+    making: Option<(Work<LinkId>, Completer<LinkId>)>,
+    /// Words of the engine that wait for the link.
+    backlog: Vec<Vec<u8>>,
+}
+
+#[derive(Default)]
+pub(crate) struct Routes {
+    by_node: Mutex<HashMap<NodeId, Route>>,
+}
+
+impl Routes {
+    /// The link to `node`, if there is one.
+    pub(crate) fn get(&self, node: NodeId) -> Option<LinkId> {
+        self.by_node.lock().get(&node)?.links.first().copied()
+    }
+
+    /// Nodes that have a link.
+    pub(crate) fn linked(&self) -> Vec<NodeId> {
+        self.by_node.lock().iter().filter(|(_, route)| !route.links.is_empty()).map(|(node, _)| *node).collect()
+    }
+
+    /// All links to `node`.
+    pub(crate) fn all(&self, node: NodeId) -> SmallVec<[LinkId; 1]> {
+        self.by_node.lock().get(&node).map(|route| route.links.clone()).unwrap_or_default()
+    }
+
+    /// A link stands. Returns the words that waited for it, and who waits for the link.
+    fn made(&self, node: NodeId, link: LinkId) -> (Vec<Vec<u8>>, Option<Completer<LinkId>>) {
+        let mut routes = self.by_node.lock();
+        let route = routes.entry(node).or_default();
+        if !route.links.contains(&link) {
+            route.links.push(link);
+        }
+        (std::mem::take(&mut route.backlog), route.making.take().map(|(_, completer)| completer))
+    }
+
+    /// A link has ended. True if it was the last one to `node`.
+    pub(crate) fn ended(&self, node: NodeId, link: LinkId) -> bool {
+        let mut routes = self.by_node.lock();
+        let Some(route) = routes.get_mut(&node) else { return false };
+        let before = route.links.len();
+        route.links.retain(|known| *known != link);
+        before > 0 && route.links.is_empty()
+    }
+
+    /// Nobody can be reached there: forgets what waited.
+    fn failed(&self, node: NodeId) -> Option<Completer<LinkId>> {
+        let mut routes = self.by_node.lock();
+        let route = routes.get_mut(&node)?;
+        route.backlog.clear();
+        route.making.take().map(|(_, completer)| completer)
+    }
+}
+
+impl Shared {
+    /// A link to `node`: the one that stands, or a work for the one that is being made from now on.
+    pub(crate) fn link_to(self: &Arc<Self>, node: NodeId) -> Work<LinkId> {
+        let mut routes = self.routes.by_node.lock();
+        let route = routes.entry(node).or_default();
+        if let Some(link) = route.links.first() {
+            return Work::ready("connect", Ok(*link));
+        }
+        if let Some((work, _)) = &route.making {
+            return work.clone();
+        }
+        let (completer, work) = self.node.pair("connect", None);
+        route.making = Some((work.clone(), completer));
+        drop(routes);
+        let shared = Arc::clone(self);
+        if let Err(error) = sheave_base::thread::spawn("sheave-connect", move || shared.make_link(node)) {
+            self.give_up(node, error.operation("connect"));
+        }
+        work
+    }
+
+    /// Connects, on a thread of its own, for as long as the node may be silent.
+    fn make_link(self: &Arc<Self>, node: NodeId) {
+        let outcome = self.address_of(node).and_then(|address| {
+            let until = Instant::now() + self.node_config().liveness.timeout;
+            let mut interrupt = || match self.death_of(node) {
+                Some(error) => Err(error),
+                None if self.stopping.load(SeqCst) => Err(Error::new(ErrorKind::Closed, "the mesh was left")),
+                None => Ok(()),
+            };
+            self.node.connect_interruptible(&address, until, Some(&mut interrupt))
+        });
+        match outcome {
+            // The node has told us of the link already; whoever waits for it learns of it there.
+            Ok(_) => self.steer(),
+            Err(error) => {
+                let error = self.explain(error);
+                let error = if error.about().is_some() { error } else { self.about(error, node) };
+                self.give_up(node, error);
+            }
+        }
+    }
+
+    fn give_up(&self, node: NodeId, error: Error) {
+        let completer = self.routes.failed(node);
+        if !self.stopping.load(SeqCst) {
+            self.tell(Told::Unreachable { node, reason: error.clone() });
+            self.steer();
+        }
+        if let Some(completer) = completer {
+            completer.complete(Err(error));
+        }
+    }
+
+    /// A link stands: what waited for it goes out first. Called with the engine held, as [`Shared::say`] is, so that no
+    /// word falls between the two.
+    pub(crate) fn link_made(&self, node: NodeId, link: LinkId) {
+        let (backlog, completer) = self.routes.made(node, link);
+        for word in backlog {
+            self.utter(link, word);
+        }
+        if let Some(completer) = completer {
+            completer.complete(Ok(link));
+        }
+    }
+
+    /// Says a word of the engine to `to`, now or when there is a link.
+    pub(crate) fn say(self: &Arc<Self>, to: NodeId, word: Vec<u8>) {
+        if let Some(link) = self.routes.get(to) {
+            return self.utter(link, word);
+        }
+        {
+            let mut routes = self.routes.by_node.lock();
+            let backlog = &mut routes.entry(to).or_default().backlog;
+            if backlog.len() < BACKLOG_MAX {
+                backlog.push(word);
+            }
+        }
+        // The outcome reaches the engine either way.
+        let _ = self.link_to(to);
+    }
+
+    fn utter(&self, link: LinkId, word: Vec<u8>) {
+        let envelope = Envelope { kind: Kind::Control, ..Envelope::data(0, sheave_base::Tag(0)) };
+        // A link that has ended says so itself. On one that is full the word is lost; all that matter are repeated.
+        let _ = self.node.isend(link, Outgoing::control(envelope, word));
+    }
+
+    fn address_of(&self, node: NodeId) -> Result<Address> {
+        let member = self.member(node).ok_or_else(|| {
+            Error::new(ErrorKind::NotFound, format!("node {node} is not a member of the mesh")).operation("connect")
+        })?;
+        let mut address: Address = member.introduction.address.parse()?;
+        address.node = node;
+        Ok(address)
+    }
+}
