@@ -1,0 +1,5 @@
+//! Engines talking to each other: what single steps of theirs lead to. Whole jobs and their troubles run in `sim/`.
+
+mod groups;
+mod leaves;
+mod meshes;
