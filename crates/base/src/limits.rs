@@ -63,6 +63,12 @@ pub const WAIT_NOTICE: Duration = Duration::from_secs(10);
 /// Longest time for a join, unless the user says otherwise.
 pub const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Longest reason for turning a stranger away that the error of a join repeats: it must stay one line.
+pub const JOIN_EVIDENCE_BYTES_MAX: usize = 256;
+
+/// Nodes that the error of a join names as joined; of the others it says how many, so that it stays one line.
+pub const JOINED_NAMED_MAX: usize = 8;
+
 /// Fraction of an arena that may be lent to peers; beyond it receivers get private copies.
 pub const ARENA_LENT_FRACTION: f64 = 0.5;
 

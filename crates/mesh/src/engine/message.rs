@@ -192,6 +192,12 @@ impl Message {
 pub enum Event {
     /// A link to the coordinator stands; this is its identity. Told again after the link was lost while joining.
     Reached(NodeId),
+    /// While joining. At the coordinator: a stranger was turned away at the door. Elsewhere: an attempt to reach the
+    /// coordinator failed. The error of a join that fails says how many there were, and why the last one.
+    Turned {
+        /// Why, and who it was, as far as that is known.
+        what: String,
+    },
     /// A message came.
     Received {
         /// From whom.

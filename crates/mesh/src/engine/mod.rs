@@ -231,6 +231,7 @@ impl Engine {
         self.now = self.now.max(now);
         match event {
             Event::Reached(coordinator) => self.reached(coordinator),
+            Event::Turned { what } => self.turned(&what),
             Event::Received { from, message } => self.receive(from, message),
             Event::Alive { peer } => self.watch_hears(peer),
             Event::LinkLost { peer, .. } if !self.is_active() => self.link_lost_joining(peer),

@@ -90,16 +90,6 @@ fn a_dropped_group_is_broken_for_all_and_forgotten_here() {
 }
 
 #[test]
-fn the_table_names_everybody_and_carries_addresses() {
-    let (meshes, _) = Meshes::joined(3, 8);
-    for node in &meshes.nodes {
-        let table: Vec<_> = node.table().iter().map(|member| member.introduction.clone()).collect();
-        assert_eq!(table.iter().map(|about| about.name.as_str()).collect::<Vec<_>>(), ["rank-0", "rank-1", "rank-2"]);
-        assert_eq!(table[2].address, "127.0.0.1:7002");
-    }
-}
-
-#[test]
 fn a_barrier_of_one_passes_at_once() {
     let (mut meshes, _) = Meshes::joined(2, 9);
     let alone = meshes.nodes[1].group("alone", &[id(1)]).expect("it lives");
