@@ -233,7 +233,7 @@ impl World {
             Effect::Complete { operation, outcome } => self.completed(operation, outcome)?,
             Effect::CutLink { node } => self.close(me, node),
             Effect::Failed(_) => self.close_all(me),
-            Effect::DeclareDead { .. } => {}
+            Effect::DeclareDead { .. } | Effect::Departed { .. } | Effect::Farewell { .. } => {}
             Effect::SetTimer(at) if at != self.nodes[number].timer || at <= self.now => {
                 self.nodes[number].timer = at;
                 // A timer that is due at once must not keep the clock from moving.
@@ -381,6 +381,7 @@ impl World {
             Ok(Outcome::Passed) => stream.last_ok = self.now,
             Ok(Outcome::Group(group)) => (stream.group, stream.next_sequence, stream.must_shrink) = (group, 0, false),
             // Its job is over.
+            Ok(Outcome::Left) => return Ok(()),
             Err(_) if has_failed => return Ok(()),
             Err(error) if error.kind() == ErrorKind::Internal => return Err(error.to_string()),
             Err(_) => stream.must_shrink = true,

@@ -84,6 +84,12 @@ pub const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest time that the dropping of a mesh may take to tell the others. It is milliseconds unless some are gone.
 pub const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// Longest reason for turning a stranger away that the error of a join repeats: it must stay one line.
+pub const JOIN_EVIDENCE_BYTES_MAX: usize = 256;
+
+/// Nodes that the error of a join names as joined; of the others it says how many, so that it stays one line.
+pub const JOINED_NAMED_MAX: usize = 8;
+
 /// Fraction of an arena that may be lent to peers; beyond it receivers get private copies.
 pub const ARENA_LENT_FRACTION: f64 = 0.5;
 

@@ -13,6 +13,9 @@ pub(super) struct Agreement {
     promised: Option<Ballot>,
     accepted: Option<Accepted>,
     proposal: Option<Proposal>,
+    /// Whether we told everybody how this epoch began, and how it ends.
+    has_announced_start: bool,
+    has_announced_end: bool,
     /// After a rejection: not before this time again.
     retry: Option<Time>,
 }
@@ -40,7 +43,7 @@ impl Engine {
         2 * present > members || (2 * present == members && has_first)
     }
 
-    /// Starts or repeats our attempt to end the epoch with all suspected members dead.
+    /// Starts or repeats our attempt to end the epoch without the suspected and without those who want to leave.
     pub(super) fn propose(&mut self) {
         if self.agreement.retry.is_some_and(|retry| self.now < retry) {
             return;
@@ -50,7 +53,7 @@ impl Engine {
             let rank = self.member(self.me).map_or(u32::MAX, |member| member.rank.0);
             let is_first = self.living().next() == Some(self.me);
             let (round, stage) = match self.agreement.promised {
-                None if is_first => (0, Stage::Accepting(self.suspected_deaths(), BTreeSet::new())),
+                None if is_first => (0, Stage::Accepting(self.proposed_deaths(), BTreeSet::new())),
                 promised => (promised.map_or(0, |ballot| ballot.round) + 1, Stage::Preparing(BTreeMap::new())),
             };
             self.agreement.proposal = Some(Proposal { ballot: Ballot { round, rank }, stage });
@@ -70,8 +73,8 @@ impl Engine {
         };
         let voters: Vec<NodeId> = self.living().filter(|node| !answered.contains(node)).collect();
         for voter in voters.into_iter().filter(|voter| !self.watch.suspects(*voter)).collect::<Vec<_>>() {
-            // A successor's voters may not know yet how the epoch began.
-            if ballot.round > 0 && epoch > super::FIRST_EPOCH {
+            // Our voters may not know yet how the epoch began.
+            if !self.agreement.has_announced_start && epoch > super::FIRST_EPOCH {
                 self.send(voter, self.commit());
             }
             self.send(voter, message.clone());
@@ -108,7 +111,7 @@ impl Engine {
         let earlier = promises.values().flatten().max_by_key(|(ballot, _)| *ballot).map(|(_, deaths)| deaths.clone());
         if self.is_quorum(&voters) {
             // What may have been decided already must be decided again.
-            let deaths = earlier.unwrap_or_else(|| self.suspected_deaths());
+            let deaths = earlier.unwrap_or_else(|| self.proposed_deaths());
             let stage = Stage::Accepting(deaths, BTreeSet::new());
             self.agreement.proposal = Some(Proposal { ballot, stage });
             self.repeat_proposal();
@@ -133,14 +136,22 @@ impl Engine {
         accepts.insert(from);
         let (deaths, accepts) = (deaths.clone(), accepts.clone());
         if self.is_quorum(&accepts) {
-            let told: Vec<NodeId> = self.living().collect();
-            let all = self.deaths.iter().cloned().chain(deaths).collect();
-            self.adopt(Epoch(self.epoch.0 + 1), all);
-            // To the dead as well: one that was only silent learns it from this.
-            for node in told.into_iter().filter(|node| *node != self.me).collect::<Vec<_>>() {
-                self.send(node, self.commit());
+            let epoch = Epoch(self.epoch.0 + 1);
+            let is_out = |node: &NodeId| deaths.iter().any(|death| death.node == *node);
+            let leaving: Vec<NodeId> = self.leaving.wishes.iter().copied().filter(|node| !is_out(node)).collect();
+            let deaths: Vec<Death> = self.deaths.iter().cloned().chain(deaths.iter().cloned()).collect();
+            let message = Message::Commit { epoch, deaths: deaths.clone(), leaving };
+            // To the dead as well: one that was only silent learns it from this. And before we may be gone ourselves.
+            for node in self.living().filter(|node| *node != self.me).collect::<Vec<_>>() {
+                self.send(node, message.clone());
             }
+            self.agreement.has_announced_end = true;
+            self.adopt(epoch, deaths, &[]);
         }
+    }
+
+    pub(super) fn is_proposing(&self) -> bool {
+        self.agreement.proposal.is_some() || self.agreement.retry.is_some()
     }
 
     pub(super) fn rejected(&mut self, promised: Ballot) {
@@ -157,17 +168,21 @@ impl Engine {
     }
 
     pub(super) fn commit(&self) -> Message {
-        Message::Commit { epoch: self.epoch, deaths: self.deaths.clone() }
+        let leaving = self.leaving.wishes.iter().copied().collect();
+        Message::Commit { epoch: self.epoch, deaths: self.deaths.clone(), leaving }
     }
 
     /// A decision is known: the new epoch begins.
-    pub(super) fn adopt(&mut self, epoch: Epoch, deaths: Vec<Death>) {
+    pub(super) fn adopt(&mut self, epoch: Epoch, deaths: Vec<Death>, leaving: &[NodeId]) {
+        let wishes: Vec<NodeId> = leaving.iter().copied().filter(|node| self.is_living(*node)).collect();
+        self.leaving.wishes.extend(wishes);
         let is_old = epoch < self.epoch && !self.faults.skip_epoch_check;
         if is_old || epoch == self.epoch {
             return;
         }
         self.epoch = epoch;
-        self.agreement = Agreement::default();
+        let has_announced_start = self.agreement.has_announced_end;
+        self.agreement = Agreement { has_announced_start, ..Agreement::default() };
         self.watch.epoch_began(self.now);
         let mut fresh: Vec<Death> = deaths.iter().filter(|death| self.is_living(death.node)).cloned().collect();
         self.deaths = deaths;
@@ -176,17 +191,28 @@ impl Engine {
             let dropped = fresh.remove(0).node;
             self.deaths.retain(|death| death.node != dropped);
         }
-        for Death { node, reason, .. } in fresh {
-            if node == self.me {
+        for Death { node, .. } in &fresh {
+            self.watch.forget(*node);
+            self.leaving.wishes.remove(node);
+        }
+        match fresh.iter().find(|death| death.node == self.me) {
+            Some(Death { left: true, .. }) => return self.depart(),
+            Some(Death { reason, .. }) => {
                 let what = format!("the others went on without this node: {reason}");
-                let peer = self.member(self.me).map(super::Member::peer).unwrap_or_default();
-                let error = Error::new(ErrorKind::DeclaredDead, what).peer(peer).hint("start this node again");
-                return self.fail(error);
+                let error = Error::new(ErrorKind::DeclaredDead, what).peer(self.peer_of(self.me));
+                return self.fail(error.hint("start this node again"));
             }
-            self.watch.forget(node);
-            let error = self.lost(node, &reason);
-            self.effects.push(Effect::DeclareDead { node, reason });
-            self.break_groups_with_dead(node, &error);
+            None => {}
+        }
+        for Death { node, left, reason, .. } in fresh {
+            if left {
+                self.effects.push(Effect::Departed { node });
+                self.break_groups_with_departed(node);
+            } else {
+                let error = self.lost(node, &reason);
+                self.effects.push(Effect::DeclareDead { node, reason });
+                self.break_groups_with(node, &error, false);
+            }
         }
         self.finish_shrinks();
         self.reconsider();

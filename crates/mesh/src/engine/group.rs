@@ -3,11 +3,12 @@
 //! A group's first member counts who has entered. It belongs to the group, so nothing needs to be handed over when it
 //! dies: the group is broken then like by any other death.
 
-use super::{Effect, Engine, GroupId, Message, OperationId, Outcome};
+use super::{Death, Effect, Engine, GroupId, Message, OperationId, Outcome};
 use sha2::{Digest, Sha256};
 use sheave_base::clock::Time;
 use sheave_base::{Error, ErrorKind, NodeId, Result};
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 /// Groups that others use and this node has not made yet; messages about more are forgotten, since they are repeated.
 const UNMADE_GROUPS_MAX: usize = 4096;
@@ -32,7 +33,10 @@ pub(super) struct Group {
 #[derive(Clone)]
 struct Broken {
     error: Error,
+    /// Whether a member died or left.
     by_death: bool,
+    /// Who died, left or gave up.
+    about: NodeId,
 }
 
 #[derive(Default)]
@@ -43,7 +47,8 @@ struct Tally {
 
 pub(super) enum Pending {
     Barrier { group: GroupId, sequence: u64, begun: Time, deadline: Option<Time> },
-    Shrink { group: GroupId },
+    Shrink { group: GroupId, begun: Time },
+    Leave { begun: Time },
 }
 
 /// The identity of the group of `nodes` in this order: the same on every node.
@@ -65,8 +70,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the nodes are not distinct members with this one among them, `PeerLost` if one is dead,
-    /// and whatever ended the engine.
+    /// `InvalidArgument` if the nodes are not distinct members with this one among them, `PeerLost` if one is dead or
+    /// has left, and whatever ended the engine.
     pub fn group(&mut self, label: &str, nodes: &[NodeId]) -> Result<GroupId> {
         self.check_active()?;
         let distinct: BTreeSet<_> = nodes.iter().collect();
@@ -75,21 +80,22 @@ impl Engine {
             let what = format!("group {label} must name distinct members of the mesh, this node among them");
             return Err(Error::new(ErrorKind::InvalidArgument, what));
         }
-        if let Some(dead) = self.deaths.iter().find(|death| distinct.contains(&death.node)) {
-            return Err(self.lost(dead.node, &dead.reason).operation("group").group(label));
+        if let Some(Death { node, left, reason, .. }) = self.deaths.iter().find(|d| distinct.contains(&d.node)) {
+            let error = if *left { self.departed(*node) } else { self.lost(*node, reason) };
+            return Err(error.operation("group").group(label));
         }
         let id = group_id(label, nodes);
         let group = self.groups.entry(id).or_default();
         if group.nodes.is_empty() {
             label.clone_into(&mut group.label);
             group.nodes = nodes.to_vec();
-            if let Some(Broken { by_death, error }) = group.broken.clone() {
-                self.tell_broken(id, by_death, &error);
+            if let Some(broken) = group.broken.clone() {
+                self.tell_broken(id, &broken);
             }
             let suspect = nodes.iter().find_map(|node| self.watch.suspected.get(node).map(|why| (*node, why.clone())));
-            if let Some((node, reason)) = suspect {
-                let error = self.lost(node, &reason);
-                self.break_group(id, &error, true, true);
+            if let Some((about, reason)) = suspect {
+                let error = self.lost(about, &reason);
+                self.break_group(id, &Broken { error, by_death: true, about }, true);
             }
             self.release_what_is_whole(id);
         }
@@ -105,7 +111,7 @@ impl Engine {
     /// Forgets a group. Its pending operations end with an error.
     pub fn drop_group(&mut self, group: GroupId) {
         let error = Error::new(ErrorKind::Closed, "the group was dropped by this node");
-        self.break_group(group, &error, false, true);
+        self.break_group(group, &Broken { error, by_death: false, about: self.me }, self.is_active());
         self.groups.remove(&group);
     }
 
@@ -116,23 +122,40 @@ impl Engine {
     }
 
     pub(super) fn begin_barrier(&mut self, operation: OperationId, group: GroupId, deadline: Option<Time>) {
-        let refused = match self.groups.get(&group).filter(|group| !group.nodes.is_empty()) {
-            None => Some(Error::new(ErrorKind::NotFound, format!("this node has not made group {group}"))),
-            Some(Group { label, broken: Some(broken), .. }) => Some(broken.error.clone().group(label)),
-            Some(found) if self.operations.contains_key(&operation) => {
-                let what = format!("operation {} is pending already", operation.0);
-                Some(Error::new(ErrorKind::AlreadyExists, what).group(&found.label))
-            }
-            Some(_) => None,
-        };
-        if let Some(error) = refused {
-            return self.complete(operation, Err(error.operation("barrier")));
+        let begun = self.now;
+        let sequence = self.groups.get(&group).map_or(0, |group| group.next_sequence);
+        if let Err(error) = self.may_enter(operation, group) {
+            let label = self.label_of(group);
+            let error = error.operation("barrier").group(label).sequence(sequence).elapsed(Duration::ZERO);
+            return self.complete(operation, Err(error));
         }
-        let Some(found) = self.groups.get_mut(&group) else { return };
-        let sequence = found.next_sequence;
-        found.next_sequence += 1;
-        self.operations.insert(operation, Pending::Barrier { group, sequence, begun: self.now, deadline });
+        if let Some(found) = self.groups.get_mut(&group) {
+            found.next_sequence += 1;
+        }
+        self.operations.insert(operation, Pending::Barrier { group, sequence, begun, deadline });
         self.send_entry(group, sequence);
+    }
+
+    fn may_enter(&self, operation: OperationId, group: GroupId) -> Result<()> {
+        self.check_stays()?;
+        self.check_new(operation)?;
+        match self.groups.get(&group).filter(|group| !group.nodes.is_empty()) {
+            None => Err(Error::new(ErrorKind::NotFound, format!("this node has not made group {group}"))),
+            Some(Group { broken: Some(broken), .. }) => Err(broken.error.clone()),
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// Whoever wants to leave begins nothing new.
+    fn check_stays(&self) -> Result<()> {
+        self.check_active()?;
+        let error = || Error::new(ErrorKind::Closed, "this node is about to leave the mesh");
+        if self.leaving.is_wished { Err(error()) } else { Ok(()) }
+    }
+
+    fn label_of(&self, group: GroupId) -> String {
+        let label = self.groups.get(&group).map(|group| group.label.as_str()).filter(|label| !label.is_empty());
+        label.map_or_else(|| group.to_string(), str::to_owned)
     }
 
     fn send_entry(&mut self, group: GroupId, sequence: u64) {
@@ -145,7 +168,7 @@ impl Engine {
     pub(super) fn repeat_entries(&mut self) {
         let entries = self.operations.values().filter_map(|pending| match pending {
             Pending::Barrier { group, sequence, .. } => Some((*group, *sequence)),
-            Pending::Shrink { .. } => None,
+            Pending::Shrink { .. } | Pending::Leave { .. } => None,
         });
         for (group, sequence) in entries.collect::<Vec<_>>() {
             self.send_entry(group, sequence);
@@ -159,9 +182,8 @@ impl Engine {
         }
         let epoch = self.epoch;
         let group = self.groups.entry(id).or_default();
-        if let Some(Broken { error, by_death }) = &group.broken {
-            let (by_death, reason) = (*by_death, error.what().to_owned());
-            return self.send(from, Message::Broken { epoch, group: id, by_death, reason });
+        if let Some(broken) = group.broken.clone() {
+            return self.send(from, self.broken_message(id, &broken));
         }
         if sequence < group.released {
             let through = group.released - 1;
@@ -203,7 +225,7 @@ impl Engine {
         }
         let passed = |pending: &Pending| match pending {
             Pending::Barrier { group, sequence, .. } => *group == id && *sequence <= through,
-            Pending::Shrink { .. } => false,
+            Pending::Shrink { .. } | Pending::Leave { .. } => false,
         };
         for operation in self.operations_where(passed) {
             self.complete(operation, Ok(Outcome::Passed));
@@ -211,27 +233,56 @@ impl Engine {
     }
 
     /// Somebody's news that a group is broken; its first member tells the others.
-    pub(super) fn told_broken(&mut self, from: NodeId, id: GroupId, by_death: bool, reason: &str) {
+    pub(super) fn told_broken(&mut self, id: GroupId, by_death: bool, about: NodeId, reason: String) {
         if !self.groups.contains_key(&id) && self.unmade_groups() >= UNMADE_GROUPS_MAX {
             return;
         }
-        let name = self.member(from).map_or_else(String::new, |member| member.introduction.name.clone());
-        let error = Error::new(if by_death { ErrorKind::PeerLost } else { ErrorKind::Cancelled }, reason.to_owned())
-            .context(format!("{name} says that the group is broken"));
+        let (kind, hint) = if by_death {
+            (ErrorKind::PeerLost, "look at its output for its last words; shrink the group to go on without it")
+        } else {
+            (ErrorKind::Cancelled, "look at its output; make a group with another label to go on")
+        };
+        let error = Error::new(kind, reason).peer(self.peer_of(about)).hint(hint);
         self.groups.entry(id).or_default();
-        self.break_group(id, &error, by_death, true);
+        self.break_group(id, &Broken { error, by_death, about }, true);
     }
 
-    pub(super) fn break_groups_with(&mut self, node: NodeId, error: &Error) {
+    /// The groups with a member that looks dead, or that is; everybody learns of an agreed death without being told.
+    pub(super) fn break_groups_with(&mut self, node: NodeId, error: &Error, tell: bool) {
         for id in self.groups_with(node) {
-            self.break_group(id, error, true, true);
+            self.break_group(id, &Broken { error: error.clone(), by_death: true, about: node }, tell);
         }
     }
 
-    /// As [`Engine::break_groups_with`], for a death that everybody learns by itself.
-    pub(super) fn break_groups_with_dead(&mut self, node: NodeId, error: &Error) {
+    /// The groups with a member that left. Barriers that wait are ended by the group's first member, since their
+    /// release may be on its way.
+    pub(super) fn break_groups_with_departed(&mut self, node: NodeId) {
+        let until = self.now.after(self.config.liveness.timeout);
         for id in self.groups_with(node) {
-            self.break_group(id, error, true, false);
+            let broken = Broken { error: self.departed(node), by_death: true, about: node };
+            let first = self.groups.get(&id).and_then(|group| group.nodes.first()).copied();
+            let pending = self.sequences_in(id);
+            let Some(first) = first.filter(|first| *first != self.me && !pending.is_empty()) else {
+                self.break_group(id, &broken, first == Some(self.me));
+                continue;
+            };
+            self.mark_broken(id, &broken, true);
+            // If the first member knows of no such group, it knows from now on that it is broken, and answers this.
+            for sequence in pending {
+                self.send_entry(id, sequence);
+            }
+            self.leaving.last_words.insert(first, until);
+        }
+    }
+
+    /// Ends the barriers of broken groups with this first member.
+    pub(super) fn end_broken_barriers(&mut self, first: NodeId) {
+        let is_meant = |group: &Group| group.nodes.first() == Some(&first);
+        let broken = |(id, group): (&GroupId, &Group)| {
+            group.broken.as_ref().filter(|_| is_meant(group)).map(|broken| (*id, broken.error.clone()))
+        };
+        for (id, error) in self.groups.iter().filter_map(broken).collect::<Vec<_>>() {
+            self.end_barriers(id, &error);
         }
     }
 
@@ -239,57 +290,73 @@ impl Engine {
         self.groups.iter().filter(|(_, group)| group.nodes.contains(&node)).map(|(id, _)| *id).collect()
     }
 
-    fn break_group(&mut self, id: GroupId, error: &Error, by_death: bool, tell: bool) {
-        let Some(group) = self.groups.get_mut(&id) else { return };
-        if group.broken.is_some() {
-            return;
-        }
-        group.broken = Some(Broken { error: error.clone(), by_death });
+    /// The barriers of this group that this node waits for.
+    fn sequences_in(&self, id: GroupId) -> Vec<u64> {
+        let sequence = |pending: &Pending| match pending {
+            Pending::Barrier { group, sequence, .. } if *group == id => Some(*sequence),
+            _ => None,
+        };
+        self.operations.values().filter_map(sequence).collect()
+    }
+
+    fn break_group(&mut self, id: GroupId, broken: &Broken, tell: bool) {
+        self.mark_broken(id, broken, tell);
+        self.end_barriers(id, &broken.error);
+    }
+
+    /// From now on nobody enters a barrier of this group here. What broke it first stays.
+    fn mark_broken(&mut self, id: GroupId, broken: &Broken, tell: bool) {
+        let Some(group) = self.groups.get_mut(&id).filter(|group| group.broken.is_none()) else { return };
+        group.broken = Some(broken.clone());
         group.tallies.clear();
-        let label = group.label.clone();
         if tell {
-            self.tell_broken(id, by_death, error);
-        }
-        let now = self.now;
-        let in_group = |pending: &Pending| matches!(pending, Pending::Barrier { group, .. } if *group == id);
-        for operation in self.operations_where(in_group) {
-            if let Some(Pending::Barrier { sequence, begun, .. }) = self.operations.get(&operation) {
-                let error = error.clone().group(&label).sequence(*sequence).elapsed(now.since(*begun));
-                self.complete(operation, Err(error.operation("barrier")));
-            }
+            self.tell_broken(id, broken);
         }
     }
 
-    fn tell_broken(&mut self, id: GroupId, by_death: bool, error: &Error) {
+    fn end_barriers(&mut self, id: GroupId, error: &Error) {
+        let in_group = |pending: &Pending| matches!(pending, Pending::Barrier { group, .. } if *group == id);
+        for operation in self.operations_where(in_group) {
+            self.end_with(operation, error);
+        }
+    }
+
+    fn tell_broken(&mut self, id: GroupId, broken: &Broken) {
         let Some(group) = self.groups.get(&id) else { return };
         let told: Vec<NodeId> = match group.nodes.first() {
             Some(first) if *first == self.me => group.nodes.clone(),
             first => first.copied().into_iter().collect(),
         };
-        let message = Message::Broken { epoch: self.epoch, group: id, by_death, reason: error.what().to_owned() };
-        for node in told.into_iter().filter(|node| *node != self.me).collect::<Vec<_>>() {
+        let message = self.broken_message(id, broken);
+        for node in told.into_iter().filter(|node| *node != self.me && self.is_living(*node)).collect::<Vec<_>>() {
             self.send(node, message.clone());
         }
     }
 
+    fn broken_message(&self, group: GroupId, broken: &Broken) -> Message {
+        let Broken { error, by_death, about } = broken;
+        let (epoch, reason) = (self.epoch, error.what().to_owned());
+        Message::Broken { epoch, group, by_death: *by_death, about: *about, reason }
+    }
+
     pub(super) fn begin_shrink(&mut self, operation: OperationId, group: GroupId) {
         let refused = match self.groups.get(&group).map(|group| &group.broken) {
-            None => Some((ErrorKind::NotFound, format!("this node has not made group {group}"))),
-            Some(Some(_)) => None,
-            Some(None) => Some((ErrorKind::InvalidArgument, format!("group {group} is whole"))),
+            None => Err(Error::new(ErrorKind::NotFound, format!("this node has not made group {group}"))),
+            Some(Some(_)) => self.check_new(operation),
+            Some(None) => Err(Error::new(ErrorKind::InvalidArgument, format!("group {group} is whole"))),
         };
-        if let Some((kind, what)) = refused {
-            return self.complete(operation, Err(Error::new(kind, what).operation("shrink")));
+        if let Err(error) = self.check_stays().and(refused) {
+            return self.complete(operation, Err(error.operation("shrink").group(self.label_of(group))));
         }
-        self.operations.insert(operation, Pending::Shrink { group });
+        self.operations.insert(operation, Pending::Shrink { group, begun: self.now });
         self.finish_shrinks();
     }
 
     /// A shrink ends when no member of the group is under suspicion and the death that broke it is known.
     pub(super) fn finish_shrinks(&mut self) {
         let shrinks = self.operations.iter().filter_map(|(operation, pending)| match pending {
-            Pending::Shrink { group } => Some((*operation, *group)),
-            Pending::Barrier { .. } => None,
+            Pending::Shrink { group, .. } => Some((*operation, *group)),
+            Pending::Barrier { .. } | Pending::Leave { .. } => None,
         });
         for (operation, id) in shrinks.collect::<Vec<_>>() {
             let Some(group) = self.groups.get(&id) else { continue };
@@ -302,20 +369,25 @@ impl Engine {
                 continue;
             }
             let outcome = if nobody_died {
-                let what = "nobody in the group died: it was broken by a deadline, a cancellation or a drop";
+                let what = "nobody in the group died or left: it was broken by a deadline, a cancellation or a drop";
                 Err(Error::new(ErrorKind::InvalidArgument, what).hint("make a group with another label"))
             } else {
-                self.group(&label, &survivors).map(Outcome::Group)
+                self.group(&label, &survivors)
             };
-            self.complete(operation, outcome.map_err(|error| error.operation("shrink").group(label)));
+            match outcome {
+                Ok(group) => self.complete(operation, Ok(Outcome::Group(group))),
+                Err(error) => self.end_with(operation, &error),
+            }
         }
     }
 
     pub(super) fn cancel(&mut self, operation: OperationId) {
         let error = Error::new(ErrorKind::Cancelled, "the caller no longer waits");
         match self.operations.get(&operation) {
-            Some(Pending::Barrier { group, .. }) => self.break_group(*group, &error, false, true),
-            Some(Pending::Shrink { .. }) => self.complete(operation, Err(error.operation("shrink"))),
+            Some(Pending::Barrier { group, .. }) => {
+                self.break_group(*group, &Broken { error, by_death: false, about: self.me }, true);
+            }
+            Some(Pending::Shrink { .. } | Pending::Leave { .. }) => self.end_with(operation, &error),
             None => {}
         }
     }
@@ -324,14 +396,14 @@ impl Engine {
         let now = self.now;
         let late = |pending: &Pending| match pending {
             Pending::Barrier { deadline, .. } => deadline.is_some_and(|deadline| now >= deadline),
-            Pending::Shrink { .. } => false,
+            Pending::Shrink { .. } | Pending::Leave { .. } => false,
         };
         for operation in self.operations_where(late) {
             let Some(Pending::Barrier { group, sequence, .. }) = self.operations.get(&operation) else { continue };
             let missing = self.who_is_missing(*group, *sequence);
             let error =
                 Error::new(ErrorKind::DeadlineExceeded, missing).hint("a member may be late; look at its output");
-            self.break_group(*group, &error, false, true);
+            self.break_group(*group, &Broken { error, by_death: false, about: self.me }, true);
         }
     }
 
@@ -350,7 +422,7 @@ impl Engine {
     pub(super) fn deadline_timer(&self) -> Option<Time> {
         let deadline = |pending: &Pending| match pending {
             Pending::Barrier { deadline, .. } => *deadline,
-            Pending::Shrink { .. } => None,
+            Pending::Shrink { .. } | Pending::Leave { .. } => None,
         };
         self.operations.values().filter_map(deadline).min()
     }
@@ -359,7 +431,7 @@ impl Engine {
     pub(super) fn partners_in_barriers(&self) -> BTreeSet<NodeId> {
         let firsts = self.operations.values().filter_map(|pending| match pending {
             Pending::Barrier { group, .. } => self.groups.get(group)?.nodes.first().copied(),
-            Pending::Shrink { .. } => None,
+            Pending::Shrink { .. } | Pending::Leave { .. } => None,
         });
         let entered = self.groups.values().flat_map(|group| group.tallies.values()).flat_map(|tally| &tally.members);
         firsts.chain(entered.copied()).collect()
@@ -371,6 +443,22 @@ impl Engine {
 
     fn operations_where(&self, wanted: impl Fn(&Pending) -> bool) -> Vec<OperationId> {
         self.operations.iter().filter(|(_, pending)| wanted(pending)).map(|(operation, _)| *operation).collect()
+    }
+
+    /// Ends a pending operation with `error`, which then says what it ended.
+    pub(super) fn end_with(&mut self, operation: OperationId, error: &Error) {
+        let Some(pending) = self.operations.get(&operation) else { return };
+        let (error, begun) = match pending {
+            Pending::Barrier { group, sequence, begun, .. } => {
+                let error = error.clone().operation("barrier").group(self.label_of(*group));
+                (error.sequence(*sequence), *begun)
+            }
+            Pending::Shrink { group, begun } => {
+                (error.clone().operation("shrink").group(self.label_of(*group)), *begun)
+            }
+            Pending::Leave { begun } => (error.clone().operation("leave"), *begun),
+        };
+        self.complete(operation, Err(error.elapsed(self.now.since(begun))));
     }
 
     pub(super) fn complete(&mut self, operation: OperationId, outcome: Result<Outcome>) {

@@ -3,7 +3,7 @@
 use super::member::{Introduction, Role, rank_all};
 use super::{Effect, Engine, Message, Phase};
 use sheave_base::clock::Time;
-use sheave_base::{Error, ErrorKind, NodeId};
+use sheave_base::{Error, ErrorKind, NodeId, limits};
 use std::collections::BTreeMap;
 
 /// Messages that came before the table; more are forgotten, since all that matter are repeated.
@@ -17,13 +17,15 @@ pub(super) struct Joining {
     joined: BTreeMap<NodeId, Introduction>,
     /// What the coordinator said last.
     missing: Option<String>,
+    /// How many strangers were turned away, or how many attempts failed, and why the last one.
+    turned: Option<(u64, String)>,
     stash: Vec<(NodeId, Message)>,
 }
 
 impl Joining {
     pub(super) fn new(now: Time, deadline: Time) -> Self {
         let (joined, stash) = (BTreeMap::new(), Vec::new());
-        Self { deadline, next_beat: now, coordinator: None, joined, missing: None, stash }
+        Self { deadline, next_beat: now, coordinator: None, joined, missing: None, turned: None, stash }
     }
 
     pub(super) fn next_timer(&self) -> Time {
@@ -81,7 +83,10 @@ impl Engine {
         match message {
             Message::Introduce(introduction) => self.introduced(from, introduction),
             Message::Waiting { missing } if is_coordinator => joining.missing = Some(missing),
-            Message::Refuse { kind, reason } if is_coordinator => self.fail(Error::new(kind, reason).operation("join")),
+            Message::Refuse { kind, reason } if is_coordinator => {
+                let error = self.join_error(kind, reason);
+                self.fail(error);
+            }
             Message::Welcome { table } if is_coordinator => {
                 let stash = std::mem::take(&mut joining.stash);
                 self.begin(table);
@@ -137,7 +142,16 @@ impl Engine {
         }
     }
 
-    /// Who is missing, and from where the others came.
+    /// Somebody did not get in.
+    pub(super) fn turned(&mut self, what: &str) {
+        if let Some(joining) = self.joining() {
+            let (count, last) = joining.turned.get_or_insert_default();
+            *count = count.saturating_add(1);
+            *last = one_line(what);
+        }
+    }
+
+    /// Who is missing, from where the others came, and who did not get in.
     fn missing(&mut self) -> String {
         let expected = self.config.expected;
         let Some(joining) = self.joining() else { return String::new() };
@@ -153,24 +167,47 @@ impl Engine {
             let name = if about.name.is_empty() { format!("a {}", about.role) } else { about.name.clone() };
             format!("{name} from {} (pid {}, secret from {})", about.host, about.pid, about.secret_source)
         });
-        format!("missing: {}; joined: {}", lacking.join(", "), others.collect::<Vec<_>>().join(", "))
+        let mut named: Vec<String> = others.take(limits::JOINED_NAMED_MAX).collect();
+        let unnamed = joining.joined.len() - named.len();
+        if unnamed > 0 {
+            named.push(format!("and {unnamed} more"));
+        }
+        let turned = joining.turned.as_ref().map_or_else(String::new, |(count, last)| match count {
+            1 => format!("; 1 stranger was turned away: {last}"),
+            count => format!("; {count} strangers were turned away, the last: {last}"),
+        });
+        format!("missing: {}; joined: {}{turned}", lacking.join(", "), named.join(", "))
     }
 
     fn join_too_late(&mut self) {
         let hosts = self.config.hosts;
         let missing = if hosts { Some(self.missing()) } else { None };
         let Some(joining) = self.joining() else { return };
-        let what = match (&missing, &joining.missing, joining.coordinator) {
-            (Some(missing), ..) | (None, Some(missing), _) => missing.clone(),
-            (None, None, Some(_)) => "the coordinator did not answer".to_owned(),
-            (None, None, None) => "the coordinator was not reached".to_owned(),
+        let what = match (&missing, &joining.missing, joining.coordinator, &joining.turned) {
+            (Some(missing), ..) | (None, Some(missing), ..) => missing.clone(),
+            (None, None, Some(_), _) => "the coordinator did not answer".to_owned(),
+            (None, None, None, None) => "the coordinator was not reached".to_owned(),
+            (None, None, None, Some((1, last))) => format!("the coordinator was not reached: {last}"),
+            (None, None, None, Some((count, last))) => {
+                format!("the coordinator was not reached in {count} attempts, the last: {last}")
+            }
         };
         let others: Vec<NodeId> = joining.joined.keys().copied().collect();
         for other in others {
             self.send(other, Message::Refuse { kind: ErrorKind::DeadlineExceeded, reason: what.clone() });
         }
+        let error = self.join_error(ErrorKind::DeadlineExceeded, what);
+        self.fail(error);
+    }
+
+    /// Why this node did not join. Nodes that wait for each other in vain may know different secrets.
+    fn join_error(&self, kind: ErrorKind, what: String) -> Error {
+        if kind != ErrorKind::DeadlineExceeded {
+            return Error::new(kind, what).operation("join");
+        }
+        let source = &self.config.introduction.secret_source;
         let hint = "look at the output of the missing nodes; all must know the same coordinator, secret and counts";
-        self.fail(Error::new(ErrorKind::DeadlineExceeded, what).operation("join").hint(hint));
+        Error::new(kind, format!("{what}; this node's secret came from {source}")).operation("join").hint(hint)
     }
 
     /// The table is there.
@@ -180,6 +217,18 @@ impl Engine {
         self.watch.begin(self.now);
         self.effects.push(Effect::Joined);
     }
+}
+
+/// The beginning of `text`, without what would break the line.
+fn one_line(text: &str) -> String {
+    let mut line = String::new();
+    for char in text.chars() {
+        if line.len() + char.len_utf8() > limits::JOIN_EVIDENCE_BYTES_MAX {
+            return line + "..";
+        }
+        line.push(if char.is_control() { ' ' } else { char });
+    }
+    line
 }
 
 /// Why `new` cannot be one of `joined`.

@@ -29,13 +29,15 @@ pub struct Ballot {
     pub rank: u32,
 }
 
-/// Somebody's end.
+/// Somebody's end: it died, or it left.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Death {
     /// Who.
     pub node: NodeId,
     /// The first epoch without it.
     pub epoch: Epoch,
+    /// Whether it asked to be taken out.
+    pub left: bool,
     /// What was seen, as a lower-case phrase.
     pub reason: String,
 }
@@ -78,6 +80,11 @@ pub enum Message {
         /// What was seen.
         reason: String,
     },
+    /// To whom the sender holds for the coordinator: take me out. Repeated with each beat.
+    Leave {
+        /// The sender's epoch.
+        epoch: Epoch,
+    },
     /// May I end epoch `epoch`?
     Prepare {
         /// The epoch to end.
@@ -100,7 +107,7 @@ pub enum Message {
         epoch: Epoch,
         /// The attempt.
         ballot: Ballot,
-        /// Who died.
+        /// Who died or left.
         deaths: Vec<Death>,
     },
     /// I accept.
@@ -121,8 +128,10 @@ pub enum Message {
     Commit {
         /// The epoch that has begun.
         epoch: Epoch,
-        /// Everybody who has died since the start.
+        /// Everybody who has died or left since the start.
         deaths: Vec<Death>,
+        /// Who else wants to leave, as far as the sender knows.
+        leaving: Vec<NodeId>,
     },
     /// To a group's first member: I have entered this barrier. Repeated with each beat.
     Enter {
@@ -148,8 +157,10 @@ pub enum Message {
         epoch: Epoch,
         /// The group.
         group: GroupId,
-        /// Whether a death is about to explain it.
+        /// Whether a member died or left; all will agree on that.
         by_death: bool,
+        /// Who died, left or gave up.
+        about: NodeId,
         /// Why.
         reason: String,
     },
@@ -163,6 +174,7 @@ impl Message {
             Self::Introduce(_) | Self::Waiting { .. } | Self::Refuse { .. } | Self::Welcome { .. } => None,
             Self::Beat { epoch, .. }
             | Self::Accuse { epoch, .. }
+            | Self::Leave { epoch }
             | Self::Prepare { epoch, .. }
             | Self::Promise { epoch, .. }
             | Self::Accept { epoch, .. }
@@ -181,6 +193,12 @@ impl Message {
 pub enum Event {
     /// A link to the coordinator stands; this is its identity. Told again after the link was lost while joining.
     Reached(NodeId),
+    /// While joining. At the coordinator: a stranger was turned away at the door. Elsewhere: an attempt to reach the
+    /// coordinator failed. The error of a join that fails says how many there were, and why the last one.
+    Turned {
+        /// Why, and who it was, as far as that is known.
+        what: String,
+    },
     /// A message came.
     Received {
         /// From whom.
@@ -188,7 +206,12 @@ pub enum Event {
         /// What it says.
         message: Message,
     },
-    /// A link ended, or could not be made: evidence that the peer is dead.
+    /// The driver saw a sign of life of this peer on the link itself.
+    Alive {
+        /// Who lives.
+        peer: NodeId,
+    },
+    /// A link ended, or could not be made: evidence that the peer is dead. What came before the end is told before it.
     LinkLost {
         /// Who was at its other end.
         peer: NodeId,
@@ -211,7 +234,12 @@ pub enum Event {
         /// The broken group.
         group: GroupId,
     },
-    /// The user no longer waits. A barrier's group is broken by this.
+    /// The user wants this node to leave the mesh in an orderly way.
+    Leave {
+        /// Names the operation; unique.
+        operation: OperationId,
+    },
+    /// The user no longer waits. A barrier's group is broken by this. A leave goes on all the same.
     Cancel {
         /// Which operation.
         operation: OperationId,
@@ -225,6 +253,8 @@ pub enum Outcome {
     Passed,
     /// The group of the survivors.
     Group(GroupId),
+    /// This node has left. Its process may end once what it was asked to send before is sent.
+    Left,
 }
 
 /// What an engine asks for.
@@ -234,6 +264,11 @@ pub enum Effect {
     Send {
         /// To whom.
         to: NodeId,
+        /// What.
+        message: Message,
+    },
+    /// Send this on every link that stands, and make none for it: the links are about to end.
+    Farewell {
         /// What.
         message: Message,
     },
@@ -257,6 +292,11 @@ pub enum Effect {
         node: NodeId,
         /// What was seen.
         reason: String,
+    },
+    /// All agree that this node has left. What it sent before may still come; the link ends by itself.
+    Departed {
+        /// Who.
+        node: NodeId,
     },
     /// This engine has come to its end; every operation ends with this error.
     Failed(Error),

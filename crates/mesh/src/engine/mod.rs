@@ -8,7 +8,7 @@
 //!
 //! Every node sends `Introduce` to the coordinator and repeats it with each beat. The coordinator answers `Waiting`
 //! (who is missing), `Refuse`, or, once all are there, `Welcome` with the table. It alone makes the table, once,
-//! from what it was told, so everybody begins [`FIRST_EPOCH`] with the same members.
+//! from what it was told, so everybody begins [`FIRST_EPOCH`] with the same members. It names those who have no name.
 //!
 //! # Suspicion
 //!
@@ -20,14 +20,14 @@
 //!
 //! # Agreement
 //!
-//! By induction all who are in epoch *e* know the same members M(*e*). The deaths that end *e* are decided by one
-//! run of single-decree Paxos among M(*e*):
+//! By induction all who are in epoch *e* know the same members M(*e*). The deaths and leaves that end *e* are decided
+//! by one run of single-decree Paxos among M(*e*):
 //!
 //! - `Prepare` and `Promise` carry *e* and a ballot, which names its proposer, so no two proposers share one. Round 0
 //!   belongs to the first of M(*e*), which uses it once; nothing can have been accepted before it, so it needs no
 //!   promises.
-//! - `Accept` and `Accepted` carry *e*, the ballot and the deaths. A member rejects ballots below the one it
-//!   promised.
+//! - `Accept` and `Accepted` carry *e*, the ballot and the deaths, of which a leave is one that was asked for. A member
+//!   rejects ballots below the one it promised.
 //! - A value is decided when a quorum accepted it: more than half of M(*e*), or exactly half with its first member.
 //!   Any two quorums share a member, and a later proposer takes over the value of the highest ballot that its quorum
 //!   accepted; so every later ballot carries the value decided, and at most one is decided for each *e*.
@@ -40,6 +40,24 @@
 //! epoch with a `Beat`, which asks for it; so a lost `Commit` is made good by the next beat, and a node that was
 //! declared dead while it was silent learns it from the first answer it gets. Votes count only within their own
 //! epoch.
+//!
+//! # Leaves
+//!
+//! A member that wants to leave sends `Leave` to the acting coordinator, with each beat and at once when there is
+//! another one. Wishes are never withdrawn, so they are worth the same in every epoch, and `Commit` hands those that
+//! are open to the next coordinator: when everybody leaves, it takes a few decisions and no beat.
+//!
+//! A wish changes no quorum. Until it has a `Commit` that takes it out, a leaver is one of M(*e*) that votes, suspects
+//! and is suspected, and afterwards it votes no more. To the decision on *e* it is then like an acceptor that has
+//! crashed: it never answers wrongly, and a value that it helped to decide is found in every quorum without it. The
+//! decision on *e*+1 does not count it. So safety asks nothing of when it goes. That the rest is not left without a
+//! quorum of M(*e*) does: a leaver goes only when a quorum has accepted that it does, and on its way it sends the
+//! `Commit` on every link that it has, on which it comes before the link's end, and to the first member of M(*e*+1),
+//! which tells whoever asks. A node therefore hears of a leave before it can see it, unless it sees it on a link that
+//! it tries to make to the leaver; then it suspects until its coordinator answers.
+//!
+//! A leaver whose wish has led to nothing within the patience for suspicions, or that cannot reach a quorum, fails like
+//! any member. One that is suspected before the decision is proposed is dead instead; it fails when it learns that.
 //!
 //! # Ends
 //!
@@ -54,12 +72,13 @@
 //! member that suspects, gives up or passes its deadline breaks the group for itself: it never enters again, so no
 //! later barrier can be released. It says `Broken` to the first member, which says so to all. If that message is
 //! lost, one of both ends suspects the other, one of them dies, and the death breaks the group for everybody. A
-//! death is all it takes: node ids are drawn anew by every process, so a group with a dead member is broken for
-//! ever, and a group of survivors is another group with another id. Groups know no epoch but through their members.
+//! death or a leave is all it takes: node ids are drawn anew by every process, so a group that lacks a member is broken
+//! for ever, and a group of survivors is another group with another id. Groups know no epoch but through their members.
 
 mod agree;
 mod group;
 mod join;
+mod leave;
 mod member;
 mod message;
 mod watch;
@@ -68,8 +87,9 @@ pub use group::group_id;
 pub use member::{Expected, Introduction, Member, Role};
 pub use message::{Ballot, Death, Effect, Event, GroupId, Message, OperationId, Outcome};
 
+use group::Pending;
 use sheave_base::clock::Time;
-use sheave_base::{Epoch, Error, ErrorKind, NodeId, Result, limits};
+use sheave_base::{Epoch, Error, ErrorKind, NodeId, Peer, Result, limits};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -122,6 +142,8 @@ pub struct Faults {
 enum Phase {
     Joining(join::Joining),
     Active,
+    /// This node was taken out at its own wish.
+    Left,
     Failed(Error),
 }
 
@@ -158,14 +180,15 @@ pub struct Engine {
     me: NodeId,
     now: Time,
     phase: Phase,
-    /// All members by rank, the dead included.
+    /// All members by rank, those who died or left included.
     table: Vec<Member>,
     epoch: Epoch,
     deaths: Vec<Death>,
     watch: watch::Watch,
     agreement: agree::Agreement,
     groups: BTreeMap<GroupId, group::Group>,
-    operations: BTreeMap<OperationId, group::Pending>,
+    operations: BTreeMap<OperationId, Pending>,
+    leaving: leave::Leaving,
     /// Messages of this node to itself.
     loopback: VecDeque<Message>,
     effects: Effects,
@@ -189,6 +212,7 @@ impl Engine {
             agreement: agree::Agreement::default(),
             groups: BTreeMap::new(),
             operations: BTreeMap::new(),
+            leaving: leave::Leaving::default(),
             loopback: VecDeque::new(),
             effects: Vec::new(),
         }
@@ -205,20 +229,16 @@ impl Engine {
     /// Takes note of what happened. [`Engine::poll`] says what to do about it.
     pub fn handle(&mut self, now: Time, event: Event) {
         self.now = self.now.max(now);
-        if let Phase::Failed(error) = &self.phase {
-            let error = error.clone();
-            if let Event::Barrier { operation, .. } | Event::Shrink { operation, .. } = event {
-                self.complete(operation, Err(error));
-            }
-            return;
-        }
         match event {
             Event::Reached(coordinator) => self.reached(coordinator),
+            Event::Turned { what } => self.turned(&what),
             Event::Received { from, message } => self.receive(from, message),
+            Event::Alive { peer } => self.watch_hears(peer),
             Event::LinkLost { peer, .. } if !self.is_active() => self.link_lost_joining(peer),
-            Event::LinkLost { peer, reason } => self.suspect(peer, reason),
+            Event::LinkLost { peer, reason } => self.link_lost(peer, reason),
             Event::Barrier { operation, group, deadline } => self.begin_barrier(operation, group, deadline),
             Event::Shrink { operation, group } => self.begin_shrink(operation, group),
+            Event::Leave { operation } => self.begin_leave(operation),
             Event::Cancel { operation } => self.cancel(operation),
         }
         self.drain_loopback();
@@ -244,7 +264,7 @@ impl Engine {
                 let others = [self.agreement_timer(), self.deadline_timer()];
                 Some(others.into_iter().flatten().fold(self.liveness_timer(), Time::min))
             }
-            Phase::Failed(_) => None,
+            Phase::Left | Phase::Failed(_) => None,
         };
         self.effects.extend(timer.map(Effect::SetTimer));
         std::mem::take(&mut self.effects)
@@ -262,22 +282,22 @@ impl Engine {
         self.epoch
     }
 
-    /// All members by rank, those who have died included; empty before the join is done.
+    /// All members by rank, those who have died or left included; empty before the join is done.
     #[must_use]
     pub fn table(&self) -> &[Member] {
         &self.table
     }
 
-    /// Who has died, in the order in which it was agreed.
+    /// Who has died or left, in the order in which it was agreed.
     #[must_use]
     pub fn deaths(&self) -> &[Death] {
         &self.deaths
     }
 
-    /// How many members have died.
+    /// How many members have died; those who left do not count.
     #[must_use]
     pub fn num_dead(&self) -> usize {
-        self.deaths.len()
+        self.deaths.iter().filter(|death| !death.left).count()
     }
 
     /// The members of the current epoch by rank.
@@ -285,7 +305,7 @@ impl Engine {
         self.table.iter().map(|member| member.node).filter(|node| self.deaths.iter().all(|death| death.node != *node))
     }
 
-    /// The member of that identity, dead or alive.
+    /// The member of that identity, whatever has become of it.
     #[must_use]
     pub fn member(&self, node: NodeId) -> Option<&Member> {
         self.table.iter().find(|member| member.node == node)
@@ -306,7 +326,7 @@ impl Engine {
         }
     }
 
-    /// Whether the join is done and the engine has not failed.
+    /// Whether the join is done and this node has neither left nor failed.
     #[must_use]
     pub fn is_active(&self) -> bool {
         matches!(self.phase, Phase::Active)
@@ -316,8 +336,24 @@ impl Engine {
         match &self.phase {
             Phase::Active => Ok(()),
             Phase::Failed(error) => Err(error.clone()),
+            Phase::Left => Err(leave::left_error()),
             Phase::Joining(_) => Err(Error::new(ErrorKind::InvalidArgument, "the mesh has not been joined yet")),
         }
+    }
+
+    fn check_new(&self, operation: OperationId) -> Result<()> {
+        let what = || format!("operation {} is pending already", operation.0);
+        let is_pending = self.operations.contains_key(&operation);
+        if is_pending { Err(Error::new(ErrorKind::AlreadyExists, what())) } else { Ok(()) }
+    }
+
+    /// The member as errors name it.
+    fn peer_of(&self, node: NodeId) -> Peer {
+        self.member(node).map_or_else(|| Peer::named(format!("node {node}")), Member::peer)
+    }
+
+    fn role_of(&self, node: NodeId) -> String {
+        self.member(node).map_or("node".to_owned(), |member| member.introduction.role.to_string())
     }
 
     fn is_living(&self, node: NodeId) -> bool {
@@ -344,7 +380,11 @@ impl Engine {
             (Phase::Joining(_), message) => self.receive_joining(from, message),
             (Phase::Active, Message::Introduce(introduction)) => self.introduced(from, introduction),
             (Phase::Active, message) if self.member(from).is_some() => self.receive_active(from, message),
-            (Phase::Active, _) => {}
+            (Phase::Active, _) | (Phase::Left, Message::Commit { .. }) => {}
+            (Phase::Left, message) if message.epoch().is_some() && from != self.me && self.member(from).is_some() => {
+                self.send(from, self.commit());
+            }
+            (Phase::Left, _) => {}
         }
     }
 
@@ -362,11 +402,18 @@ impl Engine {
         }
         let is_current = epoch == self.epoch;
         match message {
-            Message::Commit { epoch, deaths } => self.adopt(epoch, deaths),
+            Message::Commit { epoch, deaths, leaving } => {
+                let is_last = deaths.iter().any(|death| death.node == from);
+                self.adopt(epoch, deaths, &leaving);
+                if is_last {
+                    self.last_word(from);
+                }
+            }
+            Message::Leave { .. } => self.asked_to_leave(from),
             Message::Beat { answer: false, .. } => self.send(from, Message::Beat { epoch: self.epoch, answer: true }),
             Message::Enter { group, sequence, .. } => self.entered(from, group, sequence),
             Message::Release { group, through, .. } => self.released(from, group, through),
-            Message::Broken { group, by_death, reason, .. } => self.told_broken(from, group, by_death, &reason),
+            Message::Broken { group, by_death, about, reason, .. } => self.told_broken(group, by_death, about, reason),
             _ if !is_current => {}
             Message::Accuse { suspect, reason, .. } => self.accuse(from, suspect, reason),
             Message::Prepare { ballot, .. } => self.prepare(from, ballot),
@@ -381,11 +428,11 @@ impl Engine {
 
     /// Ends this engine: every operation ends with `error`, and so does every later one.
     fn fail(&mut self, error: Error) {
-        if matches!(self.phase, Phase::Failed(_)) {
+        if matches!(self.phase, Phase::Left | Phase::Failed(_)) {
             return;
         }
         for operation in self.operations.keys().copied().collect::<Vec<_>>() {
-            self.complete(operation, Err(error.clone()));
+            self.end_with(operation, &error);
         }
         self.phase = Phase::Failed(error.clone());
         self.effects.push(Effect::Failed(error));

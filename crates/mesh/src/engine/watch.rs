@@ -2,7 +2,7 @@
 
 use super::{Death, Effect, Engine, Message};
 use sheave_base::clock::Time;
-use sheave_base::{Error, ErrorKind, NodeId, Peer};
+use sheave_base::{Epoch, Error, ErrorKind, NodeId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Suspicions that have not led to a new epoch within this many timeouts of the first one never will: no majority can
@@ -43,6 +43,13 @@ impl Watch {
         self.suspected.remove(&node);
         self.accusations.remove(&node);
         self.accusations.retain(|_, (accuser, _)| *accuser != node);
+    }
+
+    /// Something must be decided from now on, unless something else must be already.
+    pub(super) fn patience_begins(&mut self, now: Time) {
+        if self.suspected.is_empty() {
+            self.patience_began = now;
+        }
     }
 
     /// The suspicion that remains in a new epoch gets its time anew.
@@ -87,21 +94,40 @@ impl Engine {
             self.repeat_entries();
             self.reconsider();
         }
-        if !self.watch.suspected.is_empty() && now >= self.out_of_patience() {
+        self.poll_last_words();
+        if self.out_of_patience().is_some_and(|end| now >= end) {
             self.isolated();
         }
     }
 
-    fn out_of_patience(&self) -> Time {
-        self.watch.patience_began.after(self.config.liveness.timeout * PATIENCE_TIMEOUTS)
+    /// When it is in vain to wait for a decision any longer, if one is needed.
+    fn out_of_patience(&self) -> Option<Time> {
+        let is_needed = !self.watch.suspected.is_empty() || self.leaving.is_wished;
+        is_needed.then(|| self.watch.patience_began.after(self.config.liveness.timeout * PATIENCE_TIMEOUTS))
+    }
+
+    /// The peer lives, as its driver saw.
+    pub(super) fn watch_hears(&mut self, peer: NodeId) {
+        if self.is_living(peer) {
+            self.watch.heard(peer, self.now);
+        }
+    }
+
+    /// A link of an active node ended.
+    pub(super) fn link_lost(&mut self, peer: NodeId, reason: String) {
+        if self.is_living(peer) {
+            self.suspect(peer, reason);
+        } else {
+            self.last_word(peer);
+        }
     }
 
     /// When liveness needs the next poll.
     pub(super) fn liveness_timer(&self) -> Time {
         let timeout = self.config.liveness.timeout;
         let expiries = self.watch.asked.iter().map(|(node, since)| self.watch.last_sign(*node, *since).after(timeout));
-        let patience = (!self.watch.suspected.is_empty()).then(|| self.out_of_patience());
-        expiries.chain(patience).fold(self.watch.next_beat, Time::min)
+        let last_words = self.leaving.last_words.values().copied();
+        expiries.chain(self.out_of_patience()).chain(last_words).fold(self.watch.next_beat, Time::min)
     }
 
     /// The coordinator asks everybody, everybody asks the coordinator, and both sides of a pending barrier ask each
@@ -132,14 +158,14 @@ impl Engine {
         if !self.is_active() || node == self.me || !self.is_living(node) || self.watch.suspects(node) {
             return;
         }
-        if self.watch.suspected.is_empty() {
-            self.watch.patience_began = self.now;
+        if !self.leaving.is_wished {
+            self.watch.patience_begins(self.now);
         }
         let error = self.lost(node, &reason);
         self.watch.suspected.insert(node, reason);
         self.watch.asked.remove(&node);
         self.effects.push(Effect::CutLink { node });
-        self.break_groups_with(node, &error);
+        self.break_groups_with(node, &error, true);
         self.reconsider();
     }
 
@@ -150,7 +176,7 @@ impl Engine {
         }
     }
 
-    /// What to do about the suspicions of this epoch: tell the coordinator, or, being it, end the epoch.
+    /// What to do about the suspicions and wishes of this epoch: tell the coordinator, or, being it, end the epoch.
     pub(super) fn reconsider(&mut self) {
         if !self.is_active() {
             return;
@@ -164,6 +190,9 @@ impl Engine {
             for (suspect, reason) in self.watch.suspected.clone() {
                 self.send(coordinator, Message::Accuse { epoch: self.epoch, suspect, reason });
             }
+            if self.leaving.is_wished {
+                self.send(coordinator, Message::Leave { epoch: self.epoch });
+            }
             return;
         }
         // The first accusation of a pair that accuses each other wins.
@@ -174,28 +203,32 @@ impl Engine {
             let (suspect, reason) = (*suspect, reason.clone());
             return self.suspect(suspect, reason);
         }
-        if !self.watch.suspected.is_empty() {
+        if !self.watch.suspected.is_empty() || !self.leaving.wishes.is_empty() {
             self.propose();
         }
     }
 
-    /// What we would end the epoch with.
-    pub(super) fn suspected_deaths(&self) -> Vec<Death> {
-        let epoch = sheave_base::Epoch(self.epoch.0 + 1);
-        let death = |(node, reason): (&NodeId, &String)| Death { node: *node, epoch, reason: reason.clone() };
-        self.watch.suspected.iter().map(death).collect()
+    /// What we would end the epoch with. Who asked to leave and then looked dead did not leave.
+    pub(super) fn proposed_deaths(&self) -> Vec<Death> {
+        let epoch = Epoch(self.epoch.0 + 1);
+        let death = |node: &NodeId, left: bool, reason: &str| Death { node: *node, epoch, left, reason: reason.into() };
+        let suspected = self.watch.suspected.iter().map(|(node, reason)| death(node, false, reason));
+        let wishes = self.leaving.wishes.iter().filter(|node| !self.watch.suspects(**node));
+        suspected.chain(wishes.map(|node| death(node, true, "it left"))).collect()
     }
 
     pub(super) fn lost(&self, node: NodeId, reason: &str) -> Error {
-        let peer = self.member(node).map_or_else(|| Peer::named(format!("node {node}")), super::Member::peer);
-        let role = self.member(node).map_or("node".to_owned(), |member| member.introduction.role.to_string());
-        Error::new(ErrorKind::PeerLost, format!("this {role} looks dead: {reason}"))
-            .peer(peer)
+        Error::new(ErrorKind::PeerLost, format!("this {} looks dead: {reason}", self.role_of(node)))
+            .peer(self.peer_of(node))
             .hint("look at its output for its last words; shrink the group to go on without it")
     }
 
     /// We are on the side that does not go on.
     pub(super) fn isolated(&mut self) {
+        if self.watch.suspected.is_empty() {
+            let what = "the others did not decide that this node may leave";
+            return self.fail(Error::new(ErrorKind::DeadlineExceeded, what));
+        }
         let names = self.watch.suspected.keys().filter_map(|node| self.member(*node));
         let names: Vec<_> = names.map(|member| member.introduction.name.as_str()).collect();
         let what = format!(

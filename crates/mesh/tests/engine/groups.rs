@@ -1,0 +1,98 @@
+//! Groups that break, and who is named for it.
+
+use crate::meshes::{Meshes, id};
+use sheave_base::{ErrorKind, clock::Time};
+use sheave_mesh::engine::{Event, Outcome};
+use std::time::Duration;
+
+/// Told through the group's first member, which has no part in it.
+#[test]
+fn a_broken_group_names_who_died() {
+    let (mut meshes, world) = Meshes::joined(4, 3);
+    meshes.now = Time(0).after(Duration::from_millis(5));
+    let barrier = meshes.barrier(1, world);
+    meshes.settle();
+    meshes.now = meshes.now.after(Duration::from_millis(12));
+    meshes.kill(3);
+    meshes.settle();
+    let error = meshes.end_of(barrier).expect("it has ended").expect_err("it has failed");
+    assert_eq!(error.kind(), ErrorKind::PeerLost);
+    let peer = error.about().expect("the peer is named");
+    assert_eq!(
+        (peer.name.as_str(), peer.rank, peer.host.as_deref(), peer.pid),
+        ("rank-3", Some(3), Some("host-3"), Some(103))
+    );
+    assert_eq!(error.group_name(), Some("world"));
+    assert_eq!((error.at_sequence(), error.after()), (Some(0), Some(Duration::from_millis(12))));
+    assert!(error.advice().is_some_and(|hint| hint.contains("shrink")));
+    // And so does what is tried later.
+    let text = {
+        let late = meshes.barrier(2, world);
+        meshes.error_of(late)
+    };
+    assert!(text.starts_with("barrier on group world: peer rank-3 (rank 3, host host-3, pid 103) was lost"), "{text}");
+    assert!(text.contains("[sequence 0, after 0"), "{text}");
+}
+
+#[test]
+fn a_cancelled_barrier_breaks_the_group_and_names_who_gave_up() {
+    let (mut meshes, world) = Meshes::joined(3, 4);
+    let barriers = [1, 2].map(|node| meshes.barrier(node, world));
+    meshes.settle();
+    meshes.tell(2, Event::Cancel { operation: barriers[1] });
+    meshes.settle();
+    let own = meshes.end_of(barriers[1]).expect("it has ended").expect_err("it was cancelled");
+    assert_eq!((own.kind(), own.about()), (ErrorKind::Cancelled, None));
+    let text = meshes.error_of(barriers[0]);
+    assert!(
+        text.starts_with("barrier on group world: cancelled, peer rank-2 (rank 2, host host-2, pid 102)"),
+        "{text}"
+    );
+    assert!(text.contains("the caller no longer waits"), "{text}");
+    let late = meshes.barrier(0, world);
+    assert!(meshes.error_of(late).contains("rank-2"));
+    // Nobody died, so there is nothing to shrink to.
+    let shrink = meshes.shrink(0, world);
+    assert_eq!(
+        meshes.end_of(shrink).expect("it has ended").expect_err("nobody died").kind(),
+        ErrorKind::InvalidArgument
+    );
+}
+
+#[test]
+fn a_deadline_names_who_is_missing() {
+    let (mut meshes, world) = Meshes::joined(3, 5);
+    let operation = meshes.operation();
+    let deadline = Some(meshes.now.after(Duration::from_secs(2)));
+    meshes.tell(0, Event::Barrier { operation, group: world, deadline });
+    let other = meshes.barrier(1, world);
+    meshes.pass(Duration::from_secs(3));
+    let text = meshes.error_of(operation);
+    assert!(text.contains("deadline exceeded") && text.contains("not entered: rank-2"), "{text}");
+    let text = meshes.error_of(other);
+    assert!(text.contains("cancelled, peer rank-0") && text.contains("not entered: rank-2"), "{text}");
+}
+
+#[test]
+fn a_dropped_group_is_broken_for_all_and_forgotten_here() {
+    let (mut meshes, world) = Meshes::joined(3, 6);
+    let barriers = [1, 2].map(|node| meshes.barrier(node, world));
+    meshes.settle();
+    meshes.nodes[1].drop_group(world);
+    meshes.poll(1);
+    meshes.settle();
+    let own = meshes.end_of(barriers[0]).expect("it has ended").expect_err("the group is gone");
+    assert_eq!((own.kind(), own.group_name(), own.at_sequence()), (ErrorKind::Closed, Some("world"), Some(0)));
+    assert!(meshes.error_of(barriers[1]).contains("peer rank-1"), "{}", meshes.error_of(barriers[1]));
+    assert_eq!(meshes.nodes[1].nodes_of(world), None);
+    let late = meshes.barrier(1, world);
+    assert_eq!(meshes.end_of(late).expect("it has ended").expect_err("unknown").kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn a_barrier_of_one_passes_at_once() {
+    let (mut meshes, _) = Meshes::joined(2, 9);
+    let alone = meshes.nodes[1].group("alone", &[id(1)]).expect("it lives");
+    let barrier = meshes.barrier(1, alone);
+    assert!(matches!(meshes.end_of(barrier), Some(Ok(Outcome::Passed))));
+}

@@ -1,0 +1,99 @@
+//! The rendezvous, and what it says when it fails.
+
+use crate::meshes::{Meshes, config, id, introduction};
+use sheave_base::{Error, ErrorKind, clock::Time};
+use sheave_mesh::engine::{Effect, Engine, Event};
+use std::time::Duration;
+
+fn failure(meshes: &Meshes, node: usize) -> Error {
+    meshes.nodes[node].failure().expect("its deadline has passed").clone()
+}
+
+#[test]
+fn the_table_names_everybody_and_carries_addresses() {
+    let (meshes, _) = Meshes::joined(3, 8);
+    for node in &meshes.nodes {
+        let table: Vec<_> = node.table().iter().map(|member| member.introduction.clone()).collect();
+        assert_eq!(table.iter().map(|about| about.name.as_str()).collect::<Vec<_>>(), ["rank-0", "rank-1", "rank-2"]);
+        assert_eq!(table[2].address, "127.0.0.1:7002");
+    }
+}
+
+#[test]
+fn the_table_is_the_same_whatever_the_order() {
+    for seed in 0..20 {
+        let (meshes, _) = Meshes::joined(6, seed);
+        for node in &meshes.nodes {
+            assert_eq!(node.table(), meshes.nodes[0].table());
+        }
+    }
+}
+
+#[test]
+fn a_failed_join_says_who_is_missing_and_whose_secret_is_whose() {
+    let mut meshes = Meshes::new(4, 0);
+    for node in [0, 1] {
+        meshes.tell(node, Event::Reached(id(0)));
+    }
+    meshes.tell(0, Event::Turned { what: "10.0.0.7 sent no greeting".into() });
+    meshes.tell(0, Event::Turned { what: "10.0.0.8 knows another secret,\nfrom SHEAVE_SECRET".into() });
+    // The two that are missing were never reached, or not let in.
+    meshes.tell(3, Event::Turned { what: "connection refused".into() });
+    meshes.tell(3, Event::Turned { what: "not authenticated".into() });
+    meshes.settle();
+    meshes.pass(Duration::from_secs(61));
+    let missing = "join: deadline exceeded: missing: 2 of 4 ranks; joined: \
+        a rank from host-0 (pid 100, secret from the cookie of host-0), \
+        a rank from host-1 (pid 101, secret from the cookie of host-1); \
+        2 strangers were turned away, the last: 10.0.0.8 knows another secret, from SHEAVE_SECRET; \
+        this node's secret came from the cookie of host-";
+    for node in [0, 1] {
+        let text = failure(&meshes, node).to_string();
+        assert!(text.starts_with(&format!("{missing}{node}; hint: ")), "{text}");
+    }
+    let start = "join: deadline exceeded: the coordinator was not reached";
+    let text = failure(&meshes, 2).to_string();
+    assert!(text.starts_with(&format!("{start}; this node's secret came from the cookie of host-2; hint: ")), "{text}");
+    let text = failure(&meshes, 3).to_string();
+    assert!(text.starts_with(&format!("{start} in 2 attempts, the last: not authenticated; this node's")), "{text}");
+}
+
+#[test]
+fn the_error_of_a_large_join_stays_one_line() {
+    let mut meshes = Meshes::new(100, 0);
+    for node in 0..99 {
+        meshes.tell(node, Event::Reached(id(0)));
+    }
+    meshes.tell(0, Event::Turned { what: "\u{1f480}".repeat(5000) });
+    meshes.settle();
+    meshes.pass(Duration::from_secs(61));
+    let text = failure(&meshes, 7).to_string();
+    assert!(text.contains("and 91 more; 1 stranger was turned away: "), "{text}");
+    assert!(text.len() < 1500 && !text.contains('\n'), "{} bytes: {text}", text.len());
+}
+
+#[test]
+fn a_second_one_of_a_name_or_a_rank_is_refused() {
+    let named = |name: &str, rank| {
+        let mut about = introduction(rank);
+        about.name = name.into();
+        about
+    };
+    let refusal = |one, other| {
+        let mut meshes = Meshes::new(3, 0);
+        meshes.nodes[1] = Engine::new(config(one, 3, false), id(1), Time(0));
+        meshes.nodes[2] = Engine::new(config(other, 3, false), id(2), Time(0));
+        for node in 0..3 {
+            meshes.tell(node, Event::Reached(id(0)));
+            meshes.settle();
+        }
+        let error = failure(&meshes, 2);
+        assert_eq!(error.kind(), ErrorKind::AlreadyExists);
+        assert!(!meshes.asked.iter().any(|(_, effect)| matches!(effect, Effect::Joined)));
+        error.what().to_owned()
+    };
+    assert_eq!(refusal(named("ann", 1), named("ann", 2)), "the name ann is taken by pid 101 on host-1");
+    let expected = "a rank from host-1 (pid 101) has the rank that a rank from host-1 (pid 101) wants";
+    assert_eq!(refusal(introduction(1), introduction(1)), expected);
+    assert_eq!(refusal(introduction(1), named("bob", 1)), "a rank from host-1 (pid 101) has the rank that bob wants");
+}

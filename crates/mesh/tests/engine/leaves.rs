@@ -1,0 +1,186 @@
+//! Orderly leaves, and signs of life.
+
+use crate::meshes::{LIVENESS, Meshes, id};
+use sheave_base::ErrorKind;
+use sheave_mesh::engine::{Effect, Event, Message, Outcome};
+use std::time::Duration;
+
+fn deaths_declared(meshes: &Meshes) -> usize {
+    meshes.asked.iter().filter(|(_, effect)| matches!(effect, Effect::DeclareDead { .. } | Effect::Failed(_))).count()
+}
+
+/// The usual end of a job. No time passes, so nobody waits for a beat.
+#[test]
+fn everybody_leaves_at_once_after_a_barrier() {
+    for count in 1..=8 {
+        for seed in 0..200 {
+            let (mut meshes, world) = Meshes::joined(count, seed);
+            let nodes = 0..count as usize;
+            let barriers: Vec<_> = nodes.clone().map(|node| meshes.barrier(node, world)).collect();
+            let mut leaves = vec![None; barriers.len()];
+            // Each leaves as soon as its own barrier is passed, while others still wait for their release.
+            while leaves.contains(&None) {
+                meshes.step();
+                for node in nodes.clone().filter(|node| leaves[*node].is_none()).collect::<Vec<_>>() {
+                    match meshes.end_of(barriers[node]) {
+                        Some(Ok(Outcome::Passed)) => leaves[node] = Some(meshes.leave(node)),
+                        Some(end) => panic!("{count} nodes, seed {seed}: barrier of {node}: {end:?}"),
+                        None => {}
+                    }
+                }
+            }
+            meshes.settle();
+            for (node, leave) in leaves.into_iter().flatten().enumerate() {
+                let end = meshes.end_of(leave);
+                assert!(matches!(end, Some(Ok(Outcome::Left))), "{count} nodes, seed {seed}: {node}: {end:?}");
+                assert!(meshes.nodes[node].has_left() && meshes.nodes[node].failure().is_none());
+                assert_eq!(meshes.nodes[node].num_dead(), 0);
+            }
+            assert_eq!(deaths_declared(&meshes), 0, "{count} nodes, seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn the_coordinator_leaves_first_and_the_next_takes_over() {
+    for seed in 0..50 {
+        let (mut meshes, _) = Meshes::joined(4, seed);
+        let leave = meshes.leave(0);
+        meshes.settle();
+        assert!(matches!(meshes.end_of(leave), Some(Ok(Outcome::Left))));
+        for node in 1..4 {
+            assert_eq!(meshes.nodes[node].coordinator(), Some(id(1)));
+            assert_eq!((meshes.nodes[node].num_dead(), meshes.nodes[node].num_left()), (0, 1));
+            assert!(meshes.asked.iter().any(|(who, effect)| {
+                *who == node && matches!(effect, Effect::Departed { node } if *node == id(0))
+            }));
+        }
+        let rest = meshes.group("rest", &[1, 2, 3]);
+        let barriers: Vec<_> = (1..4).map(|node| meshes.barrier(node, rest)).collect();
+        let leaves: Vec<_> = (1..4).map(|node| meshes.leave(node)).collect();
+        meshes.settle();
+        assert!(leaves.into_iter().all(|leave| matches!(meshes.end_of(leave), Some(Ok(Outcome::Left)))));
+        assert!(barriers.into_iter().all(|barrier| meshes.end_of(barrier).is_some()));
+        assert_eq!(deaths_declared(&meshes), 0);
+    }
+}
+
+#[test]
+fn after_a_leave_everything_ends_with_closed() {
+    let (mut meshes, world) = Meshes::joined(3, 1);
+    let pending = meshes.barrier(2, world);
+    let (leave, again) = (meshes.leave(2), meshes.leave(2));
+    let refused = meshes.barrier(2, world);
+    assert!(meshes.error_of(refused).contains("about to leave"));
+    meshes.settle();
+    assert!(matches!(meshes.end_of(leave), Some(Ok(Outcome::Left))));
+    assert!(matches!(meshes.end_of(again), Some(Ok(Outcome::Left))));
+    let late = [meshes.barrier(2, world), meshes.shrink(2, world), meshes.leave(2), pending];
+    for operation in late {
+        let error = meshes.end_of(operation).expect("it has ended").expect_err("it has failed");
+        assert_eq!((error.kind(), error.what()), (ErrorKind::Closed, "this node has left the mesh"));
+    }
+    assert_eq!(meshes.nodes[2].group("new", &[id(2)]).expect_err("it has left").kind(), ErrorKind::Closed);
+    // Whoever does not know yet is told, and nothing else.
+    let beat = Message::Beat { epoch: sheave_mesh::engine::FIRST_EPOCH, answer: false };
+    meshes.nodes[2].handle(meshes.now, Event::Received { from: id(1), message: beat });
+    let effects = meshes.nodes[2].poll(meshes.now);
+    assert!(matches!(effects.as_slice(), [Effect::Send { message: Message::Commit { .. }, .. }]), "{effects:?}");
+}
+
+#[test]
+fn partners_of_a_leaver_learn_that_it_left() {
+    for (first, seed) in [(0, 0), (1, 1), (2, 2), (0, 3), (1, 4), (2, 5)] {
+        let (mut meshes, _) = Meshes::joined(3, seed);
+        let group = meshes.group("three", &[first, (first + 1) % 3, (first + 2) % 3]);
+        let waiting = [meshes.barrier(0, group), meshes.barrier(1, group)];
+        meshes.settle();
+        let _ = meshes.leave(2);
+        meshes.settle();
+        for barrier in waiting {
+            let text = meshes.error_of(barrier);
+            let start = "barrier on group three: peer rank-2 (rank 2, host host-2, pid 102) was lost: this rank left";
+            assert!(text.starts_with(start) && text.contains("[sequence 0, after"), "{text}");
+        }
+        let shrinks = [meshes.shrink(0, group), meshes.shrink(1, group)];
+        let ends = shrinks.map(|shrink| meshes.end_of(shrink));
+        let [Some(Ok(Outcome::Group(one))), Some(Ok(Outcome::Group(other)))] = ends else { panic!("{ends:?}") };
+        assert_eq!(one, other);
+        let barriers = [meshes.barrier(0, one), meshes.barrier(1, one)];
+        meshes.settle();
+        assert!(barriers.iter().all(|barrier| matches!(meshes.end_of(*barrier), Some(Ok(Outcome::Passed)))));
+    }
+}
+
+/// A group that its first member never made: nobody there can know that the leave breaks it.
+#[test]
+fn a_leave_ends_barriers_of_a_group_that_its_first_member_has_not_made() {
+    let (mut meshes, _) = Meshes::joined(3, 7);
+    let ids = [id(0), id(1), id(2)];
+    let group = meshes.nodes[1].group("unmade", &ids).expect("all live");
+    let barrier = meshes.barrier(1, group);
+    meshes.settle();
+    let _ = meshes.leave(2);
+    meshes.settle();
+    assert!(meshes.error_of(barrier).contains("rank-2"), "{}", meshes.error_of(barrier));
+}
+
+#[test]
+fn the_coordinator_dies_in_the_middle_of_a_leave() {
+    for deliveries in 0..40 {
+        let (mut meshes, _) = Meshes::joined(5, deliveries);
+        let leaves = [meshes.leave(3), meshes.leave(4)];
+        for _ in 0..deliveries {
+            meshes.step();
+        }
+        meshes.kill(0);
+        meshes.settle();
+        meshes.pass(LIVENESS.beat * 2);
+        for leave in leaves {
+            let end = meshes.end_of(leave);
+            assert!(matches!(end, Some(Ok(Outcome::Left))), "after {deliveries} deliveries: {end:?}");
+        }
+        for node in 1..3 {
+            let engine = &meshes.nodes[node];
+            assert_eq!((engine.num_dead(), engine.num_left()), (1, 2), "after {deliveries} deliveries");
+        }
+    }
+}
+
+#[test]
+fn a_leaver_without_an_answer_fails_in_the_end() {
+    let (mut meshes, _) = Meshes::joined(2, 0);
+    meshes.silence(0, 1);
+    meshes.silence(1, 0);
+    let leave = meshes.leave(1);
+    meshes.pass(LIVENESS.timeout * 5 + LIVENESS.beat);
+    assert!(meshes.error_of(leave).starts_with("leave: peer rank-0"), "{}", meshes.error_of(leave));
+    assert!(meshes.nodes[1].failure().is_some());
+}
+
+#[test]
+fn a_leaver_that_is_suspected_first_is_dead() {
+    let (mut meshes, _) = Meshes::joined(3, 0);
+    let leave = meshes.leave(2);
+    meshes.kill(2);
+    meshes.tell(0, Event::LinkLost { peer: id(2), reason: "the process ended".into() });
+    meshes.settle();
+    assert_eq!(meshes.end_of(leave).map(|_| ()), None);
+    assert_eq!((meshes.nodes[0].num_dead(), meshes.nodes[0].num_left()), (1, 0));
+    assert_eq!((meshes.nodes[1].num_dead(), meshes.nodes[1].num_left()), (1, 0));
+}
+
+#[test]
+fn a_sign_of_life_on_the_link_is_as_good_as_a_message() {
+    let (mut meshes, _) = Meshes::joined(2, 0);
+    meshes.silence(1, 0);
+    let step = Duration::from_secs(1);
+    for _ in 0..20 {
+        meshes.tell(0, Event::Alive { peer: id(1) });
+        meshes.tell(1, Event::Alive { peer: id(0) });
+        meshes.pass(step);
+    }
+    assert_eq!(meshes.nodes[0].num_dead(), 0);
+    meshes.pass(LIVENESS.timeout + step);
+    assert_eq!(meshes.nodes[0].num_dead(), 1);
+}
