@@ -129,13 +129,17 @@ impl Config {
         Ok(())
     }
 
+    /// What this process is called, if that is known before the coordinator has ranked it.
+    pub(crate) fn chosen_name(&self) -> Option<String> {
+        match (&self.name, self.rank) {
+            (Some(name), _) => Some(name.clone()),
+            (None, _) if self.role == Role::Scheduler => Some(Role::Scheduler.to_string()),
+            (None, rank) => rank.map(|rank| format!("{}-{rank}", self.role)),
+        }
+    }
+
     /// What this process is called until the coordinator has named it.
     pub(crate) fn provisional_name(&self) -> String {
-        match (&self.name, self.rank) {
-            (Some(name), _) => name.clone(),
-            (None, _) if self.role == Role::Scheduler => Role::Scheduler.to_string(),
-            (None, Some(rank)) => format!("{}-{rank}", self.role),
-            (None, None) => format!("{}-of-pid-{}", self.role, std::process::id()),
-        }
+        self.chosen_name().unwrap_or_else(|| format!("{}-of-pid-{}", self.role, std::process::id()))
     }
 }

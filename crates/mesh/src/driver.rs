@@ -16,7 +16,7 @@ use crate::time::Ticker;
 use parking_lot::Mutex;
 use sheave_base::clock::{Clock, SystemClock, Time};
 use sheave_base::work::Completer;
-use sheave_base::{Epoch, Error, ErrorKind, LinkId, NodeId, Peer, Result};
+use sheave_base::{Epoch, Error, ErrorKind, LinkId, NodeId, Peer, Result, Work};
 use sheave_net::{Admission, Arrival, Kind, Message as Arrived, Node, NodeConfig, Observer};
 use sheave_wire::{from_control, to_control};
 use smallvec::SmallVec;
@@ -30,10 +30,23 @@ const TOLD_MAX: usize = 65_536;
 
 /// What happened on the links, for the engine.
 pub(crate) enum Told {
-    Made { link: LinkId, node: NodeId },
-    Ended { link: LinkId, node: NodeId, reason: Error },
-    Word { from: NodeId, word: Vec<u8> },
-    Unreachable { node: NodeId, reason: Error },
+    Made {
+        link: LinkId,
+        node: NodeId,
+    },
+    Ended {
+        link: LinkId,
+        node: NodeId,
+        reason: Error,
+    },
+    Word {
+        from: NodeId,
+        word: Vec<u8>,
+    },
+    Unreachable {
+        node: NodeId,
+        reason: Error,
+    },
     /// The coordinator of the rendezvous answers at this end.
     Reached(NodeId),
     /// A stranger was turned away.
@@ -57,6 +70,7 @@ struct Afterwards {
     joined: Option<(Completer<()>, Result<()>)>,
     cut: Vec<NodeId>,
     dead: Vec<(NodeId, String)>,
+    departed: Vec<NodeId>,
     failed: Option<Error>,
 }
 
@@ -73,6 +87,8 @@ pub(crate) struct Shared {
     pub(crate) calls: Calls,
     /// All members by rank, from the moment when the mesh stands.
     table: OnceLock<Vec<Member>>,
+    /// Ends when no other member is left.
+    alone: Mutex<Option<Completer<()>>>,
     /// What ended the engine.
     failure: OnceLock<Error>,
     pub(crate) stopping: AtomicBool,
@@ -94,6 +110,7 @@ impl Shared {
             routes: Routes::default(),
             calls: Calls::default(),
             table: OnceLock::new(),
+            alone: Mutex::default(),
             failure: OnceLock::new(),
             stopping: AtomicBool::new(false),
             ticker: Ticker::default(),
@@ -227,6 +244,11 @@ impl Shared {
                     self.say(to, word);
                 }
             }
+            Effect::Farewell { message } => {
+                if let Ok(word) = to_control(&message) {
+                    self.routes.linked().into_iter().for_each(|to| self.say(to, word.clone()));
+                }
+            }
             Effect::Joined => {
                 let _ = self.table.set(state.engine.table().to_vec());
                 after.joined = state.joining.take().map(|joining| (joining, Ok(())));
@@ -236,6 +258,7 @@ impl Shared {
             }
             Effect::CutLink { node } => after.cut.push(node),
             Effect::DeclareDead { node, reason } => after.dead.push((node, reason)),
+            Effect::Departed { node } => after.departed.push(node),
             Effect::Failed(error) => {
                 let _ = self.failure.set(error.clone());
                 after.joined = state.joining.take().map(|joining| (joining, Err(error.clone())));
@@ -258,8 +281,12 @@ impl Shared {
             for link in self.routes.all(node) {
                 let _ = self.node.abandon(link, &error);
             }
-            if let Some(member) = self.member(node) {
-                self.calls.member_lost(member, &error);
+            self.calls.member_lost(self.member(node), &error);
+        }
+        for node in after.departed.iter().copied() {
+            // Its link ends by itself, when it has said all.
+            if let Some(error) = self.death_of(node) {
+                self.calls.member_lost(self.member(node), &error);
             }
         }
         if let Some(error) = after.failed {
@@ -268,11 +295,30 @@ impl Shared {
             }
             self.calls.fail_all(&error);
         }
+        if !after.departed.is_empty() {
+            self.tell_alone();
+        }
         for (ending, outcome) in after.endings {
             ending(outcome);
         }
         if let Some((joining, outcome)) = after.joined {
             joining.complete(outcome);
+        }
+    }
+
+    /// A work that ends when no other member is left.
+    pub(crate) fn alone(&self) -> Work<()> {
+        let (completer, work) = self.node.pair("finish", None);
+        *self.alone.lock() = Some(completer);
+        self.tell_alone();
+        work
+    }
+
+    fn tell_alone(&self) {
+        if self.look(|engine| engine.living().count() <= 1)
+            && let Some(alone) = self.alone.lock().take()
+        {
+            alone.complete(Ok(()));
         }
     }
 

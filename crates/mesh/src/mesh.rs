@@ -11,7 +11,7 @@ use sheave_base::work::Interrupt;
 use sheave_base::{Epoch, Error, ErrorKind, LinkId, NodeId, Result, Work, limits};
 use sheave_net::Node;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 /// The nodes of a job, as one of them. Clones are handles to the same membership.
@@ -49,6 +49,7 @@ pub struct Mesh {
 /// Dropped with the last handle.
 struct Owner {
     shared: Arc<Shared>,
+    has_left: AtomicBool,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
 
@@ -76,7 +77,8 @@ impl Mesh {
         let observer = Arc::clone(&shared) as Arc<dyn sheave_net::Observer>;
         shared.node.observe(&observer);
         // From here on the owner ends it all if something fails.
-        let owner = Arc::new(Owner { thread: Mutex::new(None), shared: Arc::clone(&shared) });
+        let (has_left, thread) = (AtomicBool::new(false), Mutex::new(None));
+        let owner = Arc::new(Owner { shared: Arc::clone(&shared), has_left, thread });
         let own = Arc::clone(&shared);
         *owner.thread.lock() = Some(sheave_base::thread::spawn("sheave-mesh", move || own.keep_time())?);
         shared.with_engine(|_, _| ());
@@ -230,6 +232,10 @@ impl Mesh {
     /// What the barrier says if somebody is gone; this node has left all the same.
     pub fn finish(&self) -> Result<()> {
         let barrier = self.world().barrier();
+        if barrier.is_ok() && self.coordinator() == Some(self.shared.me) {
+            // The last to go, so that nobody has to take over. Whoever stays nevertheless is no reason to wait long.
+            let _ = self.shared.alone().wait_timeout(self.shared.node_config().liveness.beat);
+        }
         let left = self.leave();
         barrier.and(left)
     }
@@ -253,7 +259,7 @@ impl std::fmt::Debug for Mesh {
 
 impl Owner {
     fn leave(&self, patience: Duration) -> Result<()> {
-        if self.shared.stopping.swap(true, SeqCst) {
+        if self.has_left.swap(true, SeqCst) {
             return Ok(());
         }
         let outcome = if self.shared.failure().is_none() && !self.shared.table().is_empty() {
@@ -270,12 +276,18 @@ impl Owner {
         } else {
             Ok(())
         };
+        // The last words to those who have no link yet: the news of this leave are among them.
+        let until = Instant::now() + patience;
+        for link in self.shared.routes.making() {
+            let _ = link.wait_until(Some(until), None);
+        }
         self.end();
         outcome
     }
 
     /// Ends threads and links. Nothing is left when this returns.
     fn end(&self) {
+        self.shared.stopping.store(true, SeqCst);
         let closed = Error::new(ErrorKind::Closed, "this node has left the mesh");
         self.shared.calls.fail_all(&closed);
         self.shared.ticker.stop();
@@ -291,7 +303,6 @@ impl Drop for Owner {
     fn drop(&mut self) {
         let patience = if std::thread::panicking() { Duration::ZERO } else { limits::LEAVE_TIMEOUT };
         if patience.is_zero() {
-            self.shared.stopping.store(true, SeqCst);
             return self.end();
         }
         // Nobody is left to be told.

@@ -34,7 +34,9 @@ pub(crate) fn begin(config: &Config) -> Result<Joining> {
     let begun = Instant::now();
     let secret = match &config.node.secret {
         Some(secret) => secret.clone(),
-        None => secret::resolve(|name| std::env::var_os(name)).map_err(|error| error.operation("finding the secret"))?,
+        None => {
+            secret::resolve(|name| std::env::var_os(name)).map_err(|error| error.operation("finding the secret"))?
+        }
     };
     let secret_source = secret.source.clone();
     let node_config = NodeConfig {
@@ -45,10 +47,11 @@ pub(crate) fn begin(config: &Config) -> Result<Joining> {
         ..config.node.clone()
     };
     let node = Node::start(node_config.clone())?;
+    node.expect_observer();
     let root = resolve(&config.root)?;
     let address = if config.hosts() { listen_at_root(&node, config, root)? } else { listen(&node, config, root)? };
     let introduction = Introduction {
-        name: config.name.clone().unwrap_or_default(),
+        name: config.chosen_name().unwrap_or_default(),
         role: config.role,
         wanted_rank: config.rank,
         host: node.peer().host.clone().unwrap_or_default(),

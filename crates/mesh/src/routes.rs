@@ -44,6 +44,11 @@ impl Routes {
         self.by_node.lock().iter().filter(|(_, route)| !route.links.is_empty()).map(|(node, _)| *node).collect()
     }
 
+    /// Links that are being made.
+    pub(crate) fn making(&self) -> Vec<Work<LinkId>> {
+        self.by_node.lock().values().filter_map(|route| route.making.as_ref()).map(|(work, _)| work.clone()).collect()
+    }
+
     /// All links to `node`.
     pub(crate) fn all(&self, node: NodeId) -> SmallVec<[LinkId; 1]> {
         self.by_node.lock().get(&node).map(|route| route.links.clone()).unwrap_or_default()
@@ -107,7 +112,7 @@ impl Shared {
                 None if self.stopping.load(SeqCst) => Err(Error::new(ErrorKind::Closed, "the mesh was left")),
                 None => Ok(()),
             };
-            self.node.connect_interruptible(&address, until, Some(&mut interrupt))
+            self.node.connect_known(&address, until, Some(&mut interrupt))
         });
         match outcome {
             // The node has told us of the link already; whoever waits for it learns of it there.
@@ -156,7 +161,7 @@ impl Shared {
             }
         }
         // The outcome reaches the engine either way.
-        let _ = self.link_to(to);
+        drop(self.link_to(to));
     }
 
     fn utter(&self, link: LinkId, word: Vec<u8>) {

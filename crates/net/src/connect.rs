@@ -55,6 +55,26 @@ impl Node {
         until: Instant,
         interrupt: Option<Interrupt<'_>>,
     ) -> Result<LinkId> {
+        self.attempt(address, until, interrupt, false)
+    }
+
+    /// Like [`Node::connect_interruptible`], to a node that is known to have listened there: if nobody listens any more
+    /// it is gone, and waiting for it is in vain.
+    ///
+    /// # Errors
+    ///
+    /// As [`Node::connect_interruptible`], and `NotFound` if nobody listens there.
+    pub fn connect_known(&self, address: &Address, until: Instant, interrupt: Option<Interrupt<'_>>) -> Result<LinkId> {
+        self.attempt(address, until, interrupt, true)
+    }
+
+    fn attempt(
+        &self,
+        address: &Address,
+        until: Instant,
+        interrupt: Option<Interrupt<'_>>,
+        is_known: bool,
+    ) -> Result<LinkId> {
         self.inner.fork.check("node")?;
         let begun = Instant::now();
         let mut attempt = Attempt { node: &self.inner, address, patience: Patience { until, interrupt } };
@@ -62,6 +82,8 @@ impl Node {
         loop {
             let cause = match attempt.once() {
                 Ok(link) => return Ok(link),
+                Err(Failure::Absent(cause)) if !is_known => cause,
+                Err(Failure::Absent(error)) => return Err(error.operation("connect").elapsed(begun.elapsed())),
                 Err(Failure::Final(error)) => {
                     let error = error.operation("connect");
                     return Err(if error.after().is_none() { error.elapsed(begun.elapsed()) } else { error });
@@ -91,6 +113,8 @@ impl Inner {
 enum Failure {
     /// Another attempt may succeed.
     Passing(Error),
+    /// Nobody listens there; another attempt may succeed if somebody is about to.
+    Absent(Error),
     /// None will.
     Final(Error),
 }
@@ -98,6 +122,7 @@ enum Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         match error.kind() {
+            ErrorKind::NotFound => Self::Absent(error),
             ErrorKind::PeerLost | ErrorKind::Io | ErrorKind::DeadlineExceeded | ErrorKind::LimitExceeded => {
                 Self::Passing(error)
             }
@@ -218,7 +243,7 @@ impl Attempt<'_, '_> {
         let family = if tcp.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
             .map_err(|errno| Error::from(errno).context("making a socket"))?;
-        let refused = |errno: Errno| Error::from(errno).context(format!("connecting to {tcp}"));
+        let refused = |errno: Errno| failed_to_connect(errno, format!("connecting to {tcp}"));
         match connect(&socket, &tcp) {
             Ok(()) => {}
             Err(Errno::INPROGRESS | Errno::INTR) => {
@@ -299,7 +324,7 @@ impl Attempt<'_, '_> {
 
 /// Connects to a process of this host and user. A Unix socket connects at once or not at all.
 fn connect_unix(name: &str) -> Result<OwnedFd> {
-    let failed = |errno: Errno| Error::from(errno).context(format!("connecting to the Unix socket @{name}"));
+    let failed = |errno: Errno| failed_to_connect(errno, format!("connecting to the Unix socket @{name}"));
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(failed)?;
     match connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(failed)?) {
@@ -311,6 +336,13 @@ fn connect_unix(name: &str) -> Result<OwnedFd> {
     }
     shm::check_user(socket.as_fd())?;
     Ok(socket)
+}
+
+fn failed_to_connect(errno: Errno, context: String) -> Error {
+    match errno {
+        Errno::CONNREFUSED => Error::new(ErrorKind::NotFound, format!("{context}: nobody listens there")),
+        errno => Error::from(errno).context(context),
+    }
 }
 
 fn hung_up(what: &str) -> Error {

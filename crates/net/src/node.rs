@@ -612,6 +612,9 @@ impl Sink for Inner {
                 Admission::Pause => Verdict::Pause,
             });
         }
+        if self.observed.is_awaited_by(arrival.envelope.kind) {
+            return Ok(Verdict::Pause);
+        }
         Ok(self.matcher.lock().begin(link, arrival))
     }
 

@@ -1,9 +1,9 @@
 //! The floor above, as a node sees it.
 //!
-//! Calls, their answers and the words of mesh engines are not received by anybody who waits; they are handed to one observer. Taking
-//! one happens under the poll token of its link, in the order of that link, so it only stores; what is to be done about
-//! it is done in [`Observer::attend`], on the same thread, right after the poll, with no lock of the node held. So a
-//! request is answered by the thread that found it, without a hand-over.
+//! Calls, their answers and the words of mesh engines are not received by anybody who waits; they are handed to one
+//! observer. Taking one happens under the poll token of its link, in the order of that link, so it only stores; what is
+//! to be done about it is done in [`Observer::attend`], on the same thread, right after the poll, with no lock of the
+//! node held. So a request is answered by the thread that found it, without a hand-over.
 
 use crate::link::Arrival;
 use crate::message::Message;
@@ -49,6 +49,8 @@ pub enum Admission {
 pub(crate) struct Observed {
     observer: OnceLock<Weak<dyn Observer>>,
     due: AtomicBool,
+    /// An observer will be named; what is for it stays on the links until then.
+    expected: AtomicBool,
 }
 
 impl Observed {
@@ -58,7 +60,12 @@ impl Observed {
 
     /// The observer, if messages of this kind are for it.
     pub(crate) fn of_kind(&self, kind: Kind) -> Option<Arc<dyn Observer>> {
-        if matches!(kind, Kind::Request | Kind::Response | Kind::Control) { self.get() } else { None }
+        if is_for_observer(kind) { self.get() } else { None }
+    }
+
+    /// Whether messages of this kind are for an observer that is not named yet.
+    pub(crate) fn is_awaited_by(&self, kind: Kind) -> bool {
+        self.expected.load(SeqCst) && self.observer.get().is_none() && is_for_observer(kind)
     }
 
     pub(crate) fn take(&self, observer: &dyn Observer, message: Message) {
@@ -84,7 +91,17 @@ impl Observed {
     }
 }
 
+fn is_for_observer(kind: Kind) -> bool {
+    matches!(kind, Kind::Request | Kind::Response | Kind::Control)
+}
+
 impl Node {
+    /// Says that an observer will be named. Until then what is for it stays on the links, so that a node may listen
+    /// before its observer is ready.
+    pub fn expect_observer(&self) {
+        self.inner.observed.expected.store(true, SeqCst);
+    }
+
     /// Names the one observer of this node. Links that stand already are told to it. False if there is one already.
     pub fn observe(&self, observer: &Arc<dyn Observer>) -> bool {
         let observed = &self.inner.observed;
@@ -94,6 +111,7 @@ impl Node {
         for entry in self.inner.links.all().iter() {
             observed.tell(|observer| observer.link_made(entry.id, entry.link.peer()));
         }
+        self.inner.resume_paused();
         observed.attend();
         true
     }

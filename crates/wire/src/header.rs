@@ -96,6 +96,14 @@ coded! {
     }
 }
 
+impl Kind {
+    /// Whether it is a message of a node's user, which every link carries; the rest is the link's own.
+    #[must_use]
+    pub fn is_message(self) -> bool {
+        matches!(self, Self::Data | Self::Request | Self::Response | Self::Control)
+    }
+}
+
 coded! {
     /// Why a link was closed by its other end. Codes are append-only.
     CloseReason {

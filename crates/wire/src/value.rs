@@ -118,6 +118,12 @@ macro_rules! from {
     };
 }
 
+impl From<()> for Value {
+    fn from((): ()) -> Self {
+        Self::None
+    }
+}
+
 from! {
     bool => Bool,
     i64 => Int,

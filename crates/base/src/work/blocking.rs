@@ -1,7 +1,7 @@
 //! Who is told when a thread blocks.
 //!
-//! A thread that runs other people's code under a permit wants to give the permit back while that code waits. Every wait
-//! for a [`Work`](super::Work) that is about to sleep says so here.
+//! A thread that runs other people's code under a permit wants to give the permit back while that code waits. Every
+//! wait for a [`Work`](super::Work) that is about to sleep says so here.
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -1,7 +1,7 @@
 //! Calls of a node to itself: the same services, without a link.
 
 use super::service::run;
-use super::{Answer, Request};
+use super::{Answer, Asked, Request};
 use crate::driver::Shared;
 use sheave_base::{Error, ErrorKind, Result, Work};
 use sheave_net::{Outgoing, Part};
@@ -9,30 +9,22 @@ use sheave_tensor::{Mode, Tensor, copy_bytes};
 use sheave_wire::codec;
 use smallvec::SmallVec;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 impl Shared {
-    pub(super) fn call_here(
-        self: &Arc<Self>,
-        message: Outgoing,
-        places: SmallVec<[Tensor; 1]>,
-        method: &str,
-        deadline: Option<Duration>,
-        begun: Instant,
-    ) -> Result<Work<Answer>> {
+    pub(super) fn call_here(self: &Arc<Self>, message: Outgoing, asked: Asked) -> Result<Work<Answer>> {
         let correlation = message.envelope.correlation;
-        let until = deadline.map(|deadline| begun + deadline);
+        let method = asked.method.clone();
         let (_, rest) = codec::decode_first(&message.control)?;
         let args = codec::decode(rest)?;
         let tensors = message.parts.into_iter().map(|part| self.capture(part)).collect::<Result<_>>()?;
         let found = self.calls.services.read().get(&message.envelope.context).map(|(_, service)| Arc::clone(service));
         let Some(service) = found else {
             let what = format!("this node has no service for \"{method}\"");
-            return Err(Error::new(ErrorKind::NotFound, what).operation(method.to_owned()));
+            return Err(Error::new(ErrorKind::NotFound, what).operation(method));
         };
-        let work = self.remember(correlation, super::HERE, places, method, until, begun)?;
+        let work = self.remember(correlation, super::HERE, asked)?;
         let reply = super::Reply::to(self, super::HERE, correlation);
-        let request = Request { from: self.me, method: method.to_owned(), args, tensors, reply };
+        let request = Request { from: self.me, method, args, tensors, reply };
         if service.is_inline() {
             run(&*service, request);
         } else {
@@ -89,11 +81,13 @@ impl Shared {
 
 /// Copies an answer into the places that its caller holds the leases of.
 fn fill(places: &[Tensor], tensors: &mut [Tensor]) -> Result<()> {
-    let fits = |place: &Tensor, tensor: &Tensor| {
-        place.dtype() == tensor.dtype() && place.len_bytes() == tensor.len_bytes()
-    };
+    let fits =
+        |place: &Tensor, tensor: &Tensor| place.dtype() == tensor.dtype() && place.len_bytes() == tensor.len_bytes();
     if places.len() != tensors.len() || !places.iter().zip(&*tensors).all(|(place, tensor)| fits(place, tensor)) {
-        return Err(Error::new(ErrorKind::Mismatch, "the answer's tensors do not fit into the buffers that were given"));
+        return Err(Error::new(
+            ErrorKind::Mismatch,
+            "the answer's tensors do not fit into the buffers that were given",
+        ));
     }
     for (place, tensor) in places.iter().zip(tensors) {
         // SAFETY: the lengths are equal, the call holds the write lease of the place, and the tensor is this answer's.

@@ -69,10 +69,21 @@ pub(crate) fn number_of(service: &str) -> u64 {
     digest.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
+/// A service and its name.
+type Named = (String, Arc<dyn Service>);
+
+/// What the table of calls keeps of one.
+struct Asked {
+    method: String,
+    places: SmallVec<[Tensor; 1]>,
+    until: Option<Instant>,
+    begun: Instant,
+}
+
 /// Both sides of a node's calls.
 #[derive(Default)]
 pub(crate) struct Calls {
-    services: RwLock<HashMap<u64, (String, Arc<dyn Service>)>>,
+    services: RwLock<HashMap<u64, Named>>,
     pending: Mutex<HashMap<u64, Pending>>,
     correlation: AtomicU64,
     /// Answers and ended links, in the order in which they came.
@@ -135,7 +146,8 @@ impl Calls {
     }
 
     /// All survivors agree that this member is gone.
-    pub(crate) fn member_lost(&self, member: &Member, error: &Error) {
+    pub(crate) fn member_lost(&self, member: Option<&Member>, error: &Error) {
+        let Some(member) = member else { return };
         let services: Vec<_> = self.services.read().values().map(|(_, service)| Arc::clone(service)).collect();
         for service in services {
             service.lost(member, error);
@@ -208,24 +220,20 @@ impl Shared {
         let control = service::encode_request(method, &args)?;
         args.check_tensors(tensors.len())?;
         let correlation = self.calls.correlation.fetch_add(1, SeqCst) + 1;
-        let envelope = Envelope {
-            kind: Kind::Request,
-            tag: Tag(0),
-            context: number_of(service),
-            correlation,
-            epoch: 0,
-        };
+        let envelope =
+            Envelope { kind: Kind::Request, tag: Tag(0), context: number_of(service), correlation, epoch: 0 };
         let message = Outgoing { envelope, control, parts: tensors };
-        if to == self.me {
-            return self.call_here(message, places, method, deadline, begun);
-        }
         let until = deadline.map(|deadline| begun + deadline);
+        let asked = Asked { method: method.to_owned(), places, until, begun };
+        if to == self.me {
+            return self.call_here(message, asked);
+        }
         let linking = self.link_to(to);
         if !linking.wait_until(until, None)? {
             return Err(self.about(Error::new(ErrorKind::DeadlineExceeded, "no link to the node yet"), to));
         }
         let link = linking.wait().map_err(|error| error.operation(method.to_owned()))?;
-        let work = self.remember(correlation, link, places, method, until, begun)?;
+        let work = self.remember(correlation, link, asked)?;
         if let Err(error) = self.node.isend(link, message) {
             self.calls.pending.lock().remove(&correlation);
             return Err(self.explain(self.death_of(to).unwrap_or(error)).operation(method.to_owned()));
@@ -233,15 +241,8 @@ impl Shared {
         Ok(work)
     }
 
-    fn remember(
-        self: &Arc<Self>,
-        correlation: u64,
-        link: LinkId,
-        places: SmallVec<[Tensor; 1]>,
-        method: &str,
-        until: Option<Instant>,
-        begun: Instant,
-    ) -> Result<Work<Answer>> {
+    fn remember(self: &Arc<Self>, correlation: u64, link: LinkId, asked: Asked) -> Result<Work<Answer>> {
+        let Asked { method, places, until, begun } = asked;
         let leases = places.iter().map(|place| place.write_lease("call")).collect::<Result<_>>()?;
         let (completer, work): (Completer<Answer>, _) = self.node.pair("call", Some(link).filter(|link| *link != HERE));
         let weak = Arc::downgrade(self);
@@ -249,13 +250,16 @@ impl Shared {
             let Some(shared) = weak.upgrade() else { return };
             let call = {
                 let mut pending = shared.calls.pending.lock();
-                if pending.get(&correlation).is_some_and(|call| call.is_landing) { None } else { pending.remove(&correlation) }
+                if pending.get(&correlation).is_some_and(|call| call.is_landing) {
+                    None
+                } else {
+                    pending.remove(&correlation)
+                }
             };
             if let Some(call) = call {
                 call.end(Err(Error::new(ErrorKind::Cancelled, "the call was cancelled; its handler may still run")));
             }
         });
-        let method = method.to_owned();
         let call = Pending { link, completer, places, leases, refusal: None, is_landing: false, method, until, begun };
         let mut pending = self.calls.pending.lock();
         if pending.len() >= limits::CALLS_PENDING_MAX {

@@ -55,7 +55,8 @@ pub struct Request {
 
 pub(super) fn encode_request(method: &str, args: &Value) -> Result<Vec<u8>> {
     if method.len() > limits::HANDSHAKE_TEXT_BYTES_MAX {
-        let what = format!("a method's name of {} bytes; the limit is {}", method.len(), limits::HANDSHAKE_TEXT_BYTES_MAX);
+        let what =
+            format!("a method's name of {} bytes; the limit is {}", method.len(), limits::HANDSHAKE_TEXT_BYTES_MAX);
         return Err(Error::new(ErrorKind::InvalidArgument, what));
     }
     let mut control = Vec::with_capacity(64);
@@ -86,7 +87,6 @@ impl Request {
             }
         }
     }
-
 }
 
 /// A link, or [`HERE`], and the call's number.
@@ -166,12 +166,7 @@ impl Way {
     }
 }
 
-fn send(
-    shared: &Shared,
-    link: LinkId,
-    correlation: u64,
-    outcome: Result<(Value, SmallVec<[Part; 1]>)>,
-) -> Result<()> {
+fn send(shared: &Shared, link: LinkId, correlation: u64, outcome: Result<(Value, SmallVec<[Part; 1]>)>) -> Result<()> {
     let (control, parts) = match outcome {
         Ok((value, parts)) => (encode(Ok(&value))?, parts),
         Err(error) => (encode(Err(&error))?, SmallVec::new()),

@@ -1,7 +1,7 @@
 //! Who belongs to a mesh, and which rank each gets.
 
-pub use sheave_base::config::Role;
 use serde::{Deserialize, Serialize};
+pub use sheave_base::config::Role;
 use sheave_base::{NodeId, Peer, Rank};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

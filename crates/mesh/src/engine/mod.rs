@@ -79,6 +79,7 @@ mod agree;
 mod group;
 mod join;
 mod leave;
+mod look;
 mod member;
 mod message;
 mod watch;

@@ -182,7 +182,7 @@ impl Reading {
         self.sequence = header.sequence;
         let empty = header.part_count == 0 && header.control_bytes == 0 && header.payload_bytes == 0;
         match header.kind {
-            Kind::Data | Kind::Request | Kind::Response => {
+            kind if kind.is_message() => {
                 self.area.resize(header.control_bytes as usize, 0);
                 self.state = State::Area { header, filled_bytes: 0 };
                 Ok(Step::Moved)

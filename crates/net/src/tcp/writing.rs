@@ -273,7 +273,7 @@ fn header_of(message: &Outgoing) -> Header {
 
 /// Refuses what the peer would refuse, before anything is sent.
 fn check(message: &Outgoing) -> Result<()> {
-    if !matches!(message.envelope.kind, Kind::Data | Kind::Request | Kind::Response) {
+    if !message.envelope.kind.is_message() {
         return Err(Error::new(ErrorKind::InvalidArgument, "messages of this kind are the link's own"));
     }
     if message.parts.iter().any(|part| part.mode == Mode::Share) {

@@ -1,0 +1,216 @@
+//! Joining, groups, barriers and leaving, with real links between the nodes.
+
+mod common;
+
+use common::{config, free_port, roles, secret, together, together_with, until, wait};
+use sheave_base::ErrorKind;
+use sheave_base::config::Transport;
+use sheave_mesh::{Config, Expected, Mesh, Role};
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+#[test]
+fn ranks_are_those_that_were_wanted_over_every_transport() {
+    for transport in [Transport::Shm, Transport::Tcp, Transport::Auto] {
+        let seen = together(Expected::ranks(4), transport, |mesh| {
+            mesh.world().barrier().expect("all are there");
+            let names: Vec<String> = mesh.members().iter().map(|member| member.introduction.name.clone()).collect();
+            let rank = mesh.me().rank.0;
+            mesh.finish().expect("all are well");
+            (rank, names)
+        });
+        for (rank, (own, names)) in (0..).zip(&seen) {
+            assert_eq!(*own, rank);
+            assert_eq!(names, &["rank-0", "rank-1", "rank-2", "rank-3"], "{transport:?}");
+        }
+    }
+}
+
+#[test]
+fn roles_are_ranked_in_their_order_and_named_by_the_coordinator() {
+    let change = |config: &mut Config| {
+        // As a launcher that gives no ranks: names decide.
+        config.name = config.rank.filter(|_| config.role == Role::Worker).map(|rank| format!("w{}", 9 - rank));
+        config.rank = None;
+    };
+    let seen = together_with(roles(2, 3), Transport::Auto, change, |mesh| {
+        let me = mesh.me();
+        let peer = me.peer();
+        let about = (me.rank.0, me.introduction.role, me.role_rank, me.introduction.name.clone());
+        assert_eq!((peer.role, peer.pid), (Some(me.introduction.role), Some(std::process::id())));
+        mesh.finish().expect("all are well");
+        about
+    });
+    let mut seen = seen;
+    seen.sort_unstable_by_key(|about| about.0);
+    let names: Vec<&str> = seen.iter().map(|about| about.3.as_str()).collect();
+    assert_eq!(names, ["scheduler", "server-0", "server-1", "w7", "w8", "w9"]);
+    assert_eq!(seen.iter().map(|about| about.2).collect::<Vec<_>>(), [0, 0, 1, 0, 1, 2]);
+}
+
+#[test]
+fn a_barrier_waits_for_the_last_one() {
+    let entered = Arc::new(AtomicU32::new(0));
+    together(Expected::ranks(3), Transport::Auto, move |mesh| {
+        let world = mesh.world();
+        for round in 1..=200 {
+            entered.fetch_add(1, SeqCst);
+            world.barrier().expect("all are there");
+            assert!(entered.load(SeqCst) >= 3 * round, "nobody passes before all have entered");
+        }
+        mesh.finish().expect("all are well");
+    });
+}
+
+#[test]
+fn groups_keep_their_own_barriers_and_conversions() {
+    together(Expected::ranks(4), Transport::Auto, |mesh| {
+        let nodes: Vec<_> = mesh.members().iter().map(|member| member.node).collect();
+        let odd = mesh.me().rank.0 % 2 == 1;
+        let mine: Vec<_> = nodes.iter().copied().skip(usize::from(odd)).step_by(2).collect();
+        let group = mesh.group("halves", &mine).expect("they are members");
+        assert_eq!((group.size(), group.rank().0), (2, mesh.me().rank.0 / 2));
+        assert_eq!(group.node(group.rank()), Some(mesh.me().node));
+        let others: Vec<_> = nodes.iter().copied().filter(|node| !mine.contains(node)).collect();
+        let error = mesh.group("halves", &others).expect_err("this node is not one of them");
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+        for _ in 0..50 {
+            group.barrier().expect("both are there");
+        }
+        mesh.finish().expect("all are well");
+    });
+}
+
+#[test]
+fn a_late_member_is_named_when_the_deadline_has_passed() {
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let notes = Arc::clone(&told);
+    together(Expected::ranks(3), Transport::Auto, move |mesh| {
+        let world = mesh.world();
+        if mesh.me().rank.0 < 2 {
+            let error = wait(&world.begin_barrier(Some(Duration::from_millis(100)))).expect_err("rank 2 does not come");
+            notes.lock().unwrap().push((mesh.me().rank.0, error));
+        }
+        // The deadline of one breaks the group for all.
+        until("the group is broken", || world.broken().is_some());
+        assert!(world.barrier().is_err(), "a broken group stays broken");
+        let name = "the rest";
+        let nodes: Vec<_> = mesh.members().iter().map(|member| member.node).collect();
+        mesh.group(name, &nodes).expect("all live").barrier().expect("another group is whole");
+        mesh.leave().expect("all agree");
+    });
+    let told = told.lock().unwrap();
+    let late: Vec<_> = told.iter().filter(|(_, error)| error.kind() == ErrorKind::DeadlineExceeded).collect();
+    assert!(!late.is_empty(), "{told:?}");
+    assert!(told.iter().any(|(_, error)| error.what().contains("rank-2")), "the late one is named: {told:?}");
+}
+
+#[test]
+fn who_leaves_is_not_dead_and_the_rest_goes_on() {
+    together(Expected::ranks(3), Transport::Auto, |mesh| {
+        let world = mesh.world();
+        world.barrier().expect("all are there");
+        if mesh.me().rank.0 == 0 {
+            // The coordinator goes first.
+            return mesh.leave().expect("all agree");
+        }
+        let error = world.barrier().expect_err("one has left");
+        assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
+        assert!(error.to_string().contains("rank-0") && error.to_string().contains("left"), "{error}");
+        let rest = world.shrink().expect("two are left");
+        assert_eq!(rest.size(), 2);
+        rest.barrier().expect("both are there");
+        assert_eq!(mesh.num_dead_node(|_| true), 0);
+        assert_eq!(mesh.coordinator(), rest.node(sheave_base::Rank(0)));
+        assert!(mesh.epoch().0 > 1);
+        rest.barrier().expect("both are there");
+        mesh.leave().expect("all agree");
+        let error = world.barrier().expect_err("this node has left");
+        assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+    });
+}
+
+#[test]
+fn everybody_may_leave_at_once_and_by_dropping() {
+    for count in 1..=6 {
+        together(Expected::ranks(count), Transport::Auto, |mesh| {
+            mesh.world().barrier().expect("all are there");
+            let begun = Instant::now();
+            drop(mesh);
+            assert!(begun.elapsed() < Duration::from_millis(900), "nobody waits for a beat: {:?}", begun.elapsed());
+        });
+    }
+}
+
+#[test]
+fn a_join_says_who_is_missing_and_where_secrets_came_from() {
+    let port = free_port();
+    let join = move |role, rank| {
+        let mut config = config(role, Some(rank), roles(2, 2), port, Transport::Auto);
+        config.join_timeout = Duration::from_millis(1500);
+        std::thread::spawn(move || Mesh::join(config).expect_err("not all come"))
+    };
+    let errors = [join(Role::Scheduler, 0), join(Role::Worker, 1), join(Role::Server, 0)];
+    for thread in errors {
+        let error = thread.join().expect("no panic");
+        assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
+        let text = error.to_string();
+        for part in ["1 of 2 servers", "1 of 2 workers", "the test", &std::process::id().to_string()] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert_eq!(error.operation_name(), Some("join"));
+    }
+}
+
+#[test]
+fn a_stranger_with_another_secret_is_told_and_told_of() {
+    let port = free_port();
+    let mut host = config(Role::Rank, Some(0), Expected::ranks(2), port, Transport::Auto);
+    host.join_timeout = Duration::from_millis(1500);
+    let mut other = config(Role::Rank, Some(1), Expected::ranks(2), port, Transport::Auto);
+    other.node.secret = secret("something else entirely");
+    let hosting = std::thread::spawn(move || Mesh::join(host).expect_err("nobody else comes"));
+    let error = Mesh::join(other).expect_err("another secret");
+    assert_eq!(error.kind(), ErrorKind::Unauthenticated, "{error}");
+    let error = hosting.join().expect("no panic");
+    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
+    assert!(error.to_string().contains("secret"), "{error}");
+}
+
+#[test]
+fn a_busy_port_is_said() {
+    let port = free_port();
+    let _busy = std::net::TcpListener::bind(("127.0.0.1", port)).expect("it is free");
+    let config = config(Role::Rank, Some(0), Expected::ranks(1), port, Transport::Auto);
+    let error = Mesh::join(config).expect_err("it is busy");
+    assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
+    assert!(error.to_string().contains(&port.to_string()), "{error}");
+}
+
+#[test]
+fn nobody_at_the_root_is_said_with_its_address() {
+    let port = free_port();
+    let mut config = config(Role::Worker, Some(0), roles(1, 1), port, Transport::Auto);
+    config.join_timeout = Duration::from_millis(300);
+    let begun = Instant::now();
+    let error = Mesh::join(config).expect_err("nobody is there");
+    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
+    assert!(error.to_string().contains(&port.to_string()) && error.advice().is_some(), "{error}");
+    assert!(begun.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn what_no_mesh_can_be_made_from_is_refused_at_once() {
+    let port = free_port();
+    let bad = [
+        (Role::Server, Some(0), roles(0, 1)),
+        (Role::Worker, Some(3), roles(1, 3)),
+        (Role::Rank, None, Expected::ranks(2)),
+        (Role::Worker, Some(0), Expected { workers: 1, ..Expected::default() }),
+    ];
+    for (role, rank, expected) in bad {
+        let error = Mesh::join(config(role, rank, expected, port, Transport::Auto)).expect_err("it makes no sense");
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    }
+}
