@@ -13,6 +13,9 @@ pub const BOUND: Duration = Duration::from_secs(10);
 /// A killed process: every operation that needs it fails within this time.
 pub const KILL_BOUND: Duration = Duration::from_secs(1);
 
+/// When nothing goes wrong, a leave ends well within this time.
+pub const LEAVE_BOUND: Duration = Duration::from_secs(1);
+
 /// One barrier of one node.
 #[derive(Clone, Debug)]
 pub struct Entry {
@@ -28,10 +31,19 @@ pub struct Check {
     /// The earliest barrier of a group that ended with an error anywhere.
     first_error: BTreeMap<GroupId, u64>,
     latest_ok: BTreeMap<GroupId, u64>,
-    views: BTreeMap<u32, Vec<NodeId>>,
+    views: BTreeMap<u32, View>,
     epochs: BTreeMap<NodeId, u32>,
     pub passed: u64,
     pub failed: u64,
+    pub left: u64,
+}
+
+/// An epoch as one of its members sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct View {
+    members: Vec<NodeId>,
+    /// Who is gone, and whether it left.
+    gone: Vec<(NodeId, bool)>,
 }
 
 impl Check {
@@ -73,10 +85,11 @@ impl Check {
         if epoch < before {
             return Err(format!("node {node} went back from epoch {before} to {epoch}"));
         }
-        let members: Vec<NodeId> = engine.living().collect();
-        let agreed = self.views.entry(epoch).or_insert_with(|| members.clone());
-        if *agreed != members {
-            return Err(format!("node {node} has {members:?} in epoch {epoch}, others have {agreed:?}"));
+        let gone = engine.deaths().iter().map(|death| (death.node, death.left)).collect();
+        let view = View { members: engine.living().collect(), gone };
+        let agreed = self.views.entry(epoch).or_insert_with(|| view.clone());
+        if *agreed != view {
+            return Err(format!("node {node} has {view:?} in epoch {epoch}, others have {agreed:?}"));
         }
         Ok(())
     }
@@ -93,7 +106,8 @@ impl Check {
                 return Err(format!("node {node} ends in epoch {epoch} with {members:?}, but {working:?} work"));
             }
         }
-        let lost = nodes.iter().find(|node| node.lives && !node.engine.is_active() && node.engine.failure().is_none());
+        let is_over = |engine: &Engine| engine.has_left() || engine.failure().is_some();
+        let lost = nodes.iter().find(|node| node.lives && !node.engine.is_active() && !is_over(&node.engine));
         lost.map_or(Ok(()), |node| Err(format!("node {} still joins at the end", node.engine.me())))
     }
 }

@@ -54,7 +54,8 @@ impl Network {
             return Fate::Swallowed;
         }
         if self.closed.contains(&way) || !to_lives {
-            return Fate::Refused(arrival);
+            // What the other end sent before is read first.
+            return Fate::Refused(arrival.max(self.latest.get(&(to, from)).copied().unwrap_or_default()));
         }
         self.used.insert(way);
         self.latest.insert(way, arrival);
@@ -72,6 +73,12 @@ impl Network {
         let was_used = self.used.contains(&(from, to)) || self.used.contains(&(to, from));
         let arrival = now.after(self.delay((from, to))).max(self.latest.get(&(from, to)).copied().unwrap_or_default());
         (is_new && was_used && !self.silent.contains(&(from, to))).then_some(arrival)
+    }
+
+    /// Whether a link stands between these two.
+    pub fn is_linked(&self, one: NodeId, other: NodeId) -> bool {
+        let was_used = self.used.contains(&(one, other)) || self.used.contains(&(other, one));
+        was_used && !self.closed.contains(&(one, other))
     }
 
     /// Whether what is under way from `from` to `to` still gets there.

@@ -17,6 +17,8 @@ pub enum Trouble {
     Partition(Vec<usize>),
     /// The process does nothing for so many milliseconds.
     Stop(usize, u64),
+    /// The user wants this node to leave in an orderly way.
+    Leave(usize),
     /// The user gives up what this node waits for.
     Cancel(usize),
 }
@@ -32,6 +34,10 @@ pub struct Scenario {
     pub troubles: Vec<(u64, Trouble)>,
     /// Whether the job runs on small groups besides the one of all.
     pub has_small_groups: bool,
+    /// Whether nodes bring names of their own.
+    pub has_names: bool,
+    /// Everybody leaves after this barrier of a group of all.
+    pub ends_after: Option<u64>,
 }
 
 impl Scenario {
@@ -57,32 +63,55 @@ impl Scenario {
         let think_ms_max = [30, 300, 900][dice.below(3) as usize];
         let troubles = troubles(&mut dice, nodes);
         let has_small_groups = dice.below(2) == 0;
-        Self { seed, expected, delay_ms_max, think_ms_max, troubles, has_small_groups }
+        let has_names = dice.below(2) == 0;
+        let ends_after = (dice.below(4) == 0).then(|| dice.below(6));
+        Self { seed, expected, delay_ms_max, think_ms_max, troubles, has_small_groups, has_names, ends_after }
     }
 
-    /// Whether the only trouble is that less than half of the nodes crash.
+    fn count(&self, which: impl Fn(&Trouble) -> bool) -> usize {
+        self.troubles.iter().filter(|(_, trouble)| which(trouble)).count()
+    }
+
+    /// Whether nothing happens but that some leave and less than half of the others crash.
     pub fn only_a_minority_crashes(&self) -> bool {
-        let crashes = self.troubles.iter().filter(|(_, trouble)| matches!(trouble, Trouble::Crash(_))).count();
+        let crashes = self.count(|trouble| matches!(trouble, Trouble::Crash(_)));
+        let leaves = self.count(|trouble| matches!(trouble, Trouble::Leave(_)));
         let others =
-            self.troubles.iter().filter(|(_, trouble)| !matches!(trouble, Trouble::Crash(_) | Trouble::Restart(_)));
-        others.count() == 0 && 2 * crashes < self.nodes()
+            self.count(|trouble| !matches!(trouble, Trouble::Crash(_) | Trouble::Restart(_) | Trouble::Leave(_)));
+        // Who leaves at the end may leave the crashed in the majority.
+        others == 0 && (crashes == 0 || (2 * crashes + leaves < self.nodes() && self.ends_after.is_none()))
+    }
+
+    /// Whether nothing goes wrong at all, although members may leave.
+    pub fn is_orderly(&self) -> bool {
+        self.count(|trouble| !matches!(trouble, Trouble::Leave(_))) == 0
     }
 }
 
 fn troubles(dice: &mut SeededEntropy, nodes: u64) -> Vec<(u64, Trouble)> {
     let mut troubles = Vec::new();
     let mut at = 1500 + dice.below(1500);
-    let only_crashes = dice.below(3) == 0;
+    // All kinds, or only these: crashes, leaves, both.
+    let kinds: &[u64] = match dice.below(7) {
+        0 | 1 => &[0],
+        2 => &[9],
+        3 => &[0, 9],
+        _ => &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9],
+    };
     for _ in 0..dice.below(4) {
         let one = dice.below(nodes) as usize;
         let other = (one + 1 + dice.below(nodes - 1) as usize) % nodes as usize;
-        let trouble = match if only_crashes { 0 } else { dice.below(9) } {
+        let trouble = match kinds[dice.below(kinds.len() as u64) as usize] {
             0..=2 => Trouble::Crash(one),
             3 => Trouble::Cut(one, other),
             4 => Trouble::Silence(one, other),
             5 => Trouble::Partition((0..nodes as usize).filter(|_| dice.below(3) == 0).collect()),
             6 => Trouble::Stop(one, 200 + dice.below(4000)),
             7 => Trouble::Cancel(one),
+            9 => {
+                troubles.extend(leaves(dice, nodes, at));
+                Trouble::Leave(one)
+            }
             // Two in one blow, the coordinator among them.
             _ => {
                 troubles.push((at, Trouble::Crash(0)));
@@ -97,4 +126,16 @@ fn troubles(dice: &mut SeededEntropy, nodes: u64) -> Vec<(u64, Trouble)> {
     }
     troubles.sort_by_key(|(at, _)| *at);
     troubles
+}
+
+/// Some, or nearly all, leave one after the other.
+fn leaves(dice: &mut SeededEntropy, nodes: u64, mut at: u64) -> Vec<(u64, Trouble)> {
+    let count = [0, 0, dice.below(3), dice.below(nodes)][dice.below(4) as usize];
+    let gap_ms_max = [1, 40, 400][dice.below(3) as usize];
+    let mut leaves = Vec::new();
+    for _ in 0..count {
+        leaves.push((at, Trouble::Leave(dice.below(nodes) as usize)));
+        at += dice.below(gap_ms_max);
+    }
+    leaves
 }

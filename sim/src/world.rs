@@ -1,6 +1,6 @@
 //! Runs the engines of a scenario: delivers, cuts, kills, and plays the users who wait for barriers.
 
-use crate::check::{BOUND, Check, Entry, KILL_BOUND};
+use crate::check::{BOUND, Check, Entry, KILL_BOUND, LEAVE_BOUND};
 use crate::network::{Fate, Network};
 use crate::scenario::{Scenario, Trouble};
 use sheave_base::clock::{Entropy, SeededEntropy, Time};
@@ -8,7 +8,7 @@ use sheave_base::{ErrorKind, NodeId};
 use sheave_mesh::engine::{
     Config, Effect, Engine, Event, Faults, GroupId, Introduction, Liveness, OperationId, Outcome, Role,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -20,12 +20,14 @@ const STEPS_MAX: u64 = 5_000_000;
 
 pub struct Node {
     pub engine: Engine,
-    /// False once it was killed.
+    /// False once it was killed or has left.
     pub lives: bool,
     stopped_until: Time,
     timer: Time,
     introduction: Introduction,
     streams: Vec<Stream>,
+    /// Its user wants it to leave and enters nothing more.
+    wants_to_leave: bool,
 }
 
 /// One user of a group: a barrier, a thought, the next barrier.
@@ -43,11 +45,15 @@ enum What {
     Timer,
     /// The user of a stream goes on.
     Go(usize),
+    Leave,
+    /// The process ends: it has left.
+    Exit,
 }
 
 enum Doing {
     Barrier(Entry, Vec<NodeId>),
     Shrink(Time),
+    Leave(Time),
 }
 
 pub struct World {
@@ -63,6 +69,10 @@ pub struct World {
     steps: u64,
     doing: BTreeMap<OperationId, (usize, usize, Doing)>,
     crashed: BTreeMap<NodeId, Time>,
+    /// Who was told that it has left.
+    left: BTreeMap<NodeId, Time>,
+    /// Who was declared dead to anybody.
+    declared: BTreeSet<NodeId>,
     last_trouble: Time,
     pub check: Check,
     /// Everything that happened, if it is to be kept.
@@ -89,6 +99,8 @@ impl World {
             steps: 0,
             doing: BTreeMap::new(),
             crashed: BTreeMap::new(),
+            left: BTreeMap::new(),
+            declared: BTreeSet::new(),
             last_trouble: Time(0),
             check: Check::default(),
             log: None,
@@ -96,7 +108,7 @@ impl World {
         for role in Role::ALL {
             for rank in 0..world.scenario.expected.of(role) {
                 let introduction = Introduction {
-                    name: format!("{role}-{rank}"),
+                    name: if world.scenario.has_names { format!("the {role} {rank}") } else { String::new() },
                     role,
                     wanted_rank: Some(rank),
                     host: "sim".into(),
@@ -123,7 +135,8 @@ impl World {
         let (stopped_until, timer, streams) = (Time(0), Time(0), Vec::new());
         let number = self.nodes.len();
         self.index.insert(id, number);
-        self.nodes.push(Node { engine, lives: true, stopped_until, timer, introduction, streams });
+        let wants_to_leave = false;
+        self.nodes.push(Node { engine, lives: true, stopped_until, timer, introduction, streams, wants_to_leave });
         let host = self.nodes[0].engine.me();
         let reached = self.now.after(milliseconds(self.dice.below(500)));
         self.push(self.now, number, What::Timer);
@@ -197,6 +210,8 @@ impl World {
             What::Timer if node.timer > self.now => return Ok(()),
             What::Timer => {}
             What::Go(stream) => self.go(number, stream),
+            What::Leave => self.leave(number),
+            What::Exit => self.exit(number),
         }
         self.poll(number)
     }
@@ -209,7 +224,7 @@ impl World {
             }
             self.obey(number, effect)?;
         }
-        if self.nodes[number].engine.is_active() {
+        if self.nodes[number].engine.is_active() || self.nodes[number].engine.has_left() {
             self.check.view(&self.nodes[number].engine)?;
         }
         Ok(())
@@ -233,7 +248,21 @@ impl World {
             Effect::Complete { operation, outcome } => self.completed(operation, outcome)?,
             Effect::CutLink { node } => self.close(me, node),
             Effect::Failed(_) => self.close_all(me),
-            Effect::DeclareDead { .. } | Effect::Departed { .. } | Effect::Farewell { .. } => {}
+            Effect::Farewell { message } => {
+                let others: Vec<NodeId> =
+                    self.index.keys().copied().filter(|to| self.network.is_linked(me, *to)).collect();
+                for to in others {
+                    self.obey(number, Effect::Send { to, message: message.clone() })?;
+                }
+            }
+            Effect::DeclareDead { node, reason } => {
+                self.declared.insert(node);
+                if self.left.contains_key(&node) {
+                    return Err(format!("node {me} is told that {node} died, which had left: {reason}"));
+                }
+            }
+            Effect::Departed { node } if self.nodes[self.index[&node]].wants_to_leave => {}
+            Effect::Departed { node } => return Err(format!("node {me} is told that {node} left, which never asked")),
             Effect::SetTimer(at) if at != self.nodes[number].timer || at <= self.now => {
                 self.nodes[number].timer = at;
                 // A timer that is due at once must not keep the clock from moving.
@@ -275,7 +304,13 @@ impl World {
                 self.nodes[*number].lives = false;
                 self.crashed.entry(node).or_insert(self.now);
                 self.doing.retain(|_, (doer, ..)| doer != number);
+                self.lose_what_is_under_way(node);
                 self.close_all(node);
+            }
+            Trouble::Leave(number) => {
+                if self.nodes[*number].lives && self.nodes[*number].engine.is_active() {
+                    self.push(self.now, *number, What::Leave);
+                }
             }
             Trouble::Restart(number) => {
                 let introduction = self.nodes[*number].introduction.clone();
@@ -309,6 +344,34 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// What a killed process had sent to some of the others was still in its own buffers.
+    fn lose_what_is_under_way(&mut self, dead: NodeId) {
+        let mut losers = BTreeSet::new();
+        for number in 0..self.nodes.len() {
+            if self.dice.below(2) == 0 {
+                losers.insert(number);
+            }
+        }
+        self.queue.retain(|_, (number, what)| {
+            let is_from_dead = matches!(what, What::Deliver(_, Event::Received { from, .. }) if *from == dead);
+            !(is_from_dead && losers.contains(number))
+        });
+    }
+
+    fn leave(&mut self, number: usize) {
+        self.ticket += 1;
+        let operation = OperationId(self.ticket);
+        self.nodes[number].wants_to_leave = true;
+        self.doing.insert(operation, (number, 0, Doing::Leave(self.now)));
+        self.nodes[number].engine.handle(self.now, Event::Leave { operation });
+    }
+
+    fn exit(&mut self, number: usize) {
+        let me = self.nodes[number].engine.me();
+        self.nodes[number].lives = false;
+        self.close_all(me);
     }
 
     fn joined(&mut self, number: usize) {
@@ -345,6 +408,9 @@ impl World {
         self.ticket += 1;
         let operation = OperationId(self.ticket);
         let node = &mut self.nodes[number];
+        if node.wants_to_leave {
+            return;
+        }
         let stream = &mut node.streams[which];
         stream.pending = Some(operation);
         let group = stream.group;
@@ -369,10 +435,24 @@ impl World {
         let Some((number, which, doing)) = self.doing.remove(&operation) else {
             return Err(format!("operation {operation:?} ended twice or never began"));
         };
+        if let Doing::Leave(begun) = doing {
+            return self.left(number, begun, outcome);
+        }
         self.nodes[number].streams[which].pending = None;
         if let Doing::Barrier(entry, nodes) = &doing {
             self.check.ended(entry, nodes, outcome.is_ok())?;
             self.in_time(entry.begun, nodes)?;
+            let is_end = self.scenario.ends_after.is_some_and(|last| entry.sequence >= last) && which == 0;
+            if is_end && outcome.is_ok() && !self.nodes[number].wants_to_leave {
+                let at = self.now.after(Duration::from_micros(self.dice.below(3000)));
+                self.nodes[number].wants_to_leave = true;
+                self.push(at, number, What::Leave);
+            }
+            // Nobody is kept from a barrier by those who have passed it already.
+            let only_ends = self.scenario.troubles.is_empty() && self.scenario.ends_after.is_some() && which == 0;
+            if let Some(error) = outcome.as_ref().err().filter(|_| only_ends) {
+                return Err(format!("node {} ended with an error before all left: {error}", entry.node));
+            }
         }
         let node = &mut self.nodes[number];
         let has_failed = node.engine.failure().is_some();
@@ -381,12 +461,40 @@ impl World {
             Ok(Outcome::Passed) => stream.last_ok = self.now,
             Ok(Outcome::Group(group)) => (stream.group, stream.next_sequence, stream.must_shrink) = (group, 0, false),
             // Its job is over.
-            Ok(Outcome::Left) => return Ok(()),
-            Err(_) if has_failed => return Ok(()),
+            Ok(Outcome::Left) => return Err("only a leave ends with having left".into()),
+            Err(_) if has_failed || node.wants_to_leave => return Ok(()),
             Err(error) if error.kind() == ErrorKind::Internal => return Err(error.to_string()),
             Err(_) => stream.must_shrink = true,
         }
         self.think(number, which, self.scenario.think_ms_max);
+        Ok(())
+    }
+
+    /// A leave has ended.
+    fn left(&mut self, number: usize, begun: Time, outcome: sheave_base::Result<Outcome>) -> Result<(), String> {
+        let me = self.nodes[number].engine.me();
+        match outcome {
+            Ok(Outcome::Left) if self.declared.contains(&me) => {
+                return Err(format!("node {me} has left, but others were told that it died"));
+            }
+            Ok(Outcome::Left) => {
+                self.check.left += 1;
+                self.left.insert(me, self.now);
+                // Some processes end at once, others answer for a while.
+                let linger = [0, self.dice.below(300)][self.dice.below(2) as usize];
+                self.push(self.now.after(milliseconds(linger)), number, What::Exit);
+            }
+            Ok(other) => return Err(format!("node {me} wanted to leave and got {other:?}")),
+            Err(error) if self.scenario.only_a_minority_crashes() && error.kind() != ErrorKind::Closed => {
+                return Err(format!("node {me} could not leave although a majority lives: {error}"));
+            }
+            Err(_) => {}
+        }
+        let took = self.now.since(begun);
+        let is_quick = self.scenario.is_orderly() && self.scenario.delay_ms_max <= 20;
+        if (is_quick && took > LEAVE_BOUND) || self.now.since(begun.max(self.last_trouble)) > BOUND {
+            return Err(format!("node {me} took {took:?} to leave"));
+        }
         Ok(())
     }
 
@@ -408,25 +516,30 @@ impl World {
             let (begun, what) = match doing {
                 Doing::Barrier(entry, _) => (entry.begun, "barrier"),
                 Doing::Shrink(begun) => (*begun, "shrink"),
+                Doing::Leave(begun) => (*begun, "leave"),
             };
             if self.now.since(begun.max(self.last_trouble)) > BOUND {
-                let label = self.nodes[*number].streams[*which].label;
+                let label = self.nodes[*number].streams.get(*which).map_or("nothing", |stream| stream.label);
                 return Err(format!("a {what} of node {number} on {label} has not ended since {begun:?}"));
             }
         }
         self.check.end(&self.nodes)?;
         if self.scenario.only_a_minority_crashes() {
-            for node in self.nodes[..self.scenario.nodes()].iter().filter(|node| node.lives) {
-                let me = node.engine.me();
-                if node.engine.num_dead() != self.crashed.len() {
-                    return Err(format!(
-                        "node {me} knows {} dead, there are {:?}",
-                        node.engine.num_dead(),
-                        self.crashed
-                    ));
-                }
+            let killed = self.crashed.keys().copied().filter(|node| !self.left.contains_key(node));
+            // One that was killed while it left may count as either.
+            let (killed, leaving): (Vec<NodeId>, Vec<NodeId>) =
+                killed.partition(|node| !self.nodes[self.index[node]].wants_to_leave);
+            for node in self.nodes[..self.scenario.nodes()].iter().filter(|node| node.lives && !node.wants_to_leave) {
+                let (me, dead) = (node.engine.me(), node.engine.num_dead());
                 if let Some(error) = node.engine.failure() {
                     return Err(format!("node {me} failed although a majority lives: {error}"));
+                }
+                if !(killed.len()..=killed.len() + leaving.len()).contains(&dead) {
+                    return Err(format!("node {me} knows {dead} dead, there are {killed:?} and perhaps {leaving:?}"));
+                }
+                let (gone, all) = (dead + node.engine.num_left(), self.crashed.len() + self.left.len());
+                if self.crashed.keys().all(|node| !self.left.contains_key(node)) && gone != all {
+                    return Err(format!("node {me} knows {gone} that are gone, there are {all}"));
                 }
                 let is_late = |stream: &Stream| stream.last_ok < self.last_trouble.after(KILL_BOUND);
                 if let Some(stream) = node.streams.iter().find(|stream| is_late(stream)) {

@@ -28,19 +28,21 @@ fn a_seed_run_twice_gives_the_same_log() {
 
 #[test]
 fn every_promise_holds_for_every_seed() {
-    let (mut passed, mut failed, mut wrong) = (0, 0, Vec::new());
+    let (mut passed, mut failed, mut left, mut wrong) = (0, 0, 0, Vec::new());
     for seed in 0..seeds() {
         match run(seed, Faults::default()) {
             Ok(world) => {
                 passed += world.check.passed;
                 failed += world.check.failed;
+                left += world.check.left;
             }
             Err(message) => wrong.push(message),
         }
     }
     assert!(wrong.is_empty(), "{} of {} seeds are wrong:\n{}", wrong.len(), seeds(), wrong.join("\n"));
     assert!(passed > 10 * seeds() && failed > seeds(), "{passed} barriers passed and {failed} failed: too few to tell");
-    println!("{} seeds: {passed} barriers passed, {failed} failed", seeds());
+    assert!(left > seeds(), "{left} nodes left: too few to tell");
+    println!("{} seeds: {passed} barriers passed, {failed} failed, {left} nodes left", seeds());
 }
 
 /// The first seed that a planted bug makes fail, and how.
@@ -73,4 +75,11 @@ fn a_barrier_released_one_early_is_caught() {
     let how = caught(Faults { release_one_early: true, ..Faults::default() });
     println!("{how}");
     assert!(how.contains("never entered"), "{how}");
+}
+
+#[test]
+fn a_leave_without_a_decision_is_caught() {
+    let how = caught(Faults { leave_undecided: true, ..Faults::default() });
+    println!("{how}");
+    assert!(how.contains("left") || how.contains("majority"), "{how}");
 }

@@ -47,6 +47,9 @@ impl Engine {
             self.leaving.wishes.insert(self.me);
             self.reconsider();
         }
+        if self.faults.leave_undecided {
+            self.depart();
+        }
     }
 
     /// A member wants to leave. A wish that comes while a decision is under way waits for the next one, together with
@@ -58,12 +61,12 @@ impl Engine {
         }
     }
 
-    /// It is decided that this node has left. Whoever has a link to it must know before that link ends, and the next
-    /// coordinator in any case: the one that decided may be gone too.
+    /// It is decided that this node has left. Whoever has a link to it must know before that link ends, and the
+    /// coordinator and its successor in any case: the one that decided may be gone before it has told them.
     pub(super) fn depart(&mut self) {
         let message = self.commit();
-        if let Some(first) = self.coordinator() {
-            self.send(first, message.clone());
+        for next in self.living().take(2).collect::<Vec<_>>() {
+            self.send(next, message.clone());
         }
         self.effects.push(Effect::Farewell { message });
         for operation in self.operations.keys().copied().collect::<Vec<_>>() {

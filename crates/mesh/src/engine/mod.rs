@@ -52,8 +52,8 @@
 //! crashed: it never answers wrongly, and a value that it helped to decide is found in every quorum without it. The
 //! decision on *e*+1 does not count it. So safety asks nothing of when it goes. That the rest is not left without a
 //! quorum of M(*e*) does: a leaver goes only when a quorum has accepted that it does, and on its way it sends the
-//! `Commit` on every link that it has, on which it comes before the link's end, and to the first member of M(*e*+1),
-//! which tells whoever asks. A node therefore hears of a leave before it can see it, unless it sees it on a link that
+//! `Commit` on every link that it has, on which it comes before the link's end, and to the first two of M(*e*+1),
+//! which tell whoever asks. A node therefore hears of a leave before it can see it, unless it sees it on a link that
 //! it tries to make to the leaver; then it suspects until its coordinator answers.
 //!
 //! A leaver whose wish has led to nothing within the patience for suspicions, or that cannot reach a quorum, fails like
@@ -138,6 +138,7 @@ pub struct Faults {
     pub count_messages: bool,
     pub drop_one_death_notice: bool,
     pub release_one_early: bool,
+    pub leave_undecided: bool,
 }
 
 enum Phase {
