@@ -196,6 +196,23 @@ fn a_leaver_without_an_answer_fails_in_the_end() {
     assert!(meshes.nodes[1].failure().is_some());
 }
 
+/// The coordinator lives and never decides.
+#[test]
+fn a_leaver_waits_for_a_decision_as_long_as_for_one_about_a_suspect() {
+    let (mut meshes, _) = Meshes::joined(2, 0);
+    meshes.silence(1, 0);
+    let leave = meshes.leave(1);
+    for second in 0..25 {
+        assert!(meshes.end_of(leave).is_none(), "it gave up after {second} s");
+        meshes.tell(0, Event::Alive { peer: id(1) });
+        meshes.tell(1, Event::Alive { peer: id(0) });
+        meshes.pass(Duration::from_secs(1));
+    }
+    let text = "leave: deadline exceeded: the others did not decide that this node may leave [after 25.0 s]";
+    assert_eq!(meshes.error_of(leave), text);
+    assert!(meshes.nodes[1].failure().is_some());
+}
+
 #[test]
 fn a_leaver_that_is_suspected_first_is_dead() {
     let (mut meshes, _) = Meshes::joined(3, 0);
