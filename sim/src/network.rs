@@ -75,6 +75,11 @@ impl Network {
         (is_new && was_used && !self.silent.contains(&(from, to))).then_some(arrival)
     }
 
+    /// Makes links between all, as services do.
+    pub fn link_all(&mut self, nodes: &[NodeId]) {
+        self.used.extend(nodes.iter().flat_map(|one| nodes.iter().map(|other| (*one, *other))));
+    }
+
     /// Whether a link stands between these two.
     pub fn is_linked(&self, one: NodeId, other: NodeId) -> bool {
         let was_used = self.used.contains(&(one, other)) || self.used.contains(&(other, one));

@@ -36,6 +36,8 @@ pub struct Scenario {
     pub has_small_groups: bool,
     /// Whether nodes bring names of their own.
     pub has_names: bool,
+    /// Whether everybody has a link to everybody, besides those that engines make.
+    pub is_full_mesh: bool,
     /// Everybody leaves after this barrier of a group of all.
     pub ends_after: Option<u64>,
 }
@@ -65,7 +67,18 @@ impl Scenario {
         let has_small_groups = dice.below(2) == 0;
         let has_names = dice.below(2) == 0;
         let ends_after = (dice.below(4) == 0).then(|| dice.below(6));
-        Self { seed, expected, delay_ms_max, think_ms_max, troubles, has_small_groups, has_names, ends_after }
+        let is_full_mesh = dice.below(2) == 0;
+        Self {
+            seed,
+            expected,
+            delay_ms_max,
+            think_ms_max,
+            troubles,
+            has_small_groups,
+            has_names,
+            is_full_mesh,
+            ends_after,
+        }
     }
 
     fn count(&self, which: impl Fn(&Trouble) -> bool) -> usize {

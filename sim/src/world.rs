@@ -377,6 +377,9 @@ impl World {
     fn joined(&mut self, number: usize) {
         let members = self.nodes[number].engine.table().to_vec();
         let all: Vec<NodeId> = members.iter().map(|member| member.node).collect();
+        if self.scenario.is_full_mesh {
+            self.network.link_all(&all);
+        }
         self.add_stream(number, "world", &all);
         if self.scenario.has_small_groups {
             // In reverse, so that not all groups are led by the coordinator.

@@ -2,7 +2,7 @@
 
 use crate::meshes::{LIVENESS, Meshes, id};
 use sheave_base::ErrorKind;
-use sheave_mesh::engine::{Effect, Event, Message, Outcome};
+use sheave_mesh::engine::{Effect, Event, FIRST_EPOCH, Message, Outcome};
 use std::time::Duration;
 
 fn deaths_declared(meshes: &Meshes) -> usize {
@@ -15,6 +15,9 @@ fn everybody_leaves_at_once_after_a_barrier() {
     for count in 1..=8 {
         for seed in 0..200 {
             let (mut meshes, world) = Meshes::joined(count, seed);
+            if seed % 2 == 0 {
+                meshes.link_all();
+            }
             let nodes = 0..count as usize;
             let barriers: Vec<_> = nodes.clone().map(|node| meshes.barrier(node, world)).collect();
             let mut leaves = vec![None; barriers.len()];
@@ -82,7 +85,7 @@ fn after_a_leave_everything_ends_with_closed() {
     }
     assert_eq!(meshes.nodes[2].group("new", &[id(2)]).expect_err("it has left").kind(), ErrorKind::Closed);
     // Whoever does not know yet is told, and nothing else.
-    let beat = Message::Beat { epoch: sheave_mesh::engine::FIRST_EPOCH, answer: false };
+    let beat = Message::Beat { epoch: FIRST_EPOCH, answer: false };
     meshes.nodes[2].handle(meshes.now, Event::Received { from: id(1), message: beat });
     let effects = meshes.nodes[2].poll(meshes.now);
     assert!(matches!(effects.as_slice(), [Effect::Send { message: Message::Commit { .. }, .. }]), "{effects:?}");
@@ -90,8 +93,9 @@ fn after_a_leave_everything_ends_with_closed() {
 
 #[test]
 fn partners_of_a_leaver_learn_that_it_left() {
-    for (first, seed) in [(0, 0), (1, 1), (2, 2), (0, 3), (1, 4), (2, 5)] {
+    for (first, seed) in [(0, 0), (0, 1), (1, 2), (1, 3), (2, 4), (2, 5)] {
         let (mut meshes, _) = Meshes::joined(3, seed);
+        meshes.has_lingerers = seed % 2 == 0;
         let group = meshes.group("three", &[first, (first + 1) % 3, (first + 2) % 3]);
         let waiting = [meshes.barrier(0, group), meshes.barrier(1, group)];
         meshes.settle();
@@ -147,6 +151,40 @@ fn the_coordinator_dies_in_the_middle_of_a_leave() {
     }
 }
 
+/// The leavers know the decision and go; nobody else has heard of it when the coordinator dies.
+#[test]
+fn leavers_pass_on_the_decision_that_lets_them_go() {
+    let (mut meshes, _) = Meshes::joined(5, 0);
+    meshes.silence(0, 1);
+    meshes.silence(0, 2);
+    let leaves = [meshes.leave(3), meshes.leave(4)];
+    meshes.settle();
+    assert!(leaves.into_iter().all(|leave| matches!(meshes.end_of(leave), Some(Ok(Outcome::Left)))));
+    meshes.end_silence();
+    meshes.kill(0);
+    meshes.settle();
+    meshes.pass(LIVENESS.beat * 2);
+    for node in 1..3 {
+        let engine = &meshes.nodes[node];
+        assert!(engine.is_active(), "{:?}", engine.failure());
+        assert_eq!((engine.num_dead(), engine.num_left()), (1, 2));
+    }
+}
+
+/// The coordinator goes alone, and its successor takes all others out at once, whose wishes it was told.
+#[test]
+fn wishes_outlive_the_coordinator_that_heard_them() {
+    for seed in 0..20 {
+        let (mut meshes, _) = Meshes::joined(6, seed);
+        let leaves: Vec<_> = (0..6).map(|node| meshes.leave(node)).collect();
+        (1..6).for_each(|node| meshes.deliver(node, 0));
+        meshes.settle();
+        assert!(leaves.into_iter().all(|leave| matches!(meshes.end_of(leave), Some(Ok(Outcome::Left)))));
+        let last = meshes.nodes.iter().map(|node| node.epoch().0).max();
+        assert_eq!(last, Some(FIRST_EPOCH.0 + 2), "seed {seed}");
+    }
+}
+
 #[test]
 fn a_leaver_without_an_answer_fails_in_the_end() {
     let (mut meshes, _) = Meshes::joined(2, 0);
@@ -155,6 +193,23 @@ fn a_leaver_without_an_answer_fails_in_the_end() {
     let leave = meshes.leave(1);
     meshes.pass(LIVENESS.timeout * 5 + LIVENESS.beat);
     assert!(meshes.error_of(leave).starts_with("leave: peer rank-0"), "{}", meshes.error_of(leave));
+    assert!(meshes.nodes[1].failure().is_some());
+}
+
+/// The coordinator lives and never decides.
+#[test]
+fn a_leaver_waits_for_a_decision_as_long_as_for_one_about_a_suspect() {
+    let (mut meshes, _) = Meshes::joined(2, 0);
+    meshes.silence(1, 0);
+    let leave = meshes.leave(1);
+    for second in 0..25 {
+        assert!(meshes.end_of(leave).is_none(), "it gave up after {second} s");
+        meshes.tell(0, Event::Alive { peer: id(1) });
+        meshes.tell(1, Event::Alive { peer: id(0) });
+        meshes.pass(Duration::from_secs(1));
+    }
+    let text = "leave: deadline exceeded: the others did not decide that this node may leave [after 25.0 s]";
+    assert_eq!(meshes.error_of(leave), text);
     assert!(meshes.nodes[1].failure().is_some());
 }
 

@@ -40,6 +40,8 @@ pub(crate) struct Meshes {
     used: BTreeSet<(usize, usize)>,
     gone: BTreeSet<usize>,
     silent: BTreeSet<(usize, usize)>,
+    /// Whether the processes of those who left stay to answer.
+    pub(crate) has_lingerers: bool,
     /// Chooses which link is served next.
     dice: SeededEntropy,
     operations: u64,
@@ -57,6 +59,7 @@ impl Meshes {
             used: BTreeSet::new(),
             gone: BTreeSet::new(),
             silent: BTreeSet::new(),
+            has_lingerers: false,
             dice: SeededEntropy::new(seed),
             operations: 0,
         }
@@ -142,7 +145,7 @@ impl Meshes {
                 other => self.asked.push((node, other)),
             }
         }
-        if self.nodes[node].has_left() && self.gone.insert(node) {
+        if self.nodes[node].has_left() && !self.has_lingerers && self.gone.insert(node) {
             self.close_all(node);
         }
     }
@@ -175,6 +178,24 @@ impl Meshes {
     /// From now on nothing gets from one node to the other, and neither learns it.
     pub(crate) fn silence(&mut self, from: usize, to: usize) {
         self.silent.insert((from, to));
+    }
+
+    pub(crate) fn end_silence(&mut self) {
+        self.silent.clear();
+    }
+
+    /// Makes links between all, as services do.
+    pub(crate) fn link_all(&mut self) {
+        for node in 0..self.nodes.len() {
+            self.used.extend((0..self.nodes.len()).filter(|other| *other != node).map(|other| (node, other)));
+        }
+    }
+
+    /// Delivers what is on the way from one node to another.
+    pub(crate) fn deliver(&mut self, from: usize, to: usize) {
+        for event in self.links.remove(&(from, to)).unwrap_or_default() {
+            self.tell(to, event);
+        }
     }
 
     /// Delivers one message; false if there is none.
