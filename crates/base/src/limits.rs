@@ -48,7 +48,8 @@ pub const UNEXPECTED_BYTES_MAX: u64 = 1 << 30;
 /// Calls of one node that are not answered: what a burst of asynchronous pushes of every key of a model may be.
 pub const CALLS_PENDING_MAX: usize = 65_536;
 
-/// Requests that one node has let in and not handled, and their bytes; more stay on their links. One is always let in.
+/// Requests that one node has let in and not handled, or whose answers wait for room; more stay on their links. One is
+/// always let in.
 pub const REQUESTS_PENDING_MAX: usize = 16_384;
 
 /// Bytes of such requests.

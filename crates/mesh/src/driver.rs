@@ -227,8 +227,10 @@ impl Shared {
                 Err(error) => engine.handle(now, Event::LinkLost { peer: from, reason: error.what().to_owned() }),
             },
             Told::Ended { link, node, reason } => {
-                self.routes.ended(node, link);
-                engine.handle(now, Event::LinkLost { peer: node, reason: reason.what().to_owned() });
+                // While another link stands the node lives, and its last words may come over that one.
+                if self.routes.ended(node, link) {
+                    engine.handle(now, Event::LinkLost { peer: node, reason: reason.what().to_owned() });
+                }
             }
             Told::Unreachable { node, reason } => {
                 engine.handle(now, Event::LinkLost { peer: node, reason: reason.what().to_owned() });

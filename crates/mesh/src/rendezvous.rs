@@ -65,7 +65,7 @@ pub(crate) fn begin(config: &Config) -> Result<Joining> {
         expected: config.expected,
         hosts: config.hosts(),
         liveness,
-        join_timeout: config.join_timeout,
+        join_timeout: patience(config),
     };
     let (completer, joined) = node.pair("join", None);
     let engine = Engine::new(engine_config, node.id(), Time(0));
@@ -129,6 +129,12 @@ impl Joining {
         let error = Error::new(ErrorKind::DeadlineExceeded, what).operation("join").elapsed(self.begun.elapsed());
         error.hint("was the scheduler, or rank 0, started, and with the same root?")
     }
+}
+
+/// The host of the rendezvous gives up first, and tells the others who was missing while all of them are still there.
+fn patience(config: &Config) -> Duration {
+    let grace = if config.hosts() { Duration::ZERO } else { config.node.liveness.beat.min(config.join_timeout / 4) };
+    config.join_timeout + grace
 }
 
 /// The addresses of the root, this host's own first.

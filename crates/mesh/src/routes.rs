@@ -82,6 +82,11 @@ impl Routes {
     }
 }
 
+/// A member has listened, so nobody there means that it is gone.
+fn gone(error: &Error) -> Error {
+    Error::new(ErrorKind::PeerLost, error.what().to_owned()).hint("look at its output for its last words")
+}
+
 impl Shared {
     /// A link to `node`: the one that stands, or a work for the one that is being made from now on.
     pub(crate) fn link_to(self: &Arc<Self>, node: NodeId) -> Work<LinkId> {
@@ -105,7 +110,11 @@ impl Shared {
 
     /// Connects, on a thread of its own, for as long as the node may be silent.
     fn make_link(self: &Arc<Self>, node: NodeId) {
-        let outcome = self.address_of(node).and_then(|address| {
+        let address = match self.address_of(node) {
+            Ok(address) => address,
+            Err(error) => return self.give_up(node, error),
+        };
+        let outcome = {
             let until = Instant::now() + self.node_config().liveness.timeout;
             let mut interrupt = || match self.death_of(node) {
                 Some(error) => Err(error),
@@ -113,12 +122,12 @@ impl Shared {
                 None => Ok(()),
             };
             self.node.connect_known(&address, until, Some(&mut interrupt))
-        });
+        };
         match outcome {
             // The node has told us of the link already; whoever waits for it learns of it there.
             Ok(_) => self.steer(),
             Err(error) => {
-                let error = self.explain(error);
+                let error = if error.kind() == ErrorKind::NotFound { gone(&error) } else { self.explain(error) };
                 let error = if error.about().is_some() { error } else { self.about(error, node) };
                 self.give_up(node, error);
             }

@@ -210,8 +210,13 @@ impl Inner {
     /// Polls one link once. True when something moved.
     pub(crate) fn poll(&self, entry: &Arc<Entry>) -> bool {
         match entry.link.poll(self, BUDGET) {
-            Polled::Busy | Polled::Idle => false,
+            Polled::Busy => false,
+            Polled::Idle => {
+                self.go_on(entry);
+                false
+            }
             Polled::Moved => {
+                self.go_on(entry);
                 self.observed.attend();
                 true
             }
@@ -225,6 +230,13 @@ impl Inner {
                 // An ended link says so at every poll; whoever polls until nothing moves must not go on for ever.
                 false
             }
+        }
+    }
+
+    /// The link is not stuck. Whoever marked it may have found it busy when it asked once more, and leaves it to us.
+    fn go_on(&self, entry: &Entry) {
+        if entry.paused.load(SeqCst) {
+            self.unpause(entry);
         }
     }
 

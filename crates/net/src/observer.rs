@@ -116,6 +116,11 @@ impl Node {
         true
     }
 
+    /// Has [`Observer::attend`] called soon, by whoever polls next.
+    pub fn remind_observer(&self) {
+        self.inner.observed.due.store(true, SeqCst);
+    }
+
     /// There is room again for what [`Observer::admits`] has refused.
     pub fn resume(&self) {
         self.inner.resume_paused();

@@ -3,7 +3,7 @@
 use crate::counters::Counters;
 use crate::entry;
 use crate::link::Hold;
-use crate::message::{Outgoing, Part, spec_of};
+use crate::message::{Kind, Outgoing, Part, spec_of};
 use crate::node::Inner;
 use sheave_base::limits::OUTBOUND_MESSAGES_MAX;
 use sheave_base::work::{Completer, Drive, driven};
@@ -73,10 +73,13 @@ impl Outbox {
 
     /// Queues `message`. With [`Hold::Capture`] its copied tensors are captured first.
     pub(crate) fn push(&mut self, mut message: Outgoing, hold: Hold, driver: &SendDriver) -> Result<Work<()>> {
-        if self.waiting.len() >= OUTBOUND_MESSAGES_MAX {
+        // Whoever answers has bounded what it was asked before; its answer must not fail because others wait.
+        let is_bounded_elsewhere = matches!(message.envelope.kind, Kind::Response | Kind::Control);
+        let limit = if is_bounded_elsewhere { 2 * OUTBOUND_MESSAGES_MAX } else { OUTBOUND_MESSAGES_MAX };
+        if self.waiting.len() >= limit {
             return Err(Error::new(
                 ErrorKind::LimitExceeded,
-                format!("{OUTBOUND_MESSAGES_MAX} messages wait already for a peer that takes none"),
+                format!("{limit} messages wait already for a peer that takes none"),
             )
             .hint("wait for earlier sends before making new ones"));
         }

@@ -96,7 +96,7 @@ pub(crate) struct Calls {
     executor: Executor,
 }
 
-/// Requests that were let in and whose handlers have not returned.
+/// Requests that were let in and whose handlers have not returned, and answers that wait for room on their link.
 #[derive(Default)]
 pub(crate) struct Load {
     count: AtomicUsize,
@@ -228,7 +228,10 @@ impl Shared {
         if to == self.me {
             return self.call_here(message, asked);
         }
-        let linking = self.link_to(to);
+        let linking = match self.routes.get(to) {
+            Some(link) => Work::ready("connect", Ok(link)),
+            None => self.link_or_loss(to)?,
+        };
         if !linking.wait_until(until, None)? {
             return Err(self.about(Error::new(ErrorKind::DeadlineExceeded, "no link to the node yet"), to));
         }
@@ -239,6 +242,14 @@ impl Shared {
             return Err(self.explain(self.death_of(to).unwrap_or(error)).operation(method.to_owned()));
         }
         Ok(work)
+    }
+
+    /// Makes a link to a node that has none, unless it is known to be gone.
+    fn link_or_loss(self: &Arc<Self>, to: NodeId) -> Result<Work<LinkId>> {
+        match self.death_of(to) {
+            Some(error) => Err(error),
+            None => Ok(self.link_to(to)),
+        }
     }
 
     fn remember(self: &Arc<Self>, correlation: u64, link: LinkId, asked: Asked) -> Result<Work<Answer>> {
@@ -283,6 +294,7 @@ impl Shared {
                 Arrived::Ended(link, reason) => self.ended(link, &reason),
             }
         }
+        self.let_in();
         while !self.calls.requests.lock().is_empty() {
             // In order, so one at a time; the holder looks again after it has let go.
             let Some(_turn) = self.calls.serving.try_lock() else { return };
@@ -323,6 +335,21 @@ impl Shared {
         }
     }
 
+    /// An answer goes out. Until it has, it counts like the request did, so that answers cannot pile up either.
+    pub(crate) fn send_answer(self: &Arc<Self>, link: LinkId, message: Outgoing) -> Result<()> {
+        let work = self.node.isend(link, message)?;
+        if !work.is_done() {
+            self.calls.load.count.fetch_add(1, SeqCst);
+            let shared = Arc::clone(self);
+            work.on_complete(move |_| {
+                shared.calls.load.count.fetch_sub(1, SeqCst);
+                // The link's locks may be held: what has room now is looked at after the poll.
+                shared.node.remind_observer();
+            });
+        }
+        Ok(())
+    }
+
     fn dispatch(self: &Arc<Self>, message: Message) {
         let bytes = bytes_of(&message);
         let found = self.calls.services.read().get(&message.envelope.context).map(|(_, service)| Arc::clone(service));
@@ -353,6 +380,12 @@ impl Shared {
         let load = &self.calls.load;
         load.bytes.fetch_sub(bytes, SeqCst);
         load.count.fetch_sub(1, SeqCst);
+        self.let_in();
+    }
+
+    /// Requests that found no room are let in, if there is some now.
+    fn let_in(&self) {
+        let load = &self.calls.load;
         if load.choked.load(SeqCst) && load.choked.swap(false, SeqCst) {
             self.node.resume();
         }

@@ -159,20 +159,27 @@ impl Way {
         if self.link == HERE {
             return shared.answered_here(self.correlation, outcome);
         }
-        if let Err(error) = send(&shared, self.link, self.correlation, outcome) {
-            // What cannot be written or sent is said; a caller whose link has ended knows it already.
-            let _ = send(&shared, self.link, self.correlation, Err(error));
+        let Err(error) = send(&shared, self.link, self.correlation, outcome) else { return };
+        // What cannot be written is said; a caller whose link has ended knows it already. One that cannot be told
+        // would wait for ever.
+        if let Err(error) = send(&shared, self.link, self.correlation, Err(error)) {
+            let _ = shared.node.close_because(self.link, &error);
         }
     }
 }
 
-fn send(shared: &Shared, link: LinkId, correlation: u64, outcome: Result<(Value, SmallVec<[Part; 1]>)>) -> Result<()> {
+fn send(
+    shared: &Arc<Shared>,
+    link: LinkId,
+    correlation: u64,
+    outcome: Result<(Value, SmallVec<[Part; 1]>)>,
+) -> Result<()> {
     let (control, parts) = match outcome {
         Ok((value, parts)) => (encode(Ok(&value))?, parts),
         Err(error) => (encode(Err(&error))?, SmallVec::new()),
     };
     let envelope = Envelope { kind: Kind::Response, tag: Tag(0), context: 0, correlation, epoch: 0 };
-    shared.node.isend(link, Outgoing { envelope, control, parts }).map(drop)
+    shared.send_answer(link, Outgoing { envelope, control, parts })
 }
 
 /// Runs a handler; a panic becomes an error on the caller's side.

@@ -97,10 +97,16 @@ pub(crate) fn job() -> Job {
 
 /// Starts a copy of this binary in which the test function `actor` plays `part`.
 pub(crate) fn start(job: &Job, part: &str, port: u16, transport: Transport) -> Child {
+    start_with(job, part, port, transport, "nobody")
+}
+
+/// As [`start`]; `victim` is the part that will be killed.
+pub(crate) fn start_with(job: &Job, part: &str, port: u16, transport: Transport, victim: &str) -> Child {
     let command = Command::new(std::env::current_exe().expect("this binary"))
         .args(["--exact", "actor", "--nocapture", "--test-threads=1"])
         .name(part)
         .env(PART, part)
+        .env("SHEAVE_TEST_VICTIM", victim)
         .env(ROOT, port.to_string())
         .env(TRANSPORT, format!("{transport:?}"));
     job.spawn(command).expect("a process")
