@@ -1,5 +1,6 @@
 //! The receiving side of a shared-memory link.
 
+use super::brief::Brief;
 use super::channel::{self, Packet, Received};
 use super::loans::{Debts, Lent};
 use super::memory::RingMemory;
@@ -86,11 +87,12 @@ impl Receiving {
         let Some(record) = self.consumer.peek()? else { return Ok(Step::Nothing) };
         match record.kind {
             RecordKind::Message => return self.message(record, shore),
+            RecordKind::Brief => return self.brief(record, shore),
             RecordKind::Chunk => return self.chunk(record, shore),
             RecordKind::Returns => self.returns(&record, shore)?,
             RecordKind::Area => self.area_piece(&record)?,
             RecordKind::Slots => {
-                let [segment, offset] = self.words::<2>(&record)?;
+                let [segment, offset] = self.consumer.words(&record, 0)?;
                 let segment = self.segment(segment, shore)?;
                 let bytes = CHUNK_BYTES as u64 * CHUNKS;
                 if offset.checked_add(bytes).is_none_or(|end| end > segment.len_bytes()) {
@@ -146,12 +148,6 @@ impl Receiving {
         self.segments.get(&id).cloned().ok_or_else(|| impossible("a segment that was never announced"))
     }
 
-    fn words<const N: usize>(&self, record: &Record) -> Result<[u64; N]> {
-        let mut bytes = [[0; 8]; N];
-        self.consumer.read(record, 0, bytes.as_flattened_mut())?;
-        Ok(bytes.map(u64::from_ne_bytes))
-    }
-
     fn returns(&mut self, record: &Record, shore: &Shore<'_>) -> Result<()> {
         let mut bytes = vec![0; record.body_bytes];
         self.consumer.read(record, 0, &mut bytes)?;
@@ -175,6 +171,40 @@ impl Receiving {
         }
         self.area.resize(begin + record.body_bytes, 0);
         self.consumer.read(record, 0, &mut self.area[begin..])
+    }
+
+    /// A message in its short form.
+    fn brief(&mut self, record: Record, shore: &Shore<'_>) -> Result<Step> {
+        self.require_between_messages()?;
+        let brief = Brief::read(&self.consumer, &record)?;
+        let (envelope, sequence) = (brief.envelope, self.sequence + 1);
+        let parts = [Part::inline(brief.spec())];
+        let payload_bytes = brief.length_bytes as u64;
+        let arrival =
+            Arrival { envelope, sequence, parts: &parts, payload_bytes, control_bytes: 0, ending: shore.ending };
+        let mut landing = match shore.sink.begin(shore.id, &arrival)? {
+            Verdict::Pause => return Ok(Step::Paused),
+            Verdict::Land(landing) => landing,
+        };
+        let (parts, _) = match self.land(&record, brief.offset_bytes, &parts, landing.take_places(), shore) {
+            Ok(landed) => landed,
+            Err(error) => {
+                landing.fail(&error);
+                return Err(error);
+            }
+        };
+        self.sequence = sequence;
+        self.consumer.release(record);
+        shore.sink.deliver(landing, Message { envelope, source: shore.id, sequence, control: Vec::new(), parts });
+        Ok(Step::Moved)
+    }
+
+    /// A message may begin here.
+    fn require_between_messages(&self) -> Result<()> {
+        if self.stream.is_some() || !self.area.is_empty() {
+            return Err(impossible("a message in the middle of another"));
+        }
+        Ok(())
     }
 
     fn message(&mut self, record: Record, shore: &Shore<'_>) -> Result<Step> {
@@ -293,7 +323,7 @@ impl Receiving {
     }
 
     fn chunk(&mut self, record: Record, shore: &Shore<'_>) -> Result<Step> {
-        let [length] = self.words::<1>(&record)?;
+        let [length] = self.consumer.words(&record, 0)?;
         let (Some(stream), Some((segment, offset))) = (self.stream.as_mut(), self.slots.as_ref()) else {
             return Err(impossible("a chunk without a stream"));
         };

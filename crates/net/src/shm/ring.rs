@@ -49,6 +49,8 @@ pub(crate) enum Kind {
     Area = 5,
     /// Where the slots of the following streams are.
     Slots = 6,
+    /// A message in its short form.
+    Brief = 7,
 }
 
 impl Kind {
@@ -60,9 +62,30 @@ impl Kind {
             4 => Self::Returns,
             5 => Self::Area,
             6 => Self::Slots,
-            other => return Err(corrupt(format!("record kind {other}"))),
+            7 => Self::Brief,
+            other => return Err(strange_kind(other)),
         })
     }
+}
+
+#[cold]
+fn strange_kind(code: u8) -> Error {
+    corrupt(format!("record kind {code}"))
+}
+
+#[cold]
+fn strange_number(ready: u64) -> Error {
+    corrupt(format!("record number {ready}"))
+}
+
+#[cold]
+fn strange_shape(lines: u64, body_bytes: usize) -> Error {
+    corrupt(format!("a record of {lines} lines and {body_bytes} bytes"))
+}
+
+#[cold]
+fn strange_field(offset_bytes: usize, record: &Record) -> Error {
+    corrupt(format!("a field at {offset_bytes} in a body of {}", record.body_bytes))
 }
 
 fn corrupt(what: impl std::fmt::Display) -> Error {
@@ -203,12 +226,15 @@ impl<M: Memory> Consumer<M> {
     }
 
     /// The next record, if there is one.
+    ///
+    /// Inlined: what it returns is taken apart at once, and putting it together in memory costs more than finding it.
+    #[inline(always)]
     pub(crate) fn peek(&mut self) -> Result<Option<Record>> {
         loop {
             let base = line_word(self.head);
             let ready = self.memory.word(base).load(Ordering::Acquire);
             if ready != self.number {
-                return if ready == 0 { Ok(None) } else { Err(corrupt(format!("record number {ready}"))) };
+                return if ready == 0 { Ok(None) } else { Err(strange_number(ready)) };
             }
             let shape = self.memory.word(base + 1).load(Ordering::Relaxed);
             let kind = Kind::from_code(shape as u8)?;
@@ -219,7 +245,7 @@ impl<M: Memory> Consumer<M> {
                 && (body_bytes + 16).div_ceil(64) as u64 <= lines
                 && body_bytes <= BODY_BYTES_MAX;
             if !fits {
-                return Err(corrupt(format!("a record of {lines} lines and {body_bytes} bytes")));
+                return Err(strange_shape(lines, body_bytes));
             }
             let record = Record { kind, body_bytes, base, lines };
             if kind != Kind::Pad {
@@ -231,10 +257,11 @@ impl<M: Memory> Consumer<M> {
 
     /// Copies body bytes from `offset_bytes` (a multiple of 8) into `target`. The range was checked by the caller's
     /// own arithmetic against `body_bytes`; beyond it is an error.
+    #[inline]
     pub(crate) fn read(&self, record: &Record, offset_bytes: usize, target: &mut [u8]) -> Result<()> {
         let end = offset_bytes.checked_add(target.len()).filter(|end| *end <= record.body_bytes.next_multiple_of(8));
         if end.is_none() || !offset_bytes.is_multiple_of(8) {
-            return Err(corrupt(format!("a field at {offset_bytes} in a body of {}", record.body_bytes)));
+            return Err(strange_field(offset_bytes, record));
         }
         let mut next = record.base + 2 + offset_bytes / 8;
         let (words, rest) = target.as_chunks_mut::<8>();
@@ -250,7 +277,19 @@ impl<M: Memory> Consumer<M> {
         Ok(())
     }
 
+    /// Body words from `offset_bytes` on, which is a multiple of 8.
+    #[inline]
+    pub(crate) fn words<const N: usize>(&self, record: &Record, offset_bytes: usize) -> Result<[u64; N]> {
+        if !offset_bytes.is_multiple_of(8) || offset_bytes.saturating_add(8 * N) > record.body_bytes.next_multiple_of(8)
+        {
+            return Err(strange_field(offset_bytes, record));
+        }
+        let first = record.base + 2 + offset_bytes / 8;
+        Ok(std::array::from_fn(|index| self.memory.word(first + index).load(Ordering::Relaxed)))
+    }
+
     /// Gives the record's lines back to the producer.
+    #[inline]
     pub(crate) fn release(&mut self, record: Record) {
         self.head += record.lines;
         self.number += 1;
@@ -303,12 +342,12 @@ fn line_word(line: u64) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use std::sync::Arc;
 
     /// A ring on the heap, for tests of the protocol alone.
-    struct Heap(Vec<AtomicU64>);
+    pub(in crate::shm) struct Heap(pub(in crate::shm) Vec<AtomicU64>);
 
     impl Memory for Arc<Heap> {
         fn word(&self, index: usize) -> &AtomicU64 {
@@ -316,7 +355,7 @@ mod tests {
         }
     }
 
-    fn ring() -> (Arc<Heap>, Producer<Arc<Heap>>, Consumer<Arc<Heap>>) {
+    pub(in crate::shm) fn ring() -> (Arc<Heap>, Producer<Arc<Heap>>, Consumer<Arc<Heap>>) {
         let memory = Arc::new(Heap((0..WORDS).map(|_| AtomicU64::new(0)).collect()));
         (memory.clone(), Producer::new(memory.clone()), Consumer::new(memory))
     }
