@@ -8,13 +8,14 @@ use super::ring::{Consumer, Kind as RecordKind, Record};
 use super::sending::{CHUNK_BYTES, CHUNKS};
 use crate::counters::Counters;
 use crate::link::{Arrival, Landing, Sink, Verdict};
+use crate::matching::Wanted;
 use crate::message::{Envelope, Message};
 use parking_lot::Mutex;
 use sheave_base::limits::CONTROL_BYTES_MAX;
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, LinkId, Result, Tag};
 use sheave_tensor::{Arena, Buffer, Dtype, Segment, SegmentId, Shape, Tensor};
-use sheave_wire::{HEADER_BYTES, Header, Part, Placement};
+use sheave_wire::{HEADER_BYTES, Header, Kind, Part, Placement};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -60,6 +61,9 @@ struct Stream {
 /// The tensors of a message, and which of them are still to be streamed.
 type Landed = (SmallVec<[Tensor; 1]>, SmallVec<[usize; 1]>);
 
+/// The next record is there and is not for this receive, or needs more than a copy.
+pub(crate) struct NotTaken;
+
 /// What became of the next record.
 pub(crate) enum Step {
     Nothing,
@@ -104,6 +108,41 @@ impl Receiving {
         }
         self.consumer.release(record);
         Ok(Step::Moved)
+    }
+
+    /// Takes the next record past the sink if it is a short message of data for `wanted`. What is wrong with a record
+    /// is said by [`Receiving::step`].
+    #[inline]
+    pub(crate) fn take(
+        &mut self,
+        link: LinkId,
+        wanted: &Wanted,
+        places: &mut SmallVec<[Tensor; 1]>,
+        sink: &dyn Sink,
+    ) -> Result<Option<(Envelope, u64)>, NotTaken> {
+        let Some(record) = self.consumer.peek().map_err(|_| NotTaken)? else { return Ok(None) };
+        if record.kind != RecordKind::Brief || self.require_between_messages().is_err() {
+            return Err(NotTaken);
+        }
+        let brief = Brief::read(&self.consumer, &record).map_err(|_| NotTaken)?;
+        let envelope = brief.envelope;
+        if envelope.kind != Kind::Data || !wanted.fits(link, envelope.context, envelope.tag) {
+            return Err(NotTaken);
+        }
+        match &places[..] {
+            [] => {
+                let place = sink.place(&brief.spec()).map_err(|_| NotTaken)?;
+                self.read_into(&record, brief.offset_bytes, &place).map_err(|_| NotTaken)?;
+                places.push(place);
+            }
+            [place] if place.dtype() == brief.dtype && place.len_bytes() == brief.length_bytes => {
+                self.read_into(&record, brief.offset_bytes, place).map_err(|_| NotTaken)?;
+            }
+            _ => return Err(NotTaken),
+        }
+        self.sequence += 1;
+        self.consumer.release(record);
+        Ok(Some((envelope, self.sequence)))
     }
 
     /// The link has ended: nobody will complete the message in progress.

@@ -217,12 +217,14 @@ pub(crate) struct Consumer<M> {
     memory: M,
     head: u64,
     number: u64,
+    /// `head` at the last look at the producer's flag.
+    looked_at: u64,
 }
 
 impl<M: Memory> Consumer<M> {
     /// The consumer of a fresh, zeroed ring.
     pub(crate) fn new(memory: M) -> Self {
-        Self { memory, head: 0, number: 1 }
+        Self { memory, head: 0, number: 1, looked_at: 0 }
     }
 
     /// The next record, if there is one.
@@ -312,8 +314,22 @@ impl<M: Memory> Consumer<M> {
         self.memory.word(CHUNKS).store(total, Ordering::Release);
     }
 
+    /// True when something was released since the last look at the producer's flag. Whoever stops reading looks.
+    pub(crate) fn owes_a_look(&self) -> bool {
+        self.looked_at != self.head
+    }
+
+    /// True when so much was released since the last look at the producer's flag that whoever goes on reading looks.
+    ///
+    /// A producer that waits for room finds enough when at most half of the ring is still to be read, so that it is
+    /// rung while there is something to read.
+    pub(crate) fn is_late_to_look(&self) -> bool {
+        self.head - self.looked_at >= LINES / 4
+    }
+
     /// After releasing: true when the producer waits for room and must be rung. Clears its flag.
-    pub(crate) fn must_ring(&self) -> bool {
+    pub(crate) fn must_ring(&mut self) -> bool {
+        self.looked_at = self.head;
         fence(Ordering::SeqCst);
         take_flag(self.memory.word(PRODUCER_ARMED))
     }
@@ -427,6 +443,24 @@ pub(super) mod tests {
             memory.0[HEAD].store(10_000, Ordering::SeqCst);
             let filled = (0..LINES).try_for_each(|_| producer.push(Kind::Chunk, &[&[0; 48]]).map(|_| ()));
             assert_eq!(filled.expect_err("the index is impossible").kind(), ErrorKind::Protocol);
+        }
+
+        #[test]
+        fn a_reader_that_looks_when_it_is_late_leaves_no_producer_asleep() {
+            for body_bytes in [8, 100, 1000, 2048] {
+                let (_, mut producer, mut consumer) = ring();
+                for _ in 0..3 {
+                    while producer.push(Kind::Message, &[&vec![1; body_bytes]]).expect("it is small") {}
+                    producer.arm();
+                    let mut rung = false;
+                    while !rung {
+                        let record = consumer.peek().expect("sound").expect("rung while there is something to read");
+                        consumer.release(record);
+                        rung = consumer.is_late_to_look() && consumer.must_ring();
+                    }
+                    assert!(producer.push(Kind::Message, &[&vec![1; body_bytes]]).expect("it is small"));
+                }
+            }
         }
 
         #[test]

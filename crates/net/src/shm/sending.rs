@@ -20,13 +20,13 @@ use super::memory::RingMemory;
 use super::ring::{Kind as RecordKind, Producer};
 use crate::counters::Counters;
 use crate::doorbell::Doorbell;
-use crate::link::{Handover, Hold};
+use crate::link::Hold;
 use crate::message::{Outgoing, Part, spec_of};
 use crate::outbox::{Outbox, SendDriver, Waiting};
 use parking_lot::Mutex;
 use sheave_base::park::Bell;
 use sheave_base::work::Completer;
-use sheave_base::{Error, ErrorKind, Result};
+use sheave_base::{Error, ErrorKind, Result, Work};
 use sheave_tensor::{Arena, Buffer, Location, Mode, Segment, SegmentId, Tensor};
 use sheave_wire::{HEADER_BYTES, Header, Part as WirePart, Placement};
 use smallvec::SmallVec;
@@ -130,16 +130,18 @@ impl Sending {
         }
     }
 
-    /// Takes a message: into the ring at once if it can be, else into the outbox, from where it may leave at once too;
-    /// then its work is among the finished.
-    pub(crate) fn send(&mut self, message: Outgoing, hold: Hold, shore: &Shore<'_>) -> Result<Handover> {
-        if !self.waits() && fits_inline(&message) && self.put(&message, shore)? {
-            return Ok(Handover::Sent);
-        }
+    /// Puts a message into the ring if that can be done at once.
+    #[inline]
+    pub(crate) fn send_at_once(&mut self, message: &Outgoing, shore: &Shore<'_>) -> Result<bool> {
+        Ok(!self.waits() && fits_inline(message) && self.put(message, shore)?)
+    }
+
+    /// Takes a message into the outbox, from where it may leave at once; then its work is among the finished.
+    pub(crate) fn queue(&mut self, message: Outgoing, hold: Hold, shore: &Shore<'_>) -> Result<Work<()>> {
         check(&message, shore)?;
         let work = self.outbox.push(message, hold, shore.driver)?;
         self.flush(shore)?;
-        Ok(Handover::Queued(work))
+        Ok(work)
     }
 
     /// The works to complete once the lock is free.
