@@ -4,9 +4,11 @@
 //! it says but never cause a data race here. A record is `[number, kind and length, body …]`, contiguous, rounded up to
 //! whole lines. Its first word is the *ready* word: the record's number, stored last with release ordering. The
 //! consumer looks at exactly one place, the line after the last record, and finds either zero or the number that it
-//! expects, because the producer clears the ready word of the *next* line before it publishes a record; old payload
-//! bytes can never pass for a record. One line is always left free for that. A small message thus moves two cache lines
-//! and no index; the consumer's index is read by the producer only when its own copy of it says that the ring is full.
+//! expects, because the producer has cleared the ready word of the *next* line when it publishes a record; old payload
+//! bytes can never pass for a record. One line is always left free for that. Where there is more room, the producer
+//! clears a little ahead, once a record is published, so that no record waits for a line that is not its own. A small
+//! message thus moves one cache line and no index; the consumer's index is read by the producer only when its own copy
+//! of it says that the ring is full.
 //!
 //! Sleeping: each side announces that it sleeps by a flag (`armed`) and looks once more; the other side changes the
 //! ring and then looks at the flag, with a sequentially consistent fence between the two steps on both sides (Dekker).
@@ -20,6 +22,8 @@ use sheave_base::{Error, ErrorKind, Result};
 /// Lines of one direction.
 pub(crate) const LINES: u64 = 256;
 const LINE_WORDS: usize = 8;
+/// Lines behind a record that the producer clears once it has published it.
+const AHEAD: u64 = 2;
 const HEAD: usize = 0;
 const CONSUMER_ARMED: usize = 8;
 const PRODUCER_ARMED: usize = 16;
@@ -105,12 +109,14 @@ pub(crate) struct Producer<M> {
     tail: u64,
     seen_head: u64,
     number: u64,
+    /// The first line whose ready word was not cleared since the consumer gave it back.
+    cleared: u64,
 }
 
 impl<M: Memory> Producer<M> {
     /// The producer of a fresh, zeroed ring.
     pub(crate) fn new(memory: M) -> Self {
-        Self { memory, tail: 0, seen_head: 0, number: 1 }
+        Self { memory, tail: 0, seen_head: 0, number: 1, cleared: 0 }
     }
 
     /// Appends a record whose body is `pieces`, each rounded up to whole words. False when there is no room now.
@@ -163,10 +169,24 @@ impl<M: Memory> Producer<M> {
         }
         let shape = u64::from(kind as u8) | lines << 8 | (body_bytes as u64) << 32;
         self.memory.word(base + 1).store(shape, Ordering::Relaxed);
-        self.memory.word(line_word(self.tail + lines)).store(0, Ordering::Relaxed);
+        // Its own lines are not to be cleared any more.
+        self.cleared = self.cleared.max(self.tail + lines);
+        self.clear_up_to(self.tail + lines);
         self.memory.word(base).store(self.number, Ordering::Release);
         self.tail += lines;
         self.number += 1;
+        // Beforehand where that is possible, so that the next record does not wait for the line behind it.
+        if self.tail + AHEAD < self.seen_head + LINES {
+            self.clear_up_to(self.tail + AHEAD);
+        }
+    }
+
+    /// Clears the ready words of the lines up to and including `line`.
+    fn clear_up_to(&mut self, line: u64) {
+        while self.cleared <= line {
+            self.memory.word(line_word(self.cleared)).store(0, Ordering::Relaxed);
+            self.cleared += 1;
+        }
     }
 
     /// After a push: true when the consumer sleeps and must be rung. Clears its flag.
