@@ -332,6 +332,10 @@ impl Sink for Gate<'_> {
     fn place(&self, spec: &TensorSpec) -> Result<Tensor> {
         self.sink.place(spec)
     }
+
+    fn is_empty(&self) -> bool {
+        self.sink.is_empty()
+    }
 }
 
 impl Link for ChaosLink {

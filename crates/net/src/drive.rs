@@ -69,7 +69,7 @@ impl Drop for Polling<'_> {
 }
 
 /// Polls before the clock is read for the first time: a few microseconds.
-const BRIEF_ROUNDS: u32 = 64;
+pub(crate) const BRIEF_ROUNDS: u32 = 64;
 
 impl Inner {
     /// Polls for a moment without reading the clock. True when the work is done.

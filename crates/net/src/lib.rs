@@ -24,6 +24,7 @@ mod beat;
 pub mod chaos;
 mod connect;
 mod counters;
+mod direct;
 mod doorbell;
 mod drive;
 mod entry;

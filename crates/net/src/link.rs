@@ -11,7 +11,7 @@
 //!   fills up.
 //! * **End**: a link ends once, with one reason; every later call returns it.
 
-use crate::matching::Posted;
+use crate::matching::{Posted, Wanted};
 use crate::message::{Envelope, Message, Outgoing};
 use sheave_base::{Error, LinkId, Peer, Result, Work};
 use sheave_tensor::Tensor;
@@ -149,6 +149,8 @@ pub trait Sink: Send + Sync {
     fn deliver(&self, landing: Landing, message: Message);
     /// Memory for a tensor that nobody named a place for.
     fn place(&self, spec: &TensorSpec) -> Result<Tensor>;
+    /// True when no receive waits for a message and no message for a receive.
+    fn is_empty(&self) -> bool;
 }
 
 /// An ordered, reliable, authenticated message path. See the module's contract.
@@ -168,6 +170,21 @@ pub trait Link: Send + Sync {
 
     /// Moves up to `budget` messages in and whatever waits out. Never blocks.
     fn poll(&self, sink: &dyn Sink, budget: usize) -> Polled;
+
+    /// Waits for a moment, `rounds` looks at most, for the next message, and takes it past the sink if it is data for
+    /// `wanted` and needs nothing but a copy; returns its envelope and its number, and its tensors in `places`. Takes
+    /// nothing while the sink is not empty, so that messages and receives keep their order. Whatever else there is, the
+    /// link's end included, is left for [`Link::poll`]. `places` are as in [`Landing::take_places`], and their leases
+    /// are the caller's.
+    fn take(
+        &self,
+        _sink: &dyn Sink,
+        _wanted: &Wanted,
+        _places: &mut SmallVec<[Tensor; 1]>,
+        _rounds: u32,
+    ) -> Option<(Envelope, u64)> {
+        None
+    }
 
     /// Asks for a doorbell when something arrives or room appears. False when there is something to do now.
     fn arm(&self) -> bool;

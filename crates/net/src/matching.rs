@@ -10,6 +10,7 @@
 
 use crate::link::{Arrival, Landing, Verdict};
 use crate::message::Message;
+use parking_lot::{Mutex, MutexGuard};
 use sheave_base::limits::{UNEXPECTED_BYTES_MAX, UNEXPECTED_MESSAGES_MAX};
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, LinkId, Result, Tag};
@@ -17,6 +18,9 @@ use sheave_tensor::{Dtype, Tensor, WriteLease};
 use sheave_wire::Part;
 use smallvec::SmallVec;
 use std::collections::{HashMap, VecDeque};
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
 
 /// What a receive asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +34,7 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    fn fits(&self, source: LinkId, context: u64, tag: Tag) -> bool {
+    pub(crate) fn fits(&self, source: LinkId, context: u64, tag: Tag) -> bool {
         self.context == context && self.tag == tag && self.source.is_none_or(|wanted| wanted == source)
     }
 }
@@ -67,6 +71,52 @@ pub(crate) struct Matcher {
     unexpected_messages: usize,
     unexpected_bytes: u64,
     next_ticket: u64,
+}
+
+/// The matcher behind its lock. Whether anything waits in it is known without the lock too.
+#[derive(Default)]
+pub(crate) struct Matching {
+    matcher: Mutex<Matcher>,
+    /// Written under the lock.
+    waits: AtomicBool,
+}
+
+/// The matcher, locked.
+pub(crate) struct Locked<'a> {
+    matcher: MutexGuard<'a, Matcher>,
+    waits: &'a AtomicBool,
+}
+
+impl Matching {
+    pub(crate) fn lock(&self) -> Locked<'_> {
+        Locked { matcher: self.matcher.lock(), waits: &self.waits }
+    }
+
+    /// True when no receive and no message waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        !self.waits.load(Acquire)
+    }
+}
+
+impl Deref for Locked<'_> {
+    type Target = Matcher;
+
+    fn deref(&self) -> &Matcher {
+        &self.matcher
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Matcher {
+        &mut self.matcher
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        // Still under the lock, which is dropped afterwards.
+        self.waits.store(!self.matcher.posted.is_empty() || self.matcher.unexpected_messages > 0, Release);
+    }
 }
 
 /// What became of a receive that was just posted.

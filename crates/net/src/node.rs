@@ -10,7 +10,7 @@ use crate::counters::{Counters, Counts};
 use crate::entry::{Entry, Links};
 use crate::link::{Arrival, Handover, Hold, Landing, Link, Medium, Sink, Verdict};
 use crate::listen::Listening;
-use crate::matching::{Matcher, PostOutcome, Posted, Wanted, meet};
+use crate::matching::{Matching, PostOutcome, Posted, Wanted, meet};
 use crate::message::{Message, Outgoing};
 use crate::observer::{Admission, Observed};
 use crate::outbox::SendDriver;
@@ -22,7 +22,7 @@ use sheave_base::limits;
 use sheave_base::secret::Resolved;
 use sheave_base::work::{Completer, Drive, Interrupt, driven};
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Peer, Result, Work};
-use sheave_tensor::{Arena, ArenaConfig, Mode, Tensor};
+use sheave_tensor::{Arena, ArenaConfig, Mode, Tensor, WriteLease};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -153,7 +153,7 @@ pub(crate) struct Inner {
     pub(crate) secret: Mutex<Option<Resolved>>,
     pub(crate) boot_id: OnceLock<String>,
     pub(crate) observed: Observed,
-    matcher: Mutex<Matcher>,
+    pub(crate) matcher: Matching,
     arrivals: Mutex<Arrivals>,
 }
 
@@ -197,7 +197,7 @@ impl Node {
             secret: Mutex::default(),
             boot_id: OnceLock::new(),
             observed: Observed::default(),
-            matcher: Mutex::default(),
+            matcher: Matching::default(),
             arrivals: Mutex::default(),
         });
         let thread = crate::beat::spawn(Arc::clone(&inner))?;
@@ -321,7 +321,8 @@ impl Node {
     /// Starts to receive a message. With `places`, one contiguous tensor per tensor of the message, bytes land there
     /// and dtype and size must agree; nobody else may write them until the work ends.
     pub fn irecv(&self, wanted: Wanted, places: SmallVec<[Tensor; 1]>) -> Result<Work<Message>> {
-        let (work, ticket) = self.inner.post("recv", wanted, places)?;
+        let leases = lease(&places)?;
+        let (work, ticket) = self.inner.post(wanted, places, leases)?;
         if let Some((ticket, cancel)) = ticket.zip(Some(self.inner.weak.clone())) {
             self.inner.matcher.lock().on_cancel(ticket, move || {
                 if let Some(inner) = cancel.upgrade() {
@@ -343,12 +344,18 @@ impl Node {
     pub fn recv(
         &self,
         wanted: Wanted,
-        places: SmallVec<[Tensor; 1]>,
+        mut places: SmallVec<[Tensor; 1]>,
         until: Option<Instant>,
         interrupt: Option<Interrupt<'_>>,
     ) -> Result<Message> {
         let in_place = !places.is_empty();
-        let (work, ticket) = self.inner.post("recv", wanted, places)?;
+        let leases = lease(&places)?;
+        if let (Some(source), Some((envelope, sequence))) =
+            (wanted.source, self.inner.take_at_once(&wanted, &mut places))
+        {
+            return Ok(Message { envelope, source, sequence, control: Vec::new(), parts: places });
+        }
+        let (work, ticket) = self.inner.post(wanted, places, leases)?;
         if self.inner.spin_briefly(&work, wanted.source) {
             return work.taken().map_err(|error| self.inner.explain(error, "recv", wanted.source, None));
         }
@@ -521,16 +528,12 @@ impl Inner {
 
     fn post(
         self: &Arc<Self>,
-        operation: &'static str,
         wanted: Wanted,
         places: SmallVec<[Tensor; 1]>,
+        leases: SmallVec<[WriteLease; 1]>,
     ) -> Result<(Work<Message>, Option<u64>)> {
         self.fork.check("node")?;
-        let mut leases = SmallVec::new();
-        for place in &places {
-            leases.push(place.write_lease(operation)?);
-        }
-        let (completer, work) = driven(operation, Some(self.driver()), wanted.source);
+        let (completer, work) = driven("recv", Some(self.driver()), wanted.source);
         let posted = Box::new(Posted { wanted, places, leases, completer });
         let outcome = self.matcher.lock().post(posted);
         let ticket = match outcome {
@@ -603,6 +606,15 @@ impl Inner {
     }
 }
 
+/// Keeps everybody else away from the places of a receive.
+fn lease(places: &[Tensor]) -> Result<SmallVec<[WriteLease; 1]>> {
+    let mut leases = SmallVec::new();
+    for place in places {
+        leases.push(place.write_lease("recv")?);
+    }
+    Ok(leases)
+}
+
 impl Sink for Inner {
     fn begin(&self, link: LinkId, arrival: &Arrival<'_>) -> Result<Verdict> {
         if let Some(observer) = self.observed.of_kind(arrival.envelope.kind) {
@@ -637,6 +649,10 @@ impl Sink for Inner {
 
     fn place(&self, spec: &sheave_wire::TensorSpec) -> Result<Tensor> {
         crate::entry::place(&self.arena, spec)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.matcher.is_empty()
     }
 }
 

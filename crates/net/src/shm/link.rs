@@ -3,21 +3,23 @@
 use super::loans::{Debts, Lent, SetAside};
 use super::memory::{Pair, Which};
 use super::process::PeerProcess;
-use super::receiving::{self, Receiving, Step};
+use super::receiving::{self, NotTaken, Receiving, Step};
 use super::ring::{Consumer, Kind as RecordKind, Producer};
 use super::sending::{self, Ended, Sending};
 use crate::counters::Counters;
 use crate::doorbell::Doorbell;
 use crate::farewell::closed_by_peer;
 use crate::link::{Handover, Hold, Link, Medium, Polled, Readiness, Sink};
-use crate::message::Outgoing;
+use crate::matching::Wanted;
+use crate::message::{Envelope, Outgoing};
 use crate::node::Inner;
 use crate::outbox::SendDriver;
 use parking_lot::Mutex;
 use sheave_base::park::Bell;
 use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
-use sheave_tensor::{Arena, Lender};
+use sheave_tensor::{Arena, Lender, Tensor};
 use sheave_wire::CloseReason;
+use smallvec::SmallVec;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, Weak};
@@ -159,7 +161,7 @@ impl ShmLink {
                 Step::Moved => taken.moved = true,
             }
         }
-        if taken.moved && receiving.consumer.must_ring() {
+        if receiving.consumer.owes_a_look() && receiving.consumer.must_ring() {
             self.shore().ring();
         }
         Ok(taken)
@@ -245,20 +247,23 @@ impl Link for ShmLink {
         if let Some(reason) = self.ended.get() {
             return Err(reason.clone());
         }
-        let handover = sending.send(message, hold, &self.shore());
-        if !matches!(handover, Ok(Handover::Sent)) {
-            self.outbound_waits.store(sending.waits(), SeqCst);
+        let at_once = sending.send_at_once(&message, &self.shore());
+        if let Ok(true) = at_once {
+            if sending.producer.must_ring() {
+                self.shore().ring();
+            }
+            return Ok(Handover::Sent);
         }
+        let queued = at_once.and_then(|_| sending.queue(message, hold, &self.shore()));
+        self.outbound_waits.store(sending.waits(), SeqCst);
         if sending.producer.must_ring() {
             self.shore().ring();
         }
         let finished = sending.take_finished();
         drop(sending);
         finished.into_iter().for_each(|done| done.complete(Ok(())));
-        match handover.map_err(|error| error.peer(self.peer.clone()))? {
-            Handover::Queued(work) if work.is_done() => work.taken().map(|()| Handover::Sent),
-            other => Ok(other),
-        }
+        let work = queued.map_err(|error| error.peer(self.peer.clone()))?;
+        if work.is_done() { work.taken().map(|()| Handover::Sent) } else { Ok(Handover::Queued(work)) }
     }
 
     fn capture(&self) -> Result<()> {
@@ -307,10 +312,45 @@ impl Link for ShmLink {
         }
     }
 
+    fn take(
+        &self,
+        sink: &dyn Sink,
+        wanted: &Wanted,
+        places: &mut SmallVec<[Tensor; 1]>,
+        rounds: u32,
+    ) -> Option<(Envelope, u64)> {
+        let mut receiving = self.receiving.try_lock()?;
+        // The sink is asked under the token: nothing of this link's can be delivered to it from here on.
+        let is_idle = self.ended.get().is_none() && !self.outbound_waits.load(SeqCst) && self.debts.is_empty();
+        if !is_idle || !sink.is_empty() {
+            return None;
+        }
+        for _ in 0..rounds {
+            match receiving.take(self.id, wanted, places, sink) {
+                Ok(Some(taken)) => {
+                    if receiving.consumer.is_late_to_look() && receiving.consumer.must_ring() {
+                        self.shore().ring();
+                    }
+                    drop(receiving);
+                    Counters::add(&self.counters.bytes_copied, places[0].len_bytes() as u64);
+                    Counters::add(&self.counters.messages_received, 1);
+                    return Some(taken);
+                }
+                Ok(None) => std::hint::spin_loop(),
+                Err(NotTaken) => return None,
+            }
+        }
+        None
+    }
+
     fn arm(&self) -> bool {
         // A poller holds the token for the time of a few messages at most.
         let mut receiving = self.receiving.lock();
         receiving.consumer.arm();
+        // What was taken past the sink may have made room for a peer that waits.
+        if receiving.consumer.owes_a_look() && receiving.consumer.must_ring() {
+            self.shore().ring();
+        }
         let over = receiving.consumer.closed().is_some() || self.process.is_known_to_have_ended();
         let arrived = over || !matches!(receiving.consumer.peek(), Ok(None));
         drop(receiving);

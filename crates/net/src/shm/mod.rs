@@ -5,6 +5,7 @@
 //! through the rings (`ring`), large tensors through the arenas (`sending` says how), and the socket carries only
 //! further descriptors and the news of its own end.
 
+mod brief;
 mod channel;
 mod link;
 mod loans;

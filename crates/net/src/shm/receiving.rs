@@ -1,5 +1,6 @@
 //! The receiving side of a shared-memory link.
 
+use super::brief::Brief;
 use super::channel::{self, Packet, Received};
 use super::loans::{Debts, Lent};
 use super::memory::RingMemory;
@@ -7,13 +8,14 @@ use super::ring::{Consumer, Kind as RecordKind, Record};
 use super::sending::{CHUNK_BYTES, CHUNKS};
 use crate::counters::Counters;
 use crate::link::{Arrival, Landing, Sink, Verdict};
+use crate::matching::Wanted;
 use crate::message::{Envelope, Message};
 use parking_lot::Mutex;
 use sheave_base::limits::CONTROL_BYTES_MAX;
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, LinkId, Result, Tag};
 use sheave_tensor::{Arena, Buffer, Dtype, Segment, SegmentId, Shape, Tensor};
-use sheave_wire::{HEADER_BYTES, Header, Part, Placement};
+use sheave_wire::{HEADER_BYTES, Header, Kind, Part, Placement};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -59,6 +61,9 @@ struct Stream {
 /// The tensors of a message, and which of them are still to be streamed.
 type Landed = (SmallVec<[Tensor; 1]>, SmallVec<[usize; 1]>);
 
+/// The next record is there and is not for this receive, or needs more than a copy.
+pub(crate) struct NotTaken;
+
 /// What became of the next record.
 pub(crate) enum Step {
     Nothing,
@@ -86,11 +91,12 @@ impl Receiving {
         let Some(record) = self.consumer.peek()? else { return Ok(Step::Nothing) };
         match record.kind {
             RecordKind::Message => return self.message(record, shore),
+            RecordKind::Brief => return self.brief(record, shore),
             RecordKind::Chunk => return self.chunk(record, shore),
             RecordKind::Returns => self.returns(&record, shore)?,
             RecordKind::Area => self.area_piece(&record)?,
             RecordKind::Slots => {
-                let [segment, offset] = self.words::<2>(&record)?;
+                let [segment, offset] = self.consumer.words(&record, 0)?;
                 let segment = self.segment(segment, shore)?;
                 let bytes = CHUNK_BYTES as u64 * CHUNKS;
                 if offset.checked_add(bytes).is_none_or(|end| end > segment.len_bytes()) {
@@ -102,6 +108,41 @@ impl Receiving {
         }
         self.consumer.release(record);
         Ok(Step::Moved)
+    }
+
+    /// Takes the next record past the sink if it is a short message of data for `wanted`. What is wrong with a record
+    /// is said by [`Receiving::step`].
+    #[inline]
+    pub(crate) fn take(
+        &mut self,
+        link: LinkId,
+        wanted: &Wanted,
+        places: &mut SmallVec<[Tensor; 1]>,
+        sink: &dyn Sink,
+    ) -> Result<Option<(Envelope, u64)>, NotTaken> {
+        let Some(record) = self.consumer.peek().map_err(|_| NotTaken)? else { return Ok(None) };
+        if record.kind != RecordKind::Brief || self.require_between_messages().is_err() {
+            return Err(NotTaken);
+        }
+        let brief = Brief::read(&self.consumer, &record).map_err(|_| NotTaken)?;
+        let envelope = brief.envelope;
+        if envelope.kind != Kind::Data || !wanted.fits(link, envelope.context, envelope.tag) {
+            return Err(NotTaken);
+        }
+        match &places[..] {
+            [] => {
+                let place = sink.place(&brief.spec()).map_err(|_| NotTaken)?;
+                self.read_into(&record, brief.offset_bytes, &place).map_err(|_| NotTaken)?;
+                places.push(place);
+            }
+            [place] if place.dtype() == brief.dtype && place.len_bytes() == brief.length_bytes => {
+                self.read_into(&record, brief.offset_bytes, place).map_err(|_| NotTaken)?;
+            }
+            _ => return Err(NotTaken),
+        }
+        self.sequence += 1;
+        self.consumer.release(record);
+        Ok(Some((envelope, self.sequence)))
     }
 
     /// The link has ended: nobody will complete the message in progress.
@@ -146,12 +187,6 @@ impl Receiving {
         self.segments.get(&id).cloned().ok_or_else(|| impossible("a segment that was never announced"))
     }
 
-    fn words<const N: usize>(&self, record: &Record) -> Result<[u64; N]> {
-        let mut bytes = [[0; 8]; N];
-        self.consumer.read(record, 0, bytes.as_flattened_mut())?;
-        Ok(bytes.map(u64::from_ne_bytes))
-    }
-
     fn returns(&mut self, record: &Record, shore: &Shore<'_>) -> Result<()> {
         let mut bytes = vec![0; record.body_bytes];
         self.consumer.read(record, 0, &mut bytes)?;
@@ -175,6 +210,40 @@ impl Receiving {
         }
         self.area.resize(begin + record.body_bytes, 0);
         self.consumer.read(record, 0, &mut self.area[begin..])
+    }
+
+    /// A message in its short form.
+    fn brief(&mut self, record: Record, shore: &Shore<'_>) -> Result<Step> {
+        self.require_between_messages()?;
+        let brief = Brief::read(&self.consumer, &record)?;
+        let (envelope, sequence) = (brief.envelope, self.sequence + 1);
+        let parts = [Part::inline(brief.spec())];
+        let payload_bytes = brief.length_bytes as u64;
+        let arrival =
+            Arrival { envelope, sequence, parts: &parts, payload_bytes, control_bytes: 0, ending: shore.ending };
+        let mut landing = match shore.sink.begin(shore.id, &arrival)? {
+            Verdict::Pause => return Ok(Step::Paused),
+            Verdict::Land(landing) => landing,
+        };
+        let (parts, _) = match self.land(&record, brief.offset_bytes, &parts, landing.take_places(), shore) {
+            Ok(landed) => landed,
+            Err(error) => {
+                landing.fail(&error);
+                return Err(error);
+            }
+        };
+        self.sequence = sequence;
+        self.consumer.release(record);
+        shore.sink.deliver(landing, Message { envelope, source: shore.id, sequence, control: Vec::new(), parts });
+        Ok(Step::Moved)
+    }
+
+    /// A message may begin here.
+    fn require_between_messages(&self) -> Result<()> {
+        if self.stream.is_some() || !self.area.is_empty() {
+            return Err(impossible("a message in the middle of another"));
+        }
+        Ok(())
     }
 
     fn message(&mut self, record: Record, shore: &Shore<'_>) -> Result<Step> {
@@ -293,7 +362,7 @@ impl Receiving {
     }
 
     fn chunk(&mut self, record: Record, shore: &Shore<'_>) -> Result<Step> {
-        let [length] = self.words::<1>(&record)?;
+        let [length] = self.consumer.words(&record, 0)?;
         let (Some(stream), Some((segment, offset))) = (self.stream.as_mut(), self.slots.as_ref()) else {
             return Err(impossible("a chunk without a stream"));
         };

@@ -4,9 +4,11 @@
 //! it says but never cause a data race here. A record is `[number, kind and length, body …]`, contiguous, rounded up to
 //! whole lines. Its first word is the *ready* word: the record's number, stored last with release ordering. The
 //! consumer looks at exactly one place, the line after the last record, and finds either zero or the number that it
-//! expects, because the producer clears the ready word of the *next* line before it publishes a record; old payload
-//! bytes can never pass for a record. One line is always left free for that. A small message thus moves two cache lines
-//! and no index; the consumer's index is read by the producer only when its own copy of it says that the ring is full.
+//! expects, because the producer has cleared the ready word of the *next* line when it publishes a record; old payload
+//! bytes can never pass for a record. One line is always left free for that. Where there is more room, the producer
+//! clears a little ahead, once a record is published, so that no record waits for a line that is not its own. A small
+//! message thus moves one cache line and no index; the consumer's index is read by the producer only when its own copy
+//! of it says that the ring is full.
 //!
 //! Sleeping: each side announces that it sleeps by a flag (`armed`) and looks once more; the other side changes the
 //! ring and then looks at the flag, with a sequentially consistent fence between the two steps on both sides (Dekker).
@@ -20,6 +22,8 @@ use sheave_base::{Error, ErrorKind, Result};
 /// Lines of one direction.
 pub(crate) const LINES: u64 = 256;
 const LINE_WORDS: usize = 8;
+/// Lines behind a record that the producer clears once it has published it.
+const AHEAD: u64 = 2;
 const HEAD: usize = 0;
 const CONSUMER_ARMED: usize = 8;
 const PRODUCER_ARMED: usize = 16;
@@ -49,6 +53,8 @@ pub(crate) enum Kind {
     Area = 5,
     /// Where the slots of the following streams are.
     Slots = 6,
+    /// A message in its short form.
+    Brief = 7,
 }
 
 impl Kind {
@@ -60,9 +66,30 @@ impl Kind {
             4 => Self::Returns,
             5 => Self::Area,
             6 => Self::Slots,
-            other => return Err(corrupt(format!("record kind {other}"))),
+            7 => Self::Brief,
+            other => return Err(strange_kind(other)),
         })
     }
+}
+
+#[cold]
+fn strange_kind(code: u8) -> Error {
+    corrupt(format!("record kind {code}"))
+}
+
+#[cold]
+fn strange_number(ready: u64) -> Error {
+    corrupt(format!("record number {ready}"))
+}
+
+#[cold]
+fn strange_shape(lines: u64, body_bytes: usize) -> Error {
+    corrupt(format!("a record of {lines} lines and {body_bytes} bytes"))
+}
+
+#[cold]
+fn strange_field(offset_bytes: usize, record: &Record) -> Error {
+    corrupt(format!("a field at {offset_bytes} in a body of {}", record.body_bytes))
 }
 
 fn corrupt(what: impl std::fmt::Display) -> Error {
@@ -82,12 +109,14 @@ pub(crate) struct Producer<M> {
     tail: u64,
     seen_head: u64,
     number: u64,
+    /// The first line whose ready word was not cleared since the consumer gave it back.
+    cleared: u64,
 }
 
 impl<M: Memory> Producer<M> {
     /// The producer of a fresh, zeroed ring.
     pub(crate) fn new(memory: M) -> Self {
-        Self { memory, tail: 0, seen_head: 0, number: 1 }
+        Self { memory, tail: 0, seen_head: 0, number: 1, cleared: 0 }
     }
 
     /// Appends a record whose body is `pieces`, each rounded up to whole words. False when there is no room now.
@@ -140,10 +169,24 @@ impl<M: Memory> Producer<M> {
         }
         let shape = u64::from(kind as u8) | lines << 8 | (body_bytes as u64) << 32;
         self.memory.word(base + 1).store(shape, Ordering::Relaxed);
-        self.memory.word(line_word(self.tail + lines)).store(0, Ordering::Relaxed);
+        // Its own lines are not to be cleared any more.
+        self.cleared = self.cleared.max(self.tail + lines);
+        self.clear_up_to(self.tail + lines);
         self.memory.word(base).store(self.number, Ordering::Release);
         self.tail += lines;
         self.number += 1;
+        // Beforehand where that is possible, so that the next record does not wait for the line behind it.
+        if self.tail + AHEAD < self.seen_head + LINES {
+            self.clear_up_to(self.tail + AHEAD);
+        }
+    }
+
+    /// Clears the ready words of the lines up to and including `line`.
+    fn clear_up_to(&mut self, line: u64) {
+        while self.cleared <= line {
+            self.memory.word(line_word(self.cleared)).store(0, Ordering::Relaxed);
+            self.cleared += 1;
+        }
     }
 
     /// After a push: true when the consumer sleeps and must be rung. Clears its flag.
@@ -194,21 +237,26 @@ pub(crate) struct Consumer<M> {
     memory: M,
     head: u64,
     number: u64,
+    /// `head` at the last look at the producer's flag.
+    looked_at: u64,
 }
 
 impl<M: Memory> Consumer<M> {
     /// The consumer of a fresh, zeroed ring.
     pub(crate) fn new(memory: M) -> Self {
-        Self { memory, head: 0, number: 1 }
+        Self { memory, head: 0, number: 1, looked_at: 0 }
     }
 
     /// The next record, if there is one.
+    ///
+    /// Inlined: what it returns is taken apart at once, and putting it together in memory costs more than finding it.
+    #[inline(always)]
     pub(crate) fn peek(&mut self) -> Result<Option<Record>> {
         loop {
             let base = line_word(self.head);
             let ready = self.memory.word(base).load(Ordering::Acquire);
             if ready != self.number {
-                return if ready == 0 { Ok(None) } else { Err(corrupt(format!("record number {ready}"))) };
+                return if ready == 0 { Ok(None) } else { Err(strange_number(ready)) };
             }
             let shape = self.memory.word(base + 1).load(Ordering::Relaxed);
             let kind = Kind::from_code(shape as u8)?;
@@ -219,7 +267,7 @@ impl<M: Memory> Consumer<M> {
                 && (body_bytes + 16).div_ceil(64) as u64 <= lines
                 && body_bytes <= BODY_BYTES_MAX;
             if !fits {
-                return Err(corrupt(format!("a record of {lines} lines and {body_bytes} bytes")));
+                return Err(strange_shape(lines, body_bytes));
             }
             let record = Record { kind, body_bytes, base, lines };
             if kind != Kind::Pad {
@@ -231,10 +279,11 @@ impl<M: Memory> Consumer<M> {
 
     /// Copies body bytes from `offset_bytes` (a multiple of 8) into `target`. The range was checked by the caller's
     /// own arithmetic against `body_bytes`; beyond it is an error.
+    #[inline]
     pub(crate) fn read(&self, record: &Record, offset_bytes: usize, target: &mut [u8]) -> Result<()> {
         let end = offset_bytes.checked_add(target.len()).filter(|end| *end <= record.body_bytes.next_multiple_of(8));
         if end.is_none() || !offset_bytes.is_multiple_of(8) {
-            return Err(corrupt(format!("a field at {offset_bytes} in a body of {}", record.body_bytes)));
+            return Err(strange_field(offset_bytes, record));
         }
         let mut next = record.base + 2 + offset_bytes / 8;
         let (words, rest) = target.as_chunks_mut::<8>();
@@ -250,7 +299,19 @@ impl<M: Memory> Consumer<M> {
         Ok(())
     }
 
+    /// Body words from `offset_bytes` on, which is a multiple of 8.
+    #[inline]
+    pub(crate) fn words<const N: usize>(&self, record: &Record, offset_bytes: usize) -> Result<[u64; N]> {
+        if !offset_bytes.is_multiple_of(8) || offset_bytes.saturating_add(8 * N) > record.body_bytes.next_multiple_of(8)
+        {
+            return Err(strange_field(offset_bytes, record));
+        }
+        let first = record.base + 2 + offset_bytes / 8;
+        Ok(std::array::from_fn(|index| self.memory.word(first + index).load(Ordering::Relaxed)))
+    }
+
     /// Gives the record's lines back to the producer.
+    #[inline]
     pub(crate) fn release(&mut self, record: Record) {
         self.head += record.lines;
         self.number += 1;
@@ -273,8 +334,22 @@ impl<M: Memory> Consumer<M> {
         self.memory.word(CHUNKS).store(total, Ordering::Release);
     }
 
+    /// True when something was released since the last look at the producer's flag. Whoever stops reading looks.
+    pub(crate) fn owes_a_look(&self) -> bool {
+        self.looked_at != self.head
+    }
+
+    /// True when so much was released since the last look at the producer's flag that whoever goes on reading looks.
+    ///
+    /// A producer that waits for room finds enough when at most half of the ring is still to be read, so that it is
+    /// rung while there is something to read.
+    pub(crate) fn is_late_to_look(&self) -> bool {
+        self.head - self.looked_at >= LINES / 4
+    }
+
     /// After releasing: true when the producer waits for room and must be rung. Clears its flag.
-    pub(crate) fn must_ring(&self) -> bool {
+    pub(crate) fn must_ring(&mut self) -> bool {
+        self.looked_at = self.head;
         fence(Ordering::SeqCst);
         take_flag(self.memory.word(PRODUCER_ARMED))
     }
@@ -303,12 +378,12 @@ fn line_word(line: u64) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use std::sync::Arc;
 
     /// A ring on the heap, for tests of the protocol alone.
-    struct Heap(Vec<AtomicU64>);
+    pub(in crate::shm) struct Heap(pub(in crate::shm) Vec<AtomicU64>);
 
     impl Memory for Arc<Heap> {
         fn word(&self, index: usize) -> &AtomicU64 {
@@ -316,7 +391,7 @@ mod tests {
         }
     }
 
-    fn ring() -> (Arc<Heap>, Producer<Arc<Heap>>, Consumer<Arc<Heap>>) {
+    pub(in crate::shm) fn ring() -> (Arc<Heap>, Producer<Arc<Heap>>, Consumer<Arc<Heap>>) {
         let memory = Arc::new(Heap((0..WORDS).map(|_| AtomicU64::new(0)).collect()));
         (memory.clone(), Producer::new(memory.clone()), Consumer::new(memory))
     }
@@ -388,6 +463,24 @@ mod tests {
             memory.0[HEAD].store(10_000, Ordering::SeqCst);
             let filled = (0..LINES).try_for_each(|_| producer.push(Kind::Chunk, &[&[0; 48]]).map(|_| ()));
             assert_eq!(filled.expect_err("the index is impossible").kind(), ErrorKind::Protocol);
+        }
+
+        #[test]
+        fn a_reader_that_looks_when_it_is_late_leaves_no_producer_asleep() {
+            for body_bytes in [8, 100, 1000, 2048] {
+                let (_, mut producer, mut consumer) = ring();
+                for _ in 0..3 {
+                    while producer.push(Kind::Message, &[&vec![1; body_bytes]]).expect("it is small") {}
+                    producer.arm();
+                    let mut rung = false;
+                    while !rung {
+                        let record = consumer.peek().expect("sound").expect("rung while there is something to read");
+                        consumer.release(record);
+                        rung = consumer.is_late_to_look() && consumer.must_ring();
+                    }
+                    assert!(producer.push(Kind::Message, &[&vec![1; body_bytes]]).expect("it is small"));
+                }
+            }
         }
 
         #[test]

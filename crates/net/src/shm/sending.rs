@@ -13,19 +13,20 @@
 //!
 //! A stream occupies the link until it ends, so that messages stay in order; its slots are leased from the node's pool.
 
+use super::brief::Head;
 use super::channel;
 use super::loans::{Borrowed, Lent, Loan};
 use super::memory::RingMemory;
 use super::ring::{Kind as RecordKind, Producer};
 use crate::counters::Counters;
 use crate::doorbell::Doorbell;
-use crate::link::{Handover, Hold};
+use crate::link::Hold;
 use crate::message::{Outgoing, Part, spec_of};
 use crate::outbox::{Outbox, SendDriver, Waiting};
 use parking_lot::Mutex;
 use sheave_base::park::Bell;
 use sheave_base::work::Completer;
-use sheave_base::{Error, ErrorKind, Result};
+use sheave_base::{Error, ErrorKind, Result, Work};
 use sheave_tensor::{Arena, Buffer, Location, Mode, Segment, SegmentId, Tensor};
 use sheave_wire::{HEADER_BYTES, Header, Part as WirePart, Placement};
 use smallvec::SmallVec;
@@ -129,16 +130,18 @@ impl Sending {
         }
     }
 
-    /// Takes a message: into the ring at once if it can be, else into the outbox, from where it may leave at once too;
-    /// then its work is among the finished.
-    pub(crate) fn send(&mut self, message: Outgoing, hold: Hold, shore: &Shore<'_>) -> Result<Handover> {
-        if !self.waits() && fits_inline(&message) && self.put_inline(&message, shore)? {
-            return Ok(Handover::Sent);
-        }
+    /// Puts a message into the ring if that can be done at once.
+    #[inline]
+    pub(crate) fn send_at_once(&mut self, message: &Outgoing, shore: &Shore<'_>) -> Result<bool> {
+        Ok(!self.waits() && fits_inline(message) && self.put(message, shore)?)
+    }
+
+    /// Takes a message into the outbox, from where it may leave at once; then its work is among the finished.
+    pub(crate) fn queue(&mut self, message: Outgoing, hold: Hold, shore: &Shore<'_>) -> Result<Work<()>> {
         check(&message, shore)?;
         let work = self.outbox.push(message, hold, shore.driver)?;
         self.flush(shore)?;
-        Ok(Handover::Queued(work))
+        Ok(work)
     }
 
     /// The works to complete once the lock is free.
@@ -226,6 +229,20 @@ impl Sending {
         }
     }
 
+    /// Puts a whole message into the ring. False when there is no room.
+    #[inline]
+    fn put(&mut self, message: &Outgoing, shore: &Shore<'_>) -> Result<bool> {
+        let Some((head, part)) = Head::of(message) else { return self.put_inline(message, shore) };
+        // SAFETY: as in `put_inline`.
+        let elements = unsafe { std::slice::from_raw_parts(part.tensor.ptr(), part.tensor.len_bytes()) };
+        if !self.producer.push(RecordKind::Brief, &[head.bytes(), elements])? {
+            return Ok(false);
+        }
+        self.sequence += 1;
+        Counters::add(&shore.counters.bytes_copied, elements.len() as u64);
+        Ok(true)
+    }
+
     fn put_inline(&mut self, message: &Outgoing, shore: &Shore<'_>) -> Result<bool> {
         let parts: SmallVec<[WirePart; 2]> =
             message.parts.iter().map(|part| WirePart::inline(spec_of(&part.tensor))).collect();
@@ -256,7 +273,7 @@ impl Sending {
         let Some(front) = self.outbox.front() else { return Ok(false) };
         if fits_inline(&front.message) {
             let Some(waiting) = self.outbox.pop() else { return Ok(false) };
-            if self.put_inline(&waiting.message, shore)? {
+            if self.put(&waiting.message, shore)? {
                 drop(waiting.message);
                 self.finished.push(waiting.done);
                 return Ok(true);
