@@ -87,6 +87,8 @@ pub(crate) struct Shared {
     pub(crate) calls: Calls,
     /// All members by rank, from the moment when the mesh stands.
     table: OnceLock<Vec<Member>>,
+    /// How many things of each sort this node has made, where all members make them in the same order.
+    pub(crate) numbers: Mutex<HashMap<String, u32>>,
     /// Ends when no other member is left.
     alone: Mutex<Option<Completer<()>>>,
     /// What ended the engine.
@@ -110,6 +112,7 @@ impl Shared {
             routes: Routes::default(),
             calls: Calls::default(),
             table: OnceLock::new(),
+            numbers: Mutex::default(),
             alone: Mutex::default(),
             failure: OnceLock::new(),
             stopping: AtomicBool::new(false),

@@ -16,7 +16,7 @@ mod rendezvous;
 mod routes;
 mod time;
 
-pub use call::{Answer, Call, Reply, Request, Service};
+pub use call::{Answer, Call, Leases, Reply, Request, Service};
 pub use config::Config;
 pub use engine::{Death, Expected, GroupId, Member, Role};
 pub use group::Group;

@@ -167,6 +167,17 @@ impl Mesh {
         Ok(Group::of(self, label, nodes))
     }
 
+    /// The next number for something of this sort. All members that make such things in the same order give them the
+    /// same numbers without asking.
+    #[must_use]
+    pub fn next_number(&self, sort: &str) -> u32 {
+        let mut numbers = self.shared.numbers.lock();
+        let next = numbers.entry(sort.to_owned()).or_default();
+        let number = *next;
+        *next = next.wrapping_add(1);
+        number
+    }
+
     /// The node that carries this mesh.
     #[must_use]
     pub fn node(&self) -> &Node {

@@ -240,6 +240,31 @@ impl Tensor {
         })
     }
 
+    /// Copies bytes over those of this tensor, whoever else has a handle to it. `operation` is what others are told
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Mismatch`] when there are more or fewer bytes; those of [`write_lease`](Self::write_lease).
+    pub fn overwrite(&self, bytes: &[u8], operation: &'static str) -> Result<()> {
+        let mut lease = self.write_lease(operation)?;
+        self.overwrite_under(&mut lease, bytes)
+    }
+
+    /// As [`overwrite`](Self::overwrite), under a lease that is held already.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Mismatch`] when there are more or fewer bytes, or the lease is for another buffer.
+    pub fn overwrite_under(&self, lease: &mut WriteLease, bytes: &[u8]) -> Result<()> {
+        if !lease.buffer().is_same(&self.buffer) || bytes.len() != self.len_bytes {
+            let what = format!("{} bytes for {}{} under its lease", bytes.len(), self.dtype, self.shape);
+            return Err(Error::new(ErrorKind::Mismatch, what));
+        }
+        let range = self.range();
+        let target = lease.bytes_mut()?.get_mut(range);
+        target.ok_or_else(|| Error::new(ErrorKind::Internal, "a tensor lies outside its buffer"))?.copy_from_slice(bytes);
+        Ok(())
+    }
+
     /// `self[i] = self[i] op other[i]`, through the only handle to this buffer.
     ///
     /// # Errors

@@ -28,7 +28,7 @@ use sha2::{Digest, Sha256};
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, Work, limits};
 use sheave_net::{Admission, Arrival, Envelope, Kind, Message, Outgoing, Part};
-use sheave_tensor::Tensor;
+use sheave_tensor::{Tensor, WriteLease};
 use sheave_wire::Value;
 use smallvec::SmallVec;
 use std::collections::{HashMap, VecDeque};
@@ -40,7 +40,7 @@ pub use answer::Answer;
 pub use service::{Reply, Request, Service};
 
 /// What a call takes along.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Call {
     /// The arguments. [`Value::Tensor`] is an index into `tensors`.
     pub args: Value,
@@ -49,9 +49,21 @@ pub struct Call {
     /// Where the tensors of the answer are to land: one contiguous tensor for each, of the same dtype and size. Nobody
     /// may write to them until the call ends. Without any they land in the node's arena.
     pub places: SmallVec<[Tensor; 1]>,
+    /// Write leases that the caller holds already, for places of several calls in one buffer. For all others the call
+    /// takes its own.
+    pub leases: Option<Leases>,
     /// The call ends with [`ErrorKind::DeadlineExceeded`] after this time; without one it may take as long as the peer
     /// lives.
     pub deadline: Option<Duration>,
+}
+
+/// Leases that several calls hold together.
+pub type Leases = Arc<Vec<WriteLease>>;
+
+impl std::fmt::Debug for Call {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Call").field("args", &self.args).field("places", &self.places.len()).finish_non_exhaustive()
+    }
 }
 
 impl From<Value> for Call {
@@ -76,8 +88,18 @@ type Named = (String, Arc<dyn Service>);
 struct Asked {
     method: String,
     places: SmallVec<[Tensor; 1]>,
+    leases: Option<Leases>,
     until: Option<Instant>,
     begun: Instant,
+}
+
+impl Asked {
+    /// New leases for the places that those which came along do not cover.
+    fn lease_the_rest(&self) -> Result<SmallVec<[WriteLease; 1]>> {
+        let held = self.leases.as_deref().map_or(&[][..], Vec::as_slice);
+        let is_covered = |place: &&Tensor| held.iter().any(|lease| lease.buffer().is_same(place.buffer()));
+        self.places.iter().filter(|place| !is_covered(place)).map(|place| place.write_lease("call")).collect()
+    }
 }
 
 /// Both sides of a node's calls.
@@ -216,7 +238,7 @@ impl Shared {
         if let Some(error) = self.failure() {
             return Err(error.clone().operation(method.to_owned()));
         }
-        let Call { args, tensors, places, deadline } = call;
+        let Call { args, tensors, places, leases, deadline } = call;
         let control = service::encode_request(method, &args)?;
         args.check_tensors(tensors.len())?;
         let correlation = self.calls.correlation.fetch_add(1, SeqCst) + 1;
@@ -224,7 +246,7 @@ impl Shared {
             Envelope { kind: Kind::Request, tag: Tag(0), context: number_of(service), correlation, epoch: 0 };
         let message = Outgoing { envelope, control, parts: tensors };
         let until = deadline.map(|deadline| begun + deadline);
-        let asked = Asked { method: method.to_owned(), places, until, begun };
+        let asked = Asked { method: method.to_owned(), places, leases, until, begun };
         if to == self.me {
             return self.call_here(message, asked);
         }
@@ -253,8 +275,8 @@ impl Shared {
     }
 
     fn remember(self: &Arc<Self>, correlation: u64, link: LinkId, asked: Asked) -> Result<Work<Answer>> {
-        let Asked { method, places, until, begun } = asked;
-        let leases = places.iter().map(|place| place.write_lease("call")).collect::<Result<_>>()?;
+        let leases = (asked.lease_the_rest()?, asked.leases);
+        let Asked { method, places, until, begun, .. } = asked;
         let (completer, work): (Completer<Answer>, _) = self.node.pair("call", Some(link).filter(|link| *link != HERE));
         let weak = Arc::downgrade(self);
         completer.on_cancel(move || {

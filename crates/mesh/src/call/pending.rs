@@ -1,5 +1,6 @@
 //! A call that is not answered.
 
+use super::Leases;
 use super::answer::{Answer, decode};
 use sheave_base::work::Completer;
 use sheave_base::{Error, LinkId, Peer, Result};
@@ -12,7 +13,7 @@ pub(super) struct Pending {
     pub(super) link: LinkId,
     pub(super) completer: Completer<Answer>,
     pub(super) places: SmallVec<[Tensor; 1]>,
-    pub(super) leases: SmallVec<[WriteLease; 1]>,
+    pub(super) leases: (SmallVec<[WriteLease; 1]>, Option<Leases>),
     /// Why the answer's tensors could not land where they should.
     pub(super) refusal: Option<Error>,
     /// The answer is being written to the places: neither a deadline nor a cancellation may free them now. The answer
