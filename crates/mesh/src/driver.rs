@@ -11,12 +11,13 @@
 
 use crate::call::Calls;
 use crate::engine::{Effect, Engine, Event, Member, Message, OperationId, Outcome};
+use crate::gone::Gone;
 use crate::routes::Routes;
 use crate::time::Ticker;
 use parking_lot::Mutex;
 use sheave_base::clock::{Clock, SystemClock, Time};
 use sheave_base::work::Completer;
-use sheave_base::{Epoch, Error, ErrorKind, LinkId, NodeId, Peer, Result, Work};
+use sheave_base::{Epoch, Error, ErrorKind, LinkId, NodeId, Peer, Result};
 use sheave_net::{Admission, Arrival, Kind, Message as Arrived, Node, NodeConfig, Observer};
 use sheave_wire::{from_control, to_control};
 use smallvec::SmallVec;
@@ -89,8 +90,7 @@ pub(crate) struct Shared {
     table: OnceLock<Vec<Member>>,
     /// How many things of each sort this node has made, where all members make them in the same order.
     pub(crate) numbers: Mutex<HashMap<String, u32>>,
-    /// Ends when no other member is left.
-    alone: Mutex<Option<Completer<()>>>,
+    pub(crate) gone: Gone,
     /// What ended the engine.
     failure: OnceLock<Error>,
     pub(crate) stopping: AtomicBool,
@@ -113,7 +113,7 @@ impl Shared {
             calls: Calls::default(),
             table: OnceLock::new(),
             numbers: Mutex::default(),
-            alone: Mutex::default(),
+            gone: Gone::default(),
             failure: OnceLock::new(),
             stopping: AtomicBool::new(false),
             ticker: Ticker::default(),
@@ -281,6 +281,7 @@ impl Shared {
                 let _ = self.node.close_because(link, &self.about(error.clone(), node));
             }
         }
+        let is_somebody_gone = !after.departed.is_empty() || !after.dead.is_empty() || after.failed.is_some();
         for (node, reason) in after.dead {
             let error = self.about(Error::new(ErrorKind::PeerLost, reason), node);
             for link in self.routes.all(node) {
@@ -288,7 +289,7 @@ impl Shared {
             }
             self.calls.member_lost(self.member(node), &error);
         }
-        for node in after.departed.iter().copied() {
+        for node in after.departed {
             // Its link ends by itself, when it has said all.
             if let Some(error) = self.death_of(node) {
                 self.calls.member_lost(self.member(node), &error);
@@ -300,30 +301,14 @@ impl Shared {
             }
             self.calls.fail_all(&error);
         }
-        if !after.departed.is_empty() {
-            self.tell_alone();
+        if is_somebody_gone {
+            self.tell_gone();
         }
         for (ending, outcome) in after.endings {
             ending(outcome);
         }
         if let Some((joining, outcome)) = after.joined {
             joining.complete(outcome);
-        }
-    }
-
-    /// A work that ends when no other member is left.
-    pub(crate) fn alone(&self) -> Work<()> {
-        let (completer, work) = self.node.pair("finish", None);
-        *self.alone.lock() = Some(completer);
-        self.tell_alone();
-        work
-    }
-
-    fn tell_alone(&self) {
-        if self.look(|engine| engine.living().count() <= 1)
-            && let Some(alone) = self.alone.lock().take()
-        {
-            alone.complete(Ok(()));
         }
     }
 

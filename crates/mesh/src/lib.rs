@@ -10,6 +10,7 @@ mod config;
 mod driver;
 pub mod engine;
 pub mod environment;
+mod gone;
 mod group;
 mod mesh;
 mod rendezvous;

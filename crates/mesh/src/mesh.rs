@@ -245,7 +245,8 @@ impl Mesh {
         let barrier = self.world().barrier();
         if barrier.is_ok() && self.coordinator() == Some(self.shared.me) {
             // The last to go, so that nobody has to take over. Whoever stays nevertheless is no reason to wait long.
-            let _ = self.shared.alone().wait_timeout(self.shared.node_config().liveness.beat);
+            let others = self.members().iter().map(|member| member.node).filter(|node| *node != self.shared.me);
+            let _ = self.shared.gone(others.collect()).wait_timeout(self.shared.node_config().liveness.beat);
         }
         let left = self.leave();
         barrier.and(left)
@@ -301,6 +302,7 @@ impl Owner {
         self.shared.stopping.store(true, SeqCst);
         let closed = Error::new(ErrorKind::Closed, "this node has left the mesh");
         self.shared.calls.fail_all(&closed);
+        self.shared.end_waits(&closed);
         self.shared.ticker.stop();
         self.shared.node.shut_down();
         let thread = self.thread.lock().take();

@@ -167,7 +167,10 @@ fn nobody_there_is_said_with_the_address() {
     assert!(begun.elapsed() < Duration::from_secs(2));
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
     let text = error.to_string();
-    assert!(text.contains(&address.to_string()) && text.contains("nobody listens") && text.contains("the test"), "{text}");
+    assert!(
+        text.contains(&address.to_string()) && text.contains("nobody listens") && text.contains("the test"),
+        "{text}"
+    );
 }
 
 #[test]

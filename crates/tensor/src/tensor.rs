@@ -261,7 +261,9 @@ impl Tensor {
         }
         let range = self.range();
         let target = lease.bytes_mut()?.get_mut(range);
-        target.ok_or_else(|| Error::new(ErrorKind::Internal, "a tensor lies outside its buffer"))?.copy_from_slice(bytes);
+        target
+            .ok_or_else(|| Error::new(ErrorKind::Internal, "a tensor lies outside its buffer"))?
+            .copy_from_slice(bytes);
         Ok(())
     }
 

@@ -29,6 +29,7 @@ pub(crate) fn check_user(socket: BorrowedFd<'_>) -> Result<UCred> {
 /// A handle to a process that cannot be mistaken for another one of the same number.
 pub(crate) struct PeerProcess {
     descriptor: OwnedFd,
+    pid: u32,
     aside: Mutex<Vec<SetAside>>,
     key: Mutex<Option<u64>>,
     /// The leader has seen that the process is gone.
@@ -49,6 +50,7 @@ impl PeerProcess {
         Ok((
             Arc::new(Self {
                 descriptor,
+                pid,
                 aside: Mutex::default(),
                 key: Mutex::new(None),
                 seen_to_end: AtomicBool::new(false),
@@ -69,8 +71,11 @@ impl PeerProcess {
         self.seen_to_end.load(SeqCst)
     }
 
-    /// Ends the process, if this user may.
+    /// Ends the process, if this user may and it is another one: several nodes may live in one process.
     pub(crate) fn kill(&self) {
+        if self.pid == std::process::id() {
+            return;
+        }
         // Not permitted, or gone already: its memory stays set aside, or is free.
         let _ = pidfd_send_signal(&self.descriptor, Signal::KILL);
     }

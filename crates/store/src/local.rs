@@ -1,0 +1,97 @@
+//! The store of one process.
+
+use crate::key::Key;
+use crate::slot::{Merge, Meta, Slot, flat_copy};
+use crate::updater::{Function, Updater};
+use sheave_base::{Error, ErrorKind, Result};
+use sheave_tensor::{Arena, ArenaConfig, Op, Tensor};
+use std::collections::HashMap;
+
+pub(crate) struct Local {
+    arena: Arena,
+    slots: HashMap<Key, Slot>,
+    merge: Merge,
+    functions: HashMap<String, Function>,
+}
+
+impl Local {
+    pub(crate) fn new() -> Self {
+        let arena = Arena::new(ArenaConfig::default());
+        Self { arena, slots: HashMap::new(), merge: Merge::Assign, functions: HashMap::new() }
+    }
+
+    pub(crate) fn init(&mut self, pairs: &[(Key, Tensor)]) -> Result<()> {
+        for (at, (key, _)) in pairs.iter().enumerate() {
+            let again = pairs[..at].iter().any(|(other, _)| other == key);
+            if again || self.slots.contains_key(key) {
+                return Err(exists(key));
+            }
+        }
+        for (key, value) in pairs {
+            let slot = Slot::new(Meta::of(key, value), value, &self.arena)?;
+            self.slots.insert(key.clone(), slot);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn push(&mut self, pairs: &[(Key, Tensor)]) -> Result<()> {
+        for (key, value) in pairs {
+            self.slots.get(key).ok_or_else(|| unknown(key, "push"))?.meta.check("push", value)?;
+        }
+        for (key, sum) in grouped(pairs, &self.arena)? {
+            let slot = self.slots.get_mut(&key).ok_or_else(|| unknown(&key, "push"))?;
+            slot.merge(&self.merge, &sum.reshape([sum.elements() as u64])?)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn pull(&self, pairs: &[(Key, Tensor)]) -> Result<()> {
+        for (key, place) in pairs {
+            self.slots.get(key).ok_or_else(|| unknown(key, "pull"))?.meta.check("pull", place)?;
+        }
+        for (key, place) in pairs {
+            let slot = self.slots.get(key).ok_or_else(|| unknown(key, "pull"))?;
+            place.overwrite(&slot.value.bytes()?, "pull")?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn register(&mut self, name: &str, function: Function) {
+        self.functions.insert(name.to_owned(), function);
+    }
+
+    pub(crate) fn set_updater(&mut self, updater: Updater) -> Result<()> {
+        self.merge = Merge::of(updater, |name| self.functions.get(name).cloned())?;
+        Ok(())
+    }
+}
+
+pub(crate) fn unknown(key: &Key, operation: &'static str) -> Error {
+    Error::new(ErrorKind::NotFound, format!("key {key} was not initialised"))
+        .operation(operation)
+        .hint("call init with it first, on every worker")
+}
+
+pub(crate) fn exists(key: &Key) -> Error {
+    Error::new(ErrorKind::AlreadyExists, format!("key {key} was initialised before")).operation("init")
+}
+
+/// Sums the values of equal keys in the order in which they are given; keys keep the order of their first value.
+pub(crate) fn grouped(pairs: &[(Key, Tensor)], arena: &Arena) -> Result<Vec<(Key, Tensor)>> {
+    let mut place: HashMap<&Key, usize> = HashMap::with_capacity(pairs.len());
+    let mut sums: Vec<(Key, Tensor, bool)> = Vec::with_capacity(pairs.len());
+    for (key, value) in pairs {
+        let Some(at) = place.get(key).copied() else {
+            place.insert(key, sums.len());
+            sums.push((key.clone(), value.clone(), false));
+            continue;
+        };
+        let (_, sum, is_own) = &mut sums[at];
+        if !*is_own {
+            *sum = flat_copy(sum, arena)?.reshape(sum.shape().clone())?;
+            *is_own = true;
+        }
+        sum.reduce_from(Op::Sum, value)?;
+    }
+    Ok(sums.into_iter().map(|(key, sum, _)| (key, sum)).collect())
+}

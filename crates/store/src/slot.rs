@@ -1,0 +1,166 @@
+//! A stored value, or a server's slice of one, and how sums are merged into it.
+
+use crate::key::Key;
+use crate::updater::{Function, Updater};
+use half::{bf16, f16};
+use sheave_base::{Error, ErrorKind, Result};
+use sheave_optim::{Rule, State};
+use sheave_tensor::{Arena, Dtype, Op, Shape, Tensor};
+
+/// What all nodes know of a key.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Meta {
+    pub(crate) key: Key,
+    pub(crate) dtype: Dtype,
+    /// Of the whole tensor.
+    pub(crate) shape: Shape,
+}
+
+impl Meta {
+    pub(crate) fn of(key: &Key, tensor: &Tensor) -> Self {
+        Self { key: key.clone(), dtype: tensor.dtype(), shape: tensor.shape().clone() }
+    }
+
+    /// Refuses a tensor of another dtype or number of elements.
+    pub(crate) fn check(&self, operation: &'static str, tensor: &Tensor) -> Result<()> {
+        if tensor.dtype() == self.dtype && tensor.shape() == &self.shape {
+            return Ok(());
+        }
+        let what = format!(
+            "key {} holds {}{}, and {}{} was given",
+            self.key,
+            self.dtype,
+            self.shape,
+            tensor.dtype(),
+            tensor.shape()
+        );
+        Err(Error::new(ErrorKind::Mismatch, what).operation(operation))
+    }
+}
+
+/// The updater as it runs: functions are found.
+#[derive(Clone)]
+pub(crate) enum Merge {
+    Assign,
+    Sum,
+    Rule(Rule),
+    Function(Function),
+}
+
+impl Merge {
+    /// Finds the function of a named updater with `find`.
+    pub(crate) fn of(updater: Updater, find: impl FnOnce(&str) -> Option<Function>) -> Result<Self> {
+        Ok(match updater {
+            Updater::Assign => Self::Assign,
+            Updater::Sum => Self::Sum,
+            Updater::Rule(rule) => {
+                rule.check()?;
+                Self::Rule(rule)
+            }
+            Updater::Function(function) => Self::Function(function),
+            Updater::Named(name) => Self::Function(find(&name).ok_or_else(|| {
+                Error::new(ErrorKind::NotFound, format!("no updater is registered as \"{name}\""))
+                    .operation("set_updater")
+                    .hint("register it on every server before the workers name it")
+            })?),
+        })
+    }
+}
+
+/// A stored value. Its elements lie flat in memory of its own.
+pub(crate) struct Slot {
+    pub(crate) meta: Meta,
+    pub(crate) value: Tensor,
+    /// The optimizer's state, and the rule that it belongs to.
+    state: Option<(Rule, Moments)>,
+}
+
+impl Slot {
+    /// A slot that holds a copy of `initial`, which is the whole tensor or a slice of it.
+    pub(crate) fn new(meta: Meta, initial: &Tensor, arena: &Arena) -> Result<Self> {
+        Ok(Self { meta, value: flat_copy(initial, arena)?, state: None })
+    }
+
+    /// Merges a sum, which has as many elements as the value and its dtype.
+    pub(crate) fn merge(&mut self, merge: &Merge, sum: &Tensor) -> Result<()> {
+        match merge {
+            Merge::Assign => overwrite(&mut self.value, sum),
+            Merge::Sum => self.value.reduce_from(Op::Sum, sum),
+            Merge::Function(function) => function(&self.meta.key, sum, &mut self.value),
+            Merge::Rule(rule) => self.step(rule, sum),
+        }
+    }
+
+    fn step(&mut self, rule: &Rule, gradient: &Tensor) -> Result<()> {
+        let elements = self.value.elements();
+        // A changed learning rate goes on with the state, another rule begins anew.
+        let known = self.state.take().filter(|(known, _)| keeps_state(known, rule)).map(|(_, state)| state);
+        let mut state = match (known, self.meta.dtype) {
+            (Some(state), _) => state,
+            (None, Dtype::F64) => Moments::Double(rule.state(elements)),
+            (None, _) => Moments::Single(rule.state(elements)),
+        };
+        let value = &mut self.value;
+        let outcome = match (&mut state, self.meta.dtype) {
+            (Moments::Single(state), Dtype::F32) => {
+                rule.step(state, value.as_mut_slice::<f32>()?, &gradient.as_slice()?)
+            }
+            (Moments::Single(state), Dtype::F16) => {
+                rule.step(state, value.as_mut_slice::<f16>()?, &gradient.as_slice::<f16>()?)
+            }
+            (Moments::Single(state), Dtype::Bf16) => {
+                rule.step(state, value.as_mut_slice::<bf16>()?, &gradient.as_slice::<bf16>()?)
+            }
+            (Moments::Double(state), Dtype::F64) => {
+                rule.step(state, value.as_mut_slice::<f64>()?, &gradient.as_slice()?)
+            }
+            (_, dtype) => Err(Error::new(ErrorKind::Unsupported, format!("no optimizer works on {dtype}"))
+                .operation("push")
+                .hint("keep the weights as floats")),
+        };
+        self.state = Some((rule.clone(), state));
+        outcome
+    }
+}
+
+/// The optimizer's state of one slot; half floats are computed in single precision.
+enum Moments {
+    Single(State<f32>),
+    Double(State<f64>),
+}
+
+/// Whether the state of a slot is of use for the next rule.
+fn keeps_state(known: &Rule, next: &Rule) -> bool {
+    match (known, next) {
+        (Rule::Sgd(known), Rule::Sgd(next)) => (known.momentum == 0.0) == (next.momentum == 0.0),
+        (Rule::Adam(_), Rule::Adam(_)) => true,
+        _ => false,
+    }
+}
+
+/// A copy of a tensor in memory of its own, with one dimension.
+pub(crate) fn flat_copy(source: &Tensor, arena: &Arena) -> Result<Tensor> {
+    let mut copy = empty(arena, source.dtype(), source.elements() as u64)?;
+    overwrite(&mut copy, &source.reshape([source.elements() as u64])?)?;
+    Ok(copy)
+}
+
+/// Memory in the arena while it has room, private beyond.
+pub(crate) fn empty(arena: &Arena, dtype: Dtype, elements: u64) -> Result<Tensor> {
+    match Tensor::empty(arena, dtype, [elements]) {
+        Err(error) if error.kind() == ErrorKind::LimitExceeded => Tensor::private(dtype, [elements]),
+        other => other,
+    }
+}
+
+/// Copies the bytes of one tensor over those of another of the same size, whose only handle this is.
+pub(crate) fn overwrite(target: &mut Tensor, source: &Tensor) -> Result<()> {
+    let bytes = source.bytes()?;
+    let target = target.bytes_mut()?;
+    if target.len() != bytes.len() {
+        let what = format!("{} bytes were given for a value of {}", bytes.len(), target.len());
+        return Err(Error::new(ErrorKind::Mismatch, what));
+    }
+    target.copy_from_slice(&bytes);
+    Ok(())
+}

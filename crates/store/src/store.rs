@@ -1,0 +1,262 @@
+//! The store as its users see it.
+
+use crate::client::Client;
+use crate::key::Key;
+use crate::kind::Kind;
+use crate::local::Local;
+use crate::updater::{Function, Updater};
+use parking_lot::Mutex;
+use sheave_base::{Error, ErrorKind, Result, Work, limits};
+use sheave_mesh::Mesh;
+use sheave_optim::Rule;
+use sheave_tensor::Tensor;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How a distributed store is set up. All workers must say the same.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The kind of store.
+    pub kind: Kind,
+    /// Tensors of so many elements and more are cut over all servers; smaller ones live whole on one.
+    pub cut_elements: u64,
+    /// How long a server may take to start its part.
+    pub open_timeout: Duration,
+}
+
+impl Config {
+    /// The default settings for a kind of this name ([`Kind::parse`]).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a name that is not known.
+    pub fn of_kind(name: &str) -> Result<Self> {
+        Ok(Self::from(Kind::parse(name)?))
+    }
+}
+
+impl From<Kind> for Config {
+    fn from(kind: Kind) -> Self {
+        Self { kind, cut_elements: 1_000_000, open_timeout: limits::JOIN_TIMEOUT }
+    }
+}
+
+enum Place {
+    Local(Mutex<Local>),
+    Servers(Box<Client>),
+}
+
+/// A key-value store of tensors, as one worker of it. Clones are handles to the same store.
+///
+/// Operations take many keys at once, and one call is few messages. Keys may repeat: values of equal keys of one push
+/// are summed in the order in which they are given, and every place of a pull is filled. Shapes and dtypes are checked
+/// before anything moves.
+///
+/// A push captures its values before it returns; a pull leases its places until its work has ended. A worker's pull
+/// sees all that the worker has pushed before. Every operation on servers ends with `PeerLost` when a server that it
+/// needs is gone and, in a synchronous store, when a worker is; cancelling one does not take it back.
+#[derive(Clone)]
+pub struct KvStore {
+    place: Arc<Place>,
+    kind: Kind,
+}
+
+impl KvStore {
+    /// A store within this process, of a kind that needs no servers.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a kind that is not known or needs servers.
+    pub fn local(kind: &str) -> Result<Self> {
+        let kind = Kind::parse(kind)?;
+        if kind.is_distributed() {
+            return Err(Error::new(ErrorKind::InvalidArgument, format!("a {kind} store needs a mesh with servers"))
+                .operation("open")
+                .hint("join a mesh and open the store on it, or use the kind local"));
+        }
+        Ok(Self { place: Arc::new(Place::Local(Mutex::new(Local::new()))), kind })
+    }
+
+    /// A store on the servers of a mesh, as one of its workers; every worker opens it. Blocks until every server
+    /// serves. A kind that needs no servers gives a local store.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` on a node that is no worker, or without servers; `Mismatch` if another worker has opened it
+    /// differently; `PeerLost` if a server is gone.
+    pub fn open(mesh: &Mesh, config: impl Into<Config>) -> Result<Self> {
+        let Config { kind, cut_elements, open_timeout } = config.into();
+        if !kind.is_distributed() {
+            return Self::local(&kind.to_string());
+        }
+        let client = Client::open(mesh, kind, cut_elements, open_timeout)?;
+        Ok(Self { place: Arc::new(Place::Servers(Box::new(client))), kind })
+    }
+
+    /// The kind.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// This worker's rank among the workers; 0 for a local store.
+    #[must_use]
+    pub fn rank(&self) -> u32 {
+        match &*self.place {
+            Place::Local(_) => 0,
+            Place::Servers(client) => client.workers.rank().0,
+        }
+    }
+
+    /// How many workers there are; 1 for a local store.
+    #[must_use]
+    pub fn group_size(&self) -> usize {
+        match &*self.place {
+            Place::Local(_) => 1,
+            Place::Servers(client) => client.workers.size(),
+        }
+    }
+
+    /// New keys and their first values. With servers every worker must call it, with the same keys; it blocks until all
+    /// have. The values of worker 0 count, and the others' must have their shapes and dtypes.
+    ///
+    /// # Errors
+    ///
+    /// `AlreadyExists` for a key that was initialised before; `Mismatch` for another shape or dtype than worker 0's.
+    pub fn init(&self, pairs: &[(Key, Tensor)]) -> Result<()> {
+        match &*self.place {
+            Place::Local(local) => local.lock().init(pairs),
+            Place::Servers(client) => {
+                let pairs: Vec<_> = pairs.iter().map(|(key, value)| (key.clone(), Some(value.clone()))).collect();
+                client.init(&pairs)
+            }
+        }
+    }
+
+    /// As [`KvStore::init`] on a worker other than 0, whose values do not count anyway.
+    ///
+    /// # Errors
+    ///
+    /// As [`KvStore::init`]; `InvalidArgument` on worker 0 and on a local store.
+    pub fn init_without_values(&self, keys: &[Key]) -> Result<()> {
+        match &*self.place {
+            Place::Local(_) => {
+                Err(Error::new(ErrorKind::InvalidArgument, "a local store needs the values").operation("init"))
+            }
+            Place::Servers(client) => client.init(&keys.iter().map(|key| (key.clone(), None)).collect::<Vec<_>>()),
+        }
+    }
+
+    /// Merges values into the stored ones. In a synchronous store the work ends when all workers have pushed and the
+    /// sum is merged.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` for a key that was not initialised, `Mismatch` for another shape or dtype, `BufferInUse` for a value
+    /// that is being written. The work may end with the updater's error.
+    pub fn push(&self, pairs: &[(Key, Tensor)]) -> Result<Work<()>> {
+        match &*self.place {
+            Place::Local(local) => Ok(Work::ready("push", local.lock().push(pairs))),
+            Place::Servers(client) => client.update("push", pairs, &[]),
+        }
+    }
+
+    /// Copies stored values into places, which are overwritten.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` for a key that was not initialised, `Mismatch` for another shape or dtype, `BufferInUse` for a place
+    /// that is in use or given twice.
+    pub fn pull(&self, pairs: &[(Key, Tensor)]) -> Result<Work<()>> {
+        match &*self.place {
+            Place::Local(local) => Ok(Work::ready("pull", local.lock().pull(pairs))),
+            Place::Servers(client) => client.update("pull", &[], pairs),
+        }
+    }
+
+    /// [`KvStore::push`] and then [`KvStore::pull`], in one message to each server.
+    ///
+    /// # Errors
+    ///
+    /// As both.
+    pub fn push_pull(&self, values: &[(Key, Tensor)], places: &[(Key, Tensor)]) -> Result<Work<()>> {
+        match &*self.place {
+            Place::Local(local) => {
+                let mut local = local.lock();
+                let outcome = local.push(values).and_then(|()| local.pull(places));
+                Ok(Work::ready("push_pull", outcome))
+            }
+            Place::Servers(client) => client.update("push_pull", values, places),
+        }
+    }
+
+    /// [`KvStore::init`] with `values`, and then [`KvStore::pull`] into `places`: all workers begin with those of
+    /// worker 0. Blocks until init is done.
+    ///
+    /// # Errors
+    ///
+    /// As both.
+    pub fn broadcast(&self, values: &[(Key, Tensor)], places: &[(Key, Tensor)]) -> Result<Work<()>> {
+        self.init(values)?;
+        self.pull(places)
+    }
+
+    /// Says what pushes do from now on. With servers only worker 0's word counts, and it blocks until all servers have
+    /// heard it.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` for a closure with servers, `NotFound` for a name that a server does not offer, `InvalidArgument`
+    /// for an optimizer's settings without a meaning.
+    pub fn set_updater(&self, updater: Updater) -> Result<()> {
+        match &*self.place {
+            Place::Local(local) => local.lock().set_updater(updater),
+            Place::Servers(client) => client.set_updater(&updater),
+        }
+    }
+
+    /// An optimizer where the values are: [`Updater::Rule`]. The same kind of rule with other settings, such as the
+    /// learning rate, goes on with its state.
+    ///
+    /// # Errors
+    ///
+    /// As [`KvStore::set_updater`].
+    pub fn set_optimizer(&self, rule: Rule) -> Result<()> {
+        self.set_updater(Updater::Rule(rule))
+    }
+
+    /// Offers a function by name to [`Updater::Named`] of a local store. Servers are given theirs at their start.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` with servers.
+    pub fn register(&self, name: &str, function: Function) -> Result<()> {
+        match &*self.place {
+            Place::Local(local) => {
+                local.lock().register(name, function);
+                Ok(())
+            }
+            Place::Servers(_) => Err(Error::new(ErrorKind::InvalidArgument, "functions are registered on the servers")
+                .operation("register")
+                .hint("give it to the ServerConfig of every server")),
+        }
+    }
+
+    /// Blocks until every worker has come here. It does not wait for pushes and pulls.
+    ///
+    /// # Errors
+    ///
+    /// `PeerLost` if a worker is gone.
+    pub fn barrier(&self) -> Result<()> {
+        match &*self.place {
+            Place::Local(_) => Ok(()),
+            Place::Servers(client) => client.workers.barrier(),
+        }
+    }
+}
+
+impl std::fmt::Debug for KvStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KvStore").field("kind", &self.kind).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,70 @@
+//! What a push does to a stored value.
+
+use crate::key::Key;
+use serde::{Deserialize, Serialize};
+use sheave_base::{Error, ErrorKind, Result};
+use sheave_optim::Rule;
+use sheave_tensor::Tensor;
+use std::fmt;
+use std::sync::Arc;
+
+/// User code that merges a pushed sum into a stored value: the key, the sum, and the value, both flat. On servers a big
+/// tensor comes in slices, each with its key; so it must treat every element for itself.
+pub type Function = Arc<dyn Fn(&Key, &Tensor, &mut Tensor) -> Result<()> + Send + Sync>;
+
+/// What becomes of a stored value when a sum is pushed to it.
+#[derive(Clone, Default)]
+pub enum Updater {
+    /// The sum takes its place. In an asynchronous store the last arrival wins.
+    #[default]
+    Assign,
+    /// The sum is added to it.
+    Sum,
+    /// The sum is a gradient, and an optimizer takes a step. The state lives with the value.
+    Rule(Rule),
+    /// A closure decides; in this process only.
+    Function(Function),
+    /// A function decides that was registered under this name where the values are: on every server, or in this
+    /// process.
+    Named(String),
+}
+
+impl fmt::Debug for Updater {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Assign => f.write_str("Assign"),
+            Self::Sum => f.write_str("Sum"),
+            Self::Rule(rule) => f.debug_tuple("Rule").field(rule).finish(),
+            Self::Function(_) => f.write_str("Function"),
+            Self::Named(name) => f.debug_tuple("Named").field(name).finish(),
+        }
+    }
+}
+
+/// An updater as it travels.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Spec {
+    Assign,
+    Sum,
+    Rule(Rule),
+    Named(String),
+}
+
+impl Updater {
+    pub(crate) fn to_spec(&self) -> Result<Spec> {
+        Ok(match self {
+            Self::Assign => Spec::Assign,
+            Self::Sum => Spec::Sum,
+            Self::Rule(rule) => {
+                rule.check()?;
+                Spec::Rule(rule.clone())
+            }
+            Self::Named(name) => Spec::Named(name.clone()),
+            Self::Function(_) => {
+                return Err(Error::new(ErrorKind::Unsupported, "a closure cannot travel to the servers")
+                    .operation("set_updater")
+                    .hint("register the function on every server, and name it here"));
+            }
+        })
+    }
+}
