@@ -79,9 +79,14 @@ impl Round {
         self.queues[worker].push_back(Contribution { tensor, request });
     }
 
+    /// Contributions of a worker that are not merged.
+    pub(crate) fn owes(&self, worker: usize) -> usize {
+        self.queues[worker].len() + usize::from(worker < self.next)
+    }
+
     /// A pull of a worker: true if it may be served now, else it waits until what the worker has pushed is merged.
     pub(crate) fn ask(&mut self, worker: usize, request: RequestId, piece: usize) -> bool {
-        let own = self.queues[worker].len() + usize::from(worker < self.next);
+        let own = self.owes(worker);
         if own > 0 {
             self.waiters.push(Waiter { request, piece, after: self.completed + own as u64 });
         }

@@ -92,8 +92,14 @@ struct Store {
     merge: Merge,
     slots: HashMap<u64, Held>,
     waiting: Pending,
-    /// A worker is gone.
-    lost: Option<Error>,
+    lost: Option<Lost>,
+}
+
+/// A worker is gone, and no round of a synchronous store ends any more.
+struct Lost {
+    error: Error,
+    /// Those with a push that came to nothing. What they pull would lack it, so it is refused.
+    failed: Vec<bool>,
 }
 
 struct Held {
@@ -216,7 +222,7 @@ impl Service for Holder {
         let error = error.clone().hint("a synchronous store needs every worker; start the job again");
         let mut stores = self.stores.lock();
         let synchronous = stores.values_mut().filter(|store| store.open.kind == Kind::DistSync);
-        let ended: Vec<Waiting> = synchronous.flat_map(|store| store.fail(&error)).collect();
+        let ended: Vec<Waiting> = synchronous.flat_map(|store| store.fail(&error, self.workers.len())).collect();
         drop(stores);
         ended.into_iter().for_each(Waiting::answer);
     }
@@ -326,8 +332,11 @@ impl Holder {
         let worker = self.workers.get(&from).copied();
         let worker = worker.ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "only workers push and pull"))?;
         let store = of(stores, update.store)?;
-        if let Some(error) = store.lost.as_ref().filter(|_| !update.push.is_empty()) {
-            return Err(error.clone());
+        if let Some(lost) = &mut store.lost {
+            lost.failed[worker] |= !update.push.is_empty();
+            if lost.failed[worker] {
+                return Err(lost.error.clone());
+            }
         }
         let values = views(&update.push, tensors)?;
         for (operation, piece) in
@@ -441,12 +450,14 @@ impl Store {
         }
     }
 
-    fn fail(&mut self, error: &Error) -> Vec<Waiting> {
-        self.lost = Some(error.clone());
+    fn fail(&mut self, error: &Error, workers: usize) -> Vec<Waiting> {
+        // The first loss is the reason of those that follow.
+        let lost = self.lost.get_or_insert_with(|| Lost { error: error.clone(), failed: vec![false; workers] });
         for held in self.slots.values_mut() {
+            lost.failed.iter_mut().enumerate().for_each(|(worker, failed)| *failed |= held.round.owes(worker) > 0);
             held.round.clear();
         }
-        self.waiting.fail_all(error);
+        self.waiting.fail_all(&lost.error);
         std::mem::take(&mut self.waiting.ended)
     }
 }

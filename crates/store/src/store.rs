@@ -54,7 +54,8 @@ enum Place {
 ///
 /// A push captures its values before it returns; a pull leases its places until its work has ended. A worker's pull
 /// sees all that the worker has pushed before. Every operation on servers ends with `PeerLost` when a server that it
-/// needs is gone and, in a synchronous store, when a worker is; cancelling one does not take it back.
+/// needs is gone. In a synchronous store every push does when a worker is gone, and so does every later pull of those
+/// whose pushes came to nothing. Cancelling an operation does not take it back.
 #[derive(Clone)]
 pub struct KvStore {
     place: Arc<Place>,
