@@ -1,5 +1,5 @@
 //! The binary `sheave`: `sheave launch` runs a job on this machine, `sheave doctor` checks the machine, `sheave bench
-//! link` measures its links beside those of others.
+//! link` measures its links beside those of others, `sheave bench store` its key-value stores.
 //!
 //! Exit codes: 0 when all went well, 1 when something failed, 2 when the command line makes no sense; those of a job
 //! are its own. An error is one line on standard error, after which a failed process of a job is quoted; a reader that

@@ -96,6 +96,25 @@ fn every_case_of_every_transport_is_measured() {
 }
 
 #[test]
+fn a_store_is_measured_over_both_kinds_of_links() {
+    let output = sheave(&["bench", "store", "--quick", "--json"]);
+    assert!(output.status.success(), "{output:?}");
+    let mut seen = Vec::new();
+    for line in text(&output.stdout).lines() {
+        let value: serde_json::Value = serde_json::from_str(line).expect("a line is one object");
+        assert_eq!((&value["bench"], &value["ranks"]), (&"store".into(), &2.into()), "{line}");
+        assert!(value["iterations"].as_u64().expect("a count") >= 3, "{line}");
+        // A microsecond is less than a round trip, ten seconds are a store that hangs.
+        assert!((1.0..10e6).contains(&value["p50_us"].as_f64().expect("a number")), "{line}");
+        seen.push(format!("{} {} {}", value["case"], value["transport"], value["bytes"]).replace('"', ""));
+    }
+    let cases = ["push_pull {} 1024", "push_pull {} 5760000", "push_pull_10000 {} 64"];
+    let wanted: Vec<String> =
+        cases.iter().flat_map(|case| ["shm", "tcp"].map(|transport| case.replace("{}", transport))).collect();
+    assert_eq!(seen, wanted);
+}
+
+#[test]
 fn filters_leave_one_row_in_the_table() {
     let arguments = ["--quick", "--no-peer", "--transport", "inproc", "--case", "stream", "--bytes", "1KiB", "--pin"];
     let output = sheave(&[&["bench", "link"][..], &arguments].concat());
@@ -113,6 +132,7 @@ fn what_makes_no_sense_is_refused_in_one_line() {
         &["bench", "link", "--transport", "pigeon"],
         &["bench", "link", "--case", "ping_pong_move", "--transport", "tcp"],
         &["bench", "link", "--faster"],
+        &["bench", "store", "--transport", "inproc"],
         &["bench", "lonk"],
     ] {
         let output = sheave(arguments);

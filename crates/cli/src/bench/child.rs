@@ -1,4 +1,4 @@
-//! The second process of a measurement: this binary again, invited over its standard input.
+//! The other processes of a measurement: this binary again, invited over its standard input.
 //!
 //! It ends with its parent, however that one ends: the kernel kills it when the thread that started it is gone, and the
 //! end of standard input says the same if that happened before it could ask.
@@ -7,6 +7,7 @@ use super::Transport;
 use super::pair::{node_config, pin_to_core};
 use super::traffic::Side;
 use crate::Failure;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sheave_base::{Error, ErrorKind, LinkId, Result, Work};
 use sheave_net::{Address, Node};
@@ -16,7 +17,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Time for a process to start and to link itself, and to end when it is told to.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What the child must know, as one line of JSON. It holds the secret, so it is no argument.
 #[derive(Serialize, Deserialize)]
@@ -34,12 +35,13 @@ pub(super) struct Follower {
 }
 
 impl Follower {
-    /// Starts this binary once more, on behalf of the calling thread, which must outlive it.
-    pub(super) fn start(invitation: &Invitation) -> Result<Self> {
+    /// Starts this binary once more, as the hidden command of this name, on behalf of the calling thread, which must
+    /// outlive it.
+    pub(super) fn start(command: &str, invitation: &impl Serialize) -> Result<Self> {
         // The same file, even if it was replaced on disk meanwhile.
         let process = Command::new("/proc/self/exe")
             .arg0("sheave")
-            .args(["bench", "link-child"])
+            .args(["bench", command])
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .spawn()
@@ -99,6 +101,11 @@ impl Drop for Follower {
 
 /// The hidden command: follows the process that started this one.
 pub(super) fn run() -> std::result::Result<(), Failure> {
+    accept(follow)
+}
+
+/// Reads the invitation and does what it says, for as long as the process lives that started this one.
+pub(super) fn accept<T: DeserializeOwned>(act: impl FnOnce(&T) -> Result<()>) -> std::result::Result<(), Failure> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
         .map_err(|errno| Error::from(errno).context("asking to end with the parent"))?;
     let mut line = String::new();
@@ -106,14 +113,14 @@ pub(super) fn run() -> std::result::Result<(), Failure> {
         .lock()
         .read_line(&mut line)
         .map_err(|error| Error::from(error).context("reading the invitation"))?;
-    let invitation: Invitation = serde_json::from_str(&line)
-        .map_err(|_| Failure::Usage("this command is for sheave itself; use 'sheave bench link'".to_owned()))?;
+    let invitation: T = serde_json::from_str(&line)
+        .map_err(|_| Failure::Usage("this command is for sheave itself; see 'sheave help bench'".to_owned()))?;
     std::thread::spawn(|| {
         // Nothing more comes; the end does.
         let _ = std::io::stdin().lock().read_to_end(&mut Vec::new());
         std::process::exit(1);
     });
-    match follow(&invitation) {
+    match act(&invitation) {
         // The parent knows why.
         Err(error) if error.kind() == ErrorKind::PeerLost => std::process::exit(1),
         outcome => Ok(outcome?),

@@ -132,6 +132,8 @@ impl Plan {
                 Transport::Tcp => PeerTransport::Tcp,
             };
             rows.push(Row {
+                bench: "link",
+                ranks: 2,
                 case: Case::ALL[case].name(),
                 bytes,
                 transport: transport.name(),
@@ -142,6 +144,8 @@ impl Plan {
         }
         for (&(bytes, transport), recorded) in &times.peers {
             rows.push(Row {
+                bench: "link",
+                ranks: 2,
                 case: Case::PingPong.name(),
                 bytes,
                 transport,
@@ -156,7 +160,7 @@ impl Plan {
     }
 }
 
-fn no_times() -> Histogram<u64> {
+pub(super) fn no_times() -> Histogram<u64> {
     Histogram::new(DIGITS).expect("three digits are within the histogram's range")
 }
 
@@ -175,7 +179,7 @@ fn build_peer(pin: bool) -> Option<Peer> {
 }
 
 /// One line that overwrites itself, for people who watch.
-fn show_progress(text: &str) {
+pub(super) fn show_progress(text: &str) {
     let mut stderr = std::io::stderr().lock();
     if stderr.is_terminal() {
         let _ = write!(stderr, "\r\x1b[K{text}").and_then(|()| stderr.flush());

@@ -5,6 +5,7 @@ mod link;
 mod pair;
 mod peer;
 mod report;
+mod store;
 mod traffic;
 
 use crate::Failure;
@@ -28,9 +29,18 @@ pub(crate) enum Command {
     /// tensor of the arena to and fro by move; both give the time of a round trip. `stream` sends windows one way and
     /// gives the time per message. If OpenMPI is installed its own ping-pong runs in turn with ours.
     Link(LinkArguments),
+    /// Measures a key-value store: two workers and one server, as processes of their own beside a scheduler.
+    ///
+    /// Both workers push and pull the same keys at once, and the server sums: the time is that of worker 0, from the
+    /// call to the end of its work. `push_pull` has one key, `push_pull_10000` has ten thousand of this size in one
+    /// call.
+    Store(StoreArguments),
     /// The second process of a measurement.
     #[command(hide = true)]
     LinkChild,
+    /// Another process of a job with a store.
+    #[command(hide = true)]
+    StoreChild,
 }
 
 /// What `sheave bench link` measures.
@@ -57,6 +67,20 @@ pub(crate) struct LinkArguments {
     /// Do not run OpenMPI beside.
     #[arg(long)]
     no_peer: bool,
+}
+
+/// What `sheave bench store` measures.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct StoreArguments {
+    /// Measure this transport only, shm or tcp; may be given several times.
+    #[arg(long, value_name = "NAME")]
+    transport: Vec<Transport>,
+    /// Fewer iterations: all is done within 20 seconds.
+    #[arg(long)]
+    quick: bool,
+    /// Print one JSON object per line instead of a table.
+    #[arg(long)]
+    json: bool,
 }
 
 /// How the bytes travel.
@@ -167,7 +191,9 @@ fn parse_bytes(text: &str) -> Result<usize, String> {
 pub(crate) fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Link(arguments) => link::run(&arguments),
+        Command::Store(arguments) => store::run(&arguments),
         Command::LinkChild => child::run(),
+        Command::StoreChild => child::accept(store::play),
     }
 }
 

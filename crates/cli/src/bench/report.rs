@@ -8,13 +8,16 @@ use std::io::{ErrorKind, Write};
 /// One case of one size over one transport.
 #[derive(Clone, Debug)]
 pub(super) struct Row {
+    pub(super) bench: &'static str,
     pub(super) case: &'static str,
     pub(super) bytes: usize,
+    /// How many nodes take part in what is timed.
+    pub(super) ranks: u32,
     pub(super) transport: &'static str,
     pub(super) language: &'static str,
     /// The peer's transport that this row is compared with.
     pub(super) compared_with: Option<&'static str>,
-    /// Nanoseconds of every round trip, or message of a stream.
+    /// Nanoseconds of every round trip, message of a stream, or operation.
     pub(super) times: Histogram<u64>,
 }
 
@@ -37,10 +40,10 @@ struct Line<'a> {
 impl Row {
     fn line(&self) -> Line<'_> {
         Line {
-            bench: "link",
+            bench: self.bench,
             case: self.case,
             bytes: self.bytes,
-            ranks: 2,
+            ranks: self.ranks,
             transport: self.transport,
             language: self.language,
             p50_us: self.quantile_us(0.5),
@@ -132,7 +135,7 @@ mod tests {
         }
         let ours = !transport.starts_with("openmpi");
         let (language, compared_with) = if ours { ("rust", Some("openmpi-shm")) } else { ("c", None) };
-        Row { case: "ping_pong", bytes: 65_536, transport, language, compared_with, times }
+        Row { bench: "link", ranks: 2, case: "ping_pong", bytes: 65_536, transport, language, compared_with, times }
     }
 
     #[test]
