@@ -264,7 +264,7 @@ impl Client {
         let is_synchronous = self.open.kind == Kind::DistSync;
         push.iter().try_for_each(|(key, value)| find(key, value).map(drop))?;
         for (key, sum) in grouped(push, self.mesh.node().arena())? {
-            let known = find(&key, &sum)?;
+            let known = find(key, &sum)?;
             if is_synchronous {
                 ahead.add(known)?;
             }

@@ -33,6 +33,7 @@ mod key;
 mod kind;
 mod layout;
 mod local;
+mod numbers;
 mod protocol;
 mod round;
 mod server;

@@ -40,7 +40,7 @@ impl Local {
         // A key whose updater fails does not keep the others from being merged, as on servers.
         let mut outcome = Ok(());
         for (key, sum) in grouped(pairs, &self.arena)? {
-            let slot = self.slots.get_mut(&key).ok_or_else(|| unknown(&key, "push"))?;
+            let slot = self.slots.get_mut(key).ok_or_else(|| unknown(key, "push"))?;
             let flat = sum.reshape([sum.elements() as u64])?;
             outcome = outcome.and(slot.merge(&self.merge, &flat));
         }
@@ -91,13 +91,13 @@ pub(crate) fn check_apart<'a>(operation: &'static str, places: impl Iterator<Ite
 }
 
 /// Sums the values of equal keys in the order in which they are given; keys keep the order of their first value.
-pub(crate) fn grouped(pairs: &[(Key, Tensor)], arena: &Arena) -> Result<Vec<(Key, Tensor)>> {
+pub(crate) fn grouped<'a>(pairs: &'a [(Key, Tensor)], arena: &Arena) -> Result<Vec<(&'a Key, Tensor)>> {
     let mut place: HashMap<&Key, usize> = HashMap::with_capacity(pairs.len());
-    let mut sums: Vec<(Key, Tensor, bool)> = Vec::with_capacity(pairs.len());
+    let mut sums: Vec<(&Key, Tensor, bool)> = Vec::with_capacity(pairs.len());
     for (key, value) in pairs {
         let Some(at) = place.get(key).copied() else {
             place.insert(key, sums.len());
-            sums.push((key.clone(), value.clone(), false));
+            sums.push((key, value.clone(), false));
             continue;
         };
         let (_, sum, is_own) = &mut sums[at];

@@ -12,6 +12,7 @@ use crate::key::Key;
 use crate::kind::Kind;
 use crate::layout::{ANSWER_BYTES_MAX, KEYS_MAX, Layout, Spot};
 use crate::local::{exists, unknown};
+use crate::numbers::Numbered;
 use crate::protocol::{self, DESCRIBE, Describe, Described, INIT, Init, OPEN, Open, Piece, SERVICE, UPDATE, Update};
 use crate::protocol::{SET_UPDATER, SetUpdater};
 use crate::round::{RequestId, Round, guarded};
@@ -107,7 +108,7 @@ struct Door(Arc<Holder>);
 struct Store {
     open: Open,
     merge: Merge,
-    slots: HashMap<u64, Held>,
+    slots: Numbered<Held>,
     waiting: Pending,
     lost: Option<Lost>,
 }
@@ -137,7 +138,7 @@ struct Waiting {
 /// The updates of a store that are not answered.
 #[derive(Default)]
 struct Pending {
-    waiting: HashMap<RequestId, Waiting>,
+    waiting: Numbered<Waiting>,
     ended: Vec<Waiting>,
     last: RequestId,
     /// How many of each worker wait.
@@ -307,14 +308,14 @@ impl Holder {
 
     fn init(&self, args: &Value, tensors: &[Tensor]) -> Result<Value> {
         let init: Init = protocol::decode(args)?;
-        let values = views(&init.pieces, tensors)?;
+        let spots = find(&init.pieces, tensors)?;
         if init.keys.len() != init.pieces.len() {
             return Err(Error::new(ErrorKind::Protocol, "keys and pieces are not the same in number"));
         }
         let mut table = self.table.lock();
         let store = of(&mut table, init.store)?;
         let mut fresh = HashMap::with_capacity(init.keys.len());
-        for ((described, piece), value) in init.keys.into_iter().zip(&init.pieces).zip(values) {
+        for ((described, piece), (tensor, at)) in init.keys.into_iter().zip(&init.pieces).zip(spots) {
             let Described { key, dtype, shape } = described;
             key.check()?;
             let number = key.number();
@@ -323,7 +324,7 @@ impl Holder {
             }
             let dtype = Dtype::from_code(dtype)
                 .ok_or_else(|| Error::new(ErrorKind::Protocol, format!("key {key} has the unknown dtype {dtype}")))?;
-            let value = typed(&value, dtype)?;
+            let value = view(tensor, at, piece, dtype)?;
             // A slice may be shorter than the whole, and never longer.
             let shape = Shape::new(&shape)?;
             if shape.elements().is_none_or(|elements| value.elements() as u64 > elements) {
@@ -415,29 +416,16 @@ impl Holder {
             }
         }
         store.waiting.check_room(worker)?;
-        let values = views(&update.push, tensors)?;
-        for (operation, piece) in
-            update.push.iter().map(|piece| ("push", piece)).chain(update.pull.iter().map(|piece| ("pull", piece)))
-        {
-            let held = store
-                .slots
-                .get(&piece.number)
-                .ok_or_else(|| unknown(&Key::from(format!("number {:016x}", piece.number)), operation))?;
-            if held.slot.value.len_bytes() as u64 != piece.len_bytes {
-                let what = format!(
-                    "key {} has {} bytes here, not {}",
-                    held.slot.meta.key,
-                    held.slot.value.len_bytes(),
-                    piece.len_bytes
-                );
-                return Err(Error::new(ErrorKind::Mismatch, what));
-            }
-            if operation == "push" && store.open.kind == Kind::DistSync {
+        let spots = find(&update.push, tensors)?;
+        let mut values = Vec::with_capacity(spots.len());
+        for (piece, (tensor, at)) in update.push.iter().zip(spots) {
+            let held = store.held("push", piece)?;
+            if store.open.kind == Kind::DistSync {
                 held.round.check_room(worker)?;
             }
+            values.push(view(tensor, at, piece, held.slot.meta.dtype)?);
         }
-        let typed = |(piece, value): (&Piece, Tensor)| typed(&value, store.slots[&piece.number].slot.meta.dtype);
-        let values = update.push.iter().zip(values).map(typed).collect::<Result<Vec<_>>>()?;
+        update.pull.iter().try_for_each(|piece| store.held("pull", piece).map(drop))?;
         let answer = Assembly::new(&update.pull)?;
         Ok(Checked { update, worker, values, answer })
     }
@@ -460,36 +448,52 @@ fn of(table: &mut Table, store: u32) -> Result<&mut Store> {
     table.stores.get_mut(&store).ok_or_else(|| Error::new(ErrorKind::NotFound, format!("store {store} was not opened")))
 }
 
-/// The pieces of a message as tensors of bytes. Nothing is copied.
-fn views(pieces: &[Piece], tensors: &[Tensor]) -> Result<Vec<Tensor>> {
+/// Where the pieces of a message are: for each the tensor and the byte in it.
+fn find<'a>(pieces: &[Piece], tensors: &'a [Tensor]) -> Result<Vec<(&'a Tensor, usize)>> {
     let layout = Layout::of(pieces)?;
     if layout.parts != tensors.len() {
         let what = format!("{} tensors came for pieces in {}", tensors.len(), layout.parts);
         return Err(Error::new(ErrorKind::Protocol, what));
     }
-    let view = |(piece, spot): (&Piece, &Spot)| {
+    let locate = |(piece, spot): (&Piece, &Spot)| {
         let (tensor, at) = match spot {
-            Spot::Packed(at) => (&tensors[0], *at as usize),
+            Spot::Packed(at) => (&tensors[0], *at),
             Spot::Part(part) => (&tensors[*part], 0),
         };
-        let end = at as u64 + piece.len_bytes;
-        if end > tensor.len_bytes() as u64 || matches!(spot, Spot::Part(_)) && end != tensor.len_bytes() as u64 {
+        let (end, len_bytes) = (at.saturating_add(piece.len_bytes), tensor.len_bytes() as u64);
+        if end > len_bytes || matches!(spot, Spot::Part(_)) && end != len_bytes {
             return Err(Error::new(ErrorKind::Protocol, "a piece that its tensor does not hold"));
         }
-        Tensor::from_buffer(tensor.buffer().clone(), tensor.offset_bytes() + at, Dtype::U8, [piece.len_bytes])
+        Ok((tensor, at as usize))
     };
-    pieces.iter().zip(&layout.spots).map(view).collect()
+    pieces.iter().zip(&layout.spots).map(locate).collect()
 }
 
-/// A tensor of bytes as what it stands for, flat.
-fn typed(bytes: &Tensor, dtype: Dtype) -> Result<Tensor> {
-    let elements = (bytes.len_bytes() / dtype.size_bytes()) as u64;
-    Tensor::from_buffer(bytes.buffer().clone(), bytes.offset_bytes(), dtype, [elements])
+/// A piece as what it stands for, flat. Nothing is copied.
+fn view(tensor: &Tensor, at: usize, piece: &Piece, dtype: Dtype) -> Result<Tensor> {
+    let size_bytes = dtype.size_bytes() as u64;
+    if !piece.len_bytes.is_multiple_of(size_bytes) {
+        let what = format!("{} bytes are not whole elements of {dtype}", piece.len_bytes);
+        return Err(Error::new(ErrorKind::Protocol, what));
+    }
+    Tensor::from_buffer(tensor.buffer().clone(), tensor.offset_bytes() + at, dtype, [piece.len_bytes / size_bytes])
 }
 
 impl Store {
     fn new(open: Open) -> Self {
-        Self { open, merge: Merge::Assign, slots: HashMap::new(), waiting: Pending::default(), lost: None }
+        Self { open, merge: Merge::Assign, slots: Numbered::default(), waiting: Pending::default(), lost: None }
+    }
+
+    /// What a piece is of, if that has its size.
+    fn held(&self, operation: &'static str, piece: &Piece) -> Result<&Held> {
+        let held = self.slots.get(&piece.number);
+        let held = held.ok_or_else(|| unknown(&Key::from(format!("number {:016x}", piece.number)), operation))?;
+        let len_bytes = held.slot.value.len_bytes();
+        if len_bytes as u64 != piece.len_bytes {
+            let what = format!("key {} has {len_bytes} bytes here, not {}", held.slot.meta.key, piece.len_bytes);
+            return Err(Error::new(ErrorKind::Mismatch, what));
+        }
+        Ok(held)
     }
 
     /// Merges and takes what can be merged and taken now. Returns the updates that have come to their end.
