@@ -25,7 +25,7 @@ use sheave_net::Part;
 use sheave_tensor::{Arena, Dtype, Mode, Shape, Tensor};
 use sheave_wire::Value;
 use smallvec::SmallVec;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// Updaters that a server offers by name.
@@ -108,7 +108,10 @@ struct Door(Arc<Holder>);
 struct Store {
     open: Open,
     merge: Merge,
-    slots: Numbered<Held>,
+    /// In the order of their initialisation, which is about the order in which they are asked for.
+    slots: Vec<Held>,
+    /// Where the slot of a key's number is.
+    index: Numbered<usize>,
     waiting: Pending,
     lost: Option<Lost>,
 }
@@ -314,12 +317,13 @@ impl Holder {
         }
         let mut table = self.table.lock();
         let store = of(&mut table, init.store)?;
-        let mut fresh = HashMap::with_capacity(init.keys.len());
+        let mut fresh = Vec::with_capacity(init.keys.len());
+        let mut numbers = HashSet::with_capacity(init.keys.len());
         for ((described, piece), (tensor, at)) in init.keys.into_iter().zip(&init.pieces).zip(spots) {
             let Described { key, dtype, shape } = described;
             key.check()?;
             let number = key.number();
-            if number != piece.number || store.slots.contains_key(&number) || fresh.contains_key(&number) {
+            if number != piece.number || store.index.contains_key(&number) || !numbers.insert(number) {
                 return Err(exists(&key));
             }
             let dtype = Dtype::from_code(dtype)
@@ -332,9 +336,12 @@ impl Holder {
             }
             let meta = Meta { key, dtype, shape };
             let slot = Slot::new(meta, &value, &self.arena)?;
-            fresh.insert(number, Held { slot, round: Round::new(self.workers.len()) });
+            fresh.push((number, Held { slot, round: Round::new(self.workers.len()) }));
         }
-        store.slots.extend(fresh);
+        for (number, held) in fresh {
+            store.index.insert(number, store.slots.len());
+            store.slots.push(held);
+        }
         Ok(Value::None)
     }
 
@@ -346,7 +353,7 @@ impl Holder {
         let mut table = self.table.lock();
         let store = of(&mut table, describe.store)?;
         let described = |number: &u64| {
-            let meta = &store.slots.get(number)?.slot.meta;
+            let meta = &store.slots[*store.index.get(number)?].slot.meta;
             let shape = meta.shape.dimensions().to_vec();
             Some(Described { key: meta.key.clone(), dtype: meta.dtype.code(), shape })
         };
@@ -387,7 +394,7 @@ impl Holder {
             Err(error) => return reply.error(error),
         };
         let is_contribution = store.open.kind == Kind::DistSync && !update.push.is_empty();
-        let checked = Self::check(store, update, worker, &tensors);
+        let checked = Self::check(store, &update, worker, &tensors);
         // A contribution that has no other handle can be added to.
         drop(tensors);
         let (ended, refused) = match checked {
@@ -408,7 +415,7 @@ impl Holder {
     }
 
     /// Refuses an update before anything of it is merged.
-    fn check(store: &mut Store, update: Update, worker: usize, tensors: &[Tensor]) -> Result<Checked> {
+    fn check(store: &mut Store, update: &Update, worker: usize, tensors: &[Tensor]) -> Result<Checked> {
         if let Some(lost) = &mut store.lost {
             lost.failed[worker] |= !update.push.is_empty();
             if lost.failed[worker] {
@@ -419,25 +426,27 @@ impl Holder {
         let spots = find(&update.push, tensors)?;
         let mut values = Vec::with_capacity(spots.len());
         for (piece, (tensor, at)) in update.push.iter().zip(spots) {
-            let held = store.held("push", piece)?;
+            let place = store.place("push", piece)?;
+            let held = &store.slots[place];
             if store.open.kind == Kind::DistSync {
                 held.round.check_room(worker)?;
             }
-            values.push(view(tensor, at, piece, held.slot.meta.dtype)?);
+            values.push((place, view(tensor, at, piece, held.slot.meta.dtype)?));
         }
-        update.pull.iter().try_for_each(|piece| store.held("pull", piece).map(drop))?;
+        let pulls = update.pull.iter().map(|piece| store.place("pull", piece)).collect::<Result<Vec<_>>>()?;
         let answer = Assembly::new(&update.pull)?;
-        Ok(Checked { update, worker, values, answer })
+        Ok(Checked { worker, values, pulls, answer })
     }
 }
 
 /// An update that nothing speaks against.
 struct Checked {
-    update: Update,
     /// Who asks.
     worker: usize,
-    /// What is pushed, flat and typed.
-    values: Vec<Tensor>,
+    /// What is pushed to which slots, flat and typed.
+    values: Vec<(usize, Tensor)>,
+    /// The slots that are pulled.
+    pulls: Vec<usize>,
     answer: Assembly,
 }
 
@@ -481,30 +490,38 @@ fn view(tensor: &Tensor, at: usize, piece: &Piece, dtype: Dtype) -> Result<Tenso
 
 impl Store {
     fn new(open: Open) -> Self {
-        Self { open, merge: Merge::Assign, slots: Numbered::default(), waiting: Pending::default(), lost: None }
+        Self {
+            open,
+            merge: Merge::Assign,
+            slots: Vec::new(),
+            index: Numbered::default(),
+            waiting: Pending::default(),
+            lost: None,
+        }
     }
 
-    /// What a piece is of, if that has its size.
-    fn held(&self, operation: &'static str, piece: &Piece) -> Result<&Held> {
-        let held = self.slots.get(&piece.number);
-        let held = held.ok_or_else(|| unknown(&Key::from(format!("number {:016x}", piece.number)), operation))?;
+    /// The slot that a piece is of, if that has its size.
+    fn place(&self, operation: &'static str, piece: &Piece) -> Result<usize> {
+        let place = self.index.get(&piece.number).copied();
+        let place = place.ok_or_else(|| unknown(&Key::from(format!("number {:016x}", piece.number)), operation))?;
+        let held = &self.slots[place];
         let len_bytes = held.slot.value.len_bytes();
         if len_bytes as u64 != piece.len_bytes {
             let what = format!("key {} has {len_bytes} bytes here, not {}", held.slot.meta.key, piece.len_bytes);
             return Err(Error::new(ErrorKind::Mismatch, what));
         }
-        Ok(held)
+        Ok(place)
     }
 
     /// Merges and takes what can be merged and taken now. Returns the updates that have come to their end.
     fn update(&mut self, checked: Checked, reply: Reply, arena: &Arena) -> Vec<Waiting> {
-        let Checked { update, worker, values, answer } = checked;
-        let request = self.waiting.begin(reply, worker, update.push.len() + update.pull.len(), answer);
-        for (piece, value) in update.push.iter().zip(values) {
-            self.push(piece, value, worker, request, arena);
+        let Checked { worker, values, pulls, answer } = checked;
+        let request = self.waiting.begin(reply, worker, values.len() + pulls.len(), answer);
+        for (place, value) in values {
+            self.push(place, value, worker, request, arena);
         }
-        for (at, piece) in update.pull.iter().enumerate() {
-            let Some(held) = self.slots.get_mut(&piece.number) else { continue };
+        for (at, place) in pulls.into_iter().enumerate() {
+            let held = &mut self.slots[place];
             if self.open.kind != Kind::DistSync || held.round.ask(worker, request, at) {
                 self.waiting.one_done(request, |answer| answer.take(at, &held.slot.value, arena));
             }
@@ -513,8 +530,8 @@ impl Store {
         std::mem::take(&mut self.waiting.ended)
     }
 
-    fn push(&mut self, piece: &Piece, value: Tensor, worker: usize, request: RequestId, arena: &Arena) {
-        let Some(held) = self.slots.get_mut(&piece.number) else { return };
+    fn push(&mut self, place: usize, value: Tensor, worker: usize, request: RequestId, arena: &Arena) {
+        let held = &mut self.slots[place];
         if self.open.kind != Kind::DistSync {
             let outcome = guarded(&mut held.slot, &self.merge, &value);
             return self.waiting.one_done(request, |_| outcome);
@@ -534,7 +551,7 @@ impl Store {
     fn fail(&mut self, error: &Error, workers: usize) -> Vec<Waiting> {
         // The first loss is the reason of those that follow.
         let lost = self.lost.get_or_insert_with(|| Lost { error: error.clone(), failed: vec![false; workers] });
-        for held in self.slots.values_mut() {
+        for held in &mut self.slots {
             lost.failed.iter_mut().enumerate().for_each(|(worker, failed)| *failed |= held.round.owes(worker) > 0);
             held.round.clear();
         }
