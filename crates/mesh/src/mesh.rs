@@ -5,11 +5,14 @@ use crate::config::Config;
 use crate::driver::Shared;
 use crate::engine::{Death, Engine, Event, Member, Role};
 use crate::group::Group;
+use crate::reference::{Name, Ref};
 use crate::rendezvous;
 use parking_lot::Mutex;
 use sheave_base::work::Interrupt;
 use sheave_base::{Epoch, Error, ErrorKind, LinkId, NodeId, Result, Work, limits};
 use sheave_net::Node;
+use sheave_wire::Value;
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -206,8 +209,9 @@ impl Mesh {
     ///
     /// # Errors
     ///
-    /// `PeerLost` if the member is gone, `LimitExceeded` if too many calls wait or the link is full, and what
-    /// [`Node::isend`] says about the tensors.
+    /// `PeerLost` if the member is gone, or the owner of a reference in the arguments; `NotFound` for a reference that
+    /// this node does not hold; `LimitExceeded` if too many calls wait or the link is full; and what [`Node::isend`]
+    /// says about the tensors.
     ///
     /// ```
     /// # use sheave_mesh::{Config, Expected, Mesh, Request, Role};
@@ -223,6 +227,32 @@ impl Mesh {
     /// ```
     pub fn call(&self, to: NodeId, service: &str, method: &str, call: impl Into<Call>) -> Result<Work<Answer>> {
         self.shared.call(to, service, method, call.into())
+    }
+
+    /// Makes an object of this node one that others can hold. It lives until the last [`Ref`] to it is dropped, here
+    /// and everywhere.
+    ///
+    /// # Errors
+    ///
+    /// `LimitExceeded` if this node has [`limits::REFERENCES_OWNED_MAX`] of them.
+    pub fn export(&self, object: Arc<dyn Any + Send + Sync>) -> Result<Ref> {
+        self.shared.references.export(object)
+    }
+
+    /// The reference that a [`Value::Ref`] names, one more handle to it. A name that came in a request or an answer
+    /// means something for as long as that request or answer lives, or this node has another handle.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if this node holds no such reference, `InvalidArgument` for any other value.
+    pub fn hold(&self, value: &Value) -> Result<Ref> {
+        match *value {
+            Value::Ref { node, id } => self.shared.references.find(Name { owner: node, id }),
+            _ => {
+                let what = format!("a {} is no reference", value.kind_name());
+                Err(Error::new(ErrorKind::InvalidArgument, what).operation("hold"))
+            }
+        }
     }
 
     /// Waits for everybody and leaves: what a job does at its end.
@@ -262,11 +292,13 @@ impl Owner {
         if self.has_left.swap(true, SeqCst) {
             return Ok(());
         }
+        let begun = Instant::now();
         let outcome = if self.shared.failure().is_none() && !self.shared.table().is_empty() {
+            self.settle(begun + patience / 2);
             let (completer, left) = self.shared.node.pair("leave", None);
             let ending = move |outcome: Result<_>| completer.complete(outcome.map(drop));
             self.shared.begin(|operation, _| Event::Leave { operation }, ending);
-            match left.wait_until(Some(Instant::now() + patience), None) {
+            match left.wait_until(Some(begun + patience), None) {
                 Ok(true) => left.wait(),
                 _ => Err(Error::new(ErrorKind::DeadlineExceeded, "the others have not agreed to this node's leave")
                     .operation("leave")
@@ -277,7 +309,7 @@ impl Owner {
             Ok(())
         };
         // The last words to those who have no link yet: the news of this leave are among them.
-        let until = Instant::now() + patience;
+        let until = begun + patience;
         for link in self.shared.routes.making() {
             let _ = link.wait_until(Some(until), None);
         }
@@ -285,11 +317,19 @@ impl Owner {
         outcome
     }
 
+    /// References that this node has passed on and that nobody has confirmed would be lost with it.
+    fn settle(&self, until: Instant) {
+        let (completer, settled) = self.shared.node.pair("leave", None);
+        self.shared.references.when_settled(completer);
+        let _ = settled.wait_until(Some(until), None);
+    }
+
     /// Ends threads and links. Nothing is left when this returns.
     fn end(&self) {
         self.shared.stopping.store(true, SeqCst);
         let closed = Error::new(ErrorKind::Closed, "this node has left the mesh");
         self.shared.calls.fail_all(&closed);
+        self.shared.references.end();
         self.shared.ticker.stop();
         self.shared.node.shut_down();
         let thread = self.thread.lock().take();

@@ -138,7 +138,7 @@ fn kill_each(parts: &[&str], transport: Transport) {
     for victim in parts {
         let Killing { slowest, slowest_next } = kill(parts, victim, transport);
         note(&format!(
-            "{transport:?}: {victim} killed; the others' pending operations ended in {:.1} ms, their next ones in {:.1} ms",
+            "{transport:?}: {victim} killed; the others' operations ended in {:.1} ms, their next ones in {:.1} ms",
             slowest.as_secs_f64() * 1e3,
             slowest_next.as_secs_f64() * 1e3
         ));

@@ -1,6 +1,7 @@
 //! A call that is not answered.
 
 use super::answer::{Answer, decode};
+use crate::reference::Brought;
 use sheave_base::work::Completer;
 use sheave_base::{Error, LinkId, Peer, Result};
 use sheave_net::{Arrival, Message, check_places};
@@ -42,9 +43,9 @@ impl Pending {
         }
     }
 
-    pub(super) fn answered(mut self, message: Message, origin: Option<Peer>) {
+    pub(super) fn answered(mut self, message: Message, brought: Brought, origin: Option<Peer>) {
         let asked_for_tensors = !self.places.is_empty() && !self.is_landing;
-        let outcome = match (self.refusal.take(), decode(message)) {
+        let outcome = match (self.refusal.take(), decode(message, brought)) {
             (_, Err(error)) => Err(match origin {
                 Some(origin) => error.origin(origin),
                 None => error,
