@@ -10,6 +10,7 @@
 //! links happens after it was let go.
 
 use crate::call::Calls;
+use crate::departure::Departures;
 use crate::engine::{Effect, Engine, Event, Member, Message, OperationId, Outcome};
 use crate::reference::{self, Brought, References};
 use crate::routes::Routes;
@@ -91,6 +92,7 @@ pub(crate) struct Shared {
     table: OnceLock<Vec<Member>>,
     /// Ends when no other member is left.
     alone: Mutex<Option<Completer<()>>>,
+    pub(crate) departures: Departures,
     /// What ended the engine.
     failure: OnceLock<Error>,
     pub(crate) stopping: AtomicBool,
@@ -115,6 +117,7 @@ impl Shared {
             references: References::new(me, weak.clone()),
             table: OnceLock::new(),
             alone: Mutex::default(),
+            departures: Departures::default(),
             failure: OnceLock::new(),
             stopping: AtomicBool::new(false),
             ticker: Ticker::default(),
@@ -276,6 +279,7 @@ impl Shared {
 
     /// What may call foreign code, or closes links.
     fn finish(self: &Arc<Self>, after: Afterwards) {
+        let is_somebody_gone = !after.dead.is_empty() || !after.departed.is_empty() || after.failed.is_some();
         for node in after.cut {
             let error = self.death_of(node).unwrap_or_else(|| Error::new(ErrorKind::PeerLost, "it looks dead"));
             for link in self.routes.all(node) {
@@ -307,6 +311,9 @@ impl Shared {
         self.tend_references();
         if !after.departed.is_empty() {
             self.tell_alone();
+        }
+        if is_somebody_gone {
+            self.tell_departures();
         }
         for (ending, outcome) in after.endings {
             ending(outcome);

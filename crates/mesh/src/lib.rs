@@ -7,6 +7,7 @@
 
 mod call;
 mod config;
+mod departure;
 mod driver;
 pub mod engine;
 pub mod environment;

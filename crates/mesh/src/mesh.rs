@@ -255,6 +255,42 @@ impl Mesh {
         }
     }
 
+    /// Blocks until every other member that `picks` names has left in order: what the main thread of a server or
+    /// scheduler does. Meanwhile it serves this node's links. `picks` is asked once for each member, now.
+    ///
+    /// # Errors
+    ///
+    /// `PeerLost` that names the first of them who died; whatever ended this node's own membership.
+    ///
+    /// ```
+    /// # use sheave_mesh::{Config, Expected, Mesh, Role};
+    /// # use sheave_base::config::Endpoint;
+    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    /// # let root = Endpoint { host: "127.0.0.1".into(), port };
+    /// let mesh = Mesh::join(Config::new(Role::Rank, Some(0), Expected::ranks(1), root))?;
+    /// mesh.until_gone(|member| member.introduction.role == Role::Worker)?;
+    /// # Ok::<(), sheave_base::Error>(())
+    /// ```
+    pub fn until_gone(&self, picks: impl Fn(&Member) -> bool) -> Result<()> {
+        self.until_gone_interruptible(picks, None)
+    }
+
+    /// Like [`Mesh::until_gone`]; `interrupt` is asked at least every 100 ms, and its error ends the wait.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mesh::until_gone`], and whatever `interrupt` says.
+    pub fn until_gone_interruptible(
+        &self,
+        picks: impl Fn(&Member) -> bool,
+        interrupt: Option<Interrupt<'_>>,
+    ) -> Result<()> {
+        let me = self.shared.me;
+        let picked = self.members().iter().filter(|member| member.node != me && picks(member));
+        let nodes = picked.map(|member| member.node).collect();
+        self.shared.wait_for_departures(nodes, interrupt).map_err(|error| error.operation("until_gone"))
+    }
+
     /// Waits for everybody and leaves: what a job does at its end.
     ///
     /// # Errors
@@ -330,6 +366,7 @@ impl Owner {
         let closed = Error::new(ErrorKind::Closed, "this node has left the mesh");
         self.shared.calls.fail_all(&closed);
         self.shared.references.end();
+        self.shared.departures.end(&closed);
         self.shared.ticker.stop();
         self.shared.node.shut_down();
         let thread = self.thread.lock().take();
