@@ -10,8 +10,9 @@
 //! links happens after it was let go.
 
 use crate::call::Calls;
+use crate::departure::Departures;
 use crate::engine::{Effect, Engine, Event, Member, Message, OperationId, Outcome};
-use crate::gone::Gone;
+use crate::reference::{self, Brought, References};
 use crate::routes::Routes;
 use crate::time::Ticker;
 use parking_lot::Mutex;
@@ -86,11 +87,12 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     pub(crate) routes: Routes,
     pub(crate) calls: Calls,
+    pub(crate) references: Arc<References>,
     /// All members by rank, from the moment when the mesh stands.
     table: OnceLock<Vec<Member>>,
     /// How many things of each sort this node has made, where all members make them in the same order.
     pub(crate) numbers: Mutex<HashMap<String, u32>>,
-    pub(crate) gone: Gone,
+    pub(crate) departures: Departures,
     /// What ended the engine.
     failure: OnceLock<Error>,
     pub(crate) stopping: AtomicBool,
@@ -101,8 +103,9 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(node: Node, config: NodeConfig, joining: Completer<()>, engine: Engine) -> Arc<Self> {
         let (operations, next_operation, timer) = (HashMap::new(), 0, None);
+        let me = node.id();
         Arc::new_cyclic(|weak| Self {
-            me: node.id(),
+            me,
             node,
             config,
             clock: SystemClock::default(),
@@ -111,9 +114,10 @@ impl Shared {
             state: Mutex::new(State { engine, operations, next_operation, joining: Some(joining), timer }),
             routes: Routes::default(),
             calls: Calls::default(),
+            references: References::new(me, weak.clone()),
             table: OnceLock::new(),
             numbers: Mutex::default(),
-            gone: Gone::default(),
+            departures: Departures::default(),
             failure: OnceLock::new(),
             stopping: AtomicBool::new(false),
             ticker: Ticker::default(),
@@ -287,10 +291,12 @@ impl Shared {
             for link in self.routes.all(node) {
                 let _ = self.node.abandon(link, &error);
             }
+            self.references.lost(node);
             self.calls.member_lost(self.member(node), &error);
         }
         for node in after.departed {
             // Its link ends by itself, when it has said all.
+            self.references.lost(node);
             if let Some(error) = self.death_of(node) {
                 self.calls.member_lost(self.member(node), &error);
             }
@@ -300,9 +306,11 @@ impl Shared {
                 let _ = self.node.close_because(link, &error);
             }
             self.calls.fail_all(&error);
+            self.references.end();
         }
+        self.tend_references();
         if is_somebody_gone {
-            self.tell_gone();
+            self.tell_departures();
         }
         for (ending, outcome) in after.endings {
             ending(outcome);
@@ -361,12 +369,17 @@ impl Observer for Shared {
     }
 
     fn take(&self, message: Arrived) {
-        if message.envelope.kind != Kind::Control {
-            return self.calls.take(message);
-        }
         let from = self.node.link(message.source).map(|link| self.node_of(link.peer()));
-        if let Ok(from) = from {
-            self.tell(Told::Word { from, word: message.control });
+        if message.envelope.kind != Kind::Control {
+            let brought = from.map_or_else(|_| Brought::default(), |from| self.references.brought(from, &message));
+            return self.calls.take(message, brought);
+        }
+        let Ok(from) = from else { return };
+        if message.envelope.context != reference::CONTEXT {
+            return self.tell(Told::Word { from, word: message.control });
+        }
+        if let Err(reason) = self.hear_words(from, &message.control) {
+            self.tell(Told::Unreachable { node: from, reason });
         }
     }
 
@@ -382,6 +395,7 @@ impl Observer for Shared {
     fn attend(&self) {
         self.steer();
         if let Some(this) = self.this() {
+            this.tend_references();
             this.serve();
         }
     }

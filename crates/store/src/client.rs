@@ -252,7 +252,7 @@ impl Client {
         places.extend(batch.pull.into_iter().filter(|(piece, _)| !piece.packed).map(|(_, place)| place));
         let leases = (!places.is_empty()).then(|| Arc::clone(leases));
         let args = protocol::encode(&update)?;
-        let call = Call { args, tensors, places, leases, deadline: None };
+        let call = Call { args, tensors, places, leases, ..Call::default() };
         Ok((self.mesh.call(server, SERVICE, UPDATE, call)?, unpack))
     }
 

@@ -193,7 +193,7 @@ impl Assembly {
 
 impl Service for Holder {
     fn handle(&self, request: Request) {
-        let Request { from, method, args, tensors, reply } = request;
+        let Request { from, method, args, tensors, reply, .. } = request;
         let outcome = match method.as_str() {
             UPDATE => return self.update(from, &args, tensors, reply),
             OPEN => self.open(&args),
