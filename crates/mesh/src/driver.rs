@@ -13,13 +13,13 @@ use crate::call::Calls;
 use crate::departure::Departures;
 use crate::engine::{Effect, Engine, Event, Member, Message, OperationId, Outcome};
 use crate::reference::{self, Brought, References};
-use crate::routes::Routes;
+use crate::routes::{LAST_WORDS, Routes};
 use crate::time::Ticker;
 use parking_lot::Mutex;
 use sheave_base::clock::{Clock, SystemClock, Time};
 use sheave_base::work::Completer;
 use sheave_base::{Epoch, Error, ErrorKind, LinkId, NodeId, Peer, Result};
-use sheave_net::{Admission, Arrival, Kind, Message as Arrived, Node, NodeConfig, Observer};
+use sheave_net::{Admission, Arrival, Kind, Message as Arrived, Node, NodeConfig, Observer, was_closed_in_order};
 use sheave_wire::{from_control, to_control};
 use smallvec::SmallVec;
 use std::collections::{HashMap, VecDeque};
@@ -63,6 +63,8 @@ pub(crate) struct State {
     next_operation: u64,
     joining: Option<Completer<()>>,
     timer: Option<Time>,
+    /// Members whose last link was closed in order, and until when news of their leave may come another way.
+    parting: Vec<(Time, NodeId, String)>,
 }
 
 /// What a turn of the engine leaves to be done once it was let go.
@@ -111,7 +113,14 @@ impl Shared {
             clock: SystemClock::default(),
             told: Mutex::default(),
             choked: AtomicBool::new(false),
-            state: Mutex::new(State { engine, operations, next_operation, joining: Some(joining), timer }),
+            state: Mutex::new(State {
+                engine,
+                operations,
+                next_operation,
+                joining: Some(joining),
+                timer,
+                parting: Vec::new(),
+            }),
             routes: Routes::default(),
             calls: Calls::default(),
             references: References::new(me, weak.clone()),
@@ -207,7 +216,7 @@ impl Shared {
         let mut after = Afterwards::default();
         loop {
             let Some(told) = self.told.lock().pop_front() else { break };
-            self.hear(&mut state.engine, told);
+            self.hear(state, told);
         }
         let now = self.clock.now();
         if state.timer.is_none_or(|timer| now >= timer) {
@@ -216,15 +225,28 @@ impl Shared {
                 state.engine.handle(now, Event::Alive { peer });
             }
         }
+        self.end_partings(state, now);
         for effect in state.engine.poll(now) {
             self.perform(state, effect, &mut after);
         }
-        self.ticker.engine_at(state.timer);
+        self.ticker.engine_at(state.parting.iter().map(|(until, ..)| *until).chain(state.timer).min());
         after
     }
 
-    fn hear(self: &Arc<Self>, engine: &mut Engine, told: Told) {
+    /// Who has closed its last link in order and has not said anywhere that it leaves is lost after all.
+    fn end_partings(&self, state: &mut State, now: Time) {
+        let State { engine, parting, .. } = state;
+        parting.retain(|(until, node, reason)| {
+            if now >= *until && self.routes.get(*node).is_none() {
+                engine.handle(now, Event::LinkLost { peer: *node, reason: reason.clone() });
+            }
+            now < *until
+        });
+    }
+
+    fn hear(self: &Arc<Self>, state: &mut State, told: Told) {
         let now = self.clock.now();
+        let State { engine, parting, .. } = state;
         match told {
             Told::Made { link, node } => self.link_made(node, link),
             Told::Reached(node) => engine.handle(now, Event::Reached(node)),
@@ -235,8 +257,15 @@ impl Shared {
             },
             Told::Ended { link, node, reason } => {
                 // While another link stands the node lives, and its last words may come over that one.
-                if self.routes.ended(node, link) {
-                    engine.handle(now, Event::LinkLost { peer: node, reason: reason.what().to_owned() });
+                if !self.routes.ended(node, link) {
+                    return;
+                }
+                let what = reason.what().to_owned();
+                if was_closed_in_order(&reason) && self.table.get().is_some() {
+                    // The news of its leave may be on a link that it has made and that is not known here yet.
+                    parting.push((now.after(LAST_WORDS), node, what));
+                } else {
+                    engine.handle(now, Event::LinkLost { peer: node, reason: what });
                 }
             }
             Told::Unreachable { node, reason } => {
