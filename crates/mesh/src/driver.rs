@@ -257,7 +257,8 @@ impl Shared {
             },
             Told::Ended { link, node, reason } => {
                 // While another link stands the node lives, and its last words may come over that one.
-                if !self.routes.ended(node, link) {
+                if !self.routes.ended(node, link) || self.routes.is_making(node) {
+                    // A link that is being made tells what has become of the node.
                     return;
                 }
                 let what = reason.what().to_owned();

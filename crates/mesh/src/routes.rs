@@ -52,6 +52,11 @@ impl Routes {
         self.by_node.lock().values().filter_map(|route| route.making.as_ref()).map(|(work, _)| work.clone()).collect()
     }
 
+    /// Whether a link to `node` is being made.
+    pub(crate) fn is_making(&self, node: NodeId) -> bool {
+        self.by_node.lock().get(&node).is_some_and(|route| route.making.is_some())
+    }
+
     /// All links to `node`.
     pub(crate) fn all(&self, node: NodeId) -> SmallVec<[LinkId; 1]> {
         self.by_node.lock().get(&node).map(|route| route.links.clone()).unwrap_or_default()
