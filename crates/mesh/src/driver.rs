@@ -192,9 +192,14 @@ impl Shared {
         result
     }
 
-    /// One look at the engine, without a turn.
+    /// One look at the engine, without a turn. The caller may be in the middle of something, so what came while the
+    /// engine was taken is left to the mesh's own thread.
     pub(crate) fn look<T>(&self, look: impl FnOnce(&Engine) -> T) -> T {
-        look(&self.state.lock().engine)
+        let seen = look(&self.state.lock().engine);
+        if !self.told.lock().is_empty() {
+            self.ticker.ring_at(self.clock.now());
+        }
+        seen
     }
 
     /// Begins an operation of the engine; `ending` is called once, with no lock held.

@@ -18,13 +18,13 @@ pub(crate) struct Ticker {
 struct Due {
     engine: Option<Time>,
     calls: Option<Time>,
-    words: Option<Time>,
+    ring: Option<Time>,
     stop: bool,
 }
 
 impl Due {
     fn next(&self) -> Option<Time> {
-        self.engine.into_iter().chain(self.calls).chain(self.words).min()
+        self.engine.into_iter().chain(self.calls).chain(self.ring).min()
     }
 }
 
@@ -39,9 +39,9 @@ impl Ticker {
         self.change(|due| due.calls = due.calls.into_iter().chain(at).min());
     }
 
-    /// Words about references are to be sent at this time.
-    pub(crate) fn words_at(&self, at: Time) {
-        self.change(|due| due.words = due.words.into_iter().chain([at]).min());
+    /// Something waits that nobody else may look after: words about references, or events for the engine.
+    pub(crate) fn ring_at(&self, at: Time) {
+        self.change(|due| due.ring = due.ring.into_iter().chain([at]).min());
     }
 
     fn change(&self, change: impl FnOnce(&mut Due)) {
@@ -66,7 +66,7 @@ impl Ticker {
             let now = clock.now();
             match due.next() {
                 Some(at) if at <= now => {
-                    (due.engine, due.calls, due.words) = (None, None, None);
+                    (due.engine, due.calls, due.ring) = (None, None, None);
                     return true;
                 }
                 Some(at) => {

@@ -132,8 +132,10 @@ impl Plan {
                 Transport::Tcp => PeerTransport::Tcp,
             };
             rows.push(Row {
+                bench: "link",
                 case: Case::ALL[case].name(),
                 bytes,
+                ranks: 2,
                 transport: transport.name(),
                 language: "rust",
                 compared_with: Some(compared_with.name()),
@@ -142,8 +144,10 @@ impl Plan {
         }
         for (&(bytes, transport), recorded) in &times.peers {
             rows.push(Row {
+                bench: "link",
                 case: Case::PingPong.name(),
                 bytes,
+                ranks: 2,
                 transport,
                 language: "c",
                 compared_with: None,

@@ -48,7 +48,8 @@ impl Pair {
         let tcp = ListenConfig::default().tcp.filter(|_| over_tcp);
         let address = node.listen(ListenConfig { tcp, unix: !over_tcp, ..ListenConfig::default() })?;
         let accepting = node.accept();
-        let mut follower = Follower::start(&Invitation { address: address.to_string(), secret, transport, pin })?;
+        let mut follower =
+            Follower::start("link-child", &Invitation { address: address.to_string(), secret, transport, pin })?;
         let link = follower.link(&accepting)?;
         Ok(Self { side: Side { node, link }, other: Other::Process(follower) })
     }

@@ -317,7 +317,7 @@ impl References {
         let has_words = tables.words.contains_key(&owner);
         drop(tables);
         if has_words && let Some(shared) = self.shared.upgrade() {
-            shared.ring_for_words();
+            shared.ring_for_references();
         }
     }
 

@@ -99,7 +99,7 @@ impl Shared {
             if self.send_batch(link, &words).is_err() {
                 // The link is full, or about to be known as ended. If its node is gone the words go with it.
                 self.references.put_back(to, words);
-                return self.ticker.words_at(self.deadline(AGAIN));
+                return self.ticker.ring_at(self.deadline(AGAIN));
             }
         }
     }
@@ -120,14 +120,14 @@ impl Shared {
             // One that cannot be reached is soon known to be gone.
             let pause = if outcome.is_ok() { Duration::ZERO } else { AGAIN };
             shared.references.due.store(true, SeqCst);
-            shared.ticker.words_at(shared.deadline(pause));
+            shared.ticker.ring_at(shared.deadline(pause));
         });
     }
 
     /// Rings the mesh's own thread, from any thread and under any lock.
-    pub(crate) fn ring_for_words(&self) {
+    pub(crate) fn ring_for_references(&self) {
         let now: Time = self.clock().now();
-        self.ticker.words_at(now);
+        self.ticker.ring_at(now);
     }
 
     /// Why `node` is gone.
