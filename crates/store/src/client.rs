@@ -7,11 +7,13 @@
 use crate::gather::gather;
 use crate::key::Key;
 use crate::kind::Kind;
-use crate::layout::{Layout, PACKED_BELOW_BYTES, PACKED_BYTES_MAX, PARTS_MAX, PIECES_MAX, Spot, cut, padded};
-use crate::local::{exists, grouped, unknown};
+use crate::layout::{ANSWER_BYTES_MAX, KEYS_MAX, Layout, Spot, cut, padded};
+use crate::layout::{PACKED_BELOW_BYTES, PACKED_BYTES_MAX, PARTS_MAX, PIECES_MAX};
+use crate::local::{check_apart, exists, grouped, unknown};
 use crate::protocol::{self, DESCRIBE, Describe, Described, INIT, Init, OPEN, Open, Piece, SERVICE, UPDATE, Update};
 use crate::protocol::{SET_UPDATER, SetUpdater};
-use crate::slot::{Meta, empty};
+use crate::round::AHEAD_MAX;
+use crate::slot::{Meta, empty, flat_copy};
 use crate::updater::Updater;
 use parking_lot::RwLock;
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
@@ -19,8 +21,9 @@ use sheave_mesh::{Answer, Call, Group, Leases, Mesh, Role};
 use sheave_net::Part;
 use sheave_tensor::{Dtype, Mode, Shape, Tensor, WriteLease};
 use smallvec::SmallVec;
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Pause between two attempts to open a store on a server that has not started its part yet.
@@ -31,7 +34,42 @@ pub(crate) struct Client {
     pub(crate) workers: Group,
     servers: Vec<NodeId>,
     open: Open,
-    metas: RwLock<HashMap<u64, Meta>>,
+    known: RwLock<HashMap<Key, Arc<Known>>>,
+    /// Why the parts of a synchronous store do not agree any more: a push has reached some servers and not others.
+    broken: OnceLock<Error>,
+}
+
+/// What this worker knows of a key.
+struct Known {
+    number: u64,
+    meta: Meta,
+    /// Its pushes that have not ended.
+    ahead: AtomicUsize,
+}
+
+/// Pushes of one operation that have not ended; they are no more when this is dropped.
+#[derive(Default)]
+struct Ahead(Vec<Arc<Known>>);
+
+impl Ahead {
+    /// One more push of this key.
+    fn add(&mut self, known: &Arc<Known>) -> Result<()> {
+        let before = known.ahead.fetch_add(1, SeqCst);
+        self.0.push(Arc::clone(known));
+        if before < AHEAD_MAX {
+            return Ok(());
+        }
+        let what = format!("{AHEAD_MAX} pushes of key {} have not ended", known.meta.key);
+        Err(Error::new(ErrorKind::LimitExceeded, what).operation("push").hint("wait for earlier pushes first"))
+    }
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|known| {
+            known.ahead.fetch_sub(1, SeqCst);
+        });
+    }
 }
 
 /// Slices of tensors, as they stand in a message.
@@ -43,13 +81,24 @@ struct Batch {
     push: Vec<(Piece, Tensor)>,
     pull: Vec<(Piece, Tensor)>,
     packed_bytes: u64,
+    pulled_bytes: u64,
     parts: usize,
 }
 
+/// A batch whose values are captured, or will be when it leaves.
+struct Parcel {
+    server: NodeId,
+    update: Update,
+    tensors: SmallVec<[Part; 1]>,
+    places: Vec<Tensor>,
+}
+
 impl Batch {
-    fn has_room(&self) -> bool {
+    /// Whether a piece that pulls so many bytes may come along; the first one always may.
+    fn has_room(&self, pulled_bytes: u64) -> bool {
         let pieces = self.push.len() + self.pull.len();
-        self.packed_bytes < PACKED_BYTES_MAX && self.parts + 1 < PARTS_MAX && pieces < PIECES_MAX
+        let is_small = self.pulled_bytes.saturating_add(pulled_bytes) <= ANSWER_BYTES_MAX || self.pull.is_empty();
+        is_small && self.packed_bytes < PACKED_BYTES_MAX && self.parts + 1 < PARTS_MAX && pieces < PIECES_MAX
     }
 
     fn count(&mut self, piece: &Piece) {
@@ -76,7 +125,8 @@ impl Client {
             .hint("start the job with at least one server, or use a local store"));
         }
         let open = Open { store: mesh.next_number(SERVICE), kind, cut_elements };
-        let client = Self { mesh: mesh.clone(), workers, servers, open, metas: RwLock::default() };
+        let client =
+            Self { mesh: mesh.clone(), workers, servers, open, known: RwLock::default(), broken: OnceLock::new() };
         let until = Instant::now() + patience;
         let args = protocol::encode(&client.open)?;
         for server in &client.servers {
@@ -100,25 +150,31 @@ impl Client {
 
     /// Blocks until all workers have come. The first one's values count; the others learn what it said.
     pub(crate) fn init(&self, pairs: &[(Key, Option<Tensor>)]) -> Result<()> {
-        let again = pairs.iter().find(|(key, _)| self.metas.read().contains_key(&key.number()));
-        let sent = match again {
-            Some((key, _)) => Err(exists(key)),
-            None if self.is_first() => self.send_first_values(pairs),
-            None => Ok(()),
-        };
+        let sent = self.check_new(pairs).and_then(|()| match self.is_first() {
+            true => self.send_first_values(pairs),
+            false => Ok(()),
+        });
         // Also after a failure: the others wait here.
         self.workers.barrier()?;
         sent?;
         self.learn(pairs)
     }
 
-    fn send_first_values(&self, pairs: &[(Key, Option<Tensor>)]) -> Result<()> {
-        let mut inits: Vec<(Vec<Described>, Batch)> = self.servers.iter().map(|_| Default::default()).collect();
-        let mut seen = std::collections::HashSet::new();
-        for (key, value) in pairs {
-            if !seen.insert(key) {
+    fn check_new(&self, pairs: &[(Key, Option<Tensor>)]) -> Result<()> {
+        let known = self.known.read();
+        let mut seen = HashSet::with_capacity(pairs.len());
+        for (key, _) in pairs {
+            key.check()?;
+            if known.contains_key(key) || !seen.insert(key) {
                 return Err(exists(key));
             }
+        }
+        Ok(())
+    }
+
+    fn send_first_values(&self, pairs: &[(Key, Option<Tensor>)]) -> Result<()> {
+        let mut inits: Vec<(Vec<Described>, Batch)> = self.servers.iter().map(|_| Default::default()).collect();
+        for (key, value) in pairs {
             let value = value.as_ref().ok_or_else(|| {
                 Error::new(ErrorKind::InvalidArgument, format!("key {key} has no value on the first worker"))
                     .operation("init")
@@ -135,7 +191,7 @@ impl Client {
         for (server, (keys, batch)) in self.servers.iter().zip(inits) {
             for (keys, chunk) in in_chunks(keys, batch.push) {
                 let pieces = chunk.iter().map(|(piece, _)| *piece).collect::<Vec<_>>();
-                let tensors = self.pack(&chunk)?;
+                let tensors = self.pack(&chunk, &HashSet::new())?;
                 let args = protocol::encode(&Init { store: self.open.store, keys, pieces })?;
                 calls.push(self.mesh.call(*server, SERVICE, INIT, Call { args, tensors, ..Call::default() })?);
             }
@@ -146,22 +202,29 @@ impl Client {
     /// Asks the servers what they hold, and compares.
     fn learn(&self, pairs: &[(Key, Option<Tensor>)]) -> Result<()> {
         for (at, server) in self.servers.iter().enumerate() {
-            let home = |key: &Key| (key.number() % self.servers.len() as u64) as usize;
-            let own: Vec<&(Key, Option<Tensor>)> = pairs.iter().filter(|(key, _)| home(key) == at).collect();
-            for chunk in own.chunks(PIECES_MAX) {
-                let numbers = chunk.iter().map(|(key, _)| key.number()).collect();
+            let home = |number: u64| (number % self.servers.len() as u64) as usize;
+            let numbered = pairs.iter().map(|(key, value)| (key, value, key.number()));
+            let own: Vec<_> = numbered.filter(|(_, _, number)| home(*number) == at).collect();
+            for chunk in own.chunks(KEYS_MAX) {
+                let numbers = chunk.iter().map(|(_, _, number)| *number).collect();
                 let args = protocol::encode(&Describe { store: self.open.store, numbers })?;
                 let answer = self.mesh.call(*server, SERVICE, DESCRIBE, args)?.wait()?;
                 let known: Vec<Option<Described>> = protocol::decode(&answer.value)?;
-                for ((key, value), described) in chunk.iter().zip(known) {
-                    self.remember(key, value.as_ref(), described)?;
+                if known.len() != chunk.len() {
+                    return Err(Error::new(
+                        ErrorKind::Protocol,
+                        "a server that describes other keys than it was asked",
+                    ));
+                }
+                for ((key, value, number), described) in chunk.iter().zip(known) {
+                    self.remember(key, *number, value.as_ref(), described)?;
                 }
             }
         }
         Ok(())
     }
 
-    fn remember(&self, key: &Key, value: Option<&Tensor>, described: Option<Described>) -> Result<()> {
+    fn remember(&self, key: &Key, number: u64, value: Option<&Tensor>, described: Option<Described>) -> Result<()> {
         let Some(Described { key: known, dtype, shape }) = described else {
             return Err(unknown(key, "init").hint("the first worker could not initialise it; look at its error"));
         };
@@ -175,7 +238,8 @@ impl Client {
         if let Some(value) = value {
             meta.check("init", value)?;
         }
-        self.metas.write().insert(key.number(), meta);
+        let known = Known { number, meta, ahead: AtomicUsize::new(0) };
+        self.known.write().insert(key.clone(), Arc::new(known));
         Ok(())
     }
 
@@ -186,70 +250,112 @@ impl Client {
         push: &[(Key, Tensor)],
         pull: &[(Key, Tensor)],
     ) -> Result<Work<()>> {
-        {
-            let metas = self.metas.read();
-            for (key, tensor) in push.iter().chain(pull) {
-                metas.get(&key.number()).ok_or_else(|| unknown(key, operation))?.check(operation, tensor)?;
-            }
+        if let Some(error) = self.broken.get() {
+            return Err(error.clone());
         }
+        check_apart(operation, pull.iter().map(|(_, place)| place))?;
+        let known = self.known.read();
+        let find = |key: &Key, tensor: &Tensor| {
+            let known = known.get(key).ok_or_else(|| unknown(key, operation))?;
+            known.meta.check(operation, tensor).map(|()| known)
+        };
         let mut batches: Vec<Vec<Batch>> = self.servers.iter().map(|_| Vec::new()).collect();
+        let mut ahead = Ahead::default();
+        let is_synchronous = self.open.kind == Kind::DistSync;
+        push.iter().try_for_each(|(key, value)| find(key, value).map(drop))?;
         for (key, sum) in grouped(push, self.mesh.node().arena())? {
-            for (server, piece, slice) in self.pieces(key.number(), &sum)? {
-                let batch = with_room(&mut batches[server]);
+            let known = find(&key, &sum)?;
+            if is_synchronous {
+                ahead.add(known)?;
+            }
+            for (server, piece, slice) in self.pieces(known.number, &sum)? {
+                let batch = with_room(&mut batches[server], 0);
                 batch.count(&piece);
                 batch.push.push((piece, slice));
             }
         }
         for (key, place) in pull {
-            for (server, piece, slice) in self.pieces(key.number(), place)? {
-                let batch = with_room(&mut batches[server]);
+            for (server, piece, slice) in self.pieces(find(key, place)?.number, place)? {
+                let batch = with_room(&mut batches[server], piece.len_bytes);
                 batch.count(&piece);
+                batch.pulled_bytes += piece.len_bytes;
                 batch.pull.push((piece, slice));
             }
         }
-        self.send(operation, batches)
+        drop(known);
+        self.send(operation, batches, ahead)
     }
 
-    fn send(&self, operation: &'static str, batches: Vec<Vec<Batch>>) -> Result<Work<()>> {
+    fn send(&self, operation: &'static str, batches: Vec<Vec<Batch>>, ahead: Ahead) -> Result<Work<()>> {
         let pulls = || batches.iter().flatten().flat_map(|batch| &batch.pull);
+        let targets: HashSet<usize> = pulls().map(|(_, place)| address(place)).collect();
+        // What lies where something will be received is captured first.
+        let mut parcels = Vec::new();
+        for (server, batches) in self.servers.iter().zip(&batches) {
+            for batch in batches {
+                parcels.push(self.wrap(*server, batch, &targets)?);
+            }
+        }
         let places = Places::lease(operation, pulls())?;
+        drop(batches);
         let mut calls = Vec::new();
         let mut unpacks = Vec::new();
-        for (server, batches) in self.servers.iter().zip(batches) {
-            for batch in batches {
-                let (call, unpack) = self.begin(*server, batch, &places.large)?;
-                calls.push(call);
-                unpacks.extend(unpack);
+        let mut failure = None;
+        // Also after a failure: those who live must get what all other workers send them.
+        for parcel in parcels {
+            match self.begin(parcel, &places.large) {
+                Ok((call, unpack)) => {
+                    calls.push(call);
+                    unpacks.extend(unpack);
+                }
+                Err(error) => failure = failure.or(Some(error)),
             }
+        }
+        if let Some(error) = failure {
+            let is_torn = !calls.is_empty() && !ahead.0.is_empty() && error.kind() != ErrorKind::PeerLost;
+            if is_torn {
+                let context = "a push has reached some servers and not others, and the store is of no more use";
+                let _ = self.broken.set(error.clone().context(context));
+            }
+            calls.iter().for_each(Work::cancel);
+            return Err(error);
         }
         let (completer, work) = self.mesh.node().pair(operation, None);
         gather(calls, completer, move || {
+            drop(ahead);
             let mut leases = places.into_leases()?;
             unpacks.into_iter().try_for_each(|unpack| unpack.run(&mut leases))
         });
         Ok(work)
     }
 
-    fn begin(&self, server: NodeId, batch: Batch, leases: &Leases) -> Result<(Work<Answer>, Option<Unpack>)> {
+    /// Packs what is pushed. Values that lie in one of the buffers `targets` are copied.
+    fn wrap(&self, server: NodeId, batch: &Batch, targets: &HashSet<usize>) -> Result<Parcel> {
         let update = Update {
             store: self.open.store,
             push: batch.push.iter().map(|(piece, _)| *piece).collect(),
             pull: batch.pull.iter().map(|(piece, _)| *piece).collect(),
         };
-        let tensors = self.pack(&batch.push)?;
+        let tensors = self.pack(&batch.push, targets)?;
+        let places = batch.pull.iter().map(|(_, place)| place.clone()).collect();
+        Ok(Parcel { server, update, tensors, places })
+    }
+
+    fn begin(&self, parcel: Parcel, leases: &Leases) -> Result<(Work<Answer>, Option<Unpack>)> {
+        let Parcel { server, update, tensors, places: targets } = parcel;
         let layout = Layout::of(&update.pull)?;
         let mut places: SmallVec<[Tensor; 1]> = SmallVec::new();
-        let mut unpack = None;
+        let mut small = Vec::new();
         if update.pull.iter().any(|piece| piece.packed) {
-            let staging = empty(self.mesh.node().arena(), Dtype::U8, layout.packed_bytes)?;
-            places.push(staging.clone());
-            let small = batch.pull.iter().zip(&layout.spots).filter_map(|((_, place), spot)| match spot {
-                Spot::Packed(at) => Some((*at, place.clone())),
-                Spot::Part(_) => None,
-            });
-            unpack = Some(Unpack { staging, places: small.collect() });
+            places.push(empty(self.mesh.node().arena(), Dtype::U8, layout.packed_bytes)?);
         }
-        places.extend(batch.pull.into_iter().filter(|(piece, _)| !piece.packed).map(|(_, place)| place));
+        for (place, spot) in targets.into_iter().zip(&layout.spots) {
+            match spot {
+                Spot::Packed(at) => small.push((*at, place)),
+                Spot::Part(_) => places.push(place),
+            }
+        }
+        let unpack = (!small.is_empty()).then(|| Unpack { staging: places[0].clone(), places: small });
         let leases = (!places.is_empty()).then(|| Arc::clone(leases));
         let args = protocol::encode(&update)?;
         let call = Call { args, tensors, places, leases, ..Call::default() };
@@ -270,8 +376,9 @@ impl Client {
             .collect()
     }
 
-    /// The tensors of a message with these pieces: the packed ones are copied into one, the others leave by copy.
-    fn pack(&self, pieces: &[(Piece, Tensor)]) -> Result<SmallVec<[Part; 1]>> {
+    /// The tensors of a message with these pieces: the packed ones are copied into one, the others leave by copy. Those
+    /// in the buffers `targets` are copied here and now.
+    fn pack(&self, pieces: &[(Piece, Tensor)], targets: &HashSet<usize>) -> Result<SmallVec<[Part; 1]>> {
         let heads: Vec<Piece> = pieces.iter().map(|(piece, _)| *piece).collect();
         let layout = Layout::of(&heads)?;
         let mut parts = SmallVec::new();
@@ -286,26 +393,34 @@ impl Client {
             }
             parts.push(Part::new(packed, Mode::Move));
         }
-        let large = pieces.iter().filter(|(piece, _)| !piece.packed);
-        parts.extend(large.map(|(_, tensor)| Part::new(tensor.clone(), Mode::Copy)));
+        for (_, tensor) in pieces.iter().filter(|(piece, _)| !piece.packed) {
+            parts.push(match targets.contains(&address(tensor)) {
+                true => Part::new(flat_copy(tensor, self.mesh.node().arena())?, Mode::Move),
+                false => Part::new(tensor.clone(), Mode::Copy),
+            });
+        }
         Ok(parts)
     }
 
-    /// Only the first worker's word counts, as with init; it blocks until all servers have heard it.
+    /// Only the first worker's word counts, as with init; it blocks until all servers have heard it. All are asked
+    /// whether they can before one of them does.
     pub(crate) fn set_updater(&self, updater: &Updater) -> Result<()> {
         let updater = updater.to_spec()?;
         if !self.is_first() {
             return Ok(());
         }
-        let args = protocol::encode(&SetUpdater { store: self.open.store, updater })?;
-        let calls = self.servers.iter().map(|server| self.mesh.call(*server, SERVICE, SET_UPDATER, args.clone()));
-        let calls: Vec<_> = calls.collect::<Result<_>>()?;
-        calls.iter().try_for_each(|call| call.wait().map(drop))
+        for is_trial in [true, false] {
+            let args = protocol::encode(&SetUpdater { store: self.open.store, updater: updater.clone(), is_trial })?;
+            let calls = self.servers.iter().map(|server| self.mesh.call(*server, SERVICE, SET_UPDATER, args.clone()));
+            let calls: Vec<_> = calls.collect::<Result<_>>()?;
+            calls.iter().try_for_each(|call| call.wait().map(drop))?;
+        }
+        Ok(())
     }
 }
 
-fn with_room(batches: &mut Vec<Batch>) -> &mut Batch {
-    if !batches.last().is_some_and(Batch::has_room) {
+fn with_room(batches: &mut Vec<Batch>, pulled_bytes: u64) -> &mut Batch {
+    if !batches.last().is_some_and(|batch| batch.has_room(pulled_bytes)) {
         batches.push(Batch::default());
     }
     let last = batches.len() - 1;
@@ -316,7 +431,7 @@ fn with_room(batches: &mut Vec<Batch>) -> &mut Batch {
 fn in_chunks(keys: Vec<Described>, pieces: Vec<(Piece, Tensor)>) -> Vec<(Vec<Described>, Pieces)> {
     let mut chunks: Vec<(Vec<Described>, Batch)> = Vec::new();
     for (key, (piece, slice)) in keys.into_iter().zip(pieces) {
-        if !chunks.last().is_some_and(|(_, batch)| batch.has_room()) {
+        if !chunks.last().is_some_and(|(keys, batch)| batch.has_room(0) && keys.len() < KEYS_MAX) {
             chunks.push(Default::default());
         }
         if let Some((keys, batch)) = chunks.last_mut() {

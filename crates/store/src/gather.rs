@@ -5,22 +5,30 @@ use sheave_base::work::Completer;
 use sheave_base::{Error, Result, Work};
 use sheave_mesh::Answer;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 struct Gather<F> {
-    left: AtomicUsize,
-    error: Mutex<Option<Error>>,
-    end: Mutex<Option<(Completer<()>, F)>>,
+    state: Mutex<State<F>>,
+}
+
+struct State<F> {
+    left: usize,
+    error: Option<Error>,
+    /// Those that have not failed: once one has, they are cancelled.
+    calls: Vec<Work<Answer>>,
+    end: Option<(Completer<()>, F)>,
 }
 
 /// Completes when all `calls` have ended: with the first error, or with what `finish` says of their success.
+///
+/// The first error cancels all other calls. So an operation that needs a server which is gone does not wait for what
+/// the others say, and still no call receives into a place after the end.
 pub(crate) fn gather<F>(calls: Vec<Work<Answer>>, completer: Completer<()>, finish: F)
 where
     F: FnOnce() -> Result<()> + Send + 'static,
 {
     // One more than there are calls, so that none of them ends it before all are in.
-    let (left, error) = (AtomicUsize::new(calls.len() + 1), Mutex::new(None));
-    let gather = Arc::new(Gather { left, error, end: Mutex::new(Some((completer, finish))) });
+    let state = State { left: calls.len() + 1, error: None, calls: calls.clone(), end: Some((completer, finish)) };
+    let gather = Arc::new(Gather { state: Mutex::new(state) });
     for call in calls {
         let gather = Arc::clone(&gather);
         call.on_complete(move |outcome| gather.one_ended(outcome.as_ref().err()));
@@ -30,17 +38,19 @@ where
 
 impl<F: FnOnce() -> Result<()>> Gather<F> {
     fn one_ended(&self, error: Option<&Error>) {
-        if let Some(error) = error {
-            self.error.lock().get_or_insert_with(|| error.clone());
-        }
-        if self.left.fetch_sub(1, SeqCst) > 1 {
-            return;
-        }
-        let Some((completer, finish)) = self.end.lock().take() else { return };
-        let outcome = match self.error.lock().take() {
-            Some(error) => Err(error),
-            None => finish(),
+        let mut needless = Vec::new();
+        let ended = {
+            let mut state = self.state.lock();
+            if let Some(error) = error.filter(|_| state.error.is_none()) {
+                state.error = Some(error.clone());
+                needless = std::mem::take(&mut state.calls);
+            }
+            state.left -= 1;
+            if state.left == 0 { state.end.take().map(|end| (end, state.error.take())) } else { None }
         };
-        completer.complete(outcome);
+        // With no lock held: each of them ends here.
+        needless.iter().for_each(Work::cancel);
+        let Some(((completer, finish), error)) = ended else { return };
+        completer.complete(error.map_or_else(finish, Err));
     }
 }

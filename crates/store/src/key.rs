@@ -2,9 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use sheave_base::{Error, ErrorKind, Result};
 use std::fmt;
 
-/// What a tensor is stored under: a whole number or a text. The two never name the same tensor.
+/// What a tensor is stored under: a whole number, or a text of at most 1,024 bytes. The two never name the same tensor.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Key {
     /// A number, negative ones too.
@@ -13,7 +14,24 @@ pub enum Key {
     Str(String),
 }
 
+/// Longest text of a key, as UTF-8: every message about keys has a bound.
+const KEY_BYTES_MAX: usize = 1024;
+
+/// Characters of a key that an error shows.
+const SHOWN_CHARS_MAX: usize = 80;
+
 impl Key {
+    /// Refuses a text that is too long.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self {
+            Self::Str(text) if text.len() > KEY_BYTES_MAX => {
+                let what = format!("the key {self} has {} bytes; the limit is {KEY_BYTES_MAX}", text.len());
+                Err(Error::new(ErrorKind::InvalidArgument, what).operation("init"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The key's number on the wire: a hash over the key alone, so that all nodes agree on it without asking, whatever
     /// they initialised first. Servers hold every number against the key that it was made from.
     #[must_use]
@@ -37,7 +55,11 @@ impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Int(number) => write!(f, "{number}"),
-            Self::Str(text) => write!(f, "\"{}\"", text.escape_debug()),
+            Self::Str(text) => {
+                let more = if text.chars().nth(SHOWN_CHARS_MAX).is_some() { "…" } else { "" };
+                let shown: String = text.chars().take(SHOWN_CHARS_MAX).flat_map(char::escape_debug).collect();
+                write!(f, "\"{shown}{more}\"")
+            }
         }
     }
 }

@@ -26,6 +26,12 @@ pub(crate) const PIECES_MAX: usize = 65_536;
 /// Most tensors of one message, the packed one included.
 pub(crate) const PARTS_MAX: usize = 1024;
 
+/// Most keys that one message describes: with names and shapes of any length they fit in a control part.
+pub(crate) const KEYS_MAX: usize = 8192;
+
+/// Most bytes of one answer, unless it is a single piece: what a request may make a server copy at once.
+pub(crate) const ANSWER_BYTES_MAX: u64 = 1 << 30;
+
 /// The server and the elements of each piece of a tensor.
 pub(crate) fn cut(number: u64, elements: u64, servers: usize, cut_elements: u64) -> SmallVec<[(usize, Range<u64>); 2]> {
     let count = servers as u64;
@@ -53,7 +59,13 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
+    /// # Errors
+    ///
+    /// `Protocol` for more or larger pieces than this crate ever puts in one message.
     pub(crate) fn of(pieces: &[Piece]) -> Result<Self> {
+        if pieces.len() > PIECES_MAX {
+            return Err(Error::new(ErrorKind::Protocol, format!("{} pieces in one message", pieces.len())));
+        }
         let mut packed_bytes = 0u64;
         let mut parts = usize::from(pieces.iter().any(|piece| piece.packed));
         let mut spots = Vec::with_capacity(pieces.len());
@@ -64,9 +76,13 @@ impl Layout {
                 continue;
             }
             spots.push(Spot::Packed(packed_bytes));
-            packed_bytes = padded(piece.len_bytes)
-                .and_then(|len_bytes| packed_bytes.checked_add(len_bytes))
-                .ok_or_else(|| Error::new(ErrorKind::Protocol, "pieces that are longer than any memory"))?;
+            let len_bytes = padded(piece.len_bytes).filter(|len_bytes| *len_bytes <= PACKED_BELOW_BYTES);
+            // The sum cannot overflow: pieces are few and small.
+            packed_bytes += len_bytes.ok_or_else(|| Error::new(ErrorKind::Protocol, "a packed piece that is large"))?;
+        }
+        if packed_bytes > PACKED_BYTES_MAX + PACKED_BELOW_BYTES || parts > PARTS_MAX {
+            let what = format!("a message of {parts} tensors with {packed_bytes} packed bytes");
+            return Err(Error::new(ErrorKind::Protocol, what));
         }
         Ok(Self { spots, packed_bytes, parts })
     }
@@ -102,7 +118,10 @@ mod tests {
 
         #[test]
         fn packed_pieces_do_not_overlap(lengths in proptest::collection::vec((0u64..100_000, any::<bool>()), 0..50)) {
-            let piece = |(len_bytes, packed): &(u64, bool)| Piece { number: 0, len_bytes: *len_bytes, packed: *packed };
+            let piece = |(len_bytes, packed): &(u64, bool)| {
+                let len_bytes = if *packed { len_bytes % PACKED_BELOW_BYTES } else { *len_bytes };
+                Piece { number: 0, len_bytes, packed: *packed }
+            };
             let pieces: Vec<Piece> = lengths.iter().map(piece).collect();
             let layout = Layout::of(&pieces).unwrap();
             let mut end = 0;

@@ -21,16 +21,15 @@ impl Local {
     }
 
     pub(crate) fn init(&mut self, pairs: &[(Key, Tensor)]) -> Result<()> {
-        for (at, (key, _)) in pairs.iter().enumerate() {
-            let again = pairs[..at].iter().any(|(other, _)| other == key);
-            if again || self.slots.contains_key(key) {
+        let mut fresh = HashMap::with_capacity(pairs.len());
+        for (key, value) in pairs {
+            key.check()?;
+            let slot = Slot::new(Meta::of(key, value), value, &self.arena)?;
+            if self.slots.contains_key(key) || fresh.insert(key.clone(), slot).is_some() {
                 return Err(exists(key));
             }
         }
-        for (key, value) in pairs {
-            let slot = Slot::new(Meta::of(key, value), value, &self.arena)?;
-            self.slots.insert(key.clone(), slot);
-        }
+        self.slots.extend(fresh);
         Ok(())
     }
 
@@ -38,17 +37,21 @@ impl Local {
         for (key, value) in pairs {
             self.slots.get(key).ok_or_else(|| unknown(key, "push"))?.meta.check("push", value)?;
         }
+        // A key whose updater fails does not keep the others from being merged, as on servers.
+        let mut outcome = Ok(());
         for (key, sum) in grouped(pairs, &self.arena)? {
             let slot = self.slots.get_mut(&key).ok_or_else(|| unknown(&key, "push"))?;
-            slot.merge(&self.merge, &sum.reshape([sum.elements() as u64])?)?;
+            let flat = sum.reshape([sum.elements() as u64])?;
+            outcome = outcome.and(slot.merge(&self.merge, &flat));
         }
-        Ok(())
+        outcome
     }
 
     pub(crate) fn pull(&self, pairs: &[(Key, Tensor)]) -> Result<()> {
         for (key, place) in pairs {
             self.slots.get(key).ok_or_else(|| unknown(key, "pull"))?.meta.check("pull", place)?;
         }
+        check_apart("pull", pairs.iter().map(|(_, place)| place))?;
         for (key, place) in pairs {
             let slot = self.slots.get(key).ok_or_else(|| unknown(key, "pull"))?;
             place.overwrite(&slot.value.bytes()?, "pull")?;
@@ -74,6 +77,17 @@ pub(crate) fn unknown(key: &Key, operation: &'static str) -> Error {
 
 pub(crate) fn exists(key: &Key) -> Error {
     Error::new(ErrorKind::AlreadyExists, format!("key {key} was initialised before")).operation("init")
+}
+
+/// Refuses places that overlap: what would be there in the end?
+pub(crate) fn check_apart<'a>(operation: &'static str, places: impl Iterator<Item = &'a Tensor>) -> Result<()> {
+    let range = |place: &Tensor| (place.ptr() as usize, place.ptr() as usize + place.len_bytes());
+    let mut ranges: Vec<(usize, usize)> = places.map(range).filter(|range| range.0 < range.1).collect();
+    ranges.sort_unstable();
+    if ranges.windows(2).any(|pair| pair[1].0 < pair[0].1) {
+        return Err(Error::new(ErrorKind::BufferInUse, "two places of one operation overlap").operation(operation));
+    }
+    Ok(())
 }
 
 /// Sums the values of equal keys in the order in which they are given; keys keep the order of their first value.

@@ -73,6 +73,8 @@ pub(crate) struct Update {
 pub(crate) struct SetUpdater {
     pub(crate) store: u32,
     pub(crate) updater: Spec,
+    /// Only says whether it could be done: all servers change, or none.
+    pub(crate) is_trial: bool,
 }
 
 pub(crate) fn encode<T: Serialize>(head: &T) -> Result<Value> {

@@ -12,8 +12,9 @@ use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Rounds that a worker may be ahead of the others.
-const AHEAD_MAX: usize = 64;
+/// Rounds that a worker may be ahead of the others. Workers count for themselves, so that no server refuses a slice
+/// that another one has taken.
+pub(crate) const AHEAD_MAX: usize = 64;
 
 /// Names a request of a worker that is not answered.
 pub(crate) type RequestId = u64;
@@ -39,6 +40,8 @@ pub(crate) struct Round {
     /// The rank whose contribution is added next.
     next: usize,
     in_sum: SmallVec<[RequestId; 8]>,
+    /// Why the sum of this round is none.
+    failure: Option<Error>,
     completed: u64,
     waiters: Vec<Waiter>,
 }
@@ -58,6 +61,7 @@ impl Round {
             scratch: None,
             next: 0,
             in_sum: SmallVec::new(),
+            failure: None,
             completed: 0,
             waiters: Vec::new(),
         }
@@ -79,9 +83,14 @@ impl Round {
         self.queues[worker].push_back(Contribution { tensor, request });
     }
 
+    /// Contributions of a worker that are not merged.
+    pub(crate) fn owes(&self, worker: usize) -> usize {
+        self.queues[worker].len() + usize::from(worker < self.next)
+    }
+
     /// A pull of a worker: true if it may be served now, else it waits until what the worker has pushed is merged.
     pub(crate) fn ask(&mut self, worker: usize, request: RequestId, piece: usize) -> bool {
-        let own = self.queues[worker].len() + usize::from(worker < self.next);
+        let own = self.owes(worker);
         if own > 0 {
             self.waiters.push(Waiter { request, piece, after: self.completed + own as u64 });
         }
@@ -90,21 +99,22 @@ impl Round {
 
     /// Adds what can be added. Returns at the end of each round; call it until it returns `None`.
     pub(crate) fn advance(&mut self, slot: &mut Slot, merge: &Merge, arena: &Arena) -> Option<Completed> {
-        let mut outcome = Ok(());
         while let Some(contribution) = self.queues.get_mut(self.next).and_then(VecDeque::pop_front) {
             self.next += 1;
             self.in_sum.push(contribution.request);
-            outcome = outcome.and_then(|()| self.add(contribution.tensor, arena));
+            if self.failure.is_none() {
+                self.failure = self.add(contribution.tensor, arena).err();
+            }
         }
         if self.next < self.queues.len() {
-            // An addition fails only for a dtype that has none, and then so does every one of the round.
             return None;
         }
         let sum = self.sum.take();
-        outcome = outcome.and_then(|()| match &sum {
-            Some(sum) => guarded(slot, merge, sum),
-            None => Err(Error::new(ErrorKind::Internal, "a round without a contribution")),
-        });
+        let outcome = match (self.failure.take(), &sum) {
+            (Some(failure), _) => Err(failure),
+            (None, Some(sum)) => guarded(slot, merge, sum),
+            (None, None) => Err(Error::new(ErrorKind::Internal, "a round without a contribution")),
+        };
         // Memory of our own is kept for the next round; a contribution goes back to where it came from.
         self.scratch = self.scratch.take().or(sum.filter(|sum| arena.owns(sum.buffer())));
         self.next = 0;

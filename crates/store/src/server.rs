@@ -10,7 +10,7 @@
 
 use crate::key::Key;
 use crate::kind::Kind;
-use crate::layout::{Layout, Spot};
+use crate::layout::{ANSWER_BYTES_MAX, KEYS_MAX, Layout, Spot};
 use crate::local::{exists, unknown};
 use crate::protocol::{self, DESCRIBE, Describe, Described, INIT, Init, OPEN, Open, Piece, SERVICE, UPDATE, Update};
 use crate::protocol::{SET_UPDATER, SetUpdater};
@@ -18,7 +18,7 @@ use crate::round::{RequestId, Round, guarded};
 use crate::slot::{Merge, Meta, Slot, empty, flat_copy};
 use crate::updater::{Function, Spec, Updater};
 use parking_lot::Mutex;
-use sheave_base::{Error, ErrorKind, NodeId, Result};
+use sheave_base::{Error, ErrorKind, NodeId, Result, limits};
 use sheave_mesh::{Member, Mesh, Reply, Request, Role, Service};
 use sheave_net::Part;
 use sheave_tensor::{Arena, Dtype, Mode, Shape, Tensor};
@@ -59,13 +59,20 @@ impl Server {
     /// `AlreadyExists` if this node serves already.
     pub fn start(mesh: &Mesh, config: ServerConfig) -> Result<Self> {
         let workers = mesh.of_role(Role::Worker).map(|member| (member.node, member.role_rank as usize)).collect();
-        let holder = Holder {
+        let holder = Arc::new(Holder {
             arena: mesh.node().arena().clone(),
             workers,
             functions: config.functions,
-            stores: Mutex::default(),
-        };
-        mesh.serve(SERVICE, holder)?;
+            table: Mutex::default(),
+        });
+        mesh.serve(SERVICE, Door(Arc::clone(&holder)))?;
+        // Who is gone already will not be reported.
+        for death in mesh.deaths() {
+            if let Some(member) = mesh.member(death.node) {
+                let error = Error::new(ErrorKind::PeerLost, death.reason).peer(member.peer());
+                holder.lost(member, &error);
+            }
+        }
         Ok(Self { mesh: mesh.clone() })
     }
 
@@ -84,16 +91,32 @@ struct Holder {
     /// The rank of each worker among the workers.
     workers: HashMap<NodeId, usize>,
     functions: HashMap<String, Function>,
-    stores: Mutex<HashMap<u32, Store>>,
+    table: Mutex<Table>,
 }
+
+#[derive(Default)]
+struct Table {
+    stores: HashMap<u32, Store>,
+    /// The first worker that is gone.
+    lost: Option<Error>,
+}
+
+/// What is served.
+struct Door(Arc<Holder>);
 
 struct Store {
     open: Open,
     merge: Merge,
     slots: HashMap<u64, Held>,
     waiting: Pending,
-    /// A worker is gone.
-    lost: Option<Error>,
+    lost: Option<Lost>,
+}
+
+/// A worker is gone, and no round of a synchronous store ends any more.
+struct Lost {
+    error: Error,
+    /// Those with a push that came to nothing. What they pull would lack it, so it is refused.
+    failed: Vec<bool>,
 }
 
 struct Held {
@@ -104,6 +127,7 @@ struct Held {
 /// An update that is not answered.
 struct Waiting {
     reply: Reply,
+    worker: usize,
     /// Contributions that are not merged, and pieces that are not taken.
     left: usize,
     answer: Assembly,
@@ -116,13 +140,25 @@ struct Pending {
     waiting: HashMap<RequestId, Waiting>,
     ended: Vec<Waiting>,
     last: RequestId,
+    /// How many of each worker wait.
+    counts: HashMap<usize, usize>,
 }
 
 impl Pending {
-    fn begin(&mut self, reply: Reply, left: usize, answer: Assembly) -> RequestId {
+    /// A worker's own limit of pending calls keeps it from more, if it is one of ours.
+    fn check_room(&self, worker: usize) -> Result<()> {
+        if self.counts.get(&worker).is_some_and(|count| *count >= limits::CALLS_PENDING_MAX) {
+            let what = format!("{} requests of this worker wait already", limits::CALLS_PENDING_MAX);
+            return Err(Error::new(ErrorKind::LimitExceeded, what));
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, reply: Reply, worker: usize, left: usize, answer: Assembly) -> RequestId {
         self.last += 1;
+        *self.counts.entry(worker).or_default() += 1;
         // One more, so that it does not end before all of it was looked at.
-        self.waiting.insert(self.last, Waiting { reply, left: left + 1, answer, error: None });
+        self.waiting.insert(self.last, Waiting { reply, worker, left: left + 1, answer, error: None });
         self.last
     }
 
@@ -133,12 +169,16 @@ impl Pending {
             waiting.error.get_or_insert(error);
         }
         waiting.left -= 1;
-        if waiting.left == 0 {
-            self.ended.extend(self.waiting.remove(&request));
+        if waiting.left == 0
+            && let Some(ended) = self.waiting.remove(&request)
+        {
+            self.counts.entry(ended.worker).and_modify(|count| *count -= 1);
+            self.ended.push(ended);
         }
     }
 
     fn fail_all(&mut self, error: &Error) {
+        self.counts.clear();
         let failed = self.waiting.drain().map(|(_, waiting)| Waiting { error: Some(error.clone()), ..waiting });
         self.ended.extend(failed);
     }
@@ -153,19 +193,22 @@ impl Waiting {
     }
 }
 
-/// The tensors of an answer, as they come together.
+/// The tensors of an answer, as they come together. Nothing is allocated for what is only waited for.
 struct Assembly {
     packed: Option<Tensor>,
+    packed_bytes: u64,
     spots: Vec<Spot>,
     parts: Vec<Option<Tensor>>,
 }
 
 impl Assembly {
-    fn new(pieces: &[Piece], arena: &Arena) -> Result<Self> {
-        let layout = Layout::of(pieces)?;
-        let is_packed = pieces.iter().any(|piece| piece.packed);
-        let packed = if is_packed { Some(empty(arena, Dtype::U8, layout.packed_bytes)?) } else { None };
-        Ok(Self { packed, spots: layout.spots, parts: vec![None; layout.parts] })
+    fn new(pieces: &[Piece]) -> Result<Self> {
+        let Layout { spots, packed_bytes, parts } = Layout::of(pieces)?;
+        let bytes = pieces.iter().try_fold(0u64, |sum, piece| sum.checked_add(piece.len_bytes));
+        if pieces.len() > 1 && bytes.is_none_or(|bytes| bytes > ANSWER_BYTES_MAX) {
+            return Err(Error::new(ErrorKind::Protocol, "one request for more than an answer may have"));
+        }
+        Ok(Self { packed: None, packed_bytes, spots, parts: vec![None; parts] })
     }
 
     /// Takes a piece as it is now.
@@ -175,6 +218,9 @@ impl Assembly {
             Spot::Packed(at) => {
                 let bytes = value.bytes()?;
                 let range = at as usize..at as usize + bytes.len();
+                if self.packed.is_none() {
+                    self.packed = Some(empty(arena, Dtype::U8, self.packed_bytes)?);
+                }
                 let packed = self.packed.as_mut().map(Tensor::bytes_mut).transpose()?;
                 let target = packed.and_then(|packed| packed.get_mut(range));
                 target.ok_or_else(|| Error::new(ErrorKind::Internal, "a piece without room"))?.copy_from_slice(&bytes);
@@ -191,15 +237,15 @@ impl Assembly {
     }
 }
 
-impl Service for Holder {
+impl Service for Door {
     fn handle(&self, request: Request) {
         let Request { from, method, args, tensors, reply, .. } = request;
         let outcome = match method.as_str() {
-            UPDATE => return self.update(from, &args, tensors, reply),
-            OPEN => self.open(&args),
-            INIT => self.init(&args, &tensors),
-            DESCRIBE => self.describe(&args),
-            SET_UPDATER => self.set_updater(&args),
+            UPDATE => return self.0.update(from, &args, tensors, reply),
+            OPEN => self.0.open(&args),
+            INIT => self.0.init(&args, &tensors),
+            DESCRIBE => self.0.describe(&args),
+            SET_UPDATER => self.0.set_updater(&args),
             other => Err(Error::new(ErrorKind::NotFound, format!("a store server does not know \"{other}\""))),
         };
         reply.send(outcome.map(|value| (value, SmallVec::new())));
@@ -210,23 +256,29 @@ impl Service for Holder {
     }
 
     fn lost(&self, member: &Member, error: &Error) {
-        if !self.workers.contains_key(&member.node) {
-            return;
-        }
-        let error = error.clone().hint("a synchronous store needs every worker; start the job again");
-        let mut stores = self.stores.lock();
-        let synchronous = stores.values_mut().filter(|store| store.open.kind == Kind::DistSync);
-        let ended: Vec<Waiting> = synchronous.flat_map(|store| store.fail(&error)).collect();
-        drop(stores);
-        ended.into_iter().for_each(Waiting::answer);
+        self.0.lost(member, error);
     }
 }
 
 impl Holder {
+    fn lost(&self, member: &Member, error: &Error) {
+        if !self.workers.contains_key(&member.node) {
+            return;
+        }
+        let error = error.clone().hint("a synchronous store needs every worker; start the job again");
+        let mut table = self.table.lock();
+        let synchronous = table.stores.values_mut().filter(|store| store.open.kind == Kind::DistSync);
+        let ended: Vec<Waiting> = synchronous.flat_map(|store| store.fail(&error, self.workers.len())).collect();
+        // For stores that are opened later.
+        table.lost.get_or_insert(error);
+        drop(table);
+        ended.into_iter().for_each(Waiting::answer);
+    }
+
     fn open(&self, args: &Value) -> Result<Value> {
         let open: Open = protocol::decode(args)?;
-        let mut stores = self.stores.lock();
-        if let Some(known) = stores.get(&open.store) {
+        let mut table = self.table.lock();
+        if let Some(known) = table.stores.get(&open.store) {
             if known.open == open {
                 return Ok(Value::None);
             }
@@ -239,10 +291,17 @@ impl Holder {
                 Error::new(ErrorKind::Mismatch, what).hint("all workers must open their stores alike, in order")
             );
         }
-        if stores.len() >= STORES_MAX {
+        if table.stores.len() >= STORES_MAX {
             return Err(Error::new(ErrorKind::LimitExceeded, format!("a job has at most {STORES_MAX} stores")));
         }
-        stores.insert(open.store, Store::new(open));
+        if !open.kind.is_distributed() {
+            return Err(Error::new(ErrorKind::Protocol, format!("a {} store needs no servers", open.kind)));
+        }
+        let mut store = Store::new(open);
+        if let Some(error) = table.lost.as_ref().filter(|_| store.open.kind == Kind::DistSync) {
+            store.fail(error, self.workers.len());
+        }
+        table.stores.insert(store.open.store, store);
         Ok(Value::None)
     }
 
@@ -252,21 +311,27 @@ impl Holder {
         if init.keys.len() != init.pieces.len() {
             return Err(Error::new(ErrorKind::Protocol, "keys and pieces are not the same in number"));
         }
-        let mut stores = self.stores.lock();
-        let store = of(&mut stores, init.store)?;
-        let mut fresh = Vec::with_capacity(init.keys.len());
+        let mut table = self.table.lock();
+        let store = of(&mut table, init.store)?;
+        let mut fresh = HashMap::with_capacity(init.keys.len());
         for ((described, piece), value) in init.keys.into_iter().zip(&init.pieces).zip(values) {
             let Described { key, dtype, shape } = described;
+            key.check()?;
             let number = key.number();
-            if number != piece.number || store.slots.contains_key(&number) {
+            if number != piece.number || store.slots.contains_key(&number) || fresh.contains_key(&number) {
                 return Err(exists(&key));
             }
             let dtype = Dtype::from_code(dtype)
                 .ok_or_else(|| Error::new(ErrorKind::Protocol, format!("key {key} has the unknown dtype {dtype}")))?;
             let value = typed(&value, dtype)?;
-            let meta = Meta { key, dtype, shape: Shape::new(&shape)? };
+            // A slice may be shorter than the whole, and never longer.
+            let shape = Shape::new(&shape)?;
+            if shape.elements().is_none_or(|elements| value.elements() as u64 > elements) {
+                return Err(Error::new(ErrorKind::Protocol, format!("key {key} has more elements than {shape}")));
+            }
+            let meta = Meta { key, dtype, shape };
             let slot = Slot::new(meta, &value, &self.arena)?;
-            fresh.push((number, Held { slot, round: Round::new(self.workers.len()) }));
+            fresh.insert(number, Held { slot, round: Round::new(self.workers.len()) });
         }
         store.slots.extend(fresh);
         Ok(Value::None)
@@ -274,8 +339,11 @@ impl Holder {
 
     fn describe(&self, args: &Value) -> Result<Value> {
         let describe: Describe = protocol::decode(args)?;
-        let mut stores = self.stores.lock();
-        let store = of(&mut stores, describe.store)?;
+        if describe.numbers.len() > KEYS_MAX {
+            return Err(Error::new(ErrorKind::Protocol, format!("{} keys in one request", describe.numbers.len())));
+        }
+        let mut table = self.table.lock();
+        let store = of(&mut table, describe.store)?;
         let described = |number: &u64| {
             let meta = &store.slots.get(number)?.slot.meta;
             let shape = meta.shape.dimensions().to_vec();
@@ -285,50 +353,68 @@ impl Holder {
     }
 
     fn set_updater(&self, args: &Value) -> Result<Value> {
-        let SetUpdater { store, updater } = protocol::decode(args)?;
+        let SetUpdater { store, updater, is_trial } = protocol::decode(args)?;
         let updater = match updater {
             Spec::Assign => Updater::Assign,
             Spec::Sum => Updater::Sum,
             Spec::Rule(rule) => Updater::Rule(rule),
             Spec::Named(name) => Updater::Named(name),
         };
-        let mut stores = self.stores.lock();
-        of(&mut stores, store)?.merge = Merge::of(updater, |name| self.functions.get(name).cloned())?;
+        let merge = Merge::of(updater, |name| self.functions.get(name).cloned())?;
+        let mut table = self.table.lock();
+        let store = of(&mut table, store)?;
+        if !is_trial {
+            store.merge = merge;
+        }
         Ok(Value::None)
     }
 
     fn update(&self, from: NodeId, args: &Value, tensors: SmallVec<[Tensor; 1]>, reply: Reply) {
-        let mut stores = self.stores.lock();
-        let checked = self.check(&mut stores, from, args, &tensors);
-        // A contribution that has no other handle can be added to.
-        drop(tensors);
-        let ended = match checked {
-            Ok(checked) => match of(&mut stores, checked.update.store) {
-                Ok(store) => store.update(checked, reply, &self.arena),
-                Err(error) => return reply.error(error),
-            },
+        let read = || {
+            let update: Update = protocol::decode(args)?;
+            let worker = self.workers.get(&from).copied();
+            let worker = worker.ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "only workers push and pull"))?;
+            Ok((update, worker))
+        };
+        let (update, worker) = match read() {
+            Ok(read) => read,
             Err(error) => return reply.error(error),
         };
+        let mut table = self.table.lock();
+        let store = match of(&mut table, update.store) {
+            Ok(store) => store,
+            Err(error) => return reply.error(error),
+        };
+        let is_contribution = store.open.kind == Kind::DistSync && !update.push.is_empty();
+        let checked = Self::check(store, update, worker, &tensors);
+        // A contribution that has no other handle can be added to.
+        drop(tensors);
+        let (ended, refused) = match checked {
+            Ok(checked) => (store.update(checked, reply, &self.arena), None),
+            Err(error) if is_contribution => {
+                // Other servers may have taken their slices of this push. Nobody may get a sum of different rounds.
+                let context = format!("a push of worker {worker} was refused, so that no round is whole any more");
+                (store.fail(&error.clone().context(context), self.workers.len()), Some((reply, error)))
+            }
+            Err(error) => (Vec::new(), Some((reply, error))),
+        };
         // With no lock held: a caller of this very node may go on at once.
-        drop(stores);
+        drop(table);
         ended.into_iter().for_each(Waiting::answer);
+        if let Some((reply, error)) = refused {
+            reply.error(error);
+        }
     }
 
     /// Refuses an update before anything of it is merged.
-    fn check(
-        &self,
-        stores: &mut HashMap<u32, Store>,
-        from: NodeId,
-        args: &Value,
-        tensors: &[Tensor],
-    ) -> Result<Checked> {
-        let update: Update = protocol::decode(args)?;
-        let worker = self.workers.get(&from).copied();
-        let worker = worker.ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "only workers push and pull"))?;
-        let store = of(stores, update.store)?;
-        if let Some(error) = store.lost.as_ref().filter(|_| !update.push.is_empty()) {
-            return Err(error.clone());
+    fn check(store: &mut Store, update: Update, worker: usize, tensors: &[Tensor]) -> Result<Checked> {
+        if let Some(lost) = &mut store.lost {
+            lost.failed[worker] |= !update.push.is_empty();
+            if lost.failed[worker] {
+                return Err(lost.error.clone());
+            }
         }
+        store.waiting.check_room(worker)?;
         let values = views(&update.push, tensors)?;
         for (operation, piece) in
             update.push.iter().map(|piece| ("push", piece)).chain(update.pull.iter().map(|piece| ("pull", piece)))
@@ -352,7 +438,7 @@ impl Holder {
         }
         let typed = |(piece, value): (&Piece, Tensor)| typed(&value, store.slots[&piece.number].slot.meta.dtype);
         let values = update.push.iter().zip(values).map(typed).collect::<Result<Vec<_>>>()?;
-        let answer = Assembly::new(&update.pull, &self.arena)?;
+        let answer = Assembly::new(&update.pull)?;
         Ok(Checked { update, worker, values, answer })
     }
 }
@@ -370,8 +456,8 @@ struct Checked {
 /// Stores of one job: they are parts of a program, and more of them are a leak.
 const STORES_MAX: usize = 1024;
 
-fn of(stores: &mut HashMap<u32, Store>, store: u32) -> Result<&mut Store> {
-    stores.get_mut(&store).ok_or_else(|| Error::new(ErrorKind::NotFound, format!("store {store} was not opened")))
+fn of(table: &mut Table, store: u32) -> Result<&mut Store> {
+    table.stores.get_mut(&store).ok_or_else(|| Error::new(ErrorKind::NotFound, format!("store {store} was not opened")))
 }
 
 /// The pieces of a message as tensors of bytes. Nothing is copied.
@@ -409,7 +495,7 @@ impl Store {
     /// Merges and takes what can be merged and taken now. Returns the updates that have come to their end.
     fn update(&mut self, checked: Checked, reply: Reply, arena: &Arena) -> Vec<Waiting> {
         let Checked { update, worker, values, answer } = checked;
-        let request = self.waiting.begin(reply, update.push.len() + update.pull.len(), answer);
+        let request = self.waiting.begin(reply, worker, update.push.len() + update.pull.len(), answer);
         for (piece, value) in update.push.iter().zip(values) {
             self.push(piece, value, worker, request, arena);
         }
@@ -441,12 +527,14 @@ impl Store {
         }
     }
 
-    fn fail(&mut self, error: &Error) -> Vec<Waiting> {
-        self.lost = Some(error.clone());
+    fn fail(&mut self, error: &Error, workers: usize) -> Vec<Waiting> {
+        // The first loss is the reason of those that follow.
+        let lost = self.lost.get_or_insert_with(|| Lost { error: error.clone(), failed: vec![false; workers] });
         for held in self.slots.values_mut() {
+            lost.failed.iter_mut().enumerate().for_each(|(worker, failed)| *failed |= held.round.owes(worker) > 0);
             held.round.clear();
         }
-        self.waiting.fail_all(error);
+        self.waiting.fail_all(&lost.error);
         std::mem::take(&mut self.waiting.ended)
     }
 }

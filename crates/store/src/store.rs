@@ -5,11 +5,12 @@ use crate::key::Key;
 use crate::kind::Kind;
 use crate::local::Local;
 use crate::updater::{Function, Updater};
-use parking_lot::Mutex;
+use parking_lot::ReentrantMutex;
 use sheave_base::{Error, ErrorKind, Result, Work, limits};
 use sheave_mesh::Mesh;
 use sheave_optim::Rule;
 use sheave_tensor::Tensor;
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,7 +43,8 @@ impl From<Kind> for Config {
 }
 
 enum Place {
-    Local(Mutex<Local>),
+    /// Reentrant, so that an updater that uses its own store gets an error and does not wait for itself.
+    Local(ReentrantMutex<RefCell<Local>>),
     Servers(Box<Client>),
 }
 
@@ -54,7 +56,8 @@ enum Place {
 ///
 /// A push captures its values before it returns; a pull leases its places until its work has ended. A worker's pull
 /// sees all that the worker has pushed before. Every operation on servers ends with `PeerLost` when a server that it
-/// needs is gone and, in a synchronous store, when a worker is; cancelling one does not take it back.
+/// needs is gone. In a synchronous store every push does when a worker is gone, and so does every later pull of those
+/// whose pushes came to nothing. Cancelling an operation does not take it back.
 #[derive(Clone)]
 pub struct KvStore {
     place: Arc<Place>,
@@ -74,7 +77,7 @@ impl KvStore {
                 .operation("open")
                 .hint("join a mesh and open the store on it, or use the kind local"));
         }
-        Ok(Self { place: Arc::new(Place::Local(Mutex::new(Local::new()))), kind })
+        Ok(Self { place: Arc::new(Place::Local(ReentrantMutex::new(RefCell::new(Local::new())))), kind })
     }
 
     /// A store on the servers of a mesh, as one of its workers; every worker opens it. Blocks until every server
@@ -125,7 +128,7 @@ impl KvStore {
     /// `AlreadyExists` for a key that was initialised before; `Mismatch` for another shape or dtype than worker 0's.
     pub fn init(&self, pairs: &[(Key, Tensor)]) -> Result<()> {
         match &*self.place {
-            Place::Local(local) => local.lock().init(pairs),
+            Place::Local(local) => within(local, |local| local.init(pairs)),
             Place::Servers(client) => {
                 let pairs: Vec<_> = pairs.iter().map(|(key, value)| (key.clone(), Some(value.clone()))).collect();
                 client.init(&pairs)
@@ -156,7 +159,7 @@ impl KvStore {
     /// that is being written. The work may end with the updater's error.
     pub fn push(&self, pairs: &[(Key, Tensor)]) -> Result<Work<()>> {
         match &*self.place {
-            Place::Local(local) => Ok(Work::ready("push", local.lock().push(pairs))),
+            Place::Local(local) => Ok(Work::ready("push", within(local, |local| local.push(pairs)))),
             Place::Servers(client) => client.update("push", pairs, &[]),
         }
     }
@@ -169,7 +172,7 @@ impl KvStore {
     /// that is in use or given twice.
     pub fn pull(&self, pairs: &[(Key, Tensor)]) -> Result<Work<()>> {
         match &*self.place {
-            Place::Local(local) => Ok(Work::ready("pull", local.lock().pull(pairs))),
+            Place::Local(local) => Ok(Work::ready("pull", within(local, |local| local.pull(pairs)))),
             Place::Servers(client) => client.update("pull", &[], pairs),
         }
     }
@@ -182,8 +185,7 @@ impl KvStore {
     pub fn push_pull(&self, values: &[(Key, Tensor)], places: &[(Key, Tensor)]) -> Result<Work<()>> {
         match &*self.place {
             Place::Local(local) => {
-                let mut local = local.lock();
-                let outcome = local.push(values).and_then(|()| local.pull(places));
+                let outcome = within(local, |local| local.push(values).and_then(|()| local.pull(places)));
                 Ok(Work::ready("push_pull", outcome))
             }
             Place::Servers(client) => client.update("push_pull", values, places),
@@ -210,7 +212,7 @@ impl KvStore {
     /// for an optimizer's settings without a meaning.
     pub fn set_updater(&self, updater: Updater) -> Result<()> {
         match &*self.place {
-            Place::Local(local) => local.lock().set_updater(updater),
+            Place::Local(local) => within(local, |local| local.set_updater(updater)),
             Place::Servers(client) => client.set_updater(&updater),
         }
     }
@@ -232,10 +234,10 @@ impl KvStore {
     /// `InvalidArgument` with servers.
     pub fn register(&self, name: &str, function: Function) -> Result<()> {
         match &*self.place {
-            Place::Local(local) => {
-                local.lock().register(name, function);
+            Place::Local(local) => within(local, |local| {
+                local.register(name, function);
                 Ok(())
-            }
+            }),
             Place::Servers(_) => Err(Error::new(ErrorKind::InvalidArgument, "functions are registered on the servers")
                 .operation("register")
                 .hint("give it to the ServerConfig of every server")),
@@ -253,6 +255,15 @@ impl KvStore {
             Place::Servers(client) => client.workers.barrier(),
         }
     }
+}
+
+fn within(local: &ReentrantMutex<RefCell<Local>>, act: impl FnOnce(&mut Local) -> Result<()>) -> Result<()> {
+    let local = local.lock();
+    let Ok(mut local) = local.try_borrow_mut() else {
+        return Err(Error::new(ErrorKind::InvalidArgument, "an updater cannot use the store that it updates")
+            .hint("it is given the sum and the value; use them alone"));
+    };
+    act(&mut local)
 }
 
 impl std::fmt::Debug for KvStore {

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 const PART: &str = "SHEAVE_TEST_PART";
+const COUNTS: &str = "SHEAVE_TEST_COUNTS";
 const ROOT: &str = "SHEAVE_TEST_ROOT";
 const TRANSPORT: &str = "SHEAVE_TEST_TRANSPORT";
 
@@ -95,36 +96,47 @@ pub(crate) fn job() -> Job {
     Job::builder().output(Output::Capture).start().expect("a job")
 }
 
-/// Starts a copy of this binary in which the test function `actor` plays `part`.
-pub(crate) fn start(job: &Job, part: &str, port: u16, transport: Transport) -> Child {
-    start_with(job, part, port, transport, "nobody")
+/// Starts a copy of this binary for every node of a job with these numbers of servers and workers. In each the test
+/// function `actor` plays the part, with these variables in its environment.
+pub(crate) fn start_all(job: &Job, expected: Expected, transport: Transport, variables: &[(&str, &str)]) -> Vec<Child> {
+    let port = free_port();
+    parts(expected)
+        .into_iter()
+        .map(|part| {
+            let command = Command::new(std::env::current_exe().expect("this binary"))
+                .args(["--exact", "actor", "--nocapture", "--test-threads=1"])
+                .name(&part)
+                .env(PART, &part)
+                .env(COUNTS, format!("{} {}", expected.servers, expected.workers))
+                .env(ROOT, port.to_string())
+                .env(TRANSPORT, format!("{transport:?}"));
+            let command = variables.iter().fold(command, |command, (name, value)| command.env(*name, *value));
+            job.spawn(command).expect("a process")
+        })
+        .collect()
 }
 
-/// As [`start`]; `victim` is the part that will be killed.
-pub(crate) fn start_with(job: &Job, part: &str, port: u16, transport: Transport, victim: &str) -> Child {
-    let command = Command::new(std::env::current_exe().expect("this binary"))
-        .args(["--exact", "actor", "--nocapture", "--test-threads=1"])
-        .name(part)
-        .env(PART, part)
-        .env("SHEAVE_TEST_VICTIM", victim)
-        .env(ROOT, port.to_string())
-        .env(TRANSPORT, format!("{transport:?}"));
-    job.spawn(command).expect("a process")
+/// The parts of a job in the order of their ranks in the mesh.
+pub(crate) fn parts(expected: Expected) -> Vec<String> {
+    let part_of = |role: Role| (0..expected.of(role)).map(move |rank| format!("{role}-{rank}"));
+    Role::ALL.into_iter().flat_map(part_of).collect()
 }
 
-/// The part that this process plays, if it is not the test itself: its role, its rank and its config.
-pub(crate) fn part(expected: Expected) -> Option<Config> {
+/// The part that this process plays, if it is not the test itself.
+pub(crate) fn part() -> Option<Config> {
+    let variable = |name: &str| std::env::var(name).expect("the test has set it");
     let part = std::env::var(PART).ok()?;
     let (role, rank) = part.split_once('-').expect("a role and a rank");
     let role = Role::from_name(role).expect("a role");
-    let rank = rank.parse().expect("a rank");
-    let port = std::env::var(ROOT).expect("a port").parse().expect("a number");
-    let transport = match std::env::var(TRANSPORT).expect("a transport").as_str() {
+    let counts: Vec<u32> = variable(COUNTS).split(' ').map(|count| count.parse().expect("a number")).collect();
+    let transport = match variable(TRANSPORT).as_str() {
         "Tcp" => Transport::Tcp,
         "Shm" => Transport::Shm,
         _ => Transport::Auto,
     };
-    Some(config(role, Some(rank), expected, port, transport))
+    let rank = rank.parse().expect("a rank");
+    let port = variable(ROOT).parse().expect("a port");
+    Some(config(role, Some(rank), roles(counts[0], counts[1]), port, transport))
 }
 
 /// What an actor says to its test.
@@ -160,6 +172,27 @@ pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 /// Waits for a work, as long as a test may.
 pub(crate) fn wait<T: Clone>(work: &sheave_base::Work<T>) -> Result<T> {
     work.wait_timeout(PATIENCE)
+}
+
+/// What every process of a job does: a worker acts, and all others serve until the workers have left.
+pub(crate) fn play(mesh: &Mesh, server: sheave_store::ServerConfig, act: impl FnOnce(&Mesh)) {
+    match mesh.me().introduction.role {
+        Role::Server => {
+            sheave_store::Server::start(mesh, server).and_then(|server| server.run()).expect("no worker dies");
+        }
+        Role::Worker => act(mesh),
+        _ => mesh.until_gone(|_| true).expect("nobody dies"),
+    }
+    mesh.leave().expect("the others agree");
+}
+
+/// Waits for the good end of all processes.
+pub(crate) fn ended_well(children: &[Child]) {
+    for child in children {
+        until("it has ended", || child.exit().is_some());
+        let well = child.exit().is_some_and(|exit| exit.status.success());
+        assert!(well, "{} has failed\n{}", child.name(), child.stderr_lines().join("\n"));
+    }
 }
 
 /// Runs a job with servers: `act` as every worker, with what `serve` makes of every server. Returns what the workers
