@@ -49,8 +49,9 @@ const JUDGED_AT_A_TIME: usize = 32;
 /// and come back through [`set_weights`](Self::set_weights). Nothing here waits for anybody; an operation takes the
 /// time of its arithmetic.
 ///
-/// SGD with a learning rate of 0.2, momentum 0.9 and weight decay 0.001, or Adam with 0.005, at global batches of 64,
-/// bring it to 97.5 % and more of the held-out digits within 25 epochs.
+/// In 30 epochs of global batches of 64, seeds 0 to 9: SGD with momentum 0.9, weight decay 0.001 and a learning rate
+/// of 0.2, then 0.02 in the last ten, brings it to 97.8 to 99.0 % of the held-out digits; Adam with a learning rate of
+/// 0.005 to 97.3 to 98.5 %. Without its decay SGD ends as low as 97.3 %.
 ///
 /// ```
 /// use sheave_nn::Model;
