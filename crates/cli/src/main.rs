@@ -1,5 +1,5 @@
-//! The binary `sheave`: `sheave demo` trains a model over a parameter server, `sheave launch` runs a job on this machine,
-//! `sheave doctor` checks the machine, `sheave bench` measures it beside others.
+//! The binary `sheave`: `sheave demo` trains a model over a parameter server, `sheave launch` runs a job on this
+//! machine, `sheave doctor` checks the machine, `sheave bench` measures it beside others.
 //!
 //! Exit codes: 0 when all went well, 1 when something failed, 2 when the command line makes no sense; those of a job
 //! are its own. An error is one line on standard error, after which a failed process of a job is quoted; a reader that

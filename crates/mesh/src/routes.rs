@@ -145,8 +145,8 @@ impl Shared {
         }
     }
 
-    /// A node that has left does not listen any more, and the news of its leave may be on their way here over a link that
-    /// it has made itself. They get a moment. True if the node has come to us, or is known to be gone.
+    /// A node that has left does not listen any more, and the news of its leave may be on their way here over a link
+    /// that it has made itself. They get a moment. True if the node has come to us, or is known to be gone.
     fn has_last_words(&self, node: NodeId) -> bool {
         let until = Instant::now() + LAST_WORDS;
         while Instant::now() < until && !self.stopping.load(SeqCst) {

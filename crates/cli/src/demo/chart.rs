@@ -24,7 +24,8 @@ pub(super) fn draw(epochs: &[Epoch], title: &str) -> String {
     let _ = write!(
         svg,
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" \
-         font-size=\"12\"><rect width=\"100%\" height=\"100%\" fill=\"white\"/><text x=\"{}\" y=\"28\" font-size=\"15\" \
+         font-size=\"12\"><rect width=\"100%\" height=\"100%\" fill=\"white\"/><text x=\"{}\" y=\"28\" \
+         font-size=\"15\" \
          text-anchor=\"middle\">{}</text>",
         WIDTH / 2.0,
         escaped(title)
@@ -53,10 +54,11 @@ pub(super) fn draw(epochs: &[Epoch], title: &str) -> String {
     for (colour, points) in curves {
         let _ = write!(svg, "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\" points=\"{points}\"/>");
     }
-    let _ = write!(
+    let _ = writeln!(
         svg,
-        "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">epoch</text><text x=\"{MARGIN}\" y=\"44\" fill=\"#1f77b4\">test \
-         accuracy</text><text x=\"{}\" y=\"44\" text-anchor=\"end\" fill=\"#d62728\">loss</text></svg>\n",
+        "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">epoch</text><text x=\"{MARGIN}\" y=\"44\" \
+         fill=\"#1f77b4\">test accuracy</text><text x=\"{}\" y=\"44\" text-anchor=\"end\" \
+         fill=\"#d62728\">loss</text></svg>",
         WIDTH / 2.0,
         HEIGHT - 12.0,
         WIDTH - MARGIN

@@ -1,8 +1,8 @@
 //! The processes of a demo, as the one that starts them sees them.
 //!
 //! They are the same binary, started with the environment that `sheave launch` would give them, and promised to leave
-//! nothing behind however this process ends. Their output comes line by line; words are taken out of it. The job is over
-//! when all workers have ended well, or as soon as any process has not.
+//! nothing behind however this process ends. Their output comes line by line; words are taken out of it. The job is
+//! over when all workers have ended well, or as soon as any process has not.
 
 use super::Arguments;
 use super::progress::Progress;

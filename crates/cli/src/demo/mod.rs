@@ -42,7 +42,7 @@ pub(crate) struct Arguments {
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// How often every image is seen.
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, default_value_t = 35, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     epochs: u32,
     /// Images of one worker in one step.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]

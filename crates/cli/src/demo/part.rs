@@ -3,7 +3,7 @@
 use super::Arguments;
 use super::job::Run;
 use super::progress::Progress;
-use super::train::{Recorder, Setting, train};
+use super::train::{Recorder, Setting, Training, train};
 use super::words::{Done, Word, say, say_trace};
 use crate::Failure;
 use sheave_base::clock::{Clock, SystemClock};
@@ -60,10 +60,9 @@ fn work(mesh: &Mesh, arguments: &Arguments, digits: &Digits) -> Result<()> {
     let tracing = Tracing::start();
     let store = KvStore::open(mesh, arguments.kind)?;
     let rank = store.rank();
-    let recorder = Recorder::new(&tracing.trace);
-    let arena = mesh.node().arena();
-    let mut report = |epoch| say(&Word::Epoch(epoch));
-    let trained = train(&store, arena, digits, &setting(arguments), rank..rank + 1, &recorder, &mut report)?;
+    let (setting, recorder) = (setting(arguments), Recorder::new(&tracing.trace));
+    let training = Training { store: &store, arena: mesh.node().arena(), digits, setting, recorder };
+    let trained = train(&training, rank..rank + 1, &mut |epoch| say(&Word::Epoch(epoch)))?;
     say_trace(&tracing.export(&mesh.me().introduction.name)?);
     say(&Word::Done(Done { worker: rank, weights_sha256: trained.weights_sha256 }));
     store.barrier()
@@ -76,12 +75,13 @@ pub(super) fn run_alone(arguments: &Arguments, digits: &Digits) -> Result<Run, F
     let arena = Arena::new(ArenaConfig::default());
     let mut progress = Progress::new(arguments.epochs, arguments.json);
     let mut epochs = Vec::new();
-    let recorder = Recorder::new(&tracing.trace);
+    let (setting, recorder) = (setting(arguments), Recorder::new(&tracing.trace));
+    let training = Training { store: &store, arena: &arena, digits, setting, recorder };
     let mut report = |epoch| {
         progress.show(&epoch);
         epochs.push(epoch);
     };
-    let trained = train(&store, &arena, digits, &setting(arguments), 0..arguments.workers, &recorder, &mut report)?;
+    let trained = train(&training, 0..arguments.workers, &mut report)?;
     progress.finish();
     Ok(Run { epochs, weights_sha256: trained.weights_sha256, traces: vec![tracing.export("local")?] })
 }

@@ -1,8 +1,8 @@
 //! The training loop of one process: gradients to the store, weights from it.
 //!
 //! A process computes the micro-batches of the workers that it stands for: of one, in a distributed job, or of all, one
-//! after the other, with a local store. The store sums them in the order of the workers and takes the step, so both give
-//! the same weights, bit for bit.
+//! after the other, with a local store. The store sums them in the order of the workers and takes the step, so both
+//! give the same weights, bit for bit.
 
 use super::words::Epoch;
 use sha2::{Digest, Sha256};
@@ -45,16 +45,19 @@ impl<'a> Recorder<'a> {
     }
 }
 
+/// All that a training needs.
+pub(super) struct Training<'a> {
+    pub(super) store: &'a KvStore,
+    /// Where gradients and weights lie.
+    pub(super) arena: &'a Arena,
+    pub(super) digits: &'a Digits,
+    pub(super) setting: Setting,
+    pub(super) recorder: Recorder<'a>,
+}
+
 /// Trains as `mine` of the workers. `report` is called after each epoch by whoever stands for worker 0.
-pub(super) fn train(
-    store: &KvStore,
-    arena: &Arena,
-    digits: &Digits,
-    setting: &Setting,
-    mine: Range<u32>,
-    recorder: &Recorder<'_>,
-    report: &mut dyn FnMut(Epoch),
-) -> Result<Trained> {
+pub(super) fn train(training: &Training<'_>, mine: Range<u32>, report: &mut dyn FnMut(Epoch)) -> Result<Trained> {
+    let Training { store, arena, digits, setting, recorder } = training;
     let model = Model::new(setting.seed)?.in_arena(arena);
     let keys: Vec<Key> = model.parameters().into_iter().map(|(name, _)| Key::from(name)).collect();
     let places: Vec<(Key, Tensor)> = keys.iter().cloned().zip(model.weights()?).collect();
@@ -64,8 +67,8 @@ pub(super) fn train(
     store.pull(&places)?.wait()?;
     model.set_weights(&tensors(&places))?;
 
-    let (training, held_out) = (digits.training(), digits.held_out());
-    let schedule = Schedule::new(setting.seed, training.len(), setting.workers as usize, setting.batch)?;
+    let (images_for_training, held_out) = (digits.training(), digits.held_out());
+    let schedule = Schedule::new(setting.seed, images_for_training.len(), setting.workers as usize, setting.batch)?;
     let step_bytes = 2 * places.iter().map(|(_, place)| place.len_bytes() as u64).sum::<u64>();
     let begun = Instant::now();
     let (mut images, mut bytes) = (0, 0);
@@ -75,7 +78,7 @@ pub(super) fn train(
             let mut pushes = Vec::with_capacity(keys.len() * mine.len());
             for worker in mine.clone() {
                 let indices = schedule.indices(number as usize - 1, step, worker as usize)?;
-                let batch = training.batch(&indices, schedule.global_images())?;
+                let batch = images_for_training.batch(&indices, schedule.global_images())?;
                 let outcome = recorder.span("gradients", indices.len() as u64, || model.gradients(&batch));
                 let (part, gradients) = outcome?;
                 loss += f64::from(part);
@@ -104,7 +107,7 @@ pub(super) fn train(
 
 /// The optimizer on the servers.
 fn rule() -> Rule {
-    Rule::adam(0.002)
+    Rule::adam(0.005)
 }
 
 fn tensors(places: &[(Key, Tensor)]) -> Vec<Tensor> {
