@@ -109,14 +109,15 @@ impl Round {
         if self.next < self.queues.len() {
             return None;
         }
-        let sum = self.sum.take();
-        let outcome = match (self.failure.take(), &sum) {
+        let mut sum = self.sum.take();
+        let outcome = match (self.failure.take(), &mut sum) {
             (Some(failure), _) => Err(failure),
+            (None, Some(sum)) if matches!(merge, Merge::Assign) => slot.assign(sum, arena),
             (None, Some(sum)) => guarded(slot, merge, sum),
             (None, None) => Err(Error::new(ErrorKind::Internal, "a round without a contribution")),
         };
         // Memory of our own is kept for the next round; a contribution goes back to where it came from.
-        self.scratch = self.scratch.take().or(sum.filter(|sum| arena.owns(sum.buffer())));
+        self.scratch = self.scratch.take().or(sum.filter(|sum| is_own(sum, arena)));
         self.next = 0;
         self.completed += 1;
         let due = self.completed;
@@ -149,6 +150,12 @@ impl Round {
         let (workers, completed) = (self.queues.len(), self.completed);
         *self = Self { completed, ..Self::new(workers) };
     }
+}
+
+/// Whether nobody else has a part in the memory of a tensor: no other node, no other tensor.
+pub(crate) fn is_own(tensor: &Tensor, arena: &Arena) -> bool {
+    let buffer = tensor.buffer();
+    arena.owns(buffer) && buffer.is_unique() && tensor.offset_bytes() == 0 && buffer.len_bytes() == tensor.len_bytes()
 }
 
 /// Merges; user code that panics fails this round and nothing else.

@@ -1,6 +1,7 @@
 //! A stored value, or a server's slice of one, and how sums are merged into it.
 
 use crate::key::Key;
+use crate::round::is_own;
 use crate::updater::{Function, Updater};
 use half::{bf16, f16};
 use sheave_base::{Error, ErrorKind, Result};
@@ -89,6 +90,15 @@ impl Slot {
             Merge::Function(function) => function(&self.meta.key, sum, &mut self.value),
             Merge::Rule(rule) => self.step(rule, sum),
         }
+    }
+
+    /// The sum becomes the value. If its memory is the server's own the two change places, and nothing is copied.
+    pub(crate) fn assign(&mut self, sum: &mut Tensor, arena: &Arena) -> Result<()> {
+        if !is_own(sum, arena) || !is_own(&self.value, arena) || sum.dtype() != self.value.dtype() {
+            return overwrite(&mut self.value, sum);
+        }
+        std::mem::swap(&mut self.value, sum);
+        Ok(())
     }
 
     fn step(&mut self, rule: &Rule, gradient: &Tensor) -> Result<()> {

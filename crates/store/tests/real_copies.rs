@@ -1,0 +1,83 @@
+//! What a warm store costs between real processes: no new memory, no page faults, and little time.
+
+mod common;
+
+use common::{ended_well, hear, job, note, part, play, roles, say, start_all, wait};
+use sheave_base::config::Transport;
+use sheave_mesh::Mesh;
+use sheave_process::Child;
+use sheave_store::{Key, Kind, KvStore, ServerConfig};
+use sheave_tensor::{Dtype, Tensor};
+use std::time::Instant;
+
+/// 5.76 MB.
+const ELEMENTS: u64 = 1_440_000;
+const WARM_ROUNDS: usize = 50;
+const ROUNDS: usize = 1000;
+/// The system may move pages at any time, so a reading that is disturbed is taken again.
+const ATTEMPTS: usize = 5;
+
+#[test]
+fn actor() {
+    let Some(config) = part() else { return };
+    let mesh = Mesh::join(config).expect("everybody comes");
+    play(&mesh, ServerConfig::default(), |mesh| {
+        let store = KvStore::open(mesh, Kind::DistSync).expect("all servers serve");
+        let tensor = |value: f32| {
+            let mut tensor = Tensor::empty(mesh.node().arena(), Dtype::F32, [ELEMENTS]).expect("there is room");
+            tensor.as_mut_slice::<f32>().expect("it is fresh").fill(value);
+            tensor
+        };
+        let (gradients, places) = ([(Key::from("w"), tensor(1.5))], [(Key::from("w"), tensor(0.0))]);
+        store.init(&places).expect("it is new");
+        let round = || wait(&store.push_pull(&gradients, &places).expect("it is sent")).expect("both push");
+        (0..WARM_ROUNDS).for_each(|_| round());
+        for attempt in 0..ATTEMPTS {
+            store.barrier().expect("both are there");
+            say(&format!("begins {attempt}"));
+            let mut times_us: Vec<u128> = Vec::with_capacity(ROUNDS);
+            for _ in 0..ROUNDS {
+                let begun = Instant::now();
+                round();
+                times_us.push(begun.elapsed().as_micros());
+            }
+            store.barrier().expect("both are there");
+            times_us.sort_unstable();
+            say(&format!("ended {attempt}: {}", times_us[ROUNDS / 2]));
+        }
+        assert!(places[0].1.as_slice::<f32>().expect("all is over").iter().all(|value| *value == 3.0));
+    });
+}
+
+/// Page faults without a disk, and resident bytes.
+fn memory_of(child: &Child) -> (u64, u64) {
+    let read = |what: &str| std::fs::read_to_string(format!("/proc/{}/{what}", child.pid())).expect("it lives");
+    let number = |text: Option<&str>| text.expect("a field").parse::<u64>().expect("a number");
+    let stat = read("stat");
+    // Counted after the name, which may have spaces.
+    let fields = stat.rsplit(')').next().expect("the fields");
+    (number(fields.split_whitespace().nth(7)), number(read("statm").split_whitespace().nth(1)) * 4096)
+}
+
+#[test]
+fn a_warm_push_pull_faults_no_page_in_and_keeps_nothing() {
+    let job = job();
+    let children = start_all(&job, roles(1, 2), Transport::Shm, &[]);
+    let busy: Vec<&Child> = children.iter().filter(|child| !child.name().starts_with("scheduler")).collect();
+    let worker = children.iter().find(|child| child.name() == "worker-0").expect("there is one");
+    let (mut best_faults, mut grown) = (f64::INFINITY, i64::MAX);
+    for attempt in 0..ATTEMPTS {
+        hear(worker, &format!("begins {attempt}"));
+        let before: Vec<_> = busy.iter().map(|child| memory_of(child)).collect();
+        let time_us = hear(worker, &format!("ended {attempt}:"));
+        let after: Vec<_> = busy.iter().map(|child| memory_of(child)).collect();
+        let faults: Vec<f64> = before.iter().zip(&after).map(|(b, a)| (a.0 - b.0) as f64 / ROUNDS as f64).collect();
+        let growth = before.iter().zip(&after).map(|(b, a)| a.1 as i64 - b.1 as i64).max().expect("some");
+        note(&format!("push_pull of 5.76 MB: p50 {time_us} µs, page faults {faults:?} each, memory grew {growth} B"));
+        best_faults = best_faults.min(faults.iter().copied().fold(0.0, f64::max));
+        grown = grown.min(growth);
+    }
+    ended_well(&children);
+    assert!(best_faults < 0.1, "{best_faults} page faults per push_pull");
+    assert!(grown < 1 << 20, "memory grew by {grown} bytes");
+}
