@@ -58,6 +58,16 @@ pub const REQUEST_BYTES_MAX: u64 = 1 << 30;
 /// Services of one node: they are parts of a program, and more of them are a leak.
 pub const SERVICES_MAX: usize = 1024;
 
+/// Objects of one node that others can hold references to: registers of a session, of which a program has thousands.
+pub const REFERENCES_OWNED_MAX: usize = 1 << 20;
+
+/// Objects of other nodes that one node holds references to.
+pub const REFERENCES_HELD_MAX: usize = 1 << 20;
+
+/// References that one node has passed from a second to a third and that are not confirmed: as many as calls, for
+/// most calls pass few.
+pub const REFERENCES_PASSING_MAX: usize = CALLS_PENDING_MAX;
+
 /// Handlers that may run at the same time on one node, those that wait not counted.
 pub const EXECUTOR_PERMITS: usize = 8;
 

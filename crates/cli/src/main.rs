@@ -1,11 +1,12 @@
-//! The binary `sheave`: `sheave launch` runs a job on this machine, `sheave doctor` checks the machine, `sheave bench
-//! link` measures its links beside those of others, `sheave bench store` its key-value stores.
+//! The binary `sheave`: `sheave demo` trains a model over a parameter server, `sheave launch` runs a job on this
+//! machine, `sheave doctor` checks the machine, `sheave bench` measures it beside others.
 //!
 //! Exit codes: 0 when all went well, 1 when something failed, 2 when the command line makes no sense; those of a job
 //! are its own. An error is one line on standard error, after which a failed process of a job is quoted; a reader that
 //! closes standard output ends the program silently.
 
 mod bench;
+mod demo;
 mod doctor;
 mod launch;
 
@@ -26,6 +27,7 @@ enum Command {
     /// Measures sheave on this machine, beside others where they are installed.
     #[command(subcommand)]
     Bench(bench::Command),
+    Demo(demo::Arguments),
     Doctor(doctor::Arguments),
     Launch(launch::Arguments),
 }
@@ -84,6 +86,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Bench(command) => bench::run(command),
+        Command::Demo(arguments) => demo::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Launch(arguments) => launch::run(&arguments),
     }

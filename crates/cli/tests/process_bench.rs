@@ -115,6 +115,25 @@ fn a_store_is_measured_over_both_kinds_of_links() {
 }
 
 #[test]
+fn every_case_of_a_mesh_is_measured() {
+    let output = sheave(&["bench", "mesh", "--quick", "--json"]);
+    assert!(output.status.success(), "{output:?}");
+    let mut seen = Vec::new();
+    for line in text(&output.stdout).lines() {
+        let value: serde_json::Value = serde_json::from_str(line).expect("a line is one object");
+        assert_eq!((&value["bench"], &value["language"]), (&"mesh".into(), &"rust".into()));
+        let least = if value["case"] == "start_up" { 3 } else { 500 };
+        assert_eq!(value["iterations"], least, "{line}");
+        let p50_us = value["p50_us"].as_f64().expect("a number");
+        assert!(p50_us > 0.1 && p50_us < 10e6, "{line}");
+        seen.push(format!("{} {} {}", value["case"], value["transport"], value["ranks"]).replace('"', ""));
+    }
+    let cases = [("start_up", 4), ("barrier", 2), ("barrier", 4), ("call", 2), ("call_executor", 2)];
+    let wanted = cases.map(|(case, ranks)| ["shm", "tcp"].map(|transport| format!("{case} {transport} {ranks}")));
+    assert_eq!(seen, wanted.concat());
+}
+
+#[test]
 fn filters_leave_one_row_in_the_table() {
     let arguments = ["--quick", "--no-peer", "--transport", "inproc", "--case", "stream", "--bytes", "1KiB", "--pin"];
     let output = sheave(&[&["bench", "link"][..], &arguments].concat());
@@ -133,6 +152,8 @@ fn what_makes_no_sense_is_refused_in_one_line() {
         &["bench", "link", "--case", "ping_pong_move", "--transport", "tcp"],
         &["bench", "link", "--faster"],
         &["bench", "store", "--transport", "inproc"],
+        &["bench", "mesh", "--transport", "inproc"],
+        &["bench", "mesh-child"],
         &["bench", "lonk"],
     ] {
         let output = sheave(arguments);

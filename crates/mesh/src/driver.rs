@@ -10,15 +10,16 @@
 //! links happens after it was let go.
 
 use crate::call::Calls;
+use crate::departure::Departures;
 use crate::engine::{Effect, Engine, Event, Member, Message, OperationId, Outcome};
-use crate::gone::Gone;
-use crate::routes::Routes;
+use crate::reference::{self, Brought, References};
+use crate::routes::{LAST_WORDS, Routes};
 use crate::time::Ticker;
 use parking_lot::Mutex;
 use sheave_base::clock::{Clock, SystemClock, Time};
 use sheave_base::work::Completer;
 use sheave_base::{Epoch, Error, ErrorKind, LinkId, NodeId, Peer, Result};
-use sheave_net::{Admission, Arrival, Kind, Message as Arrived, Node, NodeConfig, Observer};
+use sheave_net::{Admission, Arrival, Kind, Message as Arrived, Node, NodeConfig, Observer, was_closed_in_order};
 use sheave_wire::{from_control, to_control};
 use smallvec::SmallVec;
 use std::collections::{HashMap, VecDeque};
@@ -62,6 +63,8 @@ pub(crate) struct State {
     next_operation: u64,
     joining: Option<Completer<()>>,
     timer: Option<Time>,
+    /// Members whose last link was closed in order, and until when news of their leave may come another way.
+    parting: Vec<(Time, NodeId, String)>,
 }
 
 /// What a turn of the engine leaves to be done once it was let go.
@@ -86,11 +89,12 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     pub(crate) routes: Routes,
     pub(crate) calls: Calls,
+    pub(crate) references: Arc<References>,
     /// All members by rank, from the moment when the mesh stands.
     table: OnceLock<Vec<Member>>,
     /// How many things of each sort this node has made, where all members make them in the same order.
     pub(crate) numbers: Mutex<HashMap<String, u32>>,
-    pub(crate) gone: Gone,
+    pub(crate) departures: Departures,
     /// What ended the engine.
     failure: OnceLock<Error>,
     pub(crate) stopping: AtomicBool,
@@ -101,19 +105,28 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(node: Node, config: NodeConfig, joining: Completer<()>, engine: Engine) -> Arc<Self> {
         let (operations, next_operation, timer) = (HashMap::new(), 0, None);
+        let me = node.id();
         Arc::new_cyclic(|weak| Self {
-            me: node.id(),
+            me,
             node,
             config,
             clock: SystemClock::default(),
             told: Mutex::default(),
             choked: AtomicBool::new(false),
-            state: Mutex::new(State { engine, operations, next_operation, joining: Some(joining), timer }),
+            state: Mutex::new(State {
+                engine,
+                operations,
+                next_operation,
+                joining: Some(joining),
+                timer,
+                parting: Vec::new(),
+            }),
             routes: Routes::default(),
             calls: Calls::default(),
+            references: References::new(me, weak.clone()),
             table: OnceLock::new(),
             numbers: Mutex::default(),
-            gone: Gone::default(),
+            departures: Departures::default(),
             failure: OnceLock::new(),
             stopping: AtomicBool::new(false),
             ticker: Ticker::default(),
@@ -179,9 +192,14 @@ impl Shared {
         result
     }
 
-    /// One look at the engine, without a turn.
+    /// One look at the engine, without a turn. The caller may be in the middle of something, so what came while the
+    /// engine was taken is left to the mesh's own thread.
     pub(crate) fn look<T>(&self, look: impl FnOnce(&Engine) -> T) -> T {
-        look(&self.state.lock().engine)
+        let seen = look(&self.state.lock().engine);
+        if !self.told.lock().is_empty() {
+            self.ticker.ring_at(self.clock.now());
+        }
+        seen
     }
 
     /// Begins an operation of the engine; `ending` is called once, with no lock held.
@@ -203,7 +221,7 @@ impl Shared {
         let mut after = Afterwards::default();
         loop {
             let Some(told) = self.told.lock().pop_front() else { break };
-            self.hear(&mut state.engine, told);
+            self.hear(state, told);
         }
         let now = self.clock.now();
         if state.timer.is_none_or(|timer| now >= timer) {
@@ -212,15 +230,28 @@ impl Shared {
                 state.engine.handle(now, Event::Alive { peer });
             }
         }
+        self.end_partings(state, now);
         for effect in state.engine.poll(now) {
             self.perform(state, effect, &mut after);
         }
-        self.ticker.engine_at(state.timer);
+        self.ticker.engine_at(state.parting.iter().map(|(until, ..)| *until).chain(state.timer).min());
         after
     }
 
-    fn hear(self: &Arc<Self>, engine: &mut Engine, told: Told) {
+    /// Who has closed its last link in order and has not said anywhere that it leaves is lost after all.
+    fn end_partings(&self, state: &mut State, now: Time) {
+        let State { engine, parting, .. } = state;
+        parting.retain(|(until, node, reason)| {
+            if now >= *until && self.routes.get(*node).is_none() {
+                engine.handle(now, Event::LinkLost { peer: *node, reason: reason.clone() });
+            }
+            now < *until
+        });
+    }
+
+    fn hear(self: &Arc<Self>, state: &mut State, told: Told) {
         let now = self.clock.now();
+        let State { engine, parting, .. } = state;
         match told {
             Told::Made { link, node } => self.link_made(node, link),
             Told::Reached(node) => engine.handle(now, Event::Reached(node)),
@@ -231,8 +262,16 @@ impl Shared {
             },
             Told::Ended { link, node, reason } => {
                 // While another link stands the node lives, and its last words may come over that one.
-                if self.routes.ended(node, link) {
-                    engine.handle(now, Event::LinkLost { peer: node, reason: reason.what().to_owned() });
+                if !self.routes.ended(node, link) || self.routes.is_making(node) {
+                    // A link that is being made tells what has become of the node.
+                    return;
+                }
+                let what = reason.what().to_owned();
+                if was_closed_in_order(&reason) && self.table.get().is_some() {
+                    // The news of its leave may be on a link that it has made and that is not known here yet.
+                    parting.push((now.after(LAST_WORDS), node, what));
+                } else {
+                    engine.handle(now, Event::LinkLost { peer: node, reason: what });
                 }
             }
             Told::Unreachable { node, reason } => {
@@ -287,10 +326,12 @@ impl Shared {
             for link in self.routes.all(node) {
                 let _ = self.node.abandon(link, &error);
             }
+            self.references.lost(node);
             self.calls.member_lost(self.member(node), &error);
         }
         for node in after.departed {
             // Its link ends by itself, when it has said all.
+            self.references.lost(node);
             if let Some(error) = self.death_of(node) {
                 self.calls.member_lost(self.member(node), &error);
             }
@@ -300,9 +341,11 @@ impl Shared {
                 let _ = self.node.close_because(link, &error);
             }
             self.calls.fail_all(&error);
+            self.references.end();
         }
+        self.tend_references();
         if is_somebody_gone {
-            self.tell_gone();
+            self.tell_departures();
         }
         for (ending, outcome) in after.endings {
             ending(outcome);
@@ -361,12 +404,17 @@ impl Observer for Shared {
     }
 
     fn take(&self, message: Arrived) {
-        if message.envelope.kind != Kind::Control {
-            return self.calls.take(message);
-        }
         let from = self.node.link(message.source).map(|link| self.node_of(link.peer()));
-        if let Ok(from) = from {
-            self.tell(Told::Word { from, word: message.control });
+        if message.envelope.kind != Kind::Control {
+            let brought = from.map_or_else(|_| Brought::default(), |from| self.references.brought(from, &message));
+            return self.calls.take(message, brought);
+        }
+        let Ok(from) = from else { return };
+        if message.envelope.context != reference::CONTEXT {
+            return self.tell(Told::Word { from, word: message.control });
+        }
+        if let Err(reason) = self.hear_words(from, &message.control) {
+            self.tell(Told::Unreachable { node: from, reason });
         }
     }
 
@@ -382,6 +430,7 @@ impl Observer for Shared {
     fn attend(&self) {
         self.steer();
         if let Some(this) = self.this() {
+            this.tend_references();
             this.serve();
         }
     }

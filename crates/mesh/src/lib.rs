@@ -1,5 +1,5 @@
-//! Who is there: the nodes of a job, their roles, ranks and groups, and what becomes of them when one dies; and calls
-//! between them.
+//! Who is there: the nodes of a job, their roles, ranks and groups, and what becomes of them when one dies; calls
+//! between them, and counted references to each other's objects.
 //!
 //! [`Mesh::join`] makes a process one of a [`Mesh`], as its [`Config`] or its launcher's environment says.
 //! [`environment`] reads that environment. [`engine`] is the pure core, a state machine without I/O, threads or clocks;
@@ -7,12 +7,13 @@
 
 mod call;
 mod config;
+mod departure;
 mod driver;
 pub mod engine;
 pub mod environment;
-mod gone;
 mod group;
 mod mesh;
+mod reference;
 mod rendezvous;
 mod routes;
 mod time;
@@ -22,3 +23,4 @@ pub use config::Config;
 pub use engine::{Death, Expected, GroupId, Member, Role};
 pub use group::Group;
 pub use mesh::Mesh;
+pub use reference::Ref;

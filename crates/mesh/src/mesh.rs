@@ -5,11 +5,14 @@ use crate::config::Config;
 use crate::driver::Shared;
 use crate::engine::{Death, Engine, Event, Member, Role};
 use crate::group::Group;
+use crate::reference::{Name, Ref};
 use crate::rendezvous;
 use parking_lot::Mutex;
 use sheave_base::work::Interrupt;
 use sheave_base::{Epoch, Error, ErrorKind, LinkId, NodeId, Result, Work, limits};
 use sheave_net::Node;
+use sheave_wire::Value;
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -217,8 +220,9 @@ impl Mesh {
     ///
     /// # Errors
     ///
-    /// `PeerLost` if the member is gone, `LimitExceeded` if too many calls wait or the link is full, and what
-    /// [`Node::isend`] says about the tensors.
+    /// `PeerLost` if the member is gone, or the owner of a reference in the arguments; `NotFound` for a reference that
+    /// this node does not hold; `LimitExceeded` if too many calls wait or the link is full; and what [`Node::isend`]
+    /// says about the tensors.
     ///
     /// ```
     /// # use sheave_mesh::{Config, Expected, Mesh, Request, Role};
@@ -236,6 +240,68 @@ impl Mesh {
         self.shared.call(to, service, method, call.into())
     }
 
+    /// Makes an object of this node one that others can hold. It lives until the last [`Ref`] to it is dropped, here
+    /// and everywhere.
+    ///
+    /// # Errors
+    ///
+    /// `LimitExceeded` if this node has [`limits::REFERENCES_OWNED_MAX`] of them.
+    pub fn export(&self, object: Arc<dyn Any + Send + Sync>) -> Result<Ref> {
+        self.shared.references.export(object)
+    }
+
+    /// The reference that a [`Value::Ref`] names, one more handle to it. A name that came in a request or an answer
+    /// means something for as long as that request or answer lives, or this node has another handle.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if this node holds no such reference, `InvalidArgument` for any other value.
+    pub fn hold(&self, value: &Value) -> Result<Ref> {
+        match *value {
+            Value::Ref { node, id } => self.shared.references.find(Name { owner: node, id }),
+            _ => {
+                let what = format!("a {} is no reference", value.kind_name());
+                Err(Error::new(ErrorKind::InvalidArgument, what).operation("hold"))
+            }
+        }
+    }
+
+    /// Blocks until every other member that `picks` names has left in order: what the main thread of a server or
+    /// scheduler does. Meanwhile it serves this node's links. `picks` is asked once for each member, now.
+    ///
+    /// # Errors
+    ///
+    /// `PeerLost` that names the first of them who died; whatever ended this node's own membership.
+    ///
+    /// ```
+    /// # use sheave_mesh::{Config, Expected, Mesh, Role};
+    /// # use sheave_base::config::Endpoint;
+    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    /// # let root = Endpoint { host: "127.0.0.1".into(), port };
+    /// let mesh = Mesh::join(Config::new(Role::Rank, Some(0), Expected::ranks(1), root))?;
+    /// mesh.until_gone(|member| member.introduction.role == Role::Worker)?;
+    /// # Ok::<(), sheave_base::Error>(())
+    /// ```
+    pub fn until_gone(&self, picks: impl Fn(&Member) -> bool) -> Result<()> {
+        self.until_gone_interruptible(picks, None)
+    }
+
+    /// Like [`Mesh::until_gone`]; `interrupt` is asked at least every 100 ms, and its error ends the wait.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mesh::until_gone`], and whatever `interrupt` says.
+    pub fn until_gone_interruptible(
+        &self,
+        picks: impl Fn(&Member) -> bool,
+        interrupt: Option<Interrupt<'_>>,
+    ) -> Result<()> {
+        let me = self.shared.me;
+        let picked = self.members().iter().filter(|member| member.node != me && picks(member));
+        let nodes = picked.map(|member| member.node).collect();
+        self.shared.wait_for_departures(nodes, interrupt).map_err(|error| error.operation("until_gone"))
+    }
+
     /// Waits for everybody and leaves: what a job does at its end.
     ///
     /// # Errors
@@ -245,8 +311,12 @@ impl Mesh {
         let barrier = self.world().barrier();
         if barrier.is_ok() && self.coordinator() == Some(self.shared.me) {
             // The last to go, so that nobody has to take over. Whoever stays nevertheless is no reason to wait long.
-            let others = self.members().iter().map(|member| member.node).filter(|node| *node != self.shared.me);
-            let _ = self.shared.gone(others.collect()).wait_timeout(self.shared.node_config().liveness.beat);
+            let until = Instant::now() + self.shared.node_config().liveness.beat;
+            let mut patience = || match Instant::now() < until {
+                true => Ok(()),
+                false => Err(Error::new(ErrorKind::DeadlineExceeded, "somebody stays")),
+            };
+            let _ = self.until_gone_interruptible(|_| true, Some(&mut patience));
         }
         let left = self.leave();
         barrier.and(left)
@@ -274,11 +344,13 @@ impl Owner {
         if self.has_left.swap(true, SeqCst) {
             return Ok(());
         }
+        let begun = Instant::now();
         let outcome = if self.shared.failure().is_none() && !self.shared.table().is_empty() {
+            self.settle(begun + patience / 2);
             let (completer, left) = self.shared.node.pair("leave", None);
             let ending = move |outcome: Result<_>| completer.complete(outcome.map(drop));
             self.shared.begin(|operation, _| Event::Leave { operation }, ending);
-            match left.wait_until(Some(Instant::now() + patience), None) {
+            match left.wait_until(Some(begun + patience), None) {
                 Ok(true) => left.wait(),
                 _ => Err(Error::new(ErrorKind::DeadlineExceeded, "the others have not agreed to this node's leave")
                     .operation("leave")
@@ -289,7 +361,7 @@ impl Owner {
             Ok(())
         };
         // The last words to those who have no link yet: the news of this leave are among them.
-        let until = Instant::now() + patience;
+        let until = begun + patience;
         for link in self.shared.routes.making() {
             let _ = link.wait_until(Some(until), None);
         }
@@ -297,12 +369,20 @@ impl Owner {
         outcome
     }
 
+    /// References that this node has passed on and that nobody has confirmed would be lost with it.
+    fn settle(&self, until: Instant) {
+        let (completer, settled) = self.shared.node.pair("leave", None);
+        self.shared.references.when_settled(completer);
+        let _ = settled.wait_until(Some(until), None);
+    }
+
     /// Ends threads and links. Nothing is left when this returns.
     fn end(&self) {
         self.shared.stopping.store(true, SeqCst);
         let closed = Error::new(ErrorKind::Closed, "this node has left the mesh");
         self.shared.calls.fail_all(&closed);
-        self.shared.end_waits(&closed);
+        self.shared.references.end();
+        self.shared.departures.end(&closed);
         self.shared.ticker.stop();
         self.shared.node.shut_down();
         let thread = self.thread.lock().take();

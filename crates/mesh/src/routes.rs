@@ -13,10 +13,13 @@ use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Words that wait for a link to one node; more are forgotten, for engines repeat all that matters.
 const BACKLOG_MAX: usize = 1024;
+
+/// How long the news of a leave may take, when the leaver's port is closed already.
+pub(crate) const LAST_WORDS: Duration = Duration::from_millis(50);
 
 #[derive(Default)]
 struct Route {
@@ -47,6 +50,11 @@ impl Routes {
     /// Links that are being made.
     pub(crate) fn making(&self) -> Vec<Work<LinkId>> {
         self.by_node.lock().values().filter_map(|route| route.making.as_ref()).map(|(work, _)| work.clone()).collect()
+    }
+
+    /// Whether a link to `node` is being made.
+    pub(crate) fn is_making(&self, node: NodeId) -> bool {
+        self.by_node.lock().get(&node).is_some_and(|route| route.making.is_some())
     }
 
     /// All links to `node`.
@@ -116,22 +124,42 @@ impl Shared {
         };
         let outcome = {
             let until = Instant::now() + self.node_config().liveness.timeout;
-            let mut interrupt = || match self.death_of(node) {
-                Some(error) => Err(error),
-                None if self.stopping.load(SeqCst) => Err(Error::new(ErrorKind::Closed, "the mesh was left")),
-                None => Ok(()),
-            };
+            // Who has left may not know it yet, and wait for the word that is to go over this link.
+            let mut interrupt =
+                || match self.death_of(node).filter(|_| !self.look(|engine| engine.has_left_in_order(node))) {
+                    Some(error) => Err(error),
+                    None if self.stopping.load(SeqCst) => Err(Error::new(ErrorKind::Closed, "the mesh was left")),
+                    None => Ok(()),
+                };
             self.node.connect_known(&address, until, Some(&mut interrupt))
         };
         match outcome {
             // The node has told us of the link already; whoever waits for it learns of it there.
             Ok(_) => self.steer(),
+            Err(error) if error.kind() == ErrorKind::NotFound && self.has_last_words(node) => self.steer(),
             Err(error) => {
                 let error = if error.kind() == ErrorKind::NotFound { gone(&error) } else { self.explain(error) };
                 let error = if error.about().is_some() { error } else { self.about(error, node) };
                 self.give_up(node, error);
             }
         }
+    }
+
+    /// A node that has left does not listen any more, and the news of its leave may be on their way here over a link
+    /// that it has made itself. They get a moment. True if the node has come to us, or is known to be gone.
+    fn has_last_words(&self, node: NodeId) -> bool {
+        let until = Instant::now() + LAST_WORDS;
+        while Instant::now() < until && !self.stopping.load(SeqCst) {
+            if self.routes.get(node).is_some() {
+                return true;
+            }
+            if let Some(error) = self.death_of(node) {
+                self.give_up(node, error);
+                return true;
+            }
+            std::thread::sleep(LAST_WORDS / 50);
+        }
+        false
     }
 
     fn give_up(&self, node: NodeId, error: Error) {

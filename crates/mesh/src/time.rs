@@ -3,6 +3,8 @@
 use crate::driver::Shared;
 use parking_lot::{Condvar, Mutex};
 use sheave_base::clock::{Clock, SystemClock, Time};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
 
 /// When the thread has to do something.
@@ -16,12 +18,13 @@ pub(crate) struct Ticker {
 struct Due {
     engine: Option<Time>,
     calls: Option<Time>,
+    ring: Option<Time>,
     stop: bool,
 }
 
 impl Due {
     fn next(&self) -> Option<Time> {
-        self.engine.into_iter().chain(self.calls).min()
+        self.engine.into_iter().chain(self.calls).chain(self.ring).min()
     }
 }
 
@@ -34,6 +37,11 @@ impl Ticker {
     /// The first deadline of a call is not after this time.
     fn calls_at(&self, at: Option<Time>) {
         self.change(|due| due.calls = due.calls.into_iter().chain(at).min());
+    }
+
+    /// Something waits that nobody else may look after: words about references, or events for the engine.
+    pub(crate) fn ring_at(&self, at: Time) {
+        self.change(|due| due.ring = due.ring.into_iter().chain([at]).min());
     }
 
     fn change(&self, change: impl FnOnce(&mut Due)) {
@@ -58,7 +66,7 @@ impl Ticker {
             let now = clock.now();
             match due.next() {
                 Some(at) if at <= now => {
-                    (due.engine, due.calls) = (None, None);
+                    (due.engine, due.calls, due.ring) = (None, None, None);
                     return true;
                 }
                 Some(at) => {
@@ -73,9 +81,11 @@ impl Ticker {
 
 impl Shared {
     /// Runs until the mesh has ended.
-    pub(crate) fn keep_time(&self) {
+    pub(crate) fn keep_time(self: &Arc<Self>) {
         while self.ticker.sleep(self.clock()) {
             self.with_engine(|_, _| ());
+            self.references.due.store(true, SeqCst);
+            self.tend_references();
             let now = Instant::now();
             self.calls.expire(now);
             if let Some(next) = self.calls.next_deadline() {

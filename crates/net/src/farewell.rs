@@ -3,6 +3,15 @@
 use sheave_base::{Error, ErrorKind, Peer};
 use sheave_wire::CloseReason;
 
+/// What is said of a link whose peer has said all.
+const IN_ORDER: &str = "the peer closed the link";
+
+/// Whether a link ended with this reason because its peer closed it in order: the peer lives, or lived until then.
+#[must_use]
+pub fn was_closed_in_order(reason: &Error) -> bool {
+    reason.kind() == ErrorKind::PeerLost && reason.what() == IN_ORDER
+}
+
 /// The reason of a link that its other end has closed with `code`, a [`CloseReason`] or something unknown.
 pub(crate) fn closed_by_peer(code: u64, peer: &Peer) -> Error {
     match u8::try_from(code).ok().and_then(CloseReason::from_code) {
@@ -15,7 +24,7 @@ pub(crate) fn closed_by_peer(code: u64, peer: &Peer) -> Error {
             Error::new(ErrorKind::Protocol, "the peer closed the link: it could not make sense of what we sent")
         }
         Some(CloseReason::Failed) => Error::new(ErrorKind::PeerLost, "the peer failed and closed the link"),
-        _ => Error::new(ErrorKind::PeerLost, "the peer closed the link"),
+        _ => Error::new(ErrorKind::PeerLost, IN_ORDER),
     }
     .peer(peer.clone())
 }

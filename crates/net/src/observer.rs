@@ -121,7 +121,7 @@ impl Node {
         self.inner.observed.due.store(true, SeqCst);
     }
 
-    /// There is room again for what [`Observer::admits`] has refused.
+    /// There is room again for what [`Observer::admit`] has refused.
     pub fn resume(&self) {
         self.inner.resume_paused();
     }

@@ -252,7 +252,10 @@ impl Progress {
         if quiet && self.leader.compare_exchange(NOBODY, PROGRESS, SeqCst, SeqCst).is_ok() {
             self.heat.store(0, Relaxed);
             let woken = if arm() { self.sleep(limit, None) } else { self.sleep(Duration::ZERO, None) };
-            let _ = self.leader.compare_exchange(PROGRESS, NOBODY, SeqCst, SeqCst);
+            if self.leader.compare_exchange(PROGRESS, NOBODY, SeqCst, SeqCst).is_err() {
+                // Both slept on the same descriptors: what woke this thread may have been meant for the other.
+                self.doorbell.ring();
+            }
             self.promote();
             return Turn::Led { woken };
         }

@@ -358,7 +358,7 @@ impl Client {
         let unpack = (!small.is_empty()).then(|| Unpack { staging: places[0].clone(), places: small });
         let leases = (!places.is_empty()).then(|| Arc::clone(leases));
         let args = protocol::encode(&update)?;
-        let call = Call { args, tensors, places, leases, deadline: None };
+        let call = Call { args, tensors, places, leases, ..Call::default() };
         Ok((self.mesh.call(server, SERVICE, UPDATE, call)?, unpack))
     }
 

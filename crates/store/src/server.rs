@@ -243,7 +243,7 @@ impl Assembly {
 
 impl Service for Door {
     fn handle(&self, request: Request) {
-        let Request { from, method, args, tensors, reply } = request;
+        let Request { from, method, args, tensors, reply, .. } = request;
         let outcome = match method.as_str() {
             UPDATE => return self.0.update(from, &args, tensors, reply),
             OPEN => self.0.open(&args),

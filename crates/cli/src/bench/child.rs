@@ -11,9 +11,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sheave_base::{Error, ErrorKind, LinkId, Result, Work};
 use sheave_net::{Address, Node};
-use std::io::{BufRead, Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Time for a process to start and to link itself, and to end when it is told to.
@@ -28,31 +28,50 @@ pub(super) struct Invitation {
     pub(super) pin: bool,
 }
 
-/// The second process, as the first one sees it. It is killed when dropped early.
+/// Another process, as the first one sees it. It is killed when dropped early.
 pub(super) struct Follower {
     process: Child,
     ended: bool,
+    words: Option<BufReader<ChildStdout>>,
 }
 
 impl Follower {
-    /// Starts this binary once more, as the hidden command of this name, on behalf of the calling thread, which must
-    /// outlive it.
+    /// Starts this binary once more, on behalf of the calling thread, which must outlive it.
     pub(super) fn start(command: &str, invitation: &impl Serialize) -> Result<Self> {
+        Self::start_with(command, invitation, Stdio::null())
+    }
+
+    /// As [`Follower::start`]; its standard output is read here, line by line.
+    pub(super) fn start_speaking(command: &str, invitation: &impl Serialize) -> Result<Self> {
+        Self::start_with(command, invitation, Stdio::piped())
+    }
+
+    fn start_with(command: &str, invitation: &impl Serialize, stdout: Stdio) -> Result<Self> {
         // The same file, even if it was replaced on disk meanwhile.
         let process = Command::new("/proc/self/exe")
             .arg0("sheave")
             .args(["bench", command])
             .stdin(Stdio::piped())
-            .stdout(Stdio::null())
+            .stdout(stdout)
             .spawn()
-            .map_err(|error| Error::from(error).context("starting the second process"))?;
-        let mut follower = Self { process, ended: false };
+            .map_err(|error| Error::from(error).context("starting another process"))?;
+        let mut follower = Self { process, ended: false, words: None };
+        follower.words = follower.process.stdout.take().map(BufReader::new);
         let line =
             serde_json::to_string(invitation).map_err(|error| Error::new(ErrorKind::Internal, error.to_string()))?;
         let stdin = follower.process.stdin.as_mut();
-        let stdin = stdin.ok_or_else(|| Error::new(ErrorKind::Internal, "the second process has no input"))?;
-        writeln!(stdin, "{line}").map_err(|error| Error::from(error).context("inviting the second process"))?;
+        let stdin = stdin.ok_or_else(|| Error::new(ErrorKind::Internal, "the other process has no input"))?;
+        writeln!(stdin, "{line}").map_err(|error| Error::from(error).context("inviting another process"))?;
         Ok(follower)
+    }
+
+    /// The next line that the process says; empty when it has ended. It ends itself when it takes too long.
+    pub(super) fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        if let Some(words) = &mut self.words {
+            words.read_line(&mut line)?;
+        }
+        Ok(line.trim_end().to_owned())
     }
 
     /// Waits for the link that the process makes.
@@ -99,13 +118,8 @@ impl Drop for Follower {
     }
 }
 
-/// The hidden command: follows the process that started this one.
-pub(super) fn run() -> std::result::Result<(), Failure> {
-    accept(follow)
-}
-
-/// Reads the invitation and does what it says, for as long as the process lives that started this one.
-pub(super) fn accept<T: DeserializeOwned>(act: impl FnOnce(&T) -> Result<()>) -> std::result::Result<(), Failure> {
+/// What this process is invited to, by the process that started it and that it ends with.
+pub(super) fn invited<T: DeserializeOwned>(instead: &str) -> std::result::Result<T, Failure> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
         .map_err(|errno| Error::from(errno).context("asking to end with the parent"))?;
     let mut line = String::new();
@@ -113,14 +127,20 @@ pub(super) fn accept<T: DeserializeOwned>(act: impl FnOnce(&T) -> Result<()>) ->
         .lock()
         .read_line(&mut line)
         .map_err(|error| Error::from(error).context("reading the invitation"))?;
-    let invitation: T = serde_json::from_str(&line)
-        .map_err(|_| Failure::Usage("this command is for sheave itself; see 'sheave help bench'".to_owned()))?;
+    let invitation = serde_json::from_str(&line)
+        .map_err(|_| Failure::Usage(format!("this command is for sheave itself; use '{instead}'")))?;
     std::thread::spawn(|| {
         // Nothing more comes; the end does.
         let _ = std::io::stdin().lock().read_to_end(&mut Vec::new());
         std::process::exit(1);
     });
-    match act(&invitation) {
+    Ok(invitation)
+}
+
+/// The hidden command: follows the process that started this one.
+pub(super) fn run() -> std::result::Result<(), Failure> {
+    let invitation: Invitation = invited("sheave bench link")?;
+    match follow(&invitation) {
         // The parent knows why.
         Err(error) if error.kind() == ErrorKind::PeerLost => std::process::exit(1),
         outcome => Ok(outcome?),

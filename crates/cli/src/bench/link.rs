@@ -133,9 +133,9 @@ impl Plan {
             };
             rows.push(Row {
                 bench: "link",
-                ranks: 2,
                 case: Case::ALL[case].name(),
                 bytes,
+                ranks: 2,
                 transport: transport.name(),
                 language: "rust",
                 compared_with: Some(compared_with.name()),
@@ -145,9 +145,9 @@ impl Plan {
         for (&(bytes, transport), recorded) in &times.peers {
             rows.push(Row {
                 bench: "link",
-                ranks: 2,
                 case: Case::PingPong.name(),
                 bytes,
+                ranks: 2,
                 transport,
                 language: "c",
                 compared_with: None,

@@ -2,6 +2,7 @@
 
 mod child;
 mod link;
+mod mesh;
 mod pair;
 mod peer;
 mod report;
@@ -35,12 +36,74 @@ pub(crate) enum Command {
     /// call to the end of its work. `push_pull` has one key, `push_pull_10000` has ten thousand of this size in one
     /// call.
     Store(StoreArguments),
+    /// Measures a mesh of processes: its start, its barriers, its calls.
+    ///
+    /// `start_up` is the time from the start of the first of one scheduler, one server and two workers until all have
+    /// passed their first barrier. `barrier` is one barrier of all ranks, as rank 0 sees it; `call` the round trip of
+    /// an empty call to an inline service, `call_executor` to one that runs on the callee's executor.
+    Mesh(MeshArguments),
     /// The second process of a measurement.
     #[command(hide = true)]
     LinkChild,
     /// Another process of a job with a store.
     #[command(hide = true)]
     StoreChild,
+    /// One process of a mesh that is measured.
+    #[command(hide = true)]
+    MeshChild,
+}
+
+/// What `sheave bench mesh` measures.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct MeshArguments {
+    /// Measure this transport only; may be given several times.
+    #[arg(long, value_name = "NAME")]
+    transport: Vec<Transport>,
+    /// Measure this case only; may be given several times.
+    #[arg(long, value_name = "NAME")]
+    case: Vec<MeshCase>,
+    /// Fewer iterations.
+    #[arg(long)]
+    quick: bool,
+    /// Print one JSON object per line instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is done with a mesh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[value(rename_all = "snake_case")]
+pub(crate) enum MeshCase {
+    /// Processes start and meet once.
+    StartUp,
+    /// All ranks meet.
+    Barrier,
+    /// Empty calls to an inline service.
+    Call,
+    /// Empty calls to a service on the executor.
+    CallExecutor,
+}
+
+impl MeshCase {
+    const ALL: [Self; 4] = [Self::StartUp, Self::Barrier, Self::Call, Self::CallExecutor];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::StartUp => "start_up",
+            Self::Barrier => "barrier",
+            Self::Call => "call",
+            Self::CallExecutor => "call_executor",
+        }
+    }
+
+    /// Processes of the mesh.
+    fn ranks(self) -> &'static [u32] {
+        match self {
+            Self::StartUp => &[4],
+            Self::Barrier => &[2, 4],
+            Self::Call | Self::CallExecutor => &[2],
+        }
+    }
 }
 
 /// What `sheave bench link` measures.
@@ -192,8 +255,10 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Link(arguments) => link::run(&arguments),
         Command::Store(arguments) => store::run(&arguments),
+        Command::Mesh(arguments) => mesh::run(&arguments),
         Command::LinkChild => child::run(),
-        Command::StoreChild => child::accept(store::play),
+        Command::MeshChild => mesh::follow(),
+        Command::StoreChild => store::follow(),
     }
 }
 

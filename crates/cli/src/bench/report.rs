@@ -5,19 +5,18 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 use std::io::{ErrorKind, Write};
 
-/// One case of one size over one transport.
+/// One case of one size over one transport among so many ranks.
 #[derive(Clone, Debug)]
 pub(super) struct Row {
     pub(super) bench: &'static str,
     pub(super) case: &'static str,
     pub(super) bytes: usize,
-    /// How many nodes take part in what is timed.
     pub(super) ranks: u32,
     pub(super) transport: &'static str,
     pub(super) language: &'static str,
     /// The peer's transport that this row is compared with.
     pub(super) compared_with: Option<&'static str>,
-    /// Nanoseconds of every round trip, message of a stream, or operation.
+    /// Nanoseconds of every round trip, or message of a stream.
     pub(super) times: Histogram<u64>,
 }
 
@@ -65,7 +64,8 @@ impl Row {
                 && self.case != "stream"
                 && Some(row.transport) == self.compared_with
         });
-        let mut cells = vec![self.case.to_owned(), readable(self.bytes), self.transport.to_owned()];
+        let mut cells =
+            vec![self.case.to_owned(), readable(self.bytes), self.transport.to_owned(), self.ranks.to_string()];
         let mean_us = self.times.mean() / 1e3;
         let times_us = [p50_us, self.quantile_us(0.9), self.quantile_us(0.99), microseconds(self.times.max()), mean_us];
         cells.extend(times_us.map(|time_us| format!("{time_us:.2}")));
@@ -96,8 +96,19 @@ pub(super) fn json(rows: &[Row], target: &mut dyn Write) -> Result<(), Failure> 
     target.flush().map_err(|error| unwritten(&error))
 }
 
-const TITLES: [&str; 10] =
-    ["case", "size", "transport", "p50 µs", "p90 µs", "p99 µs", "max µs", "mean µs", "iterations", "p50 / peer's"];
+const TITLES: [&str; 11] = [
+    "case",
+    "size",
+    "transport",
+    "ranks",
+    "p50 µs",
+    "p90 µs",
+    "p99 µs",
+    "max µs",
+    "mean µs",
+    "iterations",
+    "p50 / peer's",
+];
 
 /// Writes an aligned table, the transports of one case and size below each other.
 pub(super) fn table(rows: &[Row], target: &mut dyn Write) -> Result<(), Failure> {
@@ -135,7 +146,7 @@ mod tests {
         }
         let ours = !transport.starts_with("openmpi");
         let (language, compared_with) = if ours { ("rust", Some("openmpi-shm")) } else { ("c", None) };
-        Row { bench: "link", ranks: 2, case: "ping_pong", bytes: 65_536, transport, language, compared_with, times }
+        Row { bench: "link", case: "ping_pong", bytes: 65_536, ranks: 2, transport, language, compared_with, times }
     }
 
     #[test]

@@ -110,8 +110,17 @@ impl Part {
     }
 }
 
-/// The hidden command: what the other processes do.
-pub(super) fn play(part: &Part) -> Result<()> {
+/// The hidden command: one of the other processes.
+pub(super) fn follow() -> std::result::Result<(), Failure> {
+    let part: Part = child::invited("sheave bench store")?;
+    match play(&part) {
+        // The parent knows why.
+        Err(error) if error.kind() == ErrorKind::PeerLost => std::process::exit(1),
+        outcome => Ok(outcome?),
+    }
+}
+
+fn play(part: &Part) -> Result<()> {
     let mesh = part.join()?;
     match mesh.me().introduction.role {
         Role::Server => Server::start(&mesh, ServerConfig::default())?.run()?,

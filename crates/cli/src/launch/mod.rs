@@ -6,7 +6,7 @@
 mod plan;
 
 use crate::Failure;
-use plan::Plan;
+pub(crate) use plan::Plan;
 use sheave_base::{Error, ErrorKind};
 use sheave_process::{Child, Colour, Exit, Job, Outcome, Output, Report, Status, signal_name};
 use std::ffi::OsString;
@@ -54,6 +54,14 @@ fn parse_variable(text: &str) -> Result<(String, String), String> {
     }
 }
 
+impl Arguments {
+    /// A job of this command, with variables for all of its processes.
+    pub(crate) fn of(workers: u32, servers: u32, env: Vec<(String, String)>, command: Vec<OsString>) -> Self {
+        let (env_worker, env_server) = (Vec::new(), Vec::new());
+        Self { workers, servers, env, env_worker, env_server, no_dmlc: true, grace_ms: 0, command }
+    }
+}
+
 /// Runs the job and waits for its end.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let grace = Duration::from_millis(arguments.grace_ms);
@@ -78,7 +86,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 /// Starts everybody, as long as all is well.
-fn start(job: &Job, plan: Plan) -> Result<Vec<Child>, Failure> {
+pub(crate) fn start(job: &Job, plan: Plan) -> Result<Vec<Child>, Failure> {
     let mut children = Vec::new();
     for command in plan.into_commands() {
         let now = Some(Instant::now());

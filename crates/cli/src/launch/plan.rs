@@ -47,7 +47,7 @@ impl Member {
 
 /// A job that is ready to be started.
 #[derive(Debug)]
-pub(super) struct Plan<'a> {
+pub(crate) struct Plan<'a> {
     arguments: &'a Arguments,
     members: Vec<Member>,
     root: SocketAddr,
@@ -56,7 +56,7 @@ pub(super) struct Plan<'a> {
 
 impl<'a> Plan<'a> {
     /// Checks the command line, finds a free port and draws the job's secret.
-    pub(super) fn new(arguments: &'a Arguments) -> Result<Self, Failure> {
+    pub(crate) fn new(arguments: &'a Arguments) -> Result<Self, Failure> {
         let Arguments { workers, servers, env, env_worker, env_server, no_dmlc, .. } = arguments;
         let count = u64::from(*workers) + u64::from(*servers) + u64::from(*servers > 0);
         if count > limits::JOB_CHILDREN_MAX as u64 {
@@ -70,8 +70,18 @@ impl<'a> Plan<'a> {
         Ok(Self { arguments, members, root: free_address()?, secret: draw_secret()? })
     }
 
+    /// As [`Plan::new`], for a job that meets at this port of loopback, which must be free.
+    pub(crate) fn meeting_at(arguments: &'a Arguments, port: u16) -> Result<Self, Failure> {
+        let root = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        TcpListener::bind(root).map_err(|error| {
+            let hint = "end the process that listens there, or choose another port";
+            Failure::Usage(format!("port {port} of {} cannot be listened on: {error}; hint: {hint}", root.ip()))
+        })?;
+        Ok(Self { root, ..Self::new(arguments)? })
+    }
+
     /// The commands in the order in which they are started: first those that the others look for.
-    pub(super) fn into_commands(self) -> impl Iterator<Item = Command> + 'a {
+    pub(crate) fn into_commands(self) -> impl Iterator<Item = Command> + 'a {
         let members = self.members.clone();
         members.into_iter().enumerate().map(move |(local_rank, member)| self.command(local_rank, &member))
     }

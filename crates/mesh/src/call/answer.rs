@@ -1,5 +1,6 @@
 //! What comes back from a call, and how it is written.
 
+use crate::reference::{Brought, Ref};
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_net::Message;
 use sheave_tensor::Tensor;
@@ -17,6 +18,9 @@ pub struct Answer {
     pub value: Value,
     /// Its tensors. Those that were received in place are handles to the memory that the caller named.
     pub tensors: SmallVec<[Tensor; 1]>,
+    /// The references in the value. They are this node's for as long as the answer lives; [`crate::Mesh::hold`] makes
+    /// more handles to them.
+    pub refs: Vec<Ref>,
 }
 
 /// The control part of an answer.
@@ -35,12 +39,15 @@ pub(super) fn encode(outcome: Result<&Value, &Error>) -> Result<Vec<u8>> {
     }
 }
 
-pub(super) fn decode(message: Message) -> Result<Answer> {
+pub(super) fn decode(message: Message, brought: Brought) -> Result<Answer> {
     match message.control.split_first() {
         Some((&FINE, rest)) => {
             let value = codec::decode(rest)?;
             value.check_tensors(message.parts.len())?;
-            Ok(Answer { value, tensors: message.parts })
+            match brought.error {
+                Some(error) => Err(error),
+                None => Ok(Answer { value, tensors: message.parts, refs: brought.refs }),
+            }
         }
         Some((&FAILED, rest)) => Err(from_control::<Error>(rest)?),
         _ => Err(Error::new(ErrorKind::Protocol, "an answer that neither succeeded nor failed")),

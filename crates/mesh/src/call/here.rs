@@ -3,6 +3,7 @@
 use super::service::run;
 use super::{Answer, Asked, Request};
 use crate::driver::Shared;
+use crate::reference::{Ref, names_in};
 use sheave_base::{Error, ErrorKind, Result, Work};
 use sheave_net::{Outgoing, Part};
 use sheave_tensor::{Mode, Tensor, copy_bytes};
@@ -11,7 +12,7 @@ use smallvec::SmallVec;
 use std::sync::Arc;
 
 impl Shared {
-    pub(super) fn call_here(self: &Arc<Self>, message: Outgoing, asked: Asked) -> Result<Work<Answer>> {
+    pub(super) fn call_here(self: &Arc<Self>, message: Outgoing, asked: Asked, refs: Vec<Ref>) -> Result<Work<Answer>> {
         let correlation = message.envelope.correlation;
         let method = asked.method.clone();
         let (_, rest) = codec::decode_first(&message.control)?;
@@ -24,7 +25,7 @@ impl Shared {
         };
         let work = self.remember(correlation, super::HERE, asked)?;
         let reply = super::Reply::to(self, super::HERE, correlation);
-        let request = Request { from: self.me, method, args, tensors, reply };
+        let request = Request { from: self.me, method, args, tensors, refs, reply };
         if service.is_inline() {
             run(&*service, request);
         } else {
@@ -73,7 +74,8 @@ impl Shared {
             if !call.places.is_empty() {
                 fill(&call.places, &mut tensors)?;
             }
-            Ok(Answer { value, tensors })
+            let refs = names_in(&value).into_iter().map(|name| self.references.find(name)).collect::<Result<_>>()?;
+            Ok(Answer { value, tensors, refs })
         });
         call.end(answer);
     }

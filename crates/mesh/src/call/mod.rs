@@ -8,6 +8,9 @@
 //! answer, when the link that carried it ends, at its deadline, when it is cancelled, or when the mesh ends. An answer
 //! that finds no call is dropped.
 //!
+//! References in arguments and answers are counted where they leave and adopted where they arrive, see
+//! [`crate::reference`]; a message's tag is the number of them.
+//!
 //! **On the answering side** requests are taken off a link only while there is room ([`limits::REQUESTS_PENDING_MAX`],
 //! [`limits::REQUEST_BYTES_MAX`]); beyond it they stay there and push back. An inline service handles its requests on
 //! the thread that found them, one at a time per node and in the order of each link; any other service on the node's
@@ -21,6 +24,7 @@ mod service;
 
 use crate::driver::Shared;
 use crate::engine::Member;
+use crate::reference::{Brought, names_in};
 use executor::Executor;
 use parking_lot::{Mutex, RwLock};
 use pending::Pending;
@@ -42,7 +46,8 @@ pub use service::{Reply, Request, Service};
 /// What a call takes along.
 #[derive(Default)]
 pub struct Call {
-    /// The arguments. [`Value::Tensor`] is an index into `tensors`.
+    /// The arguments. [`Value::Tensor`] is an index into `tensors`; a [`Value::Ref`] must be held by the caller until
+    /// the call is made, and is held by the callee from then on.
     pub args: Value,
     /// Tensors, and how they leave.
     pub tensors: SmallVec<[Part; 1]>,
@@ -111,7 +116,7 @@ pub(crate) struct Calls {
     /// Answers and ended links, in the order in which they came.
     arrived: Mutex<VecDeque<Arrived>>,
     /// Requests that nobody has looked at.
-    requests: Mutex<VecDeque<Message>>,
+    requests: Mutex<VecDeque<(Message, Brought)>>,
     /// Held by whoever runs inline handlers.
     serving: Mutex<()>,
     load: Load,
@@ -127,7 +132,7 @@ pub(crate) struct Load {
 }
 
 enum Arrived {
-    Answer(Message),
+    Answer(Message, Brought),
     Ended(LinkId, Error),
 }
 
@@ -154,13 +159,13 @@ impl Calls {
         Admission::Land(SmallVec::new())
     }
 
-    pub(crate) fn take(&self, message: Message) {
+    pub(crate) fn take(&self, message: Message, brought: Brought) {
         if message.envelope.kind == Kind::Response {
-            return self.arrived.lock().push_back(Arrived::Answer(message));
+            return self.arrived.lock().push_back(Arrived::Answer(message, brought));
         }
         self.load.count.fetch_add(1, SeqCst);
         self.load.bytes.fetch_add(bytes_of(&message), SeqCst);
-        self.requests.lock().push_back(message);
+        self.requests.lock().push_back((message, brought));
     }
 
     pub(crate) fn link_ended(&self, link: LinkId, reason: &Error) {
@@ -242,13 +247,15 @@ impl Shared {
         let control = service::encode_request(method, &args)?;
         args.check_tensors(tensors.len())?;
         let correlation = self.calls.correlation.fetch_add(1, SeqCst) + 1;
-        let envelope =
-            Envelope { kind: Kind::Request, tag: Tag(0), context: number_of(service), correlation, epoch: 0 };
+        let names = names_in(&args);
+        let (tag, context) = (Tag(names.len() as u64), number_of(service));
+        let envelope = Envelope { kind: Kind::Request, tag, context, correlation, epoch: 0 };
         let message = Outgoing { envelope, control, parts: tensors };
         let until = deadline.map(|deadline| begun + deadline);
         let asked = Asked { method: method.to_owned(), places, leases, until, begun };
         if to == self.me {
-            return self.call_here(message, asked);
+            let refs = names.into_iter().map(|name| self.references.find(name)).collect::<Result<_>>()?;
+            return self.call_here(message, asked, refs);
         }
         let linking = match self.routes.get(to) {
             Some(link) => Work::ready("connect", Ok(link)),
@@ -258,12 +265,17 @@ impl Shared {
             return Err(self.about(Error::new(ErrorKind::DeadlineExceeded, "no link to the node yet"), to));
         }
         let link = linking.wait().map_err(|error| error.operation(method.to_owned()))?;
-        let work = self.remember(correlation, link, asked)?;
-        if let Err(error) = self.node.isend(link, message) {
-            self.calls.pending.lock().remove(&correlation);
-            return Err(self.explain(self.death_of(to).unwrap_or(error)).operation(method.to_owned()));
+        let refs = self.references.pass(to, &names).map_err(|error| error.operation(method.to_owned()))?;
+        let sent = self.remember(correlation, link, asked).and_then(|work| {
+            self.node.isend(link, message).map(|_| work).map_err(|error| {
+                self.calls.pending.lock().remove(&correlation);
+                self.explain(self.death_of(to).unwrap_or(error)).operation(method.to_owned())
+            })
+        });
+        if sent.is_err() {
+            self.references.take_back(to, &refs);
         }
-        Ok(work)
+        sent
     }
 
     /// Makes a link to a node that has none, unless it is known to be gone.
@@ -312,7 +324,7 @@ impl Shared {
         loop {
             let Some(arrived) = self.calls.arrived.lock().pop_front() else { break };
             match arrived {
-                Arrived::Answer(message) => self.answered(message),
+                Arrived::Answer(message, brought) => self.answered(message, brought),
                 Arrived::Ended(link, reason) => self.ended(link, &reason),
             }
         }
@@ -321,13 +333,13 @@ impl Shared {
             // In order, so one at a time; the holder looks again after it has let go.
             let Some(_turn) = self.calls.serving.try_lock() else { return };
             loop {
-                let Some(message) = self.calls.requests.lock().pop_front() else { break };
-                self.dispatch(message);
+                let Some((message, brought)) = self.calls.requests.lock().pop_front() else { break };
+                self.dispatch(message, brought);
             }
         }
     }
 
-    fn answered(&self, message: Message) {
+    fn answered(&self, message: Message, brought: Brought) {
         let correlation = message.envelope.correlation;
         let call = {
             let mut pending = self.calls.pending.lock();
@@ -340,7 +352,7 @@ impl Shared {
         if let Some(call) = call {
             let origin = self.node.link(call.link).map(|link| link.peer().clone()).ok();
             let origin = origin.and_then(|peer| peer.node).and_then(|node| self.member(node)).map(Member::peer);
-            call.answered(message, origin);
+            call.answered(message, brought, origin);
         }
     }
 
@@ -372,11 +384,11 @@ impl Shared {
         Ok(())
     }
 
-    fn dispatch(self: &Arc<Self>, message: Message) {
+    fn dispatch(self: &Arc<Self>, message: Message, brought: Brought) {
         let bytes = bytes_of(&message);
         let found = self.calls.services.read().get(&message.envelope.context).map(|(_, service)| Arc::clone(service));
         let from = self.node.link(message.source).ok().and_then(|link| link.peer().node).unwrap_or_default();
-        let request = Request::read(self, from, message);
+        let request = Request::read(self, from, message, brought);
         let Some(request) = request else { return self.unload(bytes) };
         let Some(service) = found else {
             let method = request.method.clone();

@@ -2,6 +2,7 @@
 
 use super::Leases;
 use super::answer::{Answer, decode};
+use crate::reference::Brought;
 use sheave_base::work::Completer;
 use sheave_base::{Error, LinkId, Peer, Result};
 use sheave_net::{Arrival, Message, check_places};
@@ -43,9 +44,9 @@ impl Pending {
         }
     }
 
-    pub(super) fn answered(mut self, message: Message, origin: Option<Peer>) {
+    pub(super) fn answered(mut self, message: Message, brought: Brought, origin: Option<Peer>) {
         let asked_for_tensors = !self.places.is_empty() && !self.is_landing;
-        let outcome = match (self.refusal.take(), decode(message)) {
+        let outcome = match (self.refusal.take(), decode(message, brought)) {
             (_, Err(error)) => Err(match origin {
                 Some(origin) => error.origin(origin),
                 None => error,

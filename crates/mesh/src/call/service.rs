@@ -4,6 +4,7 @@ use super::HERE;
 use super::answer::encode;
 use crate::driver::Shared;
 use crate::engine::Member;
+use crate::reference::{Brought, Ref, names_in};
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, limits};
 use sheave_net::{Envelope, Kind, Message, Outgoing, Part};
 use sheave_tensor::{Mode, Tensor};
@@ -49,6 +50,9 @@ pub struct Request {
     pub args: Value,
     /// The tensors that came along; they belong to this node.
     pub tensors: SmallVec<[Tensor; 1]>,
+    /// The references in the arguments. They are this node's for as long as the request lives; [`crate::Mesh::hold`]
+    /// makes more handles to them.
+    pub refs: Vec<Ref>,
     /// How it is answered.
     pub reply: Reply,
 }
@@ -67,7 +71,7 @@ pub(super) fn encode_request(method: &str, args: &Value) -> Result<Vec<u8>> {
 
 impl Request {
     /// The request in a message; `None` if it is none, and then it was answered so.
-    pub(super) fn read(shared: &Arc<Shared>, from: NodeId, message: Message) -> Option<Self> {
+    pub(super) fn read(shared: &Arc<Shared>, from: NodeId, message: Message, brought: Brought) -> Option<Self> {
         let (link, correlation) = (message.source, message.envelope.correlation);
         let reply = Reply::to(shared, link, correlation);
         let read = || {
@@ -77,10 +81,13 @@ impl Request {
             };
             let args = codec::decode(rest)?;
             args.check_tensors(message.parts.len())?;
-            Ok((method, args))
+            match brought.error {
+                Some(error) => Err(error),
+                None => Ok((method, args, brought.refs)),
+            }
         };
         match read() {
-            Ok((method, args)) => Some(Self { from, method, args, tensors: message.parts, reply }),
+            Ok((method, args, refs)) => Some(Self { from, method, args, tensors: message.parts, refs, reply }),
             Err(error) => {
                 reply.error(error);
                 None
@@ -112,7 +119,8 @@ impl Reply {
         Self { way: Some(Way { shared: Arc::downgrade(shared), link, correlation }) }
     }
 
-    /// Answers with a value and tensors. Does not block. That the caller is gone is no error.
+    /// Answers with a value and tensors. References in the value must be held by this node. Does not block. That
+    /// the caller is gone is no error.
     pub fn ok(self, value: Value, tensors: SmallVec<[Part; 1]>) {
         self.send(Ok((value, tensors)));
     }
@@ -174,12 +182,23 @@ fn send(
     correlation: u64,
     outcome: Result<(Value, SmallVec<[Part; 1]>)>,
 ) -> Result<()> {
+    let mut names = Vec::new();
     let (control, parts) = match outcome {
-        Ok((value, parts)) => (encode(Ok(&value))?, parts),
+        Ok((value, parts)) => {
+            names = names_in(&value);
+            (encode(Ok(&value))?, parts)
+        }
         Err(error) => (encode(Err(&error))?, SmallVec::new()),
     };
-    let envelope = Envelope { kind: Kind::Response, tag: Tag(0), context: 0, correlation, epoch: 0 };
-    shared.send_answer(link, Outgoing { envelope, control, parts })
+    let tag = Tag(names.len() as u64);
+    let envelope = Envelope { kind: Kind::Response, tag, context: 0, correlation, epoch: 0 };
+    let message = Outgoing { envelope, control, parts };
+    if names.is_empty() {
+        return shared.send_answer(link, message);
+    }
+    let to = shared.node.link(link)?.peer().node.unwrap_or_default();
+    let refs = shared.references.pass(to, &names)?;
+    shared.send_answer(link, message).inspect_err(|_| shared.references.take_back(to, &refs))
 }
 
 /// Runs a handler; a panic becomes an error on the caller's side.

@@ -4,10 +4,15 @@ use super::{Death, Effect, Engine, Message};
 use sheave_base::clock::Time;
 use sheave_base::{Epoch, Error, ErrorKind, NodeId};
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 /// Suspicions that have not led to a new epoch within this many timeouts of the first one never will: no majority can
 /// be reached. Four silent successors in a row fit in; counting anew with each would take a minority hours to give up.
 const PATIENCE_TIMEOUTS: u32 = 5;
+
+/// How long a node waits before it holds itself for cut off. Two members that leave together may end their links before
+/// the decision that they have left has come, over a link that one of them has only just made.
+const MINORITY_GRACE: Duration = Duration::from_millis(100);
 
 #[derive(Default)]
 pub(super) struct Watch {
@@ -20,6 +25,8 @@ pub(super) struct Watch {
     /// What others told us: the suspect, who said so, and why. Used once we coordinate.
     accusations: BTreeMap<NodeId, (NodeId, String)>,
     patience_began: Time,
+    /// Since when too few are left to decide anything with.
+    minority_since: Option<Time>,
     polled: Time,
 }
 
@@ -55,6 +62,7 @@ impl Watch {
     /// The suspicion that remains in a new epoch gets its time anew.
     pub(super) fn epoch_began(&mut self, now: Time) {
         self.patience_began = now;
+        self.minority_since = None;
     }
 
     fn last_sign(&self, node: NodeId, since: Time) -> Time {
@@ -95,7 +103,10 @@ impl Engine {
             self.reconsider();
         }
         self.poll_last_words();
-        if self.out_of_patience().is_some_and(|end| now >= end) {
+        if self.watch.minority_since.is_some_and(|since| now >= since.after(MINORITY_GRACE)) {
+            self.reconsider();
+        }
+        if self.is_active() && self.out_of_patience().is_some_and(|end| now >= end) {
             self.isolated();
         }
     }
@@ -127,6 +138,8 @@ impl Engine {
         let timeout = self.config.liveness.timeout;
         let expiries = self.watch.asked.iter().map(|(node, since)| self.watch.last_sign(*node, *since).after(timeout));
         let last_words = self.leaving.last_words.values().copied();
+        let minority = self.watch.minority_since.map(|since| since.after(MINORITY_GRACE));
+        let last_words = last_words.chain(minority);
         expiries.chain(self.out_of_patience()).chain(last_words).fold(self.watch.next_beat, Time::min)
     }
 
@@ -183,8 +196,13 @@ impl Engine {
         }
         let unsuspected: BTreeSet<NodeId> = self.living().filter(|node| !self.watch.suspects(*node)).collect();
         if !self.is_quorum(&unsuspected) {
-            return self.isolated();
+            let since = *self.watch.minority_since.get_or_insert(self.now);
+            if self.now >= since.after(MINORITY_GRACE) {
+                self.isolated();
+            }
+            return;
         }
+        self.watch.minority_since = None;
         let coordinator = self.acting_coordinator();
         if coordinator != self.me {
             for (suspect, reason) in self.watch.suspected.clone() {

@@ -1,0 +1,128 @@
+//! `sheave demo`: the main job on real input. A scheduler, servers and workers, as processes, train a small network on
+//! handwritten digits; the weights and the optimizer live on the servers.
+//!
+//! [`job`] starts the processes and listens to them, [`part`] is what each of them does, [`train`] is the loop itself,
+//! the same for a store on servers and for a local one. What a process reports is a [`words::Word`] on a line of its
+//! standard output. [`progress`] and [`chart`] draw.
+
+mod chart;
+mod job;
+mod part;
+mod progress;
+mod summary;
+mod train;
+mod words;
+
+use crate::Failure;
+use sheave_base::ErrorKind;
+use sheave_nn::Digits;
+use sheave_store::Kind;
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// Trains a network on handwritten digits, over a parameter server on this machine.
+///
+/// One scheduler, servers and workers run as processes of their own. At the end there are a table, a picture of the
+/// learning curve (SVG) and a trace (for ui.perfetto.dev).
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// How the store works: dist_sync, dist_async, or local, which computes the same in one process.
+    #[arg(long, default_value = "dist_sync", value_parser = parse_kind)]
+    kind: Kind,
+    /// How many workers compute gradients.
+    #[arg(long, value_name = "W", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+    workers: u32,
+    /// How many servers hold the weights.
+    #[arg(long, value_name = "S", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
+    servers: u32,
+    /// What the processes talk over.
+    #[arg(long, value_enum, default_value_t = Transport::Shm)]
+    transport: Transport,
+    /// Decides the first weights and the order of the images.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// How often every image is seen.
+    #[arg(long, default_value_t = 35, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    epochs: u32,
+    /// Images of one worker in one step.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    batch: u32,
+    /// The images; those that come with sheave if it is left out.
+    #[arg(long, value_name = "FILE")]
+    data: Option<PathBuf>,
+    /// The port where the processes meet, on loopback; any that is free if it is left out.
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    port: Option<u16>,
+    /// Where picture and trace are written.
+    #[arg(long, value_name = "FOLDER", default_value = "sheave-demo")]
+    out: PathBuf,
+    /// Print the summary alone, as one line of JSON.
+    #[arg(long)]
+    json: bool,
+    /// Be a process of a job that is running.
+    #[arg(long, hide = true)]
+    part: bool,
+}
+
+/// How the bytes travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Transport {
+    /// Shared memory.
+    Shm,
+    /// TCP connections over loopback.
+    Tcp,
+}
+
+impl Transport {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Shm => "shm",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
+fn parse_kind(name: &str) -> Result<Kind, String> {
+    Kind::parse(name).map_err(|error| error.to_string())
+}
+
+/// Runs the demo, or one process of it.
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let digits = open_data(arguments)?;
+    if arguments.part {
+        return part::run(arguments, &digits);
+    }
+    check_folder(arguments)?;
+    let begun = Instant::now();
+    let run = if arguments.kind.is_distributed() { job::run(arguments)? } else { part::run_alone(arguments, &digits)? };
+    summary::write(arguments, &run, begun.elapsed())
+}
+
+/// A file that cannot be read, or is not what it should be, is a mistake on the command line.
+fn open_data(arguments: &Arguments) -> Result<Digits, Failure> {
+    let digits = match &arguments.data {
+        Some(path) => Digits::open(path),
+        None => Digits::embedded(),
+    };
+    digits.map_err(|error| match error.kind() {
+        ErrorKind::Internal => Failure::Run(error.to_string()),
+        _ => Failure::Usage(error.to_string()),
+    })
+}
+
+/// A place where nothing can be written is found before the work is done.
+fn check_folder(arguments: &Arguments) -> Result<(), Failure> {
+    let folder = &arguments.out;
+    let existing = folder.ancestors().find(|path| path.as_os_str().is_empty() || path.exists());
+    let existing = existing.filter(|path| !path.as_os_str().is_empty()).unwrap_or(std::path::Path::new("."));
+    let refuse = |why: &str| {
+        let what = format!("--out {}: {} {why}", folder.display(), existing.display());
+        Err(Failure::Usage(format!("{what}; hint: give a folder that you can write to")))
+    };
+    match std::fs::metadata(existing) {
+        Ok(found) if !found.is_dir() => refuse("is not a folder"),
+        Ok(_) if rustix::fs::access(existing, rustix::fs::Access::WRITE_OK).is_err() => refuse("cannot be written to"),
+        Ok(_) => Ok(()),
+        Err(_) => refuse("cannot be read"),
+    }
+}

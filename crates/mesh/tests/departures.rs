@@ -1,0 +1,66 @@
+//! Waiting until others have gone: what servers and schedulers do with their main thread.
+
+mod common;
+
+use common::{roles, together, until, wait};
+use sheave_base::config::Transport;
+use sheave_base::{Error, ErrorKind, Rank};
+use sheave_mesh::{Expected, Mesh, Request, Role};
+use sheave_wire::Value;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+#[test]
+fn a_server_serves_until_all_workers_have_left() {
+    let still_there = Arc::new(AtomicU32::new(3));
+    together(roles(2, 3), Transport::Auto, move |mesh| {
+        mesh.serve("it", |request: Request| request.reply.value(())).expect("the name is free");
+        mesh.world().barrier().expect("all are there");
+        if mesh.me().introduction.role != Role::Worker {
+            mesh.until_gone(|member| member.introduction.role == Role::Worker).expect("nobody died");
+            assert_eq!(still_there.load(SeqCst), 0, "all workers have left");
+            mesh.until_gone(|member| member.introduction.role == Role::Worker).expect("they are still gone");
+            return mesh.leave().expect("all agree");
+        }
+        for server in mesh.of_role(Role::Server) {
+            for _ in 0..100 {
+                wait(&mesh.call(server.node, "it", "work", Value::None).expect("sent")).expect("it serves");
+            }
+        }
+        still_there.fetch_sub(1, SeqCst);
+        mesh.leave().expect("all agree");
+    });
+}
+
+#[test]
+fn an_interrupt_and_an_own_leave_end_the_wait() {
+    together(Expected::ranks(2), Transport::Auto, |mesh: Mesh| {
+        mesh.world().barrier().expect("both are there");
+        if mesh.me().rank == Rank(0) {
+            let mut asked = 0;
+            let begun = Instant::now();
+            let mut interrupt = || {
+                asked += 1;
+                let stop = Error::new(ErrorKind::Interrupted, "the user wants to stop");
+                if asked < 3 { Ok(()) } else { Err(stop) }
+            };
+            let error = mesh.until_gone_interruptible(|_| true, Some(&mut interrupt)).expect_err("it is interrupted");
+            assert_eq!(error.kind(), ErrorKind::Interrupted, "{error}");
+            assert!(begun.elapsed() < Duration::from_secs(20));
+            let own = mesh.clone();
+            let waiting = std::thread::spawn(move || own.until_gone(|_| true));
+            mesh.world().barrier().expect("both are there");
+            mesh.leave().expect("all agree");
+            let error = waiting.join().expect("no panic").expect_err("this node is no member any more");
+            assert!(matches!(error.kind(), ErrorKind::Closed), "{error}");
+            let error = mesh.until_gone(|_| true).expect_err("this node is no member any more");
+            assert_eq!((error.kind(), error.operation_name()), (ErrorKind::Closed, Some("until_gone")), "{error}");
+        } else {
+            mesh.world().barrier().expect("both are there");
+            until("rank 0 has left", || mesh.deaths().len() == 1);
+            mesh.until_gone(|_| true).expect("it has left");
+            mesh.leave().expect("alone");
+        }
+    });
+}
