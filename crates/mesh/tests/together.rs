@@ -217,3 +217,88 @@ fn what_no_mesh_can_be_made_from_is_refused_at_once() {
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
     }
 }
+
+/// Joins as each of these environments says, all at once, and returns roles and names by mesh rank.
+fn join_from(environments: &[Vec<(&'static str, String)>]) -> Vec<(Role, String)> {
+    let join = |environment: &Vec<(&'static str, String)>| {
+        let environment = environment.clone();
+        let lookup = |name: &str| environment.iter().find(|one| one.0 == name).map(|one| one.1.clone().into());
+        let mut config = Config::from_lookup(lookup).expect("it makes sense").expect("it describes a job");
+        config.node.secret = secret("known to the tests alone");
+        std::thread::spawn(move || {
+            let mesh = Mesh::join(config).expect("everybody comes");
+            mesh.world().barrier().expect("all are there");
+            let members = mesh.members().iter().map(|member| {
+                let about = &member.introduction;
+                (about.role, about.name.clone())
+            });
+            let members: Vec<_> = members.collect();
+            mesh.finish().expect("all are well");
+            members
+        })
+    };
+    let threads: Vec<_> = environments.iter().map(join).collect();
+    let mut seen: Vec<_> = threads.into_iter().map(|thread| thread.join().expect("no node panics")).collect();
+    assert!(seen.iter().all(|members| *members == seen[0]), "all see the same: {seen:?}");
+    seen.swap_remove(0)
+}
+
+#[test]
+fn a_job_of_ps_lite_joins_by_its_own_variables() {
+    let port = free_port().to_string();
+    let of = |role: &str| {
+        let pairs = [
+            ("DMLC_ROLE", role),
+            ("DMLC_PS_ROOT_URI", "127.0.0.1"),
+            ("DMLC_PS_ROOT_PORT", port.as_str()),
+            ("DMLC_NUM_WORKER", "2"),
+            ("DMLC_NUM_SERVER", "1"),
+        ];
+        pairs.map(|(name, value)| (name, value.to_owned())).to_vec()
+    };
+    let members = join_from(&[of("worker"), of("server"), of("scheduler"), of("worker")]);
+    let roles: Vec<Role> = members.iter().map(|member| member.0).collect();
+    assert_eq!(roles, [Role::Scheduler, Role::Server, Role::Worker, Role::Worker]);
+    assert_eq!(members[3].1, "worker-1", "no launcher gave names: {members:?}");
+}
+
+#[test]
+fn a_job_of_torchrun_joins_beside_the_port_of_its_agent() {
+    let port = free_port();
+    // The agent owns MASTER_PORT, and torch.distributed must go on working beside us.
+    let agent = std::net::TcpListener::bind(("127.0.0.1", port)).expect("it is free");
+    let of = |rank: u32| {
+        let pairs = [
+            ("MASTER_ADDR", "127.0.0.1".to_owned()),
+            ("MASTER_PORT", port.to_string()),
+            ("RANK", rank.to_string()),
+            ("WORLD_SIZE", "3".to_owned()),
+            ("LOCAL_RANK", rank.to_string()),
+        ];
+        pairs.to_vec()
+    };
+    let members = join_from(&[of(2), of(0), of(1)]);
+    assert_eq!(members.iter().map(|member| member.1.as_str()).collect::<Vec<_>>(), ["rank-0", "rank-1", "rank-2"]);
+    drop(agent);
+}
+
+#[test]
+fn a_job_of_sheave_joins_by_its_own_variables() {
+    let port = free_port();
+    let of = |role: &str, rank: &str| {
+        let pairs = [
+            ("SHEAVE_ROLE", role),
+            ("SHEAVE_ROOT", "127.0.0.1"),
+            ("SHEAVE_WORKERS", "2"),
+            ("SHEAVE_SERVERS", "1"),
+            ("SHEAVE_RANK", rank),
+        ];
+        let mut pairs = pairs.map(|(name, value)| (name, value.to_owned())).to_vec();
+        pairs[1].1 = format!("127.0.0.1:{port}");
+        pairs.retain(|(_, value)| !value.is_empty());
+        pairs
+    };
+    let members = join_from(&[of("server", "0"), of("worker", "1"), of("scheduler", ""), of("worker", "0")]);
+    let names: Vec<&str> = members.iter().map(|member| member.1.as_str()).collect();
+    assert_eq!(names, ["scheduler", "server-0", "worker-0", "worker-1"]);
+}
