@@ -259,6 +259,7 @@ fn mistakes_are_one_line_with_a_hint() {
     ] {
         refused(&demo.run(&line), &[part]);
     }
+    refused(&demo.run(&["--workers", "64", "--batch", "64"]), &["--workers 64", "images"]);
     let mut command = demo.command(&[]);
     refused(&finish(command.env("SHEAVE_TRANPORT", "tcp").spawn().unwrap()), &["SHEAVE_TRANPORT", "SHEAVE_TRANSPORT"]);
     let mut command = demo.command(&[]);

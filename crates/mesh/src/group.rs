@@ -16,6 +16,8 @@ pub struct Group {
     id: GroupId,
     label: Arc<str>,
     nodes: Arc<[NodeId]>,
+    /// Why the group could not be made: a member was gone already.
+    refused: Option<Error>,
 }
 
 impl Group {
@@ -23,8 +25,8 @@ impl Group {
     /// every operation.
     pub(crate) fn of(mesh: &Mesh, label: &str, nodes: &[NodeId]) -> Self {
         let shared = Arc::clone(&mesh.shared);
-        let _ = shared.with_engine(|state, _| state.engine.group(label, nodes));
-        Self { shared, id: group_id(label, nodes), label: label.into(), nodes: nodes.into() }
+        let refused = shared.with_engine(|state, _| state.engine.group(label, nodes)).err();
+        Self { shared, id: group_id(label, nodes), label: label.into(), nodes: nodes.into(), refused }
     }
 
     /// Its identity, the same on every member.
@@ -79,7 +81,7 @@ impl Group {
     /// Why the group's operations fail, if they do: a member is gone, or somebody gave up waiting.
     #[must_use]
     pub fn broken(&self) -> Option<Error> {
-        self.shared.look(|engine| engine.broken(self.id).cloned())
+        self.refused.clone().or_else(|| self.shared.look(|engine| engine.broken(self.id).cloned()))
     }
 
     /// Blocks until every member has entered this barrier as often as this node.
@@ -94,6 +96,9 @@ impl Group {
     /// Enters the barrier without waiting. With a deadline it ends with `DeadlineExceeded` when not everybody has come
     /// in time, and that breaks the group, because its members would be out of step; so does cancelling it.
     pub fn begin_barrier(&self, deadline: Option<Duration>) -> Work<()> {
+        if let Some(refused) = &self.refused {
+            return Work::ready("barrier", Err(refused.clone().operation("barrier").group(&*self.label)));
+        }
         let (completer, work) = self.shared.node.pair("barrier", None);
         let group = self.id;
         let known: Arc<OnceLock<OperationId>> = Arc::default();
@@ -124,7 +129,13 @@ impl Group {
             return Err(Error::new(ErrorKind::Internal, "a shrink ended without a group"));
         };
         let nodes = self.shared.look(|engine| engine.nodes_of(id).map(<[NodeId]>::to_vec)).unwrap_or_default();
-        Ok(Self { shared: Arc::clone(&self.shared), id, label: Arc::clone(&self.label), nodes: nodes.into() })
+        Ok(Self {
+            shared: Arc::clone(&self.shared),
+            id,
+            label: Arc::clone(&self.label),
+            nodes: nodes.into(),
+            refused: None,
+        })
     }
 
     /// Forgets the group on this node. Its pending operations end with an error, here and on every member.

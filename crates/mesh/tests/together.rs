@@ -128,6 +128,8 @@ fn who_leaves_is_not_dead_and_the_rest_goes_on() {
         assert_eq!(mesh.coordinator(), rest.node(sheave_base::Rank(0)));
         assert!(mesh.epoch().0 > 1);
         rest.barrier().expect("both are there");
+        let error = mesh.world().barrier().expect_err("a group that is made too late is broken from the start");
+        assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
         mesh.leave().expect("all agree");
         let error = world.barrier().expect_err("this node has left");
         assert_eq!(error.kind(), ErrorKind::Closed, "{error}");

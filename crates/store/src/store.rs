@@ -182,6 +182,7 @@ impl KvStore {
     /// # Errors
     ///
     /// As both.
+    #[doc(alias = "pushpull")]
     pub fn push_pull(&self, values: &[(Key, Tensor)], places: &[(Key, Tensor)]) -> Result<Work<()>> {
         match &*self.place {
             Place::Local(local) => {

@@ -15,7 +15,7 @@ mod words;
 
 use crate::Failure;
 use sheave_base::ErrorKind;
-use sheave_nn::Digits;
+use sheave_nn::{Digits, Schedule};
 use sheave_store::Kind;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -92,6 +92,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.part {
         return part::run(arguments, &digits);
     }
+    check_schedule(arguments, &digits)?;
     check_folder(arguments)?;
     let begun = Instant::now();
     let run = if arguments.kind.is_distributed() { job::run(arguments)? } else { part::run_alone(arguments, &digits)? };
@@ -108,6 +109,13 @@ fn open_data(arguments: &Arguments) -> Result<Digits, Failure> {
         ErrorKind::Internal => Failure::Run(error.to_string()),
         _ => Failure::Usage(error.to_string()),
     })
+}
+
+/// More images in one step than there are is a mistake on the command line.
+fn check_schedule(arguments: &Arguments, digits: &Digits) -> Result<(), Failure> {
+    let Arguments { seed, workers, batch, .. } = *arguments;
+    let schedule = Schedule::new(seed, digits.training().len(), workers as usize, batch as usize);
+    schedule.map(drop).map_err(|error| Failure::Usage(format!("--workers {workers} --batch {batch}: {error}")))
 }
 
 /// A place where nothing can be written is found before the work is done.
