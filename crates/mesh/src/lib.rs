@@ -17,6 +17,7 @@ mod reference;
 mod rendezvous;
 mod routes;
 mod time;
+mod weak;
 
 pub use call::{Answer, Call, Leases, Reply, Request, Service};
 pub use config::Config;
@@ -24,3 +25,4 @@ pub use engine::{Death, Expected, GroupId, Member, Role};
 pub use group::Group;
 pub use mesh::Mesh;
 pub use reference::Ref;
+pub use weak::WeakMesh;

@@ -7,6 +7,7 @@ use crate::engine::{Death, Engine, Event, Member, Role};
 use crate::group::Group;
 use crate::reference::{Name, Ref};
 use crate::rendezvous;
+use crate::weak::WeakMesh;
 use parking_lot::Mutex;
 use sheave_base::work::Interrupt;
 use sheave_base::{Epoch, Error, ErrorKind, LinkId, NodeId, Result, Work, limits};
@@ -50,10 +51,16 @@ pub struct Mesh {
 }
 
 /// Dropped with the last handle.
-struct Owner {
+pub(crate) struct Owner {
     shared: Arc<Shared>,
     has_left: AtomicBool,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+}
+
+impl From<Arc<Owner>> for Mesh {
+    fn from(owner: Arc<Owner>) -> Self {
+        Self { shared: Arc::clone(&owner.shared), owner }
+    }
 }
 
 impl Mesh {
@@ -179,6 +186,12 @@ impl Mesh {
         let number = *next;
         *next = next.wrapping_add(1);
         number
+    }
+
+    /// A handle that does not keep this node in the mesh.
+    #[must_use]
+    pub fn downgrade(&self) -> WeakMesh {
+        WeakMesh::of(&self.owner)
     }
 
     /// The node that carries this mesh.

@@ -15,10 +15,13 @@ pub enum Kind {
     DistSync,
     /// On servers; every push is an update of its own, in the order of arrival.
     DistAsync,
+    /// On servers; every push is an update of its own, and a pull waits until no worker is too far behind
+    /// ([`crate::Config::staleness`]): stale synchronous parallel (Ho et al. 2013).
+    DistSsp,
 }
 
 /// Every name that is known, with its kind; the first one of a kind is its own.
-const NAMES: [(&str, Kind); 11] = [
+const NAMES: [(&str, Kind); 12] = [
     ("local", Kind::Local),
     ("local_update_cpu", Kind::Local),
     ("local_allreduce_cpu", Kind::Local),
@@ -30,6 +33,7 @@ const NAMES: [(&str, Kind); 11] = [
     ("dist_sync_device", Kind::DistSync),
     ("dist_async", Kind::DistAsync),
     ("dist_async_device", Kind::DistAsync),
+    ("dist_ssp", Kind::DistSsp),
 ];
 
 impl Kind {
@@ -51,7 +55,7 @@ impl Kind {
     /// Whether it needs servers.
     #[must_use]
     pub fn is_distributed(self) -> bool {
-        matches!(self, Self::DistSync | Self::DistAsync)
+        matches!(self, Self::DistSync | Self::DistAsync | Self::DistSsp)
     }
 }
 

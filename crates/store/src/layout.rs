@@ -1,12 +1,16 @@
 //! Where a key's elements are, and how pieces of many keys travel in one message.
 //!
-//! A tensor of fewer than `cut_elements` elements lives whole on the server that its key's number picks; a larger one
-//! is cut into as many even slices as there are servers. Every node computes this alone, from the same numbers.
+//! A tensor of fewer than `cut_elements` elements lives whole on the server that its key's number picks, its home; a
+//! larger one is cut into even ranges, one for each server from the home on. What a server has of a tensor is cut again
+//! into slices of `slice_elements`, each of which is stored, merged and sent for itself. So an important slice can
+//! overtake a big tensor, and a server works on what its cache still holds. Borders lie at multiples of
+//! [`BLOCK_ELEMENTS`] where ranges are that long. Every node computes all this alone, from the same numbers.
 //!
 //! In a message small pieces are packed into one tensor of bytes, each at a multiple of [`ALIGN_BYTES`], and every
 //! other piece is a tensor of its own; so 10,000 small keys are one message with one tensor.
 
 use crate::protocol::Piece;
+use serde::{Deserialize, Serialize};
 use sheave_base::{Error, ErrorKind, Result};
 use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
@@ -32,14 +36,77 @@ pub(crate) const KEYS_MAX: usize = 8192;
 /// Most bytes of one answer, unless it is a single piece: what a request may make a server copy at once.
 pub(crate) const ANSWER_BYTES_MAX: u64 = 1 << 30;
 
-/// The server and the elements of each piece of a tensor.
-pub(crate) fn cut(number: u64, elements: u64, servers: usize, cut_elements: u64) -> SmallVec<[(usize, Range<u64>); 2]> {
-    let count = servers as u64;
-    if servers < 2 || elements < cut_elements.max(count) {
-        return smallvec![((number % count.max(1)) as usize, 0..elements)];
+/// Elements between two possible borders of long ranges: those that an optimizer sums up at once when it needs a norm
+/// ([`sheave_optim`]), so that no sum depends on how a tensor is cut.
+pub(crate) const BLOCK_ELEMENTS: u64 = 4096;
+
+/// How the tensors of a store are cut. All nodes of a job say the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Cutting {
+    pub(crate) servers: u32,
+    pub(crate) cut_elements: u64,
+    pub(crate) slice_elements: u64,
+}
+
+/// One slice of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Slice {
+    /// The rank of the server that has it.
+    pub(crate) server: usize,
+    /// Its own number; the first slice has the key's.
+    pub(crate) number: u64,
+    pub(crate) range: Range<u64>,
+}
+
+/// The slices of a tensor, in order.
+pub(crate) type Slices = SmallVec<[Slice; 2]>;
+
+impl Cutting {
+    /// The server that has the first slice of a key.
+    pub(crate) fn home(&self, number: u64) -> usize {
+        (number % u64::from(self.servers.max(1))) as usize
     }
-    let border = |server: u64| (u128::from(elements) * u128::from(server) / u128::from(count)) as u64;
-    (0..count).map(|server| (server as usize, border(server)..border(server + 1))).collect()
+
+    /// The slices of a tensor.
+    pub(crate) fn slices(&self, number: u64, elements: u64) -> Slices {
+        let longest = match self.slice_elements.max(1) {
+            longest if longest < BLOCK_ELEMENTS => longest,
+            longest => longest - longest % BLOCK_ELEMENTS,
+        };
+        let mut slices = Slices::new();
+        for (server, range) in self.ranges(number, elements) {
+            let mut start = range.start;
+            loop {
+                let end = range.end.min(start.saturating_add(longest));
+                slices.push(Slice { server, number: slice_number(number, slices.len() as u64), range: start..end });
+                start = end;
+                if start >= range.end {
+                    break;
+                }
+            }
+        }
+        slices
+    }
+
+    /// What each server has of a tensor.
+    fn ranges(&self, number: u64, elements: u64) -> SmallVec<[(usize, Range<u64>); 2]> {
+        let (servers, home) = (u64::from(self.servers), self.home(number));
+        if servers < 2 || elements < self.cut_elements.max(servers) {
+            return smallvec![(home, 0..elements)];
+        }
+        let grain = if elements / servers >= BLOCK_ELEMENTS { BLOCK_ELEMENTS } else { 1 };
+        let border = |at: u64| match at == servers {
+            true => elements,
+            false => (u128::from(elements) * u128::from(at) / u128::from(servers)) as u64 / grain * grain,
+        };
+        (0..servers).map(|at| ((home + at as usize) % servers as usize, border(at)..border(at + 1))).collect()
+    }
+}
+
+/// The number of a key's slice. That of one key may be that of another's slice, as two keys may have one number, and is
+/// refused as that is.
+pub(crate) fn slice_number(number: u64, slice: u64) -> u64 {
+    number.wrapping_add(slice.wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
 /// Where a piece is in its message.
@@ -96,31 +163,46 @@ pub(crate) fn padded(len_bytes: u64) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::Form;
     use proptest::prelude::*;
+    use std::collections::HashSet;
 
     proptest! {
         #[test]
         fn slices_cover_every_element_once_and_are_even(
-            number in any::<u64>(), elements in 0u64..1 << 40, servers in 1usize..64, bound in 1u64..1 << 41,
+            number in any::<u64>(), elements in 0u64..1 << 24, servers in 1u32..64, bound in 1u64..1 << 25,
+            longest in prop_oneof![1u64 << 14..1 << 30, (1u64 << 14..1 << 30).prop_map(|longest| longest * 2 + 1)],
         ) {
-            let pieces = cut(number, elements, servers, bound);
+            let cutting = Cutting { servers, cut_elements: bound, slice_elements: longest };
+            let slices = cutting.slices(number, elements);
             let mut next = 0;
-            for (server, range) in &pieces {
-                prop_assert!(*server < servers);
-                prop_assert_eq!(range.start, next);
-                next = range.end;
+            let mut shares = vec![0; servers as usize];
+            for slice in &slices {
+                prop_assert_eq!(slice.range.start, next);
+                prop_assert!(slice.range.end - slice.range.start <= longest);
+                shares[slice.server] += slice.range.end - slice.range.start;
+                next = slice.range.end;
             }
             prop_assert_eq!(next, elements);
-            let lengths: Vec<u64> = pieces.iter().map(|(_, range)| range.end - range.start).collect();
-            prop_assert!(lengths.iter().max().unwrap() - lengths.iter().min().unwrap() <= 1);
-            prop_assert_eq!(pieces.len() > 1, servers > 1 && elements >= bound.max(servers as u64));
+            let numbers: HashSet<u64> = slices.iter().map(|slice| slice.number).collect();
+            prop_assert!(numbers.len() == slices.len() && slices[0].number == number);
+            prop_assert_eq!(slices[0].server, cutting.home(number));
+            let is_cut = servers > 1 && elements >= bound.max(servers.into());
+            let servers_used = shares.iter().filter(|share| **share > 0).count();
+            prop_assert_eq!(servers_used, if is_cut { servers as usize } else { usize::from(elements > 0) });
+            if is_cut {
+                let is_long = elements / u64::from(servers) >= BLOCK_ELEMENTS;
+                let unevenness = if is_long { 2 * BLOCK_ELEMENTS } else { 1 };
+                prop_assert!(shares.iter().max().unwrap() - shares.iter().min().unwrap() <= unevenness);
+                prop_assert!(!is_long || slices.iter().all(|slice| slice.range.start % BLOCK_ELEMENTS == 0));
+            }
         }
 
         #[test]
         fn packed_pieces_do_not_overlap(lengths in proptest::collection::vec((0u64..100_000, any::<bool>()), 0..50)) {
             let piece = |(len_bytes, packed): &(u64, bool)| {
                 let len_bytes = if *packed { len_bytes % PACKED_BELOW_BYTES } else { *len_bytes };
-                Piece { number: 0, len_bytes, packed: *packed }
+                Piece { number: 0, len_bytes, packed: *packed, form: Form::Plain }
             };
             let pieces: Vec<Piece> = lengths.iter().map(piece).collect();
             let layout = Layout::of(&pieces).unwrap();
@@ -146,7 +228,8 @@ mod tests {
         let mut counts = [0; 4];
         for key in 0..10_000i64 {
             let number = crate::key::Key::from(key).number();
-            counts[cut(number, 16, 4, 1_000_000)[0].0] += 1;
+            let cutting = Cutting { servers: 4, cut_elements: 1_000_000, slice_elements: 1 << 18 };
+            counts[cutting.slices(number, 16)[0].server] += 1;
         }
         assert!(counts.iter().all(|count| (2_200..2_800).contains(count)), "{counts:?}");
     }

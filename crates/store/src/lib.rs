@@ -28,7 +28,9 @@
 //! ```
 
 mod client;
+mod clock;
 mod gather;
+mod held;
 mod key;
 mod kind;
 mod layout;
@@ -39,10 +41,13 @@ mod round;
 mod server;
 mod slot;
 mod store;
+mod sum;
 mod updater;
+mod waiter;
 
 pub use key::Key;
 pub use kind::Kind;
+pub use protocol::OnWorkerLoss;
 pub use server::{Server, ServerConfig};
 pub use sheave_optim::Rule;
 pub use store::{Config, KvStore};

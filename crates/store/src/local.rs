@@ -1,7 +1,8 @@
 //! The store of one process.
 
 use crate::key::Key;
-use crate::slot::{Merge, Meta, Slot, flat_copy};
+use crate::slot::{Merge, Meta, Slot, flat_copy, guarded};
+use crate::sum::Total;
 use crate::updater::{Function, Updater};
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_tensor::{Arena, ArenaConfig, Op, Tensor};
@@ -24,7 +25,7 @@ impl Local {
         let mut fresh = HashMap::with_capacity(pairs.len());
         for (key, value) in pairs {
             key.check()?;
-            let slot = Slot::new(Meta::of(key, value), value, &self.arena)?;
+            let slot = Slot::new(Meta::of(key, value), 0, value, &self.arena)?;
             if self.slots.contains_key(key) || fresh.insert(key.clone(), slot).is_some() {
                 return Err(exists(key));
             }
@@ -41,8 +42,9 @@ impl Local {
         let mut outcome = Ok(());
         for (key, sum) in grouped(pairs, &self.arena)? {
             let slot = self.slots.get_mut(key).ok_or_else(|| unknown(key, "push"))?;
-            let flat = sum.reshape([sum.elements() as u64])?;
-            outcome = outcome.and(slot.merge(&self.merge, &flat));
+            let mut total = Total::Dense(sum.reshape([sum.elements() as u64])?);
+            drop(sum);
+            outcome = outcome.and(guarded(slot, &self.merge, &mut total, &self.arena));
         }
         outcome
     }
@@ -56,6 +58,20 @@ impl Local {
             let slot = self.slots.get(key).ok_or_else(|| unknown(key, "pull"))?;
             place.overwrite(&slot.value.bytes()?, "pull")?;
         }
+        Ok(())
+    }
+
+    /// Refuses keys that are not there.
+    pub(crate) fn check_known(&self, keys: &[Key], operation: &'static str) -> Result<()> {
+        match keys.iter().find(|key| !self.slots.contains_key(key)) {
+            Some(key) => Err(unknown(key, operation)),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn delete(&mut self, keys: &[Key]) -> Result<()> {
+        self.check_known(keys, "delete")?;
+        keys.iter().for_each(|key| drop(self.slots.remove(key)));
         Ok(())
     }
 

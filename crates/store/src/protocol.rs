@@ -1,21 +1,41 @@
-//! What workers ask of servers. Each is the argument of the method of that name of the service [`SERVICE`].
+//! What workers ask of servers, and servers of each other. Each is the argument of the method of that name of the
+//! service [`SERVICE`].
 
 use crate::key::Key;
 use crate::kind::Kind;
+use crate::layout::Cutting;
 use crate::updater::Spec;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_wire::{Value, from_control, to_control};
+use std::fmt;
 
 /// The name of the service.
 pub(crate) const SERVICE: &str = "store";
 
 pub(crate) const OPEN: &str = "open";
+pub(crate) const CLOSE: &str = "close";
 pub(crate) const INIT: &str = "init";
+pub(crate) const DELETE: &str = "delete";
 pub(crate) const DESCRIBE: &str = "describe";
 pub(crate) const UPDATE: &str = "update";
 pub(crate) const SET_UPDATER: &str = "set_updater";
+pub(crate) const BARRIER: &str = "barrier";
+pub(crate) const DONE: &str = "done";
+pub(crate) const SETTLE: &str = "settle";
+
+/// What becomes of a store when one of its workers dies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum OnWorkerLoss {
+    /// Everything that needs it ends with an error that names it, and so does every later push of a store that counts
+    /// workers.
+    #[default]
+    Fail,
+    /// The others go on without it. What it had pushed before counts; if its last push has reached some of the servers
+    /// and not others, the store fails as with [`OnWorkerLoss::Fail`], because no sum would be whole.
+    Shrink,
+}
 
 /// A worker opens a store. All workers must say the same.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -23,24 +43,61 @@ pub(crate) struct Open {
     /// Stores of one job are numbered in the order in which every worker opens them.
     pub(crate) store: u32,
     pub(crate) kind: Kind,
-    pub(crate) cut_elements: u64,
+    pub(crate) cutting: Cutting,
+    /// Of a store with bounded staleness.
+    pub(crate) staleness: u64,
+    pub(crate) on_worker_loss: OnWorkerLoss,
 }
 
-/// A piece of a key's tensor in a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+impl fmt::Display for Open {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Cutting { cut_elements, slice_elements, .. } = self.cutting;
+        write!(f, "{} with tensors cut from {cut_elements} elements on and slices of {slice_elements}", self.kind)?;
+        if self.kind == Kind::DistSsp {
+            write!(f, ", a staleness of {}", self.staleness)?;
+        }
+        match self.on_worker_loss {
+            OnWorkerLoss::Fail => Ok(()),
+            OnWorkerLoss::Shrink => f.write_str(", to shrink when a worker dies"),
+        }
+    }
+}
+
+/// What the bytes of a piece are.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Form {
+    /// Elements, as they are stored.
+    Plain,
+}
+
+/// A slice of a key's tensor in a message.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Piece {
+    /// The slice's.
     pub(crate) number: u64,
     pub(crate) len_bytes: u64,
     /// Whether it lies in the packed tensor.
     pub(crate) packed: bool,
+    pub(crate) form: Form,
 }
 
 /// New keys and their first values.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Init {
     pub(crate) store: u32,
-    pub(crate) keys: Vec<Described>,
+    /// One for each piece.
+    pub(crate) slices: Vec<DescribedSlice>,
     pub(crate) pieces: Vec<Piece>,
+}
+
+/// A slice of a key's tensor.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct DescribedSlice {
+    pub(crate) described: Described,
+    /// Which of all slices.
+    pub(crate) slice: u64,
+    /// The index of its first element in the tensor.
+    pub(crate) start: u64,
 }
 
 /// What is known of a key.
@@ -55,6 +112,13 @@ pub(crate) struct Described {
 /// Asks for the [`Described`] of keys; the answer has one for each, or none.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Describe {
+    pub(crate) store: u32,
+    pub(crate) numbers: Vec<u64>,
+}
+
+/// Takes slices out of the store; those that are not there are no error.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Delete {
     pub(crate) store: u32,
     pub(crate) numbers: Vec<u64>,
 }
@@ -75,6 +139,23 @@ pub(crate) struct SetUpdater {
     pub(crate) updater: Spec,
     /// Only says whether it could be done: all servers change, or none.
     pub(crate) is_trial: bool,
+}
+
+/// What is said of a store and nothing more: [`CLOSE`], [`DONE`], and [`BARRIER`], which the first server answers when
+/// all workers have come, with the rank of the first one that counts.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct OfStore {
+    pub(crate) store: u32,
+}
+
+/// A server says what it has received of a worker that is lost; the answer comes when all living servers have, and is
+/// an error if they do not agree.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Settle {
+    pub(crate) store: u32,
+    pub(crate) worker: u64,
+    /// A digest over how often it has pushed each key that is cut.
+    pub(crate) heard: [u8; 32],
 }
 
 pub(crate) fn encode<T: Serialize>(head: &T) -> Result<Value> {

@@ -1,12 +1,13 @@
 //! A stored value, or a server's slice of one, and how sums are merged into it.
 
 use crate::key::Key;
-use crate::round::is_own;
+use crate::sum::Total;
 use crate::updater::{Function, Updater};
 use half::{bf16, f16};
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_optim::{Rule, State};
 use sheave_tensor::{Arena, Dtype, Op, Shape, Tensor};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What all nodes know of a key.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,6 +72,9 @@ impl Merge {
 /// A stored value. Its elements lie flat in memory of its own.
 pub(crate) struct Slot {
     pub(crate) meta: Meta,
+    /// The index of its first element in the tensor.
+    #[expect(dead_code, reason = "norms over slices are to come")]
+    pub(crate) start: u64,
     pub(crate) value: Tensor,
     /// The optimizer's state, and the rule that it belongs to.
     state: Option<(Rule, Moments)>,
@@ -78,14 +82,15 @@ pub(crate) struct Slot {
 
 impl Slot {
     /// A slot that holds a copy of `initial`, which is the whole tensor or a slice of it.
-    pub(crate) fn new(meta: Meta, initial: &Tensor, arena: &Arena) -> Result<Self> {
-        Ok(Self { meta, value: flat_copy(initial, arena)?, state: None })
+    pub(crate) fn new(meta: Meta, start: u64, initial: &Tensor, arena: &Arena) -> Result<Self> {
+        Ok(Self { meta, start, value: flat_copy(initial, arena)?, state: None })
     }
 
-    /// Merges a sum, which has as many elements as the value and its dtype.
-    pub(crate) fn merge(&mut self, merge: &Merge, sum: &Tensor) -> Result<()> {
+    /// Merges a sum, which has as many elements as the value and its dtype. It may be left with other contents.
+    fn merge(&mut self, merge: &Merge, total: &mut Total, arena: &Arena) -> Result<()> {
+        let Total::Dense(sum) = total;
         match merge {
-            Merge::Assign => overwrite(&mut self.value, sum),
+            Merge::Assign => self.assign(sum, arena),
             Merge::Sum => self.value.reduce_from(Op::Sum, sum),
             Merge::Function(function) => function(&self.meta.key, sum, &mut self.value),
             Merge::Rule(rule) => self.step(rule, sum),
@@ -93,7 +98,7 @@ impl Slot {
     }
 
     /// The sum becomes the value. If its memory is the server's own the two change places, and nothing is copied.
-    pub(crate) fn assign(&mut self, sum: &mut Tensor, arena: &Arena) -> Result<()> {
+    fn assign(&mut self, sum: &mut Tensor, arena: &Arena) -> Result<()> {
         if !is_own(sum, arena) || !is_own(&self.value, arena) || sum.dtype() != self.value.dtype() {
             return overwrite(&mut self.value, sum);
         }
@@ -146,6 +151,19 @@ fn keeps_state(known: &Rule, next: &Rule) -> bool {
         (Rule::Adam(_), Rule::Adam(_)) => true,
         _ => false,
     }
+}
+
+/// Merges; user code that panics fails this merge and nothing else.
+pub(crate) fn guarded(slot: &mut Slot, merge: &Merge, total: &mut Total, arena: &Arena) -> Result<()> {
+    catch_unwind(AssertUnwindSafe(|| slot.merge(merge, total, arena))).unwrap_or_else(|_| {
+        Err(Error::new(ErrorKind::Remote, format!("the updater panicked on key {}", slot.meta.key)))
+    })
+}
+
+/// Whether nobody else has a part in the memory of a tensor: no other node, no other tensor.
+pub(crate) fn is_own(tensor: &Tensor, arena: &Arena) -> bool {
+    let buffer = tensor.buffer();
+    arena.owns(buffer) && buffer.is_unique() && tensor.offset_bytes() == 0 && buffer.len_bytes() == tensor.len_bytes()
 }
 
 /// A copy of a tensor in memory of its own, with one dimension.

@@ -4,6 +4,7 @@ use crate::client::Client;
 use crate::key::Key;
 use crate::kind::Kind;
 use crate::local::Local;
+use crate::protocol::OnWorkerLoss;
 use crate::updater::{Function, Updater};
 use parking_lot::ReentrantMutex;
 use sheave_base::{Error, ErrorKind, Result, Work, limits};
@@ -12,6 +13,7 @@ use sheave_optim::Rule;
 use sheave_tensor::Tensor;
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 /// How a distributed store is set up. All workers must say the same.
@@ -21,6 +23,13 @@ pub struct Config {
     pub kind: Kind,
     /// Tensors of so many elements and more are cut over all servers; smaller ones live whole on one.
     pub cut_elements: u64,
+    /// What a server has of a tensor is cut again into slices of so many elements, which travel and are merged each for
+    /// itself.
+    pub slice_elements: u64,
+    /// For the kind `dist_ssp`: how many pushes of a key the slowest worker may be behind one that pulls it.
+    pub staleness: u64,
+    /// What becomes of the store when a worker dies.
+    pub on_worker_loss: OnWorkerLoss,
     /// How long a server may take to start its part.
     pub open_timeout: Duration,
 }
@@ -38,7 +47,15 @@ impl Config {
 
 impl From<Kind> for Config {
     fn from(kind: Kind) -> Self {
-        Self { kind, cut_elements: 1_000_000, open_timeout: limits::JOIN_TIMEOUT }
+        Self {
+            kind,
+            cut_elements: 1_000_000,
+            // 1 MiB of f32: the cache of a core holds it, and its message is long beside its head.
+            slice_elements: 1 << 18,
+            staleness: 3,
+            on_worker_loss: OnWorkerLoss::default(),
+            open_timeout: limits::JOIN_TIMEOUT,
+        }
     }
 }
 
@@ -56,12 +73,14 @@ enum Place {
 ///
 /// A push captures its values before it returns; a pull leases its places until its work has ended. A worker's pull
 /// sees all that the worker has pushed before. Every operation on servers ends with `PeerLost` when a server that it
-/// needs is gone. In a synchronous store every push does when a worker is gone, and so does every later pull of those
-/// whose pushes came to nothing. Cancelling an operation does not take it back.
+/// needs is gone. When a worker is gone, every push of a store that counts workers does (`dist_sync` and `dist_ssp`),
+/// and so does every later pull of those whose pushes came to nothing, unless the store bears the loss
+/// ([`OnWorkerLoss::Shrink`]). Cancelling an operation does not take it back.
 #[derive(Clone)]
 pub struct KvStore {
     place: Arc<Place>,
     kind: Kind,
+    barrier_before_exit: Arc<AtomicBool>,
 }
 
 impl KvStore {
@@ -77,7 +96,7 @@ impl KvStore {
                 .operation("open")
                 .hint("join a mesh and open the store on it, or use the kind local"));
         }
-        Ok(Self { place: Arc::new(Place::Local(ReentrantMutex::new(RefCell::new(Local::new())))), kind })
+        Ok(Self::of(Place::Local(ReentrantMutex::new(RefCell::new(Local::new()))), kind))
     }
 
     /// A store on the servers of a mesh, as one of its workers; every worker opens it. Blocks until every server
@@ -88,12 +107,16 @@ impl KvStore {
     /// `InvalidArgument` on a node that is no worker, or without servers; `Mismatch` if another worker has opened it
     /// differently; `PeerLost` if a server is gone.
     pub fn open(mesh: &Mesh, config: impl Into<Config>) -> Result<Self> {
-        let Config { kind, cut_elements, open_timeout } = config.into();
-        if !kind.is_distributed() {
-            return Self::local(&kind.to_string());
+        let config = config.into();
+        if !config.kind.is_distributed() {
+            return Self::local(&config.kind.to_string());
         }
-        let client = Client::open(mesh, kind, cut_elements, open_timeout)?;
-        Ok(Self { place: Arc::new(Place::Servers(Box::new(client))), kind })
+        let client = Client::open(mesh, &config)?;
+        Ok(Self::of(Place::Servers(Box::new(client)), config.kind))
+    }
+
+    fn of(place: Place, kind: Kind) -> Self {
+        Self { place: Arc::new(place), kind, barrier_before_exit: Arc::new(AtomicBool::new(true)) }
     }
 
     /// The kind.
@@ -107,7 +130,7 @@ impl KvStore {
     pub fn rank(&self) -> u32 {
         match &*self.place {
             Place::Local(_) => 0,
-            Place::Servers(client) => client.workers.rank().0,
+            Place::Servers(client) => client.rank() as u32,
         }
     }
 
@@ -116,7 +139,7 @@ impl KvStore {
     pub fn group_size(&self) -> usize {
         match &*self.place {
             Place::Local(_) => 1,
-            Place::Servers(client) => client.workers.size(),
+            Place::Servers(client) => client.group_size(),
         }
     }
 
@@ -249,11 +272,73 @@ impl KvStore {
     ///
     /// # Errors
     ///
-    /// `PeerLost` if a worker is gone.
+    /// `PeerLost` if a worker is gone and the store does not bear that, or a server is; `Closed` if a worker has closed
+    /// the store.
     pub fn barrier(&self) -> Result<()> {
         match &*self.place {
             Place::Local(_) => Ok(()),
-            Place::Servers(client) => client.workers.barrier(),
+            Place::Servers(client) => client.barrier().map(drop),
+        }
+    }
+
+    /// Says that this worker has no more to push, because it has fewer batches than others: they go on without it. What
+    /// it has pushed counts, and it may still pull. The work ends when all workers have come to that point; from then
+    /// on all are waited for again, and push again. In a local store it has ended already.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` if it has been said and has not ended; the work ends with `PeerLost` if a worker is gone and
+    /// the store does not bear that, or a server is.
+    #[doc(alias = "join")]
+    pub fn done(&self) -> Result<Work<()>> {
+        match &*self.place {
+            Place::Local(_) => Ok(Work::ready("done", Ok(()))),
+            Place::Servers(client) => client.done(),
+        }
+    }
+
+    /// Blocks until every push and pull of this worker on these keys has ended; on all keys if there are none.
+    ///
+    /// # Errors
+    ///
+    /// The first error of those that had not ended; `NotFound` for a key that was not initialised.
+    pub fn wait(&self, keys: &[Key]) -> Result<()> {
+        match &*self.place {
+            Place::Local(local) => within(local, |local| local.check_known(keys, "wait")),
+            Place::Servers(client) => client.wait(keys),
+        }
+    }
+
+    /// Takes keys out of the store; they may be initialised anew, with another shape or dtype. With servers every
+    /// worker must call it, with the same keys; it waits for this worker's operations on them, and blocks until all have come.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` for a key that was not initialised, and then none is deleted; `PeerLost` if somebody is gone.
+    pub fn delete(&self, keys: &[Key]) -> Result<()> {
+        match &*self.place {
+            Place::Local(local) => within(local, |local| local.delete(keys)),
+            Place::Servers(client) => client.delete(keys),
+        }
+    }
+
+    /// Whether [`KvStore::close`] meets the other workers first; it does unless this says otherwise.
+    pub fn set_barrier_before_exit(&self, meets: bool) {
+        self.barrier_before_exit.store(meets, SeqCst);
+    }
+
+    /// Ends this worker's part: waits for its pushes and pulls, meets the other workers unless
+    /// [`KvStore::set_barrier_before_exit`] says otherwise, and lets the servers forget the store once all have closed
+    /// it. A worker that has closed it is waited for no more. Again it does nothing. Dropping the last handle does not
+    /// close it: a worker that goes astray must not look like one that has finished.
+    ///
+    /// # Errors
+    ///
+    /// The first error of what was outstanding, or what the barrier says; the store is closed all the same.
+    pub fn close(&self) -> Result<()> {
+        match &*self.place {
+            Place::Local(_) => Ok(()),
+            Place::Servers(client) => client.close(self.barrier_before_exit.load(SeqCst)),
         }
     }
 }

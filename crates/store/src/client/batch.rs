@@ -1,0 +1,74 @@
+//! What goes to one server in one message.
+
+use crate::layout::{ANSWER_BYTES_MAX, KEYS_MAX, PACKED_BYTES_MAX, PARTS_MAX, PIECES_MAX, padded};
+use crate::protocol::{DescribedSlice, Piece, Update};
+use sheave_base::NodeId;
+use sheave_net::Part;
+use sheave_tensor::Tensor;
+use smallvec::SmallVec;
+
+/// Slices of tensors, as they stand in a message.
+pub(super) type Pieces = Vec<(Piece, Tensor)>;
+
+/// What goes to one server in one message.
+#[derive(Default)]
+pub(super) struct Batch {
+    pub(super) push: Vec<(Piece, Tensor)>,
+    pub(super) pull: Vec<(Piece, Tensor)>,
+    packed_bytes: u64,
+    pub(super) pulled_bytes: u64,
+    parts: usize,
+}
+
+/// A batch whose values are captured, or will be when it leaves.
+pub(super) struct Parcel {
+    pub(super) server: NodeId,
+    pub(super) update: Update,
+    pub(super) tensors: SmallVec<[Part; 1]>,
+    pub(super) places: Vec<Tensor>,
+}
+
+impl Batch {
+    /// Whether a piece that pulls so many bytes may come along; the first one always may.
+    pub(super) fn has_room(&self, pulled_bytes: u64) -> bool {
+        let pieces = self.push.len() + self.pull.len();
+        let is_small = self.pulled_bytes.saturating_add(pulled_bytes) <= ANSWER_BYTES_MAX || self.pull.is_empty();
+        is_small && self.packed_bytes < PACKED_BYTES_MAX && self.parts + 1 < PARTS_MAX && pieces < PIECES_MAX
+    }
+
+    pub(super) fn count(&mut self, piece: &Piece) {
+        if piece.packed {
+            self.packed_bytes += padded(piece.len_bytes).unwrap_or(piece.len_bytes);
+        } else {
+            self.parts += 1;
+        }
+    }
+}
+
+/// The last batch, or a new one if that is full.
+pub(super) fn with_room(batches: &mut Vec<Batch>, pulled_bytes: u64) -> &mut Batch {
+    if !batches.last().is_some_and(|batch| batch.has_room(pulled_bytes)) {
+        batches.push(Batch::default());
+    }
+    let last = batches.len() - 1;
+    &mut batches[last]
+}
+
+/// Splits what is initialised on one server into messages.
+pub(super) fn in_chunks(
+    slices: Vec<DescribedSlice>,
+    pieces: Vec<(Piece, Tensor)>,
+) -> Vec<(Vec<DescribedSlice>, Pieces)> {
+    let mut chunks: Vec<(Vec<DescribedSlice>, Batch)> = Vec::new();
+    for (slice, (piece, value)) in slices.into_iter().zip(pieces) {
+        if !chunks.last().is_some_and(|(slices, batch)| batch.has_room(0) && slices.len() < KEYS_MAX) {
+            chunks.push(Default::default());
+        }
+        if let Some((slices, batch)) = chunks.last_mut() {
+            slices.push(slice);
+            batch.count(&piece);
+            batch.push.push((piece, value));
+        }
+    }
+    chunks.into_iter().map(|(slices, batch)| (slices, batch.push)).collect()
+}

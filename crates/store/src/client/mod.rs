@@ -1,0 +1,249 @@
+//! The worker's side of a store on servers.
+//!
+//! One call of [`KvStore::push`](crate::KvStore::push) or its kin becomes few messages per server: small slices are
+//! packed, big ones travel as tensors of their own and are received in place. Values are captured before the call
+//! returns; places are leased until it has ended.
+
+mod batch;
+mod init;
+mod outstanding;
+mod places;
+mod update;
+
+use crate::key::Key;
+use crate::kind::Kind;
+use crate::layout::{Cutting, PACKED_BELOW_BYTES, Slice};
+use crate::local::unknown;
+use crate::protocol::{self, BARRIER, CLOSE, DONE, Form, OPEN, OfStore, OnWorkerLoss, Open, Piece, SERVICE};
+use crate::protocol::{SET_UPDATER, SetUpdater};
+use crate::slot::Meta;
+use crate::store::Config;
+use crate::updater::Updater;
+use outstanding::Outstanding;
+use parking_lot::RwLock;
+use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
+use sheave_mesh::{Answer, Mesh, Role};
+use sheave_tensor::Tensor;
+use sheave_wire::Value;
+use smallvec::SmallVec;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+/// Pause between two attempts to open a store on a server that has not started its part yet.
+const OPEN_PAUSE: Duration = Duration::from_millis(2);
+
+pub(crate) struct Client {
+    pub(crate) mesh: Mesh,
+    /// By rank.
+    workers: Vec<NodeId>,
+    rank: usize,
+    servers: Vec<NodeId>,
+    open: Open,
+    known: RwLock<HashMap<Key, Arc<Known>>>,
+    outstanding: Arc<Outstanding>,
+    /// Whether this worker has said that it is done, and the others are not.
+    is_done: Arc<AtomicBool>,
+    is_closed: AtomicBool,
+    /// Why the parts of a store that counts pushes do not agree any more: one has reached some servers and not others.
+    broken: OnceLock<Error>,
+}
+
+/// What this worker knows of a key.
+struct Known {
+    number: u64,
+    meta: Meta,
+    /// Its pushes that have not ended.
+    ahead: AtomicUsize,
+}
+
+impl Client {
+    pub(crate) fn open(mesh: &Mesh, config: &Config) -> Result<Self> {
+        let Config { kind, cut_elements, slice_elements, staleness, on_worker_loss, open_timeout } = *config;
+        let me = mesh.me();
+        if me.introduction.role != Role::Worker {
+            let what = format!("this node is a {}, and a distributed store is opened by workers", me.introduction.role);
+            return Err(Error::new(ErrorKind::InvalidArgument, what)
+                .operation("open")
+                .hint("servers run a sheave_store::Server"));
+        }
+        let servers: Vec<NodeId> = mesh.of_role(Role::Server).map(|member| member.node).collect();
+        if servers.is_empty() {
+            let what = format!("a {kind} store needs servers, and there are none");
+            return Err(Error::new(ErrorKind::InvalidArgument, what)
+                .operation("open")
+                .hint("start the job with at least one server, or use a local store"));
+        }
+        let cutting = Cutting { servers: servers.len() as u32, cut_elements, slice_elements };
+        let client = Self {
+            mesh: mesh.clone(),
+            workers: mesh.of_role(Role::Worker).map(|member| member.node).collect(),
+            rank: me.role_rank as usize,
+            servers,
+            open: Open { store: mesh.next_number(SERVICE), kind, cutting, staleness, on_worker_loss },
+            known: RwLock::default(),
+            outstanding: Arc::default(),
+            is_done: Arc::default(),
+            is_closed: AtomicBool::new(false),
+            broken: OnceLock::new(),
+        };
+        client.open_on_servers(open_timeout)?;
+        Ok(client)
+    }
+
+    fn open_on_servers(&self, patience: Duration) -> Result<()> {
+        let until = Instant::now() + patience;
+        let args = protocol::encode(&self.open)?;
+        for server in &self.servers {
+            loop {
+                match self.mesh.call(*server, SERVICE, OPEN, args.clone())?.wait() {
+                    Ok(_) => break,
+                    // It has joined, and is about to start its service.
+                    Err(error) if error.kind() == ErrorKind::NotFound && Instant::now() < until => {
+                        std::thread::sleep(OPEN_PAUSE);
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many workers there are; in a store that shrinks, how many there are left.
+    pub(crate) fn group_size(&self) -> usize {
+        self.living().count()
+    }
+
+    /// The ranks of those who count.
+    fn living(&self) -> impl Iterator<Item = usize> {
+        let deaths = match self.open.on_worker_loss {
+            OnWorkerLoss::Fail => Vec::new(),
+            OnWorkerLoss::Shrink => self.mesh.deaths(),
+        };
+        let is_there = move |node: &NodeId| !deaths.iter().any(|death| death.node == *node);
+        self.workers.iter().enumerate().filter(move |(_, node)| is_there(node)).map(|(rank, _)| rank)
+    }
+
+    /// Whether this worker's word counts where only one worker's does.
+    fn is_first(&self) -> bool {
+        self.living().next() == Some(self.rank)
+    }
+
+    fn is_synchronous(&self) -> bool {
+        self.open.kind == Kind::DistSync
+    }
+
+    /// Whether servers count pushes, so that one that reaches some of them only is the end of the store.
+    fn counts_pushes(&self) -> bool {
+        self.open.kind != Kind::DistAsync
+    }
+
+    /// Why nothing can be done with the store any more.
+    fn check_usable(&self, operation: &'static str) -> Result<()> {
+        if self.is_closed.load(SeqCst) {
+            return Err(Error::new(ErrorKind::Closed, "this worker has closed the store").operation(operation));
+        }
+        self.broken.get().map_or(Ok(()), |error| Err(error.clone()))
+    }
+
+    fn find(&self, operation: &'static str, key: &Key) -> Result<Arc<Known>> {
+        self.known.read().get(key).cloned().ok_or_else(|| unknown(key, operation))
+    }
+
+    /// Calls a method that says something of the whole store.
+    fn say(&self, server: NodeId, method: &str) -> Result<Work<Answer>> {
+        self.mesh.call(server, SERVICE, method, protocol::encode(&OfStore { store: self.open.store })?)
+    }
+
+    /// Blocks until all workers have come. Returns the rank of the first one that counts.
+    pub(crate) fn barrier(&self) -> Result<usize> {
+        self.check_usable("barrier")?;
+        let answer = self.say(self.servers[0], BARRIER)?.wait().map_err(|error| error.operation("barrier"))?;
+        match answer.value {
+            Value::Int(first) => Ok(usize::try_from(first).unwrap_or(0)),
+            other => Err(Error::new(ErrorKind::Protocol, format!("a {} in place of a rank", other.kind_name()))),
+        }
+    }
+
+    /// This worker pushes no more until all others have come to that point.
+    pub(crate) fn done(&self) -> Result<Work<()>> {
+        self.check_usable("done")?;
+        if self.is_done.swap(true, SeqCst) {
+            let what = "this worker has said already that it is done";
+            return Err(Error::new(ErrorKind::InvalidArgument, what)
+                .operation("done")
+                .hint("wait for the work of the first done before pushing again"));
+        }
+        let calls = self.to_all_servers(|client, server| client.say(server, DONE));
+        let calls = calls.inspect_err(|_| self.is_done.store(false, SeqCst))?;
+        let (completer, work) = self.mesh.node().pair("done", None);
+        let is_done = Arc::clone(&self.is_done);
+        crate::gather::gather(calls, completer, move || {
+            is_done.store(false, SeqCst);
+            Ok(())
+        });
+        Ok(work)
+    }
+
+    /// Waits for what is outstanding, meets the others if `meets`, and tells the servers that this worker is through.
+    pub(crate) fn close(&self, meets: bool) -> Result<()> {
+        if self.is_closed.load(SeqCst) {
+            return Ok(());
+        }
+        let ended = self.outstanding.wait(None);
+        let met = if meets { self.barrier().map(drop) } else { Ok(()) };
+        self.is_closed.store(true, SeqCst);
+        let told = self.to_all_servers(|client, server| client.say(server, CLOSE));
+        let told = told.and_then(|calls| calls.iter().try_for_each(|call| call.wait().map(drop)));
+        ended.and(met).and(told)
+    }
+
+    /// Blocks until every operation of this worker on these keys has ended; all keys if there are none.
+    pub(crate) fn wait(&self, keys: &[Key]) -> Result<()> {
+        let numbers = keys.iter().map(|key| Ok(self.find("wait", key)?.number)).collect::<Result<Vec<_>>>()?;
+        self.outstanding.wait(Some(&numbers).filter(|_| !keys.is_empty()).map(Vec::as_slice))
+    }
+
+    fn to_all_servers(&self, call: impl Fn(&Self, NodeId) -> Result<Work<Answer>>) -> Result<Vec<Work<Answer>>> {
+        self.servers.iter().map(|server| call(self, *server)).collect()
+    }
+
+    /// Only the first worker's word counts, as with init; it blocks until all servers have heard it. All are asked
+    /// whether they can before one of them does.
+    pub(crate) fn set_updater(&self, updater: &Updater) -> Result<()> {
+        self.check_usable("set_updater")?;
+        let updater = updater.to_spec()?;
+        if !self.is_first() {
+            return Ok(());
+        }
+        for is_trial in [true, false] {
+            let args = protocol::encode(&SetUpdater { store: self.open.store, updater: updater.clone(), is_trial })?;
+            let calls = self.to_all_servers(|client, to| client.mesh.call(to, SERVICE, SET_UPDATER, args.clone()))?;
+            calls.iter().try_for_each(|call| call.wait().map(drop))?;
+        }
+        Ok(())
+    }
+
+    /// The slices of a tensor, each with its piece and elements.
+    fn pieces(&self, number: u64, tensor: &Tensor) -> Result<SmallVec<[(Slice, Piece, Tensor); 2]>> {
+        let elements = tensor.elements() as u64;
+        let flat = tensor.reshape([elements])?;
+        let size_bytes = tensor.dtype().size_bytes() as u64;
+        let slices = self.open.cutting.slices(number, elements);
+        slices
+            .into_iter()
+            .map(|slice| {
+                let len_bytes = (slice.range.end - slice.range.start) * size_bytes;
+                let packed = len_bytes < PACKED_BELOW_BYTES;
+                let piece = Piece { number: slice.number, len_bytes, packed, form: Form::Plain };
+                let value = flat.slice_rows(slice.range.clone())?;
+                Ok((slice, piece, value))
+            })
+            .collect()
+    }
+}

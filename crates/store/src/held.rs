@@ -1,0 +1,105 @@
+//! A slot on a server, and how pushes come to it.
+
+use crate::clock::{Clock, UNBOUNDED};
+use crate::kind::Kind;
+use crate::protocol::Open;
+use crate::round::{Counted, Round};
+use crate::slot::{Merge, Slot};
+use crate::sum::Gradient;
+use crate::waiter::{Completed, RequestId};
+use sheave_base::Result;
+use sheave_tensor::Arena;
+
+pub(crate) struct Held {
+    /// The slice's.
+    pub(crate) number: u64,
+    pub(crate) slot: Slot,
+    pace: Pace,
+}
+
+enum Pace {
+    Round(Round),
+    Clock(Clock),
+}
+
+impl Held {
+    pub(crate) fn new(number: u64, slot: Slot, open: &Open, workers: usize) -> Self {
+        let pace = match open.kind {
+            Kind::DistSync => Pace::Round(Round::new(workers)),
+            Kind::DistSsp => Pace::Clock(Clock::new(workers, open.staleness)),
+            _ => Pace::Clock(Clock::new(workers, UNBOUNDED)),
+        };
+        Self { number, slot, pace }
+    }
+
+    /// Whether a worker may push once more.
+    pub(crate) fn check_room(&self, worker: usize) -> Result<()> {
+        match &self.pace {
+            Pace::Round(round) => round.check_room(worker),
+            Pace::Clock(_) => Ok(()),
+        }
+    }
+
+    /// Takes a push; [`Held::advance`] must follow.
+    pub(crate) fn contribute(&mut self, worker: usize, gradient: Gradient, request: RequestId) {
+        match &mut self.pace {
+            Pace::Round(round) => round.contribute(worker, gradient, request),
+            Pace::Clock(clock) => clock.contribute(worker, gradient, request),
+        }
+    }
+
+    /// A pull of a worker: true if it may be served now, else it is served by a later [`Held::advance`].
+    pub(crate) fn ask(&mut self, counted: &Counted, worker: usize, request: RequestId, piece: usize) -> bool {
+        match &mut self.pace {
+            Pace::Round(round) => round.ask(worker, request, piece),
+            Pace::Clock(clock) => clock.ask(counted, worker, request, piece),
+        }
+    }
+
+    /// Merges what can be merged, one step; call it until it returns `None`.
+    pub(crate) fn advance(&mut self, counted: &Counted, merge: &Merge, arena: &Arena) -> Option<Completed> {
+        match &mut self.pace {
+            Pace::Round(round) => round.advance(counted, &mut self.slot, merge, arena),
+            Pace::Clock(clock) => clock.advance(counted, &mut self.slot, merge, arena),
+        }
+    }
+
+    /// Whether anybody waits for it.
+    pub(crate) fn is_busy(&self) -> bool {
+        match &self.pace {
+            Pace::Round(round) => round.is_busy(),
+            Pace::Clock(clock) => clock.is_busy(),
+        }
+    }
+
+    /// Whether a worker has pushed what is not merged.
+    pub(crate) fn owes(&self, worker: usize) -> bool {
+        match &self.pace {
+            Pace::Round(round) => round.owes(worker) > 0,
+            Pace::Clock(_) => false,
+        }
+    }
+
+    /// How often a worker has pushed to it, where that must be the same for all slices of a key.
+    pub(crate) fn heard(&self, worker: usize) -> u64 {
+        match &self.pace {
+            Pace::Round(round) => round.heard(worker),
+            Pace::Clock(clock) => clock.heard(worker),
+        }
+    }
+
+    /// All workers begin anew together.
+    pub(crate) fn level(&mut self) {
+        if let Pace::Clock(clock) = &mut self.pace {
+            clock.level();
+        }
+    }
+
+    /// Nothing will be merged any more: forgets everything that waits.
+    pub(crate) fn clear(&mut self) {
+        match &mut self.pace {
+            Pace::Round(round) => round.clear(),
+            Pace::Clock(clock) => clock.clear(),
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! The server's side: it holds slices of tensors, merges what workers push and sends what they pull.
+//!
+//! Requests are handled where they are found, one at a time and in the order of each worker's link; so a store needs no
+//! locks beyond one, and a worker's push is before its later pull. Answers leave with no lock held.
+
+mod members;
+mod pending;
+mod settle;
+mod store;
+
+use crate::key::Key;
+use crate::layout::KEYS_MAX;
+use crate::protocol::{self, BARRIER, CLOSE, DELETE, DESCRIBE, DONE, Delete, Describe, INIT, OPEN, OfStore, Open};
+use crate::protocol::{SERVICE, SET_UPDATER, SETTLE, SetUpdater, UPDATE, Update};
+use crate::slot::Merge;
+use crate::updater::{Function, Spec, Updater};
+use parking_lot::Mutex;
+use pending::Waiting;
+use settle::{Loss, Settlements};
+use sheave_base::{Error, ErrorKind, NodeId, Result};
+use sheave_mesh::{Member, Mesh, Reply, Request, Role, Service, WeakMesh};
+use sheave_tensor::{Arena, Tensor};
+use sheave_wire::Value;
+use smallvec::SmallVec;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use store::Store;
+
+/// Updaters that a server offers by name.
+#[derive(Clone, Default)]
+pub struct ServerConfig {
+    functions: HashMap<String, Function>,
+}
+
+impl ServerConfig {
+    /// Offers a function under a name, for [`Updater::Named`].
+    #[must_use]
+    pub fn function(
+        mut self,
+        name: &str,
+        function: impl Fn(&Key, &Tensor, &mut Tensor) -> Result<()> + Send + Sync + 'static,
+    ) -> Self {
+        self.functions.insert(name.to_owned(), Arc::new(function));
+        self
+    }
+}
+
+/// A server of a distributed store. It serves from [`Server::start`] on, on the threads that wait on its node.
+pub struct Server {
+    mesh: Mesh,
+}
+
+impl Server {
+    /// Begins to serve. Does not block.
+    ///
+    /// # Errors
+    ///
+    /// `AlreadyExists` if this node serves already.
+    pub fn start(mesh: &Mesh, config: ServerConfig) -> Result<Self> {
+        let workers = mesh.of_role(Role::Worker).map(|member| (member.node, member.role_rank as usize)).collect();
+        let holder = Arc::new(Holder {
+            mesh: mesh.downgrade(),
+            arena: mesh.node().arena().clone(),
+            workers,
+            servers: mesh.of_role(Role::Server).map(|member| member.node).collect(),
+            functions: config.functions,
+            table: Mutex::default(),
+        });
+        mesh.serve(SERVICE, Door(Arc::clone(&holder)))?;
+        // Who is gone already will not be reported.
+        for death in mesh.deaths() {
+            if let Some(member) = mesh.member(death.node) {
+                let error = Error::new(ErrorKind::PeerLost, death.reason).peer(member.peer());
+                holder.lost(member, &error);
+            }
+        }
+        Ok(Self { mesh: mesh.clone() })
+    }
+
+    /// Serves on this thread until every worker has left. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// `PeerLost` when a worker died, naming it.
+    pub fn run(&self) -> Result<()> {
+        self.mesh.until_gone(|member| member.introduction.role == Role::Worker)
+    }
+}
+
+struct Holder {
+    mesh: WeakMesh,
+    arena: Arena,
+    /// The rank of each worker among the workers.
+    workers: HashMap<NodeId, usize>,
+    servers: HashSet<NodeId>,
+    functions: HashMap<String, Function>,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    stores: HashMap<u32, Store>,
+    /// Workers that are gone, for stores that are opened later.
+    gone: Vec<Gone>,
+    settlements: Settlements,
+}
+
+struct Gone {
+    worker: usize,
+    has_left: bool,
+    error: Error,
+}
+
+/// Stores of one job: they are parts of a program, and more of them are a leak.
+const STORES_MAX: usize = 1024;
+
+/// What is served.
+struct Door(Arc<Holder>);
+
+impl Service for Door {
+    fn handle(&self, request: Request) {
+        let Request { from, method, args, tensors, reply, .. } = request;
+        let holder = &self.0;
+        let outcome = match method.as_str() {
+            UPDATE => return holder.update(from, &args, tensors, reply),
+            BARRIER => return holder.of_worker(from, &args, reply, Store::barrier),
+            DONE => return holder.of_worker(from, &args, reply, Store::done),
+            CLOSE => return holder.close(from, &args, reply),
+            SETTLE => return holder.hear(from, &args, reply),
+            OPEN => holder.open(&args),
+            INIT => protocol::decode::<protocol::Init>(&args)
+                .and_then(|init| of(&mut holder.table.lock(), init.store)?.init(init, &tensors)),
+            DELETE => protocol::decode::<Delete>(&args)
+                .and_then(|delete| of(&mut holder.table.lock(), delete.store)?.delete(&delete.numbers)),
+            SET_UPDATER => holder.set_updater(&args),
+            DESCRIBE => return reply.send(holder.describe(&args).map(|value| (value, SmallVec::new()))),
+            other => Err(Error::new(ErrorKind::NotFound, format!("a store server does not know \"{other}\""))),
+        };
+        reply.send(outcome.map(|()| (Value::None, SmallVec::new())));
+    }
+
+    fn is_inline(&self) -> bool {
+        true
+    }
+
+    fn lost(&self, member: &Member, error: &Error) {
+        self.0.lost(member, error);
+    }
+}
+
+impl Holder {
+    fn lost(self: &Arc<Self>, member: &Member, error: &Error) {
+        if self.servers.contains(&member.node) {
+            return self.unsettle(error);
+        }
+        let Some(worker) = self.workers.get(&member.node).copied() else { return };
+        let deaths = self.mesh.upgrade().map(|mesh| mesh.deaths()).unwrap_or_default();
+        let has_left = deaths.iter().any(|death| death.node == member.node && death.left);
+        let error =
+            error.clone().hint("this store needs every worker; start the job again, or open it so that it shrinks");
+        let mut table = self.table.lock();
+        let (mut ended, mut losses) = (Vec::new(), Vec::new());
+        for (number, store) in &mut table.stores {
+            if store.lose(worker, has_left, &error) {
+                let heard = store.heard(worker);
+                losses.push(Loss { store: *number, worker, error: error.clone(), heard });
+            }
+            ended.extend(store.take_ended());
+        }
+        table.stores.retain(|_, store| !store.members.is_over());
+        table.gone.push(Gone { worker, has_left, error });
+        drop(table);
+        ended.into_iter().for_each(Waiting::answer);
+        losses.into_iter().for_each(|loss| self.settle(loss));
+    }
+
+    fn open(&self, args: &Value) -> Result<()> {
+        let open: Open = protocol::decode(args)?;
+        let mut table = self.table.lock();
+        if let Some(known) = table.stores.get(&open.store) {
+            if known.open == open {
+                return Ok(());
+            }
+            let what = format!("store {} was opened as {}, not as {open}", open.store, known.open);
+            return Err(
+                Error::new(ErrorKind::Mismatch, what).hint("all workers must open their stores alike, in order")
+            );
+        }
+        if table.stores.len() >= STORES_MAX {
+            return Err(Error::new(ErrorKind::LimitExceeded, format!("a job has at most {STORES_MAX} stores")));
+        }
+        if !open.kind.is_distributed() {
+            return Err(Error::new(ErrorKind::Protocol, format!("a {} store needs no servers", open.kind)));
+        }
+        if open.cutting.servers as usize != self.servers.len() {
+            return Err(Error::new(ErrorKind::Protocol, "a store on other servers than there are"));
+        }
+        let mut store = Store::new(open, self.workers.len(), &self.arena);
+        for gone in &table.gone {
+            // It has pushed nothing, so there is nothing to agree on.
+            if store.lose(gone.worker, gone.has_left, &gone.error) {
+                store.shrink(gone.worker);
+            }
+        }
+        table.stores.insert(store.open.store, store);
+        Ok(())
+    }
+
+    fn describe(&self, args: &Value) -> Result<Value> {
+        let describe: Describe = protocol::decode(args)?;
+        if describe.numbers.len() > KEYS_MAX {
+            return Err(Error::new(ErrorKind::Protocol, format!("{} keys in one request", describe.numbers.len())));
+        }
+        protocol::encode(&of(&mut self.table.lock(), describe.store)?.describe(&describe.numbers))
+    }
+
+    fn set_updater(&self, args: &Value) -> Result<()> {
+        let SetUpdater { store, updater, is_trial } = protocol::decode(args)?;
+        let updater = match updater {
+            Spec::Assign => Updater::Assign,
+            Spec::Sum => Updater::Sum,
+            Spec::Rule(rule) => Updater::Rule(rule),
+            Spec::Named(name) => Updater::Named(name),
+        };
+        let merge = Merge::of(updater, |name| self.functions.get(name).cloned())?;
+        let mut table = self.table.lock();
+        let store = of(&mut table, store)?;
+        if !is_trial {
+            store.merge = merge;
+        }
+        Ok(())
+    }
+
+    /// The rank of a worker that asks for something.
+    fn worker(&self, from: NodeId) -> Result<usize> {
+        let worker = self.workers.get(&from).copied();
+        worker.ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "only workers use a store"))
+    }
+
+    /// Does something that a store answers later.
+    fn of_worker(&self, from: NodeId, args: &Value, reply: Reply, act: impl FnOnce(&mut Store, usize, Reply)) {
+        let read = || Ok::<_, Error>((protocol::decode::<OfStore>(args)?.store, self.worker(from)?));
+        let (store, worker) = match read() {
+            Ok(read) => read,
+            Err(error) => return reply.error(error),
+        };
+        let mut table = self.table.lock();
+        let store = match of(&mut table, store) {
+            Ok(store) => store,
+            Err(error) => return reply.error(error),
+        };
+        act(store, worker, reply);
+        let ended = store.take_ended();
+        drop(table);
+        ended.into_iter().for_each(Waiting::answer);
+    }
+
+    fn close(&self, from: NodeId, args: &Value, reply: Reply) {
+        self.of_worker(from, args, reply, |store, worker, reply| {
+            store.close(worker);
+            reply.value(Value::None);
+        });
+        self.table.lock().stores.retain(|_, store| !store.members.is_over());
+    }
+
+    fn update(&self, from: NodeId, args: &Value, tensors: SmallVec<[Tensor; 1]>, reply: Reply) {
+        let read = || Ok::<_, Error>((protocol::decode::<Update>(args)?, self.worker(from)?));
+        let (update, worker) = match read() {
+            Ok(read) => read,
+            Err(error) => return reply.error(error),
+        };
+        let mut table = self.table.lock();
+        let store = match of(&mut table, update.store) {
+            Ok(store) => store,
+            Err(error) => return reply.error(error),
+        };
+        let is_contribution = store.counts_workers() && !update.push.is_empty();
+        let checked = store.check(&update, worker, &tensors);
+        // A contribution that has no other handle can be added to.
+        drop(tensors);
+        let refused = match checked {
+            Ok(checked) => {
+                store.update(checked, reply);
+                None
+            }
+            Err(error) => {
+                if is_contribution {
+                    // Other servers may have taken their slices of this push. Nobody may get a sum of different rounds.
+                    let context = format!("a push of worker {worker} was refused, so that no round is whole any more");
+                    store.fail(&error.clone().context(context));
+                }
+                Some((reply, error))
+            }
+        };
+        let ended = store.take_ended();
+        // With no lock held: a caller of this very node may go on at once.
+        drop(table);
+        ended.into_iter().for_each(Waiting::answer);
+        if let Some((reply, error)) = refused {
+            reply.error(error);
+        }
+    }
+}
+
+fn of(table: &mut Table, store: u32) -> Result<&mut Store> {
+    table.stores.get_mut(&store).ok_or_else(|| Error::new(ErrorKind::NotFound, format!("store {store} was not opened")))
+}

@@ -1,0 +1,150 @@
+//! Requests that are not answered, and the answers as they come together.
+
+use crate::layout::{ANSWER_BYTES_MAX, Layout, Spot};
+use crate::numbers::Numbered;
+use crate::protocol::Piece;
+use crate::slot::{empty, flat_copy};
+use crate::waiter::RequestId;
+use sheave_base::{Error, ErrorKind, Result, limits};
+use sheave_mesh::Reply;
+use sheave_net::Part;
+use sheave_tensor::{Arena, Dtype, Mode, Tensor};
+use sheave_wire::Value;
+use smallvec::SmallVec;
+use std::collections::HashMap;
+
+/// A request that is not answered.
+pub(super) struct Waiting {
+    reply: Reply,
+    worker: usize,
+    /// What it waits for: contributions that are not merged, pieces that are not taken, or a word.
+    left: usize,
+    answer: Assembly,
+    value: Value,
+    error: Option<Error>,
+}
+
+/// The requests of a store that are not answered.
+#[derive(Default)]
+pub(super) struct Pending {
+    waiting: Numbered<Waiting>,
+    ended: Vec<Waiting>,
+    last: RequestId,
+    /// How many of each worker wait.
+    counts: HashMap<usize, usize>,
+}
+
+impl Pending {
+    /// A worker's own limit of pending calls keeps it from more, if it is one of ours.
+    pub(super) fn check_room(&self, worker: usize) -> Result<()> {
+        if self.counts.get(&worker).is_some_and(|count| *count >= limits::CALLS_PENDING_MAX) {
+            let what = format!("{} requests of this worker wait already", limits::CALLS_PENDING_MAX);
+            return Err(Error::new(ErrorKind::LimitExceeded, what));
+        }
+        Ok(())
+    }
+
+    /// A request that waits for `left` things.
+    pub(super) fn begin(&mut self, reply: Reply, worker: usize, left: usize, answer: Assembly) -> RequestId {
+        self.last += 1;
+        *self.counts.entry(worker).or_default() += 1;
+        let waiting = Waiting { reply, worker, left, answer, value: Value::None, error: None };
+        self.waiting.insert(self.last, waiting);
+        self.last
+    }
+
+    /// One thing that the request waits for has happened.
+    pub(super) fn one_done(&mut self, request: RequestId, happen: impl FnOnce(&mut Assembly) -> Result<()>) {
+        let Some(waiting) = self.waiting.get_mut(&request) else { return };
+        if let Err(error) = happen(&mut waiting.answer) {
+            waiting.error.get_or_insert(error);
+        }
+        waiting.left -= 1;
+        if waiting.left == 0 {
+            self.end(request);
+        }
+    }
+
+    /// The request is answered with a word.
+    pub(super) fn answer(&mut self, request: RequestId, outcome: Result<Value>) {
+        if let Some(waiting) = self.waiting.get_mut(&request) {
+            match outcome {
+                Ok(value) => waiting.value = value,
+                Err(error) => waiting.error = Some(error),
+            }
+            self.end(request);
+        }
+    }
+
+    fn end(&mut self, request: RequestId) {
+        if let Some(ended) = self.waiting.remove(&request) {
+            self.counts.entry(ended.worker).and_modify(|count| *count -= 1);
+            self.ended.push(ended);
+        }
+    }
+
+    pub(super) fn fail_all(&mut self, error: &Error) {
+        self.counts.clear();
+        let failed = self.waiting.drain().map(|(_, waiting)| Waiting { error: Some(error.clone()), ..waiting });
+        self.ended.extend(failed);
+    }
+
+    /// Those that have come to their end; to be answered with no lock held.
+    pub(super) fn take_ended(&mut self) -> Vec<Waiting> {
+        std::mem::take(&mut self.ended)
+    }
+}
+
+impl Waiting {
+    pub(super) fn answer(self) {
+        match self.error {
+            Some(error) => self.reply.error(error),
+            None => self.reply.ok(self.value, self.answer.into_parts()),
+        }
+    }
+}
+
+/// The tensors of an answer, as they come together. Nothing is allocated for what is only waited for.
+#[derive(Default)]
+pub(super) struct Assembly {
+    packed: Option<Tensor>,
+    packed_bytes: u64,
+    spots: Vec<Spot>,
+    parts: Vec<Option<Tensor>>,
+}
+
+impl Assembly {
+    pub(super) fn new(pieces: &[Piece]) -> Result<Self> {
+        let Layout { spots, packed_bytes, parts } = Layout::of(pieces)?;
+        let bytes = pieces.iter().try_fold(0u64, |sum, piece| sum.checked_add(piece.len_bytes));
+        if pieces.len() > 1 && bytes.is_none_or(|bytes| bytes > ANSWER_BYTES_MAX) {
+            return Err(Error::new(ErrorKind::Protocol, "one request for more than an answer may have"));
+        }
+        Ok(Self { packed: None, packed_bytes, spots, parts: vec![None; parts] })
+    }
+
+    /// Takes a piece as it is now.
+    pub(super) fn take(&mut self, piece: usize, value: &Tensor, arena: &Arena) -> Result<()> {
+        match self.spots[piece] {
+            Spot::Part(part) => self.parts[part] = Some(flat_copy(value, arena)?),
+            Spot::Packed(at) => {
+                let bytes = value.bytes()?;
+                let range = at as usize..at as usize + bytes.len();
+                if self.packed.is_none() {
+                    self.packed = Some(empty(arena, Dtype::U8, self.packed_bytes)?);
+                }
+                let packed = self.packed.as_mut().map(Tensor::bytes_mut).transpose()?;
+                let target = packed.and_then(|packed| packed.get_mut(range));
+                target.ok_or_else(|| Error::new(ErrorKind::Internal, "a piece without room"))?.copy_from_slice(&bytes);
+            }
+        }
+        Ok(())
+    }
+
+    fn into_parts(mut self) -> SmallVec<[Part; 1]> {
+        if let Some(packed) = self.packed.take() {
+            self.parts[0] = Some(packed);
+        }
+        self.parts.into_iter().flatten().map(|tensor| Part::new(tensor, Mode::Move)).collect()
+    }
+}

@@ -1,0 +1,128 @@
+//! What servers agree on when a worker is lost and its stores go on without it.
+//!
+//! A push of a key that is cut goes to several servers, and a worker that dies may have reached some of them. Then the
+//! rounds of one key would not contain the same pushes on every server, and nobody could tell. So each server says to
+//! the first one how often it has heard the lost worker push each such key, and takes nothing more of it. If all have
+//! heard the same the worker is taken out of the rounds, else the store fails. Until then the worker is waited for, so
+//! that no round is merged without it.
+//!
+//! A server that dies meanwhile ends it with an error; a store without one of its servers is of no more use anyway.
+
+use super::Holder;
+use super::pending::Waiting;
+use crate::protocol::{self, SERVICE, SETTLE, Settle};
+use sha2::{Digest, Sha256};
+use sheave_base::{Error, ErrorKind, NodeId, Result};
+use sheave_mesh::{Reply, Role};
+use sheave_wire::Value;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// By store and worker, what the servers have said so far.
+pub(super) type Settlements = HashMap<(u32, u64), Vec<Said>>;
+
+/// What one server has said.
+pub(super) struct Said {
+    server: NodeId,
+    heard: [u8; 32],
+    reply: Reply,
+}
+
+/// A loss that a store can bear if the servers agree: what this one has heard, or why it cannot be borne.
+pub(super) struct Loss {
+    pub(super) store: u32,
+    pub(super) worker: usize,
+    pub(super) error: Error,
+    pub(super) heard: Result<Vec<(u64, u64)>>,
+}
+
+impl Holder {
+    /// Asks the other servers, and then lets the store go on or fail.
+    pub(super) fn settle(self: &Arc<Self>, loss: Loss) {
+        let Loss { store, worker, error, heard } = loss;
+        let asked = heard.and_then(|heard| {
+            let mut digest = Sha256::new();
+            for (number, count) in heard {
+                digest.update(number.to_le_bytes());
+                digest.update(count.to_le_bytes());
+            }
+            self.ask_first_server(&Settle { store, worker: worker as u64, heard: digest.finalize().into() })
+        });
+        match asked {
+            Ok(Some(call)) => {
+                let holder = Arc::clone(self);
+                call.on_complete(move |outcome| {
+                    holder.settled(store, worker, &error, outcome.as_ref().map(drop).map_err(Error::clone));
+                });
+            }
+            Ok(None) => self.settled(store, worker, &error, Ok(())),
+            Err(reason) => self.settled(store, worker, &error, Err(reason)),
+        }
+    }
+
+    /// None if there is no other server.
+    fn ask_first_server(&self, settle: &Settle) -> Result<Option<sheave_base::Work<sheave_mesh::Answer>>> {
+        let Some(mesh) = self.mesh.upgrade() else {
+            return Err(Error::new(ErrorKind::Closed, "this server has left the mesh"));
+        };
+        let servers: Vec<NodeId> = mesh.of_role(Role::Server).map(|member| member.node).collect();
+        match servers.first().filter(|_| servers.len() > 1) {
+            Some(first) => mesh.call(*first, SERVICE, SETTLE, protocol::encode(settle)?).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    fn settled(&self, store: u32, worker: usize, error: &Error, outcome: Result<()>) {
+        let mut table = self.table.lock();
+        let Some(held) = table.stores.get_mut(&store) else { return };
+        match outcome {
+            Ok(()) => held.shrink(worker),
+            Err(reason) => held.fail(&error.clone().context(format!("the store cannot go on without it: {reason}"))),
+        }
+        let ended = held.take_ended();
+        drop(table);
+        ended.into_iter().for_each(Waiting::answer);
+    }
+
+    /// The first server hears what another one, or itself, has to say.
+    pub(super) fn hear(&self, from: NodeId, args: &Value, reply: Reply) {
+        let settle: Settle = match protocol::decode(args) {
+            Ok(settle) => settle,
+            Err(error) => return reply.error(error),
+        };
+        let is_server = self.servers.contains(&from);
+        let is_known = (settle.worker as usize) < self.workers.len();
+        let mut table = self.table.lock();
+        if !is_server || !is_known || !table.stores.contains_key(&settle.store) {
+            drop(table);
+            return reply.error(Error::new(ErrorKind::InvalidArgument, "there is nothing to settle"));
+        }
+        let key = (settle.store, settle.worker);
+        let said = table.settlements.entry(key).or_default();
+        said.retain(|one| one.server != from);
+        said.push(Said { server: from, heard: settle.heard, reply });
+        if said.len() < self.servers.len() {
+            return;
+        }
+        let said = table.settlements.remove(&key).unwrap_or_default();
+        drop(table);
+        let first = said.first().map(|one| one.heard);
+        let agree = said.iter().all(|one| Some(one.heard) == first);
+        for one in said {
+            match agree {
+                true => one.reply.value(Value::None),
+                false => one
+                    .reply
+                    .error(Error::new(ErrorKind::PeerLost, "its last push has reached some servers and not others")),
+            }
+        }
+    }
+
+    /// A server is gone, and will not say anything.
+    pub(super) fn unsettle(&self, error: &Error) {
+        let said = std::mem::take(&mut self.table.lock().settlements);
+        for one in said.into_values().flatten() {
+            one.reply.error(error.clone());
+        }
+    }
+}

@@ -1,0 +1,372 @@
+//! One store on a server: its slots, and everything that happens to them.
+//!
+//! A request is checked whole before anything of it is merged; one that is refused changes nothing, and the server
+//! lives on. In a synchronous store an update is answered when the rounds that it contributes to are complete
+//! ([`crate::round`]), and what it pulls is taken at just that moment.
+//!
+//! **When a worker is lost** and the store needs every worker, everything that waits ends with an error that names it,
+//! and so does every later push. A store that shrinks first makes sure that all of its servers have received as many
+//! pushes of the lost worker to every key that is cut ([`super::settle`]), and then takes it out of the rounds.
+
+use super::members::{Members, Standing};
+use super::pending::{Assembly, Pending, Waiting};
+use crate::held::Held;
+use crate::key::Key;
+use crate::kind::Kind;
+use crate::layout::{Layout, Spot, slice_number};
+use crate::local::{exists, unknown};
+use crate::numbers::Numbered;
+use crate::protocol::{Described, DescribedSlice, Init, OnWorkerLoss, Open, Piece, Update};
+use crate::slot::{Merge, Meta, Slot};
+use crate::sum::Gradient;
+use sheave_base::{Error, ErrorKind, Result};
+use sheave_mesh::Reply;
+use sheave_tensor::{Arena, Dtype, Shape, Tensor};
+use sheave_wire::Value;
+use std::collections::HashSet;
+
+pub(super) struct Store {
+    pub(super) open: Open,
+    pub(super) members: Members,
+    pub(super) merge: Merge,
+    arena: Arena,
+    workers: usize,
+    /// In the order of their initialisation, which is about the order in which they are asked for.
+    slots: Vec<Held>,
+    /// Where the slot of a slice's number is.
+    index: Numbered<usize>,
+    waiting: Pending,
+    lost: Option<Lost>,
+    /// The first worker whose loss this store does not bear.
+    loss: Option<Error>,
+}
+
+/// No round ends any more.
+struct Lost {
+    error: Error,
+    /// Those with a push that came to nothing. What they pull would lack it, so it is refused.
+    failed: Vec<bool>,
+}
+
+/// An update that nothing speaks against.
+pub(super) struct Checked {
+    /// Who asks.
+    worker: usize,
+    /// What is pushed to which slots.
+    values: Vec<(usize, Gradient)>,
+    /// The slots that are pulled.
+    pulls: Vec<usize>,
+    answer: Assembly,
+}
+
+impl Store {
+    pub(super) fn new(open: Open, workers: usize, arena: &Arena) -> Self {
+        Self {
+            open,
+            members: Members::new(workers),
+            merge: Merge::Assign,
+            arena: arena.clone(),
+            workers,
+            slots: Vec::new(),
+            index: Numbered::default(),
+            waiting: Pending::default(),
+            lost: None,
+            loss: None,
+        }
+    }
+
+    /// Whether rounds or clocks count workers, so that the loss of one matters to the others' pushes.
+    pub(super) fn counts_workers(&self) -> bool {
+        self.open.kind != Kind::DistAsync
+    }
+
+    pub(super) fn take_ended(&mut self) -> Vec<Waiting> {
+        self.waiting.take_ended()
+    }
+
+    pub(super) fn init(&mut self, init: Init, tensors: &[Tensor]) -> Result<()> {
+        let spots = find(&init.pieces, tensors)?;
+        if init.slices.len() != init.pieces.len() {
+            return Err(Error::new(ErrorKind::Protocol, "keys and pieces are not the same in number"));
+        }
+        let mut fresh = Vec::with_capacity(init.slices.len());
+        let mut numbers = HashSet::with_capacity(init.slices.len());
+        for ((slice, piece), (tensor, at)) in init.slices.into_iter().zip(&init.pieces).zip(spots) {
+            let DescribedSlice { described: Described { key, dtype, shape }, slice, start } = slice;
+            key.check()?;
+            let number = slice_number(key.number(), slice);
+            if number != piece.number || self.index.contains_key(&number) || !numbers.insert(number) {
+                return Err(exists(&key));
+            }
+            let dtype = Dtype::from_code(dtype)
+                .ok_or_else(|| Error::new(ErrorKind::Protocol, format!("key {key} has the unknown dtype {dtype}")))?;
+            let value = view(tensor, at, piece, dtype)?;
+            let shape = Shape::new(&shape)?;
+            let end = start.checked_add(value.elements() as u64);
+            if shape.elements().is_none_or(|elements| end.is_none_or(|end| end > elements)) {
+                return Err(Error::new(ErrorKind::Protocol, format!("key {key} has more elements than {shape}")));
+            }
+            let slot = Slot::new(Meta { key, dtype, shape }, start, &value, &self.arena)?;
+            fresh.push((number, Held::new(number, slot, &self.open, self.workers)));
+        }
+        for (number, held) in fresh {
+            self.index.insert(number, self.slots.len());
+            self.slots.push(held);
+        }
+        Ok(())
+    }
+
+    pub(super) fn delete(&mut self, numbers: &[u64]) -> Result<()> {
+        let mut held = numbers.iter().filter_map(|number| self.index.get(number)).map(|place| &self.slots[*place]);
+        if let Some(held) = held.find(|held| held.is_busy()) {
+            let what = format!("key {} is waited for, and cannot be deleted", held.slot.meta.key);
+            return Err(Error::new(ErrorKind::InvalidArgument, what)
+                .operation("delete")
+                .hint("every worker calls delete after its last push and pull of the key"));
+        }
+        for number in numbers {
+            let Some(place) = self.index.remove(number) else { continue };
+            self.slots.swap_remove(place);
+            if let Some(moved) = self.slots.get(place) {
+                self.index.insert(moved.number, place);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn describe(&self, numbers: &[u64]) -> Vec<Option<Described>> {
+        let described = |number: &u64| {
+            let meta = &self.slots[*self.index.get(number)?].slot.meta;
+            let shape = meta.shape.dimensions().to_vec();
+            Some(Described { key: meta.key.clone(), dtype: meta.dtype.code(), shape })
+        };
+        numbers.iter().map(described).collect()
+    }
+
+    /// Refuses an update before anything of it is merged.
+    pub(super) fn check(&mut self, update: &Update, worker: usize, tensors: &[Tensor]) -> Result<Checked> {
+        if let Some(lost) = &mut self.lost {
+            lost.failed[worker] |= !update.push.is_empty();
+            if lost.failed[worker] {
+                return Err(lost.error.clone());
+            }
+        }
+        self.check_standing(worker, !update.push.is_empty())?;
+        self.waiting.check_room(worker)?;
+        let spots = find(&update.push, tensors)?;
+        let mut values = Vec::with_capacity(spots.len());
+        for (piece, (tensor, at)) in update.push.iter().zip(spots) {
+            let place = self.place("push", piece)?;
+            let held = &self.slots[place];
+            held.check_room(worker)?;
+            values.push((place, Gradient::Plain(view(tensor, at, piece, held.slot.meta.dtype)?)));
+        }
+        let pulls = update.pull.iter().map(|piece| self.place("pull", piece)).collect::<Result<Vec<_>>>()?;
+        let answer = Assembly::new(&update.pull)?;
+        Ok(Checked { worker, values, pulls, answer })
+    }
+
+    fn check_standing(&self, worker: usize, pushes: bool) -> Result<()> {
+        let what = match self.members.standing(worker) {
+            Standing::Active => return Ok(()),
+            Standing::Done if !pushes => return Ok(()),
+            Standing::Done => "this worker has said that it is done, and others are not",
+            Standing::Closed => "this worker has closed the store",
+            Standing::Leaving | Standing::Gone => "this worker is taken for dead",
+        };
+        Err(Error::new(ErrorKind::InvalidArgument, what))
+    }
+
+    /// The slot that a piece is of, if that has its size.
+    fn place(&self, operation: &'static str, piece: &Piece) -> Result<usize> {
+        let place = self.index.get(&piece.number).copied();
+        let place = place.ok_or_else(|| unknown(&Key::from(format!("number {:016x}", piece.number)), operation))?;
+        let held = &self.slots[place];
+        let len_bytes = held.slot.value.len_bytes();
+        if len_bytes as u64 != piece.len_bytes {
+            let what = format!("key {} has {len_bytes} bytes here, not {}", held.slot.meta.key, piece.len_bytes);
+            return Err(Error::new(ErrorKind::Mismatch, what));
+        }
+        Ok(place)
+    }
+
+    /// Merges and takes what can be merged and taken now.
+    pub(super) fn update(&mut self, checked: Checked, reply: Reply) {
+        let Checked { worker, values, pulls, answer } = checked;
+        // One more, so that it does not end before all of it was looked at.
+        let request = self.waiting.begin(reply, worker, values.len() + pulls.len() + 1, answer);
+        for (place, gradient) in values {
+            self.slots[place].contribute(worker, gradient, request);
+            self.advance(place);
+        }
+        for (at, place) in pulls.into_iter().enumerate() {
+            let held = &mut self.slots[place];
+            if held.ask(self.members.counted(), worker, request, at) {
+                self.waiting.one_done(request, |answer| answer.take(at, &held.slot.value, &self.arena));
+            }
+        }
+        self.waiting.one_done(request, |_| Ok(()));
+    }
+
+    /// Merges what can be merged in one slot.
+    fn advance(&mut self, place: usize) {
+        let held = &mut self.slots[place];
+        while let Some(completed) = held.advance(self.members.counted(), &self.merge, &self.arena) {
+            for request in completed.merged {
+                self.waiting.one_done(request, |_| completed.outcome.clone());
+            }
+            for waiter in completed.served {
+                let take = |answer: &mut Assembly| answer.take(waiter.piece, &held.slot.value, &self.arena);
+                self.waiting.one_done(waiter.request, take);
+            }
+        }
+    }
+
+    /// Who is waited for has changed.
+    fn reconsider(&mut self) {
+        (0..self.slots.len()).for_each(|place| self.advance(place));
+        if let Some(done) = self.members.begin_anew() {
+            self.slots.iter_mut().for_each(Held::level);
+            done.into_iter().for_each(|request| self.waiting.answer(request, Ok(Value::None)));
+        }
+        self.open_barriers();
+    }
+
+    fn open_barriers(&mut self) {
+        if let Some(closed) = self.members.closed() {
+            let error =
+                Error::new(ErrorKind::Closed, format!("worker {closed} has closed the store, and will not come"));
+            for request in self.members.take_entered() {
+                self.waiting.answer(request, Err(error.clone()));
+            }
+            return;
+        }
+        let first = self.members.first().unwrap_or(0) as i64;
+        for request in self.members.through() {
+            self.waiting.answer(request, Ok(Value::Int(first)));
+        }
+    }
+
+    /// A worker comes to a barrier, and is told when all have.
+    pub(super) fn barrier(&mut self, worker: usize, reply: Reply) {
+        let request = self.waiting.begin(reply, worker, 1, Assembly::default());
+        if let Some(error) = self.refusal(worker) {
+            return self.waiting.answer(request, Err(error));
+        }
+        self.members.enter(worker, request);
+        self.open_barriers();
+    }
+
+    /// A worker pushes no more, and is told when all others have come to that point.
+    pub(super) fn done(&mut self, worker: usize, reply: Reply) {
+        let request = self.waiting.begin(reply, worker, 1, Assembly::default());
+        if let Some(error) = self.refusal(worker) {
+            return self.waiting.answer(request, Err(error));
+        }
+        self.members.done(worker, request);
+        self.reconsider();
+    }
+
+    /// Why a worker may not wait for the others.
+    fn refusal(&self, worker: usize) -> Option<Error> {
+        let loss = self.loss.clone().or_else(|| self.waiting.check_room(worker).err());
+        loss.or_else(|| self.check_standing(worker, true).err())
+    }
+
+    /// A worker needs the store no more.
+    pub(super) fn close(&mut self, worker: usize) {
+        if !matches!(self.members.standing(worker), Standing::Leaving | Standing::Gone) {
+            self.members.set(worker, Standing::Closed);
+            self.reconsider();
+        }
+    }
+
+    /// A worker is lost. True if all servers must agree on what it has pushed, before [`Store::shrink`] or
+    /// [`Store::fail`].
+    pub(super) fn lose(&mut self, worker: usize, has_left: bool, error: &Error) -> bool {
+        let is_missed = match self.members.standing(worker) {
+            Standing::Gone | Standing::Leaving => return false,
+            Standing::Closed => false,
+            Standing::Done => !has_left,
+            Standing::Active => true,
+        };
+        if is_missed && self.open.on_worker_loss == OnWorkerLoss::Shrink && self.counts_workers() {
+            self.members.set(worker, Standing::Leaving);
+            return true;
+        }
+        if is_missed && self.open.on_worker_loss == OnWorkerLoss::Fail {
+            self.fail(error);
+        }
+        self.shrink(worker);
+        false
+    }
+
+    /// Goes on without a worker.
+    pub(super) fn shrink(&mut self, worker: usize) {
+        self.members.set(worker, Standing::Gone);
+        self.reconsider();
+    }
+
+    /// How often a worker has pushed each key that has several slices, by the keys' numbers; an error if the slices
+    /// here do not agree on it.
+    pub(super) fn heard(&self, worker: usize) -> Result<Vec<(u64, u64)>> {
+        let mut heard = std::collections::BTreeMap::new();
+        for held in &self.slots {
+            let meta = &held.slot.meta;
+            let number = meta.key.number();
+            let slices = self.open.cutting.slices(number, meta.shape.elements().unwrap_or(0));
+            if slices.len() > 1 && *heard.entry(number).or_insert(held.heard(worker)) != held.heard(worker) {
+                let what = format!("its last push of key {} has come in part", meta.key);
+                return Err(Error::new(ErrorKind::PeerLost, what));
+            }
+        }
+        Ok(heard.into_iter().collect())
+    }
+
+    /// Nothing that waits for other workers will ever end: it ends now.
+    pub(super) fn fail(&mut self, error: &Error) {
+        // The first loss is the reason of those that follow.
+        let error = self.loss.get_or_insert_with(|| error.clone()).clone();
+        self.members.clear();
+        if self.counts_workers() {
+            let lost =
+                self.lost.get_or_insert_with(|| Lost { error: error.clone(), failed: vec![false; self.workers] });
+            for held in &mut self.slots {
+                lost.failed.iter_mut().enumerate().for_each(|(worker, failed)| *failed |= held.owes(worker));
+                held.clear();
+            }
+        }
+        self.waiting.fail_all(&error);
+    }
+}
+
+/// Where the pieces of a message are: for each the tensor and the byte in it.
+fn find<'a>(pieces: &[Piece], tensors: &'a [Tensor]) -> Result<Vec<(&'a Tensor, usize)>> {
+    let layout = Layout::of(pieces)?;
+    if layout.parts != tensors.len() {
+        let what = format!("{} tensors came for pieces in {}", tensors.len(), layout.parts);
+        return Err(Error::new(ErrorKind::Protocol, what));
+    }
+    let locate = |(piece, spot): (&Piece, &Spot)| {
+        let (tensor, at) = match spot {
+            Spot::Packed(at) => (&tensors[0], *at),
+            Spot::Part(part) => (&tensors[*part], 0),
+        };
+        let (end, len_bytes) = (at.saturating_add(piece.len_bytes), tensor.len_bytes() as u64);
+        if end > len_bytes || matches!(spot, Spot::Part(_)) && end != len_bytes {
+            return Err(Error::new(ErrorKind::Protocol, "a piece that its tensor does not hold"));
+        }
+        Ok((tensor, at as usize))
+    };
+    pieces.iter().zip(&layout.spots).map(locate).collect()
+}
+
+/// A piece as what it stands for, flat. Nothing is copied.
+fn view(tensor: &Tensor, at: usize, piece: &Piece, dtype: Dtype) -> Result<Tensor> {
+    let size_bytes = dtype.size_bytes() as u64;
+    if !piece.len_bytes.is_multiple_of(size_bytes) {
+        let what = format!("{} bytes are not whole elements of {dtype}", piece.len_bytes);
+        return Err(Error::new(ErrorKind::Protocol, what));
+    }
+    Tensor::from_buffer(tensor.buffer().clone(), tensor.offset_bytes() + at, dtype, [piece.len_bytes / size_bytes])
+}
