@@ -310,7 +310,8 @@ impl KvStore {
     }
 
     /// Takes keys out of the store; they may be initialised anew, with another shape or dtype. With servers every
-    /// worker must call it, with the same keys; it waits for this worker's operations on them, and blocks until all have come.
+    /// worker must call it, with the same keys; it waits for this worker's operations on them, and blocks until all
+    /// have come.
     ///
     /// # Errors
     ///
