@@ -29,6 +29,9 @@
 
 mod client;
 mod clock;
+mod command;
+mod dead;
+mod environment;
 mod gather;
 mod held;
 mod key;
@@ -45,10 +48,13 @@ mod sum;
 mod updater;
 mod waiter;
 
+pub use command::Controller;
+pub use dead::num_dead_node;
+pub use environment::Environment;
 pub use key::Key;
 pub use kind::Kind;
 pub use protocol::OnWorkerLoss;
-pub use server::{Server, ServerConfig};
+pub use server::{Server, ServerConfig, run_server};
 pub use sheave_optim::Rule;
 pub use store::{Config, KvStore};
 pub use updater::{Function, Updater};

@@ -1,6 +1,8 @@
 //! The store as its users see it.
 
 use crate::client::Client;
+use crate::command;
+use crate::dead::num_dead_node;
 use crate::key::Key;
 use crate::kind::Kind;
 use crate::local::Local;
@@ -320,6 +322,34 @@ impl KvStore {
         match &*self.place {
             Place::Local(local) => within(local, |local| local.delete(keys)),
             Place::Servers(client) => client.delete(keys),
+        }
+    }
+
+    /// Sends a command of the user's own to the controller of every server, and waits until all have run it. The number
+    /// may be any. The answers come in the order of the servers' ranks; a local store has none.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if a server has no controller; what the controller says; `PeerLost` if a server is gone.
+    pub fn send_command_to_servers(&self, number: i32, body: impl AsRef<[u8]>) -> Result<Vec<Vec<u8>>> {
+        match &*self.place {
+            Place::Local(_) => Ok(Vec::new()),
+            Place::Servers(client) => command::send(&client.mesh, number, body.as_ref()),
+        }
+    }
+
+    /// How many nodes are dead: of one node or of groups, by the numbers of ps-lite. 1 is the scheduler, 2 all servers,
+    /// 4 all workers, and sums of these are several groups; 8 + 2 r is server r, and 9 + 2 r worker r. A node whose
+    /// links have closed counts at once, a silent one after `timeout` or the liveness timeout, whichever is shorter.
+    /// Those who left in order do not count. Any node may ask; 0 for a local store.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a number that names nobody.
+    pub fn num_dead_node(&self, node_id: i32, timeout: Duration) -> Result<usize> {
+        match &*self.place {
+            Place::Local(_) => Ok(0),
+            Place::Servers(client) => num_dead_node(&client.mesh, node_id, timeout),
         }
     }
 

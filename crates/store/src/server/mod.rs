@@ -8,6 +8,7 @@ mod pending;
 mod settle;
 mod store;
 
+use crate::command::{self, Controller};
 use crate::key::Key;
 use crate::layout::KEYS_MAX;
 use crate::protocol::{self, BARRIER, CLOSE, DELETE, DESCRIBE, DONE, Delete, Describe, INIT, OPEN, OfStore, Open};
@@ -26,10 +27,11 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use store::Store;
 
-/// Updaters that a server offers by name.
+/// The user's own code on a server: updaters by name, and a controller.
 #[derive(Clone, Default)]
 pub struct ServerConfig {
     functions: HashMap<String, Function>,
+    controller: Option<Controller>,
 }
 
 impl ServerConfig {
@@ -41,6 +43,14 @@ impl ServerConfig {
         function: impl Fn(&Key, &Tensor, &mut Tensor) -> Result<()> + Send + Sync + 'static,
     ) -> Self {
         self.functions.insert(name.to_owned(), Arc::new(function));
+        self
+    }
+
+    /// Takes every command that workers send ([`crate::KvStore::send_command_to_servers`]), whatever its number, and
+    /// answers it. Commands run one at a time; they may block. Errors and panics go back to the worker that sent it.
+    #[must_use]
+    pub fn controller(mut self, controller: impl Fn(i32, &[u8]) -> Result<Vec<u8>> + Send + Sync + 'static) -> Self {
+        self.controller = Some(Arc::new(controller));
         self
     }
 }
@@ -66,6 +76,7 @@ impl Server {
             functions: config.functions,
             table: Mutex::default(),
         });
+        command::serve(mesh, config.controller)?;
         mesh.serve(SERVICE, Door(Arc::clone(&holder)))?;
         // Who is gone already will not be reported.
         for death in mesh.deaths() {
@@ -84,6 +95,22 @@ impl Server {
     /// `PeerLost` when a worker died, naming it.
     pub fn run(&self) -> Result<()> {
         self.mesh.until_gone(|member| member.introduction.role == Role::Worker)
+    }
+}
+
+/// Runs a node that is no worker until all workers have gone: a server serves, a scheduler or another node waits.
+/// Blocks. What `KVStore::RunServer` of MXNet does.
+///
+/// # Errors
+///
+/// `InvalidArgument` on a worker; `PeerLost` when a worker died, naming it.
+pub fn run_server(mesh: &Mesh, config: ServerConfig) -> Result<()> {
+    match mesh.me().introduction.role {
+        Role::Worker => Err(Error::new(ErrorKind::InvalidArgument, "a worker cannot be a server")
+            .operation("run_server")
+            .hint("start another process as the server: DMLC_ROLE=server, or `sheave launch -s 1`")),
+        Role::Server => Server::start(mesh, config)?.run(),
+        _ => mesh.until_gone(|member| member.introduction.role == Role::Worker),
     }
 }
 

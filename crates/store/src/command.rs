@@ -1,0 +1,51 @@
+//! Commands: words of the user's own to the user's own code on the servers.
+//!
+//! They have a service of their own beside the store's, so that every number is the user's. Controllers may block, so
+//! they run on the node's executor, and one at a time, so that they need no locks.
+
+use parking_lot::Mutex;
+use sheave_base::{Error, ErrorKind, NodeId, Result};
+use sheave_mesh::{Mesh, Request, Role};
+use sheave_wire::Value;
+use std::sync::Arc;
+
+/// The name of the service.
+pub(crate) const SERVICE: &str = "store.command";
+
+/// User code that a server runs for each command: its number, its text, and what is answered.
+pub type Controller = Arc<dyn Fn(i32, &[u8]) -> Result<Vec<u8>> + Send + Sync>;
+
+/// Serves the commands of a node.
+pub(crate) fn serve(mesh: &Mesh, controller: Option<Controller>) -> Result<()> {
+    let turn = Mutex::new(());
+    mesh.serve(SERVICE, move |request: Request| {
+        let Request { method, args, reply, .. } = request;
+        let outcome = (|| {
+            let number = method.parse::<i32>();
+            let (Ok(number), Value::Bytes(body)) = (number, &args) else {
+                return Err(Error::new(ErrorKind::Protocol, "a command without a number or a text"));
+            };
+            let Some(controller) = &controller else {
+                return Err(Error::new(ErrorKind::NotFound, format!("nobody takes command {number} here"))
+                    .hint("give every server a controller: ServerConfig::controller"));
+            };
+            let _turn = turn.lock();
+            controller(number, body)
+        })();
+        reply.send(outcome.map(|answer| (Value::Bytes(answer), Default::default())));
+    })
+}
+
+/// Sends a command to all servers and waits for their answers, which come in the order of their ranks.
+pub(crate) fn send(mesh: &Mesh, number: i32, body: &[u8]) -> Result<Vec<Vec<u8>>> {
+    let servers: Vec<NodeId> = mesh.of_role(Role::Server).map(|member| member.node).collect();
+    let call = |server: &NodeId| mesh.call(*server, SERVICE, &number.to_string(), Value::Bytes(body.to_vec()));
+    let calls = servers.iter().map(call).collect::<Result<Vec<_>>>()?;
+    let answer = |answer: sheave_mesh::Answer| match answer.value {
+        Value::Bytes(bytes) => Ok(bytes),
+        other => Err(Error::new(ErrorKind::Protocol, format!("a {} in place of an answer", other.kind_name()))),
+    };
+    // All have ended before the first error is told: no server still runs the command then.
+    let outcomes: Vec<Result<Vec<u8>>> = calls.iter().map(|call| call.wait().and_then(answer)).collect();
+    outcomes.into_iter().collect::<Result<_>>().map_err(|error| error.operation(format!("command {number}")))
+}
