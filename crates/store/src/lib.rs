@@ -28,6 +28,7 @@
 //! ```
 
 mod client;
+mod compress;
 mod gather;
 mod key;
 mod kind;
@@ -41,6 +42,7 @@ mod slot;
 mod store;
 mod updater;
 
+pub use compress::Compression;
 pub use key::Key;
 pub use kind::Kind;
 pub use server::{Server, ServerConfig};
