@@ -37,6 +37,8 @@ mod local;
 mod numbers;
 mod protocol;
 mod round;
+#[expect(dead_code, reason = "servers do not hold row-sparse values yet")]
+mod rows;
 mod server;
 mod slot;
 mod store;
@@ -45,6 +47,7 @@ mod updater;
 pub use compress::Compression;
 pub use key::Key;
 pub use kind::Kind;
+pub use rows::Rows;
 pub use server::{Server, ServerConfig};
 pub use sheave_optim::Rule;
 pub use store::{Config, KvStore};
