@@ -3,7 +3,7 @@
 //! Without an updater a merged gradient takes the place of the value: rows that nobody pushed are absent, which is
 //! zero. To write only what changes, a table remembers the rows that it has.
 
-use super::table::{RowSlices, Table};
+use super::table::{AHEAD, RowSlices, Table};
 use sheave_base::Result;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -43,7 +43,8 @@ impl Present {
 /// Clears the rows of `known` that are not in `kept`; both ascend.
 fn clear_others(table: &mut Table<'_>, known: &[i64], kept: &[i64]) -> Result<()> {
     let mut kept = kept.iter().peekable();
-    for id in known {
+    for (index, id) in known.iter().enumerate() {
+        table.announce(known.get(index + AHEAD));
         while kept.next_if(|next| *next < id).is_some() {}
         if kept.peek() != Some(&id) {
             table.clear(*id)?;

@@ -40,7 +40,7 @@ impl<'a> Table<'a> {
     /// Rows take the place of those with their ids.
     pub(crate) fn assign(&mut self, rows: RowSlices<'_>) -> Result<()> {
         for (index, id) in rows.ids.iter().enumerate() {
-            prefetch(self.bytes, self.row_bytes, rows.ids.get(index + AHEAD));
+            self.announce(rows.ids.get(index + AHEAD));
             copy(row_mut(self.bytes, self.row_bytes, *id as usize)?, rows.row(index)?)?;
         }
         Ok(())
@@ -49,10 +49,15 @@ impl<'a> Table<'a> {
     /// Rows are added to those with their ids, in the order given.
     pub(crate) fn add(&mut self, rows: RowSlices<'_>) -> Result<()> {
         for (index, id) in rows.ids.iter().enumerate() {
-            prefetch(self.bytes, self.row_bytes, rows.ids.get(index + AHEAD));
+            self.announce(rows.ids.get(index + AHEAD));
             reduce(Op::Sum, self.dtype, row_mut(self.bytes, self.row_bytes, *id as usize)?, rows.row(index)?)?;
         }
         Ok(())
+    }
+
+    /// Row `id` will be written soon, about [`AHEAD`] rows from now.
+    pub(super) fn announce(&self, id: Option<&i64>) {
+        prefetch(self.bytes, self.row_bytes, id);
     }
 
     /// A row becomes zero.
@@ -111,7 +116,7 @@ fn outside(index: usize) -> Error {
 }
 
 /// How many rows ahead memory is asked for.
-const AHEAD: usize = 8;
+pub(super) const AHEAD: usize = 8;
 
 /// Asks for a row that comes soon: rows of a large table are misses, and the processor cannot guess the next id.
 #[inline(always)]
