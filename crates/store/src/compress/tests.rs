@@ -259,6 +259,23 @@ proptest! {
     }
 }
 
+/// A sum knows one NaN only, whatever was in it before.
+#[test]
+fn sums_have_the_one_nan() {
+    let mut residuals = [0.0f32; 2];
+    for codec in NAMES.map(|(_, codec)| codec) {
+        let bytes = encoded(codec, &[1.0, 1.0], &mut residuals);
+        let mut sum = [f32::from_bits(0xff80_0001), f32::from_bits(0x7fff_ffff)];
+        codec.add_into(&bytes, &mut sum).unwrap();
+        assert_eq!(bits(&sum), [0x7fc0_0000; 2], "{codec}");
+    }
+    // A NaN in a gradient says nothing for good.
+    let mut residual = [0.0];
+    for gradient in [f32::NAN, 9.0] {
+        assert_eq!(decoded(two(0.5), &encoded(two(0.5), &[gradient], &mut residual), 1), [0.0]);
+    }
+}
+
 #[test]
 fn what_cannot_be_is_refused() {
     let kind = |outcome: Result<()>| outcome.unwrap_err().kind();
