@@ -89,19 +89,36 @@ impl Cutting {
     }
 
     /// What each server has of a tensor.
-    fn ranges(&self, number: u64, elements: u64) -> SmallVec<[(usize, Range<u64>); 2]> {
+    fn ranges(&self, number: u64, elements: u64) -> Ranges {
+        let grain = if elements / u64::from(self.servers.max(1)) >= BLOCK_ELEMENTS { BLOCK_ELEMENTS } else { 1 };
+        self.spread(number, elements, elements >= self.cut_elements, grain)
+    }
+
+    #[cfg_attr(not(test), expect(dead_code, reason = "tables of rows are to come"))]
+    /// The slices of a table of rows: one for each server, with borders between rows. The ranges are those of rows.
+    pub(crate) fn row_slices(&self, number: u64, rows: u64, row_elements: u64) -> Slices {
+        let is_cut = rows.saturating_mul(row_elements) >= self.cut_elements;
+        let ranges = self.spread(number, rows, is_cut, 1).into_iter().enumerate();
+        let slice = |(at, (server, range))| Slice { server, number: slice_number(number, at as u64), range };
+        ranges.map(slice).collect()
+    }
+
+    /// Even ranges of so many things, one for each server from the home on, if they are cut and enough.
+    fn spread(&self, number: u64, things: u64, is_cut: bool, grain: u64) -> Ranges {
         let (servers, home) = (u64::from(self.servers), self.home(number));
-        if servers < 2 || elements < self.cut_elements.max(servers) {
-            return smallvec![(home, 0..elements)];
+        if servers < 2 || things < servers || !is_cut {
+            return smallvec![(home, 0..things)];
         }
-        let grain = if elements / servers >= BLOCK_ELEMENTS { BLOCK_ELEMENTS } else { 1 };
         let border = |at: u64| match at == servers {
-            true => elements,
-            false => (u128::from(elements) * u128::from(at) / u128::from(servers)) as u64 / grain * grain,
+            true => things,
+            false => (u128::from(things) * u128::from(at) / u128::from(servers)) as u64 / grain * grain,
         };
         (0..servers).map(|at| ((home + at as usize) % servers as usize, border(at)..border(at + 1))).collect()
     }
 }
+
+/// Servers, and what each of them has.
+type Ranges = SmallVec<[(usize, Range<u64>); 2]>;
 
 /// The number of a key's slice. That of one key may be that of another's slice, as two keys may have one number, and is
 /// refused as that is.

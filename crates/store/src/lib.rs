@@ -30,6 +30,7 @@
 mod client;
 mod clock;
 mod command;
+mod compress;
 mod dead;
 mod environment;
 mod gather;
@@ -41,6 +42,8 @@ mod local;
 mod numbers;
 mod protocol;
 mod round;
+#[expect(dead_code, reason = "servers do not hold row-sparse values yet")]
+mod rows;
 mod server;
 mod slot;
 mod store;
@@ -49,11 +52,13 @@ mod updater;
 mod waiter;
 
 pub use command::Controller;
+pub use compress::Compression;
 pub use dead::num_dead_node;
 pub use environment::Environment;
 pub use key::Key;
 pub use kind::Kind;
 pub use protocol::OnWorkerLoss;
+pub use rows::Rows;
 pub use server::{Server, ServerConfig, run_server};
 pub use sheave_optim::Rule;
 pub use store::{Config, KvStore};

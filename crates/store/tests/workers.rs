@@ -22,8 +22,8 @@ fn pairs(value: f32) -> Vec<(Key, Tensor)> {
     KEYS.iter().map(|(key, elements)| (Key::from(*key), full(*elements, value))).collect()
 }
 
-fn open(mesh: &Mesh, config: Config) -> KvStore {
-    KvStore::open(mesh, Config { cut_elements: 1000, slice_elements: 700, ..config }).expect("all servers serve")
+fn open(mesh: &Mesh, config: impl Into<Config>) -> KvStore {
+    KvStore::open(mesh, Config { cut_elements: 1000, slice_elements: 700, ..config.into() }).expect("all servers serve")
 }
 
 /// The least and the most of what both keys hold.
@@ -85,7 +85,7 @@ fn workers_with_fewer_batches_are_not_waited_for() {
 #[test]
 fn a_worker_that_is_done_may_leave() {
     job_of(2, 2, Transport::Shm, ServerConfig::default(), |mesh| {
-        let store = open(mesh, Config::from(Kind::DistSync));
+        let store = open(mesh, Kind::DistSync);
         store.init(&pairs(0.0)).expect("they are new");
         store.set_updater(Updater::Sum).expect("servers add");
         store.barrier().expect("all are there");
@@ -193,7 +193,7 @@ fn keys_are_deleted_and_made_anew() {
     check(&KvStore::local("local").expect("it is known"));
     for servers in [1, 3] {
         job_of(servers, 2, Transport::Shm, ServerConfig::default(), move |mesh| {
-            check(&open(mesh, Config::from(Kind::DistSync)));
+            check(&open(mesh, Kind::DistSync));
         });
     }
 }
@@ -201,7 +201,7 @@ fn keys_are_deleted_and_made_anew() {
 #[test]
 fn waiting_for_keys_waits_for_their_operations_alone() {
     job_of(1, 2, Transport::Shm, ServerConfig::default(), |mesh| {
-        let store = open(mesh, Config::from(Kind::DistSync));
+        let store = open(mesh, Kind::DistSync);
         store.init(&pairs(0.0)).expect("they are new");
         if store.rank() == 1 {
             let (small, big) = (pairs(1.0)[..1].to_vec(), pairs(1.0)[1..].to_vec());
@@ -230,7 +230,7 @@ fn waiting_for_keys_waits_for_their_operations_alone() {
 #[test]
 fn a_closed_store_is_waited_for_no_more_and_forgotten() {
     job_of(2, 2, Transport::Shm, ServerConfig::default(), |mesh| {
-        let store = open(mesh, Config::from(Kind::DistSync));
+        let store = open(mesh, Kind::DistSync);
         store.init(&pairs(0.0)).expect("they are new");
         store.set_updater(Updater::Sum).expect("servers add");
         store.barrier().expect("all are there");
@@ -250,7 +250,7 @@ fn a_closed_store_is_waited_for_no_more_and_forgotten() {
         }
         // Far more stores than a job may have at once.
         for _ in 0..1100 {
-            let next = open(mesh, Config::from(Kind::DistSync));
+            let next = open(mesh, Kind::DistSync);
             next.close().expect("both close it");
         }
     });
@@ -259,7 +259,7 @@ fn a_closed_store_is_waited_for_no_more_and_forgotten() {
 #[test]
 fn workers_other_than_the_first_may_give_empty_values() {
     job_of(2, 3, Transport::Shm, ServerConfig::default(), |mesh| {
-        let store = open(mesh, Config::from(Kind::DistSync));
+        let store = open(mesh, Kind::DistSync);
         let empty = || Tensor::from_slice::<f32>(&[], [0]).expect("it fits");
         let values = match store.rank() {
             0 => pairs(4.0),
