@@ -1,5 +1,6 @@
 //! The store of one process.
 
+use crate::compress::Compression;
 use crate::key::Key;
 use crate::slot::{Merge, Meta, Slot, flat_copy, guarded};
 use crate::sum::Total;
@@ -73,6 +74,13 @@ impl Local {
         self.check_known(keys, "delete")?;
         keys.iter().for_each(|key| drop(self.slots.remove(key)));
         Ok(())
+    }
+
+    pub(crate) fn set_compression(&mut self, compression: Compression) -> Result<()> {
+        compression.check()?;
+        Err(Error::new(ErrorKind::InvalidArgument, "nothing travels in a local store")
+            .operation("set_gradient_compression")
+            .hint("compression is for the kinds device and dist_*"))
     }
 
     pub(crate) fn register(&mut self, name: &str, function: Function) {

@@ -1,6 +1,7 @@
 //! What workers ask of servers, and servers of each other. Each is the argument of the method of that name of the
 //! service [`SERVICE`].
 
+use crate::compress::Compression;
 use crate::key::Key;
 use crate::kind::Kind;
 use crate::layout::Cutting;
@@ -68,6 +69,8 @@ impl fmt::Display for Open {
 pub(crate) enum Form {
     /// Elements, as they are stored.
     Plain,
+    /// Elements in fewer bits: of a push a gradient, of a pull the value.
+    Coded(Compression),
 }
 
 /// A slice of a key's tensor in a message.

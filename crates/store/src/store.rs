@@ -2,6 +2,7 @@
 
 use crate::client::Client;
 use crate::command;
+use crate::compress::Compression;
 use crate::dead::num_dead_node;
 use crate::key::Key;
 use crate::kind::Kind;
@@ -251,6 +252,50 @@ impl KvStore {
     /// As [`KvStore::set_updater`].
     pub fn set_optimizer(&self, rule: Rule) -> Result<()> {
         self.set_updater(Updater::Rule(rule))
+    }
+
+    /// How this worker's gradients travel from now on: all that are dense and of f32, except those of keys that have a
+    /// compression of their own ([`KvStore::set_gradient_compression_of`]). What a coarse code leaves out of a gradient
+    /// is added to the next one of its key. Values of init never are compressed, nor are those that are pulled, nor is
+    /// anything in a local store of the kind `local`.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a threshold without a meaning, or in a local store of the kind `local`.
+    pub fn set_gradient_compression(&self, compression: Compression) -> Result<()> {
+        match &*self.place {
+            Place::Local(local) => within(local, |local| local.set_compression(compression)),
+            Place::Servers(client) => client.set_compression(None, compression),
+        }
+    }
+
+    /// [`KvStore::set_gradient_compression`] of these keys alone, whatever is said for all others before or after.
+    ///
+    /// # Errors
+    ///
+    /// As there; `NotFound` for a key that was not initialised, `Unsupported` for one that is not of f32, and for a
+    /// local store.
+    pub fn set_gradient_compression_of(&self, keys: &[Key], compression: Compression) -> Result<()> {
+        match &*self.place {
+            Place::Local(_) => {
+                Err(Error::new(ErrorKind::Unsupported, "a local store has one compression for all keys")
+                    .operation("set_gradient_compression_of"))
+            }
+            Place::Servers(client) => client.set_compression(Some(keys), compression),
+        }
+    }
+
+    /// How values of f32 travel to this worker from now on: as they are, or rounded to `fp16` or `bf16`. Values in the
+    /// store stay as they are. In a local store nothing travels.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` for `1bit` and `2bit`, which fit gradients only.
+    pub fn set_pull_compression(&self, compression: Compression) -> Result<()> {
+        match &*self.place {
+            Place::Local(_) => compression.check_for_values(),
+            Place::Servers(client) => client.set_pull_compression(compression),
+        }
     }
 
     /// Offers a function by name to [`Updater::Named`] of a local store. Servers are given theirs at their start.

@@ -3,14 +3,17 @@
 //! A sum grows in the order in which contributions are added, element by element, in the dtype of the slice. The first
 //! contribution is the sum itself if its memory is nobody else's; so a single worker's push is not copied.
 
-use crate::slot::{flat_copy, is_own, overwrite};
+use crate::compress::Compression;
+use crate::slot::{empty, flat_copy, is_own, overwrite};
 use sheave_base::Result;
-use sheave_tensor::{Arena, Op, Tensor};
+use sheave_tensor::{Arena, Dtype, Op, Tensor};
 
 /// One worker's contribution, as it came.
 pub(crate) enum Gradient {
     /// As many elements as the slice, of its dtype, flat.
     Plain(Tensor),
+    /// So many elements of f32 in fewer bits.
+    Coded(Compression, Tensor, usize),
 }
 
 /// A sum that is complete.
@@ -29,16 +32,28 @@ pub(crate) struct Sum {
 impl Sum {
     /// Adds one more contribution.
     pub(crate) fn add(&mut self, gradient: Gradient, arena: &Arena) -> Result<()> {
-        match gradient {
-            Gradient::Plain(tensor) => match self.dense.take() {
-                None => self.dense = Some(tensor),
-                Some(sum) => {
-                    let mut sum = self.addable(sum, arena)?;
-                    sum.reduce_from(Op::Sum, &tensor)?;
-                    self.dense = Some(sum);
-                }
-            },
-        }
+        let sum = match (self.dense.take(), gradient) {
+            (None, Gradient::Plain(tensor)) => tensor,
+            (Some(sum), Gradient::Plain(tensor)) => {
+                let mut sum = self.addable(sum, arena)?;
+                sum.reduce_from(Op::Sum, &tensor)?;
+                sum
+            }
+            (None, Gradient::Coded(compression, bytes, elements)) => {
+                let mut sum = match self.scratch.take() {
+                    Some(scratch) => scratch,
+                    None => empty(arena, Dtype::F32, elements as u64)?,
+                };
+                compression.decode_into(&bytes.bytes()?, sum.as_mut_slice::<f32>()?)?;
+                sum
+            }
+            (Some(sum), Gradient::Coded(compression, bytes, _)) => {
+                let mut sum = self.addable(sum, arena)?;
+                compression.add_into(&bytes.bytes()?, sum.as_mut_slice::<f32>()?)?;
+                sum
+            }
+        };
+        self.dense = Some(sum);
         Ok(())
     }
 

@@ -2,12 +2,14 @@
 
 use super::batch::{Batch, in_chunks};
 use super::{Client, Known};
+use crate::compress::Compression;
 use crate::key::Key;
 use crate::layout::KEYS_MAX;
 use crate::local::{exists, unknown};
 use crate::protocol::SERVICE;
 use crate::protocol::{self, DELETE, DESCRIBE, Delete, Describe, Described, DescribedSlice, INIT, Init, OnWorkerLoss};
 use crate::slot::Meta;
+use parking_lot::Mutex;
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_mesh::Call;
 use sheave_tensor::{Dtype, Shape, Tensor};
@@ -101,7 +103,9 @@ impl Client {
             })?;
             let described =
                 Described { key: key.clone(), dtype: value.dtype().code(), shape: value.shape().dimensions().to_vec() };
-            for (at, (slice, piece, value)) in self.pieces(key.number(), value)?.into_iter().enumerate() {
+            for (at, (slice, piece, value)) in
+                self.pieces(key.number(), value, Compression::None)?.into_iter().enumerate()
+            {
                 let (slices, batch) = &mut inits[slice.server];
                 let described = described.clone();
                 slices.push(DescribedSlice { described, slice: at as u64, start: slice.range.start });
@@ -112,7 +116,7 @@ impl Client {
         for (server, (slices, batch)) in self.servers.iter().zip(inits) {
             for (slices, chunk) in in_chunks(slices, batch.push) {
                 let pieces = chunk.iter().map(|(piece, _)| *piece).collect::<Vec<_>>();
-                let tensors = self.pack(&chunk, &HashSet::new())?;
+                let tensors = self.pack(chunk, &HashSet::new())?;
                 let args = protocol::encode(&Init { store: self.open.store, slices, pieces })?;
                 calls.push(self.mesh.call(*server, SERVICE, INIT, Call { args, tensors, ..Call::default() })?);
             }
@@ -159,7 +163,7 @@ impl Client {
         if let Some(value) = value.filter(|value| self.rank == 0 || value.elements() > 0) {
             meta.check("init", value)?;
         }
-        let known = Known { number, meta, ahead: AtomicUsize::new(0) };
+        let known = Known { number, meta, ahead: AtomicUsize::new(0), coding: Mutex::default() };
         self.known.write().insert(key.clone(), Arc::new(known));
         Ok(())
     }

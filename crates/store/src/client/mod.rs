@@ -5,11 +5,13 @@
 //! returns; places are leased until it has ended.
 
 mod batch;
+mod coding;
 mod init;
 mod outstanding;
 mod places;
 mod update;
 
+use crate::compress::Compression;
 use crate::key::Key;
 use crate::kind::Kind;
 use crate::layout::{Cutting, PACKED_BELOW_BYTES, Slice};
@@ -19,8 +21,9 @@ use crate::protocol::{SET_UPDATER, SetUpdater};
 use crate::slot::Meta;
 use crate::store::Config;
 use crate::updater::Updater;
+use coding::{Coding, Compressions};
 use outstanding::Outstanding;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
 use sheave_mesh::{Answer, Mesh, Role};
 use sheave_tensor::Tensor;
@@ -43,6 +46,7 @@ pub(crate) struct Client {
     open: Open,
     known: RwLock<HashMap<Key, Arc<Known>>>,
     outstanding: Arc<Outstanding>,
+    pub(crate) compression: Mutex<Compressions>,
     /// Whether this worker has said that it is done, and the others are not.
     is_done: Arc<AtomicBool>,
     is_closed: AtomicBool,
@@ -56,6 +60,7 @@ struct Known {
     meta: Meta,
     /// Its pushes that have not ended.
     ahead: AtomicUsize,
+    coding: Mutex<Coding>,
 }
 
 impl Client {
@@ -84,6 +89,7 @@ impl Client {
             open: Open { store: mesh.next_number(SERVICE), kind, cutting, staleness, on_worker_loss },
             known: RwLock::default(),
             outstanding: Arc::default(),
+            compression: Mutex::default(),
             is_done: Arc::default(),
             is_closed: AtomicBool::new(false),
             broken: OnceLock::new(),
@@ -229,8 +235,8 @@ impl Client {
         Ok(())
     }
 
-    /// The slices of a tensor, each with its piece and elements.
-    fn pieces(&self, number: u64, tensor: &Tensor) -> Result<SmallVec<[(Slice, Piece, Tensor); 2]>> {
+    /// The slices of a tensor, each with its piece, in this code, and its elements, which are not coded yet.
+    fn pieces(&self, number: u64, tensor: &Tensor, code: Compression) -> Result<SmallVec<[(Slice, Piece, Tensor); 2]>> {
         let elements = tensor.elements() as u64;
         let flat = tensor.reshape([elements])?;
         let size_bytes = tensor.dtype().size_bytes() as u64;
@@ -238,9 +244,13 @@ impl Client {
         slices
             .into_iter()
             .map(|slice| {
-                let len_bytes = (slice.range.end - slice.range.start) * size_bytes;
+                let elements = slice.range.end - slice.range.start;
+                let (len_bytes, form) = match code {
+                    Compression::None => (elements * size_bytes, Form::Plain),
+                    code => (code.encoded_len_bytes(elements as usize) as u64, Form::Coded(code)),
+                };
                 let packed = len_bytes < PACKED_BELOW_BYTES;
-                let piece = Piece { number: slice.number, len_bytes, packed, form: Form::Plain };
+                let piece = Piece { number: slice.number, len_bytes, packed, form };
                 let value = flat.slice_rows(slice.range.clone())?;
                 Ok((slice, piece, value))
             })

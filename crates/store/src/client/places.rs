@@ -1,17 +1,18 @@
 //! Where an operation receives: places, their leases, and what is unpacked into them.
 
-use crate::protocol::Piece;
+use crate::protocol::{Form, Piece};
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_mesh::Leases;
 use sheave_tensor::{Tensor, WriteLease};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// The places of one operation: one write lease for each buffer, although several places may lie in it.
 pub(super) struct Places {
     /// Of buffers that calls receive into.
     pub(super) large: Leases,
-    /// Of those that are filled from a packed tensor afterwards.
+    /// Of those that are filled afterwards, from what was received elsewhere.
     small: HashMap<usize, WriteLease>,
 }
 
@@ -23,9 +24,9 @@ pub(super) fn address(tensor: &Tensor) -> usize {
 impl Places {
     pub(super) fn lease<'a>(
         operation: &'static str,
-        places: impl Iterator<Item = &'a (Piece, Tensor)>,
+        places: impl Iterator<Item = (&'a Piece, &'a Tensor)>,
     ) -> Result<Self> {
-        let (small, large): (Vec<_>, Vec<_>) = places.partition(|(piece, _)| piece.packed);
+        let (small, large): (Vec<_>, Vec<_>) = places.partition(|(piece, _)| piece.packed || piece.form != Form::Plain);
         let mut leases = [HashMap::new(), HashMap::new()];
         for (at, places) in [large, small].into_iter().enumerate() {
             for (_, place) in places {
@@ -48,20 +49,36 @@ impl Places {
     }
 }
 
-/// Small places, which are filled from one received tensor.
+/// A place that is filled when the call has ended, from bytes that were received elsewhere.
 pub(super) struct Unpack {
     pub(super) staging: Tensor,
-    pub(super) places: Vec<(u64, Tensor)>,
+    pub(super) bytes: Range<usize>,
+    pub(super) form: Form,
+    pub(super) place: Tensor,
 }
+
+/// Elements that are decoded at a time: they stay in the first cache.
+const DECODED_ELEMENTS: usize = 4096;
 
 impl Unpack {
     pub(super) fn run(self, leases: &mut HashMap<usize, WriteLease>) -> Result<()> {
-        let bytes = self.staging.bytes()?;
-        for (at, place) in self.places {
-            let range = at as usize..at as usize + place.len_bytes();
-            let lease = leases.get_mut(&address(&place));
-            let lease = lease.ok_or_else(|| Error::new(ErrorKind::Internal, "a place without a lease"))?;
-            place.overwrite_under(lease, &bytes[range])?;
+        let Self { staging, bytes, form, place } = self;
+        let staging = staging.bytes()?;
+        let lease = leases.get_mut(&address(&place));
+        let lease = lease.ok_or_else(|| Error::new(ErrorKind::Internal, "a place without a lease"))?;
+        let bytes = &staging[bytes];
+        let Form::Coded(code) = form else { return place.overwrite_under(lease, bytes) };
+        let elements = place.elements();
+        let flat = place.reshape([elements as u64])?;
+        let mut decoded = [0.0f32; DECODED_ELEMENTS];
+        for start in (0..elements).step_by(DECODED_ELEMENTS) {
+            let end = elements.min(start + DECODED_ELEMENTS);
+            // Whole words of every code: blocks are multiples of them.
+            let coded = code.encoded_len_bytes(start)..code.encoded_len_bytes(end);
+            let decoded = &mut decoded[..end - start];
+            code.decode_into(&bytes[coded], decoded)?;
+            let target = flat.slice_rows(start as u64..end as u64)?;
+            target.overwrite_under(lease, bytemuck::cast_slice(decoded))?;
         }
         Ok(())
     }

@@ -3,11 +3,12 @@
 use super::batch::{Batch, Parcel, with_room};
 use super::places::{Places, Unpack, address};
 use super::{Client, Known};
+use crate::compress::Compression;
 use crate::gather::gather;
 use crate::key::Key;
 use crate::layout::{Layout, Spot};
 use crate::local::{check_apart, grouped, unknown};
-use crate::protocol::{self, Piece, SERVICE, UPDATE, Update};
+use crate::protocol::{self, Form, Piece, SERVICE, UPDATE, Update};
 use crate::round::AHEAD_MAX;
 use crate::slot::{empty, flat_copy};
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
@@ -68,23 +69,29 @@ impl Client {
         let mut batches: Vec<Vec<Batch>> = self.servers.iter().map(|_| Vec::new()).collect();
         let mut ahead = Ahead::default();
         let mut keys = Vec::with_capacity(push.len() + pull.len());
-        push.iter().try_for_each(|(key, value)| find(key, value).map(drop))?;
+        // A gradient that is coded has changed what is left over, so nothing may be refused after that.
+        push.iter().chain(pull).try_for_each(|(key, tensor)| find(key, tensor).map(drop))?;
+        let codes = *self.compression.lock();
         for (key, sum) in grouped(push, self.mesh.node().arena())? {
             let known = find(key, &sum)?;
             if self.counts_pushes() {
                 ahead.add(known, self.is_synchronous())?;
             }
             keys.push(known.number);
-            for (slice, piece, value) in self.pieces(known.number, &sum)? {
+            let mut coding = known.coding.lock();
+            let code = coding.code(&known.meta, codes.push);
+            for (slice, piece, value) in self.pieces(known.number, &sum, code)? {
+                let value = coding.encode(&known.meta, piece.form, value, &slice.range, self.mesh.node().arena())?;
                 let batch = with_room(&mut batches[slice.server], 0);
                 batch.count(&piece);
                 batch.push.push((piece, value));
             }
         }
         for (key, place) in pull {
-            let number = find(key, place)?.number;
-            keys.push(number);
-            for (slice, piece, place) in self.pieces(number, place)? {
+            let known = find(key, place)?;
+            keys.push(known.number);
+            let code = if codes.pull.require(known.meta.dtype).is_ok() { codes.pull } else { Compression::None };
+            for (slice, piece, place) in self.pieces(known.number, place, code)? {
                 let batch = with_room(&mut batches[slice.server], piece.len_bytes);
                 batch.count(&piece);
                 batch.pulled_bytes += piece.len_bytes;
@@ -106,13 +113,13 @@ impl Client {
         let targets: HashSet<usize> = pulls().map(|(_, place)| address(place)).collect();
         // What lies where something will be received is captured first.
         let mut parcels = Vec::new();
-        for (server, batches) in self.servers.iter().zip(&batches) {
+        for (server, batches) in self.servers.iter().zip(batches) {
             for batch in batches {
                 parcels.push(self.wrap(*server, batch, &targets)?);
             }
         }
-        let places = Places::lease(operation, pulls())?;
-        drop(batches);
+        let pulls = parcels.iter().flat_map(|parcel| parcel.update.pull.iter().zip(&parcel.places));
+        let places = Places::lease(operation, pulls)?;
         let mut calls = Vec::new();
         let mut unpacks = Vec::new();
         let mut failure = None;
@@ -147,45 +154,50 @@ impl Client {
     }
 
     /// Packs what is pushed. Values that lie in one of the buffers `targets` are copied.
-    fn wrap(&self, server: NodeId, batch: &Batch, targets: &HashSet<usize>) -> Result<Parcel> {
-        let update = Update {
-            store: self.open.store,
-            push: batch.push.iter().map(|(piece, _)| *piece).collect(),
-            pull: batch.pull.iter().map(|(piece, _)| *piece).collect(),
-        };
-        let tensors = self.pack(&batch.push, targets)?;
-        let places = batch.pull.iter().map(|(_, place)| place.clone()).collect();
+    fn wrap(&self, server: NodeId, batch: Batch, targets: &HashSet<usize>) -> Result<Parcel> {
+        let (pull, places) = batch.pull.into_iter().unzip();
+        let push = batch.push.iter().map(|(piece, _)| *piece).collect();
+        let update = Update { store: self.open.store, push, pull };
+        let tensors = self.pack(batch.push, targets)?;
         Ok(Parcel { server, update, tensors, places })
     }
 
-    fn begin(&self, parcel: Parcel, leases: &Leases) -> Result<(Work<Answer>, Option<Unpack>)> {
+    fn begin(&self, parcel: Parcel, leases: &Leases) -> Result<(Work<Answer>, Vec<Unpack>)> {
         let Parcel { server, update, tensors, places: targets } = parcel;
+        let arena = self.mesh.node().arena();
         let layout = Layout::of(&update.pull)?;
         let mut places: SmallVec<[Tensor; 1]> = SmallVec::new();
-        let mut small = Vec::new();
+        let mut unpacks = Vec::new();
         if update.pull.iter().any(|piece| piece.packed) {
-            places.push(empty(self.mesh.node().arena(), Dtype::U8, layout.packed_bytes)?);
+            places.push(empty(arena, Dtype::U8, layout.packed_bytes)?);
         }
-        for (place, spot) in targets.into_iter().zip(&layout.spots) {
-            match spot {
-                Spot::Packed(at) => small.push((*at, place)),
-                Spot::Part(_) => places.push(place),
+        for ((place, piece), spot) in targets.into_iter().zip(&update.pull).zip(&layout.spots) {
+            match (spot, piece.form) {
+                (Spot::Packed(at), form) => {
+                    let bytes = *at as usize..(*at + piece.len_bytes) as usize;
+                    unpacks.push(Unpack { staging: places[0].clone(), bytes, form, place });
+                }
+                (Spot::Part(_), Form::Plain) => places.push(place),
+                (Spot::Part(_), form) => {
+                    let staging = empty(arena, Dtype::U8, piece.len_bytes)?;
+                    places.push(staging.clone());
+                    unpacks.push(Unpack { bytes: 0..staging.len_bytes(), staging, form, place });
+                }
             }
         }
-        let unpack = (!small.is_empty()).then(|| Unpack { staging: places[0].clone(), places: small });
         let leases = (!places.is_empty()).then(|| Arc::clone(leases));
         let args = protocol::encode(&update)?;
         let call = Call { args, tensors, places, leases, ..Call::default() };
-        Ok((self.mesh.call(server, SERVICE, UPDATE, call)?, unpack))
+        Ok((self.mesh.call(server, SERVICE, UPDATE, call)?, unpacks))
     }
 
-    /// The tensors of a message with these pieces: the packed ones are copied into one, the others leave by copy. Those
-    /// in the buffers `targets` are copied here and now.
-    pub(super) fn pack(&self, pieces: &[(Piece, Tensor)], targets: &HashSet<usize>) -> Result<SmallVec<[Part; 1]>> {
+    /// The tensors of a message with these pieces: the packed ones are copied into one, coded ones are handed over, the
+    /// others leave by copy. Those in the buffers `targets` are copied here and now.
+    pub(super) fn pack(&self, pieces: Vec<(Piece, Tensor)>, targets: &HashSet<usize>) -> Result<SmallVec<[Part; 1]>> {
         let heads: Vec<Piece> = pieces.iter().map(|(piece, _)| *piece).collect();
         let layout = Layout::of(&heads)?;
         let mut parts = SmallVec::new();
-        if pieces.iter().any(|(piece, _)| piece.packed) {
+        if heads.iter().any(|piece| piece.packed) {
             let mut packed = empty(self.mesh.node().arena(), Dtype::U8, layout.packed_bytes)?;
             let bytes = packed.bytes_mut()?;
             for ((_, tensor), spot) in pieces.iter().zip(&layout.spots) {
@@ -196,10 +208,13 @@ impl Client {
             }
             parts.push(Part::new(packed, Mode::Move));
         }
-        for (_, tensor) in pieces.iter().filter(|(piece, _)| !piece.packed) {
-            parts.push(match targets.contains(&address(tensor)) {
-                true => Part::new(flat_copy(tensor, self.mesh.node().arena())?, Mode::Move),
-                false => Part::new(tensor.clone(), Mode::Copy),
+        for (piece, tensor) in pieces.into_iter().filter(|(piece, _)| !piece.packed) {
+            parts.push(match piece.form {
+                Form::Plain if targets.contains(&address(&tensor)) => {
+                    Part::new(flat_copy(&tensor, self.mesh.node().arena())?, Mode::Move)
+                }
+                Form::Plain => Part::new(tensor, Mode::Copy),
+                Form::Coded(_) => Part::new(tensor, Mode::Move),
             });
         }
         Ok(parts)

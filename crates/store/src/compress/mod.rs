@@ -128,6 +128,16 @@ impl Compression {
         Ok(changed)
     }
 
+    /// Refuses what only fits gradients: what its codes leave out of a value nobody would ever send.
+    pub(crate) fn check_for_values(&self) -> Result<()> {
+        match self.has_residual() {
+            false => Ok(()),
+            true => Err(Error::new(ErrorKind::Unsupported, format!("values cannot be pulled as {self}"))
+                .operation("pull")
+                .hint("pull them as fp16 or bf16; 1bit and 2bit are for gradients, whose rest is sent later")),
+        }
+    }
+
     /// Refuses thresholds without a meaning.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 
 use crate::layout::{ANSWER_BYTES_MAX, Layout, Spot};
 use crate::numbers::Numbered;
-use crate::protocol::Piece;
+use crate::protocol::{Form, Piece};
 use crate::slot::{empty, flat_copy};
 use crate::waiter::RequestId;
 use sheave_base::{Error, ErrorKind, Result, limits};
@@ -110,6 +110,7 @@ pub(super) struct Assembly {
     packed: Option<Tensor>,
     packed_bytes: u64,
     spots: Vec<Spot>,
+    forms: Vec<Form>,
     parts: Vec<Option<Tensor>>,
 }
 
@@ -120,24 +121,41 @@ impl Assembly {
         if pieces.len() > 1 && bytes.is_none_or(|bytes| bytes > ANSWER_BYTES_MAX) {
             return Err(Error::new(ErrorKind::Protocol, "one request for more than an answer may have"));
         }
-        Ok(Self { packed: None, packed_bytes, spots, parts: vec![None; parts] })
+        // Most requests are for plain values alone.
+        let is_plain = pieces.iter().all(|piece| piece.form == Form::Plain);
+        let forms = if is_plain { Vec::new() } else { pieces.iter().map(|piece| piece.form).collect() };
+        Ok(Self { packed: None, packed_bytes, spots, forms, parts: vec![None; parts] })
     }
 
     /// Takes a piece as it is now.
     pub(super) fn take(&mut self, piece: usize, value: &Tensor, arena: &Arena) -> Result<()> {
+        if let Some(Form::Coded(compression)) = self.forms.get(piece).copied() {
+            let mut coded = empty(arena, Dtype::U8, compression.encoded_len_bytes(value.elements()) as u64)?;
+            compression.encode(&value.as_slice::<f32>()?, &mut [], coded.bytes_mut()?)?;
+            return match self.spots[piece] {
+                Spot::Part(part) => {
+                    self.parts[part] = Some(coded);
+                    Ok(())
+                }
+                Spot::Packed(at) => self.pack(at, &coded, arena),
+            };
+        }
         match self.spots[piece] {
             Spot::Part(part) => self.parts[part] = Some(flat_copy(value, arena)?),
-            Spot::Packed(at) => {
-                let bytes = value.bytes()?;
-                let range = at as usize..at as usize + bytes.len();
-                if self.packed.is_none() {
-                    self.packed = Some(empty(arena, Dtype::U8, self.packed_bytes)?);
-                }
-                let packed = self.packed.as_mut().map(Tensor::bytes_mut).transpose()?;
-                let target = packed.and_then(|packed| packed.get_mut(range));
-                target.ok_or_else(|| Error::new(ErrorKind::Internal, "a piece without room"))?.copy_from_slice(&bytes);
-            }
+            Spot::Packed(at) => self.pack(at, value, arena)?,
         }
+        Ok(())
+    }
+
+    fn pack(&mut self, at: u64, value: &Tensor, arena: &Arena) -> Result<()> {
+        let bytes = value.bytes()?;
+        let range = at as usize..at as usize + bytes.len();
+        if self.packed.is_none() {
+            self.packed = Some(empty(arena, Dtype::U8, self.packed_bytes)?);
+        }
+        let packed = self.packed.as_mut().map(Tensor::bytes_mut).transpose()?;
+        let target = packed.and_then(|packed| packed.get_mut(range));
+        target.ok_or_else(|| Error::new(ErrorKind::Internal, "a piece without room"))?.copy_from_slice(&bytes);
         Ok(())
     }
 

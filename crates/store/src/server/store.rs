@@ -16,7 +16,7 @@ use crate::kind::Kind;
 use crate::layout::{Layout, Spot, slice_number};
 use crate::local::{exists, unknown};
 use crate::numbers::Numbered;
-use crate::protocol::{Described, DescribedSlice, Init, OnWorkerLoss, Open, Piece, Update};
+use crate::protocol::{Described, DescribedSlice, Form, Init, OnWorkerLoss, Open, Piece, Update};
 use crate::slot::{Merge, Meta, Slot};
 use crate::sum::Gradient;
 use sheave_base::{Error, ErrorKind, Result};
@@ -159,7 +159,13 @@ impl Store {
             let place = self.place("push", piece)?;
             let held = &self.slots[place];
             held.check_room(worker)?;
-            values.push((place, Gradient::Plain(view(tensor, at, piece, held.slot.meta.dtype)?)));
+            let gradient = match piece.form {
+                Form::Plain => Gradient::Plain(view(tensor, at, piece, held.slot.meta.dtype)?),
+                Form::Coded(compression) => {
+                    Gradient::Coded(compression, view(tensor, at, piece, Dtype::U8)?, held.slot.value.elements())
+                }
+            };
+            values.push((place, gradient));
         }
         let pulls = update.pull.iter().map(|piece| self.place("pull", piece)).collect::<Result<Vec<_>>>()?;
         let answer = Assembly::new(&update.pull)?;
@@ -182,10 +188,23 @@ impl Store {
         let place = self.index.get(&piece.number).copied();
         let place = place.ok_or_else(|| unknown(&Key::from(format!("number {:016x}", piece.number)), operation))?;
         let held = &self.slots[place];
-        let len_bytes = held.slot.value.len_bytes();
+        let value = &held.slot.value;
+        let len_bytes = match piece.form {
+            Form::Plain => value.len_bytes(),
+            Form::Coded(compression) => {
+                compression.check()?;
+                compression.require(value.dtype())?;
+                compression.encoded_len_bytes(value.elements())
+            }
+        };
         if len_bytes as u64 != piece.len_bytes {
             let what = format!("key {} has {len_bytes} bytes here, not {}", held.slot.meta.key, piece.len_bytes);
             return Err(Error::new(ErrorKind::Mismatch, what));
+        }
+        if operation == "pull"
+            && let Form::Coded(compression) = piece.form
+        {
+            compression.check_for_values()?;
         }
         Ok(place)
     }
