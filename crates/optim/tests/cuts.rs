@@ -57,7 +57,7 @@ fn cases() -> impl Strategy<Value = Case> {
 }
 
 fn rules() -> [Rule; 3] {
-    let momentum = Sgd { learning_rate: 0.1, momentum: 0.9, weight_decay: 1e-4, rescale: 1.0 / 3.0 };
+    let momentum = Sgd { learning_rate: 0.1, momentum: 0.9, weight_decay: 1e-4, rescale: 1.0 / 3.0, ..Sgd::default() };
     let adam = Adam { learning_rate: 0.01, weight_decay: 1e-4, rescale: 1.0 / 3.0, ..Adam::default() };
     [Rule::sgd(0.1), Rule::Sgd(momentum), Rule::Adam(adam)]
 }

@@ -41,12 +41,21 @@ fn oracle(rule: &Rule, weight: f64, gradients: &[f64]) -> f64 {
     match rule {
         Rule::Sgd(sgd) => sgd_oracle(sgd, weight, gradients),
         Rule::Adam(adam) => adam_oracle(adam, weight, gradients),
+        _ => unreachable!(),
     }
 }
 
 fn rules() -> Vec<Rule> {
-    let heavy = Sgd { learning_rate: 0.1, momentum: 0.9, weight_decay: 0.01, rescale: 0.5 };
-    let odd = Adam { learning_rate: 0.02, beta1: 0.8, beta2: 0.95, epsilon: 1e-3, weight_decay: 0.1, rescale: 3.0 };
+    let heavy = Sgd { learning_rate: 0.1, momentum: 0.9, weight_decay: 0.01, rescale: 0.5, ..Sgd::default() };
+    let odd = Adam {
+        learning_rate: 0.02,
+        beta1: 0.8,
+        beta2: 0.95,
+        epsilon: 1e-3,
+        weight_decay: 0.1,
+        rescale: 3.0,
+        ..Adam::default()
+    };
     let decayed = Sgd { weight_decay: 0.3, rescale: -0.25, ..Sgd::default() };
     vec![Rule::sgd(0.05), Rule::Sgd(decayed), Rule::Sgd(heavy), Rule::adam(0.001), Rule::Adam(odd)]
 }

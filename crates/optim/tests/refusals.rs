@@ -43,7 +43,7 @@ fn settings_without_a_meaning_are_refused() {
         assert!(rule.step(&mut rule.state(1), &mut weights, &[1.0]).is_err(), "{rule:?}");
         assert_eq!(weights, [1.0]);
     }
-    let still = Sgd { learning_rate: 0.0, momentum: 0.999, weight_decay: 0.0, rescale: -1.0 };
+    let still = Sgd { learning_rate: 0.0, momentum: 0.999, rescale: -1.0, ..Sgd::default() };
     for rule in [Rule::sgd(0.01), Rule::adam(0.001), Rule::Sgd(still)] {
         rule.check().unwrap();
     }
