@@ -75,8 +75,7 @@ pub(crate) fn require(name: &str, value: f64, is_right: bool, expected: &str) ->
 #[derive(Clone, Copy)]
 pub(crate) struct Slope<W> {
     rescale: W,
-    /// Infinite where nothing is clipped.
-    clip: W,
+    clip: Option<W>,
     weight_decay: W,
 }
 
@@ -84,7 +83,7 @@ impl<W: Wide> Slope<W> {
     pub(crate) fn new(common: &Common) -> Self {
         Self {
             rescale: W::nearest(common.rescale),
-            clip: W::nearest(common.clip_gradient.unwrap_or(f64::INFINITY)),
+            clip: common.clip_gradient.map(W::nearest),
             weight_decay: W::nearest(common.weight_decay),
         }
     }
@@ -104,10 +103,11 @@ impl<W: Wide> Slope<W> {
         self.clipped(self.rescale * gradient + self.weight_decay * weight)
     }
 
-    /// What is not a number stays so.
+    /// What is not a number stays so. The compiler moves the question whether to clip out of the loop.
     fn clipped(self, slope: W) -> W {
-        let least = W::nearest(0.0) - self.clip;
-        let slope = if self.clip < slope { self.clip } else { slope };
+        let Some(clip) = self.clip else { return slope };
+        let least = W::nearest(0.0) - clip;
+        let slope = if clip < slope { clip } else { slope };
         if least > slope { least } else { slope }
     }
 }
