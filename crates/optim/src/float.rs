@@ -1,12 +1,9 @@
 //! The element types that can be stepped, and the type in which each is computed.
 
-use std::ops::{Add, Div, Mul, Range, Sub};
+use std::ops::{Add, Div, Mul, Sub};
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-
-/// 16-bit floats widened at a time: block and moments stay in the first cache.
-const BLOCK: usize = 512;
 
 mod sealed {
     pub trait Sealed {}
@@ -20,7 +17,7 @@ mod sealed {
 pub trait Wide:
     Float<Wide = Self>
     + Default
-    + PartialEq
+    + PartialOrd
     + Add<Output = Self>
     + Sub<Output = Self>
     + Mul<Output = Self>
@@ -29,58 +26,70 @@ pub trait Wide:
     /// The nearest float of this type.
     fn nearest(value: f64) -> Self;
 
+    /// The same number in `f64`.
+    fn to_double(self) -> f64;
+
     /// The correctly rounded square root.
     fn root(self) -> Self;
-}
-
-impl Wide for f32 {
-    fn nearest(value: f64) -> Self {
-        value as f32
-    }
-
-    fn root(self) -> Self {
-        self.sqrt()
-    }
-}
-
-impl Wide for f64 {
-    fn nearest(value: f64) -> Self {
-        value
-    }
-
-    fn root(self) -> Self {
-        self.sqrt()
-    }
 }
 
 /// A float that weights and gradients may be made of: `f32`, `f64`, or `f16` and `bf16`, which are stepped in `f32` and
 /// rounded back to nearest even.
 ///
-/// A 16-bit weight that is stepped by less than half of its last bit stays where it is: keep `f32` weights where small
-/// steps must add up, and round the copies that travel.
+/// A 16-bit weight that is stepped by less than half of its last bit stays where it is: step an `f32` master copy
+/// beside it where small steps must add up ([`Target::with_master`](crate::Target::with_master)).
 pub trait Float: sealed::Sealed + Copy {
     /// What it is computed in.
     type Wide: Wide;
 
-    /// Calls `step` with the indices, weights and gradients of one block after the other, all of them widened, and
-    /// keeps the weights that it leaves. Both slices must be of one length.
+    /// Whether it is computed in its own type, so that nothing is widened.
     #[doc(hidden)]
-    fn in_blocks<F>(weights: &mut [Self], gradient: &[Self], step: F)
-    where
-        F: FnMut(Range<usize>, &mut [Self::Wide], &[Self::Wide]);
+    const IS_WIDE: bool;
+
+    /// The same numbers in the wide type: the slice itself where it is wide, else in `buffer`, which is as long.
+    #[doc(hidden)]
+    fn widen<'a>(source: &'a [Self], buffer: &'a mut [Self::Wide]) -> &'a [Self::Wide];
+
+    /// The nearest floats of this type, into a slice as long.
+    #[doc(hidden)]
+    fn narrow(source: &[Self::Wide], target: &mut [Self]);
+
+    /// Lets `step` change the widened weights, and keeps what it leaves. `buffer` is as long as `weights`.
+    #[doc(hidden)]
+    fn change(weights: &mut [Self], buffer: &mut [Self::Wide], step: impl FnOnce(&mut [Self::Wide]));
 }
 
-/// What needs no widening is one block.
 macro_rules! wide {
     ($float:ty) => {
         impl Float for $float {
             type Wide = Self;
 
-            fn in_blocks<F>(weights: &mut [Self], gradient: &[Self], mut step: F)
-            where
-                F: FnMut(Range<usize>, &mut [Self], &[Self]),
-            {
-                step(0..weights.len(), weights, gradient);
+            const IS_WIDE: bool = true;
+
+            fn widen<'a>(source: &'a [Self], _: &'a mut [Self]) -> &'a [Self] {
+                source
+            }
+
+            fn narrow(source: &[Self], target: &mut [Self]) {
+                target.copy_from_slice(source);
+            }
+
+            fn change(weights: &mut [Self], _: &mut [Self], step: impl FnOnce(&mut [Self])) {
+                step(weights);
+            }
+        }
+
+        impl Wide for $float {
+            fn nearest(value: f64) -> Self {
+                value as $float
+            }
+
+            fn to_double(self) -> f64 {
+                self.into()
+            }
+
+            fn root(self) -> Self {
+                self.sqrt()
             }
         }
     };
@@ -94,21 +103,21 @@ macro_rules! narrow {
         impl Float for $float {
             type Wide = f32;
 
-            fn in_blocks<F>(weights: &mut [Self], gradient: &[Self], mut step: F)
-            where
-                F: FnMut(Range<usize>, &mut [f32], &[f32]),
-            {
-                let (mut wide_weights, mut wide_gradient) = ([0.0; BLOCK], [0.0; BLOCK]);
-                let mut start = 0;
-                for (weights, gradient) in weights.chunks_mut(BLOCK).zip(gradient.chunks(BLOCK)) {
-                    let count = weights.len();
-                    let (wide_weights, wide_gradient) = (&mut wide_weights[..count], &mut wide_gradient[..count]);
-                    weights.convert_to_f32_slice(wide_weights);
-                    gradient.convert_to_f32_slice(wide_gradient);
-                    step(start..start + count, wide_weights, wide_gradient);
-                    weights.convert_from_f32_slice(wide_weights);
-                    start += count;
-                }
+            const IS_WIDE: bool = false;
+
+            fn widen<'a>(source: &'a [Self], buffer: &'a mut [f32]) -> &'a [f32] {
+                source.convert_to_f32_slice(buffer);
+                buffer
+            }
+
+            fn narrow(source: &[f32], target: &mut [Self]) {
+                target.convert_from_f32_slice(source);
+            }
+
+            fn change(weights: &mut [Self], buffer: &mut [f32], step: impl FnOnce(&mut [f32])) {
+                weights.convert_to_f32_slice(buffer);
+                step(buffer);
+                weights.convert_from_f32_slice(buffer);
             }
         }
     };
@@ -116,3 +125,20 @@ macro_rules! narrow {
 
 narrow!(f16);
 narrow!(bf16);
+
+/// The numbers in the type that they are stepped in, such as the first master copies of 16-bit weights.
+///
+/// ```
+/// use half::f16;
+/// assert_eq!(sheave_optim::widen(&[f16::from_f32(0.5)]), [0.5_f32]);
+/// ```
+#[must_use]
+pub fn widen<T: Float>(source: &[T]) -> Vec<T::Wide> {
+    let mut target = vec![T::Wide::default(); source.len()];
+    if T::IS_WIDE {
+        target.copy_from_slice(T::widen(source, &mut []));
+    } else {
+        T::widen(source, &mut target);
+    }
+    target
+}

@@ -30,8 +30,16 @@ const OPTIMIZERS: [&str; 2] = ["sgd", "adam"];
 fn rule(optimizer: &str) -> Rule {
     let (learning_rate, weight_decay, rescale) = (LEARNING_RATE, WEIGHT_DECAY, RESCALE);
     match optimizer {
-        "sgd" => Rule::Sgd(Sgd { learning_rate, momentum: MOMENTUM, weight_decay, rescale }),
-        _ => Rule::Adam(Adam { learning_rate, beta1: BETA1, beta2: BETA2, epsilon: EPSILON, weight_decay, rescale }),
+        "sgd" => Rule::Sgd(Sgd { learning_rate, momentum: MOMENTUM, weight_decay, rescale, ..Sgd::default() }),
+        _ => Rule::Adam(Adam {
+            learning_rate,
+            beta1: BETA1,
+            beta2: BETA2,
+            epsilon: EPSILON,
+            weight_decay,
+            rescale,
+            ..Adam::default()
+        }),
     }
 }
 
