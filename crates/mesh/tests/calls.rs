@@ -298,3 +298,41 @@ fn when_the_callee_leaves_its_callers_are_told() {
         mesh.leave().expect("alone");
     });
 }
+
+/// Rank 0 does `act` with a call whose answer has begun to land, and is far from done.
+fn with_long_answer(act: impl Fn(&Mesh, Tensor, &sheave_base::Work<Answer>) + Clone + Send + 'static) {
+    const BYTES: u64 = 256 << 20;
+    together(Expected::ranks(2), Transport::Tcp, move |mesh| {
+        let long = |request: Request| {
+            request.reply.tensor(Tensor::private(Dtype::U8, [BYTES]).expect("there is memory"));
+        };
+        mesh.serve("it", Inline(long)).expect("the name is free");
+        mesh.world().barrier().expect("both are there");
+        if mesh.me().rank != Rank(0) {
+            return mesh.until_gone(|_| true).expect("it leaves");
+        }
+        let place = Tensor::private(Dtype::U8, [BYTES]).expect("there is memory");
+        let call = Call { places: smallvec![place.clone()], ..Call::default() };
+        let work = mesh.call(node_of(&mesh, 1), "it", "long", call).expect("it is sent");
+        until("the answer lands", || mesh.node().counts().bytes_streamed > 0);
+        assert!(!work.is_done(), "most of it is still to come");
+        act(&mesh, place, &work);
+    });
+}
+
+#[test]
+fn a_call_whose_answer_lands_ends_after_its_link() {
+    with_long_answer(|mesh, place, work| {
+        let (node, seen) = (mesh.node().clone(), Arc::new(Mutex::new(None)));
+        let note = Arc::clone(&seen);
+        work.on_complete(move |_| {
+            *note.lock().unwrap() = Some((node.links().len(), place.write_lease("test").is_ok()));
+        });
+        // The first of two decides alone, so that nothing waits for the rest of the answer.
+        mesh.leave().expect("it may");
+        let error = wait(work).expect_err("this node has left");
+        assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+        let (links, is_free) = seen.lock().unwrap().take().expect("it has ended");
+        assert_eq!((links, is_free), (0, true), "nobody writes any more, and its place is free");
+    });
+}
