@@ -215,6 +215,13 @@ fn thousands_in_flight_are_answered_in_any_order_and_inline_ones_in_theirs() {
     assert!(seen.lock().unwrap().iter().copied().eq(0..5000));
 }
 
+/// An error of a call to rank 1 names it, the method and the time.
+fn says_all(mesh: &Mesh, error: &Error, method: &str) {
+    assert_eq!(error.about(), Some(&mesh.members()[1].peer()), "{error}");
+    assert_eq!(error.operation_name(), Some(method), "{error}");
+    assert!(error.after().is_some_and(|after| after > Duration::ZERO), "{error}");
+}
+
 #[test]
 fn a_deadline_and_a_cancellation_end_a_call_and_its_late_answer_harms_nobody() {
     let held = Arc::new(Mutex::new(Vec::new()));
@@ -232,11 +239,15 @@ fn a_deadline_and_a_cancellation_end_a_call_and_its_late_answer_harms_nobody() {
         let deadline = Some(Duration::from_millis(50));
         let error = call(mesh, to, "hold", Call { deadline, ..Call::default() }).expect_err("nobody answers");
         assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
+        says_all(mesh, &error, "hold");
+        assert!(error.advice().is_some(), "{error}");
         assert!(begun.elapsed() >= Duration::from_millis(50) && begun.elapsed() < Duration::from_secs(20));
         let work = mesh.call(to, "it", "hold", Value::None).expect("it is sent");
         assert!(work.wait_timeout(Duration::from_millis(10)).is_err(), "it is held");
         work.cancel();
-        assert_eq!(wait(&work).expect_err("cancelled").kind(), ErrorKind::Cancelled);
+        let error = wait(&work).expect_err("cancelled");
+        assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
+        says_all(mesh, &error, "hold");
         assert_eq!(call(mesh, to, "let go", Value::None).expect("it answers").value, Value::Int(2));
         assert_eq!(call(mesh, to, "more", Value::None).expect("it answers").value, Value::Int(3));
         assert_eq!(mesh.node().unexpected(), (0, 0), "late answers are dropped");

@@ -208,14 +208,6 @@ impl Calls {
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.pending.lock().values().filter(|call| !call.is_landing).filter_map(|call| call.until).min()
     }
-
-    /// Ends the calls whose time is up.
-    pub(crate) fn expire(&self, now: Instant) {
-        for call in self.drain(|call| call.until.is_some_and(|until| until <= now) && !call.is_landing) {
-            let error = Error::new(ErrorKind::DeadlineExceeded, "the node has not answered");
-            call.end(Err(error.hint("it may be busy; give the call more time, or look at what the node does")));
-        }
-    }
 }
 
 impl Shared {
@@ -270,11 +262,13 @@ impl Shared {
             None => self.link_or_loss(to)?,
         };
         if !linking.wait_until(until, None)? {
-            return Err(self.about(Error::new(ErrorKind::DeadlineExceeded, "no link to the node yet"), to));
+            let error = Error::new(ErrorKind::DeadlineExceeded, "no link to the node yet").operation(method.to_owned());
+            let error = error.hint("it may be busy or stopped; give the call more time");
+            return Err(self.about(error.elapsed(begun.elapsed()), to));
         }
         let link = linking.wait().map_err(|error| error.operation(method.to_owned()))?;
         let refs = self.references.pass(to, &names).map_err(|error| error.operation(method.to_owned()))?;
-        let sent = self.remember(correlation, link, asked).and_then(|work| {
+        let sent = self.remember(correlation, (to, link), asked).and_then(|work| {
             self.node.isend(link, message).map(|_| work).map_err(|error| {
                 self.calls.pending.lock().remove(&correlation);
                 self.explain(self.death_of(to).unwrap_or(error)).operation(method.to_owned())
@@ -294,7 +288,12 @@ impl Shared {
         }
     }
 
-    fn remember(self: &Arc<Self>, correlation: u64, link: LinkId, asked: Asked) -> Result<Work<Answer>> {
+    fn remember(
+        self: &Arc<Self>,
+        correlation: u64,
+        (to, link): (NodeId, LinkId),
+        asked: Asked,
+    ) -> Result<Work<Answer>> {
         let leases = (asked.lease_the_rest()?, asked.leases);
         let Asked { method, places, until, begun, .. } = asked;
         let (completer, work): (Completer<Answer>, _) = self.node.pair("call", Some(link).filter(|link| *link != HERE));
@@ -310,10 +309,12 @@ impl Shared {
                 }
             };
             if let Some(call) = call {
-                call.end(Err(Error::new(ErrorKind::Cancelled, "the call was cancelled; its handler may still run")));
+                let error = Error::new(ErrorKind::Cancelled, "the call was cancelled; its handler may still run");
+                call.end(Err(shared.about(error, to)));
             }
         });
-        let call = Pending { link, completer, places, leases, refusal: None, is_landing: false, method, until, begun };
+        let call =
+            Pending { to, link, completer, places, leases, refusal: None, is_landing: false, method, until, begun };
         let mut pending = self.calls.pending.lock();
         if pending.len() >= limits::CALLS_PENDING_MAX {
             let what = format!("{} calls of this node wait for their answers", limits::CALLS_PENDING_MAX);
@@ -325,6 +326,16 @@ impl Shared {
             self.calls_until(until);
         }
         Ok(work)
+    }
+
+    /// Ends the calls whose time is up.
+    pub(crate) fn expire_calls(&self, now: Instant) {
+        for call in self.calls.drain(|call| call.until.is_some_and(|until| until <= now) && !call.is_landing) {
+            let error = Error::new(ErrorKind::DeadlineExceeded, "the node has not answered");
+            let error = error.hint("it may be busy; give the call more time, or look at what the node does");
+            let to = call.to;
+            call.end(Err(self.about(error, to)));
+        }
     }
 
     /// Ends calls that were answered and runs what was asked for.

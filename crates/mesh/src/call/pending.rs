@@ -4,13 +4,15 @@ use super::Leases;
 use super::answer::{Answer, decode};
 use crate::reference::Brought;
 use sheave_base::work::Completer;
-use sheave_base::{Error, LinkId, Peer, Result};
+use sheave_base::{Error, LinkId, NodeId, Peer, Result};
 use sheave_net::{Arrival, Ground, Message, check_places};
 use sheave_tensor::{Tensor, WriteLease};
 use smallvec::SmallVec;
 use std::time::Instant;
 
 pub(super) struct Pending {
+    /// Who is to answer.
+    pub(super) to: NodeId,
     pub(super) link: LinkId,
     pub(super) completer: Completer<Answer>,
     pub(super) places: SmallVec<[Tensor; 1]>,
