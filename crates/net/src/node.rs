@@ -217,6 +217,12 @@ impl Node {
         &self.inner.peer
     }
 
+    /// The boot id of the node's host, the same for all nodes there; empty where the system does not tell.
+    #[must_use]
+    pub fn boot_id(&self) -> &str {
+        self.inner.boot_id()
+    }
+
     /// Where the node's tensors live.
     #[must_use]
     pub fn arena(&self) -> &Arena {
