@@ -70,8 +70,9 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the nodes are not distinct members with this one among them, `PeerLost` if one is dead or
-    /// has left, and whatever ended the engine.
+    /// `InvalidArgument` if the nodes are not distinct members with this one among them, and whatever ended the engine.
+    /// `PeerLost` if one is dead or has left; the group is there nevertheless, broken from the start, so that it can be
+    /// shrunk.
     pub fn group(&mut self, label: &str, nodes: &[NodeId]) -> Result<GroupId> {
         self.check_active()?;
         let distinct: BTreeSet<_> = nodes.iter().collect();
@@ -81,7 +82,16 @@ impl Engine {
             return Err(Error::new(ErrorKind::InvalidArgument, what));
         }
         if let Some(Death { node, left, reason, .. }) = self.deaths.iter().find(|d| distinct.contains(&d.node)) {
-            let error = if *left { self.departed(*node) } else { self.lost(*node, reason) };
+            let about = *node;
+            let error = if *left { self.departed(about) } else { self.lost(about, reason) };
+            let group = self.groups.entry(group_id(label, nodes)).or_default();
+            if group.nodes.is_empty() {
+                label.clone_into(&mut group.label);
+                group.nodes = nodes.to_vec();
+            }
+            group.tallies.clear();
+            // Everybody learns of the death from the decision.
+            group.broken.get_or_insert_with(|| Broken { error: error.clone(), by_death: true, about });
             return Err(error.operation("group").group(label));
         }
         let id = group_id(label, nodes);

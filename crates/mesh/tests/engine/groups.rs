@@ -96,3 +96,37 @@ fn a_barrier_of_one_passes_at_once() {
     let barrier = meshes.barrier(1, alone);
     assert!(matches!(meshes.end_of(barrier), Some(Ok(Outcome::Passed))));
 }
+
+/// Whatever comes first, the death or the group, its survivors meet in the same smaller one.
+#[test]
+fn survivors_get_a_working_group_in_every_order() {
+    let (mut meshes, _) = Meshes::joined(4, 11);
+    let nodes = [id(1), id(2), id(3), id(0)];
+    let early = meshes.nodes[0].group("some", &nodes).expect("all live");
+    meshes.poll(0);
+    meshes.kill(3);
+    // While it is being agreed, as far as node 1 knows.
+    let between = meshes.nodes[1].group("some", &nodes);
+    meshes.poll(1);
+    meshes.settle();
+    let late = meshes.nodes[2].group("some", &nodes).expect_err("one is dead");
+    assert_eq!(late.kind(), ErrorKind::PeerLost, "{late}");
+    assert!(between.is_ok_and(|between| between == early));
+    let shrinks = [0, 1, 2].map(|node| meshes.shrink(node, early));
+    meshes.settle();
+    let mut groups = shrinks.map(|shrink| match meshes.end_of(shrink) {
+        Some(Ok(Outcome::Group(group))) => group,
+        other => panic!("no group: {other:?}"),
+    });
+    groups.sort();
+    assert_eq!(groups[0], groups[2], "all have the same");
+    assert_eq!(
+        meshes.nodes[2].nodes_of(groups[0]),
+        Some(&nodes[..2].iter().chain(&nodes[3..]).copied().collect::<Vec<_>>()[..])
+    );
+    let barriers = [0, 1, 2].map(|node| meshes.barrier(node, groups[0]));
+    meshes.settle();
+    for barrier in barriers {
+        assert!(matches!(meshes.end_of(barrier), Some(Ok(Outcome::Passed))));
+    }
+}
