@@ -320,7 +320,9 @@ fn with_long_answer(act: impl Fn(&Mesh, Tensor, &sheave_base::Work<Answer>) + Cl
         mesh.serve("it", Inline(long)).expect("the name is free");
         mesh.world().barrier().expect("both are there");
         if mesh.me().rank != Rank(0) {
-            return mesh.until_gone(|_| true).expect("it leaves");
+            // It leaves with bytes unread, which resets the connection; from here that may look like a death.
+            let _ = mesh.until_gone(|_| true);
+            return;
         }
         let place = Tensor::private(Dtype::U8, [BYTES]).expect("there is memory");
         let call = Call { places: smallvec![place.clone()], ..Call::default() };
