@@ -14,6 +14,8 @@ use sheave_base::{Error, ErrorKind, NodeId, Result};
 struct Wait {
     number: u64,
     nodes: Vec<NodeId>,
+    /// Those of them who may die as well as leave.
+    tolerated: Vec<NodeId>,
     completer: Completer<()>,
 }
 
@@ -43,18 +45,28 @@ impl Departures {
     }
 }
 
-/// Whether all of `nodes` have left, or who of them died first.
-fn look(nodes: &[NodeId], gone: &[Death]) -> Option<std::result::Result<(), NodeId>> {
-    if let Some(dead) = gone.iter().find(|death| !death.left && nodes.contains(&death.node)) {
-        return Some(Err(dead.node));
+impl Wait {
+    /// Whether all are gone, or who of those that may not die died first.
+    fn look(&self, gone: &[Death]) -> Option<std::result::Result<(), NodeId>> {
+        let is_missed =
+            |death: &&Death| !death.left && self.nodes.contains(&death.node) && !self.tolerated.contains(&death.node);
+        if let Some(dead) = gone.iter().find(is_missed) {
+            return Some(Err(dead.node));
+        }
+        let is_gone = |node: &NodeId| gone.iter().any(|death| death.node == *node);
+        self.nodes.iter().all(is_gone).then_some(Ok(()))
     }
-    let has_left = |node: &NodeId| gone.iter().any(|death| death.node == *node);
-    nodes.iter().all(has_left).then_some(Ok(()))
 }
 
 impl Shared {
-    /// Blocks until all of `nodes` have left, one has died, or this node is no member any more.
-    pub(crate) fn wait_for_departures(&self, nodes: Vec<NodeId>, interrupt: Option<Interrupt<'_>>) -> Result<()> {
+    /// Blocks until all of `nodes` are gone, one that is not among `tolerated` has died, or this node is no member any
+    /// more.
+    pub(crate) fn wait_for_departures(
+        &self,
+        nodes: Vec<NodeId>,
+        tolerated: Vec<NodeId>,
+        interrupt: Option<Interrupt<'_>>,
+    ) -> Result<()> {
         let (completer, work) = self.node.pair(IDLE, None);
         let number = {
             let mut waits = self.departures.waits.lock();
@@ -63,7 +75,7 @@ impl Shared {
             }
             waits.last += 1;
             let number = waits.last;
-            waits.waiting.push(Wait { number, nodes, completer });
+            waits.waiting.push(Wait { number, nodes, tolerated, completer });
             number
         };
         self.tell_departures();
@@ -89,7 +101,7 @@ impl Shared {
             let mut waits = self.departures.waits.lock();
             let mut at = 0;
             while let Some(wait) = waits.waiting.get(at) {
-                match look(&wait.nodes, &gone) {
+                match wait.look(&gone) {
                     Some(outcome) => over.push((waits.waiting.swap_remove(at).completer, outcome)),
                     None => at += 1,
                 }

@@ -19,9 +19,10 @@ use parking_lot::Mutex;
 use sheave_base::clock::{Clock, SystemClock, Time};
 use sheave_base::work::Completer;
 use sheave_base::{Epoch, Error, ErrorKind, LinkId, NodeId, Peer, Result};
-use sheave_net::{Admission, Arrival, Kind, Message as Arrived, Node, NodeConfig, Observer, was_closed_in_order};
+use sheave_net::{
+    Admission, Arrival, Ground, Kind, Message as Arrived, Node, NodeConfig, Observer, was_closed_in_order,
+};
 use sheave_wire::{from_control, to_control};
-use smallvec::SmallVec;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, Weak};
@@ -394,7 +395,7 @@ impl Shared {
 impl Observer for Shared {
     fn admit(&self, link: LinkId, arrival: &Arrival<'_>) -> Admission {
         match arrival.envelope.kind {
-            Kind::Control if self.told.lock().len() < TOLD_MAX => Admission::Land(SmallVec::new()),
+            Kind::Control if self.told.lock().len() < TOLD_MAX => Admission::Land(Ground::default()),
             Kind::Control => {
                 self.choked.store(true, SeqCst);
                 Admission::Pause

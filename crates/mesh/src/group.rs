@@ -115,7 +115,8 @@ impl Group {
         work
     }
 
-    /// The group of the survivors, once all agree who they are. Blocks until then.
+    /// The group of the survivors, once all agree who they are. Blocks until then. It is the same group on all of them,
+    /// whether they had made this one before the death or make it afterwards.
     ///
     /// # Errors
     ///

@@ -309,10 +309,28 @@ impl Mesh {
         picks: impl Fn(&Member) -> bool,
         interrupt: Option<Interrupt<'_>>,
     ) -> Result<()> {
+        self.until_gone_tolerating(picks, |_| false, interrupt)
+    }
+
+    /// Like [`Mesh::until_gone_interruptible`], but a member that `tolerates` is true for may die as well as leave: the
+    /// wait goes on without it. Both are asked once for each member, now. Returns at once if all of them are gone.
+    ///
+    /// # Errors
+    ///
+    /// `PeerLost` that names the first of those who died and are not tolerated, at once, also if that was before the
+    /// call; else as [`Mesh::until_gone_interruptible`].
+    pub fn until_gone_tolerating(
+        &self,
+        picks: impl Fn(&Member) -> bool,
+        tolerates: impl Fn(&Member) -> bool,
+        interrupt: Option<Interrupt<'_>>,
+    ) -> Result<()> {
         let me = self.shared.me;
-        let picked = self.members().iter().filter(|member| member.node != me && picks(member));
-        let nodes = picked.map(|member| member.node).collect();
-        self.shared.wait_for_departures(nodes, interrupt).map_err(|error| error.operation("until_gone"))
+        let picked: Vec<_> = self.members().iter().filter(|member| member.node != me && picks(member)).collect();
+        let tolerated = picked.iter().filter(|member| tolerates(member)).map(|member| member.node).collect();
+        let nodes = picked.iter().map(|member| member.node).collect();
+        let waited = self.shared.wait_for_departures(nodes, tolerated, interrupt);
+        waited.map_err(|error| error.operation("until_gone"))
     }
 
     /// Waits for everybody and leaves: what a job does at its end.

@@ -68,9 +68,9 @@ pub(crate) fn begin(config: &Config) -> Result<Joining> {
         join_timeout: patience(config),
     };
     let (completer, joined) = node.pair("join", None);
+    let root = (!config.hosts()).then(|| root_address(&node, root));
     let engine = Engine::new(engine_config, node.id(), Time(0));
     let shared = Shared::new(node, node_config, completer, engine);
-    let root = (!config.hosts()).then(|| root_address(root));
     let until = begun + config.join_timeout;
     Ok(Joining { shared, joined, root, root_name: config.root.to_string(), until, begun })
 }
@@ -156,19 +156,14 @@ fn unix_name(port: u16) -> String {
     format!("sheave-root-{port}")
 }
 
-fn root_address(root: SocketAddr) -> Address {
+fn root_address(node: &Node, root: SocketAddr) -> Address {
     let mut address = Address::of_socket(root);
     // A socket can be bound to the addresses of this host only.
     if UdpSocket::bind((root.ip(), 0)).is_ok() {
         address.unix = Some(unix_name(root.port()));
-        address.boot_id = boot_id();
+        node.boot_id().clone_into(&mut address.boot_id);
     }
     address
-}
-
-fn boot_id() -> String {
-    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    text.trim().to_owned()
 }
 
 fn listen_at_root(node: &Node, config: &Config, root: SocketAddr) -> Result<Address> {

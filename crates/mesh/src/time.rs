@@ -87,7 +87,7 @@ impl Shared {
             self.references.due.store(true, SeqCst);
             self.tend_references();
             let now = Instant::now();
-            self.calls.expire(now);
+            self.expire_calls(now);
             if let Some(next) = self.calls.next_deadline() {
                 self.calls_until(next);
             }

@@ -5,7 +5,7 @@ mod common;
 use common::{free_port, hear, job, note, part, roles, say, start};
 use sheave_base::ErrorKind;
 use sheave_base::config::Transport;
-use sheave_mesh::{Mesh, Role};
+use sheave_mesh::{Member, Mesh, Role};
 use std::time::{Duration, Instant};
 
 const BOUND: Duration = Duration::from_secs(1);
@@ -25,7 +25,13 @@ fn actor() {
             assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
             assert!(error.to_string().contains("worker-1"), "{error}");
             say("told");
-            mesh.until_gone(|member| member.introduction.name == "worker-0").expect("this one leaves");
+            let is_picked = |member: &Member| is_worker(member.introduction.role);
+            let dies = |member: &Member| member.introduction.name == "worker-1";
+            let error = mesh.until_gone_tolerating(is_picked, |member| !dies(member), None).expect_err("it is dead");
+            assert!(error.to_string().contains("worker-1"), "{error}");
+            mesh.until_gone_tolerating(is_picked, dies, None).expect("the other one leaves");
+            let other = mesh.of_role(Role::Worker).find(|member| !dies(member)).expect("there are two").node;
+            assert!(mesh.deaths().iter().any(|death| death.left && death.node == other), "not before it has");
         }
         me if me.role_rank == 1 => loop {
             std::thread::park();

@@ -130,6 +130,9 @@ fn who_leaves_is_not_dead_and_the_rest_goes_on() {
         rest.barrier().expect("both are there");
         let error = mesh.world().barrier().expect_err("a group that is made too late is broken from the start");
         assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
+        let late = mesh.world().shrink().expect("two are left");
+        assert_eq!((late.id(), late.nodes()), (rest.id(), rest.nodes()), "it shrinks like any other");
+        late.barrier().expect("both are there");
         mesh.leave().expect("all agree");
         let error = world.barrier().expect_err("this node has left");
         assert_eq!(error.kind(), ErrorKind::Closed, "{error}");

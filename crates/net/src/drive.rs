@@ -10,11 +10,14 @@ use sheave_base::park::{Parker, current_parker};
 use sheave_base::work::{Drive, IDLE, Interrupt, Target, blocking};
 use sheave_base::{LinkId, Result, Work};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
 /// Messages taken from one link before the others get a turn.
 const BUDGET: usize = 16;
+
+/// A wait polls for so long at most before time, the interrupt and all descriptors are looked at, however much arrives.
+const SPIN_MAX: Duration = Duration::from_millis(2);
 
 /// How long a sleep lasts at most before the interrupt is asked and time is looked at.
 const SLICE: Duration = Duration::from_millis(100);
@@ -26,7 +29,7 @@ impl Drive for Inner {
     fn drive(&self, target: &dyn Target, until: Option<Instant>, interrupt: Option<Interrupt<'_>>) -> Result<bool> {
         self.fork.check("work")?;
         self.progress.note_activity();
-        if self.spin(target, until) {
+        if self.spin(&Polling::begin(self, target.link()), target, until) {
             return Ok(true);
         }
         self.sleep_until_done(target, until, interrupt)
@@ -38,18 +41,32 @@ struct Polling<'a> {
     inner: &'a Inner,
     entries: Arc<Vec<Arc<Entry>>>,
     one: Option<Arc<Entry>>,
+    /// Leaves links to the other threads that poll them.
+    yields: bool,
 }
 
 impl<'a> Polling<'a> {
     fn begin(inner: &'a Inner, link: Option<LinkId>) -> Self {
         let one = link.and_then(|link| inner.links.get(link).ok());
         let entries = if link.is_some() { Arc::default() } else { inner.links.all() };
-        let polling = Self { inner, entries, one };
-        for entry in polling.entries() {
+        Self { inner, entries, one, yields: false }.count()
+    }
+
+    /// What the leader polls after it was woken: whatever nobody else does.
+    fn lead(inner: &'a Inner) -> Self {
+        Self { inner, entries: inner.links.all(), one: None, yields: true }.count()
+    }
+
+    fn count(self) -> Self {
+        for entry in self.entries() {
             entry.pollers.fetch_add(1, SeqCst);
             entry.link.disarm();
         }
-        polling
+        self
+    }
+
+    fn is_ours(&self, entry: &Entry) -> bool {
+        !self.yields || entry.pollers.load(Relaxed) == 1
     }
 
     fn entries(&self) -> &[Arc<Entry>] {
@@ -91,14 +108,15 @@ impl Inner {
         false
     }
 
-    fn spin(&self, target: &dyn Target, until: Option<Instant>) -> bool {
-        let polling = Polling::begin(self, target.link());
+    /// Polls until the work is done, `until` has passed, nothing has moved for as long as a wait spins, or it has gone
+    /// on for so long that the other descriptors must be looked at. True when the work is done.
+    fn spin(&self, polling: &Polling<'_>, target: &dyn Target, until: Option<Instant>) -> bool {
         let begun = Instant::now();
         let limit = self.wait.spin + self.wait.yielding;
-        let mut rounds = 0u32;
-        loop {
+        let (mut quiet_since, mut has_moved) = (begun, false);
+        for round in 1u32.. {
             let mut moved = false;
-            for entry in polling.entries() {
+            for entry in polling.entries().iter().filter(|entry| polling.is_ours(entry)) {
                 moved |= self.poll(entry);
                 if target.is_done() {
                     return true;
@@ -107,20 +125,26 @@ impl Inner {
             if target.is_done() {
                 return true;
             }
-            rounds = if moved { 0 } else { rounds.wrapping_add(1) };
+            has_moved |= moved;
             // The clock costs as much as a few polls, so it is read now and then only.
-            if rounds % 16 == 15 {
-                let elapsed = begun.elapsed();
-                if elapsed >= limit || until.is_some_and(|until| Instant::now() >= until) {
+            if round % 16 == 0 {
+                let now = Instant::now();
+                if std::mem::take(&mut has_moved) {
+                    quiet_since = now;
+                }
+                let quiet = now.duration_since(quiet_since);
+                let is_late = until.is_some_and(|until| now >= until) || now.duration_since(begun) >= SPIN_MAX;
+                if quiet >= limit || is_late {
                     return false;
                 }
-                if elapsed >= self.wait.spin {
+                if quiet >= self.wait.spin && !moved {
                     std::thread::yield_now();
                 }
             } else if !moved {
                 std::hint::spin_loop();
             }
         }
+        false
     }
 
     fn sleep_until_done(
@@ -179,11 +203,14 @@ impl Inner {
 
     fn sleep_once(&self, target: &dyn Target, parker: &Arc<Parker>, leads: bool, limit: Duration) {
         if leads {
-            if self.arm_all() && !target.is_done() {
-                let limit = span_until(Instant::now(), limit, self.next_due());
-                self.progress.sleep(limit, Some(parker));
+            let now = Instant::now();
+            let is_quiet = self.arm_all() && !target.is_done();
+            // Descriptors are looked at in any case, for traffic on the links may never end.
+            let limit = if is_quiet { span_until(now, limit, self.next_due()) } else { Duration::ZERO };
+            let woken = self.progress.sleep(limit, Some(parker));
+            if (self.poll_all() || woken) && !target.is_done() {
+                self.spin(&Polling::lead(self), target, None);
             }
-            self.poll_all();
             return;
         }
         self.progress.follow(parker);

@@ -46,7 +46,7 @@ pub use address::Address;
 pub use counters::{Counters, Counts};
 pub use doorbell::Doorbell;
 pub use farewell::was_closed_in_order;
-pub use link::{Arrival, Link, Medium};
+pub use link::{Arrival, Ground, Link, Medium};
 pub use listen::{ListenConfig, Refusals};
 pub use matching::{Wanted, check_places};
 pub use message::{Envelope, Kind, Message, Outgoing, Part};

@@ -6,7 +6,10 @@
 //!
 //! * **Order**: messages are delivered in the order in which `send` took them, each exactly once, until the link ends.
 //! * **One poller**: `poll` is guarded by a try-lock, the poll token. Whoever gets it makes progress for everybody.
-//! * **In place**: the sink names the destination of every tensor before its bytes are moved.
+//! * **In place**: the sink names the destination of every tensor before its bytes are moved. The landing owns the
+//!   write leases of these destinations, and the link owns the landing for as long as it may write; so whatever becomes
+//!   of whoever asked for the message, nobody else reads or writes a place that a link still writes to. A link that
+//!   closes, or says that it has ended, has let go of a landing that lasts; one within the process lasts for a copy.
 //! * **Back-pressure**: a sink may say [`Verdict::Pause`]; the message then stays where it is and the sender's queue
 //!   fills up.
 //! * **End**: a link ends once, with one reason; every later call returns it.
@@ -14,10 +17,11 @@
 use crate::matching::{Posted, Wanted};
 use crate::message::{Envelope, Message, Outgoing};
 use sheave_base::{Error, LinkId, Peer, Result, Work};
-use sheave_tensor::Tensor;
+use sheave_tensor::{Tensor, WriteLease};
 use sheave_wire::{Part, TensorSpec};
 use smallvec::SmallVec;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The media that a link can run over.
@@ -110,18 +114,30 @@ pub struct Landing {
     pub(crate) receive: Option<Box<Posted>>,
     pub(crate) refusal: Option<Error>,
     /// Where the tensors go if there is no receive.
-    pub(crate) places: SmallVec<[Tensor; 1]>,
+    pub(crate) ground: Ground,
+}
+
+/// Places for the tensors of a message, and what keeps everybody else away from them until the message is whole or its
+/// link has given up on it.
+#[derive(Debug, Default)]
+pub struct Ground {
+    /// One place for each tensor, which fits ([`crate::check_places`]), or none at all.
+    pub places: SmallVec<[Tensor; 1]>,
+    /// Write leases for the places.
+    pub leases: SmallVec<[WriteLease; 1]>,
+    /// Leases that cover places of several messages.
+    pub common: Option<Arc<Vec<WriteLease>>>,
 }
 
 impl Landing {
     /// For whoever posted this receive, or says by `refusal` why it cannot have the message.
     pub(crate) fn of(receive: Option<Box<Posted>>, refusal: Option<Error>) -> Self {
-        Self { receive, refusal, places: SmallVec::new() }
+        Self { receive, refusal, ground: Ground::default() }
     }
 
-    /// For the observer, with the tensors at `places`, if there are some.
-    pub(crate) fn at(places: SmallVec<[Tensor; 1]>) -> Self {
-        Self { places, ..Self::default() }
+    /// For the observer, with the tensors on this ground, if there is some.
+    pub(crate) fn at(ground: Ground) -> Self {
+        Self { ground, ..Self::default() }
     }
 
     /// One destination per tensor, or none at all. The link takes them into the message's parts.
@@ -129,7 +145,7 @@ impl Landing {
         match &mut self.receive {
             Some(receive) if self.refusal.is_none() => std::mem::take(&mut receive.places),
             Some(_) => SmallVec::new(),
-            None => std::mem::take(&mut self.places),
+            None => std::mem::take(&mut self.ground.places),
         }
     }
 

@@ -217,6 +217,12 @@ impl Node {
         &self.inner.peer
     }
 
+    /// The boot id of the node's host, the same for all nodes there; empty where the system does not tell.
+    #[must_use]
+    pub fn boot_id(&self) -> &str {
+        self.inner.boot_id()
+    }
+
     /// Where the node's tensors live.
     #[must_use]
     pub fn arena(&self) -> &Arena {
@@ -619,7 +625,7 @@ impl Sink for Inner {
     fn begin(&self, link: LinkId, arrival: &Arrival<'_>) -> Result<Verdict> {
         if let Some(observer) = self.observed.of_kind(arrival.envelope.kind) {
             return Ok(match observer.admit(link, arrival) {
-                Admission::Land(places) => Verdict::Land(Landing::at(places)),
+                Admission::Land(ground) => Verdict::Land(Landing::at(ground)),
                 Admission::Pause if arrival.ending => Verdict::Land(Landing::default()),
                 Admission::Pause => Verdict::Pause,
             });
@@ -633,6 +639,8 @@ impl Sink for Inner {
     fn deliver(&self, landing: Landing, message: Message) {
         Counters::add(&self.counters.messages_received, 1);
         if let Some(observer) = self.observed.of_kind(message.envelope.kind) {
+            // Its places are free before anybody can learn that the message is there.
+            drop(landing);
             return self.observed.take(&*observer, message);
         }
         match (landing.receive, landing.refusal) {

@@ -5,13 +5,11 @@
 //! to be done about it is done in [`Observer::attend`], on the same thread, right after the poll, with no lock of the
 //! node held. So a request is answered by the thread that found it, without a hand-over.
 
-use crate::link::Arrival;
+use crate::link::{Arrival, Ground};
 use crate::message::Message;
 use crate::node::{Inner, Node};
 use sheave_base::{Error, LinkId, Peer};
-use sheave_tensor::Tensor;
 use sheave_wire::Kind;
-use smallvec::SmallVec;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -37,9 +35,8 @@ pub trait Observer: Send + Sync {
 /// What becomes of a message that begins to arrive.
 #[derive(Debug)]
 pub enum Admission {
-    /// It comes in; its tensors land at these places, which must fit ([`crate::check_places`]), or, without any, in the
-    /// node's arena.
-    Land(SmallVec<[Tensor; 1]>),
+    /// It comes in; its tensors land on this ground, or, without any, in the node's arena.
+    Land(Ground),
     /// It stays on its link, and all that follows it too, until [`Node::resume`].
     Pause,
 }

@@ -6,7 +6,10 @@
 //!
 //! **Sleeping.** At most one thread sleeps on the node's descriptors: the *leader*. It arms every link that has no
 //! poller, looks once more, and sleeps in `epoll_wait`. Other sleepers are followers; the completion of their own work
-//! wakes them, or a leader that leaves and promotes one of them.
+//! wakes them, or a leader that leaves and promotes one of them. Traffic brings more traffic: a leader that was woken
+//! and whose own wait is not over does not sleep again at once but spins, as a poller of all links, for as long as
+//! waits spin after the last message. So a node whose threads all wait, for the next call say, is not woken for each.
+//! It leaves links to other pollers where there are some, and looks at the descriptors and its interrupt every 2 ms.
 //!
 //! **The progress thread** leads when nobody else does. A caller that needs the lead takes it away and rings once;
 //! afterwards the progress thread is *masked*. While callers are active it only ticks, every 2 ms, to see whether they

@@ -51,11 +51,15 @@ enum Start {
 impl Executor {
     /// Runs the job as soon as there is a permit. Does not block.
     pub(crate) fn submit(&self, node: &Node, job: Job) {
-        let start = {
-            let mut state = self.pool.state.lock();
-            state.queue.push_back(job);
-            state.next_start()
-        };
+        let mut state = self.pool.state.lock();
+        if state.stopped {
+            drop(state);
+            // Which answers it.
+            return drop(job);
+        }
+        state.queue.push_back(job);
+        let start = state.next_start();
+        drop(state);
         self.pool.start(start, node);
     }
 

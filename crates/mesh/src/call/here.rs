@@ -23,7 +23,7 @@ impl Shared {
             let what = format!("this node has no service for \"{method}\"");
             return Err(Error::new(ErrorKind::NotFound, what).operation(method));
         };
-        let work = self.remember(correlation, super::HERE, asked)?;
+        let work = self.remember(correlation, (self.me, super::HERE), asked)?;
         let reply = super::Reply::to(self, super::HERE, correlation);
         let request = Request { from: self.me, method, args, tensors, refs, reply };
         if service.is_inline() {

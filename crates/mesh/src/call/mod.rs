@@ -8,6 +8,14 @@
 //! answer, when the link that carried it ends, at its deadline, when it is cancelled, or when the mesh ends. An answer
 //! that finds no call is dropped.
 //!
+//! **Places.** Nobody but the link that carries an answer writes to a call's places. Until the answer begins to land
+//! the call holds their write leases; from then on the landing does, which the link owns until the message is whole or
+//! the link has given up writing it. So however a call ends, its places stay leased while a link may write to them. And
+//! they are free when a call is seen to have ended: a call whose answer is landing outlives its deadline, a
+//! cancellation and the end of the mesh. It cannot outlive its link: the end of a link is told once, after the link was
+//! taken out of the node's table, and a call is noted before its request is sent, which fails on a link that is not in
+//! the table. A node that leaves the mesh ends all its links right after its other calls, and so does one that failed.
+//!
 //! References in arguments and answers are counted where they leave and adopted where they arrive, see
 //! [`crate::reference`]; a message's tag is the number of them.
 //!
@@ -31,7 +39,7 @@ use pending::Pending;
 use sha2::{Digest, Sha256};
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, Work, limits};
-use sheave_net::{Admission, Arrival, Envelope, Kind, Message, Outgoing, Part};
+use sheave_net::{Admission, Arrival, Envelope, Ground, Kind, Message, Outgoing, Part};
 use sheave_tensor::{Tensor, WriteLease};
 use sheave_wire::Value;
 use smallvec::SmallVec;
@@ -156,7 +164,7 @@ impl Calls {
                 return Admission::Pause;
             }
         }
-        Admission::Land(SmallVec::new())
+        Admission::Land(Ground::default())
     }
 
     pub(crate) fn take(&self, message: Message, brought: Brought) {
@@ -181,32 +189,24 @@ impl Calls {
         }
     }
 
-    /// The mesh has ended for this node.
+    /// The mesh has ended for this node: so have its calls, but for those whose answers are landing. They end with
+    /// their links, which whoever calls this ends too.
     pub(crate) fn fail_all(&self, error: &Error) {
-        let calls: Vec<Pending> = self.pending.lock().drain().map(|(_, call)| call).collect();
-        for call in calls {
+        for call in self.drain(|call| !call.is_landing) {
             call.end(Err(error.clone()));
         }
         self.executor.stop();
     }
 
+    /// Takes the calls out of which `is_over` is true.
+    fn drain(&self, is_over: impl Fn(&Pending) -> bool) -> Vec<Pending> {
+        let mut pending = self.pending.lock();
+        pending.extract_if(|_, call| is_over(call)).map(|(_, call)| call).collect()
+    }
+
     /// The first deadline of a call that is not answered.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.pending.lock().values().filter(|call| !call.is_landing).filter_map(|call| call.until).min()
-    }
-
-    /// Ends the calls whose time is up.
-    pub(crate) fn expire(&self, now: Instant) {
-        let late: Vec<Pending> = {
-            let mut pending = self.pending.lock();
-            let is_late = |call: &Pending| call.until.is_some_and(|until| until <= now) && !call.is_landing;
-            let late: Vec<u64> = pending.iter().filter(|(_, call)| is_late(call)).map(|(number, _)| *number).collect();
-            late.iter().filter_map(|number| pending.remove(number)).collect()
-        };
-        for call in late {
-            let error = Error::new(ErrorKind::DeadlineExceeded, "the node has not answered");
-            call.end(Err(error.hint("it may be busy; give the call more time, or look at what the node does")));
-        }
     }
 }
 
@@ -262,11 +262,13 @@ impl Shared {
             None => self.link_or_loss(to)?,
         };
         if !linking.wait_until(until, None)? {
-            return Err(self.about(Error::new(ErrorKind::DeadlineExceeded, "no link to the node yet"), to));
+            let error = Error::new(ErrorKind::DeadlineExceeded, "no link to the node yet").operation(method.to_owned());
+            let error = error.hint("it may be busy or stopped; give the call more time");
+            return Err(self.about(error.elapsed(begun.elapsed()), to));
         }
         let link = linking.wait().map_err(|error| error.operation(method.to_owned()))?;
         let refs = self.references.pass(to, &names).map_err(|error| error.operation(method.to_owned()))?;
-        let sent = self.remember(correlation, link, asked).and_then(|work| {
+        let sent = self.remember(correlation, (to, link), asked).and_then(|work| {
             self.node.isend(link, message).map(|_| work).map_err(|error| {
                 self.calls.pending.lock().remove(&correlation);
                 self.explain(self.death_of(to).unwrap_or(error)).operation(method.to_owned())
@@ -286,7 +288,12 @@ impl Shared {
         }
     }
 
-    fn remember(self: &Arc<Self>, correlation: u64, link: LinkId, asked: Asked) -> Result<Work<Answer>> {
+    fn remember(
+        self: &Arc<Self>,
+        correlation: u64,
+        (to, link): (NodeId, LinkId),
+        asked: Asked,
+    ) -> Result<Work<Answer>> {
         let leases = (asked.lease_the_rest()?, asked.leases);
         let Asked { method, places, until, begun, .. } = asked;
         let (completer, work): (Completer<Answer>, _) = self.node.pair("call", Some(link).filter(|link| *link != HERE));
@@ -302,10 +309,12 @@ impl Shared {
                 }
             };
             if let Some(call) = call {
-                call.end(Err(Error::new(ErrorKind::Cancelled, "the call was cancelled; its handler may still run")));
+                let error = Error::new(ErrorKind::Cancelled, "the call was cancelled; its handler may still run");
+                call.end(Err(shared.about(error, to)));
             }
         });
-        let call = Pending { link, completer, places, leases, refusal: None, is_landing: false, method, until, begun };
+        let call =
+            Pending { to, link, completer, places, leases, refusal: None, is_landing: false, method, until, begun };
         let mut pending = self.calls.pending.lock();
         if pending.len() >= limits::CALLS_PENDING_MAX {
             let what = format!("{} calls of this node wait for their answers", limits::CALLS_PENDING_MAX);
@@ -317,6 +326,16 @@ impl Shared {
             self.calls_until(until);
         }
         Ok(work)
+    }
+
+    /// Ends the calls whose time is up.
+    pub(crate) fn expire_calls(&self, now: Instant) {
+        for call in self.calls.drain(|call| call.until.is_some_and(|until| until <= now) && !call.is_landing) {
+            let error = Error::new(ErrorKind::DeadlineExceeded, "the node has not answered");
+            let error = error.hint("it may be busy; give the call more time, or look at what the node does");
+            let to = call.to;
+            call.end(Err(self.about(error, to)));
+        }
     }
 
     /// Ends calls that were answered and runs what was asked for.
@@ -357,14 +376,8 @@ impl Shared {
     }
 
     fn ended(&self, link: LinkId, reason: &Error) {
-        let calls: Vec<Pending> = {
-            let mut pending = self.calls.pending.lock();
-            let lost: Vec<u64> =
-                pending.iter().filter(|(_, call)| call.link == link).map(|(number, _)| *number).collect();
-            lost.iter().filter_map(|number| pending.remove(number)).collect()
-        };
         let reason = self.explain(reason.clone());
-        for call in calls {
+        for call in self.calls.drain(|call| call.link == link) {
             call.end(Err(reason.clone()));
         }
     }

@@ -4,21 +4,23 @@ use super::Leases;
 use super::answer::{Answer, decode};
 use crate::reference::Brought;
 use sheave_base::work::Completer;
-use sheave_base::{Error, LinkId, Peer, Result};
-use sheave_net::{Arrival, Message, check_places};
+use sheave_base::{Error, LinkId, NodeId, Peer, Result};
+use sheave_net::{Arrival, Ground, Message, check_places};
 use sheave_tensor::{Tensor, WriteLease};
 use smallvec::SmallVec;
 use std::time::Instant;
 
 pub(super) struct Pending {
+    /// Who is to answer.
+    pub(super) to: NodeId,
     pub(super) link: LinkId,
     pub(super) completer: Completer<Answer>,
     pub(super) places: SmallVec<[Tensor; 1]>,
     pub(super) leases: (SmallVec<[WriteLease; 1]>, Option<Leases>),
     /// Why the answer's tensors could not land where they should.
     pub(super) refusal: Option<Error>,
-    /// The answer is being written to the places: neither a deadline nor a cancellation may free them now. The answer
-    /// or the end of its link ends the call.
+    /// The answer is being written to the places, and its link has them and their leases. What ends the call would not
+    /// end that, so nothing does but the answer or the end of its link.
     pub(super) is_landing: bool,
     pub(super) method: String,
     pub(super) until: Option<Instant>,
@@ -28,18 +30,19 @@ pub(super) struct Pending {
 impl Pending {
     /// Where the tensors of the arriving answer go. One that does not fit, or brings an error instead of tensors, is
     /// received elsewhere.
-    pub(super) fn admit(&mut self, arrival: &Arrival<'_>) -> SmallVec<[Tensor; 1]> {
+    pub(super) fn admit(&mut self, arrival: &Arrival<'_>) -> Ground {
         if self.places.is_empty() || arrival.parts.is_empty() {
-            return SmallVec::new();
+            return Ground::default();
         }
         match check_places(&self.places, arrival) {
             Ok(()) => {
                 self.is_landing = true;
-                std::mem::take(&mut self.places)
+                let (leases, common) = std::mem::take(&mut self.leases);
+                Ground { places: std::mem::take(&mut self.places), leases, common }
             }
             Err(refusal) => {
                 self.refusal = Some(refusal);
-                SmallVec::new()
+                Ground::default()
             }
         }
     }

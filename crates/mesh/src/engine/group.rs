@@ -13,6 +13,12 @@ use std::time::Duration;
 /// Groups that others use and this node has not made yet; messages about more are forgotten, since they are repeated.
 const UNMADE_GROUPS_MAX: usize = 4096;
 
+/// How long a member whose deadline has passed waits for the first member to say who is missing.
+const ANSWER_PATIENCE: Duration = Duration::from_millis(500);
+
+/// What is said of a barrier by somebody who does not count.
+const NOT_ALL: &str = "not every member entered";
+
 /// Barriers of one group that somebody is in. A member of more is wrong about the group.
 const BARRIERS_MAX: usize = 4096;
 
@@ -46,9 +52,21 @@ struct Tally {
 }
 
 pub(super) enum Pending {
-    Barrier { group: GroupId, sequence: u64, begun: Time, deadline: Option<Time> },
-    Shrink { group: GroupId, begun: Time },
-    Leave { begun: Time },
+    /// `is_late`: its deadline has passed, and the new one is that of the first member's answer.
+    Barrier {
+        group: GroupId,
+        sequence: u64,
+        begun: Time,
+        deadline: Option<Time>,
+        is_late: bool,
+    },
+    Shrink {
+        group: GroupId,
+        begun: Time,
+    },
+    Leave {
+        begun: Time,
+    },
 }
 
 /// The identity of the group of `nodes` in this order: the same on every node.
@@ -70,8 +88,9 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the nodes are not distinct members with this one among them, `PeerLost` if one is dead or
-    /// has left, and whatever ended the engine.
+    /// `InvalidArgument` if the nodes are not distinct members with this one among them, and whatever ended the engine.
+    /// `PeerLost` if one is dead or has left; the group is there nevertheless, broken from the start, so that it can be
+    /// shrunk.
     pub fn group(&mut self, label: &str, nodes: &[NodeId]) -> Result<GroupId> {
         self.check_active()?;
         let distinct: BTreeSet<_> = nodes.iter().collect();
@@ -81,7 +100,16 @@ impl Engine {
             return Err(Error::new(ErrorKind::InvalidArgument, what));
         }
         if let Some(Death { node, left, reason, .. }) = self.deaths.iter().find(|d| distinct.contains(&d.node)) {
-            let error = if *left { self.departed(*node) } else { self.lost(*node, reason) };
+            let about = *node;
+            let error = if *left { self.departed(about) } else { self.lost(about, reason) };
+            let group = self.groups.entry(group_id(label, nodes)).or_default();
+            if group.nodes.is_empty() {
+                label.clone_into(&mut group.label);
+                group.nodes = nodes.to_vec();
+            }
+            group.tallies.clear();
+            // Everybody learns of the death from the decision.
+            group.broken.get_or_insert_with(|| Broken { error: error.clone(), by_death: true, about });
             return Err(error.operation("group").group(label));
         }
         let id = group_id(label, nodes);
@@ -132,7 +160,7 @@ impl Engine {
         if let Some(found) = self.groups.get_mut(&group) {
             found.next_sequence += 1;
         }
-        self.operations.insert(operation, Pending::Barrier { group, sequence, begun, deadline });
+        self.operations.insert(operation, Pending::Barrier { group, sequence, begun, deadline, is_late: false });
         self.send_entry(group, sequence);
     }
 
@@ -232,8 +260,9 @@ impl Engine {
         }
     }
 
-    /// Somebody's news that a group is broken; its first member tells the others.
-    pub(super) fn told_broken(&mut self, id: GroupId, by_death: bool, about: NodeId, reason: String) {
+    /// Somebody's news that a group is broken; its first member tells the others, and says who is missing to those
+    /// whose deadline has passed.
+    pub(super) fn told_broken(&mut self, from: NodeId, id: GroupId, by_death: bool, about: NodeId, reason: String) {
         if !self.groups.contains_key(&id) && self.unmade_groups() >= UNMADE_GROUPS_MAX {
             return;
         }
@@ -242,9 +271,34 @@ impl Engine {
         } else {
             (ErrorKind::Cancelled, "look at its output; make a group with another label to go on")
         };
+        let asks = !by_death && about == from && reason == NOT_ALL;
+        let reason = if asks { self.who_is_missing_for(from, id) } else { reason };
+        if !by_death && about == self.me && self.broken(id).is_some_and(|own| own.what() == NOT_ALL) {
+            let error = too_late(reason);
+            if let Some(broken) = self.groups.get_mut(&id).and_then(|group| group.broken.as_mut()) {
+                broken.error = error.clone();
+            }
+            return self.end_barriers(id, &error);
+        }
         let error = Error::new(kind, reason).peer(self.peer_of(about)).hint(hint);
-        self.groups.entry(id).or_default();
-        self.break_group(id, &Broken { error, by_death, about }, true);
+        let is_unmade = self.groups.entry(id).or_default().nodes.is_empty();
+        let broken = Broken { error, by_death, about };
+        self.break_group(id, &broken, true);
+        if asks && is_unmade {
+            self.send(from, self.broken_message(id, &broken));
+        }
+    }
+
+    /// At a group's first member: who keeps `waiting` waiting.
+    fn who_is_missing_for(&self, waiting: NodeId, id: GroupId) -> String {
+        match self.groups.get(&id).filter(|group| !group.nodes.is_empty()) {
+            None => format!("not entered: {}, which has not made the group yet", self.peer_of(self.me).name),
+            Some(group) => {
+                let mut tallies = group.tallies.iter().rev();
+                let last = tallies.find(|(_, tally)| tally.members.contains(&waiting)).map(|(sequence, _)| *sequence);
+                last.map_or_else(|| NOT_ALL.to_owned(), |sequence| self.who_is_missing(id, sequence))
+            }
+        }
     }
 
     /// The groups with a member that looks dead, or that is; everybody learns of an agreed death without being told.
@@ -399,16 +453,30 @@ impl Engine {
             Pending::Shrink { .. } | Pending::Leave { .. } => false,
         };
         for operation in self.operations_where(late) {
-            let Some(Pending::Barrier { group, sequence, .. }) = self.operations.get(&operation) else { continue };
-            let missing = self.who_is_missing(*group, *sequence);
-            let error =
-                Error::new(ErrorKind::DeadlineExceeded, missing).hint("a member may be late; look at its output");
-            self.break_group(*group, &Broken { error, by_death: false, about: self.me }, true);
+            let Some(Pending::Barrier { group, sequence, deadline, is_late, .. }) = self.operations.get_mut(&operation)
+            else {
+                continue;
+            };
+            let (id, sequence, was_late) = (*group, *sequence, std::mem::replace(is_late, true));
+            *deadline = Some(now.after(ANSWER_PATIENCE));
+            let first = self.groups.get(&id).and_then(|group| group.nodes.first()).copied();
+            let me = self.me;
+            let broken = |error| Broken { error, by_death: false, about: me };
+            match first.filter(|first| *first != self.me) {
+                // Nothing is entered from here on; only the first member knows who is missing.
+                Some(_) if !was_late => self.mark_broken(id, &broken(too_late(NOT_ALL)), true),
+                Some(first) => {
+                    let first = self.peer_of(first);
+                    let what = format!("{NOT_ALL}, and {}, which counts them, does not say who is missing", first.name);
+                    self.break_group(id, &broken(too_late(what).peer(first)), true);
+                }
+                None => self.break_group(id, &broken(too_late(self.who_is_missing(id, sequence))), true),
+            }
         }
     }
 
     fn who_is_missing(&self, id: GroupId, sequence: u64) -> String {
-        let unknown = || "not every member entered".to_owned();
+        let unknown = || NOT_ALL.to_owned();
         let Some(group) = self.groups.get(&id).filter(|group| group.nodes.first() == Some(&self.me)) else {
             return unknown();
         };
@@ -465,4 +533,8 @@ impl Engine {
         self.operations.remove(&operation);
         self.effects.push(Effect::Complete { operation, outcome });
     }
+}
+
+fn too_late(what: impl Into<std::borrow::Cow<'static, str>>) -> Error {
+    Error::new(ErrorKind::DeadlineExceeded, what).hint("a member may be late; look at its output")
 }

@@ -70,7 +70,8 @@
 //! A member sends `Enter` (epoch, group, sequence) to the group's first member and repeats it with each beat. The
 //! first member counts distinct members and sends `Release` when all have entered, so whoever passes was right. A
 //! member that suspects, gives up or passes its deadline breaks the group for itself: it never enters again, so no
-//! later barrier can be released. It says `Broken` to the first member, which says so to all. If that message is
+//! later barrier can be released. It says `Broken` to the first member, which says so to all; one whose deadline has
+//! passed waits for that, for half a second at most, because the first member knows who is missing. If that message is
 //! lost, one of both ends suspects the other, one of them dies, and the death breaks the group for everybody. A
 //! death or a leave is all it takes: node ids are drawn anew by every process, so a group that lacks a member is broken
 //! for ever, and a group of survivors is another group with another id. Groups know no epoch but through their members.
@@ -415,7 +416,9 @@ impl Engine {
             Message::Beat { answer: false, .. } => self.send(from, Message::Beat { epoch: self.epoch, answer: true }),
             Message::Enter { group, sequence, .. } => self.entered(from, group, sequence),
             Message::Release { group, through, .. } => self.released(from, group, through),
-            Message::Broken { group, by_death, about, reason, .. } => self.told_broken(group, by_death, about, reason),
+            Message::Broken { group, by_death, about, reason, .. } => {
+                self.told_broken(from, group, by_death, about, reason);
+            }
             _ if !is_current => {}
             Message::Accuse { suspect, reason, .. } => self.accuse(from, suspect, reason),
             Message::Prepare { ballot, .. } => self.prepare(from, ballot),

@@ -96,3 +96,72 @@ fn a_barrier_of_one_passes_at_once() {
     let barrier = meshes.barrier(1, alone);
     assert!(matches!(meshes.end_of(barrier), Some(Ok(Outcome::Passed))));
 }
+
+/// Whatever comes first, the death or the group, its survivors meet in the same smaller one.
+#[test]
+fn survivors_get_a_working_group_in_every_order() {
+    let (mut meshes, _) = Meshes::joined(4, 11);
+    let nodes = [id(1), id(2), id(3), id(0)];
+    let early = meshes.nodes[0].group("some", &nodes).expect("all live");
+    meshes.poll(0);
+    meshes.kill(3);
+    // While it is being agreed, as far as node 1 knows.
+    let between = meshes.nodes[1].group("some", &nodes);
+    meshes.poll(1);
+    meshes.settle();
+    let late = meshes.nodes[2].group("some", &nodes).expect_err("one is dead");
+    assert_eq!(late.kind(), ErrorKind::PeerLost, "{late}");
+    assert!(between.is_ok_and(|between| between == early));
+    let shrinks = [0, 1, 2].map(|node| meshes.shrink(node, early));
+    meshes.settle();
+    let mut groups = shrinks.map(|shrink| match meshes.end_of(shrink) {
+        Some(Ok(Outcome::Group(group))) => group,
+        other => panic!("no group: {other:?}"),
+    });
+    groups.sort();
+    assert_eq!(groups[0], groups[2], "all have the same");
+    assert_eq!(
+        meshes.nodes[2].nodes_of(groups[0]),
+        Some(&nodes[..2].iter().chain(&nodes[3..]).copied().collect::<Vec<_>>()[..])
+    );
+    let barriers = [0, 1, 2].map(|node| meshes.barrier(node, groups[0]));
+    meshes.settle();
+    for barrier in barriers {
+        assert!(matches!(meshes.end_of(barrier), Some(Ok(Outcome::Passed))));
+    }
+}
+
+/// Only the first member counts, but every member whose deadline passes learns who is missing.
+#[test]
+fn a_deadline_at_any_member_names_who_is_missing() {
+    for waiting in [1, 3] {
+        let (mut meshes, world) = Meshes::joined(4, 13);
+        let operation = meshes.operation();
+        let deadline = Some(meshes.now.after(Duration::from_secs(2)));
+        meshes.tell(waiting, Event::Barrier { operation, group: world, deadline });
+        let first = meshes.barrier(0, world);
+        meshes.pass(Duration::from_secs(3));
+        let error = meshes.end_of(operation).expect("it has ended").expect_err("two are missing");
+        assert_eq!((error.kind(), error.at_sequence()), (ErrorKind::DeadlineExceeded, Some(0)), "{error}");
+        let names = if waiting == 1 { "not entered: rank-2, rank-3" } else { "not entered: rank-1, rank-2" };
+        assert!(error.what().contains(names), "{error}");
+        assert!(error.after().is_some_and(|after| after < Duration::from_millis(2600)), "{error}");
+        assert!(meshes.error_of(first).contains(names), "{}", meshes.error_of(first));
+        let late = meshes.barrier(waiting, world);
+        assert!(meshes.error_of(late).contains(names), "{}", meshes.error_of(late));
+    }
+}
+
+#[test]
+fn a_first_member_that_does_not_answer_is_named_itself() {
+    let (mut meshes, world) = Meshes::joined(3, 14);
+    let operation = meshes.operation();
+    let deadline = Some(meshes.now.after(Duration::from_millis(500)));
+    meshes.tell(1, Event::Barrier { operation, group: world, deadline });
+    meshes.settle();
+    meshes.silence(0, 1);
+    meshes.pass(Duration::from_millis(1100));
+    let error = meshes.end_of(operation).expect("it has ended").expect_err("nobody else has entered");
+    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
+    assert_eq!(error.about().map(|peer| peer.name.as_str()), Some("rank-0"), "{error}");
+}

@@ -43,7 +43,6 @@ pub(crate) struct ShmLink {
     /// Messages wait for room; read without the lock by every poll.
     outbound_waits: AtomicBool,
     ended: OnceLock<Error>,
-    has_ended: AtomicBool,
     arena: Arena,
     slots: Arena,
     counters: Arc<Counters>,
@@ -87,7 +86,6 @@ impl ShmLink {
             life: Mutex::new(Life { beats: 0, seen: Instant::now() }),
             outbound_waits: AtomicBool::new(false),
             ended: OnceLock::new(),
-            has_ended: AtomicBool::new(false),
             arena: node.arena.clone(),
             slots: node.slots.clone(),
             counters: Arc::clone(&node.counters),
@@ -192,12 +190,20 @@ impl ShmLink {
         Error::new(ErrorKind::PeerLost, "its end of the link was dropped without a word").peer(self.peer.clone())
     }
 
+    /// Waits for whoever polls; from then on, since the link has a reason to have ended, nobody receives anything.
+    fn give_up_landing(&self, reason: &Error) {
+        let landing = self.receiving.lock().end();
+        if let Some(landing) = landing {
+            landing.fail(reason);
+        }
+    }
+
     /// Ends this side: everything that waits fails, the peer is told, and what it may still write is set aside.
     fn end(&self, reason: &Error, code: CloseReason) {
-        if self.has_ended.swap(true, SeqCst) {
-            return;
+        if self.ended.set(reason.clone()).is_err() {
+            // Somebody else ends it; but whoever has called this may rely on it that nobody writes to places any more.
+            return self.give_up_landing(reason);
         }
-        let _ = self.ended.set(reason.clone());
         let Ended { waiting, segments, slots } = {
             let mut sending = self.sending.lock();
             let ended = sending.end();
@@ -205,10 +211,7 @@ impl ShmLink {
             ended
         };
         self.peer_bell.ring();
-        let landing = self.receiving.lock().end();
-        if let Some(landing) = landing {
-            landing.fail(reason);
-        }
+        self.give_up_landing(reason);
         for done in waiting {
             done.complete(Err(reason.clone()));
         }
@@ -273,6 +276,9 @@ impl Link for ShmLink {
     fn poll(&self, sink: &dyn Sink, budget: usize) -> Polled {
         let Some(mut receiving) = self.receiving.try_lock() else { return Polled::Busy };
         if let Some(reason) = self.ended.get() {
+            // Whoever ends the link may not have come to this yet, and who polls tells of the end.
+            drop(receiving);
+            self.give_up_landing(reason);
             return Polled::Ended(reason.clone());
         }
         // Read before the ring is: what was sent before the end is in the ring now.

@@ -29,7 +29,6 @@ pub(crate) struct TcpLink {
     waits: AtomicBool,
     reading: Mutex<Reading>,
     ended: OnceLock<Error>,
-    has_ended: AtomicBool,
     counters: Arc<Counters>,
     driver: SendDriver,
 }
@@ -44,7 +43,6 @@ impl TcpLink {
             waits: AtomicBool::new(false),
             reading: Mutex::new(Reading::new(early)?),
             ended: OnceLock::new(),
-            has_ended: AtomicBool::new(false),
             counters: Arc::clone(&node.counters),
             driver: SendDriver::new(node, id),
         })
@@ -83,12 +81,20 @@ impl TcpLink {
         reading.take_in(&shore, budget)
     }
 
+    /// Waits for whoever polls; from then on, since the link has a reason to have ended, nobody receives anything.
+    fn give_up_landing(&self, reason: &Error) {
+        let landing = self.reading.lock().end();
+        if let Some(landing) = landing {
+            landing.fail(reason);
+        }
+    }
+
     /// Ends this side: the peer is told, and everything that waits fails.
     fn end(&self, reason: &Error, code: CloseReason) {
-        if self.has_ended.swap(true, SeqCst) {
-            return;
+        if self.ended.set(reason.clone()).is_err() {
+            // Somebody else ends it; but whoever has called this may rely on it that nobody writes to places any more.
+            return self.give_up_landing(reason);
         }
-        let _ = self.ended.set(reason.clone());
         let unsent = {
             let mut writing = self.writing.lock();
             let unsent = writing.end(code, &self.shore());
@@ -98,10 +104,7 @@ impl TcpLink {
         // The connection may be gone already, which is what is wanted.
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Write);
         self.discard_arrived();
-        let landing = self.reading.lock().end();
-        if let Some(landing) = landing {
-            landing.fail(reason);
-        }
+        self.give_up_landing(reason);
         for done in unsent {
             done.complete(Err(reason.clone()));
         }
@@ -175,6 +178,9 @@ impl Link for TcpLink {
     fn poll(&self, sink: &dyn Sink, budget: usize) -> Polled {
         let Some(mut reading) = self.reading.try_lock() else { return Polled::Busy };
         if let Some(reason) = self.ended.get() {
+            // Whoever ends the link may not have come to this yet, and who polls tells of the end.
+            drop(reading);
+            self.give_up_landing(reason);
             return Polled::Ended(reason.clone());
         }
         let pushed = self.push_out();
@@ -220,7 +226,7 @@ impl Link for TcpLink {
     fn close(&self, reason: &Error) {
         // A socket that fails here ends the link all the same.
         let _ = self.push_out();
-        let first = !self.has_ended.load(SeqCst);
+        let first = self.ended.get().is_none();
         self.end(reason, CloseReason::Finished);
         if first {
             self.linger();
