@@ -64,7 +64,7 @@ impl From<Kind> for Config {
 
 enum Place {
     /// Reentrant, so that an updater that uses its own store gets an error and does not wait for itself.
-    Local(ReentrantMutex<RefCell<Local>>),
+    Local(Box<ReentrantMutex<RefCell<Local>>>),
     Servers(Box<Client>),
 }
 
@@ -99,7 +99,7 @@ impl KvStore {
                 .operation("open")
                 .hint("join a mesh and open the store on it, or use the kind local"));
         }
-        Ok(Self::of(Place::Local(ReentrantMutex::new(RefCell::new(Local::new()))), kind))
+        Ok(Self::of(Place::Local(Box::new(ReentrantMutex::new(RefCell::new(Local::new())))), kind))
     }
 
     /// A store on the servers of a mesh, as one of its workers; every worker opens it. Blocks until every server
