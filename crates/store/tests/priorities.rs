@@ -18,7 +18,7 @@ fn pair(key: &str, elements: usize, value: f32) -> [(Key, Tensor); 1] {
 }
 
 fn with(priority: i32) -> Options {
-    Options { priority, ..Options::default() }
+    Options { priority }
 }
 
 #[test]
