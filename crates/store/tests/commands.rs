@@ -13,13 +13,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
+/// A command's number and text.
+type Heard = (i32, Vec<u8>);
+
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[test]
 fn every_number_reaches_the_controller_of_every_server() {
     // 0 to 5 mean something to other stores.
     const NUMBERS: [i32; 11] = [0, 1, 2, 3, 4, 5, 7, 9, -1, i32::MAX, i32::MIN];
-    let heard: Arc<Mutex<Vec<(i32, Vec<u8>)>>> = Arc::default();
+    let heard: Arc<Mutex<Vec<Heard>>> = Arc::default();
     let note = Arc::clone(&heard);
     let controller = move |number: i32, body: &[u8]| {
         note.lock().push((number, body.to_vec()));

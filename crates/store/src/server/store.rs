@@ -328,7 +328,7 @@ impl Store {
     /// A worker comes to a barrier, and is told when all have.
     pub(super) fn barrier(&mut self, worker: usize, reply: Reply) {
         let request = self.waiting.begin(reply, worker, 1, Assembly::default());
-        if let Some(error) = self.refusal(worker) {
+        if let Some(error) = self.refusal(worker, false) {
             return self.waiting.answer(request, Err(error));
         }
         self.members.enter(worker, request);
@@ -338,7 +338,7 @@ impl Store {
     /// A worker pushes no more, and is told when all others have come to that point.
     pub(super) fn done(&mut self, worker: usize, reply: Reply) {
         let request = self.waiting.begin(reply, worker, 1, Assembly::default());
-        if let Some(error) = self.refusal(worker) {
+        if let Some(error) = self.refusal(worker, true) {
             return self.waiting.answer(request, Err(error));
         }
         self.members.done(worker, request);
@@ -346,9 +346,9 @@ impl Store {
     }
 
     /// Why a worker may not wait for the others.
-    fn refusal(&self, worker: usize) -> Option<Error> {
+    fn refusal(&self, worker: usize, pushes: bool) -> Option<Error> {
         let loss = self.loss.clone().or_else(|| self.waiting.check_room(worker).err());
-        loss.or_else(|| self.check_standing(worker, true).err())
+        loss.or_else(|| self.check_standing(worker, pushes).err())
     }
 
     /// A worker needs the store no more.
@@ -382,6 +382,9 @@ impl Store {
     /// Goes on without a worker.
     pub(super) fn shrink(&mut self, worker: usize) {
         self.members.set(worker, Standing::Gone);
+        // What it has pushed counts; nobody waits for the answers.
+        self.begun.retain(|(of, _), _| *of != worker);
+        self.waiting.forget(worker);
         self.reconsider();
     }
 
