@@ -22,6 +22,7 @@ pub(crate) const DELETE: &str = "delete";
 pub(crate) const DESCRIBE: &str = "describe";
 pub(crate) const UPDATE: &str = "update";
 pub(crate) const SET_UPDATER: &str = "set_updater";
+pub(crate) const UPDATER: &str = "updater";
 pub(crate) const BARRIER: &str = "barrier";
 pub(crate) const DONE: &str = "done";
 pub(crate) const SETTLE: &str = "settle";
@@ -144,8 +145,9 @@ pub(crate) struct SetUpdater {
     pub(crate) is_trial: bool,
 }
 
-/// What is said of a store and nothing more: [`CLOSE`], [`DONE`], and [`BARRIER`], which the first server answers when
-/// all workers have come, with the rank of the first one that counts.
+/// What is said of a store and nothing more: [`CLOSE`], [`DONE`], [`UPDATER`], which is answered with the [`Spec`] of
+/// what pushes do, and [`BARRIER`], which the first server answers when all workers have come, with the rank of the
+/// first one that counts.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct OfStore {
     pub(crate) store: u32,

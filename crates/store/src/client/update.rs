@@ -60,6 +60,7 @@ impl Client {
                 .operation(operation)
                 .hint("wait for the work of done before pushing again"));
         }
+        let _turn = if push.is_empty() { None } else { Some(self.turn(operation)?) };
         check_apart(operation, pull.iter().map(|(_, place)| place))?;
         let known = self.known.read();
         let find = |key: &Key, tensor: &Tensor| {

@@ -12,9 +12,9 @@ use crate::command::{self, Controller};
 use crate::key::Key;
 use crate::layout::KEYS_MAX;
 use crate::protocol::{self, BARRIER, CLOSE, DELETE, DESCRIBE, DONE, Delete, Describe, INIT, OPEN, OfStore, Open};
-use crate::protocol::{SERVICE, SET_UPDATER, SETTLE, SetUpdater, UPDATE, Update};
+use crate::protocol::{SERVICE, SET_UPDATER, SETTLE, SetUpdater, UPDATE, UPDATER, Update};
 use crate::slot::Merge;
-use crate::updater::{Function, Spec, Updater};
+use crate::updater::Function;
 use parking_lot::Mutex;
 use pending::Waiting;
 use settle::{Loss, Settlements};
@@ -35,7 +35,7 @@ pub struct ServerConfig {
 }
 
 impl ServerConfig {
-    /// Offers a function under a name, for [`Updater::Named`].
+    /// Offers a function under a name, for [`crate::Updater::Named`].
     #[must_use]
     pub fn function(
         mut self,
@@ -160,6 +160,7 @@ impl Service for Door {
             DELETE => protocol::decode::<Delete>(&args)
                 .and_then(|delete| of(&mut holder.table.lock(), delete.store)?.delete(&delete.numbers)),
             SET_UPDATER => holder.set_updater(&args),
+            UPDATER => return reply.send(holder.updater(&args).map(|value| (value, SmallVec::new()))),
             DESCRIBE => return reply.send(holder.describe(&args).map(|value| (value, SmallVec::new()))),
             other => Err(Error::new(ErrorKind::NotFound, format!("a store server does not know \"{other}\""))),
         };
@@ -243,19 +244,13 @@ impl Holder {
 
     fn set_updater(&self, args: &Value) -> Result<()> {
         let SetUpdater { store, updater, is_trial } = protocol::decode(args)?;
-        let updater = match updater {
-            Spec::Assign => Updater::Assign,
-            Spec::Sum => Updater::Sum,
-            Spec::Rule(rule) => Updater::Rule(rule),
-            Spec::Named(name) => Updater::Named(name),
-        };
-        let merge = Merge::of(updater, |name| self.functions.get(name).cloned())?;
-        let mut table = self.table.lock();
-        let store = of(&mut table, store)?;
-        if !is_trial {
-            store.merge = merge;
-        }
-        Ok(())
+        let merge = Merge::of(updater.clone().into(), |name| self.functions.get(name).cloned())?;
+        of(&mut self.table.lock(), store)?.set_updater(updater, merge, is_trial)
+    }
+
+    fn updater(&self, args: &Value) -> Result<Value> {
+        let OfStore { store } = protocol::decode(args)?;
+        protocol::encode(of(&mut self.table.lock(), store)?.updater())
     }
 
     /// The rank of a worker that asks for something.

@@ -19,6 +19,7 @@ use crate::numbers::Numbered;
 use crate::protocol::{Described, DescribedSlice, Form, Init, OnWorkerLoss, Open, Piece, Update};
 use crate::slot::{Merge, Meta, Slot};
 use crate::sum::Gradient;
+use crate::updater::Spec;
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_mesh::Reply;
 use sheave_tensor::{Arena, Dtype, Shape, Tensor};
@@ -28,7 +29,9 @@ use std::collections::HashSet;
 pub(super) struct Store {
     pub(super) open: Open,
     pub(super) members: Members,
-    pub(super) merge: Merge,
+    /// What pushes do, as it was said and as it runs.
+    updater: Spec,
+    merge: Merge,
     arena: Arena,
     workers: usize,
     /// In the order of their initialisation, which is about the order in which they are asked for.
@@ -64,6 +67,7 @@ impl Store {
         Self {
             open,
             members: Members::new(workers),
+            updater: Spec::Assign,
             merge: Merge::Assign,
             arena: arena.clone(),
             workers,
@@ -78,6 +82,24 @@ impl Store {
     /// Whether rounds or clocks count workers, so that the loss of one matters to the others' pushes.
     pub(super) fn counts_workers(&self) -> bool {
         self.open.kind != Kind::DistAsync
+    }
+
+    /// Says what pushes do from now on; of a trial only whether they could. Moments that an optimizer cannot go on with
+    /// are forgotten.
+    pub(super) fn set_updater(&mut self, updater: Spec, merge: Merge, is_trial: bool) -> Result<()> {
+        if is_trial {
+            return Ok(());
+        }
+        if let Merge::Optimizer(optimizer) = &merge {
+            self.slots.iter_mut().for_each(|held| held.slot.memory.retain(&optimizer.rule));
+        }
+        (self.updater, self.merge) = (updater, merge);
+        Ok(())
+    }
+
+    /// What pushes do.
+    pub(super) fn updater(&self) -> &Spec {
+        &self.updater
     }
 
     pub(super) fn take_ended(&mut self) -> Vec<Waiting> {
