@@ -15,7 +15,6 @@ pub(crate) enum Extent {
     /// All of a tensor.
     Whole,
     /// A slice of a tensor that begins at this element.
-    #[expect(dead_code, reason = "servers do not put norms together yet")]
     Slice(u64),
 }
 
@@ -56,7 +55,6 @@ impl Memory {
     }
 
     /// Takes the second half of a step.
-    #[expect(dead_code, reason = "servers do not put norms together yet")]
     pub(crate) fn finish(&mut self, value: &mut Tensor, norms: &Norms) -> Result<()> {
         match (self, value.dtype()) {
             (Self::Single(learned), Dtype::F32) => learned.finish::<f32>(value, norms),
@@ -133,7 +131,6 @@ impl<W: Wide> Learned<W> {
         }
     }
 
-    #[expect(dead_code, reason = "servers do not put norms together yet")]
     fn finish<T: Float<Wide = W> + Element>(&mut self, value: &mut Tensor, norms: &Norms) -> Result<()> {
         let rule = self.halfway.take();
         let rule = rule.ok_or_else(|| Error::new(ErrorKind::Internal, "norms for a step that nobody takes"))?;

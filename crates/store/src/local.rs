@@ -46,7 +46,7 @@ impl Local {
             let slot = self.slots.get_mut(key).ok_or_else(|| unknown(key, "push"))?;
             let mut total = Total::Dense(sum.reshape([sum.elements() as u64])?);
             drop(sum);
-            outcome = outcome.and(guarded(slot, &self.merge, &mut total, &self.arena));
+            outcome = outcome.and(guarded(slot, &self.merge, &mut total, &self.arena).map(drop));
         }
         outcome
     }

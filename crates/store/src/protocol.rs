@@ -9,6 +9,7 @@ use crate::updater::Spec;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sheave_base::{Error, ErrorKind, Result};
+use sheave_optim::BlockSums;
 use sheave_wire::{Value, from_control, to_control};
 use std::fmt;
 
@@ -26,6 +27,7 @@ pub(crate) const UPDATER: &str = "updater";
 pub(crate) const BARRIER: &str = "barrier";
 pub(crate) const DONE: &str = "done";
 pub(crate) const SETTLE: &str = "settle";
+pub(crate) const NORMS: &str = "norms";
 
 /// What becomes of a store when one of its workers dies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -161,6 +163,19 @@ pub(crate) struct Settle {
     pub(crate) worker: u64,
     /// A digest over how often it has pushed each key that is cut.
     pub(crate) heard: [u8; 32],
+}
+
+/// A server says the sums of a slice to the server that has the first slice of the key; the answer comes when all
+/// slices have said theirs, and is the [`sheave_optim::Norms`] of the whole tensor.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Sums {
+    pub(crate) store: u32,
+    /// The key's number.
+    pub(crate) key: u64,
+    /// The index of the slice's first element in the tensor.
+    pub(crate) start: u64,
+    /// None if the merge of this slice has failed.
+    pub(crate) sums: Option<BlockSums>,
 }
 
 pub(crate) fn encode<T: Serialize>(head: &T) -> Result<Value> {

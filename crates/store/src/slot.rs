@@ -5,7 +5,7 @@ use crate::learn::{Extent, Memory};
 use crate::sum::Total;
 use crate::updater::{Function, Updater};
 use sheave_base::{Error, ErrorKind, Result};
-use sheave_optim::Optimizer;
+use sheave_optim::{BlockSums, Norms, Optimizer};
 use sheave_tensor::{Arena, Dtype, Op, Shape, Tensor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -69,11 +69,17 @@ impl Merge {
     }
 }
 
+impl Merge {
+    /// Whether it needs norms of whole tensors.
+    pub(crate) fn needs_norms(&self) -> bool {
+        matches!(self, Self::Optimizer(optimizer) if optimizer.rule.needs_norms())
+    }
+}
+
 /// A stored value. Its elements lie flat in memory of its own.
 pub(crate) struct Slot {
     pub(crate) meta: Meta,
     /// The index of its first element in the tensor.
-    #[expect(dead_code, reason = "norms over slices are to come")]
     pub(crate) start: u64,
     pub(crate) value: Tensor,
     pub(crate) memory: Memory,
@@ -86,7 +92,9 @@ impl Slot {
     }
 
     /// Merges a sum, which has as many elements as the value and its dtype. It may be left with other contents.
-    fn merge(&mut self, merge: &Merge, total: &mut Total, arena: &Arena) -> Result<()> {
+    /// A merge that needs norms of the whole tensor is half done then, and returns the sums for them; [`Slot::finish`]
+    /// must follow.
+    fn merge(&mut self, merge: &Merge, total: &mut Total, arena: &Arena) -> Result<Option<BlockSums>> {
         let Total::Dense(sum) = total;
         if !matches!(merge, Merge::Optimizer(_)) {
             self.memory.forget_master();
@@ -95,8 +103,27 @@ impl Slot {
             Merge::Assign => self.assign(sum, arena),
             Merge::Sum => self.value.reduce_from(Op::Sum, sum),
             Merge::Function(function) => function(&self.meta.key, sum, &mut self.value),
-            Merge::Optimizer(optimizer) => self.memory.step(optimizer, &mut self.value, sum, Extent::Whole).map(drop),
+            Merge::Optimizer(optimizer) => {
+                let extent = if self.is_whole() { Extent::Whole } else { Extent::Slice(self.start) };
+                return self.memory.step(optimizer, &mut self.value, sum, extent);
+            }
         }
+        .map(|()| None)
+    }
+
+    /// Ends a merge that is half done.
+    pub(crate) fn finish(&mut self, norms: &Norms) -> Result<()> {
+        self.memory.finish(&mut self.value, norms)
+    }
+
+    /// Whether this is all of its tensor.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.meta.shape.elements() == Some(self.value.elements() as u64)
+    }
+
+    /// Whether this is a slice that cannot be merged alone.
+    pub(crate) fn needs_others(&self, merge: &Merge) -> bool {
+        merge.needs_norms() && !self.is_whole()
     }
 
     /// The sum becomes the value. If its memory is the server's own the two change places, and nothing is copied.
@@ -110,7 +137,7 @@ impl Slot {
 }
 
 /// Merges; user code that panics fails this merge and nothing else.
-pub(crate) fn guarded(slot: &mut Slot, merge: &Merge, total: &mut Total, arena: &Arena) -> Result<()> {
+pub(crate) fn guarded(slot: &mut Slot, merge: &Merge, total: &mut Total, arena: &Arena) -> Result<Option<BlockSums>> {
     catch_unwind(AssertUnwindSafe(|| slot.merge(merge, total, arena))).unwrap_or_else(|_| {
         Err(Error::new(ErrorKind::Remote, format!("the updater panicked on key {}", slot.meta.key)))
     })

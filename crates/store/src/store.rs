@@ -235,8 +235,8 @@ impl KvStore {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` on worker 0 if it has said that it is done, `Unsupported` for a closure with servers, `NotFound`
-    /// for a name that a server does not offer, `InvalidArgument` for an optimizer's settings without a meaning.
+    /// `InvalidArgument` for an optimizer's settings without a meaning, and on worker 0 if it has said that it is done;
+    /// `Unsupported` for a closure with servers, `NotFound` for a name that a server does not offer.
     pub fn set_updater(&self, updater: Updater) -> Result<()> {
         match &*self.place {
             Place::Local(local) => within(local, |local| local.set_updater(updater)),

@@ -110,7 +110,7 @@ fn a_local_store_follows_the_published_formulas_by_every_rule() {
 fn every_rule_gives_the_same_bits_on_servers() {
     for (servers, transport) in jobs() {
         job_of(servers, WORKERS, transport, ServerConfig::default(), move |mesh| {
-            for rule in rules::rules().into_iter().filter(|rule| !rule.needs_norms()) {
+            for rule in rules::rules() {
                 let store = KvStore::open(mesh, config()).expect("all servers serve");
                 let found = train(&store, rule.clone().into(), itself);
                 assert!(found == train(&alone(), rule.clone().into(), itself), "{rule:?} on {servers} servers");

@@ -4,6 +4,7 @@
 //! locks beyond one, and a worker's push is before its later pull. Answers leave with no lock held.
 
 mod members;
+mod norms;
 mod pending;
 mod settle;
 mod store;
@@ -11,12 +12,14 @@ mod store;
 use crate::command::{self, Controller};
 use crate::key::Key;
 use crate::layout::KEYS_MAX;
-use crate::protocol::{self, BARRIER, CLOSE, DELETE, DESCRIBE, DONE, Delete, Describe, INIT, OPEN, OfStore, Open};
+use crate::protocol::{
+    self, BARRIER, CLOSE, DELETE, DESCRIBE, DONE, Delete, Describe, INIT, NORMS, OPEN, OfStore, Open,
+};
 use crate::protocol::{SERVICE, SET_UPDATER, SETTLE, SetUpdater, UPDATE, UPDATER, Update};
 use crate::slot::Merge;
 use crate::updater::Function;
+use norms::{After, Gatherings};
 use parking_lot::Mutex;
-use pending::Waiting;
 use settle::{Loss, Settlements};
 use sheave_base::{Error, ErrorKind, NodeId, Result};
 use sheave_mesh::{Member, Mesh, Reply, Request, Role, Service, WeakMesh};
@@ -130,6 +133,9 @@ struct Table {
     /// Workers that are gone, for stores that are opened later.
     gone: Vec<Gone>,
     settlements: Settlements,
+    gatherings: Gatherings,
+    /// Why norms of tensors that are cut cannot be put together any more.
+    server_lost: Option<Error>,
 }
 
 struct Gone {
@@ -154,12 +160,13 @@ impl Service for Door {
             DONE => return holder.of_worker(from, &args, reply, Store::done),
             CLOSE => return holder.close(from, &args, reply),
             SETTLE => return holder.hear(from, &args, reply),
+            NORMS => return holder.gather(from, &args, reply),
             OPEN => holder.open(&args),
             INIT => protocol::decode::<protocol::Init>(&args)
                 .and_then(|init| of(&mut holder.table.lock(), init.store)?.init(init, &tensors)),
             DELETE => protocol::decode::<Delete>(&args)
                 .and_then(|delete| of(&mut holder.table.lock(), delete.store)?.delete(&delete.numbers)),
-            SET_UPDATER => holder.set_updater(&args),
+            SET_UPDATER => return holder.set_updater(&args, reply),
             UPDATER => return reply.send(holder.updater(&args).map(|value| (value, SmallVec::new()))),
             DESCRIBE => return reply.send(holder.describe(&args).map(|value| (value, SmallVec::new()))),
             other => Err(Error::new(ErrorKind::NotFound, format!("a store server does not know \"{other}\""))),
@@ -179,7 +186,8 @@ impl Service for Door {
 impl Holder {
     fn lost(self: &Arc<Self>, member: &Member, error: &Error) {
         if self.servers.contains(&member.node) {
-            return self.unsettle(error);
+            self.unsettle(error);
+            return self.ungather(error);
         }
         let Some(worker) = self.workers.get(&member.node).copied() else { return };
         let deaths = self.mesh.upgrade().map(|mesh| mesh.deaths()).unwrap_or_default();
@@ -187,18 +195,18 @@ impl Holder {
         let error =
             error.clone().hint("this store needs every worker; start the job again, or open it so that it shrinks");
         let mut table = self.table.lock();
-        let (mut ended, mut losses) = (Vec::new(), Vec::new());
+        let (mut after, mut losses) = (After::default(), Vec::new());
         for (number, store) in &mut table.stores {
             if store.lose(worker, has_left, &error) {
                 let heard = store.heard(worker);
-                losses.push(Loss { store: *number, worker, error: error.clone(), heard });
+                let updater = store.updater().clone();
+                losses.push(Loss { store: *number, worker, error: error.clone(), heard, updater });
             }
-            ended.extend(store.take_ended());
+            after.extend(store.take_after());
         }
         table.stores.retain(|_, store| !store.members.is_over());
         table.gone.push(Gone { worker, has_left, error });
-        drop(table);
-        ended.into_iter().for_each(Waiting::answer);
+        self.release(table, after);
         losses.into_iter().for_each(|loss| self.settle(loss));
     }
 
@@ -242,10 +250,22 @@ impl Holder {
         protocol::encode(&of(&mut self.table.lock(), describe.store)?.describe(&describe.numbers))
     }
 
-    fn set_updater(&self, args: &Value) -> Result<()> {
+    fn set_updater(self: &Arc<Self>, args: &Value, reply: Reply) {
+        let outcome = self.change_updater(args);
+        match outcome {
+            // What runs here must not wait for links, and two servers that wait for each other's would never make them.
+            Ok(true) => self.link_servers(reply),
+            outcome => reply.send(outcome.map(|_| (Value::None, SmallVec::new()))),
+        }
+    }
+
+    /// True if links to the other servers are needed from now on.
+    fn change_updater(&self, args: &Value) -> Result<bool> {
         let SetUpdater { store, updater, is_trial } = protocol::decode(args)?;
         let merge = Merge::of(updater.clone().into(), |name| self.functions.get(name).cloned())?;
-        of(&mut self.table.lock(), store)?.set_updater(updater, merge, is_trial)
+        let needs_norms = merge.needs_norms();
+        of(&mut self.table.lock(), store)?.set_updater(updater, merge, is_trial)?;
+        Ok(needs_norms && is_trial)
     }
 
     fn updater(&self, args: &Value) -> Result<Value> {
@@ -260,7 +280,13 @@ impl Holder {
     }
 
     /// Does something that a store answers later.
-    fn of_worker(&self, from: NodeId, args: &Value, reply: Reply, act: impl FnOnce(&mut Store, usize, Reply)) {
+    fn of_worker(
+        self: &Arc<Self>,
+        from: NodeId,
+        args: &Value,
+        reply: Reply,
+        act: impl FnOnce(&mut Store, usize, Reply),
+    ) {
         let read = || Ok::<_, Error>((protocol::decode::<OfStore>(args)?.store, self.worker(from)?));
         let (store, worker) = match read() {
             Ok(read) => read,
@@ -272,12 +298,11 @@ impl Holder {
             Err(error) => return reply.error(error),
         };
         act(store, worker, reply);
-        let ended = store.take_ended();
-        drop(table);
-        ended.into_iter().for_each(Waiting::answer);
+        let after = store.take_after();
+        self.release(table, after);
     }
 
-    fn close(&self, from: NodeId, args: &Value, reply: Reply) {
+    fn close(self: &Arc<Self>, from: NodeId, args: &Value, reply: Reply) {
         self.of_worker(from, args, reply, |store, worker, reply| {
             store.close(worker);
             reply.value(Value::None);
@@ -285,7 +310,7 @@ impl Holder {
         self.table.lock().stores.retain(|_, store| !store.members.is_over());
     }
 
-    fn update(&self, from: NodeId, args: &Value, tensors: SmallVec<[Tensor; 1]>, reply: Reply) {
+    fn update(self: &Arc<Self>, from: NodeId, args: &Value, tensors: SmallVec<[Tensor; 1]>, reply: Reply) {
         let read = || Ok::<_, Error>((protocol::decode::<Update>(args)?, self.worker(from)?));
         let (update, worker) = match read() {
             Ok(read) => read,
@@ -314,10 +339,8 @@ impl Holder {
                 Some((reply, error))
             }
         };
-        let ended = store.take_ended();
-        // With no lock held: a caller of this very node may go on at once.
-        drop(table);
-        ended.into_iter().for_each(Waiting::answer);
+        let after = store.take_after();
+        self.release(table, after);
         if let Some((reply, error)) = refused {
             reply.error(error);
         }

@@ -9,7 +9,8 @@
 //! pushes of the lost worker to every key that is cut ([`super::settle`]), and then takes it out of the rounds.
 
 use super::members::{Members, Standing};
-use super::pending::{Assembly, Pending, Waiting};
+use super::norms::{After, Halfway};
+use super::pending::{Assembly, Pending};
 use crate::held::Held;
 use crate::key::Key;
 use crate::kind::Kind;
@@ -20,8 +21,10 @@ use crate::protocol::{Described, DescribedSlice, Form, Init, OnWorkerLoss, Open,
 use crate::slot::{Merge, Meta, Slot};
 use crate::sum::Gradient;
 use crate::updater::Spec;
+use crate::waiter::{Advance, Completed};
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_mesh::Reply;
+use sheave_optim::Norms;
 use sheave_tensor::{Arena, Dtype, Shape, Tensor};
 use sheave_wire::Value;
 use std::collections::HashSet;
@@ -39,6 +42,7 @@ pub(super) struct Store {
     /// Where the slot of a slice's number is.
     index: Numbered<usize>,
     waiting: Pending,
+    halfway: Vec<Halfway>,
     lost: Option<Lost>,
     /// The first worker whose loss this store does not bear.
     loss: Option<Error>,
@@ -74,6 +78,7 @@ impl Store {
             slots: Vec::new(),
             index: Numbered::default(),
             waiting: Pending::default(),
+            halfway: Vec::new(),
             lost: None,
             loss: None,
         }
@@ -87,6 +92,7 @@ impl Store {
     /// Says what pushes do from now on; of a trial only whether they could. Moments that an optimizer cannot go on with
     /// are forgotten.
     pub(super) fn set_updater(&mut self, updater: Spec, merge: Merge, is_trial: bool) -> Result<()> {
+        self.slots.iter().try_for_each(|held| held.check_merge(&merge))?;
         if is_trial {
             return Ok(());
         }
@@ -102,8 +108,9 @@ impl Store {
         &self.updater
     }
 
-    pub(super) fn take_ended(&mut self) -> Vec<Waiting> {
-        self.waiting.take_ended()
+    /// What is to be done with no lock held.
+    pub(super) fn take_after(&mut self) -> After {
+        After { ended: self.waiting.take_ended(), halfway: std::mem::take(&mut self.halfway) }
     }
 
     pub(super) fn init(&mut self, init: Init, tensors: &[Tensor]) -> Result<()> {
@@ -129,7 +136,9 @@ impl Store {
                 return Err(Error::new(ErrorKind::Protocol, format!("key {key} has more elements than {shape}")));
             }
             let slot = Slot::new(Meta { key, dtype, shape }, start, &value, &self.arena)?;
-            fresh.push((number, Held::new(number, slot, &self.open, self.workers)));
+            let held = Held::new(number, slot, &self.open, self.workers);
+            held.check_merge(&self.merge).map_err(|error| error.operation("init"))?;
+            fresh.push((number, held));
         }
         for (number, held) in fresh {
             self.index.insert(number, self.slots.len());
@@ -252,15 +261,34 @@ impl Store {
     /// Merges what can be merged in one slot.
     fn advance(&mut self, place: usize) {
         let held = &mut self.slots[place];
-        while let Some(completed) = held.advance(self.members.counted(), &self.merge, &self.arena) {
-            for request in completed.merged {
-                self.waiting.one_done(request, |_| completed.outcome.clone());
-            }
-            for waiter in completed.served {
-                let take = |answer: &mut Assembly| answer.take(waiter.piece, &held.slot.value, &self.arena);
-                self.waiting.one_done(waiter.request, take);
+        while let Some(advance) = held.advance(self.members.counted(), &self.merge, &self.arena) {
+            match advance {
+                Advance::Completed(completed) => tell(completed, held, &mut self.waiting, &self.arena),
+                Advance::Halfway(sums) => self.halfway.push(Halfway::new(&self.open, held, sums)),
             }
         }
+    }
+
+    /// The norms for a merge that waits for them have come, or never will.
+    pub(super) fn finish(&mut self, slice: u64, norms: Result<Norms>) {
+        let Some(place) = self.index.get(&slice).copied() else { return };
+        let held = &mut self.slots[place];
+        if let Some(completed) = held.finish(norms) {
+            tell(completed, held, &mut self.waiting, &self.arena);
+            self.advance(place);
+        }
+    }
+
+    /// How many slices a key has that has its first one here, and its elements; an error if no merge will ever need
+    /// them.
+    pub(super) fn whole(&self, key: u64) -> Result<(usize, u64)> {
+        if let Some(lost) = &self.lost {
+            return Err(lost.error.clone());
+        }
+        let held = self.index.get(&key).map(|place| &self.slots[*place]);
+        let elements = held.and_then(|held| held.slot.meta.shape.elements());
+        let elements = elements.ok_or_else(|| Error::new(ErrorKind::NotFound, "sums of a key that is not here"))?;
+        Ok((self.open.cutting.slices(key, elements).len(), elements))
     }
 
     /// Who is waited for has changed.
@@ -378,6 +406,16 @@ impl Store {
             }
         }
         self.waiting.fail_all(&error);
+    }
+}
+
+/// Answers those who wait for a merge.
+fn tell(completed: Completed, held: &Held, waiting: &mut Pending, arena: &Arena) {
+    for request in completed.merged {
+        waiting.one_done(request, |_| completed.outcome.clone());
+    }
+    for waiter in completed.served {
+        waiting.one_done(waiter.request, |answer| answer.take(waiter.piece, &held.slot.value, arena));
     }
 }
 
