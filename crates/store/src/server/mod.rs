@@ -4,6 +4,7 @@
 //! locks beyond one, and a worker's push is before its later pull. Answers leave with no lock held.
 
 mod members;
+mod norms;
 mod pending;
 mod settle;
 mod store;
@@ -12,13 +13,13 @@ use crate::command::{self, Controller};
 use crate::key::Key;
 use crate::layout::KEYS_MAX;
 use crate::protocol::{
-    self, BARRIER, BEGIN, Begin, CLOSE, DELETE, DESCRIBE, DONE, Delete, Describe, INIT, OPEN, OfStore, Open,
+    self, BARRIER, BEGIN, Begin, CLOSE, DELETE, DESCRIBE, DONE, Delete, Describe, INIT, NORMS, OPEN, OfStore, Open,
 };
-use crate::protocol::{SERVICE, SET_UPDATER, SETTLE, SLICES, SetUpdater, Slices, UPDATE, Update};
+use crate::protocol::{SERVICE, SET_UPDATER, SETTLE, SLICES, SetUpdater, Slices, UPDATE, UPDATER, Update};
 use crate::slot::Merge;
-use crate::updater::{Function, Spec, Updater};
+use crate::updater::Function;
+use norms::{After, Gatherings};
 use parking_lot::Mutex;
-use pending::Waiting;
 use settle::{Loss, Settlements};
 use sheave_base::{Error, ErrorKind, NodeId, Result};
 use sheave_mesh::{Member, Mesh, Reply, Request, Role, Service, WeakMesh};
@@ -37,7 +38,7 @@ pub struct ServerConfig {
 }
 
 impl ServerConfig {
-    /// Offers a function under a name, for [`Updater::Named`].
+    /// Offers a function under a name, for [`crate::Updater::Named`].
     #[must_use]
     pub fn function(
         mut self,
@@ -132,6 +133,9 @@ struct Table {
     /// Workers that are gone, for stores that are opened later.
     gone: Vec<Gone>,
     settlements: Settlements,
+    gatherings: Gatherings,
+    /// Why norms of tensors that are cut cannot be put together any more.
+    server_lost: Option<Error>,
 }
 
 struct Gone {
@@ -158,12 +162,14 @@ impl Service for Door {
             DONE => return holder.of_worker(from, &args, reply, Store::done),
             CLOSE => return holder.close(from, &args, reply),
             SETTLE => return holder.hear(from, &args, reply),
+            NORMS => return holder.gather(from, &args, reply),
             OPEN => holder.open(&args),
             INIT => protocol::decode::<protocol::Init>(&args)
                 .and_then(|init| of(&mut holder.table.lock(), init.store)?.init(init, &tensors)),
             DELETE => protocol::decode::<Delete>(&args)
                 .and_then(|delete| of(&mut holder.table.lock(), delete.store)?.delete(&delete.numbers)),
-            SET_UPDATER => holder.set_updater(&args),
+            SET_UPDATER => return holder.set_updater(&args, reply),
+            UPDATER => return reply.send(holder.updater(&args).map(|value| (value, SmallVec::new()))),
             DESCRIBE => return reply.send(holder.describe(&args).map(|value| (value, SmallVec::new()))),
             other => Err(Error::new(ErrorKind::NotFound, format!("a store server does not know \"{other}\""))),
         };
@@ -182,7 +188,8 @@ impl Service for Door {
 impl Holder {
     fn lost(self: &Arc<Self>, member: &Member, error: &Error) {
         if self.servers.contains(&member.node) {
-            return self.unsettle(error);
+            self.unsettle(error);
+            return self.ungather(error);
         }
         let Some(worker) = self.workers.get(&member.node).copied() else { return };
         let deaths = self.mesh.upgrade().map(|mesh| mesh.deaths()).unwrap_or_default();
@@ -190,18 +197,18 @@ impl Holder {
         let error =
             error.clone().hint("this store needs every worker; start the job again, or open it so that it shrinks");
         let mut table = self.table.lock();
-        let (mut ended, mut losses) = (Vec::new(), Vec::new());
+        let (mut after, mut losses) = (After::default(), Vec::new());
         for (number, store) in &mut table.stores {
             if store.lose(worker, has_left, &error) {
                 let heard = store.heard(worker);
-                losses.push(Loss { store: *number, worker, error: error.clone(), heard });
+                let updater = store.updater().clone();
+                losses.push(Loss { store: *number, worker, error: error.clone(), heard, updater });
             }
-            ended.extend(store.take_ended());
+            after.extend(store.take_after());
         }
         table.stores.retain(|_, store| !store.members.is_over());
         table.gone.push(Gone { worker, has_left, error });
-        drop(table);
-        ended.into_iter().for_each(Waiting::answer);
+        self.release(table, after);
         losses.into_iter().for_each(|loss| self.settle(loss));
     }
 
@@ -245,21 +252,27 @@ impl Holder {
         protocol::encode(&of(&mut self.table.lock(), describe.store)?.describe(&describe.numbers))
     }
 
-    fn set_updater(&self, args: &Value) -> Result<()> {
-        let SetUpdater { store, updater, is_trial } = protocol::decode(args)?;
-        let updater = match updater {
-            Spec::Assign => Updater::Assign,
-            Spec::Sum => Updater::Sum,
-            Spec::Rule(rule) => Updater::Rule(rule),
-            Spec::Named(name) => Updater::Named(name),
-        };
-        let merge = Merge::of(updater, |name| self.functions.get(name).cloned())?;
-        let mut table = self.table.lock();
-        let store = of(&mut table, store)?;
-        if !is_trial {
-            store.merge = merge;
+    fn set_updater(self: &Arc<Self>, args: &Value, reply: Reply) {
+        let outcome = self.change_updater(args);
+        match outcome {
+            // What runs here must not wait for links, and two servers that wait for each other's would never make them.
+            Ok(true) => self.link_servers(reply),
+            outcome => reply.send(outcome.map(|_| (Value::None, SmallVec::new()))),
         }
-        Ok(())
+    }
+
+    /// True if links to the other servers are needed from now on.
+    fn change_updater(&self, args: &Value) -> Result<bool> {
+        let SetUpdater { store, updater, is_trial } = protocol::decode(args)?;
+        let merge = Merge::of(updater.clone().into(), |name| self.functions.get(name).cloned())?;
+        let needs_norms = merge.needs_norms();
+        of(&mut self.table.lock(), store)?.set_updater(updater, merge, is_trial)?;
+        Ok(needs_norms && is_trial)
+    }
+
+    fn updater(&self, args: &Value) -> Result<Value> {
+        let OfStore { store } = protocol::decode(args)?;
+        protocol::encode(of(&mut self.table.lock(), store)?.updater())
     }
 
     /// The rank of a worker that asks for something.
@@ -269,15 +282,21 @@ impl Holder {
     }
 
     /// Does something that a store answers later.
-    fn of_worker(&self, from: NodeId, args: &Value, reply: Reply, act: impl FnOnce(&mut Store, usize, Reply)) {
+    fn of_worker(
+        self: &Arc<Self>,
+        from: NodeId,
+        args: &Value,
+        reply: Reply,
+        act: impl FnOnce(&mut Store, usize, Reply),
+    ) {
         match protocol::decode::<OfStore>(args) {
             Ok(OfStore { store }) => self.within(from, store, reply, act),
             Err(error) => reply.error(error),
         }
     }
 
-    /// Does something with a store, for a worker, and answers what has come to its end.
-    fn within(&self, from: NodeId, store: u32, reply: Reply, act: impl FnOnce(&mut Store, usize, Reply)) {
+    /// Does something with a store, for a worker, and then what that has brought about.
+    fn within(self: &Arc<Self>, from: NodeId, store: u32, reply: Reply, act: impl FnOnce(&mut Store, usize, Reply)) {
         let worker = match self.worker(from) {
             Ok(worker) => worker,
             Err(error) => return reply.error(error),
@@ -288,13 +307,11 @@ impl Holder {
             Err(error) => return reply.error(error),
         };
         act(store, worker, reply);
-        let ended = store.take_ended();
-        // With no lock held: a caller of this very node may go on at once.
-        drop(table);
-        ended.into_iter().for_each(Waiting::answer);
+        let after = store.take_after();
+        self.release(table, after);
     }
 
-    fn begin(&self, from: NodeId, args: &Value, reply: Reply) {
+    fn begin(self: &Arc<Self>, from: NodeId, args: &Value, reply: Reply) {
         match protocol::decode::<Begin>(args) {
             Ok(begin) => {
                 self.within(from, begin.store, reply, |store, worker, reply| store.begin(&begin, worker, reply));
@@ -303,7 +320,7 @@ impl Holder {
         }
     }
 
-    fn slices(&self, from: NodeId, args: &Value, tensors: SmallVec<[Tensor; 1]>) -> Result<()> {
+    fn slices(self: &Arc<Self>, from: NodeId, args: &Value, tensors: SmallVec<[Tensor; 1]>) -> Result<()> {
         let slices: Slices = protocol::decode(args)?;
         let worker = self.worker(from)?;
         let mut table = self.table.lock();
@@ -312,13 +329,12 @@ impl Holder {
         if let Err(error) = &taken {
             store.refused(worker, error);
         }
-        let ended = store.take_ended();
-        drop(table);
-        ended.into_iter().for_each(Waiting::answer);
+        let after = store.take_after();
+        self.release(table, after);
         taken
     }
 
-    fn close(&self, from: NodeId, args: &Value, reply: Reply) {
+    fn close(self: &Arc<Self>, from: NodeId, args: &Value, reply: Reply) {
         self.of_worker(from, args, reply, |store, worker, reply| {
             store.close(worker);
             reply.value(Value::None);
@@ -326,7 +342,7 @@ impl Holder {
         self.table.lock().stores.retain(|_, store| !store.members.is_over());
     }
 
-    fn update(&self, from: NodeId, args: &Value, tensors: SmallVec<[Tensor; 1]>, reply: Reply) {
+    fn update(self: &Arc<Self>, from: NodeId, args: &Value, tensors: SmallVec<[Tensor; 1]>, reply: Reply) {
         let update: Update = match protocol::decode(args) {
             Ok(update) => update,
             Err(error) => return reply.error(error),
