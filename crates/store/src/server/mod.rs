@@ -13,7 +13,8 @@ use crate::command::{self, Controller};
 use crate::key::Key;
 use crate::layout::KEYS_MAX;
 use crate::protocol::{
-    self, BARRIER, BEGIN, Begin, CLOSE, DELETE, DESCRIBE, DONE, Delete, Describe, INIT, NORMS, OPEN, OfStore, Open,
+    self, BARRIER, BEGIN, Begin, CLOSE, DELETE, DESCRIBE, DONE, Delete, Describe, INIT, NORMS, OPEN, OfStore,
+    OnWorkerLoss, Open,
 };
 use crate::protocol::{SERVICE, SET_UPDATER, SETTLE, SLICES, SetUpdater, Slices, UPDATE, UPDATER, Update};
 use crate::slot::Merge;
@@ -163,7 +164,7 @@ impl Service for Door {
             CLOSE => return holder.close(from, &args, reply),
             SETTLE => return holder.hear(from, &args, reply),
             NORMS => return holder.gather(from, &args, reply),
-            OPEN => holder.open(&args),
+            OPEN => return holder.open_and_link(&args, reply),
             INIT => protocol::decode::<protocol::Init>(&args)
                 .and_then(|init| of(&mut holder.table.lock(), init.store)?.init(init, &tensors)),
             DELETE => protocol::decode::<Delete>(&args)
@@ -212,12 +213,21 @@ impl Holder {
         losses.into_iter().for_each(|loss| self.settle(loss));
     }
 
-    fn open(&self, args: &Value) -> Result<()> {
+    fn open_and_link(&self, args: &Value, reply: Reply) {
+        match self.open(args) {
+            // A server that settles a loss must not wait for links then.
+            Ok(OnWorkerLoss::Shrink) => self.link_servers(reply),
+            outcome => reply.send(outcome.map(|_| (Value::None, SmallVec::new()))),
+        }
+    }
+
+    fn open(&self, args: &Value) -> Result<OnWorkerLoss> {
         let open: Open = protocol::decode(args)?;
+        let on_worker_loss = open.on_worker_loss;
         let mut table = self.table.lock();
         if let Some(known) = table.stores.get(&open.store) {
             if known.open == open {
-                return Ok(());
+                return Ok(on_worker_loss);
             }
             let what = format!("store {} was opened as {}, not as {open}", open.store, known.open);
             return Err(
@@ -241,7 +251,7 @@ impl Holder {
             }
         }
         table.stores.insert(store.open.store, store);
-        Ok(())
+        Ok(on_worker_loss)
     }
 
     fn describe(&self, args: &Value) -> Result<Value> {
