@@ -32,6 +32,7 @@ mod clock;
 mod command;
 mod compress;
 mod dead;
+mod device;
 mod environment;
 mod gather;
 mod held;

@@ -107,7 +107,7 @@ impl KvStore {
                 .operation("open")
                 .hint("join a mesh and open the store on it, or use the kind local"));
         }
-        Ok(Self::of(Place::Local(Box::new(ReentrantMutex::new(RefCell::new(Local::new())))), kind))
+        Ok(Self::of(Place::Local(Box::new(ReentrantMutex::new(RefCell::new(Local::new(kind))))), kind))
     }
 
     /// A store on the servers of a mesh, as one of its workers; every worker opens it. Blocks until every server
