@@ -8,8 +8,8 @@
 //!
 //! A server that dies meanwhile ends it with an error; a store without one of its servers is of no more use anyway.
 
-use super::Holder;
 use super::pending::Waiting;
+use super::{Holder, Table};
 use crate::protocol::{self, SERVICE, SETTLE, Settle};
 use sha2::{Digest, Sha256};
 use sheave_base::{Error, ErrorKind, NodeId, Result};
@@ -74,10 +74,15 @@ impl Holder {
 
     fn settled(&self, store: u32, worker: usize, error: &Error, outcome: Result<()>) {
         let mut table = self.table.lock();
-        let Some(held) = table.stores.get_mut(&store) else { return };
+        let Table { stores, unborne, .. } = &mut *table;
+        let Some(held) = stores.get_mut(&store) else { return };
         match outcome {
             Ok(()) => held.shrink(worker),
-            Err(reason) => held.fail(&error.clone().context(format!("the store cannot go on without it: {reason}"))),
+            Err(reason) => {
+                let error = error.clone().context(format!("the store cannot go on without it: {reason}"));
+                unborne.get_or_insert_with(|| error.clone());
+                held.fail_in_part(&error);
+            }
         }
         let ended = held.take_ended();
         drop(table);
