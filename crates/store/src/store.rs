@@ -471,11 +471,13 @@ impl KvStore {
     /// How many nodes are dead: of one node or of groups, by the numbers of ps-lite. 1 is the scheduler, 2 all servers,
     /// 4 all workers, and sums of these are several groups; 8 + 2 r is server r, and 9 + 2 r worker r. A node whose
     /// links have closed counts at once, a silent one after `timeout` or the liveness timeout, whichever is shorter.
-    /// Those who left in order do not count. Any node may ask; 0 for a local store.
+    /// Those who left in order do not count. Any node may ask; 0 for a local store. Blocks for at most `timeout`, and
+    /// only where that is shorter than the liveness timeout: the nodes are asked then whether they live
+    /// ([`Mesh::num_dead_or_silent`]).
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a number that names nobody.
+    /// `InvalidArgument` for a number that names nobody, and whatever ends this node's membership.
     pub fn num_dead_node(&self, node_id: i32, timeout: Duration) -> Result<usize> {
         match &*self.place {
             Place::Local(_) => Ok(0),

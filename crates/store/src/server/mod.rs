@@ -29,7 +29,7 @@ use sheave_wire::Value;
 use smallvec::SmallVec;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use store::Store;
+use store::{Fate, Store};
 
 /// The user's own code on a server: updaters by name, and a controller.
 #[derive(Clone, Default)]
@@ -62,6 +62,7 @@ impl ServerConfig {
 /// A server of a distributed store. It serves from [`Server::start`] on, on the threads that wait on its node.
 pub struct Server {
     mesh: Mesh,
+    holder: Arc<Holder>,
 }
 
 impl Server {
@@ -89,32 +90,56 @@ impl Server {
                 holder.lost(member, &error);
             }
         }
-        Ok(Self { mesh: mesh.clone() })
+        Ok(Self { mesh: mesh.clone(), holder })
     }
 
-    /// Serves on this thread until every worker has left. Blocks.
+    /// Serves on this thread until every worker is gone. Blocks. A worker may die as well as leave, if every open store
+    /// bears that: one that shrinks ([`crate::OnWorkerLoss::Shrink`]) and whose servers agree on what the worker had
+    /// pushed, one that counts no workers (`dist_async`), or one that the worker had closed.
     ///
     /// # Errors
     ///
-    /// `PeerLost` when a worker died, naming it.
+    /// `PeerLost` that names a worker that died, at most 100 ms after a store could not bear that. If no store was open
+    /// when it died, and none is opened afterwards that cannot bear it, the others are served first.
     pub fn run(&self) -> Result<()> {
-        self.mesh.until_gone(|member| member.introduction.role == Role::Worker)
+        let mut unborne = || self.holder.table.lock().unborne.clone().map_or(Ok(()), Err);
+        let is_worker = |member: &Member| member.introduction.role == Role::Worker;
+        self.mesh.until_gone_tolerating(is_worker, |_| true, Some(&mut unborne))?;
+        unborne()?;
+        self.holder.table.lock().unclaimed.clone().map_or(Ok(()), Err)
     }
 }
 
-/// Runs a node that is no worker until all workers have gone: a server serves, a scheduler or another node waits.
-/// Blocks. What `KVStore::RunServer` of MXNet does.
+/// Runs a node that is no worker until all workers are gone: a server serves ([`Server::run`]), a scheduler or another
+/// node waits. Blocks. What `KVStore::RunServer` of MXNet does.
+///
+/// A scheduler knows no stores, so it cannot say whether they bear the death of a worker. It waits for the others, who
+/// can, and are told so by their own operations.
 ///
 /// # Errors
 ///
-/// `InvalidArgument` on a worker; `PeerLost` when a worker died, naming it.
+/// `InvalidArgument` on a worker; on a server those of [`Server::run`]; on any other node `PeerLost` that names the
+/// worker that died first, if none of them has left in order.
 pub fn run_server(mesh: &Mesh, config: ServerConfig) -> Result<()> {
     match mesh.me().introduction.role {
         Role::Worker => Err(Error::new(ErrorKind::InvalidArgument, "a worker cannot be a server")
             .operation("run_server")
             .hint("start another process as the server: DMLC_ROLE=server, or `sheave launch -s 1`")),
         Role::Server => Server::start(mesh, config)?.run(),
-        _ => mesh.until_gone(|member| member.introduction.role == Role::Worker),
+        _ => {
+            let is_worker = |member: &Member| member.introduction.role == Role::Worker;
+            mesh.until_gone_tolerating(is_worker, |_| true, None)?;
+            let deaths = mesh.deaths();
+            let ends = deaths.iter().filter_map(|death| Some((mesh.member(death.node)?, death)));
+            let of_workers: Vec<_> = ends.filter(|(member, _)| is_worker(member)).collect();
+            match of_workers.first() {
+                Some((member, death)) if of_workers.iter().all(|(_, death)| !death.left) => {
+                    let what = format!("every worker has died, this one first: {}", death.reason);
+                    Err(Error::new(ErrorKind::PeerLost, what).peer(member.peer()).operation("run_server"))
+                }
+                _ => Ok(()),
+            }
+        }
     }
 }
 
@@ -137,6 +162,10 @@ struct Table {
     gatherings: Gatherings,
     /// Why norms of tensors that are cut cannot be put together any more.
     server_lost: Option<Error>,
+    /// The first death of a worker that a store could not bear.
+    unborne: Option<Error>,
+    /// The first death of a worker at a time when no store was open.
+    unclaimed: Option<Error>,
 }
 
 struct Gone {
@@ -198,14 +227,22 @@ impl Holder {
         let error =
             error.clone().hint("this store needs every worker; start the job again, or open it so that it shrinks");
         let mut table = self.table.lock();
-        let (mut after, mut losses) = (After::default(), Vec::new());
+        let (mut after, mut losses, mut fails) = (After::default(), Vec::new(), false);
+        let is_unclaimed = table.stores.is_empty();
         for (number, store) in &mut table.stores {
-            if store.lose(worker, has_left, &error) {
+            let fate = store.lose(worker, has_left, &error);
+            fails |= fate == Fate::Fails;
+            if fate == Fate::Unsettled {
                 let heard = store.heard(worker);
                 let updater = store.updater().clone();
                 losses.push(Loss { store: *number, worker, error: error.clone(), heard, updater });
             }
             after.extend(store.take_after());
+        }
+        if fails && !has_left {
+            table.unborne.get_or_insert_with(|| error.clone());
+        } else if is_unclaimed && !has_left {
+            table.unclaimed.get_or_insert_with(|| error.clone());
         }
         table.stores.retain(|_, store| !store.members.is_over());
         table.gone.push(Gone { worker, has_left, error });
@@ -244,10 +281,13 @@ impl Holder {
             return Err(Error::new(ErrorKind::Protocol, "a store on other servers than there are"));
         }
         let mut store = Store::new(open, self.workers.len(), &self.arena);
-        for gone in &table.gone {
-            // It has pushed nothing, so there is nothing to agree on.
-            if store.lose(gone.worker, gone.has_left, &gone.error) {
-                store.shrink(gone.worker);
+        let Table { gone, unborne, .. } = &mut *table;
+        for gone in gone {
+            match store.lose(gone.worker, gone.has_left, &gone.error) {
+                // It has pushed nothing, so there is nothing to agree on.
+                Fate::Unsettled => store.shrink(gone.worker),
+                Fate::Fails if !gone.has_left => drop(unborne.get_or_insert_with(|| gone.error.clone())),
+                Fate::Fails | Fate::GoesOn => {}
             }
         }
         table.stores.insert(store.open.store, store);

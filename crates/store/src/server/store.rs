@@ -65,6 +65,17 @@ struct Lost {
     failed: Vec<bool>,
 }
 
+/// What becomes of a store that has lost a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// Pushes go on without it.
+    GoesOn,
+    /// No round ends any more.
+    Fails,
+    /// All servers must agree on what it had pushed, before [`Store::shrink`] or [`Store::fail`].
+    Unsettled,
+}
+
 /// An update that nothing speaks against.
 pub(super) struct Checked {
     /// Who asks.
@@ -408,24 +419,24 @@ impl Store {
         }
     }
 
-    /// A worker is lost. True if all servers must agree on what it has pushed, before [`Store::shrink`] or
-    /// [`Store::fail`].
-    pub(super) fn lose(&mut self, worker: usize, has_left: bool, error: &Error) -> bool {
+    /// A worker is lost.
+    pub(super) fn lose(&mut self, worker: usize, has_left: bool, error: &Error) -> Fate {
         let is_missed = match self.members.standing(worker) {
-            Standing::Gone | Standing::Leaving => return false,
+            Standing::Gone | Standing::Leaving => return Fate::GoesOn,
             Standing::Closed => false,
             Standing::Done => !has_left,
             Standing::Active => true,
         };
         if is_missed && self.open.on_worker_loss == OnWorkerLoss::Shrink && self.counts_workers() {
             self.members.set(worker, Standing::Leaving);
-            return true;
+            return Fate::Unsettled;
         }
-        if is_missed && self.open.on_worker_loss == OnWorkerLoss::Fail {
+        let fails = is_missed && self.open.on_worker_loss == OnWorkerLoss::Fail;
+        if fails {
             self.fail(error);
         }
         self.shrink(worker);
-        false
+        if fails && self.counts_workers() { Fate::Fails } else { Fate::GoesOn }
     }
 
     /// Goes on without a worker.
@@ -483,6 +494,15 @@ impl Store {
             }
         }
         self.waiting.fail_all(&error);
+    }
+
+    /// As [`Store::fail`], and a push may have been merged in part, where pushes are merged as they come: nobody gets
+    /// that value.
+    pub(super) fn fail_in_part(&mut self, error: &Error) {
+        self.fail(error);
+        if let Some(lost) = self.lost.as_mut().filter(|_| self.open.kind != Kind::DistSync) {
+            lost.failed.fill(true);
+        }
     }
 }
 
