@@ -1,12 +1,20 @@
 //! A stored value, or a server's slice of one, and how sums are merged into it.
 
 use crate::key::Key;
+use crate::layout::{Cutting, Slices};
+use crate::protocol::{Described, Storage};
+use crate::rows::Rows;
+use crate::rows::cut::Grid;
+use crate::rows::gradient::{RowGradient, RowTotal};
+use crate::rows::merge;
+use crate::rows::present::Present;
 use crate::sum::Total;
 use crate::updater::{Function, Updater};
 use half::{bf16, f16};
 use sheave_base::{Error, ErrorKind, Result};
-use sheave_optim::{Rule, State};
+use sheave_optim::{Rule, State, Target};
 use sheave_tensor::{Arena, Dtype, Op, Shape, Tensor};
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What all nodes know of a key.
@@ -16,11 +24,74 @@ pub(crate) struct Meta {
     pub(crate) dtype: Dtype,
     /// Of the whole tensor.
     pub(crate) shape: Shape,
+    pub(crate) storage: Storage,
 }
 
 impl Meta {
     pub(crate) fn of(key: &Key, tensor: &Tensor) -> Self {
-        Self { key: key.clone(), dtype: tensor.dtype(), shape: tensor.shape().clone() }
+        let (dtype, shape) = (tensor.dtype(), tensor.shape().clone());
+        Self { key: key.clone(), dtype, shape, storage: Storage::Dense }
+    }
+
+    /// That of a table of this shape.
+    pub(crate) fn of_rows(key: &Key, shape: &Shape, rows: &Rows) -> Self {
+        Self { key: key.clone(), dtype: rows.values().dtype(), shape: shape.clone(), storage: Storage::Rows }
+    }
+
+    /// As it travels.
+    pub(crate) fn described(&self) -> Described {
+        let (dtype, shape) = (self.dtype.code(), self.shape.dimensions().to_vec());
+        Described { key: self.key.clone(), dtype, shape, storage: self.storage }
+    }
+
+    /// # Errors
+    ///
+    /// `Protocol` for a dtype that there is not, `LimitExceeded` for a shape beyond all memory.
+    pub(crate) fn from_described(described: Described) -> Result<Self> {
+        let Described { key, dtype, shape, storage } = described;
+        let dtype = Dtype::from_code(dtype)
+            .ok_or_else(|| Error::new(ErrorKind::Protocol, format!("key {key} has the unknown dtype {dtype}")))?;
+        Ok(Self { key, dtype, shape: Shape::new(&shape)?, storage })
+    }
+
+    /// The elements of one row, which is all of a tensor without dimensions. Rows of which there are none may be of any
+    /// length.
+    pub(crate) fn row_elements(&self) -> u64 {
+        self.shape.dimensions().iter().skip(1).fold(1, |elements, dimension| elements.saturating_mul(*dimension))
+    }
+
+    /// The slices of the tensor, as ranges of its elements. `number` is the key's.
+    pub(crate) fn slices(&self, number: u64, cutting: &Cutting) -> Slices {
+        match self.storage {
+            Storage::Dense => cutting.slices(number, self.shape.elements().unwrap_or(0)),
+            Storage::Rows => {
+                let (rows, row_elements) = (self.shape.dimensions().first().copied().unwrap_or(1), self.row_elements());
+                let mut slices = cutting.row_slices(number, rows, row_elements);
+                for slice in &mut slices {
+                    slice.range = slice.range.start * row_elements..slice.range.end * row_elements;
+                }
+                slices
+            }
+        }
+    }
+
+    /// Refuses rows that the tensor does not have.
+    pub(crate) fn check_rows(&self, operation: &'static str, rows: &Rows) -> Result<()> {
+        rows.check(&self.key, self.dtype, &self.shape).map_err(|error| error.operation(operation))
+    }
+
+    /// Refuses a key that another worker has initialised as something else.
+    pub(crate) fn check_same(&self, given: &Self) -> Result<()> {
+        if self == given {
+            return Ok(());
+        }
+        let what = format!("key {} holds {}, and {} was given", self.key, self.stored(), given.stored());
+        Err(Error::new(ErrorKind::Mismatch, what).operation("init"))
+    }
+
+    fn stored(&self) -> String {
+        let table = if self.storage == Storage::Rows { "rows of " } else { "" };
+        format!("{table}{}{}", self.dtype, self.shape)
     }
 
     /// Refuses a tensor of another dtype or number of elements.
@@ -76,6 +147,9 @@ pub(crate) struct Slot {
     #[expect(dead_code, reason = "norms over slices are to come")]
     pub(crate) start: u64,
     pub(crate) value: Tensor,
+    /// The slice as a table.
+    pub(crate) grid: Grid,
+    present: Present,
     /// The optimizer's state, and the rule that it belongs to.
     state: Option<(Rule, Moments)>,
 }
@@ -83,17 +157,49 @@ pub(crate) struct Slot {
 impl Slot {
     /// A slot that holds a copy of `initial`, which is the whole tensor or a slice of it.
     pub(crate) fn new(meta: Meta, start: u64, initial: &Tensor, arena: &Arena) -> Result<Self> {
-        Ok(Self { meta, start, value: flat_copy(initial, arena)?, state: None })
+        let grid = Grid::of(meta.row_elements(), &(start..start + initial.elements() as u64));
+        Ok(Self { meta, start, value: flat_copy(initial, arena)?, grid, present: Present::All, state: None })
+    }
+
+    /// A slot for a slice of a table, with these rows and zeros. Memory is used for what is written.
+    pub(crate) fn of_rows(meta: Meta, slice: &Range<u64>, initial: RowGradient) -> Result<Self> {
+        let mut value = Tensor::private(meta.dtype, [slice.end - slice.start])?;
+        let grid = initial.grid;
+        let mut present = Present::Some(Vec::new());
+        merge::assign(&mut value, &mut present, &RowTotal::One(initial))?;
+        Ok(Self { meta, start: slice.start, value, grid, present, state: None })
+    }
+
+    /// Of a row of the grid.
+    pub(crate) fn row_bytes(&self) -> usize {
+        self.grid.row_elements as usize * self.meta.dtype.size_bytes()
     }
 
     /// Merges a sum, which has as many elements as the value and its dtype. It may be left with other contents.
     fn merge(&mut self, merge: &Merge, total: &mut Total, arena: &Arena) -> Result<()> {
-        let Total::Dense(sum) = total;
+        let sum = match total {
+            Total::Dense(sum) => sum,
+            Total::Rows(rows) => return self.merge_rows(merge, rows, arena),
+        };
+        self.present = Present::All;
         match merge {
             Merge::Assign => self.assign(sum, arena),
             Merge::Sum => self.value.reduce_from(Op::Sum, sum),
             Merge::Function(function) => function(&self.meta.key, sum, &mut self.value),
             Merge::Rule(rule) => self.step(rule, sum),
+        }
+    }
+
+    /// Merges a sum of rows. All others stay as they are, except that without an updater they become zero.
+    fn merge_rows(&mut self, merge: &Merge, rows: &RowTotal, arena: &Arena) -> Result<()> {
+        if let Merge::Assign = merge {
+            return merge::assign(&mut self.value, &mut self.present, rows);
+        }
+        self.present = Present::All;
+        match merge {
+            Merge::Assign | Merge::Sum => merge::add(&mut self.value, rows),
+            Merge::Function(function) => merge::call(function, &self.meta.key, &mut self.value, rows, arena),
+            Merge::Rule(rule) => self.step_rows(rule, rows, arena),
         }
     }
 
@@ -106,15 +212,19 @@ impl Slot {
         Ok(())
     }
 
-    fn step(&mut self, rule: &Rule, gradient: &Tensor) -> Result<()> {
+    /// The state that a rule goes on with: a changed learning rate does so, another rule begins anew.
+    fn take_state(&mut self, rule: &Rule) -> Moments {
         let elements = self.value.elements();
-        // A changed learning rate goes on with the state, another rule begins anew.
         let known = self.state.take().filter(|(known, _)| keeps_state(known, rule)).map(|(_, state)| state);
-        let mut state = match (known, self.meta.dtype) {
+        match (known, self.meta.dtype) {
             (Some(state), _) => state,
             (None, Dtype::F64) => Moments::Double(rule.state(elements)),
             (None, _) => Moments::Single(rule.state(elements)),
-        };
+        }
+    }
+
+    fn step(&mut self, rule: &Rule, gradient: &Tensor) -> Result<()> {
+        let mut state = self.take_state(rule);
         let value = &mut self.value;
         let outcome = match (&mut state, self.meta.dtype) {
             (Moments::Single(state), Dtype::F32) => {
@@ -129,13 +239,48 @@ impl Slot {
             (Moments::Double(state), Dtype::F64) => {
                 rule.step(state, value.as_mut_slice::<f64>()?, &gradient.as_slice()?)
             }
-            (_, dtype) => Err(Error::new(ErrorKind::Unsupported, format!("no optimizer works on {dtype}"))
-                .operation("push")
-                .hint("keep the weights as floats")),
+            (_, dtype) => Err(no_optimizer(dtype)),
         };
         self.state = Some((rule.clone(), state));
         outcome
     }
+
+    /// A step of these rows alone: weights and moments of all others stay as they are, and steps are counted for the
+    /// whole slot.
+    fn step_rows(&mut self, rule: &Rule, rows: &RowTotal, arena: &Arena) -> Result<()> {
+        let gradient = rows.packed(self.meta.dtype, arena)?;
+        let ids = rows.read(|rows| Ok(rows.ids.iter().map(|id| *id as u64).collect::<Vec<_>>()))?;
+        let row_elements = self.grid.row_elements as usize;
+        let mut state = self.take_state(rule);
+        let value = &mut self.value;
+        let outcome = match (&mut state, self.meta.dtype) {
+            (Moments::Single(state), Dtype::F32) => {
+                let mut target = Target::new(value.as_mut_slice::<f32>()?);
+                rule.step_rows(state, &mut target, row_elements, &ids, &gradient.as_slice::<f32>()?)
+            }
+            (Moments::Single(state), Dtype::F16) => {
+                let mut target = Target::new(value.as_mut_slice::<f16>()?);
+                rule.step_rows(state, &mut target, row_elements, &ids, &gradient.as_slice::<f16>()?)
+            }
+            (Moments::Single(state), Dtype::Bf16) => {
+                let mut target = Target::new(value.as_mut_slice::<bf16>()?);
+                rule.step_rows(state, &mut target, row_elements, &ids, &gradient.as_slice::<bf16>()?)
+            }
+            (Moments::Double(state), Dtype::F64) => {
+                let mut target = Target::new(value.as_mut_slice::<f64>()?);
+                rule.step_rows(state, &mut target, row_elements, &ids, &gradient.as_slice::<f64>()?)
+            }
+            (_, dtype) => Err(no_optimizer(dtype)),
+        };
+        self.state = Some((rule.clone(), state));
+        outcome
+    }
+}
+
+fn no_optimizer(dtype: Dtype) -> Error {
+    Error::new(ErrorKind::Unsupported, format!("no optimizer works on {dtype}"))
+        .operation("push")
+        .hint("keep the weights as floats")
 }
 
 /// The optimizer's state of one slot; half floats are computed in single precision.

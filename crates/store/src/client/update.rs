@@ -1,7 +1,7 @@
 //! Pushes and pulls: what goes to which server, and what comes back.
 
 use super::batch::{Batch, Parcel, with_room};
-use super::places::{Places, Unpack, address};
+use super::places::{Places, Scatter, Unpack, address};
 use super::{Client, Known};
 use crate::compress::Compression;
 use crate::gather::gather;
@@ -22,11 +22,11 @@ use std::sync::atomic::Ordering::SeqCst;
 
 /// Pushes of one operation that have not ended; they are no more when this is dropped.
 #[derive(Default)]
-struct Ahead(Vec<Arc<Known>>);
+pub(super) struct Ahead(Vec<Arc<Known>>);
 
 impl Ahead {
     /// One more push of this key.
-    fn add(&mut self, known: &Arc<Known>, is_limited: bool) -> Result<()> {
+    pub(super) fn add(&mut self, known: &Arc<Known>, is_limited: bool) -> Result<()> {
         let before = known.ahead.fetch_add(1, SeqCst);
         self.0.push(Arc::clone(known));
         if before < AHEAD_MAX || !is_limited {
@@ -54,12 +54,7 @@ impl Client {
         pull: &[(Key, Tensor)],
     ) -> Result<Work<()>> {
         self.check_usable(operation)?;
-        if !push.is_empty() && self.is_done.load(SeqCst) {
-            let what = "this worker has said that it is done, and others are not";
-            return Err(Error::new(ErrorKind::InvalidArgument, what)
-                .operation(operation)
-                .hint("wait for the work of done before pushing again"));
-        }
+        self.check_not_done(operation, !push.is_empty())?;
         check_apart(operation, pull.iter().map(|(_, place)| place))?;
         let known = self.known.read();
         let find = |key: &Key, tensor: &Tensor| {
@@ -80,7 +75,7 @@ impl Client {
             keys.push(known.number);
             let mut coding = known.coding.lock();
             let code = coding.code(&known.meta, codes.push);
-            for (slice, piece, value) in self.pieces(known.number, &sum, code)? {
+            for (slice, piece, value) in self.pieces(known.number, &known.meta, &sum, code)? {
                 let value = coding.encode(&known.meta, piece.form, value, &slice.range, self.mesh.node().arena())?;
                 let batch = with_room(&mut batches[slice.server], 0);
                 batch.count(&piece);
@@ -91,7 +86,7 @@ impl Client {
             let known = find(key, place)?;
             keys.push(known.number);
             let code = if codes.pull.require(known.meta.dtype).is_ok() { codes.pull } else { Compression::None };
-            for (slice, piece, place) in self.pieces(known.number, place, code)? {
+            for (slice, piece, place) in self.pieces(known.number, &known.meta, place, code)? {
                 let batch = with_room(&mut batches[slice.server], piece.len_bytes);
                 batch.count(&piece);
                 batch.pulled_bytes += piece.len_bytes;
@@ -99,18 +94,33 @@ impl Client {
             }
         }
         drop(known);
-        self.send(operation, keys, batches, ahead)
+        self.send(operation, keys, batches, ahead, Vec::new())
     }
 
-    fn send(
+    /// Refuses a push of a worker that has said that it has none.
+    pub(super) fn check_not_done(&self, operation: &'static str, pushes: bool) -> Result<()> {
+        if !pushes || !self.is_done.load(SeqCst) {
+            return Ok(());
+        }
+        let what = "this worker has said that it is done, and others are not";
+        Err(Error::new(ErrorKind::InvalidArgument, what)
+            .operation(operation)
+            .hint("wait for the work of done before pushing again"))
+    }
+
+    /// Sends the batches of each server, and fills `scatters` when all is received.
+    pub(super) fn send(
         &self,
         operation: &'static str,
         keys: Vec<u64>,
         batches: Vec<Vec<Batch>>,
         ahead: Ahead,
+        scatters: Vec<Scatter>,
     ) -> Result<Work<()>> {
-        let pulls = || batches.iter().flatten().flat_map(|batch| &batch.pull);
-        let targets: HashSet<usize> = pulls().map(|(_, place)| address(place)).collect();
+        let pulls = batches.iter().flatten().flat_map(|batch| &batch.pull).map(|(_, place)| place);
+        let scattered = || scatters.iter().map(|scatter| &scatter.place);
+        let mut targets: HashSet<usize> = pulls.map(address).collect();
+        targets.extend(scattered().map(address));
         // What lies where something will be received is captured first.
         let mut parcels = Vec::new();
         for (server, batches) in self.servers.iter().zip(batches) {
@@ -119,7 +129,7 @@ impl Client {
             }
         }
         let pulls = parcels.iter().flat_map(|parcel| parcel.update.pull.iter().zip(&parcel.places));
-        let places = Places::lease(operation, pulls)?;
+        let places = Places::lease(operation, pulls, scattered())?;
         let mut calls = Vec::new();
         let mut unpacks = Vec::new();
         let mut failure = None;
@@ -148,7 +158,8 @@ impl Client {
         gather(calls, completer, move || {
             drop(held);
             let mut leases = places.into_leases()?;
-            unpacks.into_iter().try_for_each(|unpack| unpack.run(&mut leases))
+            unpacks.into_iter().try_for_each(|unpack| unpack.run(&mut leases))?;
+            scatters.into_iter().try_for_each(|scatter| scatter.run(&mut leases))
         });
         Ok(work)
     }
@@ -177,7 +188,7 @@ impl Client {
                     let bytes = *at as usize..(*at + piece.len_bytes) as usize;
                     unpacks.push(Unpack { staging: places[0].clone(), bytes, form, place });
                 }
-                (Spot::Part(_), Form::Plain) => places.push(place),
+                (Spot::Part(_), form) if !form.is_coded() => places.push(place),
                 (Spot::Part(_), form) => {
                     let staging = empty(arena, Dtype::U8, piece.len_bytes)?;
                     places.push(staging.clone());
@@ -191,8 +202,8 @@ impl Client {
         Ok((self.mesh.call(server, SERVICE, UPDATE, call)?, unpacks))
     }
 
-    /// The tensors of a message with these pieces: the packed ones are copied into one, coded ones are handed over, the
-    /// others leave by copy. Those in the buffers `targets` are copied here and now.
+    /// The tensors of a message with these pieces: the packed ones are copied into one, codes and ids that are
+    /// asked for are handed over, the others leave by copy. Those in the buffers `targets` are copied here and now.
     pub(super) fn pack(&self, pieces: Vec<(Piece, Tensor)>, targets: &HashSet<usize>) -> Result<SmallVec<[Part; 1]>> {
         let heads: Vec<Piece> = pieces.iter().map(|(piece, _)| *piece).collect();
         let layout = Layout::of(&heads)?;
@@ -209,12 +220,13 @@ impl Client {
             parts.push(Part::new(packed, Mode::Move));
         }
         for (piece, tensor) in pieces.into_iter().filter(|(piece, _)| !piece.packed) {
-            parts.push(match piece.form {
-                Form::Plain if targets.contains(&address(&tensor)) => {
+            let is_own = matches!(piece.form, Form::Coded(_) | Form::Asked);
+            parts.push(match is_own {
+                true => Part::new(tensor, Mode::Move),
+                false if targets.contains(&address(&tensor)) => {
                     Part::new(flat_copy(&tensor, self.mesh.node().arena())?, Mode::Move)
                 }
-                Form::Plain => Part::new(tensor, Mode::Copy),
-                Form::Coded(_) => Part::new(tensor, Mode::Move),
+                false => Part::new(tensor, Mode::Copy),
             });
         }
         Ok(parts)

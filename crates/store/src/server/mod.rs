@@ -5,6 +5,7 @@
 
 mod members;
 mod pending;
+mod pieces;
 mod settle;
 mod store;
 
@@ -301,7 +302,7 @@ impl Holder {
             Ok(store) => store,
             Err(error) => return reply.error(error),
         };
-        let is_contribution = store.counts_workers() && !update.push.is_empty();
+        let is_contribution = store.counts_workers() && update.contributes();
         let checked = store.check(&update, worker, &tensors);
         // A contribution that has no other handle can be added to.
         drop(tensors);
