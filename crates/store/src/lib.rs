@@ -60,5 +60,5 @@ pub use protocol::OnWorkerLoss;
 pub use rows::Rows;
 pub use server::{Server, ServerConfig, run_server};
 pub use sheave_optim::Rule;
-pub use store::{Config, KvStore};
+pub use store::{Config, KvStore, Options};
 pub use updater::{Function, Updater};

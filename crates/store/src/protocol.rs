@@ -21,6 +21,8 @@ pub(crate) const INIT: &str = "init";
 pub(crate) const DELETE: &str = "delete";
 pub(crate) const DESCRIBE: &str = "describe";
 pub(crate) const UPDATE: &str = "update";
+pub(crate) const BEGIN: &str = "begin";
+pub(crate) const SLICES: &str = "slices";
 pub(crate) const SET_UPDATER: &str = "set_updater";
 pub(crate) const BARRIER: &str = "barrier";
 pub(crate) const DONE: &str = "done";
@@ -83,6 +85,11 @@ impl Form {
     /// Whether its bytes are not those of elements.
     pub(crate) fn is_coded(self) -> bool {
         matches!(self, Self::Coded(_))
+    }
+
+    /// Whether a pushed piece is one that a slot merges, alone or with the ids before it.
+    pub(crate) fn is_contribution(self) -> bool {
+        !matches!(self, Self::Ids | Self::Asked)
     }
 }
 
@@ -160,8 +167,25 @@ pub(crate) struct Update {
 impl Update {
     /// Whether anything is merged.
     pub(crate) fn contributes(&self) -> bool {
-        self.push.iter().any(|piece| piece.form != Form::Asked)
+        self.push.iter().any(|piece| piece.form.is_contribution())
     }
+}
+
+/// A worker will push so many slices one by one, as [`Slices`]. Answered when all of them are merged.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Begin {
+    pub(crate) store: u32,
+    /// The worker's own number for it.
+    pub(crate) operation: u64,
+    pub(crate) slices: u64,
+}
+
+/// Some of the slices of an operation that was begun. Answered as soon as they are taken.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Slices {
+    pub(crate) store: u32,
+    pub(crate) operation: u64,
+    pub(crate) push: Vec<Piece>,
 }
 
 /// Another updater for all keys of a store.

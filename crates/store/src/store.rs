@@ -64,6 +64,14 @@ impl From<Kind> for Config {
     }
 }
 
+/// How an operation is done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// What is more important leaves first: slices of tensors that are queued for a server overtake those of less
+    /// priority, except slices of the same key. Without one, 0, an operation leaves at once, unless others are queued.
+    pub priority: i32,
+}
+
 enum Place {
     /// Reentrant, so that an updater that uses its own store gets an error and does not wait for itself.
     Local(Box<ReentrantMutex<RefCell<Local>>>),
@@ -189,9 +197,19 @@ impl KvStore {
     /// `NotFound` for a key that was not initialised, `Mismatch` for another shape or dtype, `BufferInUse` for a value
     /// that is being written. The work may end with the updater's error.
     pub fn push(&self, pairs: &[(Key, Tensor)]) -> Result<Work<()>> {
+        self.push_with(pairs, Options::default())
+    }
+
+    /// [`KvStore::push`] with options. With a priority the values are captured by a copy, and the call waits only while
+    /// more is queued than a model has.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn push_with(&self, pairs: &[(Key, Tensor)], options: Options) -> Result<Work<()>> {
         match &*self.place {
             Place::Local(local) => Ok(Work::ready("push", within(local, |local| local.push(pairs)))),
-            Place::Servers(client) => client.update("push", pairs, &[]),
+            Place::Servers(client) => client.update("push", pairs, &[], options),
         }
     }
 
@@ -202,9 +220,18 @@ impl KvStore {
     /// `NotFound` for a key that was not initialised, `Mismatch` for another shape or dtype, `BufferInUse` for a place
     /// that is in use or given twice.
     pub fn pull(&self, pairs: &[(Key, Tensor)]) -> Result<Work<()>> {
+        self.pull_with(pairs, Options::default())
+    }
+
+    /// [`KvStore::pull`] with options.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn pull_with(&self, pairs: &[(Key, Tensor)], options: Options) -> Result<Work<()>> {
         match &*self.place {
             Place::Local(local) => Ok(Work::ready("pull", within(local, |local| local.pull(pairs)))),
-            Place::Servers(client) => client.update("pull", &[], pairs),
+            Place::Servers(client) => client.update("pull", &[], pairs, options),
         }
     }
 
@@ -215,12 +242,26 @@ impl KvStore {
     /// As both.
     #[doc(alias = "pushpull")]
     pub fn push_pull(&self, values: &[(Key, Tensor)], places: &[(Key, Tensor)]) -> Result<Work<()>> {
+        self.push_pull_with(values, places, Options::default())
+    }
+
+    /// [`KvStore::push_pull`] with options.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn push_pull_with(
+        &self,
+        values: &[(Key, Tensor)],
+        places: &[(Key, Tensor)],
+        options: Options,
+    ) -> Result<Work<()>> {
         match &*self.place {
             Place::Local(local) => {
                 let outcome = within(local, |local| local.push(values).and_then(|()| local.pull(places)));
                 Ok(Work::ready("push_pull", outcome))
             }
-            Place::Servers(client) => client.update("push_pull", values, places),
+            Place::Servers(client) => client.update("push_pull", values, places, options),
         }
     }
 

@@ -6,7 +6,7 @@ use common::{job_of, wait};
 use sheave_base::config::Transport;
 use sheave_base::{Error, ErrorKind};
 use sheave_optim::{Rule, State, Target};
-use sheave_store::{Config, Key, Kind, KvStore, Rows, ServerConfig, Updater};
+use sheave_store::{Config, Key, Kind, KvStore, Options, Rows, ServerConfig, Updater};
 use sheave_tensor::{Dtype, Shape, Tensor};
 use std::collections::BTreeMap;
 
@@ -215,7 +215,7 @@ fn updaters() -> Vec<Updater> {
 }
 
 /// Rounds of pushes and pulls of all keys, several of them in flight, as one worker. Every pull sees just its round.
-fn play(store: &KvStore, updater: &Updater) {
+fn play(store: &KvStore, updater: &Updater, is_queued: bool) {
     const ROUNDS: u64 = 8;
     init(store);
     store.set_updater(updater.clone()).expect("it is there");
@@ -231,15 +231,16 @@ fn play(store: &KvStore, updater: &Updater) {
             let wanted = draw.ids(rows, 30);
             let place = tensor(&vec![f32::NAN; wanted.len() * columns as usize], shape(wanted.len() as u64, columns));
             let pull = [(name.into(), ids_of(&wanted), place.clone())];
+            let options = Options { priority: if is_queued { draw.below(5) as i32 - 2 } else { 0 } };
             match &given[rank as usize] {
                 Given::Dense(values) => {
                     let values = tensor(values, shape(rows, columns));
-                    works.push(store.push(&[(name.into(), values)]).expect("it is sent"));
+                    works.push(store.push_with(&[(name.into(), values)], options).expect("it is sent"));
                     works.push(store.pull_rows(&pull).expect("it is sent"));
                 }
                 Given::Rows(ids, values) if round % 2 == 0 => {
                     let given = [(name.into(), rows_of(ids, values, columns))];
-                    works.push(store.push_pull_rows(&given, &pull).expect("it is sent"));
+                    works.push(store.push_pull_rows_with(&given, &pull, options).expect("it is sent"));
                 }
                 Given::Rows(ids, values) => {
                     // The same in two parts, summed in the order given.
@@ -269,20 +270,20 @@ fn a_local_store_is_the_oracle() {
     for updater in updaters() {
         let store = KvStore::local("local").expect("it is known");
         store.register("halve", std::sync::Arc::new(halve)).expect("it is here");
-        play(&store, &updater);
+        play(&store, &updater, false);
     }
 }
 
-/// The oracle knows of no servers: so every number of them gives the same bits.
+/// The oracle knows of no servers: so every number of them gives the same bits, and so do priorities.
 #[test]
 fn stores_on_servers_are_the_oracle() {
     for transport in TRANSPORTS {
         for servers in 1..=3 {
             for workers in 1..=3 {
-                job_of(servers, workers, transport, server(), |mesh| {
+                job_of(servers, workers, transport, server(), move |mesh| {
                     for updater in updaters() {
                         let store = KvStore::open(mesh, config(Kind::DistSync)).expect("all servers serve");
-                        play(&store, &updater);
+                        play(&store, &updater, servers == 2);
                         store.close().expect("all come");
                     }
                 });

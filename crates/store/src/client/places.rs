@@ -26,12 +26,13 @@ impl Places {
     pub(super) fn lease<'a>(
         operation: &'static str,
         places: impl Iterator<Item = (&'a Piece, &'a Tensor)>,
-        scattered: impl Iterator<Item = &'a Tensor>,
+        scatters: &'a [Scatter],
     ) -> Result<Self> {
         let (small, large): (Vec<_>, Vec<_>) = places.partition(|(piece, _)| piece.packed || piece.form.is_coded());
         let of = |places: Vec<(_, &'a Tensor)>| places.into_iter().map(|(_, place)| place);
         let mut leases = [HashMap::new(), HashMap::new()];
-        let (large, small): (Vec<_>, Vec<_>) = (of(large).collect(), of(small).chain(scattered).collect());
+        let (large, small): (Vec<_>, Vec<_>) =
+            (of(large).collect(), of(small).chain(scatters.iter().map(|scatter| &scatter.place)).collect());
         for (at, places) in [large, small].into_iter().enumerate() {
             for place in places {
                 if !leases.iter().any(|leases| leases.contains_key(&address(place))) {

@@ -7,7 +7,7 @@
 
 use super::batch::{Batch, with_room};
 use super::places::Scatter;
-use super::update::Ahead;
+use super::update::{Ahead, Plan};
 use super::{Client, Known, Pieces};
 use crate::key::Key;
 use crate::layout::{PACKED_BELOW_BYTES, Slice};
@@ -17,6 +17,7 @@ use crate::rows::cut::Cut;
 use crate::rows::want::wanted_ids;
 use crate::rows::{Rows, distinct, is_normal, local_ids};
 use crate::slot::{Meta, empty};
+use crate::store::Options;
 use sheave_base::{Result, Work};
 use sheave_tensor::Tensor;
 
@@ -30,9 +31,11 @@ impl Client {
         operation: &'static str,
         push: &[(Key, Rows)],
         pull: &[Wanted],
+        options: Options,
     ) -> Result<Work<()>> {
         self.check_usable(operation)?;
         self.check_not_done(operation, !push.is_empty())?;
+        let bytes_max = self.message_bytes_max(options)?;
         check_apart(operation, pull.iter().map(|(_, _, place)| place))?;
         let known = self.known.read();
         let find = |key: &Key| known.get(key).ok_or_else(|| unknown(key, operation));
@@ -51,7 +54,7 @@ impl Client {
             }
             keys.push(known.number);
             for (slice, pieces) in self.row_pieces(known.number, &known.meta, &rows)? {
-                let batch = with_room(&mut batches[slice.server], 0);
+                let batch = with_room(&mut batches[slice.server], 0, bytes_max);
                 pieces.iter().for_each(|(piece, _)| batch.count(piece));
                 batch.push.extend(pieces);
             }
@@ -60,10 +63,10 @@ impl Client {
         for ((key, _, place), ids) in pull.iter().zip(asked) {
             let known = find(key)?;
             keys.push(known.number);
-            scatters.extend(self.ask_rows(known, ids, place, &mut batches)?);
+            scatters.extend(self.ask_rows(known, ids, place, &mut batches, bytes_max)?);
         }
         drop(known);
-        self.send(operation, keys, batches, ahead, scatters)
+        self.carry_out(Plan { operation, keys, batches, ahead, scatters }, options, bytes_max)
     }
 
     /// The slices of a tensor, each with two pieces: the ids of its rows among these normal ones, and the rows.
@@ -87,6 +90,7 @@ impl Client {
         ids: Vec<i64>,
         place: &Tensor,
         batches: &mut [Vec<Batch>],
+        bytes_max: u64,
     ) -> Result<Option<Scatter>> {
         let (meta, arena) = (&known.meta, self.mesh.node().arena());
         let (row_elements, size_bytes) = (meta.row_elements(), meta.dtype.size_bytes() as u64);
@@ -109,7 +113,7 @@ impl Client {
             let pieces = [(asked, Form::Asked), (target, Form::Rows)];
             let [asked, rows] =
                 pieces.map(|(tensor, form)| (piece_of(slice.number, tensor.len_bytes() as u64, form), tensor));
-            let batch = with_room(&mut batches[slice.server], rows.0.len_bytes);
+            let batch = with_room(&mut batches[slice.server], rows.0.len_bytes, bytes_max);
             batch.count(&asked.0);
             batch.count(&rows.0);
             batch.pulled_bytes += rows.0.len_bytes;

@@ -12,8 +12,10 @@ mod store;
 use crate::command::{self, Controller};
 use crate::key::Key;
 use crate::layout::KEYS_MAX;
-use crate::protocol::{self, BARRIER, CLOSE, DELETE, DESCRIBE, DONE, Delete, Describe, INIT, OPEN, OfStore, Open};
-use crate::protocol::{SERVICE, SET_UPDATER, SETTLE, SetUpdater, UPDATE, Update};
+use crate::protocol::{
+    self, BARRIER, BEGIN, Begin, CLOSE, DELETE, DESCRIBE, DONE, Delete, Describe, INIT, OPEN, OfStore, Open,
+};
+use crate::protocol::{SERVICE, SET_UPDATER, SETTLE, SLICES, SetUpdater, Slices, UPDATE, Update};
 use crate::slot::Merge;
 use crate::updater::{Function, Spec, Updater};
 use parking_lot::Mutex;
@@ -151,6 +153,8 @@ impl Service for Door {
         let holder = &self.0;
         let outcome = match method.as_str() {
             UPDATE => return holder.update(from, &args, tensors, reply),
+            BEGIN => return holder.begin(from, &args, reply),
+            SLICES => holder.slices(from, &args, tensors),
             BARRIER => return holder.of_worker(from, &args, reply, Store::barrier),
             DONE => return holder.of_worker(from, &args, reply, Store::done),
             CLOSE => return holder.close(from, &args, reply),
@@ -267,9 +271,16 @@ impl Holder {
 
     /// Does something that a store answers later.
     fn of_worker(&self, from: NodeId, args: &Value, reply: Reply, act: impl FnOnce(&mut Store, usize, Reply)) {
-        let read = || Ok::<_, Error>((protocol::decode::<OfStore>(args)?.store, self.worker(from)?));
-        let (store, worker) = match read() {
-            Ok(read) => read,
+        match protocol::decode::<OfStore>(args) {
+            Ok(OfStore { store }) => self.within(from, store, reply, act),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    /// Does something with a store, for a worker, and answers what has come to its end.
+    fn within(&self, from: NodeId, store: u32, reply: Reply, act: impl FnOnce(&mut Store, usize, Reply)) {
+        let worker = match self.worker(from) {
+            Ok(worker) => worker,
             Err(error) => return reply.error(error),
         };
         let mut table = self.table.lock();
@@ -279,8 +290,33 @@ impl Holder {
         };
         act(store, worker, reply);
         let ended = store.take_ended();
+        // With no lock held: a caller of this very node may go on at once.
         drop(table);
         ended.into_iter().for_each(Waiting::answer);
+    }
+
+    fn begin(&self, from: NodeId, args: &Value, reply: Reply) {
+        match protocol::decode::<Begin>(args) {
+            Ok(begin) => {
+                self.within(from, begin.store, reply, |store, worker, reply| store.begin(&begin, worker, reply));
+            }
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn slices(&self, from: NodeId, args: &Value, tensors: SmallVec<[Tensor; 1]>) -> Result<()> {
+        let slices: Slices = protocol::decode(args)?;
+        let worker = self.worker(from)?;
+        let mut table = self.table.lock();
+        let store = of(&mut table, slices.store)?;
+        let taken = store.slices(&slices, worker, tensors);
+        if let Err(error) = &taken {
+            store.refused(worker, error);
+        }
+        let ended = store.take_ended();
+        drop(table);
+        ended.into_iter().for_each(Waiting::answer);
+        taken
     }
 
     fn close(&self, from: NodeId, args: &Value, reply: Reply) {
@@ -292,41 +328,24 @@ impl Holder {
     }
 
     fn update(&self, from: NodeId, args: &Value, tensors: SmallVec<[Tensor; 1]>, reply: Reply) {
-        let read = || Ok::<_, Error>((protocol::decode::<Update>(args)?, self.worker(from)?));
-        let (update, worker) = match read() {
-            Ok(read) => read,
+        let update: Update = match protocol::decode(args) {
+            Ok(update) => update,
             Err(error) => return reply.error(error),
         };
-        let mut table = self.table.lock();
-        let store = match of(&mut table, update.store) {
-            Ok(store) => store,
-            Err(error) => return reply.error(error),
-        };
-        let is_contribution = store.counts_workers() && update.contributes();
-        let checked = store.check(&update, worker, &tensors);
-        // A contribution that has no other handle can be added to.
-        drop(tensors);
-        let refused = match checked {
-            Ok(checked) => {
-                store.update(checked, reply);
-                None
-            }
-            Err(error) => {
-                if is_contribution {
-                    // Other servers may have taken their slices of this push. Nobody may get a sum of different rounds.
-                    let context = format!("a push of worker {worker} was refused, so that no round is whole any more");
-                    store.fail(&error.clone().context(context));
+        self.within(from, update.store, reply, |store, worker, reply| {
+            let checked = store.check(&update, worker, &tensors);
+            // A contribution that has no other handle can be added to.
+            drop(tensors);
+            match checked {
+                Ok(checked) => store.update(checked, reply),
+                Err(error) => {
+                    if update.contributes() {
+                        store.refused(worker, &error);
+                    }
+                    store.refuse(reply, worker, error);
                 }
-                Some((reply, error))
             }
-        };
-        let ended = store.take_ended();
-        // With no lock held: a caller of this very node may go on at once.
-        drop(table);
-        ended.into_iter().for_each(Waiting::answer);
-        if let Some((reply, error)) = refused {
-            reply.error(error);
-        }
+        });
     }
 }
 

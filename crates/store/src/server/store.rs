@@ -17,14 +17,17 @@ use crate::kind::Kind;
 use crate::layout::{Layout, Spot, slice_number};
 use crate::local::{exists, unknown};
 use crate::numbers::Numbered;
-use crate::protocol::{Described, Form, Init, OnWorkerLoss, Open, Piece, Update};
+use crate::protocol::{Begin, Described, Form, Init, OnWorkerLoss, Open, Piece, Slices, Update};
 use crate::slot::Merge;
 use crate::sum::Gradient;
+use crate::waiter::RequestId;
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_mesh::Reply;
 use sheave_tensor::{Arena, Dtype, Tensor};
 use sheave_wire::Value;
-use std::collections::{HashSet, VecDeque};
+use smallvec::SmallVec;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet, VecDeque};
 
 pub(super) struct Store {
     pub(super) open: Open,
@@ -37,9 +40,17 @@ pub(super) struct Store {
     /// Where the slot of a slice's number is.
     index: Numbered<usize>,
     waiting: Pending,
+    /// Pushes that come slice by slice, by the worker and its number for it.
+    begun: HashMap<(usize, u64), Begun>,
     lost: Option<Lost>,
     /// The first worker whose loss this store does not bear.
     loss: Option<Error>,
+}
+
+/// A push of which not all slices have come.
+struct Begun {
+    request: RequestId,
+    left: u64,
 }
 
 /// No round ends any more.
@@ -49,12 +60,18 @@ struct Lost {
     failed: Vec<bool>,
 }
 
+/// What is pushed to which slots.
+type Values = Vec<(usize, Gradient)>;
+
+/// Slots, and the ids of rows that are asked for.
+type Asked = VecDeque<(usize, Tensor)>;
+
 /// An update that nothing speaks against.
 pub(super) struct Checked {
     /// Who asks.
     worker: usize,
     /// What is pushed to which slots.
-    values: Vec<(usize, Gradient)>,
+    values: Values,
     /// The slots that are pulled.
     pulls: Vec<usize>,
     answer: Assembly,
@@ -71,6 +88,7 @@ impl Store {
             slots: Vec::new(),
             index: Numbered::default(),
             waiting: Pending::default(),
+            begun: HashMap::new(),
             lost: None,
             loss: None,
         }
@@ -135,17 +153,38 @@ impl Store {
 
     /// Refuses an update before anything of it is merged.
     pub(super) fn check(&mut self, update: &Update, worker: usize, tensors: &[Tensor]) -> Result<Checked> {
-        if let Some(lost) = &mut self.lost {
-            lost.failed[worker] |= update.contributes();
-            if lost.failed[worker] {
-                return Err(lost.error.clone());
-            }
-        }
+        self.check_loss(worker, update.contributes())?;
         self.check_standing(worker, update.contributes())?;
         self.waiting.check_room(worker)?;
-        let mut given = update.push.iter().zip(find(&update.push, tensors)?);
-        let mut values = Vec::with_capacity(update.push.len());
-        let mut asked = VecDeque::new();
+        let (values, mut asked) = self.check_push(&update.push, worker, tensors)?;
+        let mut answer = Assembly::new(&update.pull)?;
+        let mut pulls = Vec::with_capacity(update.pull.len());
+        for (at, piece) in update.pull.iter().enumerate() {
+            let place = self.place("pull", piece)?;
+            if piece.form == Form::Rows {
+                let row_bytes = self.slots[place].slot.row_bytes();
+                answer.ask(at, asked_of(place, piece, row_bytes, asked.pop_front())?, row_bytes);
+            }
+            pulls.push(place);
+        }
+        if !asked.is_empty() {
+            return Err(Error::new(ErrorKind::Protocol, "ids of rows that nobody pulls"));
+        }
+        Ok(Checked { worker, values, pulls, answer })
+    }
+
+    /// Refuses those whose pushes have come to nothing because somebody is lost.
+    fn check_loss(&mut self, worker: usize, pushes: bool) -> Result<()> {
+        let Some(lost) = &mut self.lost else { return Ok(()) };
+        lost.failed[worker] |= pushes;
+        if lost.failed[worker] { Err(lost.error.clone()) } else { Ok(()) }
+    }
+
+    /// What is pushed to which slots, and which rows of which slots are asked for.
+    fn check_push(&self, pieces: &[Piece], worker: usize, tensors: &[Tensor]) -> Result<(Values, Asked)> {
+        let mut given = pieces.iter().zip(find(pieces, tensors)?);
+        let mut values = Values::with_capacity(pieces.len());
+        let mut asked = Asked::new();
         while let Some((piece, (tensor, at))) = given.next() {
             let place = self.place("push", piece)?;
             let slot = &self.slots[place].slot;
@@ -163,20 +202,47 @@ impl Store {
             self.slots[place].check_room(worker)?;
             values.push((place, gradient));
         }
-        let mut answer = Assembly::new(&update.pull)?;
-        let mut pulls = Vec::with_capacity(update.pull.len());
-        for (at, piece) in update.pull.iter().enumerate() {
-            let place = self.place("pull", piece)?;
-            if piece.form == Form::Rows {
-                let row_bytes = self.slots[place].slot.row_bytes();
-                answer.ask(at, asked_of(place, piece, row_bytes, asked.pop_front())?, row_bytes);
+        Ok((values, asked))
+    }
+
+    /// A worker begins a push that comes slice by slice, and is told when all of it is merged.
+    pub(super) fn begin(&mut self, begin: &Begin, worker: usize, reply: Reply) {
+        let request = self.waiting.begin(reply, worker, begin.slices.max(1) as usize, Assembly::default());
+        let checked = self.check_loss(worker, true).and_then(|()| self.check_standing(worker, true));
+        let checked = checked.and_then(|()| self.waiting.check_room(worker)).and_then(|()| {
+            let is_known = self.begun.contains_key(&(worker, begin.operation));
+            if begin.slices == 0 || is_known {
+                return Err(Error::new(ErrorKind::Protocol, "a push that cannot be begun"));
             }
-            pulls.push(place);
+            Ok(())
+        });
+        match checked {
+            Ok(()) => drop(self.begun.insert((worker, begin.operation), Begun { request, left: begin.slices })),
+            Err(error) => self.waiting.answer(request, Err(error)),
         }
-        if !asked.is_empty() {
-            return Err(Error::new(ErrorKind::Protocol, "ids of rows that nobody pulls"));
+    }
+
+    /// Some slices of a push that was begun. An error leaves nothing merged.
+    pub(super) fn slices(&mut self, slices: &Slices, worker: usize, tensors: SmallVec<[Tensor; 1]>) -> Result<()> {
+        self.check_loss(worker, true)?;
+        let (values, asked) = self.check_push(&slices.push, worker, &tensors)?;
+        let known = self.begun.get(&(worker, slices.operation)).filter(|begun| begun.left >= values.len() as u64);
+        let Some(request) = known.filter(|_| asked.is_empty()).map(|begun| begun.request) else {
+            return Err(Error::new(ErrorKind::Protocol, "slices of a push that was not begun"));
+        };
+        // A contribution that has no other handle can be added to.
+        drop(tensors);
+        if let Entry::Occupied(mut entry) = self.begun.entry((worker, slices.operation)) {
+            entry.get_mut().left -= values.len() as u64;
+            if entry.get().left == 0 {
+                entry.remove();
+            }
         }
-        Ok(Checked { worker, values, pulls, answer })
+        for (place, gradient) in values {
+            self.slots[place].contribute(worker, gradient, request);
+            self.advance(place);
+        }
+        Ok(())
     }
 
     fn check_standing(&self, worker: usize, pushes: bool) -> Result<()> {
@@ -279,7 +345,7 @@ impl Store {
     /// A worker comes to a barrier, and is told when all have.
     pub(super) fn barrier(&mut self, worker: usize, reply: Reply) {
         let request = self.waiting.begin(reply, worker, 1, Assembly::default());
-        if let Some(error) = self.refusal(worker) {
+        if let Some(error) = self.refusal(worker, false) {
             return self.waiting.answer(request, Err(error));
         }
         self.members.enter(worker, request);
@@ -289,7 +355,7 @@ impl Store {
     /// A worker pushes no more, and is told when all others have come to that point.
     pub(super) fn done(&mut self, worker: usize, reply: Reply) {
         let request = self.waiting.begin(reply, worker, 1, Assembly::default());
-        if let Some(error) = self.refusal(worker) {
+        if let Some(error) = self.refusal(worker, true) {
             return self.waiting.answer(request, Err(error));
         }
         self.members.done(worker, request);
@@ -297,9 +363,9 @@ impl Store {
     }
 
     /// Why a worker may not wait for the others.
-    fn refusal(&self, worker: usize) -> Option<Error> {
+    fn refusal(&self, worker: usize, pushes: bool) -> Option<Error> {
         let loss = self.loss.clone().or_else(|| self.waiting.check_room(worker).err());
-        loss.or_else(|| self.check_standing(worker, true).err())
+        loss.or_else(|| self.check_standing(worker, pushes).err())
     }
 
     /// A worker needs the store no more.
@@ -333,6 +399,9 @@ impl Store {
     /// Goes on without a worker.
     pub(super) fn shrink(&mut self, worker: usize) {
         self.members.set(worker, Standing::Gone);
+        // What it has pushed counts; nobody waits for the answers.
+        self.begun.retain(|(of, _), _| *of != worker);
+        self.waiting.forget(worker);
         self.reconsider();
     }
 
@@ -352,11 +421,27 @@ impl Store {
         Ok(heard.into_iter().collect())
     }
 
+    /// A push was refused. Other servers may have taken their slices of it, and nobody may get a sum of different
+    /// rounds.
+    pub(super) fn refused(&mut self, worker: usize, error: &Error) {
+        if self.counts_workers() {
+            let context = format!("a push of worker {worker} was refused, so that no round is whole any more");
+            self.fail(&error.clone().context(context));
+        }
+    }
+
+    /// Answers a request with an error.
+    pub(super) fn refuse(&mut self, reply: Reply, worker: usize, error: Error) {
+        let request = self.waiting.begin(reply, worker, 1, Assembly::default());
+        self.waiting.answer(request, Err(error));
+    }
+
     /// Nothing that waits for other workers will ever end: it ends now.
     pub(super) fn fail(&mut self, error: &Error) {
         // The first loss is the reason of those that follow.
         let error = self.loss.get_or_insert_with(|| error.clone()).clone();
         self.members.clear();
+        self.begun.clear();
         if self.counts_workers() {
             let lost =
                 self.lost.get_or_insert_with(|| Lost { error: error.clone(), failed: vec![false; self.workers] });

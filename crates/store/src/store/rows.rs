@@ -1,6 +1,6 @@
 //! Rows of tables.
 
-use super::{KvStore, Place, within};
+use super::{KvStore, Options, Place, within};
 use crate::client::First;
 use crate::key::Key;
 use crate::rows::Rows;
@@ -78,7 +78,7 @@ impl KvStore {
     /// for an id that is not in the tensor, `BufferInUse` for rows that are being written; nothing has moved then. The
     /// work may end with the updater's error; that of LAMB is `Unsupported`, because it needs the norm of the whole.
     pub fn push_rows(&self, pairs: &[(Key, Rows)]) -> Result<Work<()>> {
-        self.update_rows("push_rows", pairs, &[])
+        self.update_rows("push_rows", pairs, &[], Options::default())
     }
 
     /// Copies rows into places, which are overwritten: of each key those with the given ids, `i64` of any shape, in
@@ -106,7 +106,7 @@ impl KvStore {
     /// or given twice. Nothing has moved then.
     #[doc(alias = "row_sparse_pull")]
     pub fn pull_rows(&self, wanted: &[(Key, Tensor, Tensor)]) -> Result<Work<()>> {
-        self.update_rows("pull_rows", &[], wanted)
+        self.update_rows("pull_rows", &[], wanted, Options::default())
     }
 
     /// [`KvStore::push_rows`] and then [`KvStore::pull_rows`], in one message to each server.
@@ -130,7 +130,33 @@ impl KvStore {
     ///
     /// As both.
     pub fn push_pull_rows(&self, pairs: &[(Key, Rows)], wanted: &[(Key, Tensor, Tensor)]) -> Result<Work<()>> {
-        self.update_rows("push_pull_rows", pairs, wanted)
+        self.push_pull_rows_with(pairs, wanted, Options::default())
+    }
+
+    /// [`KvStore::push_pull_rows`], [`KvStore::push_rows`] or [`KvStore::pull_rows`] with options; what is not wanted
+    /// is empty.
+    ///
+    /// ```
+    /// use sheave_store::{KvStore, Options, Rows};
+    /// use sheave_tensor::Tensor;
+    ///
+    /// let store = KvStore::local("local")?;
+    /// store.init(&[("w".into(), Tensor::from_slice(&[10.0f32, 20.0], [2])?)])?;
+    /// let rows = Rows::new(Tensor::from_slice(&[1i64], [1])?, Tensor::from_slice(&[5.0f32], [1])?)?;
+    /// store.push_pull_rows_with(&[("w".into(), rows)], &[], Options { priority: 3 })?.wait()?;
+    /// # Ok::<(), sheave_base::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As those.
+    pub fn push_pull_rows_with(
+        &self,
+        pairs: &[(Key, Rows)],
+        wanted: &[(Key, Tensor, Tensor)],
+        options: Options,
+    ) -> Result<Work<()>> {
+        self.update_rows("push_pull_rows", pairs, wanted, options)
     }
 
     fn update_rows(
@@ -138,6 +164,7 @@ impl KvStore {
         operation: &'static str,
         push: &[(Key, Rows)],
         pull: &[(Key, Tensor, Tensor)],
+        options: Options,
     ) -> Result<Work<()>> {
         match &*self.place {
             Place::Local(local) => {
@@ -147,7 +174,7 @@ impl KvStore {
                 });
                 Ok(Work::ready(operation, outcome))
             }
-            Place::Servers(client) => client.update_rows(operation, push, pull),
+            Place::Servers(client) => client.update_rows(operation, push, pull, options),
         }
     }
 }
