@@ -94,7 +94,6 @@ impl Cutting {
         self.spread(number, elements, elements >= self.cut_elements, grain)
     }
 
-    #[cfg_attr(not(test), expect(dead_code, reason = "tables of rows are to come"))]
     /// The slices of a table of rows: one for each server, with borders between rows. The ranges are those of rows.
     pub(crate) fn row_slices(&self, number: u64, rows: u64, row_elements: u64) -> Slices {
         let is_cut = rows.saturating_mul(row_elements) >= self.cut_elements;

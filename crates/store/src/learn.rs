@@ -18,6 +18,14 @@ pub(crate) enum Extent {
     Slice(u64),
 }
 
+/// The rows of a gradient.
+#[derive(Clone, Copy)]
+pub(crate) struct Picked<'a> {
+    pub(crate) row_elements: usize,
+    /// Ascending.
+    pub(crate) ids: &'a [u64],
+}
+
 /// Moments, and master copies where there are some; half floats are computed in single precision.
 #[derive(Default)]
 pub(crate) enum Memory {
@@ -50,6 +58,25 @@ impl Memory {
             (Self::Single(learned), Dtype::F16) => learned.step::<f16>(optimizer, value, gradient, extent),
             (Self::Single(learned), Dtype::Bf16) => learned.step::<bf16>(optimizer, value, gradient, extent),
             (Self::Double(learned), Dtype::F64) => learned.step::<f64>(optimizer, value, gradient, extent),
+            (_, dtype) => Err(no_optimizer(dtype)),
+        }
+    }
+
+    /// Takes a step of these rows alone: weights and moments of all others stay as they are, and steps are counted for
+    /// the whole slot.
+    pub(crate) fn step_rows(
+        &mut self,
+        optimizer: &Optimizer,
+        value: &mut Tensor,
+        gradient: &Tensor,
+        rows: Picked<'_>,
+    ) -> Result<()> {
+        self.prepare(optimizer, value)?;
+        match (self, value.dtype()) {
+            (Self::Single(learned), Dtype::F32) => learned.step_rows::<f32>(optimizer, value, gradient, rows),
+            (Self::Single(learned), Dtype::F16) => learned.step_rows::<f16>(optimizer, value, gradient, rows),
+            (Self::Single(learned), Dtype::Bf16) => learned.step_rows::<bf16>(optimizer, value, gradient, rows),
+            (Self::Double(learned), Dtype::F64) => learned.step_rows::<f64>(optimizer, value, gradient, rows),
             (_, dtype) => Err(no_optimizer(dtype)),
         }
     }
@@ -129,6 +156,18 @@ impl<W: Wide> Learned<W> {
             }
             Extent::Whole | Extent::Slice(_) => rule.step_on(&mut self.state, &mut target, &gradient).map(|()| None),
         }
+    }
+
+    fn step_rows<T: Float<Wide = W> + Element>(
+        &mut self,
+        optimizer: &Optimizer,
+        value: &mut Tensor,
+        gradient: &Tensor,
+        rows: Picked<'_>,
+    ) -> Result<()> {
+        let rule = optimizer.at(self.state.steps());
+        let mut target = target(&mut self.master, value.as_mut_slice::<T>()?);
+        rule.step_rows(&mut self.state, &mut target, rows.row_elements, rows.ids, &gradient.as_slice::<T>()?)
     }
 
     fn finish<T: Float<Wide = W> + Element>(&mut self, value: &mut Tensor, norms: &Norms) -> Result<()> {

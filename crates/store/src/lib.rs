@@ -44,7 +44,6 @@ mod local;
 mod numbers;
 mod protocol;
 mod round;
-#[expect(dead_code, reason = "servers do not hold row-sparse values yet")]
 mod rows;
 mod server;
 mod slot;

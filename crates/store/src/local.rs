@@ -1,15 +1,19 @@
 //! The store of one process.
 
+use crate::client::Wanted;
 use crate::compress::Compression;
 use crate::device::Devices;
 use crate::key::Key;
 use crate::kind::Kind;
+use crate::rows::Rows;
+use crate::rows::gradient::RowTotal;
+use crate::rows::want::{gather_under, wanted_ids};
 use crate::slot::{Merge, Meta, Slot, flat_copy, guarded};
 use crate::sum::Total;
 use crate::updater::{Function, Updater, no_optimizer};
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_optim::Optimizer;
-use sheave_tensor::{Arena, ArenaConfig, Op, Tensor};
+use sheave_tensor::{Arena, ArenaConfig, Op, Shape, Tensor};
 use std::collections::HashMap;
 
 pub(crate) struct Local {
@@ -41,6 +45,52 @@ impl Local {
             pairs.iter().for_each(|(key, value)| devices.add(key, value.len_bytes()));
         }
         self.slots.extend(fresh);
+        Ok(())
+    }
+
+    pub(crate) fn init_rows(&mut self, tables: &[(Key, Shape, Rows)]) -> Result<()> {
+        let mut fresh = HashMap::with_capacity(tables.len());
+        for (key, shape, rows) in tables {
+            key.check()?;
+            let meta = Meta::of_rows(key, shape, rows);
+            meta.check_rows("init_rows", rows)?;
+            let whole = 0..shape.elements().unwrap_or(0);
+            let initial = rows.normal(&self.arena)?.part(&whole, &self.arena)?;
+            let slot = Slot::of_rows(meta, &whole, initial)?;
+            if self.slots.contains_key(key) || fresh.insert(key.clone(), slot).is_some() {
+                return Err(exists(key));
+            }
+        }
+        self.slots.extend(fresh);
+        Ok(())
+    }
+
+    pub(crate) fn push_rows(&mut self, operation: &'static str, pairs: &[(Key, Rows)]) -> Result<()> {
+        for (key, rows) in pairs {
+            self.slots.get(key).ok_or_else(|| unknown(key, operation))?.meta.check_rows(operation, rows)?;
+        }
+        let mut outcome = Ok(());
+        for (key, rows) in grouped_rows(pairs, &self.arena)? {
+            let slot = self.slots.get_mut(key).ok_or_else(|| unknown(key, operation))?;
+            let whole = 0..slot.value.elements() as u64;
+            let mut total = Total::Rows(RowTotal::One(rows.part(&whole, &self.arena)?));
+            outcome = outcome.and(guarded(slot, &self.merge, &mut total, &self.arena).map(drop));
+        }
+        outcome
+    }
+
+    pub(crate) fn pull_rows(&self, operation: &'static str, wanted: &[Wanted]) -> Result<()> {
+        check_apart(operation, wanted.iter().map(|(_, _, place)| place))?;
+        let found = |(key, ids, place): &Wanted| {
+            let slot = self.slots.get(key).ok_or_else(|| unknown(key, operation))?;
+            Ok((slot, wanted_ids(operation, &slot.meta, ids, place)?))
+        };
+        let found = wanted.iter().map(found).collect::<Result<Vec<_>>>()?;
+        for ((_, _, place), (slot, ids)) in wanted.iter().zip(found) {
+            let row_bytes = slot.meta.row_elements() as usize * slot.meta.dtype.size_bytes();
+            let mut lease = place.write_lease(operation)?;
+            gather_under(&mut lease, place, &slot.value.bytes()?, row_bytes, &ids)?;
+        }
         Ok(())
     }
 
@@ -166,4 +216,20 @@ pub(crate) fn grouped<'a>(pairs: &'a [(Key, Tensor)], arena: &Arena) -> Result<V
         sum.reduce_from(Op::Sum, value)?;
     }
     Ok(sums.into_iter().map(|(key, sum, _)| (key, sum)).collect())
+}
+
+/// Brings the rows of each key into normal form, as if those of equal keys were given one after the other; keys keep
+/// the order of their first rows.
+pub(crate) fn grouped_rows<'a>(pairs: &'a [(Key, Rows)], arena: &Arena) -> Result<Vec<(&'a Key, Rows)>> {
+    let mut place: HashMap<&Key, usize> = HashMap::with_capacity(pairs.len());
+    let mut groups: Vec<(&Key, Vec<&Rows>)> = Vec::with_capacity(pairs.len());
+    for (key, rows) in pairs {
+        let at = *place.entry(key).or_insert(groups.len());
+        match groups.get_mut(at) {
+            Some((_, group)) => group.push(rows),
+            None => groups.push((key, vec![rows])),
+        }
+    }
+    let normal = |(key, group): (&'a Key, Vec<&Rows>)| Ok((key, Rows::concatenated(&group, arena)?.normal(arena)?));
+    groups.into_iter().map(normal).collect()
 }

@@ -76,6 +76,24 @@ pub(crate) enum Form {
     Plain,
     /// Elements in fewer bits: of a push a gradient, of a pull the value.
     Coded(Compression),
+    /// Strictly ascending ids of a gradient's rows, as `i64`, counted from the slice's first one. The rows follow.
+    Ids,
+    /// Rows: of a push those of the ids before them, of a pull those that are asked for.
+    Rows,
+    /// Among what is pushed: strictly ascending ids of the rows of a pull, in the order of the pulls of rows.
+    Asked,
+}
+
+impl Form {
+    /// Whether its bytes are not those of elements.
+    pub(crate) fn is_coded(self) -> bool {
+        matches!(self, Self::Coded(_))
+    }
+
+    /// Whether a pushed piece is one that a slot merges, alone or with the ids before it.
+    pub(crate) fn is_contribution(self) -> bool {
+        !matches!(self, Self::Ids | Self::Asked)
+    }
 }
 
 /// A slice of a key's tensor in a message.
@@ -93,7 +111,6 @@ pub(crate) struct Piece {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Init {
     pub(crate) store: u32,
-    /// One for each piece.
     pub(crate) slices: Vec<DescribedSlice>,
     pub(crate) pieces: Vec<Piece>,
 }
@@ -115,6 +132,16 @@ pub(crate) struct Described {
     pub(crate) dtype: u8,
     /// Of the whole tensor.
     pub(crate) shape: Vec<u64>,
+    pub(crate) storage: Storage,
+}
+
+/// How a key's tensor is cut, and what its first value is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Storage {
+    /// In even ranges of elements; one piece for each slice.
+    Dense,
+    /// Between rows; some rows for each slice, as two pieces.
+    Rows,
 }
 
 /// Asks for the [`Described`] of keys; the answer has one for each, or none.
@@ -138,6 +165,13 @@ pub(crate) struct Update {
     pub(crate) store: u32,
     pub(crate) push: Vec<Piece>,
     pub(crate) pull: Vec<Piece>,
+}
+
+impl Update {
+    /// Whether anything is merged.
+    pub(crate) fn contributes(&self) -> bool {
+        self.push.iter().any(|piece| piece.form.is_contribution())
+    }
 }
 
 /// A worker will push so many slices one by one, as [`Slices`]. Answered when all of them are merged.

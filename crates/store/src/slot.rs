@@ -1,12 +1,20 @@
 //! A stored value, or a server's slice of one, and how sums are merged into it.
 
 use crate::key::Key;
-use crate::learn::{Extent, Memory};
+use crate::layout::{Cutting, Slices};
+use crate::learn::{Extent, Memory, Picked};
+use crate::protocol::{Described, Storage};
+use crate::rows::Rows;
+use crate::rows::cut::Grid;
+use crate::rows::gradient::{RowGradient, RowTotal};
+use crate::rows::merge;
+use crate::rows::present::Present;
 use crate::sum::Total;
 use crate::updater::{Function, Updater};
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_optim::{BlockSums, Norms, Optimizer};
 use sheave_tensor::{Arena, Dtype, Op, Shape, Tensor};
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What all nodes know of a key.
@@ -16,11 +24,74 @@ pub(crate) struct Meta {
     pub(crate) dtype: Dtype,
     /// Of the whole tensor.
     pub(crate) shape: Shape,
+    pub(crate) storage: Storage,
 }
 
 impl Meta {
     pub(crate) fn of(key: &Key, tensor: &Tensor) -> Self {
-        Self { key: key.clone(), dtype: tensor.dtype(), shape: tensor.shape().clone() }
+        let (dtype, shape) = (tensor.dtype(), tensor.shape().clone());
+        Self { key: key.clone(), dtype, shape, storage: Storage::Dense }
+    }
+
+    /// That of a table of this shape.
+    pub(crate) fn of_rows(key: &Key, shape: &Shape, rows: &Rows) -> Self {
+        Self { key: key.clone(), dtype: rows.values().dtype(), shape: shape.clone(), storage: Storage::Rows }
+    }
+
+    /// As it travels.
+    pub(crate) fn described(&self) -> Described {
+        let (dtype, shape) = (self.dtype.code(), self.shape.dimensions().to_vec());
+        Described { key: self.key.clone(), dtype, shape, storage: self.storage }
+    }
+
+    /// # Errors
+    ///
+    /// `Protocol` for a dtype that there is not, `LimitExceeded` for a shape beyond all memory.
+    pub(crate) fn from_described(described: Described) -> Result<Self> {
+        let Described { key, dtype, shape, storage } = described;
+        let dtype = Dtype::from_code(dtype)
+            .ok_or_else(|| Error::new(ErrorKind::Protocol, format!("key {key} has the unknown dtype {dtype}")))?;
+        Ok(Self { key, dtype, shape: Shape::new(&shape)?, storage })
+    }
+
+    /// The elements of one row, which is all of a tensor without dimensions. Rows of which there are none may be of any
+    /// length.
+    pub(crate) fn row_elements(&self) -> u64 {
+        self.shape.dimensions().iter().skip(1).fold(1, |elements, dimension| elements.saturating_mul(*dimension))
+    }
+
+    /// The slices of the tensor, as ranges of its elements. `number` is the key's.
+    pub(crate) fn slices(&self, number: u64, cutting: &Cutting) -> Slices {
+        match self.storage {
+            Storage::Dense => cutting.slices(number, self.shape.elements().unwrap_or(0)),
+            Storage::Rows => {
+                let (rows, row_elements) = (self.shape.dimensions().first().copied().unwrap_or(1), self.row_elements());
+                let mut slices = cutting.row_slices(number, rows, row_elements);
+                for slice in &mut slices {
+                    slice.range = slice.range.start * row_elements..slice.range.end * row_elements;
+                }
+                slices
+            }
+        }
+    }
+
+    /// Refuses rows that the tensor does not have.
+    pub(crate) fn check_rows(&self, operation: &'static str, rows: &Rows) -> Result<()> {
+        rows.check(&self.key, self.dtype, &self.shape).map_err(|error| error.operation(operation))
+    }
+
+    /// Refuses a key that another worker has initialised as something else.
+    pub(crate) fn check_same(&self, given: &Self) -> Result<()> {
+        if self == given {
+            return Ok(());
+        }
+        let what = format!("key {} holds {}, and {} was given", self.key, self.stored(), given.stored());
+        Err(Error::new(ErrorKind::Mismatch, what).operation("init"))
+    }
+
+    fn stored(&self) -> String {
+        let table = if self.storage == Storage::Rows { "rows of " } else { "" };
+        format!("{table}{}{}", self.dtype, self.shape)
     }
 
     /// Refuses a tensor of another dtype or number of elements.
@@ -83,22 +154,45 @@ pub(crate) struct Slot {
     pub(crate) start: u64,
     pub(crate) value: Tensor,
     pub(crate) memory: Memory,
+    /// The slice as a table.
+    pub(crate) grid: Grid,
+    present: Present,
 }
 
 impl Slot {
     /// A slot that holds a copy of `initial`, which is the whole tensor or a slice of it.
     pub(crate) fn new(meta: Meta, start: u64, initial: &Tensor, arena: &Arena) -> Result<Self> {
-        Ok(Self { meta, start, value: flat_copy(initial, arena)?, memory: Memory::default() })
+        let grid = Grid::of(meta.row_elements(), &(start..start + initial.elements() as u64));
+        let (value, memory) = (flat_copy(initial, arena)?, Memory::default());
+        Ok(Self { meta, start, value, memory, grid, present: Present::All })
+    }
+
+    /// A slot for a slice of a table, with these rows and zeros. Memory is used for what is written.
+    pub(crate) fn of_rows(meta: Meta, slice: &Range<u64>, initial: RowGradient) -> Result<Self> {
+        let mut value = Tensor::private(meta.dtype, [slice.end - slice.start])?;
+        let grid = initial.grid;
+        let mut present = Present::Some(Vec::new());
+        merge::assign(&mut value, &mut present, &RowTotal::One(initial))?;
+        Ok(Self { meta, start: slice.start, value, memory: Memory::default(), grid, present })
+    }
+
+    /// Of a row of the grid.
+    pub(crate) fn row_bytes(&self) -> usize {
+        self.grid.row_elements as usize * self.meta.dtype.size_bytes()
     }
 
     /// Merges a sum, which has as many elements as the value and its dtype. It may be left with other contents.
     /// A merge that needs norms of the whole tensor is half done then, and returns the sums for them; [`Slot::finish`]
     /// must follow.
     fn merge(&mut self, merge: &Merge, total: &mut Total, arena: &Arena) -> Result<Option<BlockSums>> {
-        let Total::Dense(sum) = total;
         if !matches!(merge, Merge::Optimizer(_)) {
             self.memory.forget_master();
         }
+        let sum = match total {
+            Total::Dense(sum) => sum,
+            Total::Rows(rows) => return self.merge_rows(merge, rows, arena).map(|()| None),
+        };
+        self.present = Present::All;
         match merge {
             Merge::Assign => self.assign(sum, arena),
             Merge::Sum => self.value.reduce_from(Op::Sum, sum),
@@ -124,6 +218,24 @@ impl Slot {
     /// Whether this is a slice that cannot be merged alone.
     pub(crate) fn needs_others(&self, merge: &Merge) -> bool {
         merge.needs_norms() && !self.is_whole()
+    }
+
+    /// Merges a sum of rows. All others stay as they are, except that without an updater they become zero.
+    fn merge_rows(&mut self, merge: &Merge, rows: &RowTotal, arena: &Arena) -> Result<()> {
+        if let Merge::Assign = merge {
+            return merge::assign(&mut self.value, &mut self.present, rows);
+        }
+        self.present = Present::All;
+        match merge {
+            Merge::Assign | Merge::Sum => merge::add(&mut self.value, rows),
+            Merge::Function(function) => merge::call(function, &self.meta.key, &mut self.value, rows, arena),
+            Merge::Optimizer(optimizer) => {
+                let gradient = rows.packed(self.meta.dtype, arena)?;
+                let ids = rows.read(|rows| Ok(rows.ids.iter().map(|id| *id as u64).collect::<Vec<_>>()))?;
+                let rows = Picked { row_elements: self.grid.row_elements as usize, ids: &ids };
+                self.memory.step_rows(optimizer, &mut self.value, &gradient, rows)
+            }
+        }
     }
 
     /// The sum becomes the value. If its memory is the server's own the two change places, and nothing is copied.

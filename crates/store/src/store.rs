@@ -1,6 +1,8 @@
 //! The store as its users see it.
 
-use crate::client::Client;
+mod rows;
+
+use crate::client::{Client, First};
 use crate::command;
 use crate::compress::Compression;
 use crate::dead::num_dead_node;
@@ -164,7 +166,8 @@ impl KvStore {
         match &*self.place {
             Place::Local(local) => within(local, |local| local.init(pairs)),
             Place::Servers(client) => {
-                let pairs: Vec<_> = pairs.iter().map(|(key, value)| (key.clone(), Some(value.clone()))).collect();
+                let first = |(key, value): &(Key, Tensor)| (key.clone(), First::Dense(value.clone()));
+                let pairs: Vec<_> = pairs.iter().map(first).collect();
                 client.init(&pairs)
             }
         }
@@ -180,7 +183,9 @@ impl KvStore {
             Place::Local(_) => {
                 Err(Error::new(ErrorKind::InvalidArgument, "a local store needs the values").operation("init"))
             }
-            Place::Servers(client) => client.init(&keys.iter().map(|key| (key.clone(), None)).collect::<Vec<_>>()),
+            Place::Servers(client) => {
+                client.init(&keys.iter().map(|key| (key.clone(), First::Nothing)).collect::<Vec<_>>())
+            }
         }
     }
 

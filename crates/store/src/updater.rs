@@ -9,7 +9,8 @@ use std::fmt;
 use std::sync::Arc;
 
 /// User code that merges a pushed sum into a stored value: the key, the sum, and the value, both flat. On servers a big
-/// tensor comes in slices, each with its key; so it must treat every element for itself.
+/// tensor comes in slices, each with its key, and of pushed rows both are packed; so it must treat every element for
+/// itself.
 pub type Function = Arc<dyn Fn(&Key, &Tensor, &mut Tensor) -> Result<()> + Send + Sync>;
 
 /// What becomes of a stored value when a sum is pushed to it.

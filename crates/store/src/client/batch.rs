@@ -1,6 +1,6 @@
 //! What goes to one server in one message.
 
-use crate::layout::{ANSWER_BYTES_MAX, KEYS_MAX, PACKED_BYTES_MAX, PARTS_MAX, PIECES_MAX, padded};
+use crate::layout::{ANSWER_BYTES_MAX, KEYS_MAX, PACKED_BELOW_BYTES, PACKED_BYTES_MAX, PARTS_MAX, PIECES_MAX, padded};
 use crate::protocol::{DescribedSlice, Piece, Update};
 use sheave_base::NodeId;
 use sheave_net::Part;
@@ -31,15 +31,15 @@ pub(super) struct Parcel {
 }
 
 impl Batch {
-    /// Whether a piece that pulls so many bytes may come along; the first one always may.
+    /// Whether a piece that pulls so many bytes may come along, or two of rows; the first one always may.
     pub(super) fn has_room(&self, pulled_bytes: u64, bytes_max: u64) -> bool {
         let pieces = self.push.len() + self.pull.len();
         let is_small = self.pulled_bytes.saturating_add(pulled_bytes) <= ANSWER_BYTES_MAX || self.pull.is_empty();
         is_small
             && self.bytes < bytes_max
-            && self.packed_bytes < PACKED_BYTES_MAX
-            && self.parts + 1 < PARTS_MAX
-            && pieces < PIECES_MAX
+            && self.packed_bytes + PACKED_BELOW_BYTES <= PACKED_BYTES_MAX
+            && self.parts + 2 < PARTS_MAX
+            && pieces + 1 < PIECES_MAX
     }
 
     pub(super) fn count(&mut self, piece: &Piece) {
@@ -62,19 +62,16 @@ pub(super) fn with_room(batches: &mut Vec<Batch>, pulled_bytes: u64, bytes_max: 
 }
 
 /// Splits what is initialised on one server into messages.
-pub(super) fn in_chunks(
-    slices: Vec<DescribedSlice>,
-    pieces: Vec<(Piece, Tensor)>,
-) -> Vec<(Vec<DescribedSlice>, Pieces)> {
+pub(super) fn in_chunks(slices: Vec<(DescribedSlice, Pieces)>) -> Vec<(Vec<DescribedSlice>, Pieces)> {
     let mut chunks: Vec<(Vec<DescribedSlice>, Batch)> = Vec::new();
-    for (slice, (piece, value)) in slices.into_iter().zip(pieces) {
+    for (slice, pieces) in slices {
         if !chunks.last().is_some_and(|(slices, batch)| batch.has_room(0, u64::MAX) && slices.len() < KEYS_MAX) {
             chunks.push(Default::default());
         }
         if let Some((slices, batch)) = chunks.last_mut() {
             slices.push(slice);
-            batch.count(&piece);
-            batch.push.push((piece, value));
+            pieces.iter().for_each(|(piece, _)| batch.count(piece));
+            batch.push.extend(pieces);
         }
     }
     chunks.into_iter().map(|(slices, batch)| (slices, batch.push)).collect()

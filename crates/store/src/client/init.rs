@@ -1,25 +1,58 @@
 //! New keys and old ones: what all workers do together.
 
-use super::batch::{Batch, in_chunks};
+use super::batch::{Pieces, in_chunks};
 use super::{Client, Known};
 use crate::compress::Compression;
 use crate::key::Key;
-use crate::layout::KEYS_MAX;
+use crate::layout::{KEYS_MAX, Slice};
 use crate::local::{exists, unknown};
 use crate::protocol::SERVICE;
 use crate::protocol::{self, DELETE, DESCRIBE, Delete, Describe, Described, DescribedSlice, INIT, Init, OnWorkerLoss};
+use crate::rows::Rows;
 use crate::slot::Meta;
 use parking_lot::Mutex;
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_mesh::Call;
-use sheave_tensor::{Dtype, Shape, Tensor};
+use sheave_tensor::{Shape, Tensor};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
+/// What a worker gives for a new key.
+pub(crate) enum First {
+    /// Nothing, where it does not count anyway.
+    Nothing,
+    Dense(Tensor),
+    /// The shape of a table, and its rows that are not zero.
+    Rows(Shape, Rows),
+}
+
+impl First {
+    /// Checks it, and says what it makes of the key.
+    fn meta(&self, key: &Key) -> Result<Option<Meta>> {
+        Ok(match self {
+            Self::Nothing => None,
+            Self::Dense(value) => Some(Meta::of(key, value)),
+            Self::Rows(shape, rows) => {
+                let meta = Meta::of_rows(key, shape, rows);
+                meta.check_rows("init_rows", rows)?;
+                Some(meta)
+            }
+        })
+    }
+
+    fn is_empty(&self) -> bool {
+        match self {
+            Self::Nothing => true,
+            Self::Dense(value) => value.elements() == 0,
+            Self::Rows(_, rows) => rows.is_empty(),
+        }
+    }
+}
+
 impl Client {
     /// Blocks until all workers have come. The first one's values count; the others learn what it said.
-    pub(crate) fn init(&self, pairs: &[(Key, Option<Tensor>)]) -> Result<()> {
+    pub(crate) fn init(&self, pairs: &[(Key, First)]) -> Result<()> {
         self.check_usable("init")?;
         let checked = self.check_new(pairs);
         let sent = match self.is_chosen()? {
@@ -67,7 +100,7 @@ impl Client {
     fn send_delete(&self, keys: &[Arc<Known>]) -> Result<()> {
         let mut numbers: Vec<Vec<u64>> = self.servers.iter().map(|_| Vec::new()).collect();
         for known in keys {
-            for slice in self.open.cutting.slices(known.number, known.meta.shape.elements().unwrap_or(0)) {
+            for slice in known.meta.slices(known.number, &self.open.cutting) {
                 numbers[slice.server].push(slice.number);
             }
         }
@@ -81,12 +114,15 @@ impl Client {
         calls.iter().try_for_each(|call| call.wait().map(drop))
     }
 
-    /// Refuses keys that are there.
-    fn check_new(&self, pairs: &[(Key, Option<Tensor>)]) -> Result<()> {
+    /// Refuses keys that are there, and rows that their tables do not have.
+    fn check_new(&self, pairs: &[(Key, First)]) -> Result<()> {
         let known = self.known.read();
         let mut seen = HashSet::with_capacity(pairs.len());
-        for (key, _) in pairs {
+        for (key, first) in pairs {
             key.check()?;
+            if self.rank == 0 || !first.is_empty() {
+                first.meta(key)?;
+            }
             if known.contains_key(key) || !seen.insert(key) {
                 return Err(exists(key));
             }
@@ -94,27 +130,22 @@ impl Client {
         Ok(())
     }
 
-    fn send_first_values(&self, pairs: &[(Key, Option<Tensor>)]) -> Result<()> {
-        let mut inits: Vec<(Vec<DescribedSlice>, Batch)> = self.servers.iter().map(|_| Default::default()).collect();
-        for (key, value) in pairs {
-            let value = value.as_ref().ok_or_else(|| {
+    fn send_first_values(&self, pairs: &[(Key, First)]) -> Result<()> {
+        let mut inits: Vec<Vec<(DescribedSlice, Pieces)>> = self.servers.iter().map(|_| Vec::new()).collect();
+        for (key, first) in pairs {
+            let meta = first.meta(key)?.ok_or_else(|| {
                 Error::new(ErrorKind::InvalidArgument, format!("key {key} has no value on the first worker"))
                     .operation("init")
             })?;
-            let described =
-                Described { key: key.clone(), dtype: value.dtype().code(), shape: value.shape().dimensions().to_vec() };
-            for (at, (slice, piece, value)) in
-                self.pieces(key.number(), value, Compression::None)?.into_iter().enumerate()
-            {
-                let (slices, batch) = &mut inits[slice.server];
-                let described = described.clone();
-                slices.push(DescribedSlice { described, slice: at as u64, start: slice.range.start });
-                batch.push.push((piece, value));
+            for (at, (slice, pieces)) in self.first_pieces(&meta, first)?.into_iter().enumerate() {
+                let described = meta.described();
+                let slice_of = DescribedSlice { described, slice: at as u64, start: slice.range.start };
+                inits[slice.server].push((slice_of, pieces));
             }
         }
         let mut calls = Vec::new();
-        for (server, (slices, batch)) in self.servers.iter().zip(inits) {
-            for (slices, chunk) in in_chunks(slices, batch.push) {
+        for (server, slices) in self.servers.iter().zip(inits) {
+            for (slices, chunk) in in_chunks(slices) {
                 let pieces = chunk.iter().map(|(piece, _)| *piece).collect::<Vec<_>>();
                 let tensors = self.pack(chunk, |_| false)?;
                 let args = protocol::encode(&Init { store: self.open.store, slices, pieces })?;
@@ -124,8 +155,20 @@ impl Client {
         calls.iter().try_for_each(|call| call.wait().map(drop))
     }
 
+    fn first_pieces(&self, meta: &Meta, first: &First) -> Result<Vec<(Slice, Pieces)>> {
+        let number = meta.key.number();
+        match first {
+            First::Nothing => Ok(Vec::new()),
+            First::Dense(value) => {
+                let pieces = self.pieces(number, meta, value, Compression::None)?.into_iter();
+                Ok(pieces.map(|(slice, piece, value)| (slice, vec![(piece, value)])).collect())
+            }
+            First::Rows(_, rows) => self.row_pieces(number, meta, &rows.normal(self.mesh.node().arena())?),
+        }
+    }
+
     /// Asks the servers what they hold, and compares.
-    fn learn(&self, pairs: &[(Key, Option<Tensor>)]) -> Result<()> {
+    fn learn(&self, pairs: &[(Key, First)]) -> Result<()> {
         for (at, server) in self.servers.iter().enumerate() {
             let numbered = pairs.iter().map(|(key, value)| (key, value, key.number()));
             let own: Vec<_> = numbered.filter(|(_, _, number)| self.open.cutting.home(*number) == at).collect();
@@ -141,27 +184,30 @@ impl Client {
                     ));
                 }
                 for ((key, value, number), described) in chunk.iter().zip(known) {
-                    self.remember(key, *number, value.as_ref(), described)?;
+                    self.remember(key, *number, value, described)?;
                 }
             }
         }
         Ok(())
     }
 
-    fn remember(&self, key: &Key, number: u64, value: Option<&Tensor>, described: Option<Described>) -> Result<()> {
-        let Some(Described { key: known, dtype, shape }) = described else {
+    fn remember(&self, key: &Key, number: u64, first: &First, described: Option<Described>) -> Result<()> {
+        let Some(described) = described else {
             return Err(unknown(key, "init").hint("the first worker could not initialise it; look at its error"));
         };
-        let dtype = Dtype::from_code(dtype)
-            .ok_or_else(|| Error::new(ErrorKind::Protocol, format!("key {key} has the unknown dtype {dtype}")))?;
-        let meta = Meta { key: known, dtype, shape: Shape::new(&shape)? };
+        let meta = Meta::from_described(described)?;
         if meta.key != *key {
             let what = format!("keys {key} and {} have the same number", meta.key);
             return Err(Error::new(ErrorKind::AlreadyExists, what).operation("init").hint("rename one of them"));
         }
         // Another worker than the first may give nothing for it.
-        if let Some(value) = value.filter(|value| self.rank == 0 || value.elements() > 0) {
-            meta.check("init", value)?;
+        match first {
+            First::Rows(shape, rows) if rows.is_empty() && self.rank != 0 => {
+                // No row says what the others are.
+                meta.check_same(&Meta { dtype: meta.dtype, ..Meta::of_rows(key, shape, rows) })?;
+            }
+            _ if first.is_empty() && self.rank != 0 => {}
+            _ => first.meta(key)?.map_or(Ok(()), |given| meta.check_same(&given))?,
         }
         let known = Known { number, meta, ahead: AtomicUsize::new(0), coding: Mutex::default() };
         self.known.write().insert(key.clone(), Arc::new(known));

@@ -10,8 +10,12 @@ mod init;
 mod lane;
 mod outstanding;
 mod places;
+mod rows;
 mod rule;
 mod update;
+
+pub(crate) use init::First;
+pub(crate) use rows::Wanted;
 
 use crate::compress::Compression;
 use crate::key::Key;
@@ -21,6 +25,7 @@ use crate::local::unknown;
 use crate::protocol::{self, BARRIER, CLOSE, DONE, Form, OPEN, OfStore, OnWorkerLoss, Open, Piece, SERVICE};
 use crate::slot::Meta;
 use crate::store::Config;
+use batch::Pieces;
 use coding::{Coding, Compressions};
 use lane::Lane;
 use outstanding::Outstanding;
@@ -232,11 +237,16 @@ impl Client {
     }
 
     /// The slices of a tensor, each with its piece, in this code, and its elements, which are not coded yet.
-    fn pieces(&self, number: u64, tensor: &Tensor, code: Compression) -> Result<SmallVec<[(Slice, Piece, Tensor); 2]>> {
-        let elements = tensor.elements() as u64;
-        let flat = tensor.reshape([elements])?;
+    fn pieces(
+        &self,
+        number: u64,
+        meta: &Meta,
+        tensor: &Tensor,
+        code: Compression,
+    ) -> Result<SmallVec<[(Slice, Piece, Tensor); 2]>> {
+        let flat = tensor.reshape([tensor.elements() as u64])?;
         let size_bytes = tensor.dtype().size_bytes() as u64;
-        let slices = self.open.cutting.slices(number, elements);
+        let slices = meta.slices(number, &self.open.cutting);
         slices
             .into_iter()
             .map(|slice| {

@@ -1,6 +1,7 @@
 //! Where an operation receives: places, their leases, and what is unpacked into them.
 
 use crate::protocol::{Form, Piece};
+use crate::rows::want::gather_under;
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_mesh::Leases;
 use sheave_tensor::{Tensor, WriteLease};
@@ -25,11 +26,15 @@ impl Places {
     pub(super) fn lease<'a>(
         operation: &'static str,
         places: impl Iterator<Item = (&'a Piece, &'a Tensor)>,
+        scatters: &'a [Scatter],
     ) -> Result<Self> {
-        let (small, large): (Vec<_>, Vec<_>) = places.partition(|(piece, _)| piece.packed || piece.form != Form::Plain);
+        let (small, large): (Vec<_>, Vec<_>) = places.partition(|(piece, _)| piece.packed || piece.form.is_coded());
+        let of = |places: Vec<(_, &'a Tensor)>| places.into_iter().map(|(_, place)| place);
         let mut leases = [HashMap::new(), HashMap::new()];
+        let (large, small): (Vec<_>, Vec<_>) =
+            (of(large).collect(), of(small).chain(scatters.iter().map(|scatter| &scatter.place)).collect());
         for (at, places) in [large, small].into_iter().enumerate() {
-            for (_, place) in places {
+            for place in places {
                 if !leases.iter().any(|leases| leases.contains_key(&address(place))) {
                     leases[at].insert(address(place), place.write_lease(operation)?);
                 }
@@ -81,5 +86,25 @@ impl Unpack {
             target.overwrite_under(lease, bytemuck::cast_slice(decoded))?;
         }
         Ok(())
+    }
+}
+
+/// Rows that were received in ascending order, and where they are to be in the order that was wanted.
+pub(super) struct Scatter {
+    /// Flat.
+    pub(super) staging: Tensor,
+    pub(super) row_bytes: usize,
+    /// Which received row is where.
+    pub(super) order: Vec<i64>,
+    pub(super) place: Tensor,
+}
+
+impl Scatter {
+    pub(super) fn run(self, leases: &mut HashMap<usize, WriteLease>) -> Result<()> {
+        // Nobody writes to it any more.
+        drop(leases.remove(&address(&self.staging)));
+        let lease = leases.get_mut(&address(&self.place));
+        let lease = lease.ok_or_else(|| Error::new(ErrorKind::Internal, "a place without a lease"))?;
+        gather_under(lease, &self.place, &self.staging.bytes()?, self.row_bytes, &self.order)
     }
 }

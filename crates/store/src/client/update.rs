@@ -2,7 +2,7 @@
 
 use super::batch::{Batch, Parcel, with_room};
 use super::lane::{Item, What};
-use super::places::{Places, Unpack, address};
+use super::places::{Places, Scatter, Unpack, address};
 use super::{Client, Known};
 use crate::compress::Compression;
 use crate::gather::gather;
@@ -24,11 +24,11 @@ use std::sync::atomic::Ordering::SeqCst;
 
 /// Pushes of one operation that have not ended; they are no more when this is dropped.
 #[derive(Default)]
-struct Ahead(Vec<Arc<Known>>);
+pub(super) struct Ahead(Vec<Arc<Known>>);
 
 impl Ahead {
     /// One more push of this key.
-    fn add(&mut self, known: &Arc<Known>, is_limited: bool) -> Result<()> {
+    pub(super) fn add(&mut self, known: &Arc<Known>, is_limited: bool) -> Result<()> {
         let before = known.ahead.fetch_add(1, SeqCst);
         self.0.push(Arc::clone(known));
         if before < AHEAD_MAX || !is_limited {
@@ -48,13 +48,15 @@ impl Drop for Ahead {
 }
 
 /// What an operation comes to.
-struct Plan {
-    operation: &'static str,
+pub(super) struct Plan {
+    pub(super) operation: &'static str,
     /// The keys' numbers.
-    keys: Vec<u64>,
+    pub(super) keys: Vec<u64>,
     /// By server.
-    batches: Vec<Vec<Batch>>,
-    ahead: Ahead,
+    pub(super) batches: Vec<Vec<Batch>>,
+    pub(super) ahead: Ahead,
+    /// What is left to do when all is received.
+    pub(super) scatters: Vec<Scatter>,
 }
 
 /// An operation whose calls are being made.
@@ -62,6 +64,7 @@ struct Plan {
 struct Begun {
     calls: Vec<Work<Answer>>,
     unpacks: Vec<Unpack>,
+    scatters: Vec<Scatter>,
     failure: Option<Error>,
     ahead: Ahead,
 }
@@ -99,19 +102,9 @@ impl Client {
         options: Options,
     ) -> Result<Work<()>> {
         self.check_usable(operation)?;
-        if !push.is_empty() && self.is_done.load(SeqCst) {
-            let what = "this worker has said that it is done, and others are not";
-            return Err(Error::new(ErrorKind::InvalidArgument, what)
-                .operation(operation)
-                .hint("wait for the work of done before pushing again"));
-        }
+        self.check_not_done(operation, !push.is_empty())?;
         let _turn = if push.is_empty() { None } else { Some(self.turn(operation)?) };
-        // What is queued would be overtaken by what is not.
-        let is_queued = options.priority != 0 || !self.lane.is_empty();
-        if is_queued {
-            self.lane.wait_for_room(&self.mesh)?;
-        }
-        let bytes_max = if is_queued { QUEUED_MESSAGE_BYTES } else { u64::MAX };
+        let bytes_max = self.message_bytes_max(options)?;
         check_apart(operation, pull.iter().map(|(_, place)| place))?;
         let known = self.known.read();
         let find = |key: &Key, tensor: &Tensor| {
@@ -132,7 +125,7 @@ impl Client {
             keys.push(known.number);
             let mut coding = known.coding.lock();
             let code = coding.code(&known.meta, codes.push);
-            for (slice, piece, value) in self.pieces(known.number, &sum, code)? {
+            for (slice, piece, value) in self.pieces(known.number, &known.meta, &sum, code)? {
                 let value = coding.encode(&known.meta, piece.form, value, &slice.range, self.mesh.node().arena())?;
                 let batch = with_room(&mut batches[slice.server], 0, bytes_max);
                 batch.count(&piece);
@@ -143,7 +136,7 @@ impl Client {
             let known = find(key, place)?;
             keys.push(known.number);
             let code = if codes.pull.require(known.meta.dtype).is_ok() { codes.pull } else { Compression::None };
-            for (slice, piece, place) in self.pieces(known.number, place, code)? {
+            for (slice, piece, place) in self.pieces(known.number, &known.meta, place, code)? {
                 let batch = with_room(&mut batches[slice.server], piece.len_bytes, bytes_max);
                 batch.count(&piece);
                 batch.pulled_bytes += piece.len_bytes;
@@ -151,15 +144,43 @@ impl Client {
             }
         }
         drop(known);
-        let plan = Plan { operation, keys, batches, ahead };
-        if is_queued { self.queue(plan, options.priority) } else { self.send(plan) }
+        let plan = Plan { operation, keys, batches, ahead, scatters: Vec::new() };
+        self.carry_out(plan, options, bytes_max)
+    }
+
+    /// Refuses a push of a worker that has said that it has none.
+    pub(super) fn check_not_done(&self, operation: &'static str, pushes: bool) -> Result<()> {
+        if !pushes || !self.is_done.load(SeqCst) {
+            return Ok(());
+        }
+        let what = "this worker has said that it is done, and others are not";
+        Err(Error::new(ErrorKind::InvalidArgument, what)
+            .operation(operation)
+            .hint("wait for the work of done before pushing again"))
+    }
+
+    /// Bytes from which on a message takes no more slices: without a limit, if what is planned leaves at once. Blocks
+    /// until there is room in the queue otherwise.
+    pub(super) fn message_bytes_max(&self, options: Options) -> Result<u64> {
+        // What is queued would be overtaken by what is not.
+        if options.priority == 0 && self.lane.is_empty() {
+            return Ok(u64::MAX);
+        }
+        self.lane.wait_for_room(&self.mesh)?;
+        Ok(QUEUED_MESSAGE_BYTES)
+    }
+
+    /// Sends a plan, or queues it.
+    pub(super) fn carry_out(&self, plan: Plan, options: Options, bytes_max: u64) -> Result<Work<()>> {
+        if bytes_max == u64::MAX { self.send(plan) } else { self.queue(plan, options.priority) }
     }
 
     /// Sends everything now.
     fn send(&self, plan: Plan) -> Result<Work<()>> {
-        let Plan { operation, keys, batches, ahead } = plan;
-        let pulls = || batches.iter().flatten().flat_map(|batch| &batch.pull);
-        let targets: HashSet<usize> = pulls().map(|(_, place)| address(place)).collect();
+        let Plan { operation, keys, batches, ahead, scatters } = plan;
+        let pulls = batches.iter().flatten().flat_map(|batch| &batch.pull).map(|(_, place)| place);
+        let mut targets: HashSet<usize> = pulls.map(address).collect();
+        targets.extend(scatters.iter().map(|scatter| address(&scatter.place)));
         // What lies where something will be received is captured first.
         let mut parcels = Vec::new();
         for (server, batches) in self.servers.iter().zip(batches) {
@@ -168,8 +189,8 @@ impl Client {
             }
         }
         let pulls = parcels.iter().flat_map(|parcel| parcel.update.pull.iter().zip(&parcel.places));
-        let places = Places::lease(operation, pulls)?;
-        let mut begun = Begun { ahead, ..Begun::default() };
+        let places = Places::lease(operation, pulls, &scatters)?;
+        let mut begun = Begun { ahead, scatters, ..Begun::default() };
         // Also after a failure: those who live must get what all other workers send them.
         for parcel in parcels {
             let call = self
@@ -182,7 +203,7 @@ impl Client {
 
     /// The work of all calls of an operation.
     fn finish(&self, operation: &'static str, keys: Vec<u64>, places: Places, begun: Begun) -> Result<Work<()>> {
-        let Begun { calls, unpacks, failure, ahead } = begun;
+        let Begun { calls, unpacks, scatters, failure, ahead } = begun;
         if let Some(error) = failure {
             let is_torn = !calls.is_empty() && !ahead.0.is_empty() && error.kind() != ErrorKind::PeerLost;
             if is_torn {
@@ -198,22 +219,24 @@ impl Client {
         gather(calls, completer, move || {
             drop(held);
             let mut leases = places.into_leases()?;
-            unpacks.into_iter().try_for_each(|unpack| unpack.run(&mut leases))
+            unpacks.into_iter().try_for_each(|unpack| unpack.run(&mut leases))?;
+            scatters.into_iter().try_for_each(|scatter| scatter.run(&mut leases))
         });
         Ok(work)
     }
 
     /// Captures everything, and sends it in the order of the priorities.
     fn queue(&self, plan: Plan, priority: i32) -> Result<Work<()>> {
-        let Plan { operation, keys, batches, ahead } = plan;
+        let Plan { operation, keys, batches, ahead, scatters } = plan;
         let pulls = batches.iter().flatten().flat_map(|batch| &batch.pull).map(|(piece, place)| (piece, place));
-        let places = Places::lease(operation, pulls)?;
+        let places = Places::lease(operation, pulls, &scatters)?;
         let number = self.operations.fetch_add(1, SeqCst);
-        let mut begun = Begun { ahead, ..Begun::default() };
+        let mut begun = Begun { ahead, scatters, ..Begun::default() };
         let mut items = Vec::new();
         let mut pulls = Vec::new();
         for (server, batches) in batches.into_iter().enumerate() {
-            let slices: u64 = batches.iter().map(|batch| batch.push.len() as u64).sum();
+            let contributions = batches.iter().flat_map(|batch| &batch.push);
+            let slices = contributions.filter(|(piece, _)| piece.form.is_contribution()).count() as u64;
             if slices > 0 {
                 let begin = Begin { store: self.open.store, operation: number, slices };
                 let call = protocol::encode(&begin)
@@ -245,14 +268,17 @@ impl Client {
     /// What is pushed by a batch, captured, and what is pulled.
     fn take_apart(&self, server: usize, batch: Batch, operation: u64) -> Result<Apart> {
         let (pull, places): (Vec<Piece>, Vec<Tensor>) = batch.pull.into_iter().unzip();
-        let update = Update { store: self.open.store, push: Vec::new(), pull };
-        let parcel = Parcel { server: self.servers[server], update, tensors: SmallVec::new(), places };
+        // Ids of rows go with the pull.
+        let (asked, push): (Vec<_>, Vec<_>) = batch.push.into_iter().partition(|(piece, _)| piece.form == Form::Asked);
+        let update = Update { store: self.open.store, push: asked.iter().map(|(piece, _)| *piece).collect(), pull };
+        let parcel = Parcel { server: self.servers[server], update, tensors: self.pack(asked, |_| true)?, places };
         let pull = (!parcel.places.is_empty()).then_some((server, parcel));
-        if batch.push.is_empty() {
+        if push.is_empty() {
             return Ok((None, pull));
         }
-        let push: Vec<Piece> = batch.push.iter().map(|(piece, _)| *piece).collect();
-        let tensors = self.pack(batch.push, |_| true)?;
+        let values = push;
+        let push: Vec<Piece> = values.iter().map(|(piece, _)| *piece).collect();
+        let tensors = self.pack(values, |_| true)?;
         let keys = push.iter().map(|piece| piece.number).collect();
         let bytes = push.iter().map(|piece| piece.len_bytes).sum();
         let what = What::Slices { operation, push, tensors };
@@ -284,7 +310,7 @@ impl Client {
                     let bytes = *at as usize..(*at + piece.len_bytes) as usize;
                     unpacks.push(Unpack { staging: places[0].clone(), bytes, form, place });
                 }
-                (Spot::Part(_), Form::Plain) => places.push(place),
+                (Spot::Part(_), form) if !form.is_coded() => places.push(place),
                 (Spot::Part(_), form) => {
                     let staging = empty(arena, Dtype::U8, piece.len_bytes)?;
                     places.push(staging.clone());
@@ -298,8 +324,8 @@ impl Client {
         Ok((server, call, unpacks))
     }
 
-    /// The tensors of a message with these pieces: the packed ones are copied into one, coded ones are handed over, the
-    /// others leave by copy. Those that `captures` picks are copied here and now.
+    /// The tensors of a message with these pieces: the packed ones are copied into one, codes and ids that are asked
+    /// for are handed over, the others leave by copy. Those that `captures` picks are copied here and now.
     pub(super) fn pack(
         &self,
         pieces: Vec<(Piece, Tensor)>,
@@ -320,12 +346,11 @@ impl Client {
             parts.push(Part::new(packed, Mode::Move));
         }
         for (piece, tensor) in pieces.into_iter().filter(|(piece, _)| !piece.packed) {
-            parts.push(match piece.form {
-                Form::Plain if captures(&tensor) => {
-                    Part::new(flat_copy(&tensor, self.mesh.node().arena())?, Mode::Move)
-                }
-                Form::Plain => Part::new(tensor, Mode::Copy),
-                Form::Coded(_) => Part::new(tensor, Mode::Move),
+            let is_own = matches!(piece.form, Form::Coded(_) | Form::Asked);
+            parts.push(match is_own {
+                true => Part::new(tensor, Mode::Move),
+                false if captures(&tensor) => Part::new(flat_copy(&tensor, self.mesh.node().arena())?, Mode::Move),
+                false => Part::new(tensor, Mode::Copy),
             });
         }
         Ok(parts)

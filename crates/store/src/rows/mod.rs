@@ -5,17 +5,22 @@
 //! in the order in which they were given, and contributions of several workers in the order of their ranks ([`sum`]),
 //! with the arithmetic of `sheave_tensor`; so sums have the same bits whoever was first.
 //!
-//! Ids of a server's slice count from the first row of the slice ([`cut`]).
+//! On servers rows are those of slices ([`cut`]); what is in a slot is dense, and [`merge`] brings rows into it.
 
 pub(crate) mod cut;
+pub(crate) mod gradient;
+pub(crate) mod merge;
 pub(crate) mod present;
 pub(crate) mod sum;
 pub(crate) mod table;
 #[cfg(test)]
 mod tests;
+pub(crate) mod want;
 
 use crate::key::Key;
 use crate::slot::empty;
+use cut::Cut;
+use gradient::RowGradient;
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_tensor::{Arena, Dtype, Op, Shape, Tensor, reduce};
 use std::ops::Range;
@@ -115,6 +120,35 @@ impl Rows {
         read(RowSlices { ids: &ids, places: None, values: &values, row_bytes: self.row_bytes })
     }
 
+    /// All rows one after the other; they are of one dtype and shape.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading the tensors and of the arena.
+    pub(crate) fn concatenated(parts: &[&Self], arena: &Arena) -> Result<Self> {
+        if let [one] = parts {
+            return Ok((*one).clone());
+        }
+        let first = parts.first().ok_or_else(|| Error::new(ErrorKind::Internal, "rows of nothing"))?;
+        let count = parts.iter().map(|part| part.len() as u64).sum::<u64>();
+        let mut ids = empty(arena, Dtype::I64, count)?;
+        let elements = parts.iter().map(|part| part.values.elements() as u64).sum();
+        let mut values = empty(arena, first.values.dtype(), elements)?;
+        let (mut next_ids, mut next_values) = (ids.bytes_mut()?, values.bytes_mut()?);
+        for part in parts {
+            let (id_bytes, value_bytes) = (part.ids.bytes()?, part.values.bytes()?);
+            let (target, rest) = next_ids.split_at_mut(id_bytes.len());
+            target.copy_from_slice(&id_bytes);
+            next_ids = rest;
+            let (target, rest) = next_values.split_at_mut(value_bytes.len());
+            target.copy_from_slice(&value_bytes);
+            next_values = rest;
+        }
+        let mut shape = first.values.shape().dimensions().to_vec();
+        shape[0] = count;
+        Ok(Self { ids, values: values.reshape(Shape::new(&shape)?)?, row_bytes: first.row_bytes })
+    }
+
     /// The same in normal form: itself if it is, else a copy in the arena with equal rows summed in their order.
     ///
     /// # Errors
@@ -158,26 +192,28 @@ impl Rows {
         Ok(Self { ids, values: values.reshape(Shape::new(&shape)?)?, row_bytes: self.row_bytes })
     }
 
-    /// Those of these normal rows with ids in `rows`, counted from its start. Values are the same memory; ids are
-    /// copied to the arena unless they stay as they are.
+    /// What of these normal rows lies in a slice of their tensor, as rows of that slice ([`cut`]): ids and values, both
+    /// flat. Values are the same memory; ids are copied to the arena unless they stay as they are.
     ///
     /// # Errors
     ///
     /// Those of reading the tensors and of the arena.
-    pub(crate) fn part(&self, rows: Range<u64>, arena: &Arena) -> Result<Self> {
-        let positions = cut::positions(&self.ids.as_slice()?, &rows);
-        let range = positions.start as u64..positions.end as u64;
-        let mut ids = self.ids.slice_rows(range.clone())?;
-        if rows.start > 0 && !positions.is_empty() {
-            let source = ids.as_slice::<i64>()?;
-            let mut local = empty(arena, Dtype::I64, source.len() as u64)?;
-            let pairs = local.as_mut_slice::<i64>()?.iter_mut().zip(source.iter());
-            pairs.for_each(|(local, id)| *local = id - rows.start as i64);
-            drop(source);
-            ids = local;
-        }
-        Ok(Self { ids, values: self.values.slice_rows(range)?, row_bytes: self.row_bytes })
+    pub(crate) fn part(&self, slice: &Range<u64>, arena: &Arena) -> Result<RowGradient> {
+        let row_elements = (self.row_bytes / self.values.dtype().size_bytes()) as u64;
+        let flat = self.values.reshape([self.values.elements() as u64])?;
+        let ids = self.ids.as_slice::<i64>()?;
+        let cut = Cut::of(&ids, row_elements, slice);
+        let values = flat.slice_rows(cut.elements.clone())?;
+        let ids = if cut.is_all(&ids) { self.ids.clone() } else { local_ids(&cut, &ids, arena)? };
+        Ok(RowGradient { ids, values, grid: cut.grid })
     }
+}
+
+/// The ids of a slice's rows, in the arena.
+pub(crate) fn local_ids(cut: &Cut, ids: &[i64], arena: &Arena) -> Result<Tensor> {
+    let mut local = empty(arena, Dtype::I64, cut.len() as u64)?;
+    local.as_mut_slice::<i64>()?.iter_mut().zip(cut.local(ids)).for_each(|(local, id)| *local = id);
+    Ok(local)
 }
 
 /// Bytes of one row of these dimensions.

@@ -4,21 +4,17 @@
 //! of what was given for it, in that order. Values stay where the first contribution with their row put them, and only
 //! the ids are merged: so a row is copied once and then added to, and a round costs what its contributions do, whatever
 //! the size of the table. Memory is kept for the next round.
-//!
-//! A dense contribution makes the sum dense. Rows that were summed before are added to their places; every other
-//! element is that of the contribution. Addition is commutative bit by bit (there is only one NaN), so this too is the
-//! sum in the order of the ranks.
 
-use super::table::{RowSlices, Table, row_mut};
-use super::{is_normal, row_bytes};
+use super::cut::Grid;
+use super::is_normal;
+use super::table::{RowSlices, row_mut};
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_tensor::{Dtype, Op, Tensor, reduce};
 
 pub(crate) struct RowSum {
     dtype: Dtype,
-    /// Of the table, or of a server's slice of it.
-    rows: u64,
-    row_elements: u64,
+    /// The slice.
+    grid: Grid,
     row_bytes: usize,
     /// Ascending.
     ids: Vec<i64>,
@@ -28,34 +24,20 @@ pub(crate) struct RowSum {
     spare: (Vec<i64>, Vec<usize>),
     /// Rows in the order of their arrival, with room for more.
     values: Option<Tensor>,
-    dense: Option<Tensor>,
-    is_dense: bool,
-}
-
-/// What all contributions are together.
-pub(crate) enum Merged<'a> {
-    /// Ascending ids; the places lie in any order.
-    Rows(RowSlices<'a>),
-    /// Flat, of as many elements as the table.
-    Dense(&'a Tensor),
 }
 
 impl RowSum {
-    /// An empty sum for a table of `rows` rows with these dimensions each.
-    pub(crate) fn new(dtype: Dtype, rows: u64, row_shape: &[u64]) -> Result<Self> {
-        let row_bytes = row_bytes(dtype, row_shape)?;
-        Ok(Self {
+    /// An empty sum for a slice, which is in memory.
+    pub(crate) fn new(dtype: Dtype, grid: Grid) -> Self {
+        Self {
             dtype,
-            rows,
-            row_elements: (row_bytes / dtype.size_bytes()) as u64,
-            row_bytes,
+            grid,
+            row_bytes: grid.row_elements as usize * dtype.size_bytes(),
             ids: Vec::new(),
             places: Vec::new(),
             spare: Default::default(),
             values: None,
-            dense: None,
-            is_dense: false,
-        })
+        }
     }
 
     /// Adds normal rows.
@@ -70,15 +52,12 @@ impl RowSum {
             let what = format!("rows of {} bytes are added to rows of {}", added.row_bytes, self.row_bytes);
             return Err(Error::new(ErrorKind::Mismatch, what));
         }
-        if !is_normal(added.ids) || first < 0 || last as u64 >= self.rows {
-            let what = format!("ids from {first} to {last} are not ascending ids of {} rows", self.rows);
+        if !is_normal(added.ids) || first < 0 || last as u64 >= self.grid.rows {
+            let what = format!("ids from {first} to {last} are not ascending ids of {} rows", self.grid.rows);
             return Err(Error::new(ErrorKind::InvalidArgument, what));
         }
-        if self.is_dense || !self.ids.is_empty() {
+        if !self.ids.is_empty() {
             Op::Sum.require(self.dtype)?;
-        }
-        if let (true, Some(dense)) = (self.is_dense, &mut self.dense) {
-            return Table::new(dense.bytes_mut()?, self.dtype, self.row_bytes).add(added);
         }
         self.reserve(added.ids.len())?;
         let Some(values) = &mut self.values else { return Ok(()) };
@@ -114,77 +93,19 @@ impl RowSum {
         Ok(())
     }
 
-    /// Adds a tensor of the whole table.
-    ///
-    /// # Errors
-    ///
-    /// `Mismatch` for another dtype or number of elements, `Unsupported` if the dtype has no sum, `LimitExceeded`
-    /// without memory; then the sum is as before.
-    pub(crate) fn add_dense(&mut self, added: &Tensor) -> Result<()> {
-        let elements = self.rows.checked_mul(self.row_elements);
-        if added.dtype() != self.dtype || elements != Some(added.elements() as u64) {
-            let what = format!(
-                "{}{} is added to {} rows of {} bytes",
-                added.dtype(),
-                added.shape(),
-                self.rows,
-                self.row_bytes
-            );
-            return Err(Error::new(ErrorKind::Mismatch, what));
-        }
-        if self.is_dense || !self.ids.is_empty() {
-            Op::Sum.require(self.dtype)?;
-        }
-        let added_bytes = added.bytes()?;
-        let mut dense = match self.dense.take() {
-            Some(dense) => dense,
-            None => Tensor::private(self.dtype, [added.elements() as u64])?,
-        };
-        let outcome = self.write_dense(dense.bytes_mut()?, &added_bytes);
-        self.dense = Some(dense);
-        outcome
-    }
-
-    fn write_dense(&mut self, dense: &mut [u8], added: &[u8]) -> Result<()> {
-        if self.is_dense {
-            return reduce(Op::Sum, self.dtype, dense, added);
-        }
-        dense.copy_from_slice(added);
-        if let Some(values) = &self.values {
-            let values = values.bytes()?;
-            Table::new(dense, self.dtype, self.row_bytes).add(RowSlices {
-                ids: &self.ids,
-                places: Some(&self.places),
-                values: &values,
-                row_bytes: self.row_bytes,
-            })?;
-        }
-        self.is_dense = true;
-        Ok(())
-    }
-
-    /// Gives `read` the sum.
-    pub(crate) fn read<R>(&self, read: impl FnOnce(Merged<'_>) -> Result<R>) -> Result<R> {
-        if let (true, Some(dense)) = (self.is_dense, &self.dense) {
-            return read(Merged::Dense(dense));
-        }
+    /// Gives `read` the sum: ascending ids, whose rows lie in any order.
+    pub(crate) fn read<R>(&self, read: impl FnOnce(RowSlices<'_>) -> Result<R>) -> Result<R> {
         let (ids, places, row_bytes) = (self.ids.as_slice(), Some(self.places.as_slice()), self.row_bytes);
         match &self.values {
-            Some(values) => read(Merged::Rows(RowSlices { ids, places, values: &values.bytes()?, row_bytes })),
-            None => read(Merged::Rows(RowSlices { ids, places, values: &[], row_bytes })),
+            Some(values) => read(RowSlices { ids, places, values: &values.bytes()?, row_bytes }),
+            None => read(RowSlices { ids, places, values: &[], row_bytes }),
         }
-    }
-
-    /// The values of the rows, flat: the row of `ids[i]` is the `places[i]`th. For code that needs typed elements.
-    pub(crate) fn values(&self) -> Option<&Tensor> {
-        self.values.as_ref()
     }
 
     /// Forgets the sum, and keeps its memory.
     pub(crate) fn clear(&mut self) {
         self.ids.clear();
         self.places.clear();
-        self.is_dense = false;
     }
 
     /// Where its memory is.
@@ -200,18 +121,18 @@ impl RowSum {
     /// Makes room for more rows, of which there are never more than the table has.
     fn reserve(&mut self, more: usize) -> Result<()> {
         let used = self.ids.len();
-        let needed = (used as u64 + more as u64).min(self.rows);
+        let needed = (used as u64 + more as u64).min(self.grid.rows);
         for (ids, places) in [(&mut self.ids, &mut self.places), (&mut self.spare.0, &mut self.spare.1)] {
             ids.reserve((needed as usize).saturating_sub(ids.len()));
             places.reserve((needed as usize).saturating_sub(places.len()));
         }
         let room = self.values.as_ref().map_or(0, |values| values.elements() as u64);
-        if self.values.is_some() && room >= needed.saturating_mul(self.row_elements) {
+        if self.values.is_some() && room >= needed.saturating_mul(self.grid.row_elements) {
             return Ok(());
         }
         // Twice what is used, so that many contributions copy each row a few times at most.
-        let capacity = needed.max(used as u64 * 2).min(self.rows);
-        let mut values = Tensor::private(self.dtype, [capacity, self.row_elements])?;
+        let capacity = needed.max(used as u64 * 2).min(self.grid.rows);
+        let mut values = Tensor::private(self.dtype, [capacity, self.grid.row_elements])?;
         if let Some(known) = self.values.take() {
             let len_bytes = used * self.row_bytes;
             values.bytes_mut()?[..len_bytes].copy_from_slice(&known.bytes()?[..len_bytes]);

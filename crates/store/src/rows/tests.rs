@@ -1,9 +1,10 @@
-use super::cut::positions;
+use super::cut::{Grid, positions};
 use super::present::Present;
-use super::sum::{Merged, RowSum};
+use super::sum::RowSum;
 use super::table::{Table, gather};
 use super::*;
 use crate::layout::Cutting;
+use crate::sum::{Gradient, Sum, Total};
 use half::{bf16, f16};
 use proptest::prelude::*;
 use sheave_tensor::ArenaConfig;
@@ -159,21 +160,40 @@ proptest! {
         prop_assert_eq!(servers_used.len(), slices.len());
     }
 
+    /// Slices that begin and end anywhere, or between rows, element by element.
     #[test]
-    fn parts_are_all_rows_once(ids in ids_in(50), servers in 1u32..8, seed in any::<u64>()) {
+    fn parts_are_all_elements_once(
+        ids in ids_in(50), columns in 1u64..20, seed in any::<u64>(),
+        mut borders in prop::collection::vec(0u64..1000, 0..6), is_table in any::<bool>(),
+    ) {
         let arena = arena();
-        let normal = random_rows(Dtype::I16, 3, &ids, seed).normal(&arena).unwrap();
-        let mut together = Model::new();
-        let cutting = Cutting { servers, cut_elements: 1, slice_elements: 1 << 18 };
-        for range in cutting.row_slices(7, 50, 3).into_iter().map(|slice| slice.range) {
-            let part = normal.part(range.clone(), &arena).unwrap();
-            prop_assert!(part.values().buffer().is_same(normal.values().buffer()));
+        let normal = random_rows(Dtype::I16, columns, &ids, seed).normal(&arena).unwrap();
+        borders.iter_mut().for_each(|border| {
+            *border %= 50 * columns + 1;
+            *border -= if is_table { *border % columns } else { 0 };
+        });
+        borders.extend([0, 50 * columns]);
+        borders.sort_unstable();
+        let expected: BTreeMap<u64, Vec<u8>> = normal.read(|rows| Ok(as_model(rows))).unwrap().into_iter()
+            .flat_map(|(id, row)| (id as u64 * columns..).zip(row.chunks(2).map(<[u8]>::to_vec).collect::<Vec<_>>()))
+            .collect();
+        let mut together = BTreeMap::new();
+        for slice in borders.windows(2).map(|pair| pair[0]..pair[1]) {
+            let part = normal.part(&slice, &arena).unwrap();
+            prop_assert_eq!(part.grid, Grid::of(columns, &slice));
+            let row_elements = part.grid.row_elements;
+            prop_assert_eq!(part.grid.rows * row_elements, slice.end - slice.start);
+            prop_assert!(!is_table || slice.is_empty() || row_elements == columns);
+            prop_assert!(part.values.elements() == 0 || part.values.buffer().is_same(normal.values().buffer()));
             for (local, bytes) in part.read(|rows| Ok(as_model(rows))).unwrap() {
-                prop_assert!((local as u64) < range.end - range.start);
-                prop_assert_eq!(together.insert(local + range.start as i64, bytes), None);
+                prop_assert!((local as u64) < part.grid.rows);
+                let first = slice.start + local as u64 * row_elements;
+                for (element, bytes) in (first..).zip(bytes.chunks(2)) {
+                    prop_assert_eq!(together.insert(element, bytes.to_vec()), None);
+                }
             }
         }
-        prop_assert_eq!(together, normal.read(|rows| Ok(as_model(rows))).unwrap());
+        prop_assert_eq!(together, expected);
     }
 
     /// Several rounds of one sum, rows and dense contributions mixed, against a map that adds one after the other.
@@ -187,21 +207,24 @@ proptest! {
     ) {
         let arena = arena();
         let row_bytes = columns as usize * dtype.size_bytes();
-        let mut sum = RowSum::new(dtype, 25, &[columns]).unwrap();
+        let grid = Grid { rows: 25, row_elements: columns };
+        let mut sum = Sum::default();
         for round in rounds {
             let (mut expected, mut is_dense) = (Model::new(), false);
             for given in round {
                 match given {
                     Given::Rows(ids, seed) => {
                         let normal = random_rows(dtype, columns, &ids, seed).normal(&arena).unwrap();
-                        normal.read(|rows| sum.add_rows(rows)).unwrap();
+                        let part = normal.part(&(0..25 * columns), &arena).unwrap();
+                        prop_assert_eq!(part.grid, grid);
+                        sum.add(Gradient::Rows(part), &arena).unwrap();
                         for (id, row) in normal.read(|rows| Ok(as_model(rows))).unwrap() {
                             merge(&mut expected, dtype, id, &row);
                         }
                     }
                     Given::Dense(seed) => {
                         let bytes = noise(seed, row_bytes * 25);
-                        sum.add_dense(&tensor(dtype, &[25, columns], &bytes)).unwrap();
+                        sum.add(Gradient::Plain(tensor(dtype, &[25 * columns], &bytes)), &arena).unwrap();
                         (0..25).zip(bytes.chunks(row_bytes)).for_each(|(id, row)| {
                             merge(&mut expected, dtype, id, row);
                         });
@@ -209,14 +232,23 @@ proptest! {
                     }
                 }
             }
-            let got = sum.read(|merged| Ok(match merged {
-                Merged::Rows(rows) => (as_model(rows), false),
-                Merged::Dense(dense) => {
-                    ((0..).zip(dense.bytes()?.chunks(row_bytes).map(<[u8]>::to_vec)).collect(), true)
+            let Some(total) = sum.take() else {
+                prop_assert!(expected.is_empty() && !is_dense);
+                continue;
+            };
+            let got = match &total {
+                Total::Rows(rows) => {
+                    let packed = rows.packed(dtype, &arena).unwrap();
+                    let model = rows.read(|rows| Ok(as_model(rows))).unwrap();
+                    prop_assert_eq!(&*packed.bytes().unwrap(), model.values().flatten().copied().collect::<Vec<u8>>());
+                    (model, false)
                 }
-            }));
-            prop_assert_eq!(got.unwrap(), (expected, is_dense));
-            sum.clear();
+                Total::Dense(dense) => {
+                    ((0..).zip(dense.bytes().unwrap().chunks(row_bytes).map(<[u8]>::to_vec)).collect(), true)
+                }
+            };
+            prop_assert_eq!(got, (expected, is_dense));
+            sum.keep(total, &arena);
         }
     }
 
@@ -308,7 +340,7 @@ fn what_has_no_sum_may_not_be_given_twice() {
     let normal = |ids: &[i64]| rows(Dtype::Bool, 1, ids, &vec![1; ids.len()]).normal(&arena);
     assert_eq!(normal(&[2, 1]).unwrap().ids().to_vec::<i64>().unwrap(), [1, 2]);
     assert_eq!(normal(&[1, 1]).unwrap_err().kind(), ErrorKind::Unsupported);
-    let mut sum = RowSum::new(Dtype::Bool, 5, &[1]).unwrap();
+    let mut sum = RowSum::new(Dtype::Bool, Grid { rows: 5, row_elements: 1 });
     let one = normal(&[3]).unwrap();
     one.read(|rows| sum.add_rows(rows)).unwrap();
     assert_eq!(one.read(|rows| sum.add_rows(rows)).unwrap_err().kind(), ErrorKind::Unsupported);
@@ -316,7 +348,7 @@ fn what_has_no_sum_may_not_be_given_twice() {
 
 #[test]
 fn a_sum_refuses_what_does_not_fit_and_stays_as_it_was() {
-    let mut sum = RowSum::new(Dtype::F32, 5, &[2]).unwrap();
+    let mut sum = RowSum::new(Dtype::F32, Grid { rows: 5, row_elements: 2 });
     let good = random_rows(Dtype::F32, 2, &[1, 4], 1);
     good.read(|rows| sum.add_rows(rows)).unwrap();
     let mut refused = |given: Rows| given.read(|rows| sum.add_rows(rows)).unwrap_err().kind();
@@ -324,13 +356,7 @@ fn a_sum_refuses_what_does_not_fit_and_stays_as_it_was() {
     for ids in [&[1, 5][..], &[-1, 2], &[2, 1], &[1, 1]] {
         assert_eq!(refused(random_rows(Dtype::F32, 2, ids, 2)), ErrorKind::InvalidArgument);
     }
-    for dense in [Tensor::private(Dtype::F32, [4, 2]).unwrap(), Tensor::private(Dtype::I32, [5, 2]).unwrap()] {
-        assert_eq!(sum.add_dense(&dense).unwrap_err().kind(), ErrorKind::Mismatch);
-    }
-    let held = sum.read(|merged| match merged {
-        Merged::Rows(rows) => Ok(as_model(rows)),
-        Merged::Dense(dense) => Err(Error::new(ErrorKind::Internal, format!("{dense:?}"))),
-    });
+    let held = sum.read(|rows| Ok(as_model(rows)));
     assert_eq!(held.unwrap(), good.read(|rows| Ok(as_model(rows))).unwrap());
     let error = gather(&[0; 16], 8, &[2], &mut [0; 8]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Internal);
@@ -339,7 +365,7 @@ fn a_sum_refuses_what_does_not_fit_and_stays_as_it_was() {
 
 #[test]
 fn a_warm_sum_allocates_nothing() {
-    let mut sum = RowSum::new(Dtype::F32, 1000, &[4]).unwrap();
+    let mut sum = RowSum::new(Dtype::F32, Grid { rows: 1000, row_elements: 4 });
     let mut addresses = Vec::new();
     for round in 0..6 {
         for worker in 0..3 {
@@ -394,7 +420,7 @@ fn figures() {
         let unsorted = random_rows(Dtype::F32, COLUMNS, &ids(count), 3);
         let wanted = ids(count);
         let mut packed = vec![0u8; count * COLUMNS as usize * 4];
-        let mut sum = RowSum::new(Dtype::F32, TABLE, &[COLUMNS]).unwrap();
+        let mut sum = RowSum::new(Dtype::F32, Grid { rows: TABLE, row_elements: COLUMNS });
         let mut present = Present::Some(Vec::new());
         let report = |name: &str, bytes: usize, work: &mut dyn FnMut()| {
             work();

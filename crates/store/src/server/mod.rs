@@ -6,6 +6,7 @@
 mod members;
 mod norms;
 mod pending;
+mod pieces;
 mod settle;
 mod store;
 
@@ -404,7 +405,7 @@ impl Holder {
             match checked {
                 Ok(checked) => store.update(checked, reply),
                 Err(error) => {
-                    if !update.push.is_empty() {
+                    if update.contributes() {
                         store.refused(worker, &error);
                     }
                     store.refuse(reply, worker, error);

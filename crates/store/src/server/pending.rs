@@ -3,6 +3,7 @@
 use crate::layout::{ANSWER_BYTES_MAX, Layout, Spot};
 use crate::numbers::Numbered;
 use crate::protocol::{Form, Piece};
+use crate::rows::table::gather;
 use crate::slot::{empty, flat_copy};
 use crate::waiter::RequestId;
 use sheave_base::{Error, ErrorKind, Result, limits};
@@ -122,6 +123,8 @@ pub(super) struct Assembly {
     packed_bytes: u64,
     spots: Vec<Spot>,
     forms: Vec<Form>,
+    /// For each piece of rows, which rows of the slot and how long they are.
+    asked: HashMap<usize, (Tensor, usize)>,
     parts: Vec<Option<Tensor>>,
 }
 
@@ -135,20 +138,32 @@ impl Assembly {
         // Most requests are for plain values alone.
         let is_plain = pieces.iter().all(|piece| piece.form == Form::Plain);
         let forms = if is_plain { Vec::new() } else { pieces.iter().map(|piece| piece.form).collect() };
-        Ok(Self { packed: None, packed_bytes, spots, forms, parts: vec![None; parts] })
+        Ok(Self { packed: None, packed_bytes, spots, forms, asked: HashMap::new(), parts: vec![None; parts] })
+    }
+
+    /// A piece is to be these rows of `row_bytes`.
+    pub(super) fn ask(&mut self, piece: usize, ids: Tensor, row_bytes: usize) {
+        self.asked.insert(piece, (ids, row_bytes));
     }
 
     /// Takes a piece as it is now.
     pub(super) fn take(&mut self, piece: usize, value: &Tensor, arena: &Arena) -> Result<()> {
-        if let Some(Form::Coded(compression)) = self.forms.get(piece).copied() {
-            let mut coded = empty(arena, Dtype::U8, compression.encoded_len_bytes(value.elements()) as u64)?;
-            compression.encode(&value.as_slice::<f32>()?, &mut [], coded.bytes_mut()?)?;
+        let made = match self.forms.get(piece) {
+            Some(Form::Coded(compression)) => {
+                let mut coded = empty(arena, Dtype::U8, compression.encoded_len_bytes(value.elements()) as u64)?;
+                compression.encode(&value.as_slice::<f32>()?, &mut [], coded.bytes_mut()?)?;
+                Some(coded)
+            }
+            Some(Form::Rows) => Some(self.take_rows(piece, value, arena)?),
+            _ => None,
+        };
+        if let Some(made) = made {
             return match self.spots[piece] {
                 Spot::Part(part) => {
-                    self.parts[part] = Some(coded);
+                    self.parts[part] = Some(made);
                     Ok(())
                 }
-                Spot::Packed(at) => self.pack(at, &coded, arena),
+                Spot::Packed(at) => self.pack(at, &made, arena),
             };
         }
         match self.spots[piece] {
@@ -156,6 +171,15 @@ impl Assembly {
             Spot::Packed(at) => self.pack(at, value, arena)?,
         }
         Ok(())
+    }
+
+    fn take_rows(&self, piece: usize, value: &Tensor, arena: &Arena) -> Result<Tensor> {
+        let asked = self.asked.get(&piece);
+        let (ids, row_bytes) = asked.ok_or_else(|| Error::new(ErrorKind::Internal, "rows that were not asked for"))?;
+        let ids = ids.as_slice::<i64>()?;
+        let mut rows = empty(arena, value.dtype(), (ids.len() * row_bytes / value.dtype().size_bytes()) as u64)?;
+        gather(&value.bytes()?, *row_bytes, &ids, rows.bytes_mut()?)?;
+        Ok(rows)
     }
 
     fn pack(&mut self, at: u64, value: &Tensor, arena: &Arena) -> Result<()> {

@@ -11,25 +11,26 @@
 use super::members::{Members, Standing};
 use super::norms::{After, Halfway};
 use super::pending::{Assembly, Pending};
+use super::pieces::{asked_of, first_slot, row_gradient, row_ids, view};
 use crate::held::Held;
 use crate::key::Key;
 use crate::kind::Kind;
 use crate::layout::{Layout, Spot, slice_number};
 use crate::local::{exists, unknown};
 use crate::numbers::Numbered;
-use crate::protocol::{Begin, Described, DescribedSlice, Form, Init, OnWorkerLoss, Open, Piece, Slices, Update};
-use crate::slot::{Merge, Meta, Slot};
+use crate::protocol::{Begin, Described, Form, Init, OnWorkerLoss, Open, Piece, Slices, Update};
+use crate::slot::Merge;
 use crate::sum::Gradient;
 use crate::updater::Spec;
 use crate::waiter::{Advance, Completed, RequestId};
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_mesh::Reply;
 use sheave_optim::Norms;
-use sheave_tensor::{Arena, Dtype, Shape, Tensor};
+use sheave_tensor::{Arena, Dtype, Tensor};
 use sheave_wire::Value;
 use smallvec::SmallVec;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 pub(super) struct Store {
     pub(super) open: Open,
@@ -76,12 +77,18 @@ pub(super) enum Fate {
     Unsettled,
 }
 
+/// What is pushed to which slots.
+type Values = Vec<(usize, Gradient)>;
+
+/// Slots, and the ids of rows that are asked for.
+type Asked = VecDeque<(usize, Tensor)>;
+
 /// An update that nothing speaks against.
 pub(super) struct Checked {
     /// Who asks.
     worker: usize,
     /// What is pushed to which slots.
-    values: Vec<(usize, Gradient)>,
+    values: Values,
     /// The slots that are pulled.
     pulls: Vec<usize>,
     answer: Assembly,
@@ -137,30 +144,23 @@ impl Store {
 
     pub(super) fn init(&mut self, init: Init, tensors: &[Tensor]) -> Result<()> {
         let spots = find(&init.pieces, tensors)?;
-        if init.slices.len() != init.pieces.len() {
-            return Err(Error::new(ErrorKind::Protocol, "keys and pieces are not the same in number"));
-        }
+        let mut given = init.pieces.iter().zip(spots);
         let mut fresh = Vec::with_capacity(init.slices.len());
         let mut numbers = HashSet::with_capacity(init.slices.len());
-        for ((slice, piece), (tensor, at)) in init.slices.into_iter().zip(&init.pieces).zip(spots) {
-            let DescribedSlice { described: Described { key, dtype, shape }, slice, start } = slice;
-            key.check()?;
-            let number = slice_number(key.number(), slice);
-            if number != piece.number || self.index.contains_key(&number) || !numbers.insert(number) {
+        for slice in init.slices {
+            slice.described.key.check()?;
+            let (key, at) = (slice.described.key.clone(), slice.slice);
+            let number = slice_number(key.number(), at);
+            if self.index.contains_key(&number) || !numbers.insert(number) {
                 return Err(exists(&key));
             }
-            let dtype = Dtype::from_code(dtype)
-                .ok_or_else(|| Error::new(ErrorKind::Protocol, format!("key {key} has the unknown dtype {dtype}")))?;
-            let value = view(tensor, at, piece, dtype)?;
-            let shape = Shape::new(&shape)?;
-            let end = start.checked_add(value.elements() as u64);
-            if shape.elements().is_none_or(|elements| end.is_none_or(|end| end > elements)) {
-                return Err(Error::new(ErrorKind::Protocol, format!("key {key} has more elements than {shape}")));
-            }
-            let slot = Slot::new(Meta { key, dtype, shape }, start, &value, &self.arena)?;
+            let slot = first_slot(slice, number, &mut given, &self.open.cutting, &self.arena)?;
             let held = Held::new(number, slot, &self.open, self.workers);
             held.check_merge(&self.merge).map_err(|error| error.operation("init"))?;
             fresh.push((number, held));
+        }
+        if given.next().is_some() {
+            return Err(Error::new(ErrorKind::Protocol, "more pieces than keys"));
         }
         for (number, held) in fresh {
             self.index.insert(number, self.slots.len());
@@ -188,22 +188,29 @@ impl Store {
     }
 
     pub(super) fn describe(&self, numbers: &[u64]) -> Vec<Option<Described>> {
-        let described = |number: &u64| {
-            let meta = &self.slots[*self.index.get(number)?].slot.meta;
-            let shape = meta.shape.dimensions().to_vec();
-            Some(Described { key: meta.key.clone(), dtype: meta.dtype.code(), shape })
-        };
+        let described = |number: &u64| Some(self.slots[*self.index.get(number)?].slot.meta.described());
         numbers.iter().map(described).collect()
     }
 
     /// Refuses an update before anything of it is merged.
     pub(super) fn check(&mut self, update: &Update, worker: usize, tensors: &[Tensor]) -> Result<Checked> {
-        self.check_loss(worker, !update.push.is_empty())?;
-        self.check_standing(worker, !update.push.is_empty())?;
+        self.check_loss(worker, update.contributes())?;
+        self.check_standing(worker, update.contributes())?;
         self.waiting.check_room(worker)?;
-        let values = self.check_push(&update.push, worker, tensors)?;
-        let pulls = update.pull.iter().map(|piece| self.place("pull", piece)).collect::<Result<Vec<_>>>()?;
-        let answer = Assembly::new(&update.pull)?;
+        let (values, mut asked) = self.check_push(&update.push, worker, tensors)?;
+        let mut answer = Assembly::new(&update.pull)?;
+        let mut pulls = Vec::with_capacity(update.pull.len());
+        for (at, piece) in update.pull.iter().enumerate() {
+            let place = self.place("pull", piece)?;
+            if piece.form == Form::Rows {
+                let row_bytes = self.slots[place].slot.row_bytes();
+                answer.ask(at, asked_of(place, piece, row_bytes, asked.pop_front())?, row_bytes);
+            }
+            pulls.push(place);
+        }
+        if !asked.is_empty() {
+            return Err(Error::new(ErrorKind::Protocol, "ids of rows that nobody pulls"));
+        }
         Ok(Checked { worker, values, pulls, answer })
     }
 
@@ -214,22 +221,29 @@ impl Store {
         if lost.failed[worker] { Err(lost.error.clone()) } else { Ok(()) }
     }
 
-    /// What is pushed to which slots.
-    fn check_push(&self, pieces: &[Piece], worker: usize, tensors: &[Tensor]) -> Result<Vec<(usize, Gradient)>> {
-        let spots = find(pieces, tensors)?;
-        let gradient = |(piece, (tensor, at)): (&Piece, (&Tensor, usize))| {
+    /// What is pushed to which slots, and which rows of which slots are asked for.
+    fn check_push(&self, pieces: &[Piece], worker: usize, tensors: &[Tensor]) -> Result<(Values, Asked)> {
+        let mut given = pieces.iter().zip(find(pieces, tensors)?);
+        let mut values = Values::with_capacity(pieces.len());
+        let mut asked = Asked::new();
+        while let Some((piece, (tensor, at))) = given.next() {
             let place = self.place("push", piece)?;
-            let held = &self.slots[place];
-            held.check_room(worker)?;
+            let slot = &self.slots[place].slot;
             let gradient = match piece.form {
-                Form::Plain => Gradient::Plain(view(tensor, at, piece, held.slot.meta.dtype)?),
+                Form::Plain => Gradient::Plain(view(tensor, at, piece, slot.meta.dtype)?),
                 Form::Coded(compression) => {
-                    Gradient::Coded(compression, view(tensor, at, piece, Dtype::U8)?, held.slot.value.elements())
+                    Gradient::Coded(compression, view(tensor, at, piece, Dtype::U8)?, slot.value.elements())
                 }
+                Form::Asked => {
+                    asked.push_back((place, row_ids(slot, tensor, at, piece)?));
+                    continue;
+                }
+                Form::Ids | Form::Rows => Gradient::Rows(row_gradient(slot, (piece, (tensor, at)), given.next())?),
             };
-            Ok((place, gradient))
-        };
-        pieces.iter().zip(spots).map(gradient).collect()
+            self.slots[place].check_room(worker)?;
+            values.push((place, gradient));
+        }
+        Ok((values, asked))
     }
 
     /// A worker begins a push that comes slice by slice, and is told when all of it is merged.
@@ -252,11 +266,11 @@ impl Store {
     /// Some slices of a push that was begun. An error leaves nothing merged.
     pub(super) fn slices(&mut self, slices: &Slices, worker: usize, tensors: SmallVec<[Tensor; 1]>) -> Result<()> {
         self.check_loss(worker, true)?;
-        let known = self.begun.get(&(worker, slices.operation)).filter(|begun| begun.left >= slices.push.len() as u64);
-        let Some(request) = known.map(|begun| begun.request) else {
+        let (values, asked) = self.check_push(&slices.push, worker, &tensors)?;
+        let known = self.begun.get(&(worker, slices.operation)).filter(|begun| begun.left >= values.len() as u64);
+        let Some(request) = known.filter(|_| asked.is_empty()).map(|begun| begun.request) else {
             return Err(Error::new(ErrorKind::Protocol, "slices of a push that was not begun"));
         };
-        let values = self.check_push(&slices.push, worker, &tensors)?;
         // A contribution that has no other handle can be added to.
         drop(tensors);
         if let Entry::Occupied(mut entry) = self.begun.entry((worker, slices.operation)) {
@@ -296,6 +310,9 @@ impl Store {
                 compression.require(value.dtype())?;
                 compression.encoded_len_bytes(value.elements())
             }
+            Form::Rows if operation == "pull" => return Ok(place),
+            Form::Ids | Form::Rows | Form::Asked if operation == "push" => return Ok(place),
+            other => return Err(Error::new(ErrorKind::Protocol, format!("a {operation} of {other:?}"))),
         };
         if len_bytes as u64 != piece.len_bytes {
             let what = format!("key {} has {len_bytes} bytes here, not {}", held.slot.meta.key, piece.len_bytes);
@@ -455,7 +472,7 @@ impl Store {
         for held in &self.slots {
             let meta = &held.slot.meta;
             let number = meta.key.number();
-            let slices = self.open.cutting.slices(number, meta.shape.elements().unwrap_or(0));
+            let slices = meta.slices(number, &self.open.cutting);
             if slices.len() > 1 && *heard.entry(number).or_insert(held.heard(worker)) != held.heard(worker) {
                 let what = format!("its last push of key {} has come in part", meta.key);
                 return Err(Error::new(ErrorKind::PeerLost, what));
@@ -535,14 +552,4 @@ fn find<'a>(pieces: &[Piece], tensors: &'a [Tensor]) -> Result<Vec<(&'a Tensor, 
         Ok((tensor, at as usize))
     };
     pieces.iter().zip(&layout.spots).map(locate).collect()
-}
-
-/// A piece as what it stands for, flat. Nothing is copied.
-fn view(tensor: &Tensor, at: usize, piece: &Piece, dtype: Dtype) -> Result<Tensor> {
-    let size_bytes = dtype.size_bytes() as u64;
-    if !piece.len_bytes.is_multiple_of(size_bytes) {
-        let what = format!("{} bytes are not whole elements of {dtype}", piece.len_bytes);
-        return Err(Error::new(ErrorKind::Protocol, what));
-    }
-    Tensor::from_buffer(tensor.buffer().clone(), tensor.offset_bytes() + at, dtype, [piece.len_bytes / size_bytes])
 }
