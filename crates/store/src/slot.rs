@@ -1,7 +1,8 @@
 //! A stored value, or a server's slice of one, and how sums are merged into it.
 
 use crate::key::Key;
-use crate::learn::{Extent, Memory};
+use crate::learn::{Extent, Memory, Outline};
+use crate::protocol::Head;
 use crate::sum::Total;
 use crate::updater::{Function, Updater};
 use sheave_base::{Error, ErrorKind, Result};
@@ -83,18 +84,21 @@ pub(crate) struct Slot {
     pub(crate) start: u64,
     pub(crate) value: Tensor,
     pub(crate) memory: Memory,
+    /// How often it was changed, or was to be.
+    pub(crate) version: u64,
 }
 
 impl Slot {
     /// A slot that holds a copy of `initial`, which is the whole tensor or a slice of it.
     pub(crate) fn new(meta: Meta, start: u64, initial: &Tensor, arena: &Arena) -> Result<Self> {
-        Ok(Self { meta, start, value: flat_copy(initial, arena)?, memory: Memory::default() })
+        Ok(Self { meta, start, value: flat_copy(initial, arena)?, memory: Memory::default(), version: 0 })
     }
 
     /// Merges a sum, which has as many elements as the value and its dtype. It may be left with other contents.
     /// A merge that needs norms of the whole tensor is half done then, and returns the sums for them; [`Slot::finish`]
     /// must follow.
     fn merge(&mut self, merge: &Merge, total: &mut Total, arena: &Arena) -> Result<Option<BlockSums>> {
+        self.version += 1;
         let Total::Dense(sum) = total;
         if !matches!(merge, Merge::Optimizer(_)) {
             self.memory.forget_master();
@@ -109,6 +113,53 @@ impl Slot {
             }
         }
         .map(|()| None)
+    }
+
+    /// How this slot stands.
+    pub(crate) fn head(&self, merge: &Merge) -> Head {
+        let outline = match merge {
+            Merge::Optimizer(_) => self.memory.outline(),
+            _ => Outline::default(),
+        };
+        Head { version: self.version, outline }
+    }
+
+    /// Its value, if that is asked for, and what the optimizer remembers; copies.
+    pub(crate) fn export(&self, merge: &Merge, with_value: bool, arena: &Arena) -> Result<(Head, Vec<Tensor>)> {
+        let head = self.head(merge);
+        let mut tensors = Vec::new();
+        if with_value {
+            tensors.push(flat_copy(&self.value, arena)?);
+        }
+        if head.outline.steps.is_some() {
+            tensors.extend(self.memory.export()?);
+        }
+        Ok((head, tensors))
+    }
+
+    /// Becomes what was exported; nothing changes if it does not fit.
+    pub(crate) fn import(
+        &mut self,
+        merge: &Merge,
+        with_value: bool,
+        outline: &Outline,
+        tensors: &[Tensor],
+    ) -> Result<()> {
+        let (values, rest) = tensors.split_at(usize::from(with_value).min(tensors.len()));
+        let memory = match merge {
+            Merge::Optimizer(optimizer) => {
+                Memory::import(&optimizer.rule, self.meta.dtype, self.value.elements(), outline, rest)?
+            }
+            _ => Memory::Nothing,
+        };
+        if with_value {
+            let value = values.first().filter(|value| value.dtype() == self.meta.dtype);
+            let value = value.ok_or_else(|| Error::new(ErrorKind::Mismatch, "a value of another dtype"))?;
+            overwrite(&mut self.value, value)?;
+        }
+        self.memory = memory;
+        self.version += 1;
+        Ok(())
     }
 
     /// Ends a merge that is half done.

@@ -10,6 +10,7 @@ mod init;
 mod outstanding;
 mod places;
 mod rule;
+mod saving;
 mod update;
 
 use crate::compress::Compression;

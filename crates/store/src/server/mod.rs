@@ -6,6 +6,7 @@
 mod members;
 mod norms;
 mod pending;
+mod saving;
 mod settle;
 mod store;
 
@@ -15,6 +16,7 @@ use crate::layout::KEYS_MAX;
 use crate::protocol::{
     self, BARRIER, CLOSE, DELETE, DESCRIBE, DONE, Delete, Describe, INIT, NORMS, OPEN, OfStore, Open,
 };
+use crate::protocol::{EXAMINE, EXPORT, IMPORT};
 use crate::protocol::{SERVICE, SET_UPDATER, SETTLE, SetUpdater, UPDATE, UPDATER, Update};
 use crate::slot::Merge;
 use crate::updater::Function;
@@ -161,6 +163,9 @@ impl Service for Door {
             CLOSE => return holder.close(from, &args, reply),
             SETTLE => return holder.hear(from, &args, reply),
             NORMS => return holder.gather(from, &args, reply),
+            EXAMINE => return reply.send(holder.examine(&args)),
+            EXPORT => return reply.send(holder.export(&args)),
+            IMPORT => holder.import(&args, &tensors),
             OPEN => holder.open(&args),
             INIT => protocol::decode::<protocol::Init>(&args)
                 .and_then(|init| of(&mut holder.table.lock(), init.store)?.init(init, &tensors)),

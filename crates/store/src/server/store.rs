@@ -34,13 +34,13 @@ pub(super) struct Store {
     pub(super) members: Members,
     /// What pushes do, as it was said and as it runs.
     updater: Spec,
-    merge: Merge,
-    arena: Arena,
+    pub(super) merge: Merge,
+    pub(super) arena: Arena,
     workers: usize,
     /// In the order of their initialisation, which is about the order in which they are asked for.
-    slots: Vec<Held>,
+    pub(super) slots: Vec<Held>,
     /// Where the slot of a slice's number is.
-    index: Numbered<usize>,
+    pub(super) index: Numbered<usize>,
     waiting: Pending,
     halfway: Vec<Halfway>,
     lost: Option<Lost>,
