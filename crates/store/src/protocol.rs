@@ -23,6 +23,8 @@ pub(crate) const INIT: &str = "init";
 pub(crate) const DELETE: &str = "delete";
 pub(crate) const DESCRIBE: &str = "describe";
 pub(crate) const UPDATE: &str = "update";
+pub(crate) const BEGIN: &str = "begin";
+pub(crate) const SLICES: &str = "slices";
 pub(crate) const SET_UPDATER: &str = "set_updater";
 pub(crate) const UPDATER: &str = "updater";
 pub(crate) const BARRIER: &str = "barrier";
@@ -140,6 +142,23 @@ pub(crate) struct Update {
     pub(crate) store: u32,
     pub(crate) push: Vec<Piece>,
     pub(crate) pull: Vec<Piece>,
+}
+
+/// A worker will push so many slices one by one, as [`Slices`]. Answered when all of them are merged.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Begin {
+    pub(crate) store: u32,
+    /// The worker's own number for it.
+    pub(crate) operation: u64,
+    pub(crate) slices: u64,
+}
+
+/// Some of the slices of an operation that was begun. Answered as soon as they are taken.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Slices {
+    pub(crate) store: u32,
+    pub(crate) operation: u64,
+    pub(crate) push: Vec<Piece>,
 }
 
 /// Another updater for all keys of a store.

@@ -62,6 +62,14 @@ impl From<Kind> for Config {
     }
 }
 
+/// How an operation is done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// What is more important leaves first: slices of tensors that are queued for a server overtake those of less
+    /// priority, except slices of the same key. Without one, 0, an operation leaves at once, unless others are queued.
+    pub priority: i32,
+}
+
 pub(crate) enum Place {
     /// Reentrant, so that an updater that uses its own store gets an error and does not wait for itself.
     Local(Box<ReentrantMutex<RefCell<Local>>>),
@@ -99,7 +107,7 @@ impl KvStore {
                 .operation("open")
                 .hint("join a mesh and open the store on it, or use the kind local"));
         }
-        Ok(Self::of(Place::Local(Box::new(ReentrantMutex::new(RefCell::new(Local::new())))), kind))
+        Ok(Self::of(Place::Local(Box::new(ReentrantMutex::new(RefCell::new(Local::new(kind))))), kind))
     }
 
     /// A store on the servers of a mesh, as one of its workers; every worker opens it. Blocks until every server
@@ -184,9 +192,19 @@ impl KvStore {
     /// `NotFound` for a key that was not initialised, `Mismatch` for another shape or dtype, `BufferInUse` for a value
     /// that is being written. The work may end with the updater's error.
     pub fn push(&self, pairs: &[(Key, Tensor)]) -> Result<Work<()>> {
+        self.push_with(pairs, Options::default())
+    }
+
+    /// [`KvStore::push`] with options. With a priority the values are captured by a copy, and the call waits only while
+    /// more is queued than a model has.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn push_with(&self, pairs: &[(Key, Tensor)], options: Options) -> Result<Work<()>> {
         match &*self.place {
             Place::Local(local) => Ok(Work::ready("push", within(local, |local| local.push(pairs)))),
-            Place::Servers(client) => client.update("push", pairs, &[]),
+            Place::Servers(client) => client.update("push", pairs, &[], options),
         }
     }
 
@@ -197,9 +215,18 @@ impl KvStore {
     /// `NotFound` for a key that was not initialised, `Mismatch` for another shape or dtype, `BufferInUse` for a place
     /// that is in use or given twice.
     pub fn pull(&self, pairs: &[(Key, Tensor)]) -> Result<Work<()>> {
+        self.pull_with(pairs, Options::default())
+    }
+
+    /// [`KvStore::pull`] with options.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn pull_with(&self, pairs: &[(Key, Tensor)], options: Options) -> Result<Work<()>> {
         match &*self.place {
             Place::Local(local) => Ok(Work::ready("pull", within(local, |local| local.pull(pairs)))),
-            Place::Servers(client) => client.update("pull", &[], pairs),
+            Place::Servers(client) => client.update("pull", &[], pairs, options),
         }
     }
 
@@ -210,12 +237,26 @@ impl KvStore {
     /// As both.
     #[doc(alias = "pushpull")]
     pub fn push_pull(&self, values: &[(Key, Tensor)], places: &[(Key, Tensor)]) -> Result<Work<()>> {
+        self.push_pull_with(values, places, Options::default())
+    }
+
+    /// [`KvStore::push_pull`] with options.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn push_pull_with(
+        &self,
+        values: &[(Key, Tensor)],
+        places: &[(Key, Tensor)],
+        options: Options,
+    ) -> Result<Work<()>> {
         match &*self.place {
             Place::Local(local) => {
                 let outcome = within(local, |local| local.push(values).and_then(|()| local.pull(places)));
                 Ok(Work::ready("push_pull", outcome))
             }
-            Place::Servers(client) => client.update("push_pull", values, places),
+            Place::Servers(client) => client.update("push_pull", values, places, options),
         }
     }
 
@@ -430,11 +471,13 @@ impl KvStore {
     /// How many nodes are dead: of one node or of groups, by the numbers of ps-lite. 1 is the scheduler, 2 all servers,
     /// 4 all workers, and sums of these are several groups; 8 + 2 r is server r, and 9 + 2 r worker r. A node whose
     /// links have closed counts at once, a silent one after `timeout` or the liveness timeout, whichever is shorter.
-    /// Those who left in order do not count. Any node may ask; 0 for a local store.
+    /// Those who left in order do not count. Any node may ask; 0 for a local store. Blocks for at most `timeout`, and
+    /// only where that is shorter than the liveness timeout: the nodes are asked then whether they live
+    /// ([`Mesh::num_dead_or_silent`]).
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a number that names nobody.
+    /// `InvalidArgument` for a number that names nobody, and whatever ends this node's membership.
     pub fn num_dead_node(&self, node_id: i32, timeout: Duration) -> Result<usize> {
         match &*self.place {
             Place::Local(_) => Ok(0),

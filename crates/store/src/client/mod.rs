@@ -7,6 +7,7 @@
 mod batch;
 mod coding;
 mod init;
+mod lane;
 mod outstanding;
 mod places;
 mod rule;
@@ -22,6 +23,7 @@ use crate::protocol::{self, BARRIER, CLOSE, DONE, Form, OPEN, OfStore, OnWorkerL
 use crate::slot::Meta;
 use crate::store::Config;
 use coding::{Coding, Compressions};
+use lane::Lane;
 use outstanding::Outstanding;
 use parking_lot::{Mutex, RwLock};
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
@@ -30,7 +32,7 @@ use sheave_tensor::Tensor;
 use sheave_wire::Value;
 use smallvec::SmallVec;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -47,6 +49,9 @@ pub(crate) struct Client {
     known: RwLock<HashMap<Key, Arc<Known>>>,
     outstanding: Arc<Outstanding>,
     pub(crate) compression: Mutex<Compressions>,
+    lane: Arc<Lane>,
+    /// Counts the pushes that go through the lane.
+    operations: AtomicU64,
     /// Whether this worker has said that it is done, and the others are not.
     is_done: Arc<AtomicBool>,
     is_closed: AtomicBool,
@@ -83,12 +88,15 @@ impl Client {
                 .hint("start the job with at least one server, or use a local store"));
         }
         let cutting = Cutting { servers: servers.len() as u32, cut_elements, slice_elements };
+        let store = mesh.next_number(SERVICE);
         let client = Self {
+            lane: Lane::new(mesh, store, &servers),
+            operations: AtomicU64::new(0),
             mesh: mesh.clone(),
             workers: mesh.of_role(Role::Worker).map(|member| member.node).collect(),
             rank: me.role_rank as usize,
             servers,
-            open: Open { store: mesh.next_number(SERVICE), kind, cutting, staleness, on_worker_loss },
+            open: Open { store, kind, cutting, staleness, on_worker_loss },
             known: RwLock::default(),
             outstanding: Arc::default(),
             compression: Mutex::default(),
@@ -188,6 +196,8 @@ impl Client {
                 .operation("done")
                 .hint("wait for the work of the first done before pushing again"));
         }
+        // What was pushed before counts.
+        self.lane.drain(&self.mesh)?;
         let calls = self.to_all_servers(|client, server| client.say(server, DONE));
         let calls = calls.inspect_err(|_| self.is_done.store(false, SeqCst))?;
         let (completer, work) = self.mesh.node().pair("done", None);

@@ -14,10 +14,11 @@ use crate::command::{self, Controller};
 use crate::key::Key;
 use crate::layout::KEYS_MAX;
 use crate::protocol::{
-    self, BARRIER, CLOSE, DELETE, DESCRIBE, DONE, Delete, Describe, INIT, NORMS, OPEN, OfStore, Open,
+    self, BARRIER, BEGIN, Begin, CLOSE, DELETE, DESCRIBE, DONE, Delete, Describe, INIT, NORMS, OPEN, OfStore,
+    OnWorkerLoss, Open,
 };
 use crate::protocol::{EXAMINE, EXPORT, IMPORT};
-use crate::protocol::{SERVICE, SET_UPDATER, SETTLE, SetUpdater, UPDATE, UPDATER, Update};
+use crate::protocol::{SERVICE, SET_UPDATER, SETTLE, SLICES, SetUpdater, Slices, UPDATE, UPDATER, Update};
 use crate::slot::Merge;
 use crate::updater::Function;
 use norms::{After, Gatherings};
@@ -30,7 +31,7 @@ use sheave_wire::Value;
 use smallvec::SmallVec;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use store::Store;
+use store::{Fate, Store};
 
 /// The user's own code on a server: updaters by name, and a controller.
 #[derive(Clone, Default)]
@@ -63,6 +64,7 @@ impl ServerConfig {
 /// A server of a distributed store. It serves from [`Server::start`] on, on the threads that wait on its node.
 pub struct Server {
     mesh: Mesh,
+    holder: Arc<Holder>,
 }
 
 impl Server {
@@ -90,32 +92,56 @@ impl Server {
                 holder.lost(member, &error);
             }
         }
-        Ok(Self { mesh: mesh.clone() })
+        Ok(Self { mesh: mesh.clone(), holder })
     }
 
-    /// Serves on this thread until every worker has left. Blocks.
+    /// Serves on this thread until every worker is gone. Blocks. A worker may die as well as leave, if every open store
+    /// bears that: one that shrinks ([`crate::OnWorkerLoss::Shrink`]) and whose servers agree on what the worker had
+    /// pushed, one that counts no workers (`dist_async`), or one that the worker had closed.
     ///
     /// # Errors
     ///
-    /// `PeerLost` when a worker died, naming it.
+    /// `PeerLost` that names a worker that died, at most 100 ms after a store could not bear that. If no store was open
+    /// when it died, and none is opened afterwards that cannot bear it, the others are served first.
     pub fn run(&self) -> Result<()> {
-        self.mesh.until_gone(|member| member.introduction.role == Role::Worker)
+        let mut unborne = || self.holder.table.lock().unborne.clone().map_or(Ok(()), Err);
+        let is_worker = |member: &Member| member.introduction.role == Role::Worker;
+        self.mesh.until_gone_tolerating(is_worker, |_| true, Some(&mut unborne))?;
+        unborne()?;
+        self.holder.table.lock().unclaimed.clone().map_or(Ok(()), Err)
     }
 }
 
-/// Runs a node that is no worker until all workers have gone: a server serves, a scheduler or another node waits.
-/// Blocks. What `KVStore::RunServer` of MXNet does.
+/// Runs a node that is no worker until all workers are gone: a server serves ([`Server::run`]), a scheduler or another
+/// node waits. Blocks. What `KVStore::RunServer` of MXNet does.
+///
+/// A scheduler knows no stores, so it cannot say whether they bear the death of a worker. It waits for the others, who
+/// can, and are told so by their own operations.
 ///
 /// # Errors
 ///
-/// `InvalidArgument` on a worker; `PeerLost` when a worker died, naming it.
+/// `InvalidArgument` on a worker; on a server those of [`Server::run`]; on any other node `PeerLost` that names the
+/// worker that died first, if none of them has left in order.
 pub fn run_server(mesh: &Mesh, config: ServerConfig) -> Result<()> {
     match mesh.me().introduction.role {
         Role::Worker => Err(Error::new(ErrorKind::InvalidArgument, "a worker cannot be a server")
             .operation("run_server")
             .hint("start another process as the server: DMLC_ROLE=server, or `sheave launch -s 1`")),
         Role::Server => Server::start(mesh, config)?.run(),
-        _ => mesh.until_gone(|member| member.introduction.role == Role::Worker),
+        _ => {
+            let is_worker = |member: &Member| member.introduction.role == Role::Worker;
+            mesh.until_gone_tolerating(is_worker, |_| true, None)?;
+            let deaths = mesh.deaths();
+            let ends = deaths.iter().filter_map(|death| Some((mesh.member(death.node)?, death)));
+            let of_workers: Vec<_> = ends.filter(|(member, _)| is_worker(member)).collect();
+            match of_workers.first() {
+                Some((member, death)) if of_workers.iter().all(|(_, death)| !death.left) => {
+                    let what = format!("every worker has died, this one first: {}", death.reason);
+                    Err(Error::new(ErrorKind::PeerLost, what).peer(member.peer()).operation("run_server"))
+                }
+                _ => Ok(()),
+            }
+        }
     }
 }
 
@@ -138,6 +164,10 @@ struct Table {
     gatherings: Gatherings,
     /// Why norms of tensors that are cut cannot be put together any more.
     server_lost: Option<Error>,
+    /// The first death of a worker that a store could not bear.
+    unborne: Option<Error>,
+    /// The first death of a worker at a time when no store was open.
+    unclaimed: Option<Error>,
 }
 
 struct Gone {
@@ -158,6 +188,8 @@ impl Service for Door {
         let holder = &self.0;
         let outcome = match method.as_str() {
             UPDATE => return holder.update(from, &args, tensors, reply),
+            BEGIN => return holder.begin(from, &args, reply),
+            SLICES => holder.slices(from, &args, tensors),
             BARRIER => return holder.of_worker(from, &args, reply, Store::barrier),
             DONE => return holder.of_worker(from, &args, reply, Store::done),
             CLOSE => return holder.close(from, &args, reply),
@@ -166,7 +198,7 @@ impl Service for Door {
             EXAMINE => return reply.send(holder.examine(&args)),
             EXPORT => return reply.send(holder.export(&args)),
             IMPORT => holder.import(&args, &tensors),
-            OPEN => holder.open(&args),
+            OPEN => return holder.open_and_link(&args, reply),
             INIT => protocol::decode::<protocol::Init>(&args)
                 .and_then(|init| of(&mut holder.table.lock(), init.store)?.init(init, &tensors)),
             DELETE => protocol::decode::<Delete>(&args)
@@ -200,14 +232,22 @@ impl Holder {
         let error =
             error.clone().hint("this store needs every worker; start the job again, or open it so that it shrinks");
         let mut table = self.table.lock();
-        let (mut after, mut losses) = (After::default(), Vec::new());
+        let (mut after, mut losses, mut fails) = (After::default(), Vec::new(), false);
+        let is_unclaimed = table.stores.is_empty();
         for (number, store) in &mut table.stores {
-            if store.lose(worker, has_left, &error) {
+            let fate = store.lose(worker, has_left, &error);
+            fails |= fate == Fate::Fails;
+            if fate == Fate::Unsettled {
                 let heard = store.heard(worker);
                 let updater = store.updater().clone();
                 losses.push(Loss { store: *number, worker, error: error.clone(), heard, updater });
             }
             after.extend(store.take_after());
+        }
+        if fails && !has_left {
+            table.unborne.get_or_insert_with(|| error.clone());
+        } else if is_unclaimed && !has_left {
+            table.unclaimed.get_or_insert_with(|| error.clone());
         }
         table.stores.retain(|_, store| !store.members.is_over());
         table.gone.push(Gone { worker, has_left, error });
@@ -215,12 +255,21 @@ impl Holder {
         losses.into_iter().for_each(|loss| self.settle(loss));
     }
 
-    fn open(&self, args: &Value) -> Result<()> {
+    fn open_and_link(&self, args: &Value, reply: Reply) {
+        match self.open(args) {
+            // A server that settles a loss must not wait for links then.
+            Ok(OnWorkerLoss::Shrink) => self.link_servers(reply),
+            outcome => reply.send(outcome.map(|_| (Value::None, SmallVec::new()))),
+        }
+    }
+
+    fn open(&self, args: &Value) -> Result<OnWorkerLoss> {
         let open: Open = protocol::decode(args)?;
+        let on_worker_loss = open.on_worker_loss;
         let mut table = self.table.lock();
         if let Some(known) = table.stores.get(&open.store) {
             if known.open == open {
-                return Ok(());
+                return Ok(on_worker_loss);
             }
             let what = format!("store {} was opened as {}, not as {open}", open.store, known.open);
             return Err(
@@ -237,14 +286,17 @@ impl Holder {
             return Err(Error::new(ErrorKind::Protocol, "a store on other servers than there are"));
         }
         let mut store = Store::new(open, self.workers.len(), &self.arena);
-        for gone in &table.gone {
-            // It has pushed nothing, so there is nothing to agree on.
-            if store.lose(gone.worker, gone.has_left, &gone.error) {
-                store.shrink(gone.worker);
+        let Table { gone, unborne, .. } = &mut *table;
+        for gone in gone {
+            match store.lose(gone.worker, gone.has_left, &gone.error) {
+                // It has pushed nothing, so there is nothing to agree on.
+                Fate::Unsettled => store.shrink(gone.worker),
+                Fate::Fails if !gone.has_left => drop(unborne.get_or_insert_with(|| gone.error.clone())),
+                Fate::Fails | Fate::GoesOn => {}
             }
         }
         table.stores.insert(store.open.store, store);
-        Ok(())
+        Ok(on_worker_loss)
     }
 
     fn describe(&self, args: &Value) -> Result<Value> {
@@ -292,9 +344,16 @@ impl Holder {
         reply: Reply,
         act: impl FnOnce(&mut Store, usize, Reply),
     ) {
-        let read = || Ok::<_, Error>((protocol::decode::<OfStore>(args)?.store, self.worker(from)?));
-        let (store, worker) = match read() {
-            Ok(read) => read,
+        match protocol::decode::<OfStore>(args) {
+            Ok(OfStore { store }) => self.within(from, store, reply, act),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    /// Does something with a store, for a worker, and then what that has brought about.
+    fn within(self: &Arc<Self>, from: NodeId, store: u32, reply: Reply, act: impl FnOnce(&mut Store, usize, Reply)) {
+        let worker = match self.worker(from) {
+            Ok(worker) => worker,
             Err(error) => return reply.error(error),
         };
         let mut table = self.table.lock();
@@ -307,6 +366,29 @@ impl Holder {
         self.release(table, after);
     }
 
+    fn begin(self: &Arc<Self>, from: NodeId, args: &Value, reply: Reply) {
+        match protocol::decode::<Begin>(args) {
+            Ok(begin) => {
+                self.within(from, begin.store, reply, |store, worker, reply| store.begin(&begin, worker, reply));
+            }
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn slices(self: &Arc<Self>, from: NodeId, args: &Value, tensors: SmallVec<[Tensor; 1]>) -> Result<()> {
+        let slices: Slices = protocol::decode(args)?;
+        let worker = self.worker(from)?;
+        let mut table = self.table.lock();
+        let store = of(&mut table, slices.store)?;
+        let taken = store.slices(&slices, worker, tensors);
+        if let Err(error) = &taken {
+            store.refused(worker, error);
+        }
+        let after = store.take_after();
+        self.release(table, after);
+        taken
+    }
+
     fn close(self: &Arc<Self>, from: NodeId, args: &Value, reply: Reply) {
         self.of_worker(from, args, reply, |store, worker, reply| {
             store.close(worker);
@@ -316,39 +398,24 @@ impl Holder {
     }
 
     fn update(self: &Arc<Self>, from: NodeId, args: &Value, tensors: SmallVec<[Tensor; 1]>, reply: Reply) {
-        let read = || Ok::<_, Error>((protocol::decode::<Update>(args)?, self.worker(from)?));
-        let (update, worker) = match read() {
-            Ok(read) => read,
+        let update: Update = match protocol::decode(args) {
+            Ok(update) => update,
             Err(error) => return reply.error(error),
         };
-        let mut table = self.table.lock();
-        let store = match of(&mut table, update.store) {
-            Ok(store) => store,
-            Err(error) => return reply.error(error),
-        };
-        let is_contribution = store.counts_workers() && !update.push.is_empty();
-        let checked = store.check(&update, worker, &tensors);
-        // A contribution that has no other handle can be added to.
-        drop(tensors);
-        let refused = match checked {
-            Ok(checked) => {
-                store.update(checked, reply);
-                None
-            }
-            Err(error) => {
-                if is_contribution {
-                    // Other servers may have taken their slices of this push. Nobody may get a sum of different rounds.
-                    let context = format!("a push of worker {worker} was refused, so that no round is whole any more");
-                    store.fail(&error.clone().context(context));
+        self.within(from, update.store, reply, |store, worker, reply| {
+            let checked = store.check(&update, worker, &tensors);
+            // A contribution that has no other handle can be added to.
+            drop(tensors);
+            match checked {
+                Ok(checked) => store.update(checked, reply),
+                Err(error) => {
+                    if !update.push.is_empty() {
+                        store.refused(worker, &error);
+                    }
+                    store.refuse(reply, worker, error);
                 }
-                Some((reply, error))
             }
-        };
-        let after = store.take_after();
-        self.release(table, after);
-        if let Some((reply, error)) = refused {
-            reply.error(error);
-        }
+        });
     }
 }
 

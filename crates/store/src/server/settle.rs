@@ -11,7 +11,7 @@
 //!
 //! A server that dies meanwhile ends it with an error; a store without one of its servers is of no more use anyway.
 
-use super::Holder;
+use super::{Holder, Table};
 use crate::protocol::{self, SERVICE, SETTLE, Settle};
 use crate::updater::Spec;
 use sha2::{Digest, Sha256};
@@ -79,10 +79,15 @@ impl Holder {
 
     fn settled(self: &Arc<Self>, store: u32, worker: usize, error: &Error, outcome: Result<()>) {
         let mut table = self.table.lock();
-        let Some(held) = table.stores.get_mut(&store) else { return };
+        let Table { stores, unborne, .. } = &mut *table;
+        let Some(held) = stores.get_mut(&store) else { return };
         match outcome {
             Ok(()) => held.shrink(worker),
-            Err(reason) => held.fail(&error.clone().context(format!("the store cannot go on without it: {reason}"))),
+            Err(reason) => {
+                let error = error.clone().context(format!("the store cannot go on without it: {reason}"));
+                unborne.get_or_insert_with(|| error.clone());
+                held.fail_in_part(&error);
+            }
         }
         let after = held.take_after();
         self.release(table, after);
