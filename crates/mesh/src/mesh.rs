@@ -143,7 +143,7 @@ impl Mesh {
     }
 
     /// As [`Mesh::num_dead_node`], but those who have been silent for `silence` count too, where that is shorter than
-    /// the liveness timeout: they are asked, and counted if they do not answer in time. A silence shorter than a beat is
+    /// the liveness timeout: they are asked, and counted if they do not answer in time. One shorter than a beat is
     /// taken for a beat, and one of zero is not looked at. Blocks until all have answered, so for at most `silence`.
     ///
     /// # Errors

@@ -5,6 +5,7 @@
 //! end when the value is changed by anything but a step, because they would bring the old value back.
 
 use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_optim::{BlockSums, Float, Norms, Optimizer, Rule, State, Target, Wide, widen};
 use sheave_tensor::{Dtype, Element, Tensor};
@@ -40,6 +41,16 @@ pub(crate) struct Learned<W: Wide> {
     pub(crate) master: Option<Vec<W>>,
     /// The rule of a step that waits for the norms of the whole tensor.
     halfway: Option<Rule>,
+}
+
+/// What an optimizer remembers of a slice, without the numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Outline {
+    /// None before the first step.
+    pub(crate) steps: Option<u64>,
+    /// The names of the moments.
+    pub(crate) parts: Vec<String>,
+    pub(crate) has_master: bool,
 }
 
 impl Memory {
@@ -125,11 +136,70 @@ impl Memory {
         }
     }
 
+    /// What there is to be saved.
+    pub(crate) fn outline(&self) -> Outline {
+        match self {
+            Self::Nothing => Outline::default(),
+            Self::Single(learned) => learned.outline(),
+            Self::Double(learned) => learned.outline(),
+        }
+    }
+
+    /// The moments, in the order of their names, and then the master copy.
+    pub(crate) fn export(&self) -> Result<Vec<Tensor>> {
+        match self {
+            Self::Nothing => Ok(Vec::new()),
+            Self::Single(learned) => learned.export(),
+            Self::Double(learned) => learned.export(),
+        }
+    }
+
+    /// What was exported, for a slice of so many elements under this rule.
+    pub(crate) fn import(
+        rule: &Rule,
+        dtype: Dtype,
+        elements: usize,
+        outline: &Outline,
+        tensors: &[Tensor],
+    ) -> Result<Self> {
+        match (outline.steps, dtype) {
+            (None, _) => Ok(Self::Nothing),
+            (Some(steps), Dtype::F64) => Ok(Self::Double(Learned::import(rule, elements, steps, outline, tensors)?)),
+            (Some(steps), _) => Ok(Self::Single(Learned::import(rule, elements, steps, outline, tensors)?)),
+        }
+    }
+
     /// The value was changed by something else than a step.
     pub(crate) fn forget_master(&mut self) {
         if let Self::Single(learned) = self {
             learned.master = None;
         }
+    }
+}
+
+impl<W: Wide + Element> Learned<W> {
+    fn outline(&self) -> Outline {
+        let parts = self.state.parts().into_iter().map(|(name, _)| name.to_owned()).collect();
+        Outline { steps: Some(self.state.steps()), parts, has_master: self.master.is_some() }
+    }
+
+    fn export(&self) -> Result<Vec<Tensor>> {
+        let parts = self.state.parts().into_iter().map(|(_, part)| part).chain(self.master.as_deref());
+        parts.map(|part| Tensor::from_slice(part, [part.len() as u64])).collect()
+    }
+
+    fn import(rule: &Rule, elements: usize, steps: u64, outline: &Outline, tensors: &[Tensor]) -> Result<Self> {
+        let mut values = tensors.iter().map(Tensor::to_vec::<W>);
+        let mut next = || {
+            values.next().unwrap_or_else(|| Err(Error::new(ErrorKind::Protocol, "a part of a state that did not come")))
+        };
+        let parts = outline.parts.iter().map(|name| Ok((name.clone(), next()?))).collect::<Result<Vec<_>>>()?;
+        let master = if outline.has_master { Some(next()?) } else { None };
+        let state = State::from_parts(rule, elements, steps, parts)?;
+        if master.as_ref().is_some_and(|master| master.len() != elements) {
+            return Err(Error::new(ErrorKind::Mismatch, "a master copy of another length"));
+        }
+        Ok(Self { state, master, halfway: None })
     }
 }
 

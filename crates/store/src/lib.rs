@@ -27,6 +27,7 @@
 //! # Ok::<(), sheave_base::Error>(())
 //! ```
 
+mod checkpoint;
 mod client;
 mod clock;
 mod command;

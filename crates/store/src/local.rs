@@ -17,9 +17,9 @@ use sheave_tensor::{Arena, ArenaConfig, Op, Shape, Tensor};
 use std::collections::HashMap;
 
 pub(crate) struct Local {
-    arena: Arena,
-    slots: HashMap<Key, Slot>,
-    merge: Merge,
+    pub(crate) arena: Arena,
+    pub(crate) slots: HashMap<Key, Slot>,
+    pub(crate) merge: Merge,
     functions: HashMap<String, Function>,
     /// Of the kind `device`.
     devices: Option<Devices>,
@@ -127,6 +127,11 @@ impl Local {
             place.overwrite(&slot.value.bytes()?, "pull")?;
         }
         Ok(())
+    }
+
+    /// The slot of a key that is there.
+    pub(crate) fn slot(&self, key: &Key) -> Result<&Slot> {
+        self.slots.get(key).ok_or_else(|| unknown(key, "save"))
     }
 
     /// Refuses keys that are not there.

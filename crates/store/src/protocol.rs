@@ -5,6 +5,7 @@ use crate::compress::Compression;
 use crate::key::Key;
 use crate::kind::Kind;
 use crate::layout::Cutting;
+use crate::learn::Outline;
 use crate::updater::Spec;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -30,6 +31,9 @@ pub(crate) const BARRIER: &str = "barrier";
 pub(crate) const DONE: &str = "done";
 pub(crate) const SETTLE: &str = "settle";
 pub(crate) const NORMS: &str = "norms";
+pub(crate) const EXAMINE: &str = "examine";
+pub(crate) const EXPORT: &str = "export";
+pub(crate) const IMPORT: &str = "import";
 
 /// What becomes of a store when one of its workers dies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -231,6 +235,39 @@ pub(crate) struct Sums {
     pub(crate) sums: Option<BlockSums>,
 }
 
+/// How a slice stands: that of a key whose slices all stand alike, and do so later too, is whole.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Head {
+    /// How often it was changed.
+    pub(crate) version: u64,
+    pub(crate) outline: Outline,
+}
+
+/// Asks for slice after slice how it stands; the answer has a [`Head`] for each, and is an error if one is waited for.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Examine {
+    pub(crate) store: u32,
+    pub(crate) numbers: Vec<u64>,
+}
+
+/// Asks for all that is known of a slice; the answer is its [`Head`], and tensors: the value, if that is asked for, the
+/// moments and the master copy.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Export {
+    pub(crate) store: u32,
+    pub(crate) number: u64,
+    pub(crate) with_value: bool,
+}
+
+/// A slice becomes what these tensors say, which are those of [`Export`].
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Import {
+    pub(crate) store: u32,
+    pub(crate) number: u64,
+    pub(crate) with_value: bool,
+    pub(crate) outline: Outline,
+}
+
 pub(crate) fn encode<T: Serialize>(head: &T) -> Result<Value> {
     to_control(head).map(Value::Bytes)
 }
@@ -240,4 +277,9 @@ pub(crate) fn decode<T: DeserializeOwned>(args: &Value) -> Result<T> {
         Value::Bytes(bytes) => from_control(bytes),
         other => Err(Error::new(ErrorKind::Protocol, format!("a {} in place of a request", other.kind_name()))),
     }
+}
+
+pub(crate) fn being_updated(key: &Key) -> Error {
+    Error::new(ErrorKind::BufferInUse, format!("key {key} is being updated"))
+        .hint("every worker waits for its pushes and comes to a barrier before this, and to another one after it")
 }

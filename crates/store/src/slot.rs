@@ -2,8 +2,8 @@
 
 use crate::key::Key;
 use crate::layout::{Cutting, Slices};
-use crate::learn::{Extent, Memory, Picked};
-use crate::protocol::{Described, Storage};
+use crate::learn::{Extent, Memory, Outline, Picked};
+use crate::protocol::{Described, Head, Storage};
 use crate::rows::Rows;
 use crate::rows::cut::Grid;
 use crate::rows::gradient::{RowGradient, RowTotal};
@@ -157,6 +157,8 @@ pub(crate) struct Slot {
     /// The slice as a table.
     pub(crate) grid: Grid,
     present: Present,
+    /// How often it was changed, or was to be.
+    pub(crate) version: u64,
 }
 
 impl Slot {
@@ -164,7 +166,7 @@ impl Slot {
     pub(crate) fn new(meta: Meta, start: u64, initial: &Tensor, arena: &Arena) -> Result<Self> {
         let grid = Grid::of(meta.row_elements(), &(start..start + initial.elements() as u64));
         let (value, memory) = (flat_copy(initial, arena)?, Memory::default());
-        Ok(Self { meta, start, value, memory, grid, present: Present::All })
+        Ok(Self { meta, start, value, memory, grid, present: Present::All, version: 0 })
     }
 
     /// A slot for a slice of a table, with these rows and zeros. Memory is used for what is written.
@@ -173,7 +175,7 @@ impl Slot {
         let grid = initial.grid;
         let mut present = Present::Some(Vec::new());
         merge::assign(&mut value, &mut present, &RowTotal::One(initial))?;
-        Ok(Self { meta, start: slice.start, value, memory: Memory::default(), grid, present })
+        Ok(Self { meta, start: slice.start, value, memory: Memory::default(), grid, present, version: 0 })
     }
 
     /// Of a row of the grid.
@@ -185,6 +187,7 @@ impl Slot {
     /// A merge that needs norms of the whole tensor is half done then, and returns the sums for them; [`Slot::finish`]
     /// must follow.
     fn merge(&mut self, merge: &Merge, total: &mut Total, arena: &Arena) -> Result<Option<BlockSums>> {
+        self.version += 1;
         if !matches!(merge, Merge::Optimizer(_)) {
             self.memory.forget_master();
         }
@@ -203,6 +206,54 @@ impl Slot {
             }
         }
         .map(|()| None)
+    }
+
+    /// How this slot stands.
+    pub(crate) fn head(&self, merge: &Merge) -> Head {
+        let outline = match merge {
+            Merge::Optimizer(_) => self.memory.outline(),
+            _ => Outline::default(),
+        };
+        Head { version: self.version, outline }
+    }
+
+    /// Its value, if that is asked for, and what the optimizer remembers; copies.
+    pub(crate) fn export(&self, merge: &Merge, with_value: bool, arena: &Arena) -> Result<(Head, Vec<Tensor>)> {
+        let head = self.head(merge);
+        let mut tensors = Vec::new();
+        if with_value {
+            tensors.push(flat_copy(&self.value, arena)?);
+        }
+        if head.outline.steps.is_some() {
+            tensors.extend(self.memory.export()?);
+        }
+        Ok((head, tensors))
+    }
+
+    /// Becomes what was exported; nothing changes if it does not fit.
+    pub(crate) fn import(
+        &mut self,
+        merge: &Merge,
+        with_value: bool,
+        outline: &Outline,
+        tensors: &[Tensor],
+    ) -> Result<()> {
+        let (values, rest) = tensors.split_at(usize::from(with_value).min(tensors.len()));
+        let memory = match merge {
+            Merge::Optimizer(optimizer) => {
+                Memory::import(&optimizer.rule, self.meta.dtype, self.value.elements(), outline, rest)?
+            }
+            _ => Memory::Nothing,
+        };
+        if with_value {
+            let value = values.first().filter(|value| value.dtype() == self.meta.dtype);
+            let value = value.ok_or_else(|| Error::new(ErrorKind::Mismatch, "a value of another dtype"))?;
+            overwrite(&mut self.value, value)?;
+            self.present = Present::All;
+        }
+        self.memory = memory;
+        self.version += 1;
+        Ok(())
     }
 
     /// Ends a merge that is half done.

@@ -72,7 +72,7 @@ pub struct Options {
     pub priority: i32,
 }
 
-enum Place {
+pub(crate) enum Place {
     /// Reentrant, so that an updater that uses its own store gets an error and does not wait for itself.
     Local(Box<ReentrantMutex<RefCell<Local>>>),
     Servers(Box<Client>),
@@ -91,7 +91,7 @@ enum Place {
 /// ([`OnWorkerLoss::Shrink`]). Cancelling an operation does not take it back.
 #[derive(Clone)]
 pub struct KvStore {
-    place: Arc<Place>,
+    pub(crate) place: Arc<Place>,
     kind: Kind,
     barrier_before_exit: Arc<AtomicBool>,
 }
@@ -511,7 +511,10 @@ impl KvStore {
     }
 }
 
-fn within<T>(local: &ReentrantMutex<RefCell<Local>>, act: impl FnOnce(&mut Local) -> Result<T>) -> Result<T> {
+pub(crate) fn within<T>(
+    local: &ReentrantMutex<RefCell<Local>>,
+    act: impl FnOnce(&mut Local) -> Result<T>,
+) -> Result<T> {
     let local = local.lock();
     let Ok(mut local) = local.try_borrow_mut() else {
         return Err(Error::new(ErrorKind::InvalidArgument, "an updater cannot use the store that it updates")

@@ -5,16 +5,21 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Read;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use safetensors::Dtype as FileDtype;
 use safetensors::tensor::{Metadata, TensorInfo};
-use sheave_base::limits::{CONTROL_BYTES_MAX, PART_BYTES_MAX, VALUE_ITEMS_MAX};
+use sheave_base::limits::{CONTROL_BYTES_MAX, VALUE_ITEMS_MAX};
 use sheave_base::{Error, ErrorKind, Result};
 
 use crate::{Dtype, Shape, Tensor};
+
+mod stream;
+
+pub use stream::{Reader, Writer};
 
 /// The key under which the format keeps free text; no tensor can have this name.
 const METADATA_KEY: &str = "__metadata__";
@@ -53,48 +58,37 @@ pub fn save(path: impl AsRef<Path>, tensors: &[(&str, &Tensor)], metadata: &[(&s
 }
 
 fn save_to(path: &Path, tensors: &[(&str, &Tensor)], metadata: &[(&str, &str)]) -> Result<()> {
-    let mut ordered = tensors.to_vec();
-    // Widest elements first, so that every tensor in the file is aligned to its elements.
-    ordered.sort_by(|(left_name, left), (right_name, right)| {
-        right.dtype().size_bytes().cmp(&left.dtype().size_bytes()).then(left_name.cmp(right_name))
-    });
-    let header = header(&ordered, metadata)?;
-    let folder = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let temporary = Temporary::beside(path)?;
-    let mut file = &temporary.file;
-    file.write_all(&(header.len() as u64).to_le_bytes())?;
-    file.write_all(&header)?;
-    for (name, tensor) in ordered {
-        let bytes = tensor.bytes().map_err(|error| error.context(format!("tensor {name}")))?;
-        file.write_all(&bytes)?;
+    let heads: Vec<_> = tensors.iter().map(|(name, tensor)| (*name, tensor.dtype(), tensor.shape())).collect();
+    let mut writer = Writer::begin(path, &heads, metadata)?;
+    for (name, tensor) in tensors {
+        writer.put(name, 0, tensor).map_err(|error| error.context(format!("tensor {name}")))?;
     }
-    temporary.file.sync_all()?;
-    temporary.rename_to(path)?;
-    // The new name itself is on disk only when the folder is.
-    File::open(folder)?.sync_all()?;
-    Ok(())
+    writer.end()
 }
 
-fn header(tensors: &[(&str, &Tensor)], metadata: &[(&str, &str)]) -> Result<Vec<u8>> {
+/// The header, and where in the data each tensor is.
+fn header(tensors: &[(&str, Dtype, &Shape)], metadata: &[(&str, &str)]) -> Result<(Vec<u8>, Vec<Range<u64>>)> {
     let refused = |what: String| Error::new(ErrorKind::InvalidArgument, what);
     let mut infos = Vec::with_capacity(tensors.len());
-    let mut end_bytes = 0;
+    let mut ranges = Vec::with_capacity(tensors.len());
+    let mut end_bytes = 0u64;
     let mut names = std::collections::HashSet::new();
-    for &(name, tensor) in tensors {
+    for &(name, dtype, shape) in tensors {
         if name == METADATA_KEY || !names.insert(name) {
             return Err(refused(format!("a tensor cannot be named {name:?} here: reserved, or there twice")));
         }
-        let dtype = to_file(tensor.dtype()).ok_or_else(|| {
-            let what = format!("safetensors has no {} (tensor {name})", tensor.dtype());
+        let file_dtype = to_file(dtype).ok_or_else(|| {
+            let what = format!("safetensors has no {dtype} (tensor {name})");
             Error::new(ErrorKind::Unsupported, what).hint("save real and imaginary parts as two tensors")
         })?;
-        let shape = tensor.shape().dimensions().iter().map(|&dimension| dimension as usize).collect();
-        let data_offsets = (end_bytes, end_bytes + tensor.len_bytes());
-        end_bytes = data_offsets.1;
-        infos.push((name.to_owned(), TensorInfo { dtype, shape, data_offsets }));
+        let len_bytes = shape.elements().and_then(|elements| elements.checked_mul(dtype.size_bytes() as u64));
+        let end = len_bytes.and_then(|len_bytes| len_bytes.checked_add(end_bytes));
+        let end = end.ok_or_else(|| refused(format!("tensor {name} is larger than any file")))?;
+        let data_offsets = (end_bytes as usize, end as usize);
+        let shape = shape.dimensions().iter().map(|&dimension| dimension as usize).collect();
+        ranges.push(end_bytes..end);
+        end_bytes = end;
+        infos.push((name.to_owned(), TensorInfo { dtype: file_dtype, shape, data_offsets }));
     }
     let text: HashMap<_, _> = metadata.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect();
     if text.len() < metadata.len() {
@@ -110,7 +104,7 @@ fn header(tensors: &[(&str, &Tensor)], metadata: &[(&str, &str)]) -> Result<Vec<
         let what = format!("names and shapes take {} bytes, at most {CONTROL_BYTES_MAX} are possible", bytes.len());
         return Err(Error::new(ErrorKind::LimitExceeded, what).hint("save in several files"));
     }
-    Ok(bytes)
+    Ok((bytes, ranges))
 }
 
 /// A file that vanishes unless it gets its final name.
@@ -135,9 +129,17 @@ impl Temporary {
         Ok(Self { file, path, named: false })
     }
 
-    fn rename_to(mut self, path: &Path) -> Result<()> {
+    /// Takes the name `path` once the disk has the bytes.
+    fn finish(mut self, path: &Path) -> Result<()> {
+        self.file.sync_all()?;
         std::fs::rename(&self.path, path)?;
         self.named = true;
+        let folder = match path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        // The new name itself is on disk only when the folder is.
+        File::open(folder)?.sync_all()?;
         Ok(())
     }
 }
@@ -162,22 +164,10 @@ pub fn load(path: impl AsRef<Path>) -> Result<Contents> {
 }
 
 fn load_from(path: &Path) -> Result<Contents> {
-    let mut file = File::open(path).map_err(|error| {
-        let kind = if error.kind() == std::io::ErrorKind::NotFound { ErrorKind::NotFound } else { ErrorKind::Io };
-        Error::new(kind, error.to_string())
-    })?;
-    let stat = file.metadata()?;
-    if !stat.is_file() {
-        return Err(corrupt("it is not a regular file"));
-    }
-    let described = read_header(&mut file, stat.len())?;
-    let mut contents = Contents::default();
-    for (key, value) in described.metadata().iter().flatten() {
-        contents.metadata.insert(key.clone(), value.clone());
-    }
-    for name in described.offset_keys() {
-        let Some(info) = described.info(&name) else { continue };
-        let tensor = read_tensor(&mut file, info).map_err(|error| error.context(format!("tensor {name}")))?;
+    let reader = Reader::begin(path)?;
+    let mut contents = Contents { metadata: reader.metadata().clone(), ..Contents::default() };
+    for name in reader.names() {
+        let tensor = reader.whole(&name).map_err(|error| error.context(format!("tensor {name}")))?;
         contents.tensors.insert(name, tensor);
     }
     Ok(contents)
@@ -208,25 +198,6 @@ fn read_header(file: &mut File, file_bytes: u64) -> Result<Metadata> {
         return Err(corrupt(format!("it has {file_bytes} bytes and its header declares {declared_bytes}")));
     }
     Ok(described)
-}
-
-fn read_tensor(file: &mut File, info: &TensorInfo) -> Result<Tensor> {
-    let dtype = from_file(info.dtype).ok_or_else(|| {
-        Error::new(ErrorKind::Unsupported, format!("its dtype {} is not one of sheave's", info.dtype))
-    })?;
-    let dimensions: Vec<u64> = info.shape.iter().map(|&dimension| dimension as u64).collect();
-    let shape = Shape::new(&dimensions)?;
-    let len_bytes = info.data_offsets.1 - info.data_offsets.0;
-    if len_bytes as u64 > PART_BYTES_MAX {
-        let what = format!("it has {len_bytes} bytes, at most {PART_BYTES_MAX} are possible");
-        return Err(Error::new(ErrorKind::LimitExceeded, what));
-    }
-    let mut tensor = Tensor::private(dtype, shape)?;
-    if tensor.len_bytes() != len_bytes {
-        return Err(corrupt(format!("{len_bytes} bytes do not fit its shape {}", tensor.shape())));
-    }
-    file.read_exact(tensor.bytes_mut()?)?;
-    Ok(tensor)
 }
 
 fn corrupt(what: impl Into<std::borrow::Cow<'static, str>>) -> Error {

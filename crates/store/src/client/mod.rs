@@ -12,6 +12,7 @@ mod outstanding;
 mod places;
 mod rows;
 mod rule;
+mod saving;
 mod update;
 
 pub(crate) use init::First;

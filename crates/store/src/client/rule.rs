@@ -57,7 +57,7 @@ impl Client {
     }
 
     /// All servers are asked whether they can before one of them does.
-    fn tell_updater(&self, updater: &Spec) -> Result<()> {
+    pub(super) fn tell_updater(&self, updater: &Spec) -> Result<()> {
         for is_trial in [true, false] {
             let args = protocol::encode(&SetUpdater { store: self.open.store, updater: updater.clone(), is_trial })?;
             let calls = self.to_all_servers(|client, to| client.mesh.call(to, SERVICE, SET_UPDATER, args.clone()))?;

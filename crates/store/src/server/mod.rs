@@ -7,6 +7,7 @@ mod members;
 mod norms;
 mod pending;
 mod pieces;
+mod saving;
 mod settle;
 mod store;
 
@@ -17,6 +18,7 @@ use crate::protocol::{
     self, BARRIER, BEGIN, Begin, CLOSE, DELETE, DESCRIBE, DONE, Delete, Describe, INIT, NORMS, OPEN, OfStore,
     OnWorkerLoss, Open,
 };
+use crate::protocol::{EXAMINE, EXPORT, IMPORT};
 use crate::protocol::{SERVICE, SET_UPDATER, SETTLE, SLICES, SetUpdater, Slices, UPDATE, UPDATER, Update};
 use crate::slot::Merge;
 use crate::updater::Function;
@@ -194,6 +196,9 @@ impl Service for Door {
             CLOSE => return holder.close(from, &args, reply),
             SETTLE => return holder.hear(from, &args, reply),
             NORMS => return holder.gather(from, &args, reply),
+            EXAMINE => return reply.send(holder.examine(&args)),
+            EXPORT => return reply.send(holder.export(&args)),
+            IMPORT => holder.import(&args, &tensors),
             OPEN => return holder.open_and_link(&args, reply),
             INIT => protocol::decode::<protocol::Init>(&args)
                 .and_then(|init| of(&mut holder.table.lock(), init.store)?.init(init, &tensors)),

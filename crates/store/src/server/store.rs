@@ -37,13 +37,13 @@ pub(super) struct Store {
     pub(super) members: Members,
     /// What pushes do, as it was said and as it runs.
     updater: Spec,
-    merge: Merge,
-    arena: Arena,
+    pub(super) merge: Merge,
+    pub(super) arena: Arena,
     workers: usize,
     /// In the order of their initialisation, which is about the order in which they are asked for.
-    slots: Vec<Held>,
+    pub(super) slots: Vec<Held>,
     /// Where the slot of a slice's number is.
-    index: Numbered<usize>,
+    pub(super) index: Numbered<usize>,
     waiting: Pending,
     /// Pushes that come slice by slice, by the worker and its number for it.
     begun: HashMap<(usize, u64), Begun>,
@@ -372,9 +372,9 @@ impl Store {
             return Err(lost.error.clone());
         }
         let held = self.index.get(&key).map(|place| &self.slots[*place]);
-        let elements = held.and_then(|held| held.slot.meta.shape.elements());
-        let elements = elements.ok_or_else(|| Error::new(ErrorKind::NotFound, "sums of a key that is not here"))?;
-        Ok((self.open.cutting.slices(key, elements).len(), elements))
+        let meta = held.map(|held| &held.slot.meta);
+        let meta = meta.ok_or_else(|| Error::new(ErrorKind::NotFound, "sums of a key that is not here"))?;
+        Ok((meta.slices(key, &self.open.cutting).len(), meta.shape.elements().unwrap_or(0)))
     }
 
     /// Who is waited for has changed.

@@ -1,0 +1,68 @@
+//! What a server gives away to be saved, and takes back.
+
+use super::store::Store;
+use super::{Holder, of};
+use crate::held::Held;
+use crate::layout::KEYS_MAX;
+use crate::local::unknown;
+use crate::protocol::{self, Examine, Export, Head, Import};
+use sheave_base::{Error, ErrorKind, Result};
+use sheave_net::Part;
+use sheave_tensor::{Mode, Tensor};
+use sheave_wire::Value;
+use smallvec::SmallVec;
+
+type Answer = (Value, SmallVec<[Part; 1]>);
+
+impl Holder {
+    pub(super) fn examine(&self, args: &Value) -> Result<Answer> {
+        let Examine { store, numbers } = protocol::decode(args)?;
+        if numbers.len() > KEYS_MAX {
+            return Err(Error::new(ErrorKind::Protocol, format!("{} slices in one request", numbers.len())));
+        }
+        let mut table = self.table.lock();
+        let store = of(&mut table, store)?;
+        let heads = numbers.iter().map(|number| store.examine(*number)).collect::<Result<Vec<Head>>>()?;
+        Ok((protocol::encode(&heads)?, SmallVec::new()))
+    }
+
+    pub(super) fn export(&self, args: &Value) -> Result<Answer> {
+        let Export { store, number, with_value } = protocol::decode(args)?;
+        let (head, tensors) = of(&mut self.table.lock(), store)?.export(number, with_value)?;
+        let parts = tensors.into_iter().map(|tensor| Part::new(tensor, Mode::Move)).collect();
+        Ok((protocol::encode(&head)?, parts))
+    }
+
+    pub(super) fn import(&self, args: &Value, tensors: &[Tensor]) -> Result<()> {
+        let import: Import = protocol::decode(args)?;
+        of(&mut self.table.lock(), import.store)?.import(&import, tensors)
+    }
+}
+
+impl Store {
+    fn examine(&self, number: u64) -> Result<Head> {
+        Ok(self.quiet(number)?.slot.head(&self.merge))
+    }
+
+    fn export(&self, number: u64, with_value: bool) -> Result<(Head, Vec<Tensor>)> {
+        self.quiet(number)?.slot.export(&self.merge, with_value, &self.arena)
+    }
+
+    fn import(&mut self, import: &Import, tensors: &[Tensor]) -> Result<()> {
+        self.quiet(import.number)?;
+        let place = self.index.get(&import.number).copied();
+        let held = place.and_then(|place| self.slots.get_mut(place));
+        let held = held.ok_or_else(|| Error::new(ErrorKind::Internal, "a slot that was there"))?;
+        held.slot.import(&self.merge, import.with_value, &import.outline, tensors)
+    }
+
+    /// A slot that nobody waits for.
+    fn quiet(&self, number: u64) -> Result<&Held> {
+        let held = self.index.get(&number).map(|place| &self.slots[*place]);
+        let held = held.ok_or_else(|| unknown(&format!("number {number:016x}").into(), "save"))?;
+        match held.is_busy() {
+            true => Err(protocol::being_updated(&held.slot.meta.key)),
+            false => Ok(held),
+        }
+    }
+}
