@@ -222,7 +222,7 @@ impl Holder {
             fails |= fate == Fate::Fails;
             if fate == Fate::Unsettled {
                 let heard = store.heard(worker);
-                losses.push(Loss { store: *number, worker, error: error.clone(), heard });
+                losses.push(Loss { store: *number, worker, has_left, error: error.clone(), heard });
             }
             ended.extend(store.take_ended());
         }

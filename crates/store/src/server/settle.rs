@@ -32,6 +32,8 @@ pub(super) struct Said {
 pub(super) struct Loss {
     pub(super) store: u32,
     pub(super) worker: usize,
+    /// Whether it left in order.
+    pub(super) has_left: bool,
     pub(super) error: Error,
     pub(super) heard: Result<Vec<(u64, u64)>>,
 }
@@ -39,7 +41,8 @@ pub(super) struct Loss {
 impl Holder {
     /// Asks the other servers, and then lets the store go on or fail.
     pub(super) fn settle(self: &Arc<Self>, loss: Loss) {
-        let Loss { store, worker, error, heard } = loss;
+        let Loss { store, worker, has_left, error, heard } = loss;
+        let about = (worker, has_left);
         let asked = heard.and_then(|heard| {
             let mut digest = Sha256::new();
             for (number, count) in heard {
@@ -52,11 +55,11 @@ impl Holder {
             Ok(Some(call)) => {
                 let holder = Arc::clone(self);
                 call.on_complete(move |outcome| {
-                    holder.settled(store, worker, &error, outcome.as_ref().map(drop).map_err(Error::clone));
+                    holder.settled(store, about, &error, outcome.as_ref().map(drop).map_err(Error::clone));
                 });
             }
-            Ok(None) => self.settled(store, worker, &error, Ok(())),
-            Err(reason) => self.settled(store, worker, &error, Err(reason)),
+            Ok(None) => self.settled(store, about, &error, Ok(())),
+            Err(reason) => self.settled(store, about, &error, Err(reason)),
         }
     }
 
@@ -72,7 +75,7 @@ impl Holder {
         }
     }
 
-    fn settled(&self, store: u32, worker: usize, error: &Error, outcome: Result<()>) {
+    fn settled(&self, store: u32, (worker, has_left): (usize, bool), error: &Error, outcome: Result<()>) {
         let mut table = self.table.lock();
         let Table { stores, unborne, .. } = &mut *table;
         let Some(held) = stores.get_mut(&store) else { return };
@@ -80,7 +83,9 @@ impl Holder {
             Ok(()) => held.shrink(worker),
             Err(reason) => {
                 let error = error.clone().context(format!("the store cannot go on without it: {reason}"));
-                unborne.get_or_insert_with(|| error.clone());
+                if !has_left {
+                    unborne.get_or_insert_with(|| error.clone());
+                }
                 held.fail_in_part(&error);
             }
         }
