@@ -9,7 +9,10 @@ use std::fmt;
 pub enum Kind {
     /// Within one process.
     Local,
-    /// Within one process; values of one key are summed on the device that holds them.
+    /// Within one process, whose values have devices ([`sheave_tensor::Tensor::on`]). Each key's sum lives on one of
+    /// them, the largest keys first on the least loaded one; the values of one device are added as they are given, and
+    /// those of several devices by a binary tree over the devices in their order, which is the same in every run.
+    /// Gradients may be compressed, each value with a residual of its own.
     Device,
     /// On servers; an update happens when all workers have pushed, on the sum in the order of their ranks.
     DistSync,

@@ -1,11 +1,14 @@
 //! The store of one process.
 
 use crate::compress::Compression;
+use crate::device::Devices;
 use crate::key::Key;
+use crate::kind::Kind;
 use crate::slot::{Merge, Meta, Slot, flat_copy, guarded};
 use crate::sum::Total;
-use crate::updater::{Function, Updater};
+use crate::updater::{Function, Updater, no_optimizer};
 use sheave_base::{Error, ErrorKind, Result};
+use sheave_optim::Optimizer;
 use sheave_tensor::{Arena, ArenaConfig, Op, Tensor};
 use std::collections::HashMap;
 
@@ -14,12 +17,15 @@ pub(crate) struct Local {
     slots: HashMap<Key, Slot>,
     merge: Merge,
     functions: HashMap<String, Function>,
+    /// Of the kind `device`.
+    devices: Option<Devices>,
 }
 
 impl Local {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(kind: Kind) -> Self {
         let arena = Arena::new(ArenaConfig::default());
-        Self { arena, slots: HashMap::new(), merge: Merge::Assign, functions: HashMap::new() }
+        let devices = (kind == Kind::Device).then(Devices::default);
+        Self { arena, slots: HashMap::new(), merge: Merge::Assign, functions: HashMap::new(), devices }
     }
 
     pub(crate) fn init(&mut self, pairs: &[(Key, Tensor)]) -> Result<()> {
@@ -31,6 +37,9 @@ impl Local {
                 return Err(exists(key));
             }
         }
+        if let Some(devices) = &mut self.devices {
+            pairs.iter().for_each(|(key, value)| devices.add(key, value.len_bytes()));
+        }
         self.slots.extend(fresh);
         Ok(())
     }
@@ -41,11 +50,19 @@ impl Local {
         }
         // A key whose updater fails does not keep the others from being merged, as on servers.
         let mut outcome = Ok(());
-        for (key, sum) in grouped(pairs, &self.arena)? {
+        let sums = match &mut self.devices {
+            Some(devices) => devices.sums(pairs, &self.arena)?,
+            None => grouped(pairs, &self.arena)?,
+        };
+        for (key, sum) in sums {
             let slot = self.slots.get_mut(key).ok_or_else(|| unknown(key, "push"))?;
+            if slot.value.device() != sum.device() {
+                // The value lives where its sums do.
+                slot.value = slot.value.clone().on(sum.device());
+            }
             let mut total = Total::Dense(sum.reshape([sum.elements() as u64])?);
             drop(sum);
-            outcome = outcome.and(guarded(slot, &self.merge, &mut total, &self.arena));
+            outcome = outcome.and(guarded(slot, &self.merge, &mut total, &self.arena).map(drop));
         }
         outcome
     }
@@ -72,12 +89,19 @@ impl Local {
 
     pub(crate) fn delete(&mut self, keys: &[Key]) -> Result<()> {
         self.check_known(keys, "delete")?;
-        keys.iter().for_each(|key| drop(self.slots.remove(key)));
+        for key in keys {
+            drop(self.slots.remove(key));
+            self.devices.iter_mut().for_each(|devices| devices.remove(key));
+        }
         Ok(())
     }
 
     pub(crate) fn set_compression(&mut self, compression: Compression) -> Result<()> {
         compression.check()?;
+        if let Some(devices) = &mut self.devices {
+            devices.set_compression(compression);
+            return Ok(());
+        }
         Err(Error::new(ErrorKind::InvalidArgument, "nothing travels in a local store")
             .operation("set_gradient_compression")
             .hint("compression is for the kinds device and dist_*"))
@@ -89,7 +113,17 @@ impl Local {
 
     pub(crate) fn set_updater(&mut self, updater: Updater) -> Result<()> {
         self.merge = Merge::of(updater, |name| self.functions.get(name).cloned())?;
+        if let Merge::Optimizer(optimizer) = &self.merge {
+            self.slots.values_mut().for_each(|slot| slot.memory.retain(&optimizer.rule));
+        }
         Ok(())
+    }
+
+    pub(crate) fn optimizer(&self) -> Result<&Optimizer> {
+        match &self.merge {
+            Merge::Optimizer(optimizer) => Ok(optimizer),
+            _ => Err(no_optimizer()),
+        }
     }
 }
 

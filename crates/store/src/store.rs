@@ -8,11 +8,11 @@ use crate::key::Key;
 use crate::kind::Kind;
 use crate::local::Local;
 use crate::protocol::OnWorkerLoss;
-use crate::updater::{Function, Updater};
+use crate::updater::{Function, Updater, with_learning_rate};
 use parking_lot::ReentrantMutex;
 use sheave_base::{Error, ErrorKind, Result, Work, limits};
 use sheave_mesh::Mesh;
-use sheave_optim::Rule;
+use sheave_optim::Optimizer;
 use sheave_tensor::Tensor;
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -62,6 +62,14 @@ impl From<Kind> for Config {
     }
 }
 
+/// How an operation is done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// What is more important leaves first: slices of tensors that are queued for a server overtake those of less
+    /// priority, except slices of the same key. Without one, 0, an operation leaves at once, unless others are queued.
+    pub priority: i32,
+}
+
 enum Place {
     /// Reentrant, so that an updater that uses its own store gets an error and does not wait for itself.
     Local(Box<ReentrantMutex<RefCell<Local>>>),
@@ -99,7 +107,7 @@ impl KvStore {
                 .operation("open")
                 .hint("join a mesh and open the store on it, or use the kind local"));
         }
-        Ok(Self::of(Place::Local(Box::new(ReentrantMutex::new(RefCell::new(Local::new())))), kind))
+        Ok(Self::of(Place::Local(Box::new(ReentrantMutex::new(RefCell::new(Local::new(kind))))), kind))
     }
 
     /// A store on the servers of a mesh, as one of its workers; every worker opens it. Blocks until every server
@@ -184,9 +192,19 @@ impl KvStore {
     /// `NotFound` for a key that was not initialised, `Mismatch` for another shape or dtype, `BufferInUse` for a value
     /// that is being written. The work may end with the updater's error.
     pub fn push(&self, pairs: &[(Key, Tensor)]) -> Result<Work<()>> {
+        self.push_with(pairs, Options::default())
+    }
+
+    /// [`KvStore::push`] with options. With a priority the values are captured by a copy, and the call waits only while
+    /// more is queued than a model has.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn push_with(&self, pairs: &[(Key, Tensor)], options: Options) -> Result<Work<()>> {
         match &*self.place {
             Place::Local(local) => Ok(Work::ready("push", within(local, |local| local.push(pairs)))),
-            Place::Servers(client) => client.update("push", pairs, &[]),
+            Place::Servers(client) => client.update("push", pairs, &[], options),
         }
     }
 
@@ -197,9 +215,18 @@ impl KvStore {
     /// `NotFound` for a key that was not initialised, `Mismatch` for another shape or dtype, `BufferInUse` for a place
     /// that is in use or given twice.
     pub fn pull(&self, pairs: &[(Key, Tensor)]) -> Result<Work<()>> {
+        self.pull_with(pairs, Options::default())
+    }
+
+    /// [`KvStore::pull`] with options.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn pull_with(&self, pairs: &[(Key, Tensor)], options: Options) -> Result<Work<()>> {
         match &*self.place {
             Place::Local(local) => Ok(Work::ready("pull", within(local, |local| local.pull(pairs)))),
-            Place::Servers(client) => client.update("pull", &[], pairs),
+            Place::Servers(client) => client.update("pull", &[], pairs, options),
         }
     }
 
@@ -210,12 +237,26 @@ impl KvStore {
     /// As both.
     #[doc(alias = "pushpull")]
     pub fn push_pull(&self, values: &[(Key, Tensor)], places: &[(Key, Tensor)]) -> Result<Work<()>> {
+        self.push_pull_with(values, places, Options::default())
+    }
+
+    /// [`KvStore::push_pull`] with options.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn push_pull_with(
+        &self,
+        values: &[(Key, Tensor)],
+        places: &[(Key, Tensor)],
+        options: Options,
+    ) -> Result<Work<()>> {
         match &*self.place {
             Place::Local(local) => {
                 let outcome = within(local, |local| local.push(values).and_then(|()| local.pull(places)));
                 Ok(Work::ready("push_pull", outcome))
             }
-            Place::Servers(client) => client.update("push_pull", values, places),
+            Place::Servers(client) => client.update("push_pull", values, places, options),
         }
     }
 
@@ -230,13 +271,13 @@ impl KvStore {
         self.pull(places)
     }
 
-    /// Says what pushes do from now on. With servers only worker 0's word counts, and it blocks until all servers have
-    /// heard it.
+    /// Says what pushes do from now on. With servers only worker 0's word counts. It blocks until that worker's pushes
+    /// so far have ended, so that they are merged as before on every server, and all servers have heard it.
     ///
     /// # Errors
     ///
-    /// `Unsupported` for a closure with servers, `NotFound` for a name that a server does not offer, `InvalidArgument`
-    /// for an optimizer's settings without a meaning.
+    /// `InvalidArgument` for an optimizer's settings without a meaning, and on worker 0 if it has said that it is done;
+    /// `Unsupported` for a closure with servers, `NotFound` for a name that a server does not offer.
     pub fn set_updater(&self, updater: Updater) -> Result<()> {
         match &*self.place {
             Place::Local(local) => within(local, |local| local.set_updater(updater)),
@@ -244,14 +285,58 @@ impl KvStore {
         }
     }
 
-    /// An optimizer where the values are: [`Updater::Rule`]. The same kind of rule with other settings, such as the
-    /// learning rate, goes on with its state.
+    /// An optimizer where the values are: [`Updater::Optimizer`]. The same rule with other settings, such as the
+    /// learning rate, goes on with its state; another rule begins anew. With
+    /// [`multi_precision`](Optimizer::multi_precision) values of f16 and bf16 are stepped as copies of f32 beside them.
+    ///
+    /// [`Lamb`](sheave_optim::Lamb) needs norms of whole tensors. In a synchronous store servers put them together; the
+    /// other kinds on servers have it only for tensors that are not cut.
     ///
     /// # Errors
     ///
-    /// As [`KvStore::set_updater`].
-    pub fn set_optimizer(&self, rule: Rule) -> Result<()> {
-        self.set_updater(Updater::Rule(rule))
+    /// As [`KvStore::set_updater`]; `Unsupported` for LAMB where it cannot be had.
+    pub fn set_optimizer(&self, optimizer: impl Into<Optimizer>) -> Result<()> {
+        self.set_updater(optimizer.into().into())
+    }
+
+    /// The optimizer's learning rate, which its schedule multiplies. With servers it blocks until the first one has
+    /// answered.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` without an optimizer, `PeerLost` if the server is gone.
+    pub fn learning_rate(&self) -> Result<f64> {
+        match &*self.place {
+            Place::Local(local) => within(local, |local| Ok(local.optimizer()?.rule.learning_rate())),
+            Place::Servers(client) => Ok(client.optimizer()?.rule.learning_rate()),
+        }
+    }
+
+    /// Changes the optimizer's learning rate and nothing else: its states stay, and so does its schedule. As with
+    /// [`KvStore::set_updater`], only the first worker's word counts.
+    ///
+    /// ```
+    /// use sheave_store::{KvStore, Rule};
+    ///
+    /// let store = KvStore::local("local")?;
+    /// store.set_optimizer(Rule::adam(0.1))?;
+    /// store.set_learning_rate(0.01)?;
+    /// assert_eq!(store.learning_rate()?, 0.01);
+    /// # Ok::<(), sheave_base::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` without an optimizer, `InvalidArgument` for a rate below zero or not finite, `Unsupported` for the
+    /// optimizer `test`, which has none; else those of [`KvStore::set_updater`].
+    pub fn set_learning_rate(&self, learning_rate: f64) -> Result<()> {
+        match &*self.place {
+            Place::Local(local) => within(local, |local| {
+                let optimizer = with_learning_rate(local.optimizer()?.clone(), learning_rate)?;
+                local.set_updater(optimizer.into())
+            }),
+            Place::Servers(client) => client.set_learning_rate(learning_rate),
+        }
     }
 
     /// How this worker's gradients travel from now on: all that are dense and of f32, except those of keys that have a
@@ -421,7 +506,7 @@ impl KvStore {
     }
 }
 
-fn within(local: &ReentrantMutex<RefCell<Local>>, act: impl FnOnce(&mut Local) -> Result<()>) -> Result<()> {
+fn within<T>(local: &ReentrantMutex<RefCell<Local>>, act: impl FnOnce(&mut Local) -> Result<T>) -> Result<T> {
     let local = local.lock();
     let Ok(mut local) = local.try_borrow_mut() else {
         return Err(Error::new(ErrorKind::InvalidArgument, "an updater cannot use the store that it updates")

@@ -304,6 +304,8 @@ impl Draw {
         };
         let head = match method {
             "update" => to_control(&(store, self.pieces(numbers), self.pieces(numbers))),
+            "begin" => to_control(&(store, self.below(5), self.below(4))),
+            "slices" => to_control(&(store, self.below(5), self.pieces(numbers))),
             "describe" => to_control(&(store, (0..self.below(20_000)).map(|_| numbers[0]).collect::<Vec<_>>())),
             "open" => {
                 let cutting = (self.below(3) as u32, self.next(), self.next());
@@ -380,7 +382,7 @@ fn whatever_a_broken_peer_sends_the_server_answers_and_lives() {
                 }
                 let tensors: Vec<Tensor> = (0..draw.below(3)).map(|_| tensor(&[1.0; 4])).collect();
                 let work = ask(mesh, server, method, head, &tensors).expect("it is sent");
-                if matches!(method, "update" | "barrier" | "done") {
+                if matches!(method, "update" | "barrier" | "done" | "begin") {
                     waiting.push(work);
                 } else {
                     refused += usize::from(wait(&work).is_err());

@@ -134,9 +134,9 @@ impl fmt::Display for Dtype {
 }
 
 /// Where a tensor's bytes live.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Device {
-    /// Host memory; the number is the NUMA node or 0.
+    /// Host memory; the number is a label, such as that of a NUMA node, or 0.
     Cpu(u32),
     /// A CUDA device by its ordinal.
     Cuda(u32),

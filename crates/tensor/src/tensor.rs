@@ -6,7 +6,7 @@ use std::ops::Range;
 use sheave_base::{Error, ErrorKind, Result};
 
 use crate::kernels::{Op, reduce, scale};
-use crate::{Arena, Buffer, Dtype, Element, ReadLease, Shape, View, WriteLease};
+use crate::{Arena, Buffer, Device, Dtype, Element, ReadLease, Shape, View, WriteLease};
 
 /// Elements in row-major order without gaps, in memory that clones of the tensor share.
 ///
@@ -28,6 +28,7 @@ pub struct Tensor {
     buffer: Buffer,
     dtype: Dtype,
     shape: Shape,
+    device: Device,
     offset_bytes: usize,
     len_bytes: usize,
 }
@@ -41,7 +42,14 @@ impl Tensor {
     pub fn empty(arena: &Arena, dtype: Dtype, shape: impl Into<Shape>) -> Result<Self> {
         let shape = shape.into();
         let len_bytes = len_bytes(dtype, &shape)?;
-        Ok(Self { buffer: arena.allocate(len_bytes)?, dtype, shape, offset_bytes: 0, len_bytes })
+        Ok(Self {
+            buffer: arena.allocate(len_bytes)?,
+            dtype,
+            shape,
+            device: Device::default(),
+            offset_bytes: 0,
+            len_bytes,
+        })
     }
 
     /// A tensor of zeros in memory of this process alone.
@@ -51,7 +59,14 @@ impl Tensor {
     pub fn private(dtype: Dtype, shape: impl Into<Shape>) -> Result<Self> {
         let shape = shape.into();
         let len_bytes = len_bytes(dtype, &shape)?;
-        Ok(Self { buffer: Buffer::private(len_bytes)?, dtype, shape, offset_bytes: 0, len_bytes })
+        Ok(Self {
+            buffer: Buffer::private(len_bytes)?,
+            dtype,
+            shape,
+            device: Device::default(),
+            offset_bytes: 0,
+            len_bytes,
+        })
     }
 
     /// A copy of `values` in memory of this process alone.
@@ -87,13 +102,34 @@ impl Tensor {
             let what = format!("{dtype}{shape} at byte {offset_bytes} of {buffer:?} is not aligned to its elements");
             return Err(Error::new(ErrorKind::InvalidArgument, what).hint("copy the bytes to an aligned place first"));
         }
-        Ok(Self { buffer, dtype, shape, offset_bytes, len_bytes })
+        Ok(Self { buffer, dtype, shape, device: Device::default(), offset_bytes, len_bytes })
     }
 
     /// What the elements are.
     #[must_use]
     pub fn dtype(&self) -> Dtype {
         self.dtype
+    }
+
+    /// The device that the elements belong to; cpu:0 unless [`on`](Self::on) says otherwise.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// The same elements under the label of another device. Nothing moves: several labels of one host stand for parts
+    /// of a program that each work on tensors of their own.
+    ///
+    /// ```
+    /// use sheave_tensor::{Device, Tensor};
+    ///
+    /// let tensor = Tensor::from_slice(&[1.0_f32, 2.0], [2])?.on(Device::Cpu(1));
+    /// assert_eq!(tensor.reshape([1, 2])?.device().to_string(), "cpu:1");
+    /// # Ok::<(), sheave_base::Error>(())
+    /// ```
+    #[must_use]
+    pub fn on(self, device: Device) -> Self {
+        Self { device, ..self }
     }
 
     /// The extent in each dimension.

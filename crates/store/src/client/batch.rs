@@ -18,6 +18,8 @@ pub(super) struct Batch {
     packed_bytes: u64,
     pub(super) pulled_bytes: u64,
     parts: usize,
+    /// Of all pieces.
+    pub(super) bytes: u64,
 }
 
 /// A batch whose values are captured, or will be when it leaves.
@@ -30,13 +32,18 @@ pub(super) struct Parcel {
 
 impl Batch {
     /// Whether a piece that pulls so many bytes may come along; the first one always may.
-    pub(super) fn has_room(&self, pulled_bytes: u64) -> bool {
+    pub(super) fn has_room(&self, pulled_bytes: u64, bytes_max: u64) -> bool {
         let pieces = self.push.len() + self.pull.len();
         let is_small = self.pulled_bytes.saturating_add(pulled_bytes) <= ANSWER_BYTES_MAX || self.pull.is_empty();
-        is_small && self.packed_bytes < PACKED_BYTES_MAX && self.parts + 1 < PARTS_MAX && pieces < PIECES_MAX
+        is_small
+            && self.bytes < bytes_max
+            && self.packed_bytes < PACKED_BYTES_MAX
+            && self.parts + 1 < PARTS_MAX
+            && pieces < PIECES_MAX
     }
 
     pub(super) fn count(&mut self, piece: &Piece) {
+        self.bytes += piece.len_bytes;
         if piece.packed {
             self.packed_bytes += padded(piece.len_bytes).unwrap_or(piece.len_bytes);
         } else {
@@ -46,8 +53,8 @@ impl Batch {
 }
 
 /// The last batch, or a new one if that is full.
-pub(super) fn with_room(batches: &mut Vec<Batch>, pulled_bytes: u64) -> &mut Batch {
-    if !batches.last().is_some_and(|batch| batch.has_room(pulled_bytes)) {
+pub(super) fn with_room(batches: &mut Vec<Batch>, pulled_bytes: u64, bytes_max: u64) -> &mut Batch {
+    if !batches.last().is_some_and(|batch| batch.has_room(pulled_bytes, bytes_max)) {
         batches.push(Batch::default());
     }
     let last = batches.len() - 1;
@@ -61,7 +68,7 @@ pub(super) fn in_chunks(
 ) -> Vec<(Vec<DescribedSlice>, Pieces)> {
     let mut chunks: Vec<(Vec<DescribedSlice>, Batch)> = Vec::new();
     for (slice, (piece, value)) in slices.into_iter().zip(pieces) {
-        if !chunks.last().is_some_and(|(slices, batch)| batch.has_room(0) && slices.len() < KEYS_MAX) {
+        if !chunks.last().is_some_and(|(slices, batch)| batch.has_room(0, u64::MAX) && slices.len() < KEYS_MAX) {
             chunks.push(Default::default());
         }
         if let Some((slices, batch)) = chunks.last_mut() {

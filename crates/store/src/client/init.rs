@@ -132,7 +132,7 @@ impl Client {
         for (server, (slices, batch)) in self.servers.iter().zip(inits) {
             for (slices, chunk) in in_chunks(slices, batch.push) {
                 let pieces = chunk.iter().map(|(piece, _)| *piece).collect::<Vec<_>>();
-                let tensors = self.pack(chunk, &HashSet::new())?;
+                let tensors = self.pack(chunk, |_| false)?;
                 let args = protocol::encode(&Init { store: self.open.store, slices, pieces })?;
                 calls.push(self.mesh.call(*server, SERVICE, INIT, Call { args, tensors, ..Call::default() })?);
             }

@@ -7,8 +7,10 @@
 mod batch;
 mod coding;
 mod init;
+mod lane;
 mod outstanding;
 mod places;
+mod rule;
 mod update;
 
 use crate::compress::Compression;
@@ -17,11 +19,10 @@ use crate::kind::Kind;
 use crate::layout::{Cutting, PACKED_BELOW_BYTES, Slice};
 use crate::local::unknown;
 use crate::protocol::{self, BARRIER, CLOSE, DONE, Form, OPEN, OfStore, OnWorkerLoss, Open, Piece, SERVICE};
-use crate::protocol::{SET_UPDATER, SetUpdater};
 use crate::slot::Meta;
 use crate::store::Config;
-use crate::updater::Updater;
 use coding::{Coding, Compressions};
+use lane::Lane;
 use outstanding::Outstanding;
 use parking_lot::{Mutex, RwLock};
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
@@ -30,7 +31,7 @@ use sheave_tensor::Tensor;
 use sheave_wire::Value;
 use smallvec::SmallVec;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -47,9 +48,14 @@ pub(crate) struct Client {
     known: RwLock<HashMap<Key, Arc<Known>>>,
     outstanding: Arc<Outstanding>,
     pub(crate) compression: Mutex<Compressions>,
+    lane: Arc<Lane>,
+    /// Counts the pushes that go through the lane.
+    operations: AtomicU64,
     /// Whether this worker has said that it is done, and the others are not.
     is_done: Arc<AtomicBool>,
     is_closed: AtomicBool,
+    /// Held by pushes that leave, and alone by a change of what pushes do.
+    pushes: RwLock<()>,
     /// Why the parts of a store that counts pushes do not agree any more: one has reached some servers and not others.
     broken: OnceLock<Error>,
 }
@@ -90,17 +96,21 @@ impl Client {
                 .hint("start the job with at least one server, or use a local store"));
         }
         let cutting = Cutting { servers: servers.len() as u32, cut_elements, slice_elements };
+        let store = mesh.next_number(SERVICE);
         let client = Self {
+            lane: Lane::new(mesh, store, &servers),
+            operations: AtomicU64::new(0),
             mesh: mesh.clone(),
             workers: mesh.of_role(Role::Worker).map(|member| member.node).collect(),
             rank: me.role_rank as usize,
             servers,
-            open: Open { store: mesh.next_number(SERVICE), kind, cutting, staleness, on_worker_loss },
+            open: Open { store, kind, cutting, staleness, on_worker_loss },
             known: RwLock::default(),
             outstanding: Arc::default(),
             compression: Mutex::default(),
             is_done: Arc::default(),
             is_closed: AtomicBool::new(false),
+            pushes: RwLock::default(),
             broken: OnceLock::new(),
         };
         client.open_on_servers(open_timeout)?;
@@ -194,6 +204,8 @@ impl Client {
                 .operation("done")
                 .hint("wait for the work of the first done before pushing again"));
         }
+        // What was pushed before counts.
+        self.lane.drain(&self.mesh)?;
         let calls = self.to_all_servers(|client, server| client.say(server, DONE));
         let calls = calls.inspect_err(|_| self.is_done.store(false, SeqCst))?;
         let (completer, work) = self.mesh.node().pair("done", None);
@@ -227,22 +239,6 @@ impl Client {
 
     fn to_all_servers(&self, call: impl Fn(&Self, NodeId) -> Result<Work<Answer>>) -> Result<Vec<Work<Answer>>> {
         self.servers.iter().map(|server| call(self, *server)).collect()
-    }
-
-    /// Only the first worker's word counts, as with init; it blocks until all servers have heard it. All are asked
-    /// whether they can before one of them does.
-    pub(crate) fn set_updater(&self, updater: &Updater) -> Result<()> {
-        self.check_usable("set_updater")?;
-        let updater = updater.to_spec()?;
-        if !self.is_first() {
-            return Ok(());
-        }
-        for is_trial in [true, false] {
-            let args = protocol::encode(&SetUpdater { store: self.open.store, updater: updater.clone(), is_trial })?;
-            let calls = self.to_all_servers(|client, to| client.mesh.call(to, SERVICE, SET_UPDATER, args.clone()))?;
-            calls.iter().try_for_each(|call| call.wait().map(drop))?;
-        }
-        Ok(())
     }
 
     /// The slices of a tensor, each with its piece, in this code, and its elements, which are not coded yet.

@@ -1,6 +1,7 @@
 //! Pushes and pulls: what goes to which server, and what comes back.
 
 use super::batch::{Batch, Parcel, with_room};
+use super::lane::{Item, What};
 use super::places::{Places, Unpack, address};
 use super::{Client, Known};
 use crate::compress::Compression;
@@ -8,9 +9,10 @@ use crate::gather::gather;
 use crate::key::Key;
 use crate::layout::{Layout, Spot};
 use crate::local::{check_apart, grouped, unknown};
-use crate::protocol::{self, Form, Piece, SERVICE, UPDATE, Update};
+use crate::protocol::{self, BEGIN, Begin, Form, Piece, SERVICE, UPDATE, Update};
 use crate::round::AHEAD_MAX;
 use crate::slot::{empty, flat_copy};
+use crate::store::Options;
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
 use sheave_mesh::{Answer, Call, Leases};
 use sheave_net::Part;
@@ -45,6 +47,48 @@ impl Drop for Ahead {
     }
 }
 
+/// What an operation comes to.
+struct Plan {
+    operation: &'static str,
+    /// The keys' numbers.
+    keys: Vec<u64>,
+    /// By server.
+    batches: Vec<Vec<Batch>>,
+    ahead: Ahead,
+}
+
+/// An operation whose calls are being made.
+#[derive(Default)]
+struct Begun {
+    calls: Vec<Work<Answer>>,
+    unpacks: Vec<Unpack>,
+    failure: Option<Error>,
+    ahead: Ahead,
+}
+
+impl Begun {
+    /// Notes a call that was made, or why it could not be made.
+    fn add(&mut self, call: Result<(Work<Answer>, Vec<Unpack>)>) -> bool {
+        match call {
+            Ok((call, unpacks)) => {
+                self.calls.push(call);
+                self.unpacks.extend(unpacks);
+                true
+            }
+            Err(error) => {
+                self.failure.get_or_insert(error);
+                false
+            }
+        }
+    }
+}
+
+/// What is pushed and what is pulled, and the server of that.
+type Apart = (Option<Item>, Option<(usize, Parcel)>);
+
+/// Bytes from which on a message that is queued takes no more slices.
+const QUEUED_MESSAGE_BYTES: u64 = 1 << 20;
+
 impl Client {
     /// Pushes and pulls, in this order for each key.
     pub(crate) fn update(
@@ -52,6 +96,7 @@ impl Client {
         operation: &'static str,
         push: &[(Key, Tensor)],
         pull: &[(Key, Tensor)],
+        options: Options,
     ) -> Result<Work<()>> {
         self.check_usable(operation)?;
         if !push.is_empty() && self.is_done.load(SeqCst) {
@@ -60,6 +105,13 @@ impl Client {
                 .operation(operation)
                 .hint("wait for the work of done before pushing again"));
         }
+        let _turn = if push.is_empty() { None } else { Some(self.turn(operation)?) };
+        // What is queued would be overtaken by what is not.
+        let is_queued = options.priority != 0 || !self.lane.is_empty();
+        if is_queued {
+            self.lane.wait_for_room(&self.mesh)?;
+        }
+        let bytes_max = if is_queued { QUEUED_MESSAGE_BYTES } else { u64::MAX };
         check_apart(operation, pull.iter().map(|(_, place)| place))?;
         let known = self.known.read();
         let find = |key: &Key, tensor: &Tensor| {
@@ -82,7 +134,7 @@ impl Client {
             let code = coding.code(&known.meta, codes.push);
             for (slice, piece, value) in self.pieces(known.number, &sum, code)? {
                 let value = coding.encode(&known.meta, piece.form, value, &slice.range, self.mesh.node().arena())?;
-                let batch = with_room(&mut batches[slice.server], 0);
+                let batch = with_room(&mut batches[slice.server], 0, bytes_max);
                 batch.count(&piece);
                 batch.push.push((piece, value));
             }
@@ -92,23 +144,20 @@ impl Client {
             keys.push(known.number);
             let code = if codes.pull.require(known.meta.dtype).is_ok() { codes.pull } else { Compression::None };
             for (slice, piece, place) in self.pieces(known.number, place, code)? {
-                let batch = with_room(&mut batches[slice.server], piece.len_bytes);
+                let batch = with_room(&mut batches[slice.server], piece.len_bytes, bytes_max);
                 batch.count(&piece);
                 batch.pulled_bytes += piece.len_bytes;
                 batch.pull.push((piece, place));
             }
         }
         drop(known);
-        self.send(operation, keys, batches, ahead)
+        let plan = Plan { operation, keys, batches, ahead };
+        if is_queued { self.queue(plan, options.priority) } else { self.send(plan) }
     }
 
-    fn send(
-        &self,
-        operation: &'static str,
-        keys: Vec<u64>,
-        batches: Vec<Vec<Batch>>,
-        ahead: Ahead,
-    ) -> Result<Work<()>> {
+    /// Sends everything now.
+    fn send(&self, plan: Plan) -> Result<Work<()>> {
+        let Plan { operation, keys, batches, ahead } = plan;
         let pulls = || batches.iter().flatten().flat_map(|batch| &batch.pull);
         let targets: HashSet<usize> = pulls().map(|(_, place)| address(place)).collect();
         // What lies where something will be received is captured first.
@@ -120,19 +169,20 @@ impl Client {
         }
         let pulls = parcels.iter().flat_map(|parcel| parcel.update.pull.iter().zip(&parcel.places));
         let places = Places::lease(operation, pulls)?;
-        let mut calls = Vec::new();
-        let mut unpacks = Vec::new();
-        let mut failure = None;
+        let mut begun = Begun { ahead, ..Begun::default() };
         // Also after a failure: those who live must get what all other workers send them.
         for parcel in parcels {
-            match self.begin(parcel, &places.large) {
-                Ok((call, unpack)) => {
-                    calls.push(call);
-                    unpacks.extend(unpack);
-                }
-                Err(error) => failure = failure.or(Some(error)),
-            }
+            let call = self
+                .prepare(parcel, &places.large)
+                .and_then(|(server, call, unpacks)| Ok((self.mesh.call(server, SERVICE, UPDATE, call)?, unpacks)));
+            begun.add(call);
         }
+        self.finish(operation, keys, places, begun)
+    }
+
+    /// The work of all calls of an operation.
+    fn finish(&self, operation: &'static str, keys: Vec<u64>, places: Places, begun: Begun) -> Result<Work<()>> {
+        let Begun { calls, unpacks, failure, ahead } = begun;
         if let Some(error) = failure {
             let is_torn = !calls.is_empty() && !ahead.0.is_empty() && error.kind() != ErrorKind::PeerLost;
             if is_torn {
@@ -153,16 +203,73 @@ impl Client {
         Ok(work)
     }
 
+    /// Captures everything, and sends it in the order of the priorities.
+    fn queue(&self, plan: Plan, priority: i32) -> Result<Work<()>> {
+        let Plan { operation, keys, batches, ahead } = plan;
+        let pulls = batches.iter().flatten().flat_map(|batch| &batch.pull).map(|(piece, place)| (piece, place));
+        let places = Places::lease(operation, pulls)?;
+        let number = self.operations.fetch_add(1, SeqCst);
+        let mut begun = Begun { ahead, ..Begun::default() };
+        let mut items = Vec::new();
+        let mut pulls = Vec::new();
+        for (server, batches) in batches.into_iter().enumerate() {
+            let slices: u64 = batches.iter().map(|batch| batch.push.len() as u64).sum();
+            if slices > 0 {
+                let begin = Begin { store: self.open.store, operation: number, slices };
+                let call = protocol::encode(&begin)
+                    .and_then(|args| self.mesh.call(self.servers[server], SERVICE, BEGIN, args));
+                if !begun.add(call.map(|call| (call, Vec::new()))) {
+                    continue;
+                }
+            }
+            for batch in batches {
+                let (slices, pull) = self.take_apart(server, batch, number)?;
+                items.extend(slices);
+                pulls.extend(pull);
+            }
+        }
+        for (server, parcel) in pulls {
+            let keys = parcel.update.pull.iter().map(|piece| piece.number).collect();
+            let (completer, work) = self.mesh.node().pair("call", None);
+            let prepared = self.prepare(parcel, &places.large).map(|(_, call, unpacks)| {
+                let what = What::Pull { method: UPDATE, call, completer };
+                items.push(Item { server, keys, bytes: 0, what });
+                (work, unpacks)
+            });
+            begun.add(prepared);
+        }
+        self.lane.add(priority, items);
+        self.finish(operation, keys, places, begun)
+    }
+
+    /// What is pushed by a batch, captured, and what is pulled.
+    fn take_apart(&self, server: usize, batch: Batch, operation: u64) -> Result<Apart> {
+        let (pull, places): (Vec<Piece>, Vec<Tensor>) = batch.pull.into_iter().unzip();
+        let update = Update { store: self.open.store, push: Vec::new(), pull };
+        let parcel = Parcel { server: self.servers[server], update, tensors: SmallVec::new(), places };
+        let pull = (!parcel.places.is_empty()).then_some((server, parcel));
+        if batch.push.is_empty() {
+            return Ok((None, pull));
+        }
+        let push: Vec<Piece> = batch.push.iter().map(|(piece, _)| *piece).collect();
+        let tensors = self.pack(batch.push, |_| true)?;
+        let keys = push.iter().map(|piece| piece.number).collect();
+        let bytes = push.iter().map(|piece| piece.len_bytes).sum();
+        let what = What::Slices { operation, push, tensors };
+        Ok((Some(Item { server, keys, bytes, what }), pull))
+    }
+
     /// Packs what is pushed. Values that lie in one of the buffers `targets` are copied.
     fn wrap(&self, server: NodeId, batch: Batch, targets: &HashSet<usize>) -> Result<Parcel> {
         let (pull, places) = batch.pull.into_iter().unzip();
         let push = batch.push.iter().map(|(piece, _)| *piece).collect();
         let update = Update { store: self.open.store, push, pull };
-        let tensors = self.pack(batch.push, targets)?;
+        let tensors = self.pack(batch.push, |tensor| targets.contains(&address(tensor)))?;
         Ok(Parcel { server, update, tensors, places })
     }
 
-    fn begin(&self, parcel: Parcel, leases: &Leases) -> Result<(Work<Answer>, Vec<Unpack>)> {
+    /// The call of a parcel, to whom, and what is unpacked when it has ended.
+    fn prepare(&self, parcel: Parcel, leases: &Leases) -> Result<(NodeId, Call, Vec<Unpack>)> {
         let Parcel { server, update, tensors, places: targets } = parcel;
         let arena = self.mesh.node().arena();
         let layout = Layout::of(&update.pull)?;
@@ -188,12 +295,16 @@ impl Client {
         let leases = (!places.is_empty()).then(|| Arc::clone(leases));
         let args = protocol::encode(&update)?;
         let call = Call { args, tensors, places, leases, ..Call::default() };
-        Ok((self.mesh.call(server, SERVICE, UPDATE, call)?, unpacks))
+        Ok((server, call, unpacks))
     }
 
     /// The tensors of a message with these pieces: the packed ones are copied into one, coded ones are handed over, the
-    /// others leave by copy. Those in the buffers `targets` are copied here and now.
-    pub(super) fn pack(&self, pieces: Vec<(Piece, Tensor)>, targets: &HashSet<usize>) -> Result<SmallVec<[Part; 1]>> {
+    /// others leave by copy. Those that `captures` picks are copied here and now.
+    pub(super) fn pack(
+        &self,
+        pieces: Vec<(Piece, Tensor)>,
+        captures: impl Fn(&Tensor) -> bool,
+    ) -> Result<SmallVec<[Part; 1]>> {
         let heads: Vec<Piece> = pieces.iter().map(|(piece, _)| *piece).collect();
         let layout = Layout::of(&heads)?;
         let mut parts = SmallVec::new();
@@ -210,7 +321,7 @@ impl Client {
         }
         for (piece, tensor) in pieces.into_iter().filter(|(piece, _)| !piece.packed) {
             parts.push(match piece.form {
-                Form::Plain if targets.contains(&address(&tensor)) => {
+                Form::Plain if captures(&tensor) => {
                     Part::new(flat_copy(&tensor, self.mesh.node().arena())?, Mode::Move)
                 }
                 Form::Plain => Part::new(tensor, Mode::Copy),

@@ -4,6 +4,7 @@
 //! locks beyond one, and a worker's push is before its later pull. Answers leave with no lock held.
 
 mod members;
+mod norms;
 mod pending;
 mod settle;
 mod store;
@@ -11,12 +12,15 @@ mod store;
 use crate::command::{self, Controller};
 use crate::key::Key;
 use crate::layout::KEYS_MAX;
-use crate::protocol::{self, BARRIER, CLOSE, DELETE, DESCRIBE, DONE, Delete, Describe, INIT, OPEN, OfStore, Open};
-use crate::protocol::{SERVICE, SET_UPDATER, SETTLE, SetUpdater, UPDATE, Update};
+use crate::protocol::{
+    self, BARRIER, BEGIN, Begin, CLOSE, DELETE, DESCRIBE, DONE, Delete, Describe, INIT, NORMS, OPEN, OfStore,
+    OnWorkerLoss, Open,
+};
+use crate::protocol::{SERVICE, SET_UPDATER, SETTLE, SLICES, SetUpdater, Slices, UPDATE, UPDATER, Update};
 use crate::slot::Merge;
-use crate::updater::{Function, Spec, Updater};
+use crate::updater::Function;
+use norms::{After, Gatherings};
 use parking_lot::Mutex;
-use pending::Waiting;
 use settle::{Loss, Settlements};
 use sheave_base::{Error, ErrorKind, NodeId, Result};
 use sheave_mesh::{Member, Mesh, Reply, Request, Role, Service, WeakMesh};
@@ -35,7 +39,7 @@ pub struct ServerConfig {
 }
 
 impl ServerConfig {
-    /// Offers a function under a name, for [`Updater::Named`].
+    /// Offers a function under a name, for [`crate::Updater::Named`].
     #[must_use]
     pub fn function(
         mut self,
@@ -159,6 +163,9 @@ struct Table {
     unborne: Option<Error>,
     /// The first death of a worker at a time when no store was open.
     unclaimed: Option<Error>,
+    gatherings: Gatherings,
+    /// Why norms of tensors that are cut cannot be put together any more.
+    server_lost: Option<Error>,
 }
 
 struct Gone {
@@ -179,16 +186,20 @@ impl Service for Door {
         let holder = &self.0;
         let outcome = match method.as_str() {
             UPDATE => return holder.update(from, &args, tensors, reply),
+            BEGIN => return holder.begin(from, &args, reply),
+            SLICES => holder.slices(from, &args, tensors),
             BARRIER => return holder.of_worker(from, &args, reply, Store::barrier),
             DONE => return holder.of_worker(from, &args, reply, Store::done),
             CLOSE => return holder.close(from, &args, reply),
             SETTLE => return holder.hear(from, &args, reply),
-            OPEN => holder.open(&args),
+            NORMS => return holder.gather(from, &args, reply),
+            OPEN => return holder.open_and_link(&args, reply),
             INIT => protocol::decode::<protocol::Init>(&args)
                 .and_then(|init| of(&mut holder.table.lock(), init.store)?.init(init, &tensors)),
             DELETE => protocol::decode::<Delete>(&args)
                 .and_then(|delete| of(&mut holder.table.lock(), delete.store)?.delete(&delete.numbers)),
-            SET_UPDATER => holder.set_updater(&args),
+            SET_UPDATER => return holder.set_updater(&args, reply),
+            UPDATER => return reply.send(holder.updater(&args).map(|value| (value, SmallVec::new()))),
             DESCRIBE => return reply.send(holder.describe(&args).map(|value| (value, SmallVec::new()))),
             other => Err(Error::new(ErrorKind::NotFound, format!("a store server does not know \"{other}\""))),
         };
@@ -207,7 +218,8 @@ impl Service for Door {
 impl Holder {
     fn lost(self: &Arc<Self>, member: &Member, error: &Error) {
         if self.servers.contains(&member.node) {
-            return self.unsettle(error);
+            self.unsettle(error);
+            return self.ungather(error);
         }
         let Some(worker) = self.workers.get(&member.node).copied() else { return };
         let deaths = self.mesh.upgrade().map(|mesh| mesh.deaths()).unwrap_or_default();
@@ -215,16 +227,17 @@ impl Holder {
         let error =
             error.clone().hint("this store needs every worker; start the job again, or open it so that it shrinks");
         let mut table = self.table.lock();
-        let (mut ended, mut losses, mut fails) = (Vec::new(), Vec::new(), false);
+        let (mut after, mut losses, mut fails) = (After::default(), Vec::new(), false);
         let is_unclaimed = table.stores.is_empty();
         for (number, store) in &mut table.stores {
             let fate = store.lose(worker, has_left, &error);
             fails |= fate == Fate::Fails;
             if fate == Fate::Unsettled {
                 let heard = store.heard(worker);
-                losses.push(Loss { store: *number, worker, has_left, error: error.clone(), heard });
+                let updater = store.updater().clone();
+                losses.push(Loss { store: *number, worker, has_left, error: error.clone(), heard, updater });
             }
-            ended.extend(store.take_ended());
+            after.extend(store.take_after());
         }
         if fails && !has_left {
             table.unborne.get_or_insert_with(|| error.clone());
@@ -233,17 +246,25 @@ impl Holder {
         }
         table.stores.retain(|_, store| !store.members.is_over());
         table.gone.push(Gone { worker, has_left, error });
-        drop(table);
-        ended.into_iter().for_each(Waiting::answer);
+        self.release(table, after);
         losses.into_iter().for_each(|loss| self.settle(loss));
     }
 
-    fn open(&self, args: &Value) -> Result<()> {
+    fn open_and_link(&self, args: &Value, reply: Reply) {
+        match self.open(args) {
+            // A server that settles a loss must not wait for links then.
+            Ok(OnWorkerLoss::Shrink) => self.link_servers(reply),
+            outcome => reply.send(outcome.map(|_| (Value::None, SmallVec::new()))),
+        }
+    }
+
+    fn open(&self, args: &Value) -> Result<OnWorkerLoss> {
         let open: Open = protocol::decode(args)?;
+        let on_worker_loss = open.on_worker_loss;
         let mut table = self.table.lock();
         if let Some(known) = table.stores.get(&open.store) {
             if known.open == open {
-                return Ok(());
+                return Ok(on_worker_loss);
             }
             let what = format!("store {} was opened as {}, not as {open}", open.store, known.open);
             return Err(
@@ -270,7 +291,7 @@ impl Holder {
             }
         }
         table.stores.insert(store.open.store, store);
-        Ok(())
+        Ok(on_worker_loss)
     }
 
     fn describe(&self, args: &Value) -> Result<Value> {
@@ -281,21 +302,27 @@ impl Holder {
         protocol::encode(&of(&mut self.table.lock(), describe.store)?.describe(&describe.numbers))
     }
 
-    fn set_updater(&self, args: &Value) -> Result<()> {
-        let SetUpdater { store, updater, is_trial } = protocol::decode(args)?;
-        let updater = match updater {
-            Spec::Assign => Updater::Assign,
-            Spec::Sum => Updater::Sum,
-            Spec::Rule(rule) => Updater::Rule(rule),
-            Spec::Named(name) => Updater::Named(name),
-        };
-        let merge = Merge::of(updater, |name| self.functions.get(name).cloned())?;
-        let mut table = self.table.lock();
-        let store = of(&mut table, store)?;
-        if !is_trial {
-            store.merge = merge;
+    fn set_updater(self: &Arc<Self>, args: &Value, reply: Reply) {
+        let outcome = self.change_updater(args);
+        match outcome {
+            // What runs here must not wait for links, and two servers that wait for each other's would never make them.
+            Ok(true) => self.link_servers(reply),
+            outcome => reply.send(outcome.map(|_| (Value::None, SmallVec::new()))),
         }
-        Ok(())
+    }
+
+    /// True if links to the other servers are needed from now on.
+    fn change_updater(&self, args: &Value) -> Result<bool> {
+        let SetUpdater { store, updater, is_trial } = protocol::decode(args)?;
+        let merge = Merge::of(updater.clone().into(), |name| self.functions.get(name).cloned())?;
+        let needs_norms = merge.needs_norms();
+        of(&mut self.table.lock(), store)?.set_updater(updater, merge, is_trial)?;
+        Ok(needs_norms && is_trial)
+    }
+
+    fn updater(&self, args: &Value) -> Result<Value> {
+        let OfStore { store } = protocol::decode(args)?;
+        protocol::encode(of(&mut self.table.lock(), store)?.updater())
     }
 
     /// The rank of a worker that asks for something.
@@ -305,10 +332,23 @@ impl Holder {
     }
 
     /// Does something that a store answers later.
-    fn of_worker(&self, from: NodeId, args: &Value, reply: Reply, act: impl FnOnce(&mut Store, usize, Reply)) {
-        let read = || Ok::<_, Error>((protocol::decode::<OfStore>(args)?.store, self.worker(from)?));
-        let (store, worker) = match read() {
-            Ok(read) => read,
+    fn of_worker(
+        self: &Arc<Self>,
+        from: NodeId,
+        args: &Value,
+        reply: Reply,
+        act: impl FnOnce(&mut Store, usize, Reply),
+    ) {
+        match protocol::decode::<OfStore>(args) {
+            Ok(OfStore { store }) => self.within(from, store, reply, act),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    /// Does something with a store, for a worker, and then what that has brought about.
+    fn within(self: &Arc<Self>, from: NodeId, store: u32, reply: Reply, act: impl FnOnce(&mut Store, usize, Reply)) {
+        let worker = match self.worker(from) {
+            Ok(worker) => worker,
             Err(error) => return reply.error(error),
         };
         let mut table = self.table.lock();
@@ -317,12 +357,34 @@ impl Holder {
             Err(error) => return reply.error(error),
         };
         act(store, worker, reply);
-        let ended = store.take_ended();
-        drop(table);
-        ended.into_iter().for_each(Waiting::answer);
+        let after = store.take_after();
+        self.release(table, after);
     }
 
-    fn close(&self, from: NodeId, args: &Value, reply: Reply) {
+    fn begin(self: &Arc<Self>, from: NodeId, args: &Value, reply: Reply) {
+        match protocol::decode::<Begin>(args) {
+            Ok(begin) => {
+                self.within(from, begin.store, reply, |store, worker, reply| store.begin(&begin, worker, reply));
+            }
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn slices(self: &Arc<Self>, from: NodeId, args: &Value, tensors: SmallVec<[Tensor; 1]>) -> Result<()> {
+        let slices: Slices = protocol::decode(args)?;
+        let worker = self.worker(from)?;
+        let mut table = self.table.lock();
+        let store = of(&mut table, slices.store)?;
+        let taken = store.slices(&slices, worker, tensors);
+        if let Err(error) = &taken {
+            store.refused(worker, error);
+        }
+        let after = store.take_after();
+        self.release(table, after);
+        taken
+    }
+
+    fn close(self: &Arc<Self>, from: NodeId, args: &Value, reply: Reply) {
         self.of_worker(from, args, reply, |store, worker, reply| {
             store.close(worker);
             reply.value(Value::None);
@@ -330,42 +392,25 @@ impl Holder {
         self.table.lock().stores.retain(|_, store| !store.members.is_over());
     }
 
-    fn update(&self, from: NodeId, args: &Value, tensors: SmallVec<[Tensor; 1]>, reply: Reply) {
-        let read = || Ok::<_, Error>((protocol::decode::<Update>(args)?, self.worker(from)?));
-        let (update, worker) = match read() {
-            Ok(read) => read,
+    fn update(self: &Arc<Self>, from: NodeId, args: &Value, tensors: SmallVec<[Tensor; 1]>, reply: Reply) {
+        let update: Update = match protocol::decode(args) {
+            Ok(update) => update,
             Err(error) => return reply.error(error),
         };
-        let mut table = self.table.lock();
-        let store = match of(&mut table, update.store) {
-            Ok(store) => store,
-            Err(error) => return reply.error(error),
-        };
-        let is_contribution = store.counts_workers() && !update.push.is_empty();
-        let checked = store.check(&update, worker, &tensors);
-        // A contribution that has no other handle can be added to.
-        drop(tensors);
-        let refused = match checked {
-            Ok(checked) => {
-                store.update(checked, reply);
-                None
-            }
-            Err(error) => {
-                if is_contribution {
-                    // Other servers may have taken their slices of this push. Nobody may get a sum of different rounds.
-                    let context = format!("a push of worker {worker} was refused, so that no round is whole any more");
-                    store.fail(&error.clone().context(context));
+        self.within(from, update.store, reply, |store, worker, reply| {
+            let checked = store.check(&update, worker, &tensors);
+            // A contribution that has no other handle can be added to.
+            drop(tensors);
+            match checked {
+                Ok(checked) => store.update(checked, reply),
+                Err(error) => {
+                    if !update.push.is_empty() {
+                        store.refused(worker, &error);
+                    }
+                    store.refuse(reply, worker, error);
                 }
-                Some((reply, error))
             }
-        };
-        let ended = store.take_ended();
-        // With no lock held: a caller of this very node may go on at once.
-        drop(table);
-        ended.into_iter().for_each(Waiting::answer);
-        if let Some((reply, error)) = refused {
-            reply.error(error);
-        }
+        });
     }
 }
 

@@ -6,15 +6,18 @@
 //! heard the same the worker is taken out of the rounds, else the store fails. Until then the worker is waited for, so
 //! that no round is merged without it.
 //!
+//! A worker may also have died while it told the servers what pushes do from now on. They say that too: rounds of one
+//! key that are merged in different ways have no meaning, and some ways wait for each other.
+//!
 //! A server that dies meanwhile ends it with an error; a store without one of its servers is of no more use anyway.
 
-use super::pending::Waiting;
 use super::{Holder, Table};
 use crate::protocol::{self, SERVICE, SETTLE, Settle};
+use crate::updater::Spec;
 use sha2::{Digest, Sha256};
 use sheave_base::{Error, ErrorKind, NodeId, Result};
 use sheave_mesh::{Reply, Role};
-use sheave_wire::Value;
+use sheave_wire::{Value, to_control};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -36,15 +39,17 @@ pub(super) struct Loss {
     pub(super) has_left: bool,
     pub(super) error: Error,
     pub(super) heard: Result<Vec<(u64, u64)>>,
+    /// What pushes do here.
+    pub(super) updater: Spec,
 }
 
 impl Holder {
     /// Asks the other servers, and then lets the store go on or fail.
     pub(super) fn settle(self: &Arc<Self>, loss: Loss) {
-        let Loss { store, worker, has_left, error, heard } = loss;
+        let Loss { store, worker, has_left, error, heard, updater } = loss;
         let about = (worker, has_left);
         let asked = heard.and_then(|heard| {
-            let mut digest = Sha256::new();
+            let mut digest = Sha256::new_with_prefix(to_control(&updater)?);
             for (number, count) in heard {
                 digest.update(number.to_le_bytes());
                 digest.update(count.to_le_bytes());
@@ -75,7 +80,7 @@ impl Holder {
         }
     }
 
-    fn settled(&self, store: u32, (worker, has_left): (usize, bool), error: &Error, outcome: Result<()>) {
+    fn settled(self: &Arc<Self>, store: u32, (worker, has_left): (usize, bool), error: &Error, outcome: Result<()>) {
         let mut table = self.table.lock();
         let Table { stores, unborne, .. } = &mut *table;
         let Some(held) = stores.get_mut(&store) else { return };
@@ -89,9 +94,8 @@ impl Holder {
                 held.fail_in_part(&error);
             }
         }
-        let ended = held.take_ended();
-        drop(table);
-        ended.into_iter().for_each(Waiting::answer);
+        let after = held.take_after();
+        self.release(table, after);
     }
 
     /// The first server hears what another one, or itself, has to say.

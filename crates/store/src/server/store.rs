@@ -9,26 +9,34 @@
 //! pushes of the lost worker to every key that is cut ([`super::settle`]), and then takes it out of the rounds.
 
 use super::members::{Members, Standing};
-use super::pending::{Assembly, Pending, Waiting};
+use super::norms::{After, Halfway};
+use super::pending::{Assembly, Pending};
 use crate::held::Held;
 use crate::key::Key;
 use crate::kind::Kind;
 use crate::layout::{Layout, Spot, slice_number};
 use crate::local::{exists, unknown};
 use crate::numbers::Numbered;
-use crate::protocol::{Described, DescribedSlice, Form, Init, OnWorkerLoss, Open, Piece, Update};
+use crate::protocol::{Begin, Described, DescribedSlice, Form, Init, OnWorkerLoss, Open, Piece, Slices, Update};
 use crate::slot::{Merge, Meta, Slot};
 use crate::sum::Gradient;
+use crate::updater::Spec;
+use crate::waiter::{Advance, Completed, RequestId};
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_mesh::Reply;
+use sheave_optim::Norms;
 use sheave_tensor::{Arena, Dtype, Shape, Tensor};
 use sheave_wire::Value;
-use std::collections::HashSet;
+use smallvec::SmallVec;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 
 pub(super) struct Store {
     pub(super) open: Open,
     pub(super) members: Members,
-    pub(super) merge: Merge,
+    /// What pushes do, as it was said and as it runs.
+    updater: Spec,
+    merge: Merge,
     arena: Arena,
     workers: usize,
     /// In the order of their initialisation, which is about the order in which they are asked for.
@@ -36,9 +44,18 @@ pub(super) struct Store {
     /// Where the slot of a slice's number is.
     index: Numbered<usize>,
     waiting: Pending,
+    /// Pushes that come slice by slice, by the worker and its number for it.
+    begun: HashMap<(usize, u64), Begun>,
+    halfway: Vec<Halfway>,
     lost: Option<Lost>,
     /// The first worker whose loss this store does not bear.
     loss: Option<Error>,
+}
+
+/// A push of which not all slices have come.
+struct Begun {
+    request: RequestId,
+    left: u64,
 }
 
 /// No round ends any more.
@@ -75,12 +92,15 @@ impl Store {
         Self {
             open,
             members: Members::new(workers),
+            updater: Spec::Assign,
             merge: Merge::Assign,
             arena: arena.clone(),
             workers,
             slots: Vec::new(),
             index: Numbered::default(),
             waiting: Pending::default(),
+            begun: HashMap::new(),
+            halfway: Vec::new(),
             lost: None,
             loss: None,
         }
@@ -91,8 +111,28 @@ impl Store {
         self.open.kind != Kind::DistAsync
     }
 
-    pub(super) fn take_ended(&mut self) -> Vec<Waiting> {
-        self.waiting.take_ended()
+    /// Says what pushes do from now on; of a trial only whether they could. Moments that an optimizer cannot go on with
+    /// are forgotten.
+    pub(super) fn set_updater(&mut self, updater: Spec, merge: Merge, is_trial: bool) -> Result<()> {
+        self.slots.iter().try_for_each(|held| held.check_merge(&merge))?;
+        if is_trial {
+            return Ok(());
+        }
+        if let Merge::Optimizer(optimizer) = &merge {
+            self.slots.iter_mut().for_each(|held| held.slot.memory.retain(&optimizer.rule));
+        }
+        (self.updater, self.merge) = (updater, merge);
+        Ok(())
+    }
+
+    /// What pushes do.
+    pub(super) fn updater(&self) -> &Spec {
+        &self.updater
+    }
+
+    /// What is to be done with no lock held.
+    pub(super) fn take_after(&mut self) -> After {
+        After { ended: self.waiting.take_ended(), halfway: std::mem::take(&mut self.halfway) }
     }
 
     pub(super) fn init(&mut self, init: Init, tensors: &[Tensor]) -> Result<()> {
@@ -118,7 +158,9 @@ impl Store {
                 return Err(Error::new(ErrorKind::Protocol, format!("key {key} has more elements than {shape}")));
             }
             let slot = Slot::new(Meta { key, dtype, shape }, start, &value, &self.arena)?;
-            fresh.push((number, Held::new(number, slot, &self.open, self.workers)));
+            let held = Held::new(number, slot, &self.open, self.workers);
+            held.check_merge(&self.merge).map_err(|error| error.operation("init"))?;
+            fresh.push((number, held));
         }
         for (number, held) in fresh {
             self.index.insert(number, self.slots.len());
@@ -156,17 +198,26 @@ impl Store {
 
     /// Refuses an update before anything of it is merged.
     pub(super) fn check(&mut self, update: &Update, worker: usize, tensors: &[Tensor]) -> Result<Checked> {
-        if let Some(lost) = &mut self.lost {
-            lost.failed[worker] |= !update.push.is_empty();
-            if lost.failed[worker] {
-                return Err(lost.error.clone());
-            }
-        }
+        self.check_loss(worker, !update.push.is_empty())?;
         self.check_standing(worker, !update.push.is_empty())?;
         self.waiting.check_room(worker)?;
-        let spots = find(&update.push, tensors)?;
-        let mut values = Vec::with_capacity(spots.len());
-        for (piece, (tensor, at)) in update.push.iter().zip(spots) {
+        let values = self.check_push(&update.push, worker, tensors)?;
+        let pulls = update.pull.iter().map(|piece| self.place("pull", piece)).collect::<Result<Vec<_>>>()?;
+        let answer = Assembly::new(&update.pull)?;
+        Ok(Checked { worker, values, pulls, answer })
+    }
+
+    /// Refuses those whose pushes have come to nothing because somebody is lost.
+    fn check_loss(&mut self, worker: usize, pushes: bool) -> Result<()> {
+        let Some(lost) = &mut self.lost else { return Ok(()) };
+        lost.failed[worker] |= pushes;
+        if lost.failed[worker] { Err(lost.error.clone()) } else { Ok(()) }
+    }
+
+    /// What is pushed to which slots.
+    fn check_push(&self, pieces: &[Piece], worker: usize, tensors: &[Tensor]) -> Result<Vec<(usize, Gradient)>> {
+        let spots = find(pieces, tensors)?;
+        let gradient = |(piece, (tensor, at)): (&Piece, (&Tensor, usize))| {
             let place = self.place("push", piece)?;
             let held = &self.slots[place];
             held.check_room(worker)?;
@@ -176,11 +227,49 @@ impl Store {
                     Gradient::Coded(compression, view(tensor, at, piece, Dtype::U8)?, held.slot.value.elements())
                 }
             };
-            values.push((place, gradient));
+            Ok((place, gradient))
+        };
+        pieces.iter().zip(spots).map(gradient).collect()
+    }
+
+    /// A worker begins a push that comes slice by slice, and is told when all of it is merged.
+    pub(super) fn begin(&mut self, begin: &Begin, worker: usize, reply: Reply) {
+        let request = self.waiting.begin(reply, worker, begin.slices.max(1) as usize, Assembly::default());
+        let checked = self.check_loss(worker, true).and_then(|()| self.check_standing(worker, true));
+        let checked = checked.and_then(|()| self.waiting.check_room(worker)).and_then(|()| {
+            let is_known = self.begun.contains_key(&(worker, begin.operation));
+            if begin.slices == 0 || is_known {
+                return Err(Error::new(ErrorKind::Protocol, "a push that cannot be begun"));
+            }
+            Ok(())
+        });
+        match checked {
+            Ok(()) => drop(self.begun.insert((worker, begin.operation), Begun { request, left: begin.slices })),
+            Err(error) => self.waiting.answer(request, Err(error)),
         }
-        let pulls = update.pull.iter().map(|piece| self.place("pull", piece)).collect::<Result<Vec<_>>>()?;
-        let answer = Assembly::new(&update.pull)?;
-        Ok(Checked { worker, values, pulls, answer })
+    }
+
+    /// Some slices of a push that was begun. An error leaves nothing merged.
+    pub(super) fn slices(&mut self, slices: &Slices, worker: usize, tensors: SmallVec<[Tensor; 1]>) -> Result<()> {
+        self.check_loss(worker, true)?;
+        let known = self.begun.get(&(worker, slices.operation)).filter(|begun| begun.left >= slices.push.len() as u64);
+        let Some(request) = known.map(|begun| begun.request) else {
+            return Err(Error::new(ErrorKind::Protocol, "slices of a push that was not begun"));
+        };
+        let values = self.check_push(&slices.push, worker, &tensors)?;
+        // A contribution that has no other handle can be added to.
+        drop(tensors);
+        if let Entry::Occupied(mut entry) = self.begun.entry((worker, slices.operation)) {
+            entry.get_mut().left -= values.len() as u64;
+            if entry.get().left == 0 {
+                entry.remove();
+            }
+        }
+        for (place, gradient) in values {
+            self.slots[place].contribute(worker, gradient, request);
+            self.advance(place);
+        }
+        Ok(())
     }
 
     fn check_standing(&self, worker: usize, pushes: bool) -> Result<()> {
@@ -241,15 +330,34 @@ impl Store {
     /// Merges what can be merged in one slot.
     fn advance(&mut self, place: usize) {
         let held = &mut self.slots[place];
-        while let Some(completed) = held.advance(self.members.counted(), &self.merge, &self.arena) {
-            for request in completed.merged {
-                self.waiting.one_done(request, |_| completed.outcome.clone());
-            }
-            for waiter in completed.served {
-                let take = |answer: &mut Assembly| answer.take(waiter.piece, &held.slot.value, &self.arena);
-                self.waiting.one_done(waiter.request, take);
+        while let Some(advance) = held.advance(self.members.counted(), &self.merge, &self.arena) {
+            match advance {
+                Advance::Completed(completed) => tell(completed, held, &mut self.waiting, &self.arena),
+                Advance::Halfway(sums) => self.halfway.push(Halfway::new(&self.open, held, sums)),
             }
         }
+    }
+
+    /// The norms for a merge that waits for them have come, or never will.
+    pub(super) fn finish(&mut self, slice: u64, norms: Result<Norms>) {
+        let Some(place) = self.index.get(&slice).copied() else { return };
+        let held = &mut self.slots[place];
+        if let Some(completed) = held.finish(norms) {
+            tell(completed, held, &mut self.waiting, &self.arena);
+            self.advance(place);
+        }
+    }
+
+    /// How many slices a key has that has its first one here, and its elements; an error if no merge will ever need
+    /// them.
+    pub(super) fn whole(&self, key: u64) -> Result<(usize, u64)> {
+        if let Some(lost) = &self.lost {
+            return Err(lost.error.clone());
+        }
+        let held = self.index.get(&key).map(|place| &self.slots[*place]);
+        let elements = held.and_then(|held| held.slot.meta.shape.elements());
+        let elements = elements.ok_or_else(|| Error::new(ErrorKind::NotFound, "sums of a key that is not here"))?;
+        Ok((self.open.cutting.slices(key, elements).len(), elements))
     }
 
     /// Who is waited for has changed.
@@ -280,7 +388,7 @@ impl Store {
     /// A worker comes to a barrier, and is told when all have.
     pub(super) fn barrier(&mut self, worker: usize, reply: Reply) {
         let request = self.waiting.begin(reply, worker, 1, Assembly::default());
-        if let Some(error) = self.refusal(worker) {
+        if let Some(error) = self.refusal(worker, false) {
             return self.waiting.answer(request, Err(error));
         }
         self.members.enter(worker, request);
@@ -290,7 +398,7 @@ impl Store {
     /// A worker pushes no more, and is told when all others have come to that point.
     pub(super) fn done(&mut self, worker: usize, reply: Reply) {
         let request = self.waiting.begin(reply, worker, 1, Assembly::default());
-        if let Some(error) = self.refusal(worker) {
+        if let Some(error) = self.refusal(worker, true) {
             return self.waiting.answer(request, Err(error));
         }
         self.members.done(worker, request);
@@ -298,9 +406,9 @@ impl Store {
     }
 
     /// Why a worker may not wait for the others.
-    fn refusal(&self, worker: usize) -> Option<Error> {
+    fn refusal(&self, worker: usize, pushes: bool) -> Option<Error> {
         let loss = self.loss.clone().or_else(|| self.waiting.check_room(worker).err());
-        loss.or_else(|| self.check_standing(worker, true).err())
+        loss.or_else(|| self.check_standing(worker, pushes).err())
     }
 
     /// A worker needs the store no more.
@@ -334,6 +442,9 @@ impl Store {
     /// Goes on without a worker.
     pub(super) fn shrink(&mut self, worker: usize) {
         self.members.set(worker, Standing::Gone);
+        // What it has pushed counts; nobody waits for the answers.
+        self.begun.retain(|(of, _), _| *of != worker);
+        self.waiting.forget(worker);
         self.reconsider();
     }
 
@@ -353,11 +464,27 @@ impl Store {
         Ok(heard.into_iter().collect())
     }
 
+    /// A push was refused. Other servers may have taken their slices of it, and nobody may get a sum of different
+    /// rounds.
+    pub(super) fn refused(&mut self, worker: usize, error: &Error) {
+        if self.counts_workers() {
+            let context = format!("a push of worker {worker} was refused, so that no round is whole any more");
+            self.fail(&error.clone().context(context));
+        }
+    }
+
+    /// Answers a request with an error.
+    pub(super) fn refuse(&mut self, reply: Reply, worker: usize, error: Error) {
+        let request = self.waiting.begin(reply, worker, 1, Assembly::default());
+        self.waiting.answer(request, Err(error));
+    }
+
     /// Nothing that waits for other workers will ever end: it ends now.
     pub(super) fn fail(&mut self, error: &Error) {
         // The first loss is the reason of those that follow.
         let error = self.loss.get_or_insert_with(|| error.clone()).clone();
         self.members.clear();
+        self.begun.clear();
         if self.counts_workers() {
             let lost =
                 self.lost.get_or_insert_with(|| Lost { error: error.clone(), failed: vec![false; self.workers] });
@@ -376,6 +503,16 @@ impl Store {
         if let Some(lost) = self.lost.as_mut().filter(|_| self.open.kind != Kind::DistSync) {
             lost.failed.fill(true);
         }
+    }
+}
+
+/// Answers those who wait for a merge.
+fn tell(completed: Completed, held: &Held, waiting: &mut Pending, arena: &Arena) {
+    for request in completed.merged {
+        waiting.one_done(request, |_| completed.outcome.clone());
+    }
+    for waiter in completed.served {
+        waiting.one_done(waiter.request, |answer| answer.take(waiter.piece, &held.slot.value, arena));
     }
 }
 

@@ -1,0 +1,245 @@
+//! Pushes and pulls that leave in the order of their priority.
+//!
+//! An operation of a priority is taken apart into its slices. Each is captured and queued for its server, and the most
+//! important one leaves first, those of equal importance in the order in which they came. What has left and was not
+//! taken by the server yet is bounded ([`IN_FLIGHT_BYTES`]), so an important slice overtakes a big tensor of less
+//! importance but for that much; and it does not wait for the less important ones in flight at all, because only those
+//! of its own importance and more count against the bound.
+//!
+//! **Order.** Slices of one key never overtake each other, or rounds would mix them: an operation is at most as
+//! important as what is queued of any of its keys. So a pull leaves after the pushes before it.
+//!
+//! **No deadlock.** A server takes a slice at once, whatever other workers do ([`crate::protocol::Slices`]); pulls,
+//! which may wait for others, do not count against the bound. So whatever is queued leaves as fast as servers take it.
+//! What is queued is bounded too ([`QUEUED_BYTES_MAX`]): beyond it the caller waits, for the servers alone.
+
+use crate::protocol::{self, Piece, SERVICE, SLICES, Slices};
+use parking_lot::Mutex;
+use sheave_base::work::Completer;
+use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
+use sheave_mesh::{Answer, Call, Mesh, WeakMesh};
+use sheave_net::Part;
+use smallvec::SmallVec;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// Bytes of one server's slices that have left and are not taken: a few slices, so that the server is never idle.
+const IN_FLIGHT_BYTES: u64 = 4 << 20;
+
+/// Bytes that are captured and have not left. A model of this size waits for its network, whatever the order.
+const QUEUED_BYTES_MAX: u64 = 1 << 30;
+
+pub(super) struct Lane {
+    mesh: WeakMesh,
+    store: u32,
+    servers: Vec<NodeId>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    queues: Vec<Queue>,
+    last: u64,
+    queued_bytes: u64,
+    /// Of each key, how many items are queued, and the least of their priorities.
+    keys: HashMap<u64, (usize, i32)>,
+    /// Those who wait for room.
+    waiting: Vec<Completer<()>>,
+}
+
+/// What waits for one server.
+#[derive(Default)]
+struct Queue {
+    items: BTreeMap<(Reverse<i32>, u64), Item>,
+    /// By priority, the bytes that have left and are not taken.
+    in_flight: BTreeMap<i32, u64>,
+    /// Somebody sends right now, and will look again.
+    is_sending: bool,
+}
+
+/// Something that leaves in one message.
+pub(super) struct Item {
+    pub(super) server: usize,
+    /// The keys' numbers.
+    pub(super) keys: SmallVec<[u64; 1]>,
+    pub(super) bytes: u64,
+    pub(super) what: What,
+}
+
+pub(super) enum What {
+    /// Slices of a push that the server knows of.
+    Slices { operation: u64, push: Vec<Piece>, tensors: SmallVec<[Part; 1]> },
+    /// A pull, and who is told of its answer.
+    Pull { method: &'static str, call: Call, completer: Completer<Answer> },
+}
+
+impl Lane {
+    pub(super) fn new(mesh: &Mesh, store: u32, servers: &[NodeId]) -> Arc<Self> {
+        let queues = servers.iter().map(|_| Queue::default()).collect();
+        let state = Mutex::new(State { queues, ..State::default() });
+        Arc::new(Self { mesh: mesh.downgrade(), store, servers: servers.to_vec(), state })
+    }
+
+    /// Whether nothing is queued.
+    pub(super) fn is_empty(&self) -> bool {
+        self.state.lock().keys.is_empty()
+    }
+
+    /// Blocks until no more than `bytes` are queued, for the servers alone.
+    fn wait_until(&self, mesh: &Mesh, bytes: u64) -> Result<()> {
+        loop {
+            let work = {
+                let mut state = self.state.lock();
+                if state.queued_bytes <= bytes && (bytes > 0 || state.keys.is_empty()) {
+                    return Ok(());
+                }
+                let (completer, work) = mesh.node().pair("push", None);
+                state.waiting.push(completer);
+                work
+            };
+            work.wait()?;
+        }
+    }
+
+    /// Blocks until there is room for more.
+    pub(super) fn wait_for_room(&self, mesh: &Mesh) -> Result<()> {
+        self.wait_until(mesh, QUEUED_BYTES_MAX)
+    }
+
+    /// Blocks until everything has left.
+    pub(super) fn drain(&self, mesh: &Mesh) -> Result<()> {
+        self.wait_until(mesh, 0)
+    }
+
+    /// Queues the items of one operation.
+    pub(super) fn add(self: &Arc<Self>, priority: i32, items: Vec<Item>) {
+        let mut state = self.state.lock();
+        let queued = items.iter().flat_map(|item| &item.keys).filter_map(|key| state.keys.get(key));
+        let priority = queued.map(|(_, least)| *least).min().map_or(priority, |least| least.min(priority));
+        let mut servers: SmallVec<[usize; 8]> = SmallVec::new();
+        for item in items {
+            state.last += 1;
+            let number = state.last;
+            state.queued_bytes += item.bytes;
+            for key in &item.keys {
+                let (count, least) = state.keys.entry(*key).or_insert((0, priority));
+                *count += 1;
+                *least = priority.min(*least);
+            }
+            if !servers.contains(&item.server) {
+                servers.push(item.server);
+            }
+            let server = item.server;
+            state.queues[server].items.insert((Reverse(priority), number), item);
+        }
+        drop(state);
+        servers.into_iter().for_each(|server| self.send(server));
+    }
+
+    /// Sends what may leave now.
+    fn send(self: &Arc<Self>, server: usize) {
+        {
+            let mut state = self.state.lock();
+            // A call that ends at once comes here again; whoever is sending sees what it has changed.
+            if std::mem::replace(&mut state.queues[server].is_sending, true) {
+                return;
+            }
+        }
+        loop {
+            let Some((priority, item)) = self.next(server) else { return };
+            let (bytes, keys) = (item.bytes, item.keys.clone());
+            self.send_item(server, priority, item);
+            let waiting = self.state.lock().left(bytes, &keys);
+            waiting.into_iter().for_each(|completer| completer.complete(Ok(())));
+        }
+    }
+
+    /// The item that may leave next. If there is none, the sending is over.
+    fn next(&self, server: usize) -> Option<(i32, Item)> {
+        let mut state = self.state.lock();
+        let queue = &mut state.queues[server];
+        let Some(first) = queue.items.first_entry() else {
+            queue.is_sending = false;
+            return None;
+        };
+        let (Reverse(priority), _) = *first.key();
+        let ahead: u64 = queue.in_flight.range(priority..).map(|(_, bytes)| *bytes).sum();
+        let bytes = first.get().bytes;
+        if ahead > 0 && ahead + bytes > IN_FLIGHT_BYTES && matches!(first.get().what, What::Slices { .. }) {
+            queue.is_sending = false;
+            return None;
+        }
+        let item = first.remove();
+        if matches!(item.what, What::Slices { .. }) {
+            *queue.in_flight.entry(priority).or_default() += bytes;
+        }
+        Some((priority, item))
+    }
+
+    fn send_item(self: &Arc<Self>, server: usize, priority: i32, item: Item) {
+        let gone = || Error::new(ErrorKind::Closed, "this node has left the mesh");
+        let mesh = self.mesh.upgrade();
+        let call = |method: &str, call: Call| match &mesh {
+            Some(mesh) => mesh.call(self.servers[server], SERVICE, method, call),
+            None => Err(gone()),
+        };
+        match item.what {
+            What::Slices { operation, push, tensors } => {
+                let args = protocol::encode(&Slices { store: self.store, operation, push });
+                let called = args.and_then(|args| call(SLICES, Call { args, tensors, ..Call::default() }));
+                // Whether they are merged is said to who has begun the push.
+                match called {
+                    Ok(work) => {
+                        let lane = Arc::clone(self);
+                        work.on_complete(move |_| lane.taken(server, priority, item.bytes));
+                    }
+                    Err(_) => self.taken(server, priority, item.bytes),
+                }
+            }
+            What::Pull { method, call: asked, completer } => match call(method, asked) {
+                Ok(work) => forward(&work, completer),
+                Err(error) => completer.complete(Err(error)),
+            },
+        }
+    }
+
+    /// The server has taken what it was sent.
+    fn taken(self: &Arc<Self>, server: usize, priority: i32, bytes: u64) {
+        {
+            let mut state = self.state.lock();
+            let in_flight = &mut state.queues[server].in_flight;
+            if let Some(left) = in_flight.get_mut(&priority) {
+                *left -= bytes;
+                if *left == 0 {
+                    in_flight.remove(&priority);
+                }
+            }
+        }
+        self.send(server);
+    }
+}
+
+impl State {
+    /// An item has left, and not a moment before: who waits for that looks again.
+    fn left(&mut self, bytes: u64, keys: &[u64]) -> Vec<Completer<()>> {
+        self.queued_bytes -= bytes;
+        for key in keys {
+            if let Some((count, _)) = self.keys.get_mut(key) {
+                *count -= 1;
+                if *count == 0 {
+                    self.keys.remove(key);
+                }
+            }
+        }
+        if self.queued_bytes <= QUEUED_BYTES_MAX || self.keys.is_empty() {
+            return std::mem::take(&mut self.waiting);
+        }
+        Vec::new()
+    }
+}
+
+/// Ends one work as another does.
+fn forward(work: &Work<Answer>, completer: Completer<Answer>) {
+    work.on_complete(move |outcome| completer.complete(outcome.clone()));
+}
