@@ -84,7 +84,7 @@ fn work(mesh: &Mesh) {
     // A moment in which none of them may end: what they wait for is not there.
     let calm = Instant::now() + Duration::from_millis(50);
     until("a moment has passed", || {
-        assert!(!threads.iter().any(|thread| thread.is_finished()), "something has ended, and nobody has come");
+        assert!(!threads.iter().any(std::thread::JoinHandle::is_finished), "something has ended, and nobody has come");
         Instant::now() >= calm
     });
     say("ready");

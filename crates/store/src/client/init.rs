@@ -83,8 +83,8 @@ impl Client {
         calls.iter().try_for_each(|call| call.wait().map(drop))
     }
 
-    /// Whether the servers that hold something of these keys live: all workers hear of one that is gone, not only the one
-    /// that tells it something.
+    /// Whether the servers that hold something of these keys live: all workers hear of one that is gone, not only the
+    /// one that tells it something.
     fn visit_servers_of(&self, keys: &[Arc<Known>]) -> Result<()> {
         let slices = |known: &Arc<Known>| {
             let elements = known.meta.shape.elements().unwrap_or(0);
