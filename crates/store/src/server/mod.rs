@@ -159,13 +159,13 @@ struct Table {
     /// Workers that are gone, for stores that are opened later.
     gone: Vec<Gone>,
     settlements: Settlements,
+    gatherings: Gatherings,
+    /// Why norms of tensors that are cut cannot be put together any more.
+    server_lost: Option<Error>,
     /// The first death of a worker that a store could not bear.
     unborne: Option<Error>,
     /// The first death of a worker at a time when no store was open.
     unclaimed: Option<Error>,
-    gatherings: Gatherings,
-    /// Why norms of tensors that are cut cannot be put together any more.
-    server_lost: Option<Error>,
 }
 
 struct Gone {
