@@ -143,8 +143,8 @@ impl Mesh {
     }
 
     /// As [`Mesh::num_dead_node`], but those who have been silent for `silence` count too, where that is shorter than
-    /// the liveness timeout: they are asked, and counted if they do not answer in time. One shorter than a beat is
-    /// taken for a beat, and one of zero is not looked at. Blocks until all have answered, so for at most `silence`.
+    /// the liveness timeout: they are asked, and counted if they do not answer in time. A silence shorter than a beat
+    /// is taken for a beat, and one of zero is not looked at. Blocks until all have answered, for at most `silence`.
     ///
     /// # Errors
     ///

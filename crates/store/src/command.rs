@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use sheave_base::{Error, ErrorKind, NodeId, Result};
 use sheave_mesh::{Mesh, Request, Role};
 use sheave_wire::Value;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 /// The name of the service.
@@ -33,7 +34,10 @@ pub(crate) fn serve(mesh: &Mesh, controller: Option<Controller>) -> Result<()> {
                     .hint("give every server a controller: ServerConfig::controller"));
             };
             let _turn = turn.lock();
-            controller(number, body)
+            std::panic::catch_unwind(AssertUnwindSafe(|| controller(number, body))).unwrap_or_else(|_| {
+                Err(Error::new(ErrorKind::Remote, format!("the controller panicked on command {number}"))
+                    .hint("look at the output of the server"))
+            })
         })();
         reply.send(outcome.map(|answer| (Value::Bytes(answer), Default::default())));
     })

@@ -62,7 +62,9 @@ impl Client {
         // Also after a failure: the others wait here.
         self.barrier()?;
         sent?;
-        self.learn(pairs)
+        self.learn(pairs)?;
+        let found = pairs.iter().map(|(key, _)| self.find("init", key)).collect::<Result<Vec<_>>>()?;
+        self.visit_servers_of(&found)
     }
 
     /// Takes keys out of the store, which may be initialised anew then. Blocks until all workers have come.
@@ -74,7 +76,7 @@ impl Client {
         self.barrier()?;
         let sent = match self.is_chosen()? {
             true => waited.and_then(|found| self.send_delete(&found)),
-            false => waited.map(drop),
+            false => waited.and_then(|found| self.visit_servers_of(&found)),
         };
         self.barrier()?;
         sent?;
@@ -111,6 +113,19 @@ impl Client {
                 calls.push(self.mesh.call(*server, SERVICE, DELETE, args)?);
             }
         }
+        calls.iter().try_for_each(|call| call.wait().map(drop))
+    }
+
+    /// Whether the servers that hold something of these keys live: all workers hear of one that is gone, not only the
+    /// one that tells it something.
+    fn visit_servers_of(&self, keys: &[Arc<Known>]) -> Result<()> {
+        let slices = |known: &Arc<Known>| {
+            known.meta.slices(known.number, &self.open.cutting).into_iter().map(|slice| slice.server)
+        };
+        let servers: HashSet<usize> = keys.iter().flat_map(slices).collect();
+        let args = protocol::encode(&Describe { store: self.open.store, numbers: Vec::new() })?;
+        let call = |server: &usize| self.mesh.call(self.servers[*server], SERVICE, DESCRIBE, args.clone());
+        let calls = servers.iter().map(call).collect::<Result<Vec<_>>>()?;
         calls.iter().try_for_each(|call| call.wait().map(drop))
     }
 

@@ -75,6 +75,15 @@ struct Known {
     coding: Mutex<Coding>,
 }
 
+/// While it lives this worker has said that it is done.
+struct Said(Arc<AtomicBool>);
+
+impl Drop for Said {
+    fn drop(&mut self) {
+        self.0.store(false, SeqCst);
+    }
+}
+
 impl Client {
     pub(crate) fn open(mesh: &Mesh, config: &Config) -> Result<Self> {
         let Config { kind, cut_elements, slice_elements, staleness, on_worker_loss, open_timeout } = *config;
@@ -206,9 +215,10 @@ impl Client {
         let calls = self.to_all_servers(|client, server| client.say(server, DONE));
         let calls = calls.inspect_err(|_| self.is_done.store(false, SeqCst))?;
         let (completer, work) = self.mesh.node().pair("done", None);
-        let is_done = Arc::clone(&self.is_done);
+        // However it ends; it goes before the work has ended.
+        let said = Said(Arc::clone(&self.is_done));
         crate::gather::gather(calls, completer, move || {
-            is_done.store(false, SeqCst);
+            drop(said);
             Ok(())
         });
         Ok(work)

@@ -241,7 +241,7 @@ impl Holder {
             if fate == Fate::Unsettled {
                 let heard = store.heard(worker);
                 let updater = store.updater().clone();
-                losses.push(Loss { store: *number, worker, error: error.clone(), heard, updater });
+                losses.push(Loss { store: *number, worker, has_left, error: error.clone(), heard, updater });
             }
             after.extend(store.take_after());
         }

@@ -35,6 +35,8 @@ pub(super) struct Said {
 pub(super) struct Loss {
     pub(super) store: u32,
     pub(super) worker: usize,
+    /// Whether it left in order.
+    pub(super) has_left: bool,
     pub(super) error: Error,
     pub(super) heard: Result<Vec<(u64, u64)>>,
     /// What pushes do here.
@@ -44,7 +46,8 @@ pub(super) struct Loss {
 impl Holder {
     /// Asks the other servers, and then lets the store go on or fail.
     pub(super) fn settle(self: &Arc<Self>, loss: Loss) {
-        let Loss { store, worker, error, heard, updater } = loss;
+        let Loss { store, worker, has_left, error, heard, updater } = loss;
+        let about = (worker, has_left);
         let asked = heard.and_then(|heard| {
             let mut digest = Sha256::new_with_prefix(to_control(&updater)?);
             for (number, count) in heard {
@@ -57,11 +60,11 @@ impl Holder {
             Ok(Some(call)) => {
                 let holder = Arc::clone(self);
                 call.on_complete(move |outcome| {
-                    holder.settled(store, worker, &error, outcome.as_ref().map(drop).map_err(Error::clone));
+                    holder.settled(store, about, &error, outcome.as_ref().map(drop).map_err(Error::clone));
                 });
             }
-            Ok(None) => self.settled(store, worker, &error, Ok(())),
-            Err(reason) => self.settled(store, worker, &error, Err(reason)),
+            Ok(None) => self.settled(store, about, &error, Ok(())),
+            Err(reason) => self.settled(store, about, &error, Err(reason)),
         }
     }
 
@@ -77,7 +80,7 @@ impl Holder {
         }
     }
 
-    fn settled(self: &Arc<Self>, store: u32, worker: usize, error: &Error, outcome: Result<()>) {
+    fn settled(self: &Arc<Self>, store: u32, (worker, has_left): (usize, bool), error: &Error, outcome: Result<()>) {
         let mut table = self.table.lock();
         let Table { stores, unborne, .. } = &mut *table;
         let Some(held) = stores.get_mut(&store) else { return };
@@ -85,7 +88,9 @@ impl Holder {
             Ok(()) => held.shrink(worker),
             Err(reason) => {
                 let error = error.clone().context(format!("the store cannot go on without it: {reason}"));
-                unborne.get_or_insert_with(|| error.clone());
+                if !has_left {
+                    unborne.get_or_insert_with(|| error.clone());
+                }
                 held.fail_in_part(&error);
             }
         }
