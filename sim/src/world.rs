@@ -464,7 +464,7 @@ impl World {
             Ok(Outcome::Passed) => stream.last_ok = self.now,
             Ok(Outcome::Group(group)) => (stream.group, stream.next_sequence, stream.must_shrink) = (group, 0, false),
             // Its job is over.
-            Ok(Outcome::Left) => return Err("only a leave ends with having left".into()),
+            Ok(Outcome::Left | Outcome::Silent(_)) => return Err("a barrier or a shrink ended as neither".into()),
             Err(_) if has_failed || node.wants_to_leave => return Ok(()),
             Err(error) if error.kind() == ErrorKind::Internal => return Err(error.to_string()),
             Err(_) => stream.must_shrink = true,

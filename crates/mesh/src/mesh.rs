@@ -3,7 +3,7 @@
 use crate::call::{Answer, Call, Service};
 use crate::config::Config;
 use crate::driver::Shared;
-use crate::engine::{Death, Engine, Event, Member, Role};
+use crate::engine::{Death, Engine, Event, Member, Outcome, Role};
 use crate::group::Group;
 use crate::reference::{Name, Ref};
 use crate::rendezvous;
@@ -140,6 +140,44 @@ impl Mesh {
         let dead = self.deaths();
         let is_dead = |member: &&Member| dead.iter().any(|death| death.node == member.node && !death.left);
         self.members().iter().filter(is_dead).filter(|member| counts(member)).count()
+    }
+
+    /// As [`Mesh::num_dead_node`], but those who have been silent for `silence` count too, where that is shorter than
+    /// the liveness timeout: they are asked, and counted if they do not answer in time. A silence shorter than a beat is
+    /// taken for a beat, and one of zero is not looked at. Blocks until all have answered, so for at most `silence`.
+    ///
+    /// # Errors
+    ///
+    /// Whatever ends this node's own membership.
+    ///
+    /// ```
+    /// # use sheave_mesh::{Config, Expected, Mesh, Role};
+    /// # use sheave_base::config::Endpoint;
+    /// # use std::time::Duration;
+    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    /// # let root = Endpoint { host: "127.0.0.1".into(), port };
+    /// let mesh = Mesh::join(Config::new(Role::Rank, Some(0), Expected::ranks(1), root))?;
+    /// assert_eq!(mesh.num_dead_or_silent(|_| true, Duration::from_secs(1))?, 0);
+    /// # Ok::<(), sheave_base::Error>(())
+    /// ```
+    pub fn num_dead_or_silent(&self, counts: impl Fn(&Member) -> bool, silence: Duration) -> Result<usize> {
+        let liveness = self.shared.node_config().liveness;
+        let patience = silence.max(liveness.beat);
+        if silence.is_zero() || patience >= liveness.timeout {
+            return Ok(self.num_dead_node(counts));
+        }
+        let counted = self.members().iter().filter(|member| counts(member));
+        let nodes = counted.map(|member| member.node).collect();
+        let (completer, work) = self.shared.node.pair("num_dead_node", None);
+        let ending = |outcome: Result<Outcome>| completer.complete(outcome);
+        self.shared.begin(|operation, now| Event::Ask { operation, nodes, until: now.after(patience) }, ending);
+        let Outcome::Silent(silent) = work.wait()? else {
+            return Err(Error::new(ErrorKind::Internal, "asking ended as something else"));
+        };
+        // Some who were silent may have been agreed to be dead since, or to have left.
+        let gone = self.deaths();
+        let is_gone = |node: &NodeId| gone.iter().any(|death| death.node == *node);
+        Ok(self.num_dead_node(counts) + silent.iter().filter(|node| !is_gone(node)).count())
     }
 
     /// The acting coordinator: the scheduler, or the living member of the lowest rank.

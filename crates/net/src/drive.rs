@@ -114,6 +114,7 @@ impl Inner {
         let begun = Instant::now();
         let limit = self.wait.spin + self.wait.yielding;
         let (mut quiet_since, mut has_moved) = (begun, false);
+        let mut gives_way = self.wait.spin.is_zero();
         for round in 1u32.. {
             let mut moved = false;
             for entry in polling.entries().iter().filter(|entry| polling.is_ours(entry)) {
@@ -137,10 +138,15 @@ impl Inner {
                 if quiet >= limit || is_late {
                     return false;
                 }
-                if quiet >= self.wait.spin && !moved {
-                    std::thread::yield_now();
-                }
-            } else if !moved {
+                gives_way = quiet >= self.wait.spin;
+            }
+            if moved {
+                continue;
+            }
+            // Whoever is waited for may need this very core, and some links ask the system at every poll.
+            if gives_way {
+                std::thread::yield_now();
+            } else {
                 std::hint::spin_loop();
             }
         }

@@ -77,7 +77,8 @@ impl Clock {
         let Some(mut total) = self.sum.take() else { return Ok(()) };
         let outcome = guarded(slot, merge, &mut total, arena);
         self.sum.keep(total, arena);
-        outcome
+        // Stores of this kind refuse what needs others ([`Slot::needs_others`]).
+        outcome.map(drop)
     }
 
     pub(crate) fn is_busy(&self) -> bool {

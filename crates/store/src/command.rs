@@ -12,6 +12,9 @@ use std::sync::Arc;
 /// The name of the service.
 pub(crate) const SERVICE: &str = "store.command";
 
+/// A command's method is this and its number.
+const METHOD: &str = "command ";
+
 /// User code that a server runs for each command: its number, its text, and what is answered.
 pub type Controller = Arc<dyn Fn(i32, &[u8]) -> Result<Vec<u8>> + Send + Sync>;
 
@@ -21,8 +24,8 @@ pub(crate) fn serve(mesh: &Mesh, controller: Option<Controller>) -> Result<()> {
     mesh.serve(SERVICE, move |request: Request| {
         let Request { method, args, reply, .. } = request;
         let outcome = (|| {
-            let number = method.parse::<i32>();
-            let (Ok(number), Value::Bytes(body)) = (number, &args) else {
+            let number = method.strip_prefix(METHOD).and_then(|number| number.parse::<i32>().ok());
+            let (Some(number), Value::Bytes(body)) = (number, &args) else {
                 return Err(Error::new(ErrorKind::Protocol, "a command without a number or a text"));
             };
             let Some(controller) = &controller else {
@@ -39,7 +42,8 @@ pub(crate) fn serve(mesh: &Mesh, controller: Option<Controller>) -> Result<()> {
 /// Sends a command to all servers and waits for their answers, which come in the order of their ranks.
 pub(crate) fn send(mesh: &Mesh, number: i32, body: &[u8]) -> Result<Vec<Vec<u8>>> {
     let servers: Vec<NodeId> = mesh.of_role(Role::Server).map(|member| member.node).collect();
-    let call = |server: &NodeId| mesh.call(*server, SERVICE, &number.to_string(), Value::Bytes(body.to_vec()));
+    let method = format!("{METHOD}{number}");
+    let call = |server: &NodeId| mesh.call(*server, SERVICE, &method, Value::Bytes(body.to_vec()));
     let calls = servers.iter().map(call).collect::<Result<Vec<_>>>()?;
     let answer = |answer: sheave_mesh::Answer| match answer.value {
         Value::Bytes(bytes) => Ok(bytes),
@@ -47,5 +51,5 @@ pub(crate) fn send(mesh: &Mesh, number: i32, body: &[u8]) -> Result<Vec<Vec<u8>>
     };
     // All have ended before the first error is told: no server still runs the command then.
     let outcomes: Vec<Result<Vec<u8>>> = calls.iter().map(|call| call.wait().and_then(answer)).collect();
-    outcomes.into_iter().collect::<Result<_>>().map_err(|error| error.operation(format!("command {number}")))
+    outcomes.into_iter().collect()
 }

@@ -54,6 +54,6 @@ pub fn num_dead_node(mesh: &Mesh, node_id: i32, timeout: Duration) -> Result<usi
             .operation("num_dead_node")
             .hint("1 is the scheduler, 2 all servers, 4 all workers, 8 + 2 r server r, 9 + 2 r worker r"));
     };
-    let _ = timeout;
-    Ok(mesh.num_dead_node(|member| nodes.contains(member)))
+    let counted = mesh.num_dead_or_silent(|member| nodes.contains(member), timeout);
+    counted.map_err(|error| error.operation("num_dead_node"))
 }

@@ -6,8 +6,9 @@ use crate::protocol::Open;
 use crate::round::{Counted, Round};
 use crate::slot::{Merge, Slot};
 use crate::sum::Gradient;
-use crate::waiter::{Completed, RequestId};
-use sheave_base::Result;
+use crate::waiter::{Advance, Completed, RequestId};
+use sheave_base::{Error, ErrorKind, Result};
+use sheave_optim::Norms;
 use sheave_tensor::Arena;
 
 pub(crate) struct Held {
@@ -57,10 +58,31 @@ impl Held {
     }
 
     /// Merges what can be merged, one step; call it until it returns `None`.
-    pub(crate) fn advance(&mut self, counted: &Counted, merge: &Merge, arena: &Arena) -> Option<Completed> {
+    pub(crate) fn advance(&mut self, counted: &Counted, merge: &Merge, arena: &Arena) -> Option<Advance> {
         match &mut self.pace {
             Pace::Round(round) => round.advance(counted, &mut self.slot, merge, arena),
-            Pace::Clock(clock) => clock.advance(counted, &mut self.slot, merge, arena),
+            Pace::Clock(clock) => clock.advance(counted, &mut self.slot, merge, arena).map(Advance::Completed),
+        }
+    }
+
+    /// Ends a merge that waits for norms of the whole tensor, if one does; [`Held::advance`] must follow.
+    pub(crate) fn finish(&mut self, norms: Result<Norms>) -> Option<Completed> {
+        match &mut self.pace {
+            Pace::Round(round) => round.finish(&mut self.slot, norms),
+            Pace::Clock(_) => None,
+        }
+    }
+
+    /// Refuses a merge that needs other slices where slices are not merged in rounds.
+    pub(crate) fn check_merge(&self, merge: &Merge) -> Result<()> {
+        match &self.pace {
+            Pace::Clock(_) if self.slot.needs_others(merge) => {
+                let what =
+                    format!("key {} is cut, and this optimizer needs norms of whole tensors", self.slot.meta.key);
+                Err(Error::new(ErrorKind::Unsupported, what)
+                    .hint("use dist_sync, or a Config whose cut_elements and slice_elements cut no tensor"))
+            }
+            _ => Ok(()),
         }
     }
 

@@ -6,8 +6,9 @@ use crate::key::Key;
 use crate::kind::Kind;
 use crate::slot::{Merge, Meta, Slot, flat_copy, guarded};
 use crate::sum::Total;
-use crate::updater::{Function, Updater};
+use crate::updater::{Function, Updater, no_optimizer};
 use sheave_base::{Error, ErrorKind, Result};
+use sheave_optim::Optimizer;
 use sheave_tensor::{Arena, ArenaConfig, Op, Tensor};
 use std::collections::HashMap;
 
@@ -61,7 +62,7 @@ impl Local {
             }
             let mut total = Total::Dense(sum.reshape([sum.elements() as u64])?);
             drop(sum);
-            outcome = outcome.and(guarded(slot, &self.merge, &mut total, &self.arena));
+            outcome = outcome.and(guarded(slot, &self.merge, &mut total, &self.arena).map(drop));
         }
         outcome
     }
@@ -112,7 +113,17 @@ impl Local {
 
     pub(crate) fn set_updater(&mut self, updater: Updater) -> Result<()> {
         self.merge = Merge::of(updater, |name| self.functions.get(name).cloned())?;
+        if let Merge::Optimizer(optimizer) = &self.merge {
+            self.slots.values_mut().for_each(|slot| slot.memory.retain(&optimizer.rule));
+        }
         Ok(())
+    }
+
+    pub(crate) fn optimizer(&self) -> Result<&Optimizer> {
+        match &self.merge {
+            Merge::Optimizer(optimizer) => Ok(optimizer),
+            _ => Err(no_optimizer()),
+        }
     }
 }
 

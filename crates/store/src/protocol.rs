@@ -9,6 +9,7 @@ use crate::updater::Spec;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sheave_base::{Error, ErrorKind, Result};
+use sheave_optim::BlockSums;
 use sheave_wire::{Value, from_control, to_control};
 use std::fmt;
 
@@ -24,9 +25,11 @@ pub(crate) const UPDATE: &str = "update";
 pub(crate) const BEGIN: &str = "begin";
 pub(crate) const SLICES: &str = "slices";
 pub(crate) const SET_UPDATER: &str = "set_updater";
+pub(crate) const UPDATER: &str = "updater";
 pub(crate) const BARRIER: &str = "barrier";
 pub(crate) const DONE: &str = "done";
 pub(crate) const SETTLE: &str = "settle";
+pub(crate) const NORMS: &str = "norms";
 
 /// What becomes of a store when one of its workers dies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -163,8 +166,9 @@ pub(crate) struct SetUpdater {
     pub(crate) is_trial: bool,
 }
 
-/// What is said of a store and nothing more: [`CLOSE`], [`DONE`], and [`BARRIER`], which the first server answers when
-/// all workers have come, with the rank of the first one that counts.
+/// What is said of a store and nothing more: [`CLOSE`], [`DONE`], [`UPDATER`], which is answered with the [`Spec`] of
+/// what pushes do, and [`BARRIER`], which the first server answers when all workers have come, with the rank of the
+/// first one that counts.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct OfStore {
     pub(crate) store: u32,
@@ -178,6 +182,19 @@ pub(crate) struct Settle {
     pub(crate) worker: u64,
     /// A digest over how often it has pushed each key that is cut.
     pub(crate) heard: [u8; 32],
+}
+
+/// A server says the sums of a slice to the server that has the first slice of the key; the answer comes when all
+/// slices have said theirs, and is the [`sheave_optim::Norms`] of the whole tensor.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Sums {
+    pub(crate) store: u32,
+    /// The key's number.
+    pub(crate) key: u64,
+    /// The index of the slice's first element in the tensor.
+    pub(crate) start: u64,
+    /// None if the merge of this slice has failed.
+    pub(crate) sums: Option<BlockSums>,
 }
 
 pub(crate) fn encode<T: Serialize>(head: &T) -> Result<Value> {

@@ -5,14 +5,18 @@
 //! is merged after as many rounds as it has contributions here, and a pull waits for that many: it sees the state of
 //! just that round, because the next one begins only after it was served.
 //!
+//! A merge that needs norms of the whole tensor is done in two halves. Between them the round is complete and not over:
+//! contributions are queued, pulls wait, and nothing is answered.
+//!
 //! A worker that is done or gone is waited for no more ([`Counted`]): rounds still take what it has pushed before, and
 //! then go on without it. That depends on what each worker pushes and in which order, and on nothing else; so all
 //! servers make the same rounds, whenever they hear of it.
 
 use crate::slot::{Merge, Slot, guarded};
 use crate::sum::{Gradient, Sum};
-use crate::waiter::{Completed, RequestId, Waiter, take_due};
+use crate::waiter::{Advance, Completed, RequestId, Waiter, take_due};
 use sheave_base::{Error, ErrorKind, Result};
+use sheave_optim::Norms;
 use sheave_tensor::Arena;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
@@ -39,6 +43,8 @@ pub(crate) struct Round {
     requests: SmallVec<[RequestId; 8]>,
     /// Why the sum of this round is none.
     failure: Option<Error>,
+    /// Whether the merge of this round waits for norms.
+    is_halfway: bool,
     completed: u64,
     /// How many contributions of each worker have ever come.
     heard: Vec<u64>,
@@ -54,6 +60,7 @@ impl Round {
             is_in: vec![false; workers],
             requests: SmallVec::new(),
             failure: None,
+            is_halfway: false,
             completed: 0,
             heard: vec![0; workers],
             waiters: Vec::new(),
@@ -91,14 +98,18 @@ impl Round {
         own == 0
     }
 
-    /// Adds what can be added. Returns at the end of each round; call it until it returns `None`.
+    /// Adds what can be added. Returns at the end of each round, and in the middle of one whose merge waits for norms;
+    /// call it until it returns `None`.
     pub(crate) fn advance(
         &mut self,
         counted: &Counted,
         slot: &mut Slot,
         merge: &Merge,
         arena: &Arena,
-    ) -> Option<Completed> {
+    ) -> Option<Advance> {
+        if self.is_halfway {
+            return None;
+        }
         while let Some(queue) = self.queues.get_mut(self.next) {
             match queue.pop_front() {
                 Some(contribution) => {
@@ -113,9 +124,8 @@ impl Round {
             }
             self.next += 1;
         }
-        self.next = 0;
-        self.is_in.fill(false);
         if self.requests.is_empty() {
+            self.next = 0;
             return None;
         }
         let outcome = match (self.failure.take(), self.sum.take()) {
@@ -127,9 +137,35 @@ impl Round {
             }
             (None, None) => Err(Error::new(ErrorKind::Internal, "a round without a contribution")),
         };
+        match outcome {
+            Ok(None) => Some(Advance::Completed(self.complete(Ok(())))),
+            Err(failure) if !slot.needs_others(merge) => Some(Advance::Completed(self.complete(Err(failure)))),
+            outcome => {
+                self.is_halfway = true;
+                self.failure = outcome.as_ref().err().cloned();
+                Some(Advance::Halfway(outcome.ok().flatten()))
+            }
+        }
+    }
+
+    /// Ends the round whose merge waits for norms, if one does; [`Round::advance`] must follow.
+    pub(crate) fn finish(&mut self, slot: &mut Slot, norms: Result<Norms>) -> Option<Completed> {
+        if !std::mem::take(&mut self.is_halfway) {
+            return None;
+        }
+        let outcome = match self.failure.take() {
+            Some(failure) => Err(failure),
+            None => norms.and_then(|norms| slot.finish(&norms)),
+        };
+        Some(self.complete(outcome))
+    }
+
+    fn complete(&mut self, outcome: Result<()>) -> Completed {
+        self.next = 0;
+        self.is_in.fill(false);
         self.completed += 1;
         let served = take_due(&mut self.waiters, self.completed);
-        Some(Completed { outcome, merged: std::mem::take(&mut self.requests), served })
+        Completed { outcome, merged: std::mem::take(&mut self.requests), served }
     }
 
     /// Whether anybody has contributed to a round that has not ended, or waits for one.

@@ -1,11 +1,11 @@
 //! A stored value, or a server's slice of one, and how sums are merged into it.
 
 use crate::key::Key;
+use crate::learn::{Extent, Memory};
 use crate::sum::Total;
 use crate::updater::{Function, Updater};
-use half::{bf16, f16};
 use sheave_base::{Error, ErrorKind, Result};
-use sheave_optim::{Rule, State};
+use sheave_optim::{BlockSums, Norms, Optimizer};
 use sheave_tensor::{Arena, Dtype, Op, Shape, Tensor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -45,7 +45,7 @@ impl Meta {
 pub(crate) enum Merge {
     Assign,
     Sum,
-    Rule(Rule),
+    Optimizer(Box<Optimizer>),
     Function(Function),
 }
 
@@ -55,9 +55,9 @@ impl Merge {
         Ok(match updater {
             Updater::Assign => Self::Assign,
             Updater::Sum => Self::Sum,
-            Updater::Rule(rule) => {
-                rule.check()?;
-                Self::Rule(rule)
+            Updater::Optimizer(optimizer) => {
+                optimizer.check()?;
+                Self::Optimizer(optimizer)
             }
             Updater::Function(function) => Self::Function(function),
             Updater::Named(name) => Self::Function(find(&name).ok_or_else(|| {
@@ -69,32 +69,61 @@ impl Merge {
     }
 }
 
+impl Merge {
+    /// Whether it needs norms of whole tensors.
+    pub(crate) fn needs_norms(&self) -> bool {
+        matches!(self, Self::Optimizer(optimizer) if optimizer.rule.needs_norms())
+    }
+}
+
 /// A stored value. Its elements lie flat in memory of its own.
 pub(crate) struct Slot {
     pub(crate) meta: Meta,
     /// The index of its first element in the tensor.
-    #[expect(dead_code, reason = "norms over slices are to come")]
     pub(crate) start: u64,
     pub(crate) value: Tensor,
-    /// The optimizer's state, and the rule that it belongs to.
-    state: Option<(Rule, Moments)>,
+    pub(crate) memory: Memory,
 }
 
 impl Slot {
     /// A slot that holds a copy of `initial`, which is the whole tensor or a slice of it.
     pub(crate) fn new(meta: Meta, start: u64, initial: &Tensor, arena: &Arena) -> Result<Self> {
-        Ok(Self { meta, start, value: flat_copy(initial, arena)?, state: None })
+        Ok(Self { meta, start, value: flat_copy(initial, arena)?, memory: Memory::default() })
     }
 
     /// Merges a sum, which has as many elements as the value and its dtype. It may be left with other contents.
-    fn merge(&mut self, merge: &Merge, total: &mut Total, arena: &Arena) -> Result<()> {
+    /// A merge that needs norms of the whole tensor is half done then, and returns the sums for them; [`Slot::finish`]
+    /// must follow.
+    fn merge(&mut self, merge: &Merge, total: &mut Total, arena: &Arena) -> Result<Option<BlockSums>> {
         let Total::Dense(sum) = total;
+        if !matches!(merge, Merge::Optimizer(_)) {
+            self.memory.forget_master();
+        }
         match merge {
             Merge::Assign => self.assign(sum, arena),
             Merge::Sum => self.value.reduce_from(Op::Sum, sum),
             Merge::Function(function) => function(&self.meta.key, sum, &mut self.value),
-            Merge::Rule(rule) => self.step(rule, sum),
+            Merge::Optimizer(optimizer) => {
+                let extent = if self.is_whole() { Extent::Whole } else { Extent::Slice(self.start) };
+                return self.memory.step(optimizer, &mut self.value, sum, extent);
+            }
         }
+        .map(|()| None)
+    }
+
+    /// Ends a merge that is half done.
+    pub(crate) fn finish(&mut self, norms: &Norms) -> Result<()> {
+        self.memory.finish(&mut self.value, norms)
+    }
+
+    /// Whether this is all of its tensor.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.meta.shape.elements() == Some(self.value.elements() as u64)
+    }
+
+    /// Whether this is a slice that cannot be merged alone.
+    pub(crate) fn needs_others(&self, merge: &Merge) -> bool {
+        merge.needs_norms() && !self.is_whole()
     }
 
     /// The sum becomes the value. If its memory is the server's own the two change places, and nothing is copied.
@@ -105,56 +134,10 @@ impl Slot {
         std::mem::swap(&mut self.value, sum);
         Ok(())
     }
-
-    fn step(&mut self, rule: &Rule, gradient: &Tensor) -> Result<()> {
-        let elements = self.value.elements();
-        // A changed learning rate goes on with the state, another rule begins anew.
-        let known = self.state.take().filter(|(known, _)| keeps_state(known, rule)).map(|(_, state)| state);
-        let mut state = match (known, self.meta.dtype) {
-            (Some(state), _) => state,
-            (None, Dtype::F64) => Moments::Double(rule.state(elements)),
-            (None, _) => Moments::Single(rule.state(elements)),
-        };
-        let value = &mut self.value;
-        let outcome = match (&mut state, self.meta.dtype) {
-            (Moments::Single(state), Dtype::F32) => {
-                rule.step(state, value.as_mut_slice::<f32>()?, &gradient.as_slice()?)
-            }
-            (Moments::Single(state), Dtype::F16) => {
-                rule.step(state, value.as_mut_slice::<f16>()?, &gradient.as_slice::<f16>()?)
-            }
-            (Moments::Single(state), Dtype::Bf16) => {
-                rule.step(state, value.as_mut_slice::<bf16>()?, &gradient.as_slice::<bf16>()?)
-            }
-            (Moments::Double(state), Dtype::F64) => {
-                rule.step(state, value.as_mut_slice::<f64>()?, &gradient.as_slice()?)
-            }
-            (_, dtype) => Err(Error::new(ErrorKind::Unsupported, format!("no optimizer works on {dtype}"))
-                .operation("push")
-                .hint("keep the weights as floats")),
-        };
-        self.state = Some((rule.clone(), state));
-        outcome
-    }
-}
-
-/// The optimizer's state of one slot; half floats are computed in single precision.
-enum Moments {
-    Single(State<f32>),
-    Double(State<f64>),
-}
-
-/// Whether the state of a slot is of use for the next rule.
-fn keeps_state(known: &Rule, next: &Rule) -> bool {
-    match (known, next) {
-        (Rule::Sgd(known), Rule::Sgd(next)) => (known.momentum == 0.0) == (next.momentum == 0.0),
-        (Rule::Adam(_), Rule::Adam(_)) => true,
-        _ => false,
-    }
 }
 
 /// Merges; user code that panics fails this merge and nothing else.
-pub(crate) fn guarded(slot: &mut Slot, merge: &Merge, total: &mut Total, arena: &Arena) -> Result<()> {
+pub(crate) fn guarded(slot: &mut Slot, merge: &Merge, total: &mut Total, arena: &Arena) -> Result<Option<BlockSums>> {
     catch_unwind(AssertUnwindSafe(|| slot.merge(merge, total, arena))).unwrap_or_else(|_| {
         Err(Error::new(ErrorKind::Remote, format!("the updater panicked on key {}", slot.meta.key)))
     })

@@ -8,11 +8,11 @@ use crate::key::Key;
 use crate::kind::Kind;
 use crate::local::Local;
 use crate::protocol::OnWorkerLoss;
-use crate::updater::{Function, Updater};
+use crate::updater::{Function, Updater, with_learning_rate};
 use parking_lot::ReentrantMutex;
 use sheave_base::{Error, ErrorKind, Result, Work, limits};
 use sheave_mesh::Mesh;
-use sheave_optim::Rule;
+use sheave_optim::Optimizer;
 use sheave_tensor::Tensor;
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -271,13 +271,13 @@ impl KvStore {
         self.pull(places)
     }
 
-    /// Says what pushes do from now on. With servers only worker 0's word counts, and it blocks until all servers have
-    /// heard it.
+    /// Says what pushes do from now on. With servers only worker 0's word counts. It blocks until that worker's pushes
+    /// so far have ended, so that they are merged as before on every server, and all servers have heard it.
     ///
     /// # Errors
     ///
-    /// `Unsupported` for a closure with servers, `NotFound` for a name that a server does not offer, `InvalidArgument`
-    /// for an optimizer's settings without a meaning.
+    /// `InvalidArgument` for an optimizer's settings without a meaning, and on worker 0 if it has said that it is done;
+    /// `Unsupported` for a closure with servers, `NotFound` for a name that a server does not offer.
     pub fn set_updater(&self, updater: Updater) -> Result<()> {
         match &*self.place {
             Place::Local(local) => within(local, |local| local.set_updater(updater)),
@@ -285,14 +285,58 @@ impl KvStore {
         }
     }
 
-    /// An optimizer where the values are: [`Updater::Rule`]. The same kind of rule with other settings, such as the
-    /// learning rate, goes on with its state.
+    /// An optimizer where the values are: [`Updater::Optimizer`]. The same rule with other settings, such as the
+    /// learning rate, goes on with its state; another rule begins anew. With
+    /// [`multi_precision`](Optimizer::multi_precision) values of f16 and bf16 are stepped as copies of f32 beside them.
+    ///
+    /// [`Lamb`](sheave_optim::Lamb) needs norms of whole tensors. In a synchronous store servers put them together; the
+    /// other kinds on servers have it only for tensors that are not cut.
     ///
     /// # Errors
     ///
-    /// As [`KvStore::set_updater`].
-    pub fn set_optimizer(&self, rule: Rule) -> Result<()> {
-        self.set_updater(Updater::Rule(rule))
+    /// As [`KvStore::set_updater`]; `Unsupported` for LAMB where it cannot be had.
+    pub fn set_optimizer(&self, optimizer: impl Into<Optimizer>) -> Result<()> {
+        self.set_updater(optimizer.into().into())
+    }
+
+    /// The optimizer's learning rate, which its schedule multiplies. With servers it blocks until the first one has
+    /// answered.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` without an optimizer, `PeerLost` if the server is gone.
+    pub fn learning_rate(&self) -> Result<f64> {
+        match &*self.place {
+            Place::Local(local) => within(local, |local| Ok(local.optimizer()?.rule.learning_rate())),
+            Place::Servers(client) => Ok(client.optimizer()?.rule.learning_rate()),
+        }
+    }
+
+    /// Changes the optimizer's learning rate and nothing else: its states stay, and so does its schedule. As with
+    /// [`KvStore::set_updater`], only the first worker's word counts.
+    ///
+    /// ```
+    /// use sheave_store::{KvStore, Rule};
+    ///
+    /// let store = KvStore::local("local")?;
+    /// store.set_optimizer(Rule::adam(0.1))?;
+    /// store.set_learning_rate(0.01)?;
+    /// assert_eq!(store.learning_rate()?, 0.01);
+    /// # Ok::<(), sheave_base::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` without an optimizer, `InvalidArgument` for a rate below zero or not finite, `Unsupported` for the
+    /// optimizer `test`, which has none; else those of [`KvStore::set_updater`].
+    pub fn set_learning_rate(&self, learning_rate: f64) -> Result<()> {
+        match &*self.place {
+            Place::Local(local) => within(local, |local| {
+                let optimizer = with_learning_rate(local.optimizer()?.clone(), learning_rate)?;
+                local.set_updater(optimizer.into())
+            }),
+            Place::Servers(client) => client.set_learning_rate(learning_rate),
+        }
     }
 
     /// How this worker's gradients travel from now on: all that are dense and of f32, except those of keys that have a
@@ -427,11 +471,13 @@ impl KvStore {
     /// How many nodes are dead: of one node or of groups, by the numbers of ps-lite. 1 is the scheduler, 2 all servers,
     /// 4 all workers, and sums of these are several groups; 8 + 2 r is server r, and 9 + 2 r worker r. A node whose
     /// links have closed counts at once, a silent one after `timeout` or the liveness timeout, whichever is shorter.
-    /// Those who left in order do not count. Any node may ask; 0 for a local store.
+    /// Those who left in order do not count. Any node may ask; 0 for a local store. Blocks for at most `timeout`, and
+    /// only where that is shorter than the liveness timeout: the nodes are asked then whether they live
+    /// ([`Mesh::num_dead_or_silent`]).
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a number that names nobody.
+    /// `InvalidArgument` for a number that names nobody, and whatever ends this node's membership.
     pub fn num_dead_node(&self, node_id: i32, timeout: Duration) -> Result<usize> {
         match &*self.place {
             Place::Local(_) => Ok(0),
@@ -460,7 +506,7 @@ impl KvStore {
     }
 }
 
-fn within(local: &ReentrantMutex<RefCell<Local>>, act: impl FnOnce(&mut Local) -> Result<()>) -> Result<()> {
+fn within<T>(local: &ReentrantMutex<RefCell<Local>>, act: impl FnOnce(&mut Local) -> Result<T>) -> Result<T> {
     let local = local.lock();
     let Ok(mut local) = local.try_borrow_mut() else {
         return Err(Error::new(ErrorKind::InvalidArgument, "an updater cannot use the store that it updates")

@@ -3,7 +3,7 @@
 use crate::key::Key;
 use serde::{Deserialize, Serialize};
 use sheave_base::{Error, ErrorKind, Result};
-use sheave_optim::Rule;
+use sheave_optim::{Optimizer, Rule};
 use sheave_tensor::Tensor;
 use std::fmt;
 use std::sync::Arc;
@@ -20,8 +20,9 @@ pub enum Updater {
     Assign,
     /// The sum is added to it.
     Sum,
-    /// The sum is a gradient, and an optimizer takes a step. The state lives with the value.
-    Rule(Rule),
+    /// The sum is a gradient, and an optimizer takes a step. Its state lives with the value, and so do the steps that
+    /// its schedule counts.
+    Optimizer(Box<Optimizer>),
     /// A closure decides; in this process only.
     Function(Function),
     /// A function decides that was registered under this name where the values are: on every server, or in this
@@ -34,7 +35,7 @@ impl fmt::Debug for Updater {
         match self {
             Self::Assign => f.write_str("Assign"),
             Self::Sum => f.write_str("Sum"),
-            Self::Rule(rule) => f.debug_tuple("Rule").field(rule).finish(),
+            Self::Optimizer(optimizer) => f.debug_tuple("Optimizer").field(optimizer).finish(),
             Self::Function(_) => f.write_str("Function"),
             Self::Named(name) => f.debug_tuple("Named").field(name).finish(),
         }
@@ -46,7 +47,7 @@ impl fmt::Debug for Updater {
 pub(crate) enum Spec {
     Assign,
     Sum,
-    Rule(Rule),
+    Optimizer(Box<Optimizer>),
     Named(String),
 }
 
@@ -55,9 +56,9 @@ impl Updater {
         Ok(match self {
             Self::Assign => Spec::Assign,
             Self::Sum => Spec::Sum,
-            Self::Rule(rule) => {
-                rule.check()?;
-                Spec::Rule(rule.clone())
+            Self::Optimizer(optimizer) => {
+                optimizer.check()?;
+                Spec::Optimizer(optimizer.clone())
             }
             Self::Named(name) => Spec::Named(name.clone()),
             Self::Function(_) => {
@@ -67,4 +68,43 @@ impl Updater {
             }
         })
     }
+}
+
+impl From<Spec> for Updater {
+    fn from(spec: Spec) -> Self {
+        match spec {
+            Spec::Assign => Self::Assign,
+            Spec::Sum => Self::Sum,
+            Spec::Optimizer(optimizer) => Self::Optimizer(optimizer),
+            Spec::Named(name) => Self::Named(name),
+        }
+    }
+}
+
+impl From<Optimizer> for Updater {
+    fn from(optimizer: Optimizer) -> Self {
+        Self::Optimizer(Box::new(optimizer))
+    }
+}
+
+impl From<Rule> for Updater {
+    fn from(rule: Rule) -> Self {
+        Optimizer::from(rule).into()
+    }
+}
+
+/// The optimizer with another learning rate.
+pub(crate) fn with_learning_rate(mut optimizer: Optimizer, learning_rate: f64) -> Result<Optimizer> {
+    if let Rule::Test(_) = optimizer.rule {
+        return Err(Error::new(ErrorKind::Unsupported, "the optimizer test has no learning rate")
+            .operation("set_learning_rate")
+            .hint("set another optimizer"));
+    }
+    optimizer.rule.set_learning_rate(learning_rate);
+    optimizer.check().map_err(|error| error.operation("set_learning_rate"))?;
+    Ok(optimizer)
+}
+
+pub(crate) fn no_optimizer() -> Error {
+    Error::new(ErrorKind::NotFound, "the store has no optimizer").hint("call set_optimizer first")
 }

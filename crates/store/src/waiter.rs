@@ -1,6 +1,7 @@
 //! Pulls that wait for what was pushed before them.
 
 use sheave_base::Result;
+use sheave_optim::BlockSums;
 use smallvec::SmallVec;
 
 /// Names a request of a worker that is not answered.
@@ -13,6 +14,14 @@ pub(crate) struct Waiter {
     pub(crate) piece: usize,
     /// For how much.
     pub(crate) after: u64,
+}
+
+/// How far a slot has come.
+pub(crate) enum Advance {
+    Completed(Completed),
+    /// A merge is half done, and waits for the norms of the whole tensor. None if it has failed here, which the other
+    /// slices must know.
+    Halfway(Option<BlockSums>),
 }
 
 /// What a merge brings about, before the next one begins.

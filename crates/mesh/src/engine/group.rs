@@ -67,6 +67,13 @@ pub(super) enum Pending {
     Leave {
         begun: Time,
     },
+    /// `silent`: who has not answered yet; `is_direct`: they were asked without the coordinator.
+    Ask {
+        silent: BTreeSet<NodeId>,
+        begun: Time,
+        until: Time,
+        is_direct: bool,
+    },
 }
 
 /// The identity of the group of `nodes` in this order: the same on every node.
@@ -196,7 +203,7 @@ impl Engine {
     pub(super) fn repeat_entries(&mut self) {
         let entries = self.operations.values().filter_map(|pending| match pending {
             Pending::Barrier { group, sequence, .. } => Some((*group, *sequence)),
-            Pending::Shrink { .. } | Pending::Leave { .. } => None,
+            Pending::Shrink { .. } | Pending::Leave { .. } | Pending::Ask { .. } => None,
         });
         for (group, sequence) in entries.collect::<Vec<_>>() {
             self.send_entry(group, sequence);
@@ -253,7 +260,7 @@ impl Engine {
         }
         let passed = |pending: &Pending| match pending {
             Pending::Barrier { group, sequence, .. } => *group == id && *sequence <= through,
-            Pending::Shrink { .. } | Pending::Leave { .. } => false,
+            Pending::Shrink { .. } | Pending::Leave { .. } | Pending::Ask { .. } => false,
         };
         for operation in self.operations_where(passed) {
             self.complete(operation, Ok(Outcome::Passed));
@@ -410,7 +417,7 @@ impl Engine {
     pub(super) fn finish_shrinks(&mut self) {
         let shrinks = self.operations.iter().filter_map(|(operation, pending)| match pending {
             Pending::Shrink { group, .. } => Some((*operation, *group)),
-            Pending::Barrier { .. } | Pending::Leave { .. } => None,
+            Pending::Barrier { .. } | Pending::Leave { .. } | Pending::Ask { .. } => None,
         });
         for (operation, id) in shrinks.collect::<Vec<_>>() {
             let Some(group) = self.groups.get(&id) else { continue };
@@ -441,7 +448,9 @@ impl Engine {
             Some(Pending::Barrier { group, .. }) => {
                 self.break_group(*group, &Broken { error, by_death: false, about: self.me }, true);
             }
-            Some(Pending::Shrink { .. } | Pending::Leave { .. }) => self.end_with(operation, &error),
+            Some(Pending::Shrink { .. } | Pending::Leave { .. } | Pending::Ask { .. }) => {
+                self.end_with(operation, &error);
+            }
             None => {}
         }
     }
@@ -450,7 +459,7 @@ impl Engine {
         let now = self.now;
         let late = |pending: &Pending| match pending {
             Pending::Barrier { deadline, .. } => deadline.is_some_and(|deadline| now >= deadline),
-            Pending::Shrink { .. } | Pending::Leave { .. } => false,
+            Pending::Shrink { .. } | Pending::Leave { .. } | Pending::Ask { .. } => false,
         };
         for operation in self.operations_where(late) {
             let Some(Pending::Barrier { group, sequence, deadline, is_late, .. }) = self.operations.get_mut(&operation)
@@ -490,7 +499,7 @@ impl Engine {
     pub(super) fn deadline_timer(&self) -> Option<Time> {
         let deadline = |pending: &Pending| match pending {
             Pending::Barrier { deadline, .. } => *deadline,
-            Pending::Shrink { .. } | Pending::Leave { .. } => None,
+            Pending::Shrink { .. } | Pending::Leave { .. } | Pending::Ask { .. } => None,
         };
         self.operations.values().filter_map(deadline).min()
     }
@@ -499,7 +508,7 @@ impl Engine {
     pub(super) fn partners_in_barriers(&self) -> BTreeSet<NodeId> {
         let firsts = self.operations.values().filter_map(|pending| match pending {
             Pending::Barrier { group, .. } => self.groups.get(group)?.nodes.first().copied(),
-            Pending::Shrink { .. } | Pending::Leave { .. } => None,
+            Pending::Shrink { .. } | Pending::Leave { .. } | Pending::Ask { .. } => None,
         });
         let entered = self.groups.values().flat_map(|group| group.tallies.values()).flat_map(|tally| &tally.members);
         firsts.chain(entered.copied()).collect()
@@ -525,6 +534,7 @@ impl Engine {
                 (error.clone().operation("shrink").group(self.label_of(*group)), *begun)
             }
             Pending::Leave { begun } => (error.clone().operation("leave"), *begun),
+            Pending::Ask { begun, .. } => (error.clone().operation("num_dead_node"), *begun),
         };
         self.complete(operation, Err(error.elapsed(self.now.since(begun))));
     }

@@ -4,6 +4,7 @@ use super::member::{Introduction, Member};
 use serde::{Deserialize, Serialize};
 use sheave_base::clock::Time;
 use sheave_base::{Epoch, Error, ErrorKind, NodeId, Result};
+use std::collections::BTreeSet;
 use std::fmt;
 
 /// A group's identity: a hash over its label and its ordered nodes, so that its members need not talk to agree on it.
@@ -164,6 +165,28 @@ pub enum Message {
         /// Why.
         reason: String,
     },
+    /// To the coordinator, which passes it on, or to `whom` itself: does it answer?
+    Ask {
+        /// The sender's epoch.
+        epoch: Epoch,
+        /// Who wants to know.
+        asker: NodeId,
+        /// The asker's number for it.
+        number: u64,
+        /// Who is asked.
+        whom: NodeId,
+    },
+    /// The answer, back on the same way.
+    Answer {
+        /// The sender's epoch.
+        epoch: Epoch,
+        /// Who wants to know.
+        asker: NodeId,
+        /// The asker's number for it.
+        number: u64,
+        /// Who answers.
+        whom: NodeId,
+    },
 }
 
 impl Message {
@@ -183,7 +206,9 @@ impl Message {
             | Self::Commit { epoch, .. }
             | Self::Enter { epoch, .. }
             | Self::Release { epoch, .. }
-            | Self::Broken { epoch, .. } => Some(*epoch),
+            | Self::Broken { epoch, .. }
+            | Self::Ask { epoch, .. }
+            | Self::Answer { epoch, .. } => Some(*epoch),
         }
     }
 }
@@ -239,6 +264,16 @@ pub enum Event {
         /// Names the operation; unique.
         operation: OperationId,
     },
+    /// The user wants to know who of these does not answer. Those who are not living members, and this node, do not
+    /// count.
+    Ask {
+        /// Names the operation; unique.
+        operation: OperationId,
+        /// Who is asked.
+        nodes: BTreeSet<NodeId>,
+        /// When those who have not answered count as silent.
+        until: Time,
+    },
     /// The user no longer waits. A barrier's group is broken by this. A leave goes on all the same.
     Cancel {
         /// Which operation.
@@ -247,7 +282,7 @@ pub enum Event {
 }
 
 /// How an operation ended well.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Every member of the group entered this barrier.
     Passed,
@@ -255,6 +290,8 @@ pub enum Outcome {
     Group(GroupId),
     /// This node has left. Its process may end once what it was asked to send before is sent.
     Left,
+    /// Those who live, as far as is agreed, and have not answered.
+    Silent(BTreeSet<NodeId>),
 }
 
 /// What an engine asks for.

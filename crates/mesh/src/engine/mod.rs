@@ -18,6 +18,9 @@
 //! groups that both are in, and sends `Accuse` to the first living member it does not suspect. Whoever is that to
 //! itself ends the epoch.
 //!
+//! Who wants to know earlier who is silent asks (`Ask`), through the coordinator or directly, and counts those who give
+//! no `Answer` in the time that it chooses. Nobody is suspected for that.
+//!
 //! # Agreement
 //!
 //! By induction all who are in epoch *e* know the same members M(*e*). The deaths and leaves that end *e* are decided
@@ -77,6 +80,7 @@
 //! for ever, and a group of survivors is another group with another id. Groups know no epoch but through their members.
 
 mod agree;
+mod ask;
 mod group;
 mod join;
 mod leave;
@@ -242,6 +246,7 @@ impl Engine {
             Event::Barrier { operation, group, deadline } => self.begin_barrier(operation, group, deadline),
             Event::Shrink { operation, group } => self.begin_shrink(operation, group),
             Event::Leave { operation } => self.begin_leave(operation),
+            Event::Ask { operation, nodes, until } => self.begin_ask(operation, nodes, until),
             Event::Cancel { operation } => self.cancel(operation),
         }
         self.drain_loopback();
@@ -255,6 +260,7 @@ impl Engine {
         }
         if self.is_active() {
             self.poll_deadlines();
+            self.poll_asks();
             self.poll_agreement();
         }
         if self.is_active() {
@@ -264,7 +270,7 @@ impl Engine {
         let timer = match &self.phase {
             Phase::Joining(joining) => Some(joining.next_timer()),
             Phase::Active => {
-                let others = [self.agreement_timer(), self.deadline_timer()];
+                let others = [self.agreement_timer(), self.deadline_timer(), self.ask_timer()];
                 Some(others.into_iter().flatten().fold(self.liveness_timer(), Time::min))
             }
             Phase::Left | Phase::Failed(_) => None,
@@ -419,6 +425,8 @@ impl Engine {
             Message::Broken { group, by_death, about, reason, .. } => {
                 self.told_broken(from, group, by_death, about, reason);
             }
+            Message::Ask { asker, number, whom, .. } => self.asked_about(from, asker, number, whom),
+            Message::Answer { asker, number, whom, .. } => self.answered(from, asker, number, whom),
             _ if !is_current => {}
             Message::Accuse { suspect, reason, .. } => self.accuse(from, suspect, reason),
             Message::Prepare { ballot, .. } => self.prepare(from, ballot),

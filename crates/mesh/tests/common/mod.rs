@@ -1,99 +1,13 @@
-//! Meshes for tests: as threads of one process, each with a node of its own and real links between them, or as
-//! processes, which are copies of the running test binary.
+//! Jobs for the tests of the mesh.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
-use sheave_base::config::{Endpoint, Transport};
-use sheave_base::secret::Resolved;
-use sheave_base::{Result, Secret};
-use sheave_mesh::{Config, Expected, Mesh, Role};
-use sheave_process::{Child, Command, Job, Output};
-use std::net::TcpListener;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+mod meshes;
 
-/// Far enough for a loaded machine; nothing waits that long when all is well.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-
-const PART: &str = "SHEAVE_TEST_PART";
-const ROOT: &str = "SHEAVE_TEST_ROOT";
-const TRANSPORT: &str = "SHEAVE_TEST_TRANSPORT";
-
-pub(crate) fn soon() -> Instant {
-    Instant::now() + PATIENCE
-}
-
-/// A port that nobody listens on, below those that the system gives to outgoing connections.
-pub(crate) fn free_port() -> u16 {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    loop {
-        let number = std::process::id() * 37 + NEXT.fetch_add(1, Ordering::Relaxed);
-        let port = 10_000 + u16::try_from(number % 20_000).expect("it is small");
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
-}
-
-pub(crate) fn root(port: u16) -> Endpoint {
-    Endpoint { host: "127.0.0.1".into(), port }
-}
-
-pub(crate) fn secret(text: &str) -> Option<Resolved> {
-    let secret = Secret::new(text.as_bytes()).expect("it is long enough");
-    Some(Resolved { secret, source: "the test".into() })
-}
-
-/// A config with a secret of the tests' own, so that no cookie is made.
-pub(crate) fn config(role: Role, rank: Option<u32>, expected: Expected, port: u16, transport: Transport) -> Config {
-    let mut config = Config::new(role, rank, expected, root(port));
-    config.node.secret = secret("known to the tests alone");
-    config.node.transport = transport;
-    config.node.local_ranks = 4;
-    config
-}
-
-/// One scheduler, and these numbers of servers and workers.
-pub(crate) fn roles(servers: u32, workers: u32) -> Expected {
-    Expected { schedulers: 1, servers, workers, ranks: 0 }
-}
-
-/// Runs `act` as every node of the mesh at once, each on a thread of its own, and returns what they returned in the
-/// order of their ranks. A node that panics makes the test fail.
-pub(crate) fn together<T: Send + 'static>(
-    expected: Expected,
-    transport: Transport,
-    act: impl Fn(Mesh) -> T + Clone + Send + 'static,
-) -> Vec<T> {
-    together_with(expected, transport, |_| (), act)
-}
-
-/// As [`together`], with a change to every config.
-pub(crate) fn together_with<T: Send + 'static>(
-    expected: Expected,
-    transport: Transport,
-    change: impl Fn(&mut Config),
-    act: impl Fn(Mesh) -> T + Clone + Send + 'static,
-) -> Vec<T> {
-    let port = free_port();
-    let mut threads = Vec::new();
-    for role in Role::ALL {
-        for rank in 0..expected.of(role) {
-            let mut config = config(role, Some(rank), expected, port, transport);
-            change(&mut config);
-            let act = act.clone();
-            let name = format!("{role}-{rank}");
-            let thread = std::thread::Builder::new().name(name);
-            threads.push(thread.spawn(move || act(Mesh::join(config).expect("everybody comes"))).expect("a thread"));
-        }
-    }
-    threads.into_iter().map(|thread| thread.join().expect("no node panics")).collect()
-}
-
-/// A job whose processes are gone when it is dropped.
-pub(crate) fn job() -> Job {
-    Job::builder().output(Output::Capture).start().expect("a job")
-}
+pub(crate) use meshes::*;
+use sheave_base::config::Transport;
+use sheave_mesh::{Config, Expected};
+use sheave_process::{Child, Job};
 
 /// Starts a copy of this binary in which the test function `actor` plays `part`.
 pub(crate) fn start(job: &Job, part: &str, port: u16, transport: Transport) -> Child {
@@ -102,62 +16,10 @@ pub(crate) fn start(job: &Job, part: &str, port: u16, transport: Transport) -> C
 
 /// As [`start`]; `victim` is the part that will be killed.
 pub(crate) fn start_with(job: &Job, part: &str, port: u16, transport: Transport, victim: &str) -> Child {
-    let command = Command::new(std::env::current_exe().expect("this binary"))
-        .args(["--exact", "actor", "--nocapture", "--test-threads=1"])
-        .name(part)
-        .env(PART, part)
-        .env("SHEAVE_TEST_VICTIM", victim)
-        .env(ROOT, port.to_string())
-        .env(TRANSPORT, format!("{transport:?}"));
-    job.spawn(command).expect("a process")
+    job.spawn(actor(part, port, transport).env("SHEAVE_TEST_VICTIM", victim)).expect("a process")
 }
 
 /// The part that this process plays, if it is not the test itself: its role, its rank and its config.
 pub(crate) fn part(expected: Expected) -> Option<Config> {
-    let part = std::env::var(PART).ok()?;
-    let (role, rank) = part.split_once('-').expect("a role and a rank");
-    let role = Role::from_name(role).expect("a role");
-    let rank = rank.parse().expect("a rank");
-    let port = std::env::var(ROOT).expect("a port").parse().expect("a number");
-    let transport = match std::env::var(TRANSPORT).expect("a transport").as_str() {
-        "Tcp" => Transport::Tcp,
-        "Shm" => Transport::Shm,
-        _ => Transport::Auto,
-    };
-    Some(config(role, Some(rank), expected, port, transport))
-}
-
-/// What an actor says to its test.
-pub(crate) fn say(text: &str) {
-    use std::io::Write;
-    writeln!(std::io::stdout(), "\n[actor] {text}").expect("the test listens");
-}
-
-/// Says what a test has measured; for the reader of its output.
-pub(crate) fn note(text: &str) {
-    use std::io::Write;
-    let _ = writeln!(std::io::stdout(), "{text}");
-}
-
-/// Waits for an actor's word and returns what follows it.
-pub(crate) fn hear(child: &Child, text: &str) -> String {
-    let marked = format!("[actor] {text}");
-    let line = child.wait_for_stdout(&marked, soon()).unwrap_or_else(|error| {
-        panic!("{error}\n{}\n{}", child.stdout_lines().join("\n"), child.stderr_lines().join("\n"))
-    });
-    line.split(&marked).nth(1).unwrap_or_default().trim().to_owned()
-}
-
-/// Waits until `what` is true.
-pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = soon();
-    while !is_so() {
-        assert!(Instant::now() < end, "{what} never came to be");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// Waits for a work, as long as a test may.
-pub(crate) fn wait<T: Clone>(work: &sheave_base::Work<T>) -> Result<T> {
-    work.wait_timeout(PATIENCE)
+    part_of(expected)
 }

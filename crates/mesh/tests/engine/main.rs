@@ -1,5 +1,6 @@
 //! Engines talking to each other: what single steps of theirs lead to. Whole jobs and their troubles run in `sim/`.
 
+mod asks;
 mod groups;
 mod joins;
 mod leaves;

@@ -191,6 +191,11 @@ impl Meshes {
         }
     }
 
+    /// Whether one of them has ever sent something to the other.
+    pub(crate) fn has_talked(&self, one: usize, other: usize) -> bool {
+        self.used.contains(&(one, other)) || self.used.contains(&(other, one))
+    }
+
     /// Delivers what is on the way from one node to another.
     pub(crate) fn deliver(&mut self, from: usize, to: usize) {
         for event in self.links.remove(&(from, to)).unwrap_or_default() {

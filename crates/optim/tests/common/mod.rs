@@ -1,6 +1,8 @@
 //! What the tests step, and with which numbers.
 #![allow(dead_code, reason = "not every test needs all of it")]
 
+pub(crate) mod formulas;
+
 use sheave_base::clock::{Entropy, SeededEntropy};
 use sheave_optim::{AdaGrad, Adam, AdamW, Float, Lamb, RmsProp, Rule, Sgd, Test};
 

@@ -10,6 +10,7 @@ mod init;
 mod lane;
 mod outstanding;
 mod places;
+mod rule;
 mod update;
 
 use crate::compress::Compression;
@@ -18,10 +19,8 @@ use crate::kind::Kind;
 use crate::layout::{Cutting, PACKED_BELOW_BYTES, Slice};
 use crate::local::unknown;
 use crate::protocol::{self, BARRIER, CLOSE, DONE, Form, OPEN, OfStore, OnWorkerLoss, Open, Piece, SERVICE};
-use crate::protocol::{SET_UPDATER, SetUpdater};
 use crate::slot::Meta;
 use crate::store::Config;
-use crate::updater::Updater;
 use coding::{Coding, Compressions};
 use lane::Lane;
 use outstanding::Outstanding;
@@ -55,6 +54,8 @@ pub(crate) struct Client {
     /// Whether this worker has said that it is done, and the others are not.
     is_done: Arc<AtomicBool>,
     is_closed: AtomicBool,
+    /// Held by pushes that leave, and alone by a change of what pushes do.
+    pushes: RwLock<()>,
     /// Why the parts of a store that counts pushes do not agree any more: one has reached some servers and not others.
     broken: OnceLock<Error>,
 }
@@ -100,6 +101,7 @@ impl Client {
             compression: Mutex::default(),
             is_done: Arc::default(),
             is_closed: AtomicBool::new(false),
+            pushes: RwLock::default(),
             broken: OnceLock::new(),
         };
         client.open_on_servers(open_timeout)?;
@@ -227,23 +229,6 @@ impl Client {
 
     fn to_all_servers(&self, call: impl Fn(&Self, NodeId) -> Result<Work<Answer>>) -> Result<Vec<Work<Answer>>> {
         self.servers.iter().map(|server| call(self, *server)).collect()
-    }
-
-    /// Only the first worker's word counts, as with init; it blocks until all servers have heard it. All are asked
-    /// whether they can before one of them does.
-    pub(crate) fn set_updater(&self, updater: &Updater) -> Result<()> {
-        self.check_usable("set_updater")?;
-        let updater = updater.to_spec()?;
-        if !self.is_first() {
-            return Ok(());
-        }
-        self.lane.drain(&self.mesh)?;
-        for is_trial in [true, false] {
-            let args = protocol::encode(&SetUpdater { store: self.open.store, updater: updater.clone(), is_trial })?;
-            let calls = self.to_all_servers(|client, to| client.mesh.call(to, SERVICE, SET_UPDATER, args.clone()))?;
-            calls.iter().try_for_each(|call| call.wait().map(drop))?;
-        }
-        Ok(())
     }
 
     /// The slices of a tensor, each with its piece, in this code, and its elements, which are not coded yet.

@@ -105,6 +105,7 @@ impl Client {
                 .operation(operation)
                 .hint("wait for the work of done before pushing again"));
         }
+        let _turn = if push.is_empty() { None } else { Some(self.turn(operation)?) };
         // What is queued would be overtaken by what is not.
         let is_queued = options.priority != 0 || !self.lane.is_empty();
         if is_queued {

@@ -4,6 +4,7 @@
 //! locks beyond one, and a worker's push is before its later pull. Answers leave with no lock held.
 
 mod members;
+mod norms;
 mod pending;
 mod settle;
 mod store;
@@ -12,13 +13,14 @@ use crate::command::{self, Controller};
 use crate::key::Key;
 use crate::layout::KEYS_MAX;
 use crate::protocol::{
-    self, BARRIER, BEGIN, Begin, CLOSE, DELETE, DESCRIBE, DONE, Delete, Describe, INIT, OPEN, OfStore, Open,
+    self, BARRIER, BEGIN, Begin, CLOSE, DELETE, DESCRIBE, DONE, Delete, Describe, INIT, NORMS, OPEN, OfStore,
+    OnWorkerLoss, Open,
 };
-use crate::protocol::{SERVICE, SET_UPDATER, SETTLE, SLICES, SetUpdater, Slices, UPDATE, Update};
+use crate::protocol::{SERVICE, SET_UPDATER, SETTLE, SLICES, SetUpdater, Slices, UPDATE, UPDATER, Update};
 use crate::slot::Merge;
-use crate::updater::{Function, Spec, Updater};
+use crate::updater::Function;
+use norms::{After, Gatherings};
 use parking_lot::Mutex;
-use pending::Waiting;
 use settle::{Loss, Settlements};
 use sheave_base::{Error, ErrorKind, NodeId, Result};
 use sheave_mesh::{Member, Mesh, Reply, Request, Role, Service, WeakMesh};
@@ -27,7 +29,7 @@ use sheave_wire::Value;
 use smallvec::SmallVec;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use store::Store;
+use store::{Fate, Store};
 
 /// The user's own code on a server: updaters by name, and a controller.
 #[derive(Clone, Default)]
@@ -37,7 +39,7 @@ pub struct ServerConfig {
 }
 
 impl ServerConfig {
-    /// Offers a function under a name, for [`Updater::Named`].
+    /// Offers a function under a name, for [`crate::Updater::Named`].
     #[must_use]
     pub fn function(
         mut self,
@@ -60,6 +62,7 @@ impl ServerConfig {
 /// A server of a distributed store. It serves from [`Server::start`] on, on the threads that wait on its node.
 pub struct Server {
     mesh: Mesh,
+    holder: Arc<Holder>,
 }
 
 impl Server {
@@ -87,32 +90,56 @@ impl Server {
                 holder.lost(member, &error);
             }
         }
-        Ok(Self { mesh: mesh.clone() })
+        Ok(Self { mesh: mesh.clone(), holder })
     }
 
-    /// Serves on this thread until every worker has left. Blocks.
+    /// Serves on this thread until every worker is gone. Blocks. A worker may die as well as leave, if every open store
+    /// bears that: one that shrinks ([`crate::OnWorkerLoss::Shrink`]) and whose servers agree on what the worker had
+    /// pushed, one that counts no workers (`dist_async`), or one that the worker had closed.
     ///
     /// # Errors
     ///
-    /// `PeerLost` when a worker died, naming it.
+    /// `PeerLost` that names a worker that died, at most 100 ms after a store could not bear that. If no store was open
+    /// when it died, and none is opened afterwards that cannot bear it, the others are served first.
     pub fn run(&self) -> Result<()> {
-        self.mesh.until_gone(|member| member.introduction.role == Role::Worker)
+        let mut unborne = || self.holder.table.lock().unborne.clone().map_or(Ok(()), Err);
+        let is_worker = |member: &Member| member.introduction.role == Role::Worker;
+        self.mesh.until_gone_tolerating(is_worker, |_| true, Some(&mut unborne))?;
+        unborne()?;
+        self.holder.table.lock().unclaimed.clone().map_or(Ok(()), Err)
     }
 }
 
-/// Runs a node that is no worker until all workers have gone: a server serves, a scheduler or another node waits.
-/// Blocks. What `KVStore::RunServer` of MXNet does.
+/// Runs a node that is no worker until all workers are gone: a server serves ([`Server::run`]), a scheduler or another
+/// node waits. Blocks. What `KVStore::RunServer` of MXNet does.
+///
+/// A scheduler knows no stores, so it cannot say whether they bear the death of a worker. It waits for the others, who
+/// can, and are told so by their own operations.
 ///
 /// # Errors
 ///
-/// `InvalidArgument` on a worker; `PeerLost` when a worker died, naming it.
+/// `InvalidArgument` on a worker; on a server those of [`Server::run`]; on any other node `PeerLost` that names the
+/// worker that died first, if none of them has left in order.
 pub fn run_server(mesh: &Mesh, config: ServerConfig) -> Result<()> {
     match mesh.me().introduction.role {
         Role::Worker => Err(Error::new(ErrorKind::InvalidArgument, "a worker cannot be a server")
             .operation("run_server")
             .hint("start another process as the server: DMLC_ROLE=server, or `sheave launch -s 1`")),
         Role::Server => Server::start(mesh, config)?.run(),
-        _ => mesh.until_gone(|member| member.introduction.role == Role::Worker),
+        _ => {
+            let is_worker = |member: &Member| member.introduction.role == Role::Worker;
+            mesh.until_gone_tolerating(is_worker, |_| true, None)?;
+            let deaths = mesh.deaths();
+            let ends = deaths.iter().filter_map(|death| Some((mesh.member(death.node)?, death)));
+            let of_workers: Vec<_> = ends.filter(|(member, _)| is_worker(member)).collect();
+            match of_workers.first() {
+                Some((member, death)) if of_workers.iter().all(|(_, death)| !death.left) => {
+                    let what = format!("every worker has died, this one first: {}", death.reason);
+                    Err(Error::new(ErrorKind::PeerLost, what).peer(member.peer()).operation("run_server"))
+                }
+                _ => Ok(()),
+            }
+        }
     }
 }
 
@@ -132,6 +159,13 @@ struct Table {
     /// Workers that are gone, for stores that are opened later.
     gone: Vec<Gone>,
     settlements: Settlements,
+    gatherings: Gatherings,
+    /// Why norms of tensors that are cut cannot be put together any more.
+    server_lost: Option<Error>,
+    /// The first death of a worker that a store could not bear.
+    unborne: Option<Error>,
+    /// The first death of a worker at a time when no store was open.
+    unclaimed: Option<Error>,
 }
 
 struct Gone {
@@ -158,12 +192,14 @@ impl Service for Door {
             DONE => return holder.of_worker(from, &args, reply, Store::done),
             CLOSE => return holder.close(from, &args, reply),
             SETTLE => return holder.hear(from, &args, reply),
-            OPEN => holder.open(&args),
+            NORMS => return holder.gather(from, &args, reply),
+            OPEN => return holder.open_and_link(&args, reply),
             INIT => protocol::decode::<protocol::Init>(&args)
                 .and_then(|init| of(&mut holder.table.lock(), init.store)?.init(init, &tensors)),
             DELETE => protocol::decode::<Delete>(&args)
                 .and_then(|delete| of(&mut holder.table.lock(), delete.store)?.delete(&delete.numbers)),
-            SET_UPDATER => holder.set_updater(&args),
+            SET_UPDATER => return holder.set_updater(&args, reply),
+            UPDATER => return reply.send(holder.updater(&args).map(|value| (value, SmallVec::new()))),
             DESCRIBE => return reply.send(holder.describe(&args).map(|value| (value, SmallVec::new()))),
             other => Err(Error::new(ErrorKind::NotFound, format!("a store server does not know \"{other}\""))),
         };
@@ -182,7 +218,8 @@ impl Service for Door {
 impl Holder {
     fn lost(self: &Arc<Self>, member: &Member, error: &Error) {
         if self.servers.contains(&member.node) {
-            return self.unsettle(error);
+            self.unsettle(error);
+            return self.ungather(error);
         }
         let Some(worker) = self.workers.get(&member.node).copied() else { return };
         let deaths = self.mesh.upgrade().map(|mesh| mesh.deaths()).unwrap_or_default();
@@ -190,27 +227,44 @@ impl Holder {
         let error =
             error.clone().hint("this store needs every worker; start the job again, or open it so that it shrinks");
         let mut table = self.table.lock();
-        let (mut ended, mut losses) = (Vec::new(), Vec::new());
+        let (mut after, mut losses, mut fails) = (After::default(), Vec::new(), false);
+        let is_unclaimed = table.stores.is_empty();
         for (number, store) in &mut table.stores {
-            if store.lose(worker, has_left, &error) {
+            let fate = store.lose(worker, has_left, &error);
+            fails |= fate == Fate::Fails;
+            if fate == Fate::Unsettled {
                 let heard = store.heard(worker);
-                losses.push(Loss { store: *number, worker, error: error.clone(), heard });
+                let updater = store.updater().clone();
+                losses.push(Loss { store: *number, worker, error: error.clone(), heard, updater });
             }
-            ended.extend(store.take_ended());
+            after.extend(store.take_after());
+        }
+        if fails && !has_left {
+            table.unborne.get_or_insert_with(|| error.clone());
+        } else if is_unclaimed && !has_left {
+            table.unclaimed.get_or_insert_with(|| error.clone());
         }
         table.stores.retain(|_, store| !store.members.is_over());
         table.gone.push(Gone { worker, has_left, error });
-        drop(table);
-        ended.into_iter().for_each(Waiting::answer);
+        self.release(table, after);
         losses.into_iter().for_each(|loss| self.settle(loss));
     }
 
-    fn open(&self, args: &Value) -> Result<()> {
+    fn open_and_link(&self, args: &Value, reply: Reply) {
+        match self.open(args) {
+            // A server that settles a loss must not wait for links then.
+            Ok(OnWorkerLoss::Shrink) => self.link_servers(reply),
+            outcome => reply.send(outcome.map(|_| (Value::None, SmallVec::new()))),
+        }
+    }
+
+    fn open(&self, args: &Value) -> Result<OnWorkerLoss> {
         let open: Open = protocol::decode(args)?;
+        let on_worker_loss = open.on_worker_loss;
         let mut table = self.table.lock();
         if let Some(known) = table.stores.get(&open.store) {
             if known.open == open {
-                return Ok(());
+                return Ok(on_worker_loss);
             }
             let what = format!("store {} was opened as {}, not as {open}", open.store, known.open);
             return Err(
@@ -227,14 +281,17 @@ impl Holder {
             return Err(Error::new(ErrorKind::Protocol, "a store on other servers than there are"));
         }
         let mut store = Store::new(open, self.workers.len(), &self.arena);
-        for gone in &table.gone {
-            // It has pushed nothing, so there is nothing to agree on.
-            if store.lose(gone.worker, gone.has_left, &gone.error) {
-                store.shrink(gone.worker);
+        let Table { gone, unborne, .. } = &mut *table;
+        for gone in gone {
+            match store.lose(gone.worker, gone.has_left, &gone.error) {
+                // It has pushed nothing, so there is nothing to agree on.
+                Fate::Unsettled => store.shrink(gone.worker),
+                Fate::Fails if !gone.has_left => drop(unborne.get_or_insert_with(|| gone.error.clone())),
+                Fate::Fails | Fate::GoesOn => {}
             }
         }
         table.stores.insert(store.open.store, store);
-        Ok(())
+        Ok(on_worker_loss)
     }
 
     fn describe(&self, args: &Value) -> Result<Value> {
@@ -245,21 +302,27 @@ impl Holder {
         protocol::encode(&of(&mut self.table.lock(), describe.store)?.describe(&describe.numbers))
     }
 
-    fn set_updater(&self, args: &Value) -> Result<()> {
-        let SetUpdater { store, updater, is_trial } = protocol::decode(args)?;
-        let updater = match updater {
-            Spec::Assign => Updater::Assign,
-            Spec::Sum => Updater::Sum,
-            Spec::Rule(rule) => Updater::Rule(rule),
-            Spec::Named(name) => Updater::Named(name),
-        };
-        let merge = Merge::of(updater, |name| self.functions.get(name).cloned())?;
-        let mut table = self.table.lock();
-        let store = of(&mut table, store)?;
-        if !is_trial {
-            store.merge = merge;
+    fn set_updater(self: &Arc<Self>, args: &Value, reply: Reply) {
+        let outcome = self.change_updater(args);
+        match outcome {
+            // What runs here must not wait for links, and two servers that wait for each other's would never make them.
+            Ok(true) => self.link_servers(reply),
+            outcome => reply.send(outcome.map(|_| (Value::None, SmallVec::new()))),
         }
-        Ok(())
+    }
+
+    /// True if links to the other servers are needed from now on.
+    fn change_updater(&self, args: &Value) -> Result<bool> {
+        let SetUpdater { store, updater, is_trial } = protocol::decode(args)?;
+        let merge = Merge::of(updater.clone().into(), |name| self.functions.get(name).cloned())?;
+        let needs_norms = merge.needs_norms();
+        of(&mut self.table.lock(), store)?.set_updater(updater, merge, is_trial)?;
+        Ok(needs_norms && is_trial)
+    }
+
+    fn updater(&self, args: &Value) -> Result<Value> {
+        let OfStore { store } = protocol::decode(args)?;
+        protocol::encode(of(&mut self.table.lock(), store)?.updater())
     }
 
     /// The rank of a worker that asks for something.
@@ -269,15 +332,21 @@ impl Holder {
     }
 
     /// Does something that a store answers later.
-    fn of_worker(&self, from: NodeId, args: &Value, reply: Reply, act: impl FnOnce(&mut Store, usize, Reply)) {
+    fn of_worker(
+        self: &Arc<Self>,
+        from: NodeId,
+        args: &Value,
+        reply: Reply,
+        act: impl FnOnce(&mut Store, usize, Reply),
+    ) {
         match protocol::decode::<OfStore>(args) {
             Ok(OfStore { store }) => self.within(from, store, reply, act),
             Err(error) => reply.error(error),
         }
     }
 
-    /// Does something with a store, for a worker, and answers what has come to its end.
-    fn within(&self, from: NodeId, store: u32, reply: Reply, act: impl FnOnce(&mut Store, usize, Reply)) {
+    /// Does something with a store, for a worker, and then what that has brought about.
+    fn within(self: &Arc<Self>, from: NodeId, store: u32, reply: Reply, act: impl FnOnce(&mut Store, usize, Reply)) {
         let worker = match self.worker(from) {
             Ok(worker) => worker,
             Err(error) => return reply.error(error),
@@ -288,13 +357,11 @@ impl Holder {
             Err(error) => return reply.error(error),
         };
         act(store, worker, reply);
-        let ended = store.take_ended();
-        // With no lock held: a caller of this very node may go on at once.
-        drop(table);
-        ended.into_iter().for_each(Waiting::answer);
+        let after = store.take_after();
+        self.release(table, after);
     }
 
-    fn begin(&self, from: NodeId, args: &Value, reply: Reply) {
+    fn begin(self: &Arc<Self>, from: NodeId, args: &Value, reply: Reply) {
         match protocol::decode::<Begin>(args) {
             Ok(begin) => {
                 self.within(from, begin.store, reply, |store, worker, reply| store.begin(&begin, worker, reply));
@@ -303,7 +370,7 @@ impl Holder {
         }
     }
 
-    fn slices(&self, from: NodeId, args: &Value, tensors: SmallVec<[Tensor; 1]>) -> Result<()> {
+    fn slices(self: &Arc<Self>, from: NodeId, args: &Value, tensors: SmallVec<[Tensor; 1]>) -> Result<()> {
         let slices: Slices = protocol::decode(args)?;
         let worker = self.worker(from)?;
         let mut table = self.table.lock();
@@ -312,13 +379,12 @@ impl Holder {
         if let Err(error) = &taken {
             store.refused(worker, error);
         }
-        let ended = store.take_ended();
-        drop(table);
-        ended.into_iter().for_each(Waiting::answer);
+        let after = store.take_after();
+        self.release(table, after);
         taken
     }
 
-    fn close(&self, from: NodeId, args: &Value, reply: Reply) {
+    fn close(self: &Arc<Self>, from: NodeId, args: &Value, reply: Reply) {
         self.of_worker(from, args, reply, |store, worker, reply| {
             store.close(worker);
             reply.value(Value::None);
@@ -326,7 +392,7 @@ impl Holder {
         self.table.lock().stores.retain(|_, store| !store.members.is_over());
     }
 
-    fn update(&self, from: NodeId, args: &Value, tensors: SmallVec<[Tensor; 1]>, reply: Reply) {
+    fn update(self: &Arc<Self>, from: NodeId, args: &Value, tensors: SmallVec<[Tensor; 1]>, reply: Reply) {
         let update: Update = match protocol::decode(args) {
             Ok(update) => update,
             Err(error) => return reply.error(error),

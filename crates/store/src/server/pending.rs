@@ -83,6 +83,17 @@ impl Pending {
         }
     }
 
+    /// Forgets what a worker waits for that is gone.
+    pub(super) fn forget(&mut self, worker: usize) {
+        self.counts.remove(&worker);
+        let (forgotten, kept) =
+            std::mem::take(&mut self.waiting).into_iter().partition(|(_, one)| one.worker == worker);
+        self.waiting = kept;
+        let forgotten: Numbered<Waiting> = forgotten;
+        // Dropped with the others, when no lock is held: a reply that is dropped answers.
+        self.ended.extend(forgotten.into_values());
+    }
+
     pub(super) fn fail_all(&mut self, error: &Error) {
         self.counts.clear();
         let failed = self.waiting.drain().map(|(_, waiting)| Waiting { error: Some(error.clone()), ..waiting });

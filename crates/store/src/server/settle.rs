@@ -6,15 +6,18 @@
 //! heard the same the worker is taken out of the rounds, else the store fails. Until then the worker is waited for, so
 //! that no round is merged without it.
 //!
+//! A worker may also have died while it told the servers what pushes do from now on. They say that too: rounds of one
+//! key that are merged in different ways have no meaning, and some ways wait for each other.
+//!
 //! A server that dies meanwhile ends it with an error; a store without one of its servers is of no more use anyway.
 
-use super::Holder;
-use super::pending::Waiting;
+use super::{Holder, Table};
 use crate::protocol::{self, SERVICE, SETTLE, Settle};
+use crate::updater::Spec;
 use sha2::{Digest, Sha256};
 use sheave_base::{Error, ErrorKind, NodeId, Result};
 use sheave_mesh::{Reply, Role};
-use sheave_wire::Value;
+use sheave_wire::{Value, to_control};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -34,14 +37,16 @@ pub(super) struct Loss {
     pub(super) worker: usize,
     pub(super) error: Error,
     pub(super) heard: Result<Vec<(u64, u64)>>,
+    /// What pushes do here.
+    pub(super) updater: Spec,
 }
 
 impl Holder {
     /// Asks the other servers, and then lets the store go on or fail.
     pub(super) fn settle(self: &Arc<Self>, loss: Loss) {
-        let Loss { store, worker, error, heard } = loss;
+        let Loss { store, worker, error, heard, updater } = loss;
         let asked = heard.and_then(|heard| {
-            let mut digest = Sha256::new();
+            let mut digest = Sha256::new_with_prefix(to_control(&updater)?);
             for (number, count) in heard {
                 digest.update(number.to_le_bytes());
                 digest.update(count.to_le_bytes());
@@ -72,16 +77,20 @@ impl Holder {
         }
     }
 
-    fn settled(&self, store: u32, worker: usize, error: &Error, outcome: Result<()>) {
+    fn settled(self: &Arc<Self>, store: u32, worker: usize, error: &Error, outcome: Result<()>) {
         let mut table = self.table.lock();
-        let Some(held) = table.stores.get_mut(&store) else { return };
+        let Table { stores, unborne, .. } = &mut *table;
+        let Some(held) = stores.get_mut(&store) else { return };
         match outcome {
             Ok(()) => held.shrink(worker),
-            Err(reason) => held.fail(&error.clone().context(format!("the store cannot go on without it: {reason}"))),
+            Err(reason) => {
+                let error = error.clone().context(format!("the store cannot go on without it: {reason}"));
+                unborne.get_or_insert_with(|| error.clone());
+                held.fail_in_part(&error);
+            }
         }
-        let ended = held.take_ended();
-        drop(table);
-        ended.into_iter().for_each(Waiting::answer);
+        let after = held.take_after();
+        self.release(table, after);
     }
 
     /// The first server hears what another one, or itself, has to say.

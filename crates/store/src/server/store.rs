@@ -9,7 +9,8 @@
 //! pushes of the lost worker to every key that is cut ([`super::settle`]), and then takes it out of the rounds.
 
 use super::members::{Members, Standing};
-use super::pending::{Assembly, Pending, Waiting};
+use super::norms::{After, Halfway};
+use super::pending::{Assembly, Pending};
 use crate::held::Held;
 use crate::key::Key;
 use crate::kind::Kind;
@@ -19,9 +20,11 @@ use crate::numbers::Numbered;
 use crate::protocol::{Begin, Described, DescribedSlice, Form, Init, OnWorkerLoss, Open, Piece, Slices, Update};
 use crate::slot::{Merge, Meta, Slot};
 use crate::sum::Gradient;
-use crate::waiter::RequestId;
+use crate::updater::Spec;
+use crate::waiter::{Advance, Completed, RequestId};
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_mesh::Reply;
+use sheave_optim::Norms;
 use sheave_tensor::{Arena, Dtype, Shape, Tensor};
 use sheave_wire::Value;
 use smallvec::SmallVec;
@@ -31,7 +34,9 @@ use std::collections::{HashMap, HashSet};
 pub(super) struct Store {
     pub(super) open: Open,
     pub(super) members: Members,
-    pub(super) merge: Merge,
+    /// What pushes do, as it was said and as it runs.
+    updater: Spec,
+    merge: Merge,
     arena: Arena,
     workers: usize,
     /// In the order of their initialisation, which is about the order in which they are asked for.
@@ -41,6 +46,7 @@ pub(super) struct Store {
     waiting: Pending,
     /// Pushes that come slice by slice, by the worker and its number for it.
     begun: HashMap<(usize, u64), Begun>,
+    halfway: Vec<Halfway>,
     lost: Option<Lost>,
     /// The first worker whose loss this store does not bear.
     loss: Option<Error>,
@@ -59,6 +65,17 @@ struct Lost {
     failed: Vec<bool>,
 }
 
+/// What becomes of a store that has lost a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// Pushes go on without it.
+    GoesOn,
+    /// No round ends any more.
+    Fails,
+    /// All servers must agree on what it had pushed, before [`Store::shrink`] or [`Store::fail`].
+    Unsettled,
+}
+
 /// An update that nothing speaks against.
 pub(super) struct Checked {
     /// Who asks.
@@ -75,6 +92,7 @@ impl Store {
         Self {
             open,
             members: Members::new(workers),
+            updater: Spec::Assign,
             merge: Merge::Assign,
             arena: arena.clone(),
             workers,
@@ -82,6 +100,7 @@ impl Store {
             index: Numbered::default(),
             waiting: Pending::default(),
             begun: HashMap::new(),
+            halfway: Vec::new(),
             lost: None,
             loss: None,
         }
@@ -92,8 +111,28 @@ impl Store {
         self.open.kind != Kind::DistAsync
     }
 
-    pub(super) fn take_ended(&mut self) -> Vec<Waiting> {
-        self.waiting.take_ended()
+    /// Says what pushes do from now on; of a trial only whether they could. Moments that an optimizer cannot go on with
+    /// are forgotten.
+    pub(super) fn set_updater(&mut self, updater: Spec, merge: Merge, is_trial: bool) -> Result<()> {
+        self.slots.iter().try_for_each(|held| held.check_merge(&merge))?;
+        if is_trial {
+            return Ok(());
+        }
+        if let Merge::Optimizer(optimizer) = &merge {
+            self.slots.iter_mut().for_each(|held| held.slot.memory.retain(&optimizer.rule));
+        }
+        (self.updater, self.merge) = (updater, merge);
+        Ok(())
+    }
+
+    /// What pushes do.
+    pub(super) fn updater(&self) -> &Spec {
+        &self.updater
+    }
+
+    /// What is to be done with no lock held.
+    pub(super) fn take_after(&mut self) -> After {
+        After { ended: self.waiting.take_ended(), halfway: std::mem::take(&mut self.halfway) }
     }
 
     pub(super) fn init(&mut self, init: Init, tensors: &[Tensor]) -> Result<()> {
@@ -119,7 +158,9 @@ impl Store {
                 return Err(Error::new(ErrorKind::Protocol, format!("key {key} has more elements than {shape}")));
             }
             let slot = Slot::new(Meta { key, dtype, shape }, start, &value, &self.arena)?;
-            fresh.push((number, Held::new(number, slot, &self.open, self.workers)));
+            let held = Held::new(number, slot, &self.open, self.workers);
+            held.check_merge(&self.merge).map_err(|error| error.operation("init"))?;
+            fresh.push((number, held));
         }
         for (number, held) in fresh {
             self.index.insert(number, self.slots.len());
@@ -289,15 +330,34 @@ impl Store {
     /// Merges what can be merged in one slot.
     fn advance(&mut self, place: usize) {
         let held = &mut self.slots[place];
-        while let Some(completed) = held.advance(self.members.counted(), &self.merge, &self.arena) {
-            for request in completed.merged {
-                self.waiting.one_done(request, |_| completed.outcome.clone());
-            }
-            for waiter in completed.served {
-                let take = |answer: &mut Assembly| answer.take(waiter.piece, &held.slot.value, &self.arena);
-                self.waiting.one_done(waiter.request, take);
+        while let Some(advance) = held.advance(self.members.counted(), &self.merge, &self.arena) {
+            match advance {
+                Advance::Completed(completed) => tell(completed, held, &mut self.waiting, &self.arena),
+                Advance::Halfway(sums) => self.halfway.push(Halfway::new(&self.open, held, sums)),
             }
         }
+    }
+
+    /// The norms for a merge that waits for them have come, or never will.
+    pub(super) fn finish(&mut self, slice: u64, norms: Result<Norms>) {
+        let Some(place) = self.index.get(&slice).copied() else { return };
+        let held = &mut self.slots[place];
+        if let Some(completed) = held.finish(norms) {
+            tell(completed, held, &mut self.waiting, &self.arena);
+            self.advance(place);
+        }
+    }
+
+    /// How many slices a key has that has its first one here, and its elements; an error if no merge will ever need
+    /// them.
+    pub(super) fn whole(&self, key: u64) -> Result<(usize, u64)> {
+        if let Some(lost) = &self.lost {
+            return Err(lost.error.clone());
+        }
+        let held = self.index.get(&key).map(|place| &self.slots[*place]);
+        let elements = held.and_then(|held| held.slot.meta.shape.elements());
+        let elements = elements.ok_or_else(|| Error::new(ErrorKind::NotFound, "sums of a key that is not here"))?;
+        Ok((self.open.cutting.slices(key, elements).len(), elements))
     }
 
     /// Who is waited for has changed.
@@ -328,7 +388,7 @@ impl Store {
     /// A worker comes to a barrier, and is told when all have.
     pub(super) fn barrier(&mut self, worker: usize, reply: Reply) {
         let request = self.waiting.begin(reply, worker, 1, Assembly::default());
-        if let Some(error) = self.refusal(worker) {
+        if let Some(error) = self.refusal(worker, false) {
             return self.waiting.answer(request, Err(error));
         }
         self.members.enter(worker, request);
@@ -338,7 +398,7 @@ impl Store {
     /// A worker pushes no more, and is told when all others have come to that point.
     pub(super) fn done(&mut self, worker: usize, reply: Reply) {
         let request = self.waiting.begin(reply, worker, 1, Assembly::default());
-        if let Some(error) = self.refusal(worker) {
+        if let Some(error) = self.refusal(worker, true) {
             return self.waiting.answer(request, Err(error));
         }
         self.members.done(worker, request);
@@ -346,9 +406,9 @@ impl Store {
     }
 
     /// Why a worker may not wait for the others.
-    fn refusal(&self, worker: usize) -> Option<Error> {
+    fn refusal(&self, worker: usize, pushes: bool) -> Option<Error> {
         let loss = self.loss.clone().or_else(|| self.waiting.check_room(worker).err());
-        loss.or_else(|| self.check_standing(worker, true).err())
+        loss.or_else(|| self.check_standing(worker, pushes).err())
     }
 
     /// A worker needs the store no more.
@@ -359,29 +419,32 @@ impl Store {
         }
     }
 
-    /// A worker is lost. True if all servers must agree on what it has pushed, before [`Store::shrink`] or
-    /// [`Store::fail`].
-    pub(super) fn lose(&mut self, worker: usize, has_left: bool, error: &Error) -> bool {
+    /// A worker is lost.
+    pub(super) fn lose(&mut self, worker: usize, has_left: bool, error: &Error) -> Fate {
         let is_missed = match self.members.standing(worker) {
-            Standing::Gone | Standing::Leaving => return false,
+            Standing::Gone | Standing::Leaving => return Fate::GoesOn,
             Standing::Closed => false,
             Standing::Done => !has_left,
             Standing::Active => true,
         };
         if is_missed && self.open.on_worker_loss == OnWorkerLoss::Shrink && self.counts_workers() {
             self.members.set(worker, Standing::Leaving);
-            return true;
+            return Fate::Unsettled;
         }
-        if is_missed && self.open.on_worker_loss == OnWorkerLoss::Fail {
+        let fails = is_missed && self.open.on_worker_loss == OnWorkerLoss::Fail;
+        if fails {
             self.fail(error);
         }
         self.shrink(worker);
-        false
+        if fails && self.counts_workers() { Fate::Fails } else { Fate::GoesOn }
     }
 
     /// Goes on without a worker.
     pub(super) fn shrink(&mut self, worker: usize) {
         self.members.set(worker, Standing::Gone);
+        // What it has pushed counts; nobody waits for the answers.
+        self.begun.retain(|(of, _), _| *of != worker);
+        self.waiting.forget(worker);
         self.reconsider();
     }
 
@@ -431,6 +494,25 @@ impl Store {
             }
         }
         self.waiting.fail_all(&error);
+    }
+
+    /// As [`Store::fail`], and a push may have been merged in part, where pushes are merged as they come: nobody gets
+    /// that value.
+    pub(super) fn fail_in_part(&mut self, error: &Error) {
+        self.fail(error);
+        if let Some(lost) = self.lost.as_mut().filter(|_| self.open.kind != Kind::DistSync) {
+            lost.failed.fill(true);
+        }
+    }
+}
+
+/// Answers those who wait for a merge.
+fn tell(completed: Completed, held: &Held, waiting: &mut Pending, arena: &Arena) {
+    for request in completed.merged {
+        waiting.one_done(request, |_| completed.outcome.clone());
+    }
+    for waiter in completed.served {
+        waiting.one_done(waiter.request, |answer| answer.take(waiter.piece, &held.slot.value, arena));
     }
 }
 

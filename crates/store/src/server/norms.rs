@@ -1,0 +1,192 @@
+//! Norms of tensors that are cut over servers, for optimizers that need them.
+//!
+//! A slice whose round is complete takes the first half of its step and says its sums to the server that has the first
+//! slice of the key. That one puts the sums of all slices together, in the order of the slices, and answers each; then
+//! they take the second half. All slices of a key merge the same rounds in the same way ([`super::settle`], and the
+//! workers' side of a change of what pushes do), so each of them says something once for every round, even if only that
+//! its half has failed. A slice of the same server says it in the same way.
+//!
+//! What waits here ends when a server dies, because no tensor is whole any more, and when the store fails, because
+//! rounds that were not complete never will be. Calls are made and answered with no lock held, and over links that were
+//! made before such an optimizer is used: requests are handled where they are found, and must not wait for a link.
+
+use super::pending::Waiting;
+use super::{Holder, Table, of};
+use crate::held::Held;
+use crate::protocol::{self, NORMS, Open, SERVICE, Sums};
+use parking_lot::MutexGuard;
+use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
+use sheave_mesh::{Answer, Reply, Role};
+use sheave_optim::{BlockSums, Norms};
+use sheave_wire::Value;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// By store and key, what the slices have said so far, by their first element.
+pub(super) type Gatherings = HashMap<(u32, u64), BTreeMap<u64, Said>>;
+
+/// What one slice has said.
+pub(super) struct Said {
+    sums: Option<BlockSums>,
+    reply: Reply,
+}
+
+/// A slice whose merge is half done.
+pub(super) struct Halfway {
+    /// The rank of the server that puts the norms together.
+    home: usize,
+    /// The slice's number.
+    slice: u64,
+    sums: Sums,
+}
+
+impl Halfway {
+    pub(super) fn new(open: &Open, held: &Held, sums: Option<BlockSums>) -> Self {
+        let key = held.slot.meta.key.number();
+        let sums = Sums { store: open.store, key, start: held.slot.start, sums };
+        Self { home: open.cutting.home(key), slice: held.number, sums }
+    }
+}
+
+/// What is to be done with no lock held.
+#[derive(Default)]
+pub(super) struct After {
+    pub(super) ended: Vec<Waiting>,
+    pub(super) halfway: Vec<Halfway>,
+}
+
+impl After {
+    pub(super) fn extend(&mut self, other: Self) {
+        self.ended.extend(other.ended);
+        self.halfway.extend(other.halfway);
+    }
+}
+
+impl Holder {
+    /// Lets the lock go, and does what was left for that moment.
+    pub(super) fn release(self: &Arc<Self>, mut table: MutexGuard<'_, Table>, after: After) {
+        let mut hopeless = Vec::new();
+        if !table.gatherings.is_empty() {
+            let Table { gatherings, stores, .. } = &mut *table;
+            gatherings.retain(|(store, key), said| {
+                let refused = stores.get(store).map_or_else(|| Err(closed()), |store| store.whole(*key).map(drop));
+                if let Err(error) = &refused {
+                    hopeless.extend(std::mem::take(said).into_values().map(|said| (said.reply, error.clone())));
+                }
+                refused.is_ok()
+            });
+        }
+        // A caller of this very node may go on at once.
+        drop(table);
+        hopeless.into_iter().for_each(|(reply, error)| reply.error(error));
+        after.ended.into_iter().for_each(Waiting::answer);
+        after.halfway.into_iter().for_each(|halfway| self.ask_norms(halfway));
+    }
+
+    /// Makes links to all other servers, and answers when they stand.
+    pub(super) fn link_servers(&self, reply: Reply) {
+        let Some(mesh) = self.mesh.upgrade() else { return reply.error(closed()) };
+        let link = move || {
+            let mut others = mesh.of_role(Role::Server).filter(|member| member.node != mesh.me().node);
+            let outcome = others.try_for_each(|member| mesh.link_to(member.node).map(drop));
+            reply.send(outcome.map(|()| (Value::None, Default::default())));
+        };
+        // A reply that is dropped is an error for who waits for it.
+        let _ = sheave_base::thread::spawn("sheave-links", link);
+    }
+
+    fn ask_norms(self: &Arc<Self>, halfway: Halfway) {
+        let Halfway { home, slice, sums } = halfway;
+        let (store, key, start) = (sums.store, sums.key, sums.start);
+        // Sums that cannot travel are as good as a failure, which the others must hear of.
+        let failed = Sums { store, key, start, sums: None };
+        match self.call_home(home, &sums).or_else(|_| self.call_home(home, &failed)) {
+            Ok(call) => {
+                let holder = Arc::clone(self);
+                call.on_complete(move |outcome| {
+                    let norms = outcome.as_ref().map_err(Error::clone);
+                    holder.finish(store, slice, norms.and_then(|answer| protocol::decode(&answer.value)));
+                });
+            }
+            Err(error) => self.finish(store, slice, Err(error)),
+        }
+    }
+
+    fn call_home(&self, home: usize, sums: &Sums) -> Result<Work<Answer>> {
+        let mesh = self.mesh.upgrade().ok_or_else(closed)?;
+        let server = mesh.of_role(Role::Server).nth(home).map(|member| member.node);
+        let server = server.ok_or_else(|| Error::new(ErrorKind::Internal, "a key without a home"))?;
+        mesh.call(server, SERVICE, NORMS, protocol::encode(sums)?)
+    }
+
+    fn finish(self: &Arc<Self>, store: u32, slice: u64, norms: Result<Norms>) {
+        let mut table = self.table.lock();
+        let Some(held) = table.stores.get_mut(&store) else { return };
+        held.finish(slice, norms);
+        let after = held.take_after();
+        self.release(table, after);
+    }
+
+    /// The home of a key hears what one of its slices has to say.
+    pub(super) fn gather(&self, from: NodeId, args: &Value, reply: Reply) {
+        let Sums { store, key, start, sums } = match protocol::decode(args) {
+            Ok(sums) => sums,
+            Err(error) => return reply.error(error),
+        };
+        let mut table = self.table.lock();
+        let known = match self.servers.contains(&from) {
+            true => of(&mut table, store).and_then(|store| store.whole(key)),
+            false => Err(Error::new(ErrorKind::InvalidArgument, "only servers say sums")),
+        };
+        let (slices, elements) = match table.server_lost.clone().map_or(known, Err) {
+            Ok(known) => known,
+            Err(error) => {
+                drop(table);
+                return reply.error(error);
+            }
+        };
+        let said = table.gatherings.entry((store, key)).or_default();
+        if said.contains_key(&start) {
+            drop(table);
+            return reply.error(Error::new(ErrorKind::Protocol, "a slice has said its sums twice"));
+        }
+        said.insert(start, Said { sums, reply });
+        if said.len() < slices {
+            return;
+        }
+        let said = table.gatherings.remove(&(store, key)).unwrap_or_default();
+        drop(table);
+        let outcome = combine(&said, elements);
+        for one in said.into_values() {
+            one.reply.send(outcome.clone().map(|norms| (norms, Default::default())));
+        }
+    }
+
+    /// A server is gone, and its slices will not say anything.
+    pub(super) fn ungather(&self, error: &Error) {
+        let mut table = self.table.lock();
+        table.server_lost.get_or_insert_with(|| error.clone());
+        let gatherings = std::mem::take(&mut table.gatherings);
+        drop(table);
+        for said in gatherings.into_values().flat_map(BTreeMap::into_values) {
+            said.reply.error(error.clone());
+        }
+    }
+}
+
+/// The norms of a tensor of so many elements, as they travel.
+fn combine(said: &BTreeMap<u64, Said>, elements: u64) -> Result<Value> {
+    let failed = || Error::new(ErrorKind::Remote, "the merge of another slice of this key has failed");
+    let sums: Vec<&BlockSums> =
+        said.values().map(|said| said.sums.as_ref().ok_or_else(failed)).collect::<Result<_>>()?;
+    let norms = Norms::combine(sums.iter().copied())?;
+    if norms.elements() != elements {
+        let what = format!("sums of {} elements came for a tensor of {elements}", norms.elements());
+        return Err(Error::new(ErrorKind::Mismatch, what));
+    }
+    protocol::encode(&norms)
+}
+
+fn closed() -> Error {
+    Error::new(ErrorKind::Closed, "this server has left the mesh, or the store is closed")
+}
