@@ -5,13 +5,15 @@
 
 Starts a scheduler, servers and workers as processes of this machine, for each job anew, and prints a JSON line per
 case: the median of rank 0's times for one push, one pull and the wait for it. A job of MXNet hangs at its start now and
-then; such a job is ended and tried again, and only jobs that complete are reported.
+then; such a job is ended and tried again, and only jobs that complete are reported. `sheave bench store` runs it.
 """
 
 import argparse
+import ctypes
 import json
 import os
 import select
+import signal
 import socket
 import statistics
 import subprocess
@@ -36,7 +38,7 @@ ROW_ELEMENTS, ROWS_PUSHED = 64, 10_000
 def timed(rounds, work):
     """Seconds of each round after a few that do not count."""
     times = []
-    for index in range(rounds + WARM_UP_ROUNDS):
+    for index in range(max(rounds // options.thrift, 3) + WARM_UP_ROUNDS):
         start = time.perf_counter()
         work()
         if index >= WARM_UP_ROUNDS:
@@ -68,7 +70,7 @@ def many_keys(mx, store, report):
         store.pull(keys, out=places)
         mx.nd.waitall()
 
-    report("10000x64B", KEYS * KEY_ELEMENTS * 4, timed(5, round_trip))
+    report("10000x64B", KEY_ELEMENTS * 4, timed(6, round_trip))
 
 
 def rows(mx, store, report, table_rows):
@@ -91,15 +93,17 @@ def rows(mx, store, report, table_rows):
     report(f"{ROWS_PUSHED}_of_{table_rows}_rows", ROWS_PUSHED * ROW_ELEMENTS * 4, timed(20, round_trip))
 
 
-def work(job, table_rows, workers, servers):
+def work(job):
     """One worker of one job."""
+    workers, servers = options.workers, options.servers
     import mxnet as mx
 
     store = mx.kv.create("_".join(job.split("_")[:2]))
     print("started", flush=True)
     if job.endswith("_2bit"):
         store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
-    if store.rank == 0:
+    # An asynchronous store cannot be without one, and rows that are not pushed would vanish.
+    if store.rank == 0 and (job.startswith("dist_async") or job.endswith("_rows")):
         store.set_optimizer(mx.optimizer.create("sgd", learning_rate=0.01))
     store._barrier()
 
@@ -111,10 +115,12 @@ def work(job, table_rows, workers, servers):
         line = {"peer": f"mxnet {mx.__version__}", "job": job, "case": case, "bytes": length_bytes}
         line |= {"ranks": workers, "servers": servers, "rounds": len(times)}
         line |= {f"p{tenth * 10}_us": round(cuts[tenth - 1] * 1e6, 1) for tenth in (1, 5, 9)}
+        if options.times:
+            line["times_us"] = [round(time_s * 1e6, 1) for time_s in times]
         print(json.dumps(line), flush=True)
 
     if job.endswith("_rows"):
-        rows(mx, store, report, table_rows)
+        rows(mx, store, report, options.table_rows)
     elif job.endswith("_2bit"):
         dense(mx, store, report, [DENSE[3]])
     elif job.endswith("_keys"):
@@ -123,25 +129,32 @@ def work(job, table_rows, workers, servers):
         dense(mx, store, report, DENSE)
 
 
+def end_with_parent():
+    """Asks the kernel to kill this process when its parent is gone (prctl, PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
-def attempt(job, options, timeout_s):
+def attempt(job, timeout_s):
     """The lines of rank 0, or none if the job did not complete in time."""
     environment = dict(os.environ, DMLC_PS_ROOT_URI="127.0.0.1", DMLC_PS_ROOT_PORT=str(free_port()))
     environment |= {"DMLC_NODE_HOST": "127.0.0.1", "DMLC_NUM_SERVER": str(options.servers)}
     environment |= {"DMLC_NUM_WORKER": str(options.workers)}
     worker = [sys.executable, os.path.abspath(__file__), "--work", job, "--table-rows", str(options.table_rows)]
-    worker += ["--servers", str(options.servers), "--workers", str(options.workers)]
+    worker += ["--servers", str(options.servers), "--workers", str(options.workers), "--thrift", str(options.thrift)]
+    worker += ["--times"] * options.times
     # A scheduler and a server never come back from the import before the job ends.
     other = [sys.executable, "-c", "import mxnet"]
     started = []
 
     def start(role, command, **pipes):
-        started.append(subprocess.Popen(command, env=dict(environment, DMLC_ROLE=role), **pipes))
+        environment_of = dict(environment, DMLC_ROLE=role)
+        started.append(subprocess.Popen(command, env=environment_of, preexec_fn=end_with_parent, **pipes))
         return started[-1]
 
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -170,7 +183,7 @@ def attempt(job, options, timeout_s):
             process.wait()
 
 
-def main():
+def read_options():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--servers", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
@@ -178,14 +191,21 @@ def main():
     parser.add_argument("--table-rows", type=int, default=1_000_000)
     parser.add_argument("--attempts", type=int, default=5)
     parser.add_argument("--timeout", type=float, default=120, help="seconds for one attempt of a job")
+    parser.add_argument("--thrift", type=int, default=1, help="divides the rounds")
+    parser.add_argument("--times", action="store_true", help="print the time of every round")
     parser.add_argument("--work", choices=JOBS, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main():
     if options.work:
-        return work(options.work, options.table_rows, options.workers, options.servers)
+        return work(options.work)
+    # What was started is ended before this process is.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     failed = []
     for job in options.jobs:
         for number in range(options.attempts):
-            lines = attempt(job, options, options.timeout)
+            lines = attempt(job, options.timeout)
             if lines:
                 print("\n".join(lines), flush=True)
                 break
@@ -196,4 +216,5 @@ def main():
 
 
 if __name__ == "__main__":
+    options = read_options()
     sys.exit(main())

@@ -108,10 +108,56 @@ fn a_store_is_measured_over_both_kinds_of_links() {
         assert!((1.0..10e6).contains(&value["p50_us"].as_f64().expect("a number")), "{line}");
         seen.push(format!("{} {} {}", value["case"], value["transport"], value["bytes"]).replace('"', ""));
     }
-    let cases = ["push_pull {} 1024", "push_pull {} 5760000", "push_pull_10000 {} 64"];
-    let wanted: Vec<String> =
-        cases.iter().flat_map(|case| ["shm", "tcp"].map(|transport| case.replace("{}", transport))).collect();
+    let sizes = ["1024", "65536", "1048576", "5760000", "67108864"];
+    let of = |case: &str, sizes: &[&str]| -> Vec<String> {
+        let over = |bytes: &&str| ["shm", "tcp"].map(|transport| format!("{case} {transport} {bytes}"));
+        sizes.iter().flat_map(over).collect()
+    };
+    let wanted = [
+        of("push_pull", &sizes),
+        of("push_pull_async", &sizes),
+        of("push_pull_10000", &["64"]),
+        of("push_pull_10000_async", &["64"]),
+        of("push_pull_2bit", &["5760000"]),
+        of("push_pull_fp16", &["5760000"]),
+    ];
+    let wanted = wanted.concat();
     assert_eq!(seen, wanted);
+}
+
+/// A script in the place of a Python, which is given the peer's script and runs this instead.
+fn in_place_of_python(folder: &std::path::Path, lines: &str) -> String {
+    use std::os::unix::fs::PermissionsExt;
+    let path = folder.join("python");
+    std::fs::write(&path, format!("#!/bin/sh\n{lines}\n")).expect("the folder is ours");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("the file is ours");
+    path.to_str().expect("a plain name").to_owned()
+}
+
+#[test]
+fn a_store_stands_beside_its_peer_and_says_how_to_get_it() {
+    let arguments = ["bench", "store", "--quick", "--transport", "shm", "--case", "push_pull_2bit"];
+    let alone = sheave(&arguments);
+    assert!(alone.status.success(), "{alone:?}");
+    assert!(text(&alone.stderr).contains("mxnet==1.9.1"), "{alone:?}");
+    assert!(!text(&alone.stdout).contains("mxnet"), "{alone:?}");
+
+    let folder = tempfile::tempdir().expect("there is room");
+    // It answers to the options of the script alone, with the time of a round that no store beats.
+    let lines = r#"test "$2" = --jobs && test "$3" = dist_sync_2bit && test -s "$1" || exit 1
+        echo '{"case": "5.76MB", "bytes": 5760000, "times_us": [1000000, 1000000]}'"#;
+    let python = in_place_of_python(folder.path(), lines);
+    let beside = sheave(&[&arguments[..], &["--peer", "mxnet", "--peer-python", &python]].concat());
+    assert!(beside.status.success() && beside.stderr.is_empty(), "{beside:?}");
+    let lines: Vec<&str> = text(&beside.stdout).lines().collect();
+    let [_, ours, peers] = lines[..] else { panic!("two rows: {lines:?}") };
+    assert!(ours.contains(" shm ") && peers.contains(" mxnet-tcp "), "{lines:?}");
+    let ratio: f64 = ours.split_whitespace().last().and_then(|ratio| ratio.parse().ok()).expect("a ratio");
+    assert!(ratio < 1.0, "{ours}");
+
+    let broken = in_place_of_python(folder.path(), "echo 'no module named mxnet' >&2; exit 1");
+    let beside = sheave(&[&arguments[..], &["--peer", "mxnet", "--peer-python", &broken]].concat());
+    assert!(beside.status.success() && text(&beside.stderr).contains("no module named mxnet"), "{beside:?}");
 }
 
 #[test]
@@ -152,6 +198,10 @@ fn what_makes_no_sense_is_refused_in_one_line() {
         &["bench", "link", "--case", "ping_pong_move", "--transport", "tcp"],
         &["bench", "link", "--faster"],
         &["bench", "store", "--transport", "inproc"],
+        &["bench", "store", "--case", "push_pull_3bit"],
+        &["bench", "store", "--peer", "mxnet"],
+        &["bench", "store", "--peer-python", "/bin/sh"],
+        &["bench", "store", "--peer", "mxnet", "--peer-python", "/nowhere/python"],
         &["bench", "mesh", "--transport", "inproc"],
         &["bench", "mesh-child"],
         &["bench", "lonk"],

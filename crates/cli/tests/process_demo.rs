@@ -147,6 +147,27 @@ fn an_asynchronous_store_learns_too() {
     assert!(summary["test_accuracy"].as_f64().unwrap() >= 0.9, "{summary}");
 }
 
+#[test]
+fn a_store_of_bounded_staleness_learns_as_well() {
+    let demo = Demo::new();
+    let summary = demo.summary(&["--kind", "dist_ssp", "--staleness", "2"]);
+    assert!(summary["test_accuracy"].as_f64().unwrap() >= 0.97, "{summary}");
+    assert_eq!((&summary["staleness"], &summary["deterministic"]), (&2.into(), &false.into()));
+}
+
+#[test]
+fn gradients_in_two_bits_train_as_well_and_to_the_same_weights_in_every_run() {
+    let demo = Demo::new();
+    let summary = demo.summary(&["--compress", "2bit"]);
+    assert!(summary["test_accuracy"].as_f64().unwrap() >= 0.97, "{summary}");
+    // 17,258 weights in six tensors, each of a whole number of words of 16 values.
+    assert_eq!((&summary["gradient_bytes"], &summary["sent_gradient_bytes"]), (&69_032.into(), &4_316.into()));
+    let short = |servers| hash(&demo.summary(&["--compress", "2bit", "--epochs", "2", "--servers", servers]));
+    let one = short("1");
+    assert_eq!(one, short("3"), "what is left over belongs to a worker, not to a server");
+    assert_ne!(one, hash(&demo.summary(&["--epochs", "2"])), "codes lose something at first");
+}
+
 /// The processes of a demo that was started with this seed: pid, and role with rank, by their environment.
 fn parts(seed: &str) -> Vec<(i32, String)> {
     let of = |entry: std::fs::DirEntry| {
@@ -260,6 +281,17 @@ fn mistakes_are_one_line_with_a_hint() {
         refused(&demo.run(&line), &[part]);
     }
     refused(&demo.run(&["--workers", "64", "--batch", "64"]), &["--workers 64", "images"]);
+    for (line, parts) in [
+        (&["--kind", "local", "--compress", "2bit"][..], ["local", "hint"]),
+        (&["--staleness", "2"], ["dist_sync", "dist_ssp"]),
+        (&["--kind", "dist_async", "--staleness", "2"], ["dist_async", "dist_ssp"]),
+        (&["--compress", "3bit"], ["3bit", "2bit"]),
+        (&["--compress", "2bit", "--threshold", "0"], ["--threshold 0", "hint"]),
+        (&["--compress", "fp16", "--threshold", "1"], ["--threshold 1", "fp16"]),
+        (&["--threshold", "1"], ["--threshold 1", "none"]),
+    ] {
+        refused(&demo.run(line), &parts);
+    }
     let mut command = demo.command(&[]);
     refused(&finish(command.env("SHEAVE_TRANPORT", "tcp").spawn().unwrap()), &["SHEAVE_TRANPORT", "SHEAVE_TRANSPORT"]);
     let mut command = demo.command(&[]);

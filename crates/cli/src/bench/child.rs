@@ -5,8 +5,9 @@
 
 use super::Transport;
 use super::pair::{node_config, pin_to_core};
-use super::traffic::Side;
+use super::traffic::{DIGITS, Side};
 use crate::Failure;
+use hdrhistogram::Histogram;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sheave_base::{Error, ErrorKind, LinkId, Result, Work};
@@ -135,6 +136,28 @@ pub(super) fn invited<T: DeserializeOwned>(instead: &str) -> std::result::Result
         std::process::exit(1);
     });
     Ok(invitation)
+}
+
+/// Ends this process, which will have done its part long before or has hung.
+pub(super) fn end_after(patience: Duration) {
+    std::thread::spawn(move || {
+        std::thread::sleep(patience);
+        std::process::exit(1);
+    });
+}
+
+/// A histogram of nanoseconds that grows with its values.
+pub(super) fn no_times() -> Histogram<u64> {
+    Histogram::new(DIGITS).expect("three digits are within the histogram's range")
+}
+
+pub(super) fn record(times: &mut Histogram<u64>, span: Duration) {
+    // It grows with its values, so that it refuses none.
+    let _ = times.record(nanoseconds(span));
+}
+
+pub(super) fn nanoseconds(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// The hidden command: follows the process that started this one.

@@ -1,9 +1,10 @@
 //! `sheave bench link`: rounds of ours and the peer's in turn, so that both see the same machine.
 
+use super::child::no_times;
 use super::pair::{self, Pair};
 use super::peer::{Peer, PeerTransport};
 use super::report::{self, Row};
-use super::traffic::{Cell, DIGITS, Side};
+use super::traffic::{Cell, Side};
 use super::{Case, Effort, LinkArguments, SIZES_BYTES, Transport, window};
 use crate::Failure;
 use hdrhistogram::Histogram;
@@ -138,7 +139,9 @@ impl Plan {
                 ranks: 2,
                 transport: transport.name(),
                 language: "rust",
-                compared_with: Some(compared_with.name()),
+                compared_with: (Case::ALL[case] != Case::Stream)
+                    .then_some((Case::PingPong.name(), compared_with.name())),
+                target: None,
                 times: recorded.clone(),
             });
         }
@@ -151,6 +154,7 @@ impl Plan {
                 transport,
                 language: "c",
                 compared_with: None,
+                target: None,
                 times: recorded.clone(),
             });
         }
@@ -158,10 +162,6 @@ impl Plan {
         rows.sort_by_key(|row| (Case::ALL.iter().position(|case| case.name() == row.case), row.bytes));
         rows
     }
-}
-
-pub(super) fn no_times() -> Histogram<u64> {
-    Histogram::new(DIGITS).expect("three digits are within the histogram's range")
 }
 
 fn build_peer(pin: bool) -> Option<Peer> {

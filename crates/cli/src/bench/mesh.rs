@@ -1,9 +1,8 @@
 //! `sheave bench mesh`: how fast a job stands, meets and calls; every node is a process.
 
-use super::child::{self, Follower};
+use super::child::{self, Follower, no_times, record};
 use super::pair::{draw_secret, node_config};
 use super::report::{self, Row};
-use super::traffic::DIGITS;
 use super::{MeshArguments, MeshCase, Transport};
 use crate::Failure;
 use hdrhistogram::Histogram;
@@ -54,7 +53,7 @@ pub(super) fn run(arguments: &MeshArguments) -> std::result::Result<(), Failure>
                 let times =
                     measured.map_err(|error| error.context(format!("{} over {}", case.name(), transport.name())))?;
                 let (name, transport) = (case.name(), transport.name());
-                let compared_with = None;
+                let (compared_with, target) = (None, None);
                 rows.push(Row {
                     bench: "mesh",
                     case: name,
@@ -63,6 +62,7 @@ pub(super) fn run(arguments: &MeshArguments) -> std::result::Result<(), Failure>
                     transport,
                     language: "rust",
                     compared_with,
+                    target,
                     times,
                 });
             }
@@ -74,7 +74,7 @@ pub(super) fn run(arguments: &MeshArguments) -> std::result::Result<(), Failure>
 
 /// The time from the start of the first process until all have passed their first barrier.
 fn start_up(transport: Transport, starts: usize) -> Result<Histogram<u64>> {
-    let mut times = no_times()?;
+    let mut times = no_times();
     for _ in 0..starts {
         let begun = Instant::now();
         let mut nodes = start(MeshCase::StartUp, [1, 1, 2, 0], transport, 0)?;
@@ -93,7 +93,7 @@ fn meet(case: MeshCase, ranks: u32, transport: Transport, iterations: usize) -> 
     for node in &mut nodes {
         expect(node, THROUGH)?;
     }
-    let mut times = no_times()?;
+    let mut times = no_times();
     let line = nodes.first_mut().map_or_else(|| Ok(String::new()), Follower::line)?;
     let measured: Vec<u64> = serde_json::from_str(&line).map_err(|_| unexpected(&line))?;
     measured.into_iter().for_each(|time_ns| record(&mut times, Duration::from_nanos(time_ns)));
@@ -131,26 +131,10 @@ fn unexpected(line: &str) -> Error {
     Error::new(ErrorKind::PeerLost, what)
 }
 
-fn no_times() -> Result<Histogram<u64>> {
-    Histogram::new(DIGITS).map_err(|error| Error::new(ErrorKind::Internal, error.to_string()))
-}
-
-fn record(times: &mut Histogram<u64>, span: Duration) {
-    // The histogram grows with its values, so that it refuses none.
-    let _ = times.record(nanoseconds(span));
-}
-
-fn nanoseconds(span: Duration) -> u64 {
-    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
-}
-
 /// The hidden command: one node of the mesh.
 pub(super) fn follow() -> std::result::Result<(), Failure> {
     let invitation: Invitation = child::invited("sheave bench mesh")?;
-    std::thread::spawn(|| {
-        std::thread::sleep(PATIENCE);
-        std::process::exit(1);
-    });
+    child::end_after(PATIENCE);
     Ok(take_part(&invitation)?)
 }
 
@@ -197,7 +181,7 @@ fn take_part(invitation: &Invitation) -> Result<()> {
     for _ in 0..*iterations {
         let begun = Instant::now();
         round()?;
-        times.push(nanoseconds(begun.elapsed()));
+        times.push(child::nanoseconds(begun.elapsed()));
     }
     if *case != MeshCase::StartUp && *rank == 0 {
         say(&serde_json::to_string(&times).map_err(|error| Error::new(ErrorKind::Internal, error.to_string()))?)?;

@@ -32,9 +32,10 @@ pub(crate) enum Command {
     Link(LinkArguments),
     /// Measures a key-value store: two workers and one server, as processes of their own beside a scheduler.
     ///
-    /// Both workers push and pull the same keys at once, and the server sums: the time is that of worker 0, from the
-    /// call to the end of its work. `push_pull` has one key, `push_pull_10000` has ten thousand of this size in one
-    /// call.
+    /// Both workers push and pull the same keys at once, and the server sums, or takes a step of SGD with each push in
+    /// the cases called async: the time is that of worker 0, from the call to the end of its work. `push_pull` has one
+    /// key, `push_pull_10000` has ten thousand of this size in one call, `push_pull_2bit` and `push_pull_fp16` compress
+    /// what is pushed. With a peer its rounds run in turn with ours.
     Store(StoreArguments),
     /// Measures a mesh of processes: its start, its barriers, its calls.
     ///
@@ -138,12 +139,21 @@ pub(crate) struct StoreArguments {
     /// Measure this transport only, shm or tcp; may be given several times.
     #[arg(long, value_name = "NAME")]
     transport: Vec<Transport>,
-    /// Fewer iterations: all is done within 20 seconds.
+    /// Measure this case only; may be given several times.
+    #[arg(long, value_name = "NAME")]
+    case: Vec<store::StoreCase>,
+    /// Fewer iterations: all is done within 30 seconds, without a peer.
     #[arg(long)]
     quick: bool,
     /// Print one JSON object per line instead of a table.
     #[arg(long)]
     json: bool,
+    /// Run another store beside.
+    #[arg(long, value_name = "NAME", requires = "peer_python")]
+    peer: Option<store::StorePeer>,
+    /// The Python in whose environment the peer is installed.
+    #[arg(long, value_name = "PATH", requires = "peer")]
+    peer_python: Option<std::path::PathBuf>,
 }
 
 /// How the bytes travel.

@@ -87,7 +87,7 @@ impl Peer {
         end_with_us(&mut command);
         let child = command.spawn().map_err(|error| Error::from(error).context("starting mpirun"))?;
         let limit = START_TIMEOUT + effort.budget * 4 * u32::try_from(sizes.len()).unwrap_or(u32::MAX);
-        let text = output_of(child, limit)?;
+        let text = output_of("mpirun", child, limit)?;
         text.lines().map(parse).collect()
     }
 }
@@ -98,9 +98,9 @@ fn is_installed(program: &str) -> bool {
 }
 
 /// Asks the kernel to end the program when this thread ends, however it does.
-fn end_with_us(command: &mut Command) {
+pub(super) fn end_with_us(command: &mut Command) {
     let ask = || {
-        // mpirun ends its ranks when it is terminated in order.
+        // It ends its own children when it is terminated in order.
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
         Ok(())
     };
@@ -108,8 +108,8 @@ fn end_with_us(command: &mut Command) {
     unsafe { command.pre_exec(ask) };
 }
 
-/// What the child prints, once it has ended well; after `limit` it is terminated.
-fn output_of(mut child: Child, limit: Duration) -> Result<String> {
+/// What a program prints, once it has ended well; after `limit` it is terminated.
+pub(super) fn output_of(name: &str, mut child: Child, limit: Duration) -> Result<String> {
     let read = |pipe: Option<Box<dyn Read + Send>>| {
         std::thread::spawn(move || {
             let mut text = String::new();
@@ -127,7 +127,7 @@ fn output_of(mut child: Child, limit: Duration) -> Result<String> {
         }
         if Instant::now() >= until {
             terminate(&mut child);
-            let what = format!("mpirun did not end within {} s", limit.as_secs());
+            let what = format!("{name} did not end within {} s", limit.as_secs());
             return Err(Error::new(ErrorKind::DeadlineExceeded, what));
         }
         std::thread::sleep(Duration::from_millis(5));
@@ -135,12 +135,12 @@ fn output_of(mut child: Child, limit: Duration) -> Result<String> {
     let complaint = complaint.join().unwrap_or_default();
     if !status.success() {
         let first = complaint.lines().find(|line| line.contains(char::is_alphabetic)).unwrap_or_default();
-        return Err(Error::new(ErrorKind::Io, format!("mpirun failed ({status}): {}", first.trim())));
+        return Err(Error::new(ErrorKind::Io, format!("{name} failed ({status}): {}", first.trim())));
     }
     Ok(output.join().unwrap_or_default())
 }
 
-/// Lets mpirun end its ranks; kills it if it does not within a second.
+/// Lets the program end its own children; kills it if it does not within a second.
 fn terminate(child: &mut Child) {
     let pid = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw);
     if let Some(pid) = pid {
@@ -183,7 +183,7 @@ mod tests {
         command.arg("60").stdout(Stdio::piped()).stderr(Stdio::piped());
         end_with_us(&mut command);
         let begun = Instant::now();
-        let error = output_of(command.spawn().unwrap(), Duration::from_millis(50)).unwrap_err();
+        let error = output_of("a program", command.spawn().unwrap(), Duration::from_millis(50)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
         assert!(begun.elapsed() < Duration::from_secs(20));
     }
@@ -192,7 +192,7 @@ mod tests {
     fn a_program_that_fails_is_quoted() {
         let mut command = Command::new("sh");
         command.args(["-c", "echo no such network >&2; exit 3"]).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let error = output_of(command.spawn().unwrap(), Duration::from_secs(20)).unwrap_err();
+        let error = output_of("a program", command.spawn().unwrap(), Duration::from_secs(20)).unwrap_err();
         assert!(error.to_string().contains("no such network"), "{error}");
     }
 }

@@ -14,8 +14,10 @@ pub(super) struct Row {
     pub(super) ranks: u32,
     pub(super) transport: &'static str,
     pub(super) language: &'static str,
-    /// The peer's transport that this row is compared with.
-    pub(super) compared_with: Option<&'static str>,
+    /// The peer's case and transport that this row is compared with.
+    pub(super) compared_with: Option<(&'static str, &'static str)>,
+    /// What this row's median should be at most, in the peer's.
+    pub(super) target: Option<f64>,
     /// Nanoseconds of every round trip, or message of a stream.
     pub(super) times: Histogram<u64>,
 }
@@ -59,11 +61,10 @@ impl Row {
 
     fn cells(&self, rows: &[Self]) -> Vec<String> {
         let p50_us = self.quantile_us(0.5);
-        let peer = rows.iter().find(|row| {
-            (row.case, row.bytes) == ("ping_pong", self.bytes)
-                && self.case != "stream"
-                && Some(row.transport) == self.compared_with
-        });
+        let peer = rows
+            .iter()
+            .find(|row| row.bytes == self.bytes && self.compared_with == Some((row.case, row.transport)))
+            .filter(|row| !row.times.is_empty());
         let mut cells =
             vec![self.case.to_owned(), readable(self.bytes), self.transport.to_owned(), self.ranks.to_string()];
         let mean_us = self.times.mean() / 1e3;
@@ -71,6 +72,7 @@ impl Row {
         cells.extend(times_us.map(|time_us| format!("{time_us:.2}")));
         cells.push(self.times.len().to_string());
         cells.push(peer.map_or_else(String::new, |peer| format!("{:.2}", p50_us / peer.quantile_us(0.5))));
+        cells.push(self.target.map_or_else(String::new, |target| format!("≤ {target}")));
         cells
     }
 }
@@ -82,6 +84,7 @@ fn microseconds(nanoseconds: u64) -> f64 {
 fn readable(bytes: usize) -> String {
     match bytes {
         bytes if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) => format!("{} MiB", bytes >> 20),
+        bytes if bytes >= 1_000_000 && bytes.is_multiple_of(10_000) => format!("{} MB", bytes as f64 / 1e6),
         bytes if bytes >= 1 << 10 && bytes.is_multiple_of(1 << 10) => format!("{} KiB", bytes >> 10),
         bytes => format!("{bytes} B"),
     }
@@ -96,7 +99,7 @@ pub(super) fn json(rows: &[Row], target: &mut dyn Write) -> Result<(), Failure> 
     target.flush().map_err(|error| unwritten(&error))
 }
 
-const TITLES: [&str; 11] = [
+const TITLES: [&str; 12] = [
     "case",
     "size",
     "transport",
@@ -108,13 +111,17 @@ const TITLES: [&str; 11] = [
     "mean µs",
     "iterations",
     "p50 / peer's",
+    "target",
 ];
 
 /// Writes an aligned table, the transports of one case and size below each other.
 pub(super) fn table(rows: &[Row], target: &mut dyn Write) -> Result<(), Failure> {
     let mut lines = vec![TITLES.map(str::to_owned).to_vec()];
     lines.extend(rows.iter().map(|row| row.cells(rows)));
-    let widths: Vec<usize> = (0..TITLES.len())
+    if rows.iter().all(|row| row.target.is_none()) {
+        lines.iter_mut().for_each(|cells| drop(cells.pop()));
+    }
+    let widths: Vec<usize> = (0..lines[0].len())
         .map(|column| lines.iter().map(|cells| cells[column].chars().count()).max().unwrap_or(0))
         .collect();
     for cells in &lines {
@@ -145,8 +152,9 @@ mod tests {
             times.record(*time_ns).unwrap();
         }
         let ours = !transport.starts_with("openmpi");
-        let (language, compared_with) = if ours { ("rust", Some("openmpi-shm")) } else { ("c", None) };
-        Row { bench: "link", case: "ping_pong", bytes: 65_536, ranks: 2, transport, language, compared_with, times }
+        let (language, compared_with) = if ours { ("rust", Some(("ping_pong", "openmpi-shm"))) } else { ("c", None) };
+        let (case, target) = ("ping_pong", None);
+        Row { bench: "link", case, bytes: 65_536, ranks: 2, transport, language, compared_with, target, times }
     }
 
     #[test]
@@ -187,6 +195,17 @@ mod tests {
         assert!(lines[2].trim_end().ends_with(" 2"), "the peer itself has no ratio: {text}");
         let column = lines[0].chars().position(|letter| letter == 'µ').unwrap();
         assert_eq!(lines[1].chars().nth(column + 1), Some('0'), "{text}");
+    }
+
+    #[test]
+    fn a_target_has_a_column_where_there_is_one() {
+        let mut text = Vec::new();
+        let rows = [Row { target: Some(0.2), bytes: 5_760_000, ..row("shm", &[500]) }, row("openmpi-shm", &[1000])];
+        table(&rows, &mut text).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[0].ends_with("target") && lines[1].ends_with("≤ 0.2"), "{text}");
+        assert!(lines[1].contains("5.76 MB") && lines[1].contains(" 1  "), "no ratio to another size: {text}");
     }
 
     #[test]

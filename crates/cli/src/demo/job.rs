@@ -6,7 +6,7 @@
 
 use super::Arguments;
 use super::progress::Progress;
-use super::words::{Done, Epoch, Word, hear};
+use super::words::{Done, Epoch, GradientBytes, Word, hear};
 use crate::launch::{self, Plan};
 use crate::{Failure, one_line};
 use sheave_process::{Exit, Job, Outcome, Output, Report, Status, signal_name};
@@ -29,6 +29,7 @@ const GRACE: Duration = Duration::from_millis(300);
 pub(super) struct Run {
     pub(super) epochs: Vec<Epoch>,
     pub(super) weights_sha256: String,
+    pub(super) gradient_bytes: GradientBytes,
     /// One export for each process that has one.
     pub(super) traces: Vec<String>,
 }
@@ -71,13 +72,16 @@ fn variables(arguments: &Arguments) -> Vec<(String, String)> {
 /// This binary once more, with the same settings.
 fn command(arguments: &Arguments) -> Result<Vec<OsString>, Failure> {
     let own = std::env::current_exe().map_err(|error| Failure::Run(format!("finding this program: {error}")))?;
-    let Arguments { kind, workers, servers, seed, epochs, batch, data, .. } = arguments;
+    let Arguments { kind, staleness, compress, threshold, workers, servers, seed, epochs, batch, data, .. } = arguments;
     let mut line: Vec<OsString> = vec![own.into(), "demo".into(), "--part".into()];
     let numbers = [("--workers", *workers), ("--servers", *servers), ("--epochs", *epochs), ("--batch", *batch)];
     for (flag, number) in numbers {
         line.extend([flag.into(), number.to_string().into()]);
     }
     line.extend(["--kind".into(), kind.to_string().into(), "--seed".into(), seed.to_string().into()]);
+    line.extend(["--compress".into(), compress.name().into()]);
+    line.extend(threshold.iter().flat_map(|threshold| ["--threshold".into(), threshold.to_string().into()]));
+    line.extend(staleness.iter().flat_map(|staleness| ["--staleness".into(), staleness.to_string().into()]));
     if let Some(data) = data {
         line.extend(["--data".into(), data.into()]);
     }
@@ -161,7 +165,8 @@ impl Listener {
             let what = format!("worker-{} and worker-{} have different weights", first.worker, other.worker);
             return Err(Failure::Run(what));
         }
-        Ok(Run { epochs, weights_sha256: first.weights_sha256.clone(), traces: traces.into_values().collect() })
+        let Done { weights_sha256, gradient_bytes, .. } = first.clone();
+        Ok(Run { epochs, weights_sha256, gradient_bytes, traces: traces.into_values().collect() })
     }
 }
 

@@ -16,7 +16,7 @@ mod words;
 use crate::Failure;
 use sheave_base::ErrorKind;
 use sheave_nn::{Digits, Schedule};
-use sheave_store::Kind;
+use sheave_store::{Compression, Config, Kind};
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -26,9 +26,19 @@ use std::time::Instant;
 /// learning curve (SVG) and a trace (for ui.perfetto.dev).
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// How the store works: dist_sync, dist_async, or local, which computes the same in one process.
+    /// How the store works: dist_sync, dist_async, dist_ssp, or local, which computes the same as dist_sync in one
+    /// process, or device.
     #[arg(long, default_value = "dist_sync", value_parser = parse_kind)]
     kind: Kind,
+    /// With dist_ssp: how many steps the slowest worker may be behind one that pulls; 3 if it is left out.
+    #[arg(long, value_name = "N")]
+    staleness: Option<u64>,
+    /// How gradients travel to the servers: none, fp16, bf16, 2bit, 1bit; what 2bit and 1bit leave out is sent later.
+    #[arg(long, value_name = "NAME", default_value = "none", value_parser = parse_compression)]
+    compress: Compression,
+    /// With 2bit: what is sent, and from where on; with 1bit: what is above it is sent as +1, all else as -1.
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    threshold: Option<f32>,
     /// How many workers compute gradients.
     #[arg(long, value_name = "W", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
     workers: u32,
@@ -86,8 +96,43 @@ fn parse_kind(name: &str) -> Result<Kind, String> {
     Kind::parse(name).map_err(|error| error.to_string())
 }
 
+fn parse_compression(name: &str) -> Result<Compression, String> {
+    Compression::parse(name).map_err(|error| error.to_string())
+}
+
+impl Arguments {
+    /// How the store is set up.
+    fn config(&self) -> Result<Config, Failure> {
+        let config = Config::from(self.kind);
+        match self.staleness {
+            Some(_) if self.kind != Kind::DistSsp => {
+                Err(Failure::Usage(format!("--staleness is for --kind dist_ssp, not {}", self.kind)))
+            }
+            Some(staleness) => Ok(Config { staleness, ..config }),
+            None => Ok(config),
+        }
+    }
+
+    /// How gradients travel.
+    fn compression(&self) -> Result<Compression, Failure> {
+        if self.kind == Kind::Local && self.compress != Compression::None {
+            let what = format!("--compress {}: nothing travels in a store of the kind local", self.compress);
+            return Err(Failure::Usage(format!("{what}; hint: take --kind device or one of dist_*")));
+        }
+        let threshold = match (self.threshold, self.compress) {
+            (None, Compression::None | Compression::Fp16 | Compression::Bf16) => return Ok(self.compress),
+            (None, code) => train::threshold(code),
+            (Some(threshold), _) => threshold,
+        };
+        let code = self.compress.with_threshold(threshold);
+        code.map_err(|error| Failure::Usage(format!("--threshold {threshold}: {error}")))
+    }
+}
+
 /// Runs the demo, or one process of it.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    arguments.config()?;
+    arguments.compression()?;
     let digits = open_data(arguments)?;
     if arguments.part {
         return part::run(arguments, &digits);

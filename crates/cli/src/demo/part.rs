@@ -3,8 +3,8 @@
 use super::Arguments;
 use super::job::Run;
 use super::progress::Progress;
-use super::train::{Recorder, Setting, Training, train};
-use super::words::{Done, Word, say, say_trace};
+use super::train::{Recorder, Setting, Trained, Training, train};
+use super::words::{Done, Epoch, Word, say, say_trace};
 use crate::Failure;
 use sheave_base::clock::{Clock, SystemClock};
 use sheave_base::limits::TRACE_EVENTS_MAX;
@@ -38,9 +38,9 @@ impl Tracing {
     }
 }
 
-fn setting(arguments: &Arguments) -> Setting {
+fn setting(arguments: &Arguments) -> Result<Setting, Failure> {
     let Arguments { seed, epochs, workers, batch, .. } = *arguments;
-    Setting { seed, epochs, workers, batch: batch as usize }
+    Ok(Setting { seed, epochs, workers, batch: batch as usize, compression: arguments.compression()? })
 }
 
 /// One process of a job.
@@ -56,16 +56,17 @@ pub(super) fn run(arguments: &Arguments, digits: &Digits) -> Result<(), Failure>
     Ok(mesh.leave()?)
 }
 
-fn work(mesh: &Mesh, arguments: &Arguments, digits: &Digits) -> Result<()> {
+fn work(mesh: &Mesh, arguments: &Arguments, digits: &Digits) -> Result<(), Failure> {
     let tracing = Tracing::start();
-    let store = KvStore::open(mesh, arguments.kind)?;
+    let store = KvStore::open(mesh, arguments.config()?)?;
     let rank = store.rank();
-    let (setting, recorder) = (setting(arguments), Recorder::new(&tracing.trace));
+    let (setting, recorder) = (setting(arguments)?, Recorder::new(&tracing.trace));
     let training = Training { store: &store, arena: mesh.node().arena(), digits, setting, recorder };
     let trained = train(&training, rank..rank + 1, &mut |epoch| say(&Word::Epoch(epoch)))?;
     say_trace(&tracing.export(&mesh.me().introduction.name)?);
-    say(&Word::Done(Done { worker: rank, weights_sha256: trained.weights_sha256 }));
-    store.barrier()
+    let Trained { weights_sha256, gradient_bytes } = trained;
+    say(&Word::Done(Done { worker: rank, weights_sha256, gradient_bytes }));
+    Ok(store.barrier()?)
 }
 
 /// The whole job in this process: all micro-batches, one after the other, and a local store.
@@ -75,13 +76,14 @@ pub(super) fn run_alone(arguments: &Arguments, digits: &Digits) -> Result<Run, F
     let arena = Arena::new(ArenaConfig::default());
     let mut progress = Progress::new(arguments.epochs, arguments.json);
     let mut epochs = Vec::new();
-    let (setting, recorder) = (setting(arguments), Recorder::new(&tracing.trace));
+    let (setting, recorder) = (setting(arguments)?, Recorder::new(&tracing.trace));
     let training = Training { store: &store, arena: &arena, digits, setting, recorder };
-    let mut report = |epoch| {
+    let mut report = |epoch: Epoch| {
         progress.show(&epoch);
         epochs.push(epoch);
     };
     let trained = train(&training, 0..arguments.workers, &mut report)?;
     progress.finish();
-    Ok(Run { epochs, weights_sha256: trained.weights_sha256, traces: vec![tracing.export("local")?] })
+    let Trained { weights_sha256, gradient_bytes } = trained;
+    Ok(Run { epochs, weights_sha256, gradient_bytes, traces: vec![tracing.export("local")?] })
 }

@@ -6,6 +6,7 @@ use super::{Arguments, chart};
 use crate::Failure;
 use serde::Serialize;
 use sheave_base::trace::merge;
+use sheave_store::{Compression, Kind};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -24,6 +25,14 @@ struct Summary<'a> {
     seconds: f64,
     images_per_s: f64,
     bytes_per_s: f64,
+    compression: &'static str,
+    threshold: Option<f32>,
+    /// Of one worker and step: as they are, and as they travel.
+    gradient_bytes: u64,
+    sent_gradient_bytes: u64,
+    staleness: Option<u64>,
+    /// Whether another run gives the same weights, bit for bit.
+    deterministic: bool,
     weights_sha256: &'a str,
     chart: PathBuf,
     trace: PathBuf,
@@ -44,6 +53,7 @@ pub(super) fn write(arguments: &Arguments, run: &Run, took: Duration) -> Result<
     let trace = store(&folder.join("trace.json"), &trace)?;
     let seconds = last.seconds.max(1e-9);
     let is_distributed = arguments.kind.is_distributed();
+    let compression = arguments.compression()?;
     let summary = Summary {
         kind: arguments.kind.to_string(),
         transport: is_distributed.then_some(arguments.transport.name()),
@@ -56,6 +66,12 @@ pub(super) fn write(arguments: &Arguments, run: &Run, took: Duration) -> Result<
         seconds: took.as_secs_f64(),
         images_per_s: last.images as f64 / seconds,
         bytes_per_s: last.bytes as f64 / seconds,
+        compression: compression.name(),
+        threshold: compression.threshold(),
+        gradient_bytes: run.gradient_bytes.plain,
+        sent_gradient_bytes: run.gradient_bytes.sent,
+        staleness: (arguments.kind == Kind::DistSsp).then_some(arguments.config()?.staleness),
+        deterministic: !matches!(arguments.kind, Kind::DistAsync | Kind::DistSsp),
         weights_sha256: &run.weights_sha256,
         chart,
         trace,
@@ -75,18 +91,37 @@ fn print(summary: &Summary<'_>, json: bool) -> Result<(), Failure> {
 fn table(summary: &Summary<'_>) -> String {
     let Summary { kind, workers, servers, .. } = summary;
     let transport = summary.transport.map(|transport| format!(", over {transport}")).unwrap_or_default();
+    let staleness = summary.staleness.map(|steps| format!(", staleness {steps}")).unwrap_or_default();
+    let sha256 = match summary.deterministic {
+        true => summary.weights_sha256.to_owned(),
+        false => format!("{} (of this run: gradients come in no fixed order)", summary.weights_sha256),
+    };
     let rows = [
-        ("store", format!("{kind}: {workers} workers, {servers} servers{transport}")),
+        ("store", format!("{kind}: {workers} workers, {servers} servers{transport}{staleness}")),
         ("test accuracy", format!("{:.2} % after {} epochs", summary.test_accuracy * 100.0, summary.epochs)),
         ("loss", format!("{:.4}", summary.loss)),
         ("time", format!("{:.2} s in all", summary.seconds)),
         ("images", format!("{:.0} per second", summary.images_per_s)),
         ("traffic", format!("{} per second", bytes(summary.bytes_per_s))),
-        ("weights", format!("sha256 {}", summary.weights_sha256)),
+        ("gradients", gradients(summary)),
+        ("weights", format!("sha256 {sha256}")),
         ("picture", summary.chart.display().to_string()),
         ("trace", format!("{} (open it at ui.perfetto.dev)", summary.trace.display())),
     ];
     rows.map(|(name, value)| format!("{name:>14}  {value}")).join("\n")
+}
+
+/// What a worker sends in one step, and how.
+fn gradients(summary: &Summary<'_>) -> String {
+    let Summary { compression, gradient_bytes, sent_gradient_bytes, .. } = *summary;
+    let sent = bytes(sent_gradient_bytes as f64);
+    if compression == Compression::None.name() {
+        return format!("{sent} per worker and step");
+    }
+    let threshold = summary.threshold.map(|threshold| format!(", threshold {threshold}")).unwrap_or_default();
+    let plain = bytes(gradient_bytes as f64);
+    let ratio = gradient_bytes as f64 / sent_gradient_bytes.max(1) as f64;
+    format!("{sent} per worker and step, {ratio:.1} times less than {plain} ({compression}{threshold})")
 }
 
 /// Writes a file, which appears only when it is whole. Returns its path as others find it.

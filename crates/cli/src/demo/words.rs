@@ -26,11 +26,21 @@ pub(super) struct Epoch {
     pub(super) bytes: u64,
 }
 
+/// Bytes of one worker's gradients of one step.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct GradientBytes {
+    /// As they are.
+    pub(super) plain: u64,
+    /// As they travel.
+    pub(super) sent: u64,
+}
+
 /// What a worker has in the end.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Done {
     pub(super) worker: u32,
     pub(super) weights_sha256: String,
+    pub(super) gradient_bytes: GradientBytes,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
