@@ -14,7 +14,7 @@ use std::time::Instant;
 /// 5.76 MB.
 const ELEMENTS: u64 = 1_440_000;
 const WARM_ROUNDS: usize = 50;
-const ROUNDS: usize = 1000;
+const ROUNDS: usize = 400;
 /// The system may move pages at any time, so a reading that is disturbed is taken again.
 const ATTEMPTS: usize = 3;
 
