@@ -60,7 +60,8 @@ impl Row {
     fn cells(&self, rows: &[Self]) -> Vec<String> {
         let p50_us = self.quantile_us(0.5);
         let peer = rows.iter().find(|row| {
-            (row.case, row.bytes) == ("ping_pong", self.bytes)
+            let wanted = if self.bench == "collective" { "all_reduce" } else { "ping_pong" };
+            (row.case, row.bytes, row.ranks) == (wanted, self.bytes, self.ranks)
                 && self.case != "stream"
                 && Some(row.transport) == self.compared_with
         });
