@@ -7,7 +7,7 @@
 //! * **Chosen** for every barrier over links.
 //! * **Everybody entered**: a message of round k is sent after the rounds before it, so it says that the 2^k ranks up
 //!   to its sender have entered and agree. After the last round that is all of them.
-//! * It begins with a message to the successor on every rank, which is the entry of [`crate::exchange`].
+//! * It begins with a message to the successor on every rank, which serves as its entry.
 
 use crate::exchange::Exchange;
 use sheave_base::Result;

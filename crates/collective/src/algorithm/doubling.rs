@@ -14,7 +14,7 @@
 //!   stepped aside), each passed on by ranks that checked its header; the last contains all. A rank that stepped aside
 //!   receives it last.
 //! * **Memory**: each step writes its result over what it received, in memory of its own, so no send is overtaken.
-//! * Of two ranks each begins with a message to the other, which is the entry of [`crate::exchange`].
+//! * Of two ranks each begins with a message to the other, which serves as its entry.
 
 use crate::exchange::Exchange;
 use crate::memory::Region;

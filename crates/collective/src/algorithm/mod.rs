@@ -1,5 +1,9 @@
 //! The algorithms, one file each: what they do step by step, what that costs, when they are chosen, and why whoever
 //! ends well has the whole result and knows that every rank had entered.
+//!
+//! Every operation begins with its *entry*: a message of the header alone from each rank to its successor, which is
+//! compared there while everything else goes on. It finds ranks that disagree, also where the algorithms that they run
+//! would have them wait for each other for ever.
 
 pub mod barrier;
 pub mod doubling;

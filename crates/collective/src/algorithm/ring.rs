@@ -3,7 +3,7 @@
 //! The tensor is cut into n pieces, one for each rank. **Reduce-scatter**: in step s = 0 … n−2 rank r sends piece
 //! r−1−s to its successor and receives piece r−2−s from its predecessor, to which it adds its own; after the last step
 //! piece r is whole at rank r. **All-gather**: in step s rank r sends piece r−s and receives piece r−1−s. Pieces travel
-//! in segments of at most [`SEGMENT_BYTES`]; a segment is passed on as soon as it has been combined, so that the steps
+//! in segments of at most 256 KiB; a segment is passed on as soon as it has been combined, so that the steps
 //! overlap.
 //!
 //! * **Cost** for B bytes on each rank: reduce-scatter and all-gather send (n−1)/n · B bytes from each rank, in n−1
