@@ -46,8 +46,8 @@ pub(crate) enum Command {
     /// Measures all_reduce among processes.
     ///
     /// Two and four ranks sum f32 tensors in place; from 64 KiB on each rewrites its own before every operation,
-    /// outside the timer. `all_reduce` has its tensors in the arena, `all_reduce_private` in memory of each process alone. If
-    /// OpenMPI is installed its own all_reduce runs in turn with ours.
+    /// outside the timer. `all_reduce` has its tensors in the arena, `all_reduce_private` in memory of each process
+    /// alone. If OpenMPI is installed its own all_reduce runs in turn with ours.
     Collective(CollectiveArguments),
     /// The second process of a measurement.
     #[command(hide = true)]
