@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{config, hear, job, part, say, start_all, until};
+use common::{hear, job, part, say, start_all, until};
 use sheave_base::config::Transport;
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_collective::{Collectives, Communicator, Operator};
@@ -103,9 +103,4 @@ fn every_rank_may_be_killed() {
 fn a_stopped_rank_is_found_in_time() {
     end_one(1, Transport::Shm, 1000, SIGSTOP, Duration::from_millis(3500));
     end_one(0, Transport::Tcp, 1000, SIGSTOP, Duration::from_millis(3500));
-}
-
-#[test]
-fn processes_are_made_of_this_binary() {
-    assert!(part().is_none() && config(0, 1, 1, Transport::Tcp).rank == Some(0));
 }
