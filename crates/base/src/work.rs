@@ -304,6 +304,19 @@ impl<T> Work<T> {
         self.0.slot.lock().outcome.take().unwrap_or_else(|| Err(self.0.gone()))
     }
 
+    /// Whether the outcome is there; if not, the task is woken when it is. For outcomes that cannot be cloned and have
+    /// one owner, who takes them with [`Work::taken`].
+    pub fn poll_done(&self, context: &Context<'_>) -> Poll<()> {
+        let mut slot = self.0.slot.lock();
+        if self.0.is_done() {
+            return Poll::Ready(());
+        }
+        if !slot.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
+            slot.wakers.push(context.waker().clone());
+        }
+        Poll::Pending
+    }
+
     fn late(&self, timeout: Duration) -> Error {
         Error::new(ErrorKind::DeadlineExceeded, "the operation is still running")
             .operation(self.0.operation)
@@ -345,15 +358,7 @@ impl<T: Clone> Future for Work<T> {
 
     /// Cancel safe: dropping the future leaves the operation running.
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut slot = self.0.slot.lock();
-        if self.0.is_done() {
-            drop(slot);
-            return Poll::Ready(self.0.cloned());
-        }
-        if !slot.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
-            slot.wakers.push(context.waker().clone());
-        }
-        Poll::Pending
+        self.poll_done(context).map(|()| self.0.cloned())
     }
 }
 

@@ -9,13 +9,14 @@
 //! Words go out while the engine is held, because their order counts. Everything that may call foreign code or close
 //! links happens after it was let go.
 
+use crate::attend::Attendant;
 use crate::call::Calls;
 use crate::departure::Departures;
 use crate::engine::{Effect, Engine, Event, Member, Message, OperationId, Outcome};
 use crate::reference::{self, Brought, References};
 use crate::routes::{LAST_WORDS, Routes};
 use crate::time::Ticker;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use sheave_base::clock::{Clock, SystemClock, Time};
 use sheave_base::work::Completer;
 use sheave_base::{Epoch, Error, ErrorKind, LinkId, NodeId, Peer, Result};
@@ -23,6 +24,7 @@ use sheave_net::{
     Admission, Arrival, Ground, Kind, Message as Arrived, Node, NodeConfig, Observer, was_closed_in_order,
 };
 use sheave_wire::{from_control, to_control};
+use smallvec::SmallVec;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, Weak};
@@ -96,6 +98,7 @@ pub(crate) struct Shared {
     /// How many things of each sort this node has made, where all members make them in the same order.
     pub(crate) numbers: Mutex<HashMap<String, u32>>,
     pub(crate) departures: Departures,
+    pub(crate) attendants: RwLock<SmallVec<[Weak<dyn Attendant>; 1]>>,
     /// What ended the engine.
     failure: OnceLock<Error>,
     pub(crate) stopping: AtomicBool,
@@ -128,6 +131,7 @@ impl Shared {
             table: OnceLock::new(),
             numbers: Mutex::default(),
             departures: Departures::default(),
+            attendants: RwLock::default(),
             failure: OnceLock::new(),
             stopping: AtomicBool::new(false),
             ticker: Ticker::default(),
@@ -351,6 +355,7 @@ impl Shared {
         for (ending, outcome) in after.endings {
             ending(outcome);
         }
+        self.each_attendant(|attendant| attendant.groups_changed());
         if let Some((joining, outcome)) = after.joined {
             joining.complete(outcome);
         }
@@ -433,6 +438,7 @@ impl Observer for Shared {
         if let Some(this) = self.this() {
             this.tend_references();
             this.serve();
+            this.each_attendant(|attendant| attendant.attend());
         }
     }
 }

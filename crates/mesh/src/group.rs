@@ -3,7 +3,7 @@
 use crate::driver::Shared;
 use crate::engine::{Event, GroupId, Member, OperationId, Outcome, group_id};
 use crate::mesh::Mesh;
-use sheave_base::{Error, ErrorKind, NodeId, Rank, Result, Work};
+use sheave_base::{Error, ErrorKind, LinkId, NodeId, Rank, Result, Work};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -78,10 +78,45 @@ impl Group {
         self.shared.member(self.node(rank)?)
     }
 
+    /// The link to a member: the one that stands, or one that is made now. Does not block.
+    #[must_use]
+    pub fn link_to(&self, rank: Rank) -> Work<LinkId> {
+        match (self.node(rank), self.shared.failure()) {
+            (_, Some(error)) => Work::ready("connect", Err(error.clone())),
+            (Some(node), None) => self.shared.link_to(node),
+            (None, None) => {
+                let what = format!("rank {rank} is outside a group of {}", self.size());
+                Work::ready("connect", Err(Error::new(ErrorKind::InvalidArgument, what)))
+            }
+        }
+    }
+
+    /// The error of one of its links, with all that the mesh knows about the peer.
+    #[must_use]
+    pub fn explain(&self, error: Error) -> Error {
+        self.shared.explain(error)
+    }
+
     /// Why the group's operations fail, if they do: a member is gone, or somebody gave up waiting.
     #[must_use]
     pub fn broken(&self) -> Option<Error> {
-        self.refused.clone().or_else(|| self.shared.look(|engine| engine.broken(self.id).cloned()))
+        let broken = || self.shared.look(|engine| engine.broken(self.id).cloned());
+        self.refused.clone().or_else(broken).or_else(|| self.shared.failure().cloned())
+    }
+
+    /// Whether members are gone and all of them left in order, so that what they sent before still arrives.
+    #[must_use]
+    pub fn was_left(&self) -> bool {
+        self.shared.look(|engine| {
+            let mut gone = engine.deaths().iter().filter(|death| self.nodes.contains(&death.node)).peekable();
+            gone.peek().is_some() && gone.all(|death| death.left)
+        })
+    }
+
+    /// Breaks the group for all its members: something that they did together has failed. The others are told the
+    /// error's text, as `Mismatch` if it is one and else as `Cancelled`. What broke the group first stays.
+    pub fn break_because(&self, error: Error) {
+        self.shared.with_engine(|state, _| state.engine.break_because(self.id, error));
     }
 
     /// Blocks until every member has entered this barrier as often as this node.

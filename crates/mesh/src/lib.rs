@@ -5,6 +5,7 @@
 //! [`environment`] reads that environment. [`engine`] is the pure core, a state machine without I/O, threads or clocks;
 //! a driver joins it with the links of a node.
 
+mod attend;
 mod call;
 mod config;
 mod departure;
@@ -19,6 +20,7 @@ mod routes;
 mod time;
 mod weak;
 
+pub use attend::Attendant;
 pub use call::{Answer, Call, Leases, Reply, Request, Service};
 pub use config::Config;
 pub use engine::{Death, Expected, GroupId, Member, Role};

@@ -1,5 +1,6 @@
 //! The mesh as its users see it.
 
+use crate::attend::Attendant;
 use crate::call::{Answer, Call, Service};
 use crate::config::Config;
 use crate::driver::Shared;
@@ -14,8 +15,8 @@ use sheave_base::{Epoch, Error, ErrorKind, LinkId, NodeId, Result, Work, limits}
 use sheave_net::Node;
 use sheave_wire::Value;
 use std::any::Any;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// The nodes of a job, as one of them. Clones are handles to the same membership.
@@ -248,6 +249,11 @@ impl Mesh {
             return Err(error.clone());
         }
         self.shared.link_to(node).wait()
+    }
+
+    /// Names somebody who does things on the threads that poll this node's links.
+    pub fn attend_with(&self, attendant: Weak<dyn Attendant>) {
+        self.shared.attendants.write().push(attendant);
     }
 
     /// Offers a service under a name that is unique on this node.

@@ -246,6 +246,8 @@ impl Inner {
             Polled::Busy => false,
             Polled::Idle => {
                 self.go_on(entry);
+                // The end of a send moves nothing, but somebody may wait for it.
+                self.observed.attend();
                 false
             }
             Polled::Moved => {

@@ -324,6 +324,18 @@ impl Node {
         })
     }
 
+    /// As [`Node::isend`], but tensors sent by copy are borrowed, not captured, until the work ends: nobody may write
+    /// them before.
+    pub fn isend_borrowed(&self, link: LinkId, message: Outgoing) -> Result<Work<()>> {
+        Ok(match self.inner.hand_over(link, message, Hold::Borrow)? {
+            Handover::Sent => Work::ready("send", Ok(())),
+            Handover::Queued(work) => {
+                self.inner.progress.ring();
+                work
+            }
+        })
+    }
+
     /// Starts to receive a message. With `places`, one contiguous tensor per tensor of the message, bytes land there
     /// and dtype and size must agree; nobody else may write them until the work ends.
     pub fn irecv(&self, wanted: Wanted, places: SmallVec<[Tensor; 1]>) -> Result<Work<Message>> {
@@ -412,6 +424,17 @@ impl Node {
         entry.link.abandon(reason);
         self.inner.link_ended(&entry, reason);
         Ok(())
+    }
+
+    /// What makes progress on the links of this node, for works whose waits do more than that.
+    #[must_use]
+    pub fn driver(&self) -> Arc<dyn Drive> {
+        self.inner.driver()
+    }
+
+    /// Says something to the user where waits say that they take long.
+    pub fn notice(&self, text: &str) {
+        (self.inner.config.notice)(&format!("{}: {text}", self.inner.peer.name));
     }
 
     /// A work that somebody else completes, whose waiters make progress on this node: on `link`, or on all its links.

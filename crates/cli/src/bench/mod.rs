@@ -1,6 +1,7 @@
 //! `sheave bench`: what is measured, how often, and by which command line.
 
 mod child;
+mod collective;
 mod link;
 mod mesh;
 mod pair;
@@ -43,15 +44,47 @@ pub(crate) enum Command {
     /// passed their first barrier. `barrier` is one barrier of all ranks, as rank 0 sees it; `call` the round trip of
     /// an empty call to an inline service, `call_executor` to one that runs on the callee's executor.
     Mesh(MeshArguments),
+    /// Measures all_reduce among processes.
+    ///
+    /// Two and four ranks sum f32 tensors in place; from 64 KiB on each rewrites its own before every operation,
+    /// outside the timer. `all_reduce` has its tensors in the arena, `all_reduce_private` in memory of each process
+    /// alone. If OpenMPI is installed its own all_reduce runs in turn with ours.
+    Collective(CollectiveArguments),
     /// The second process of a measurement.
     #[command(hide = true)]
     LinkChild,
+    /// One rank of a group that is measured.
+    #[command(hide = true)]
+    CollectiveChild,
     /// Another process of a job with a store.
     #[command(hide = true)]
     StoreChild,
     /// One process of a mesh that is measured.
     #[command(hide = true)]
     MeshChild,
+}
+
+/// What `sheave bench collective` measures.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct CollectiveArguments {
+    /// Measure this transport only, shm or tcp; may be given several times.
+    #[arg(long, value_name = "NAME")]
+    transport: Vec<Transport>,
+    /// Measure this size only, such as 8, 64KiB or 16MiB; may be given several times.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    bytes: Vec<usize>,
+    /// Measure among so many ranks only; may be given several times.
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=64))]
+    ranks: Vec<u32>,
+    /// Fewer iterations.
+    #[arg(long)]
+    quick: bool,
+    /// Print one JSON object per line instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// Do not run OpenMPI beside.
+    #[arg(long)]
+    no_peer: bool,
 }
 
 /// What `sheave bench mesh` measures.
@@ -266,7 +299,9 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
         Command::Link(arguments) => link::run(&arguments),
         Command::Store(arguments) => store::run(&arguments),
         Command::Mesh(arguments) => mesh::run(&arguments),
+        Command::Collective(arguments) => collective::run(&arguments),
         Command::LinkChild => child::run(),
+        Command::CollectiveChild => collective::follow(),
         Command::MeshChild => mesh::follow(),
         Command::StoreChild => store::follow(),
     }

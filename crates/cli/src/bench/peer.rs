@@ -46,12 +46,21 @@ pub(super) struct Peer {
 impl Peer {
     /// Compiles the program; `None` when OpenMPI is not installed.
     pub(super) fn build(pin: bool) -> Result<Option<Self>> {
+        Self::compile(PROGRAM, pin)
+    }
+
+    /// As [`Peer::build`], for a program that takes sizes and iterations alone.
+    pub(super) fn of(program: &str) -> Result<Option<Self>> {
+        Self::compile(program, false)
+    }
+
+    fn compile(program: &str, pin: bool) -> Result<Option<Self>> {
         if !is_installed("mpirun") {
             return Ok(None);
         }
         let folder = tempfile::tempdir().map_err(|error| Error::from(error).context("making a temporary folder"))?;
         let source = folder.path().join("ping_pong.c");
-        std::fs::write(&source, PROGRAM).map_err(|error| Error::from(error).context("writing openmpi's program"))?;
+        std::fs::write(&source, program).map_err(|error| Error::from(error).context("writing openmpi's program"))?;
         let peer = Self { folder, pin };
         let compiler = Command::new("mpicc").arg("-O3").arg(&source).arg("-o").arg(peer.program()).output();
         match compiler {
@@ -77,16 +86,38 @@ impl Peer {
         sizes: &[(usize, usize)],
         effort: Effort,
     ) -> Result<Vec<(usize, Vec<u64>)>> {
+        let limit = START_TIMEOUT + effort.budget * 4 * u32::try_from(sizes.len()).unwrap_or(u32::MAX);
+        let mut command = self.command(2, transport);
+        command.arg(effort.budget.as_micros().to_string());
+        Self::measure(command, sizes, limit)
+    }
+
+    /// Runs the program among so many ranks, for at most `limit`.
+    pub(super) fn run_among(
+        &self,
+        ranks: u32,
+        transport: PeerTransport,
+        sizes: &[(usize, usize)],
+        limit: Duration,
+    ) -> Result<Vec<(usize, Vec<u64>)>> {
+        Self::measure(self.command(ranks, transport), sizes, limit)
+    }
+
+    fn command(&self, ranks: u32, transport: PeerTransport) -> Command {
         let mut command = Command::new("mpirun");
-        command.args(["-np", "2", "--oversubscribe", "--bind-to", if self.pin { "core" } else { "none" }]);
-        command.args(transport.options()).arg(self.program()).arg(effort.budget.as_micros().to_string());
+        let binding = if self.pin { "core" } else { "none" };
+        command.args(["-np", &ranks.to_string(), "--oversubscribe", "--bind-to", binding]);
+        command.args(transport.options()).arg(self.program());
+        command
+    }
+
+    fn measure(mut command: Command, sizes: &[(usize, usize)], limit: Duration) -> Result<Vec<(usize, Vec<u64>)>> {
         command.args(sizes.iter().map(|(bytes, iterations)| format!("{bytes}:{iterations}")));
         // It refuses root otherwise, and containers often know nobody else.
         command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         end_with_us(&mut command);
         let child = command.spawn().map_err(|error| Error::from(error).context("starting mpirun"))?;
-        let limit = START_TIMEOUT + effort.budget * 4 * u32::try_from(sizes.len()).unwrap_or(u32::MAX);
         let text = output_of("mpirun", child, limit)?;
         text.lines().map(parse).collect()
     }

@@ -61,10 +61,11 @@ impl Row {
 
     fn cells(&self, rows: &[Self]) -> Vec<String> {
         let p50_us = self.quantile_us(0.5);
-        let peer = rows
-            .iter()
-            .find(|row| row.bytes == self.bytes && self.compared_with == Some((row.case, row.transport)))
-            .filter(|row| !row.times.is_empty());
+        let is_peer = |row: &&Self| {
+            let matches = (row.bytes, row.ranks) == (self.bytes, self.ranks);
+            matches && self.compared_with == Some((row.case, row.transport)) && !row.times.is_empty()
+        };
+        let peer = rows.iter().find(is_peer);
         let mut cells =
             vec![self.case.to_owned(), readable(self.bytes), self.transport.to_owned(), self.ranks.to_string()];
         let mean_us = self.times.mean() / 1e3;

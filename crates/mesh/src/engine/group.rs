@@ -150,6 +150,12 @@ impl Engine {
         self.groups.remove(&group);
     }
 
+    /// Breaks a group for all its members, because something on it has failed that the engine knows nothing of. What
+    /// broke it first stays.
+    pub fn break_because(&mut self, group: GroupId, error: Error) {
+        self.break_group(group, &Broken { error, by_death: false, about: self.me }, self.is_active());
+    }
+
     /// Why the group's operations fail, if they do.
     #[must_use]
     pub fn broken(&self, group: GroupId) -> Option<&Error> {
@@ -269,14 +275,14 @@ impl Engine {
 
     /// Somebody's news that a group is broken; its first member tells the others, and says who is missing to those
     /// whose deadline has passed.
-    pub(super) fn told_broken(&mut self, from: NodeId, id: GroupId, by_death: bool, about: NodeId, reason: String) {
+    pub(super) fn told_broken(&mut self, from: NodeId, id: GroupId, kind: ErrorKind, about: NodeId, reason: String) {
+        let by_death = kind == ErrorKind::PeerLost;
         if !self.groups.contains_key(&id) && self.unmade_groups() >= UNMADE_GROUPS_MAX {
             return;
         }
-        let (kind, hint) = if by_death {
-            (ErrorKind::PeerLost, "look at its output for its last words; shrink the group to go on without it")
-        } else {
-            (ErrorKind::Cancelled, "look at its output; make a group with another label to go on")
+        let hint = match by_death {
+            true => "look at its output for its last words; shrink the group to go on without it",
+            false => "look at its output; make a group with another label to go on",
         };
         let asks = !by_death && about == from && reason == NOT_ALL;
         let reason = if asks { self.who_is_missing_for(from, id) } else { reason };
@@ -397,7 +403,9 @@ impl Engine {
     fn broken_message(&self, group: GroupId, broken: &Broken) -> Message {
         let Broken { error, by_death, about } = broken;
         let (epoch, reason) = (self.epoch, error.what().to_owned());
-        Message::Broken { epoch, group, by_death: *by_death, about: *about, reason }
+        // Whoever gave up cancels the others; only what is wrong about all of them is told as it is.
+        let kind = if error.kind() == ErrorKind::Mismatch { ErrorKind::Mismatch } else { ErrorKind::Cancelled };
+        Message::Broken { epoch, group, by_death: *by_death, kind, about: *about, reason }
     }
 
     pub(super) fn begin_shrink(&mut self, operation: OperationId, group: GroupId) {

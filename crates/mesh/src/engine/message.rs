@@ -160,6 +160,8 @@ pub enum Message {
         group: GroupId,
         /// Whether a member died or left; all will agree on that.
         by_death: bool,
+        /// What the others are told otherwise.
+        kind: ErrorKind,
         /// Who died, left or gave up.
         about: NodeId,
         /// Why.

@@ -422,8 +422,9 @@ impl Engine {
             Message::Beat { answer: false, .. } => self.send(from, Message::Beat { epoch: self.epoch, answer: true }),
             Message::Enter { group, sequence, .. } => self.entered(from, group, sequence),
             Message::Release { group, through, .. } => self.released(from, group, through),
-            Message::Broken { group, by_death, about, reason, .. } => {
-                self.told_broken(from, group, by_death, about, reason);
+            Message::Broken { group, by_death, kind, about, reason, .. } => {
+                let cause = if by_death { ErrorKind::PeerLost } else { kind };
+                self.told_broken(from, group, cause, about, reason);
             }
             Message::Ask { asker, number, whom, .. } => self.asked_about(from, asker, number, whom),
             Message::Answer { asker, number, whom, .. } => self.answered(from, asker, number, whom),

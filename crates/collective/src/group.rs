@@ -1,0 +1,315 @@
+//! A group as this room sees it: its operations in flight, their numbers, and why it is broken.
+//!
+//! **Broken.** A group breaks once, with one error: a member died or left (the mesh says so), members disagreed about
+//! an operation, a deadline passed, an operation was cancelled, or a link ended. From then on every operation in flight
+//! and every later one fails with it. What is not a death is told to all members through the mesh, which remembers it
+//! for those who have not made the group yet.
+
+use crate::hub::{Driver, Hub, run};
+use crate::operation::digest;
+use crate::task::{Awaited, Plan, Steps, Task};
+use parking_lot::Mutex;
+use sheave_base::work::{Drive, driven};
+use sheave_base::{Error, ErrorKind, LinkId, Rank, Result, Work};
+use sheave_mesh::Group;
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, OnceLock, Weak};
+use std::task::Wake;
+use std::time::{Duration, Instant};
+
+/// Operations of one group in flight on one node: as many as a program starts before it waits for some.
+const OPERATIONS_MAX: usize = 4096;
+
+/// How long what members sent before they left or gave up may take to arrive.
+const GRACE: Duration = Duration::from_millis(150);
+
+/// Keys of messages lie above all sequence numbers.
+const MESSAGES: u64 = 1 << 63;
+
+pub(crate) struct State {
+    pub(crate) group: Group,
+    pub(crate) hub: Arc<Hub>,
+    /// How many collectives this node has begun.
+    begun: Arc<AtomicU64>,
+    /// The number of the next message task.
+    messages: AtomicU64,
+    /// Held while an operation gets its number and is noted.
+    tasks: Mutex<BTreeMap<u64, Arc<Task>>>,
+    broken: OnceLock<Error>,
+    links: Vec<OnceLock<LinkId>>,
+    driver: Arc<dyn Drive>,
+    pub(crate) mail: crate::mail::Mail,
+}
+
+/// What an operation is called and how long it may take.
+#[derive(Clone, Copy)]
+pub(crate) struct Terms {
+    pub(crate) operation: &'static str,
+    pub(crate) limit: Option<Duration>,
+    pub(crate) is_collective: bool,
+}
+
+impl State {
+    pub(crate) fn new(hub: Arc<Hub>, group: Group, begun: Arc<AtomicU64>) -> Arc<Self> {
+        let links = (0..group.size()).map(|_| OnceLock::new()).collect();
+        let state = Arc::new_cyclic(|me: &Weak<Self>| Self {
+            driver: Arc::new(Driver { hub: Arc::downgrade(&hub), state: Weak::clone(me), node: hub.node.driver() }),
+            group,
+            hub,
+            begun,
+            messages: AtomicU64::new(MESSAGES),
+            tasks: Mutex::default(),
+            broken: OnceLock::new(),
+            links,
+            mail: crate::mail::Mail::default(),
+        });
+        state.look();
+        state
+    }
+
+    pub(crate) fn size(&self) -> u32 {
+        self.links.len() as u32
+    }
+
+    /// What messages of `sender` are matched by: its group, its rank and what sort they are.
+    pub(crate) fn context(&self, sender: u32, sort: u64) -> u64 {
+        digest([self.group.id().0, sort, u64::from(sender)])
+    }
+
+    /// The link to a member.
+    pub(crate) async fn link(&self, rank: u32) -> Result<LinkId> {
+        let known = self.links.get(rank as usize);
+        if let Some(link) = known.and_then(OnceLock::get) {
+            return Ok(*link);
+        }
+        let link = self.group.link_to(Rank(rank)).await?;
+        Ok(*known.map_or(&link, |known| known.get_or_init(|| link)))
+    }
+
+    pub(crate) fn broken(&self) -> Option<&Error> {
+        self.broken.get()
+    }
+
+    /// The mesh has news.
+    pub(crate) fn look(self: &Arc<Self>) {
+        if self.broken.get().is_none()
+            && let Some(error) = self.group.broken()
+        {
+            self.fail(error);
+        }
+    }
+
+    fn end_after_grace(self: &Arc<Self>, task: &Arc<Task>) {
+        let state = Arc::downgrade(self);
+        let act = move |task: &Arc<Task>| {
+            if let Some((state, error)) =
+                state.upgrade().and_then(|state| Some((Arc::clone(&state), state.broken()?.clone())))
+            {
+                state.end_task(task, error);
+                state.hub.run_ready();
+            }
+        };
+        if let Err(error) = self.hub.at(Instant::now() + GRACE, task, act) {
+            self.end_task(task, error);
+        }
+    }
+
+    /// Begins an operation: gives it its number and runs it as far as it goes.
+    pub(crate) fn begin<T: Send + 'static>(
+        self: &Arc<Self>,
+        terms: Terms,
+        result: impl FnOnce(Rank) -> T + Send + 'static,
+        steps: impl FnOnce(u64, Arc<Awaited>) -> Steps,
+    ) -> Work<T> {
+        let driver = Some(Arc::clone(&self.driver));
+        let (completer, work) = driven(terms.operation, driver, None);
+        if let Some(error) = self.broken.get() {
+            completer.complete(Err(self.explained(error.clone(), terms.operation, None, Duration::ZERO)));
+            return work;
+        }
+        let mut tasks = self.tasks.lock();
+        if tasks.len() >= OPERATIONS_MAX {
+            let what = format!("{OPERATIONS_MAX} operations of group {} are in flight", self.group.label());
+            let error = Error::new(ErrorKind::LimitExceeded, what).operation(terms.operation);
+            completer.complete(Err(error.hint("wait for some of them before starting more")));
+            return work;
+        }
+        let counter = if terms.is_collective { &*self.begun } else { &self.messages };
+        let key = counter.fetch_add(1, SeqCst);
+        let awaited = Arc::default();
+        let plan = Plan {
+            key,
+            operation: terms.operation,
+            is_collective: terms.is_collective,
+            steps: steps(key, Arc::clone(&awaited)),
+            awaited,
+        };
+        let state = Arc::downgrade(self);
+        let canceller = (Weak::clone(&state), key);
+        completer.on_cancel(move || {
+            if let Some(state) = canceller.0.upgrade() {
+                state.cancelled(canceller.1);
+            }
+        });
+        let task = Task::new(&self.hub, plan, move |outcome| {
+            let outcome = match state.upgrade() {
+                Some(state) => state.ended(key, outcome),
+                None => outcome,
+            };
+            completer.complete(outcome.map(result));
+        });
+        tasks.insert(key, Arc::clone(&task));
+        drop(tasks);
+        run(&task);
+        if !task.is_done() {
+            self.watch_over(&task, terms);
+        }
+        work
+    }
+
+    fn watch_over(self: &Arc<Self>, task: &Arc<Task>, terms: Terms) {
+        if let Some(limit) = terms.limit {
+            let state = Arc::downgrade(self);
+            let late = move |task: &Arc<Task>| {
+                if let Some(state) = state.upgrade() {
+                    state.too_late(task);
+                }
+            };
+            if let Err(error) = self.hub.at(task.begun + limit, task, late) {
+                self.end_task(task, error);
+            }
+        }
+        // A break that came before the task was noted has not seen it.
+        if let Some(error) = self.broken.get() {
+            self.end_task(task, error.clone());
+        }
+    }
+
+    /// A task has come to its end; what it says is its operation's outcome.
+    fn ended(self: &Arc<Self>, key: u64, outcome: Result<Rank>) -> Result<Rank> {
+        let task = self.tasks.lock().remove(&key);
+        let Err(error) = outcome else { return outcome };
+        // What links say of members that go because the group is broken is not why.
+        let is_echo = matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Closed);
+        let error = self.broken.get().filter(|_| is_echo).cloned().unwrap_or(error);
+        let Some(task) = task else { return Err(error) };
+        let sequence = task.is_collective.then_some(task.key);
+        let error = self.explained(self.group.explain(error), task.operation, sequence, task.begun.elapsed());
+        if task.is_collective {
+            self.break_because(&error);
+        }
+        Err(error)
+    }
+
+    /// Breaks the group for everybody, unless it is broken already. A peer that is lost is for the mesh to judge, so
+    /// that survivors agree who they are.
+    fn break_because(self: &Arc<Self>, error: &Error) {
+        if self.broken.get().is_none() && error.kind() != ErrorKind::PeerLost && error.kind() != ErrorKind::Closed {
+            let mut told = Error::new(error.kind(), self.reason_for_others(error));
+            if let Some(hint) = error.advice() {
+                told = told.hint(hint.to_owned());
+            }
+            self.group.break_because(told);
+        }
+        self.fail(error.clone());
+    }
+
+    /// What the others are told: the both sides of a mismatch as they are, anything else as whose it is.
+    fn reason_for_others(&self, error: &Error) -> String {
+        if error.kind() == ErrorKind::Mismatch {
+            return error.what().to_owned();
+        }
+        let operation = error.operation_name().unwrap_or("an operation");
+        format!("rank {} gave up {operation}: {}", self.group.rank(), error.what())
+    }
+
+    /// Ends every operation in flight, and every later one. If nobody has died, those in flight may need no more than
+    /// what is on its way: the news may be of a later operation, or of a member that has left after this one.
+    fn fail(self: &Arc<Self>, error: Error) {
+        let _ = self.broken.set(error);
+        let Some(error) = self.broken.get() else { return };
+        let tasks: Vec<_> = self.tasks.lock().values().cloned().collect();
+        let is_death = error.kind() == ErrorKind::PeerLost && !self.group.was_left();
+        for task in tasks {
+            if is_death {
+                self.end_task(&task, error.clone());
+            } else {
+                self.end_after_grace(&task);
+            }
+        }
+    }
+
+    /// Ends a task from outside.
+    fn end_task(self: &Arc<Self>, task: &Arc<Task>, error: Error) {
+        if let Some(ending) = task.take_ending() {
+            task.discard();
+            ending(Err(error));
+            // If it runs just now it goes round once more, and finds that it has ended.
+            Arc::clone(task).wake();
+        }
+    }
+
+    fn cancelled(self: &Arc<Self>, key: u64) {
+        let task = self.tasks.lock().get(&key).cloned();
+        if let Some(task) = task {
+            self.end_task(&task, Error::new(ErrorKind::Cancelled, "the caller no longer waits"));
+            self.hub.run_ready();
+        }
+    }
+
+    /// The deadline of a task has passed. Blocks for a moment, to find out who is missing.
+    pub(crate) fn too_late(self: &Arc<Self>, task: &Arc<Task>) {
+        let what = match task.is_collective.then(|| self.hub.who_is_missing(self, task.key)) {
+            Some(missing) if !missing.is_empty() => format!("not entered: {missing}"),
+            Some(_) => match task.awaited.get() {
+                Some(rank) => format!("all members have entered, and rank {rank} has not sent its part"),
+                None => "all members have entered".to_owned(),
+            },
+            None => "no message came or went".to_owned(),
+        };
+        let error = Error::new(ErrorKind::DeadlineExceeded, what);
+        self.end_task(task, error.hint("a member may be late or stuck; look at its output"));
+        self.hub.run_ready();
+    }
+
+    /// The oldest operation in flight and who keeps it waiting, for a notice.
+    pub(crate) fn what_it_waits_for(&self, hub: &Hub) -> Option<String> {
+        let is_asked = |task: &&Arc<Task>| task.operation != sheave_base::work::IDLE;
+        let task = self.tasks.lock().values().find(is_asked).cloned()?;
+        let (operation, label) = (task.operation, self.group.label());
+        if !task.is_collective {
+            return Some(format!("{operation} on group {label} has been waiting for a message"));
+        }
+        let missing = hub.who_is_missing(self, task.key);
+        let whom = match (missing.is_empty(), task.awaited.get()) {
+            (false, _) => format!("{missing} to enter"),
+            (true, Some(rank)) => format!("rank {rank}"),
+            (true, None) => "the others".to_owned(),
+        };
+        Some(format!("{operation} on group {label}, sequence {}, has been waiting for {whom}", task.key))
+    }
+
+    fn explained(&self, error: Error, operation: &'static str, sequence: Option<u64>, elapsed: Duration) -> Error {
+        let mut error = error.operation(operation).group(self.group.label());
+        // The text of a mismatch has the number already.
+        if let Some(sequence) = sequence.filter(|_| error.kind() != ErrorKind::Mismatch) {
+            error = error.sequence(sequence);
+        }
+        error.elapsed(elapsed)
+    }
+
+    /// Waits until the mesh knows that the group is broken, after this room has seen the end of a link.
+    pub(crate) fn await_verdict(&self, until: Instant) {
+        while self.broken.get().is_some() && self.group.broken().is_none() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("State").field("group", &self.group).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,21 @@
+//! Collective operations: every member of a group calls them together.
+//!
+//! A [`Communicator`] is a group of a mesh with its operations: broadcast, reduce, all-reduce, gather, all-gather,
+//! scatter, reduce-scatter, all-to-all and barrier. Each is a [`sheave_base::Work`], of which several may be in flight.
+//! [`algorithm`] has what they cost and why they are right.
+
+pub mod algorithm;
+mod communicator;
+mod exchange;
+mod group;
+mod hub;
+mod mail;
+mod memory;
+mod numbers;
+mod operation;
+mod table;
+mod task;
+
+pub use communicator::{Collectives, Communicator};
+pub use operation::{Kind, Operator};
+pub use table::{Algorithm, Table};
