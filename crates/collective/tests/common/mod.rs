@@ -80,7 +80,8 @@ pub(crate) fn together_with<T: Send + 'static>(
             let world = Collectives::with_table(&mesh, table).expect("it is the first").group(&mesh.world());
             let world = world.expect("few groups");
             let outcome = act(&mesh, &world);
-            let left = mesh.leave();
+            // The news of a leave may overtake the end of what others still do.
+            let left = if world.broken().is_some() { mesh.leave() } else { mesh.finish() };
             // Whoever was cut off may find nobody who agrees.
             assert!(left.is_ok() || world.broken().is_some(), "{left:?}");
             outcome
