@@ -13,7 +13,7 @@ use crate::attend::Attendant;
 use crate::call::Calls;
 use crate::departure::Departures;
 use crate::engine::{Effect, Engine, Event, Member, Message, OperationId, Outcome};
-use crate::reference::{self, Brought, References};
+use crate::reference::{self, References};
 use crate::routes::{LAST_WORDS, Routes};
 use crate::time::Ticker;
 use parking_lot::{Mutex, RwLock};
@@ -334,13 +334,9 @@ impl Shared {
             self.references.lost(node);
             self.calls.member_lost(self.member(node), &error);
         }
-        for node in after.departed {
-            // Its link ends by itself, when it has said all.
-            self.references.lost(node);
-            if let Some(error) = self.death_of(node) {
-                self.calls.member_lost(self.member(node), &error);
-            }
-        }
+        // Their links end by themselves, when they have said all.
+        after.departed.iter().for_each(|node| self.references.lost(*node));
+        self.have_left(after.departed);
         if let Some(error) = after.failed {
             for link in self.node.links() {
                 let _ = self.node.close_because(link, &error);
@@ -391,7 +387,7 @@ impl Shared {
         self.clock.now().after(span)
     }
 
-    fn node_of(&self, peer: &Peer) -> NodeId {
+    pub(crate) fn node_of(&self, peer: &Peer) -> NodeId {
         // Every handshake carries it; an in-process link of another kind of node does not.
         peer.node.unwrap_or_default()
     }
@@ -411,11 +407,12 @@ impl Observer for Shared {
 
     fn take(&self, message: Arrived) {
         let from = self.node.link(message.source).map(|link| self.node_of(link.peer()));
-        if message.envelope.kind != Kind::Control {
-            let brought = from.map_or_else(|_| Brought::default(), |from| self.references.brought(from, &message));
-            return self.calls.take(message, brought);
-        }
+        // Of a link that was cut meanwhile nothing counts.
         let Ok(from) = from else { return };
+        if message.envelope.kind != Kind::Control {
+            let brought = self.references.brought(from, &message);
+            return self.calls.take(from, message, brought);
+        }
         if message.envelope.context != reference::CONTEXT {
             return self.tell(Told::Word { from, word: message.control });
         }
@@ -429,8 +426,10 @@ impl Observer for Shared {
     }
 
     fn link_ended(&self, link: LinkId, peer: &Peer, reason: &Error) {
+        let node = self.node_of(peer);
         self.calls.link_ended(link, reason);
-        self.tell(Told::Ended { link, node: self.node_of(peer), reason: reason.clone() });
+        self.has_said_all(node);
+        self.tell(Told::Ended { link, node, reason: reason.clone() });
     }
 
     fn attend(&self) {

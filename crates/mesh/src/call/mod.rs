@@ -22,11 +22,12 @@
 //! **On the answering side** requests are taken off a link only while there is room ([`limits::REQUESTS_PENDING_MAX`],
 //! [`limits::REQUEST_BYTES_MAX`]); beyond it they stay there and push back. An inline service handles its requests on
 //! the thread that found them, one at a time per node and in the order of each link; any other service on the node's
-//! [`executor`], several at once.
+//! [`executor`], several at once. News of members that have left wait in the same queue, see [`leavers`].
 
 mod answer;
 pub(crate) mod executor;
 mod here;
+mod leavers;
 mod pending;
 mod service;
 
@@ -34,6 +35,7 @@ use crate::driver::Shared;
 use crate::engine::Member;
 use crate::reference::{Brought, names_in};
 use executor::Executor;
+use leavers::Leavers;
 use parking_lot::{Mutex, RwLock};
 use pending::Pending;
 use sha2::{Digest, Sha256};
@@ -123,8 +125,9 @@ pub(crate) struct Calls {
     correlation: AtomicU64,
     /// Answers and ended links, in the order in which they came.
     arrived: Mutex<VecDeque<Arrived>>,
-    /// Requests that nobody has looked at.
-    requests: Mutex<VecDeque<(Message, Brought)>>,
+    /// What nobody has looked at.
+    requests: Mutex<VecDeque<Queued>>,
+    leavers: Leavers,
     /// Held by whoever runs inline handlers.
     serving: Mutex<()>,
     load: Load,
@@ -137,6 +140,13 @@ pub(crate) struct Load {
     count: AtomicUsize,
     bytes: AtomicU64,
     choked: AtomicBool,
+}
+
+/// What services are given, in the order in which it came.
+enum Queued {
+    Request(NodeId, Message, Brought),
+    /// This member has left, and its links have ended.
+    Leave(NodeId, Error),
 }
 
 enum Arrived {
@@ -167,20 +177,20 @@ impl Calls {
         Admission::Land(Ground::default())
     }
 
-    pub(crate) fn take(&self, message: Message, brought: Brought) {
+    pub(crate) fn take(&self, from: NodeId, message: Message, brought: Brought) {
         if message.envelope.kind == Kind::Response {
             return self.arrived.lock().push_back(Arrived::Answer(message, brought));
         }
         self.load.count.fetch_add(1, SeqCst);
         self.load.bytes.fetch_add(bytes_of(&message), SeqCst);
-        self.requests.lock().push_back((message, brought));
+        self.requests.lock().push_back(Queued::Request(from, message, brought));
     }
 
     pub(crate) fn link_ended(&self, link: LinkId, reason: &Error) {
         self.arrived.lock().push_back(Arrived::Ended(link, reason.clone()));
     }
 
-    /// All survivors agree that this member is gone.
+    /// All survivors agree that this member is gone, and nothing more of it will come.
     pub(crate) fn member_lost(&self, member: Option<&Member>, error: &Error) {
         let Some(member) = member else { return };
         let services: Vec<_> = self.services.read().values().map(|(_, service)| Arc::clone(service)).collect();
@@ -352,8 +362,11 @@ impl Shared {
             // In order, so one at a time; the holder looks again after it has let go.
             let Some(_turn) = self.calls.serving.try_lock() else { return };
             loop {
-                let Some((message, brought)) = self.calls.requests.lock().pop_front() else { break };
-                self.dispatch(message, brought);
+                let Some(queued) = self.calls.requests.lock().pop_front() else { break };
+                match queued {
+                    Queued::Request(from, message, brought) => self.dispatch(from, message, brought),
+                    Queued::Leave(node, error) => self.calls.member_lost(self.member(node), &error),
+                }
             }
         }
     }
@@ -397,10 +410,9 @@ impl Shared {
         Ok(())
     }
 
-    fn dispatch(self: &Arc<Self>, message: Message, brought: Brought) {
+    fn dispatch(self: &Arc<Self>, from: NodeId, message: Message, brought: Brought) {
         let bytes = bytes_of(&message);
         let found = self.calls.services.read().get(&message.envelope.context).map(|(_, service)| Arc::clone(service));
-        let from = self.node.link(message.source).ok().and_then(|link| link.peer().node).unwrap_or_default();
         let request = Request::read(self, from, message, brought);
         let Some(request) = request else { return self.unload(bytes) };
         let Some(service) = found else {

@@ -27,7 +27,9 @@ pub trait Service: Send + Sync + 'static {
         false
     }
 
-    /// All survivors agree that this member is gone. Called once for each, on any thread; must not block.
+    /// All survivors agree that this member is gone. Called once for each, on any thread; must not block. A death is
+    /// told at once. Of a member that left in order an inline service hears after it has handled all requests that the
+    /// member sent on its link to this node; for any other service they were handed to the executor.
     fn lost(&self, member: &Member, error: &Error) {
         let _ = (member, error);
     }
