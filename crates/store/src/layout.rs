@@ -249,4 +249,20 @@ mod tests {
         }
         assert!(counts.iter().all(|count| (2_200..2_800).contains(count)), "{counts:?}");
     }
+
+    #[test]
+    fn defect_14_lengths_have_64_bits() {
+        let elements = (3 << 40) + 5;
+        let cutting = Cutting { servers: 3, cut_elements: 1, slice_elements: 1 << 33 };
+        let slices = cutting.slices(7, elements);
+        let borders: Vec<u64> = slices.iter().map(|slice| slice.range.end).collect();
+        assert_eq!(slices.len(), 3 * 128 + 1);
+        assert!(borders.is_sorted() && borders.last() == Some(&elements));
+        assert!(slices.iter().all(|slice| slice.range.end - slice.range.start <= 1 << 33));
+        let rows = cutting.row_slices(7, 3 << 40, 64);
+        let borders: Vec<u64> = rows.iter().map(|slice| slice.range.end).collect();
+        assert_eq!(borders, [1 << 40, 2 << 40, 3 << 40]);
+        let piece = Piece { number: 7, len_bytes: 1 << 40, packed: false, form: Form::Plain };
+        assert_eq!(Layout::of(&[piece, piece]).unwrap().spots, [Spot::Part(0), Spot::Part(1)]);
+    }
 }

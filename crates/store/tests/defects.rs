@@ -3,12 +3,16 @@
 
 mod common;
 
-use common::{config, free_port, job_of, roles, wait};
+use common::{PART, actor as command, config, free_port, hear, job, job_of, note, roles, say, until, wait};
+use half::f16;
 use sheave_base::config::Transport;
 use sheave_base::{Error, ErrorKind, Result, Work};
 use sheave_mesh::{Expected, Mesh, Role};
-use sheave_store::{Config, Key, Kind, KvStore, Rule, ServerConfig, Updater};
-use sheave_tensor::Tensor;
+use sheave_store::{Compression, Config, Key, Kind, KvStore, Optimizer, Rows, Rule, ServerConfig, Updater};
+use sheave_tensor::{Dtype, Shape, Tensor};
+use std::collections::BTreeSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -191,6 +195,68 @@ fn defect_09_an_optimizer_that_is_set_again_keeps_its_state() {
     });
 }
 
+/// Does something as the first worker, while all others wait.
+fn as_first(store: &KvStore, act: impl FnOnce()) {
+    store.barrier().expect("all are there");
+    if store.rank() == 0 {
+        act();
+    }
+    store.barrier().expect("all are there");
+}
+
+/// A folder of its own, which is gone when the test has passed.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("there is room");
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn defect_09_states_and_learning_rate_are_saved_and_loaded() {
+    let folder = Folder::new("defect-09");
+    let path = folder.0.clone();
+    on_each(Kind::DistSync, move |store| {
+        let file = path.join(store.kind().to_string());
+        let steps = |signs: [f32; 3]| {
+            signs.iter().for_each(|sign| wait(&push(store, "w", 5000, *sign)).expect("all push"));
+            get(store, "w", 5000)
+        };
+        store.init(&pair("w", 5000, 0.0)).expect("it is new");
+        as_first(store, || store.set_optimizer(Rule::adam(0.1)).expect("it is known"));
+        let reached = steps([1.0, -3.0, 5.0]);
+        as_first(store, || {
+            store.set_learning_rate(0.25).expect("it has one");
+            store.save_optimizer_states(&file, true).expect("nobody updates it");
+        });
+        let expected = steps([2.0, 2.0, -1.0]);
+        // The same weights without the states, and then with them.
+        let again = |loads: bool| {
+            store.delete(&["w".into()]).expect("it is there");
+            store.init(&pair("w", 5000, reached[0])).expect("it is new");
+            as_first(store, || {
+                store.set_learning_rate(0.5).expect("it has one");
+                if loads {
+                    store.load_optimizer_states(&file).expect("it was saved");
+                }
+            });
+            assert_eq!(store.learning_rate().expect("it has one"), if loads { 0.25 } else { 0.5 });
+            steps([2.0, 2.0, -1.0])
+        };
+        assert_ne!(again(false), expected, "states matter");
+        assert_eq!(again(true), expected);
+    });
+}
+
 /// Nodes that are silent or dead are in `real_silence` and `real_kills`.
 #[test]
 fn defect_10_living_nodes_are_not_counted_as_dead() {
@@ -253,6 +319,142 @@ fn defect_14_large_numbers_are_keys_of_their_own() {
             assert_eq!(get(store, key, 3), [at as f32; 3], "{key}");
         }
     });
+}
+
+fn ids_of(ids: &[i64]) -> Tensor {
+    Tensor::from_slice(ids, [ids.len() as u64]).expect("it fits")
+}
+
+/// One row of one byte for each id.
+fn bytes_of(ids: &[i64], values: &[u8]) -> Rows {
+    Rows::new(ids_of(ids), Tensor::from_slice(values, [values.len() as u64, 1]).expect("it fits")).expect("they fit")
+}
+
+fn kib_of(name: &str) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("this is Linux");
+    let line = status.lines().find(|line| line.starts_with(name)).expect("it is there");
+    line.split_whitespace().nth(1).expect("a number").parse().expect("a number")
+}
+
+/// Cut to 32 bits these ids would be those of other rows, or negative. Of the table few pages are touched.
+#[test]
+fn defect_14_row_ids_have_64_bits() {
+    let before = kib_of("VmHWM");
+    let act = |store: &KvStore| {
+        let shape = Shape::from([(1u64 << 31) + 10, 1]);
+        store.init_rows(&[("t".into(), shape, bytes_of(&[], &[]))]).expect("it is new");
+        store.set_updater(Updater::Sum).expect("servers add");
+        store.barrier().expect("all are there");
+        let ids = [(1i64 << 31) + 9, 0, (1 << 31) - 1, 9, 1 << 31];
+        wait(&store.push_rows(&[("t".into(), bytes_of(&ids, &[1, 2, 3, 4, 5]))]).expect("sent")).expect("all push");
+        let place = Tensor::from_slice(&[77u8; 6], [6, 1]).expect("it fits");
+        let wanted = ids_of(&[0, 9, (1 << 31) - 1, 1 << 31, (1 << 31) + 1, (1 << 31) + 9]);
+        wait(&store.pull_rows(&[("t".into(), wanted, place.clone())]).expect("it is sent")).expect("it is there");
+        let times = store.group_size() as u8;
+        assert_eq!(place.to_vec::<u8>().expect("bytes"), [2, 4, 3, 5, 0, 1].map(|value| value * times));
+        for id in [(1i64 << 32) + 3, (1 << 40) + 3, (1 << 31) + 10, -1] {
+            assert_eq!(kind_of(store.push_rows(&[("t".into(), bytes_of(&[id], &[1]))])), ErrorKind::InvalidArgument);
+        }
+    };
+    act(&KvStore::local("local").expect("it is known"));
+    for servers in [1, 2] {
+        job_of(servers, 2, Transport::Shm, ServerConfig::default(), move |mesh| act(&open(mesh, Kind::DistSync)));
+    }
+    let grown = kib_of("VmHWM") - before;
+    assert!(grown < 1 << 20, "{grown} KiB");
+}
+
+/// Sizes of more than 32 and more than 64 bits are numbers as others are: here too large, and not small by mistake.
+#[test]
+fn defect_14_lengths_that_no_memory_has_are_refused() {
+    on_each(Kind::DistSync, |store| {
+        for (rows, columns) in [(1 << 50, 1 << 6), (1 << 32, 1 << 32), (1 << 62, 4), (u64::MAX, u64::MAX)] {
+            let values = Tensor::private(Dtype::F32, [0, columns]).expect("it is empty");
+            let none = Rows::new(ids_of(&[]), values);
+            let outcome = none.and_then(|none| store.init_rows(&[("t".into(), Shape::from([rows, columns]), none)]));
+            let kind = outcome.expect_err("it is too much").kind();
+            // What only a server can know it tells who gives the values; to the others the key is none.
+            let is_other = store.rank() != 0 && kind == ErrorKind::NotFound;
+            assert!(kind == ErrorKind::LimitExceeded || is_other, "{rows} {columns}: {kind:?}");
+        }
+        store.init(&pair("t", 3, 1.0)).expect("nothing of it is left, and all live");
+    });
+}
+
+/// Steps far below the last bit of 16-bit weights near 1.
+#[test]
+fn defect_15_master_copies_are_kept_exactly_if_asked_for() {
+    let one = |value: f16| [(Key::from("w"), Tensor::from_slice(&[value; 5000], [5000]).expect("it fits"))];
+    let rate = 2f32.powi(-14);
+    on_each(Kind::DistSync, move |store| {
+        let after_steps = |optimizer: Optimizer| {
+            store.init(&one(f16::ONE)).expect("it is new");
+            as_first(store, || store.set_optimizer(optimizer).expect("it is known"));
+            for _ in 0..32 {
+                wait(&store.push(&one(f16::ONE)).expect("it is sent")).expect("all push");
+            }
+            let place = one(f16::ZERO);
+            wait(&store.pull(&place).expect("it is sent")).expect("it is there");
+            store.delete(&["w".into()]).expect("it is there");
+            place[0].1.to_vec::<f16>().expect("halves")
+        };
+        let rule = || Optimizer::from(Rule::sgd(f64::from(rate)));
+        let stepped = f16::from_f32(1.0 - 32.0 * rate * store.group_size() as f32);
+        assert!(stepped < f16::ONE, "the steps show");
+        assert_eq!(after_steps(rule()), [f16::ONE; 5000], "off by default");
+        assert_eq!(after_steps(Optimizer { multi_precision: true, ..rule() }), [stepped; 5000]);
+        assert_eq!(after_steps(Rule::sgd(f64::from(rate)).into()), [f16::ONE; 5000], "off again");
+    });
+}
+
+/// Says what this process plays when it was started by one of the tests here.
+fn part() -> Option<String> {
+    std::env::var(PART).ok()
+}
+
+#[test]
+fn actor() {
+    match part().as_deref() {
+        Some(ALONE) => be_alone(),
+        Some(REPEATED) => repeat(),
+        _ => {}
+    }
+}
+
+const REPEATED: &str = "repeated";
+/// Operations of each of two workers before the first look, and between both.
+const EARLY: usize = 20_000;
+const LATE: usize = 60_000;
+
+/// A whole job in one process, so that what grows anywhere is seen.
+fn repeat() {
+    let kib = job_of(2, 2, Transport::Shm, ServerConfig::default(), |mesh| {
+        let store = open(mesh, Kind::DistSync);
+        let (value, place) = (pair("w", 16, 1.0), pair("w", 16, 0.0));
+        store.init(&place).expect("it is new");
+        let round = || wait(&store.push_pull(&value, &place).expect("it is sent")).expect("both push");
+        let look_after = |rounds: usize| {
+            (0..rounds).for_each(|_| round());
+            store.barrier().expect("both come");
+            kib_of("VmRSS")
+        };
+        let (before, after) = (look_after(EARLY), look_after(LATE));
+        assert_eq!(place[0].1.to_vec::<f32>().expect("floats"), [2.0; 16]);
+        after.saturating_sub(before)
+    });
+    say(&format!("grown {}", kib[0]));
+}
+
+/// A table with one word for each request would be nearly a megabyte. Processes apart, more operations and more sorts
+/// of them are in `real_soak`.
+#[test]
+fn defect_16_requests_leave_nothing_behind() {
+    let job = job();
+    let child = job.spawn(command(REPEATED, 0, Transport::Shm)).expect("a process");
+    let grown: u64 = hear(&child, "grown").parse().expect("a number");
+    note(&format!("{LATE} operations of two workers: {grown} KiB"));
+    common::ended_well(std::slice::from_ref(&child));
+    assert!(grown < 384, "{grown} KiB");
 }
 
 /// Fewer bytes move on servers than come: `real_copies` counts them. Here: one key does not wait for another.
@@ -336,6 +538,27 @@ fn defect_22_servers_end_when_the_last_worker_has_gone() {
 }
 
 #[test]
+fn defect_23_an_init_of_many_keys_is_as_many_messages_as_one_of_one_key() {
+    let sent = job_of(2, 2, Transport::Shm, ServerConfig::default(), |mesh| {
+        let store = open(mesh, Kind::DistSync);
+        let init = |keys: std::ops::Range<i64>| {
+            let before = mesh.node().counts().messages_sent;
+            let pairs: Vec<_> = keys.map(|key| (Key::from(key), tensor(16, key as f32))).collect();
+            store.init(&pairs).expect("they are new");
+            mesh.node().counts().messages_sent - before
+        };
+        let sent = (init(0..1), init(1..101));
+        assert_eq!(get(&store, 77, 16), [77.0; 16]);
+        store.barrier().expect("all come");
+        sent
+    });
+    for (one, hundred) in sent {
+        // One key is on one server of two, and now and then comes a beat of the engine.
+        assert!(hundred <= 2 * one + 6, "{one} messages for one key, {hundred} for a hundred");
+    }
+}
+
+#[test]
 fn defect_24_keys_that_repeat_are_seen_wherever_they_are() {
     on_each(Kind::DistSync, |store| {
         let three =
@@ -361,6 +584,32 @@ fn defect_25_a_stranger_is_turned_away_before_it_says_anything() {
     let error = Mesh::join(stranger).map(drop).expect_err("it does not know the secret");
     assert_eq!(error.kind(), ErrorKind::Unauthenticated, "{error}");
     assert_eq!(host.join().expect("no panic").expect_err("nobody has come").kind(), ErrorKind::DeadlineExceeded);
+}
+
+#[test]
+fn defect_26_a_compressed_gradient_is_as_long_as_its_codes() {
+    const ELEMENTS: usize = 1_000_000;
+    let codes = [
+        (Compression::None, 32),
+        (Compression::TwoBit { threshold: 0.5 }, 2),
+        (Compression::OneBit { threshold: 0.5 }, 1),
+        (Compression::Fp16, 16),
+        (Compression::Bf16, 16),
+    ];
+    job_of(2, 2, Transport::Tcp, ServerConfig::default(), move |mesh| {
+        let store = open(mesh, Kind::DistSync);
+        store.init(&pair("w", ELEMENTS, 0.0)).expect("it is new");
+        for (compression, bits) in codes {
+            store.set_gradient_compression(compression).expect("it has a meaning");
+            let before = mesh.node().counts().bytes_streamed;
+            wait(&push(&store, "w", ELEMENTS, 1.0)).expect("both push");
+            let streamed = mesh.node().counts().bytes_streamed - before;
+            let codes = (ELEMENTS * bits / 8) as u64;
+            // Each slice is a little longer, up to a word of its codes.
+            let most = codes + codes / 100;
+            assert!((codes..=most).contains(&streamed), "{compression:?}: {streamed} bytes for {codes} of codes");
+        }
+    });
 }
 
 #[test]
@@ -431,4 +680,79 @@ fn defect_31_a_local_store_does_everything_on_the_thread_that_asks() {
     store.init(&pair("w", 3, 0.0)).expect("it is new");
     assert!(push(&store, "w", 3, 1.0).is_done());
     assert_eq!(*seen.lock().expect("no panic"), [std::thread::current().id()]);
+}
+
+const ALONE: &str = "alone";
+
+/// What a process has that others could see, or that runs beside what is asked for.
+#[derive(Debug, PartialEq)]
+struct Surroundings {
+    descriptors: BTreeSet<(String, PathBuf)>,
+    threads: usize,
+    shared_memory: Vec<String>,
+    /// A hash.
+    environment: u64,
+    signals: Vec<String>,
+    files: usize,
+}
+
+impl Surroundings {
+    fn now() -> Self {
+        let entries = |path: &str| std::fs::read_dir(path).expect("it is there").map(|entry| entry.expect("an entry"));
+        let descriptor = |entry: std::fs::DirEntry| {
+            // The one of the listing itself is gone by now.
+            let target = std::fs::read_link(entry.path()).ok().filter(|target| !target.starts_with("/proc"))?;
+            Some((entry.file_name().to_string_lossy().into_owned(), target))
+        };
+        let lines = |path: &str, is_meant: fn(&str) -> bool| -> Vec<String> {
+            let text = std::fs::read_to_string(path).expect("this is Linux");
+            text.lines().filter(|line| is_meant(line)).map(str::to_owned).collect()
+        };
+        let mut hasher = DefaultHasher::new();
+        std::env::vars_os().for_each(|variable| variable.hash(&mut hasher));
+        Self {
+            descriptors: entries("/proc/self/fd").filter_map(descriptor).collect(),
+            threads: entries("/proc/self/task").count(),
+            shared_memory: lines("/proc/self/maps", |line| line.contains("memfd:") || line.contains("/dev/shm")),
+            environment: hasher.finish(),
+            signals: lines("/proc/self/status", |line| line.starts_with("SigCgt") || line.starts_with("SigIgn")),
+            files: entries(".").count(),
+        }
+    }
+}
+
+/// Runs in an empty folder, which is also that of temporary files and home.
+fn be_alone() {
+    let at_first = Surroundings::now();
+    let is_socket = |(_, target): &(String, PathBuf)| target.to_string_lossy().starts_with("socket");
+    assert!(!at_first.descriptors.iter().any(is_socket), "{:?}", at_first.descriptors);
+    // One of them is the test's.
+    assert!(at_first.threads <= 2 && at_first.shared_memory.is_empty() && at_first.files == 0, "{at_first:?}");
+    let stores = ["local", "device"].map(|kind| KvStore::local(kind).expect("it is known"));
+    assert_eq!(Surroundings::now(), at_first);
+    for store in &stores {
+        store.init(&pair("w", 5000, 0.0)).expect("it is new");
+        store.set_optimizer(Rule::adam(0.1)).expect("it is known");
+        let place = pair("w", 5000, 0.0);
+        wait(&store.push_pull(&pair("w", 5000, 1.0), &place).expect("it is sent")).expect("it is there");
+        store.barrier().expect("nobody else comes");
+    }
+    // Sums are made in pooled memory, which has no name that others could open.
+    let mut after = Surroundings::now();
+    after.descriptors.retain(|(_, target)| !target.to_string_lossy().starts_with("/memfd:"));
+    after.shared_memory.clear();
+    assert_eq!(after, at_first);
+    say("alone");
+}
+
+/// Neither the library in a program nor a local store makes a thread, a socket, a file or a handler of signals, or
+/// changes the environment.
+#[test]
+fn defect_31_what_is_linked_or_local_leaves_the_process_as_it_was() {
+    let (job, folder) = (job(), Folder::new("defect-31"));
+    let homes = ["HOME", "TMPDIR", "XDG_RUNTIME_DIR"].map(|name| (name, folder.0.clone()));
+    let child = job.spawn(command(ALONE, 0, Transport::Shm).envs(homes).current_dir(&folder.0)).expect("a process");
+    hear(&child, "alone");
+    until("it has ended", || child.exit().is_some());
+    assert!(child.exit().is_some_and(|exit| exit.status.success()), "{}", child.stderr_lines().join("\n"));
 }

@@ -102,7 +102,8 @@ impl Rows {
     ///
     /// # Errors
     ///
-    /// `Mismatch` for another dtype or shape of the rows, `InvalidArgument` for an id outside the table.
+    /// `Mismatch` for another dtype or shape of the rows, `InvalidArgument` for an id outside the table,
+    /// `LimitExceeded` for a table whose size is no number.
     pub(crate) fn check(&self, key: &Key, dtype: Dtype, shape: &Shape) -> Result<()> {
         let table = shape.dimensions().split_first();
         let Some((&rows, _)) = table.filter(|(_, inner)| dtype == self.values.dtype() && *inner == self.row_shape())
@@ -111,6 +112,11 @@ impl Rows {
             let what = format!("key {key} holds {dtype}{shape}, and rows of {given}{row:?} were given");
             return Err(Error::new(ErrorKind::Mismatch, what));
         };
+        let bytes = shape.elements().and_then(|elements| elements.checked_mul(dtype.size_bytes() as u64));
+        if bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
+            let what = format!("key {key} would hold {dtype}{shape}, which is larger than an address space");
+            return Err(Error::new(ErrorKind::LimitExceeded, what));
+        }
         check_ids(key, &self.ids.as_slice()?, rows)
     }
 
