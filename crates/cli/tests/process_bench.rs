@@ -120,6 +120,7 @@ fn a_store_is_measured_over_both_kinds_of_links() {
         of("push_pull_10000_async", &["64"]),
         of("push_pull_2bit", &["5760000"]),
         of("push_pull_fp16", &["5760000"]),
+        of("push_pull_rows", &["2560000"]),
     ];
     let wanted = wanted.concat();
     assert_eq!(seen, wanted);
@@ -199,6 +200,8 @@ fn what_makes_no_sense_is_refused_in_one_line() {
         &["bench", "link", "--faster"],
         &["bench", "store", "--transport", "inproc"],
         &["bench", "store", "--case", "push_pull_3bit"],
+        &["bench", "store", "--bytes", "17"],
+        &["bench", "store", "--case", "push_pull_rows", "--bytes", "1024"],
         &["bench", "store", "--peer", "mxnet"],
         &["bench", "store", "--peer-python", "/bin/sh"],
         &["bench", "store", "--peer", "mxnet", "--peer-python", "/nowhere/python"],

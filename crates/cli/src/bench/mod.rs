@@ -175,6 +175,9 @@ pub(crate) struct StoreArguments {
     /// Measure this case only; may be given several times.
     #[arg(long, value_name = "NAME")]
     case: Vec<store::StoreCase>,
+    /// Measure keys of this size only; may be given several times.
+    #[arg(long, value_name = "NUMBER")]
+    bytes: Vec<usize>,
     /// Fewer iterations: all is done within 30 seconds, without a peer.
     #[arg(long)]
     quick: bool,

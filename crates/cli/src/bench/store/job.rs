@@ -3,7 +3,7 @@
 //! The others are this binary again, as in `bench link`; they join one mesh, and end with it. Both workers know
 //! beforehand in how many rounds they push and pull what.
 
-use super::{Cell, StoreCase};
+use super::{Cell, StoreCase, table};
 use crate::Failure;
 use crate::bench::Transport;
 use crate::bench::child::{self, Follower, no_times, record};
@@ -11,7 +11,7 @@ use crate::bench::pair::{draw_secret, node_config};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use sheave_base::config::Endpoint;
-use sheave_base::{Error, ErrorKind, Result};
+use sheave_base::{Error, ErrorKind, Result, Work};
 use sheave_mesh::{Config, Expected, Mesh, Role};
 use sheave_store::{Compression, Key, Kind, KvStore, Rule, Server, ServerConfig};
 use sheave_tensor::{Dtype, Tensor};
@@ -21,13 +21,13 @@ use std::time::{Duration, Instant};
 pub(super) const EXPECTED: Expected = Expected { schedulers: 1, servers: 1, workers: 2, ranks: 0 };
 
 /// A round that takes longer than this is a fault of the store, not a slow machine.
-const ROUND_TIMEOUT: Duration = Duration::from_secs(60);
+pub(super) const ROUND_TIMEOUT: Duration = Duration::from_secs(60);
 /// A job that has not ended by then has hung.
 const JOB_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// What every element of a gradient is.
-const GRADIENT: f32 = 1.5;
-const LEARNING_RATE: f64 = 0.01;
+pub(super) const GRADIENT: f32 = 1.5;
+pub(super) const LEARNING_RATE: f64 = 0.01;
 
 /// What another process of the job must know.
 #[derive(Serialize, Deserialize)]
@@ -40,19 +40,29 @@ struct Part {
     case: StoreCase,
     /// Divides the iterations.
     thrift: usize,
+    /// All, if none is given.
+    sizes: Vec<usize>,
 }
 
 /// Runs one job and returns the times of each cell of the case.
-pub(super) fn measure(case: StoreCase, transport: Transport, thrift: usize) -> Result<Vec<Histogram<u64>>> {
+pub(super) fn measure(
+    case: StoreCase,
+    transport: Transport,
+    thrift: usize,
+    sizes: &[usize],
+) -> Result<Vec<Histogram<u64>>> {
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
     let secret = draw_secret()?;
-    let part =
-        |role: Role, rank| Part { role: role.to_string(), rank, port, secret: secret.clone(), transport, case, thrift };
+    let part = |role: Role, rank| {
+        let (role, secret, sizes) = (role.to_string(), secret.clone(), sizes.to_vec());
+        Part { role, rank, port, secret, transport, case, thrift, sizes }
+    };
     let others = [part(Role::Scheduler, 0), part(Role::Server, 0), part(Role::Worker, 1)];
     let followers: Vec<Follower> =
         others.iter().map(|part| Follower::start("store-child", part)).collect::<Result<_>>()?;
-    let mesh = part(Role::Worker, 0).join()?;
-    let times = work(&mesh, case, thrift)?;
+    let me = part(Role::Worker, 0);
+    let mesh = me.join()?;
+    let times = work(&mesh, &me)?;
     mesh.leave()?;
     followers.into_iter().try_for_each(Follower::finish).map(|()| times)
 }
@@ -85,25 +95,32 @@ fn play(part: &Part) -> Result<()> {
     let mesh = part.join()?;
     match mesh.me().introduction.role {
         Role::Server => Server::start(&mesh, ServerConfig::default())?.run()?,
-        Role::Worker => work(&mesh, part.case, part.thrift).map(drop)?,
+        Role::Worker => work(&mesh, part).map(drop)?,
         _ => mesh.until_gone(|_| true)?,
     }
     mesh.leave()
 }
 
 /// What both workers do at once.
-fn work(mesh: &Mesh, case: StoreCase, thrift: usize) -> Result<Vec<Histogram<u64>>> {
+fn work(mesh: &Mesh, part: &Part) -> Result<Vec<Histogram<u64>>> {
+    let case = part.case;
     let store = KvStore::open(mesh, case.kind())?;
     let compression = case.compression();
     if compression != Compression::None {
         store.set_gradient_compression(compression)?;
     }
-    if case.kind() == Kind::DistAsync {
+    if case.has_optimizer() {
         store.set_optimizer(Rule::sgd(LEARNING_RATE))?;
     }
     store.barrier()?;
-    let times = case.cells().iter().map(|cell| rounds(mesh, &store, case, cell, (cell.iterations / thrift).max(3)));
-    let times = times.collect::<Result<_>>()?;
+    let times_of = |cell: &Cell| {
+        let iterations = (cell.iterations / part.thrift).max(3);
+        match case {
+            StoreCase::Rows => table::rounds(mesh, &store, iterations),
+            _ => rounds(mesh, &store, case, cell, iterations),
+        }
+    };
+    let times = case.cells_of(&part.sizes).map(times_of).collect::<Result<_>>()?;
     store.close()?;
     Ok(times)
 }
@@ -119,19 +136,12 @@ fn rounds(mesh: &Mesh, store: &KvStore, case: StoreCase, cell: &Cell, iterations
     };
     let (values, places) = (tensors(GRADIENT)?, tensors(0.0)?);
     store.init(&places)?;
-    let mut times = no_times();
-    let warm_up = iterations / 10 + 1;
-    for round in 0..warm_up + iterations {
-        let begun = Instant::now();
-        store.push_pull(&values, &places)?.wait_timeout(ROUND_TIMEOUT)?;
-        if round >= warm_up {
-            record(&mut times, begun.elapsed());
-        }
-    }
+    let round = || store.push_pull(&values, &places);
+    let (times, rounds) = timed(iterations, round)?;
     // In an asynchronous store the other worker may still push.
     store.barrier()?;
     store.pull(&places)?.wait_timeout(ROUND_TIMEOUT)?;
-    let expected = expected(case, warm_up + iterations);
+    let expected = expected(case, rounds);
     for (key, place) in &places {
         let is_right = |value: &f32| (f64::from(*value) - expected).abs() <= expected.abs() * 1e-2;
         if !place.as_slice::<f32>()?.iter().all(is_right) {
@@ -140,6 +150,20 @@ fn rounds(mesh: &Mesh, store: &KvStore, case: StoreCase, cell: &Cell, iterations
     }
     store.delete(&places.into_iter().map(|(key, _)| key).collect::<Vec<_>>())?;
     Ok(times)
+}
+
+/// The times of so many rounds, after some that are not counted, and how many rounds there were in all.
+pub(super) fn timed(iterations: usize, round: impl Fn() -> Result<Work<()>>) -> Result<(Histogram<u64>, usize)> {
+    let mut times = no_times();
+    let warm_up = iterations / 10 + 1;
+    for number in 0..warm_up + iterations {
+        let begun = Instant::now();
+        round()?.wait_timeout(ROUND_TIMEOUT)?;
+        if number >= warm_up {
+            record(&mut times, begun.elapsed());
+        }
+    }
+    Ok((times, warm_up + iterations))
 }
 
 /// What every element is in the end.

@@ -1,9 +1,10 @@
 //! `sheave bench store`: two workers push to one server and pull from it, and MXNet's do the same in turn.
 //!
-//! [`job`] is one job of ours, [`mxnet`] one of the peer's.
+//! [`job`] is one job of ours, [`table`] what it does with rows, [`mxnet`] a job of the peer's.
 
 mod job;
 mod mxnet;
+mod table;
 
 use super::child::{no_times, record};
 use super::link::show_progress;
@@ -39,6 +40,10 @@ pub(crate) enum StoreCase {
     /// One key in a synchronous store, pushed in half precision.
     #[value(name = "push_pull_fp16")]
     Fp16,
+    /// Ten thousand rows of a table of a million, 64 f32 each, in a synchronous store with plain gradient descent; each
+    /// worker has its own rows.
+    #[value(name = "push_pull_rows")]
+    Rows,
 }
 
 /// Other stores.
@@ -51,7 +56,7 @@ pub(crate) enum StorePeer {
 /// What is measured at once.
 struct Cell {
     keys: usize,
-    /// Of each key.
+    /// Of each key; of a table what is pushed.
     bytes: usize,
     iterations: usize,
 }
@@ -68,6 +73,7 @@ const ONE_KEY: [Cell; 5] = [
     cell(1, 64 << 20, 30),
 ];
 const ONE_BIG_KEY: [Cell; 1] = [cell(1, 5_760_000, 400)];
+const TABLE: [Cell; 1] = [cell(1, table::ROWS * table::COLUMNS * 4, 100)];
 const MANY_KEYS: [Cell; 1] = [cell(10_000, 64, 200)];
 
 impl StoreCase {
@@ -79,12 +85,13 @@ impl StoreCase {
             Self::ManyKeysAsync => "push_pull_10000_async",
             Self::TwoBit => "push_pull_2bit",
             Self::Fp16 => "push_pull_fp16",
+            Self::Rows => "push_pull_rows",
         }
     }
 
     fn kind(self) -> Kind {
         match self {
-            Self::PushPull | Self::ManyKeys | Self::TwoBit | Self::Fp16 => Kind::DistSync,
+            Self::PushPull | Self::ManyKeys | Self::TwoBit | Self::Fp16 | Self::Rows => Kind::DistSync,
             Self::PushPullAsync | Self::ManyKeysAsync => Kind::DistAsync,
         }
     }
@@ -102,7 +109,19 @@ impl StoreCase {
             Self::PushPull | Self::PushPullAsync => &ONE_KEY,
             Self::ManyKeys | Self::ManyKeysAsync => &MANY_KEYS,
             Self::TwoBit | Self::Fp16 => &ONE_BIG_KEY,
+            Self::Rows => &TABLE,
         }
+    }
+
+    /// Those of these sizes, or all.
+    fn cells_of(self, sizes: &[usize]) -> impl Iterator<Item = &'static Cell> {
+        self.cells().iter().filter(|cell| sizes.is_empty() || sizes.contains(&cell.bytes))
+    }
+
+    /// Whether servers take steps of an optimizer: an asynchronous store of MXNet cannot be without one, and rows that
+    /// are not pushed would vanish there.
+    fn has_optimizer(self) -> bool {
+        self == Self::Rows || self.kind() == Kind::DistAsync
     }
 
     /// The job of MXNet's script that does the same.
@@ -113,6 +132,7 @@ impl StoreCase {
             Self::ManyKeys => Some("dist_sync_keys"),
             Self::ManyKeysAsync => Some("dist_async_keys"),
             Self::TwoBit => Some("dist_sync_2bit"),
+            Self::Rows => Some("dist_sync_rows"),
             // It has no such compression.
             Self::Fp16 => None,
         }
@@ -146,8 +166,14 @@ pub(super) fn run(arguments: &StoreArguments) -> std::result::Result<(), Failure
     }
     let is_chosen = |transport: &Transport| arguments.transport.is_empty() || arguments.transport.contains(transport);
     let transports: Vec<Transport> = [Transport::Shm, Transport::Tcp].into_iter().filter(is_chosen).collect();
-    let is_chosen = |case: &StoreCase| arguments.case.is_empty() || arguments.case.contains(case);
+    let sizes = &arguments.bytes;
+    let is_chosen = |case: &StoreCase| {
+        (arguments.case.is_empty() || arguments.case.contains(case)) && case.cells_of(sizes).next().is_some()
+    };
     let cases: Vec<StoreCase> = StoreCase::value_variants().iter().copied().filter(is_chosen).collect();
+    if cases.is_empty() {
+        return Err(Failure::Usage(format!("--bytes: no chosen case has keys of {sizes:?} bytes")));
+    }
     let peer = match (arguments.peer, &arguments.peer_python) {
         (Some(StorePeer::Mxnet), Some(python)) if python.is_file() => Some(Mxnet::new(python.clone())?),
         (Some(_), Some(python)) => {
@@ -164,9 +190,9 @@ pub(super) fn run(arguments: &StoreArguments) -> std::result::Result<(), Failure
         for &case in &cases {
             for &transport in &transports {
                 show_progress(&format!("round {round} of {rounds}: {} over {}", case.name(), transport.name()));
-                let measured = job::measure(case, transport, thrift)
+                let measured = job::measure(case, transport, thrift, sizes)
                     .map_err(|error| error.context(format!("{} over {}", case.name(), transport.name())))?;
-                for (cell, measured) in case.cells().iter().zip(measured) {
+                for (cell, measured) in case.cells_of(sizes).zip(measured) {
                     let all = times.entry((case, cell.bytes, transport.name())).or_insert_with(no_times);
                     // Histograms of the same digits; it grows with its values.
                     let _ = all.add(measured);
@@ -178,6 +204,8 @@ pub(super) fn run(arguments: &StoreArguments) -> std::result::Result<(), Failure
             }
         }
     }
+    // The peer measures all sizes of a case.
+    times.retain(|(_, bytes, _), _| sizes.is_empty() || sizes.contains(bytes));
     show_progress("");
     let rows = rows(&times);
     let mut stdout = std::io::stdout().lock();
