@@ -319,13 +319,16 @@ impl Shared {
 
     /// What may call foreign code, or closes links.
     fn finish(self: &Arc<Self>, after: Afterwards) {
+        let is_somebody_gone = !after.departed.is_empty() || !after.dead.is_empty() || after.failed.is_some();
+        if is_somebody_gone || !after.cut.is_empty() {
+            self.routes.note_change();
+        }
         for node in after.cut {
             let error = self.death_of(node).unwrap_or_else(|| Error::new(ErrorKind::PeerLost, "it looks dead"));
             for link in self.routes.all(node) {
                 let _ = self.node.close_because(link, &self.about(error.clone(), node));
             }
         }
-        let is_somebody_gone = !after.departed.is_empty() || !after.dead.is_empty() || after.failed.is_some();
         for (node, reason) in after.dead {
             let error = self.about(Error::new(ErrorKind::PeerLost, reason), node);
             for link in self.routes.all(node) {

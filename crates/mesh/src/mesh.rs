@@ -454,6 +454,7 @@ impl Owner {
     /// Ends threads and links. Nothing is left when this returns.
     fn end(&self) {
         self.shared.stopping.store(true, SeqCst);
+        self.shared.routes.note_change();
         let closed = Error::new(ErrorKind::Closed, "this node has left the mesh");
         self.shared.calls.fail_all(&closed);
         self.shared.references.end();

@@ -5,7 +5,7 @@
 //! that ends is forgotten; a node that has no link left gets a new one at the next need, if it is still a member.
 
 use crate::driver::{Shared, Told};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Work};
 use sheave_net::{Address, Envelope, Kind, Outgoing};
@@ -34,6 +34,9 @@ struct Route {
 #[derive(Default)]
 pub(crate) struct Routes {
     by_node: Mutex<HashMap<NodeId, Route>>,
+    /// How often a link was made, somebody has gone, or this node began to stop.
+    changes: Mutex<u64>,
+    changed: Condvar,
 }
 
 impl Routes {
@@ -79,6 +82,27 @@ impl Routes {
         let before = route.links.len();
         route.links.retain(|known| *known != link);
         before > 0 && route.links.is_empty()
+    }
+
+    /// A link was made, somebody has gone, or this node is stopping: who waits for such a thing looks again.
+    pub(crate) fn note_change(&self) {
+        *self.changes.lock() += 1;
+        self.changed.notify_all();
+    }
+
+    fn changes(&self) -> u64 {
+        *self.changes.lock()
+    }
+
+    /// Waits until there are more changes than `seen`. False if there were none until the end.
+    fn wait_for_change(&self, seen: u64, until: Instant) -> bool {
+        let mut changes = self.changes.lock();
+        while *changes == seen {
+            if self.changed.wait_until(&mut changes, until).timed_out() {
+                return *changes != seen;
+            }
+        }
+        true
     }
 
     /// Nobody can be reached there: forgets what waited.
@@ -149,7 +173,9 @@ impl Shared {
     /// that it has made itself. They get a moment. True if the node has come to us, or is known to be gone.
     fn has_last_words(&self, node: NodeId) -> bool {
         let until = Instant::now() + LAST_WORDS;
-        while Instant::now() < until && !self.stopping.load(SeqCst) {
+        while !self.stopping.load(SeqCst) {
+            // Counted before the look, so that no change falls between the look and the wait.
+            let seen = self.routes.changes();
             if self.routes.get(node).is_some() {
                 return true;
             }
@@ -157,7 +183,9 @@ impl Shared {
                 self.give_up(node, error);
                 return true;
             }
-            std::thread::sleep(LAST_WORDS / 50);
+            if !self.routes.wait_for_change(seen, until) {
+                return false;
+            }
         }
         false
     }
@@ -177,6 +205,7 @@ impl Shared {
     /// word falls between the two.
     pub(crate) fn link_made(&self, node: NodeId, link: LinkId) {
         let (backlog, completer) = self.routes.made(node, link);
+        self.routes.note_change();
         for word in backlog {
             self.utter(link, word);
         }

@@ -9,7 +9,7 @@ use super::progress::Progress;
 use super::words::{Done, Epoch, GradientBytes, Word, hear};
 use crate::launch::{self, Plan};
 use crate::{Failure, one_line};
-use sheave_process::{Exit, Job, Outcome, Output, Report, Status, signal_name};
+use sheave_process::{Child, Exit, Job, Outcome, Output, Report, Status, signal_name};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::Write;
@@ -22,6 +22,9 @@ const WORDS_MAX: usize = 1024;
 const LOOK: Duration = Duration::from_millis(20);
 /// How long servers and scheduler may take to end after the workers have.
 const FAREWELL: Duration = Duration::from_secs(5);
+/// How long is waited for whoever was killed, once somebody has failed who was not. The dying let go of their links
+/// first and can be seen to have ended last, so who fails because of that may be seen to have ended before.
+const CAUSE: Duration = Duration::from_millis(500);
 /// How long the others may take to end once one has failed.
 const GRACE: Duration = Duration::from_millis(300);
 
@@ -52,6 +55,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<Run, Failure> {
         for child in &children {
             child.wait(Some(Instant::now() + FAREWELL))?;
         }
+    }
+    if let Outcome::Failed(first) = &outcome {
+        await_cause(first, &children)?;
     }
     let report = job.end(GRACE);
     drop(forwarding);
@@ -170,14 +176,31 @@ impl Listener {
     }
 }
 
+/// Waits until somebody is seen to have been killed or all have ended, because one that ends from now on may have been
+/// asked to. Whoever failed takes the others along, so this takes no longer than they do.
+fn await_cause(first: &Exit, children: &[Child]) -> Result<(), Failure> {
+    let until = Instant::now() + CAUSE;
+    let mut is_found = is_killed(first);
+    for child in children {
+        if !is_found {
+            is_found = child.wait(Some(until))?.is_some_and(|exit| is_killed(&exit));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a signal ended it that this process has not sent.
+fn is_killed(exit: &Exit) -> bool {
+    exit.is_failure() && matches!(exit.status, Status::Signal(_))
+}
+
 /// One line about a job that did not end well. Who was killed comes before who failed because of that.
 fn verdict(outcome: &Outcome, report: &Report) -> Option<String> {
     if let Outcome::Signal(signal) = outcome {
         let name = signal_name(*signal).map(|name| format!(" ({name})")).unwrap_or_default();
         return Some(format!("it was asked to end by signal {signal}{name}"));
     }
-    let is_killed = |exit: &&Exit| exit.is_failure() && matches!(exit.status, Status::Signal(_));
-    if let Some(killed) = report.exits.iter().find(is_killed) {
+    if let Some(killed) = report.exits.iter().find(|exit| is_killed(exit)) {
         return Some(killed.to_string());
     }
     let failure = report.first_failure.as_ref()?;
