@@ -51,7 +51,7 @@ impl Service for Bag {
             ("give", Value::Int(place)) => {
                 // Held until it is answered: another thread may drop what the bag has.
                 let held = self.at(usize::try_from(place).expect("a place"));
-                reply.value(held.as_ref().map_or(Value::None, |held| held.value()));
+                reply.value(held.as_ref().map_or(Value::None, Ref::value));
             }
             ("ignore", _) => reply.value(()),
             (_, args) => reply.ok(args, smallvec![]),
