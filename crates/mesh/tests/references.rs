@@ -50,7 +50,8 @@ impl Service for Bag {
             }
             ("give", Value::Int(place)) => {
                 let held = self.at(usize::try_from(place).expect("a place"));
-                reply.value(held.map_or(Value::None, |held| held.value()));
+                // Held until the answer is on its way.
+                reply.value(held.as_ref().map_or(Value::None, Ref::value));
             }
             ("ignore", _) => reply.value(()),
             (_, args) => reply.ok(args, smallvec![]),
