@@ -117,6 +117,8 @@ fn a_member_that_asks_and_leaves_at_once_is_heard() {
             mesh.world().barrier().expect("all are there");
             if me.role == Role::Worker {
                 let server = mesh.of_role(Role::Server).next().expect("there is one").node;
+                // From its answer on the server knows the link.
+                wait(&mesh.call(server, "notes", "first", Value::None).expect("it is sent")).expect("it answers");
                 let _works: Vec<_> = (0..REQUESTS)
                     .map(|number| mesh.call(server, "notes", &me.name, Value::Int(number)).expect("it is sent"))
                     .collect();

@@ -179,7 +179,24 @@ impl Client {
         if self.is_closed.load(SeqCst) {
             return Err(Error::new(ErrorKind::Closed, "this worker has closed the store").operation(operation));
         }
-        self.broken.get().map_or(Ok(()), |error| Err(error.clone()))
+        if let Some(error) = self.broken.get().cloned().or_else(|| self.why_servers_left()) {
+            return Err(error.operation(operation));
+        }
+        Ok(())
+    }
+
+    /// Who is to blame if servers have left while this worker is there: the worker whose death the store cannot bear.
+    /// A server that has left can say so no more.
+    fn why_servers_left(&self) -> Option<Error> {
+        if self.open.on_worker_loss == OnWorkerLoss::Shrink {
+            return None;
+        }
+        let deaths = self.mesh.deaths();
+        deaths.iter().find(|death| death.left && self.servers.contains(&death.node))?;
+        let dead = deaths.iter().find(|death| !death.left && self.workers.contains(&death.node))?;
+        let what = format!("this worker has died, and servers have left because of that: {}", dead.reason);
+        let hint = "this store needs every worker; start the job again, or open it so that it shrinks";
+        Some(Error::new(ErrorKind::PeerLost, what).peer(self.mesh.member(dead.node)?.peer()).hint(hint))
     }
 
     fn find(&self, operation: &'static str, key: &Key) -> Result<Arc<Known>> {
