@@ -125,6 +125,8 @@ impl State {
     ) -> Work<T> {
         let driver = Some(Arc::clone(&self.driver));
         let (completer, work) = driven(terms.operation, driver, None);
+        // The mesh may know what this room has not been told yet, and so may the caller.
+        self.look();
         if let Some(error) = self.broken.get() {
             completer.complete(Err(self.explained(error.clone(), terms.operation, None, Duration::ZERO)));
             return work;
