@@ -7,7 +7,7 @@ use crate::group::{State, Terms};
 use crate::hub::{Hub, Known};
 use crate::memory::Region;
 use crate::numbers::Numbers;
-use crate::operation::{Header, Kind, Operator, digest};
+use crate::operation::{Form, Header, Kind, Operator, digest};
 use crate::table::{Algorithm, Table};
 use sheave_base::{Error, ErrorKind, NodeId, Rank, Result, Work, limits};
 use sheave_mesh::{Group, Mesh};
@@ -468,12 +468,14 @@ impl Communicator {
         })
     }
 
-    fn header(&self, kind: Kind, dtype: Dtype, count: usize) -> Header {
+    pub(crate) fn header(&self, kind: Kind, dtype: Dtype, count: usize) -> Header {
         Header {
             kind,
             operator: None,
             dtype,
             root: 0,
+            form: Form::One,
+            tensors: 0,
             count: count as u64,
             digest: 0,
             table: self.table().digest(),
@@ -483,7 +485,7 @@ impl Communicator {
     }
 
     /// Whether this rank is the root.
-    fn is(&self, root: Rank) -> Result<bool> {
+    pub(crate) fn is(&self, root: Rank) -> Result<bool> {
         if root.0 < self.size() {
             return Ok(root == self.rank());
         }
@@ -537,11 +539,11 @@ impl Communicator {
         }
     }
 
-    fn start<F>(&self, header: &Header, opens: bool, run: impl FnOnce(Arc<Exchange>) -> F) -> Work<()>
+    pub(crate) fn start<F>(&self, header: &Header, opens: bool, run: impl FnOnce(Arc<Exchange>) -> F) -> Work<()>
     where
         F: Future<Output = Result<()>> + Send + 'static,
     {
-        let terms = Terms { operation: header.kind.name(), limit: self.limit, is_collective: true };
+        let terms = Terms { operation: header.name(), limit: self.limit, is_collective: true };
         let rank = self.rank();
         self.state.begin(terms, drop, |sequence, awaited| {
             let exchange = Arc::new(Exchange::new(Arc::clone(&self.state), *header, sequence, awaited));
