@@ -22,8 +22,13 @@ use std::time::{Duration, Instant};
 /// Operations of one group in flight on one node: as many as a program starts before it waits for some.
 const OPERATIONS_MAX: usize = 4096;
 
-/// How long what members sent before they left or gave up may take to arrive.
+/// How long an operation in flight may get no message after a member gave up the group, before it ends: what others
+/// have sent by then may take so long to arrive.
 const GRACE: Duration = Duration::from_millis(150);
+
+/// The same after a member has left in order. It may have ended this very operation well, and then the others can too,
+/// but one of them may have to wait for another that is slow.
+const GRACE_AFTER_LEAVE: Duration = Duration::from_secs(1);
 
 /// Keys of messages lie above all sequence numbers.
 const MESSAGES: u64 = 1 << 63;
@@ -101,19 +106,38 @@ impl State {
         }
     }
 
+    /// Ends a task of a group that is broken: at once if somebody has died, else when it gets on no more.
+    fn end_in_flight(self: &Arc<Self>, task: &Arc<Task>, error: &Error) {
+        if self.is_death(error) {
+            self.end_task(task, error.clone());
+        } else {
+            self.end_after_grace(task);
+        }
+    }
+
+    /// Ends a task with the reason why the group is broken, when it gets on no more.
     fn end_after_grace(self: &Arc<Self>, task: &Arc<Task>) {
-        let state = Arc::downgrade(self);
+        let (state, moved) = (Arc::downgrade(self), task.awaited.moved());
         let act = move |task: &Arc<Task>| {
-            if let Some((state, error)) =
-                state.upgrade().and_then(|state| Some((Arc::clone(&state), state.broken()?.clone())))
-            {
-                state.end_task(task, error);
+            let Some(state) = state.upgrade() else { return };
+            let is_death = state.group.broken().is_some_and(|error| state.is_death(&error));
+            if task.awaited.moved() != moved && !is_death {
+                return state.end_after_grace(task);
+            }
+            if let Some(error) = state.broken() {
+                state.end_task(task, error.clone());
                 state.hub.run_ready();
             }
         };
-        if let Err(error) = self.hub.at(Instant::now() + GRACE, task, act) {
+        let grace = if self.group.was_left() { GRACE_AFTER_LEAVE } else { GRACE };
+        if let Err(error) = self.hub.at(Instant::now() + grace, task, act) {
             self.end_task(task, error);
         }
+    }
+
+    /// Whether a member has died, and not only left.
+    fn is_death(&self, error: &Error) -> bool {
+        error.kind() == ErrorKind::PeerLost && !self.group.was_left()
     }
 
     /// Begins an operation: gives it its number and runs it as far as it goes.
@@ -183,9 +207,10 @@ impl State {
                 self.end_task(task, error);
             }
         }
-        // A break that came before the task was noted has not seen it.
+        // A break that came before the task was noted has not seen it. One that came afterwards may be of a member that
+        // has ended this operation well.
         if let Some(error) = self.broken.get() {
-            self.end_task(task, error.clone());
+            self.end_in_flight(task, error);
         }
     }
 
@@ -233,13 +258,8 @@ impl State {
         let _ = self.broken.set(error);
         let Some(error) = self.broken.get() else { return };
         let tasks: Vec<_> = self.tasks.lock().values().cloned().collect();
-        let is_death = error.kind() == ErrorKind::PeerLost && !self.group.was_left();
         for task in tasks {
-            if is_death {
-                self.end_task(&task, error.clone());
-            } else {
-                self.end_after_grace(&task);
-            }
+            self.end_in_flight(&task, error);
         }
     }
 
