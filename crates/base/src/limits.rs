@@ -77,6 +77,16 @@ pub const EXECUTOR_THREADS_MAX: usize = 64;
 /// Messages queued on one link because the other side has no room; one more is refused.
 pub const OUTBOUND_MESSAGES_MAX: usize = 16_384;
 
+/// Tensors of one list of a collective operation, as its header counts them: models have thousands.
+pub const LIST_TENSORS_MAX: usize = u16::MAX as usize;
+
+/// Tensors of a list up to this size are packed together: to copy so much twice costs about what a message costs.
+pub const LIST_SMALL_BYTES_MAX: usize = 64 << 10;
+
+/// Memory of one bucket of packed tensors. The parts that eight ranks cut it into are still long messages, one copy of
+/// it stays in a core's cache, and a node has one for each list in flight.
+pub const LIST_BUCKET_BYTES_MAX: usize = 2 << 20;
+
 /// Links of one node.
 pub const LINKS_MAX: usize = 16_384;
 

@@ -4,7 +4,7 @@ use crate::communicator::Communicator;
 use crate::job::{Job, Pieces};
 use crate::memory::Region;
 use crate::numbers::Numbers;
-use crate::operation::{Header, Kind, Operator, digest};
+use crate::operation::{Form, Header, Kind, Operator, digest};
 use sheave_base::{Error, ErrorKind, Rank, Result, Work};
 use sheave_tensor::{Dtype, Tensor};
 use std::ops::Range;
@@ -203,12 +203,14 @@ impl Communicator {
         Ok(Job::between(read, written, None, Some(pieces)))
     }
 
-    fn header(&self, kind: Kind, dtype: Dtype, count: usize) -> Header {
+    pub(crate) fn header(&self, kind: Kind, dtype: Dtype, count: usize) -> Header {
         Header {
             kind,
             operator: None,
             dtype,
             root: 0,
+            form: Form::One,
+            tensors: 0,
             count: count as u64,
             digest: 0,
             table: self.state().hub.table_digest,
@@ -218,7 +220,7 @@ impl Communicator {
     }
 
     /// Whether this rank is the root.
-    fn is(&self, root: Rank) -> Result<bool> {
+    pub(crate) fn is(&self, root: Rank) -> Result<bool> {
         if root.0 < self.size() {
             return Ok(root == self.rank());
         }

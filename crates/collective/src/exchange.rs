@@ -17,7 +17,7 @@ use crate::operation::Header;
 use crate::task::Awaited;
 use parking_lot::Mutex;
 use sheave_base::{Error, ErrorKind, Result, Tag, Work};
-use sheave_net::{Envelope, Message, Outgoing, Part, Wanted};
+use sheave_net::{Envelope, Message, Outgoing, Part, Wanted, was_closed_in_order};
 use sheave_tensor::Mode;
 use smallvec::SmallVec;
 use std::future::{Future, poll_fn};
@@ -98,10 +98,14 @@ impl Exchange {
 
     /// Starts to receive the next message of a rank; its bytes land in `place`, or where the message says.
     pub(crate) fn post(&self, from: u32, place: Option<&Region>) -> Result<Receiving<'_>> {
+        let work = self.want(from, place)?;
+        Ok(Receiving { exchange: self, from, place: place.cloned(), work: Some(work) })
+    }
+
+    fn want(&self, from: u32, place: Option<&Region>) -> Result<Work<Message>> {
         let context = self.state.context(from, SORT);
         let wanted = Wanted { source: None, context, tag: Tag(self.sequence) };
-        let work = self.state.hub.node.irecv(wanted, places(place)?)?;
-        Ok(Receiving { exchange: self, from, work: Some(work) })
+        self.state.hub.node.irecv(wanted, places(place)?)
     }
 
     /// Receives the next message of a rank into `place`.
@@ -110,10 +114,16 @@ impl Exchange {
     }
 
     /// Waits until nothing that was sent is read any more.
+    ///
+    /// Whoever is lost by then reads nothing. That is no failure of this rank's part: a receiver that had all it needed
+    /// may leave, and end its link, before the link says here that the last message was taken; and one that died has
+    /// left this rank's memory as it is. What this rank itself still needs of others, it receives.
     pub(crate) async fn flush(&self) -> Result<()> {
         loop {
             let Some(send) = self.sends.lock().pop() else { return Ok(()) };
-            send.await?;
+            let sent = send.await;
+            self.awaited.note_move();
+            sent.or_else(|error| if error.kind() == ErrorKind::PeerLost { Ok(()) } else { Err(error) })?;
         }
     }
 
@@ -132,6 +142,7 @@ impl Exchange {
 pub(crate) struct Receiving<'a> {
     exchange: &'a Exchange,
     from: u32,
+    place: Option<Region>,
     work: Option<Work<Message>>,
 }
 
@@ -139,15 +150,26 @@ impl Future for Receiving<'_> {
     type Output = Result<(Header, SmallVec<[sheave_tensor::Tensor; 1]>)>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Some(work) = &self.work else {
-            return Poll::Ready(Err(Error::new(ErrorKind::Internal, "a message was taken twice")));
+        let message = loop {
+            let Some(work) = &self.work else {
+                return Poll::Ready(Err(Error::new(ErrorKind::Internal, "a message was taken twice")));
+            };
+            if work.poll_done(context).is_pending() {
+                self.exchange.awaited.set(self.from);
+                return Poll::Pending;
+            }
+            let message = work.taken();
+            self.work = match &message {
+                // This node's last link was closed in order, by a member that leaves perhaps, before the one was made
+                // over which this message comes. Nothing of it was under way, and those that follow are wanted later.
+                Err(error) if was_closed_in_order(error) => Some(self.exchange.want(self.from, self.place.as_ref())?),
+                _ => None,
+            };
+            if self.work.is_none() {
+                break message;
+            }
         };
-        if work.poll_done(context).is_pending() {
-            self.exchange.awaited.set(self.from);
-            return Poll::Pending;
-        }
-        let message = work.taken();
-        self.work = None;
+        self.exchange.awaited.note_move();
         if message.as_ref().is_err_and(|error| error.kind() == ErrorKind::Mismatch) {
             self.exchange.misfits.store(true, Relaxed);
         }

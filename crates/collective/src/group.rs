@@ -5,7 +5,9 @@
 //! and every later one fails with it. What is not a death is told to all members through the mesh, which remembers it
 //! for those who have not made the group yet.
 
-use crate::exchange::Exchange;
+use crate::algorithm::barrier;
+use crate::carrier::{Carrier, Way};
+use crate::exchange::{Exchange, entered};
 use crate::hub::{Driver, Hub, Watch, run};
 use crate::job::Job;
 use crate::links;
@@ -13,14 +15,14 @@ use crate::operation::{Header, digest};
 use crate::shared::board::Board;
 use crate::shared::run::Run;
 use crate::shared::setup;
-use crate::table::Topology;
+use crate::table::{Algorithm, Topology};
 use crate::task::{Awaited, Plan, Steps, Task};
 use parking_lot::Mutex;
 use sheave_base::work::{Drive, driven};
 use sheave_base::{Error, ErrorKind, LinkId, Rank, Result, Work};
 use sheave_mesh::Group;
 use std::collections::BTreeMap;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, OnceLock, Weak};
@@ -30,8 +32,13 @@ use std::time::{Duration, Instant};
 /// Operations of one group in flight on one node: as many as a program starts before it waits for some.
 const OPERATIONS_MAX: usize = 4096;
 
-/// How long what members sent before they left or gave up may take to arrive.
+/// How long an operation in flight may get no message after a member gave up the group, before it ends: what others
+/// have sent by then may take so long to arrive.
 const GRACE: Duration = Duration::from_millis(150);
+
+/// The same after a member has left in order. It may have ended this very operation well, and then the others can too,
+/// but one of them may have to wait for another that is slow.
+const GRACE_AFTER_LEAVE: Duration = Duration::from_secs(1);
 
 /// Keys of messages lie above all sequence numbers.
 const MESSAGES: u64 = 1 << 63;
@@ -135,19 +142,38 @@ impl State {
         }
     }
 
+    /// Ends a task of a group that is broken: at once if somebody has died, else when it gets on no more.
+    fn end_in_flight(self: &Arc<Self>, task: &Arc<Task>, error: &Error) {
+        if self.is_death(error) {
+            self.end_task(task, error.clone());
+        } else {
+            self.end_after_grace(task);
+        }
+    }
+
+    /// Ends a task with the reason why the group is broken, when it gets on no more.
     fn end_after_grace(self: &Arc<Self>, task: &Arc<Task>) {
-        let state = Arc::downgrade(self);
+        let (state, moved) = (Arc::downgrade(self), task.awaited.moved());
         let act = move |task: &Arc<Task>| {
-            if let Some((state, error)) =
-                state.upgrade().and_then(|state| Some((Arc::clone(&state), state.broken()?.clone())))
-            {
-                state.end_task(task, error);
+            let Some(state) = state.upgrade() else { return };
+            let is_death = state.group.broken().is_some_and(|error| state.is_death(&error));
+            if task.awaited.moved() != moved && !is_death {
+                return state.end_after_grace(task);
+            }
+            if let Some(error) = state.broken() {
+                state.end_task(task, error.clone());
                 state.hub.run_ready();
             }
         };
-        if let Err(error) = self.hub.at(Instant::now() + GRACE, task, act) {
+        let grace = if self.group.was_left() { GRACE_AFTER_LEAVE } else { GRACE };
+        if let Err(error) = self.hub.at(Instant::now() + grace, task, act) {
             self.end_task(task, error);
         }
+    }
+
+    /// Whether a member has died, and not only left.
+    fn is_death(&self, error: &Error) -> bool {
+        error.kind() == ErrorKind::PeerLost && !self.group.was_left()
     }
 
     /// Begins an operation: gives it its number and runs it as far as it goes.
@@ -157,14 +183,15 @@ impl State {
         result: impl FnOnce(Rank) -> T + Send + 'static,
         steps: impl FnOnce(u64, Arc<Awaited>) -> Steps,
     ) -> Work<T> {
-        match self.reserve(&terms) {
+        match self.reserve(&terms, 1) {
             Ok((key, _)) => self.begin_reserved(terms, key, result, |awaited| steps(key, awaited)),
             Err(error) => Work::ready(terms.operation, Err(error)),
         }
     }
 
-    /// The number of an operation that begins now; and whether no other collective is in flight.
-    fn reserve(self: &Arc<Self>, terms: &Terms) -> Result<(u64, bool)> {
+    /// The number of an operation that begins now, and perhaps of its parts; and whether no other collective is in
+    /// flight.
+    fn reserve(self: &Arc<Self>, terms: &Terms, count: u64) -> Result<(u64, bool)> {
         // The mesh may know what this room has not been told yet, and so may the caller.
         self.look();
         if let Some(error) = self.broken.get() {
@@ -178,7 +205,7 @@ impl State {
         }
         let is_alone = tasks.first_key_value().is_none_or(|(key, _)| *key >= MESSAGES);
         let counter = if terms.is_collective { &self.lasting.begun } else { &self.messages };
-        Ok((counter.fetch_add(1, SeqCst), is_alone))
+        Ok((counter.fetch_add(count, SeqCst), is_alone))
     }
 
     fn begin_reserved<T: Send + 'static>(
@@ -223,8 +250,8 @@ impl State {
 
     /// Begins a collective.
     pub(crate) fn start(self: &Arc<Self>, header: Header, job: Job, limit: Option<Duration>) -> Work<()> {
-        let terms = Terms { operation: header.kind.name(), limit, is_collective: true };
-        let (sequence, is_alone) = match self.reserve(&terms) {
+        let terms = Terms { operation: header.name(), limit, is_collective: true };
+        let (sequence, is_alone) = match self.reserve(&terms, 1) {
             Ok(reserved) => reserved,
             Err(error) => return Work::ready(terms.operation, Err(error)),
         };
@@ -249,6 +276,45 @@ impl State {
         }
     }
 
+    /// Begins a collective of so many parts.
+    pub(crate) fn start_parts<F>(
+        self: &Arc<Self>,
+        header: Header,
+        parts: usize,
+        limit: Option<Duration>,
+        carry: impl FnOnce(Carrier) -> F + Send + 'static,
+    ) -> Work<()>
+    where
+        F: Future<Output = Result<()>> + Send + 'static,
+    {
+        let terms = Terms { operation: header.name(), limit, is_collective: true };
+        let sequence = match self.reserve(&terms, 1 + parts as u64) {
+            Ok((sequence, _)) => sequence,
+            Err(error) => return Work::ready(terms.operation, Err(error)),
+        };
+        let state = Arc::clone(self);
+        self.begin_reserved(terms, sequence, drop, move |awaited| {
+            Box::pin(async move {
+                if state.size() > 1 && state.lasting.board.get().is_none() {
+                    state.setup().await?;
+                }
+                let rank = state.group.rank();
+                if let Some(board) = state.lasting.board().cloned() {
+                    let agreement = Run::new(Arc::clone(&board), sequence, header, Job::nothing(), Algorithm::Flat);
+                    go_on(Arc::clone(&state), agreement, Arc::clone(&awaited)).await?;
+                    let way = Way::Board { board, next: sequence + 1, awaited };
+                    return carry(Carrier { state, header, way }).await.map(|()| rank);
+                }
+                let exchange = Arc::new(Exchange::new(Arc::clone(&state), header, sequence, awaited));
+                if parts == 0 {
+                    return entered(&exchange, true, barrier::run(&exchange)).await.map(|()| rank);
+                }
+                let way = Way::Links(Arc::clone(&exchange));
+                entered(&exchange, false, carry(Carrier { state, header, way })).await.map(|()| rank)
+            })
+        })
+    }
+
     /// Begins it where all ranks share memory, and ends it here and now if the others are as quick.
     fn start_on_board(self: &Arc<Self>, terms: Terms, mut run: Run, is_alone: bool) -> Work<()> {
         let sequence = run.sequence;
@@ -268,7 +334,7 @@ impl State {
         self.begin_reserved(terms, sequence, drop, move |awaited| Box::pin(go_on(state, run, awaited)))
     }
 
-    fn on_board(&self, board: &Arc<Board>, header: Header, sequence: u64, job: Job) -> Run {
+    pub(crate) fn on_board(&self, board: &Arc<Board>, header: Header, sequence: u64, job: Job) -> Run {
         let bytes = job.chosen_by_bytes(&header);
         let algorithm = self.hub.table.choose(header.kind, Topology::Host, self.size(), bytes);
         Run::new(Arc::clone(board), sequence, header, job, algorithm)
@@ -304,9 +370,10 @@ impl State {
                 self.end_task(task, error);
             }
         }
-        // A break that came before the task was noted has not seen it.
+        // A break that came before the task was noted has not seen it. One that came afterwards may be of a member that
+        // has ended this operation well.
         if let Some(error) = self.broken.get() {
-            self.end_task(task, error.clone());
+            self.end_in_flight(task, error);
         }
     }
 
@@ -359,13 +426,8 @@ impl State {
         let _ = self.broken.set(error);
         let Some(error) = self.broken.get() else { return };
         let tasks: Vec<_> = self.tasks.lock().values().cloned().collect();
-        let is_death = error.kind() == ErrorKind::PeerLost && !self.group.was_left();
         for task in tasks {
-            if is_death {
-                self.end_task(&task, error.clone());
-            } else {
-                self.end_after_grace(&task);
-            }
+            self.end_in_flight(&task, error);
         }
         if let Some(board) = self.lasting.board() {
             board.break_up();
@@ -465,13 +527,14 @@ async fn after_setup(
 }
 
 /// The rest of an operation on a board, as a task.
-async fn go_on(state: Arc<State>, mut run: Run, awaited: Arc<Awaited>) -> Result<Rank> {
+pub(crate) async fn go_on(state: Arc<State>, mut run: Run, awaited: Arc<Awaited>) -> Result<Rank> {
     let mut watch: Option<Watch> = None;
     poll_fn(|context| {
         let mut moved = false;
         let polled = run.poll(&mut moved);
         if moved || polled.is_ready() {
             state.hub.note_move();
+            awaited.note_move();
         }
         if polled.is_pending() {
             run.awaited().into_iter().for_each(|rank| awaited.set(rank));

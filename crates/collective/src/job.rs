@@ -29,6 +29,16 @@ pub(crate) struct Job {
 }
 
 impl Job {
+    /// With handles of its own to this memory.
+    pub(crate) fn of(
+        input: Option<&Region>,
+        output: Option<&Region>,
+        numbers: Option<Numbers>,
+        input_bytes_max: Option<usize>,
+    ) -> Self {
+        Self { input: input.cloned(), output: output.cloned(), numbers, pieces: None, input_bytes_max }
+    }
+
     /// Nothing to read and nothing to write.
     pub(crate) fn nothing() -> Self {
         Self { input: None, output: None, numbers: None, pieces: None, input_bytes_max: Some(0) }

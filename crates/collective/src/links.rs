@@ -5,8 +5,8 @@ use crate::exchange::{Exchange, entered};
 use crate::job::{Job, Pieces};
 use crate::memory::Region;
 use crate::numbers::Numbers;
-use crate::operation::Kind;
-use crate::table::Algorithm;
+use crate::operation::{Header, Kind};
+use crate::table::{Algorithm, Topology};
 use sheave_base::{Error, ErrorKind, Result};
 
 /// Runs this rank's part. If all have agreed already, no entry is made.
@@ -16,6 +16,13 @@ pub(crate) async fn run(exchange: &Exchange, job: &Job, algorithm: Algorithm, ha
     // These begin just as an entry does.
     let opens = kind == Kind::Barrier || (doubles && exchange.size() == 2);
     entered(exchange, opens || have_agreed, steps(exchange, job, doubles)).await
+}
+
+/// Runs one part of an operation about which all have agreed, or do so meanwhile.
+pub(crate) async fn part(exchange: &Exchange, header: &Header, job: &Job) -> Result<()> {
+    let table = &exchange.state.hub.table;
+    let algorithm = table.choose(header.kind, Topology::Links, exchange.size(), job.chosen_by_bytes(header));
+    steps(exchange, job, algorithm == Algorithm::Doubling).await
 }
 
 async fn steps(exchange: &Exchange, job: &Job, doubles: bool) -> Result<()> {

@@ -19,6 +19,7 @@ use sheave_base::{Error, ErrorKind, Result};
 use sheave_tensor::kernels::reduce_raw;
 use sheave_tensor::{Arena, Buffer, Dtype, Op, ReadLease, Segment, Shape, Tensor, WriteLease, copy_bytes, scale};
 use smallvec::SmallVec;
+use std::collections::HashMap;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -73,6 +74,34 @@ impl Region {
         Ok((read, written))
     }
 
+    /// Tensors that are read and tensors that are filled, with one lease for each buffer that they lie in. Where they
+    /// overlap is for the caller to look at.
+    pub(crate) fn lists(
+        read: &[Tensor],
+        written: &[Tensor],
+        operation: &'static str,
+    ) -> Result<(Vec<Self>, Vec<Self>)> {
+        // By address, which few buffers have in common.
+        let mut holds: HashMap<usize, Vec<(Buffer, Arc<Hold>)>> = HashMap::new();
+        let mut region = |tensor: &Tensor, is_written: bool| {
+            let len_bytes = tensor.len_bytes();
+            if len_bytes == 0 {
+                return Ok(Self::none());
+            }
+            let known = holds.entry(tensor.buffer().ptr() as usize).or_default();
+            if let Some((_, hold)) = known.iter().find(|(buffer, _)| buffer.is_same(tensor.buffer())) {
+                return Ok(Self { start: tensor.ptr(), len_bytes, hold: Arc::clone(hold) });
+            }
+            let region = if is_written { Self::writing(tensor, operation) } else { Self::reading(tensor, operation) }?;
+            known.push((tensor.buffer().clone(), Arc::clone(&region.hold)));
+            Ok(region)
+        };
+        // What is written first: its lease covers what is read in the same buffer.
+        let written = written.iter().map(|tensor| region(tensor, true)).collect::<Result<Vec<_>>>()?;
+        let read = read.iter().map(|tensor| region(tensor, false)).collect::<Result<Vec<_>>>()?;
+        Ok((read, written))
+    }
+
     /// Memory of the operation's own: in the arena while that has room. Its bytes are whatever lay there.
     pub(crate) fn scratch(arena: &Arena, len_bytes: usize) -> Result<Self> {
         if len_bytes == 0 {
@@ -107,6 +136,11 @@ impl Region {
         let location = buffer.location()?;
         let into = (self.start as usize).checked_sub(buffer.ptr() as usize)?;
         Some((location.segment, location.offset_bytes + into as u64))
+    }
+
+    /// Where it begins, to put regions in order.
+    pub(crate) fn address(&self) -> usize {
+        self.start as usize
     }
 
     /// Whether two regions begin at the same byte.

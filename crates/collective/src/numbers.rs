@@ -48,6 +48,11 @@ impl Numbers {
         (self.operator == Operator::Avg).then(|| 1.0 / f64::from(self.ranks))
     }
 
+    /// How many there are in an input or output.
+    pub(crate) fn elements(self, region: &Region) -> usize {
+        region.len_bytes() / self.dtype.size_bytes()
+    }
+
     /// Bytes of the partial results of so many elements.
     pub(crate) fn work_bytes(self, elements: usize) -> usize {
         elements * self.work_dtype().size_bytes()

@@ -173,6 +173,25 @@ const VERSION: u8 = 1;
 
 const HEADER_BYTES: usize = 48;
 
+/// How many tensors of a rank an operation is about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Form {
+    /// One.
+    #[default]
+    One = 0,
+    /// A list, each for itself.
+    List = 1,
+    /// Replicas on several devices.
+    Devices = 2,
+}
+
+impl Form {
+    pub(crate) fn from_code(code: u8) -> Option<Self> {
+        [Self::One, Self::List, Self::Devices].get(usize::from(code)).copied()
+    }
+}
+
 /// What a rank means by an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
@@ -180,9 +199,12 @@ pub(crate) struct Header {
     pub(crate) operator: Option<Operator>,
     pub(crate) dtype: Dtype,
     pub(crate) root: u32,
-    /// Elements of one rank's tensor; 0 where lengths differ.
+    pub(crate) form: Form,
+    /// Of a list, or on devices where their number must be the same everywhere; otherwise 0.
+    pub(crate) tensors: u16,
+    /// Elements of one rank's tensor, of a list in all; 0 where lengths differ.
     pub(crate) count: u64,
-    /// Of the lengths, where they differ and everybody knows all of them.
+    /// Of the lengths, where they differ and everybody knows all of them; of a list, of the dtypes too.
     pub(crate) digest: u64,
     /// Of the table from which algorithms are chosen.
     pub(crate) table: u64,
@@ -199,7 +221,8 @@ impl Header {
         bytes.push(self.dtype.code());
         bytes.extend(self.root.to_le_bytes());
         bytes.extend(self.rank.to_le_bytes());
-        bytes.extend([0; 4]);
+        bytes.extend([self.form as u8, 0]);
+        bytes.extend(self.tensors.to_le_bytes());
         for number in [self.count, self.digest, self.table, self.part] {
             bytes.extend(number.to_le_bytes());
         }
@@ -225,11 +248,28 @@ impl Header {
             dtype: Dtype::from_code(bytes[3]).ok_or_else(strange)?,
             root: word(4),
             rank: word(8),
+            form: Form::from_code(bytes[12]).ok_or_else(strange)?,
+            tensors: u16::from_le_bytes([bytes[14], bytes[15]]),
             count: long(16),
             digest: long(24),
             table: long(32),
             part: long(40),
         })
+    }
+
+    /// What the operation is called.
+    pub(crate) fn name(&self) -> &'static str {
+        match (self.form, self.kind) {
+            (Form::List, Kind::Broadcast) => "broadcast_list",
+            (Form::List, Kind::AllReduce) => "all_reduce_list",
+            (Form::List, Kind::AllGather) => "all_gather_list",
+            (Form::List, Kind::ReduceScatter) => "reduce_scatter_list",
+            (Form::Devices, Kind::Broadcast) => "broadcast_devices",
+            (Form::Devices, Kind::Reduce) => "reduce_devices",
+            (Form::Devices, Kind::AllReduce) => "all_reduce_devices",
+            (Form::Devices, Kind::AllGather) => "all_gather_devices",
+            (_, kind) => kind.name(),
+        }
     }
 
     /// Refuses what another rank means, if it is something else.
@@ -241,6 +281,8 @@ impl Header {
         if ours == theirs && self.table != other.table {
             (ours, theirs) =
                 (format!("{ours} by table {:016x}", self.table), format!("{theirs} by {:016x}", other.table));
+        } else if ours == theirs && self.form == Form::List {
+            (ours, theirs) = (format!("{ours}, with its dtypes and lengths"), format!("{theirs}, but other ones"));
         } else if ours == theirs {
             (ours, theirs) = (format!("{ours} with its lengths"), format!("{theirs} with other lengths"));
         }
@@ -252,14 +294,18 @@ impl Header {
 
 impl fmt::Display for Header {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.kind.name())?;
+        f.write_str(self.name())?;
         if let Some(operator) = self.operator {
             write!(f, " {}", operator.name())?;
         }
-        match self.kind {
-            Kind::Barrier => {}
-            Kind::AllGatherV | Kind::AllToAllV => write!(f, " {}", self.dtype)?,
+        match (self.form, self.kind) {
+            (Form::List, _) => write!(f, " of {} tensors with {} elements in all", self.tensors, self.count)?,
+            (_, Kind::Barrier) => {}
+            (_, Kind::AllGatherV | Kind::AllToAllV) => write!(f, " {}", self.dtype)?,
             _ => write!(f, " {}[{}]", self.dtype, self.count)?,
+        }
+        if self.form == Form::Devices && self.tensors > 0 {
+            write!(f, " on {} devices", self.tensors)?;
         }
         if self.kind.has_root() { write!(f, " with root {}", self.root) } else { Ok(()) }
     }
@@ -278,7 +324,20 @@ mod tests {
     use super::*;
 
     fn header(kind: Kind, operator: Option<Operator>, count: u64) -> Header {
-        Header { kind, operator, dtype: Dtype::F32, root: 0, count, digest: 0, table: 7, rank: 0, part: 0 }
+        let (form, tensors) = (Form::One, 0);
+        Header {
+            kind,
+            operator,
+            dtype: Dtype::F32,
+            root: 0,
+            form,
+            tensors,
+            count,
+            digest: 0,
+            table: 7,
+            rank: 0,
+            part: 0,
+        }
     }
 
     #[test]
@@ -287,6 +346,10 @@ mod tests {
             for operator in Operator::ALL.map(Some).into_iter().chain([None]) {
                 let header = Header { root: 3, digest: u64::MAX, rank: 9, part: 5, ..header(kind, operator, 1 << 40) };
                 assert_eq!(Header::decode(&header.encode()).unwrap(), header);
+                for form in [Form::List, Form::Devices] {
+                    let header = Header { form, tensors: 0xabcd, ..header };
+                    assert_eq!(Header::decode(&header.encode()).unwrap(), header);
+                }
             }
             assert_eq!(Kind::from_name(kind.name()), Some(kind));
         }
@@ -296,7 +359,7 @@ mod tests {
     fn bytes_that_are_no_header_are_refused() {
         let good = header(Kind::AllReduce, Some(Operator::Sum), 4).encode();
         assert!(Header::decode(&good[1..]).is_err() && Header::decode(&[]).is_err());
-        for (at, byte) in [(0, 2), (1, 0), (1, 12), (2, 9), (3, 14)] {
+        for (at, byte) in [(0, 2), (1, 0), (1, 12), (2, 9), (3, 14), (12, 3)] {
             let mut bad = good.clone();
             bad[at] = byte;
             assert_eq!(Header::decode(&bad).unwrap_err().kind(), ErrorKind::Protocol, "{at}");
@@ -315,6 +378,13 @@ mod tests {
         assert!(other_table.what().contains("by table 0000000000000007"), "{other_table}");
         let other_lengths = ours.check(&Header { rank: 1, digest: 8, ..ours }, 0).unwrap_err();
         assert!(other_lengths.what().contains("other lengths"), "{other_lengths}");
+        let list = Header { form: Form::List, tensors: 2, ..header(Kind::AllReduce, Some(Operator::Sum), 9) };
+        let other_list = list.check(&Header { rank: 1, digest: 8, ..list }, 3).unwrap_err();
+        let words = "all_reduce_list sum of 2 tensors with 9 elements in all";
+        let expected = format!(
+            "rank 1 called {words}, but other ones, rank 0 called {words}, with its dtypes and lengths, sequence 3"
+        );
+        assert_eq!(other_list.what(), expected);
     }
 
     #[test]

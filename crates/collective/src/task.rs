@@ -27,23 +27,37 @@ const DONE: u8 = 4;
 /// No rank in particular.
 const NOBODY: u32 = u32::MAX;
 
-/// Whom a task waits for, for those who ask.
+/// Whom a task waits for, and whether it gets on, for those who ask.
 #[derive(Debug)]
-pub(crate) struct Awaited(AtomicU32);
+pub(crate) struct Awaited {
+    rank: AtomicU32,
+    /// Messages that have come or gone.
+    moved: AtomicU32,
+}
 
 impl Default for Awaited {
     fn default() -> Self {
-        Self(AtomicU32::new(NOBODY))
+        Self { rank: AtomicU32::new(NOBODY), moved: AtomicU32::new(0) }
     }
 }
 
 impl Awaited {
     pub(crate) fn set(&self, rank: u32) {
-        self.0.store(rank, Relaxed);
+        self.rank.store(rank, Relaxed);
     }
 
     pub(crate) fn get(&self) -> Option<Rank> {
-        Some(self.0.load(Relaxed)).filter(|rank| *rank != NOBODY).map(Rank)
+        Some(self.rank.load(Relaxed)).filter(|rank| *rank != NOBODY).map(Rank)
+    }
+
+    /// A message has come or gone.
+    pub(crate) fn note_move(&self) {
+        self.moved.fetch_add(1, Relaxed);
+    }
+
+    /// Changes while the task gets on.
+    pub(crate) fn moved(&self) -> u32 {
+        self.moved.load(Relaxed)
     }
 }
 

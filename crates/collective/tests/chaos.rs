@@ -1,88 +1,179 @@
-//! Links that delay and cut, by seeds: whoever ends well has the whole correct result, everybody else an error in time,
-//! and nothing more is possible on the group afterwards.
+//! Links that delay, cut and fall silent, by seeds, under every operation: whoever ends well has the whole correct
+//! result, everybody else an error in time, and nothing more is possible on the group afterwards.
 
 mod common;
 
+use common::oracle::Memory;
+use common::player::{MESSAGES, OPERATIONS, Player};
 use common::{together_with, wait};
+use sheave_base::Error;
+use sheave_base::clock::SeededEntropy;
 use sheave_base::config::Transport;
-use sheave_base::{Rank, Result};
-use sheave_collective::{Communicator, Operator, Table};
-use sheave_net::chaos::{ChaosConfig, Trouble};
-use sheave_tensor::Tensor;
-use std::time::Duration;
+use sheave_collective::{Communicator, Table};
+use sheave_mesh::{Config, Mesh};
+use sheave_net::chaos::{ChaosConfig, Direction, Trouble};
+use std::time::{Duration, Instant};
 
-const RANKS: u32 = 3;
+/// Operations of one run, unless it fails before.
+const OPERATIONS_MAX: usize = 40;
 
-fn trouble() -> Trouble {
-    Trouble { delay_max: Duration::from_micros(300), ..Trouble::default() }
+/// Runs that go on beside each other: most of their time they wait.
+const BESIDE: u64 = 4;
+
+/// How long a rank may be silent in runs in which some are or look so.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// How long after the first error of a run the last rank may get its own: a rank that is cut off may be the only one
+/// that holds somebody for dead, and the others go on waiting for it until it leaves or is silent for too long.
+const BOUND: Duration = Duration::from_secs(3);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Delays,
+    Cut,
+    Silence,
 }
 
-/// Some operations in turn, each checked; the first error ends them.
-fn go(world: &Communicator, count: usize) -> Result<()> {
-    let own = world.rank().0 as f32;
-    for round in 0..12_u16 {
-        let input = Tensor::from_slice(&vec![own + f32::from(round); count], [count as u64])?;
-        let output = Tensor::from_slice(&vec![-1.0_f32; count], [count as u64])?;
-        let reduced = wait(&world.all_reduce(&input, &output, Operator::Sum));
-        assert!(input.to_vec::<f32>()?.iter().all(|value| *value == own + f32::from(round)), "the input was touched");
-        reduced?;
-        let expected = 3.0 + 3.0 * f32::from(round);
-        assert!(output.to_vec::<f32>()?.iter().all(|value| *value == expected), "a wrong sum");
-        let root = u32::from(round) % RANKS;
-        wait(&world.broadcast(&input, Rank(root)))?;
-        let expected = root as f32 + f32::from(round);
-        assert!(input.to_vec::<f32>()?.iter().all(|value| *value == expected), "a wrong tensor");
-        wait(&world.barrier())?;
+/// How a rank fared: how many operations it ended well, without messages, which do not need all; and the error that the
+/// next one ended with.
+type Outcome = (usize, Option<(Error, Instant)>);
+
+fn trouble(entropy: &mut SeededEntropy) -> Trouble {
+    let stall_per_mille = if entropy.below(3) == 0 { 20 } else { 0 };
+    Trouble {
+        delay_max: Duration::from_micros(entropy.below(300)),
+        stall_per_mille,
+        stall: Duration::from_millis(2),
+        ..Trouble::default()
     }
-    Ok(())
 }
 
-fn chaos(seed: u64, cut: Option<u64>) -> Vec<Result<()>> {
-    let transport = if seed.is_multiple_of(2) { Transport::Shm } else { Transport::Tcp };
-    let count = [1, 3000, 80_000][seed as usize % 3];
-    together_with(
-        RANKS,
-        transport,
-        move |rank, config| {
-            let cut_after_messages = cut.filter(|_| u64::from(rank) == seed % u64::from(RANKS));
-            config.node.chaos = Some(ChaosConfig {
-                seed: seed * 31 + u64::from(rank),
-                outbound: trouble(),
-                inbound: trouble(),
-                short_polls: seed.is_multiple_of(5),
-                cut_after_messages,
-                partition_after_messages: None,
-            });
-        },
-        |_| Table::default(),
-        move |_, world| {
-            let outcome = go(world, count);
-            if outcome.is_err() {
-                assert!(wait(&world.barrier()).is_err(), "the group is broken");
+fn make_trouble(rank: u32, config: &mut Config, seed: u64, fate: Fate) {
+    let mut entropy = SeededEntropy::new(seed ^ 0x5eed);
+    let victim = entropy.below(config.node.local_ranks as u64) as u32 == rank;
+    let after = 20 + entropy.below(220);
+    let direction = if entropy.below(2) == 0 { Direction::Inbound } else { Direction::Outbound };
+    config.node.chaos = Some(ChaosConfig {
+        seed: seed * 31 + u64::from(rank),
+        outbound: trouble(&mut entropy),
+        inbound: trouble(&mut entropy),
+        short_polls: entropy.below(4) == 0,
+        cut_after_messages: (victim && fate == Fate::Cut).then_some(after),
+        partition_after_messages: (victim && fate == Fate::Silence).then_some((direction, after)),
+    });
+    if fate != Fate::Delays {
+        config.node.liveness.timeout = SILENCE;
+        config.node.liveness.beat = SILENCE / 8;
+    }
+}
+
+/// Operations in turn, the same on all ranks, each checked; the first error ends them.
+fn go(mesh: &Mesh, world: &Communicator, seed: u64) -> Outcome {
+    let mut entropy = SeededEntropy::new(seed);
+    let player = Player::new(world, mesh.node().arena(), Memory::ALL[seed as usize % 3]);
+    let mut done = 0;
+    for number in 0..OPERATIONS_MAX {
+        let drawn = entropy.below(OPERATIONS.len() as u64) as usize;
+        let count = [0, 1, 300, 6000, 70_000][entropy.below(5) as usize];
+        if let Err(error) = OPERATIONS[drawn](&player, 1 + number as u64, count) {
+            let at = Instant::now();
+            if world.broken().is_none() {
+                // A message alone breaks nothing; whoever has lost its peer tells all.
+                let _ = wait(&world.barrier());
             }
-            outcome
-        },
-    )
+            assert!(wait(&world.barrier()).is_err(), "seed {seed}: the group is broken by {error}");
+            return (done, Some((error, at)));
+        }
+        done += usize::from(drawn != MESSAGES);
+    }
+    (done, None)
+}
+
+/// How long it took from the first to the last rank's error, if there was one.
+fn run(seed: u64, fate: Fate) -> Option<Duration> {
+    let transport = if seed.is_multiple_of(2) { Transport::Shm } else { Transport::Tcp };
+    let outcomes = together_with(
+        2 + (seed / 2 % 3) as u32,
+        transport,
+        move |rank, config| make_trouble(rank, config, seed, fate),
+        |_| Table::default(),
+        move |mesh, world| go(mesh, world, seed),
+    );
+    let done = || outcomes.iter().map(|(done, _)| *done);
+    let (least, most) = (done().min().unwrap_or(0), done().max().unwrap_or(0));
+    assert!(most - least <= 1, "seed {seed}: an operation ended well on somebody before all had entered: {outcomes:?}");
+    let errors = || outcomes.iter().filter_map(|(_, error)| error.as_ref());
+    // Whoever has no error has done everything, and only the last thing may have failed elsewhere.
+    assert!(
+        errors().count() == outcomes.len() || outcomes.iter().all(|(done, error)| error.is_some() || *done == most)
+    );
+    let (first, last) = (errors().map(|(_, at)| *at).min()?, errors().map(|(_, at)| *at).max()?);
+    let spread = last - first;
+    assert!(spread < BOUND, "seed {seed}: {spread:?} between {outcomes:?}");
+    Some(spread)
+}
+
+/// Runs these seeds; how many failed, and the longest time between the first and the last error of one.
+fn runs(seeds: std::ops::Range<u64>, fate: Fate) -> (u64, Duration) {
+    let part = move |beside: u64| {
+        let seeds = seeds.clone().filter(move |seed| seed % BESIDE == beside);
+        let spreads: Vec<Duration> = seeds.filter_map(|seed| run(seed, fate)).collect();
+        (spreads.len() as u64, spreads.into_iter().max().unwrap_or_default())
+    };
+    let threads: Vec<_> = (0..BESIDE)
+        .map(|beside| {
+            let part = part.clone();
+            std::thread::spawn(move || part(beside))
+        })
+        .collect();
+    let found = threads.into_iter().map(|thread| thread.join().expect("every run is as it must be"));
+    found.fold((0, Duration::ZERO), |(count, longest), (more, spread)| (count + more, longest.max(spread)))
+}
+
+fn delays(seeds: std::ops::Range<u64>) {
+    assert_eq!(runs(seeds, Fate::Delays).0, 0, "nothing is lost");
+}
+
+fn failures(seeds: std::ops::Range<u64>, fate: Fate) {
+    let count = seeds.end - seeds.start;
+    let (failed, longest) = runs(seeds, fate);
+    common::say(&format!("{failed} of {count} runs failed; at most {longest:?} between the errors of one"));
+    assert!(failed * 3 > count, "{failed} of {count} runs failed: trouble must come in the middle");
 }
 
 #[test]
 fn delays_change_no_result() {
-    for seed in 0..12 {
-        for outcome in chaos(seed, None) {
-            outcome.expect("nothing is lost");
-        }
-    }
+    delays(0..16);
 }
 
 #[test]
 fn cuts_end_operations_on_all_ranks_and_never_with_half_a_result() {
-    let mut failures = 0;
-    for seed in 0..24 {
-        let begun = std::time::Instant::now();
-        let outcomes = chaos(seed, Some(40 + seed * 13 % 150));
-        failures += outcomes.iter().filter(|outcome| outcome.is_err()).count();
-        // Nobody is left waiting for whoever is cut off.
-        assert!(begun.elapsed() < Duration::from_secs(20), "seed {seed}");
-    }
-    assert!(failures > 24, "{failures} failures: the cuts must come in the middle");
+    failures(0..48, Fate::Cut);
+}
+
+#[test]
+fn silence_ends_operations_too() {
+    failures(0..12, Fate::Silence);
+}
+
+/// Many more seeds: a thousand cuts and some hundred of the others.
+macro_rules! many {
+    ($($name:ident: $what:expr;)*) => {
+        $(
+            #[test]
+            #[ignore = "takes half a minute"]
+            fn $name() {
+                $what;
+            }
+        )*
+    };
+}
+
+many! {
+    many_delays: delays(1000..1250);
+    many_cuts: failures(1000..1250, Fate::Cut);
+    more_cuts: failures(1250..1500, Fate::Cut);
+    still_more_cuts: failures(1500..1750, Fate::Cut);
+    a_thousand_cuts: failures(1750..2000, Fate::Cut);
+    many_silences: failures(1000..1100, Fate::Silence);
 }

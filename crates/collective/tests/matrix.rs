@@ -1,15 +1,18 @@
-//! Every operation, dtype and operator, over both media, with different numbers of ranks, sizes and memories, against
-//! the oracle; and whether all ranks have the same bits.
+//! Every operation, dtype and operator, over each medium and over all of them in one group, with different numbers of
+//! ranks, sizes and memories, against the oracle; and whether all ranks have the same bits.
 
 mod common;
 
 use common::oracle::{Memory, encode, number, numbers, reduced, unsigned_zeros, width};
-use common::{together, wait};
+use common::{together, together_with, wait};
 use sheave_base::Rank;
 use sheave_base::config::Transport;
-use sheave_collective::{Communicator, Operator};
-use sheave_mesh::Mesh;
+use sheave_collective::{Communicator, Operator, Table};
+use sheave_mesh::{Config, Mesh};
+use sheave_net::{Medium, inproc};
 use sheave_tensor::{Arena, Dtype, Tensor};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
 const RANKS: [u32; 7] = [1, 2, 3, 4, 5, 7, 8];
@@ -186,74 +189,111 @@ fn act(mesh: &Mesh, world: &Communicator, act: impl Fn(&mut Actor<'_>)) {
 }
 
 /// All dtypes and operators in short tensors.
-fn short(transport: Transport) {
-    for ranks in RANKS {
-        together(ranks, transport, |mesh, world| {
-            act(mesh, world, |actor| {
-                for memory in Memory::ALL {
-                    for count in [0, 1, 3, 16] {
-                        for (dtype, in_place) in
-                            Dtype::ALL.into_iter().flat_map(|dtype| [(dtype, false), (dtype, true)])
-                        {
-                            for operator in Operator::ALL.into_iter().filter(|operator| operator.require(dtype).is_ok())
-                            {
-                                actor.reductions(dtype, operator, count, memory, in_place);
-                            }
-                            actor.movements(dtype, count, memory, in_place);
-                        }
-                        actor.lengths(Dtype::I16, 3 * count, memory);
-                    }
+fn short(actor: &mut Actor<'_>) {
+    for memory in Memory::ALL {
+        for count in [0, 1, 3, 16] {
+            for (dtype, in_place) in Dtype::ALL.into_iter().flat_map(|dtype| [(dtype, false), (dtype, true)]) {
+                for operator in Operator::ALL.into_iter().filter(|operator| operator.require(dtype).is_ok()) {
+                    actor.reductions(dtype, operator, count, memory, in_place);
                 }
-            });
-        });
+                actor.movements(dtype, count, memory, in_place);
+            }
+            actor.lengths(Dtype::I16, 3 * count, memory);
+        }
     }
 }
 
 /// Lengths around the borders of algorithms, segments and pages.
-fn long(transport: Transport) {
+fn long(actor: &mut Actor<'_>) {
+    for (index, bytes) in [8 << 10, (64 << 10) - 1, 64 << 10, (64 << 10) + 1, 300 << 10].into_iter().enumerate() {
+        let memory = Memory::ALL[index % 3];
+        for (dtype, operator) in
+            [(Dtype::F32, Operator::Sum), (Dtype::Bf16, Operator::Avg), (Dtype::U8, Operator::Bxor)]
+        {
+            let count = bytes / dtype.size_bytes();
+            actor.reductions(dtype, operator, count, memory, index % 2 == 0);
+        }
+        actor.movements(Dtype::U8, bytes, memory, index % 2 == 1);
+        actor.lengths(Dtype::F64, bytes / 8 / actor.size as usize, memory);
+    }
+    // The oracle takes its time for so many elements.
+    let bytes = (4 << 20) + 3;
+    match actor.size {
+        1..=3 => actor.reductions(Dtype::I8, Operator::Sum, bytes, Memory::Mixed, true),
+        7.. => return,
+        _ => {}
+    }
+    actor.reductions(Dtype::F32, Operator::Sum, bytes / 4, Memory::Arena, false);
+    actor.movements(Dtype::U8, bytes, Memory::Private, false);
+}
+
+fn all(transport: Transport, with: fn(&mut Actor<'_>)) {
     for ranks in RANKS {
-        together(ranks, transport, |mesh, world| {
-            act(mesh, world, |actor| {
-                for (index, bytes) in
-                    [8 << 10, (64 << 10) - 1, 64 << 10, (64 << 10) + 1, 300 << 10].into_iter().enumerate()
-                {
-                    let memory = Memory::ALL[index % 3];
-                    for (dtype, operator) in
-                        [(Dtype::F32, Operator::Sum), (Dtype::Bf16, Operator::Avg), (Dtype::U8, Operator::Bxor)]
-                    {
-                        let count = bytes / dtype.size_bytes();
-                        actor.reductions(dtype, operator, count, memory, index % 2 == 0);
-                    }
-                    actor.movements(Dtype::U8, bytes, memory, index % 2 == 1);
-                    actor.lengths(Dtype::F64, bytes / 8 / actor.size as usize, memory);
-                }
-                if actor.size <= 3 {
-                    let bytes = (4 << 20) + 3;
-                    actor.reductions(Dtype::I8, Operator::Sum, bytes, Memory::Mixed, true);
-                    actor.reductions(Dtype::F32, Operator::Sum, bytes / 4, Memory::Arena, false);
-                    actor.movements(Dtype::U8, bytes, Memory::Private, false);
-                }
-            });
-        });
+        together(ranks, transport, move |mesh, world| act(mesh, world, with));
     }
 }
 
 #[test]
 fn short_tensors_through_shared_memory() {
-    short(Transport::Shm);
+    all(Transport::Shm, short);
 }
 
 #[test]
 fn short_tensors_over_tcp() {
-    short(Transport::Tcp);
+    all(Transport::Tcp, short);
 }
 
 #[test]
 fn long_tensors_through_shared_memory() {
-    long(Transport::Shm);
+    all(Transport::Shm, long);
 }
 
 #[test]
 fn long_tensors_over_tcp() {
-    long(Transport::Tcp);
+    all(Transport::Tcp, long);
+}
+
+/// Which pairs of a mixed mesh have a link within the process.
+const WITHIN: [(u32, u32); 2] = [(2, 4), (4, 6)];
+
+/// A mesh in which odd ranks know TCP alone, and some of the others have links within the process; all other pairs of
+/// them share memory.
+fn mixed(ranks: u32, with: fn(&mut Actor<'_>)) {
+    let change = |rank: u32, config: &mut Config| {
+        config.node.transport = if rank % 2 == 1 { Transport::Tcp } else { Transport::Auto };
+    };
+    let (nodes, all_there) = (Arc::new(Mutex::new(BTreeMap::new())), Arc::new(Barrier::new(ranks as usize)));
+    let body = move |mesh: &Mesh, world: &Communicator| {
+        let rank = world.rank().0;
+        nodes.lock().expect("no panic").insert(rank, mesh.node().clone());
+        all_there.wait();
+        for (_, other) in WITHIN.into_iter().filter(|(one, other)| *one == rank && *other < ranks) {
+            let other = nodes.lock().expect("no panic")[&other].clone();
+            inproc::connect(mesh.node(), &other).expect("both live");
+        }
+        all_there.wait();
+        nodes.lock().expect("no panic").clear();
+        act(mesh, world, with);
+        for other in (0..ranks).filter(|other| *other != rank) {
+            let link = mesh.link_to(world.group().node(Rank(other)).expect("a member")).expect("it lives");
+            let expected = match (rank.min(other), rank.max(other)) {
+                pair if WITHIN.contains(&pair) => Medium::InProcess,
+                (one, two) if one % 2 == 1 || two % 2 == 1 => Medium::Tcp,
+                _ => Medium::SharedMemory,
+            };
+            assert_eq!(mesh.node().link(link).expect("it stands").medium(), expected, "from {rank} to {other}");
+        }
+    };
+    together_with(ranks, Transport::Auto, change, |_| Table::default(), body);
+}
+
+#[test]
+fn short_tensors_over_all_media_at_once() {
+    mixed(3, short);
+    mixed(7, short);
+}
+
+#[test]
+fn long_tensors_over_all_media_at_once() {
+    mixed(5, long);
 }

@@ -23,7 +23,7 @@ use sheave_base::Result;
 
 pub(crate) async fn all_reduce(exchange: &Exchange, numbers: Numbers, input: &Region, output: &Region) -> Result<()> {
     let (rank, size) = (exchange.rank(), exchange.size());
-    let bytes = numbers.work_bytes(exchange.header.count as usize);
+    let bytes = numbers.work_bytes(numbers.elements(input));
     let power = if size.is_power_of_two() { size } else { size.next_power_of_two() / 2 };
     let aside = size - power;
     let mut partial = exchange.scratch(bytes)?;

@@ -131,7 +131,7 @@ fn working(
 }
 
 pub(crate) async fn all_reduce(exchange: &Exchange, numbers: Numbers, input: &Region, output: &Region) -> Result<()> {
-    let count = exchange.header.count as usize;
+    let count = numbers.elements(input);
     let pieces = even(count, exchange.size());
     let own = &pieces[exchange.rank() as usize];
     let [source, partial] = working(exchange, numbers, input, count, Some(output))?;
@@ -149,7 +149,7 @@ pub(crate) async fn reduce_scatter(
     input: &Region,
     output: &Region,
 ) -> Result<()> {
-    let (count, size) = (exchange.header.count as usize, exchange.size());
+    let (count, size) = (numbers.elements(output), exchange.size());
     let pieces = even(count * size as usize, size);
     let own = &pieces[exchange.rank() as usize];
     let [source, partial] = working(exchange, numbers, input, count * size as usize, None)?;

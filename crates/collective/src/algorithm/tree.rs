@@ -125,7 +125,7 @@ pub(crate) async fn reduce(
     output: Option<&Region>,
 ) -> Result<()> {
     let place = Place::of(exchange);
-    let count = exchange.header.count as usize;
+    let count = numbers.elements(input);
     let partial = match output.filter(|_| !numbers.are_widened()) {
         Some(output) => output.clone(),
         None => exchange.scratch(numbers.work_bytes(count))?,

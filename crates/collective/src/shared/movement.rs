@@ -9,7 +9,8 @@
 //!
 //! Counters: *filled* rounds of this rank's window; *taken* rounds of the windows that this rank reads, and
 //! [`THROUGH`] when it has pulled, pushed, filled and taken everything. A round is overwritten two rounds later, when
-//! all its readers have taken it. The operation is over when all ranks are through.
+//! all its readers have taken it. The operation is over when all ranks are through. Nobody waits in a circle: let t be
+//! the least round that anybody has still to take. Its sources have all rounds before it taken, so they fill it.
 //!
 //! **Nobody touches the same bytes**: inputs are only read, and are not this rank's output but where that part of it
 //! is not written by anybody; each byte of an output is written by one rank.
@@ -106,9 +107,7 @@ impl Movement {
         let counted = |seat: usize, counter| board.seats[seat].desk.counted(run.sequence, counter);
         while !self.is_through {
             let mut went_on = false;
-            if self.filled < self.fills
-                && self.readers().all(|seat| counted(seat, Counter::Taken) + ROUNDS > self.filled)
-            {
+            if self.filled < self.fills && self.may_fill(|seat| counted(seat, Counter::Taken)) {
                 self.fill(run)?;
                 self.filled += 1;
                 board.count(run.sequence, Counter::Filled, self.filled);
@@ -138,9 +137,18 @@ impl Movement {
         Ok(board.others().all(|(seat, _)| counted(seat, Counter::Taken) == THROUGH))
     }
 
-    /// Those who read this rank's window.
-    fn readers(&self) -> impl Iterator<Item = usize> {
-        self.peers.iter().enumerate().filter(|(_, peer)| peer.sends_by == Way::Window).map(|(seat, _)| seat)
+    /// Those who read this rank's window in a round.
+    fn readers(&self, round: u64) -> impl Iterator<Item = usize> {
+        let from = round as usize * self.at_once;
+        let reads = move |peer: &Peer| peer.sends_by == Way::Window && peer.sends.length > from;
+        self.peers.iter().enumerate().filter(move |(_, peer)| reads(peer)).map(|(seat, _)| seat)
+    }
+
+    /// Whether all have taken what the next round of this rank's window is written over.
+    fn may_fill(&self, counted: impl Fn(usize) -> u64) -> bool {
+        let Some(before) = self.filled.checked_sub(ROUNDS) else { return true };
+        // Who got nothing then takes no part, and may itself wait for somebody who waits for this rank.
+        self.readers(before).all(|seat| counted(seat) > before)
     }
 
     /// Those whose windows this rank reads in the next round.
@@ -165,7 +173,7 @@ impl Movement {
     fn fill(&self, run: &Run) -> Result<()> {
         let (index, job) = (run.board().index, run.job()?);
         let (input, window) = (part(job.input.as_ref())?, part(run.window())?);
-        let readers = self.readers().take(if self.is_common { 1 } else { usize::MAX });
+        let readers = self.readers(self.filled).take(if self.is_common { 1 } else { usize::MAX });
         for seat in readers {
             let span = self.peers[seat].sends;
             let (from, length) = self.round_of(span, self.filled);

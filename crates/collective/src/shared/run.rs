@@ -24,7 +24,7 @@ use super::movement::Movement;
 use super::reduction::Reduction;
 use crate::job::Job;
 use crate::memory::Region;
-use crate::operation::{Header, Kind, Operator};
+use crate::operation::{Form, Header, Kind, Operator};
 use crate::table::Algorithm;
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_tensor::Dtype;
@@ -35,6 +35,8 @@ use std::task::Poll;
 /// The byte of an entry's first word that says where memory is; ranks need not agree about it.
 const RESIDENCE_SHIFT: u32 = 24;
 const RESIDENCE_MASK: u64 = 0xff << RESIDENCE_SHIFT;
+/// The form stands above the kind.
+const FORM_SHIFT: u32 = 4;
 const INPUT_IS_SHOWN: u64 = 1;
 const OUTPUT_IS_SHOWN: u64 = 2;
 
@@ -355,10 +357,12 @@ impl Drop for Run {
 fn pack(header: &Header, residence: u64) -> [u64; 3] {
     let operator = header.operator.map_or(0, |operator| operator as u64);
     let first = header.kind as u64
+        | (header.form as u64) << FORM_SHIFT
         | operator << 8
         | u64::from(header.dtype.code()) << 16
         | residence << RESIDENCE_SHIFT
-        | u64::from(header.root) << 32;
+        | u64::from(header.root & 0xffff) << 32
+        | u64::from(header.tensors) << 48;
     [first, header.count, header.digest]
 }
 
@@ -370,9 +374,11 @@ fn differs(own: &Header, rank: u32, [first, count, digest]: [u64; 3], sequence: 
         0 => Some(None),
         code => Operator::from_code(code).map(Some),
     };
-    let Some(((kind, operator), dtype)) = Kind::from_code(byte(0)).zip(operator).zip(Dtype::from_code(byte(2))) else {
+    let kind = Kind::from_code(byte(0) & 0xf).zip(Form::from_code(byte(0) >> FORM_SHIFT));
+    let Some((((kind, form), operator), dtype)) = kind.zip(operator).zip(Dtype::from_code(byte(2))) else {
         return strange();
     };
-    let theirs = Header { kind, operator, dtype, root: (first >> 32) as u32, count, digest, rank, ..*own };
+    let (root, tensors) = ((first >> 32) as u32 & 0xffff, (first >> 48) as u16);
+    let theirs = Header { kind, operator, dtype, root, form, tensors, count, digest, rank, ..*own };
     own.check(&theirs, sequence).err().unwrap_or_else(strange)
 }

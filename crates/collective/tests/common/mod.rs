@@ -5,6 +5,7 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 pub(crate) mod oracle;
+pub(crate) mod player;
 
 use sheave_base::config::{Endpoint, Transport};
 use sheave_base::secret::Resolved;

@@ -1,0 +1,78 @@
+//! Ranks that leave as soon as their own part of an operation is done: everybody who had entered ends well.
+
+mod common;
+
+use common::oracle::Memory;
+use common::player::{MESSAGES, OPERATIONS, Player};
+use common::{config, free_port};
+use sheave_base::clock::SeededEntropy;
+use sheave_base::config::Transport;
+use sheave_collective::Collectives;
+use sheave_mesh::Mesh;
+use sheave_net::chaos::{ChaosConfig, Trouble};
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+/// How a rank goes.
+#[derive(Clone, Copy)]
+enum Way {
+    Leave,
+    Drop,
+}
+
+/// One operation among `ranks`, after which everybody goes at once. Some ranks are slow.
+fn one(seed: u64, drawn: usize) {
+    let mut entropy = SeededEntropy::new(seed);
+    let ranks = 2 + entropy.below(4) as u32;
+    let transport = if entropy.below(2) == 0 { Transport::Shm } else { Transport::Tcp };
+    let count = [1, 300, 30_000, 200_000][entropy.below(4) as usize];
+    let slow = entropy.below(u64::from(ranks)) as u32;
+    let rate = [None, NonZeroU64::new(8 << 20), NonZeroU64::new(2 << 20)][entropy.below(3) as usize];
+    let is_smooth = entropy.below(2) == 0;
+    let way = if entropy.below(3) == 0 { Way::Drop } else { Way::Leave };
+    let port = free_port();
+    let start = |rank: u32| {
+        let mut config = config(rank, ranks, port, transport);
+        let throttle_bytes_per_s = rate.filter(|_| rank == slow);
+        let trouble = Trouble { delay_max: Duration::from_micros(500), throttle_bytes_per_s, ..Trouble::default() };
+        let chaos = ChaosConfig { seed, outbound: trouble, inbound: trouble, ..ChaosConfig::default() };
+        config.node.chaos = (!is_smooth).then_some(chaos);
+        let body = move || {
+            let mesh = Mesh::join(config).expect("everybody comes");
+            let world = Collectives::new(&mesh).expect("the first").group(&mesh.world()).expect("few");
+            let player = Player::new(&world, mesh.node().arena(), Memory::Mixed);
+            let outcome = OPERATIONS[drawn](&player, seed, count);
+            drop((player, world));
+            match way {
+                // Nobody may be left to agree; that is not what this is about.
+                Way::Leave => drop(mesh.leave()),
+                Way::Drop => drop(mesh),
+            }
+            outcome
+        };
+        std::thread::spawn(body)
+    };
+    let threads: Vec<_> = (0..ranks).map(start).collect();
+    let outcomes: Vec<_> = threads.into_iter().map(|thread| thread.join().expect("no panic")).collect();
+    assert!(
+        outcomes.iter().all(Result::is_ok),
+        "seed {seed}, operation {drawn} of {count} among {ranks} over {transport:?} at {rate:?}: {outcomes:?}"
+    );
+}
+
+fn all(seeds: std::ops::Range<u64>) {
+    for seed in seeds {
+        (0..MESSAGES).for_each(|drawn| one(seed * 100 + drawn as u64, drawn));
+    }
+}
+
+#[test]
+fn whoever_leaves_at_once_fails_nobody() {
+    all(0..4);
+}
+
+#[test]
+#[ignore = "takes a minute"]
+fn whoever_leaves_at_once_fails_nobody_ever() {
+    all(10..30);
+}
