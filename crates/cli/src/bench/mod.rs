@@ -12,6 +12,7 @@ mod traffic;
 
 use crate::Failure;
 use clap::{Args, ValueEnum};
+pub(crate) use collective::medians_ns;
 pub(crate) use pair::draw_secret;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -218,7 +219,7 @@ pub(crate) enum Transport {
 impl Transport {
     const ALL: [Self; 3] = [Self::Inproc, Self::Shm, Self::Tcp];
 
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Inproc => "inproc",
             Self::Shm => "shm",
@@ -295,7 +296,7 @@ fn window(bytes: usize) -> usize {
     ((64usize << 20) / bytes.max(1)).clamp(2, 64)
 }
 
-fn parse_bytes(text: &str) -> Result<usize, String> {
+pub(crate) fn parse_bytes(text: &str) -> Result<usize, String> {
     let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let unit = match text[digits.len()..].to_ascii_lowercase().as_str() {
         "" | "b" => 1usize,

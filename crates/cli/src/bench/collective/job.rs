@@ -36,16 +36,25 @@ struct Invitation {
     transport: Transport,
     cells: Vec<Cell>,
     budget: Duration,
+    /// The table of algorithms, where it is not the usual one.
+    table: Option<String>,
 }
 
-/// Nanoseconds per operation of every round, as the slowest rank saw it, for each cell.
-pub(super) fn measure(ranks: u32, transport: Transport, cells: &[Cell], budget: Duration) -> Result<Vec<Vec<u64>>> {
+/// Nanoseconds per operation of every round, as the slowest rank saw it, for each cell; with another table of
+/// algorithms if one is given.
+pub(super) fn measure(
+    ranks: u32,
+    transport: Transport,
+    cells: &[Cell],
+    budget: Duration,
+    table: Option<&str>,
+) -> Result<Vec<Vec<u64>>> {
     // Free a moment ago; the join says so if it is not any more.
     let port = std::net::TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
     let secret = draw_secret()?;
     let start = |rank| {
-        let (secret, cells) = (secret.clone(), cells.to_vec());
-        let invitation = Invitation { rank, ranks, port, secret, transport, cells, budget };
+        let (secret, cells, table) = (secret.clone(), cells.to_vec(), table.map(str::to_owned));
+        let invitation = Invitation { rank, ranks, port, secret, transport, cells, budget, table };
         Follower::start_speaking("collective-child", &invitation)
     };
     let followers = (0..ranks).map(start).collect::<Result<Vec<_>>>()?;
@@ -83,13 +92,17 @@ pub(in crate::bench) fn follow() -> std::result::Result<(), Failure> {
 }
 
 fn take_part(invitation: &Invitation) -> Result<()> {
-    let Invitation { rank, ranks, port, secret, transport, cells, budget } = invitation;
+    let Invitation { rank, ranks, port, secret, transport, cells, budget, table } = invitation;
     let root = Endpoint { host: "127.0.0.1".to_owned(), port: *port };
     let mut config = Config::new(Role::Rank, Some(*rank), Expected::ranks(*ranks), root);
     config.node = node_config("", *transport, secret)?;
     config.node.local_ranks = *ranks as usize;
     let mesh = Mesh::join(config)?;
-    let world = Collectives::new(&mesh)?.group(&mesh.world())?;
+    let collectives = match table {
+        Some(table) => Collectives::with_table(&mesh, table.parse()?)?,
+        None => Collectives::new(&mesh)?,
+    };
+    let world = collectives.group(&mesh.world())?;
     let measured = cells.iter().map(|cell| {
         let times = measure_cell(&world, mesh.node().arena(), *cell, *budget);
         times.map_err(|error| error.context(format!("{} of {} bytes", cell.case.name(), cell.bytes)))

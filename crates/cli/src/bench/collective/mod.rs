@@ -18,12 +18,13 @@ use super::report::{self, Row};
 use super::{CollectiveArguments, Transport};
 use crate::Failure;
 pub(super) use case::Case;
-use case::Operation;
+use case::{Memory, Operation};
 use gloo::Gloo;
 pub(super) use job::follow;
 use job::{Cell, measure};
 pub(super) use limit::follow as follow_limit;
 use sheave_base::Result;
+use sheave_collective::Kind;
 use std::time::Duration;
 
 const OPENMPI: &str = include_str!("../../../../../benches/peers/openmpi_collective.c");
@@ -77,6 +78,30 @@ pub(super) fn run(arguments: &CollectiveArguments) -> std::result::Result<(), Fa
     let rows = measured.rows;
     let mut stdout = std::io::stdout().lock();
     if arguments.json { report::json(&rows, &mut stdout) } else { table::write(&rows, &mut stdout) }
+}
+
+/// Median nanoseconds of an operation with tensors in the arena for each of these sizes that so many ranks can do,
+/// with a table of algorithms; empty for a kind that is not measured.
+pub(crate) fn medians_ns(
+    kind: Kind,
+    ranks: u32,
+    transport: Transport,
+    sizes_bytes: &[usize],
+    table: &str,
+    budget: Duration,
+) -> Result<Vec<(usize, u64)>> {
+    let Some(operation) = Operation::ALL.into_iter().find(|operation| operation.name() == kind.name()) else {
+        return Ok(Vec::new());
+    };
+    let case = Case::new(operation, Memory::Arena);
+    let sizes_bytes = operation.sizes_bytes(sizes_bytes, ranks);
+    let cells: Vec<Cell> = sizes_bytes.iter().map(|&bytes| Cell { case, bytes }).collect();
+    let times = measure(ranks, transport, &cells, budget, Some(table))?;
+    let median = |mut times: Vec<u64>| {
+        times.sort_unstable();
+        times.get(times.len() / 2).copied().unwrap_or(u64::MAX)
+    };
+    Ok(sizes_bytes.into_iter().zip(times.into_iter().map(median)).collect())
 }
 
 impl Peers {
@@ -147,7 +172,7 @@ impl Plan {
         }
         for &transport in &self.transports {
             let beside = if transport == Transport::Tcp { PeerTransport::Tcp } else { PeerTransport::Shm };
-            let times = measure(ranks, transport, &cells, self.budget)
+            let times = measure(ranks, transport, &cells, self.budget, None)
                 .map_err(|error| error.context(format!("{ranks} ranks over {}", transport.name())))?;
             for (&Cell { case, bytes }, times) in cells.iter().zip(times) {
                 let (name, target) = (case.name(), case.target(transport, ranks, bytes));
