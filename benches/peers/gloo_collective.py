@@ -4,8 +4,8 @@
     /usr/bin/python3 benches/peers/gloo_collective.py all_reduce 2 200000 8 65536
 
 Arguments: OPERATION RANKS BUDGET_US BYTES... Starts the ranks as processes of this machine and prints a line per size:
-the bytes, then nanoseconds per operation of every round, as the slowest rank saw it. `sheave bench collective --gloo
-PYTHON` runs it.
+the bytes, then nanoseconds per operation of every round, as the slowest rank saw it. With GLOO_COLLECTIVE_PIN=1 in the
+environment each rank stays on a core. `sheave bench collective --gloo PYTHON` runs it.
 """
 
 import ctypes
@@ -117,6 +117,9 @@ def take_part(rank, meeting, operation, ranks, budget_us, sizes):
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    if os.environ.get("GLOO_COLLECTIVE_PIN"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
     for length_bytes in sizes:
         times = measure(operation, length_bytes, budget_us / 1e6, rank, ranks)

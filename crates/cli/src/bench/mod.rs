@@ -92,6 +92,12 @@ pub(crate) struct CollectiveArguments {
     /// Print one JSON object per line instead of a table.
     #[arg(long)]
     json: bool,
+    /// Measure everything so often, in turn with the peers; 3 unless given, or 1 with --quick.
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100))]
+    turns: Option<u32>,
+    /// Keep each rank on a core of its own, counted round, those of the peers too.
+    #[arg(long)]
+    pin: bool,
     /// Run neither OpenMPI nor the bare loop beside.
     #[arg(long, conflicts_with = "gloo")]
     no_peer: bool,

@@ -51,8 +51,8 @@ impl Peer {
     }
 
     /// As [`Peer::build`], for another program.
-    pub(super) fn of(program: &str) -> Result<Option<Self>> {
-        Self::compile(program, false)
+    pub(super) fn of(program: &str, pin: bool) -> Result<Option<Self>> {
+        Self::compile(program, pin)
     }
 
     fn compile(program: &str, pin: bool) -> Result<Option<Self>> {
@@ -113,7 +113,7 @@ impl Peer {
 
     fn command(&self, ranks: u32, transport: PeerTransport) -> Command {
         let mut command = Command::new("mpirun");
-        let binding = if self.pin { "core" } else { "none" };
+        let binding = if self.pin { "core:overload-allowed" } else { "none" };
         command.args(["-np", &ranks.to_string(), "--oversubscribe", "--bind-to", binding]);
         command.args(transport.options()).arg(self.program());
         command

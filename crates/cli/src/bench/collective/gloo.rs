@@ -20,16 +20,17 @@ const IMPORT_TIMEOUT: Duration = Duration::from_secs(60);
 pub(super) struct Gloo {
     folder: tempfile::TempDir,
     python: PathBuf,
+    pin: bool,
 }
 
 impl Gloo {
     /// Writes the script, for a Python that has what it needs.
-    pub(super) fn new(python: PathBuf) -> std::result::Result<Self, Failure> {
+    pub(super) fn new(python: PathBuf, pin: bool) -> std::result::Result<Self, Failure> {
         let mut command = Command::new(&python);
         run(command.args(["-c", "import torch.distributed"]), IMPORT_TIMEOUT)
             .map_err(|error| Failure::Usage(format!("--gloo: {} has no torch: {error}", python.display())))?;
         let folder = tempfile::tempdir().map_err(|error| Error::from(error).context("making a temporary folder"))?;
-        let peer = Self { folder, python };
+        let peer = Self { folder, python, pin };
         std::fs::write(peer.script(), PROGRAM).map_err(|error| Error::from(error).context("writing gloo's script"))?;
         Ok(peer)
     }
@@ -55,6 +56,9 @@ impl Gloo {
         let mut command = Command::new(&self.python);
         command.arg(self.script()).args([operation.name(), &ranks.to_string(), &budget.as_micros().to_string()]);
         command.args(sizes_bytes.iter().map(ToString::to_string));
+        if self.pin {
+            command.env("GLOO_COLLECTIVE_PIN", "1");
+        }
         run(&mut command, limit)?.lines().map(parse).collect()
     }
 }

@@ -6,7 +6,7 @@ use super::part::Part;
 use crate::Failure;
 use crate::bench::Transport;
 use crate::bench::child::{self, Follower, nanoseconds};
-use crate::bench::pair::{draw_secret, node_config};
+use crate::bench::pair::{draw_secret, node_config, pin_to_core};
 use serde::{Deserialize, Serialize};
 use sheave_base::config::Endpoint;
 use sheave_base::{Error, ErrorKind, Rank, Result};
@@ -36,25 +36,32 @@ struct Invitation {
     transport: Transport,
     cells: Vec<Cell>,
     budget: Duration,
-    /// The table of algorithms, where it is not the usual one.
-    table: Option<String>,
+    setting: Setting,
 }
 
-/// Nanoseconds per operation of every round, as the slowest rank saw it, for each cell; with another table of
-/// algorithms if one is given.
+/// What is the same for all ranks, and not usual.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Setting {
+    /// Each rank stays on a core of its own, counted round.
+    pub(super) pin: bool,
+    /// Another table of algorithms.
+    pub(super) table: Option<String>,
+}
+
+/// Nanoseconds per operation of every round, as the slowest rank saw it, for each cell.
 pub(super) fn measure(
     ranks: u32,
     transport: Transport,
     cells: &[Cell],
     budget: Duration,
-    table: Option<&str>,
+    setting: &Setting,
 ) -> Result<Vec<Vec<u64>>> {
     // Free a moment ago; the join says so if it is not any more.
     let port = std::net::TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
     let secret = draw_secret()?;
     let start = |rank| {
-        let (secret, cells, table) = (secret.clone(), cells.to_vec(), table.map(str::to_owned));
-        let invitation = Invitation { rank, ranks, port, secret, transport, cells, budget, table };
+        let (secret, cells, setting) = (secret.clone(), cells.to_vec(), setting.clone());
+        let invitation = Invitation { rank, ranks, port, secret, transport, cells, budget, setting };
         Follower::start_speaking("collective-child", &invitation)
     };
     let followers = (0..ranks).map(start).collect::<Result<Vec<_>>>()?;
@@ -92,17 +99,21 @@ pub(in crate::bench) fn follow() -> std::result::Result<(), Failure> {
 }
 
 fn take_part(invitation: &Invitation) -> Result<()> {
-    let Invitation { rank, ranks, port, secret, transport, cells, budget, table } = invitation;
+    let Invitation { rank, ranks, port, secret, transport, cells, budget, setting } = invitation;
     let root = Endpoint { host: "127.0.0.1".to_owned(), port: *port };
     let mut config = Config::new(Role::Rank, Some(*rank), Expected::ranks(*ranks), root);
     config.node = node_config("", *transport, secret)?;
     config.node.local_ranks = *ranks as usize;
     let mesh = Mesh::join(config)?;
-    let collectives = match table {
+    let collectives = match &setting.table {
         Some(table) => Collectives::with_table(&mesh, table.parse()?)?,
         None => Collectives::new(&mesh)?,
     };
     let world = collectives.group(&mesh.world())?;
+    if setting.pin {
+        // Only now, so that the node has seen all the cores that there are.
+        pin_to_core(*rank as usize)?;
+    }
     let measured = cells.iter().map(|cell| {
         let times = measure_cell(&world, mesh.node().arena(), *cell, *budget);
         times.map_err(|error| error.context(format!("{} of {} bytes", cell.case.name(), cell.bytes)))

@@ -14,6 +14,7 @@ use super::effort::{self, WARM_ROUNDS};
 use super::job::{say, slowest};
 use crate::Failure;
 use crate::bench::child::{self, Follower, nanoseconds};
+use crate::bench::pair::pin_to_core;
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use serde::{Deserialize, Serialize};
@@ -83,6 +84,8 @@ pub(in crate::bench) fn follow() -> std::result::Result<(), Failure> {
 }
 
 fn take_part(invitation: &Invitation) -> Result<()> {
+    // Two that share a core would say what the scheduler does, not what the machine allows.
+    pin_to_core(invitation.rank)?;
     let file = std::fs::File::options().read(true).write(true).open(&invitation.memory)?;
     let shared = MmapOptions::new().populate().map_raw(&file)?;
     let longest = longest(&invitation.sizes_bytes);

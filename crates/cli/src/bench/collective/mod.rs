@@ -21,7 +21,7 @@ pub(super) use case::Case;
 use case::{Memory, Operation};
 use gloo::Gloo;
 pub(super) use job::follow;
-use job::{Cell, measure};
+use job::{Cell, Setting, measure};
 pub(super) use limit::follow as follow_limit;
 use sheave_base::Result;
 use sheave_collective::Kind;
@@ -44,9 +44,10 @@ struct Plan {
     cases: Vec<Case>,
     bytes: Vec<usize>,
     /// Everything is measured so many times, in turn with the peers.
-    turns: usize,
+    turns: u32,
     /// Time for one cell in one turn.
     budget: Duration,
+    pin: bool,
 }
 
 struct Peers {
@@ -96,7 +97,8 @@ pub(crate) fn medians_ns(
     let case = Case::new(operation, Memory::Arena);
     let sizes_bytes = operation.sizes_bytes(sizes_bytes, ranks);
     let cells: Vec<Cell> = sizes_bytes.iter().map(|&bytes| Cell { case, bytes }).collect();
-    let times = measure(ranks, transport, &cells, budget, Some(table))?;
+    let setting = Setting { pin: false, table: Some(table.to_owned()) };
+    let times = measure(ranks, transport, &cells, budget, &setting)?;
     let median = |mut times: Vec<u64>| {
         times.sort_unstable();
         times.get(times.len() / 2).copied().unwrap_or(u64::MAX)
@@ -110,14 +112,14 @@ impl Peers {
             return Ok(Self { openmpi: None, gloo: None, has_limit: false });
         }
         let gloo = match &arguments.gloo {
-            Some(python) if python.is_file() => Some(Gloo::new(python.clone())?),
+            Some(python) if python.is_file() => Some(Gloo::new(python.clone(), arguments.pin)?),
             Some(python) => return Err(Failure::Usage(format!("--gloo: there is no file {}", python.display()))),
             None => {
                 crate::say(HOW_TO_GET_GLOO, true);
                 None
             }
         };
-        Ok(Self { openmpi: peer::if_there(Peer::of(OPENMPI)), gloo, has_limit: true })
+        Ok(Self { openmpi: peer::if_there(Peer::of(OPENMPI, arguments.pin)), gloo, has_limit: true })
     }
 }
 
@@ -138,8 +140,9 @@ impl Plan {
             ranks,
             cases: Case::all().filter(|case| cases.contains(case)).collect(),
             bytes: arguments.bytes.clone(),
-            turns,
+            turns: arguments.turns.unwrap_or(turns),
             budget: Duration::from_millis(budget_ms),
+            pin: arguments.pin,
         };
         if plan.ranks.iter().all(|ranks| plan.operations().all(|operation| plan.cells(operation, *ranks).is_empty())) {
             let (bytes, ranks) = (&plan.bytes, &plan.ranks);
@@ -172,7 +175,7 @@ impl Plan {
         }
         for &transport in &self.transports {
             let beside = if transport == Transport::Tcp { PeerTransport::Tcp } else { PeerTransport::Shm };
-            let times = measure(ranks, transport, &cells, self.budget, None)
+            let times = measure(ranks, transport, &cells, self.budget, &Setting { pin: self.pin, table: None })
                 .map_err(|error| error.context(format!("{ranks} ranks over {}", transport.name())))?;
             for (&Cell { case, bytes }, times) in cells.iter().zip(times) {
                 let (name, target) = (case.name(), case.target(transport, ranks, bytes));
