@@ -9,6 +9,7 @@ use crate::Failure;
 use crate::bench::{Transport, medians_ns};
 use sheave_base::Result;
 use sheave_collective::{Kind, Table};
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::time::Duration;
 
@@ -21,8 +22,8 @@ const SIZES_BYTES: [usize; 10] = [8, 512, 2 << 10, 8 << 10, 16 << 10, 64 << 10, 
 /// is worth more than what two runs differ by.
 const GAIN: f64 = 0.9;
 
-/// What was measured among some ranks: bytes, and each candidate's median in nanoseconds.
-type Times = Vec<(usize, Vec<u64>)>;
+/// What was measured among some ranks: each candidate's best median in nanoseconds, by bytes.
+type Times = BTreeMap<usize, Vec<u64>>;
 
 /// Measures and prints the rules.
 pub(super) fn run(arguments: &Arguments) -> std::result::Result<(), Failure> {
@@ -49,22 +50,10 @@ fn candidates(kind: Kind) -> Vec<&'static str> {
 }
 
 fn rules_of(kind: Kind, candidates: &[&str], arguments: &Arguments) -> Result<String> {
-    let budget = Duration::from_millis(if arguments.quick { 5 } else { 100 });
     let mut rules = String::new();
     let ranks = arguments.ranks();
     for (index, &ranks_max) in ranks.iter().enumerate() {
-        let mut times: Times = Vec::new();
-        for candidate in candidates {
-            let table = format!("{} {candidate}", kind.name());
-            let sizes_bytes = arguments.sizes_bytes(&SIZES_BYTES);
-            let medians = medians_ns(kind, ranks_max, arguments.transport, &sizes_bytes, &table, budget);
-            for (at, (bytes, median_ns)) in medians.map_err(|error| error.context(table))?.into_iter().enumerate() {
-                if times.len() <= at {
-                    times.push((bytes, Vec::new()));
-                }
-                times[at].1.push(median_ns);
-            }
-        }
+        let times = times(kind, ranks_max, candidates, arguments)?;
         tell(kind, ranks_max, candidates, &times);
         let bound = if index + 1 < ranks.len() { format!(" ranks<={ranks_max}") } else { String::new() };
         for (bytes_max, chosen) in fastest(&times) {
@@ -73,6 +62,25 @@ fn rules_of(kind: Kind, candidates: &[&str], arguments: &Arguments) -> Result<St
         }
     }
     Ok(rules)
+}
+
+/// Each candidate in turn with the others, several times; the best counts, since a machine only ever adds time.
+fn times(kind: Kind, ranks: u32, candidates: &[&str], arguments: &Arguments) -> Result<Times> {
+    let (turns, budget_ms) = if arguments.quick { (1, 5) } else { (3, 50) };
+    let sizes_bytes = arguments.sizes_bytes(&SIZES_BYTES);
+    let mut times = Times::new();
+    for _ in 0..turns {
+        for (index, candidate) in candidates.iter().enumerate() {
+            let table = format!("{} {candidate}", kind.name());
+            let budget = Duration::from_millis(budget_ms);
+            let medians = medians_ns(kind, ranks, arguments.transport, &sizes_bytes, &table, budget);
+            for (bytes, median_ns) in medians.map_err(|error| error.context(table))? {
+                let best = times.entry(bytes).or_insert_with(|| vec![u64::MAX; candidates.len()]);
+                best[index] = median_ns.min(best[index]);
+            }
+        }
+    }
+    Ok(times)
 }
 
 /// For rising sizes: up to which one, if not all further ones, which candidate is taken.
@@ -123,6 +131,6 @@ mod tests {
         assert_eq!(fastest(&times(&[10, 20, 40], &[15, 25, 20])), [(Some(16), 0), (None, 1)]);
         assert_eq!(fastest(&times(&[10, 20, 40], &[15, 19, 39])), [(None, 0)]);
         assert_eq!(fastest(&times(&[10, 40, 10], &[20, 20, 20])), [(Some(8), 0), (Some(16), 1), (None, 0)]);
-        assert!(fastest(&Vec::new()).is_empty());
+        assert!(fastest(&Times::new()).is_empty());
     }
 }
