@@ -5,18 +5,26 @@
 //! and every later one fails with it. What is not a death is told to all members through the mesh, which remembers it
 //! for those who have not made the group yet.
 
-use crate::hub::{Driver, Hub, run};
-use crate::operation::digest;
+use crate::exchange::Exchange;
+use crate::hub::{Driver, Hub, Watch, run};
+use crate::job::Job;
+use crate::links;
+use crate::operation::{Header, digest};
+use crate::shared::board::Board;
+use crate::shared::run::Run;
+use crate::shared::setup;
+use crate::table::Topology;
 use crate::task::{Awaited, Plan, Steps, Task};
 use parking_lot::Mutex;
 use sheave_base::work::{Drive, driven};
 use sheave_base::{Error, ErrorKind, LinkId, Rank, Result, Work};
 use sheave_mesh::Group;
 use std::collections::BTreeMap;
+use std::future::poll_fn;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, OnceLock, Weak};
-use std::task::Wake;
+use std::task::{Poll, Wake};
 use std::time::{Duration, Instant};
 
 /// Operations of one group in flight on one node: as many as a program starts before it waits for some.
@@ -28,11 +36,31 @@ const GRACE: Duration = Duration::from_millis(150);
 /// Keys of messages lie above all sequence numbers.
 const MESSAGES: u64 = 1 << 63;
 
+/// What a group goes on with when its handles are dropped and it is made again.
+#[derive(Default)]
+pub(crate) struct Lasting {
+    /// How many collectives this node has begun.
+    begun: AtomicU64,
+    /// Set when the ranks have found out whether they share memory; what none could have fails operations.
+    board: OnceLock<Option<Arc<Board>>>,
+    /// What finds that out.
+    setup: Mutex<Option<Work<()>>>,
+}
+
+impl Lasting {
+    pub(crate) fn begun(&self) -> u64 {
+        self.begun.load(SeqCst)
+    }
+
+    pub(crate) fn board(&self) -> Option<&Arc<Board>> {
+        self.board.get()?.as_ref()
+    }
+}
+
 pub(crate) struct State {
     pub(crate) group: Group,
     pub(crate) hub: Arc<Hub>,
-    /// How many collectives this node has begun.
-    begun: Arc<AtomicU64>,
+    lasting: Arc<Lasting>,
     /// The number of the next message task.
     messages: AtomicU64,
     /// Held while an operation gets its number and is noted.
@@ -52,13 +80,13 @@ pub(crate) struct Terms {
 }
 
 impl State {
-    pub(crate) fn new(hub: Arc<Hub>, group: Group, begun: Arc<AtomicU64>) -> Arc<Self> {
+    pub(crate) fn new(hub: Arc<Hub>, group: Group, lasting: Arc<Lasting>) -> Arc<Self> {
         let links = (0..group.size()).map(|_| OnceLock::new()).collect();
         let state = Arc::new_cyclic(|me: &Weak<Self>| Self {
             driver: Arc::new(Driver { hub: Arc::downgrade(&hub), state: Weak::clone(me), node: hub.node.driver() }),
             group,
             hub,
-            begun,
+            lasting,
             messages: AtomicU64::new(MESSAGES),
             tasks: Mutex::default(),
             broken: OnceLock::new(),
@@ -123,29 +151,45 @@ impl State {
         result: impl FnOnce(Rank) -> T + Send + 'static,
         steps: impl FnOnce(u64, Arc<Awaited>) -> Steps,
     ) -> Work<T> {
-        let driver = Some(Arc::clone(&self.driver));
-        let (completer, work) = driven(terms.operation, driver, None);
+        match self.reserve(&terms) {
+            Ok((key, _)) => self.begin_reserved(terms, key, result, |awaited| steps(key, awaited)),
+            Err(error) => Work::ready(terms.operation, Err(error)),
+        }
+    }
+
+    /// The number of an operation that begins now; and whether no other collective is in flight.
+    fn reserve(self: &Arc<Self>, terms: &Terms) -> Result<(u64, bool)> {
         // The mesh may know what this room has not been told yet, and so may the caller.
         self.look();
         if let Some(error) = self.broken.get() {
-            completer.complete(Err(self.explained(error.clone(), terms.operation, None, Duration::ZERO)));
-            return work;
+            return Err(self.explained(error.clone(), terms.operation, None, Duration::ZERO));
         }
-        let mut tasks = self.tasks.lock();
+        let tasks = self.tasks.lock();
         if tasks.len() >= OPERATIONS_MAX {
             let what = format!("{OPERATIONS_MAX} operations of group {} are in flight", self.group.label());
             let error = Error::new(ErrorKind::LimitExceeded, what).operation(terms.operation);
-            completer.complete(Err(error.hint("wait for some of them before starting more")));
-            return work;
+            return Err(error.hint("wait for some of them before starting more"));
         }
-        let counter = if terms.is_collective { &*self.begun } else { &self.messages };
-        let key = counter.fetch_add(1, SeqCst);
+        let is_alone = tasks.first_key_value().is_none_or(|(key, _)| *key >= MESSAGES);
+        let counter = if terms.is_collective { &self.lasting.begun } else { &self.messages };
+        Ok((counter.fetch_add(1, SeqCst), is_alone))
+    }
+
+    fn begin_reserved<T: Send + 'static>(
+        self: &Arc<Self>,
+        terms: Terms,
+        key: u64,
+        result: impl FnOnce(Rank) -> T + Send + 'static,
+        steps: impl FnOnce(Arc<Awaited>) -> Steps,
+    ) -> Work<T> {
+        let driver = Some(Arc::clone(&self.driver));
+        let (completer, work) = driven(terms.operation, driver, None);
         let awaited = Arc::default();
         let plan = Plan {
             key,
             operation: terms.operation,
             is_collective: terms.is_collective,
-            steps: steps(key, Arc::clone(&awaited)),
+            steps: steps(Arc::clone(&awaited)),
             awaited,
         };
         let state = Arc::downgrade(self);
@@ -162,13 +206,83 @@ impl State {
             };
             completer.complete(outcome.map(result));
         });
-        tasks.insert(key, Arc::clone(&task));
-        drop(tasks);
+        self.tasks.lock().insert(key, Arc::clone(&task));
         run(&task);
         if !task.is_done() {
             self.watch_over(&task, terms);
+            self.hub.node.source_waits();
         }
         work
+    }
+
+    /// Begins a collective.
+    pub(crate) fn start(self: &Arc<Self>, header: Header, job: Job, limit: Option<Duration>) -> Work<()> {
+        let terms = Terms { operation: header.kind.name(), limit, is_collective: true };
+        let (sequence, is_alone) = match self.reserve(&terms) {
+            Ok(reserved) => reserved,
+            Err(error) => return Work::ready(terms.operation, Err(error)),
+        };
+        let known = if self.size() == 1 { Some(&None) } else { self.lasting.board.get() };
+        match known {
+            Some(Some(board)) => {
+                let run = self.on_board(board, header, sequence, job);
+                self.start_on_board(terms, run, is_alone)
+            }
+            Some(None) => {
+                let state = Arc::clone(self);
+                self.begin_reserved(terms, sequence, drop, move |awaited| {
+                    Box::pin(over_links(state, header, sequence, job, awaited, false))
+                })
+            }
+            None => {
+                let state = Arc::clone(self);
+                self.begin_reserved(terms, sequence, drop, move |awaited| {
+                    Box::pin(after_setup(state, header, sequence, job, awaited))
+                })
+            }
+        }
+    }
+
+    /// Begins it where all ranks share memory, and ends it here and now if the others are as quick.
+    fn start_on_board(self: &Arc<Self>, terms: Terms, mut run: Run, is_alone: bool) -> Work<()> {
+        let sequence = run.sequence;
+        if is_alone && !run.ends_in_links() {
+            match spin(&self.hub, &mut run) {
+                Poll::Ready(Ok(())) => return Work::ready(terms.operation, Ok(())),
+                Poll::Ready(Err(error)) => {
+                    let begun = run.begun();
+                    drop(run);
+                    return Work::ready(terms.operation, Err(self.failed(error, terms.operation, sequence, begun)));
+                }
+                Poll::Pending => {}
+            }
+        }
+        let state = Arc::clone(self);
+        self.begin_reserved(terms, sequence, drop, move |awaited| Box::pin(go_on(state, run, awaited)))
+    }
+
+    fn on_board(&self, board: &Arc<Board>, header: Header, sequence: u64, job: Job) -> Run {
+        let bytes = job.chosen_by_bytes(&header);
+        let algorithm = self.hub.table.choose(header.kind, Topology::Host, self.size(), bytes);
+        Run::new(self.hub.ground(board), sequence, header, job, algorithm)
+    }
+
+    /// Finds out, once in the life of a group, whether its ranks share memory.
+    fn setup(self: &Arc<Self>) -> Work<()> {
+        let mut setup = self.lasting.setup.lock();
+        if let Some(setup) = &*setup {
+            return setup.clone();
+        }
+        let terms = Terms { operation: "set-up", limit: None, is_collective: false };
+        let state = Arc::clone(self);
+        let work = self.begin(terms, drop, move |_, _| {
+            Box::pin(async move {
+                let board = setup::board(&state).await?;
+                let _ = state.lasting.board.set(board);
+                Ok(state.group.rank())
+            })
+        });
+        setup.insert(work).clone()
     }
 
     fn watch_over(self: &Arc<Self>, task: &Arc<Task>, terms: Terms) {
@@ -197,12 +311,17 @@ impl State {
         let is_echo = matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Closed);
         let error = self.broken.get().filter(|_| is_echo).cloned().unwrap_or(error);
         let Some(task) = task else { return Err(error) };
-        let sequence = task.is_collective.then_some(task.key);
-        let error = self.explained(self.group.explain(error), task.operation, sequence, task.begun.elapsed());
         if task.is_collective {
-            self.break_because(&error);
+            return Err(self.failed(error, task.operation, task.key, task.begun));
         }
-        Err(error)
+        Err(self.explained(self.group.explain(error), task.operation, None, task.begun.elapsed()))
+    }
+
+    /// A collective has failed: so does its group.
+    fn failed(self: &Arc<Self>, error: Error, operation: &'static str, sequence: u64, begun: Instant) -> Error {
+        let error = self.explained(self.group.explain(error), operation, Some(sequence), begun.elapsed());
+        self.break_because(&error);
+        error
     }
 
     /// Breaks the group for everybody, unless it is broken already. A peer that is lost is for the mesh to judge, so
@@ -240,6 +359,9 @@ impl State {
             } else {
                 self.end_after_grace(&task);
             }
+        }
+        if let Some(board) = self.lasting.board() {
+            board.break_up();
         }
     }
 
@@ -302,11 +424,115 @@ impl State {
         error.elapsed(elapsed)
     }
 
+    /// Waits until nobody can touch the memory of this group's failed operations any more.
+    pub(crate) fn await_desertion(&self, until: Instant) {
+        if let Some(board) = self.lasting.board() {
+            self.hub.graves.await_board(board, until);
+        }
+    }
+
     /// Waits until the mesh knows that the group is broken, after this room has seen the end of a link.
     pub(crate) fn await_verdict(&self, until: Instant) {
         while self.broken.get().is_some() && self.group.broken().is_none() && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+}
+
+/// The rest of an operation that must first know whether its ranks share memory.
+async fn after_setup(
+    state: Arc<State>,
+    header: Header,
+    sequence: u64,
+    job: Job,
+    awaited: Arc<Awaited>,
+) -> Result<Rank> {
+    state.setup().await?;
+    match state.lasting.board().cloned() {
+        Some(board) => {
+            let run = state.on_board(&board, header, sequence, job);
+            go_on(state, run, awaited).await
+        }
+        None => over_links(state, header, sequence, job, awaited, false).await,
+    }
+}
+
+/// The rest of an operation on a board, as a task.
+async fn go_on(state: Arc<State>, mut run: Run, awaited: Arc<Awaited>) -> Result<Rank> {
+    let mut watch: Option<Watch> = None;
+    poll_fn(|context| {
+        let mut moved = false;
+        let polled = run.poll(&mut moved);
+        if moved || polled.is_ready() {
+            state.hub.note_move();
+        }
+        if polled.is_pending() {
+            run.awaited().into_iter().for_each(|rank| awaited.set(rank));
+            if run.must_try_again() {
+                std::thread::yield_now();
+                context.waker().wake_by_ref();
+            } else if watch.is_none() {
+                watch = Some(state.hub.watch(context.waker(), &run.ground.board));
+                // What changed before that was not armed for.
+                context.waker().wake_by_ref();
+            }
+        }
+        polled
+    })
+    .await?;
+    drop(watch);
+    if !run.ends_in_links() {
+        return Ok(state.group.rank());
+    }
+    let (header, sequence) = (run.header, run.sequence);
+    let job = run.take_job().ok_or_else(|| Error::new(ErrorKind::Internal, "an operation lost its memory"))?;
+    over_links(state, header, sequence, job, awaited, true).await
+}
+
+async fn over_links(
+    state: Arc<State>,
+    header: Header,
+    sequence: u64,
+    job: Job,
+    awaited: Arc<Awaited>,
+    have_agreed: bool,
+) -> Result<Rank> {
+    let rank = state.group.rank();
+    let topology = if have_agreed { Topology::Host } else { Topology::Links };
+    let algorithm = state.hub.table.choose(header.kind, topology, state.size(), job.chosen_by_bytes(&header));
+    let exchange = Exchange::new(state, header, sequence, awaited);
+    links::run(&exchange, &job, algorithm, have_agreed).await?;
+    Ok(rank)
+}
+
+/// Runs an operation on this thread for as long as a wait spins after the last move.
+fn spin(hub: &Hub, run: &mut Run) -> Poll<Result<()>> {
+    /// Polls between two looks at the clock.
+    const ROUNDS: u32 = 64;
+    let policy = hub.node.wait_policy();
+    let mut quiet_since: Option<Instant> = None;
+    let mut gives_way = policy.spin.is_zero();
+    let mut rounds = 0_u32;
+    loop {
+        let mut moved = false;
+        let polled = run.poll(&mut moved);
+        if polled.is_ready() {
+            return polled;
+        }
+        rounds += 1;
+        if moved {
+            (quiet_since, rounds) = (None, 0);
+            continue;
+        }
+        if gives_way || rounds.is_multiple_of(ROUNDS) {
+            let now = Instant::now();
+            let quiet = now.duration_since(*quiet_since.get_or_insert(now));
+            if quiet >= policy.spin + policy.yielding {
+                return Poll::Pending;
+            }
+            gives_way = quiet >= policy.spin;
+        }
+        if gives_way { std::thread::yield_now() } else { std::hint::spin_loop() }
     }
 }
 

@@ -5,21 +5,26 @@
 //! queue, and the mesh lets the hub attend right after the poll, with no lock held. Waits look at the queue too, so a
 //! task that was woken elsewhere is never left alone for longer than a wait sleeps.
 
-use crate::group::State;
+use crate::group::{Lasting, State};
+use crate::shared::board::Board;
+use crate::shared::graves::Graves;
+use crate::shared::run::Ground;
 use crate::table::Table;
 use crate::task::Task;
 use parking_lot::{Condvar, Mutex};
 use sheave_base::limits::WAIT_NOTICE;
 use sheave_base::park::Parker;
 use sheave_base::work::{Drive, IDLE, Interrupt, Target};
-use sheave_base::{LinkId, Result};
-use sheave_mesh::{Attendant, GroupId, Mesh, Request, Service, WeakMesh};
-use sheave_net::Node;
+use sheave_base::{Error, ErrorKind, LinkId, Result};
+use sheave_mesh::{Attendant, Group, GroupId, Mesh, Request, Service, WeakMesh};
+use sheave_net::{Node, Source};
 use sheave_wire::Value;
+use smallvec::SmallVec;
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 /// The service by which members ask each other how many operations of a group they have begun.
@@ -28,17 +33,25 @@ const SERVICE: &str = "sheave.collective";
 /// How long a member may take to answer that.
 const ANSWER_PATIENCE: Duration = Duration::from_millis(300);
 
-/// A group as the hub knows it. The numbers outlive the handles: a group that is made again goes on counting.
-#[derive(Default)]
+/// A group as the hub knows it. Numbers and board outlive the handles: a group that is made again goes on with them.
 pub(crate) struct Known {
     pub(crate) state: Weak<State>,
-    pub(crate) begun: Arc<AtomicU64>,
+    pub(crate) group: Group,
+    pub(crate) lasting: Arc<Lasting>,
 }
 
 pub(crate) struct Hub {
     mesh: WeakMesh,
     pub(crate) node: Node,
     pub(crate) table: Table,
+    pub(crate) table_digest: u64,
+    pub(crate) graves: Arc<Graves>,
+    /// Tasks that wait for words in shared memory.
+    watching: Mutex<Watching>,
+    /// Grows whenever one of them moves.
+    moves: AtomicU64,
+    /// Others may have been asked to ring.
+    is_armed: AtomicBool,
     pub(crate) groups: Mutex<HashMap<GroupId, Known>>,
     ready: Mutex<VecDeque<Arc<Task>>>,
     timer: Arc<Timer>,
@@ -51,7 +64,12 @@ impl Hub {
         let hub = Arc::new_cyclic(|me| Self {
             mesh: mesh.downgrade(),
             node: mesh.node().clone(),
+            table_digest: table.digest(),
             table,
+            graves: Arc::default(),
+            watching: Mutex::new(Watching::default()),
+            moves: AtomicU64::new(0),
+            is_armed: AtomicBool::new(false),
             groups: Mutex::default(),
             ready: Mutex::default(),
             timer: Arc::default(),
@@ -60,6 +78,10 @@ impl Hub {
         mesh.serve(SERVICE, Answers(Arc::downgrade(&hub)))?;
         let attendant: Weak<dyn Attendant> = Arc::downgrade(&hub) as Weak<dyn Attendant>;
         mesh.attend_with(attendant);
+        let source: Weak<dyn Source> = Arc::downgrade(&hub) as Weak<dyn Source>;
+        if !hub.node.wait_for(&source) {
+            return Err(Error::new(ErrorKind::AlreadyExists, "something else of this node waits for shared memory"));
+        }
         Ok(hub)
     }
 
@@ -157,6 +179,88 @@ impl Attendant for Hub {
         for state in self.states() {
             state.look();
         }
+        // Whoever waits until nobody touches its memory any more waits for those without handles too.
+        let boards: Vec<_> = self.groups.lock().values().filter_map(Known::board_of_dropped).collect();
+        boards.iter().for_each(|board| board.break_up());
+    }
+}
+
+impl Known {
+    fn board_of_dropped(&self) -> Option<Arc<Board>> {
+        let board = self.lasting.board()?;
+        (self.state.strong_count() == 0 && self.group.broken().is_some()).then(|| Arc::clone(board))
+    }
+}
+
+/// The tasks that wait for words in shared memory. They stay here while they are polled: one that runs just now on
+/// another thread goes round once more, so it misses nothing that changed before a thread arms its board and sleeps.
+#[derive(Default)]
+struct Watching {
+    next: u64,
+    tasks: Vec<(u64, Waker, Arc<Board>)>,
+}
+
+/// A task is polled again whenever shared memory may have changed, until this is dropped.
+pub(crate) struct Watch {
+    hub: Weak<Hub>,
+    number: u64,
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let Some(hub) = self.hub.upgrade() else { return };
+        let mut watching = hub.watching.lock();
+        let at = watching.tasks.iter().position(|(number, ..)| *number == self.number);
+        let gone = at.map(|at| watching.tasks.swap_remove(at));
+        drop(watching);
+        drop(gone);
+    }
+}
+
+impl Source for Hub {
+    fn poll(&self) -> bool {
+        let wakers: SmallVec<[Waker; 4]> =
+            self.watching.lock().tasks.iter().map(|(_, waker, _)| waker.clone()).collect();
+        if wakers.is_empty() {
+            return false;
+        }
+        let before = self.moves.load(Relaxed);
+        wakers.into_iter().for_each(Waker::wake);
+        self.run_ready();
+        self.moves.load(Relaxed) != before
+    }
+
+    fn arm(&self) -> bool {
+        self.is_armed.store(true, SeqCst);
+        self.watching.lock().tasks.iter().for_each(|(.., board)| board.own().arm());
+        !self.poll()
+    }
+
+    fn disarm(&self) {
+        if self.is_armed.load(SeqCst) && self.is_armed.swap(false, SeqCst) {
+            self.watching.lock().tasks.iter().for_each(|(.., board)| board.own().disarm());
+        }
+    }
+}
+
+impl Hub {
+    /// Has a task polled again whenever shared memory may have changed.
+    pub(crate) fn watch(&self, waker: &Waker, board: &Arc<Board>) -> Watch {
+        let mut watching = self.watching.lock();
+        let number = watching.next;
+        watching.next += 1;
+        watching.tasks.push((number, waker.clone(), Arc::clone(board)));
+        Watch { hub: Weak::clone(&self.me), number }
+    }
+
+    /// A task that is watched has moved.
+    pub(crate) fn note_move(&self) {
+        self.moves.fetch_add(1, Relaxed);
+    }
+
+    /// What operations on a board need of this node.
+    pub(crate) fn ground(&self, board: &Arc<Board>) -> Ground {
+        Ground { board: Arc::clone(board), graves: Arc::clone(&self.graves), arena: self.node.arena().clone() }
     }
 }
 
@@ -168,7 +272,7 @@ impl Service for Answers {
         let begun = || {
             let Value::Int(id) = request.args else { return None };
             let id = GroupId(u64::from_le_bytes(id.to_le_bytes()));
-            Some(self.0.upgrade()?.groups.lock().get(&id)?.begun.load(SeqCst))
+            Some(self.0.upgrade()?.groups.lock().get(&id)?.lasting.begun())
         };
         let answer = begun().and_then(|begun| i64::try_from(begun).ok());
         request.reply.value(answer.map_or(Value::None, Value::Int));

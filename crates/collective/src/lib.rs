@@ -5,17 +5,21 @@
 //! [`algorithm`] has what they cost and why they are right.
 
 pub mod algorithm;
+mod calls;
 mod communicator;
 mod exchange;
 mod group;
 mod hub;
+mod job;
+mod links;
 mod mail;
 mod memory;
 mod numbers;
 mod operation;
+pub mod shared;
 mod table;
 mod task;
 
 pub use communicator::{Collectives, Communicator};
 pub use operation::{Kind, Operator};
-pub use table::{Algorithm, Table};
+pub use table::{Algorithm, Table, Topology};

@@ -17,14 +17,13 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_tensor::kernels::reduce_raw;
-use sheave_tensor::{Arena, Buffer, Dtype, Op, ReadLease, Shape, Tensor, WriteLease, copy_bytes, scale};
+use sheave_tensor::{Arena, Buffer, Dtype, Op, ReadLease, Segment, Shape, Tensor, WriteLease, copy_bytes, scale};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// What an operation holds.
-#[expect(dead_code, reason = "held for their drop")]
 enum Hold {
     Write(WriteLease),
     Read(ReadLease),
@@ -90,6 +89,24 @@ impl Region {
 
     pub(crate) fn len_bytes(&self) -> usize {
         self.len_bytes
+    }
+
+    /// The first byte.
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.start
+    }
+
+    /// The segment of shared memory in which these bytes lie, if they do, and where in it.
+    pub(crate) fn location(&self) -> Option<(Arc<Segment>, u64)> {
+        let buffer = match &*self.hold {
+            Hold::Write(lease) => lease.buffer(),
+            Hold::Read(lease) => lease.buffer(),
+            Hold::Own(tensor) => tensor.buffer(),
+            Hold::Nothing => return None,
+        };
+        let location = buffer.location()?;
+        let into = (self.start as usize).checked_sub(buffer.ptr() as usize)?;
+        Some((location.segment, location.offset_bytes + into as u64))
     }
 
     /// Whether two regions begin at the same byte.

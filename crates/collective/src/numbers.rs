@@ -34,8 +34,18 @@ impl Numbers {
         if self.are_widened() { Dtype::F32 } else { self.dtype }
     }
 
-    fn op(self) -> Op {
+    pub(crate) fn op(self) -> Op {
         self.operator.step()
+    }
+
+    /// The dtype of input and output.
+    pub(crate) fn dtype(self) -> Dtype {
+        self.dtype
+    }
+
+    /// What a whole result is multiplied by, if it is.
+    pub(crate) fn factor(self) -> Option<f64> {
+        (self.operator == Operator::Avg).then(|| 1.0 / f64::from(self.ranks))
     }
 
     /// Bytes of the partial results of so many elements.
@@ -66,8 +76,8 @@ impl Numbers {
 
     /// Makes a whole result out of a partial one that all ranks are in, which it may change.
     pub(crate) fn finish(self, output: &Region, partial: &Region) -> Result<()> {
-        if self.operator == Operator::Avg {
-            partial.scale(self.work_dtype(), 1.0 / f64::from(self.ranks))?;
+        if let Some(factor) = self.factor() {
+            partial.scale(self.work_dtype(), factor)?;
         }
         if self.are_widened() { output.narrow_from(self.dtype, partial) } else { output.copy_from(partial) }
     }

@@ -1,15 +1,17 @@
 //! Which algorithm an operation runs: the first rule of a table that fits agreed values.
 //!
-//! The choice is a pure function of what all ranks know to be the same: the kind, the number of ranks and the bytes of
-//! one rank's tensor. The table itself is part of every header, by its digest, so ranks that were configured with
-//! different ones get an error that says so. A table is written as text, one rule a line:
+//! The choice is a pure function of what all ranks know to be the same: the kind, whether all are on one host, the
+//! number of ranks and the bytes of one rank's tensor. The table itself is part of every header, by its digest, so
+//! ranks that were configured with different ones get an error that says so. A table is written as text, one rule a
+//! line:
 //!
 //! ```
-//! use sheave_collective::{Algorithm, Kind, Table};
+//! use sheave_collective::{Algorithm, Kind, Table, Topology};
 //!
-//! let table: Table = "all_reduce ranks<=8 bytes<=4096 doubling\nall_reduce ring".parse()?;
-//! assert_eq!(table.choose(Kind::AllReduce, 4, 4096), Algorithm::Doubling);
-//! assert_eq!(table.choose(Kind::AllReduce, 4, 4097), Algorithm::Ring);
+//! let table: Table = "all_reduce links ranks<=8 bytes<=4096 doubling\nall_reduce links ring".parse()?;
+//! assert_eq!(table.choose(Kind::AllReduce, Topology::Links, 4, 4096), Algorithm::Doubling);
+//! assert_eq!(table.choose(Kind::AllReduce, Topology::Links, 4, 4097), Algorithm::Ring);
+//! assert_eq!(table.choose(Kind::AllReduce, Topology::Host, 4, 4096), Algorithm::Direct);
 //! assert_eq!(table.to_string().parse::<Table>()?, table);
 //! # Ok::<(), sheave_base::Error>(())
 //! ```
@@ -35,10 +37,16 @@ pub enum Algorithm {
     Tree,
     /// Pairwise: [`crate::algorithm::pairwise`].
     Pairwise,
+    /// On desks in shared memory: [`crate::shared`].
+    Flat,
+    /// In each other's memory: [`crate::shared`].
+    Direct,
 }
 
 impl Algorithm {
-    const ALL: [Self; 5] = [Self::Dissemination, Self::Doubling, Self::Ring, Self::Tree, Self::Pairwise];
+    /// All of them.
+    pub const ALL: [Self; 7] =
+        [Self::Dissemination, Self::Doubling, Self::Ring, Self::Tree, Self::Pairwise, Self::Flat, Self::Direct];
 
     /// The name under which tables know it.
     #[must_use]
@@ -49,7 +57,15 @@ impl Algorithm {
             Self::Ring => "ring",
             Self::Tree => "tree",
             Self::Pairwise => "pairwise",
+            Self::Flat => "flat",
+            Self::Direct => "direct",
         }
+    }
+
+    /// Whether all ranks must be on one host.
+    #[must_use]
+    pub const fn needs_one_host(self) -> bool {
+        matches!(self, Self::Flat | Self::Direct)
     }
 
     /// Whether it can carry out that kind.
@@ -61,12 +77,16 @@ impl Algorithm {
             Self::Ring => matches!(kind, Kind::AllReduce | Kind::AllGather | Kind::AllGatherV | Kind::ReduceScatter),
             Self::Tree => matches!(kind, Kind::Broadcast | Kind::Reduce | Kind::Gather | Kind::Scatter),
             Self::Pairwise => matches!(kind, Kind::AllToAll | Kind::AllToAllV),
+            Self::Flat => !matches!(kind, Kind::AllToAllV),
+            Self::Direct => true,
         }
     }
 
     /// What carries out a kind that no rule names.
-    const fn usual(kind: Kind) -> Self {
+    const fn usual(kind: Kind, topology: Topology) -> Self {
         match kind {
+            Kind::Barrier if matches!(topology, Topology::Host) => Self::Flat,
+            _ if matches!(topology, Topology::Host) => Self::Direct,
             Kind::Barrier => Self::Dissemination,
             Kind::AllReduce | Kind::AllGather | Kind::AllGatherV | Kind::ReduceScatter => Self::Ring,
             Kind::Broadcast | Kind::Reduce | Kind::Gather | Kind::Scatter => Self::Tree,
@@ -75,9 +95,34 @@ impl Algorithm {
     }
 }
 
+/// How the ranks of a group lie to each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Topology {
+    /// All on one host, with memory that all can map.
+    Host = 1,
+    /// Anything else: links carry everything.
+    Links = 2,
+}
+
+impl Topology {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Host, Self::Links];
+
+    /// The name under which tables know it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Links => "links",
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Rule {
     kind: Kind,
+    /// Everywhere if none.
+    topology: Option<Topology>,
     ranks_max: u32,
     bytes_max: u64,
     algorithm: Algorithm,
@@ -89,28 +134,53 @@ pub struct Table {
     rules: Vec<Rule>,
 }
 
+/// Up to here an operation of one host is flat: a slot's bytes are copied in and out of the desks in the time that a
+/// direct one takes to say that it is through.
+const FLAT_BYTES_MAX: u64 = 4 << 10;
+
 impl Default for Table {
     /// Recursive doubling sends the whole tensor log2(ranks) times and the ring twice in pieces: below some 16 KiB the
     /// number of messages decides, above it their bytes.
     fn default() -> Self {
-        let rule =
-            |ranks_max, bytes_max| Rule { kind: Kind::AllReduce, ranks_max, bytes_max, algorithm: Algorithm::Doubling };
-        Self { rules: vec![rule(2, 8 << 10), rule(u32::MAX, 16 << 10)] }
+        let doubles = |ranks_max, bytes_max| Rule {
+            kind: Kind::AllReduce,
+            topology: Some(Topology::Links),
+            ranks_max,
+            bytes_max,
+            algorithm: Algorithm::Doubling,
+        };
+        let is_flat = |kind| Rule {
+            kind,
+            topology: Some(Topology::Host),
+            ranks_max: u32::MAX,
+            bytes_max: FLAT_BYTES_MAX,
+            algorithm: Algorithm::Flat,
+        };
+        let flat = Kind::ALL.into_iter().filter(|kind| Algorithm::Flat.does(*kind)).map(is_flat);
+        Self { rules: flat.chain([doubles(2, 8 << 10), doubles(u32::MAX, 16 << 10)]).collect() }
     }
 }
 
 impl Table {
-    /// The algorithm for an operation on `bytes` of one rank's tensor.
+    /// The algorithm for an operation on `bytes` of one rank's tensor, of an all-gather with differing lengths the
+    /// longest one.
     #[must_use]
-    pub fn choose(&self, kind: Kind, ranks: u32, bytes: u64) -> Algorithm {
-        let fits = |rule: &&Rule| rule.kind == kind && ranks <= rule.ranks_max && bytes <= rule.bytes_max;
-        self.rules.iter().find(fits).map_or(Algorithm::usual(kind), |rule| rule.algorithm)
+    pub fn choose(&self, kind: Kind, topology: Topology, ranks: u32, bytes: u64) -> Algorithm {
+        let fits = |rule: &&Rule| {
+            let is_there = rule.topology.is_none_or(|wanted| wanted == topology);
+            let can_be = topology == Topology::Host || !rule.algorithm.needs_one_host();
+            rule.kind == kind && is_there && can_be && ranks <= rule.ranks_max && bytes <= rule.bytes_max
+        };
+        self.rules.iter().find(fits).map_or(Algorithm::usual(kind, topology), |rule| rule.algorithm)
     }
 
     /// Equal for equal tables.
     #[must_use]
     pub fn digest(&self) -> u64 {
-        let numbers = |rule: &Rule| [rule.kind as u64, rule.ranks_max.into(), rule.bytes_max, rule.algorithm as u64];
+        let numbers = |rule: &Rule| {
+            let topology = rule.topology.map_or(0, |topology| topology as u64);
+            [rule.kind as u64, topology, rule.ranks_max.into(), rule.bytes_max, rule.algorithm as u64]
+        };
         digest(self.rules.iter().flat_map(numbers))
     }
 }
@@ -119,6 +189,9 @@ impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for rule in &self.rules {
             f.write_str(rule.kind.name())?;
+            if let Some(topology) = rule.topology {
+                write!(f, " {}", topology.name())?;
+            }
             if rule.ranks_max != u32::MAX {
                 write!(f, " ranks<={}", rule.ranks_max)?;
             }
@@ -134,9 +207,10 @@ impl fmt::Display for Table {
 impl FromStr for Table {
     type Err = Error;
 
+    /// One rule a line; what follows a `#` is for readers.
     fn from_str(text: &str) -> Result<Self> {
-        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-        let rules = lines.map(parse).collect::<Result<Vec<_>>>()?;
+        let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
+        let rules = lines.filter(|line| !line.is_empty()).map(parse).collect::<Result<Vec<_>>>()?;
         if rules.len() > RULES_MAX {
             let what = format!("a table of {} rules; the limit is {RULES_MAX}", rules.len());
             return Err(Error::new(ErrorKind::InvalidArgument, what));
@@ -148,24 +222,28 @@ impl FromStr for Table {
 fn parse(line: &str) -> Result<Rule> {
     let refuse = || {
         Error::new(ErrorKind::InvalidArgument, format!("{line:?} is no rule of a table"))
-            .hint("write a rule as: all_reduce ranks<=8 bytes<=4096 doubling")
+            .hint("write a rule as: all_reduce links ranks<=8 bytes<=4096 doubling")
     };
     let mut words = line.split_ascii_whitespace();
     let kind = words.next().and_then(Kind::from_name).ok_or_else(refuse)?;
-    let mut rule = Rule { kind, ranks_max: u32::MAX, bytes_max: u64::MAX, algorithm: Algorithm::usual(kind) };
-    let mut is_named = false;
+    let (mut topology, mut algorithm) = (None, None);
+    let (mut ranks_max, mut bytes_max) = (u32::MAX, u64::MAX);
     for word in words {
         if let Some(ranks) = word.strip_prefix("ranks<=") {
-            rule.ranks_max = ranks.parse().map_err(|_| refuse())?;
+            ranks_max = ranks.parse().map_err(|_| refuse())?;
         } else if let Some(bytes) = word.strip_prefix("bytes<=") {
-            rule.bytes_max = bytes.parse().map_err(|_| refuse())?;
+            bytes_max = bytes.parse().map_err(|_| refuse())?;
+        } else if let Some(named) = Topology::ALL.into_iter().find(|topology| topology.name() == word) {
+            topology = Some(named);
         } else {
             let named = Algorithm::ALL.into_iter().find(|algorithm| algorithm.name() == word);
-            rule.algorithm = named.filter(|named| named.does(kind) && !is_named).ok_or_else(refuse)?;
-            is_named = true;
+            let fits = named.filter(|named| named.does(kind) && algorithm.is_none());
+            algorithm = Some(fits.ok_or_else(refuse)?);
         }
     }
-    if is_named { Ok(rule) } else { Err(refuse()) }
+    let is_possible = |algorithm: &Algorithm| topology != Some(Topology::Links) || !algorithm.needs_one_host();
+    let algorithm = algorithm.filter(is_possible).ok_or_else(refuse)?;
+    Ok(Rule { kind, topology, ranks_max, bytes_max, algorithm })
 }
 
 #[cfg(test)]
@@ -181,6 +259,7 @@ mod tests {
             "sum bytes<=1 ring",
             "all_reduce ring ring",
             "all_reduce bytes<=-1 ring",
+            "all_reduce links flat",
         ] {
             assert_eq!(text.parse::<Table>().unwrap_err().kind(), ErrorKind::InvalidArgument, "{text}");
         }
@@ -193,7 +272,10 @@ mod tests {
         assert_eq!(table.to_string().parse::<Table>().unwrap(), table);
         for kind in Kind::ALL {
             for bytes in [0, 1 << 10, 1 << 20] {
-                assert!(table.choose(kind, 5, bytes).does(kind));
+                for topology in Topology::ALL {
+                    let chosen = table.choose(kind, topology, 5, bytes);
+                    assert!(chosen.does(kind) && (topology == Topology::Host || !chosen.needs_one_host()));
+                }
             }
         }
         let other: Table = "all_reduce ring".parse().unwrap();

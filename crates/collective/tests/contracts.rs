@@ -311,8 +311,10 @@ fn the_same_inputs_give_the_same_bits_on_all_ranks_and_in_every_run() {
                 tensor.bytes().expect("free").to_vec()
             })
         };
-        let (first, second) = (run(Transport::Shm), run(Transport::Tcp));
-        assert!(first.iter().chain(&second).all(|bytes| *bytes == first[0]), "{ranks} ranks");
+        for transport in BOTH {
+            let (first, second) = (run(transport), run(transport));
+            assert!(first.iter().chain(&second).all(|bytes| *bytes == first[0]), "{ranks} ranks by {transport:?}");
+        }
     }
 }
 

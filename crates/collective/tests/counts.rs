@@ -33,7 +33,7 @@ fn sent(ranks: u32, table: &str, act: impl Fn(&Communicator) -> Work<()> + Clone
         quiet.wait();
         sent
     };
-    together_with(ranks, Transport::Shm, |_, _| (), move |_| table.clone(), body)
+    together_with(ranks, Transport::Tcp, |_, _| (), move |_| table.clone(), body)
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use crate::counters::Counters;
 use crate::entry::Entry;
 use crate::link::Polled;
+use crate::neighbour::Source;
 use crate::node::Inner;
 use crate::progress::{Interest, Watched, span_until};
 use sheave_base::limits::WAIT_NOTICE;
@@ -41,6 +42,8 @@ struct Polling<'a> {
     inner: &'a Inner,
     entries: Arc<Vec<Arc<Entry>>>,
     one: Option<Arc<Entry>>,
+    /// What is waited for beside the links, unless one link is.
+    source: Option<Arc<dyn Source>>,
     /// Leaves links to the other threads that poll them.
     yields: bool,
 }
@@ -49,12 +52,13 @@ impl<'a> Polling<'a> {
     fn begin(inner: &'a Inner, link: Option<LinkId>) -> Self {
         let one = link.and_then(|link| inner.links.get(link).ok());
         let entries = if link.is_some() { Arc::default() } else { inner.links.all() };
-        Self { inner, entries, one, yields: false }.count()
+        let source = if link.is_some() { None } else { inner.sources.enter() };
+        Self { inner, entries, one, source, yields: false }.count()
     }
 
     /// What the leader polls after it was woken: whatever nobody else does.
     fn lead(inner: &'a Inner) -> Self {
-        Self { inner, entries: inner.links.all(), one: None, yields: true }.count()
+        Self { inner, entries: inner.links.all(), one: None, source: inner.sources.enter(), yields: true }.count()
     }
 
     fn count(self) -> Self {
@@ -69,6 +73,11 @@ impl<'a> Polling<'a> {
         !self.yields || entry.pollers.load(Relaxed) == 1
     }
 
+    /// Polls the source, if it is waited for.
+    fn poll_source(&self) -> bool {
+        self.source.as_ref().is_some_and(|source| source.poll())
+    }
+
     fn entries(&self) -> &[Arc<Entry>] {
         self.one.as_ref().map_or(self.entries.as_slice(), std::slice::from_ref)
     }
@@ -81,6 +90,9 @@ impl Drop for Polling<'_> {
         }
         for entry in self.entries() {
             self.inner.settle(entry);
+        }
+        if let Some(source) = &self.source {
+            self.inner.source_left(&**source);
         }
     }
 }
@@ -100,6 +112,7 @@ impl Inner {
             for entry in polling.entries() {
                 self.poll(entry);
             }
+            polling.poll_source();
             if work.is_done() {
                 return true;
             }
@@ -116,7 +129,7 @@ impl Inner {
         let (mut quiet_since, mut has_moved) = (begun, false);
         let mut gives_way = self.wait.spin.is_zero();
         for round in 1u32.. {
-            let mut moved = false;
+            let mut moved = polling.poll_source();
             for entry in polling.entries().iter().filter(|entry| polling.is_ours(entry)) {
                 moved |= self.poll(entry);
                 if target.is_done() {
@@ -314,7 +327,7 @@ impl Inner {
                 moved |= self.poll(entry);
             }
         }
-        moved
+        moved | self.sources.unattended().is_some_and(|source| source.poll())
     }
 
     /// Polls every link that nobody polls, for a thread that is not the leader.
@@ -325,6 +338,7 @@ impl Inner {
                 self.settle(entry);
             }
         }
+        self.source_waits();
     }
 
     /// Whoever polled a link leaves it as a sleeping leader expects it: armed, with nothing in it. A ring that was
@@ -349,6 +363,7 @@ impl Inner {
                 quiet &= self.arm(entry);
             }
         }
+        quiet &= self.sources.unattended().is_none_or(|source| source.arm());
         quiet && version == self.links.version()
     }
 

@@ -13,7 +13,7 @@ use crate::outbox::{Outbox, SendDriver};
 use parking_lot::Mutex;
 use sheave_base::park::Bell;
 use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
-use sheave_tensor::{Arena, Mode, Tensor};
+use sheave_tensor::{Arena, Mode, Segment, Tensor};
 use sheave_wire::{Part, Parts};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
@@ -290,6 +290,20 @@ impl Link for InprocLink {
 
     fn readiness(&self) -> Option<Readiness<'_>> {
         None
+    }
+
+    fn is_neighbourly(&self) -> bool {
+        true
+    }
+
+    fn introduce(&self, _segment: &Arc<Segment>) -> Result<bool> {
+        // Every address of this process means the same at the other end.
+        Ok(true)
+    }
+
+    fn ring(&self) {
+        Counters::add(&self.counters.doorbells_rung, 1);
+        self.outbound.consumer_bell.ring();
     }
 
     fn beat(&self) -> Duration {

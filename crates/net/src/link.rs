@@ -16,8 +16,8 @@
 
 use crate::matching::{Posted, Wanted};
 use crate::message::{Envelope, Message, Outgoing};
-use sheave_base::{Error, LinkId, Peer, Result, Work};
-use sheave_tensor::{Tensor, WriteLease};
+use sheave_base::{Error, ErrorKind, LinkId, Peer, Result, Work};
+use sheave_tensor::{Segment, SegmentId, Tensor, WriteLease};
 use sheave_wire::{Part, TensorSpec};
 use smallvec::SmallVec;
 use std::os::fd::BorrowedFd;
@@ -218,6 +218,29 @@ pub trait Link: Send + Sync {
 
     /// The watched descriptor is readable and no message travels on it: serves it. Never blocks.
     fn attend(&self) {}
+
+    /// Whether both ends are on one host and can show each other memory.
+    fn is_neighbourly(&self) -> bool {
+        false
+    }
+
+    /// Shows the peer a segment. False when it must be tried again. Never blocks.
+    fn introduce(&self, _segment: &Arc<Segment>) -> Result<bool> {
+        Err(Error::new(ErrorKind::Unsupported, "this link cannot show memory to its peer"))
+    }
+
+    /// A segment that the peer has shown. Never blocks.
+    fn shown(&self, _id: SegmentId) -> Option<Arc<Segment>> {
+        None
+    }
+
+    /// Wakes the peer's leader.
+    fn ring(&self) {}
+
+    /// True once nothing of the peer can touch this node's memory any more.
+    fn is_peer_gone(&self) -> bool {
+        false
+    }
 
     /// Shows the peer a sign of life and says for how long the peer has shown none.
     fn beat(&self) -> Duration;

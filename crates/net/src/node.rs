@@ -12,6 +12,7 @@ use crate::link::{Arrival, Handover, Hold, Landing, Link, Medium, Sink, Verdict}
 use crate::listen::Listening;
 use crate::matching::{Matching, PostOutcome, Posted, Wanted, meet};
 use crate::message::{Message, Outgoing};
+use crate::neighbour::Sources;
 use crate::observer::{Admission, Observed};
 use crate::outbox::SendDriver;
 use crate::progress::{Progress, WaitPolicy};
@@ -153,6 +154,7 @@ pub(crate) struct Inner {
     pub(crate) secret: Mutex<Option<Resolved>>,
     pub(crate) boot_id: OnceLock<String>,
     pub(crate) observed: Observed,
+    pub(crate) sources: Sources,
     pub(crate) matcher: Matching,
     arrivals: Mutex<Arrivals>,
 }
@@ -197,6 +199,7 @@ impl Node {
             secret: Mutex::default(),
             boot_id: OnceLock::new(),
             observed: Observed::default(),
+            sources: Sources::default(),
             matcher: Matching::default(),
             arrivals: Mutex::default(),
         });

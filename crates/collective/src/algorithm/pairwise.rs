@@ -12,18 +12,11 @@
 
 use super::SEGMENT_BYTES;
 use crate::exchange::{Exchange, Receiving};
+use crate::job::Pieces;
 use crate::memory::Region;
 use crate::numbers::segments;
 use sheave_base::{Error, ErrorKind, Result};
 use std::ops::Range;
-
-/// Where each rank's piece lies in input and output, in bytes.
-pub(crate) struct Pieces {
-    pub(crate) sent: Vec<Range<usize>>,
-    pub(crate) received: Vec<Range<usize>>,
-    /// Whether lengths may differ, so that they must be compared before anything moves.
-    pub(crate) differ: bool,
-}
 
 pub(crate) async fn run(exchange: &Exchange, input: &Region, output: &Region, pieces: &Pieces) -> Result<()> {
     let rank = exchange.rank() as usize;

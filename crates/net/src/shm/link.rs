@@ -17,7 +17,7 @@ use crate::outbox::SendDriver;
 use parking_lot::Mutex;
 use sheave_base::park::Bell;
 use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
-use sheave_tensor::{Arena, Lender, Tensor};
+use sheave_tensor::{Arena, Lender, Segment, SegmentId, Tensor};
 use sheave_wire::CloseReason;
 use smallvec::SmallVec;
 use std::os::fd::{AsFd, OwnedFd};
@@ -377,6 +377,31 @@ impl Link for ShmLink {
 
     fn readiness(&self) -> Option<Readiness<'_>> {
         Some(Readiness { descriptor: self.socket.as_fd(), writable: false })
+    }
+
+    fn is_neighbourly(&self) -> bool {
+        true
+    }
+
+    fn introduce(&self, segment: &Arc<Segment>) -> Result<bool> {
+        let mut sending = self.sending.lock();
+        match self.ended.get() {
+            Some(reason) => Err(reason.clone()),
+            None => sending.introduce(segment, &self.shore()),
+        }
+    }
+
+    fn shown(&self, id: SegmentId) -> Option<Arc<Segment>> {
+        // A poller holds the token for the time of a few messages at most.
+        self.receiving.lock().shown(id, &self.socket)
+    }
+
+    fn ring(&self) {
+        self.shore().ring();
+    }
+
+    fn is_peer_gone(&self) -> bool {
+        self.process.is_known_to_have_ended() || self.process.has_ended()
     }
 
     fn attend(&self) {

@@ -179,6 +179,14 @@ impl Receiving {
         Ok(())
     }
 
+    /// A segment that the peer has shown. Trouble with the socket is left to whoever polls.
+    pub(crate) fn shown(&mut self, id: SegmentId, socket: &OwnedFd) -> Option<Arc<Segment>> {
+        if !self.segments.contains_key(&id.0) {
+            self.read_socket(socket).ok()?;
+        }
+        self.segments.get(&id.0).cloned()
+    }
+
     fn segment(&mut self, id: u64, shore: &Shore<'_>) -> Result<Arc<Segment>> {
         if !self.segments.contains_key(&id) {
             // The descriptor was sent before the record that refers to it.

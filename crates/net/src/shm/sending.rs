@@ -136,6 +136,11 @@ impl Sending {
         Ok(!self.waits() && fits_inline(message) && self.put(message, shore)?)
     }
 
+    /// Shows the peer a segment, unless it has seen it. False when the socket has no room.
+    pub(crate) fn introduce(&mut self, segment: &Arc<Segment>, shore: &Shore<'_>) -> Result<bool> {
+        announce(&mut self.announced, segment, shore)
+    }
+
     /// Takes a message into the outbox, from where it may leave at once; then its work is among the finished.
     pub(crate) fn queue(&mut self, message: Outgoing, hold: Hold, shore: &Shore<'_>) -> Result<Work<()>> {
         check(&message, shore)?;

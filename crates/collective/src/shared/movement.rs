@@ -1,0 +1,297 @@
+//! Direct operations that only move bytes: broadcast, gather, scatter, all-gather and all-to-all.
+//!
+//! For each pair of ranks with bytes to move there is one way, which both derive from the entries:
+//!
+//! * *pulled*: the input can be mapped, so its reader copies from it; except in a gather, where
+//! * *pushed*: the output can be mapped, so the input's owner writes there, and the root need not do it all;
+//! * *by window*: neither can be mapped. The owner fills rounds of its window, with the same bytes for all where all
+//!   get the same, else with a part for each; readers copy from there.
+//!
+//! Counters: *filled* rounds of this rank's window; *taken* rounds of the windows that this rank reads, and
+//! [`THROUGH`] when it has pulled, pushed, filled and taken everything. A round is overwritten two rounds later, when
+//! all its readers have taken it. The operation is over when all ranks are through.
+//!
+//! **Nobody touches the same bytes**: inputs are only read, and are not this rank's output but where that part of it
+//! is not written by anybody; each byte of an output is written by one rank.
+
+use super::board::Place;
+use super::desk::{COUNT_MAX, Counter};
+use super::reduction::part;
+use super::run::Run;
+use super::{ROUND_BYTES, ROUNDS, Span, input_at, part_bytes, part_of, span};
+use crate::operation::{Header, Kind};
+use sheave_base::{Error, ErrorKind, Result};
+use sheave_tensor::copy_bytes;
+
+/// What a rank that is through has taken.
+const THROUGH: u64 = COUNT_MAX;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Nothing,
+    Pulled,
+    Pushed,
+    Window,
+}
+
+/// What goes to and comes from another rank.
+struct Peer {
+    sends: Span,
+    sends_by: Way,
+    gets: Span,
+    gets_by: Way,
+    /// Its input, its output or its window, as the ways need them.
+    source: Option<Place>,
+    target: Option<Place>,
+}
+
+pub(super) struct Movement {
+    peers: Vec<Peer>,
+    /// All readers of a window get the same.
+    is_common: bool,
+    /// Bytes of a round for one reader.
+    at_once: usize,
+    /// Rounds of this rank's window, and of those that it reads.
+    fills: u64,
+    takes: u64,
+    has_copied: bool,
+    filled: u64,
+    taken: u64,
+    is_through: bool,
+}
+
+impl Movement {
+    /// None while memory of somebody is not known here yet.
+    pub(super) fn new(run: &Run) -> Result<Option<Self>> {
+        let (kind, size, index) = (run.header.kind, run.size(), run.board().index);
+        let sent = tables(run)?;
+        let mut peers = Vec::with_capacity(size);
+        for seat in 0..size {
+            let sends = span(run, index, seat, &sent[index])?;
+            let gets = span(run, seat, index, &sent[seat])?;
+            let mut peer = Peer {
+                sends_by: way(run, index, seat, sends),
+                gets_by: way(run, seat, index, gets),
+                sends,
+                gets,
+                source: None,
+                target: None,
+            };
+            if seat != index && !find(run, seat, &mut peer, &sent)? {
+                return Ok(None);
+            }
+            peers.push(peer);
+        }
+        let is_common = matches!(kind, Kind::Broadcast | Kind::AllGather | Kind::AllGatherV);
+        let at_once = if is_common { ROUND_BYTES } else { part_bytes(size) };
+        let rounds = |lengths: &mut dyn Iterator<Item = usize>| lengths.max().unwrap_or(0).div_ceil(at_once) as u64;
+        let read = |peer: &&Peer| peer.sends_by == Way::Window;
+        let written = |peer: &&Peer| peer.gets_by == Way::Window;
+        Ok(Some(Self {
+            fills: rounds(&mut peers.iter().filter(read).map(|peer| peer.sends.length)),
+            takes: rounds(&mut peers.iter().filter(written).map(|peer| peer.gets.length)),
+            peers,
+            is_common,
+            at_once,
+            has_copied: false,
+            filled: 0,
+            taken: 0,
+            is_through: false,
+        }))
+    }
+
+    /// Goes on. True when it is over.
+    pub(super) fn advance(&mut self, run: &Run, moved: &mut bool) -> Result<bool> {
+        let board = run.board();
+        let counted = |seat: usize, counter| board.seats[seat].desk.counted(run.sequence, counter);
+        while !self.is_through {
+            let mut went_on = false;
+            if self.filled < self.fills
+                && self.readers().all(|seat| counted(seat, Counter::Taken) + ROUNDS > self.filled)
+            {
+                self.fill(run)?;
+                self.filled += 1;
+                board.count(run.sequence, Counter::Filled, self.filled);
+                went_on = true;
+            }
+            if !self.has_copied {
+                self.copy(run)?;
+                self.has_copied = true;
+                went_on = true;
+            }
+            if self.taken < self.takes && self.sources().all(|seat| counted(seat, Counter::Filled) > self.taken) {
+                self.take(run)?;
+                self.taken += 1;
+                board.count(run.sequence, Counter::Taken, self.taken);
+                went_on = true;
+            }
+            if self.has_copied && self.filled == self.fills && self.taken == self.takes {
+                board.count(run.sequence, Counter::Taken, THROUGH);
+                self.is_through = true;
+                went_on = true;
+            }
+            if !went_on {
+                return Ok(false);
+            }
+            *moved = true;
+        }
+        Ok(board.others().all(|(seat, _)| counted(seat, Counter::Taken) == THROUGH))
+    }
+
+    /// Those who read this rank's window.
+    fn readers(&self) -> impl Iterator<Item = usize> {
+        self.peers.iter().enumerate().filter(|(_, peer)| peer.sends_by == Way::Window).map(|(seat, _)| seat)
+    }
+
+    /// Those whose windows this rank reads in the next round.
+    fn sources(&self) -> impl Iterator<Item = usize> {
+        let from = self.taken as usize * self.at_once;
+        let reads = move |peer: &Peer| peer.gets_by == Way::Window && peer.gets.length > from;
+        self.peers.iter().enumerate().filter(move |(_, peer)| reads(peer)).map(|(seat, _)| seat)
+    }
+
+    /// A round of a span: where it begins in it, and how long it is.
+    fn round_of(&self, span: Span, round: u64) -> (usize, usize) {
+        let from = (round as usize * self.at_once).min(span.length);
+        (from, self.at_once.min(span.length - from))
+    }
+
+    /// Where in a round of `from`'s window `by` finds its bytes.
+    fn in_window(&self, run: &Run, from: usize, by: usize, round: u64) -> usize {
+        let first = input_at(run.size(), round);
+        if self.is_common { first } else { first + part_of(from, by) * part_bytes(run.size()) }
+    }
+
+    fn fill(&self, run: &Run) -> Result<()> {
+        let (index, job) = (run.board().index, run.job()?);
+        let (input, window) = (part(job.input.as_ref())?, part(run.window())?);
+        let readers = self.readers().take(if self.is_common { 1 } else { usize::MAX });
+        for seat in readers {
+            let span = self.peers[seat].sends;
+            let (from, length) = self.round_of(span, self.filled);
+            let into = self.in_window(run, index, seat, self.filled);
+            // SAFETY: the input is leased, and the span inside it; all readers of that part of the window have taken
+            // what it held before.
+            unsafe { copy_bytes(window.start().add(into), input.start().add(span.source + from), length) };
+        }
+        Ok(())
+    }
+
+    /// What needs no window, this rank's own part included.
+    fn copy(&self, run: &Run) -> Result<()> {
+        let (index, job) = (run.board().index, run.job()?);
+        let own = self.peers[index].gets;
+        if let (Some(input), Some(output)) = (&job.input, &job.output)
+            && own.length > 0
+        {
+            output
+                .part(own.target..own.target + own.length)
+                .copy_from(&input.part(own.source..own.source + own.length))?;
+        }
+        for (seat, _) in run.board().others() {
+            let peer = &self.peers[seat];
+            if peer.sends_by == Way::Pushed {
+                let input = part(job.input.as_ref())?.part(peer.sends.source..peer.sends.source + peer.sends.length);
+                let target = start(peer.target.as_ref())?.wrapping_add(peer.sends.target);
+                // SAFETY: this part of the other rank's output is written by nobody else; the input is leased.
+                unsafe { copy_bytes(target, input.start(), input.len_bytes()) };
+            }
+            if peer.gets_by == Way::Pulled {
+                let output = part(job.output.as_ref())?.part(peer.gets.target..peer.gets.target + peer.gets.length);
+                let source = start(peer.source.as_ref())?.wrapping_add(peer.gets.source);
+                // SAFETY: nobody writes inputs before all are through; the output is leased.
+                unsafe { copy_bytes(output.start(), source, output.len_bytes()) };
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&self, run: &Run) -> Result<()> {
+        let index = run.board().index;
+        let output = part(run.job()?.output.as_ref())?;
+        for seat in self.sources() {
+            let peer = &self.peers[seat];
+            let (from, length) = self.round_of(peer.gets, self.taken);
+            let target = output.part(peer.gets.target + from..peer.gets.target + from + length);
+            let source = start(peer.source.as_ref())?.wrapping_add(self.in_window(run, seat, index, self.taken));
+            // SAFETY: the round is filled, and stays so until this rank has taken it; the output is leased.
+            unsafe { copy_bytes(target.start(), source, target.len_bytes()) };
+        }
+        Ok(())
+    }
+}
+
+fn start(place: Option<&Place>) -> Result<*mut u8> {
+    let found = place.map(|place| place.start);
+    found.ok_or_else(|| Error::new(ErrorKind::Internal, "memory of another rank was not looked for"))
+}
+
+fn way(run: &Run, from: usize, by: usize, span: Span) -> Way {
+    if from == by || span.length == 0 {
+        return Way::Nothing;
+    }
+    match (run.shows(from).0, run.shows(by).1) {
+        (_, true) if run.header.kind == Kind::Gather => Way::Pushed,
+        (true, _) => Way::Pulled,
+        (false, true) => Way::Pushed,
+        (false, false) => Way::Window,
+    }
+}
+
+/// Finds what this rank needs of another one's memory. False while that is not known here.
+fn find(run: &Run, seat: usize, peer: &mut Peer, sent: &[Vec<usize>]) -> Result<bool> {
+    let (board, index) = (run.board(), run.board().index);
+    let [first, second, third, fourth] = run.entries[seat].words;
+    let there = &board.seats[seat];
+    peer.source = match peer.gets_by {
+        Way::Pulled => {
+            let length = peer.gets.source + peer.gets.length;
+            board.place(there, [first, second], length)?
+        }
+        Way::Window => board.place(there, [first, second], super::window_bytes(run.size()))?,
+        Way::Pushed | Way::Nothing => None,
+    };
+    if peer.sends_by == Way::Pushed {
+        // Where this rank's bytes lie in the other's output is for the other to say, where lengths differ.
+        peer.sends.target = match run.header.kind {
+            Kind::AllToAllV => sent[..index].iter().map(|sent| sent.get(seat).copied().unwrap_or_default()).sum(),
+            _ => peer.sends.target,
+        };
+        peer.target = board.place(there, [third, fourth], peer.sends.target + peer.sends.length)?;
+    }
+    let needs_source = matches!(peer.gets_by, Way::Pulled | Way::Window);
+    Ok((peer.source.is_some() || !needs_source) && (peer.target.is_some() || peer.sends_by != Way::Pushed))
+}
+
+/// What each rank sends to each, in bytes, of an all-to-all with differing lengths. What one sends and the other
+/// expects is compared here, for all pairs, before anybody writes into memory of others.
+fn tables(run: &Run) -> Result<Vec<Vec<usize>>> {
+    let size = run.size();
+    if run.header.kind != Kind::AllToAllV {
+        return Ok(vec![Vec::new(); size]);
+    }
+    let table = |seat: usize, first: usize| -> Vec<usize> {
+        let lengths = run.board().seats[seat].desk.words().payload(run.sequence).cast::<u64>();
+        // SAFETY: every rank has written both its tables before it entered, and leaves them until all have finished.
+        (first..first + size).map(|at| unsafe { lengths.add(at).read() as usize }).collect()
+    };
+    let sent: Vec<_> = (0..size).map(|seat| table(seat, 0)).collect();
+    for (by, expected) in (0..size).map(|seat| (seat, table(seat, size))) {
+        for (from, (sent, expected)) in sent.iter().zip(expected).enumerate() {
+            if sent[by] != expected {
+                return Err(differs(&run.header, [from, by], [sent[by], expected], run.sequence));
+            }
+        }
+    }
+    Ok(sent)
+}
+
+#[cold]
+fn differs(header: &Header, [from, by]: [usize; 2], bytes: [usize; 2], sequence: u64) -> Error {
+    let dtype = header.dtype;
+    let [sent, expected] = bytes.map(|bytes| bytes / dtype.size_bytes());
+    let what = format!(
+        "rank {from} sends {dtype}[{sent}] to rank {by}, which expects {dtype}[{expected}], sequence {sequence}"
+    );
+    Error::new(ErrorKind::Mismatch, what).operation("all_to_all_v")
+}

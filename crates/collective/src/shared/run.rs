@@ -1,0 +1,374 @@
+//! One rank's part of an operation on a board, as a state machine that is polled until it is through.
+//!
+//! 1. *Room*: the operation's slot is free.
+//! 2. *Showing*: segments in which input and output lie are shown to all, once each.
+//! 3. *Entry*: the header is written to this rank's desk, with where its memory is or, for short inputs, with the bytes
+//!    themselves.
+//! 4. *Agreement*: the entries of all others are awaited, in the order of ranks, and compared; nothing moves before all
+//!    have entered and mean the same.
+//! 5. *Work*: [`super::flat`], [`super::reduction`] or [`super::movement`].
+//! 6. *Over*: the slot may be used again.
+//!
+//! **Whoever returns ok has the whole result**: flat results are computed from entries that are all there; the others
+//! end only after every rank has said that it has taken and written all that concerns it. A rank that dies before that
+//! fails the operation on all that have not yet heard it; those that have heard all are through.
+//!
+//! **Memory** of this rank may be read and written by others from its entry to the end. If the operation fails, its
+//! leases go to the [`Graves`] and are kept until every other rank has said that it touches nothing of this group any
+//! more, or its process has ended; so a buffer is in use for as long as anybody may write there.
+
+use super::board::{Board, Exposure, brief};
+use super::desk::{BRIEF_BYTES, Entry, PAYLOAD_BYTES};
+use super::flat;
+use super::graves::Graves;
+use super::movement::Movement;
+use super::reduction::Reduction;
+use crate::job::Job;
+use crate::memory::Region;
+use crate::operation::{Header, Kind, Operator};
+use crate::table::Algorithm;
+use sheave_base::{Error, ErrorKind, Result};
+use sheave_tensor::{Arena, Dtype};
+use smallvec::SmallVec;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Instant;
+
+/// The byte of an entry's first word that says where memory is; ranks need not agree about it.
+const RESIDENCE_SHIFT: u32 = 24;
+const RESIDENCE_MASK: u64 = 0xff << RESIDENCE_SHIFT;
+const INPUT_IS_SHOWN: u64 = 1;
+const OUTPUT_IS_SHOWN: u64 = 2;
+
+/// What an operation needs of its node.
+#[derive(Clone)]
+pub(crate) struct Ground {
+    pub(crate) board: Arc<Board>,
+    pub(crate) graves: Arc<Graves>,
+    pub(crate) arena: Arena,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Room,
+    Showing,
+    Agreement,
+    Work,
+    Over,
+}
+
+enum Data {
+    Flat,
+    Reduction(Box<Reduction>),
+    Movement(Box<Movement>),
+    /// Links carry it.
+    Elsewhere,
+}
+
+/// See the module's documentation.
+pub(crate) struct Run {
+    pub(crate) ground: Ground,
+    pub(crate) sequence: u64,
+    pub(crate) header: Header,
+    /// Taken by the graves when it fails.
+    job: Option<Job>,
+    window: Option<Region>,
+    algorithm: Algorithm,
+    stage: Stage,
+    exposed: SmallVec<[Exposure; 2]>,
+    /// Where others find this rank's memory.
+    words: [u64; 4],
+    residence: u64,
+    /// What the ranks have entered with, as far as that was awaited.
+    pub(crate) entries: SmallVec<[Entry; 8]>,
+    data: Option<Data>,
+    is_entered: bool,
+    begun: Instant,
+}
+
+impl Run {
+    pub(crate) fn new(ground: Ground, sequence: u64, header: Header, job: Job, algorithm: Algorithm) -> Self {
+        let fits = job.input_bytes_max.is_some_and(|bytes| bytes <= PAYLOAD_BYTES);
+        // Longer ones do not fit into a slot, whatever the table says.
+        let algorithm = if algorithm == Algorithm::Flat && !fits { Algorithm::Direct } else { algorithm };
+        Self {
+            ground,
+            sequence,
+            header,
+            job: Some(job),
+            window: None,
+            algorithm,
+            stage: Stage::Room,
+            exposed: SmallVec::new(),
+            words: [0; 4],
+            residence: 0,
+            entries: SmallVec::new(),
+            data: None,
+            is_entered: false,
+            begun: Instant::now(),
+        }
+    }
+
+    pub(crate) fn board(&self) -> &Board {
+        &self.ground.board
+    }
+
+    pub(crate) fn size(&self) -> usize {
+        self.ground.board.seats.len()
+    }
+
+    /// This rank's part, which is there until the operation fails.
+    pub(crate) fn job(&self) -> Result<&Job> {
+        self.job.as_ref().ok_or_else(|| Error::new(ErrorKind::Internal, "an operation goes on after its end"))
+    }
+
+    /// The job, for links to carry it, once all have agreed.
+    pub(crate) fn take_job(&mut self) -> Option<Job> {
+        self.job.take()
+    }
+
+    pub(crate) fn window(&self) -> Option<&Region> {
+        self.window.as_ref()
+    }
+
+    /// Whether a rank's input can be read, and its output written, where they are.
+    pub(crate) fn shows(&self, seat: usize) -> (bool, bool) {
+        let residence = self.entries[seat].header[0] >> RESIDENCE_SHIFT;
+        (residence & INPUT_IS_SHOWN != 0, residence & OUTPUT_IS_SHOWN != 0)
+    }
+
+    /// Whether only the agreement is made on the board, and links do the rest.
+    pub(crate) fn ends_in_links(&self) -> bool {
+        !self.algorithm.needs_one_host()
+    }
+
+    /// When it was made.
+    pub(crate) fn begun(&self) -> Instant {
+        self.begun
+    }
+
+    /// Whether it waits for room in a neighbour's socket, of which nobody tells it.
+    pub(crate) fn must_try_again(&self) -> bool {
+        self.stage == Stage::Showing
+    }
+
+    /// Whom it waits for, of those that have not entered.
+    pub(crate) fn awaited(&self) -> Option<u32> {
+        (self.stage == Stage::Agreement).then(|| self.board().seats.get(self.entries.len()).map(|seat| seat.rank))?
+    }
+
+    /// Goes on as far as it can. True for having moved.
+    pub(crate) fn poll(&mut self, moved: &mut bool) -> Poll<Result<()>> {
+        loop {
+            match self.step(moved) {
+                Ok(true) if self.stage == Stage::Over => return Poll::Ready(Ok(())),
+                Ok(true) => *moved = true,
+                Ok(false) => return Poll::Pending,
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+
+    /// One stage. False when it must wait.
+    fn step(&mut self, moved: &mut bool) -> Result<bool> {
+        match self.stage {
+            Stage::Room => {
+                if !self.board().has_room(self.sequence) {
+                    return Ok(false);
+                }
+                if self.algorithm == Algorithm::Direct {
+                    self.expose()?;
+                    self.stage = Stage::Showing;
+                } else {
+                    self.enter()?;
+                }
+            }
+            Stage::Showing => {
+                for exposure in &self.exposed {
+                    if !self.board().introduce(exposure)? {
+                        return Ok(false);
+                    }
+                }
+                self.enter()?;
+            }
+            Stage::Agreement => return self.agree(),
+            Stage::Work => return self.work(moved),
+            Stage::Over => {}
+        }
+        Ok(true)
+    }
+
+    /// Decides how others find this rank's memory: where it is, or through a window.
+    fn expose(&mut self) -> Result<()> {
+        let (kind, job) = (self.header.kind, self.job()?);
+        let (input, output) = (job.input.as_ref(), job.output.as_ref());
+        // Input that others read while this rank's output, which is the same memory, is being filled.
+        let copied = match (kind, input, output) {
+            (Kind::AllToAll | Kind::AllToAllV, Some(input), Some(output)) if input.overlaps(output) => {
+                let copy = Region::scratch(&self.ground.arena, input.len_bytes())?;
+                copy.copy_from(input)?;
+                Some(copy)
+            }
+            _ => None,
+        };
+        let shown = |region: Option<&Region>| region.map(|region| self.board().expose(region));
+        let input = shown(copied.as_ref().or(input));
+        let output = shown(output);
+        let reduces = matches!(kind, Kind::AllReduce | Kind::Reduce);
+        let lends_result = matches!(output, Some(None)) && kind == Kind::AllReduce
+            || kind == Kind::Reduce && self.header.root != self.header.rank;
+        let needs_window = matches!(input, Some(None)) || reduces && lends_result;
+        if needs_window && self.size() > 1 {
+            let bytes = super::window_bytes(self.size());
+            let window = Region::scratch(&self.ground.arena, bytes)?;
+            let exposure = self.board().expose(&window).ok_or_else(|| {
+                Error::new(ErrorKind::LimitExceeded, format!("the arena has no room for a window of {bytes} bytes"))
+                    .hint("raise the arena's capacity, or let tensors go")
+            })?;
+            self.window = Some(window);
+            self.exposed.push(exposure);
+        }
+        let mut words = [0; 4];
+        let window = self.exposed.first().map_or([0; 2], |exposure| exposure.words);
+        for (at, (place, bit)) in [(input, INPUT_IS_SHOWN), (output, OUTPUT_IS_SHOWN)].into_iter().enumerate() {
+            let found = place.flatten();
+            self.residence |= if found.is_some() { bit } else { 0 };
+            words[at * 2..at * 2 + 2].copy_from_slice(&found.as_ref().map_or(window, |exposure| exposure.words));
+            self.exposed.extend(found);
+        }
+        self.words = words;
+        if let Some(copy) = copied
+            && let Some(job) = &mut self.job
+        {
+            job.input = Some(copy);
+        }
+        Ok(())
+    }
+
+    fn enter(&mut self) -> Result<()> {
+        let mut words = self.words;
+        let payload = self.board().own().words().payload(self.sequence);
+        let job = self.job()?;
+        if self.algorithm == Algorithm::Flat {
+            if let Some(input) = &job.input {
+                let bytes = input.len_bytes();
+                // SAFETY: the input is leased, and the slot is this rank's alone until it has entered; the input fits,
+                // since no input is longer than the longest that all know.
+                unsafe {
+                    if bytes <= BRIEF_BYTES {
+                        words = brief(std::slice::from_raw_parts(input.start(), bytes));
+                    } else {
+                        std::ptr::copy_nonoverlapping(input.start(), payload, bytes.min(PAYLOAD_BYTES));
+                    }
+                }
+            }
+        } else if let (Kind::AllToAllV, Some(pieces)) = (self.header.kind, &job.pieces) {
+            if pieces.sent.len() * 16 > PAYLOAD_BYTES {
+                let what = format!("all_to_all_v among {} ranks of one host", pieces.sent.len());
+                return Err(Error::new(ErrorKind::LimitExceeded, what));
+            }
+            for (at, piece) in pieces.sent.iter().chain(&pieces.received).enumerate() {
+                // SAFETY: as above; the payload is aligned to 64 bytes and that long.
+                unsafe { payload.cast::<u64>().add(at).write(piece.len() as u64) };
+            }
+        }
+        let entry = Entry { header: pack(&self.header, self.residence), words };
+        self.is_entered = true;
+        self.board().enter(self.sequence, &entry);
+        self.stage = Stage::Agreement;
+        Ok(())
+    }
+
+    /// Looks at the entries of all ranks. False while one is missing.
+    fn agree(&mut self) -> Result<bool> {
+        let own = pack(&self.header, 0);
+        while let Some(seat) = self.ground.board.seats.get(self.entries.len()) {
+            let Some(entry) = seat.entered(self.sequence)? else { return Ok(false) };
+            let [first, count, digest] = entry.header;
+            if [first & !RESIDENCE_MASK, count, digest] != own {
+                return Err(differs(&self.header, seat.rank, entry.header, self.sequence));
+            }
+            self.entries.push(entry);
+        }
+        self.stage = Stage::Work;
+        Ok(true)
+    }
+
+    fn work(&mut self, moved: &mut bool) -> Result<bool> {
+        let mut data = match self.data.take() {
+            Some(data) => data,
+            None => match self.begin_work()? {
+                Some(data) => data,
+                None => return Ok(false),
+            },
+        };
+        let is_over = match &mut data {
+            Data::Flat => flat::run(self).map(|()| true),
+            Data::Reduction(reduction) => reduction.advance(self, moved),
+            Data::Movement(movement) => movement.advance(self, moved),
+            Data::Elsewhere => Ok(true),
+        };
+        self.data = Some(data);
+        if !is_over? {
+            return Ok(false);
+        }
+        self.stage = Stage::Over;
+        self.board().finish(self.sequence);
+        self.is_entered = false;
+        self.board().leave();
+        Ok(true)
+    }
+
+    /// None while a segment is not known here yet.
+    fn begin_work(&self) -> Result<Option<Data>> {
+        match (self.algorithm, self.header.kind) {
+            (Algorithm::Flat, _) | (Algorithm::Direct, Kind::Barrier) => Ok(Some(Data::Flat)),
+            (Algorithm::Direct, Kind::AllReduce | Kind::Reduce | Kind::ReduceScatter) => {
+                Ok(Reduction::new(self)?.map(|reduction| Data::Reduction(Box::new(reduction))))
+            }
+            (Algorithm::Direct, _) => Ok(Movement::new(self)?.map(|movement| Data::Movement(Box::new(movement)))),
+            _ => Ok(Some(Data::Elsewhere)),
+        }
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        if !self.is_entered {
+            return;
+        }
+        // Only what was shown can be touched by others.
+        if self.algorithm == Algorithm::Direct {
+            let job = self.job.take();
+            let regions = job.into_iter().flat_map(|job| [job.input, job.output]).flatten().chain(self.window.take());
+            self.ground.graves.bury(&self.ground.board, regions.collect());
+        }
+        self.board().leave();
+    }
+}
+
+/// A header as the three words of an entry. The table is agreed when a board is made.
+fn pack(header: &Header, residence: u64) -> [u64; 3] {
+    let operator = header.operator.map_or(0, |operator| operator as u64);
+    let first = header.kind as u64
+        | operator << 8
+        | u64::from(header.dtype.code()) << 16
+        | residence << RESIDENCE_SHIFT
+        | u64::from(header.root) << 32;
+    [first, header.count, header.digest]
+}
+
+#[cold]
+fn differs(own: &Header, rank: u32, [first, count, digest]: [u64; 3], sequence: u64) -> Error {
+    let byte = |at: u32| (first >> (at * 8)) as u8;
+    let strange = || Error::new(ErrorKind::Protocol, format!("rank {rank} has entered with what is no header"));
+    let operator = match byte(1) {
+        0 => Some(None),
+        code => Operator::from_code(code).map(Some),
+    };
+    let Some(((kind, operator), dtype)) = Kind::from_code(byte(0)).zip(operator).zip(Dtype::from_code(byte(2))) else {
+        return strange();
+    };
+    let theirs = Header { kind, operator, dtype, root: (first >> 32) as u32, count, digest, rank, ..*own };
+    own.check(&theirs, sequence).err().unwrap_or_else(strange)
+}

@@ -1,0 +1,131 @@
+//! How the ranks of one host get a board.
+//!
+//! Whether all members are on one host, every rank reads in what members have told about themselves when they joined.
+//! If so, each sends its desk to all others, as memory to share, or says that it has none to give; and then tells all
+//! whether it has got everybody's. There is a board if all have got all; so either everybody has one or nobody. It
+//! takes two messages from each rank to each other one, once in the life of a group, when its first operation begins.
+//!
+//! A rank with another table of algorithms is no part of a board either: over links all are told how the tables differ.
+//! A rank without shared memory, be it that its configuration or its container forbids it, makes the group use links.
+
+use super::board::{Board, Seat, TensorWords};
+use crate::group::State;
+use sheave_base::{Error, ErrorKind, Rank, Result, Tag};
+use sheave_mesh::Mesh;
+use sheave_net::{Address, Envelope, Message, Neighbour, Outgoing, Part, Wanted};
+use sheave_tensor::{Mode, Tensor};
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+/// Contexts of these messages, apart from those of operations.
+const SORT: u64 = 5;
+
+/// The first byte of each; another layout of desks gets another number.
+const VERSION: u8 = 1;
+
+const DESKS: Tag = Tag(0);
+const ANSWERS: Tag = Tag(1);
+
+/// The board of this group, if all its members are on one host and can see each other's memory.
+pub(crate) async fn board(state: &Arc<State>) -> Result<Option<Arc<Board>>> {
+    let Some(mesh) = state.hub.mesh() else { return Err(Error::new(ErrorKind::Closed, "this node has left the mesh")) };
+    if state.size() == 1 || !is_one_host(&mesh, state) {
+        return Ok(None);
+    }
+    let own = state.group.rank().0;
+    let neighbours = neighbours(state).await?;
+    // A node without memory to give goes on with the others by links.
+    let desk = TensorWords::memory(state.hub.node.arena()).ok().filter(|_| neighbours.is_some());
+    exchange(state, DESKS, u8::from(desk.is_some()), desk.as_ref()).await?;
+    let mut seats = Vec::new();
+    for rank in 0..state.size() {
+        let (tensor, neighbour) = if rank == own {
+            (desk.clone(), None)
+        } else {
+            let neighbour = neighbours.as_ref().and_then(|neighbours| neighbours.get(rank as usize).cloned().flatten());
+            (received(state, rank, DESKS).await?, neighbour)
+        };
+        seats.push(tensor.and_then(|tensor| Seat::new(rank, tensor, neighbour).ok()));
+    }
+    let seats: Option<Vec<Seat>> = seats.into_iter().collect();
+    let seats = seats.filter(|seats| seats.iter().all(|seat| seat.rank == own || seat.neighbour.is_some()));
+    exchange(state, ANSWERS, u8::from(seats.is_some()), None).await?;
+    let mut all_have = seats.is_some();
+    for rank in (0..state.size()).filter(|rank| *rank != own) {
+        all_have &= answer(state, rank).await?;
+    }
+    Ok(seats.filter(|_| all_have).map(|seats| Arc::new(Board::new(own as usize, seats))))
+}
+
+/// Whether all members say that they run on one host.
+fn is_one_host(mesh: &Mesh, state: &State) -> bool {
+    let host = |rank: u32| {
+        let member = mesh.member(state.group.node(Rank(rank))?)?;
+        let address: Address = member.introduction.address.parse().ok()?;
+        Some(address.boot_id).filter(|boot_id| !boot_id.is_empty())
+    };
+    let first = host(0);
+    first.is_some() && (1..state.size()).all(|rank| host(rank) == first)
+}
+
+/// The other members, by rank, if all of them share memory with this node.
+async fn neighbours(state: &State) -> Result<Option<Vec<Option<Neighbour>>>> {
+    let mut neighbours = Vec::new();
+    let mut are_all = true;
+    for rank in 0..state.size() {
+        if rank == state.group.rank().0 {
+            neighbours.push(None);
+            continue;
+        }
+        let link = state.link(rank).await?;
+        let neighbour = state.hub.node.neighbour(link)?;
+        are_all &= neighbour.is_some();
+        neighbours.push(neighbour);
+    }
+    Ok(are_all.then_some(neighbours))
+}
+
+/// Sends the same to all others.
+async fn exchange(state: &State, tag: Tag, has: u8, desk: Option<&Tensor>) -> Result<()> {
+    let own = state.group.rank().0;
+    let mut sends = Vec::new();
+    for rank in (0..state.size()).filter(|rank| *rank != own) {
+        let link = state.link(rank).await?;
+        let envelope = Envelope::data(state.context(own, SORT), tag);
+        let mut message = Outgoing::control(envelope, words(state, has));
+        message.parts.extend(desk.map(|desk| Part::new(desk.clone(), Mode::Share)));
+        sends.push(state.hub.node.isend(link, message)?);
+    }
+    for send in sends {
+        send.await?;
+    }
+    Ok(())
+}
+
+async fn message(state: &State, rank: u32, tag: Tag) -> Result<Message> {
+    let wanted = Wanted { source: None, context: state.context(rank, SORT), tag };
+    let coming = state.hub.node.irecv(wanted, SmallVec::new())?;
+    std::future::poll_fn(|context| coming.poll_done(context)).await;
+    coming.taken()
+}
+
+/// The desk of another rank: memory that both see, or nothing.
+async fn received(state: &State, rank: u32, tag: Tag) -> Result<Option<Tensor>> {
+    let message = message(state, rank, tag).await?;
+    if message.control != words(state, 1) {
+        return Ok(None);
+    }
+    // Where lending has reached its limit a copy comes instead.
+    Ok(message.into_tensor().ok().filter(|tensor| tensor.buffer().is_shared_alias()))
+}
+
+async fn answer(state: &State, rank: u32) -> Result<bool> {
+    Ok(message(state, rank, ANSWERS).await?.control == words(state, 1))
+}
+
+/// What a rank says: whether it has what is asked for, and by which table it chooses.
+fn words(state: &State, has: u8) -> Vec<u8> {
+    let mut words = vec![VERSION, has];
+    words.extend(state.hub.table_digest.to_le_bytes());
+    words
+}
