@@ -12,8 +12,8 @@ fn the_table_in_force_is_shown_with_its_costs() {
     let titles = lines.iter().position(|line| line.first() == Some(&"operation")).expect("there are titles");
     assert!(lines[1..titles].iter().any(|rule| rule.first() == Some(&"all_reduce")), "the rules: {lines:?}");
     let shown = &lines[titles + 1..];
-    assert!(shown.iter().all(|line| line.len() == 6), "{shown:?}");
-    for (operation, count) in [("barrier", 2), ("all_reduce", 4), ("broadcast", 4), ("all_to_all_v", 4)] {
+    assert!(shown.iter().all(|line| line.len() == 7), "{shown:?}");
+    for (operation, count) in [("barrier", 4), ("all_reduce", 8), ("broadcast", 8), ("all_to_all_v", 8)] {
         assert_eq!(shown.iter().filter(|line| line[0] == operation).count(), count, "{operation}: {shown:?}");
     }
 }
@@ -25,10 +25,11 @@ fn a_table_of_ones_own_is_shown() {
     std::fs::write(&path, "all_reduce ranks<=4 bytes<=100 doubling\nall_reduce ring\n").expect("the folder is ours");
     let path = path.to_str().expect("a plain name");
     let sizes = ["--ranks", "4", "--ranks", "5", "--bytes", "100", "--bytes", "1200"];
-    let output = sheave(&[&["tune", "--table", path, "--operation", "all_reduce"][..], &sizes].concat());
+    let asking = ["tune", "--table", path, "--operation", "all_reduce", "--topology", "links"];
+    let output = sheave(&[&asking[..], &sizes].concat());
     assert!(output.status.success(), "{output:?}");
     let lines: Vec<Vec<&str>> = text(&output.stdout).lines().map(|line| line.split_whitespace().collect()).collect();
-    let shown: Vec<&[&str]> = lines.iter().filter(|line| line.len() == 6).map(|line| &line[1..]).collect();
+    let shown: Vec<&[&str]> = lines.iter().filter(|line| line.len() == 7).map(|line| &line[2..]).skip(1).collect();
     let wanted = [
         ["4", "100", "doubling", "2", "200"],
         ["4", "1200", "ring", "6", "1800"],
@@ -40,18 +41,24 @@ fn a_table_of_ones_own_is_shown() {
 
 #[test]
 fn a_measured_table_can_be_read_back() {
-    let sizes = ["--ranks", "2", "--ranks", "3", "--bytes", "8", "--bytes", "4KiB"];
-    for transport in ["shm", "tcp"] {
-        let measuring = ["tune", "--measure", "--quick", "--transport", transport, "--operation", "all_reduce"];
-        let output = sheave(&[&measuring[..], &sizes].concat());
+    let sizes = ["--ranks", "2", "--ranks", "3", "--bytes", "8", "--bytes", "16KiB"];
+    for (topology, last) in [("host", "direct"), ("links", "ring")] {
+        let measuring = ["tune", "--measure", "--quick", "--topology", topology, "--operation", "all_gather"];
+        let measuring = [&measuring[..], &["--operation", "all_reduce"], &sizes].concat();
+        let output = sheave(&measuring);
         assert!(output.status.success(), "{output:?}");
         let told: Vec<&str> = text(&output.stderr).lines().collect();
-        assert_eq!(told.len(), 4, "{told:?}");
-        assert!(told.iter().all(|line| line.contains("doubling ") && line.contains("ring ")), "{told:?}");
+        let of_all_reduce: Vec<_> = told.iter().filter(|line| line.contains("all_reduce of ")).collect();
+        assert_eq!(of_all_reduce.len(), 4, "{told:?}");
+        assert!(of_all_reduce.iter().all(|line| line.contains("doubling ") && line.contains(last)), "{told:?}");
+        // Sixteen KiB do not stand on a desk.
+        assert!(of_all_reduce.iter().all(|line| !(line.contains(" 16384 ") && line.contains("flat"))), "{told:?}");
         let rules: Vec<&str> = text(&output.stdout).lines().collect();
-        assert!(rules.iter().any(|rule| rule.starts_with("all_reduce ranks<=2 ")), "{rules:?}");
-        let last = rules.last().expect("there are rules");
-        assert!(!last.contains("<="), "whatever is larger has a rule: {rules:?}");
+        let begins = format!("all_reduce {topology} ");
+        assert!(rules.iter().any(|rule| rule.starts_with(&format!("{begins}ranks<=2 "))), "{rules:?}");
+        // Whatever is larger has a rule.
+        assert!(rules.iter().any(|rule| rule.starts_with(&begins) && !rule.contains("<=")), "{rules:?}");
+        assert_eq!(rules.iter().any(|rule| rule.starts_with("all_gather_v host ")), topology == "host", "{rules:?}");
 
         let folder = tempfile::tempdir().expect("there is room");
         let path = folder.path().join("table");
@@ -75,10 +82,9 @@ fn what_makes_no_sense_is_refused_in_one_line() {
         &["tune", "--ranks", "1"],
         &["tune", "--bytes", "some"],
         &["tune", "--operation", "sum"],
-        &["tune", "--transport", "tcp"],
         &["tune", "--quick"],
-        &["tune", "--measure", "--transport", "inproc"],
-        &["tune", "--measure", "--transport", "pigeon"],
+        &["tune", "--topology", "pigeons"],
+        &["tune", "--measure", "--topology", "inproc"],
         &["tune", "faster"],
     ] {
         let output = sheave(arguments);

@@ -8,15 +8,17 @@ use super::{Arguments, unwritten};
 use crate::Failure;
 use crate::bench::{Transport, medians_ns};
 use sheave_base::Result;
-use sheave_collective::{Kind, Table};
+use sheave_collective::{Algorithm, Kind, Table, Topology};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::time::Duration;
 
-/// Every name that a table may know; it refuses those that it does not, and those that cannot do an operation.
-const NAMES: [&str; 7] = ["flat", "direct", "doubling", "ring", "tree", "pairwise", "dissemination"];
-
 const SIZES_BYTES: [usize; 10] = [8, 512, 2 << 10, 8 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20];
+
+/// Longest input of a flat operation (`sheave_collective::shared`).
+const FLAT_BYTES_MAX: usize = 8 << 10;
+
+const NOT_MEASURED: u64 = u64::MAX;
 
 /// Another algorithm must be faster by so much, or the one for the next smaller size goes on: a table with few rules
 /// is worth more than what two runs differ by.
@@ -27,14 +29,13 @@ type Times = BTreeMap<usize, Vec<u64>>;
 
 /// Measures and prints the rules.
 pub(super) fn run(arguments: &Arguments) -> std::result::Result<(), Failure> {
-    if arguments.transport == Transport::Inproc {
-        return Err(Failure::Usage("the ranks of a collective are processes: use shm or tcp".to_owned()));
-    }
     let mut rules = String::new();
     for kind in arguments.kinds() {
-        let candidates = candidates(kind);
-        if candidates.len() > 1 {
-            rules += &rules_of(kind, &candidates, arguments)?;
+        for topology in arguments.topologies() {
+            let candidates = candidates(kind, topology);
+            if candidates.len() > 1 {
+                rules += &rules_of(kind, topology, &candidates, arguments)?;
+            }
         }
     }
     // What is printed can be read back.
@@ -43,39 +44,67 @@ pub(super) fn run(arguments: &Arguments) -> std::result::Result<(), Failure> {
     write!(stdout, "{table}").and_then(|()| stdout.flush()).map_err(|error| unwritten(&error))
 }
 
-/// The algorithms that can do it.
-fn candidates(kind: Kind) -> Vec<&'static str> {
-    let can = |name: &&'static str| format!("{} {name}", kind.name()).parse::<Table>().is_ok();
-    NAMES.into_iter().filter(can).collect()
+/// The algorithms that can do it. A direct barrier is a flat one.
+fn candidates(kind: Kind, topology: Topology) -> Vec<Algorithm> {
+    let can = |algorithm: &Algorithm| {
+        let is_there = topology == Topology::Host || !algorithm.needs_one_host();
+        let is_another = (kind, *algorithm) != (Kind::Barrier, Algorithm::Direct);
+        algorithm.does(kind) && is_there && is_another
+    };
+    Algorithm::ALL.into_iter().filter(can).collect()
 }
 
-fn rules_of(kind: Kind, candidates: &[&str], arguments: &Arguments) -> Result<String> {
+/// Whether it carries out an operation of that size itself: longer flat ones turn out direct.
+fn does_itself(algorithm: Algorithm, kind: Kind, ranks: u32, bytes: usize) -> bool {
+    let input_bytes = if kind == Kind::Scatter { bytes * ranks as usize } else { bytes };
+    algorithm != Algorithm::Flat || input_bytes <= FLAT_BYTES_MAX
+}
+
+/// The kind that is the same but for lengths that differ, which is not measured.
+fn twin(kind: Kind) -> Option<Kind> {
+    match kind {
+        Kind::AllGather => Some(Kind::AllGatherV),
+        Kind::AllToAll => Some(Kind::AllToAllV),
+        _ => None,
+    }
+}
+
+fn rules_of(kind: Kind, topology: Topology, candidates: &[Algorithm], arguments: &Arguments) -> Result<String> {
     let mut rules = String::new();
     let ranks = arguments.ranks();
     for (index, &ranks_max) in ranks.iter().enumerate() {
-        let times = times(kind, ranks_max, candidates, arguments)?;
-        tell(kind, ranks_max, candidates, &times);
+        let times = times(kind, topology, ranks_max, candidates, arguments)?;
+        tell(kind, topology, ranks_max, candidates, &times);
         let bound = if index + 1 < ranks.len() { format!(" ranks<={ranks_max}") } else { String::new() };
         for (bytes_max, chosen) in fastest(&times) {
             let bytes = bytes_max.map_or_else(String::new, |bytes_max| format!(" bytes<={bytes_max}"));
-            rules += &format!("{}{bound}{bytes} {}\n", kind.name(), candidates[chosen]);
+            let algorithm = candidates[chosen];
+            let kinds = [Some(kind), twin(kind)].into_iter().flatten().filter(|kind| algorithm.does(*kind));
+            for kind in kinds.map(Kind::name) {
+                rules += &format!("{kind} {}{bound}{bytes} {}\n", topology.name(), algorithm.name());
+            }
         }
     }
     Ok(rules)
 }
 
 /// Each candidate in turn with the others, several times; the best counts, since a machine only ever adds time.
-fn times(kind: Kind, ranks: u32, candidates: &[&str], arguments: &Arguments) -> Result<Times> {
+fn times(kind: Kind, topology: Topology, ranks: u32, candidates: &[Algorithm], arguments: &Arguments) -> Result<Times> {
     let (turns, budget_ms) = if arguments.quick { (1, 5) } else { (3, 50) };
-    let sizes_bytes = arguments.sizes_bytes(&SIZES_BYTES);
+    let transport = if topology == Topology::Host { Transport::Shm } else { Transport::Tcp };
     let mut times = Times::new();
     for _ in 0..turns {
-        for (index, candidate) in candidates.iter().enumerate() {
-            let table = format!("{} {candidate}", kind.name());
+        for (index, &candidate) in candidates.iter().enumerate() {
+            let mut sizes_bytes = arguments.sizes_bytes(&SIZES_BYTES);
+            sizes_bytes.retain(|bytes| does_itself(candidate, kind, ranks, *bytes));
+            if sizes_bytes.is_empty() {
+                continue;
+            }
+            let table = format!("{} {}", kind.name(), candidate.name());
             let budget = Duration::from_millis(budget_ms);
-            let medians = medians_ns(kind, ranks, arguments.transport, &sizes_bytes, &table, budget);
+            let medians = medians_ns(kind, ranks, transport, &sizes_bytes, &table, budget);
             for (bytes, median_ns) in medians.map_err(|error| error.context(table))? {
-                let best = times.entry(bytes).or_insert_with(|| vec![u64::MAX; candidates.len()]);
+                let best = times.entry(bytes).or_insert_with(|| vec![NOT_MEASURED; candidates.len()]);
                 best[index] = median_ns.min(best[index]);
             }
         }
@@ -102,12 +131,13 @@ fn fastest(times: &Times) -> Vec<(Option<usize>, usize)> {
 }
 
 /// Tells people what was measured; standard output has the rules alone.
-fn tell(kind: Kind, ranks: u32, candidates: &[&str], times: &Times) {
+fn tell(kind: Kind, topology: Topology, ranks: u32, candidates: &[Algorithm], times: &Times) {
     for (bytes, medians_ns) in times {
-        let each = candidates.iter().zip(medians_ns);
-        let each = each.map(|(name, time_ns)| format!("{name} {:.2} µs", *time_ns as f64 / 1e3));
+        let each = candidates.iter().zip(medians_ns).filter(|(_, time_ns)| **time_ns != NOT_MEASURED);
+        let each = each.map(|(algorithm, time_ns)| format!("{} {:.2} µs", algorithm.name(), *time_ns as f64 / 1e3));
         let each = each.collect::<Vec<_>>().join(", ");
-        crate::say(&format!("{} of {ranks} ranks, {bytes} bytes: {each}", kind.name()), true);
+        let (kind, topology) = (kind.name(), topology.name());
+        crate::say(&format!("{kind} of {ranks} ranks, {topology}, {bytes} bytes: {each}"), true);
     }
 }
 
@@ -116,10 +146,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn candidates_are_those_that_tables_allow() {
-        let all_reduce = candidates(Kind::AllReduce);
-        assert!(all_reduce.contains(&"doubling") && all_reduce.contains(&"ring") && !all_reduce.contains(&"tree"));
-        assert!(Kind::ALL.into_iter().all(|kind| !candidates(kind).is_empty()), "every kind can be done");
+    fn candidates_are_those_that_can_do_it_there() {
+        let (doubling, ring) = (Algorithm::Doubling, Algorithm::Ring);
+        assert_eq!(candidates(Kind::AllReduce, Topology::Links), [doubling, ring]);
+        let on_host = [doubling, ring, Algorithm::Flat, Algorithm::Direct];
+        assert_eq!(candidates(Kind::AllReduce, Topology::Host), on_host);
+        assert_eq!(candidates(Kind::Barrier, Topology::Host), [Algorithm::Dissemination, Algorithm::Flat]);
+        assert!(!does_itself(Algorithm::Flat, Kind::Scatter, 4, 4 << 10));
+        assert!(does_itself(Algorithm::Flat, Kind::Gather, 4, 8 << 10));
     }
 
     #[test]
@@ -131,6 +165,7 @@ mod tests {
         assert_eq!(fastest(&times(&[10, 20, 40], &[15, 25, 20])), [(Some(16), 0), (None, 1)]);
         assert_eq!(fastest(&times(&[10, 20, 40], &[15, 19, 39])), [(None, 0)]);
         assert_eq!(fastest(&times(&[10, 40, 10], &[20, 20, 20])), [(Some(8), 0), (Some(16), 1), (None, 0)]);
+        assert_eq!(fastest(&times(&[10, NOT_MEASURED], &[20, 20])), [(Some(8), 0), (None, 1)]);
         assert!(fastest(&Times::new()).is_empty());
     }
 }

@@ -4,10 +4,9 @@ mod cost;
 mod measure;
 
 use crate::Failure;
-use crate::bench::{Transport, parse_bytes};
+use crate::bench::parse_bytes;
 use clap::Args;
-use cost::Cost;
-use sheave_collective::{Kind, Table};
+use sheave_collective::{Kind, Table, Topology};
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -17,8 +16,9 @@ const SIZES_BYTES: [usize; 5] = [8, 8 << 10, 64 << 10, 1 << 20, 64 << 20];
 /// Shows the table by which collective operations choose their algorithms, or measures one.
 ///
 /// The rules come first; then, for each operation, the algorithm that they choose, its steps one after the other, and
-/// the bytes that the busiest rank sends. With --measure each algorithm that could do an operation is run on this
-/// machine, and standard output has rules by which the fastest is chosen.
+/// the bytes that the busiest rank sends, or copies where ranks share memory. With --measure each algorithm that could
+/// do an operation is run on this machine, on one host through shared memory and between hosts through TCP over
+/// loopback, and standard output has rules by which the fastest is chosen.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Arguments {
     /// Show the table in this file.
@@ -33,10 +33,10 @@ pub(crate) struct Arguments {
     /// So many ranks only; may be given several times.
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(2..=64))]
     ranks: Vec<u32>,
-    /// Measure over this transport, shm or tcp.
-    #[arg(long, value_name = "NAME", default_value = "shm", requires = "measure")]
-    transport: Transport,
-    /// Measure this operation only; may be given several times.
+    /// Ranks on one host only (host), or ranks that links lie between (links).
+    #[arg(long, value_name = "NAME", value_parser = topology_of_name)]
+    topology: Option<Topology>,
+    /// This operation only; may be given several times.
     #[arg(long, value_name = "NAME", value_parser = kind_of_name)]
     operation: Vec<Kind>,
     /// Measure less often.
@@ -53,6 +53,10 @@ impl Arguments {
         sorted(if self.bytes.is_empty() { usual.to_vec() } else { self.bytes.clone() })
     }
 
+    fn topologies(&self) -> impl Iterator<Item = Topology> {
+        Topology::ALL.into_iter().filter(|topology| self.topology.is_none_or(|chosen| chosen == *topology))
+    }
+
     fn kinds(&self) -> impl Iterator<Item = Kind> {
         Kind::ALL.into_iter().filter(|kind| self.operation.is_empty() || self.operation.contains(kind))
     }
@@ -67,6 +71,11 @@ fn sorted<T: Ord>(mut values: Vec<T>) -> Vec<T> {
 fn kind_of_name(name: &str) -> Result<Kind, String> {
     let names = || Kind::ALL.map(Kind::name).join(", ");
     Kind::from_name(name).ok_or_else(|| format!("the operations are {}", names()))
+}
+
+fn topology_of_name(name: &str) -> Result<Topology, String> {
+    let known = Topology::ALL.into_iter().find(|topology| topology.name() == name);
+    known.ok_or_else(|| "the topologies are host and links".to_owned())
 }
 
 /// Shows or measures.
@@ -98,30 +107,33 @@ fn unwritten(error: &std::io::Error) -> Failure {
 }
 
 fn text(table: &Table, arguments: &Arguments) -> String {
-    let mut lines: Vec<String> = table.to_string().lines().map(str::to_owned).collect();
-    lines.insert(0, "rules, of which the first that fits decides:".to_owned());
+    let mut lines = vec!["rules, of which the first that fits decides:".to_owned()];
+    lines.extend(table.to_string().lines().map(str::to_owned));
     lines.push(String::new());
-    lines.push(line(["operation", "ranks", "bytes", "algorithm", "steps", "bytes sent"].map(str::to_owned)));
+    lines.push(line(["operation", "topology", "ranks", "bytes", "algorithm", "steps", "moved"].map(str::to_owned)));
     for kind in arguments.kinds() {
         let sizes_bytes = match kind {
             Kind::Barrier => vec![0],
             _ => arguments.sizes_bytes(&SIZES_BYTES),
         };
-        for ranks in arguments.ranks() {
+        for (topology, ranks) in
+            arguments.topologies().flat_map(|each| arguments.ranks().into_iter().map(move |ranks| (each, ranks)))
+        {
             for bytes in &sizes_bytes {
                 let bytes = *bytes as u64;
-                let algorithm = table.choose(kind, ranks, bytes);
+                let algorithm = table.choose(kind, topology, ranks, bytes);
                 let cost = cost::of(kind, algorithm, ranks, bytes);
-                let shown = |of: fn(Cost) -> u64| cost.map_or_else(|| "–".to_owned(), |cost| of(cost).to_string());
-                let (steps, sent) = (shown(|cost| cost.steps), shown(|cost| cost.bytes));
-                let (kind, algorithm) = (kind.name().to_owned(), algorithm.name().to_owned());
-                lines.push(line([kind, ranks.to_string(), bytes.to_string(), algorithm, steps, sent]));
+                let names = [kind.name(), topology.name()].map(str::to_owned);
+                let [kind, topology] = names;
+                let numbers = [u64::from(ranks), bytes, cost.steps, cost.bytes].map(|number| number.to_string());
+                let [ranks, bytes, steps, moved] = numbers;
+                lines.push(line([kind, topology, ranks, bytes, algorithm.name().to_owned(), steps, moved]));
             }
         }
     }
     lines.join("\n") + "\n"
 }
 
-fn line([kind, ranks, bytes, algorithm, steps, sent]: [String; 6]) -> String {
-    format!("{kind:<14}  {ranks:>5}  {bytes:>9}  {algorithm:<13}  {steps:>5}  {sent:>10}")
+fn line([kind, topology, ranks, bytes, algorithm, steps, moved]: [String; 7]) -> String {
+    format!("{kind:<14}  {topology:<8}  {ranks:>5}  {bytes:>9}  {algorithm:<13}  {steps:>5}  {moved:>10}")
 }
