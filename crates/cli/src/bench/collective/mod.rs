@@ -97,7 +97,9 @@ pub(crate) fn medians_ns(
     let case = Case::new(operation, Memory::Arena);
     let sizes_bytes = operation.sizes_bytes(sizes_bytes, ranks);
     let cells: Vec<Cell> = sizes_bytes.iter().map(|&bytes| Cell { case, bytes }).collect();
-    let setting = Setting { pin: false, table: Some(table.to_owned()) };
+    // As many ranks as cores soon have one each; until then they would measure the scheduler.
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let setting = Setting { pin: ranks as usize <= cores, table: Some(table.to_owned()) };
     let times = measure(ranks, transport, &cells, budget, &setting)?;
     let median = |mut times: Vec<u64>| {
         times.sort_unstable();
