@@ -66,6 +66,8 @@ pub(crate) struct State {
     /// Held while an operation gets its number and is noted.
     tasks: Mutex<BTreeMap<u64, Arc<Task>>>,
     broken: OnceLock<Error>,
+    /// Of the mesh: what it knew then has not broken the group.
+    seen_news: AtomicU64,
     links: Vec<OnceLock<LinkId>>,
     driver: Arc<dyn Drive>,
     pub(crate) mail: crate::mail::Mail,
@@ -90,6 +92,7 @@ impl State {
             messages: AtomicU64::new(MESSAGES),
             tasks: Mutex::default(),
             broken: OnceLock::new(),
+            seen_news: AtomicU64::new(u64::MAX),
             links,
             mail: crate::mail::Mail::default(),
         });
@@ -122,10 +125,13 @@ impl State {
 
     /// The mesh has news.
     pub(crate) fn look(self: &Arc<Self>) {
-        if self.broken.get().is_none()
-            && let Some(error) = self.group.broken()
-        {
-            self.fail(error);
+        let news = self.group.news();
+        if self.broken.get().is_some() || self.seen_news.load(SeqCst) == news {
+            return;
+        }
+        match self.group.broken() {
+            Some(error) => self.fail(error),
+            None => self.seen_news.store(news, SeqCst),
         }
     }
 
@@ -247,12 +253,13 @@ impl State {
     fn start_on_board(self: &Arc<Self>, terms: Terms, mut run: Run, is_alone: bool) -> Work<()> {
         let sequence = run.sequence;
         if is_alone && !run.ends_in_links() {
-            match spin(&self.hub, &mut run) {
+            let mut begun = None;
+            match spin(&self.hub, &mut run, &mut begun) {
                 Poll::Ready(Ok(())) => return Work::ready(terms.operation, Ok(())),
                 Poll::Ready(Err(error)) => {
-                    let begun = run.begun();
                     drop(run);
-                    return Work::ready(terms.operation, Err(self.failed(error, terms.operation, sequence, begun)));
+                    let elapsed = begun.map_or(Duration::ZERO, |begun| begun.elapsed());
+                    return Work::ready(terms.operation, Err(self.failed(error, terms.operation, sequence, elapsed)));
                 }
                 Poll::Pending => {}
             }
@@ -264,7 +271,7 @@ impl State {
     fn on_board(&self, board: &Arc<Board>, header: Header, sequence: u64, job: Job) -> Run {
         let bytes = job.chosen_by_bytes(&header);
         let algorithm = self.hub.table.choose(header.kind, Topology::Host, self.size(), bytes);
-        Run::new(self.hub.ground(board), sequence, header, job, algorithm)
+        Run::new(Arc::clone(board), sequence, header, job, algorithm)
     }
 
     /// Finds out, once in the life of a group, whether its ranks share memory.
@@ -312,14 +319,14 @@ impl State {
         let error = self.broken.get().filter(|_| is_echo).cloned().unwrap_or(error);
         let Some(task) = task else { return Err(error) };
         if task.is_collective {
-            return Err(self.failed(error, task.operation, task.key, task.begun));
+            return Err(self.failed(error, task.operation, task.key, task.begun.elapsed()));
         }
         Err(self.explained(self.group.explain(error), task.operation, None, task.begun.elapsed()))
     }
 
     /// A collective has failed: so does its group.
-    fn failed(self: &Arc<Self>, error: Error, operation: &'static str, sequence: u64, begun: Instant) -> Error {
-        let error = self.explained(self.group.explain(error), operation, Some(sequence), begun.elapsed());
+    fn failed(self: &Arc<Self>, error: Error, operation: &'static str, sequence: u64, elapsed: Duration) -> Error {
+        let error = self.explained(self.group.explain(error), operation, Some(sequence), elapsed);
         self.break_because(&error);
         error
     }
@@ -472,7 +479,7 @@ async fn go_on(state: Arc<State>, mut run: Run, awaited: Arc<Awaited>) -> Result
                 std::thread::yield_now();
                 context.waker().wake_by_ref();
             } else if watch.is_none() {
-                watch = Some(state.hub.watch(context.waker(), &run.ground.board));
+                watch = Some(state.hub.watch(context.waker(), run.shared_board()));
                 // What changed before that was not armed for.
                 context.waker().wake_by_ref();
             }
@@ -506,10 +513,14 @@ async fn over_links(
 }
 
 /// Runs an operation on this thread for as long as a wait spins after the last move.
-fn spin(hub: &Hub, run: &mut Run) -> Poll<Result<()>> {
+///
+/// Where a rank that is waited for comes only after the core was given away, it may well need this very core; so the
+/// next operations of the board spin half as long each, and twice as long again when spinning was enough.
+fn spin(hub: &Hub, run: &mut Run, begun: &mut Option<Instant>) -> Poll<Result<()>> {
     /// Polls between two looks at the clock.
-    const ROUNDS: u32 = 64;
+    const ROUNDS: u32 = 16;
     let policy = hub.node.wait_policy();
+    let spins = policy.spin.min(run.board().patience());
     let mut quiet_since: Option<Instant> = None;
     let mut gives_way = policy.spin.is_zero();
     let mut rounds = 0_u32;
@@ -517,6 +528,7 @@ fn spin(hub: &Hub, run: &mut Run) -> Poll<Result<()>> {
         let mut moved = false;
         let polled = run.poll(&mut moved);
         if polled.is_ready() {
+            run.board().learn_patience(policy.spin, gives_way);
             return polled;
         }
         rounds += 1;
@@ -526,11 +538,12 @@ fn spin(hub: &Hub, run: &mut Run) -> Poll<Result<()>> {
         }
         if gives_way || rounds.is_multiple_of(ROUNDS) {
             let now = Instant::now();
+            begun.get_or_insert(now);
             let quiet = now.duration_since(*quiet_since.get_or_insert(now));
             if quiet >= policy.spin + policy.yielding {
                 return Poll::Pending;
             }
-            gives_way = quiet >= policy.spin;
+            gives_way |= quiet >= spins;
         }
         if gives_way { std::thread::yield_now() } else { std::hint::spin_loop() }
     }

@@ -8,7 +8,6 @@
 use crate::group::{Lasting, State};
 use crate::shared::board::Board;
 use crate::shared::graves::Graves;
-use crate::shared::run::Ground;
 use crate::table::Table;
 use crate::task::Task;
 use parking_lot::{Condvar, Mutex};
@@ -256,11 +255,6 @@ impl Hub {
     /// A task that is watched has moved.
     pub(crate) fn note_move(&self) {
         self.moves.fetch_add(1, Relaxed);
-    }
-
-    /// What operations on a board need of this node.
-    pub(crate) fn ground(&self, board: &Arc<Board>) -> Ground {
-        Ground { board: Arc::clone(board), graves: Arc::clone(&self.graves), arena: self.node.arena().clone() }
     }
 }
 

@@ -26,7 +26,7 @@ use sheave_net::{
 use sheave_wire::{from_control, to_control};
 use smallvec::SmallVec;
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -99,6 +99,8 @@ pub(crate) struct Shared {
     pub(crate) numbers: Mutex<HashMap<String, u32>>,
     pub(crate) departures: Departures,
     pub(crate) attendants: RwLock<SmallVec<[Weak<dyn Attendant>; 1]>>,
+    /// Grows whenever the engine may know something new.
+    news: AtomicU64,
     /// What ended the engine.
     failure: OnceLock<Error>,
     pub(crate) stopping: AtomicBool,
@@ -132,6 +134,7 @@ impl Shared {
             numbers: Mutex::default(),
             departures: Departures::default(),
             attendants: RwLock::default(),
+            news: AtomicU64::new(0),
             failure: OnceLock::new(),
             stopping: AtomicBool::new(false),
             ticker: Ticker::default(),
@@ -158,6 +161,10 @@ impl Shared {
 
     pub(crate) fn member(&self, node: NodeId) -> Option<&Member> {
         self.table().iter().find(|member| member.node == node)
+    }
+
+    pub(crate) fn news(&self) -> u64 {
+        self.news.load(SeqCst)
     }
 
     pub(crate) fn failure(&self) -> Option<&Error> {
@@ -240,6 +247,7 @@ impl Shared {
             self.perform(state, effect, &mut after);
         }
         self.ticker.engine_at(state.parting.iter().map(|(until, ..)| *until).chain(state.timer).min());
+        self.news.fetch_add(1, SeqCst);
         after
     }
 

@@ -104,6 +104,13 @@ impl Group {
         self.refused.clone().or_else(broken).or_else(|| self.shared.failure().cloned())
     }
 
+    /// A number that grows whenever the mesh may know something new, such as why a group is broken: who has seen it and
+    /// asked need not ask again while it stays the same. Costs no lock.
+    #[must_use]
+    pub fn news(&self) -> u64 {
+        self.shared.news()
+    }
+
     /// Whether members are gone and all of them left in order, so that what they sent before still arrives.
     #[must_use]
     pub fn was_left(&self) -> bool {

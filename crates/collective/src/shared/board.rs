@@ -4,6 +4,7 @@ use super::desk::{
     BRIEF_BYTES, Counter, Desk, Entry, Overtaken, PAYLOAD_BYTES, PAYLOADS_AT_BYTES, SLOTS, WORDS, Words,
 };
 use super::desk::{DESK_BYTES, words_changed};
+use super::graves::Graves;
 use crate::memory::Region;
 use parking_lot::Mutex;
 use sheave_base::sync::AtomicU64 as SharedWord;
@@ -14,9 +15,13 @@ use smallvec::SmallVec;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 /// Segments of one neighbour that are remembered: programs use few at a time.
 const SEGMENTS_MAX: usize = 32;
+
+/// The least time that is spun for the others: some crossings from core to core.
+const PATIENCE_NS_MIN: u64 = 300;
 
 /// The words of a desk that lies in a tensor.
 pub(crate) struct TensorWords {
@@ -91,7 +96,7 @@ impl Seat {
         match self.desk.entered(sequence) {
             Ok(None) => Ok(None),
             Ok(Some((entry, finished))) => {
-                self.finished.fetch_max(finished, Relaxed);
+                self.note_finished(finished);
                 Ok(Some(entry))
             }
             Err(Overtaken) => {
@@ -106,8 +111,15 @@ impl Seat {
             return true;
         }
         let finished = self.desk.finished();
-        self.finished.fetch_max(finished, Relaxed);
+        self.note_finished(finished);
         finished > sequence
+    }
+
+    fn note_finished(&self, finished: u64) {
+        // That a smaller number may win a race costs another look, no more.
+        if finished > self.finished.load(Relaxed) {
+            self.finished.store(finished, Relaxed);
+        }
     }
 
     fn segment(&self, id: u64) -> Option<Arc<Segment>> {
@@ -162,11 +174,15 @@ pub(crate) struct Board {
     under_way: AtomicU32,
     broken: AtomicBool,
     shown: Mutex<SmallVec<[SegmentId; 8]>>,
+    pub(crate) graves: Arc<Graves>,
+    pub(crate) arena: Arena,
+    /// For how long it pays to spin for the others.
+    patience_ns: AtomicU64,
 }
 
 impl Board {
     /// The board of these seats, in the order of their ranks.
-    pub(crate) fn new(index: usize, seats: Vec<Seat>) -> Self {
+    pub(crate) fn new(index: usize, seats: Vec<Seat>, arena: Arena, graves: Arc<Graves>) -> Self {
         let shares_process = seats.iter().flat_map(|seat| &seat.neighbour).all(Neighbour::shares_process);
         Self {
             index,
@@ -176,11 +192,28 @@ impl Board {
             under_way: AtomicU32::new(0),
             broken: AtomicBool::new(false),
             shown: Mutex::default(),
+            graves,
+            arena,
+            patience_ns: AtomicU64::new(u64::MAX),
         }
     }
 
     pub(crate) fn own(&self) -> &Desk<TensorWords> {
         &self.seats[self.index].desk
+    }
+
+    /// For how long it pays to spin for the others before the core is given away.
+    pub(crate) fn patience(&self) -> Duration {
+        Duration::from_nanos(self.patience_ns.load(Relaxed))
+    }
+
+    /// An operation has ended, with or without the core given away.
+    pub(crate) fn learn_patience(&self, most: Duration, gave_way: bool) {
+        let (now, most) = (self.patience_ns.load(Relaxed), u64::try_from(most.as_nanos()).unwrap_or(u64::MAX));
+        let next = if gave_way { now.min(most) / 2 } else { now.max(PATIENCE_NS_MIN).saturating_mul(2) };
+        if next != now && now != u64::MAX || gave_way {
+            self.patience_ns.store(next.clamp(PATIENCE_NS_MIN, most.max(PATIENCE_NS_MIN)), Relaxed);
+        }
     }
 
     /// All seats but this rank's, those after it first.
@@ -196,13 +229,12 @@ impl Board {
     }
 
     /// Enters an operation whose slot is free. From now on this rank may touch memory of others, until
-    /// [`Board::leave`].
+    /// [`Board::leave`]. Who waits for it must be woken, by [`Board::wake`].
     pub(crate) fn enter(&self, sequence: u64, entry: &Entry) {
         self.under_way.fetch_add(1, AcqRel);
         let own = self.own();
         own.clear(sequence);
         own.enter(sequence, self.pace.lock().finished, entry);
-        self.wake();
     }
 
     /// Says how far this rank is.
@@ -211,7 +243,8 @@ impl Board {
         self.wake();
     }
 
-    fn wake(&self) {
+    /// Rings those that sleep, after words have changed.
+    pub(crate) fn wake(&self) {
         words_changed();
         for seat in &self.seats {
             if let Some(neighbour) = &seat.neighbour
@@ -234,6 +267,7 @@ impl Board {
         pace.later = pace.later.checked_shr(run).unwrap_or(0);
         pace.finished += u64::from(run);
         self.own().set_finished(pace.finished);
+        self.own().expect(sequence + 1);
         let was_behind = run > 1;
         drop(pace);
         // Somebody may wait for the slot; who goes on from operation to operation learns it from the next entry.

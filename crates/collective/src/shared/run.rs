@@ -20,7 +20,6 @@
 use super::board::{Board, Exposure, brief};
 use super::desk::{BRIEF_BYTES, Entry, PAYLOAD_BYTES};
 use super::flat;
-use super::graves::Graves;
 use super::movement::Movement;
 use super::reduction::Reduction;
 use crate::job::Job;
@@ -28,25 +27,16 @@ use crate::memory::Region;
 use crate::operation::{Header, Kind, Operator};
 use crate::table::Algorithm;
 use sheave_base::{Error, ErrorKind, Result};
-use sheave_tensor::{Arena, Dtype};
+use sheave_tensor::Dtype;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Instant;
 
 /// The byte of an entry's first word that says where memory is; ranks need not agree about it.
 const RESIDENCE_SHIFT: u32 = 24;
 const RESIDENCE_MASK: u64 = 0xff << RESIDENCE_SHIFT;
 const INPUT_IS_SHOWN: u64 = 1;
 const OUTPUT_IS_SHOWN: u64 = 2;
-
-/// What an operation needs of its node.
-#[derive(Clone)]
-pub(crate) struct Ground {
-    pub(crate) board: Arc<Board>,
-    pub(crate) graves: Arc<Graves>,
-    pub(crate) arena: Arena,
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
@@ -67,7 +57,7 @@ enum Data {
 
 /// See the module's documentation.
 pub(crate) struct Run {
-    pub(crate) ground: Ground,
+    board: Arc<Board>,
     pub(crate) sequence: u64,
     pub(crate) header: Header,
     /// Taken by the graves when it fails.
@@ -83,16 +73,17 @@ pub(crate) struct Run {
     pub(crate) entries: SmallVec<[Entry; 8]>,
     data: Option<Data>,
     is_entered: bool,
-    begun: Instant,
+    /// Others may sleep who wait for this rank's entry.
+    must_wake: bool,
 }
 
 impl Run {
-    pub(crate) fn new(ground: Ground, sequence: u64, header: Header, job: Job, algorithm: Algorithm) -> Self {
+    pub(crate) fn new(board: Arc<Board>, sequence: u64, header: Header, job: Job, algorithm: Algorithm) -> Self {
         let fits = job.input_bytes_max.is_some_and(|bytes| bytes <= PAYLOAD_BYTES);
         // Longer ones do not fit into a slot, whatever the table says.
         let algorithm = if algorithm == Algorithm::Flat && !fits { Algorithm::Direct } else { algorithm };
         Self {
-            ground,
+            board,
             sequence,
             header,
             job: Some(job),
@@ -105,16 +96,20 @@ impl Run {
             entries: SmallVec::new(),
             data: None,
             is_entered: false,
-            begun: Instant::now(),
+            must_wake: false,
         }
     }
 
     pub(crate) fn board(&self) -> &Board {
-        &self.ground.board
+        &self.board
+    }
+
+    pub(crate) fn shared_board(&self) -> &Arc<Board> {
+        &self.board
     }
 
     pub(crate) fn size(&self) -> usize {
-        self.ground.board.seats.len()
+        self.board.seats.len()
     }
 
     /// This rank's part, which is there until the operation fails.
@@ -140,11 +135,6 @@ impl Run {
     /// Whether only the agreement is made on the board, and links do the rest.
     pub(crate) fn ends_in_links(&self) -> bool {
         !self.algorithm.needs_one_host()
-    }
-
-    /// When it was made.
-    pub(crate) fn begun(&self) -> Instant {
-        self.begun
     }
 
     /// Whether it waits for room in a neighbour's socket, of which nobody tells it.
@@ -205,7 +195,7 @@ impl Run {
         // Input that others read while this rank's output, which is the same memory, is being filled.
         let copied = match (kind, input, output) {
             (Kind::AllToAll | Kind::AllToAllV, Some(input), Some(output)) if input.overlaps(output) => {
-                let copy = Region::scratch(&self.ground.arena, input.len_bytes())?;
+                let copy = Region::scratch(&self.board.arena, input.len_bytes())?;
                 copy.copy_from(input)?;
                 Some(copy)
             }
@@ -220,7 +210,7 @@ impl Run {
         let needs_window = matches!(input, Some(None)) || reduces && lends_result;
         if needs_window && self.size() > 1 {
             let bytes = super::window_bytes(self.size());
-            let window = Region::scratch(&self.ground.arena, bytes)?;
+            let window = Region::scratch(&self.board.arena, bytes)?;
             let exposure = self.board().expose(&window).ok_or_else(|| {
                 Error::new(ErrorKind::LimitExceeded, format!("the arena has no room for a window of {bytes} bytes"))
                     .hint("raise the arena's capacity, or let tensors go")
@@ -274,6 +264,7 @@ impl Run {
         }
         let entry = Entry { header: pack(&self.header, self.residence), words };
         self.is_entered = true;
+        self.must_wake = true;
         self.board().enter(self.sequence, &entry);
         self.stage = Stage::Agreement;
         Ok(())
@@ -282,8 +273,14 @@ impl Run {
     /// Looks at the entries of all ranks. False while one is missing.
     fn agree(&mut self) -> Result<bool> {
         let own = pack(&self.header, 0);
-        while let Some(seat) = self.ground.board.seats.get(self.entries.len()) {
-            let Some(entry) = seat.entered(self.sequence)? else { return Ok(false) };
+        while let Some(seat) = self.board.seats.get(self.entries.len()) {
+            let Some(entry) = seat.entered(self.sequence)? else {
+                // Not before: the store of the entry is on its way to the others meanwhile.
+                if std::mem::take(&mut self.must_wake) {
+                    self.board.wake();
+                }
+                return Ok(false);
+            };
             let [first, count, digest] = entry.header;
             if [first & !RESIDENCE_MASK, count, digest] != own {
                 return Err(differs(&self.header, seat.rank, entry.header, self.sequence));
@@ -291,6 +288,10 @@ impl Run {
             self.entries.push(entry);
         }
         self.stage = Stage::Work;
+        // What follows takes longer, or waits.
+        if self.algorithm != Algorithm::Flat && std::mem::take(&mut self.must_wake) {
+            self.board.wake();
+        }
         Ok(true)
     }
 
@@ -313,6 +314,9 @@ impl Run {
             return Ok(false);
         }
         self.stage = Stage::Over;
+        if std::mem::take(&mut self.must_wake) {
+            self.board.wake();
+        }
         self.board().finish(self.sequence);
         self.is_entered = false;
         self.board().leave();
@@ -341,7 +345,7 @@ impl Drop for Run {
         if self.algorithm == Algorithm::Direct {
             let job = self.job.take();
             let regions = job.into_iter().flat_map(|job| [job.input, job.output]).flatten().chain(self.window.take());
-            self.ground.graves.bury(&self.ground.board, regions.collect());
+            self.board.graves.bury(&self.board, regions.collect());
         }
         self.board().leave();
     }

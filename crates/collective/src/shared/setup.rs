@@ -54,7 +54,8 @@ pub(crate) async fn board(state: &Arc<State>) -> Result<Option<Arc<Board>>> {
     for rank in (0..state.size()).filter(|rank| *rank != own) {
         all_have &= answer(state, rank).await?;
     }
-    Ok(seats.filter(|_| all_have).map(|seats| Arc::new(Board::new(own as usize, seats))))
+    let (arena, graves) = (state.hub.node.arena().clone(), Arc::clone(&state.hub.graves));
+    Ok(seats.filter(|_| all_have).map(|seats| Arc::new(Board::new(own as usize, seats, arena, graves))))
 }
 
 /// Whether all members say that they run on one host.
