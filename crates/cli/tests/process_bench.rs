@@ -148,7 +148,7 @@ fn every_case_of_a_collective_is_measured() {
     let sizes = ["48", "98304"];
     let all = ["barrier", "ping_pong", "ping_pong_private"].into_iter().chain(cases.iter().map(String::as_str));
     let named = all.flat_map(|case| ["--case", case]).chain(sizes.into_iter().flat_map(|size| ["--bytes", size]));
-    let arguments = ["bench", "collective", "--quick", "--no-peer", "--json", "--pin", "--ranks", "2", "--ranks", "3"];
+    let arguments = ["bench", "collective", "--quick", "--no-peer", "--json", "--ranks", "2", "--ranks", "3"];
     let output = sheave(&arguments.into_iter().chain(named).collect::<Vec<_>>());
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
     let mut seen = Vec::new();
@@ -178,8 +178,20 @@ fn every_case_of_a_collective_is_measured() {
 
 #[test]
 fn a_collective_stands_beside_gloo_and_a_bare_loop() {
-    let arguments =
-        ["bench", "collective", "--quick", "--transport", "shm", "--ranks", "2", "--bytes", "64KiB", "--turns", "2"];
+    let arguments = [
+        "bench",
+        "collective",
+        "--quick",
+        "--transport",
+        "shm",
+        "--ranks",
+        "2",
+        "--bytes",
+        "64KiB",
+        "--turns",
+        "2",
+        "--pin",
+    ];
     let folder = tempfile::tempdir().expect("there is room");
     // It has what is imported, and answers to the arguments of the script with a time that no operation needs.
     let lines = r#"test "$1" = -c && exit 0
