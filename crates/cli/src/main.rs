@@ -1,5 +1,6 @@
 //! The binary `sheave`: `sheave demo` trains a model over a parameter server, `sheave launch` runs a job on this
-//! machine, `sheave doctor` checks the machine, `sheave bench` measures it beside others.
+//! machine, `sheave doctor` checks the machine, `sheave bench` measures it beside others, `sheave tune` shows and makes
+//! the table by which collective operations choose their algorithms.
 //!
 //! Exit codes: 0 when all went well, 1 when something failed, 2 when the command line makes no sense; those of a job
 //! are its own. An error is one line on standard error, after which a failed process of a job is quoted; a reader that
@@ -9,6 +10,7 @@ mod bench;
 mod demo;
 mod doctor;
 mod launch;
+mod tune;
 
 use clap::{Parser, Subcommand};
 use std::io::Write;
@@ -30,6 +32,7 @@ enum Command {
     Demo(demo::Arguments),
     Doctor(doctor::Arguments),
     Launch(launch::Arguments),
+    Tune(tune::Arguments),
 }
 
 /// Why the program ends early.
@@ -89,6 +92,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Launch(arguments) => launch::run(&arguments),
+        Command::Tune(arguments) => tune::run(&arguments),
     }
 }
 

@@ -1,49 +1,8 @@
 //! The real binary, as users run it.
 
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+mod common;
 
-/// Longest time for one run, on a machine that does something else too.
-const LIMIT: Duration = Duration::from_secs(100);
-
-fn start(arguments: &[&str]) -> Child {
-    Command::new(env!("CARGO_BIN_EXE_sheave"))
-        .args(arguments)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the binary was built for this test")
-}
-
-/// Waits until `is_so`; false after the limit.
-fn wait_until(mut is_so: impl FnMut() -> bool) -> bool {
-    let begun = Instant::now();
-    while !is_so() {
-        if begun.elapsed() > LIMIT {
-            return false;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    true
-}
-
-/// What it prints here fits into a pipe, so it never waits for a reader.
-fn finish(mut child: Child) -> Output {
-    if !wait_until(|| child.try_wait().expect("it is our child").is_some()) {
-        child.kill().expect("it is our child");
-        panic!("it did not end: {:?}", child.wait_with_output());
-    }
-    child.wait_with_output().expect("it has ended")
-}
-
-fn sheave(arguments: &[&str]) -> Output {
-    finish(start(arguments))
-}
-
-fn text(bytes: &[u8]) -> &str {
-    std::str::from_utf8(bytes).expect("people read it")
-}
+use common::{finish, sheave, start, text, wait_until};
 
 #[test]
 fn every_case_of_every_transport_is_measured() {
@@ -181,6 +140,100 @@ fn every_case_of_a_mesh_is_measured() {
 }
 
 #[test]
+fn every_case_of_a_collective_is_measured() {
+    let cases =
+        ["all_reduce", "broadcast", "all_gather", "reduce_scatter", "reduce", "gather", "scatter", "all_to_all"];
+    let cases = cases.map(|case| [case.to_owned(), format!("{case}_private")]);
+    let cases: Vec<String> = cases.into_iter().flatten().collect();
+    // Barriers are timed a hundred in a row, as all short operations are, which takes long where others run too.
+    let sizes = ["98304"];
+    let all = ["barrier", "ping_pong", "ping_pong_private"].into_iter().chain(cases.iter().map(String::as_str));
+    let named = all.flat_map(|case| ["--case", case]).chain(sizes.into_iter().flat_map(|size| ["--bytes", size]));
+    let arguments = ["bench", "collective", "--quick", "--no-peer", "--json", "--ranks", "2", "--ranks", "3"];
+    let output = sheave(&arguments.into_iter().chain(named).collect::<Vec<_>>());
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    let mut seen = Vec::new();
+    for line in text(&output.stdout).lines() {
+        let value: serde_json::Value = serde_json::from_str(line).expect("a line is one object");
+        assert_eq!((&value["bench"], &value["language"]), (&"collective".into(), &"rust".into()), "{line}");
+        assert!(value["iterations"].as_u64().expect("a count") >= 5 && value.get("ratio").is_none(), "{line}");
+        // A nanosecond is less than a load from the cache of another core, ten seconds are ranks that hang.
+        assert!((0.001..10e6).contains(&value["p50_us"].as_f64().expect("a number")), "{line}");
+        let [case, transport] = ["case", "transport"].map(|key| value[key].as_str().expect("a word"));
+        seen.push(format!("{case} {transport} {} {}", value["ranks"], value["bytes"]));
+    }
+    let mut wanted: Vec<String> = Vec::new();
+    for transport in ["shm", "tcp"] {
+        for ranks in [2, 3] {
+            let of_size = |size| cases.iter().map(move |case| format!("{case} {transport} {ranks} {size}"));
+            wanted.extend(sizes.into_iter().flat_map(of_size));
+            wanted.push(format!("barrier {transport} {ranks} 0"));
+        }
+        let ping_pong = |size| ["ping_pong", "ping_pong_private"].map(|case| format!("{case} {transport} 2 {size}"));
+        wanted.extend(sizes.into_iter().flat_map(ping_pong));
+    }
+    seen.sort_unstable();
+    wanted.sort_unstable();
+    assert_eq!(seen, wanted);
+}
+
+#[test]
+fn a_collective_stands_beside_gloo_and_a_bare_loop() {
+    let arguments = [
+        "bench",
+        "collective",
+        "--quick",
+        "--transport",
+        "shm",
+        "--ranks",
+        "2",
+        "--bytes",
+        "64KiB",
+        "--turns",
+        "2",
+        "--pin",
+    ];
+    let folder = tempfile::tempdir().expect("there is room");
+    // It has what is imported, and answers to the arguments of the script with a time that no operation needs.
+    let lines = r#"test "$1" = -c && exit 0
+        test -s "$1" && test "$2 $3 $4 $5" = "all_reduce 2 10000 65536" && echo "$5 1000000000 1000000000""#;
+    let python = in_place_of_python(folder.path(), lines);
+    let named = ["--case", "all_reduce", "--case", "all_reduce_private", "--gloo", &python];
+    let beside = sheave(&[&arguments[..], &named].concat());
+    assert!(beside.status.success(), "{beside:?}");
+    let lines: Vec<&str> = text(&beside.stdout).lines().collect();
+    assert!(lines.len() >= 3 && lines[0].contains("gloo") && lines[0].contains("bare loop"), "{lines:?}");
+    for (line, case) in lines[1..3].iter().zip(["all_reduce ", "all_reduce_private "]) {
+        assert!(line.starts_with(case) && line.contains(" 64 KiB ") && line.contains(" 1000342 "), "{line}");
+        assert!(line.ends_with(" met") || line.ends_with(" missed"), "{line}");
+    }
+
+    let broken = in_place_of_python(folder.path(), "echo 'no module named torch' >&2; exit 1");
+    let refused = sheave(&[&arguments[..], &["--gloo", &broken]].concat());
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+    assert!(text(&refused.stderr).contains("no module named torch"), "{refused:?}");
+}
+
+#[test]
+fn the_ranks_of_a_collective_end_with_the_command() {
+    let mut child = start(&["bench", "collective", "--no-peer", "--ranks", "2"]);
+    let path = format!("/proc/{0}/task/{0}/children", child.id());
+    let mut ranks = Vec::new();
+    let appeared = wait_until(|| {
+        let children = std::fs::read_to_string(&path).unwrap_or_default();
+        ranks = children.split_whitespace().map(str::to_owned).collect();
+        ranks.len() == 2
+    });
+    child.kill().expect("it is our child");
+    child.wait().expect("it is our child");
+    assert!(appeared, "there were no two ranks");
+    let is_gone = |rank: &String| {
+        !std::fs::read_to_string(format!("/proc/{rank}/cmdline")).is_ok_and(|line| line.contains("collective-child"))
+    };
+    assert!(wait_until(|| ranks.iter().all(is_gone)), "ranks {ranks:?} have outlived the command");
+}
+
+#[test]
 fn filters_leave_one_row_in_the_table() {
     let arguments = ["--quick", "--no-peer", "--transport", "inproc", "--case", "stream", "--bytes", "1KiB", "--pin"];
     let output = sheave(&[&["bench", "link"][..], &arguments].concat());
@@ -206,6 +259,17 @@ fn what_makes_no_sense_is_refused_in_one_line() {
         &["bench", "store", "--peer-python", "/bin/sh"],
         &["bench", "store", "--peer", "mxnet", "--peer-python", "/nowhere/python"],
         &["bench", "mesh", "--transport", "inproc"],
+        &["bench", "collective", "--transport", "inproc"],
+        &["bench", "collective", "--case", "all_reduce_public"],
+        &["bench", "collective", "--case", "all_reduce", "--bytes", "6"],
+        &["bench", "collective", "--case", "ping_pong", "--ranks", "3"],
+        &["bench", "collective", "--ranks", "0"],
+        &["bench", "collective", "--turns", "0"],
+        &["bench", "collective", "--gloo", "/nowhere/python"],
+        &["bench", "collective", "--gloo", "/bin/false"],
+        &["bench", "collective", "--gloo", "/bin/true", "--no-peer"],
+        &["bench", "collective-child"],
+        &["bench", "limit-child"],
         &["bench", "mesh-child"],
         &["bench", "lonk"],
     ] {

@@ -2,7 +2,7 @@
 
 use super::child::no_times;
 use super::pair::{self, Pair};
-use super::peer::{Peer, PeerTransport};
+use super::peer::{self, Peer, PeerTransport};
 use super::report::{self, Row};
 use super::traffic::{Cell, Side};
 use super::{Case, Effort, LinkArguments, SIZES_BYTES, Transport, window};
@@ -31,7 +31,11 @@ struct Times {
 /// Measures and reports.
 pub(super) fn run(arguments: &LinkArguments) -> std::result::Result<(), Failure> {
     let plan = Plan::new(arguments)?;
-    let peer = if arguments.no_peer || !plan.cases.contains(&Case::PingPong) { None } else { build_peer(plan.pin) };
+    let peer = if arguments.no_peer || !plan.cases.contains(&Case::PingPong) {
+        None
+    } else {
+        peer::if_there(Peer::build(plan.pin))
+    };
     let mut times = Times::default();
     for round in 1..=plan.effort.rounds {
         for &transport in &plan.transports {
@@ -161,20 +165,6 @@ impl Plan {
         // Stable: ours come before the peer's.
         rows.sort_by_key(|row| (Case::ALL.iter().position(|case| case.name() == row.case), row.bytes));
         rows
-    }
-}
-
-fn build_peer(pin: bool) -> Option<Peer> {
-    match Peer::build(pin) {
-        Ok(Some(peer)) => Some(peer),
-        Ok(None) => {
-            crate::say("openmpi is not installed (no mpicc and mpirun): its column stays empty", true);
-            None
-        }
-        Err(error) => {
-            crate::say(&format!("openmpi is left out: {error}"), true);
-            None
-        }
     }
 }
 

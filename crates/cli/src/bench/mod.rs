@@ -12,6 +12,7 @@ mod traffic;
 
 use crate::Failure;
 use clap::{Args, ValueEnum};
+pub(crate) use collective::medians_ns;
 pub(crate) use pair::draw_secret;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -44,11 +45,14 @@ pub(crate) enum Command {
     /// passed their first barrier. `barrier` is one barrier of all ranks, as rank 0 sees it; `call` the round trip of
     /// an empty call to an inline service, `call_executor` to one that runs on the callee's executor.
     Mesh(MeshArguments),
-    /// Measures all_reduce among processes.
+    /// Measures collective operations, beside OpenMPI, Gloo and a bare loop.
     ///
-    /// Two and four ranks sum f32 tensors in place; from 64 KiB on each rewrites its own before every operation,
-    /// outside the timer. `all_reduce` has its tensors in the arena, `all_reduce_private` in memory of each process
-    /// alone. If OpenMPI is installed its own all_reduce runs in turn with ours.
+    /// Two and four processes take part, with f32 tensors in the arena, or in memory of each process alone in the cases
+    /// called private. From 64 KiB on every rank rewrites its input before each operation, outside the timer; shorter
+    /// ones are timed a hundred in a row; roots take turns; the time is that of the slowest rank. Sizes are those of
+    /// one rank's input; of a scatter those of one rank's output. If OpenMPI is installed its operations run in turn
+    /// with ours over the same transport, Gloo's if a Python with torch is named, and two processes without any
+    /// library beside all_reduce. The table has ratios and targets.
     Collective(CollectiveArguments),
     /// The second process of a measurement.
     #[command(hide = true)]
@@ -56,6 +60,9 @@ pub(crate) enum Command {
     /// One rank of a group that is measured.
     #[command(hide = true)]
     CollectiveChild,
+    /// One of the two processes of a bare loop.
+    #[command(hide = true)]
+    LimitChild,
     /// Another process of a job with a store.
     #[command(hide = true)]
     StoreChild,
@@ -70,6 +77,9 @@ pub(crate) struct CollectiveArguments {
     /// Measure this transport only, shm or tcp; may be given several times.
     #[arg(long, value_name = "NAME")]
     transport: Vec<Transport>,
+    /// Measure this case only, such as all_reduce, broadcast_private or ping_pong; may be given several times.
+    #[arg(long, value_name = "NAME", value_parser = collective::Case::from_name)]
+    case: Vec<collective::Case>,
     /// Measure this size only, such as 8, 64KiB or 16MiB; may be given several times.
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     bytes: Vec<usize>,
@@ -82,9 +92,18 @@ pub(crate) struct CollectiveArguments {
     /// Print one JSON object per line instead of a table.
     #[arg(long)]
     json: bool,
-    /// Do not run OpenMPI beside.
+    /// Measure everything so often, in turn with the peers; 3 unless given, or 1 with --quick.
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100))]
+    turns: Option<u32>,
+    /// Keep each rank on a core of its own, counted round, those of the peers too.
     #[arg(long)]
+    pin: bool,
+    /// Run neither OpenMPI nor the bare loop beside.
+    #[arg(long, conflicts_with = "gloo")]
     no_peer: bool,
+    /// Run Gloo beside, by a Python in which torch is installed.
+    #[arg(long, value_name = "PYTHON")]
+    gloo: Option<std::path::PathBuf>,
 }
 
 /// What `sheave bench mesh` measures.
@@ -206,7 +225,7 @@ pub(crate) enum Transport {
 impl Transport {
     const ALL: [Self; 3] = [Self::Inproc, Self::Shm, Self::Tcp];
 
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Inproc => "inproc",
             Self::Shm => "shm",
@@ -283,7 +302,7 @@ fn window(bytes: usize) -> usize {
     ((64usize << 20) / bytes.max(1)).clamp(2, 64)
 }
 
-fn parse_bytes(text: &str) -> Result<usize, String> {
+pub(crate) fn parse_bytes(text: &str) -> Result<usize, String> {
     let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let unit = match text[digits.len()..].to_ascii_lowercase().as_str() {
         "" | "b" => 1usize,
@@ -305,6 +324,7 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
         Command::Collective(arguments) => collective::run(&arguments),
         Command::LinkChild => child::run(),
         Command::CollectiveChild => collective::follow(),
+        Command::LimitChild => collective::follow_limit(),
         Command::MeshChild => mesh::follow(),
         Command::StoreChild => store::follow(),
     }

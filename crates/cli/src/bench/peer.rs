@@ -1,4 +1,5 @@
-//! OpenMPI beside us: its own ping-pong, compiled on the spot from the program that this binary carries.
+//! Programs of others beside us: OpenMPI's, compiled on the spot from what this binary carries, and what all have in
+//! common.
 
 use super::Effort;
 use sheave_base::{Error, ErrorKind, Result};
@@ -49,9 +50,9 @@ impl Peer {
         Self::compile(PROGRAM, pin)
     }
 
-    /// As [`Peer::build`], for a program that takes sizes and iterations alone.
-    pub(super) fn of(program: &str) -> Result<Option<Self>> {
-        Self::compile(program, false)
+    /// As [`Peer::build`], for another program.
+    pub(super) fn of(program: &str, pin: bool) -> Result<Option<Self>> {
+        Self::compile(program, pin)
     }
 
     fn compile(program: &str, pin: bool) -> Result<Option<Self>> {
@@ -59,7 +60,7 @@ impl Peer {
             return Ok(None);
         }
         let folder = tempfile::tempdir().map_err(|error| Error::from(error).context("making a temporary folder"))?;
-        let source = folder.path().join("ping_pong.c");
+        let source = folder.path().join("program.c");
         std::fs::write(&source, program).map_err(|error| Error::from(error).context("writing openmpi's program"))?;
         let peer = Self { folder, pin };
         let compiler = Command::new("mpicc").arg("-O3").arg(&source).arg("-o").arg(peer.program()).output();
@@ -76,7 +77,7 @@ impl Peer {
     }
 
     fn program(&self) -> PathBuf {
-        self.folder.path().join("ping_pong")
+        self.folder.path().join("program")
     }
 
     /// Runs the ping-pong over these sizes and iterations. Returns nanoseconds of every round trip per size.
@@ -87,39 +88,50 @@ impl Peer {
         effort: Effort,
     ) -> Result<Vec<(usize, Vec<u64>)>> {
         let limit = START_TIMEOUT + effort.budget * 4 * u32::try_from(sizes.len()).unwrap_or(u32::MAX);
-        let mut command = self.command(2, transport);
-        command.arg(effort.budget.as_micros().to_string());
-        Self::measure(command, sizes, limit)
+        let mut arguments = vec![effort.budget.as_micros().to_string()];
+        arguments.extend(sizes.iter().map(|(bytes, iterations)| format!("{bytes}:{iterations}")));
+        self.run_among(2, transport, &arguments, limit)
     }
 
-    /// Runs the program among so many ranks, for at most `limit`.
+    /// Runs the program among so many ranks, for at most `limit`. Returns the lines of numbers that it prints.
     pub(super) fn run_among(
         &self,
         ranks: u32,
         transport: PeerTransport,
-        sizes: &[(usize, usize)],
+        arguments: &[String],
         limit: Duration,
     ) -> Result<Vec<(usize, Vec<u64>)>> {
-        Self::measure(self.command(ranks, transport), sizes, limit)
-    }
-
-    fn command(&self, ranks: u32, transport: PeerTransport) -> Command {
-        let mut command = Command::new("mpirun");
-        let binding = if self.pin { "core" } else { "none" };
-        command.args(["-np", &ranks.to_string(), "--oversubscribe", "--bind-to", binding]);
-        command.args(transport.options()).arg(self.program());
-        command
-    }
-
-    fn measure(mut command: Command, sizes: &[(usize, usize)], limit: Duration) -> Result<Vec<(usize, Vec<u64>)>> {
-        command.args(sizes.iter().map(|(bytes, iterations)| format!("{bytes}:{iterations}")));
+        let mut command = self.command(ranks, transport);
+        command.args(arguments);
         // It refuses root otherwise, and containers often know nobody else.
         command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         end_with_us(&mut command);
         let child = command.spawn().map_err(|error| Error::from(error).context("starting mpirun"))?;
-        let text = output_of("mpirun", child, limit)?;
-        text.lines().map(parse).collect()
+        output_of("mpirun", child, limit)?.lines().map(parse).collect()
+    }
+
+    fn command(&self, ranks: u32, transport: PeerTransport) -> Command {
+        let mut command = Command::new("mpirun");
+        let binding = if self.pin { "core:overload-allowed" } else { "none" };
+        command.args(["-np", &ranks.to_string(), "--oversubscribe", "--bind-to", binding]);
+        command.args(transport.options()).arg(self.program());
+        command
+    }
+}
+
+/// The peer that was built; if there is none, people are told why.
+pub(super) fn if_there(built: Result<Option<Peer>>) -> Option<Peer> {
+    match built {
+        Ok(Some(peer)) => Some(peer),
+        Ok(None) => {
+            crate::say("openmpi is not installed (no mpicc and mpirun): its column stays empty", true);
+            None
+        }
+        Err(error) => {
+            crate::say(&format!("openmpi is left out: {error}"), true);
+            None
+        }
     }
 }
 
@@ -165,10 +177,16 @@ pub(super) fn output_of(name: &str, mut child: Child, limit: Duration) -> Result
     };
     let complaint = complaint.join().unwrap_or_default();
     if !status.success() {
-        let first = complaint.lines().find(|line| line.contains(char::is_alphabetic)).unwrap_or_default();
-        return Err(Error::new(ErrorKind::Io, format!("{name} failed ({status}): {}", first.trim())));
+        return Err(Error::new(ErrorKind::Io, format!("{name} failed ({status}): {}", essence(&complaint))));
     }
     Ok(output.join().unwrap_or_default())
+}
+
+/// The line of a complaint that says most: the first one with words, or the last one of a Python's traceback.
+fn essence(complaint: &str) -> &str {
+    let mut lines = complaint.lines().map(str::trim).filter(|line| line.contains(char::is_alphabetic));
+    let first = lines.next().unwrap_or_default();
+    if first.starts_with("Traceback") { lines.next_back().unwrap_or(first) } else { first }
 }
 
 /// Lets the program end its own children; kills it if it does not within a second.
@@ -189,8 +207,9 @@ fn terminate(child: &mut Child) {
     let _ = child.wait();
 }
 
-fn parse(line: &str) -> Result<(usize, Vec<u64>)> {
-    let strange = || Error::new(ErrorKind::Protocol, "openmpi's program printed something else than numbers");
+/// Reads a line of numbers: bytes, then nanoseconds.
+pub(super) fn parse(line: &str) -> Result<(usize, Vec<u64>)> {
+    let strange = || Error::new(ErrorKind::Protocol, "a peer's program printed something else than numbers");
     let mut numbers = line.split_ascii_whitespace();
     let bytes = numbers.next().and_then(|bytes| bytes.parse().ok()).ok_or_else(strange)?;
     let times = numbers.map(str::parse).collect::<std::result::Result<Vec<u64>, _>>().map_err(|_| strange())?;
@@ -217,6 +236,16 @@ mod tests {
         let error = output_of("a program", command.spawn().unwrap(), Duration::from_millis(50)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
         assert!(begun.elapsed() < Duration::from_secs(20));
+    }
+
+    #[test]
+    fn a_complaint_is_quoted_by_its_best_line() {
+        assert_eq!(essence("-----\n no such network\nmore"), "no such network");
+        assert_eq!(
+            essence("Traceback (most recent call last):\n  File\nImportError: no torch\n"),
+            "ImportError: no torch"
+        );
+        assert_eq!(essence(""), "");
     }
 
     #[test]

@@ -36,10 +36,49 @@ struct Line<'a> {
     p99_us: f64,
     max_us: f64,
     iterations: u64,
+    /// The median in the peer's, where it was measured too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ratio: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    verdict: Option<Verdict>,
+}
+
+/// How a ratio stands to its target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Verdict {
+    Met,
+    /// Above it by less than machines differ from run to run, which meets it too.
+    Tie,
+    Missed,
+}
+
+impl Verdict {
+    /// From here on the time is that of the bytes, below it that of the steps, which differs more.
+    const LONG_BYTES: usize = 64 << 10;
+
+    pub(super) fn of(ratio: f64, target: f64, bytes: usize) -> Self {
+        let tied = if bytes >= Self::LONG_BYTES { 1.3 } else { 1.5 };
+        match ratio / target {
+            ratio if ratio <= 1.0 => Self::Met,
+            ratio if ratio < tied => Self::Tie,
+            _ => Self::Missed,
+        }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Met => "met",
+            Self::Tie => "tie",
+            Self::Missed => "missed",
+        }
+    }
 }
 
 impl Row {
-    fn line(&self) -> Line<'_> {
+    fn line(&self, rows: &[Self]) -> Line<'_> {
         Line {
             bench: self.bench,
             case: self.case,
@@ -52,28 +91,49 @@ impl Row {
             p99_us: self.quantile_us(0.99),
             max_us: microseconds(self.times.max()),
             iterations: self.times.len(),
+            ratio: self.ratio(rows),
+            target: self.target,
+            verdict: self.verdict(rows),
         }
     }
 
-    fn quantile_us(&self, quantile: f64) -> f64 {
+    /// The row of the same size and ranks that this one is compared with.
+    pub(super) fn peer<'a>(&self, rows: &'a [Self]) -> Option<&'a Self> {
+        self.compared_with.and_then(|(case, transport)| self.beside(case, transport, rows))
+    }
+
+    /// The row of the same size and ranks of another case and transport, if anything was measured.
+    pub(super) fn beside<'a>(&self, case: &str, transport: &str, rows: &'a [Self]) -> Option<&'a Self> {
+        let is_it = |row: &&Self| {
+            (row.bytes, row.ranks) == (self.bytes, self.ranks) && (row.case, row.transport) == (case, transport)
+        };
+        rows.iter().find(is_it).filter(|row| !row.times.is_empty())
+    }
+
+    /// The median in the peer's.
+    pub(super) fn ratio(&self, rows: &[Self]) -> Option<f64> {
+        self.peer(rows).map(|peer| self.quantile_us(0.5) / peer.quantile_us(0.5))
+    }
+
+    pub(super) fn verdict(&self, rows: &[Self]) -> Option<Verdict> {
+        self.target.and_then(|target| Some(Verdict::of(self.ratio(rows)?, target, self.bytes)))
+    }
+
+    pub(super) fn quantile_us(&self, quantile: f64) -> f64 {
         microseconds(self.times.value_at_quantile(quantile))
     }
 
     fn cells(&self, rows: &[Self]) -> Vec<String> {
         let p50_us = self.quantile_us(0.5);
-        let is_peer = |row: &&Self| {
-            let matches = (row.bytes, row.ranks) == (self.bytes, self.ranks);
-            matches && self.compared_with == Some((row.case, row.transport)) && !row.times.is_empty()
-        };
-        let peer = rows.iter().find(is_peer);
         let mut cells =
             vec![self.case.to_owned(), readable(self.bytes), self.transport.to_owned(), self.ranks.to_string()];
         let mean_us = self.times.mean() / 1e3;
         let times_us = [p50_us, self.quantile_us(0.9), self.quantile_us(0.99), microseconds(self.times.max()), mean_us];
         cells.extend(times_us.map(|time_us| format!("{time_us:.2}")));
         cells.push(self.times.len().to_string());
-        cells.push(peer.map_or_else(String::new, |peer| format!("{:.2}", p50_us / peer.quantile_us(0.5))));
-        cells.push(self.target.map_or_else(String::new, |target| format!("≤ {target}")));
+        cells.push(self.ratio(rows).map_or_else(String::new, |ratio| format!("{ratio:.2}")));
+        let verdict = self.verdict(rows).map_or_else(String::new, |verdict| format!(" {}", verdict.name()));
+        cells.push(self.target.map_or_else(String::new, |target| format!("≤ {target}{verdict}")));
         cells
     }
 }
@@ -82,7 +142,7 @@ fn microseconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / 1e3
 }
 
-fn readable(bytes: usize) -> String {
+pub(super) fn readable(bytes: usize) -> String {
     match bytes {
         bytes if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) => format!("{} MiB", bytes >> 20),
         bytes if bytes >= 1_000_000 && bytes.is_multiple_of(10_000) => format!("{} MB", bytes as f64 / 1e6),
@@ -94,7 +154,7 @@ fn readable(bytes: usize) -> String {
 /// Writes one JSON object per line.
 pub(super) fn json(rows: &[Row], target: &mut dyn Write) -> Result<(), Failure> {
     for row in rows {
-        let line = serde_json::to_string(&row.line()).map_err(|error| Failure::Run(error.to_string()))?;
+        let line = serde_json::to_string(&row.line(rows)).map_err(|error| Failure::Run(error.to_string()))?;
         writeln!(target, "{line}").map_err(|error| unwritten(&error))?;
     }
     target.flush().map_err(|error| unwritten(&error))
@@ -122,13 +182,22 @@ pub(super) fn table(rows: &[Row], target: &mut dyn Write) -> Result<(), Failure>
     if rows.iter().all(|row| row.target.is_none()) {
         lines.iter_mut().for_each(|cells| drop(cells.pop()));
     }
-    let widths: Vec<usize> = (0..lines[0].len())
-        .map(|column| lines.iter().map(|cells| cells[column].chars().count()).max().unwrap_or(0))
-        .collect();
-    for cells in &lines {
-        let padded = cells.iter().zip(&widths).enumerate().map(|(column, (cell, &width))| match column {
-            0 | 2 => format!("{cell:<width$}"),
-            _ => format!("{cell:>width$}"),
+    aligned(&lines, |column| column == 0 || column == 2, target)
+}
+
+/// Writes lines of as many cells each, aligned on the right unless a column `is_text`.
+pub(super) fn aligned(
+    lines: &[Vec<String>],
+    is_text: impl Fn(usize) -> bool,
+    target: &mut dyn Write,
+) -> Result<(), Failure> {
+    let columns = lines.first().map_or(0, Vec::len);
+    let widths: Vec<usize> =
+        (0..columns).map(|column| lines.iter().map(|cells| cells[column].chars().count()).max().unwrap_or(0)).collect();
+    for cells in lines {
+        let padded = cells.iter().zip(&widths).enumerate().map(|(column, (cell, &width))| match is_text(column) {
+            true => format!("{cell:<width$}"),
+            false => format!("{cell:>width$}"),
         });
         let text = padded.collect::<Vec<_>>().join("  ");
         writeln!(target, "{}", text.trim_end()).map_err(|error| unwritten(&error))?;
@@ -136,7 +205,7 @@ pub(super) fn table(rows: &[Row], target: &mut dyn Write) -> Result<(), Failure>
     target.flush().map_err(|error| unwritten(&error))
 }
 
-fn unwritten(error: &std::io::Error) -> Failure {
+pub(super) fn unwritten(error: &std::io::Error) -> Failure {
     if error.kind() == ErrorKind::BrokenPipe {
         return Failure::Unread;
     }
@@ -207,6 +276,28 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[0].ends_with("target") && lines[1].ends_with("≤ 0.2"), "{text}");
         assert!(lines[1].contains("5.76 MB") && lines[1].contains(" 1  "), "no ratio to another size: {text}");
+    }
+
+    #[test]
+    fn a_line_says_whether_its_target_is_met() {
+        let rows = [Row { target: Some(0.3), ..row("shm", &[350]) }, row("openmpi-shm", &[1000])];
+        let mut text = Vec::new();
+        json(&rows, &mut text).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!((&lines[0]["target"], &lines[0]["verdict"]), (&0.3.into(), &"tie".into()));
+        assert!((lines[0]["ratio"].as_f64().unwrap() - 0.35).abs() < 0.01);
+        assert!(lines[1].get("ratio").is_none() && lines[1].get("verdict").is_none());
+        let mut text = Vec::new();
+        table(&rows, &mut text).unwrap();
+        assert!(String::from_utf8(text).unwrap().contains("≤ 0.3 tie"));
+    }
+
+    #[test]
+    fn a_tie_is_wider_for_short_messages() {
+        let verdicts = |bytes| [0.3, 0.38, 0.42, 0.46].map(|ratio| Verdict::of(ratio, 0.3, bytes));
+        assert_eq!(verdicts(1 << 20), [Verdict::Met, Verdict::Tie, Verdict::Missed, Verdict::Missed]);
+        assert_eq!(verdicts(8), [Verdict::Met, Verdict::Tie, Verdict::Tie, Verdict::Missed]);
     }
 
     #[test]
