@@ -8,13 +8,14 @@
 use crate::hub::{Driver, Hub, run};
 use crate::operation::digest;
 use crate::task::{Awaited, Plan, Steps, Task};
+use crate::{exchange, mail};
 use parking_lot::Mutex;
 use sheave_base::work::{Drive, driven};
 use sheave_base::{Error, ErrorKind, LinkId, Rank, Result, Work};
 use sheave_mesh::Group;
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::Wake;
 use std::time::{Duration, Instant};
@@ -30,6 +31,9 @@ const GRACE: Duration = Duration::from_millis(150);
 /// but one of them may have to wait for another that is slow.
 const GRACE_AFTER_LEAVE: Duration = Duration::from_secs(1);
 
+/// What sorts of messages a group has: those of its collectives, and what [`mail`] sends.
+const SORTS: [u64; 4] = [exchange::SORT, mail::OFFERS, mail::ANSWERS, mail::BYTES];
+
 /// Keys of messages lie above all sequence numbers.
 const MESSAGES: u64 = 1 << 63;
 
@@ -43,6 +47,8 @@ pub(crate) struct State {
     /// Held while an operation gets its number and is noted.
     tasks: Mutex<BTreeMap<u64, Arc<Task>>>,
     broken: OnceLock<Error>,
+    /// Its messages are thrown away.
+    refuses: AtomicBool,
     links: Vec<OnceLock<LinkId>>,
     driver: Arc<dyn Drive>,
     pub(crate) mail: crate::mail::Mail,
@@ -67,6 +73,7 @@ impl State {
             messages: AtomicU64::new(MESSAGES),
             tasks: Mutex::default(),
             broken: OnceLock::new(),
+            refuses: AtomicBool::new(false),
             links,
             mail: crate::mail::Mail::default(),
         });
@@ -217,6 +224,7 @@ impl State {
     /// A task has come to its end; what it says is its operation's outcome.
     fn ended(self: &Arc<Self>, key: u64, outcome: Result<Rank>) -> Result<Rank> {
         let task = self.tasks.lock().remove(&key);
+        self.refuse_late();
         let Err(error) = outcome else { return outcome };
         // What links say of members that go because the group is broken is not why.
         let is_echo = matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Closed);
@@ -261,6 +269,17 @@ impl State {
         for task in tasks {
             self.end_in_flight(&task, error);
         }
+        self.refuse_late();
+    }
+
+    /// Messages for a broken group are thrown away, when nothing in flight can need them any more.
+    fn refuse_late(&self) {
+        if self.broken.get().is_none() || !self.tasks.lock().is_empty() || self.refuses.swap(true, SeqCst) {
+            return;
+        }
+        let senders = || (0..self.size()).chain([mail::ANYBODY]);
+        let contexts = SORTS.into_iter().flat_map(|sort| senders().map(move |sender| self.context(sender, sort)));
+        self.hub.node.refuse(contexts);
     }
 
     /// Ends a task from outside.
