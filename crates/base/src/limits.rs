@@ -45,6 +45,10 @@ pub const UNEXPECTED_MESSAGES_MAX: usize = 65_536;
 /// Bytes of such messages, per node. A single larger message is let in when nothing else waits.
 pub const UNEXPECTED_BYTES_MAX: u64 = 1 << 30;
 
+/// Contexts of groups that are broken, of which a node throws messages away: a group has a few for each member. Beyond
+/// it messages of more broken groups wait for nobody.
+pub const REFUSED_CONTEXTS_MAX: usize = 1 << 18;
+
 /// Calls of one node that are not answered: what a burst of asynchronous pushes of every key of a model may be.
 pub const CALLS_PENDING_MAX: usize = 65_536;
 

@@ -28,7 +28,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll};
 
 /// Contexts of collectives, apart from those of messages.
-const SORT: u64 = 1;
+pub(crate) const SORT: u64 = 1;
 
 pub(crate) struct Exchange {
     pub(crate) state: Arc<State>,

@@ -17,14 +17,15 @@ use crate::shared::run::Run;
 use crate::shared::setup;
 use crate::table::{Algorithm, Topology};
 use crate::task::{Awaited, Plan, Steps, Task};
+use crate::{exchange, mail};
 use parking_lot::Mutex;
 use sheave_base::work::{Drive, driven};
 use sheave_base::{Error, ErrorKind, LinkId, Rank, Result, Work};
 use sheave_mesh::Group;
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Poll, Wake};
 use std::time::{Duration, Instant};
@@ -39,6 +40,9 @@ const GRACE: Duration = Duration::from_millis(150);
 /// The same after a member has left in order. It may have ended this very operation well, and then the others can too,
 /// but one of them may have to wait for another that is slow.
 const GRACE_AFTER_LEAVE: Duration = Duration::from_secs(1);
+
+/// What sorts of messages a group has: those of its collectives, and what [`mail`] sends.
+const SORTS: [u64; 5] = [exchange::SORT, mail::OFFERS, mail::ANSWERS, mail::BYTES, setup::SORT];
 
 /// Keys of messages lie above all sequence numbers.
 const MESSAGES: u64 = 1 << 63;
@@ -75,6 +79,8 @@ pub(crate) struct State {
     broken: OnceLock<Error>,
     /// Of the mesh: what it knew then has not broken the group.
     seen_news: AtomicU64,
+    /// Its messages are thrown away.
+    refuses: AtomicBool,
     links: Vec<OnceLock<LinkId>>,
     driver: Arc<dyn Drive>,
     pub(crate) mail: crate::mail::Mail,
@@ -100,6 +106,7 @@ impl State {
             tasks: Mutex::default(),
             broken: OnceLock::new(),
             seen_news: AtomicU64::new(u64::MAX),
+            refuses: AtomicBool::new(false),
             links,
             mail: crate::mail::Mail::default(),
         });
@@ -380,6 +387,7 @@ impl State {
     /// A task has come to its end; what it says is its operation's outcome.
     fn ended(self: &Arc<Self>, key: u64, outcome: Result<Rank>) -> Result<Rank> {
         let task = self.tasks.lock().remove(&key);
+        self.refuse_late();
         let Err(error) = outcome else { return outcome };
         // What links say of members that go because the group is broken is not why.
         let is_echo = matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Closed);
@@ -432,6 +440,17 @@ impl State {
         if let Some(board) = self.lasting.board() {
             board.break_up();
         }
+        self.refuse_late();
+    }
+
+    /// Messages for a broken group are thrown away, when nothing in flight can need them any more.
+    fn refuse_late(&self) {
+        if self.broken.get().is_none() || !self.tasks.lock().is_empty() || self.refuses.swap(true, SeqCst) {
+            return;
+        }
+        let senders = || (0..self.size()).chain([mail::ANYBODY]);
+        let contexts = SORTS.into_iter().flat_map(|sort| senders().map(move |sender| self.context(sender, sort)));
+        self.hub.node.refuse(contexts);
     }
 
     /// Ends a task from outside.

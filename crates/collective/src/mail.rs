@@ -30,11 +30,11 @@ const EAGER_BYTES: usize = 16 << 10;
 const OFFERS_MAX: usize = 1024;
 
 /// Contexts of announcements, answers and bytes.
-const OFFERS: u64 = 2;
-const ANSWERS: u64 = 3;
-const BYTES: u64 = 4;
+pub(crate) const OFFERS: u64 = 2;
+pub(crate) const ANSWERS: u64 = 3;
+pub(crate) const BYTES: u64 = 4;
 
-const ANYBODY: u32 = u32::MAX;
+pub(crate) const ANYBODY: u32 = u32::MAX;
 const OFFER_BYTES: usize = 32;
 const WELCOME: &[u8] = b"";
 

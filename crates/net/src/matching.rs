@@ -11,13 +11,13 @@
 use crate::link::{Arrival, Landing, Verdict};
 use crate::message::Message;
 use parking_lot::{Mutex, MutexGuard};
-use sheave_base::limits::{UNEXPECTED_BYTES_MAX, UNEXPECTED_MESSAGES_MAX};
+use sheave_base::limits::{REFUSED_CONTEXTS_MAX, UNEXPECTED_BYTES_MAX, UNEXPECTED_MESSAGES_MAX};
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, LinkId, Result, Tag};
 use sheave_tensor::{Dtype, Tensor, WriteLease};
 use sheave_wire::Part;
 use smallvec::SmallVec;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -70,6 +70,8 @@ pub(crate) struct Matcher {
     unexpected: HashMap<(u64, Tag), VecDeque<Message>>,
     unexpected_messages: usize,
     unexpected_bytes: u64,
+    /// Contexts in which nobody will ask for anything any more.
+    refused: HashSet<u64>,
     next_ticket: u64,
 }
 
@@ -184,6 +186,9 @@ impl Matcher {
         if let Some((_, posted)) = found.and_then(|at| self.posted.remove(at)) {
             return Some((posted, message));
         }
+        if self.refused.contains(&envelope.context) {
+            return None;
+        }
         self.unexpected_messages += 1;
         self.unexpected_bytes += bytes_of(&message);
         self.unexpected.entry((envelope.context, envelope.tag)).or_default().push_back(message);
@@ -223,6 +228,19 @@ impl Matcher {
             std::mem::take(&mut self.posted).into_iter().partition(|(_, posted)| hopeless(&posted.wanted));
         self.posted = kept;
         gone.into_iter().map(|(_, posted)| *posted).collect()
+    }
+
+    /// From now on no message of these contexts waits for a receive. Returns those that do; the caller drops them with
+    /// no lock held.
+    pub(crate) fn refuse(&mut self, contexts: impl IntoIterator<Item = u64>) -> Vec<Message> {
+        let room = REFUSED_CONTEXTS_MAX.saturating_sub(self.refused.len());
+        self.refused.extend(contexts.into_iter().take(room));
+        let refused = &self.refused;
+        let unwanted = self.unexpected.extract_if(|(context, _), _| refused.contains(context));
+        let messages: Vec<Message> = unwanted.flat_map(|(_, queue)| queue).collect();
+        self.unexpected_messages -= messages.len();
+        self.unexpected_bytes -= messages.iter().map(bytes_of).sum::<u64>();
+        messages
     }
 
     /// Messages and bytes that wait for a receive.

@@ -255,6 +255,14 @@ impl Node {
         self.inner.matcher.lock().unexpected()
     }
 
+    /// Throws away messages of these contexts that nobody has asked for, those that have arrived and those that will:
+    /// whatever they belonged to is over, and its contexts will never be used again.
+    pub fn refuse(&self, contexts: impl IntoIterator<Item = u64>) {
+        let messages = self.inner.matcher.lock().refuse(contexts);
+        drop(messages);
+        self.inner.resume_paused();
+    }
+
     /// A work that completes with the next link that a peer makes to this node.
     pub fn accept(&self) -> Work<LinkId> {
         let (completer, work) = driven("accept", Some(self.inner.driver()), None);

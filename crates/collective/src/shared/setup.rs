@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 use std::sync::Arc;
 
 /// Contexts of these messages, apart from those of operations.
-const SORT: u64 = 5;
+pub(crate) const SORT: u64 = 5;
 
 /// The first byte of each; another layout of desks gets another number.
 const VERSION: u8 = 1;
