@@ -171,6 +171,10 @@ settings! {
         /// How long a wait then polls with its core given away in between; unless set, by local ranks and cores.
         wait_yield: Option<Duration> as Optional<Microseconds> = None, "SHEAVE_WAIT_YIELD_US", "net";
 
+        /// The file with the rules by which collective operations choose their algorithms, the same on all ranks; unless
+        /// set, the rules that `sheave tune` shows.
+        collective_table: Option<PathBuf> as Optional<Output> = None, "SHEAVE_COLLECTIVE_TABLE", "collective";
+
         /// The file to write a trace to at exit, for Perfetto; unless set, nothing is traced.
         trace: Option<PathBuf> as Optional<Output> = None, "SHEAVE_TRACE", "the faces";
     }
@@ -337,6 +341,7 @@ mod tests {
             ("SHEAVE_LOCAL_RANKS", "8"),
             ("SHEAVE_WAIT_SPIN_US", "0"),
             ("SHEAVE_WAIT_YIELD_US", "70"),
+            ("SHEAVE_COLLECTIVE_TABLE", "/tmp/rules"),
             ("SHEAVE_TRACE", "/tmp/trace.json"),
         ]);
         let expected = Settings {
@@ -352,6 +357,7 @@ mod tests {
             local_ranks: 8,
             wait_spin: Some(Duration::ZERO),
             wait_yield: Some(Duration::from_micros(70)),
+            collective_table: Some("/tmp/rules".into()),
             trace: Some("/tmp/trace.json".into()),
         };
         assert_eq!(read.unwrap(), expected);

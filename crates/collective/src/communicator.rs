@@ -44,20 +44,21 @@ const GROUPS_MAX: usize = 4096;
 pub struct Collectives(Arc<Hub>);
 
 impl Collectives {
-    /// Makes them, with the default table. Once for each node.
+    /// Makes them, with the table that the mesh was configured with (`SHEAVE_COLLECTIVE_TABLE`), or the default one.
+    /// Once for each node.
     ///
     /// # Errors
     ///
-    /// `AlreadyExists` if this node has made them before.
+    /// `AlreadyExists` if this node has made them before; `InvalidArgument` or `Io` for a table that cannot be read.
     pub fn new(mesh: &Mesh) -> Result<Self> {
-        Self::with_table(mesh, Table::default())
+        Self::with_table(mesh, mesh.collective_table().map_or_else(|| Ok(Table::default()), Table::read)?)
     }
 
     /// As [`Collectives::new`], with a table of algorithms that all members must have.
     ///
     /// # Errors
     ///
-    /// As [`Collectives::new`].
+    /// `AlreadyExists` if this node has made them before.
     pub fn with_table(mesh: &Mesh, table: Table) -> Result<Self> {
         Hub::new(mesh, table).map(Self)
     }

@@ -323,6 +323,7 @@ impl State {
     }
 
     /// Begins it where all ranks share memory, and ends it here and now if the others are as quick.
+    #[inline]
     fn start_on_board(self: &Arc<Self>, terms: Terms, mut run: Run, is_alone: bool) -> Work<()> {
         let sequence = run.sequence;
         if is_alone && !run.ends_in_links() {
@@ -341,6 +342,7 @@ impl State {
         self.begin_reserved(terms, sequence, drop, move |awaited| Box::pin(go_on(state, run, awaited)))
     }
 
+    #[inline]
     pub(crate) fn on_board(&self, board: &Arc<Board>, header: Header, sequence: u64, job: Job) -> Run {
         let bytes = job.chosen_by_bytes(&header);
         let algorithm = self.hub.table.choose(header.kind, Topology::Host, self.size(), bytes);

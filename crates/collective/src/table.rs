@@ -19,6 +19,7 @@
 use crate::operation::{Kind, digest};
 use sheave_base::{Error, ErrorKind, Result};
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 
 /// Rules of one table: more are a mistake.
@@ -139,8 +140,9 @@ pub struct Table {
 const FLAT_BYTES_MAX: u64 = 4 << 10;
 
 impl Default for Table {
-    /// Recursive doubling sends the whole tensor log2(ranks) times and the ring twice in pieces: below some 16 KiB the
-    /// number of messages decides, above it their bytes.
+    /// Recursive doubling sends the whole tensor log2(ranks) times and the ring twice in pieces: for short ones the
+    /// number of messages decides, for long ones their bytes. Between two ranks both send as much. Where one begins to
+    /// be faster was measured with `sheave tune --measure` over TCP on one machine.
     fn default() -> Self {
         let doubles = |ranks_max, bytes_max| Rule {
             kind: Kind::AllReduce,
@@ -157,11 +159,25 @@ impl Default for Table {
             algorithm: Algorithm::Flat,
         };
         let flat = Kind::ALL.into_iter().filter(|kind| Algorithm::Flat.does(*kind)).map(is_flat);
-        Self { rules: flat.chain([doubles(2, 8 << 10), doubles(u32::MAX, 16 << 10)]).collect() }
+        Self { rules: flat.chain([doubles(2, 1 << 20), doubles(u32::MAX, 128 << 10)]).collect() }
     }
 }
 
 impl Table {
+    /// The table in a file.
+    ///
+    /// # Errors
+    ///
+    /// `Io` if the file cannot be read, `InvalidArgument` for lines that are no rules.
+    pub fn read(path: &Path) -> Result<Self> {
+        let about = || format!("reading the table of algorithms {}", path.display());
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            let hint = "SHEAVE_COLLECTIVE_TABLE names a file as `sheave tune --measure` prints it";
+            Error::from(error).context(about()).hint(hint)
+        })?;
+        text.parse().map_err(|error: Error| error.context(about()))
+    }
+
     /// The algorithm for an operation on `bytes` of one rank's tensor, of an all-gather with differing lengths the
     /// longest one.
     #[must_use]
@@ -264,6 +280,19 @@ mod tests {
             assert_eq!(text.parse::<Table>().unwrap_err().kind(), ErrorKind::InvalidArgument, "{text}");
         }
         assert!("all_reduce ring\n".repeat(257).parse::<Table>().is_err());
+    }
+
+    #[test]
+    fn a_file_is_read_or_named() {
+        let path = std::env::temp_dir().join(format!("sheave-table-{}", std::process::id()));
+        std::fs::write(&path, "# measured\nall_reduce host bytes<=64 direct\n").unwrap();
+        assert_eq!(Table::read(&path).unwrap().rules.len(), 1);
+        std::fs::write(&path, "all_reduce sideways").unwrap();
+        let error = Table::read(&path).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert!(error.to_string().contains("sideways") && error.to_string().contains("sheave-table"), "{error}");
+        std::fs::remove_file(&path).unwrap();
+        assert!(Table::read(&path).unwrap_err().to_string().contains("sheave-table"));
     }
 
     #[test]

@@ -9,26 +9,36 @@ use sheave_base::{Error, ErrorKind, Result};
 use sheave_collective::{Collectives, Communicator, Operator};
 use sheave_mesh::Mesh;
 use sheave_process::Child;
-use sheave_tensor::Tensor;
+use sheave_tensor::{Dtype, Shape, Tensor};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 const SIGKILL: i32 = 9;
 const SIGSTOP: i32 = 19;
 const COUNT: &str = "SHEAVE_TEST_COUNT";
+const MEMORY: &str = "SHEAVE_TEST_MEMORY";
 
 fn now_ms() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis()
 }
 
+/// A tensor of one number, in the arena or in memory of this process alone, as the test wants it.
+fn tensor(mesh: &Mesh, value: f32, count: usize) -> Result<Tensor> {
+    let values = vec![value; count];
+    if std::env::var(MEMORY).is_ok_and(|memory| memory == "private") {
+        return Tensor::from_slice(&values, [count as u64]);
+    }
+    let mut tensor = Tensor::empty(mesh.node().arena(), Dtype::F32, Shape::new(&[count as u64])?)?;
+    tensor.as_mut_slice::<f32>()?.copy_from_slice(&values);
+    Ok(tensor)
+}
+
 /// Reduces until it fails; every sum is right until then, and the input is as it was.
-fn reduce_until_it_fails(world: &Communicator, count: usize) -> Result<Error> {
+fn reduce_until_it_fails(world: &Communicator, input: &Tensor, output: &Tensor) -> Result<Error> {
     let own = world.rank().0 as f32 + 1.0;
     let expected = (1..=world.size()).map(|rank| rank as f32).sum::<f32>();
-    let input = Tensor::from_slice(&vec![own; count], [count as u64])?;
-    let output = Tensor::from_slice(&vec![0.0_f32; count], [count as u64])?;
     let begun = Instant::now();
     for round in 0.. {
-        let outcome = world.all_reduce(&input, &output, Operator::Sum).wait();
+        let outcome = world.all_reduce(input, output, Operator::Sum).wait();
         if let Err(error) = outcome {
             assert!(input.to_vec::<f32>()?.iter().all(|value| *value == own), "the input was touched");
             return Ok(error);
@@ -46,14 +56,21 @@ fn play(mesh: &Mesh) -> Result<()> {
     let count: usize = std::env::var(COUNT).expect("the test has set it").parse().expect("a number");
     let collectives = Collectives::new(mesh)?;
     let world = collectives.group(&mesh.world())?;
-    let error = reduce_until_it_fails(&world, count)?;
+    let own = tensor(mesh, world.rank().0 as f32 + 1.0, count)?;
+    let output = tensor(mesh, 0.0, count)?;
+    let error = reduce_until_it_fails(&world, &own, &output)?;
     say(&format!("failed {} {:?} {error}", now_ms(), error.kind()));
     assert_eq!(world.barrier().wait().expect_err("the group is broken").kind(), ErrorKind::PeerLost);
     let rest = world.shrink()?;
     assert_eq!(rest.size(), world.size() - 1);
-    let tensor = Tensor::from_slice(&vec![1.0_f32; count], [count as u64])?;
-    rest.all_reduce(&tensor, &tensor, Operator::Sum).wait()?;
-    assert!(tensor.to_vec::<f32>()?.iter().all(|value| *value == rest.size() as f32));
+    // Nobody holds the failed operation's tensors any more.
+    for _ in 0..5 {
+        let ones = tensor(mesh, 1.0, count)?;
+        rest.all_reduce(&ones, &output, Operator::Sum).wait()?;
+        assert!(output.to_vec::<f32>()?.iter().all(|value| *value == rest.size() as f32));
+        rest.all_reduce(&ones, &ones, Operator::Sum).wait()?;
+        assert!(ones.to_vec::<f32>()?.iter().all(|value| *value == rest.size() as f32));
+    }
     say("went on");
     rest.barrier().wait()
 }
@@ -70,8 +87,14 @@ fn actor() {
 
 /// Ends one rank of three with a signal while all reduce; the survivors know it `within` and go on.
 fn end_one(victim: usize, transport: Transport, count: usize, signal: i32, within: Duration) {
+    for memory in if transport == Transport::Shm { &["arena", "private"][..] } else { &["private"] } {
+        end_one_with(memory, victim, transport, count, signal, within);
+    }
+}
+
+fn end_one_with(memory: &str, victim: usize, transport: Transport, count: usize, signal: i32, within: Duration) {
     let job = job();
-    let children = start_all(&job, 3, transport, &[(COUNT, &count.to_string())]);
+    let children = start_all(&job, 3, transport, &[(COUNT, &count.to_string()), (MEMORY, memory)]);
     children.iter().for_each(|child| drop(hear(child, "under way")));
     let begun = now_ms();
     children[victim].kill(signal).expect("it lives");
@@ -97,10 +120,12 @@ fn every_rank_may_be_killed() {
             end_one(victim, transport, count, SIGKILL, Duration::from_secs(1));
         }
     }
+    end_one(1, Transport::Shm, 4_000_000, SIGKILL, Duration::from_secs(1));
 }
 
 #[test]
 fn a_stopped_rank_is_found_in_time() {
     end_one(1, Transport::Shm, 1000, SIGSTOP, Duration::from_millis(3500));
+    end_one(2, Transport::Shm, 1_000_000, SIGSTOP, Duration::from_millis(3500));
     end_one(0, Transport::Tcp, 1000, SIGSTOP, Duration::from_millis(3500));
 }

@@ -7,6 +7,7 @@ use sheave_base::{Error, ErrorKind, Result, limits};
 use sheave_net::NodeConfig;
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Who a process is in its job, where the job meets, and how its node is set up.
@@ -40,6 +41,8 @@ pub struct Config {
     pub host: Option<String>,
     /// Permits addresses that other hosts can reach, without TLS.
     pub insecure: bool,
+    /// The file with the rules of collective operations, for the room that has them.
+    pub collective_table: Option<PathBuf>,
     /// The node's own settings. Its name, role and rank are filled in by the join.
     pub node: NodeConfig,
 }
@@ -58,6 +61,7 @@ impl Config {
             bind: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
             host: None,
             insecure: false,
+            collective_table: None,
             node: NodeConfig::named(""),
         }
     }
@@ -94,6 +98,7 @@ impl Config {
             bind: settings.bind,
             host: membership.host,
             insecure: settings.insecure,
+            collective_table: settings.collective_table.clone(),
             node: NodeConfig::with_settings("", settings),
             ..Self::new(membership.role, membership.rank, expected, membership.root)
         }

@@ -26,6 +26,7 @@ use sheave_net::{
 use sheave_wire::{from_control, to_control};
 use smallvec::SmallVec;
 use std::collections::{HashMap, VecDeque};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -99,6 +100,8 @@ pub(crate) struct Shared {
     pub(crate) numbers: Mutex<HashMap<String, u32>>,
     pub(crate) departures: Departures,
     pub(crate) attendants: RwLock<SmallVec<[Weak<dyn Attendant>; 1]>>,
+    /// For the room that has collective operations.
+    pub(crate) collective_table: OnceLock<PathBuf>,
     /// Grows whenever the engine may know something new.
     news: AtomicU64,
     /// What ended the engine.
@@ -134,6 +137,7 @@ impl Shared {
             numbers: Mutex::default(),
             departures: Departures::default(),
             attendants: RwLock::default(),
+            collective_table: OnceLock::new(),
             news: AtomicU64::new(0),
             failure: OnceLock::new(),
             stopping: AtomicBool::new(false),

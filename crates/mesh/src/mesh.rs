@@ -15,6 +15,7 @@ use sheave_base::{Epoch, Error, ErrorKind, LinkId, NodeId, Result, Work, limits}
 use sheave_net::Node;
 use sheave_wire::Value;
 use std::any::Any;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -87,6 +88,9 @@ impl Mesh {
         let shared = Arc::clone(&joining.shared);
         let observer = Arc::clone(&shared) as Arc<dyn sheave_net::Observer>;
         shared.node.observe(&observer);
+        if let Some(path) = &config.collective_table {
+            let _ = shared.collective_table.set(path.clone());
+        }
         // From here on the owner ends it all if something fails.
         let (has_left, thread) = (AtomicBool::new(false), Mutex::new(None));
         let owner = Arc::new(Owner { shared: Arc::clone(&shared), has_left, thread });
@@ -103,6 +107,12 @@ impl Mesh {
         let me = self.shared.me;
         // A mesh is handed out only once its table is there, and this node is in it.
         self.shared.member(me).expect("a node is a member of its mesh")
+    }
+
+    /// The file with the rules of collective operations, if this node was configured with one.
+    #[must_use]
+    pub fn collective_table(&self) -> Option<&Path> {
+        self.shared.collective_table.get().map(PathBuf::as_path)
     }
 
     /// All members by rank, those who have died or left included.

@@ -67,6 +67,7 @@ impl Dtype {
 
     /// Bytes of one element.
     #[must_use]
+    #[inline]
     pub const fn size_bytes(self) -> usize {
         match self {
             Self::Bool | Self::U8 | Self::I8 | Self::Fp8E4M3 | Self::Fp8E5M2 => 1,
@@ -116,6 +117,7 @@ impl Dtype {
 
     /// The number under which it travels; it never changes, and zero is none.
     #[must_use]
+    #[inline]
     pub const fn code(self) -> u8 {
         self as u8
     }

@@ -288,7 +288,7 @@ impl Form<String> for Name {
     }
 }
 
-/// A file to write. Any path is taken as it is, spaces and bytes that are not text included.
+/// A file. Any path is taken as it is, spaces and bytes that are not text included.
 pub(super) struct Output;
 
 impl Form<PathBuf> for Output {

@@ -6,6 +6,7 @@ mod measure;
 use crate::Failure;
 use crate::bench::parse_bytes;
 use clap::Args;
+use sheave_base::config::Settings;
 use sheave_collective::{Kind, Table, Topology};
 use std::io::Write;
 use std::path::PathBuf;
@@ -85,7 +86,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let table = match &arguments.table {
         Some(path) => read(path)?,
-        None => Table::default(),
+        None => match Settings::from_lookup(|name| std::env::var_os(name))?.collective_table {
+            Some(path) => Table::read(&path)?,
+            None => Table::default(),
+        },
     };
     let mut stdout = std::io::stdout().lock();
     let written = write!(stdout, "{}", text(&table, arguments)).and_then(|()| stdout.flush());

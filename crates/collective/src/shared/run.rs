@@ -72,7 +72,7 @@ pub(crate) struct Run {
     words: [u64; 4],
     residence: u64,
     /// What the ranks have entered with, as far as that was awaited.
-    pub(crate) entries: SmallVec<[Entry; 8]>,
+    pub(crate) entries: SmallVec<[Entry; 2]>,
     data: Option<Data>,
     is_entered: bool,
     /// Others may sleep who wait for this rank's entry.
@@ -147,6 +147,13 @@ impl Run {
     /// Whom it waits for, of those that have not entered.
     pub(crate) fn awaited(&self) -> Option<u32> {
         (self.stage == Stage::Agreement).then(|| self.board().seats.get(self.entries.len()).map(|seat| seat.rank))?
+    }
+
+    /// Rings those that sleep and wait for this rank's entry, unless that was done.
+    fn wake_others(&mut self) {
+        if std::mem::take(&mut self.must_wake) {
+            self.board.wake();
+        }
     }
 
     /// Goes on as far as it can. True for having moved.
@@ -277,10 +284,7 @@ impl Run {
         let own = pack(&self.header, 0);
         while let Some(seat) = self.board.seats.get(self.entries.len()) {
             let Some(entry) = seat.entered(self.sequence)? else {
-                // Not before: the store of the entry is on its way to the others meanwhile.
-                if std::mem::take(&mut self.must_wake) {
-                    self.board.wake();
-                }
+                self.wake_others();
                 return Ok(false);
             };
             let [first, count, digest] = entry.header;
@@ -291,8 +295,8 @@ impl Run {
         }
         self.stage = Stage::Work;
         // What follows takes longer, or waits.
-        if self.algorithm != Algorithm::Flat && std::mem::take(&mut self.must_wake) {
-            self.board.wake();
+        if self.algorithm != Algorithm::Flat {
+            self.wake_others();
         }
         Ok(true)
     }
@@ -316,9 +320,7 @@ impl Run {
             return Ok(false);
         }
         self.stage = Stage::Over;
-        if std::mem::take(&mut self.must_wake) {
-            self.board.wake();
-        }
+        self.wake_others();
         self.board().finish(self.sequence);
         self.is_entered = false;
         self.board().leave();
