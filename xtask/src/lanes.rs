@@ -5,10 +5,17 @@ use crate::shell::{Outcome, Workspace, output, run};
 use crate::test::Tally;
 use crate::watch::{Ended, FOREVER, Verdict, watch};
 
-/// Runs the ground floor's concurrency models under loom, in a target directory of their own, because the flag that
-/// switches them on rebuilds everything.
+/// The rooms with concurrency models.
+const MODELLED: [&str; 3] = ["sheave-base", "sheave-net", "sheave-collective"];
+
+/// Runs the concurrency models under loom, in a target directory of their own, because the flag that switches them on
+/// rebuilds everything.
 pub(crate) fn loom(workspace: &Workspace) -> Outcome {
-    let mut command = workspace.cargo(&["test", "--package", "sheave-base", "--release", "--lib", "loom"]);
+    MODELLED.into_iter().try_for_each(|package| explore(workspace, package))
+}
+
+fn explore(workspace: &Workspace, package: &str) -> Outcome {
+    let mut command = workspace.cargo(&["test", "--package", package, "--release", "--lib", "loom"]);
     let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
     command.env("RUSTFLAGS", format!("{flags} --cfg loom")).env("CARGO_TARGET_DIR", workspace.target().join("loom"));
     let mut tally = Tally::default();
@@ -19,8 +26,8 @@ pub(crate) fn loom(workspace: &Workspace) -> Outcome {
     })?;
     match ended {
         Ended::Itself(status) if status.success() && tally.passed > 0 => Ok(()),
-        Ended::Itself(status) if status.success() => Err("sheave-base has no test named `loom`".to_owned()),
-        ended => Err(format!("the loom models failed ({ended:?})")),
+        Ended::Itself(status) if status.success() => Err(format!("{package} has no test named `loom`")),
+        ended => Err(format!("the loom models of {package} failed ({ended:?})")),
     }
 }
 

@@ -27,7 +27,7 @@ usage: cargo xtask <command> [flags]
       --torch       install torch for the Python tests that want it
   tidy              the rules on files, functions, floors, links and generated files
   generate          the files that a program writes: docs/configuration.md
-  loom              the concurrency models of the ground floor, every interleaving
+  loom              the concurrency models, every interleaving
   miri              the ground floor's tests under miri (nightly)
   fuzz              every fuzz target in turn (nightly, cargo-fuzz)
       --seconds N   time for each target, 60 unless told";
