@@ -171,8 +171,8 @@ settings! {
         /// How long a wait then polls with its core given away in between; unless set, by local ranks and cores.
         wait_yield: Option<Duration> as Optional<Microseconds> = None, "SHEAVE_WAIT_YIELD_US", "net";
 
-        /// The file with the rules by which collective operations choose their algorithms, the same on all ranks; unless
-        /// set, the rules that `sheave tune` shows.
+        /// The file with the rules by which collective operations choose their algorithms, the same on all ranks;
+        /// unless set, the rules that `sheave tune` shows.
         collective_table: Option<PathBuf> as Optional<Output> = None, "SHEAVE_COLLECTIVE_TABLE", "collective";
 
         /// The file to write a trace to at exit, for Perfetto; unless set, nothing is traced.

@@ -8,6 +8,7 @@
 use crate::algorithm::barrier;
 use crate::carrier::{Carrier, Way};
 use crate::exchange::{Exchange, entered};
+use crate::hosts::{self, Hosts};
 use crate::hub::{Driver, Hub, Watch, run};
 use crate::job::Job;
 use crate::links;
@@ -81,6 +82,8 @@ pub(crate) struct State {
     seen_news: AtomicU64,
     /// Its messages are thrown away.
     refuses: AtomicBool,
+    /// Found out with the first operation that needs to know.
+    hosts: Mutex<Option<Option<Arc<Hosts>>>>,
     links: Vec<OnceLock<LinkId>>,
     driver: Arc<dyn Drive>,
     pub(crate) mail: crate::mail::Mail,
@@ -107,6 +110,7 @@ impl State {
             broken: OnceLock::new(),
             seen_news: AtomicU64::new(u64::MAX),
             refuses: AtomicBool::new(false),
+            hosts: Mutex::default(),
             links,
             mail: crate::mail::Mail::default(),
         });
@@ -349,6 +353,21 @@ impl State {
         Run::new(Arc::clone(board), sequence, header, job, algorithm)
     }
 
+    /// The groups by which this rank takes part, if there are several hosts, and several ranks on one.
+    fn hosts(&self) -> Result<Option<Arc<Hosts>>> {
+        let mut known = self.hosts.lock();
+        if known.is_none() {
+            *known = Some(Hosts::of(self)?.map(Arc::new));
+        }
+        let hosts = known.clone().flatten();
+        drop(known);
+        // What broke the group before has not seen them.
+        if let Some((error, hosts)) = self.broken.get().zip(hosts.as_ref()) {
+            hosts.break_because(error);
+        }
+        Ok(hosts)
+    }
+
     /// Finds out, once in the life of a group, whether its ranks share memory.
     fn setup(self: &Arc<Self>) -> Work<()> {
         let mut setup = self.lasting.setup.lock();
@@ -410,7 +429,7 @@ impl State {
 
     /// Breaks the group for everybody, unless it is broken already. A peer that is lost is for the mesh to judge, so
     /// that survivors agree who they are.
-    fn break_because(self: &Arc<Self>, error: &Error) {
+    pub(crate) fn break_because(self: &Arc<Self>, error: &Error) {
         if self.broken.get().is_none() && error.kind() != ErrorKind::PeerLost && error.kind() != ErrorKind::Closed {
             let mut told = Error::new(error.kind(), self.reason_for_others(error));
             if let Some(hint) = error.advice() {
@@ -441,6 +460,10 @@ impl State {
         }
         if let Some(board) = self.lasting.board() {
             board.break_up();
+        }
+        let hosts = self.hosts.lock().clone().flatten();
+        if let Some(hosts) = hosts {
+            hosts.break_because(error);
         }
         self.refuse_late();
     }
@@ -589,9 +612,17 @@ async fn over_links(
     have_agreed: bool,
 ) -> Result<Rank> {
     let rank = state.group.rank();
-    let topology = if have_agreed { Topology::Host } else { Topology::Links };
+    let hosts = if have_agreed || state.size() == 1 { None } else { state.hosts()? };
+    let topology = match (have_agreed, &hosts) {
+        (true, _) => Topology::Host,
+        (false, Some(_)) => Topology::Hosts,
+        (false, None) => Topology::Links,
+    };
     let algorithm = state.hub.table.choose(header.kind, topology, state.size(), job.chosen_by_bytes(&header));
     let exchange = Exchange::new(state, header, sequence, awaited);
+    if let (Algorithm::Hierarchical, Some(hosts)) = (algorithm, hosts) {
+        return entered(&exchange, false, hosts::run(&exchange, &hosts, &job)).await.map(|()| rank);
+    }
     links::run(&exchange, &job, algorithm, have_agreed).await?;
     Ok(rank)
 }

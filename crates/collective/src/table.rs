@@ -42,12 +42,22 @@ pub enum Algorithm {
     Flat,
     /// In each other's memory: [`crate::shared`].
     Direct,
+    /// On each host by itself, and between the hosts' leaders.
+    Hierarchical,
 }
 
 impl Algorithm {
     /// All of them.
-    pub const ALL: [Self; 7] =
-        [Self::Dissemination, Self::Doubling, Self::Ring, Self::Tree, Self::Pairwise, Self::Flat, Self::Direct];
+    pub const ALL: [Self; 8] = [
+        Self::Dissemination,
+        Self::Doubling,
+        Self::Ring,
+        Self::Tree,
+        Self::Pairwise,
+        Self::Flat,
+        Self::Direct,
+        Self::Hierarchical,
+    ];
 
     /// The name under which tables know it.
     #[must_use]
@@ -60,6 +70,7 @@ impl Algorithm {
             Self::Pairwise => "pairwise",
             Self::Flat => "flat",
             Self::Direct => "direct",
+            Self::Hierarchical => "hierarchical",
         }
     }
 
@@ -67,6 +78,16 @@ impl Algorithm {
     #[must_use]
     pub const fn needs_one_host(self) -> bool {
         matches!(self, Self::Flat | Self::Direct)
+    }
+
+    /// Whether it can run in such a group.
+    #[must_use]
+    pub const fn suits(self, topology: Topology) -> bool {
+        match topology {
+            Topology::Host => !matches!(self, Self::Hierarchical),
+            Topology::Hosts => !self.needs_one_host(),
+            Topology::Links => !self.needs_one_host() && !matches!(self, Self::Hierarchical),
+        }
     }
 
     /// Whether it can carry out that kind.
@@ -80,6 +101,7 @@ impl Algorithm {
             Self::Pairwise => matches!(kind, Kind::AllToAll | Kind::AllToAllV),
             Self::Flat => !matches!(kind, Kind::AllToAllV),
             Self::Direct => true,
+            Self::Hierarchical => matches!(kind, Kind::Barrier | Kind::AllReduce | Kind::Broadcast),
         }
     }
 
@@ -88,6 +110,9 @@ impl Algorithm {
         match kind {
             Kind::Barrier if matches!(topology, Topology::Host) => Self::Flat,
             _ if matches!(topology, Topology::Host) => Self::Direct,
+            Kind::Barrier | Kind::AllReduce | Kind::Broadcast if matches!(topology, Topology::Hosts) => {
+                Self::Hierarchical
+            }
             Kind::Barrier => Self::Dissemination,
             Kind::AllReduce | Kind::AllGather | Kind::AllGatherV | Kind::ReduceScatter => Self::Ring,
             Kind::Broadcast | Kind::Reduce | Kind::Gather | Kind::Scatter => Self::Tree,
@@ -101,13 +126,15 @@ impl Algorithm {
 pub enum Topology {
     /// All on one host, with memory that all can map.
     Host = 1,
-    /// Anything else: links carry everything.
+    /// Every rank on a host of its own, or without memory that others can map: links carry everything.
     Links = 2,
+    /// On several hosts, some of which have several.
+    Hosts = 3,
 }
 
 impl Topology {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Host, Self::Links];
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Host, Self::Hosts, Self::Links];
 
     /// The name under which tables know it.
     #[must_use]
@@ -115,6 +142,7 @@ impl Topology {
         match self {
             Self::Host => "host",
             Self::Links => "links",
+            Self::Hosts => "hosts",
         }
     }
 }
@@ -183,9 +211,8 @@ impl Table {
     #[must_use]
     pub fn choose(&self, kind: Kind, topology: Topology, ranks: u32, bytes: u64) -> Algorithm {
         let fits = |rule: &&Rule| {
-            let is_there = rule.topology.is_none_or(|wanted| wanted == topology);
-            let can_be = topology == Topology::Host || !rule.algorithm.needs_one_host();
-            rule.kind == kind && is_there && can_be && ranks <= rule.ranks_max && bytes <= rule.bytes_max
+            let is_there = rule.topology.is_none_or(|wanted| wanted == topology) && rule.algorithm.suits(topology);
+            rule.kind == kind && is_there && ranks <= rule.ranks_max && bytes <= rule.bytes_max
         };
         self.rules.iter().find(fits).map_or(Algorithm::usual(kind, topology), |rule| rule.algorithm)
     }
@@ -257,7 +284,7 @@ fn parse(line: &str) -> Result<Rule> {
             algorithm = Some(fits.ok_or_else(refuse)?);
         }
     }
-    let is_possible = |algorithm: &Algorithm| topology != Some(Topology::Links) || !algorithm.needs_one_host();
+    let is_possible = |algorithm: &Algorithm| topology.is_none_or(|topology| algorithm.suits(topology));
     let algorithm = algorithm.filter(is_possible).ok_or_else(refuse)?;
     Ok(Rule { kind, topology, ranks_max, bytes_max, algorithm })
 }
@@ -303,7 +330,7 @@ mod tests {
             for bytes in [0, 1 << 10, 1 << 20] {
                 for topology in Topology::ALL {
                     let chosen = table.choose(kind, topology, 5, bytes);
-                    assert!(chosen.does(kind) && (topology == Topology::Host || !chosen.needs_one_host()));
+                    assert!(chosen.does(kind) && chosen.suits(topology));
                 }
             }
         }

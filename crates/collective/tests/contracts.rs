@@ -6,7 +6,11 @@ use common::{together, together_with, wait};
 use sheave_base::config::Transport;
 use sheave_base::{Error, ErrorKind, Rank, Work};
 use sheave_collective::{Communicator, Operator, Table};
+use sheave_mesh::{Config, Mesh};
 use sheave_tensor::{Dtype, Tensor};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 const BOTH: [Transport; 2] = [Transport::Shm, Transport::Tcp];
@@ -387,5 +391,55 @@ fn a_message_that_does_not_fit_fails_alone() {
         let error = wait(&world.within(Duration::from_millis(30)).recv(&place, None, 99)).expect_err("nobody sends");
         assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
         wait(&world.barrier()).expect("the group is whole");
+    });
+}
+
+/// Four ranks on two hosts, as far as their nodes know.
+fn on_two_hosts<T: Send + 'static>(act: impl Fn(&Mesh, &Communicator) -> T + Clone + Send + 'static) -> Vec<T> {
+    let change = |rank: u32, config: &mut Config| config.node.host_id = Some(format!("host {}", rank / 2));
+    together_with(4, Transport::Auto, change, |_| Table::default(), act)
+}
+
+#[test]
+fn over_several_hosts_disagreement_is_told_to_all_with_both_sides() {
+    let errors = on_two_hosts(|_, world| {
+        let tensor = floats(&[1.0; 4]);
+        wait(&world.all_reduce(&tensor, &tensor, Operator::Sum)).expect("all come");
+        let error = failed(&match world.rank().0 {
+            2 => world.broadcast(&tensor, Rank(0)),
+            _ => world.all_reduce(&tensor, &tensor, Operator::Sum),
+        });
+        assert!(failed(&world.barrier()).kind() == error.kind(), "the group is broken");
+        std::thread::sleep(Duration::from_millis(50));
+        error
+    });
+    for error in errors {
+        assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
+        assert!(error.what().contains("broadcast") && error.what().contains("all_reduce sum f32[4]"), "{error}");
+    }
+}
+
+#[test]
+fn over_several_hosts_nobody_passes_a_barrier_before_the_last_has_come() {
+    let come = Arc::new(AtomicU32::new(0));
+    on_two_hosts(move |_, world| {
+        for round in 0..20 {
+            if world.rank().0 == round % 4 {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            come.fetch_add(1, SeqCst);
+            wait(&world.barrier()).expect("all come");
+            assert!(come.load(SeqCst) >= 4 * (round + 1));
+            // A root of a broadcast waits for all too.
+            come.fetch_add(1, SeqCst);
+            let tensor = floats(&[round as f32]);
+            wait(&world.broadcast(&tensor, Rank(round % 4))).expect("all come");
+            assert!(come.load(SeqCst) >= 4 * (round + 2));
+            wait(&world.barrier()).expect("all come");
+            if world.rank().0 == 0 {
+                come.fetch_sub(4, SeqCst);
+            }
+            wait(&world.barrier()).expect("all come");
+        }
     });
 }

@@ -297,3 +297,30 @@ fn short_tensors_over_all_media_at_once() {
 fn long_tensors_over_all_media_at_once() {
     mixed(5, long);
 }
+
+/// A mesh over several hosts, as far as its nodes know: rank r runs on host r mod `hosts`.
+fn over_hosts(ranks: u32, hosts: u32, with: fn(&mut Actor<'_>)) {
+    let change = move |rank: u32, config: &mut Config| config.node.host_id = Some(format!("host {}", rank % hosts));
+    let body = move |mesh: &Mesh, world: &Communicator| {
+        act(mesh, world, with);
+        let other = if ranks > hosts { Rank((world.rank().0 + hosts) % ranks) } else { world.rank() };
+        if other.0 % hosts == world.rank().0 % hosts && other != world.rank() {
+            let link = mesh.link_to(world.group().node(other).expect("a member")).expect("it lives");
+            assert_eq!(mesh.node().link(link).expect("it stands").medium(), Medium::SharedMemory);
+        }
+    };
+    together_with(ranks, Transport::Auto, change, |_| Table::default(), body);
+}
+
+#[test]
+fn short_tensors_over_several_hosts() {
+    over_hosts(3, 2, short);
+    over_hosts(5, 3, short);
+    over_hosts(4, 2, short);
+}
+
+#[test]
+fn long_tensors_over_several_hosts() {
+    over_hosts(5, 2, long);
+    over_hosts(7, 3, long);
+}

@@ -23,6 +23,9 @@ impl Inner {
     /// The host's boot id; empty where the system does not tell.
     pub(crate) fn boot_id(&self) -> &str {
         self.boot_id.get_or_init(|| {
+            if let Some(host_id) = &self.config.host_id {
+                return host_id.clone();
+            }
             let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
             text.trim().to_owned()
         })

@@ -74,6 +74,9 @@ pub struct NodeConfig {
     pub secret: Option<Resolved>,
     /// What its links to other processes run over.
     pub transport: Transport,
+    /// What stands for the boot id of its host; the system's own if `None`. Nodes that have different ones link over
+    /// TCP: for containers that must not share memory, and for tests.
+    pub host_id: Option<String>,
     /// How long a stranger may take to prove who it is.
     pub handshake_timeout: Duration,
 }
@@ -118,6 +121,7 @@ impl NodeConfig {
             notice: notice_on_stderr,
             secret: None,
             transport: settings.transport,
+            host_id: None,
             handshake_timeout: settings.handshake_timeout,
         }
     }

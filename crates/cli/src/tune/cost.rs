@@ -41,7 +41,31 @@ pub(super) fn of(kind: Kind, algorithm: Algorithm, ranks: u32, bytes: u64) -> Co
         (Algorithm::Pairwise, _) => cost(others, others * bytes / n),
         (Algorithm::Flat, _) => cost(1, flat(kind, n, bytes)),
         (Algorithm::Direct, _) => cost(1, direct(kind, n, bytes)),
+        (Algorithm::Hierarchical, _) => hierarchical(kind, ranks, bytes),
     }
+}
+
+/// On two hosts with half of the ranks each.
+fn hierarchical(kind: Kind, ranks: u32, bytes: u64) -> Cost {
+    let here = ranks.div_ceil(2);
+    let parts = match kind {
+        Kind::AllReduce => [
+            of(Kind::Reduce, Algorithm::Direct, here, bytes),
+            of(Kind::AllReduce, Algorithm::Doubling, 2, bytes),
+            of(Kind::Broadcast, Algorithm::Direct, here, bytes),
+        ],
+        Kind::Broadcast => [
+            of(Kind::Broadcast, Algorithm::Direct, here, bytes),
+            of(Kind::Broadcast, Algorithm::Tree, 2, bytes),
+            of(Kind::Barrier, Algorithm::Flat, here, 0),
+        ],
+        _ => [
+            of(Kind::Barrier, Algorithm::Flat, here, 0),
+            of(Kind::Barrier, Algorithm::Dissemination, 2, 0),
+            of(Kind::Barrier, Algorithm::Flat, here, 0),
+        ],
+    };
+    Cost { steps: parts.iter().map(|part| part.steps).sum(), bytes: parts.iter().map(|part| part.bytes).sum() }
 }
 
 /// A rank writes its input on its desk, once, and reads what it needs on the others'.

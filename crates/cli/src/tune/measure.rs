@@ -31,7 +31,8 @@ type Times = BTreeMap<usize, Vec<u64>>;
 pub(super) fn run(arguments: &Arguments) -> std::result::Result<(), Failure> {
     let mut rules = String::new();
     for kind in arguments.kinds() {
-        for topology in arguments.topologies() {
+        // There is one host here.
+        for topology in arguments.topologies().filter(|topology| *topology != Topology::Hosts) {
             let candidates = candidates(kind, topology);
             if candidates.len() > 1 {
                 rules += &rules_of(kind, topology, &candidates, arguments)?;
@@ -47,9 +48,8 @@ pub(super) fn run(arguments: &Arguments) -> std::result::Result<(), Failure> {
 /// The algorithms that can do it. A direct barrier is a flat one.
 fn candidates(kind: Kind, topology: Topology) -> Vec<Algorithm> {
     let can = |algorithm: &Algorithm| {
-        let is_there = topology == Topology::Host || !algorithm.needs_one_host();
         let is_another = (kind, *algorithm) != (Kind::Barrier, Algorithm::Direct);
-        algorithm.does(kind) && is_there && is_another
+        algorithm.does(kind) && algorithm.suits(topology) && is_another
     };
     Algorithm::ALL.into_iter().filter(can).collect()
 }

@@ -34,7 +34,7 @@ pub(crate) struct Arguments {
     /// So many ranks only; may be given several times.
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(2..=64))]
     ranks: Vec<u32>,
-    /// Ranks on one host only (host), or ranks that links lie between (links).
+    /// Ranks on one host only (host), on two hosts with half of them each (hosts), or with links between all (links).
     #[arg(long, value_name = "NAME", value_parser = topology_of_name)]
     topology: Option<Topology>,
     /// This operation only; may be given several times.
@@ -76,7 +76,7 @@ fn kind_of_name(name: &str) -> Result<Kind, String> {
 
 fn topology_of_name(name: &str) -> Result<Topology, String> {
     let known = Topology::ALL.into_iter().find(|topology| topology.name() == name);
-    known.ok_or_else(|| "the topologies are host and links".to_owned())
+    known.ok_or_else(|| "the topologies are host, hosts and links".to_owned())
 }
 
 /// Shows or measures.

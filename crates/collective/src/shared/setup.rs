@@ -10,9 +10,10 @@
 
 use super::board::{Board, Seat, TensorWords};
 use crate::group::State;
-use sheave_base::{Error, ErrorKind, Rank, Result, Tag};
+use crate::hosts::host_of;
+use sheave_base::{Error, ErrorKind, Result, Tag};
 use sheave_mesh::Mesh;
-use sheave_net::{Address, Envelope, Message, Neighbour, Outgoing, Part, Wanted};
+use sheave_net::{Envelope, Message, Neighbour, Outgoing, Part, Wanted};
 use sheave_tensor::{Mode, Tensor};
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -60,11 +61,7 @@ pub(crate) async fn board(state: &Arc<State>) -> Result<Option<Arc<Board>>> {
 
 /// Whether all members say that they run on one host.
 fn is_one_host(mesh: &Mesh, state: &State) -> bool {
-    let host = |rank: u32| {
-        let member = mesh.member(state.group.node(Rank(rank))?)?;
-        let address: Address = member.introduction.address.parse().ok()?;
-        Some(address.boot_id).filter(|boot_id| !boot_id.is_empty())
-    };
+    let host = |rank: u32| host_of(mesh, state, rank);
     let first = host(0);
     first.is_some() && (1..state.size()).all(|rank| host(rank) == first)
 }
