@@ -40,7 +40,8 @@ pub struct Config {
     pub host: Option<String>,
     /// Permits addresses that other hosts can reach, without TLS.
     pub insecure: bool,
-    /// The node's own settings. Its name, role and rank are filled in by the join.
+    /// The node's own settings. Its name, role and rank are filled in by the join. Nodes that join from threads of one
+    /// process and have the same neighbourhood there are linked without sockets, once they have met.
     pub node: NodeConfig,
 }
 

@@ -31,8 +31,11 @@ use std::time::{Duration, Instant};
 /// # let secret = sheave_base::Secret::new(b"only this example knows it")?;
 /// # let secret = Some(sheave_base::secret::Resolved { secret, source: "an example".into() });
 /// let root = Endpoint { host: "127.0.0.1".into(), port };
+/// // These nodes are threads of one process. Those of several find each other without it.
+/// let neighbourhood = Some(sheave_net::Neighbourhood::default());
 /// let join = |rank| {
 ///     let mut config = Config::new(Role::Rank, Some(rank), Expected::ranks(2), root.clone());
+///     config.node.neighbourhood = neighbourhood.clone();
 ///     # config.node.secret = secret.clone();
 ///     std::thread::spawn(move || {
 ///         let mesh = Mesh::join(config)?;
