@@ -464,6 +464,7 @@ impl Owner {
         self.shared.departures.end(&closed);
         self.shared.ticker.stop();
         self.shared.node.shut_down();
+        self.shared.end_groups(closed);
         let thread = self.thread.lock().take();
         if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
             let _ = thread.join();
