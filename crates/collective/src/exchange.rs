@@ -65,6 +65,11 @@ impl Exchange {
         (self.rank() + self.size() - places % self.size()) % self.size()
     }
 
+    /// Something inside the operation did not fit, which ranks that disagree cause: the entry will say how they do.
+    pub(crate) fn note_misfit(&self) {
+        self.misfits.store(true, Relaxed);
+    }
+
     /// Memory of the operation's own.
     pub(crate) fn scratch(&self, len_bytes: usize) -> Result<Region> {
         Region::scratch(self.state.hub.node.arena(), len_bytes)

@@ -39,8 +39,8 @@ const OPERATIONS_MAX: usize = 4096;
 const GRACE: Duration = Duration::from_millis(150);
 
 /// The same after a member has left in order. It may have ended this very operation well, and then the others can too,
-/// but one of them may have to wait for another that is slow.
-const GRACE_AFTER_LEAVE: Duration = Duration::from_secs(1);
+/// but one of them may have to wait for another that is slow. Short of the second within which a loss is to be told.
+const GRACE_AFTER_LEAVE: Duration = Duration::from_millis(750);
 
 /// What sorts of messages a group has: those of its collectives, and what [`mail`] sends.
 const SORTS: [u64; 5] = [exchange::SORT, mail::OFFERS, mail::ANSWERS, mail::BYTES, setup::SORT];

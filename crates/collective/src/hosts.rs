@@ -111,8 +111,16 @@ async fn broadcast(state: Option<&Arc<State>>, whole: &Header, root: u32, tensor
     state.start(header, Job::of(input, output, None, Some(tensor.len_bytes())), None).await
 }
 
-/// Runs this rank's part.
+/// Runs this rank's part. What does not fit in one of the two groups is for the entry of the whole to explain.
 pub(crate) async fn run(exchange: &Exchange, hosts: &Hosts, job: &Job) -> Result<()> {
+    let outcome = steps(exchange, hosts, job).await;
+    if outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Mismatch) {
+        exchange.note_misfit();
+    }
+    outcome
+}
+
+async fn steps(exchange: &Exchange, hosts: &Hosts, job: &Job) -> Result<()> {
     let whole = &exchange.header;
     let (host, leaders) = (hosts.host.as_ref(), hosts.leaders.as_ref());
     match whole.kind {

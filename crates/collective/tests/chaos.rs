@@ -5,10 +5,9 @@ mod common;
 
 use common::oracle::Memory;
 use common::player::{MESSAGES, OPERATIONS, Player};
-use common::{together_with, wait};
+use common::{MEDIA, together_with, wait};
 use sheave_base::Error;
 use sheave_base::clock::SeededEntropy;
-use sheave_base::config::Transport;
 use sheave_collective::{Communicator, Table};
 use sheave_mesh::{Config, Mesh};
 use sheave_net::chaos::{ChaosConfig, Direction, Trouble};
@@ -91,10 +90,12 @@ fn go(mesh: &Mesh, world: &Communicator, seed: u64) -> Outcome {
 
 /// How long it took from the first to the last rank's error, if there was one.
 fn run(seed: u64, fate: Fate) -> Option<Duration> {
-    let transport = if seed.is_multiple_of(2) { Transport::Shm } else { Transport::Tcp };
+    // Within a process nobody is silent while others live: its links know no signs of life.
+    let media = if fate == Fate::Silence { &MEDIA[1..] } else { &MEDIA };
+    let medium = media[(seed % media.len() as u64) as usize];
     let outcomes = together_with(
         2 + (seed / 2 % 3) as u32,
-        transport,
+        medium,
         move |rank, config| make_trouble(rank, config, seed, fate),
         |_| Table::default(),
         move |mesh, world| go(mesh, world, seed),

@@ -2,18 +2,17 @@
 
 mod common;
 
-use common::{together, together_with, wait};
+use common::{MEDIA, together, together_with, wait};
 use sheave_base::config::Transport;
 use sheave_base::{Error, ErrorKind, Rank, Work};
 use sheave_collective::{Communicator, Operator, Table};
 use sheave_mesh::{Config, Mesh};
+use sheave_net::Medium;
 use sheave_tensor::{Dtype, Tensor};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
-
-const BOTH: [Transport; 2] = [Transport::Shm, Transport::Tcp];
 
 fn floats(values: &[f32]) -> Tensor {
     Tensor::from_slice(values, [values.len() as u64]).expect("memory")
@@ -25,9 +24,9 @@ fn failed(work: &Work<()>) -> Error {
 
 /// Everybody fails with both sides' words, and so does the next operation.
 fn disagree(ranks: u32, words: &[&str], act: impl Fn(&Communicator) -> Work<()> + Clone + Send + 'static) {
-    for transport in BOTH {
+    for medium in MEDIA {
         let act = act.clone();
-        let errors = together(ranks, transport, move |_, world| {
+        let errors = together(ranks, medium, move |_, world| {
             for _ in 0..3 {
                 wait(&world.barrier()).expect("they agree");
             }
@@ -115,7 +114,7 @@ fn other_lengths_of_pieces_are_told_to_all() {
 fn other_tables_are_told_to_all() {
     let errors = together_with(
         3,
-        Transport::Shm,
+        Medium::SharedMemory,
         |_, _| (),
         |rank| if rank == 1 { "all_reduce ring".parse().expect("a table") } else { Table::default() },
         |_, world| {
@@ -132,7 +131,7 @@ fn other_tables_are_told_to_all() {
 
 #[test]
 fn wrong_arguments_are_refused_and_nobody_has_entered() {
-    together(2, Transport::Shm, |_, world| {
+    together(2, Medium::SharedMemory, |_, world| {
         let (one, two) = (floats(&[1.0]), floats(&[1.0, 2.0]));
         let whole = Tensor::from_slice(&[1_i32], [1]).expect("memory");
         let root = (world.rank().0 == 0).then_some(&one);
@@ -164,7 +163,7 @@ fn wrong_arguments_are_refused_and_nobody_has_entered() {
 
 #[test]
 fn buffers_are_held_until_the_work_ends() {
-    together(2, Transport::Shm, |_, world| {
+    together(2, Medium::SharedMemory, |_, world| {
         let (input, output) = (floats(&[1.0]), floats(&[0.0]));
         if world.rank().0 == 0 {
             let work = world.all_reduce(&input, &output, Operator::Sum);
@@ -185,8 +184,8 @@ fn buffers_are_held_until_the_work_ends() {
 
 #[test]
 fn several_operations_are_in_flight_and_end_in_any_order() {
-    for transport in BOTH {
-        together(3, transport, |_, world| {
+    for medium in MEDIA {
+        together(3, medium, |_, world| {
             let rank = world.rank().0 as f32;
             let tensors: Vec<_> =
                 (0..40_u16).map(|at| floats(&vec![rank + f32::from(at); 1 + 997 * usize::from(at)])).collect();
@@ -204,8 +203,8 @@ fn several_operations_are_in_flight_and_end_in_any_order() {
 
 #[test]
 fn two_groups_are_used_from_two_threads_at_once() {
-    for transport in BOTH {
-        together(4, transport, |_, world| {
+    for medium in MEDIA {
+        together(4, medium, |_, world| {
             let all: Vec<_> = (0..4).map(Rank).collect();
             let back: Vec<_> = all.iter().rev().copied().collect();
             let groups = [world.subgroup("one", &all).expect("all"), world.subgroup("other", &back).expect("all")];
@@ -228,7 +227,7 @@ fn two_groups_are_used_from_two_threads_at_once() {
 
 #[test]
 fn groups_are_split_by_colour_and_may_overlap() {
-    together(5, Transport::Shm, |_, world| {
+    together(5, Medium::SharedMemory, |_, world| {
         let rank = world.rank().0;
         let color = if rank == 4 { None } else { Some(rank % 2) };
         let half = world.split(color, -i64::from(rank)).expect("all come");
@@ -256,8 +255,8 @@ fn groups_are_split_by_colour_and_may_overlap() {
 
 #[test]
 fn a_deadline_names_who_is_missing() {
-    for transport in BOTH {
-        together(3, transport, |_, world| {
+    for medium in MEDIA {
+        together(3, medium, |_, world| {
             wait(&world.barrier()).expect("all come");
             if world.rank().0 == 1 {
                 while world.broken().is_none() {
@@ -282,7 +281,7 @@ fn a_deadline_names_who_is_missing() {
 
 #[test]
 fn cancelling_breaks_the_group_for_all() {
-    together(3, Transport::Shm, |_, world| {
+    together(3, Medium::SharedMemory, |_, world| {
         wait(&world.barrier()).expect("all come");
         let tensor = floats(&[1.0]);
         let error = match world.rank().0 {
@@ -307,17 +306,17 @@ fn cancelling_breaks_the_group_for_all() {
 #[test]
 fn the_same_inputs_give_the_same_bits_on_all_ranks_and_in_every_run() {
     for (ranks, count) in [(3, 100), (5, 100), (7, 40_000), (4, 40_000)] {
-        let run = |transport: Transport| {
-            together(ranks, transport, move |_, world| {
+        let run = |medium: Medium| {
+            together(ranks, medium, move |_, world| {
                 let value = |at: u32| ((at * 7919 + world.rank().0 * 104_729) % 1000) as f32 * 0.001 - 0.3;
                 let tensor = floats(&(0..count).map(value).collect::<Vec<_>>());
                 wait(&world.all_reduce(&tensor, &tensor, Operator::Sum)).expect("all come");
                 tensor.bytes().expect("free").to_vec()
             })
         };
-        for transport in BOTH {
-            let (first, second) = (run(transport), run(transport));
-            assert!(first.iter().chain(&second).all(|bytes| *bytes == first[0]), "{ranks} ranks by {transport:?}");
+        for medium in MEDIA {
+            let (first, second) = (run(medium), run(medium));
+            assert!(first.iter().chain(&second).all(|bytes| *bytes == first[0]), "{ranks} ranks by {medium:?}");
         }
     }
 }
@@ -326,7 +325,7 @@ fn the_same_inputs_give_the_same_bits_on_all_ranks_and_in_every_run() {
 fn halves_are_accumulated_in_single_precision_across_all_hops() {
     // 2048 + 1 is 2048 in f16, and 8 times 1 must not be lost.
     for count in [3, 50_000] {
-        together(5, Transport::Shm, move |_, world| {
+        together(5, Medium::SharedMemory, move |_, world| {
             let own = if world.rank().0 == 0 { 2048.0 } else { 1.0 };
             let tensor = Tensor::from_slice(&vec![half::f16::from_f32(own); count], [count as u64]).expect("memory");
             wait(&world.all_reduce(&tensor, &tensor, Operator::Sum)).expect("all come");
@@ -337,8 +336,8 @@ fn halves_are_accumulated_in_single_precision_across_all_hops() {
 
 #[test]
 fn messages_are_matched_by_tag_and_sender_or_from_anybody() {
-    for transport in BOTH {
-        together(4, transport, |_, world| {
+    for medium in MEDIA {
+        together(4, medium, |_, world| {
             let rank = world.rank().0;
             for (tag, count) in [(10, 0), (20, 1), (30, 1000), (40, 300_000)] {
                 let mine = floats(&vec![rank as f32; count]);
@@ -371,7 +370,7 @@ fn messages_are_matched_by_tag_and_sender_or_from_anybody() {
 
 #[test]
 fn a_message_that_does_not_fit_fails_alone() {
-    together(2, Transport::Shm, |_, world| {
+    together(2, Medium::SharedMemory, |_, world| {
         for count in [4_usize, 40_000] {
             if world.rank().0 == 0 {
                 let sent = wait(&world.send(&floats(&vec![1.0; count]), Rank(1), 1));
@@ -396,8 +395,11 @@ fn a_message_that_does_not_fit_fails_alone() {
 
 /// Four ranks on two hosts, as far as their nodes know.
 fn on_two_hosts<T: Send + 'static>(act: impl Fn(&Mesh, &Communicator) -> T + Clone + Send + 'static) -> Vec<T> {
-    let change = |rank: u32, config: &mut Config| config.node.host_id = Some(format!("host {}", rank / 2));
-    together_with(4, Transport::Auto, change, |_| Table::default(), act)
+    let change = |rank: u32, config: &mut Config| {
+        config.node.host_id = Some(format!("host {}", rank / 2));
+        (config.node.transport, config.node.neighbourhood) = (Transport::Auto, None);
+    };
+    together_with(4, Medium::SharedMemory, change, |_| Table::default(), act)
 }
 
 #[test]

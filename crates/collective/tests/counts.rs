@@ -3,9 +3,9 @@
 mod common;
 
 use common::{together_with, wait};
-use sheave_base::config::Transport;
 use sheave_base::{Rank, Work};
 use sheave_collective::{Communicator, Operator, Table};
+use sheave_net::Medium;
 use sheave_tensor::{Dtype, Tensor};
 use std::sync::{Arc, Barrier};
 
@@ -33,7 +33,7 @@ fn sent(ranks: u32, table: &str, act: impl Fn(&Communicator) -> Work<()> + Clone
         quiet.wait();
         sent
     };
-    together_with(ranks, Transport::Tcp, |_, _| (), move |_| table.clone(), body)
+    together_with(ranks, Medium::Tcp, |_, _| (), move |_| table.clone(), body)
 }
 
 #[test]

@@ -7,9 +7,9 @@ use common::oracle::Memory;
 use common::player::{OPERATIONS, Player};
 use common::{together, wait};
 use sheave_base::clock::SeededEntropy;
-use sheave_base::config::Transport;
 use sheave_base::{Rank, Work};
 use sheave_collective::{Communicator, Operator};
+use sheave_net::Medium;
 use sheave_tensor::Tensor;
 
 const RANKS: u32 = 5;
@@ -35,8 +35,8 @@ fn groups(world: &Communicator) -> Vec<(u64, Communicator)> {
 
 #[test]
 fn every_group_has_a_thread_and_all_go_on_at_once() {
-    for transport in [Transport::Shm, Transport::Tcp] {
-        together(RANKS, transport, |mesh, world| {
+    for medium in [Medium::SharedMemory, Medium::Tcp] {
+        together(RANKS, medium, |mesh, world| {
             let threads: Vec<_> = groups(world)
                 .into_iter()
                 .map(|(number, group)| {
@@ -78,8 +78,8 @@ fn begin(group: &Communicator, number: u64, round: u64) -> (Work<()>, Tensor, f3
 
 #[test]
 fn many_operations_of_all_groups_are_in_flight() {
-    for transport in [Transport::Shm, Transport::Tcp] {
-        together(RANKS, transport, |_, world| {
+    for medium in [Medium::SharedMemory, Medium::Tcp] {
+        together(RANKS, medium, |_, world| {
             let groups = groups(world);
             let mut works = Vec::new();
             for round in 0..15 {

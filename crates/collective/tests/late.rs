@@ -4,10 +4,10 @@
 mod common;
 
 use common::{together, together_with, until, wait};
-use sheave_base::config::Transport;
 use sheave_base::{ErrorKind, Rank};
 use sheave_collective::{Communicator, Operator, Table};
 use sheave_mesh::Mesh;
+use sheave_net::Medium;
 use sheave_tensor::Tensor;
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
@@ -49,7 +49,7 @@ fn who_waits_for_ten_seconds_says_for_whom() {
         message.map(|message| message.join().expect("no panic").expect("it comes"));
         wait(&world.barrier()).expect("all come");
     };
-    together_with(3, Transport::Shm, |_, config| config.node.notice = note, |_| Table::default(), body);
+    together_with(3, Medium::SharedMemory, |_, config| config.node.notice = note, |_| Table::default(), body);
     let notices = notices();
     for rank in [0, 1] {
         let what = "all_reduce on group world, sequence 1, has been waiting for rank 2 (rank-2) to enter, for 10 s";
@@ -65,9 +65,9 @@ fn who_waits_for_ten_seconds_says_for_whom() {
 
 #[test]
 fn what_comes_for_a_broken_group_is_thrown_away() {
-    for transport in [Transport::Shm, Transport::Tcp] {
+    for medium in [Medium::SharedMemory, Medium::Tcp] {
         let quiet = Arc::new(Barrier::new(3));
-        together(3, transport, move |mesh, world| {
+        together(3, medium, move |mesh, world| {
             let all = [Rank(0), Rank(1), Rank(2)];
             let group = world.subgroup("doomed", &all).expect("all");
             wait(&group.barrier()).expect("all come");
@@ -81,7 +81,7 @@ fn what_comes_for_a_broken_group_is_thrown_away() {
             wait(&world.barrier()).expect("all come");
             if group.rank().0 == 1 {
                 // In shared memory the operations send none, and only what is sent by hand waits.
-                let least = if transport == Transport::Tcp { 60 } else { 1 };
+                let least = if medium == Medium::Tcp { 60 } else { 1 };
                 until("messages that nobody wants", || mesh.node().unexpected().0 >= least);
             }
             wait(&world.barrier()).expect("all come");

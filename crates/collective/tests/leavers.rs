@@ -4,11 +4,11 @@ mod common;
 
 use common::oracle::Memory;
 use common::player::{MESSAGES, OPERATIONS, Player};
-use common::{config, free_port};
+use common::{MEDIA, config_over, free_port};
 use sheave_base::clock::SeededEntropy;
-use sheave_base::config::Transport;
 use sheave_collective::Collectives;
 use sheave_mesh::Mesh;
+use sheave_net::Neighbourhood;
 use sheave_net::chaos::{ChaosConfig, Trouble};
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -24,15 +24,15 @@ enum Way {
 fn one(seed: u64, drawn: usize) {
     let mut entropy = SeededEntropy::new(seed);
     let ranks = 2 + entropy.below(4) as u32;
-    let transport = if entropy.below(2) == 0 { Transport::Shm } else { Transport::Tcp };
+    let medium = MEDIA[entropy.below(3) as usize];
     let count = [1, 300, 30_000, 200_000][entropy.below(4) as usize];
     let slow = entropy.below(u64::from(ranks)) as u32;
     let rate = [None, NonZeroU64::new(8 << 20), NonZeroU64::new(2 << 20)][entropy.below(3) as usize];
     let is_smooth = entropy.below(2) == 0;
     let way = if entropy.below(3) == 0 { Way::Drop } else { Way::Leave };
-    let port = free_port();
+    let (port, neighbourhood) = (free_port(), Neighbourhood::default());
     let start = |rank: u32| {
-        let mut config = config(rank, ranks, port, transport);
+        let mut config = config_over(rank, ranks, port, medium, &neighbourhood);
         let throttle_bytes_per_s = rate.filter(|_| rank == slow);
         let trouble = Trouble { delay_max: Duration::from_micros(500), throttle_bytes_per_s, ..Trouble::default() };
         let chaos = ChaosConfig { seed, outbound: trouble, inbound: trouble, ..ChaosConfig::default() };
@@ -56,7 +56,7 @@ fn one(seed: u64, drawn: usize) {
     let outcomes: Vec<_> = threads.into_iter().map(|thread| thread.join().expect("no panic")).collect();
     assert!(
         outcomes.iter().all(Result::is_ok),
-        "seed {seed}, operation {drawn} of {count} among {ranks} over {transport:?} at {rate:?}: {outcomes:?}"
+        "seed {seed}, operation {drawn} of {count} among {ranks} over {medium:?} at {rate:?}: {outcomes:?}"
     );
 }
 

@@ -7,15 +7,15 @@ use common::oracle::{Memory, encode, numbers, width};
 use common::{together, wait};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, FileFailurePersistence, TestCaseResult};
-use sheave_base::config::Transport;
 use sheave_collective::Communicator;
+use sheave_net::Medium;
 use sheave_tensor::{Arena, Dtype, Tensor};
 
 const RANKS_MAX: usize = 6;
 
 #[derive(Clone, Debug)]
 struct Case {
-    transport: Transport,
+    medium: Medium,
     dtype: Dtype,
     memory: Memory,
     /// What each rank has for each, of which all_gather_v takes the first column.
@@ -30,11 +30,11 @@ fn length() -> impl Strategy<Value = usize> {
 fn case() -> impl Strategy<Value = Case> {
     (1..=RANKS_MAX).prop_flat_map(|ranks| {
         let lengths = prop::collection::vec(prop::collection::vec(length(), ranks), ranks);
-        let transport = prop_oneof![Just(Transport::Shm), Just(Transport::Tcp)];
+        let medium = prop_oneof![Just(Medium::InProcess), Just(Medium::SharedMemory), Just(Medium::Tcp)];
         let dtype = prop_oneof![Just(Dtype::U8), Just(Dtype::I16), Just(Dtype::F32), Just(Dtype::Complex64)];
         let memory = prop_oneof![Just(Memory::Arena), Just(Memory::Private), Just(Memory::Mixed)];
-        (transport, dtype, memory, lengths).prop_map(|(transport, dtype, memory, lengths)| Case {
-            transport,
+        (medium, dtype, memory, lengths).prop_map(|(medium, dtype, memory, lengths)| Case {
+            medium,
             dtype,
             memory,
             lengths,
@@ -77,7 +77,7 @@ fn exchanges(case: &Case, world: &Communicator, arena: &Arena) -> bool {
 
 /// Both operations, twice, so that the second ones meet links that stand and memory that was used.
 fn run(case: Case) -> TestCaseResult {
-    let outcomes = together(case.lengths.len() as u32, case.transport, move |mesh, world| {
+    let outcomes = together(case.lengths.len() as u32, case.medium, move |mesh, world| {
         let arena = mesh.node().arena();
         (0..2).all(|_| gathers(&case, world, arena) && exchanges(&case, world, arena))
     });
@@ -91,7 +91,7 @@ fn config(cases: u32) -> Config {
 }
 
 proptest! {
-    #![proptest_config(config(32))]
+    #![proptest_config(config(48))]
 
     #[test]
     fn pieces_of_any_length_arrive_where_they_belong(case in case()) {

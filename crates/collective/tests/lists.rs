@@ -1,18 +1,27 @@
-//! Lists of tensors and tensors on several devices, over both media, against the oracle; what disagreement about them
+//! Lists of tensors and tensors on several devices, over all media, against the oracle; what disagreement about them
 //! says; and how few messages they take.
 
 mod common;
 
 use common::oracle::{Memory, encode, numbers, reduced, unsigned_zeros, width};
-use common::{together, wait};
-use sheave_base::config::Transport;
+use common::{MEDIA, together, wait};
 use sheave_base::{ErrorKind, Rank, Work};
 use sheave_collective::{Communicator, Operator};
+use sheave_net::Medium;
 use sheave_tensor::{Arena, Device, Dtype, Tensor};
 use std::slice::from_ref;
 use std::sync::{Arc, Barrier};
 
-const BOTH: [Transport; 2] = [Transport::Shm, Transport::Tcp];
+/// How many ranks go through the lists, and over what.
+const GROUPS: [(u32, Medium); 7] = [
+    (1, Medium::InProcess),
+    (2, Medium::SharedMemory),
+    (2, Medium::Tcp),
+    (3, Medium::InProcess),
+    (3, Medium::SharedMemory),
+    (5, Medium::InProcess),
+    (5, Medium::Tcp),
+];
 
 /// Small ones of several dtypes, empty ones, more small ones than one bucket holds, and large ones.
 fn shapes() -> Vec<(Dtype, usize)> {
@@ -108,8 +117,8 @@ fn lists(world: &Communicator, arena: &Arena, shapes: &[(Dtype, usize)], in_plac
 
 #[test]
 fn a_list_gives_what_its_tensors_alone_would() {
-    for (ranks, transport) in [1, 2, 3, 5].into_iter().zip(BOTH.into_iter().cycle()) {
-        together(ranks, transport, |mesh, world| {
+    for (ranks, medium) in GROUPS {
+        together(ranks, medium, |mesh, world| {
             let arena = mesh.node().arena();
             for in_place in [false, true] {
                 lists(world, arena, &shapes(), in_place);
@@ -123,7 +132,7 @@ fn a_list_gives_what_its_tensors_alone_would() {
 
 #[test]
 fn the_tensors_may_be_views_of_one_buffer() {
-    together(3, Transport::Shm, |_, world| {
+    together(3, Medium::SharedMemory, |_, world| {
         let flat = Tensor::from_slice(&[1.0_f32; 100], [100]).expect("memory");
         let rows = |range| flat.slice_rows(range).expect("rows");
         let list = [rows(60..100), rows(0..10), rows(10..11)];
@@ -144,8 +153,8 @@ fn the_tensors_may_be_views_of_one_buffer() {
 
 #[test]
 fn the_same_lists_give_the_same_bits_on_all_ranks_and_in_every_run() {
-    let run = |transport: Transport, late: u32| {
-        together(3, transport, move |_, world| {
+    let run = |medium: Medium, late: u32| {
+        together(3, medium, move |_, world| {
             if world.rank().0 == late {
                 std::thread::sleep(std::time::Duration::from_millis(20));
             }
@@ -156,9 +165,9 @@ fn the_same_lists_give_the_same_bits_on_all_ranks_and_in_every_run() {
             list.iter().map(|tensor| tensor.bytes().expect("free").to_vec()).collect::<Vec<_>>()
         })
     };
-    for transport in [Transport::Shm, Transport::Tcp] {
-        let runs: Vec<_> = (0..3).flat_map(|late| run(transport, late)).collect();
-        assert!(runs.iter().all(|lists| *lists == runs[0]), "{transport:?}");
+    for medium in MEDIA {
+        let runs: Vec<_> = (0..3).flat_map(|late| run(medium, late)).collect();
+        assert!(runs.iter().all(|lists| *lists == runs[0]), "{medium:?}");
     }
 }
 
@@ -168,9 +177,9 @@ fn floats(count: usize) -> Tensor {
 
 /// Everybody fails with these words.
 fn disagree(words: &[&str], act: impl Fn(&Communicator) -> Work<()> + Clone + Send + 'static) {
-    for transport in BOTH {
+    for medium in MEDIA {
         let act = act.clone();
-        let errors = together(3, transport, move |_, world| {
+        let errors = together(3, medium, move |_, world| {
             let error = wait(&act(world)).expect_err("they disagree");
             assert_eq!(wait(&world.barrier()).expect_err("the group is broken").kind(), ErrorKind::Mismatch);
             // Nobody leaves before everybody has seen it.
@@ -218,7 +227,7 @@ fn other_lists_are_told_to_all() {
 
 #[test]
 fn wrong_lists_are_refused_and_nobody_has_entered() {
-    together(2, Transport::Shm, |_, world| {
+    together(2, Medium::SharedMemory, |_, world| {
         let (one, two) = (floats(1), floats(2));
         let whole = Tensor::from_slice(&[1_i32], [1]).expect("memory");
         let twice = [one.clone(), one.clone()];
@@ -251,7 +260,7 @@ fn wrong_lists_are_refused_and_nobody_has_entered() {
 #[test]
 fn a_list_of_small_tensors_takes_as_many_messages_as_one_tensor() {
     let quiet = Arc::new(Barrier::new(4));
-    together(4, Transport::Shm, move |mesh, world| {
+    together(4, Medium::SharedMemory, move |mesh, world| {
         let list: Vec<_> = (0..500).map(|_| floats(1000)).collect();
         let whole = floats(500_000);
         let mut counts = Vec::new();
@@ -276,8 +285,8 @@ fn a_list_of_small_tensors_takes_as_many_messages_as_one_tensor() {
 
 #[test]
 fn lists_and_single_operations_are_in_flight_together() {
-    for transport in BOTH {
-        together(3, transport, |_, world| {
+    for medium in MEDIA {
+        together(3, medium, |_, world| {
             let lists: Vec<Vec<_>> = (0..12).map(|at| vec![floats(10), floats(30_000), floats(at * 11)]).collect();
             let single: Vec<_> = (0..12).map(|at| floats(1 + at * 3000)).collect();
             let works: Vec<_> = lists
@@ -350,8 +359,8 @@ fn devices(world: &Communicator, arena: &Arena, dtype: Dtype, count: usize, on: 
 
 #[test]
 fn tensors_on_several_devices_are_one_operation() {
-    for (ranks, transport) in [1, 2, 3, 5].into_iter().zip(BOTH.into_iter().cycle()) {
-        together(ranks, transport, |mesh, world| {
+    for (ranks, medium) in GROUPS {
+        together(ranks, medium, |mesh, world| {
             for (dtype, count) in [(Dtype::F32, 0), (Dtype::F32, 5), (Dtype::Bf16, 70_003), (Dtype::I32, 40_000)] {
                 devices(world, mesh.node().arena(), dtype, count, |_| 1);
                 devices(world, mesh.node().arena(), dtype, count, |_| 3);
@@ -363,7 +372,7 @@ fn tensors_on_several_devices_are_one_operation() {
 
 #[test]
 fn halves_on_several_devices_are_accumulated_in_single_precision() {
-    together(2, Transport::Shm, |_, world| {
+    together(2, Medium::SharedMemory, |_, world| {
         let half = |value: f32| Tensor::from_slice(&[half::f16::from_f32(value); 3], [3]).expect("memory");
         let tensors = if world.rank().0 == 0 { [half(2048.0), half(1.0)] } else { [half(1.0), half(1.0)] };
         wait(&world.all_reduce_devices(&tensors, Operator::Sum)).expect("both come");

@@ -9,10 +9,8 @@ use sheave_base::Rank;
 use sheave_base::config::Transport;
 use sheave_collective::{Communicator, Operator, Table};
 use sheave_mesh::{Config, Mesh};
-use sheave_net::{Medium, inproc};
+use sheave_net::{Medium, Neighbourhood};
 use sheave_tensor::{Arena, Dtype, Tensor};
-use std::collections::BTreeMap;
-use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
 const RANKS: [u32; 7] = [1, 2, 3, 4, 5, 7, 8];
@@ -227,80 +225,119 @@ fn long(actor: &mut Actor<'_>) {
     actor.movements(Dtype::U8, bytes, Memory::Private, false);
 }
 
-fn all(transport: Transport, with: fn(&mut Actor<'_>)) {
+fn all(medium: Medium, with: fn(&mut Actor<'_>)) {
     for ranks in RANKS {
-        together(ranks, transport, move |mesh, world| act(mesh, world, with));
+        together(ranks, medium, move |mesh, world| act(mesh, world, with));
     }
 }
 
 #[test]
+fn short_tensors_within_the_process() {
+    all(Medium::InProcess, short);
+}
+
+#[test]
 fn short_tensors_through_shared_memory() {
-    all(Transport::Shm, short);
+    all(Medium::SharedMemory, short);
 }
 
 #[test]
 fn short_tensors_over_tcp() {
-    all(Transport::Tcp, short);
+    all(Medium::Tcp, short);
+}
+
+#[test]
+fn long_tensors_within_the_process() {
+    all(Medium::InProcess, long);
 }
 
 #[test]
 fn long_tensors_through_shared_memory() {
-    all(Transport::Shm, long);
+    all(Medium::SharedMemory, long);
 }
 
 #[test]
 fn long_tensors_over_tcp() {
-    all(Transport::Tcp, long);
+    all(Medium::Tcp, long);
 }
 
-/// Which pairs of a mixed mesh have a link within the process.
-const WITHIN: [(u32, u32); 2] = [(2, 4), (4, 6)];
+/// Where a rank of a mixed mesh is.
+#[derive(Clone, Copy, PartialEq)]
+enum Place {
+    /// Linked within the process to all others of this neighbourhood.
+    In(usize),
+    /// A neighbour of nobody.
+    Alone,
+    /// It knows TCP alone, though it has the neighbourhood of the first.
+    Tcp,
+}
 
-/// A mesh in which odd ranks know TCP alone, and some of the others have links within the process; all other pairs of
-/// them share memory.
-fn mixed(ranks: u32, with: fn(&mut Actor<'_>)) {
+/// A mesh of ranks at these places. Those that neither is a neighbour of nor know TCP alone share memory.
+fn mixed(places: &'static [Place], with: fn(&mut Actor<'_>)) {
+    let neighbourhoods = [Neighbourhood::default(), Neighbourhood::default()];
     let change = |rank: u32, config: &mut Config| {
-        config.node.transport = if rank % 2 == 1 { Transport::Tcp } else { Transport::Auto };
+        let (transport, neighbourhood) = match places[rank as usize] {
+            Place::In(at) => (Transport::Auto, Some(&neighbourhoods[at])),
+            Place::Alone => (Transport::Auto, None),
+            Place::Tcp => (Transport::Tcp, Some(&neighbourhoods[0])),
+        };
+        config.node.transport = transport;
+        config.node.neighbourhood = neighbourhood.cloned();
     };
-    let (nodes, all_there) = (Arc::new(Mutex::new(BTreeMap::new())), Arc::new(Barrier::new(ranks as usize)));
     let body = move |mesh: &Mesh, world: &Communicator| {
-        let rank = world.rank().0;
-        nodes.lock().expect("no panic").insert(rank, mesh.node().clone());
-        all_there.wait();
-        for (_, other) in WITHIN.into_iter().filter(|(one, other)| *one == rank && *other < ranks) {
-            let other = nodes.lock().expect("no panic")[&other].clone();
-            inproc::connect(mesh.node(), &other).expect("both live");
-        }
-        all_there.wait();
-        nodes.lock().expect("no panic").clear();
         act(mesh, world, with);
-        for other in (0..ranks).filter(|other| *other != rank) {
+        let rank = world.rank().0;
+        for other in (0..world.size()).filter(|other| *other != rank) {
             let link = mesh.link_to(world.group().node(Rank(other)).expect("a member")).expect("it lives");
-            let expected = match (rank.min(other), rank.max(other)) {
-                pair if WITHIN.contains(&pair) => Medium::InProcess,
-                (one, two) if one % 2 == 1 || two % 2 == 1 => Medium::Tcp,
+            let expected = match (places[rank as usize], places[other as usize]) {
+                (Place::Tcp, _) | (_, Place::Tcp) => Medium::Tcp,
+                (Place::In(one), Place::In(two)) if one == two => Medium::InProcess,
                 _ => Medium::SharedMemory,
             };
             assert_eq!(mesh.node().link(link).expect("it stands").medium(), expected, "from {rank} to {other}");
         }
     };
-    together_with(ranks, Transport::Auto, change, |_| Table::default(), body);
+    together_with(places.len() as u32, Medium::InProcess, change, |_| Table::default(), body);
 }
+
+/// No board, but links of each kind.
+const ALL_MEDIA: [Place; 7] =
+    [Place::Alone, Place::Tcp, Place::In(0), Place::Tcp, Place::In(0), Place::Tcp, Place::In(0)];
+
+/// Boards on which some are neighbours and some are not.
+const SOME_NEIGHBOURS: [&[Place]; 3] = [
+    &[Place::In(0), Place::In(0), Place::Alone],
+    &[Place::Alone, Place::In(0), Place::Alone, Place::In(0)],
+    &[Place::In(0), Place::In(1), Place::In(1), Place::In(0), Place::Alone],
+];
 
 #[test]
 fn short_tensors_over_all_media_at_once() {
-    mixed(3, short);
-    mixed(7, short);
+    mixed(&ALL_MEDIA[..3], short);
+    mixed(&ALL_MEDIA, short);
 }
 
 #[test]
 fn long_tensors_over_all_media_at_once() {
-    mixed(5, long);
+    mixed(&ALL_MEDIA[..5], long);
+}
+
+#[test]
+fn short_tensors_among_some_neighbours() {
+    SOME_NEIGHBOURS[..2].iter().for_each(|places| mixed(places, short));
+}
+
+#[test]
+fn long_tensors_among_some_neighbours() {
+    SOME_NEIGHBOURS.into_iter().for_each(|places| mixed(places, long));
 }
 
 /// A mesh over several hosts, as far as its nodes know: rank r runs on host r mod `hosts`.
 fn over_hosts(ranks: u32, hosts: u32, with: fn(&mut Actor<'_>)) {
-    let change = move |rank: u32, config: &mut Config| config.node.host_id = Some(format!("host {}", rank % hosts));
+    let change = move |rank: u32, config: &mut Config| {
+        config.node.host_id = Some(format!("host {}", rank % hosts));
+        (config.node.transport, config.node.neighbourhood) = (Transport::Auto, None);
+    };
     let body = move |mesh: &Mesh, world: &Communicator| {
         act(mesh, world, with);
         let other = if ranks > hosts { Rank((world.rank().0 + hosts) % ranks) } else { world.rank() };
@@ -309,7 +346,7 @@ fn over_hosts(ranks: u32, hosts: u32, with: fn(&mut Actor<'_>)) {
             assert_eq!(mesh.node().link(link).expect("it stands").medium(), Medium::SharedMemory);
         }
     };
-    together_with(ranks, Transport::Auto, change, |_| Table::default(), body);
+    together_with(ranks, Medium::SharedMemory, change, |_| Table::default(), body);
 }
 
 #[test]

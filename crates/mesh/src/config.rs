@@ -43,7 +43,8 @@ pub struct Config {
     pub insecure: bool,
     /// The file with the rules of collective operations, for the room that has them.
     pub collective_table: Option<PathBuf>,
-    /// The node's own settings. Its name, role and rank are filled in by the join.
+    /// The node's own settings. Its name, role and rank are filled in by the join. Nodes that join from threads of one
+    /// process and have the same neighbourhood there are linked without sockets, once they have met.
     pub node: NodeConfig,
 }
 

@@ -372,6 +372,14 @@ impl Shared {
         }
     }
 
+    /// This node is no member any more: its groups are broken, if nothing has broken them before. Operations that
+    /// wait for no link learn of it here alone.
+    pub(crate) fn end_groups(&self, reason: Error) {
+        let _ = self.failure.set(reason);
+        self.news.fetch_add(1, SeqCst);
+        self.each_attendant(|attendant| attendant.groups_changed());
+    }
+
     /// Why `node` cannot be reached any more, if that is known.
     pub(crate) fn death_of(&self, node: NodeId) -> Option<Error> {
         self.look(|engine| engine.why_lost(node)).or_else(|| self.failure.get().cloned())

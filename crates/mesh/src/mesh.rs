@@ -32,8 +32,11 @@ use std::time::{Duration, Instant};
 /// # let secret = sheave_base::Secret::new(b"only this example knows it")?;
 /// # let secret = Some(sheave_base::secret::Resolved { secret, source: "an example".into() });
 /// let root = Endpoint { host: "127.0.0.1".into(), port };
+/// // These nodes are threads of one process. Those of several find each other without it.
+/// let neighbourhood = Some(sheave_net::Neighbourhood::default());
 /// let join = |rank| {
 ///     let mut config = Config::new(Role::Rank, Some(rank), Expected::ranks(2), root.clone());
+///     config.node.neighbourhood = neighbourhood.clone();
 ///     # config.node.secret = secret.clone();
 ///     std::thread::spawn(move || {
 ///         let mesh = Mesh::join(config)?;
@@ -471,6 +474,7 @@ impl Owner {
         self.shared.departures.end(&closed);
         self.shared.ticker.stop();
         self.shared.node.shut_down();
+        self.shared.end_groups(closed);
         let thread = self.thread.lock().take();
         if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
             let _ = thread.join();

@@ -6,6 +6,7 @@ use common::{config, free_port, roles, secret, together, together_with, until, w
 use sheave_base::ErrorKind;
 use sheave_base::config::Transport;
 use sheave_mesh::{Config, Expected, Mesh, Role};
+use sheave_net::{Medium, Neighbourhood};
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -25,6 +26,48 @@ fn ranks_are_those_that_were_wanted_over_every_transport() {
             assert_eq!(names, &["rank-0", "rank-1", "rank-2", "rank-3"], "{transport:?}");
         }
     }
+}
+
+#[test]
+fn threads_of_one_neighbourhood_are_linked_within_the_process_alone() {
+    for _ in 0..10 {
+        let neighbourhood = Neighbourhood::default();
+        let change = |config: &mut Config| config.node.neighbourhood = Some(neighbourhood.clone());
+        let media = together_with(Expected::ranks(4), Transport::Auto, change, |mesh| {
+            mesh.world().barrier().expect("all are there");
+            let others = mesh.members().iter().filter(|member| member.node != mesh.me().node);
+            others.for_each(|other| assert!(mesh.link_to(other.node).is_ok()));
+            mesh.world().barrier().expect("all are there");
+            let node = mesh.node();
+            let media = node.links().into_iter().map(|link| node.link(link).expect("nobody has left").medium());
+            let media: Vec<_> = media.collect();
+            mesh.world().barrier().expect("all are there");
+            mesh.finish().expect("all are well");
+            media
+        });
+        for media in media {
+            // Two who want a link at the same time may have one each.
+            assert!(media.len() >= 3 && media.iter().all(|medium| *medium == Medium::InProcess), "{media:?}");
+        }
+        assert!(neighbourhood.is_empty());
+    }
+}
+
+#[test]
+fn a_neighbour_that_is_dropped_is_missed_at_once() {
+    let neighbourhood = Neighbourhood::default();
+    let change = |config: &mut Config| config.node.neighbourhood = Some(neighbourhood.clone());
+    let dropped = Arc::new(Mutex::new(None));
+    together_with(Expected::ranks(3), Transport::Auto, change, move |mesh| {
+        mesh.world().barrier().expect("all are there");
+        if mesh.me().rank.0 == 1 {
+            *dropped.lock().expect("no panic") = Some(Instant::now());
+            return drop(mesh);
+        }
+        let error = mesh.world().barrier().expect_err("rank 1 does not come");
+        let since = dropped.lock().expect("no panic").expect("rank 1 has gone").elapsed();
+        assert!(since < Duration::from_secs(1) && error.to_string().contains("rank-1"), "{error}, after {since:?}");
+    });
 }
 
 #[test]

@@ -1,14 +1,15 @@
 //! Connecting to a node that listens.
 //!
-//! A node of the same host (the same boot id, and its abstract Unix socket answers, and belongs to this user) is linked
-//! through shared memory, every other one over TCP. Every step waits in `poll(2)` with what is left of the caller's
-//! time. What may get better by itself is tried again until then: nobody listens yet, too many strangers at the door, a
-//! connection that broke. What cannot is reported at once: another secret, another version, another node.
+//! A node of the same [`crate::Neighbourhood`] is linked in process, one of the same host (the same boot id, and its
+//! abstract Unix socket answers, and belongs to this user) through shared memory, every other one over TCP. Every step
+//! waits in `poll(2)` with what is left of the caller's time. What may get better by itself is tried again until then:
+//! nobody listens yet, too many strangers at the door, a connection that broke. What cannot is reported at once:
+//! another secret, another version, another node.
 
 use crate::address::Address;
 use crate::greeting::{nonce, peer_of};
 use crate::node::{Inner, Node};
-use crate::{shm, tcp};
+use crate::{inproc, shm, tcp};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
@@ -23,6 +24,7 @@ use sheave_wire::handshake::{Hello, Initiator, Medium, Step};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 /// First and longest wait between two attempts.
@@ -188,6 +190,9 @@ struct Attempt<'a, 'i> {
 impl Attempt<'_, '_> {
     fn once(&mut self) -> std::result::Result<LinkId, Failure> {
         let address = self.address;
+        if let Some(neighbour) = self.node.find_neighbour(address.node) {
+            return self.link_within(&neighbour);
+        }
         let transport = self.node.config.transport;
         if transport != Transport::Tcp
             && let Some(name) = &address.unix
@@ -217,8 +222,28 @@ impl Attempt<'_, '_> {
         }
     }
 
+    fn link_within(&self, neighbour: &Arc<Inner>) -> std::result::Result<LinkId, Failure> {
+        self.node.check_secret_of(neighbour)?;
+        match inproc::link(self.node, neighbour) {
+            Ok((link, _)) => Ok(link),
+            Err(_) if neighbour.stopping.load(SeqCst) => {
+                let what = format!("{} has ended: nobody listens there", neighbour.peer);
+                Err(Failure::Absent(Error::new(ErrorKind::NotFound, what)))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The neighbour that has turned out to listen where the address says. It makes no link of the socket either.
+    fn neighbour(&self, peer: &Peer) -> Option<Arc<Inner>> {
+        self.node.find_neighbour(peer.node?)
+    }
+
     fn link_shm(&mut self, socket: OwnedFd) -> std::result::Result<LinkId, Failure> {
         let (peer, early) = self.shake(&socket, Medium::SharedMemory)?;
+        if let Some(neighbour) = self.neighbour(&peer) {
+            return self.link_within(&neighbour);
+        }
         if !early.is_empty() {
             return Err(Failure::Final(Error::new(ErrorKind::Protocol, "the peer sent more than its handshake")));
         }
@@ -236,6 +261,9 @@ impl Attempt<'_, '_> {
     fn link_tcp(&mut self, tcp: SocketAddr) -> std::result::Result<LinkId, Failure> {
         let socket = self.connect_tcp(tcp)?;
         let (peer, early) = self.shake(&socket, Medium::Tcp)?;
+        if let Some(neighbour) = self.neighbour(&peer) {
+            return self.link_within(&neighbour);
+        }
         Ok(tcp::add(self.node, socket, peer, &early)?)
     }
 

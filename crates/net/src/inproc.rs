@@ -13,12 +13,12 @@ use crate::outbox::{Outbox, SendDriver};
 use parking_lot::Mutex;
 use sheave_base::park::Bell;
 use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
-use sheave_tensor::{Arena, Mode, Segment, Tensor};
+use sheave_tensor::{Arena, Mode, Segment, SegmentId, Tensor};
 use sheave_wire::{Part, Parts};
 use smallvec::SmallVec;
-use std::collections::VecDeque;
-use std::sync::Arc;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// Messages of one direction; more wait with their sender.
@@ -34,11 +34,14 @@ struct Pipe {
     ended_flag: AtomicBool,
     consumer_bell: Arc<Doorbell>,
     producer_bell: Arc<Doorbell>,
+    /// Segments that the producer has shown, by their ids, as long as somebody keeps them.
+    shown: Mutex<HashMap<u64, Weak<Segment>>>,
 }
 
 impl Pipe {
     fn new(producer: &Inner, consumer: &Inner) -> Arc<Self> {
         Arc::new(Self {
+            shown: Mutex::default(),
             queue: Mutex::default(),
             length: AtomicUsize::new(0),
             consumer_armed: AtomicBool::new(false),
@@ -81,8 +84,20 @@ struct Sending {
 }
 
 /// Links two nodes of one process. Returns the link as each of them knows it; both are ready for traffic.
+///
+/// Nodes that start with one [`crate::Neighbourhood`] are linked so by [`Node::connect`].
+///
+/// # Errors
+///
+/// `Closed` if one of them was shut down, `LimitExceeded` if one has too many links.
 pub fn connect(one: &Node, other: &Node) -> Result<(LinkId, LinkId)> {
-    let (left, right) = (&one.inner, &other.inner);
+    let ids = link(&one.inner, &other.inner)?;
+    other.inner.observed.attend();
+    Ok(ids)
+}
+
+/// As [`connect`], for a thread of `left`: what `right` makes of its new link is left to threads of its own.
+pub(crate) fn link(left: &Arc<Inner>, right: &Arc<Inner>) -> Result<(LinkId, LinkId)> {
     let forth = Pipe::new(left, right);
     let back = Pipe::new(right, left);
     let make = |own: &Arc<Inner>, peer: &Arc<Inner>, outbound: &Arc<Pipe>, inbound: &Arc<Pipe>| {
@@ -101,10 +116,27 @@ pub fn connect(one: &Node, other: &Node) -> Result<(LinkId, LinkId)> {
             }))
         }
     };
-    let at_one = left.add_link(make(left, right, &forth, &back))?.id;
-    let at_other = right.add_link(make(right, left, &back, &forth))?.id;
-    right.announce_arrival(at_other);
-    Ok((at_one, at_other))
+    // The other side first: if it has ended, nobody here has heard of a link.
+    let at_right = right.insert_link(make(right, left, &back, &forth))?;
+    right.observed.tell(|observer| observer.link_made(at_right.id, at_right.link.peer()));
+    right.progress.ring();
+    let at_left = match left.add_link(make(left, right, &forth, &back)) {
+        Ok(entry) => entry,
+        Err(error) => {
+            forth.end(&lost(&error));
+            return Err(error);
+        }
+    };
+    right.announce_arrival(at_right.id);
+    for (node, entry) in [(left, &at_left), (right, &at_right)] {
+        // A node that stops lists its links after it has said so: either it has found this one, or it is seen here.
+        if node.stopping.load(SeqCst) {
+            let reason = Error::new(ErrorKind::Closed, "the node was shut down");
+            entry.link.close(&reason);
+            node.link_ended(entry, &reason);
+        }
+    }
+    Ok((at_left.id, at_right.id))
 }
 
 impl InprocLink {
@@ -296,9 +328,20 @@ impl Link for InprocLink {
         true
     }
 
-    fn introduce(&self, _segment: &Arc<Segment>) -> Result<bool> {
-        // Every address of this process means the same at the other end.
+    fn introduce(&self, segment: &Arc<Segment>) -> Result<bool> {
+        if let Some(reason) = self.outbound.reason() {
+            return Err(reason.peer(self.peer.clone()));
+        }
+        let mut shown = self.outbound.shown.lock();
+        if !shown.contains_key(&segment.id().0) {
+            shown.retain(|_, segment| segment.strong_count() > 0);
+            shown.insert(segment.id().0, Arc::downgrade(segment));
+        }
         Ok(true)
+    }
+
+    fn shown(&self, id: SegmentId) -> Option<Arc<Segment>> {
+        self.inbound.shown.lock().get(&id.0)?.upgrade()
     }
 
     fn ring(&self) {

@@ -478,6 +478,10 @@ impl Stage {
     /// The peer is who it says it is.
     fn become_link(self, node: &Arc<Inner>, peer: &Hello, early: &[u8]) -> Result<Option<Self>> {
         let peer = peer_of(peer);
+        if peer.node.and_then(|peer| node.find_neighbour(peer)).is_some() {
+            // It knows the same of this node and makes the link in process.
+            return Ok(None);
+        }
         match self.medium {
             Medium::Tcp => {
                 let link = tcp::add(node, self.socket, peer, early)?;

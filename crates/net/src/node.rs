@@ -13,6 +13,7 @@ use crate::listen::Listening;
 use crate::matching::{Matching, PostOutcome, Posted, Wanted, meet};
 use crate::message::{Message, Outgoing};
 use crate::neighbour::Sources;
+use crate::neighbourhood::Neighbourhood;
 use crate::observer::{Admission, Observed};
 use crate::outbox::SendDriver;
 use crate::progress::{Progress, WaitPolicy};
@@ -77,6 +78,9 @@ pub struct NodeConfig {
     /// What stands for the boot id of its host; the system's own if `None`. Nodes that have different ones link over
     /// TCP: for containers that must not share memory, and for tests.
     pub host_id: Option<String>,
+    /// Nodes of this process that are linked without sockets. Of use where `transport` is [`Transport::Auto`]: another
+    /// one is what all links of the node run over.
+    pub neighbourhood: Option<Neighbourhood>,
     /// How long a stranger may take to prove who it is.
     pub handshake_timeout: Duration,
 }
@@ -122,6 +126,7 @@ impl NodeConfig {
             secret: None,
             transport: settings.transport,
             host_id: None,
+            neighbourhood: None,
             handshake_timeout: settings.handshake_timeout,
         }
     }
@@ -172,6 +177,10 @@ struct Arrivals {
 
 impl Node {
     /// Starts a node without any link. Spawns its progress thread.
+    ///
+    /// # Errors
+    ///
+    /// `LimitExceeded` if its neighbourhood is full; what the system says if it gives no thread or no descriptors.
     pub fn start(config: NodeConfig) -> Result<Self> {
         let mut id = [0; 8];
         getrandom::fill(&mut id).map_err(|error| Error::new(ErrorKind::Io, format!("drawing a node id: {error}")))?;
@@ -209,7 +218,11 @@ impl Node {
         });
         let thread = crate::beat::spawn(Arc::clone(&inner))?;
         let owner = Arc::new(Owner { inner: Arc::clone(&inner), thread: Mutex::new(Some(thread)) });
-        Ok(Self { inner, owner })
+        let node = Self { inner, owner };
+        if let Some(neighbourhood) = node.inner.neighbourhood() {
+            neighbourhood.enter(&node.inner)?;
+        }
+        Ok(node)
     }
 
     /// The node's identity, drawn at its start.
@@ -471,6 +484,9 @@ impl Owner {
         if self.inner.fork.is_stale() || self.inner.stopping.swap(true, Ordering::SeqCst) {
             return;
         }
+        if let Some(neighbourhood) = self.inner.neighbourhood() {
+            neighbourhood.leave(self.inner.id);
+        }
         self.inner.end_everything();
         self.inner.progress.thread.unpark();
         self.inner.progress.ring();
@@ -517,13 +533,19 @@ impl Inner {
         self.links.peer_of(link)
     }
 
-    /// Adds a link that is ready for traffic.
-    pub(crate) fn add_link(&self, make: impl FnOnce(LinkId) -> Result<Arc<dyn Link>>) -> Result<Arc<Entry>> {
+    /// Adds a link that is ready for traffic. Nobody has been told, and whoever sleeps as leader has not armed it.
+    pub(crate) fn insert_link(&self, make: impl FnOnce(LinkId) -> Result<Arc<dyn Link>>) -> Result<Arc<Entry>> {
         if self.stopping.load(Ordering::SeqCst) {
             return Err(Error::new(ErrorKind::Closed, "the node was shut down"));
         }
         let entry = self.links.add(|id| make(id).map(|link| chaos::wrap(link, self, id)))?;
         self.watch(&entry)?;
+        Ok(entry)
+    }
+
+    /// Adds a link that is ready for traffic, and tells whoever observes this node.
+    pub(crate) fn add_link(&self, make: impl FnOnce(LinkId) -> Result<Arc<dyn Link>>) -> Result<Arc<Entry>> {
+        let entry = self.insert_link(make)?;
         // Whoever sleeps as leader has not armed the new link; the ring makes it look again.
         self.progress.ring();
         self.tell_link_made(entry.id, entry.link.peer());

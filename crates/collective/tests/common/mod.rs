@@ -12,6 +12,7 @@ use sheave_base::secret::Resolved;
 use sheave_base::{Result, Secret, Work};
 use sheave_collective::{Collectives, Communicator, Table};
 use sheave_mesh::{Config, Expected, Mesh, Role};
+use sheave_net::{Medium, Neighbourhood};
 use sheave_process::{Child, Command, Job, Output};
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -53,27 +54,49 @@ pub(crate) fn config(rank: u32, ranks: u32, port: u16, transport: Transport) -> 
     config
 }
 
+/// What the links of a mesh of threads may run over.
+pub(crate) const MEDIA: [Medium; 3] = [Medium::InProcess, Medium::SharedMemory, Medium::Tcp];
+
+/// As [`config`], for links over one medium.
+pub(crate) fn config_over(rank: u32, ranks: u32, port: u16, medium: Medium, here: &Neighbourhood) -> Config {
+    let transport = match medium {
+        Medium::Tcp => Transport::Tcp,
+        Medium::SharedMemory => Transport::Shm,
+        _ => Transport::Auto,
+    };
+    let mut config = config(rank, ranks, port, transport);
+    config.node.neighbourhood = Some(here.clone());
+    config
+}
+
 /// Runs `act` as every rank of a mesh at once, each on a thread of its own with the group of all, and returns what they
-/// returned by rank. A rank that panics makes the test fail.
+/// returned by rank. All links run over this medium. A rank that panics makes the test fail.
 pub(crate) fn together<T: Send + 'static>(
     ranks: u32,
-    transport: Transport,
+    medium: Medium,
     act: impl Fn(&Mesh, &Communicator) -> T + Clone + Send + 'static,
 ) -> Vec<T> {
-    together_with(ranks, transport, |_, _| (), |_| Table::default(), act)
+    let body = move |mesh: &Mesh, world: &Communicator| {
+        let outcome = act(mesh, world);
+        for link in mesh.node().links().into_iter().filter_map(|link| mesh.node().link(link).ok()) {
+            assert_eq!(link.medium(), medium, "the link to {}", link.peer());
+        }
+        outcome
+    };
+    together_with(ranks, medium, |_, _| (), |_| Table::default(), body)
 }
 
 /// As [`together`], with a change to every config and a table for every rank.
 pub(crate) fn together_with<T: Send + 'static>(
     ranks: u32,
-    transport: Transport,
+    medium: Medium,
     change: impl Fn(u32, &mut Config),
     table: impl Fn(u32) -> Table,
     act: impl Fn(&Mesh, &Communicator) -> T + Clone + Send + 'static,
 ) -> Vec<T> {
-    let port = free_port();
+    let (port, neighbourhood) = (free_port(), Neighbourhood::default());
     let start = |rank: u32| {
-        let mut config = config(rank, ranks, port, transport);
+        let mut config = config_over(rank, ranks, port, medium, &neighbourhood);
         change(rank, &mut config);
         let (act, table) = (act.clone(), table(rank));
         let body = move || {
