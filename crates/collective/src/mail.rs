@@ -18,7 +18,7 @@ use crate::communicator::Communicator;
 use crate::group::{State, Terms};
 use crate::memory::{Region, places};
 pub(crate) use mailbox::Mail;
-use mailbox::{Found, Wish};
+use mailbox::{Found, Look, Wish};
 use offer::{Offer, announcement, bytes, decode, whole};
 use sheave_base::{Error, ErrorKind, LinkId, Rank, Result, Tag, Work};
 use sheave_net::{Envelope, Message, Outgoing, Wanted};
@@ -86,12 +86,18 @@ fn look(state: &State, link: LinkId, wish: Wish) -> Option<Box<Offer>> {
 
 /// The announcement for a receive, or a work that has it when it comes.
 fn find(state: &Arc<State>, wish: Wish) -> Found {
-    // With more ranks than cores the sender may need this very core.
+    // With more ranks than cores there is no time to lose with looking.
     let tries = !state.hub.node.wait_policy().spin.is_zero();
     let (mut found, mut must_listen) = state.mail.find(wish, tries);
-    if let Found::Quiet(link) = found {
-        let offer = look(state, link, wish);
-        (found, must_listen) = state.mail.cease(wish, offer);
+    if let Found::Quiet(Look { link, mut gives_way }) = found {
+        let mut offer = if gives_way { None } else { look(state, link, wish) };
+        if offer.is_none() {
+            // The sender may need this very core.
+            gives_way = true;
+            std::thread::yield_now();
+            offer = look(state, link, wish);
+        }
+        (found, must_listen) = state.mail.cease(wish, offer, gives_way);
     }
     if must_listen {
         start_listener(state);

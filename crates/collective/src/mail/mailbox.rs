@@ -18,10 +18,12 @@ use std::time::Instant;
 /// Announcements that wait for a receive.
 const OFFERS_MAX: usize = 1024;
 
-/// After so many receives in a row for which it was in vain, looking whether the message comes at once is tried every
-/// [`VAIN_PAUSE`]th time only.
+/// After so many receives in a row for which it was in vain, looking whether the message comes at once is tried now and
+/// then only.
 const VAIN_MAX: u32 = 4;
-const VAIN_PAUSE: u32 = 16;
+
+/// How often what was learned about looking is put to the test: every so many receives.
+const TEST_PERIOD: u32 = 16;
 
 /// Which announcements a receive takes.
 #[derive(Clone, Copy)]
@@ -59,14 +61,26 @@ struct Inner {
     links: BTreeMap<u32, LinkId>,
     /// Receives in a row that looked in vain whether their message comes at once.
     vain: u32,
+    /// The last message that came at once did so only after the core was given away: its sender may need this very one.
+    gives_way: bool,
+    /// Receives that found nothing here and could look.
+    looks: u32,
+}
+
+/// How a receive looks whether its message comes at once.
+#[derive(Clone, Copy)]
+pub(super) struct Look {
+    pub(super) link: LinkId,
+    /// It gives the core away first.
+    pub(super) gives_way: bool,
 }
 
 /// What a receive finds.
 pub(super) enum Found {
     /// The oldest announcement that fits.
     Offer(Box<Offer>),
-    /// Nothing yet, and it listens now, to this link; [`Mail::cease`] must follow.
-    Quiet(LinkId),
+    /// Nothing yet, and it listens now; [`Mail::cease`] must follow.
+    Quiet(Look),
     /// Nothing yet; it waits.
     Coming(Work<Box<Offer>>),
 }
@@ -99,17 +113,15 @@ impl Inner {
         }
     }
 
-    /// The link over which it pays to look whether a message comes at once. Receives that wait already come first.
-    fn link_to_try(&mut self, from: Option<Rank>) -> Option<LinkId> {
+    /// Whether and how it pays to look if a message comes at once. Receives that wait already come first.
+    fn look(&mut self, from: Option<Rank>) -> Option<Look> {
         if self.is_listening || !self.waiters.is_empty() {
             return None;
         }
         let link = *self.links.get(&from?.0)?;
-        if self.vain < VAIN_MAX || self.vain.is_multiple_of(VAIN_PAUSE) {
-            return Some(link);
-        }
-        self.vain += 1;
-        None
+        self.looks = self.looks.wrapping_add(1);
+        let is_test = self.looks.is_multiple_of(TEST_PERIOD);
+        (is_test || self.vain < VAIN_MAX).then_some(Look { link, gives_way: self.gives_way && !is_test })
     }
 }
 
@@ -139,17 +151,21 @@ impl Mail {
         if let Some(offer) = at.and_then(|at| inner.offers.remove(at)) {
             return (Found::Offer(offer), inner.must_listen());
         }
-        if let Some(link) = if tries { inner.link_to_try(wish.from) } else { None } {
+        if let Some(look) = if tries { inner.look(wish.from) } else { None } {
             inner.is_listening = true;
-            return (Found::Quiet(link), false);
+            return (Found::Quiet(look), false);
         }
         (Found::Coming(inner.wait(wish)), inner.must_listen())
     }
 
-    /// A receive ceases to listen, with what it found or to wait. True if the caller must start the listener.
-    pub(super) fn cease(&self, wish: Wish, found: Option<Box<Offer>>) -> (Found, bool) {
+    /// A receive ceases to listen, with what it found, perhaps after it gave way, or to wait. True if the caller must
+    /// start the listener.
+    pub(super) fn cease(&self, wish: Wish, found: Option<Box<Offer>>, gave_way: bool) -> (Found, bool) {
         let mut inner = self.inner.lock();
-        inner.vain = if found.is_some() { 0 } else { inner.vain.wrapping_add(1) };
+        (inner.vain, inner.gives_way) = match found {
+            Some(_) => (0, gave_way),
+            None => (inner.vain.saturating_add(1), inner.gives_way),
+        };
         let found = found.map_or_else(|| Found::Coming(inner.wait(wish)), Found::Offer);
         inner.is_listening = false;
         (found, inner.must_listen())
