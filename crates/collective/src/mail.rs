@@ -18,7 +18,7 @@ use crate::communicator::Communicator;
 use crate::group::{State, Terms};
 use crate::memory::{Region, places};
 pub(crate) use mailbox::Mail;
-use mailbox::{Found, Look, Wish};
+use mailbox::{Found, Look, Next, Wish};
 use offer::{Offer, announcement, bytes, decode, whole};
 use sheave_base::{Error, ErrorKind, LinkId, Rank, Result, Tag, Work};
 use sheave_net::{Envelope, Message, Outgoing, Wanted};
@@ -43,28 +43,38 @@ const WELCOME: &[u8] = b"";
 /// Takes announcements in while receives wait and somebody has the group.
 async fn listen(state: Weak<State>) -> Result<Rank> {
     loop {
-        let Some(alive) = state.upgrade() else { return Ok(Rank(0)) };
-        let wanted = Wanted { source: None, context: alive.mail.context, tag: Tag(0) };
-        let (coming, size) = (Awaiting(alive.hub.node.irecv(wanted, places(None)?)?), alive.size());
-        drop(alive);
-        let offer = coming.taken().await.and_then(|message| decode(message, size));
-        let Some(alive) = state.upgrade() else { return Ok(Rank(0)) };
-        let outcome = offer.map(|offer| alive.mail.deliver(offer));
+        let outcome = take_next(&state).await;
         match outcome {
             Ok(true) => {}
             Ok(false) => return Ok(Rank(0)),
             Err(error) => {
-                alive.mail.stop();
+                if let Some(alive) = state.upgrade() {
+                    alive.mail.stop();
+                }
                 return Err(error);
             }
         }
     }
 }
 
+/// Takes the next announcement in. False when the listener is not to go on.
+async fn take_next(state: &Weak<State>) -> Result<bool> {
+    let Some(alive) = state.upgrade() else { return Ok(false) };
+    let wanted = Wanted { source: None, context: alive.mail.context, tag: Tag(0) };
+    let (coming, size) = (Awaiting(alive.hub.node.irecv(wanted, places(None)?)?), alive.size());
+    // While nothing comes it does not keep the group.
+    drop(alive);
+    let offer = decode(coming.taken().await?, size)?;
+    Ok(state.upgrade().is_some_and(|alive| alive.mail.deliver(offer)))
+}
+
 fn start_listener(state: &Arc<State>) {
     let listener = Arc::downgrade(state);
     let terms = Terms { operation: sheave_base::work::IDLE, limit: None, is_collective: false };
-    drop(state.begin(terms, drop, |_, _| Box::pin(listen(listener))));
+    match state.reserve(&terms, 1) {
+        Ok((key, _)) => drop(state.begin_reserved(terms, key, drop, |_| Box::pin(listen(listener)))),
+        Err(_) => state.mail.stop(),
+    }
 }
 
 /// Looks on the caller's thread whether the message of a receive comes at once; what else comes is put by.
@@ -88,17 +98,19 @@ fn look(state: &State, link: LinkId, wish: Wish) -> Option<Box<Offer>> {
 fn find(state: &Arc<State>, wish: Wish) -> Found {
     // With more ranks than cores there is no time to lose with looking.
     let tries = !state.hub.node.wait_policy().spin.is_zero();
-    let (mut found, mut must_listen) = state.mail.find(wish, tries);
-    if let Found::Quiet(Look { link, mut gives_way }) = found {
-        let mut offer = if gives_way { None } else { look(state, link, wish) };
-        if offer.is_none() {
-            // The sender may need this very core.
-            gives_way = true;
-            std::thread::yield_now();
-            offer = look(state, link, wish);
+    let (found, must_listen) = match state.mail.find(wish, tries) {
+        Next::Takes(found, must_listen) => (found, must_listen),
+        Next::Looks(Look { link, mut gives_way }) => {
+            let mut offer = if gives_way { None } else { look(state, link, wish) };
+            if offer.is_none() {
+                // The sender may need this very core.
+                gives_way = true;
+                std::thread::yield_now();
+                offer = look(state, link, wish);
+            }
+            state.mail.cease(wish, offer, gives_way)
         }
-        (found, must_listen) = state.mail.cease(wish, offer, gives_way);
-    }
+    };
     if must_listen {
         start_listener(state);
     }
@@ -274,7 +286,6 @@ impl Communicator {
             Found::Coming(coming) => {
                 state.begin_reserved(terms, key, |rank| rank, |_| Box::pin(receive(own, coming, dtype, place)))
             }
-            Found::Quiet(_) => Work::ready(NAME, Err(Error::new(ErrorKind::Internal, "a receive listens for ever"))),
         }
     }
 

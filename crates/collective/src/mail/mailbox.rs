@@ -75,12 +75,18 @@ pub(super) struct Look {
     pub(super) gives_way: bool,
 }
 
+/// What a receive does next.
+pub(super) enum Next {
+    /// It goes on with what it found, and starts the listener if that is true.
+    Takes(Found, bool),
+    /// It listens now and looks; [`Mail::cease`] must follow.
+    Looks(Look),
+}
+
 /// What a receive finds.
 pub(super) enum Found {
     /// The oldest announcement that fits.
     Offer(Box<Offer>),
-    /// Nothing yet, and it listens now; [`Mail::cease`] must follow.
-    Quiet(Look),
     /// Nothing yet; it waits.
     Coming(Work<Box<Offer>>),
 }
@@ -144,18 +150,18 @@ impl Mail {
     }
 
     /// The oldest announcement that fits, or the place in the queue for it; with `tries`, the receive may look first
-    /// whether it comes at once. True if the caller must start the listener.
-    pub(super) fn find(&self, wish: Wish, tries: bool) -> (Found, bool) {
+    /// whether it comes at once.
+    pub(super) fn find(&self, wish: Wish, tries: bool) -> Next {
         let mut inner = self.inner.lock();
         let at = inner.offers.iter().position(|offer| wish.fits(offer));
         if let Some(offer) = at.and_then(|at| inner.offers.remove(at)) {
-            return (Found::Offer(offer), inner.must_listen());
+            return Next::Takes(Found::Offer(offer), inner.must_listen());
         }
         if let Some(look) = if tries { inner.look(wish.from) } else { None } {
             inner.is_listening = true;
-            return (Found::Quiet(look), false);
+            return Next::Looks(look);
         }
-        (Found::Coming(inner.wait(wish)), inner.must_listen())
+        Next::Takes(Found::Coming(inner.wait(wish)), inner.must_listen())
     }
 
     /// A receive ceases to listen, with what it found, perhaps after it gave way, or to wait. True if the caller must
@@ -194,7 +200,7 @@ impl Mail {
         has_room
     }
 
-    /// The listener has failed.
+    /// The listener has failed, or cannot start.
     pub(super) fn stop(&self) {
         self.inner.lock().is_listening = false;
     }
