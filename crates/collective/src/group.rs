@@ -100,6 +100,7 @@ pub(crate) struct Terms {
 impl State {
     pub(crate) fn new(hub: Arc<Hub>, group: Group, lasting: Arc<Lasting>) -> Arc<Self> {
         let links = (0..group.size()).map(|_| OnceLock::new()).collect();
+        let mail = mail::Mail::new(digest([group.id().0, mail::OFFERS, u64::from(mail::ANYBODY)]));
         let state = Arc::new_cyclic(|me: &Weak<Self>| Self {
             driver: Arc::new(Driver { hub: Arc::downgrade(&hub), state: Weak::clone(me), node: hub.node.driver() }),
             group,
@@ -112,7 +113,7 @@ impl State {
             refuses: AtomicBool::new(false),
             hosts: Mutex::default(),
             links,
-            mail: crate::mail::Mail::default(),
+            mail,
         });
         state.look();
         state
@@ -135,6 +136,11 @@ impl State {
         }
         let link = self.group.link_to(Rank(rank)).await?;
         Ok(*known.map_or(&link, |known| known.get_or_init(|| link)))
+    }
+
+    /// The link to a member, if it was asked for before.
+    pub(crate) fn known_link(&self, rank: u32) -> Option<LinkId> {
+        self.links.get(rank as usize)?.get().copied()
     }
 
     pub(crate) fn broken(&self) -> Option<&Error> {
@@ -202,7 +208,7 @@ impl State {
 
     /// The number of an operation that begins now, and perhaps of its parts; and whether no other collective is in
     /// flight.
-    fn reserve(self: &Arc<Self>, terms: &Terms, count: u64) -> Result<(u64, bool)> {
+    pub(crate) fn reserve(self: &Arc<Self>, terms: &Terms, count: u64) -> Result<(u64, bool)> {
         // The mesh may know what this room has not been told yet, and so may the caller.
         self.look();
         if let Some(error) = self.broken.get() {
@@ -219,7 +225,8 @@ impl State {
         Ok((counter.fetch_add(count, SeqCst), is_alone))
     }
 
-    fn begin_reserved<T: Send + 'static>(
+    /// As [`State::begin`], with a number that was reserved.
+    pub(crate) fn begin_reserved<T: Send + 'static>(
         self: &Arc<Self>,
         terms: Terms,
         key: u64,

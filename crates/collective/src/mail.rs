@@ -6,28 +6,31 @@
 //! Announcements of one sender arrive in order and are matched in order: a receive takes the oldest announcement that
 //! fits, and an announcement the oldest receive that it fits.
 //!
-//! Announcements are taken in by a task of their own, the listener, which runs from the first receive on. When too many
-//! wait for a receive it ends, they stay with their senders' links, and the next receive starts it again.
+//! A receive from a known member looks first whether its message comes at once, and takes it on its caller's thread
+//! without a task; so does a send whose link takes the message at once. Everything else are tasks, and announcements
+//! are then taken in by one more, the listener, while receives wait ([`mailbox`] has the argument that none is
+//! overtaken). What comes while no receive waits stays with the node, within its limits for what nobody has asked for.
+
+mod mailbox;
+mod offer;
 
 use crate::communicator::Communicator;
 use crate::group::{State, Terms};
 use crate::memory::{Region, places};
-use parking_lot::Mutex;
-use sheave_base::work::{Completer, pair};
-use sheave_base::{Error, ErrorKind, Rank, Result, Tag, Work};
-use sheave_net::{Envelope, Message, Outgoing, Part, Wanted};
-use sheave_tensor::{Dtype, Mode, Tensor};
-use std::collections::VecDeque;
+pub(crate) use mailbox::Mail;
+use mailbox::{Found, Look, Next, Wish};
+use offer::{Offer, announcement, bytes, decode, whole};
+use sheave_base::{Error, ErrorKind, LinkId, Rank, Result, Tag, Work};
+use sheave_net::{Envelope, Message, Outgoing, Wanted};
+use sheave_tensor::{Dtype, ReadLease, Tensor};
 use std::future::poll_fn;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 
 /// Up to here a message's bytes come with its announcement.
 const EAGER_BYTES: usize = 16 << 10;
 
-/// Announcements that wait for a receive.
-const OFFERS_MAX: usize = 1024;
+/// Announcements that a receive takes in while it looks whether its own message comes at once.
+const LOOKS_MAX: usize = 16;
 
 /// Contexts of announcements, answers and bytes.
 pub(crate) const OFFERS: u64 = 2;
@@ -35,105 +38,83 @@ pub(crate) const ANSWERS: u64 = 3;
 pub(crate) const BYTES: u64 = 4;
 
 pub(crate) const ANYBODY: u32 = u32::MAX;
-const OFFER_BYTES: usize = 32;
 const WELCOME: &[u8] = b"";
 
-/// A message that is announced.
-#[derive(Debug)]
-struct Offer {
-    rank: u32,
-    tag: u64,
-    dtype: Dtype,
-    count: u64,
-    serial: u64,
-    /// Its bytes, if they came along.
-    message: Message,
-}
-
-struct Waiter {
-    from: Option<Rank>,
-    tag: u64,
-    offer: Completer<Offer>,
-}
-
-#[derive(Default)]
-pub(crate) struct Mail {
-    box_of: Mutex<Inner>,
-    serial: AtomicU64,
-}
-
-#[derive(Default)]
-struct Inner {
-    offers: VecDeque<Offer>,
-    waiters: VecDeque<Waiter>,
-    is_listening: bool,
-}
-
-impl Mail {
-    /// The oldest announcement that fits, now or when it comes; true if somebody must listen for it.
-    fn want(&self, from: Option<Rank>, tag: u64) -> (Work<Offer>, bool) {
-        let mut inner = self.box_of.lock();
-        let fits = |offer: &Offer| offer.tag == tag && from.is_none_or(|from| from.0 == offer.rank);
-        let found = inner.offers.iter().position(fits).and_then(|at| inner.offers.remove(at));
-        let must_listen = !inner.is_listening;
-        inner.is_listening = true;
-        match found {
-            Some(offer) => (Work::ready("recv", Ok(offer)), must_listen),
-            None => {
-                let (completer, work) = pair("recv");
-                inner.waiters.push_back(Waiter { from, tag, offer: completer });
-                (work, must_listen)
+/// Takes announcements in while receives wait and somebody has the group.
+async fn listen(state: Weak<State>) -> Result<Rank> {
+    loop {
+        let outcome = take_next(&state).await;
+        match outcome {
+            Ok(true) => {}
+            Ok(false) => return Ok(Rank(0)),
+            Err(error) => {
+                if let Some(alive) = state.upgrade() {
+                    alive.mail.stop();
+                }
+                return Err(error);
             }
         }
     }
+}
 
-    /// Hands an announcement to the oldest receive that it fits. False when there is no room for another one.
-    fn deliver(&self, offer: Offer) -> bool {
-        let mut inner = self.box_of.lock();
-        inner.waiters.retain(|waiter| waiter.offer.is_awaited());
-        let fits = |waiter: &Waiter| waiter.tag == offer.tag && waiter.from.is_none_or(|from| from.0 == offer.rank);
-        let found = inner.waiters.iter().position(fits).and_then(|at| inner.waiters.remove(at));
-        if let Some(waiter) = found {
-            drop(inner);
-            waiter.offer.complete(Ok(offer));
-            return true;
-        }
-        inner.offers.push_back(offer);
-        inner.is_listening = inner.offers.len() < OFFERS_MAX;
-        inner.is_listening
+/// Takes the next announcement in. False when the listener is not to go on.
+async fn take_next(state: &Weak<State>) -> Result<bool> {
+    let Some(alive) = state.upgrade() else { return Ok(false) };
+    let wanted = Wanted { source: None, context: alive.mail.context, tag: Tag(0) };
+    let (coming, size) = (Awaiting(alive.hub.node.irecv(wanted, places(None)?)?), alive.size());
+    // While nothing comes it does not keep the group.
+    drop(alive);
+    let offer = decode(coming.taken().await?, size)?;
+    Ok(state.upgrade().is_some_and(|alive| alive.mail.deliver(offer)))
+}
+
+fn start_listener(state: &Arc<State>) {
+    let listener = Arc::downgrade(state);
+    let terms = Terms { operation: sheave_base::work::IDLE, limit: None, is_collective: false };
+    match state.reserve(&terms, 1) {
+        Ok((key, _)) => drop(state.begin_reserved(terms, key, drop, |_| Box::pin(listen(listener)))),
+        Err(_) => state.mail.stop(),
     }
 }
 
-fn encode(rank: u32, tag: u64, dtype: Dtype, count: u64, serial: u64) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(OFFER_BYTES);
-    bytes.extend(rank.to_le_bytes());
-    bytes.extend([dtype.code(), 0, 0, 0]);
-    [tag, count, serial].iter().for_each(|number| bytes.extend(number.to_le_bytes()));
-    bytes
-}
-
-fn decode(message: Message) -> Result<Offer> {
-    let strange = || Error::new(ErrorKind::Protocol, "an announcement that is none");
-    let bytes: &[u8; OFFER_BYTES] = message.control.as_slice().try_into().map_err(|_| strange())?;
-    let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-    let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
-    let dtype = Dtype::from_code(bytes[4]).ok_or_else(strange)?;
-    Ok(Offer { rank: word(0), tag: long(8), dtype, count: long(16), serial: long(24), message })
-}
-
-/// Takes announcements in until there is no room, or nobody has the group any more.
-async fn listen(state: Weak<State>) -> Result<Rank> {
-    loop {
-        let Some(alive) = state.upgrade() else { return Ok(Rank(0)) };
-        let wanted = Wanted { source: None, context: alive.context(ANYBODY, OFFERS), tag: Tag(0) };
-        let coming = Awaiting(alive.hub.node.irecv(wanted, places(None)?)?);
-        drop(alive);
-        let offer = decode(coming.taken().await?)?;
-        let Some(alive) = state.upgrade() else { return Ok(Rank(0)) };
-        if !alive.mail.deliver(offer) {
-            return Ok(Rank(0));
+/// Looks on the caller's thread whether the message of a receive comes at once; what else comes is put by.
+fn look(state: &State, link: LinkId, wish: Wish) -> Option<Box<Offer>> {
+    let wanted = Wanted { source: Some(link), context: state.mail.context, tag: Tag(0) };
+    for _ in 0..LOOKS_MAX {
+        // A time that has passed: it polls for a few microseconds and takes the receive back.
+        let message = state.hub.node.recv(wanted, places(None).ok()?, Some(state.mail.begun), None).ok()?;
+        let offer = decode(message, state.size()).ok()?;
+        if wish.fits(&offer) {
+            return Some(offer);
+        }
+        if !state.mail.put_by(offer) {
+            return None;
         }
     }
+    None
+}
+
+/// The announcement for a receive, or a work that has it when it comes.
+fn find(state: &Arc<State>, wish: Wish) -> Found {
+    // With more ranks than cores there is no time to lose with looking.
+    let tries = !state.hub.node.wait_policy().spin.is_zero();
+    let (found, must_listen) = match state.mail.find(wish, tries) {
+        Next::Takes(found, must_listen) => (found, must_listen),
+        Next::Looks(Look { link, mut gives_way }) => {
+            let mut offer = if gives_way { None } else { look(state, link, wish) };
+            if offer.is_none() {
+                // The sender may need this very core.
+                gives_way = true;
+                std::thread::yield_now();
+                offer = look(state, link, wish);
+            }
+            state.mail.cease(wish, offer, gives_way)
+        }
+    };
+    if must_listen {
+        start_listener(state);
+    }
+    found
 }
 
 /// A receive that is taken back when it is dropped.
@@ -152,14 +133,14 @@ impl Drop for Awaiting {
     }
 }
 
-/// Sends to a member and returns when the bytes have been handed over.
-async fn hand(state: &State, to: u32, context: u64, tag: u64, control: Vec<u8>, bytes: Option<&Region>) -> Result<()> {
+/// Sends to a member and returns when the message has been handed over.
+async fn hand(state: &State, to: u32, message: Outgoing) -> Result<()> {
     let link = state.link(to).await?;
-    let mut message = Outgoing::control(Envelope::data(context, Tag(tag)), control);
-    if let Some(bytes) = bytes.filter(|bytes| bytes.len_bytes() > 0) {
-        message.parts.push(Part::new(bytes.tensor()?, Mode::Copy));
-    }
     state.hub.node.isend_borrowed(link, message)?.await
+}
+
+fn answer(state: &State, serial: u64, control: Vec<u8>) -> Outgoing {
+    Outgoing::control(Envelope::data(state.context(state.group.rank().0, ANSWERS), Tag(serial)), control)
 }
 
 fn await_at(state: &State, context: u64, tag: u64, place: Option<&Region>) -> Result<Awaiting> {
@@ -167,51 +148,64 @@ fn await_at(state: &State, context: u64, tag: u64, place: Option<&Region>) -> Re
     Ok(Awaiting(state.hub.node.irecv(wanted, places(place)?)?))
 }
 
-async fn send(state: Arc<State>, to: u32, tag: u64, dtype: Dtype, bytes: Region) -> Result<Rank> {
-    let me = state.group.rank().0;
-    let serial = state.mail.serial.fetch_add(1, Relaxed);
-    let count = (bytes.len_bytes() / dtype.size_bytes()) as u64;
-    let offer = encode(me, tag, dtype, count, serial);
-    if bytes.len_bytes() <= EAGER_BYTES {
-        hand(&state, to, state.context(ANYBODY, OFFERS), 0, offer, Some(&bytes)).await?;
-        return Ok(Rank(to));
-    }
+/// Sends a longer message. The lease keeps writers away from the tensor until it is sent.
+async fn send_long(state: Arc<State>, to: u32, tag: u64, tensor: Tensor, _lease: ReadLease) -> Result<Rank> {
+    let (me, serial) = (state.group.rank().0, state.mail.next_serial());
     let answer = await_at(&state, state.context(to, ANSWERS), serial, None)?;
-    hand(&state, to, state.context(ANYBODY, OFFERS), 0, offer, None).await?;
+    hand(&state, to, announcement(state.mail.context, me, tag, &tensor, serial)).await?;
     let answer = answer.taken().await?;
     if answer.control != WELCOME {
         return Err(Error::new(ErrorKind::Mismatch, String::from_utf8_lossy(&answer.control).into_owned()));
     }
-    hand(&state, to, state.context(me, BYTES), serial, Vec::new(), Some(&bytes)).await?;
+    let mut message = Outgoing::control(Envelope::data(state.context(me, BYTES), Tag(serial)), Vec::new());
+    message.parts.push(bytes(&tensor)?);
+    hand(&state, to, message).await?;
     Ok(Rank(to))
 }
 
-async fn receive(state: Arc<State>, coming: Work<Offer>, dtype: Dtype, place: Region) -> Result<Rank> {
-    poll_fn(|context| coming.poll_done(context)).await;
-    let offer = coming.taken()?;
-    let me = state.group.rank().0;
+fn is_eager(offer: &Offer) -> bool {
+    offer.count.saturating_mul(offer.dtype.size_bytes() as u64) <= EAGER_BYTES as u64
+}
+
+/// How an announcement differs from what is received, if it does.
+fn misfit(offer: &Offer, me: Rank, dtype: Dtype, place: &Region) -> Option<Error> {
     let count = (place.len_bytes() / dtype.size_bytes()) as u64;
-    let is_eager = offer.count.saturating_mul(offer.dtype.size_bytes() as u64) <= EAGER_BYTES as u64;
-    if (offer.dtype, offer.count) != (dtype, count) {
-        let (rank, theirs) = (offer.rank, offer.dtype);
-        let what = format!(
-            "rank {rank} sends {theirs}[{}] with tag {}, rank {me} receives {dtype}[{count}]",
-            offer.count, offer.tag
-        );
-        if !is_eager {
-            hand(&state, rank, state.context(me, ANSWERS), offer.serial, what.clone().into_bytes(), None).await?;
-        }
-        return Err(Error::new(ErrorKind::Mismatch, what));
+    if (offer.dtype, offer.count) == (dtype, count) {
+        return None;
     }
-    if is_eager {
-        match offer.message.parts.first() {
-            Some(part) => place.fill(&part.bytes()?)?,
-            None => place.fill(&[])?,
-        }
-        return Ok(Rank(offer.rank));
+    let Offer { rank, tag, dtype: theirs, count: sent, .. } = offer;
+    let what = format!("rank {rank} sends {theirs}[{sent}] with tag {tag}, rank {me} receives {dtype}[{count}]");
+    Some(Error::new(ErrorKind::Mismatch, what))
+}
+
+/// Takes the bytes that came along with an announcement.
+fn take(offer: &Offer, me: Rank, dtype: Dtype, place: &Region) -> Result<Rank> {
+    if let Some(error) = misfit(offer, me, dtype, place) {
+        return Err(error);
+    }
+    match offer.message.parts.first() {
+        Some(part) => place.fill(&part.bytes()?)?,
+        None => place.fill(&[])?,
+    }
+    Ok(Rank(offer.rank))
+}
+
+async fn receive(state: Arc<State>, coming: Work<Box<Offer>>, dtype: Dtype, place: Region) -> Result<Rank> {
+    poll_fn(|context| coming.poll_done(context)).await;
+    take_in(state, coming.taken()?, dtype, place).await
+}
+
+async fn take_in(state: Arc<State>, offer: Box<Offer>, dtype: Dtype, place: Region) -> Result<Rank> {
+    let me = state.group.rank();
+    if is_eager(&offer) {
+        return take(&offer, me, dtype, &place);
+    }
+    if let Some(error) = misfit(&offer, me, dtype, &place) {
+        hand(&state, offer.rank, answer(&state, offer.serial, error.what().as_bytes().to_vec())).await?;
+        return Err(error);
     }
     let bytes = await_at(&state, state.context(offer.rank, BYTES), offer.serial, Some(&place))?;
-    hand(&state, offer.rank, state.context(me, ANSWERS), offer.serial, WELCOME.to_vec(), None).await?;
+    hand(&state, offer.rank, answer(&state, offer.serial, WELCOME.to_vec())).await?;
     bytes.taken().await?;
     Ok(Rank(offer.rank))
 }
@@ -227,12 +221,35 @@ impl Communicator {
         if let Err(error) = self.other(to) {
             return Work::ready(NAME, Err(error.operation(NAME)));
         }
-        let (state, dtype) = (Arc::clone(self.state()), tensor.dtype());
-        match Region::reading(tensor, NAME) {
-            Ok(bytes) => {
-                self.state().begin(self.terms(NAME), drop, |_, _| Box::pin(send(state, to.0, tag, dtype, bytes)))
-            }
-            Err(error) => Work::ready(NAME, Err(error)),
+        let state = self.state();
+        if tensor.len_bytes() > EAGER_BYTES {
+            let (own, tensor) = (Arc::clone(state), tensor.clone());
+            return match tensor.read_lease(NAME) {
+                Ok(lease) => {
+                    state.begin(self.terms(NAME), drop, |_, _| Box::pin(send_long(own, to.0, tag, tensor, lease)))
+                }
+                Err(error) => Work::ready(NAME, Err(error)),
+            };
+        }
+        let terms = self.terms(NAME);
+        let key = match state.reserve(&terms, 1) {
+            Ok((key, _)) => key,
+            Err(error) => return Work::ready(NAME, Err(error)),
+        };
+        let message = whole(state.mail.context, state.group.rank().0, tag, tensor);
+        let Some(link) = state.known_link(to.0) else {
+            let (own, lease) = (Arc::clone(state), tensor.read_lease(NAME));
+            return state.begin_reserved(terms, key, drop, |_| {
+                Box::pin(async move {
+                    let _lease = lease?;
+                    hand(&own, to.0, message).await.map(|()| to)
+                })
+            });
+        };
+        let sent = state.hub.node.isend_borrowed(link, message);
+        match &sent {
+            Ok(work) if work.is_done() && work.result().is_some_and(|sent| sent.is_ok()) => Work::ready(NAME, Ok(())),
+            _ => state.begin_reserved(terms, key, drop, |_| Box::pin(async move { sent?.await.map(|()| to) })),
         }
     }
 
@@ -250,14 +267,26 @@ impl Communicator {
             Ok(place) => place,
             Err(error) => return Work::ready(NAME, Err(error)),
         };
-        let (state, dtype) = (Arc::clone(self.state()), tensor.dtype());
-        let (coming, must_listen) = state.mail.want(from, tag);
-        if must_listen {
-            let listener = Arc::downgrade(&state);
-            let terms = Terms { operation: sheave_base::work::IDLE, limit: None, is_collective: false };
-            drop(state.begin(terms, drop, |_, _| Box::pin(listen(listener))));
+        let (state, dtype, terms) = (Arc::clone(self.state()), tensor.dtype(), self.terms(NAME));
+        let key = match state.reserve(&terms, 1) {
+            Ok((key, _)) => key,
+            Err(error) => return Work::ready(NAME, Err(error)),
+        };
+        let is_pair = self.size() == 2;
+        let from = from.or_else(|| is_pair.then(|| Rank(1 - self.rank().0)));
+        let own = Arc::clone(&state);
+        match find(&state, Wish { from, tag }) {
+            Found::Offer(offer) if is_eager(&offer) => match take(&offer, self.rank(), dtype, &place) {
+                Ok(rank) => Work::ready(NAME, Ok(rank)),
+                Err(error) => state.begin_reserved(terms, key, |rank| rank, |_| Box::pin(async { Err(error) })),
+            },
+            Found::Offer(offer) => {
+                state.begin_reserved(terms, key, |rank| rank, |_| Box::pin(take_in(own, offer, dtype, place)))
+            }
+            Found::Coming(coming) => {
+                state.begin_reserved(terms, key, |rank| rank, |_| Box::pin(receive(own, coming, dtype, place)))
+            }
         }
-        self.state().begin(self.terms(NAME), |rank| rank, |_, _| Box::pin(receive(state, coming, dtype, place)))
     }
 
     fn terms(&self, operation: &'static str) -> Terms {

@@ -369,6 +369,63 @@ fn messages_are_matched_by_tag_and_sender_or_from_anybody() {
 }
 
 #[test]
+fn messages_of_one_tag_keep_their_order_whichever_way_they_come() {
+    const TIMES: u32 = 400;
+    // Some come with their announcement, some are asked for.
+    let count = |time: u32| if time % 37 == 5 { 30_000 } else { 1 + time as usize % 3000 };
+    for transport in BOTH {
+        together(2, transport, move |_, world| {
+            let exchange = |tag: u64| {
+                for time in 0..TIMES {
+                    let mine = floats(&vec![time as f32 + tag as f32; count(time)]);
+                    let place = floats(&vec![-1.0; count(time)]);
+                    let other = Rank(1 - world.rank().0);
+                    // The receive is there before the message, after it, or both come at once.
+                    let early = (time % 3 == 0).then(|| world.recv(&place, Some(other), tag));
+                    let sent = world.send(&mine, other, tag);
+                    let came = early.unwrap_or_else(|| world.recv(&place, (time % 2 == 0).then_some(other), tag));
+                    assert_eq!(wait(&came).expect("it comes"), other);
+                    wait(&sent).expect("it goes");
+                    let found = place.to_vec::<f32>().expect("free");
+                    assert!(found.iter().all(|value| *value == time as f32 + tag as f32), "tag {tag}, time {time}");
+                }
+            };
+            // Each thread may take in what is for the other.
+            std::thread::scope(|scope| {
+                scope.spawn(|| exchange(1000));
+                exchange(5000);
+            });
+            wait(&world.barrier()).expect("all come");
+        });
+    }
+}
+
+#[test]
+fn a_receive_meets_its_message_behind_more_than_may_wait() {
+    const MESSAGES: u32 = 1500;
+    for transport in BOTH {
+        together(2, transport, |_, world| {
+            if world.rank().0 == 0 {
+                (0..MESSAGES).for_each(|value| {
+                    wait(&world.send(&floats(&[value as f32]), Rank(1), 1)).expect("it goes");
+                });
+                wait(&world.send(&floats(&[0.5]), Rank(1), 2)).expect("it goes");
+            } else {
+                let (last, place) = (floats(&[0.0]), floats(&[0.0]));
+                let coming = world.recv(&last, Some(Rank(0)), 2);
+                for value in 0..MESSAGES {
+                    wait(&world.recv(&place, Some(Rank(0)), 1)).expect("it comes");
+                    assert_eq!(place.to_vec::<f32>().expect("free"), [value as f32]);
+                }
+                wait(&coming).expect("it comes");
+                assert_eq!(last.to_vec::<f32>().expect("free"), [0.5]);
+            }
+            wait(&world.barrier()).expect("all come");
+        });
+    }
+}
+
+#[test]
 fn a_message_that_does_not_fit_fails_alone() {
     together(2, Medium::SharedMemory, |_, world| {
         for count in [4_usize, 40_000] {

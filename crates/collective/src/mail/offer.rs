@@ -1,0 +1,69 @@
+//! Announcements as they travel.
+//!
+//! A short message that is not empty is its own announcement: its tensor, with tag and sender in the envelope, where
+//! data messages have no other use for correlation and epoch. Without a control part a link takes it in its shortest
+//! form. Any other announcement is a control part of [`OFFER_BYTES`]; an empty message is no more than that.
+
+use sheave_base::{Error, ErrorKind, Result, Tag};
+use sheave_net::{Envelope, Message, Outgoing, Part};
+use sheave_tensor::{Dtype, Mode, Tensor};
+
+const OFFER_BYTES: usize = 32;
+
+/// A message that is announced.
+#[derive(Debug)]
+pub(super) struct Offer {
+    pub(super) rank: u32,
+    pub(super) tag: u64,
+    pub(super) dtype: Dtype,
+    pub(super) count: u64,
+    /// By which the bytes of a longer one are asked for.
+    pub(super) serial: u64,
+    /// Its bytes, if they came along.
+    pub(super) message: Message,
+}
+
+/// A message that brings its bytes along.
+pub(super) fn whole(context: u64, rank: u32, tag: u64, tensor: &Tensor) -> Outgoing {
+    if tensor.len_bytes() == 0 {
+        return announcement(context, rank, tag, tensor, 0);
+    }
+    let envelope = Envelope { correlation: tag, epoch: rank, ..Envelope::data(context, Tag(0)) };
+    Outgoing::tensor(envelope, tensor.clone(), Mode::Copy)
+}
+
+/// A message whose bytes are asked for by `serial`.
+pub(super) fn announcement(context: u64, rank: u32, tag: u64, tensor: &Tensor, serial: u64) -> Outgoing {
+    let mut bytes = Vec::with_capacity(OFFER_BYTES);
+    bytes.extend(rank.to_le_bytes());
+    bytes.extend([tensor.dtype().code(), 0, 0, 0]);
+    [tag, tensor.elements() as u64, serial].iter().for_each(|number| bytes.extend(number.to_le_bytes()));
+    Outgoing::control(Envelope::data(context, Tag(0)), bytes)
+}
+
+/// The bytes of a tensor, as the receiver names their place.
+pub(super) fn bytes(tensor: &Tensor) -> Result<Part> {
+    let bytes = [tensor.len_bytes() as u64];
+    let flat = Tensor::from_buffer(tensor.buffer().clone(), tensor.offset_bytes(), Dtype::U8, bytes)?;
+    Ok(Part::new(flat, Mode::Copy))
+}
+
+/// What a member of a group of `size` announces.
+pub(super) fn decode(message: Message, size: u32) -> Result<Box<Offer>> {
+    let strange = || Error::new(ErrorKind::Protocol, "an announcement that is none");
+    let offer = match &message.parts[..] {
+        [part] if message.control.is_empty() => {
+            let (dtype, count) = (part.dtype(), part.elements() as u64);
+            let Envelope { correlation, epoch, .. } = message.envelope;
+            Offer { rank: epoch, tag: correlation, dtype, count, serial: 0, message }
+        }
+        _ => {
+            let bytes: &[u8; OFFER_BYTES] = message.control.as_slice().try_into().map_err(|_| strange())?;
+            let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+            let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+            let dtype = Dtype::from_code(bytes[4]).ok_or_else(strange)?;
+            Offer { rank: word(0), tag: long(8), dtype, count: long(16), serial: long(24), message }
+        }
+    };
+    if offer.rank < size { Ok(Box::new(offer)) } else { Err(strange()) }
+}
