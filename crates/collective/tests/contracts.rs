@@ -373,7 +373,7 @@ fn messages_of_one_tag_keep_their_order_whichever_way_they_come() {
     const TIMES: u32 = 400;
     // Some come with their announcement, some are asked for.
     let count = |time: u32| if time % 37 == 5 { 30_000 } else { 1 + time as usize % 3000 };
-    for transport in BOTH {
+    for transport in MEDIA {
         together(2, transport, move |_, world| {
             let exchange = |tag: u64| {
                 for time in 0..TIMES {
@@ -403,7 +403,7 @@ fn messages_of_one_tag_keep_their_order_whichever_way_they_come() {
 #[test]
 fn a_receive_meets_its_message_behind_more_than_may_wait() {
     const MESSAGES: u32 = 1500;
-    for transport in BOTH {
+    for transport in MEDIA {
         together(2, transport, |_, world| {
             if world.rank().0 == 0 {
                 (0..MESSAGES).for_each(|value| {
