@@ -87,9 +87,10 @@ impl std::fmt::Debug for Collectives {
 
 /// The operations of one group. Clones are handles to the same group.
 ///
-/// **Calls.** All members make the same calls in the same order. Each call returns a [`Work`] at once: `wait` on it
-/// blocks until this rank's part is done, from any thread. Several may be in flight; they are numbered in the order of
-/// the calls and end independently. Dropping a work does not end its operation. Ranks are ranks of the group.
+/// **Calls.** All members make the same calls in the same order. Each call returns a [`sheave_base::Work`]: `wait` on
+/// it blocks until this rank's part is done, from any thread. A call itself may work for as long as a wait spins, and
+/// have ended when it returns. Several operations may be in flight; they are numbered in the order of the calls and end
+/// independently. Dropping a work does not end its operation. Ranks are ranks of the group.
 ///
 /// **Tensors** are flat: shapes do not matter, numbers of elements do. They are borrowed until the work ends: nobody
 /// may write what an operation reads, nor touch what it writes (`BufferInUse`). Input and output may be the same tensor

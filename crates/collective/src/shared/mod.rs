@@ -1,15 +1,15 @@
 //! Operations among ranks of one host, directly in shared memory.
 //!
-//! Every rank has a desk in shared memory that all others read ([`desk`], [`board`]). It is made when a group of one
-//! host runs its first operation ([`setup`]). An operation ([`run`]) begins with an entry on each rank's desk, which is
+//! Every rank has a desk in shared memory that all others read (`desk`, `board`). It is made when a group of one
+//! host runs its first operation (`setup`). An operation (`run`) begins with an entry on each rank's desk, which is
 //! the agreement, and goes on in one of two ways, by the table:
 //!
-//! **flat** ([`flat`]): the inputs stand on the desks, up to 8 KiB each, and every rank computes its own result from
+//! **flat** (`flat`): the inputs stand on the desks, up to 8 KiB each, and every rank computes its own result from
 //! them. One step; each rank writes its input once and reads what it needs of the others'. The same bits everywhere,
 //! because everybody reduces the same bytes in the order of the ranks. Chosen for short tensors, where a line that
 //! crosses the cores costs more than its bytes.
 //!
-//! **direct** ([`reduction`], [`movement`]): ranks read and write each other's tensors where they are. A reduction is
+//! **direct** (`reduction`, `movement`): ranks read and write each other's tensors where they are. A reduction is
 //! cut into as many pieces as there are ranks, and each rank reduces its piece of all inputs, in the order of the
 //! ranks, block by block, and writes it into everybody's output: for B bytes on each of n ranks, each rank reads B
 //! bytes and writes B bytes, in one step. What only moves is copied once, by its reader, or by its owner where that
