@@ -120,9 +120,10 @@ fn text(table: &Table, arguments: &Arguments) -> String {
             Kind::Barrier => vec![0],
             _ => arguments.sizes_bytes(&SIZES_BYTES),
         };
-        for (topology, ranks) in
-            arguments.topologies().flat_map(|each| arguments.ranks().into_iter().map(move |ranks| (each, ranks)))
-        {
+        let pairs =
+            arguments.topologies().flat_map(|each| arguments.ranks().into_iter().map(move |ranks| (each, ranks)));
+        // Of several hosts one has several ranks.
+        for (topology, ranks) in pairs.filter(|(topology, ranks)| *topology != Topology::Hosts || *ranks > 2) {
             for bytes in &sizes_bytes {
                 let bytes = *bytes as u64;
                 let algorithm = table.choose(kind, topology, ranks, bytes);
