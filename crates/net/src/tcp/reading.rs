@@ -51,6 +51,9 @@ pub(crate) struct Reading {
     ready: bool,
     paused: bool,
     paused_before: bool,
+    /// Why nothing more is read. Between the poll that found it and the end of the link another thread may poll, and
+    /// must not take what stands behind it, the end of the stream after the last words, for the reason.
+    over: Option<Error>,
 }
 
 /// Where in a frame the stream stands.
@@ -111,6 +114,7 @@ impl Reading {
             ready: !early.is_empty(),
             paused: false,
             paused_before: false,
+            over: None,
         })
     }
 
@@ -127,8 +131,18 @@ impl Reading {
         self.heard.elapsed()
     }
 
-    /// Takes up to `budget` messages. Reads at most once after the socket was found empty.
+    /// Takes up to `budget` messages. Reads at most once after the socket was found empty. An error is the last that
+    /// was read.
     pub(crate) fn take_in(&mut self, shore: &Shore<'_>, budget: usize) -> Result<Taken> {
+        if let Some(reason) = &self.over {
+            return Err(reason.clone());
+        }
+        let taken = self.take(shore, budget);
+        self.over = taken.as_ref().err().cloned();
+        taken
+    }
+
+    fn take(&mut self, shore: &Shore<'_>, budget: usize) -> Result<Taken> {
         let mut taken = Taken::default();
         let (mut delivered, mut drained) = (0, false);
         self.ready = false;
