@@ -18,7 +18,7 @@ use crate::communicator::Communicator;
 use crate::group::{State, Terms};
 use crate::memory::{Region, places};
 pub(crate) use mailbox::Mail;
-use mailbox::{Found, Look, Next, Wish};
+use mailbox::{Found, Look, Next, Turn, Wish};
 use offer::{Offer, announcement, bytes, decode, whole};
 use sheave_base::{Error, ErrorKind, LinkId, Rank, Result, Tag, Work};
 use sheave_net::{Envelope, Message, Outgoing, Wanted};
@@ -139,6 +139,17 @@ async fn hand(state: &State, to: u32, message: Outgoing) -> Result<()> {
     state.hub.node.isend_borrowed(link, message)?.await
 }
 
+/// As [`hand`], when all that was begun before has been given to the link.
+async fn hand_in_turn(state: &State, to: u32, message: Outgoing, turn: Option<Turn>) -> Result<()> {
+    let Some(turn) = turn else { return hand(state, to, message).await };
+    // That one before could not be sent is its own affair.
+    let _ = turn.before.await;
+    let link = state.link(to).await?;
+    let sent = state.hub.node.isend_borrowed(link, message);
+    turn.given.complete(Ok(()));
+    sent?.await
+}
+
 fn answer(state: &State, serial: u64, control: Vec<u8>) -> Outgoing {
     Outgoing::control(Envelope::data(state.context(state.group.rank().0, ANSWERS), Tag(serial)), control)
 }
@@ -149,10 +160,16 @@ fn await_at(state: &State, context: u64, tag: u64, place: Option<&Region>) -> Re
 }
 
 /// Sends a longer message. The lease keeps writers away from the tensor until it is sent.
-async fn send_long(state: Arc<State>, to: u32, tag: u64, tensor: Tensor, _lease: ReadLease) -> Result<Rank> {
+async fn send_long(
+    state: Arc<State>,
+    (to, tag): (u32, u64),
+    turn: Option<Turn>,
+    tensor: Tensor,
+    _lease: ReadLease,
+) -> Result<Rank> {
     let (me, serial) = (state.group.rank().0, state.mail.next_serial());
     let answer = await_at(&state, state.context(to, ANSWERS), serial, None)?;
-    hand(&state, to, announcement(state.mail.context, me, tag, &tensor, serial)).await?;
+    hand_in_turn(&state, to, announcement(state.mail.context, me, tag, &tensor, serial), turn).await?;
     let answer = answer.taken().await?;
     if answer.control != WELCOME {
         return Err(Error::new(ErrorKind::Mismatch, String::from_utf8_lossy(&answer.control).into_owned()));
@@ -221,28 +238,25 @@ impl Communicator {
         if let Err(error) = self.other(to) {
             return Work::ready(NAME, Err(error.operation(NAME)));
         }
-        let state = self.state();
-        if tensor.len_bytes() > EAGER_BYTES {
-            let (own, tensor) = (Arc::clone(state), tensor.clone());
-            return match tensor.read_lease(NAME) {
-                Ok(lease) => {
-                    state.begin(self.terms(NAME), drop, |_, _| Box::pin(send_long(own, to.0, tag, tensor, lease)))
-                }
-                Err(error) => Work::ready(NAME, Err(error)),
-            };
-        }
-        let terms = self.terms(NAME);
-        let key = match state.reserve(&terms, 1) {
-            Ok((key, _)) => key,
-            Err(error) => return Work::ready(NAME, Err(error)),
+        let (state, terms) = (self.state(), self.terms(NAME));
+        let (lease, key) = match (tensor.read_lease(NAME), state.reserve(&terms, 1)) {
+            (Ok(lease), Ok((key, _))) => (lease, key),
+            (Err(error), _) | (_, Err(error)) => return Work::ready(NAME, Err(error)),
         };
+        let known = state.known_link(to.0);
+        let turn = state.mail.turn(to.0, known.is_some());
+        let own = Arc::clone(state);
+        if tensor.len_bytes() > EAGER_BYTES {
+            let tensor = tensor.clone();
+            return state
+                .begin_reserved(terms, key, drop, |_| Box::pin(send_long(own, (to.0, tag), turn, tensor, lease)));
+        }
         let message = whole(state.mail.context, state.group.rank().0, tag, tensor);
-        let Some(link) = state.known_link(to.0) else {
-            let (own, lease) = (Arc::clone(state), tensor.read_lease(NAME));
+        let (Some(link), None) = (known, &turn) else {
             return state.begin_reserved(terms, key, drop, |_| {
                 Box::pin(async move {
-                    let _lease = lease?;
-                    hand(&own, to.0, message).await.map(|()| to)
+                    let _lease = lease;
+                    hand_in_turn(&own, to.0, message, turn).await.map(|()| to)
                 })
             });
         };

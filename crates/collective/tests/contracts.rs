@@ -450,6 +450,32 @@ fn a_message_that_does_not_fit_fails_alone() {
     });
 }
 
+#[test]
+fn messages_begun_before_there_is_a_link_arrive_in_order() {
+    const MESSAGES: usize = 200;
+    // Some bring their bytes along, others are asked for theirs.
+    let length = |at: usize| if at.is_multiple_of(3) { 5000 } else { 1 };
+    for medium in MEDIA {
+        for _ in 0..5 {
+            together(3, medium, move |_, world| match world.rank().0 {
+                1 => {
+                    let send = |at: usize| world.send(&floats(&vec![at as f32; length(at)]), Rank(2), 5);
+                    let works: Vec<_> = (0..MESSAGES).map(send).collect();
+                    works.iter().for_each(|work| wait(work).expect("it goes"));
+                }
+                2 => {
+                    for at in 0..MESSAGES {
+                        let place = floats(&vec![-1.0; length(at)]);
+                        assert_eq!(wait(&world.recv(&place, Some(Rank(1)), 5)).expect("it comes"), Rank(1));
+                        assert!(place.to_vec::<f32>().expect("free").iter().all(|value| *value == at as f32), "{at}");
+                    }
+                }
+                _ => {}
+            });
+        }
+    }
+}
+
 /// Four ranks on two hosts, as far as their nodes know.
 fn on_two_hosts<T: Send + 'static>(act: impl Fn(&Mesh, &Communicator) -> T + Clone + Send + 'static) -> Vec<T> {
     let change = |rank: u32, config: &mut Config| {

@@ -50,6 +50,15 @@ pub(crate) struct Mail {
     pub(super) begun: Instant,
     inner: Mutex<Inner>,
     serial: AtomicU64,
+    /// Of each member to which sends wait for a link or for each other: when the last of them is given to the link.
+    lanes: Mutex<BTreeMap<u32, Work<()>>>,
+}
+
+/// The place of a send among those to one member that wait for its link, so that none overtakes another.
+pub(super) struct Turn {
+    /// Ends when all before it are given to the link.
+    pub(super) before: Work<()>,
+    pub(super) given: Completer<()>,
 }
 
 #[derive(Default)]
@@ -141,7 +150,26 @@ fn tell(met: Option<(Waiter, Box<Offer>)>) {
 impl Mail {
     /// Of a group whose announcements have this context.
     pub(crate) fn new(context: u64) -> Self {
-        Self { context, begun: Instant::now(), inner: Mutex::default(), serial: AtomicU64::new(0) }
+        Self {
+            context,
+            begun: Instant::now(),
+            inner: Mutex::default(),
+            serial: AtomicU64::new(0),
+            lanes: Mutex::default(),
+        }
+    }
+
+    /// The place of a send that begins now; none if it may be given to the link, which is known, at once.
+    pub(super) fn turn(&self, to: u32, is_known: bool) -> Option<Turn> {
+        let mut lanes = self.lanes.lock();
+        let before = lanes.get(&to).filter(|before| !before.is_done()).cloned();
+        if is_known && before.is_none() {
+            lanes.remove(&to);
+            return None;
+        }
+        let (given, last) = pair("send");
+        lanes.insert(to, last);
+        Some(Turn { before: before.unwrap_or_else(|| Work::ready("send", Ok(()))), given })
     }
 
     /// A number for an announcement whose bytes follow.
