@@ -344,7 +344,8 @@ impl State {
                 Poll::Ready(Err(error)) => {
                     drop(run);
                     let elapsed = begun.map_or(Duration::ZERO, |begun| begun.elapsed());
-                    return Work::ready(terms.operation, Err(self.failed(error, terms.operation, sequence, elapsed)));
+                    let error = self.failed(self.cause(error), terms.operation, sequence, elapsed);
+                    return Work::ready(terms.operation, Err(error));
                 }
                 Poll::Pending => {}
             }
@@ -387,6 +388,10 @@ impl State {
             Box::pin(async move {
                 let board = setup::board(&state).await?;
                 let _ = state.lasting.board.set(board);
+                // What broke the group meanwhile has not seen it.
+                if let (Some(board), Some(_)) = (state.lasting.board(), state.broken.get()) {
+                    board.break_up();
+                }
                 Ok(state.group.rank())
             })
         });
@@ -417,14 +422,18 @@ impl State {
         let task = self.tasks.lock().remove(&key);
         self.refuse_late();
         let Err(error) = outcome else { return outcome };
-        // What links say of members that go because the group is broken is not why.
-        let is_echo = matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Closed);
-        let error = self.broken.get().filter(|_| is_echo).cloned().unwrap_or(error);
+        let error = self.cause(error);
         let Some(task) = task else { return Err(error) };
         if task.is_collective {
             return Err(self.failed(error, task.operation, task.key, task.begun.elapsed()));
         }
         Err(self.explained(self.group.explain(error), task.operation, None, task.begun.elapsed()))
+    }
+
+    /// Why an operation has failed: what links say of members that go because the group is broken is not why.
+    fn cause(&self, error: Error) -> Error {
+        let is_echo = matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Closed);
+        self.broken.get().filter(|_| is_echo).cloned().unwrap_or(error)
     }
 
     /// A collective has failed: so does its group.
@@ -589,11 +598,8 @@ pub(crate) async fn go_on(state: Arc<State>, mut run: Run, awaited: Arc<Awaited>
         }
         if polled.is_pending() {
             run.awaited().into_iter().for_each(|rank| awaited.set(rank));
-            if run.must_try_again() {
-                std::thread::yield_now();
-                context.waker().wake_by_ref();
-            } else if watch.is_none() {
-                watch = Some(state.hub.watch(context.waker(), run.shared_board()));
+            if watch.is_none() {
+                watch = Some(state.hub.watch(context.waker(), run.board()));
                 // What changed before that was not armed for.
                 context.waker().wake_by_ref();
             }

@@ -12,7 +12,7 @@ use sheave_base::{Error, ErrorKind, Result};
 use sheave_net::Neighbour;
 use sheave_tensor::{Arena, Dtype, Segment, SegmentId, Shape, Tensor};
 use smallvec::SmallVec;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -207,12 +207,13 @@ impl Board {
         Duration::from_nanos(self.patience_ns.load(Relaxed))
     }
 
-    /// An operation has ended, with or without the core given away.
+    /// An operation has ended, with or without the core given away, where waits spin for `most`.
     pub(crate) fn learn_patience(&self, most: Duration, gave_way: bool) {
         let (now, most) = (self.patience_ns.load(Relaxed), u64::try_from(most.as_nanos()).unwrap_or(u64::MAX));
-        let next = if gave_way { now.min(most) / 2 } else { now.max(PATIENCE_NS_MIN).saturating_mul(2) };
-        if next != now && now != u64::MAX || gave_way {
-            self.patience_ns.store(next.clamp(PATIENCE_NS_MIN, most.max(PATIENCE_NS_MIN)), Relaxed);
+        if gave_way {
+            self.patience_ns.store((now.min(most) / 2).max(PATIENCE_NS_MIN), Relaxed);
+        } else if now < most {
+            self.patience_ns.store(now * 2, Relaxed);
         }
     }
 
@@ -230,11 +231,19 @@ impl Board {
 
     /// Enters an operation whose slot is free. From now on this rank may touch memory of others, until
     /// [`Board::leave`]. Who waits for it must be woken, by [`Board::wake`].
-    pub(crate) fn enter(&self, sequence: u64, entry: &Entry) {
-        self.under_way.fetch_add(1, AcqRel);
+    ///
+    /// Fails where the group is broken, for then this rank may have said that it touches nothing any more: either
+    /// that is seen here, or whoever breaks the group sees that something is under way.
+    pub(crate) fn enter(&self, sequence: u64, entry: &Entry) -> Result<()> {
+        self.under_way.fetch_add(1, SeqCst);
+        if self.broken.load(SeqCst) {
+            self.leave();
+            return Err(Error::new(ErrorKind::Closed, "the group is broken"));
+        }
         let own = self.own();
         own.clear(sequence);
         own.enter(sequence, self.pace.lock().finished, entry);
+        Ok(())
     }
 
     /// Says how far this rank is.
@@ -267,7 +276,6 @@ impl Board {
         pace.later = pace.later.checked_shr(run).unwrap_or(0);
         pace.finished += u64::from(run);
         self.own().set_finished(pace.finished);
-        self.own().expect(sequence + 1);
         let was_behind = run > 1;
         drop(pace);
         // Somebody may wait for the slot; who goes on from operation to operation learns it from the next entry.
@@ -278,7 +286,7 @@ impl Board {
 
     /// This rank touches nothing any more on behalf of an operation that it had entered.
     pub(crate) fn leave(&self) {
-        self.under_way.fetch_sub(1, AcqRel);
+        self.under_way.fetch_sub(1, SeqCst);
         self.quit_if_broken();
     }
 
@@ -289,7 +297,7 @@ impl Board {
     }
 
     fn quit_if_broken(&self) {
-        if self.broken.load(SeqCst) && self.under_way.load(Acquire) == 0 {
+        if self.broken.load(SeqCst) && self.under_way.load(SeqCst) == 0 {
             self.own().quit();
             self.wake();
         }
@@ -376,4 +384,49 @@ pub(crate) fn brief(bytes: &[u8]) -> [u64; 4] {
     }
     debug_assert!(bytes.len() <= BRIEF_BYTES, "{} bytes are not brief", bytes.len());
     words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sheave_tensor::ArenaConfig;
+
+    fn alone() -> Board {
+        let arena = Arena::new(ArenaConfig { capacity_bytes: 16 << 20, ..ArenaConfig::default() });
+        let seat = Seat::new(0, TensorWords::memory(&arena).unwrap(), None).unwrap();
+        Board::new(0, vec![seat], arena, Arc::default())
+    }
+
+    #[test]
+    fn a_rank_quits_when_nothing_is_under_way_and_enters_nothing_afterwards() {
+        let (board, entry) = (alone(), Entry { header: [1; 3], words: [2; 4] });
+        board.enter(0, &entry).unwrap();
+        board.break_up();
+        assert!(!board.own().has_quit(), "it may still touch memory of others");
+        board.leave();
+        assert!(board.own().has_quit());
+        assert_eq!(board.enter(1, &entry).unwrap_err().kind(), ErrorKind::Closed);
+        assert_eq!(board.own().entered(1), Ok(None));
+    }
+
+    #[test]
+    fn operations_may_end_in_any_order() {
+        let board = alone();
+        for sequence in [1, 0, 3, 2] {
+            board.finish(sequence);
+        }
+        assert_eq!(board.own().finished(), 4);
+        assert!(board.has_room(3 + SLOTS) && !board.has_room(4 + SLOTS));
+    }
+
+    #[test]
+    fn patience_shrinks_where_the_core_must_be_given_away_and_grows_again() {
+        let (board, most) = (alone(), Duration::from_micros(5));
+        board.learn_patience(most, false);
+        assert!(board.patience() >= most);
+        (0..20).for_each(|_| board.learn_patience(most, true));
+        assert_eq!(board.patience(), Duration::from_nanos(PATIENCE_NS_MIN));
+        (0..20).for_each(|_| board.learn_patience(most, false));
+        assert!(board.patience() >= most);
+    }
 }

@@ -109,18 +109,6 @@ impl<W: Words> Desk<W> {
         self.0.word(slot).store((sequence + 1) << LAG_BITS | lag, Ordering::Release);
     }
 
-    /// Asks for the line of an operation that will be entered soon: others hold copies of it, which takes a moment.
-    pub(crate) fn expect(&self, sequence: u64) {
-        let word: *const AtomicU64 = self.0.word(Self::slot(sequence));
-        #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
-        // SAFETY: a prefetch reads and changes nothing, and every x86-64 has the instruction.
-        unsafe {
-            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_ET0 }>(word.cast());
-        }
-        #[cfg(not(all(target_arch = "x86_64", not(loom), not(miri))))]
-        let _ = word;
-    }
-
     /// What its rank has entered this operation with, once it has; with how many operations it has finished.
     pub(crate) fn entered(&self, sequence: u64) -> Result<Option<(Entry, u64)>, Overtaken> {
         let slot = Self::slot(sequence);

@@ -1,7 +1,8 @@
 //! One rank's part of an operation on a board, as a state machine that is polled until it is through.
 //!
 //! 1. *Room*: the operation's slot is free.
-//! 2. *Showing*: segments in which input and output lie are shown to all, once each.
+//! 2. *Showing*: segments in which input and output lie are shown to all, once each. Where a neighbour's socket is full
+//!    that is tried again whenever the operation is polled; waits poll every 100 ms at least.
 //! 3. *Entry*: the header is written to this rank's desk, with where its memory is or, for short inputs, with the bytes
 //!    themselves.
 //! 4. *Agreement*: the entries of all others are awaited, in the order of ranks, and compared; nothing moves before all
@@ -102,11 +103,7 @@ impl Run {
         }
     }
 
-    pub(crate) fn board(&self) -> &Board {
-        &self.board
-    }
-
-    pub(crate) fn shared_board(&self) -> &Arc<Board> {
+    pub(crate) fn board(&self) -> &Arc<Board> {
         &self.board
     }
 
@@ -137,11 +134,6 @@ impl Run {
     /// Whether only the agreement is made on the board, and links do the rest.
     pub(crate) fn ends_in_links(&self) -> bool {
         !self.algorithm.needs_one_host()
-    }
-
-    /// Whether it waits for room in a neighbour's socket, of which nobody tells it.
-    pub(crate) fn must_try_again(&self) -> bool {
-        self.stage == Stage::Showing
     }
 
     /// Whom it waits for, of those that have not entered.
@@ -272,9 +264,9 @@ impl Run {
             }
         }
         let entry = Entry { header: pack(&self.header, self.residence), words };
+        self.board().enter(self.sequence, &entry)?;
         self.is_entered = true;
         self.must_wake = true;
-        self.board().enter(self.sequence, &entry);
         self.stage = Stage::Agreement;
         Ok(())
     }
