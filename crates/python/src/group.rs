@@ -250,6 +250,7 @@ impl PyGroup {
     /// The array of member `src` is cut into as many pieces as there are members, and each gets its own in `out`.
     ///
     /// Others than `src` give None for the array. `src` may leave `out` away and gets a new array. Returns the piece.
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
     #[pyo3(signature = (array, out = None, src = 0, *, async_op = false, timeout = None))]
     fn scatter(
         &self,

@@ -322,7 +322,7 @@ impl PyMesh {
     #[pyo3(signature = (ranks, label = "group"))]
     fn group(&self, py: Python<'_>, ranks: Vec<u32>, label: &str) -> PyResult<PyGroup> {
         let mesh = self.mesh().or_raise(py)?;
-        let nodes = ranks.iter().map(|rank| Self::node(&mesh, *rank)).collect::<Result<Vec<_>>>().or_raise(py)?;
+        let nodes = ranks.into_iter().map(|rank| Self::node(&mesh, rank)).collect::<Result<Vec<_>>>().or_raise(py)?;
         let group = mesh.group(label, &nodes).or_raise(py)?;
         PyGroup::new(py, &self.home, &group)
     }
