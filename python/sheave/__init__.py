@@ -61,6 +61,7 @@ from sheave._core import (
     scatter,
     send,
 )
+from sheave.spawning import spawn
 
 __all__ = [
     "AlreadyExists",
@@ -111,4 +112,5 @@ __all__ = [
     "reduce_scatter",
     "scatter",
     "send",
+    "spawn",
 ]
