@@ -30,8 +30,8 @@ use std::sync::Arc;
 /// begun. With `async_op` an operation returns a Work at once, whose result is what it returns otherwise; Ctrl-C in a
 /// wait leaves it going. All dtypes of Tensor travel; operators take those that they make sense for.
 ///
-/// all_reduce, broadcast, all_gather and reduce_scatter also take a list of arrays, of any dtypes, as one operation; the
-/// result is a list too. Many small arrays go faster so than one by one.
+/// all_reduce, broadcast, all_gather and reduce_scatter also take a list of arrays, of any dtypes, as one operation;
+/// the result is a list too. Many small arrays go faster so than one by one.
 ///
 /// >>> world.all_reduce([np.array([1.0, 2.0]), np.array([3])])
 /// [array([1., 2.]), array([3])]

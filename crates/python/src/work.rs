@@ -290,7 +290,7 @@ impl PyWork {
             thread.post(Box::new(move |py| {
                 own.dismiss();
                 if let Err(error) = callback.call1(py, (work,)) {
-                    error.write_unraisable(py, Some(callback.bind(py)));
+                    own.tell(py, error, callback.bind(py));
                 }
             }));
         }));
