@@ -11,6 +11,8 @@ speaks the buffer protocol or DLPack, without copying where the memory allows it
 b'hello'
 """
 
+from typing import TYPE_CHECKING, Any
+
 from sheave._core import (
     AlreadyExists,
     BufferInUse,
@@ -39,6 +41,10 @@ from sheave._core import (
     Work,
     __version__,
 )
+from sheave.kvstore import KVStore
+
+if TYPE_CHECKING:
+    from sheave import optim
 
 __all__ = [
     "AlreadyExists",
@@ -52,6 +58,7 @@ __all__ = [
     "Interrupted",
     "InvalidArgument",
     "Io",
+    "KVStore",
     "LimitExceeded",
     "Link",
     "Mismatch",
@@ -67,4 +74,14 @@ __all__ = [
     "Unsupported",
     "Work",
     "__version__",
+    "optim",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Modules that take long to import, such as those with dataclasses, are imported when they are first used."""
+    if name != "optim":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return importlib.import_module(f"{__name__}.{name}")

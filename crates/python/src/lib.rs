@@ -5,6 +5,7 @@
 //! interpreter: what belongs to Python and is dropped elsewhere waits in `released` for the next entry. After a fork
 //! the child touches nothing that it inherited.
 
+mod aside;
 mod dtype;
 mod enter;
 mod errors;
@@ -14,6 +15,7 @@ mod life;
 mod link;
 mod node;
 mod released;
+mod store;
 mod tensor;
 mod work;
 
@@ -27,6 +29,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<link::PyPeer>()?;
     module.add_class::<tensor::PyTensor>()?;
     module.add_class::<work::PyWork>()?;
+    store::add_to(module)?;
     errors::add_to(module)?;
     life::install(module)
 }

@@ -12,6 +12,7 @@ use sheave_net::Message;
 enum Running {
     Send(Work<()>),
     Receive(Work<Message>),
+    Unit(Work<()>, Option<Py<PyAny>>),
 }
 
 /// An operation in flight. It holds its buffers until it ends, whether or not somebody waits.
@@ -19,7 +20,7 @@ enum Running {
 pub(crate) struct PyWork {
     node: NodeId,
     running: Running,
-    outcome: PyOnceLock<Result<Option<Py<PyTensor>>>>,
+    outcome: PyOnceLock<Result<Option<Py<PyAny>>>>,
 }
 
 impl PyWork {
@@ -31,10 +32,16 @@ impl PyWork {
         Self { node, running: Running::Receive(work), outcome: PyOnceLock::new() }
     }
 
+    /// An operation whose result is an object that is there already.
+    pub(crate) fn unit(work: Work<()>, result: Option<Py<PyAny>>) -> Self {
+        Self { node: NodeId(0), running: Running::Unit(work, result), outcome: PyOnceLock::new() }
+    }
+
     fn is_done(&self) -> bool {
         match &self.running {
             Running::Send(work) => work.is_done(),
             Running::Receive(work) => work.is_done(),
+            Running::Unit(work, _) => work.is_done(),
         }
     }
 
@@ -42,14 +49,16 @@ impl PyWork {
         match &self.running {
             Running::Send(work) => work.operation(),
             Running::Receive(work) => work.operation(),
+            Running::Unit(work, _) => work.operation(),
         }
     }
 
     /// Waits for the end and returns what came of it, which is the same each time.
-    fn ended(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<&Result<Option<Py<PyTensor>>>> {
+    fn ended(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<&Result<Option<Py<PyAny>>>> {
         let ended = enter(py, timeout_s, |until, interrupt| match &self.running {
             Running::Send(work) => work.wait_until(until, interrupt),
             Running::Receive(work) => work.wait_until(until, interrupt),
+            Running::Unit(work, _) => work.wait_until(until, interrupt),
         })?;
         if !ended {
             let late = Error::new(ErrorKind::DeadlineExceeded, "the operation is still running")
@@ -59,7 +68,10 @@ impl PyWork {
         }
         Ok(self.outcome.get_or_init(py, || match &self.running {
             Running::Send(work) => work.taken().map(|()| None),
-            Running::Receive(work) => work.taken().and_then(|message| received(py, self.node, message)).map(Some),
+            Running::Receive(work) => {
+                work.taken().and_then(|message| received(py, self.node, message)).map(|tensor| Some(tensor.into_any()))
+            }
+            Running::Unit(work, result) => work.taken().map(|()| result.as_ref().map(|result| result.clone_ref(py))),
         }))
     }
 }
@@ -77,7 +89,7 @@ impl PyWork {
     ///
     /// Raises DeadlineExceeded when `timeout` seconds have passed; then the operation goes on.
     #[pyo3(signature = (timeout = None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Py<PyTensor>>> {
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Py<PyAny>>> {
         let outcome = self.ended(py, timeout)?;
         outcome
             .as_ref()
@@ -88,7 +100,7 @@ impl PyWork {
 
     /// The same as `wait`, under the name that futures have for it.
     #[pyo3(signature = (timeout = None))]
-    fn result(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Py<PyTensor>>> {
+    fn result(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Py<PyAny>>> {
         self.wait(py, timeout)
     }
 
@@ -109,6 +121,7 @@ impl PyWork {
         py.detach(|| match &self.running {
             Running::Send(work) => work.cancel(),
             Running::Receive(work) => work.cancel(),
+            Running::Unit(work, _) => work.cancel(),
         });
     }
 
