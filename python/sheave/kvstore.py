@@ -14,16 +14,27 @@ array([1., 2., 3.], dtype=float32)
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeAlias, cast
 
-from sheave._core import InvalidArgument, Store, Tensor, Unsupported, Work
+from sheave._core import (
+    InvalidArgument,
+    Mesh,
+    NotFound,
+    Store,
+    Tensor,
+    Unsupported,
+    Work,
+    default_mesh,
+    init,
+    serve,
+)
 
 if TYPE_CHECKING:
     from sheave.optim import Optimizer
 
-__all__ = ["KVStore"]
+__all__ = ["KVStore", "run_server"]
 
 Key: TypeAlias = int | str
 #: A key, or several.
@@ -42,7 +53,16 @@ class KVStore:
     """A key-value store of tensors, as one worker of it.
 
     `kind` is `"local"`, `"device"`, `"dist_sync"`, `"dist_async"` or `"dist_ssp"`, or one of MXNet's other names for
-    these. Keys are int or str, which never name the same tensor. Wherever one key is taken, a list of keys is too, with
+    these. The kinds on servers take a worker's mesh; without one they take the default mesh, which is joined as the
+    environment says if there is none. Every worker opens its stores alike and in the same order, and blocks until every
+    server serves (`run_server`), for at most `open_timeout` seconds.
+
+    Tensors of `cut_elements`, a million by default, and more are cut over all servers; what a server has of one is cut
+    again into slices of `slice_elements`, 2**18 by default, which travel and are merged each for itself. `staleness`, 3
+    by default, is how many pushes of a key the slowest worker may be behind one that pulls it in `dist_ssp`. When a
+    worker dies, `on_worker_loss="fail"` ends a store that counts workers, and `"shrink"` goes on without it.
+
+    Keys are int or str, which never name the same tensor. Wherever one key is taken, a list of keys is too, with
     a list of values of the same length; one call for many keys is few messages. For one key a value is an array, or a
     list of arrays that are summed in that order, or all filled.
 
@@ -67,8 +87,18 @@ class KVStore:
     [array([0., 0.]), array([1., 1.])]
     """
 
-    def __init__(self, kind: str = "local") -> None:
-        self._store = Store(kind)
+    def __init__(
+        self,
+        kind: str = "local",
+        mesh: Mesh | None = None,
+        *,
+        cut_elements: int | None = None,
+        slice_elements: int | None = None,
+        staleness: int | None = None,
+        on_worker_loss: str = "fail",
+        open_timeout: float | None = None,
+    ) -> None:
+        self._store = Store(kind, mesh, cut_elements, slice_elements, staleness, on_worker_loss, open_timeout)
         self._is_local = not self._store.is_distributed
 
     def __repr__(self) -> str:
@@ -282,6 +312,13 @@ class KVStore:
         A function in a local store runs in the thread that pushes, and what it raises comes out of `push`, as `Remote`
         with the original as its cause. What it has written before stays.
 
+        For servers a function is pickled by `cloudpickle` and sent to those that allow it
+        (`run_server(allow_pickle=True)`). It runs on their callback thread, one call at a time, and the server answers
+        nobody meanwhile: a call costs the switch to that thread and back, tens of microseconds and more beside other
+        Python code, for each slice that is merged, where native updaters cost nothing but their arithmetic. It must not
+        use the mesh. What it raises comes out of the works of the pushes concerned, as `Remote` with its text and the
+        line that raised it, and the server goes on.
+
         >>> import numpy as np
         >>> store = KVStore()
         >>> store.init("w", np.array([1.0, 2.0]))
@@ -297,10 +334,28 @@ class KVStore:
             self.set_optimizer(cast("Optimizer", updater))
         elif isinstance(updater, str):
             self._store.set_updater_named(updater)
-        elif callable(updater):
+        elif callable(updater) and self._is_local:
             self._store.set_updater_function(updater)
+        elif callable(updater):
+            self._ship(updater)
         else:
             raise Unsupported(f"a {type(updater).__name__} is no updater (hint: give a name or a function)")
+
+    def _ship(self, updater: Updater) -> None:
+        """Send a function to the servers, and set it by the name that it gets there."""
+        name = getattr(updater, "__qualname__", type(updater).__qualname__)
+        if self._store.is_first:
+            try:
+                import cloudpickle  # type: ignore[import-not-found,import-untyped,unused-ignore]
+            except ImportError:
+                hint = "install cloudpickle, or give the function to run_server and its name here"
+                raise Unsupported(f"set_updater: a function travels to servers by cloudpickle (hint: {hint})") from None
+            pickled = cloudpickle.dumps(updater)
+            import hashlib
+
+            name = f"{name} {hashlib.sha256(pickled).hexdigest()[:16]}"
+            self._store.ship(name, pickled)
+        self._store.set_updater_named(name)
 
     def register(self, name: str, function: Updater) -> None:
         """Offer a function by name to `set_updater`, in a local store. Servers are given theirs by `run_server`.
@@ -529,6 +584,49 @@ class KVStore:
     ) -> None:
         if kind is None:
             self.close()
+
+
+def run_server(
+    mesh: Mesh | None = None,
+    *,
+    functions: Mapping[str, Updater] | None = None,
+    controller: Callable[[int, bytes], bytes | str | None] | None = None,
+    allow_pickle: bool = False,
+) -> None:
+    """Run a node that is no worker until all workers are gone. Blocks, and answers Ctrl-C.
+
+    A server holds and updates its part of every store on servers. `functions` are updaters of yours, which workers set
+    by name, as `KVStore.set_updater` has them. `controller(number, body)` is called with each command that workers send,
+    one at a time; what it returns is the answer: bytes, a text, or None for b"". With `allow_pickle` workers may send
+    functions of theirs: a pickle is a program that runs here. All of these run on one thread of Python's and must not
+    use the mesh. A scheduler, or any other node, waits.
+
+    Without a mesh the default one is taken, which is joined as the environment says if there is none, and left again at
+    the end; a mesh that was there before is its owner's to leave.
+
+    Raises InvalidArgument on a worker, and PeerLost that names a worker that died, if an open store could not bear that.
+
+    >>> import sheave
+    >>> sheave.run_server  # doctest: +ELLIPSIS
+    <function run_server at ...>
+    """
+    for name in functions or {}:
+        if name in _OWN:
+            raise InvalidArgument(f'the store has an updater "{name}" of its own')
+    unpickle = None
+    if allow_pickle:
+        import pickle
+
+        unpickle = pickle.loads
+    own = None
+    if mesh is None:
+        try:
+            mesh = default_mesh()
+        except NotFound:
+            mesh = own = init()
+    serve(mesh, list((functions or {}).items()), controller, unpickle)
+    if own is not None:
+        own.leave()
 
 
 def _is_list(given: Any) -> bool:

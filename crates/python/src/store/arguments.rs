@@ -5,7 +5,7 @@ use crate::import::{self, Access};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyString};
 use sheave_base::{Error, ErrorKind, Result};
-use sheave_store::{Compression, Key, Optimizer, Updater};
+use sheave_store::{Compression, Key, OnWorkerLoss, Optimizer, Updater};
 use sheave_tensor::Tensor;
 
 /// What Python says of keys and values: two lists of one length.
@@ -78,4 +78,13 @@ pub(crate) fn optimizer(py: Python<'_>, document: &str) -> PyResult<Optimizer> {
             .hint("make it with a class of sheave.optim")
     });
     read.or_raise(py)
+}
+/// What becomes of a store whose worker dies.
+pub(crate) fn on_worker_loss(name: &str) -> Result<OnWorkerLoss> {
+    match name {
+        "fail" => Ok(OnWorkerLoss::Fail),
+        "shrink" => Ok(OnWorkerLoss::Shrink),
+        _ => Err(Error::new(ErrorKind::InvalidArgument, format!("on_worker_loss is {name:?}"))
+            .hint("give \"fail\" or \"shrink\"")),
+    }
 }

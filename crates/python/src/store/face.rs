@@ -4,49 +4,59 @@
 
 use crate::aside::aside;
 use crate::enter::enter;
+use crate::enter::span;
 use crate::errors::OrRaise;
+use crate::guarded::Guarded;
 use crate::import::Access;
+use crate::mesh::{self, PyMesh};
 use crate::store::arguments::{self, Objects};
+use crate::store::server;
 use crate::store::{rows, updater};
-use crate::work::PyWork;
+use crate::work::{PyWork, now_ns};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use sheave_base::fork::ForkMark;
 use sheave_base::{Error, ErrorKind, Result, Work};
-use sheave_store::{KvStore, Options, Updater};
-use std::mem::ManuallyDrop;
+use sheave_mesh::Mesh;
+use sheave_store::{Config, Kind, KvStore, Options, Updater};
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// A key-value store under flat lists of keys and values. `sheave.KVStore` is what people use.
 #[pyclass(name = "Store", module = "sheave._core", frozen, weakref)]
 pub(crate) struct PyStore {
-    store: ManuallyDrop<KvStore>,
-    mark: ForkMark,
+    /// None once it is dropped.
+    parts: Option<Guarded<Parts>>,
+    kind: Kind,
+}
+
+struct Parts {
+    store: KvStore,
+    /// Of a store on servers.
+    mesh: Option<Mesh>,
 }
 
 impl Drop for PyStore {
     fn drop(&mut self) {
-        if self.mark.is_stale() {
-            // What it holds belongs to the parent.
-            return;
-        }
-        // SAFETY: dropped once, here.
-        let store = unsafe { ManuallyDrop::take(&mut self.store) };
         // The last handle of a mesh leaves it, which may take a while.
-        Python::attach(|py| py.detach(|| drop(store)));
+        let mut parts = self.parts.take();
+        Python::try_attach(|py| py.detach(|| drop(parts.take())));
     }
 }
 
 impl PyStore {
+    fn parts(&self, py: Python<'_>) -> PyResult<&Parts> {
+        let closed = || Error::new(ErrorKind::Closed, "the store is gone");
+        let parts = self.parts.as_ref().ok_or_else(closed).and_then(|parts| parts.check("store"));
+        parts.or_raise(py)
+    }
+
     /// The store, unless it is the parent's.
-    pub(crate) fn store(&self, py: Python<'_>) -> PyResult<KvStore> {
-        self.mark.check("store").or_raise(py)?;
-        Ok((*self.store).clone())
+    fn store(&self, py: Python<'_>) -> PyResult<KvStore> {
+        Ok(self.parts(py)?.store.clone())
     }
 
     fn is_local(&self) -> bool {
-        !self.store.kind().is_distributed()
+        !self.kind.is_distributed()
     }
 
     /// Begins an operation and returns its work, whose result will be `result`. In a local store it is over then, and
@@ -57,12 +67,12 @@ impl PyStore {
         result: Option<Py<PyAny>>,
         operation: impl FnOnce(&KvStore) -> Result<Work<()>> + Send,
     ) -> PyResult<PyWork> {
-        let store = self.store(py)?;
+        let (store, begun_ns) = (self.store(py)?, now_ns());
         let work = enter(py, None, |_, _| operation(&store))?;
         if let (true, Some(Err(error))) = (self.is_local(), work.result()) {
             return Err(updater::because(py, &error));
         }
-        Ok(PyWork::unit(work, result))
+        Ok(PyWork::of_shared(work, begun_ns, move |py, ()| Ok(result.unwrap_or_else(|| py.None()))))
     }
 
     /// Does something that may wait for others.
@@ -80,16 +90,39 @@ impl PyStore {
 #[pymethods]
 impl PyStore {
     #[new]
-    #[pyo3(signature = (kind))]
-    fn new(py: Python<'_>, kind: &str) -> PyResult<Self> {
-        let store = KvStore::local(kind).or_raise(py)?;
-        Ok(Self { store: ManuallyDrop::new(store), mark: ForkMark::here() })
+    #[expect(clippy::too_many_arguments, reason = "one for each setting of a store")]
+    #[pyo3(signature = (kind, mesh, cut_elements, slice_elements, staleness, on_worker_loss, open_timeout))]
+    fn new(
+        py: Python<'_>,
+        kind: &str,
+        mesh: Option<Py<PyMesh>>,
+        cut_elements: Option<u64>,
+        slice_elements: Option<u64>,
+        staleness: Option<u64>,
+        on_worker_loss: &str,
+        open_timeout: Option<f64>,
+    ) -> PyResult<Self> {
+        let mut config = Config::of_kind(kind).or_raise(py)?;
+        let kind = config.kind;
+        config.on_worker_loss = arguments::on_worker_loss(on_worker_loss).or_raise(py)?;
+        config.cut_elements = cut_elements.unwrap_or(config.cut_elements);
+        config.slice_elements = slice_elements.unwrap_or(config.slice_elements);
+        config.staleness = staleness.unwrap_or(config.staleness);
+        config.open_timeout = span(open_timeout)?.unwrap_or(config.open_timeout);
+        if !kind.is_distributed() {
+            let store = KvStore::local(&kind.to_string()).or_raise(py)?;
+            return Ok(Self { parts: Some(Guarded::new(Parts { store, mesh: None })), kind });
+        }
+        let mesh = mesh.map_or_else(|| mesh::default_or_join(py), Ok)?.get().mesh().or_raise(py)?;
+        let own = mesh.clone();
+        let store = aside(py, move || KvStore::open(&own, config))?;
+        Ok(Self { parts: Some(Guarded::new(Parts { store, mesh: Some(mesh) })), kind })
     }
 
     /// The name of the kind.
     #[getter]
     fn kind(&self) -> String {
-        self.store.kind().to_string()
+        self.kind.to_string()
     }
 
     /// Whether it needs servers.
@@ -213,6 +246,18 @@ impl PyStore {
         self.wait(py, move |store| store.set_updater(updater))
     }
 
+    /// Whether this worker's word counts where only one worker's does.
+    #[getter]
+    fn is_first(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.store(py)?.is_first())
+    }
+
+    /// Offers a pickled function under a name on all servers.
+    fn ship(&self, py: Python<'_>, name: String, pickled: Vec<u8>) -> PyResult<()> {
+        let Some(mesh) = self.parts(py)?.mesh.clone() else { return Ok(()) };
+        aside(py, move || server::ship(&mesh, &name, &pickled))
+    }
+
     /// Offers a Python function under a name in a local store.
     fn register(&self, py: Python<'_>, name: String, function: Py<PyAny>) -> PyResult<()> {
         let function = updater::here(function);
@@ -296,8 +341,9 @@ impl PyStore {
 
     /// Says that this worker has no more to push.
     fn done(&self, py: Python<'_>) -> PyResult<PyWork> {
+        let begun_ns = now_ns();
         let work = self.wait(py, KvStore::done)?;
-        Ok(PyWork::unit(work, None))
+        Ok(PyWork::of_shared(work, begun_ns, |py, ()| Ok(py.None())))
     }
 
     /// Waits for this worker's operations on some keys, or on all.

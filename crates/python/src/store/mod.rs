@@ -7,11 +7,13 @@
 mod arguments;
 mod face;
 mod rows;
+mod server;
 mod updater;
 
 use pyo3::prelude::*;
 
 /// Adds what this module has for Python.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_class::<face::PyStore>()
+    module.add_class::<face::PyStore>()?;
+    module.add_function(wrap_pyfunction!(server::serve, module)?)
 }

@@ -32,9 +32,11 @@ pub(crate) fn raised() -> Option<PyErr> {
 /// An updater for a store of this process. It runs on the thread that pushes, which is one of Python's.
 pub(crate) fn here(function: Py<PyAny>) -> Function {
     Arc::new(move |key: &Key, received: &Tensor, stored: &mut Tensor| {
+        // It may be written: nobody else has a part in it.
+        stored.bytes_mut()?;
         Python::attach(|py| {
-            call(py, &function, key, received, stored).map_err(|error| {
-                let shown = told(py, &error, &format!("the updater failed on key {key}"));
+            call(py, &function, key, received, stored, |error| {
+                let shown = failed(py, key, &error);
                 // The first one of a call is the one that is told.
                 RAISED.with_borrow_mut(|raised| {
                     raised.get_or_insert(error);
@@ -45,16 +47,22 @@ pub(crate) fn here(function: Py<PyAny>) -> Function {
     })
 }
 
-/// Shows the function a sum and the value that it is to be merged into.
+/// What others are told of an updater that has raised something.
+pub(crate) fn failed(py: Python<'_>, key: &Key, error: &PyErr) -> Error {
+    told(py, error, &format!("the updater failed on key {key}"))
+}
+
+/// Shows the function a sum and the value that it is to be merged into, which the caller has for itself. `raised` is
+/// told of an exception before the store looks whether Python still has something of the value: the frames of its
+/// traceback have.
 pub(crate) fn call(
     py: Python<'_>,
     function: &Py<PyAny>,
     key: &Key,
     received: &Tensor,
     stored: &mut Tensor,
-) -> PyResult<()> {
-    // Nobody else has a part in it: it may be written.
-    stored.bytes_mut().map(drop).map_err(|error| errors::to_python(py, &error))?;
+    raised: impl FnOnce(PyErr) -> Error,
+) -> Result<()> {
     let token = Arc::new(());
     let outcome = (|| {
         let received = shown(py, received, true, &token)?;
@@ -64,9 +72,9 @@ pub(crate) fn call(
             Key::Str(text) => function.call1(py, (text, received, stored)),
         }
     })();
-    let outcome = outcome.map(drop);
+    let outcome = outcome.map(drop).map_err(raised);
     if Arc::strong_count(&token) > 1 {
-        *stored = copied(stored).map_err(|error| errors::to_python(py, &error))?;
+        *stored = copied(stored)?;
     }
     outcome
 }
