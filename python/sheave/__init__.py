@@ -64,6 +64,7 @@ from sheave._core import (
     send,
 )
 from sheave.kvstore import KVStore, run_server
+from sheave.spawning import spawn
 
 if TYPE_CHECKING:
     from sheave import optim
@@ -120,6 +121,7 @@ __all__ = [
     "run_server",
     "scatter",
     "send",
+    "spawn",
 ]
 
 

@@ -16,7 +16,7 @@ array([1., 2., 3.], dtype=float32)
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeAlias, TypeVar, cast
 
 from sheave._core import (
     InvalidArgument,
@@ -46,6 +46,7 @@ Arrays: TypeAlias = Any
 #: Merges a received sum into a stored value: `updater(key, received, stored)`.
 Updater: TypeAlias = Callable[[Any, Tensor, Tensor], object]
 
+_T = TypeVar("_T")
 _OWN = ("assign", "sum")
 
 
@@ -70,14 +71,14 @@ class KVStore:
     may be changed at once. A pull writes into the arrays that it is given, in place, until its work has ended. Shapes
     and dtypes are checked before anything moves.
 
-    Operations return a `Work`. What is wrong with their arguments is raised at once. In a local store everything is over
-    when they return, and what an updater raises is raised there. On servers it comes out of the work, and every
+    Operations return a `Work`. What is wrong with their arguments is raised at once. In a local store everything is
+    over when they return, and what an updater raises is raised there. On servers it comes out of the work, and every
     operation ends with `PeerLost` as soon as a server that it needs is gone, or, in a store that counts workers
     (`dist_sync`, `dist_ssp`), a worker. Calls that wait let other threads run. Ctrl-C ends the wait at once; what was
     begun goes on.
 
-    As a context manager it is closed at the end, unless an exception leaves the block: a worker that goes astray must not
-    look like one that has finished.
+    As a context manager it is closed at the end, unless an exception leaves the block: a worker that goes astray must
+    not look like one that has finished.
 
     >>> import numpy as np, sheave
     >>> with sheave.KVStore("local") as store:
@@ -155,11 +156,11 @@ class KVStore:
             return
         self._store.init(*_flat(key, value))
 
-    def push(self, key: Keys, value: Arrays, *, priority: int = 0) -> Work:
+    def push(self, key: Keys, value: Arrays, *, priority: int = 0) -> Work[None]:
         """Merge values into the stored ones: the updater is run once per key, on the sum of all values for it.
 
-        In a synchronous store the work ends when all workers have pushed and the sum is merged. Its result is None. What
-        has more `priority` overtakes what is queued for a server.
+        In a synchronous store the work ends when all workers have pushed and the sum is merged. Its result is None.
+        What has more `priority` overtakes what is queued for a server.
 
         Raises NotFound for a key that was not initialised, Mismatch for another shape or dtype. The work may end with
         what the updater raised, as Remote.
@@ -173,11 +174,11 @@ class KVStore:
         """
         return self._store.push(*_flat(key, value), priority)
 
-    def pull(self, key: Keys, out: Arrays, *, priority: int = 0) -> Work:
+    def pull(self, key: Keys, out: _T, *, priority: int = 0) -> Work[_T]:
         """Copy stored values into arrays, in place. The work's result is `out`.
 
-        It sees everything that this worker has pushed before. In `dist_ssp` it waits while the slowest worker is too far
-        behind.
+        It sees everything that this worker has pushed before. In `dist_ssp` it waits while the slowest worker is too
+        far behind.
 
         Raises NotFound for a key that was not initialised, Mismatch for another shape or dtype, InvalidArgument for an
         array that is read-only or has gaps, BufferInUse for arrays that overlap.
@@ -191,7 +192,7 @@ class KVStore:
         """
         return self._store.pull(*_flat(key, out), out, priority)
 
-    def pushpull(self, key: Keys, value: Arrays, out: Arrays = None, *, priority: int = 0) -> Work:
+    def pushpull(self, key: Keys, value: Arrays, out: Arrays = None, *, priority: int = 0) -> Work[Any]:
         """Push and then pull, in one message to each server. Without `out` the values themselves are overwritten.
 
         In a synchronous store without an updater this is an all-reduce of the sum. The work's result is `out`, or
@@ -207,7 +208,7 @@ class KVStore:
         out = value if out is None else out
         return self._store.push_pull(*_flat(key, value), *_flat(key, out), out, priority)
 
-    def broadcast(self, key: Keys, value: Arrays, out: Arrays, *, priority: int = 0) -> Work:
+    def broadcast(self, key: Keys, value: Arrays, out: _T, *, priority: int = 0) -> Work[_T]:
         """`init` and then `pull`: all workers begin with the values of worker 0. Blocks until init is done.
 
         >>> import numpy as np
@@ -246,7 +247,7 @@ class KVStore:
         ids = [None] * count if ids is None else [one if one is None else _ids(one) for one in ids]
         self._store.init_rows(_listed(key), shapes, dtypes, ids, [None] * count if rows is None else list(rows))
 
-    def push_rows(self, key: Keys, ids: Arrays, rows: Arrays, *, priority: int = 0) -> Work:
+    def push_rows(self, key: Keys, ids: Arrays, rows: Arrays, *, priority: int = 0) -> Work[None]:
         """Merge rows into the stored tables. Ids are int64, in any order; rows of one id are summed.
 
         With `"assign"` all other rows become zero, with anything else they stay as they are. In a synchronous store
@@ -265,7 +266,7 @@ class KVStore:
         """
         return self._store.push_pull_rows(*_flat_rows(key, ids, rows), [], [], [], None, priority)
 
-    def pull_rows(self, key: Keys, ids: Arrays, out: Arrays, *, priority: int = 0) -> Work:
+    def pull_rows(self, key: Keys, ids: Arrays, out: _T, *, priority: int = 0) -> Work[_T]:
         """Copy the rows with these ids into `out`, in their order and as often as they are given.
 
         `ids` are int64 of any shape, `out` has the shape `(n, *row)` for n ids, or `(*ids.shape, *row)`. Only distinct
@@ -283,8 +284,8 @@ class KVStore:
         return self._store.push_pull_rows([], [], [], *_flat_rows(key, ids, out), out, priority)
 
     def push_pull_rows(
-        self, key: Keys, ids: Arrays, rows: Arrays, pull_ids: Arrays, out: Arrays, *, priority: int = 0
-    ) -> Work:
+        self, key: Keys, ids: Arrays, rows: Arrays, pull_ids: Arrays, out: _T, *, priority: int = 0
+    ) -> Work[_T]:
         """`push_rows` and then `pull_rows` of the same keys, in one message to each server. The result is `out`.
 
         >>> import numpy as np
@@ -515,7 +516,7 @@ class KVStore:
         """
         self._store.barrier()
 
-    def done(self) -> Work:
+    def done(self) -> Work[None]:
         """Say that this worker has no more to push, because it has fewer batches than others: they go on without it.
 
         What it has pushed counts, and it may still pull. The work ends when all workers have come to that point; from
@@ -596,15 +597,15 @@ def run_server(
     """Run a node that is no worker until all workers are gone. Blocks, and answers Ctrl-C.
 
     A server holds and updates its part of every store on servers. `functions` are updaters of yours, which workers set
-    by name, as `KVStore.set_updater` has them. `controller(number, body)` is called with each command that workers send,
-    one at a time; what it returns is the answer: bytes, a text, or None for b"". With `allow_pickle` workers may send
-    functions of theirs: a pickle is a program that runs here. All of these run on one thread of Python's and must not
-    use the mesh. A scheduler, or any other node, waits.
+    by name, as `KVStore.set_updater` has them. `controller(number, body)` is called with each command that workers
+    send, one at a time; what it returns is the answer: bytes, a text, or None for b"". With `allow_pickle` workers may
+    send functions of theirs: a pickle is a program that runs here. All of these run on one thread of Python's and must
+    not use the mesh. A scheduler, or any other node, waits.
 
     Without a mesh the default one is taken, which is joined as the environment says if there is none, and left again at
     the end; a mesh that was there before is its owner's to leave.
 
-    Raises InvalidArgument on a worker, and PeerLost that names a worker that died, if an open store could not bear that.
+    Raises InvalidArgument on a worker, and PeerLost that names a worker that died, if an open store could not bear it.
 
     >>> import sheave
     >>> sheave.run_server  # doctest: +ELLIPSIS

@@ -95,6 +95,7 @@ fn barrier(
 
 /// Reduce the arrays of all members to all of them: into `out`, or in place. See Group.all_reduce.
 #[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
 #[pyo3(signature = (array, op = "sum", out = None, *, group = None, async_op = false, timeout = None))]
 fn all_reduce(
     py: Python<'_>,
@@ -155,6 +156,7 @@ fn all_gather(
 
 /// The same of arrays of different lengths. See Group.all_gather_v.
 #[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
 #[pyo3(signature = (array, lengths = None, out = None, *, group = None, async_op = false, timeout = None))]
 fn all_gather_v(
     py: Python<'_>,
@@ -170,6 +172,7 @@ fn all_gather_v(
 
 /// The arrays of all members, one behind the other, at `dst`. See Group.gather.
 #[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
 #[pyo3(signature = (array, out = None, dst = 0, *, group = None, async_op = false, timeout = None))]
 fn gather(
     py: Python<'_>,
@@ -185,6 +188,7 @@ fn gather(
 
 /// The pieces of member `src`'s array go one to each. See Group.scatter.
 #[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
 #[pyo3(signature = (array, out = None, src = 0, *, group = None, async_op = false, timeout = None))]
 fn scatter(
     py: Python<'_>,
@@ -200,6 +204,7 @@ fn scatter(
 
 /// Reduce the arrays of all members; each gets its piece. See Group.reduce_scatter.
 #[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
 #[pyo3(signature = (array, op = "sum", out = None, *, group = None, async_op = false, timeout = None))]
 fn reduce_scatter(
     py: Python<'_>,

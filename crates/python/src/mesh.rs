@@ -322,7 +322,7 @@ impl PyMesh {
     #[pyo3(signature = (ranks, label = "group"))]
     fn group(&self, py: Python<'_>, ranks: Vec<u32>, label: &str) -> PyResult<PyGroup> {
         let mesh = self.mesh().or_raise(py)?;
-        let nodes = ranks.iter().map(|rank| Self::node(&mesh, *rank)).collect::<Result<Vec<_>>>().or_raise(py)?;
+        let nodes = ranks.into_iter().map(|rank| Self::node(&mesh, rank)).collect::<Result<Vec<_>>>().or_raise(py)?;
         let group = mesh.group(label, &nodes).or_raise(py)?;
         PyGroup::new(py, &self.home, &group)
     }
@@ -375,6 +375,17 @@ impl PyMesh {
             deaths.push(PyDeath { member, left: death.left, epoch, reason: death.reason });
         }
         Ok(deaths)
+    }
+
+    /// Wait until all other members, or those of a role, have left in order: what servers and schedulers do.
+    ///
+    /// Meanwhile this node serves the others. Raises PeerLost that names the first of them who died.
+    #[pyo3(signature = (role = None))]
+    fn until_gone(&self, py: Python<'_>, role: Option<&str>) -> PyResult<()> {
+        let mesh = self.mesh().or_raise(py)?;
+        let role = role.map(role_named).transpose().or_raise(py)?;
+        let picks = |member: &sheave_mesh::Member| role.is_none_or(|role| member.introduction.role == role);
+        enter(py, None, |_, interrupt| mesh.until_gone_interruptible(picks, interrupt))
     }
 
     /// Wait for everybody and leave: what a job does at its end.
