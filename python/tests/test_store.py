@@ -1,8 +1,6 @@
 """The store within one process: values, keys, rows, updaters, optimizers, files."""
 
-import doctest
 import gc
-import importlib
 import threading
 import weakref
 
@@ -16,12 +14,6 @@ from sheave import optim
 def store(request):
     with sheave.KVStore(request.param) as store:
         yield store
-
-
-@pytest.mark.parametrize("module", ["kvstore", "optim"])
-def test_examples_in_the_documentation(module):
-    tried = doctest.testmod(importlib.import_module(f"sheave.{module}"))
-    assert tried.failed == 0 and tried.attempted > 15
 
 
 def pulled(store, key, like):
