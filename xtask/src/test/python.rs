@@ -49,12 +49,13 @@ fn requirements(workspace: &Workspace, torch: bool) -> Vec<PathBuf> {
     files
 }
 
-/// Builds the extension module and installs the package, in the folder that describes it.
+/// Builds the extension module and installs the package, in the folder that describes it. With the settings of the
+/// Rust tests, so that most of it is compiled already, and with their assertions.
 fn maturin(workspace: &Workspace, venv: &Venv) -> Outcome<Command> {
     let folders = ["python", "crates/python", "."].map(|folder| workspace.path(folder));
     let described = folders.into_iter().find(|folder| folder.join("pyproject.toml").is_file());
     let folder = described.ok_or("there is a python room, but no pyproject.toml in python/, crates/python/ or here")?;
-    let mut command = venv.activated(workspace, "maturin", &["develop", "--release", "--quiet"]);
+    let mut command = venv.activated(workspace, "maturin", &["develop", "--quiet"]);
     command.current_dir(folder);
     Ok(command)
 }
