@@ -164,7 +164,8 @@ class KVStore:
         """Merge values into the stored ones: the updater is run once per key, on the sum of all values for it.
 
         In a synchronous store the work ends when all workers have pushed and the sum is merged. Its result is None.
-        What has more `priority` overtakes what is queued for a server.
+        What has more `priority` overtakes what is queued for a server; such a call waits while more is queued than a
+        model has.
 
         Raises NotFound for a key that was not initialised, Mismatch for another shape or dtype. The work may end with
         what the updater raised, as Remote.
