@@ -74,8 +74,9 @@ class KVStore:
     Operations return a `Work`. What is wrong with their arguments is raised at once. In a local store everything is
     over when they return, and what an updater raises is raised there. On servers it comes out of the work, and every
     operation ends with `PeerLost` as soon as a server that it needs is gone, or, in a store that counts workers
-    (`dist_sync`, `dist_ssp`), a worker. Calls that wait let other threads run. Ctrl-C ends the wait at once; what was
-    begun goes on.
+    (`dist_sync`, `dist_ssp`), a worker. A failure of a work that you have let go of comes out of the next pull that
+    ends well, or out of `wait`, `barrier` or `close`. Calls that wait let other threads run. Ctrl-C ends the wait at
+    once; what was begun goes on.
 
     As a context manager it is closed at the end, unless an exception leaves the block: a worker that goes astray must
     not look like one that has finished.
@@ -163,7 +164,8 @@ class KVStore:
         """Merge values into the stored ones: the updater is run once per key, on the sum of all values for it.
 
         In a synchronous store the work ends when all workers have pushed and the sum is merged. Its result is None.
-        What has more `priority` overtakes what is queued for a server.
+        What has more `priority` overtakes what is queued for a server; such a call waits while more is queued than a
+        model has.
 
         Raises NotFound for a key that was not initialised, Mismatch for another shape or dtype. The work may end with
         what the updater raised, as Remote.
