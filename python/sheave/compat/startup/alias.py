@@ -1,0 +1,43 @@
+"""Resolves the imports of one package to its face. Read by `sitecustomize` before the program's first line, so it
+imports nothing but the standard library, and sheave only when the program asks for the package.
+"""
+
+import importlib.util
+import os
+import sys
+
+
+class Alias:
+    """Finds and loads `name` and `name.…` as `sheave.compat.name` and so on: both names are one module."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname == self.name or fullname.startswith(self.name + "."):
+            return importlib.util.spec_from_loader(fullname, self)
+        return None
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        # The import system takes the module from where it is put here.
+        try:
+            face = importlib.import_module(f"sheave.compat.{module.__name__}")
+        except ModuleNotFoundError as error:
+            if error.name != f"sheave.compat.{module.__name__}":
+                raise
+            hint = f"no module named {module.__name__!r} in sheave's face of {self.name}"
+            raise ModuleNotFoundError(hint, name=module.__name__) from None
+        sys.modules[module.__name__] = face
+
+
+def install(directory):
+    """Lets the package that the directory is named after be its face, and runs the `sitecustomize` that the
+    directory hides, if there is one."""
+    sys.meta_path.insert(0, Alias(os.path.basename(directory)))
+    hidden = [entry for entry in sys.path if os.path.abspath(entry) != directory]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", hidden)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
