@@ -1,7 +1,19 @@
 import sys
-from collections.abc import Iterable
-from types import TracebackType
-from typing import Any, Literal, Protocol as _Protocol, Self, SupportsIndex, TypeAlias, final
+from collections.abc import Callable, Generator, Iterable, Sequence
+from os import PathLike
+from types import GenericAlias, TracebackType
+from typing import (
+    Any,
+    Generic,
+    Literal,
+    Protocol as _Protocol,
+    Self,
+    SupportsIndex,
+    TypeAlias,
+    TypeVar,
+    final,
+    overload,
+)
 
 import numpy as np
 from _typeshed import ReadableBuffer
@@ -12,14 +24,18 @@ __all__ = [
     "Cancelled",
     "Closed",
     "DeadlineExceeded",
+    "Death",
     "DeclaredDead",
     "Forked",
+    "Group",
     "Internal",
     "Interrupted",
     "InvalidArgument",
     "Io",
     "LimitExceeded",
     "Link",
+    "Member",
+    "Mesh",
     "Mismatch",
     "Node",
     "NotFound",
@@ -33,6 +49,24 @@ __all__ = [
     "Unsupported",
     "Work",
     "__version__",
+    "all_gather",
+    "all_gather_v",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_v",
+    "barrier",
+    "broadcast",
+    "default_mesh",
+    "empty",
+    "gather",
+    "init",
+    "irecv",
+    "isend",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+    "send",
 ]
 
 __version__: str
@@ -42,6 +76,12 @@ class _SupportsDLPack(_Protocol):
 
 _Array: TypeAlias = ReadableBuffer | _SupportsDLPack
 _Mode: TypeAlias = Literal["copy", "move", "share"]
+_Role: TypeAlias = Literal["scheduler", "server", "worker", "rank"]
+_Operator: TypeAlias = Literal[
+    "sum", "product", "prod", "min", "max", "avg", "mean", "band", "bor", "bxor"
+]
+_A = TypeVar("_A")
+_T_co = TypeVar("_T_co", covariant=True)
 
 @final
 class Peer:
@@ -113,14 +153,297 @@ class Tensor:
     def __len__(self) -> int: ...
 
 @final
-class Work:
+class Work(Generic[_T_co]):
     """An operation in flight. It holds its buffers until it ends, whether or not somebody waits."""
 
-    def wait(self, timeout: float | None = None) -> Tensor | None: ...
-    def result(self, timeout: float | None = None) -> Tensor | None: ...
+    def wait(self, timeout: float | None = None) -> _T_co: ...
+    def result(self, timeout: float | None = None) -> _T_co: ...
     def exception(self, timeout: float | None = None) -> BaseException | None: ...
     def done(self) -> bool: ...
     def cancel(self) -> None: ...
+    def add_done_callback(self, callback: Callable[[Work[Any]], object]) -> None: ...
+    def trace(self) -> dict[str, Any]: ...
+    def __await__(self) -> Generator[Any, None, _T_co]: ...
+    def __class_getitem__(cls, key: Any) -> GenericAlias: ...
+
+@final
+class Group:
+    """An ordered set of members of a mesh that do things together. Ranks are counted from 0 in its own order."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def label(self) -> str: ...
+    @property
+    def members(self) -> list[Member]: ...
+    @property
+    def broken(self) -> SheaveError | None: ...
+    def subgroup(self, ranks: Sequence[int], label: str = "group") -> Group: ...
+    def split(self, color: int | None, key: int = 0) -> Group | None: ...
+    def shrink(self) -> Group: ...
+    @overload
+    def barrier(self, *, async_op: Literal[False] = False, timeout: float | None = None) -> None: ...
+    @overload
+    def barrier(self, *, async_op: Literal[True], timeout: float | None = None) -> Work[None]: ...
+    @overload
+    def all_reduce(
+        self,
+        array: _A,
+        op: _Operator = "sum",
+        out: _A | None = None,
+        *,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> _A: ...
+    @overload
+    def all_reduce(
+        self,
+        array: _A,
+        op: _Operator = "sum",
+        out: _A | None = None,
+        *,
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work[_A]: ...
+    @overload
+    def reduce(
+        self,
+        array: _A,
+        op: _Operator = "sum",
+        out: _A | None = None,
+        dst: int = 0,
+        *,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> _A | None: ...
+    @overload
+    def reduce(
+        self,
+        array: _A,
+        op: _Operator = "sum",
+        out: _A | None = None,
+        dst: int = 0,
+        *,
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work[_A | None]: ...
+    @overload
+    def broadcast(
+        self, array: _A, src: int = 0, *, async_op: Literal[False] = False, timeout: float | None = None
+    ) -> _A: ...
+    @overload
+    def broadcast(
+        self, array: _A, src: int = 0, *, async_op: Literal[True], timeout: float | None = None
+    ) -> Work[_A]: ...
+    @overload
+    def all_gather(
+        self, array: _A, out: _A | None = None, *, async_op: Literal[False] = False, timeout: float | None = None
+    ) -> _A: ...
+    @overload
+    def all_gather(
+        self, array: _A, out: _A | None = None, *, async_op: Literal[True], timeout: float | None = None
+    ) -> Work[_A]: ...
+    @overload
+    def all_gather_v(
+        self,
+        array: _A,
+        lengths: Sequence[int] | None = None,
+        out: _A | None = None,
+        *,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> _A: ...
+    @overload
+    def all_gather_v(
+        self,
+        array: _A,
+        lengths: Sequence[int] | None = None,
+        out: _A | None = None,
+        *,
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work[_A]: ...
+    @overload
+    def gather(
+        self,
+        array: _A,
+        out: _A | None = None,
+        dst: int = 0,
+        *,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> _A | None: ...
+    @overload
+    def gather(
+        self, array: _A, out: _A | None = None, dst: int = 0, *, async_op: Literal[True], timeout: float | None = None
+    ) -> Work[_A | None]: ...
+    @overload
+    def scatter(
+        self,
+        array: _A | None,
+        out: _A | None = None,
+        src: int = 0,
+        *,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> _A: ...
+    @overload
+    def scatter(
+        self,
+        array: _A | None,
+        out: _A | None = None,
+        src: int = 0,
+        *,
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work[_A]: ...
+    @overload
+    def reduce_scatter(
+        self,
+        array: _A,
+        op: _Operator = "sum",
+        out: _A | None = None,
+        *,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> _A: ...
+    @overload
+    def reduce_scatter(
+        self,
+        array: _A,
+        op: _Operator = "sum",
+        out: _A | None = None,
+        *,
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work[_A]: ...
+    @overload
+    def all_to_all(
+        self, array: _A, out: _A | None = None, *, async_op: Literal[False] = False, timeout: float | None = None
+    ) -> _A: ...
+    @overload
+    def all_to_all(
+        self, array: _A, out: _A | None = None, *, async_op: Literal[True], timeout: float | None = None
+    ) -> Work[_A]: ...
+    @overload
+    def all_to_all_v(
+        self,
+        array: _A,
+        sent: Sequence[int],
+        received: Sequence[int],
+        out: _A | None = None,
+        *,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> _A: ...
+    @overload
+    def all_to_all_v(
+        self,
+        array: _A,
+        sent: Sequence[int],
+        received: Sequence[int],
+        out: _A | None = None,
+        *,
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work[_A]: ...
+    def send(self, array: _Array, dst: int, tag: int = 0, *, timeout: float | None = None) -> None: ...
+    def recv(self, array: _Array, src: int | None = None, tag: int = 0, *, timeout: float | None = None) -> int: ...
+    def isend(self, array: _Array, dst: int, tag: int = 0) -> Work[None]: ...
+    def irecv(self, array: _Array, src: int | None = None, tag: int = 0) -> Work[int]: ...
+
+@final
+class Member:
+    """A member of a mesh. Members that have died or left stay in the list."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def role(self) -> str: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def role_rank(self) -> int: ...
+    @property
+    def host(self) -> str: ...
+    @property
+    def pid(self) -> int: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class Death:
+    """A member that is gone."""
+
+    @property
+    def member(self) -> Member: ...
+    @property
+    def left(self) -> bool: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def reason(self) -> str: ...
+
+@final
+class Mesh:
+    """The nodes of a job, as one of them."""
+
+    def __new__(
+        cls,
+        *,
+        rank: int | None = None,
+        size: int | None = None,
+        root: str | None = None,
+        role: _Role | None = None,
+        workers: int | None = None,
+        servers: int | None = None,
+        name: str | None = None,
+        host: str | None = None,
+        bind: str | None = None,
+        insecure: bool | None = None,
+        join_timeout: float | None = None,
+        liveness_timeout: float | None = None,
+        transport: Literal["auto", "shm", "tcp"] | None = None,
+        arena_bytes: int | None = None,
+        local_ranks: int | None = None,
+        collective_table: str | PathLike[str] | None = None,
+        secret: str | bytes | None = None,
+    ) -> Self: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def role_rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def role(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def members(self) -> list[Member]: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def identity(self) -> Peer: ...
+    @property
+    def world(self) -> Group: ...
+    def group(self, ranks: Sequence[int], label: str = "group") -> Group: ...
+    def role_group(self, role: _Role | None = None) -> Group: ...
+    def barrier(self, timeout: float | None = None) -> None: ...
+    def empty(self, shape: SupportsIndex | Iterable[SupportsIndex], dtype: Any = None) -> Tensor: ...
+    def deaths(self) -> list[Death]: ...
+    def finish(self, timeout: float | None = None) -> None: ...
+    def leave(self) -> None: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, _value: BaseException | None, _traceback: TracebackType | None, /
+    ) -> None: ...
 
 @final
 class Node:
@@ -147,11 +470,11 @@ class Node:
     def send(
         self, link: Link, array: _Array, tag: int = 0, mode: _Mode = "copy", timeout: float | None = None
     ) -> None: ...
-    def isend(self, link: Link, array: _Array, tag: int = 0, mode: _Mode = "copy") -> Work: ...
+    def isend(self, link: Link, array: _Array, tag: int = 0, mode: _Mode = "copy") -> Work[None]: ...
     def recv(
         self, link: Link | None = None, tag: int = 0, out: _Array | None = None, timeout: float | None = None
     ) -> Tensor: ...
-    def irecv(self, link: Link | None = None, tag: int = 0, out: _Array | None = None) -> Work: ...
+    def irecv(self, link: Link | None = None, tag: int = 0, out: _Array | None = None) -> Work[Tensor]: ...
     def empty(self, shape: SupportsIndex | Iterable[SupportsIndex], dtype: Any = None) -> Tensor: ...
     def peer(self, link: Link) -> Peer: ...
     def medium(self, link: Link) -> str: ...
@@ -162,6 +485,236 @@ class Node:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None, /
     ) -> None: ...
+
+def init(
+    *,
+    rank: int | None = None,
+    size: int | None = None,
+    root: str | None = None,
+    role: _Role | None = None,
+    workers: int | None = None,
+    servers: int | None = None,
+    name: str | None = None,
+    host: str | None = None,
+    bind: str | None = None,
+    insecure: bool | None = None,
+    join_timeout: float | None = None,
+    liveness_timeout: float | None = None,
+    transport: Literal["auto", "shm", "tcp"] | None = None,
+    arena_bytes: int | None = None,
+    local_ranks: int | None = None,
+    collective_table: str | PathLike[str] | None = None,
+    secret: str | bytes | None = None,
+) -> Mesh: ...
+def default_mesh() -> Mesh: ...
+def empty(shape: SupportsIndex | Iterable[SupportsIndex], dtype: Any = None) -> Tensor: ...
+@overload
+def barrier(
+    *, group: Group | None = None, async_op: Literal[False] = False, timeout: float | None = None
+) -> None: ...
+@overload
+def barrier(*, group: Group | None = None, async_op: Literal[True], timeout: float | None = None) -> Work[None]: ...
+@overload
+def all_reduce(
+    array: _A,
+    op: _Operator = "sum",
+    out: _A | None = None,
+    *,
+    group: Group | None = None,
+    async_op: Literal[False] = False,
+    timeout: float | None = None,
+) -> _A: ...
+@overload
+def all_reduce(
+    array: _A,
+    op: _Operator = "sum",
+    out: _A | None = None,
+    *,
+    group: Group | None = None,
+    async_op: Literal[True],
+    timeout: float | None = None,
+) -> Work[_A]: ...
+@overload
+def reduce(
+    array: _A,
+    op: _Operator = "sum",
+    out: _A | None = None,
+    dst: int = 0,
+    *,
+    group: Group | None = None,
+    async_op: Literal[False] = False,
+    timeout: float | None = None,
+) -> _A | None: ...
+@overload
+def reduce(
+    array: _A,
+    op: _Operator = "sum",
+    out: _A | None = None,
+    dst: int = 0,
+    *,
+    group: Group | None = None,
+    async_op: Literal[True],
+    timeout: float | None = None,
+) -> Work[_A | None]: ...
+@overload
+def broadcast(
+    array: _A,
+    src: int = 0,
+    *,
+    group: Group | None = None,
+    async_op: Literal[False] = False,
+    timeout: float | None = None,
+) -> _A: ...
+@overload
+def broadcast(
+    array: _A, src: int = 0, *, group: Group | None = None, async_op: Literal[True], timeout: float | None = None
+) -> Work[_A]: ...
+@overload
+def all_gather(
+    array: _A,
+    out: _A | None = None,
+    *,
+    group: Group | None = None,
+    async_op: Literal[False] = False,
+    timeout: float | None = None,
+) -> _A: ...
+@overload
+def all_gather(
+    array: _A,
+    out: _A | None = None,
+    *,
+    group: Group | None = None,
+    async_op: Literal[True],
+    timeout: float | None = None,
+) -> Work[_A]: ...
+@overload
+def all_gather_v(
+    array: _A,
+    lengths: Sequence[int] | None = None,
+    out: _A | None = None,
+    *,
+    group: Group | None = None,
+    async_op: Literal[False] = False,
+    timeout: float | None = None,
+) -> _A: ...
+@overload
+def all_gather_v(
+    array: _A,
+    lengths: Sequence[int] | None = None,
+    out: _A | None = None,
+    *,
+    group: Group | None = None,
+    async_op: Literal[True],
+    timeout: float | None = None,
+) -> Work[_A]: ...
+@overload
+def gather(
+    array: _A,
+    out: _A | None = None,
+    dst: int = 0,
+    *,
+    group: Group | None = None,
+    async_op: Literal[False] = False,
+    timeout: float | None = None,
+) -> _A | None: ...
+@overload
+def gather(
+    array: _A,
+    out: _A | None = None,
+    dst: int = 0,
+    *,
+    group: Group | None = None,
+    async_op: Literal[True],
+    timeout: float | None = None,
+) -> Work[_A | None]: ...
+@overload
+def scatter(
+    array: _A | None,
+    out: _A | None = None,
+    src: int = 0,
+    *,
+    group: Group | None = None,
+    async_op: Literal[False] = False,
+    timeout: float | None = None,
+) -> _A: ...
+@overload
+def scatter(
+    array: _A | None,
+    out: _A | None = None,
+    src: int = 0,
+    *,
+    group: Group | None = None,
+    async_op: Literal[True],
+    timeout: float | None = None,
+) -> Work[_A]: ...
+@overload
+def reduce_scatter(
+    array: _A,
+    op: _Operator = "sum",
+    out: _A | None = None,
+    *,
+    group: Group | None = None,
+    async_op: Literal[False] = False,
+    timeout: float | None = None,
+) -> _A: ...
+@overload
+def reduce_scatter(
+    array: _A,
+    op: _Operator = "sum",
+    out: _A | None = None,
+    *,
+    group: Group | None = None,
+    async_op: Literal[True],
+    timeout: float | None = None,
+) -> Work[_A]: ...
+@overload
+def all_to_all(
+    array: _A,
+    out: _A | None = None,
+    *,
+    group: Group | None = None,
+    async_op: Literal[False] = False,
+    timeout: float | None = None,
+) -> _A: ...
+@overload
+def all_to_all(
+    array: _A,
+    out: _A | None = None,
+    *,
+    group: Group | None = None,
+    async_op: Literal[True],
+    timeout: float | None = None,
+) -> Work[_A]: ...
+@overload
+def all_to_all_v(
+    array: _A,
+    sent: Sequence[int],
+    received: Sequence[int],
+    out: _A | None = None,
+    *,
+    group: Group | None = None,
+    async_op: Literal[False] = False,
+    timeout: float | None = None,
+) -> _A: ...
+@overload
+def all_to_all_v(
+    array: _A,
+    sent: Sequence[int],
+    received: Sequence[int],
+    out: _A | None = None,
+    *,
+    group: Group | None = None,
+    async_op: Literal[True],
+    timeout: float | None = None,
+) -> Work[_A]: ...
+def send(
+    array: _Array, dst: int, tag: int = 0, *, group: Group | None = None, timeout: float | None = None
+) -> None: ...
+def recv(
+    array: _Array, src: int | None = None, tag: int = 0, *, group: Group | None = None, timeout: float | None = None
+) -> int: ...
+def isend(array: _Array, dst: int, tag: int = 0, *, group: Group | None = None) -> Work[None]: ...
+def irecv(array: _Array, src: int | None = None, tag: int = 0, *, group: Group | None = None) -> Work[int]: ...
 
 class SheaveError(Exception):
     """Anything that sheave can fail with."""

@@ -396,7 +396,22 @@ impl Mesh {
     ///
     /// What the barrier says if somebody is gone; this node has left all the same.
     pub fn finish(&self) -> Result<()> {
-        let barrier = self.world().barrier();
+        self.end_finish(self.begin_finish().wait())
+    }
+
+    /// The first half of [`Mesh::finish`], for those who wait in their own way: the barrier of all members.
+    #[must_use]
+    pub fn begin_finish(&self) -> Work<()> {
+        self.world().begin_barrier(None)
+    }
+
+    /// The second half of [`Mesh::finish`]: leaves, after that barrier has ended like this. Blocks for at most a beat
+    /// and what [`Mesh::leave`] takes.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mesh::finish`].
+    pub fn end_finish(&self, barrier: Result<()>) -> Result<()> {
         if barrier.is_ok() && self.coordinator() == Some(self.shared.me) {
             // The last to go, so that nobody has to take over. Whoever stays nevertheless is no reason to wait long.
             let until = Instant::now() + self.shared.node_config().liveness.beat;
@@ -408,6 +423,13 @@ impl Mesh {
         }
         let left = self.leave();
         barrier.and(left)
+    }
+
+    /// Ends this node's membership here and now, as the end of its process would: the others find it dead.
+    pub fn abandon(&self) {
+        if !self.owner.has_left.swap(true, SeqCst) {
+            self.owner.end();
+        }
     }
 
     /// Leaves the mesh in order: the others agree that this node is gone, which is no death. Operations of this node

@@ -4,6 +4,7 @@
 //! it exists the buffer has another handle, which refuses a send by move.
 
 use crate::dtype;
+use crate::guarded::Guarded;
 use dlpark::ffi::{DLDevice, DLManagedTensor, DLManagedTensorVersioned};
 use dlpark::metadata::Dynamic;
 use dlpark::python::{DlpackExporter, ExportRequest};
@@ -11,47 +12,11 @@ use dlpark::{DlpackFlags, Managed, ManagedTensorBase};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use sheave_base::fork::ForkMark;
 use sheave_tensor::Tensor;
 use std::ffi::c_int;
-use std::mem::ManuallyDrop;
 
-/// A handle to a tensor that is never given back by a forked child: what it would note belongs to the parent.
-#[derive(Clone)]
-pub(crate) struct Handle {
-    tensor: ManuallyDrop<Tensor>,
-    mark: ForkMark,
-}
-
-impl Handle {
-    pub(crate) fn new(tensor: Tensor) -> Self {
-        Self { tensor: ManuallyDrop::new(tensor), mark: ForkMark::here() }
-    }
-
-    /// The tensor alone, for handing it over by move.
-    pub(crate) fn into_tensor(self) -> Tensor {
-        let mut this = ManuallyDrop::new(self);
-        // SAFETY: the handle is not used any more, nor dropped.
-        unsafe { ManuallyDrop::take(&mut this.tensor) }
-    }
-}
-
-impl std::ops::Deref for Handle {
-    type Target = Tensor;
-
-    fn deref(&self) -> &Tensor {
-        &self.tensor
-    }
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        if !self.mark.is_stale() {
-            // SAFETY: dropped once, here.
-            unsafe { ManuallyDrop::drop(&mut self.tensor) };
-        }
-    }
-}
+/// A handle to a tensor that is never given back by a forked child.
+pub(crate) type Handle = Guarded<Tensor>;
 
 /// What a view of the buffer protocol points into.
 struct Export {
@@ -112,19 +77,17 @@ pub(crate) unsafe fn release_view(view: *mut ffi::Py_buffer) {
     drop(unsafe { Box::from_raw((*view).internal.cast::<Export>()) });
 }
 
-impl Handle {
-    fn managed<M: ManagedTensorBase>(&self) -> PyResult<Managed<M>> {
-        let refused = |error: String| PyBufferError::new_err(error);
-        let prepared = Dynamic::compact(self.shape().dimensions()).prepare_as::<M>();
-        let prepared = prepared.map_err(|error| refused(error.to_string()))?;
-        let mut initialized = prepared.initialize(Box::new(self.clone()));
-        let start = if self.len_bytes() == 0 { std::ptr::null_mut() } else { self.ptr() };
-        initialized.set_data(start.cast()).set_device(DLDevice::CPU).set_dtype(dtype::to_dlpack(self.dtype()));
-        // Legacy tensors carry no flags; a request for one of a read-only tensor was refused before.
-        let _ = initialized.set_flags(self.flags());
-        // SAFETY: pointer, shape, dtype and flags describe the tensor's memory, which the context holds.
-        Ok(unsafe { initialized.finish() })
-    }
+fn managed<M: ManagedTensorBase>(handle: &Handle) -> PyResult<Managed<M>> {
+    let refused = |error: String| PyBufferError::new_err(error);
+    let prepared = Dynamic::compact(handle.shape().dimensions()).prepare_as::<M>();
+    let prepared = prepared.map_err(|error| refused(error.to_string()))?;
+    let mut initialized = prepared.initialize(Box::new(handle.clone()));
+    let start = if handle.len_bytes() == 0 { std::ptr::null_mut() } else { handle.ptr() };
+    initialized.set_data(start.cast()).set_device(DLDevice::CPU).set_dtype(dtype::to_dlpack(handle.dtype()));
+    // Legacy tensors carry no flags; a request for one of a read-only tensor was refused before.
+    let _ = initialized.set_flags(handle.flags());
+    // SAFETY: pointer, shape, dtype and flags describe the tensor's memory, which the context holds.
+    Ok(unsafe { initialized.finish() })
 }
 
 impl DlpackExporter for Handle {
@@ -141,10 +104,10 @@ impl DlpackExporter for Handle {
     }
 
     fn export_legacy(&self, _py: Python<'_>) -> PyResult<Managed<DLManagedTensor>> {
-        self.managed()
+        managed(self)
     }
 
     fn export_versioned(&self, _py: Python<'_>) -> PyResult<Managed<DLManagedTensorVersioned>> {
-        self.managed()
+        managed(self)
     }
 }

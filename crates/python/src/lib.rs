@@ -5,14 +5,23 @@
 //! interpreter: what belongs to Python and is dropped elsewhere waits in `released` for the next entry. After a fork
 //! the child touches nothing that it inherited.
 
+mod awaiting;
+mod callbacks;
+mod collectives;
 mod dtype;
 mod enter;
 mod errors;
 mod export;
+mod functions;
+mod group;
+mod guarded;
 mod import;
 mod life;
+mod like;
 mod link;
+mod mesh;
 mod node;
+mod places;
 mod released;
 mod tensor;
 mod work;
@@ -22,11 +31,16 @@ use pyo3::prelude::*;
 #[pymodule(gil_used = true)]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-    module.add_class::<node::PyNode>()?;
+    module.add_class::<group::PyGroup>()?;
     module.add_class::<link::PyLink>()?;
     module.add_class::<link::PyPeer>()?;
+    module.add_class::<mesh::PyDeath>()?;
+    module.add_class::<mesh::PyMember>()?;
+    module.add_class::<mesh::PyMesh>()?;
+    module.add_class::<node::PyNode>()?;
     module.add_class::<tensor::PyTensor>()?;
     module.add_class::<work::PyWork>()?;
     errors::add_to(module)?;
+    functions::add_to(module)?;
     life::install(module)
 }

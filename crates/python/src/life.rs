@@ -1,22 +1,29 @@
-//! The ends of lives: of nodes, of the interpreter, and of what a forked child inherits.
+//! The ends of lives: of nodes and meshes, of the interpreter, and of what a forked child inherits.
 //!
-//! At interpreter exit every node is closed before Python tears itself down, which ends every wait with an error, and
-//! then those who waited get a bounded time to come back, because a thread that comes back to a torn-down interpreter
-//! is killed where it stands. In a forked child nothing of this happens: the nodes are the parent's.
+//! At interpreter exit every mesh is left and every node closed before Python tears itself down, which ends every wait
+//! with an error, and then those who waited get a bounded time to come back, because a thread that comes back to a
+//! torn-down interpreter is killed where it stands. Who ends by an exception that nobody caught leaves no mesh in
+//! order: the others are to find it dead. In a forked child nothing of this happens: all is the parent's.
 
-use crate::node::Slot;
+use crate::callbacks;
 use pyo3::prelude::*;
 use sheave_base::fork::ForkMark;
 use sheave_base::{Error, ErrorKind, Result};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// How long the exit of the interpreter waits for calls that are on their way back.
 const EXIT_PATIENCE: Duration = Duration::from_millis(500);
 
-/// Nodes of this process. Locked with the interpreter held only, so that a fork never finds it locked.
-static NODES: Mutex<Vec<Weak<Slot>>> = Mutex::new(Vec::new());
+/// What is to be ended before the interpreter ends.
+pub(crate) trait Living: Send + Sync {
+    /// Ends it for every thread, without the interpreter. `in_order` is false after an exception that nobody caught.
+    fn end(&self, in_order: bool);
+}
+
+/// Nodes and meshes of this process. Locked with the interpreter held only, so that a fork never finds it locked.
+static LIVING: Mutex<Vec<Weak<dyn Living>>> = Mutex::new(Vec::new());
 static MODULE_MARK: OnceLock<ForkMark> = OnceLock::new();
 static ENDING: AtomicBool = AtomicBool::new(false);
 static VISITS: AtomicUsize = AtomicUsize::new(0);
@@ -29,11 +36,11 @@ pub(crate) fn install(module: &Bound<'_, PyModule>) -> PyResult<()> {
     Ok(())
 }
 
-/// Remembers a node, to close it at exit.
-pub(crate) fn remember(slot: &Arc<Slot>) {
-    let mut nodes = NODES.lock().unwrap_or_else(PoisonError::into_inner);
-    nodes.retain(|known| known.strong_count() > 0);
-    nodes.push(Arc::downgrade(slot));
+/// Remembers something, to end it at exit.
+pub(crate) fn remember(living: Weak<dyn Living>) {
+    let mut known = LIVING.lock().unwrap_or_else(PoisonError::into_inner);
+    known.retain(|known| known.strong_count() > 0);
+    known.push(living);
 }
 
 #[pyfunction]
@@ -42,16 +49,25 @@ fn close_all(py: Python<'_>) {
         return;
     }
     ENDING.store(true, SeqCst);
-    let nodes = std::mem::take(&mut *NODES.lock().unwrap_or_else(PoisonError::into_inner));
+    let living = std::mem::take(&mut *LIVING.lock().unwrap_or_else(PoisonError::into_inner));
+    let in_order = !ends_by_exception(py);
+    callbacks::end();
     py.detach(|| {
-        for node in nodes.iter().filter_map(Weak::upgrade) {
-            node.close();
+        for one in living.iter().filter_map(Weak::upgrade) {
+            one.end(in_order);
         }
         let begun = Instant::now();
         while VISITS.load(SeqCst) > 0 && begun.elapsed() < EXIT_PATIENCE {
             std::thread::sleep(Duration::from_millis(1));
         }
     });
+}
+
+/// Whether the interpreter has shown the exception that ends it.
+fn ends_by_exception(py: Python<'_>) -> bool {
+    let shown = py.import("sys").and_then(|sys| sys.hasattr("last_value"));
+    let is_interactive = py.import("sys").and_then(|sys| sys.hasattr("ps1"));
+    shown.unwrap_or(false) && !is_interactive.unwrap_or(true)
 }
 
 /// A call from Python that is under way with the interpreter let go.

@@ -3,10 +3,10 @@
 use crate::enter::enter;
 use crate::errors::OrRaise;
 use crate::import::{self, Access};
+use crate::life;
 use crate::link::{PyLink, PyPeer};
 use crate::tensor::PyTensor;
-use crate::work::{PyWork, received};
-use crate::{dtype, life};
+use crate::work::{PyWork, now_ns, received};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use sheave_base::config::{Role, Settings};
@@ -14,7 +14,7 @@ use sheave_base::fork::ForkMark;
 use sheave_base::limits::JOIN_TIMEOUT;
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, Work};
 use sheave_net::{Address, Envelope, ListenConfig, Node, NodeConfig, Outgoing, Transport, Wanted};
-use sheave_tensor::{Mode, Shape, Tensor};
+use sheave_tensor::{Mode, Tensor};
 use smallvec::SmallVec;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -47,6 +47,12 @@ impl Slot {
         if let Some(node) = node {
             node.shut_down();
         }
+    }
+}
+
+impl life::Living for Slot {
+    fn end(&self, _in_order: bool) {
+        self.close();
     }
 }
 
@@ -175,7 +181,8 @@ impl PyNode {
         let node = enter(py, None, |_, _| Node::start(config))?;
         let (id, mark) = (node.id(), ForkMark::here());
         let slot = Arc::new(Slot { id, node: Mutex::new(Some(node)), accepting: Mutex::default(), mark });
-        life::remember(&slot);
+        let living: std::sync::Weak<Slot> = Arc::downgrade(&slot);
+        life::remember(living);
         Ok(Self { slot })
     }
 
@@ -283,8 +290,9 @@ impl PyNode {
     fn isend(&self, py: Python<'_>, link: &PyLink, array: &Bound<'_, PyAny>, tag: u64, mode: &str) -> PyResult<PyWork> {
         let (node, link) = self.at(link).or_raise(py)?;
         let message = Self::outgoing(py, array, tag, mode)?;
+        let begun_ns = now_ns();
         let work = enter(py, None, |_, _| node.isend(link, message))?;
-        Ok(PyWork::send(self.slot.id, work))
+        Ok(PyWork::of_nothing(work, begun_ns))
     }
 
     /// Receive the next tensor with this tag, from one link or from any.
@@ -317,8 +325,9 @@ impl PyNode {
     ) -> PyResult<PyWork> {
         let (node, wanted) = self.wanted(link, tag).or_raise(py)?;
         let places = places(out)?;
+        let begun_ns = now_ns();
         let work = enter(py, None, |_, _| node.irecv(wanted, places))?;
-        Ok(PyWork::receive(self.slot.id, work))
+        Ok(PyWork::receive(self.slot.id, work, begun_ns))
     }
 
     /// A tensor in the node's arena, where peers on this host can reach it without a copy. Its elements are whatever
@@ -326,11 +335,7 @@ impl PyNode {
     #[pyo3(signature = (shape, dtype = None))]
     fn empty(&self, py: Python<'_>, shape: &Bound<'_, PyAny>, dtype: Option<&Bound<'_, PyAny>>) -> PyResult<PyTensor> {
         let node = self.slot.node().or_raise(py)?;
-        let dimensions = shape.extract::<u64>().map(|extent| vec![extent]).or_else(|_| shape.extract::<Vec<u64>>())?;
-        let shape = Shape::new(&dimensions).or_raise(py)?;
-        let dtype = dtype.map(dtype::from_python).transpose()?.transpose().or_raise(py)?;
-        let dtype = dtype.unwrap_or(sheave_tensor::Dtype::F32);
-        enter(py, None, |_, _| Tensor::empty(node.arena(), dtype, shape)).map(PyTensor::new)
+        PyTensor::empty(py, node.arena(), shape, dtype)
     }
 
     /// Who is at the other end of a link that is alive.

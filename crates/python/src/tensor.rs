@@ -1,5 +1,6 @@
 //! `sheave.Tensor`: what is received, and what is made in a node's arena.
 
+use crate::enter::enter;
 use crate::errors::{self, OrRaise};
 use crate::export::{self, Handle};
 use crate::link::PyLink;
@@ -10,7 +11,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use sheave_base::{Error, ErrorKind, Result};
-use sheave_tensor::{Dtype, Tensor};
+use sheave_tensor::{Arena, Dtype, Shape, Tensor};
 use std::ffi::c_int;
 use std::sync::{Mutex, PoisonError};
 
@@ -35,6 +36,19 @@ impl PyTensor {
         Self { handle: Mutex::new(Some(Handle::new(tensor))), source: Some(source), tag: Some(tag) }
     }
 
+    /// A tensor in an arena. Its elements are whatever lay there.
+    pub(crate) fn empty(
+        py: Python<'_>,
+        arena: &Arena,
+        shape: &Bound<'_, PyAny>,
+        dtype: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let dimensions = shape.extract::<u64>().map(|extent| vec![extent]).or_else(|_| shape.extract::<Vec<u64>>())?;
+        let shape = Shape::new(&dimensions).or_raise(py)?;
+        let dtype = dtype.map(dtype::from_python).transpose()?.transpose().or_raise(py)?.unwrap_or(Dtype::F32);
+        enter(py, None, |_, _| Tensor::empty(arena, dtype, shape)).map(Self::new)
+    }
+
     fn held(&self) -> Result<Handle> {
         let handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
         handle.clone().ok_or_else(|| {
@@ -45,7 +59,7 @@ impl PyTensor {
 
     /// Another handle to the tensor.
     pub(crate) fn handle(&self, py: Python<'_>) -> PyResult<Tensor> {
-        self.held().or_raise(py).map(Handle::into_tensor)
+        self.held().or_raise(py).map(Handle::into_inner)
     }
 
     /// The only handle, for a send by move.
@@ -55,7 +69,7 @@ impl PyTensor {
         let mut slot = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
         let unique = slot.as_ref().is_some_and(|handle| handle.buffer().is_unique());
         let taken = if unique { slot.take() } else { None };
-        taken.map(Handle::into_tensor).ok_or_else(|| {
+        taken.map(Handle::into_inner).ok_or_else(|| {
             Error::new(ErrorKind::BufferInUse, "a tensor sent by move has views or other handles")
                 .operation("send")
                 .hint("drop its numpy and torch views first, or send by copy")
@@ -119,7 +133,7 @@ impl PyTensor {
     /// A numpy array over the same memory.
     ///
     /// bfloat16 and float8 need the package ml_dtypes.
-    fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+    pub(crate) fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
         let handle = slf.get().held().or_raise(py)?;
         let numpy = py.import("numpy")?;

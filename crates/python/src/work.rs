@@ -1,66 +1,204 @@
 //! `sheave.Work`: an operation in flight.
+//!
+//! Any operation becomes one by [`PyWork::of`], which adds how its outcome looks in Python. The outcome is converted
+//! once, with the interpreter held, by whoever asks first. One waker per work notes when it ended and tells whoever
+//! listens: the callback thread, or the loops of asyncio. It runs on the thread that ends the operation and never
+//! touches the interpreter.
 
-use crate::enter::enter;
+use crate::awaiting;
+use crate::callbacks::Callbacks;
+use crate::enter::{enter, still_running};
 use crate::errors::{self, OrRaise};
 use crate::link::PyLink;
 use crate::tensor::PyTensor;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
+use pyo3::sync::{MutexExt, PyOnceLock};
+use pyo3::types::PyDict;
+use rustix::time::{ClockId, clock_gettime};
+use sheave_base::fork::ForkMark;
+use sheave_base::work::Interrupt;
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
 use sheave_net::Message;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::task::{Context, Wake, Waker};
+use std::time::Instant;
 
-enum Running {
-    Send(Work<()>),
-    Receive(Work<Message>),
+/// What an operation came to, as Python sees it.
+pub(crate) enum Outcome {
+    Value(Py<PyAny>),
+    /// It failed; each look at it raises an exception of its own.
+    Failed(Error),
+    /// It ended well, and Python failed to make the result.
+    Raised(PyErr),
 }
 
-/// An operation in flight. It holds its buffers until it ends, whether or not somebody waits.
-#[pyclass(name = "Work", module = "sheave", frozen, weakref)]
-pub(crate) struct PyWork {
-    node: NodeId,
-    running: Running,
-    outcome: PyOnceLock<Result<Option<Py<PyTensor>>>>,
-}
-
-impl PyWork {
-    pub(crate) fn send(node: NodeId, work: Work<()>) -> Self {
-        Self { node, running: Running::Send(work), outcome: PyOnceLock::new() }
+impl Outcome {
+    pub(crate) fn to_python(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        match self {
+            Self::Value(value) => Ok(value.clone_ref(py)),
+            Self::Failed(error) => Err(errors::to_python(py, error)),
+            Self::Raised(error) => Err(error.clone_ref(py)),
+        }
     }
+}
 
-    pub(crate) fn receive(node: NodeId, work: Work<Message>) -> Self {
-        Self { node, running: Running::Receive(work), outcome: PyOnceLock::new() }
+type Convert<T> = Box<dyn FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send>;
+
+/// A work whose type is forgotten.
+trait Running: Send + Sync {
+    fn operation(&self) -> &'static str;
+    fn is_done(&self) -> bool;
+    fn wait_until(&self, until: Option<Instant>, interrupt: Option<Interrupt<'_>>) -> Result<bool>;
+    fn cancel(&self);
+    /// Lets the waker be woken at the end. False if it has ended already.
+    fn tell(&self, waker: &Waker) -> bool;
+    /// The outcome of a work that has ended, once.
+    fn take(&self, py: Python<'_>) -> Outcome;
+}
+
+struct Typed<T> {
+    work: Work<T>,
+    convert: Mutex<Option<Convert<T>>>,
+}
+
+impl<T: Send + 'static> Running for Typed<T> {
+    fn operation(&self) -> &'static str {
+        self.work.operation()
     }
 
     fn is_done(&self) -> bool {
-        match &self.running {
-            Running::Send(work) => work.is_done(),
-            Running::Receive(work) => work.is_done(),
-        }
+        self.work.is_done()
     }
 
-    fn operation(&self) -> &'static str {
-        match &self.running {
-            Running::Send(work) => work.operation(),
-            Running::Receive(work) => work.operation(),
-        }
+    fn wait_until(&self, until: Option<Instant>, interrupt: Option<Interrupt<'_>>) -> Result<bool> {
+        self.work.wait_until(until, interrupt)
     }
 
-    /// Waits for the end and returns what came of it, which is the same each time.
-    fn ended(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<&Result<Option<Py<PyTensor>>>> {
-        let ended = enter(py, timeout_s, |until, interrupt| match &self.running {
-            Running::Send(work) => work.wait_until(until, interrupt),
-            Running::Receive(work) => work.wait_until(until, interrupt),
-        })?;
-        if !ended {
-            let late = Error::new(ErrorKind::DeadlineExceeded, "the operation is still running")
-                .operation(self.operation())
-                .hint("wait again, or cancel it");
-            return Err(errors::to_python(py, &late));
+    fn cancel(&self) {
+        self.work.cancel();
+    }
+
+    fn tell(&self, waker: &Waker) -> bool {
+        self.work.poll_done(&Context::from_waker(waker)).is_pending()
+    }
+
+    fn take(&self, py: Python<'_>) -> Outcome {
+        let convert = self.convert.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let taken = convert.ok_or_else(|| Error::new(ErrorKind::Internal, "an outcome was converted before"));
+        match taken.and_then(|convert| self.work.taken().map(|value| (convert, value))) {
+            Ok((convert, value)) => convert(py, value).map_or_else(Outcome::Raised, Outcome::Value),
+            Err(error) => Outcome::Failed(error),
         }
-        Ok(self.outcome.get_or_init(py, || match &self.running {
-            Running::Send(work) => work.taken().map(|()| None),
-            Running::Receive(work) => work.taken().and_then(|message| received(py, self.node, message)).map(Some),
-        }))
+    }
+}
+
+/// What is called when a work ends, on the thread that ends it, without the interpreter. It must not block.
+pub(crate) type Listener = Box<dyn FnOnce() + Send>;
+
+/// The end of a work, and who wants to know of it.
+#[derive(Default)]
+struct Ending {
+    ended_ns: OnceLock<u64>,
+    listeners: Mutex<Vec<Listener>>,
+}
+
+impl Ending {
+    fn note(&self) {
+        self.ended_ns.get_or_init(now_ns);
+        let listeners = std::mem::take(&mut *self.listeners.lock().unwrap_or_else(PoisonError::into_inner));
+        listeners.into_iter().for_each(|listener| listener());
+    }
+
+    /// Calls the listener at the end, which may be now.
+    fn listen(&self, listener: Listener) {
+        let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.ended_ns.get().is_none() {
+            listeners.push(listener);
+            return;
+        }
+        drop(listeners);
+        listener();
+    }
+}
+
+impl Wake for Ending {
+    fn wake(self: Arc<Self>) {
+        self.note();
+    }
+}
+
+/// Nanoseconds of the clock that `time.monotonic_ns` reads.
+pub(crate) fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
+}
+
+/// An operation in flight. It holds its buffers until it ends, whether or not somebody waits.
+///
+/// Waits may be repeated and come from any thread; they let other Python threads run and end at Ctrl-C, which leaves
+/// the operation going. Inside asyncio, `await` it.
+#[pyclass(name = "Work", module = "sheave", frozen, weakref, generic)]
+pub(crate) struct PyWork {
+    running: Box<dyn Running>,
+    ending: Arc<Ending>,
+    outcome: PyOnceLock<Outcome>,
+    /// Held by whoever converts the outcome.
+    turn: Mutex<()>,
+    mark: ForkMark,
+    begun_ns: u64,
+}
+
+impl PyWork {
+    /// A work of Rust's. `convert` makes Python's result of its outcome, once, with the interpreter held.
+    ///
+    /// `begun_ns` is when the operation began, by [`now_ns`].
+    pub(crate) fn of<T: Send + 'static>(
+        work: Work<T>,
+        begun_ns: u64,
+        convert: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
+    ) -> Self {
+        let running: Box<dyn Running> = Box::new(Typed { work, convert: Mutex::new(Some(Box::new(convert))) });
+        let ending = Arc::new(Ending::default());
+        if !running.tell(&Waker::from(Arc::clone(&ending))) {
+            ending.note();
+        }
+        let mark = ForkMark::here();
+        Self { running, ending, outcome: PyOnceLock::new(), turn: Mutex::default(), mark, begun_ns }
+    }
+
+    /// A work without a result.
+    pub(crate) fn of_nothing(work: Work<()>, begun_ns: u64) -> Self {
+        Self::of(work, begun_ns, |py, ()| Ok(py.None()))
+    }
+
+    pub(crate) fn receive(node: NodeId, work: Work<Message>, begun_ns: u64) -> Self {
+        Self::of(work, begun_ns, move |py, message| received(py, node, message).map(Py::into_any).or_raise(py))
+    }
+
+    /// Calls the listener when the work ends, or now.
+    pub(crate) fn listen(&self, listener: Listener) {
+        self.ending.listen(listener);
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.running.is_done()
+    }
+
+    /// What came of a work that has ended; the same each time.
+    pub(crate) fn outcome(&self, py: Python<'_>) -> &Outcome {
+        if let Some(outcome) = self.outcome.get(py) {
+            return outcome;
+        }
+        // Making the result may run Python code, and so let another thread come here.
+        let _turn = self.turn.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
+        self.outcome.get_or_init(py, || self.running.take(py))
+    }
+
+    /// Waits for the end and returns what came of it.
+    fn ended(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<&Outcome> {
+        self.mark.check("work").or_raise(py)?;
+        let ended = enter(py, timeout_s, |until, interrupt| self.running.wait_until(until, interrupt))?;
+        if ended { Ok(self.outcome(py)) } else { Err(errors::to_python(py, &still_running(self.running.operation()))) }
     }
 }
 
@@ -73,30 +211,25 @@ pub(crate) fn received(py: Python<'_>, node: NodeId, message: Message) -> Result
 
 #[pymethods]
 impl PyWork {
-    /// Wait for the end. Returns the received tensor, or None for a send; raises what the operation failed with.
+    /// Wait for the end. Returns the operation's result; raises what it failed with.
     ///
     /// Raises DeadlineExceeded when `timeout` seconds have passed; then the operation goes on.
     #[pyo3(signature = (timeout = None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Py<PyTensor>>> {
-        let outcome = self.ended(py, timeout)?;
-        outcome
-            .as_ref()
-            .map(|tensor| tensor.as_ref().map(|tensor| tensor.clone_ref(py)))
-            .map_err(Error::clone)
-            .or_raise(py)
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
+        self.ended(py, timeout)?.to_python(py)
     }
 
     /// The same as `wait`, under the name that futures have for it.
     #[pyo3(signature = (timeout = None))]
-    fn result(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Py<PyTensor>>> {
+    fn result(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
         self.wait(py, timeout)
     }
 
     /// Wait for the end. Returns the exception that it failed with, or None.
     #[pyo3(signature = (timeout = None))]
     fn exception(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Py<PyAny>>> {
-        let outcome = self.ended(py, timeout)?;
-        Ok(outcome.as_ref().err().map(|error| errors::to_python(py, error).into_value(py).into_any()))
+        let outcome = self.ended(py, timeout)?.to_python(py);
+        Ok(outcome.err().map(|error| error.into_value(py).into_any()))
     }
 
     /// True once it has ended. Never waits.
@@ -105,15 +238,54 @@ impl PyWork {
     }
 
     /// Ask it to end. It fails with Cancelled, unless it is past the point where it can be stopped.
-    fn cancel(&self, py: Python<'_>) {
-        py.detach(|| match &self.running {
-            Running::Send(work) => work.cancel(),
-            Running::Receive(work) => work.cancel(),
-        });
+    ///
+    /// A collective operation that is cancelled breaks its group, because the members would be out of step.
+    fn cancel(&self, py: Python<'_>) -> PyResult<()> {
+        self.mark.check("work").or_raise(py)?;
+        py.detach(|| self.running.cancel());
+        Ok(())
+    }
+
+    /// Call `callback(work)` once it has ended, on sheave's callback thread, never on the thread that ends it.
+    ///
+    /// Callbacks run one after the other, so a slow one delays the rest. What it raises goes to sys.unraisablehook.
+    fn add_done_callback(slf: &Bound<'_, Self>, callback: Py<PyAny>) -> PyResult<()> {
+        let py = slf.py();
+        slf.get().mark.check("work").or_raise(py)?;
+        let callbacks = Callbacks::here(py)?;
+        callbacks.admit().or_raise(py)?;
+        let work = slf.clone().unbind();
+        let thread = callbacks.clone();
+        slf.get().listen(Box::new(move || {
+            let own = thread.clone();
+            thread.post(Box::new(move |py| {
+                own.dismiss();
+                if let Err(error) = callback.call1(py, (work,)) {
+                    error.write_unraisable(py, Some(callback.bind(py)));
+                }
+            }));
+        }));
+        Ok(())
+    }
+
+    /// Wait in asyncio, without blocking the loop. Gives the result, or raises what the operation failed with.
+    fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.get().mark.check("work").or_raise(slf.py())?;
+        awaiting::future(slf)?.call_method0("__await__")
+    }
+
+    /// What is known of its course: a dict with "operation", and the stamps "begun_ns" and "ended_ns" in nanoseconds of
+    /// time.monotonic_ns(). "ended_ns" is None while it runs. Never waits.
+    fn trace<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let trace = PyDict::new(py);
+        trace.set_item("operation", self.running.operation())?;
+        trace.set_item("begun_ns", self.begun_ns)?;
+        trace.set_item("ended_ns", self.ending.ended_ns.get())?;
+        Ok(trace)
     }
 
     fn __repr__(&self) -> String {
         let state = if self.is_done() { "done" } else { "running" };
-        format!("<sheave.Work {} {state}>", self.operation())
+        format!("<sheave.Work {} {state}>", self.running.operation())
     }
 }

@@ -1,0 +1,140 @@
+//! The one thread on which Python code runs that nobody called: callbacks of works, updaters, controllers.
+//!
+//! No thread of sheave ever attaches to the interpreter. Whoever has something for Python to do posts it to a queue,
+//! from any thread and without waiting; a daemon thread that Python itself has started takes jobs out, one after the
+//! other, and waits for more with the interpreter let go. It is started with the first job that can come, and ends when
+//! the interpreter does: what is in the queue by then is leaked on purpose.
+//!
+//! The queue is not bounded by itself. Each job stands for something that is: a work with a callback, of which there
+//! are at most [`CALLBACKS_MAX`], or a request that the mesh has let in.
+
+use crate::{life, released};
+use pyo3::prelude::*;
+use pyo3::types::{PyCFunction, PyDict};
+use sheave_base::fork::ForkMark;
+use sheave_base::{Error, ErrorKind, Result};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+/// Callbacks that may wait for their works at one time: more are a program that never lets its operations end.
+const CALLBACKS_MAX: usize = 1 << 20;
+
+/// Something for Python to do.
+pub(crate) type Job = Box<dyn FnOnce(Python<'_>) + Send>;
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    has_ended: bool,
+}
+
+#[derive(Default)]
+struct Desk {
+    queue: Mutex<Queue>,
+    bell: Condvar,
+    /// Callbacks that were admitted and have not run yet.
+    admitted: AtomicUsize,
+}
+
+impl Desk {
+    fn queue(&self) -> std::sync::MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Everything there is to do; blocks while that is nothing. None once it has ended.
+    fn take(&self) -> Option<VecDeque<Job>> {
+        let mut queue = self.queue();
+        loop {
+            if queue.has_ended {
+                return None;
+            }
+            if !queue.jobs.is_empty() {
+                return Some(std::mem::take(&mut queue.jobs));
+            }
+            queue = self.bell.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// The desk of this process. Locked with the interpreter held only, so that a fork never finds it locked.
+static DESK: Mutex<Option<(ForkMark, Arc<Desk>)>> = Mutex::new(None);
+
+/// Where jobs for the callback thread are posted.
+#[derive(Clone)]
+pub(crate) struct Callbacks(Arc<Desk>);
+
+impl Callbacks {
+    /// The callback thread of this process, which is started if it does not run yet.
+    pub(crate) fn here(py: Python<'_>) -> PyResult<Self> {
+        let mut known = DESK.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*known {
+            Some((mark, desk)) if !mark.is_stale() => return Ok(Self(Arc::clone(desk))),
+            // What a forked child inherits stays as it is: its lock may be held by a thread that is not there.
+            _ => std::mem::forget(known.take()),
+        }
+        let desk = Arc::new(Desk::default());
+        *known = Some((ForkMark::here(), Arc::clone(&desk)));
+        // Starting a thread lets others run, who may want a callback too.
+        drop(known);
+        let own = Arc::clone(&desk);
+        let run = PyCFunction::new_closure(py, Some(c"run_callbacks"), None, move |arguments, _| {
+            keep(arguments.py(), &own);
+        })?;
+        let keywords = PyDict::new(py);
+        keywords.set_item("target", run)?;
+        keywords.set_item("name", "sheave-callbacks")?;
+        keywords.set_item("daemon", true)?;
+        py.import("threading")?.call_method("Thread", (), Some(&keywords))?.call_method0("start")?;
+        Ok(Self(desk))
+    }
+
+    /// Lets Python do something soon. Never blocks for long, and may be called from any thread.
+    pub(crate) fn post(&self, job: Job) {
+        let mut queue = self.0.queue();
+        if queue.has_ended {
+            // What belongs to Python cannot be given back any more.
+            std::mem::forget(job);
+            return;
+        }
+        queue.jobs.push_back(job);
+        drop(queue);
+        self.0.bell.notify_one();
+    }
+
+    /// Counts a callback that is to be posted later.
+    pub(crate) fn admit(&self) -> Result<()> {
+        if self.0.admitted.fetch_add(1, Relaxed) < CALLBACKS_MAX {
+            return Ok(());
+        }
+        self.0.admitted.fetch_sub(1, Relaxed);
+        Err(Error::new(ErrorKind::LimitExceeded, format!("{CALLBACKS_MAX} callbacks wait for their operations")))
+    }
+
+    /// A callback that was admitted runs now.
+    pub(crate) fn dismiss(&self) {
+        self.0.admitted.fetch_sub(1, Relaxed);
+    }
+}
+
+/// What the thread does.
+fn keep(py: Python<'_>, desk: &Desk) {
+    let Ok(visit) = life::Visit::begin() else { return };
+    while let Some(jobs) = py.detach(|| desk.take()) {
+        for job in jobs {
+            job(py);
+        }
+        released::drain(py);
+    }
+    drop(visit);
+}
+
+/// Ends the thread. Jobs that have not begun by then are lost.
+pub(crate) fn end() {
+    let known = DESK.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some((_, desk)) = known.as_ref().filter(|(mark, _)| !mark.is_stale()) else { return };
+    let mut queue = desk.queue();
+    queue.has_ended = true;
+    std::mem::forget(std::mem::take(&mut queue.jobs));
+    desk.bell.notify_all();
+}

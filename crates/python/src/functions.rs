@@ -1,0 +1,306 @@
+//! The operations of `sheave` itself, which act on the default mesh: `sheave.init`, `sheave.all_reduce` and the like.
+
+use crate::collectives::{self, Request};
+use crate::errors;
+use crate::group::PyGroup;
+use crate::mesh::{self, PyMesh};
+use crate::tensor::PyTensor;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use sheave_base::{Error, ErrorKind};
+
+/// Adds them to the module.
+pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    #[rustfmt::skip]
+    let functions = [
+        wrap_pyfunction!(init, module)?, wrap_pyfunction!(default_mesh, module)?, wrap_pyfunction!(empty, module)?,
+        wrap_pyfunction!(barrier, module)?, wrap_pyfunction!(all_reduce, module)?, wrap_pyfunction!(reduce, module)?,
+        wrap_pyfunction!(broadcast, module)?, wrap_pyfunction!(all_gather, module)?,
+        wrap_pyfunction!(all_gather_v, module)?, wrap_pyfunction!(gather, module)?, wrap_pyfunction!(scatter, module)?,
+        wrap_pyfunction!(reduce_scatter, module)?, wrap_pyfunction!(all_to_all, module)?,
+        wrap_pyfunction!(all_to_all_v, module)?, wrap_pyfunction!(send, module)?, wrap_pyfunction!(recv, module)?,
+        wrap_pyfunction!(isend, module)?, wrap_pyfunction!(irecv, module)?,
+    ];
+    functions.into_iter().try_for_each(|function| module.add_function(function))
+}
+
+fn no_mesh(py: Python<'_>) -> PyErr {
+    let error = Error::new(ErrorKind::NotFound, "there is no default mesh");
+    errors::to_python(py, &error.hint("call sheave.init() first"))
+}
+
+/// The group that is meant: the one given, or the default mesh's world.
+fn within<R>(
+    py: Python<'_>,
+    group: Option<&Bound<'_, PyGroup>>,
+    act: impl FnOnce(&PyGroup) -> PyResult<R>,
+) -> PyResult<R> {
+    match group {
+        Some(group) => act(group.get()),
+        None => {
+            let mesh = mesh::default_mesh(py).ok_or_else(|| no_mesh(py))?;
+            act(mesh.get().world_group(py)?.get())
+        }
+    }
+}
+
+/// Join a mesh and remember it as the default one, which functions without a group or mesh act on.
+///
+/// Takes the arguments of Mesh. Without any it joins as the environment of whatever launched this process says; a
+/// process that nobody has launched is a mesh of its own. While the default mesh lives, a call without arguments
+/// returns it, and one with arguments raises AlreadyExists.
+#[pyfunction]
+#[pyo3(signature = (**settings))]
+fn init(py: Python<'_>, settings: Option<&Bound<'_, PyDict>>) -> PyResult<Py<PyMesh>> {
+    let Some(settings) = settings.filter(|settings| !settings.is_empty()) else {
+        return mesh::default_or_join(py);
+    };
+    if mesh::default_mesh(py).is_some() {
+        let error = Error::new(ErrorKind::AlreadyExists, "this process has joined its default mesh already");
+        let error = error.operation("init").hint("close that one first, or make another one with sheave.Mesh");
+        return Err(errors::to_python(py, &error));
+    }
+    let joined = py.get_type::<PyMesh>().call((), Some(settings))?;
+    mesh::remember_default(py, joined.cast_into::<PyMesh>()?.unbind())
+}
+
+/// The mesh that sheave.init joined. Raises NotFound if there is none, or it was left.
+#[pyfunction]
+fn default_mesh(py: Python<'_>) -> PyResult<Py<PyMesh>> {
+    mesh::default_mesh(py).ok_or_else(|| no_mesh(py))
+}
+
+/// A tensor in the default mesh's arena, where peers on this host reach it without a copy. Its elements are whatever
+/// lay there.
+///
+/// shape is a number or a sequence of them; dtype a name or a dtype of numpy, torch or jax, float32 if None.
+#[pyfunction]
+#[pyo3(signature = (shape, dtype = None))]
+fn empty(py: Python<'_>, shape: &Bound<'_, PyAny>, dtype: Option<&Bound<'_, PyAny>>) -> PyResult<PyTensor> {
+    let mesh = mesh::default_mesh(py).ok_or_else(|| no_mesh(py))?;
+    mesh.get().empty(py, shape, dtype)
+}
+
+/// Wait until every member has come here.
+#[pyfunction]
+#[pyo3(signature = (*, group = None, async_op = false, timeout = None))]
+fn barrier(
+    py: Python<'_>,
+    group: Option<&Bound<'_, PyGroup>>,
+    async_op: bool,
+    timeout: Option<f64>,
+) -> PyResult<Py<PyAny>> {
+    within(py, group, |group| collectives::barrier(group, py, Request::new(async_op, timeout)))
+}
+
+/// Reduce the arrays of all members to all of them: into `out`, or in place. See Group.all_reduce.
+#[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
+#[pyo3(signature = (array, op = "sum", out = None, *, group = None, async_op = false, timeout = None))]
+fn all_reduce(
+    py: Python<'_>,
+    array: &Bound<'_, PyAny>,
+    op: &str,
+    out: Option<&Bound<'_, PyAny>>,
+    group: Option<&Bound<'_, PyGroup>>,
+    async_op: bool,
+    timeout: Option<f64>,
+) -> PyResult<Py<PyAny>> {
+    within(py, group, |group| collectives::all_reduce(group, array, op, out, Request::new(async_op, timeout)))
+}
+
+/// Reduce the arrays of all members to one, `dst`. See Group.reduce.
+#[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
+#[pyo3(signature = (array, op = "sum", out = None, dst = 0, *, group = None, async_op = false, timeout = None))]
+fn reduce(
+    py: Python<'_>,
+    array: &Bound<'_, PyAny>,
+    op: &str,
+    out: Option<&Bound<'_, PyAny>>,
+    dst: u32,
+    group: Option<&Bound<'_, PyGroup>>,
+    async_op: bool,
+    timeout: Option<f64>,
+) -> PyResult<Py<PyAny>> {
+    within(py, group, |group| collectives::reduce(group, array, op, out, dst, Request::new(async_op, timeout)))
+}
+
+/// The array of member `src` goes to all. See Group.broadcast.
+#[pyfunction]
+#[pyo3(signature = (array, src = 0, *, group = None, async_op = false, timeout = None))]
+fn broadcast(
+    py: Python<'_>,
+    array: &Bound<'_, PyAny>,
+    src: u32,
+    group: Option<&Bound<'_, PyGroup>>,
+    async_op: bool,
+    timeout: Option<f64>,
+) -> PyResult<Py<PyAny>> {
+    within(py, group, |group| collectives::broadcast(group, array, src, Request::new(async_op, timeout)))
+}
+
+/// The arrays of all members, one behind the other, on all of them. See Group.all_gather.
+#[pyfunction]
+#[pyo3(signature = (array, out = None, *, group = None, async_op = false, timeout = None))]
+fn all_gather(
+    py: Python<'_>,
+    array: &Bound<'_, PyAny>,
+    out: Option<&Bound<'_, PyAny>>,
+    group: Option<&Bound<'_, PyGroup>>,
+    async_op: bool,
+    timeout: Option<f64>,
+) -> PyResult<Py<PyAny>> {
+    within(py, group, |group| collectives::all_gather(group, array, out, Request::new(async_op, timeout)))
+}
+
+/// The same of arrays of different lengths. See Group.all_gather_v.
+#[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
+#[pyo3(signature = (array, lengths = None, out = None, *, group = None, async_op = false, timeout = None))]
+fn all_gather_v(
+    py: Python<'_>,
+    array: &Bound<'_, PyAny>,
+    lengths: Option<Vec<usize>>,
+    out: Option<&Bound<'_, PyAny>>,
+    group: Option<&Bound<'_, PyGroup>>,
+    async_op: bool,
+    timeout: Option<f64>,
+) -> PyResult<Py<PyAny>> {
+    within(py, group, |group| collectives::all_gather_v(group, array, lengths, out, Request::new(async_op, timeout)))
+}
+
+/// The arrays of all members, one behind the other, at `dst`. See Group.gather.
+#[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
+#[pyo3(signature = (array, out = None, dst = 0, *, group = None, async_op = false, timeout = None))]
+fn gather(
+    py: Python<'_>,
+    array: &Bound<'_, PyAny>,
+    out: Option<&Bound<'_, PyAny>>,
+    dst: u32,
+    group: Option<&Bound<'_, PyGroup>>,
+    async_op: bool,
+    timeout: Option<f64>,
+) -> PyResult<Py<PyAny>> {
+    within(py, group, |group| collectives::gather(group, array, out, dst, Request::new(async_op, timeout)))
+}
+
+/// The pieces of member `src`'s array go one to each. See Group.scatter.
+#[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
+#[pyo3(signature = (array, out = None, src = 0, *, group = None, async_op = false, timeout = None))]
+fn scatter(
+    py: Python<'_>,
+    array: Option<&Bound<'_, PyAny>>,
+    out: Option<&Bound<'_, PyAny>>,
+    src: u32,
+    group: Option<&Bound<'_, PyGroup>>,
+    async_op: bool,
+    timeout: Option<f64>,
+) -> PyResult<Py<PyAny>> {
+    within(py, group, |group| collectives::scatter(group, py, array, out, src, Request::new(async_op, timeout)))
+}
+
+/// Reduce the arrays of all members; each gets its piece. See Group.reduce_scatter.
+#[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
+#[pyo3(signature = (array, op = "sum", out = None, *, group = None, async_op = false, timeout = None))]
+fn reduce_scatter(
+    py: Python<'_>,
+    array: &Bound<'_, PyAny>,
+    op: &str,
+    out: Option<&Bound<'_, PyAny>>,
+    group: Option<&Bound<'_, PyGroup>>,
+    async_op: bool,
+    timeout: Option<f64>,
+) -> PyResult<Py<PyAny>> {
+    within(py, group, |group| collectives::reduce_scatter(group, array, op, out, Request::new(async_op, timeout)))
+}
+
+/// Each member sends one piece to each. See Group.all_to_all.
+#[pyfunction]
+#[pyo3(signature = (array, out = None, *, group = None, async_op = false, timeout = None))]
+fn all_to_all(
+    py: Python<'_>,
+    array: &Bound<'_, PyAny>,
+    out: Option<&Bound<'_, PyAny>>,
+    group: Option<&Bound<'_, PyGroup>>,
+    async_op: bool,
+    timeout: Option<f64>,
+) -> PyResult<Py<PyAny>> {
+    within(py, group, |group| collectives::all_to_all(group, array, out, Request::new(async_op, timeout)))
+}
+
+/// The same with pieces of different lengths. See Group.all_to_all_v.
+#[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
+#[pyo3(signature = (array, sent, received, out = None, *, group = None, async_op = false, timeout = None))]
+fn all_to_all_v(
+    py: Python<'_>,
+    array: &Bound<'_, PyAny>,
+    sent: Vec<usize>,
+    received: Vec<usize>,
+    out: Option<&Bound<'_, PyAny>>,
+    group: Option<&Bound<'_, PyGroup>>,
+    async_op: bool,
+    timeout: Option<f64>,
+) -> PyResult<Py<PyAny>> {
+    within(py, group, |group| {
+        collectives::all_to_all_v(group, array, (sent, received), out, Request::new(async_op, timeout))
+    })
+}
+
+/// Send an array to a member. See Group.send.
+#[pyfunction]
+#[pyo3(signature = (array, dst, tag = 0, *, group = None, timeout = None))]
+fn send(
+    py: Python<'_>,
+    array: &Bound<'_, PyAny>,
+    dst: u32,
+    tag: u64,
+    group: Option<&Bound<'_, PyGroup>>,
+    timeout: Option<f64>,
+) -> PyResult<()> {
+    within(py, group, |group| collectives::send(group, array, dst, tag, Request::new(false, timeout)).map(drop))
+}
+
+/// Receive into an array from one member, or from any. Returns the sender's rank. See Group.recv.
+#[pyfunction]
+#[pyo3(signature = (array, src = None, tag = 0, *, group = None, timeout = None))]
+fn recv(
+    py: Python<'_>,
+    array: &Bound<'_, PyAny>,
+    src: Option<u32>,
+    tag: u64,
+    group: Option<&Bound<'_, PyGroup>>,
+    timeout: Option<f64>,
+) -> PyResult<Py<PyAny>> {
+    within(py, group, |group| collectives::recv(group, array, src, tag, Request::new(false, timeout)))
+}
+
+/// Start to send an array. See Group.isend.
+#[pyfunction]
+#[pyo3(signature = (array, dst, tag = 0, *, group = None))]
+fn isend(
+    py: Python<'_>,
+    array: &Bound<'_, PyAny>,
+    dst: u32,
+    tag: u64,
+    group: Option<&Bound<'_, PyGroup>>,
+) -> PyResult<Py<PyAny>> {
+    within(py, group, |group| collectives::send(group, array, dst, tag, Request::new(true, None)))
+}
+
+/// Start to receive into an array. See Group.irecv.
+#[pyfunction]
+#[pyo3(signature = (array, src = None, tag = 0, *, group = None))]
+fn irecv(
+    py: Python<'_>,
+    array: &Bound<'_, PyAny>,
+    src: Option<u32>,
+    tag: u64,
+    group: Option<&Bound<'_, PyGroup>>,
+) -> PyResult<Py<PyAny>> {
+    within(py, group, |group| collectives::recv(group, array, src, tag, Request::new(true, None)))
+}

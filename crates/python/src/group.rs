@@ -1,0 +1,342 @@
+//! `sheave.Group`: an ordered set of members that do things together.
+//!
+//! A blocking operation is one call into Rust and back: it begins and is waited for with the interpreter let go, and
+//! where the others are as quick it never sees a clock, a queue or another thread. What an operation works on is held
+//! by the operation itself, so a wait that Ctrl-C ends leaves it going, in step with the other members.
+
+use crate::collectives::{self, Request};
+use crate::enter::{enter, span};
+use crate::errors::{self, OrRaise};
+use crate::guarded::Guarded;
+use crate::mesh::{Home, PyMember};
+use crate::work::{PyWork, now_ns};
+use pyo3::prelude::*;
+use sheave_base::work::pair;
+use sheave_base::{Rank, Result, Work};
+use sheave_collective::Communicator;
+use sheave_mesh::Group;
+use sheave_tensor::Arena;
+use std::sync::Arc;
+
+/// An ordered set of members of a mesh that do things together. Ranks are counted from 0 in its own order.
+///
+/// All members make the same calls in the same order. Arrays are flat to an operation: numbers of elements matter,
+/// shapes do not. They are the operation's until it ends. Whatever fails after it has begun breaks the group on all
+/// members, and every later operation of it fails too.
+#[pyclass(name = "Group", module = "sheave", frozen, weakref)]
+pub(crate) struct PyGroup {
+    communicator: Guarded<Communicator>,
+    home: Arc<Home>,
+}
+
+impl PyGroup {
+    pub(crate) fn new(py: Python<'_>, home: &Arc<Home>, group: &Group) -> PyResult<Self> {
+        let communicator = home.collectives().and_then(|collectives| collectives.group(group)).or_raise(py)?;
+        Ok(Self::of(home, communicator))
+    }
+
+    fn of(home: &Arc<Home>, communicator: Communicator) -> Self {
+        Self { communicator: Guarded::new(communicator), home: Arc::clone(home) }
+    }
+
+    pub(crate) fn communicator(&self) -> Result<&Communicator> {
+        self.communicator.check("group")
+    }
+
+    pub(crate) fn is_rank(&self, rank: u32) -> bool {
+        self.communicator.rank().0 == rank
+    }
+
+    /// Where new arrays are made.
+    pub(crate) fn arena(&self) -> Result<Arena> {
+        Ok(self.home.mesh()?.node().arena().clone())
+    }
+
+    /// Begins an operation and waits for it, or returns its work. `convert` makes the result.
+    pub(crate) fn run<T: Send + 'static>(
+        &self,
+        py: Python<'_>,
+        request: Request,
+        start: impl FnOnce(&Communicator) -> Work<T> + Send,
+        convert: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
+    ) -> PyResult<Py<PyAny>> {
+        let known = self.communicator().or_raise(py)?;
+        let limited = span(request.timeout_s)?.map(|limit| known.within(limit));
+        let communicator = limited.as_ref().unwrap_or(known);
+        if request.is_async {
+            let begun_ns = now_ns();
+            let work = enter(py, None, |_, _| Ok(start(communicator)))?;
+            return Ok(Py::new(py, PyWork::of(work, begun_ns, convert))?.into_any());
+        }
+        let value = enter(py, None, |_, interrupt| {
+            let work = start(communicator);
+            let waited = work.wait_until(None, interrupt);
+            if request.ends_with_wait && waited.is_err() {
+                work.cancel();
+            }
+            waited.and_then(|_| work.taken())
+        })?;
+        convert(py, value)
+    }
+
+    /// Runs something that blocks and cannot be interrupted on a thread of its own, and waits for it.
+    fn aside<T: Send + 'static>(
+        &self,
+        py: Python<'_>,
+        name: &'static str,
+        act: impl FnOnce(&Communicator) -> Result<T> + Send + 'static,
+    ) -> PyResult<T> {
+        let communicator = self.communicator().or_raise(py)?.clone();
+        enter(py, None, |_, interrupt| {
+            let (completer, work) = pair(name);
+            sheave_base::thread::spawn("sheave-aside", move || completer.complete(act(&communicator)))?;
+            work.wait_until(None, interrupt)?;
+            work.taken()
+        })
+    }
+}
+
+#[pymethods]
+impl PyGroup {
+    /// This node's rank in the group.
+    #[getter]
+    fn rank(&self) -> u32 {
+        self.communicator.rank().0
+    }
+
+    /// The number of members.
+    #[getter]
+    fn size(&self) -> u32 {
+        self.communicator.size()
+    }
+
+    /// What the group is called.
+    #[getter]
+    fn label(&self) -> &str {
+        self.communicator.group().label()
+    }
+
+    /// The members in the order of their ranks in the group.
+    #[getter]
+    fn members(&self, py: Python<'_>) -> PyResult<Vec<PyMember>> {
+        let group = self.communicator().or_raise(py)?.group();
+        Ok((0..self.size()).filter_map(|rank| group.member(Rank(rank))).map(PyMember::from).collect())
+    }
+
+    /// Why its operations fail: an exception, or None while they do not.
+    #[getter]
+    fn broken(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        let broken = self.communicator().or_raise(py)?.broken();
+        Ok(broken.map(|error| errors::to_python(py, &error).into_value(py).into_any()))
+    }
+
+    /// The group of some members by their ranks in this one, in this order, this node among them. Nobody is asked.
+    #[pyo3(signature = (ranks, label = "group"))]
+    fn subgroup(&self, py: Python<'_>, ranks: Vec<u32>, label: &str) -> PyResult<Self> {
+        let ranks: Vec<Rank> = ranks.into_iter().map(Rank).collect();
+        let made = self.communicator().or_raise(py)?.subgroup(label, &ranks).or_raise(py)?;
+        Ok(Self::of(&self.home, made))
+    }
+
+    /// The group of those who give the same colour, in the order of their keys and then of their ranks.
+    ///
+    /// Every member calls it, and it waits for all of them. Returns None for who gives None.
+    #[pyo3(signature = (color, key = 0))]
+    fn split(&self, py: Python<'_>, color: Option<u32>, key: i64) -> PyResult<Option<Self>> {
+        let made = self.aside(py, "split", move |communicator| communicator.split(color, key))?;
+        Ok(made.map(|made| Self::of(&self.home, made)))
+    }
+
+    /// The group of the survivors after a death. Waits until all of them agree who they are.
+    ///
+    /// Raises InvalidArgument if nobody has died.
+    fn shrink(&self, py: Python<'_>) -> PyResult<Self> {
+        let made = self.aside(py, "shrink", Communicator::shrink)?;
+        Ok(Self::of(&self.home, made))
+    }
+
+    /// Wait until every member has come here.
+    #[pyo3(signature = (*, async_op = false, timeout = None))]
+    fn barrier(&self, py: Python<'_>, async_op: bool, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
+        collectives::barrier(self, py, Request::new(async_op, timeout))
+    }
+
+    /// Reduce the arrays of all members to all of them: into `out`, or in place. Returns what the result is in.
+    ///
+    /// op is "sum", "product", "min", "max", "avg", "band", "bor" or "bxor". Results are the same bits on all members
+    /// and in every run.
+    #[pyo3(signature = (array, op = "sum", out = None, *, async_op = false, timeout = None))]
+    fn all_reduce(
+        &self,
+        array: &Bound<'_, PyAny>,
+        op: &str,
+        out: Option<&Bound<'_, PyAny>>,
+        async_op: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Py<PyAny>> {
+        collectives::all_reduce(self, array, op, out, Request::new(async_op, timeout))
+    }
+
+    /// Reduce the arrays of all members to one, `dst`: into its `out`, or in place. Returns what the result is in there,
+    /// and None elsewhere, where arrays are only read.
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
+    #[pyo3(signature = (array, op = "sum", out = None, dst = 0, *, async_op = false, timeout = None))]
+    fn reduce(
+        &self,
+        array: &Bound<'_, PyAny>,
+        op: &str,
+        out: Option<&Bound<'_, PyAny>>,
+        dst: u32,
+        async_op: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Py<PyAny>> {
+        collectives::reduce(self, array, op, out, dst, Request::new(async_op, timeout))
+    }
+
+    /// The array of member `src` goes to all, who give one of the same dtype and number of elements. Returns it.
+    #[pyo3(signature = (array, src = 0, *, async_op = false, timeout = None))]
+    fn broadcast(
+        &self,
+        array: &Bound<'_, PyAny>,
+        src: u32,
+        async_op: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Py<PyAny>> {
+        collectives::broadcast(self, array, src, Request::new(async_op, timeout))
+    }
+
+    /// The arrays of all members, one behind the other, on all of them: in `out`, or in a new array of the shape
+    /// (size, *shape). Returns it.
+    #[pyo3(signature = (array, out = None, *, async_op = false, timeout = None))]
+    fn all_gather(
+        &self,
+        array: &Bound<'_, PyAny>,
+        out: Option<&Bound<'_, PyAny>>,
+        async_op: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Py<PyAny>> {
+        collectives::all_gather(self, array, out, Request::new(async_op, timeout))
+    }
+
+    /// As all_gather, of arrays of different lengths: `lengths` has the number of elements of each member. Without it
+    /// they are asked for first, which waits for all members. The new array has one dimension, or the trailing ones of
+    /// `array` where the lengths allow it.
+    #[pyo3(signature = (array, lengths = None, out = None, *, async_op = false, timeout = None))]
+    fn all_gather_v(
+        &self,
+        array: &Bound<'_, PyAny>,
+        lengths: Option<Vec<usize>>,
+        out: Option<&Bound<'_, PyAny>>,
+        async_op: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Py<PyAny>> {
+        collectives::all_gather_v(self, array, lengths, out, Request::new(async_op, timeout))
+    }
+
+    /// The arrays of all members, one behind the other, at `dst`: in its `out`, or in a new array of the shape
+    /// (size, *shape). Returns it there, and None elsewhere.
+    #[pyo3(signature = (array, out = None, dst = 0, *, async_op = false, timeout = None))]
+    fn gather(
+        &self,
+        array: &Bound<'_, PyAny>,
+        out: Option<&Bound<'_, PyAny>>,
+        dst: u32,
+        async_op: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Py<PyAny>> {
+        collectives::gather(self, array, out, dst, Request::new(async_op, timeout))
+    }
+
+    /// The array of member `src` is cut into as many pieces as there are members, and each gets its own in `out`.
+    ///
+    /// Others than `src` give None for the array. `src` may leave `out` away and gets a new array. Returns the piece.
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
+    #[pyo3(signature = (array, out = None, src = 0, *, async_op = false, timeout = None))]
+    fn scatter(
+        &self,
+        py: Python<'_>,
+        array: Option<&Bound<'_, PyAny>>,
+        out: Option<&Bound<'_, PyAny>>,
+        src: u32,
+        async_op: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Py<PyAny>> {
+        collectives::scatter(self, py, array, out, src, Request::new(async_op, timeout))
+    }
+
+    /// Reduce the arrays of all members and cut the result into as many pieces as there are members; each gets its own,
+    /// in `out` or in a new array. Returns it.
+    #[pyo3(signature = (array, op = "sum", out = None, *, async_op = false, timeout = None))]
+    fn reduce_scatter(
+        &self,
+        array: &Bound<'_, PyAny>,
+        op: &str,
+        out: Option<&Bound<'_, PyAny>>,
+        async_op: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Py<PyAny>> {
+        collectives::reduce_scatter(self, array, op, out, Request::new(async_op, timeout))
+    }
+
+    /// Every array is cut into as many pieces as there are members: piece i of member j becomes piece j of member i, in
+    /// `out` or in place. Returns what the result is in.
+    #[pyo3(signature = (array, out = None, *, async_op = false, timeout = None))]
+    fn all_to_all(
+        &self,
+        array: &Bound<'_, PyAny>,
+        out: Option<&Bound<'_, PyAny>>,
+        async_op: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Py<PyAny>> {
+        collectives::all_to_all(self, array, out, Request::new(async_op, timeout))
+    }
+
+    /// As all_to_all, with `sent[i]` elements to member i and `received[j]` from member j, into `out` or a new array of
+    /// one dimension. What one sends and the other expects is compared before anything moves.
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
+    #[pyo3(signature = (array, sent, received, out = None, *, async_op = false, timeout = None))]
+    fn all_to_all_v(
+        &self,
+        array: &Bound<'_, PyAny>,
+        sent: Vec<usize>,
+        received: Vec<usize>,
+        out: Option<&Bound<'_, PyAny>>,
+        async_op: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Py<PyAny>> {
+        collectives::all_to_all_v(self, array, (sent, received), out, Request::new(async_op, timeout))
+    }
+
+    /// Send an array to a member and return when it may be written again.
+    ///
+    /// Messages of one sender with the same tag arrive in order. A deadline ends just this message.
+    #[pyo3(signature = (array, dst, tag = 0, *, timeout = None))]
+    fn send(&self, array: &Bound<'_, PyAny>, dst: u32, tag: u64, timeout: Option<f64>) -> PyResult<()> {
+        collectives::send(self, array, dst, tag, Request::new(false, timeout)).map(drop)
+    }
+
+    /// Receive into an array from one member, or from any if None. Returns the sender's rank.
+    ///
+    /// The sender's array has the same dtype and number of elements, or both get Mismatch. A deadline or Ctrl-C ends
+    /// just this receive.
+    #[pyo3(signature = (array, src = None, tag = 0, *, timeout = None))]
+    fn recv(&self, array: &Bound<'_, PyAny>, src: Option<u32>, tag: u64, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
+        collectives::recv(self, array, src, tag, Request::new(false, timeout))
+    }
+
+    /// Start to send an array, which may be written again when the work has ended.
+    #[pyo3(signature = (array, dst, tag = 0))]
+    fn isend(&self, array: &Bound<'_, PyAny>, dst: u32, tag: u64) -> PyResult<Py<PyAny>> {
+        collectives::send(self, array, dst, tag, Request::new(true, None))
+    }
+
+    /// Start to receive into an array. The work's result is the sender's rank.
+    #[pyo3(signature = (array, src = None, tag = 0))]
+    fn irecv(&self, array: &Bound<'_, PyAny>, src: Option<u32>, tag: u64) -> PyResult<Py<PyAny>> {
+        collectives::recv(self, array, src, tag, Request::new(true, None))
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<sheave.Group {} rank {} of {}>", self.label(), self.rank(), self.size())
+    }
+}

@@ -1,0 +1,490 @@
+//! `sheave.Mesh`: the nodes of a job, as one of them, and the mesh that a program means when it names none.
+//!
+//! The arguments of a mesh are said in the words of its settings: each that is given stands for the variable of the
+//! same meaning, and what is not given is read from the environment, in whatever way its launcher has written it.
+
+use crate::enter::enter;
+use crate::errors::{self, OrRaise};
+use crate::group::PyGroup;
+use crate::link::PyPeer;
+use crate::tensor::PyTensor;
+use crate::{life, places};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use sheave_base::config::{Role, check_names};
+use sheave_base::fork::ForkMark;
+use sheave_base::{Error, ErrorKind, NodeId, Result, Work, secret};
+use sheave_collective::Collectives;
+use sheave_mesh::Mesh;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Where a mesh is until it is left. Its groups hold it too: as long as somebody has one, this node stays.
+pub(crate) struct Home {
+    mesh: Mutex<Option<Mesh>>,
+    collectives: Mutex<Option<Collectives>>,
+    /// The barrier of a `finish` that was given up; the next one goes on with it.
+    finishing: Mutex<Option<Work<()>>>,
+    mark: ForkMark,
+}
+
+impl Home {
+    pub(crate) fn mesh(&self) -> Result<Mesh> {
+        self.mark.check("mesh")?;
+        let mesh = self.mesh.lock().unwrap_or_else(PoisonError::into_inner);
+        mesh.clone().ok_or_else(|| Error::new(ErrorKind::Closed, "this node has left the mesh"))
+    }
+
+    /// The mesh's collective operations, made with the first group.
+    pub(crate) fn collectives(&self) -> Result<Collectives> {
+        let mesh = self.mesh()?;
+        let mut collectives = self.collectives.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*collectives {
+            Some(known) => Ok(known.clone()),
+            None => Ok(collectives.insert(Collectives::new(&mesh)?).clone()),
+        }
+    }
+
+    fn take(&self) -> Option<Mesh> {
+        if self.mark.is_stale() {
+            return None;
+        }
+        drop(self.collectives.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(self.finishing.lock().unwrap_or_else(PoisonError::into_inner).take());
+        self.mesh.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl life::Living for Home {
+    fn end(&self, in_order: bool) {
+        let Some(mesh) = self.take() else { return };
+        if in_order {
+            // Nobody is left to be told.
+            let _ = mesh.leave();
+        } else {
+            mesh.abandon();
+        }
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        if self.mark.is_stale() {
+            // What a forked child inherits is not its own to give back.
+            std::mem::forget(self.mesh.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+            std::mem::forget(self.collectives.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+            std::mem::forget(self.finishing.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+            return;
+        }
+        let Some(mesh) = self.take() else { return };
+        // Leaving may take a second, which is not the other threads' affair.
+        let mut left = Some(mesh);
+        Python::try_attach(|py| py.detach(|| drop(left.take())));
+        drop(left);
+    }
+}
+
+/// A member of a mesh. Members that have died or left stay in the list.
+#[pyclass(name = "Member", module = "sheave", frozen, eq, hash, get_all)]
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct PyMember {
+    /// Its name, unique in the mesh.
+    name: String,
+    /// What it is there for: `worker`, `server`, `scheduler` or `rank`.
+    role: String,
+    /// Its rank in the mesh: schedulers first, then servers, workers and plain ranks.
+    rank: u32,
+    /// Its rank among the members of its role.
+    role_rank: u32,
+    /// The name of its host.
+    host: String,
+    /// Its process id on that host.
+    pid: u32,
+}
+
+impl From<&sheave_mesh::Member> for PyMember {
+    fn from(member: &sheave_mesh::Member) -> Self {
+        let about = &member.introduction;
+        Self {
+            name: about.name.clone(),
+            role: about.role.to_string(),
+            rank: member.rank.0,
+            role_rank: member.role_rank,
+            host: about.host.clone(),
+            pid: about.pid,
+        }
+    }
+}
+
+#[pymethods]
+impl PyMember {
+    fn __repr__(&self) -> String {
+        let Self { name, rank, host, pid, .. } = self;
+        format!("<sheave.Member {name} (rank {rank}, host {host}, pid {pid})>")
+    }
+}
+
+/// A member that is gone.
+#[pyclass(name = "Death", module = "sheave", frozen, get_all)]
+pub(crate) struct PyDeath {
+    /// Who is gone.
+    member: Py<PyMember>,
+    /// True if it left in order, which is no death at all.
+    left: bool,
+    /// The first epoch without it.
+    epoch: u64,
+    /// What was seen.
+    reason: String,
+}
+
+#[pymethods]
+impl PyDeath {
+    fn __repr__(&self) -> String {
+        let how = if self.left { "left" } else { "died" };
+        format!("<sheave.Death {} {how} in epoch {}: {}>", self.member.get().name, self.epoch, self.reason)
+    }
+}
+
+/// The nodes of a job, as one of them.
+///
+/// Every method may be called from any thread. Waits let other Python threads run, end at Ctrl-C, and fail with
+/// PeerLost as soon as a member that they need is gone. Dropping the mesh and all its groups leaves it in order.
+#[pyclass(name = "Mesh", module = "sheave", frozen, weakref)]
+pub(crate) struct PyMesh {
+    home: Arc<Home>,
+    world: PyOnceLock<Py<PyGroup>>,
+}
+
+impl PyMesh {
+    /// The mesh, for other rooms' faces.
+    pub(crate) fn mesh(&self) -> Result<Mesh> {
+        self.home.mesh()
+    }
+
+    pub(crate) fn join(py: Python<'_>, place: &places::Place) -> PyResult<Self> {
+        // Here and not in the wait: others may write the environment while the interpreter is let go.
+        check_names(std::env::vars_os().map(|(name, _)| name)).or_raise(py)?;
+        let mut config = place.config().or_raise(py)?;
+        if config.node.secret.is_none() {
+            let resolved = secret::resolve(|name| std::env::var_os(name));
+            config.node.secret = Some(resolved.map_err(|error| error.operation("finding the secret")).or_raise(py)?);
+        }
+        let mesh = enter(py, None, |_, interrupt| Mesh::join_interruptible(config, interrupt))?;
+        let home = Arc::new(Home {
+            mesh: Mutex::new(Some(mesh)),
+            collectives: Mutex::default(),
+            finishing: Mutex::default(),
+            mark: ForkMark::here(),
+        });
+        let living: std::sync::Weak<Home> = Arc::downgrade(&home);
+        life::remember(living);
+        Ok(Self { home, world: PyOnceLock::new() })
+    }
+
+    fn is_alive(&self) -> bool {
+        self.home.mesh().is_ok()
+    }
+
+    fn me<T>(&self, py: Python<'_>, get: impl FnOnce(&sheave_mesh::Member) -> T) -> PyResult<T> {
+        let mesh = self.mesh().or_raise(py)?;
+        Ok(get(mesh.me()))
+    }
+
+    pub(crate) fn world_group(&self, py: Python<'_>) -> PyResult<&Py<PyGroup>> {
+        if let Some(world) = self.world.get(py) {
+            return Ok(world);
+        }
+        let group = self.mesh().map(|mesh| mesh.world()).or_raise(py)?;
+        let made = Py::new(py, PyGroup::new(py, &self.home, &group)?)?;
+        Ok(self.world.get_or_init(py, || made))
+    }
+
+    fn node(mesh: &Mesh, rank: u32) -> Result<NodeId> {
+        let found = mesh.members().iter().find(|member| member.rank.0 == rank).map(|member| member.node);
+        found.ok_or_else(|| {
+            let what = format!("rank {rank} is outside a mesh of {}", mesh.members().len());
+            Error::new(ErrorKind::InvalidArgument, what).operation("group")
+        })
+    }
+}
+
+pub(crate) fn role_named(name: &str) -> Result<Role> {
+    Role::from_name(name).ok_or_else(|| {
+        Error::new(ErrorKind::InvalidArgument, format!("there is no role {name:?}"))
+            .hint("roles are scheduler, server, worker and rank")
+    })
+}
+
+#[pymethods]
+impl PyMesh {
+    #[new]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
+    #[pyo3(signature = (
+        *, rank = None, size = None, root = None, role = None, workers = None, servers = None, name = None,
+        host = None, bind = None, insecure = None, join_timeout = None, liveness_timeout = None, transport = None,
+        arena_bytes = None, local_ranks = None, collective_table = None, secret = None
+    ))]
+    fn new(
+        py: Python<'_>,
+        rank: Option<u32>,
+        size: Option<u32>,
+        root: Option<String>,
+        role: Option<String>,
+        workers: Option<u32>,
+        servers: Option<u32>,
+        name: Option<String>,
+        host: Option<String>,
+        bind: Option<String>,
+        insecure: Option<bool>,
+        join_timeout: Option<f64>,
+        liveness_timeout: Option<f64>,
+        transport: Option<String>,
+        arena_bytes: Option<u64>,
+        local_ranks: Option<u32>,
+        collective_table: Option<std::path::PathBuf>,
+        secret: Option<places::Secrecy>,
+    ) -> PyResult<Self> {
+        let mut place = places::Place::new(host, secret);
+        place.say("SHEAVE_RANK", rank);
+        place.say("SHEAVE_WORLD_SIZE", size);
+        place.say("SHEAVE_ROOT", root);
+        place.say("SHEAVE_ROLE", role);
+        place.say("SHEAVE_WORKERS", workers);
+        place.say("SHEAVE_SERVERS", servers);
+        place.say("SHEAVE_NAME", name);
+        place.say("SHEAVE_BIND", bind);
+        place.say("SHEAVE_INSECURE", insecure.map(u8::from));
+        place.say("SHEAVE_TRANSPORT", transport);
+        place.say("SHEAVE_ARENA_BYTES", arena_bytes);
+        place.say("SHEAVE_LOCAL_RANKS", local_ranks);
+        place.say_path("SHEAVE_COLLECTIVE_TABLE", collective_table);
+        place.say_ms("SHEAVE_JOIN_TIMEOUT_MS", "join timeout", join_timeout).or_raise(py)?;
+        place.say_liveness(liveness_timeout).or_raise(py)?;
+        Self::join(py, &place)
+    }
+
+    /// This node's rank in the mesh: schedulers first, then servers, workers and plain ranks.
+    #[getter]
+    fn rank(&self, py: Python<'_>) -> PyResult<u32> {
+        self.me(py, |me| me.rank.0)
+    }
+
+    /// This node's rank among the members of its role.
+    #[getter]
+    fn role_rank(&self, py: Python<'_>) -> PyResult<u32> {
+        self.me(py, |me| me.role_rank)
+    }
+
+    /// The number of members, those who are gone included.
+    #[getter]
+    fn size(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.mesh().or_raise(py)?.members().len())
+    }
+
+    /// What this node is there for: "worker", "server", "scheduler" or "rank".
+    #[getter]
+    fn role(&self, py: Python<'_>) -> PyResult<String> {
+        self.me(py, |me| me.introduction.role.to_string())
+    }
+
+    /// This node's name, unique in the mesh.
+    #[getter]
+    fn name(&self, py: Python<'_>) -> PyResult<String> {
+        self.me(py, |me| me.introduction.name.clone())
+    }
+
+    /// All members by rank, those who are gone included.
+    #[getter]
+    fn members(&self, py: Python<'_>) -> PyResult<Vec<PyMember>> {
+        Ok(self.mesh().or_raise(py)?.members().iter().map(PyMember::from).collect())
+    }
+
+    /// A number that grows whenever members die or leave.
+    #[getter]
+    fn epoch(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(u64::from(self.mesh().or_raise(py)?.epoch().0))
+    }
+
+    /// True once this node has left, or if this is a forked child of the process that joined.
+    #[getter]
+    fn closed(&self) -> bool {
+        !self.is_alive()
+    }
+
+    /// The group of all members.
+    #[getter]
+    fn world(&self, py: Python<'_>) -> PyResult<Py<PyGroup>> {
+        self.world_group(py).map(|world| world.clone_ref(py))
+    }
+
+    /// The group of the members of these mesh ranks, in this order, this node among them. Nobody else is asked.
+    ///
+    /// Every member of the group makes it for itself; the same label and ranks are the same group.
+    #[pyo3(signature = (ranks, label = "group"))]
+    fn group(&self, py: Python<'_>, ranks: Vec<u32>, label: &str) -> PyResult<PyGroup> {
+        let mesh = self.mesh().or_raise(py)?;
+        let nodes = ranks.into_iter().map(|rank| Self::node(&mesh, rank)).collect::<Result<Vec<_>>>().or_raise(py)?;
+        let group = mesh.group(label, &nodes).or_raise(py)?;
+        PyGroup::new(py, &self.home, &group)
+    }
+
+    /// The group of all members of a role, this node's own if None, in the order of their ranks.
+    #[pyo3(signature = (role = None))]
+    fn role_group(&self, py: Python<'_>, role: Option<&str>) -> PyResult<PyGroup> {
+        let mesh = self.mesh().or_raise(py)?;
+        let role = role.map_or(Ok(mesh.me().introduction.role), role_named).or_raise(py)?;
+        let group = mesh.role_group(role).or_raise(py)?;
+        PyGroup::new(py, &self.home, &group)
+    }
+
+    /// Wait until every member has come here as often as this one.
+    ///
+    /// With a timeout, in seconds, it raises DeadlineExceeded that names who is missing when they have not all come by
+    /// then, and this barrier and all later ones of the mesh fail everywhere.
+    #[pyo3(signature = (timeout = None))]
+    fn barrier(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let mesh = self.mesh().or_raise(py)?;
+        let limit = crate::enter::span(timeout)?;
+        enter(py, None, |_, interrupt| {
+            let work = mesh.world().begin_barrier(limit);
+            work.wait_until(None, interrupt)?;
+            work.taken()
+        })
+    }
+
+    /// A tensor in the mesh's arena, where peers on this host reach it without a copy. Its elements are whatever lay
+    /// there. dtype is a name or a dtype of numpy, torch or jax; float32 if None.
+    #[pyo3(signature = (shape, dtype = None))]
+    pub(crate) fn empty(
+        &self,
+        py: Python<'_>,
+        shape: &Bound<'_, PyAny>,
+        dtype: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<PyTensor> {
+        let mesh = self.mesh().or_raise(py)?;
+        PyTensor::empty(py, mesh.node().arena(), shape, dtype)
+    }
+
+    /// Who has died or left, in the order in which it was agreed.
+    fn deaths(&self, py: Python<'_>) -> PyResult<Vec<PyDeath>> {
+        let mesh = self.mesh().or_raise(py)?;
+        let mut deaths = Vec::new();
+        for death in mesh.deaths() {
+            let Some(member) = mesh.member(death.node) else { continue };
+            let member = Py::new(py, PyMember::from(member))?;
+            let epoch = u64::from(death.epoch.0);
+            deaths.push(PyDeath { member, left: death.left, epoch, reason: death.reason });
+        }
+        Ok(deaths)
+    }
+
+    /// Wait for everybody and leave: what a job does at its end.
+    ///
+    /// Raises PeerLost if somebody is gone before; this node has left all the same. Raises DeadlineExceeded when
+    /// `timeout` seconds have passed, and then this node is still a member and can try again.
+    #[pyo3(signature = (timeout = None))]
+    fn finish(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let mesh = self.mesh().or_raise(py)?;
+        let work = {
+            let mut finishing = self.home.finishing.lock().unwrap_or_else(PoisonError::into_inner);
+            finishing.get_or_insert_with(|| mesh.begin_finish()).clone()
+        };
+        let ended = enter(py, timeout, |until, interrupt| {
+            if !work.wait_until(until, interrupt)? {
+                return Ok(None);
+            }
+            Ok(Some(mesh.end_finish(work.wait())))
+        })?;
+        let Some(outcome) = ended else {
+            let late = Error::new(ErrorKind::DeadlineExceeded, "not all members have come to the end")
+                .operation("finish")
+                .hint("try again, or leave without them");
+            return Err(errors::to_python(py, &late));
+        };
+        drop(self.home.take());
+        outcome.or_raise(py)
+    }
+
+    /// Leave in order: the others agree that this node is gone, which is no death.
+    ///
+    /// Operations of this node that are pending fail with Closed. Raises DeadlineExceeded if the others do not agree
+    /// within the liveness timeout; this node has left all the same.
+    fn leave(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(mesh) = self.home.take() else { return Ok(()) };
+        enter(py, None, |_, _| mesh.leave())
+    }
+
+    /// Leave, and raise nothing. Tensors and their views stay. Idempotent.
+    fn close(&self, py: Python<'_>) {
+        let Some(mesh) = self.home.take() else { return };
+        py.detach(|| {
+            // Who closes does not care whether anybody was there to agree.
+            let _ = mesh.leave();
+        });
+    }
+
+    /// This node as its peers see it.
+    #[getter]
+    fn identity(&self, py: Python<'_>) -> PyResult<PyPeer> {
+        self.me(py, |me| me.peer().into())
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    /// Leaves; after an exception without asking the others, who find this node dead.
+    #[pyo3(signature = (kind, _value, _traceback, /))]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: &Bound<'_, PyAny>,
+        _value: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) {
+        if kind.is_none() {
+            return self.close(py);
+        }
+        if let Some(mesh) = self.home.take() {
+            py.detach(|| mesh.abandon());
+        }
+    }
+
+    fn __repr__(&self) -> String {
+        match self.mesh() {
+            Ok(mesh) => format!("<sheave.Mesh {} of {} members>", mesh.me().peer(), mesh.members().len()),
+            Err(error) if error.kind() == ErrorKind::Forked => "<sheave.Mesh of the parent process>".to_owned(),
+            Err(_) => "<sheave.Mesh left>".to_owned(),
+        }
+    }
+}
+
+/// The mesh that is meant where none is named.
+static DEFAULT: Mutex<Option<Py<PyMesh>>> = Mutex::new(None);
+
+/// The default mesh, unless there is none or it was left.
+pub(crate) fn default_mesh(py: Python<'_>) -> Option<Py<PyMesh>> {
+    let known = DEFAULT.lock().unwrap_or_else(PoisonError::into_inner);
+    known.as_ref().filter(|mesh| mesh.get().is_alive()).map(|mesh| mesh.clone_ref(py))
+}
+
+/// The default mesh; joins as the environment says if there is none.
+pub(crate) fn default_or_join(py: Python<'_>) -> PyResult<Py<PyMesh>> {
+    match default_mesh(py) {
+        Some(mesh) => Ok(mesh),
+        None => remember_default(py, Py::new(py, PyMesh::join(py, &places::Place::default())?)?),
+    }
+}
+
+/// Makes a mesh the default one.
+pub(crate) fn remember_default(py: Python<'_>, mesh: Py<PyMesh>) -> PyResult<Py<PyMesh>> {
+    let former = {
+        let mut known = DEFAULT.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.as_ref().is_some_and(|known| known.get().is_alive()) {
+            let error = Error::new(ErrorKind::AlreadyExists, "another thread has joined a default mesh meanwhile");
+            return Err(errors::to_python(py, &error.operation("init")));
+        }
+        known.replace(mesh.clone_ref(py))
+    };
+    drop(former);
+    Ok(mesh)
+}

@@ -1,0 +1,102 @@
+//! What a mesh is joined with: arguments over environment.
+
+use pyo3::prelude::*;
+use sheave_base::config::Settings;
+use sheave_base::secret::{Resolved, Secret};
+use sheave_base::{Error, ErrorKind, Result, limits};
+use sheave_mesh::Config;
+use std::ffi::OsString;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// A secret as Python gives it.
+#[derive(FromPyObject)]
+pub(crate) enum Secrecy {
+    #[pyo3(transparent)]
+    Text(String),
+    #[pyo3(transparent)]
+    Bytes(Vec<u8>),
+}
+
+/// What a program says about its place, each as the variable that means the same.
+#[derive(Default)]
+pub(crate) struct Place {
+    said: Vec<(&'static str, OsString)>,
+    host: Option<String>,
+    secret: Option<Secrecy>,
+}
+
+impl Place {
+    pub(crate) fn new(host: Option<String>, secret: Option<Secrecy>) -> Self {
+        Self { said: Vec::new(), host, secret }
+    }
+
+    pub(crate) fn say(&mut self, name: &'static str, value: Option<impl ToString>) {
+        self.said.extend(value.map(|value| (name, value.to_string().into())));
+    }
+
+    pub(crate) fn say_path(&mut self, name: &'static str, value: Option<PathBuf>) {
+        self.said.extend(value.map(|value| (name, value.into_os_string())));
+    }
+
+    /// A span given in seconds.
+    pub(crate) fn say_ms(&mut self, name: &'static str, what: &str, value_s: Option<f64>) -> Result<()> {
+        let Some(value_s) = value_s else { return Ok(()) };
+        let span = Duration::try_from_secs_f64(value_s).ok().filter(|span| span.as_millis() > 0);
+        let span = span.ok_or_else(|| Error::new(ErrorKind::InvalidArgument, format!("a {what} of {value_s} s")))?;
+        self.say(name, Some(span.as_millis()));
+        Ok(())
+    }
+
+    /// The time after which a silent member is dead; signs of life come five times as often at least.
+    pub(crate) fn say_liveness(&mut self, timeout_s: Option<f64>) -> Result<()> {
+        self.say_ms("SHEAVE_LIVENESS_TIMEOUT_MS", "liveness timeout", timeout_s)?;
+        if let Some(timeout_s) = timeout_s {
+            let beat_s = (timeout_s / 5.0).clamp(0.001, limits::LIVENESS_BEAT.as_secs_f64());
+            self.say_ms("SHEAVE_LIVENESS_BEAT_MS", "liveness beat", Some(beat_s))?;
+        }
+        Ok(())
+    }
+
+    fn lookup(&self, name: &str) -> Option<OsString> {
+        let said = self.said.iter().find(|said| said.0 == name).map(|said| said.1.clone());
+        said.or_else(|| std::env::var_os(name))
+    }
+
+    fn says(&self, name: &str) -> Option<String> {
+        self.lookup(name).and_then(|value| value.into_string().ok())
+    }
+
+    /// What to join with. A program that nobody has launched, and that says nothing about others, is a job of its own.
+    pub(crate) fn config(&self) -> Result<Config> {
+        let is_alone = self.says("SHEAVE_WORLD_SIZE").as_deref() == Some("1") && self.lookup("SHEAVE_ROOT").is_none();
+        let config = if is_alone { None } else { Config::from_lookup(|name| self.lookup(name))? };
+        let mut config = match config {
+            Some(config) => config,
+            None => self.alone()?,
+        };
+        config.host = self.host.clone().or(config.host);
+        if let Some(secret) = &self.secret {
+            let bytes = match secret {
+                Secrecy::Text(text) => text.as_bytes(),
+                Secrecy::Bytes(bytes) => bytes,
+            };
+            config.node.secret = Some(Resolved { secret: Secret::new(bytes)?, source: "an argument".into() });
+        }
+        Ok(config)
+    }
+
+    fn alone(&self) -> Result<Config> {
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
+        let root = port.map_err(|error| Error::from(error).operation("finding a free port"))?.to_string();
+        let job = [("SHEAVE_RANK", "0"), ("SHEAVE_WORLD_SIZE", "1"), ("SHEAVE_ROOT", &root)];
+        let lookup = |name: &str| {
+            let own = job.iter().find(|own| own.0 == name).map(|own| own.1.into());
+            own.or_else(|| self.lookup(name))
+        };
+        Settings::from_lookup(lookup)?;
+        let none = || Error::new(ErrorKind::Internal, "a job of one process was not understood");
+        Config::from_lookup(lookup)?.ok_or_else(none)
+    }
+}
