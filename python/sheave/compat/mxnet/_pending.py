@@ -15,8 +15,8 @@ from sheave.compat.mxnet.base import translated
 
 
 class Pending:
-    """Works of the store, and what is to be done with their outcome. `wait` may be called from any thread and any
-    number of times; it raises the same error each time."""
+    """Works of the store or other pendings, and what is to be done with their outcome. It may be waited for by any
+    thread and any number of times, and raises the same error each time."""
 
     def __init__(self, works: Iterable[Any], finish: Callable[[], None] | None = None) -> None:
         self._works = list(works)
@@ -24,15 +24,23 @@ class Pending:
         self._error: BaseException | None = None
         self._lock = threading.RLock()
 
-    def ready(self) -> bool:
+    def done(self) -> bool:
         """Whether waiting would not block."""
         return all(work.done() for work in self._works)
+
+    def ended_well(self) -> bool:
+        """Whether it has ended without an error."""
+        if self.done():
+            with contextlib.suppress(Exception):
+                self.result()
+                return True
+        return False
 
     def over(self) -> bool:
         """Whether it has been waited for."""
         return not self._works and self._finish is None
 
-    def wait(self) -> None:
+    def result(self) -> None:
         """Blocks until the works have ended, and raises `MXNetError` if one failed. Ctrl-C interrupts it and changes
         nothing."""
         with self._lock:
@@ -65,7 +73,7 @@ class _Flying:
     def add(self, pending: Pending) -> None:
         """Remembers it, and forgets what has ended, so that memory does not grow with the number of operations."""
         with self._lock:
-            while self._queue and (self._queue[0].over() or self._queue[0].ready()):
+            while self._queue and (self._queue[0].over() or self._queue[0].done()):
                 self._end(self._queue.popleft())
             self._queue.append(pending)
 
@@ -82,7 +90,7 @@ class _Flying:
     def _end(self, pending: Pending) -> None:
         try:
             if not pending.over():
-                pending.wait()
+                pending.result()
         except Exception as error:
             self._failed = self._failed or error
 
@@ -117,7 +125,7 @@ class Storage:
         while self.pending:
             pending = self.pending[0]
             try:
-                pending.wait()
+                pending.result()
             finally:
                 if pending.over():
                     with contextlib.suppress(ValueError):

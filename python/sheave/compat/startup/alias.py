@@ -2,6 +2,7 @@
 imports nothing but the standard library, and sheave only when the program asks for the package.
 """
 
+import importlib.machinery
 import importlib.util
 import os
 import sys

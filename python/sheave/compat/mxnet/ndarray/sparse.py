@@ -35,6 +35,10 @@ class BaseSparseNDArray(NDArray):
     def _dense(self) -> Array:
         raise NotImplementedError
 
+    def _take(self, dense: Array) -> None:
+        """Becomes this dense array, whatever is under way."""
+        raise NotImplementedError
+
     @property
     def _data(self) -> Array:
         return self._dense()
@@ -92,6 +96,9 @@ class RowSparseNDArray(BaseSparseNDArray):
     def _set_rows(self, ids: Array, rows: Array) -> None:
         """Becomes these rows, in its own dtype. The caller sees to what is under way."""
         self._ids, self._raw = ids, rows.astype(self._raw.dtype, copy=False)
+
+    def _take(self, dense: Array) -> None:
+        self._set_rows(*_rows_of(NDArray(dense)))
 
     def _dense(self) -> Array:
         ids, rows = self._rows()
@@ -161,6 +168,9 @@ class CSRNDArray(BaseSparseNDArray):
     def __init__(self, values: Array, columns: Array, starts: Array, shape: Any, ctx: Context | None = None) -> None:
         super().__init__(values, shape, ctx)
         self._columns, self._starts = columns, starts
+
+    def _take(self, dense: Array) -> None:
+        self._assign(NDArray(dense))
 
     def _dense(self) -> Array:
         values = self._values()
