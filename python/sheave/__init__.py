@@ -11,6 +11,8 @@ speaks the buffer protocol or DLPack, without copying where the memory allows it
 b'hello'
 """
 
+from typing import TYPE_CHECKING, Any
+
 from sheave._core import (
     AlreadyExists,
     BufferInUse,
@@ -61,6 +63,11 @@ from sheave._core import (
     scatter,
     send,
 )
+from sheave.kvstore import KVStore, run_server
+from sheave.spawning import spawn
+
+if TYPE_CHECKING:
+    from sheave import optim
 
 __all__ = [
     "AlreadyExists",
@@ -76,6 +83,7 @@ __all__ = [
     "Interrupted",
     "InvalidArgument",
     "Io",
+    "KVStore",
     "LimitExceeded",
     "Link",
     "Member",
@@ -106,9 +114,21 @@ __all__ = [
     "init",
     "irecv",
     "isend",
+    "optim",
     "recv",
     "reduce",
     "reduce_scatter",
+    "run_server",
     "scatter",
     "send",
+    "spawn",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Modules that take long to import, such as those with dataclasses, are imported when they are first used."""
+    if name != "optim":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return importlib.import_module(f"{__name__}.{name}")

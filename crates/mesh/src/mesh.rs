@@ -425,6 +425,12 @@ impl Mesh {
         barrier.and(left)
     }
 
+    /// Whether this node is a member: it has neither left nor failed, nor did the others declare it dead.
+    #[must_use]
+    pub fn is_member(&self) -> bool {
+        !self.owner.has_left.load(SeqCst) && self.shared.failure().is_none()
+    }
+
     /// Ends this node's membership here and now, as the end of its process would: the others find it dead.
     pub fn abandon(&self) {
         if !self.owner.has_left.swap(true, SeqCst) {

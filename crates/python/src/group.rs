@@ -177,8 +177,8 @@ impl PyGroup {
         collectives::all_reduce(self, array, op, out, Request::new(async_op, timeout))
     }
 
-    /// Reduce the arrays of all members to one, `dst`: into its `out`, or in place. Returns what the result is in there,
-    /// and None elsewhere, where arrays are only read.
+    /// Reduce the arrays of all members to one, `dst`: into its `out`, or in place. Returns what the result is in
+    /// there, and None elsewhere, where arrays are only read.
     #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
     #[pyo3(signature = (array, op = "sum", out = None, dst = 0, *, async_op = false, timeout = None))]
     fn reduce(

@@ -5,6 +5,7 @@
 //! interpreter: what belongs to Python and is dropped elsewhere waits in `released` for the next entry. After a fork
 //! the child touches nothing that it inherited.
 
+mod aside;
 mod awaiting;
 mod callbacks;
 mod collectives;
@@ -23,6 +24,7 @@ mod mesh;
 mod node;
 mod places;
 mod released;
+mod store;
 mod tensor;
 mod work;
 
@@ -40,6 +42,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<node::PyNode>()?;
     module.add_class::<tensor::PyTensor>()?;
     module.add_class::<work::PyWork>()?;
+    store::add_to(module)?;
     errors::add_to(module)?;
     functions::add_to(module)?;
     life::install(module)

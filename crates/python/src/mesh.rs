@@ -377,6 +377,17 @@ impl PyMesh {
         Ok(deaths)
     }
 
+    /// Wait until all other members, or those of a role, have left in order: what servers and schedulers do.
+    ///
+    /// Meanwhile this node serves the others. Raises PeerLost that names the first of them who died.
+    #[pyo3(signature = (role = None))]
+    fn until_gone(&self, py: Python<'_>, role: Option<&str>) -> PyResult<()> {
+        let mesh = self.mesh().or_raise(py)?;
+        let role = role.map(role_named).transpose().or_raise(py)?;
+        let picks = |member: &sheave_mesh::Member| role.is_none_or(|role| member.introduction.role == role);
+        enter(py, None, |_, interrupt| mesh.until_gone_interruptible(picks, interrupt))
+    }
+
     /// Wait for everybody and leave: what a job does at its end.
     ///
     /// Raises PeerLost if somebody is gone before; this node has left all the same. Raises DeadlineExceeded when

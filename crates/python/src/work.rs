@@ -58,6 +58,8 @@ trait Running: Send + Sync {
 
 struct Typed<T> {
     work: Work<T>,
+    /// How the outcome is had: taken, or cloned where others have handles too.
+    taken: fn(&Work<T>) -> Result<T>,
     convert: Mutex<Option<Convert<T>>>,
 }
 
@@ -85,7 +87,7 @@ impl<T: Send + 'static> Running for Typed<T> {
     fn take(&self, py: Python<'_>) -> Outcome {
         let convert = self.convert.lock().unwrap_or_else(PoisonError::into_inner).take();
         let taken = convert.ok_or_else(|| Error::new(ErrorKind::Internal, "an outcome was converted before"));
-        match taken.and_then(|convert| self.work.taken().map(|value| (convert, value))) {
+        match taken.and_then(|convert| (self.taken)(&self.work).map(|value| (convert, value))) {
             Ok((convert, value)) => convert(py, value).map_or_else(Outcome::Raised, Outcome::Value),
             Err(error) => Outcome::Failed(error),
         }
@@ -157,7 +159,25 @@ impl PyWork {
         begun_ns: u64,
         convert: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
     ) -> Self {
-        let running: Box<dyn Running> = Box::new(Typed { work, convert: Mutex::new(Some(Box::new(convert))) });
+        Self::with(work, begun_ns, Work::taken, convert)
+    }
+
+    /// As [`PyWork::of`], of a work that others have handles to, who want its outcome too.
+    pub(crate) fn of_shared<T: Clone + Send + 'static>(
+        work: Work<T>,
+        begun_ns: u64,
+        convert: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
+    ) -> Self {
+        Self::with(work, begun_ns, Work::wait, convert)
+    }
+
+    fn with<T: Send + 'static>(
+        work: Work<T>,
+        begun_ns: u64,
+        taken: fn(&Work<T>) -> Result<T>,
+        convert: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
+    ) -> Self {
+        let running: Box<dyn Running> = Box::new(Typed { work, taken, convert: Mutex::new(Some(Box::new(convert))) });
         let ending = Arc::new(Ending::default());
         if !running.tell(&Waker::from(Arc::clone(&ending))) {
             ending.note();

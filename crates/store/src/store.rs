@@ -156,6 +156,16 @@ impl KvStore {
         }
     }
 
+    /// Whether this worker's word counts where only one worker's does, as in [`KvStore::set_updater`]: it is worker 0,
+    /// or in a store that shrinks the first one that is left. True for a local store.
+    #[must_use]
+    pub fn is_first(&self) -> bool {
+        match &*self.place {
+            Place::Local(_) => true,
+            Place::Servers(client) => client.is_first(),
+        }
+    }
+
     /// New keys and their first values. With servers every worker must call it, with the same keys; it blocks until all
     /// have. The values of worker 0 count, and the others' must have their shapes and dtypes.
     ///

@@ -161,7 +161,7 @@ impl Client {
     }
 
     /// Whether this worker's word counts where only one worker's does.
-    fn is_first(&self) -> bool {
+    pub(crate) fn is_first(&self) -> bool {
         self.living().next() == Some(self.rank)
     }
 

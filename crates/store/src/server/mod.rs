@@ -34,10 +34,14 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use store::{Fate, Store};
 
+/// Finds a function by its name when a worker names it.
+type Finder = Arc<dyn Fn(&str) -> Option<Function> + Send + Sync>;
+
 /// The user's own code on a server: updaters by name, and a controller.
 #[derive(Clone, Default)]
 pub struct ServerConfig {
     functions: HashMap<String, Function>,
+    finder: Option<Finder>,
     controller: Option<Controller>,
 }
 
@@ -50,6 +54,14 @@ impl ServerConfig {
         function: impl Fn(&Key, &Tensor, &mut Tensor) -> Result<()> + Send + Sync + 'static,
     ) -> Self {
         self.functions.insert(name.to_owned(), Arc::new(function));
+        self
+    }
+
+    /// Asks `finder` for functions that are not known when the server starts. It is asked when a worker names one that
+    /// [`ServerConfig::function`] has not offered, once or twice; it must not block.
+    #[must_use]
+    pub fn finder(mut self, finder: impl Fn(&str) -> Option<Function> + Send + Sync + 'static) -> Self {
+        self.finder = Some(Arc::new(finder));
         self
     }
 
@@ -82,6 +94,7 @@ impl Server {
             workers,
             servers: mesh.of_role(Role::Server).map(|member| member.node).collect(),
             functions: config.functions,
+            finder: config.finder,
             table: Mutex::default(),
         });
         command::serve(mesh, config.controller)?;
@@ -153,6 +166,7 @@ struct Holder {
     workers: HashMap<NodeId, usize>,
     servers: HashSet<NodeId>,
     functions: HashMap<String, Function>,
+    finder: Option<Finder>,
     table: Mutex<Table>,
 }
 
@@ -320,7 +334,10 @@ impl Holder {
     /// True if links to the other servers are needed from now on.
     fn change_updater(&self, args: &Value) -> Result<bool> {
         let SetUpdater { store, updater, is_trial } = protocol::decode(args)?;
-        let merge = Merge::of(updater.clone().into(), |name| self.functions.get(name).cloned())?;
+        let merge = Merge::of(updater.clone().into(), |name| {
+            let offered = self.functions.get(name).cloned();
+            offered.or_else(|| self.finder.as_ref().and_then(|finder| finder(name)))
+        })?;
         let needs_norms = merge.needs_norms();
         of(&mut self.table.lock(), store)?.set_updater(updater, merge, is_trial)?;
         Ok(needs_norms && is_trial)

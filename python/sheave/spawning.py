@@ -1,0 +1,352 @@
+"""`sheave.spawn`: a function as the processes of a job, for notebooks and tests.
+
+The processes are fresh ones of `multiprocessing`'s kind "spawn". Each finds its place in the environment, as if
+`sheave launch` had started it, and joins by `sheave.init()`. They end with the call: those that still run are killed
+when one fails, when the time is up, at Ctrl-C, and when this process dies.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sheave._core import DeadlineExceeded, InvalidArgument, Peer, PeerLost, Remote
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import SpawnProcess
+
+_T = TypeVar("_T")
+
+_EXIT_PATIENCE_S = 10.0
+"""How long a process may take to end after its function has returned."""
+
+_GRACE_S = 1.0
+"""How long a process that misses another one is taken for a mere witness: the other may yet say why it failed."""
+
+_FOREIGN = ("DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_NODE_HOST")
+_OWN = (
+    "SHEAVE_ROLE",
+    "SHEAVE_ROOT",
+    "SHEAVE_WORKERS",
+    "SHEAVE_SERVERS",
+    "SHEAVE_RANK",
+    "SHEAVE_WORLD_SIZE",
+    "SHEAVE_LOCAL_RANK",
+    "SHEAVE_LOCAL_RANKS",
+    "SHEAVE_NAME",
+    "SHEAVE_SECRET",
+    "SHEAVE_SECRET_FILE",
+)
+
+
+def spawn(
+    fn: Callable[..., _T],
+    nprocs: int,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    servers: int = 0,
+    timeout: float | None = None,
+) -> list[_T]:
+    """Run `fn(*args, **kwargs)` in `nprocs` fresh processes of one job and return their results by rank.
+
+    `fn` calls `sheave.init()` itself. With `servers`, a scheduler and so many servers that run `sheave.run_server()`
+    come beside the processes, which are workers then; without, they are plain ranks.
+
+    Function, arguments and results are pickled. What pickle cannot do, such as functions of a notebook, needs the
+    package cloudpickle. A script that spawns does so under `if __name__ == "__main__":`, because the fresh processes
+    import it.
+
+    Raises Remote when a process fails, which names its rank and has its traceback in the text; the exception itself is
+    the cause, where it can be pickled. Raises DeadlineExceeded when `timeout` seconds have passed. In both cases all
+    processes have ended when it is raised. Blocks; Ctrl-C ends it and the processes.
+
+    >>> import sheave
+    >>> sheave.spawn(sum, 2, ([1, 2, 3],))
+    [6, 6]
+    """
+    if nprocs < 1 or servers < 0:
+        raise InvalidArgument(f"{nprocs} processes and {servers} servers; give at least one process")
+    job = _Job(_callable(fn, args, kwargs or {}), nprocs, servers)
+    try:
+        return job.run(timeout)
+    finally:
+        job.kill()
+
+
+class _Cloud:
+    """A call that only cloudpickle can pickle."""
+
+    def __init__(self, pickled: bytes):
+        self.pickled = pickled
+
+    def __call__(self) -> Any:
+        import pickle
+
+        fn, args, kwargs = pickle.loads(self.pickled)
+        return fn(*args, **kwargs)
+
+
+class _Plain:
+    """A call that pickle can pickle; if need be while a process is started, as locks and queues want it."""
+
+    def __init__(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]):
+        self.fn, self.args, self.kwargs = fn, tuple(args), dict(kwargs)
+
+    def __call__(self) -> Any:
+        return self.fn(*self.args, **self.kwargs)
+
+
+def _callable(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], Any]:
+    """The call as it can travel to a fresh process."""
+    import pickle
+    import sys
+
+    main = sys.modules["__main__"]
+    can_import_main = getattr(main, "__file__", None) is not None or getattr(main, "__spec__", None) is not None
+    try:
+        pickle.dumps(fn)
+        if can_import_main or getattr(fn, "__module__", None) != "__main__":
+            return _Plain(fn, args, kwargs)
+        reason = f"{fn} is defined where a fresh process cannot import it"
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        reason = str(error)
+    try:
+        import cloudpickle  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    except ImportError:
+        hint = "install cloudpickle, or define the function in a module"
+        raise InvalidArgument(f"the function cannot be sent to another process: {reason}; hint: {hint}") from None
+    return _Cloud(cloudpickle.dumps((fn, tuple(args), dict(kwargs))))
+
+
+def _serve() -> None:
+    """What servers do."""
+    import sheave
+
+    sheave.init()
+    sheave.run_server()  # type: ignore[attr-defined, unused-ignore]
+
+
+def _schedule() -> None:
+    """What the scheduler does."""
+    import sheave
+
+    with sheave.init() as mesh:
+        mesh.until_gone()
+
+
+class _Process:
+    """One process of the job, and what it has said."""
+
+    def __init__(self, peer: Peer, is_worker: bool, process: SpawnProcess, connection: Connection):
+        self.name, self.peer = peer.name, peer
+        self.is_worker, self.process, self.connection = is_worker, process, connection
+        self.is_heard = False
+        self.result: Any = None
+
+    def hear(self) -> Remote | PeerLost | None:
+        """Take its last words, if there are any; an exception if it has failed."""
+        failure = self.heard()
+        if failure is not None:
+            failure.peer = Peer(self.name, self.peer.rank, None, self.process.pid, self.peer.role)
+        return failure
+
+    def heard(self) -> Remote | PeerLost | None:
+        try:
+            if not self.connection.poll():
+                return None
+            succeeded, what = self.connection.recv()
+        except (EOFError, OSError):
+            self.is_heard = True
+            return self.ended_early()
+        except Exception as error:
+            self.is_heard = True
+            return Remote(f"the result of {self.name} cannot be unpickled: {error}")
+        self.is_heard = True
+        if succeeded:
+            self.result = what
+            return None
+        text, pickled = what
+        failure = Remote(f"{self.name} failed:\n{text}")
+        failure.__cause__ = _unpickled(pickled)
+        return failure
+
+    def ended_early(self) -> PeerLost:
+        self.process.join(_EXIT_PATIENCE_S)
+        return PeerLost(f"{self.name} (pid {self.process.pid}) ended without a result: {_how(self.process.exitcode)}")
+
+
+def _how(status: int | None) -> str:
+    import signal
+
+    if status is None:
+        return "it closed its connection"
+    if status >= 0:
+        return f"exit code {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
+
+
+def _unpickled(pickled: bytes | None) -> BaseException | None:
+    import pickle
+
+    if pickled is None:
+        return None
+    try:
+        cause = pickle.loads(pickled)
+    except Exception:
+        return None
+    return cause if isinstance(cause, BaseException) else None
+
+
+class _Job:
+    def __init__(self, call: Callable[[], Any], workers: int, servers: int):
+        self.call, self.workers, self.servers = call, workers, servers
+        self.processes: list[_Process] = []
+        self.missed: tuple[BaseException, float] | None = None
+
+    def run(self, timeout: float | None) -> list[Any]:
+        import time
+
+        until = None if timeout is None else time.monotonic() + timeout
+        self.start()
+        self.wait(until, lambda process: process.is_worker)
+        self.wait(time.monotonic() + _EXIT_PATIENCE_S, lambda _: True, must_end=True)
+        return [process.result for process in self.processes if process.is_worker]
+
+    def start(self) -> None:
+        import multiprocessing
+        import secrets
+        import socket
+
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        shared = {"SHEAVE_ROOT": f"127.0.0.1:{port}", "SHEAVE_SECRET": secrets.token_hex(32)}
+        context = multiprocessing.get_context("spawn")
+        for local_rank, (name, call, variables) in enumerate(self.members(port)):
+            count = self.workers + self.servers + bool(self.servers)
+            local = {"SHEAVE_LOCAL_RANK": str(local_rank), "SHEAVE_LOCAL_RANKS": str(count), "SHEAVE_NAME": name}
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_run, args=(theirs, call), name=name)
+            rank = variables.get("SHEAVE_RANK")
+            peer = Peer(name, None if rank is None else int(rank), role=variables["SHEAVE_ROLE"])
+            self.processes.append(_Process(peer, call is self.call, process, ours))
+            with _environment({**shared, **local, **variables}):
+                process.start()
+            theirs.close()
+
+    def members(self, port: int) -> Iterator[tuple[str, Callable[[], Any], dict[str, str]]]:
+        """Name, call and place of each process, first those that the others look for."""
+        if not self.servers:
+            for rank in range(self.workers):
+                place = {"SHEAVE_ROLE": "rank", "SHEAVE_RANK": str(rank), "SHEAVE_WORLD_SIZE": str(self.workers)}
+                yield f"rank-{rank}", self.call, place
+            return
+        counts = {"SHEAVE_WORKERS": str(self.workers), "SHEAVE_SERVERS": str(self.servers)}
+        counts |= {"DMLC_NUM_WORKER": str(self.workers), "DMLC_NUM_SERVER": str(self.servers)}
+        counts |= {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(port), "DMLC_NODE_HOST": "127.0.0.1"}
+        yield "scheduler", _schedule, {**counts, "SHEAVE_ROLE": "scheduler", "DMLC_ROLE": "scheduler"}
+        for role, number, call in (("server", self.servers, _serve), ("worker", self.workers, self.call)):
+            for rank in range(number):
+                place = {"SHEAVE_ROLE": role, "SHEAVE_RANK": str(rank), "DMLC_ROLE": role}
+                yield f"{role}-{rank}", call, {**counts, **place}
+
+    def wait(self, until: float | None, picks: Callable[[_Process], bool], must_end: bool = False) -> None:
+        """Wait until all that are picked have told their results, and have ended too if they must."""
+        import time
+        from multiprocessing.connection import wait
+
+        while True:
+            self.hear()
+            waiting = [process for process in self.processes if picks(process) and not process.is_heard]
+            if must_end:
+                waiting += [process for process in self.processes if process.is_heard and process.process.is_alive()]
+            if not waiting and self.missed is None:
+                return
+            ends = [end for end in (until, self.missed and self.missed[1]) if end is not None]
+            left = min(ends) - time.monotonic() if ends else None
+            if left is not None and left <= 0:
+                if self.missed is not None:
+                    raise self.missed[0]
+                if must_end:
+                    return
+                names = ", ".join(process.name for process in waiting)
+                raise DeadlineExceeded(f"spawn: {names} did not return in time")
+            unheard: list[Any] = [process.connection for process in self.processes if not process.is_heard]
+            ending = [process.process.sentinel for process in waiting if process.is_heard]
+            if not unheard and not ending and self.missed is not None:
+                raise self.missed[0]
+            wait(unheard + ending, left)
+
+    def hear(self) -> None:
+        """Raise the first failure. Those who only miss another process have to wait a little for that one's words."""
+        import time
+
+        for process in self.processes:
+            failure = None if process.is_heard else process.hear()
+            if failure is None:
+                continue
+            if not isinstance(failure.__cause__, PeerLost):
+                raise failure
+            self.missed = self.missed or (failure, time.monotonic() + _GRACE_S)
+
+    def kill(self) -> None:
+        for process in self.processes:
+            if process.process.pid is not None and process.process.is_alive():
+                process.process.kill()
+        for process in self.processes:
+            if process.process.pid is not None:
+                process.process.join()
+                process.process.close()
+            process.connection.close()
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """The environment of the process that is started now; what belongs to a job around this one is left out."""
+    before = {name: os.environ.pop(name) for name in (*_OWN, *_FOREIGN) if name in os.environ}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            os.environ.pop(name, None)
+        os.environ.update(before)
+
+
+def _run(connection: Connection, call: Callable[[], Any]) -> None:
+    """What a fresh process does."""
+    import pickle
+    import sys
+    import threading
+    import traceback
+
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        connection.send((True, call()))
+    except BaseException as error:
+        try:
+            pickled = pickle.dumps(error)
+        except Exception:
+            pickled = None
+        connection.send((False, (traceback.format_exc(), pickled)))
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+        # The others are to find this process dead, not to hear that it has left in order.
+        os._exit(1)
+
+
+def _end_with_parent() -> None:
+    import multiprocessing
+    from multiprocessing.connection import wait
+
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
