@@ -16,7 +16,7 @@ use crate::store::updater;
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
-use sheave_base::{Error, ErrorKind, NodeId, Result, work};
+use sheave_base::{Error, ErrorKind, NodeId, Peer, Result, work};
 use sheave_mesh::{Call, Mesh, Request, Role, WeakMesh};
 use sheave_net::Part;
 use sheave_store::{Function, Key, ServerConfig, run_server};
@@ -40,6 +40,7 @@ const LOOK_PERIOD: Duration = Duration::from_millis(50);
 struct Desk {
     callbacks: Callbacks,
     mesh: WeakMesh,
+    me: Peer,
 }
 
 impl Desk {
@@ -53,7 +54,8 @@ impl Desk {
         self.callbacks.post(Box::new(move |py| completer.complete(job(py))));
         while !work.wait_until(Some(Instant::now() + LOOK_PERIOD), None)? {
             if !self.mesh.upgrade().is_some_and(|mesh| mesh.is_member()) {
-                return Err(Error::new(ErrorKind::Closed, "the server has left the mesh").operation(operation));
+                let what = format!("the server left the mesh while its {operation} ran");
+                return Err(Error::new(ErrorKind::PeerLost, what).peer(self.me.clone()));
             }
         }
         work.taken()
@@ -173,7 +175,7 @@ pub(crate) fn serve(
     unpickle: Option<Py<PyAny>>,
 ) -> PyResult<()> {
     let mesh = mesh.get().mesh().or_raise(py)?;
-    let desk = Desk { callbacks: Callbacks::here(py)?, mesh: mesh.downgrade() };
+    let desk = Desk { callbacks: Callbacks::here(py)?, mesh: mesh.downgrade(), me: mesh.me().peer() };
     let mut config = ServerConfig::default();
     for (name, function) in functions {
         let function = desk.updater(function);
