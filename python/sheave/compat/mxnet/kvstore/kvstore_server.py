@@ -27,23 +27,25 @@ class KVStoreServer:
         self.kvstore = kvstore
         self.init_logging = False
 
-    def _controller(self) -> Callable[[int, Any], bytes]:
-        """What commands of workers do: nothing, and the answer is empty. A subclass may do more."""
+    def _controller(self) -> Callable[[int, bytes, Any], bytes | str | None]:
+        """What is called with each command of a worker: its number, its body, and nothing. What that returns is the
+        answer. This one answers nothing; a subclass may do more."""
 
-        def answer(command: int, body: Any) -> bytes:
-            return b""
+        def answer(cmd_id: int, cmd_body: bytes, _: Any) -> None:
+            return None
 
         return answer
 
     def run(self) -> None:
         """Serves until the workers are gone."""
+        controller = self._controller()
         with translated():
-            sheave.run_server(controller=self._controller(), allow_pickle=True)
+            sheave.run_server(controller=lambda number, body: controller(number, body, None), allow_pickle=True)
 
 
 def become_role() -> None:
     """Becomes the role that the environment says, unless that is a worker; then it returns."""
-    if os.environ.get("DMLC_ROLE", "worker") not in ("server", "scheduler"):
+    if (os.environ.get("SHEAVE_ROLE") or os.environ.get("DMLC_ROLE")) not in ("server", "scheduler"):
         return
     paths = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), *(os.path.abspath(entry) for entry in sys.path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, paths)))}
