@@ -1,4 +1,7 @@
-"""A server or scheduler of a face: ``python -m sheave.compat.serve mxnet``. Faces start it where a role is asked for."""
+"""A server or scheduler of a face: ``python -m sheave.compat.serve mxnet``.
+
+Faces start it where the environment asks for the role.
+"""
 
 import sys
 

@@ -26,8 +26,8 @@ What differs from MXNet, on purpose:
   every worker, before anything moves. No request can end a server.
 - What an updater raises comes out of `push`, or on servers out of whatever reads the next value pulled of that key, and
   of `nd.waitall`.
-- A worker that is lost is an error within seconds for all who need it. Rounds of `dist_sync` count each worker once, and
-  sum in the order of the ranks. `dist_async` without an optimizer assigns.
+- A worker that is lost is an error within seconds for all who need it. Rounds of `dist_sync` count each worker once,
+  and sum in the order of the ranks. `dist_async` without an optimizer assigns.
 - Text keys mean the same key on every worker, in whichever order they are initialised.
 - `set_optimizer` with other settings of the same rule keeps its states. In a local store settings that are changed on
   the optimizer hold from the next push on. States can be saved and loaded in distributed stores too, in sheave's own

@@ -22,10 +22,12 @@ class Context:
     devstr2type = {name: number for number, name in devtype2str.items()}
 
     def __init__(self, device_type: "str | Context", device_id: int = 0) -> None:
+        self.device_typeid: int
+        self.device_id: int
         if isinstance(device_type, Context):
-            device_type, device_id = device_type.device_type, device_type.device_id
-        self.device_typeid = self.devstr2type[device_type]
-        self.device_id = device_id
+            self.device_typeid, self.device_id = device_type.device_typeid, device_type.device_id
+        else:
+            self.device_typeid, self.device_id = self.devstr2type[device_type], device_id
 
     @property
     def device_type(self) -> str:

@@ -2,27 +2,33 @@
 imports nothing but the standard library, and sheave only when the program asks for the package.
 """
 
+import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
 import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 
-class Alias:
+class Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds and loads `name` and `name.…` as `sheave.compat.name` and so on: both names are one module."""
 
-    def __init__(self, name):
+    def __init__(self, name: str) -> None:
         self.name = name
 
-    def find_spec(self, fullname, path=None, target=None):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if fullname == self.name or fullname.startswith(self.name + "."):
             return importlib.util.spec_from_loader(fullname, self)
         return None
 
-    def create_module(self, spec):
+    def create_module(self, spec: ModuleSpec) -> None:
         return None
 
-    def exec_module(self, module):
+    def exec_module(self, module: ModuleType) -> None:
         # The import system takes the module from where it is put here.
         try:
             face = importlib.import_module(f"sheave.compat.{module.__name__}")
@@ -34,7 +40,7 @@ class Alias:
         sys.modules[module.__name__] = face
 
 
-def install(directory):
+def install(directory: str) -> None:
     """Lets the package that the directory is named after be its face, and runs the `sitecustomize` that the
     directory hides, if there is one."""
     sys.meta_path.insert(0, Alias(os.path.basename(directory)))

@@ -26,8 +26,9 @@ def dtype_of(dtype: Any, default: Any = np.float32) -> np.dtype[Any]:
     if isinstance(dtype, str) and dtype == "bfloat16":
         import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(default if dtype is None else dtype)
+        dtype = ml_dtypes.bfloat16
+    made: np.dtype[Any] = np.dtype(default if dtype is None else dtype)
+    return made
 
 
 def _shape_of(shape: Any) -> tuple[int, ...]:

@@ -8,7 +8,19 @@ from sheave.compat.mxnet.context import Context
 from sheave.compat.mxnet.ndarray import sparse
 from sheave.compat.mxnet.ndarray.array import NDArray, array_of, dtype_of
 
-__all__ = ["arange", "array", "empty", "eye", "from_numpy", "full", "linspace", "ones", "ones_like", "zeros", "zeros_like"]
+__all__ = [
+    "arange",
+    "array",
+    "empty",
+    "eye",
+    "from_numpy",
+    "full",
+    "linspace",
+    "ones",
+    "ones_like",
+    "zeros",
+    "zeros_like",
+]
 
 
 def _lengths(shape: Any) -> tuple[int, ...]:
@@ -67,8 +79,8 @@ def arange(
     dtype: Any = None,
 ) -> NDArray:
     """Numbers from `start` to below `stop`, each `repeat` times; float32 by default."""
-    ends = (0, start) if stop is None else (start, stop)
-    return NDArray(np.repeat(np.arange(*ends, step), repeat).astype(dtype_of(dtype)), ctx)
+    first, end = (0.0, start) if stop is None else (start, stop)
+    return NDArray(np.repeat(np.arange(first, end, step), repeat).astype(dtype_of(dtype)), ctx)
 
 
 def linspace(

@@ -207,4 +207,3 @@ def one_hot(indices: NDArray, depth: int, on_value: float = 1.0, off_value: floa
 def where(condition: NDArray, x: NDArray, y: NDArray) -> NDArray:
     """Elements of `x` where the condition is not zero, of `y` elsewhere."""
     return NDArray(np.where(condition._data != 0, x._data, y._data).astype(x.dtype), x.context)
-

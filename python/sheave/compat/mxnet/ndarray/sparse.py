@@ -3,6 +3,7 @@
 Whatever a sparse array has no operation of its own for runs on a dense copy and gives a dense array.
 """
 
+import importlib
 from typing import Any
 
 import numpy as np
@@ -207,9 +208,8 @@ class CSRNDArray(BaseSparseNDArray):
 
     def asscipy(self) -> Any:
         """The matrix as scipy's, if scipy is there."""
-        from scipy.sparse import csr_matrix as scipy_matrix  # type: ignore[import-not-found, unused-ignore]
-
-        return scipy_matrix((self._values(), self._columns, self._starts), shape=self._shape)
+        scipy = importlib.import_module("scipy.sparse")
+        return scipy.csr_matrix((self._values(), self._columns, self._starts), shape=self._shape)
 
 
 def _rows_of(source: NDArray) -> tuple[Array, Array]:
@@ -311,4 +311,3 @@ def retain(data: RowSparseNDArray, indices: NDArray) -> RowSparseNDArray:
 
 def _restored(raw: Array, stype: str, device_type: str, device_id: int) -> NDArray:
     return cast_storage(NDArray(raw, Context(device_type, device_id)), stype)
-

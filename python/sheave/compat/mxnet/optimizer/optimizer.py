@@ -72,7 +72,8 @@ class Optimizer:
         """Lets `create` find a class by its name in lower case. Returns the class, so it serves as a decorator."""
         name = klass.__name__.lower()
         if name in Optimizer.opt_registry:
-            warnings.warn(f"the optimizer {name} is registered a second time and takes the first one's place", stacklevel=2)
+            message = f"the optimizer {name} is registered a second time and takes the first one's place"
+            warnings.warn(message, stacklevel=2)
         Optimizer.opt_registry[name] = klass
         return klass
 
