@@ -17,9 +17,9 @@ __all__ = [
 ]
 
 string_types = (str,)
-numeric_types = (float, int, np.generic)
-integer_types = (int, np.int32, np.int64)
-mx_real_t = np.float32
+numeric_types: tuple[type, ...] = (float, int, np.generic)
+integer_types: tuple[type, ...] = (int, np.int32, np.int64)
+mx_real_t: Any = np.float32
 
 
 class MXNetError(RuntimeError):

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import os
 import sys
 import weakref
 from typing import Any
@@ -66,8 +67,9 @@ class KVStore(KVStoreBase):
         self._type = name
         kind = KINDS[name]
         self._is_dist = kind.startswith("dist")
+        bound = os.environ.get("MXNET_KVSTORE_BIGARRAY_BOUND") if self._is_dist else None
         with translated():
-            self._store = sheave.KVStore(kind)
+            self._store = sheave.KVStore(kind, cut_elements=int(bound)) if bound else sheave.KVStore(kind)
         self._closed = False
         self._shapes: dict[Key, tuple[int, ...]] = {}
         self._dtypes: dict[Key, np.dtype[Any]] = {}

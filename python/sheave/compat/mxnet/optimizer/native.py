@@ -64,10 +64,9 @@ def _schedule(optimizer: Optimizer) -> "tuple[float, Any] | None":
     elif type(scheduler) is lr_scheduler.MultiFactorScheduler:
         decay = sheave.optim.MultiStepDecay(scheduler.step, scheduler.factor)
     elif type(scheduler) is lr_scheduler.PolyScheduler:
-        steps = scheduler.max_update - scheduler.warmup_steps
-        decay = sheave.optim.PolynomialDecay(steps, scheduler.power, scheduler.final_lr / rate)
+        decay = sheave.optim.PolynomialDecay(scheduler.max_update, scheduler.power, scheduler.final_lr / rate)
     elif type(scheduler) is lr_scheduler.CosineScheduler:
-        decay = sheave.optim.CosineDecay(scheduler.max_update - scheduler.warmup_steps, scheduler.final_lr / rate)
+        decay = sheave.optim.CosineDecay(scheduler.max_update, scheduler.final_lr / rate)
     else:
         return None
     return rate, sheave.optim.Schedule(decay, warm_up)
