@@ -79,11 +79,13 @@ class _Flying:
 
     def wait(self) -> None:
         """Waits for all of them and raises the first error that nobody has seen."""
-        with self._lock:
-            while self._queue:
-                self._end(self._queue[0])
-                self._queue.popleft()
-            error, self._failed = self._failed, None
+        while self._queue:
+            # Others may add to it meanwhile; an interrupted wait leaves the rest.
+            pending = self._queue[0]
+            self._end(pending)
+            with self._lock, contextlib.suppress(ValueError):
+                self._queue.remove(pending)
+        error, self._failed = self._failed, None
         if error is not None:
             raise error
 

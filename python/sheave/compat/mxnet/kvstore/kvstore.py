@@ -340,8 +340,9 @@ class KVStore(KVStoreBase):
     def _remember(self, work: Any, keys: list[Key]) -> None:
         """Lets the next pulls of these keys tell what becomes of a push."""
         pending = Pending([work])
-        if pending.done():
+        if not self._is_dist:
             pending.result()
+        if pending.ended_well():
             return
         for one in keys:
             waiting = [earlier for earlier in self._pushed.get(one, []) if not earlier.ended_well()]
@@ -351,9 +352,10 @@ class KVStore(KVStoreBase):
     def _finish(self, works: list[Any], places: Places | RowPulls, keys: set[Key]) -> None:
         earlier = [work for one in keys for work in self._pushed.pop(one, [])]
         pending = places.follow([*earlier, *works])
-        if pending.done():
+        if not self._is_dist:
             pending.result()
-        else:
+        if not pending.ended_well():
+            # Whether it has failed already or will later, readers are told.
             places.attach(pending)
             track(pending)
 

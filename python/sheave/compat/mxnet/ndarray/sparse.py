@@ -63,6 +63,10 @@ class BaseSparseNDArray(NDArray):
         """The dense array as a numpy array."""
         return self._dense()
 
+    def detach(self) -> NDArray:
+        """A copy."""
+        return self.copyto(self._context)
+
     def __getitem__(self, key: Any) -> NDArray:
         return NDArray(self._dense(), self._context)[key]
 
@@ -136,10 +140,6 @@ class RowSparseNDArray(BaseSparseNDArray):
         ids, rows = self._rows()
         return RowSparseNDArray(rows.astype(dtype_of(dtype)), ids.copy(), self._shape, self._context)
 
-    def detach(self) -> NDArray:
-        """A copy."""
-        return self.copyto(self._context)
-
     def retain(self, indices: NDArray) -> "RowSparseNDArray":
         """Those of its rows that have these ids."""
         ids, rows = self._rows()
@@ -196,6 +196,11 @@ class CSRNDArray(BaseSparseNDArray):
             raise MXNetError(f"operands shape mismatch: from.shape={other.shape}, to.shape={self._shape}")
         self._raw = other._raw.astype(self._raw.dtype)
         self._columns, self._starts = other._columns, other._starts
+
+    def astype(self, dtype: Any, copy: bool = True) -> NDArray:
+        """A copy of another dtype."""
+        values = self._values().astype(dtype_of(dtype))
+        return CSRNDArray(values, self._columns, self._starts, self._shape, self._context)
 
     def copyto(self, other: NDArray | Context) -> NDArray:
         """A copy on that context, or into that array."""
