@@ -26,7 +26,14 @@ _EXIT_PATIENCE_S = 10.0
 _GRACE_S = 1.0
 """How long a process that misses another one is taken for a mere witness: the other may yet say why it failed."""
 
-_FOREIGN = ("DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_NODE_HOST")
+_FOREIGN = (
+    "DMLC_ROLE",
+    "DMLC_PS_ROOT_URI",
+    "DMLC_PS_ROOT_PORT",
+    "DMLC_NUM_WORKER",
+    "DMLC_NUM_SERVER",
+    "DMLC_NODE_HOST",
+)
 _OWN = (
     "SHEAVE_ROLE",
     "SHEAVE_ROOT",

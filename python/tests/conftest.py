@@ -3,9 +3,11 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 import sheave
@@ -78,3 +80,33 @@ def start():
         with contextlib.suppress(ProcessLookupError):
             os.killpg(program.pid, signal.SIGKILL)
         program.process.communicate()
+
+
+def free_root():
+    """An address that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return "127.0.0.1:%d" % listener.getsockname()[1]
+
+
+def together(act, size=3, **settings):
+    """Call `act(mesh)` for each rank of a mesh whose nodes are threads of this process; returns the results by rank."""
+    root, results, failures = free_root(), [None] * size, []
+
+    def run(rank):
+        try:
+            with sheave.Mesh(rank=rank, size=size, root=root, join_timeout=20, **settings) as mesh:
+                results[rank] = act(mesh)
+                mesh.barrier(timeout=20)
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=50)
+        assert not thread.is_alive(), "a rank does not come to its end"
+    if failures:
+        # Who only misses another rank comes last.
+        raise min(failures, key=lambda failure: isinstance(failure, sheave.PeerLost))
+    return results

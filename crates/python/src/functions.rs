@@ -8,6 +8,7 @@ use crate::tensor::PyTensor;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use sheave_base::{Error, ErrorKind};
+use std::ffi::OsString;
 
 /// Adds them to the module.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -19,7 +20,7 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
         wrap_pyfunction!(all_gather_v, module)?, wrap_pyfunction!(gather, module)?, wrap_pyfunction!(scatter, module)?,
         wrap_pyfunction!(reduce_scatter, module)?, wrap_pyfunction!(all_to_all, module)?,
         wrap_pyfunction!(all_to_all_v, module)?, wrap_pyfunction!(send, module)?, wrap_pyfunction!(recv, module)?,
-        wrap_pyfunction!(isend, module)?, wrap_pyfunction!(irecv, module)?,
+        wrap_pyfunction!(isend, module)?, wrap_pyfunction!(irecv, module)?, wrap_pyfunction!(main, module)?,
     ];
     functions.into_iter().try_for_each(|function| module.add_function(function))
 }
@@ -303,4 +304,10 @@ fn irecv(
     group: Option<&Bound<'_, PyGroup>>,
 ) -> PyResult<Py<PyAny>> {
     within(py, group, |group| collectives::recv(group, array, src, tag, Request::new(true, None)))
+}
+
+/// The program `sheave` with these arguments; returns its exit code. `own` is how this process was started.
+#[pyfunction]
+fn main(py: Python<'_>, own: Vec<OsString>, arguments: Vec<OsString>) -> u8 {
+    py.detach(|| sheave_cli::main(arguments, own))
 }

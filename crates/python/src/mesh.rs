@@ -181,7 +181,7 @@ impl PyMesh {
     }
 
     fn is_alive(&self) -> bool {
-        self.home.mesh().is_ok()
+        !self.home.mark.is_stale() && self.home.mesh.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
     fn me<T>(&self, py: Python<'_>, get: impl FnOnce(&sheave_mesh::Member) -> T) -> PyResult<T> {
@@ -313,6 +313,7 @@ impl PyMesh {
     /// The group of all members.
     #[getter]
     fn world(&self, py: Python<'_>) -> PyResult<Py<PyGroup>> {
+        self.mesh().or_raise(py)?;
         self.world_group(py).map(|world| world.clone_ref(py))
     }
 

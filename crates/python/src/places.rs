@@ -64,13 +64,17 @@ impl Place {
         said.or_else(|| std::env::var_os(name))
     }
 
-    fn says(&self, name: &str) -> Option<String> {
-        self.lookup(name).and_then(|value| value.into_string().ok())
+    fn said_root(&self) -> Option<OsString> {
+        self.said.iter().find(|said| said.0 == "SHEAVE_ROOT").map(|said| said.1.clone())
     }
 
     /// What to join with. A program that nobody has launched, and that says nothing about others, is a job of its own.
     pub(crate) fn config(&self) -> Result<Config> {
-        let is_alone = self.says("SHEAVE_WORLD_SIZE").as_deref() == Some("1") && self.lookup("SHEAVE_ROOT").is_none();
+        let size = self.lookup("SHEAVE_WORLD_SIZE");
+        let is_said = self.said.iter().any(|said| said.0 == "SHEAVE_WORLD_SIZE");
+        let root = if is_said { self.said_root() } else { self.lookup("SHEAVE_ROOT") };
+        // One process needs no place to meet, wherever a job around it meets.
+        let is_alone = size.is_some_and(|size| size == "1") && root.is_none();
         let config = if is_alone { None } else { Config::from_lookup(|name| self.lookup(name))? };
         let mut config = match config {
             Some(config) => config,

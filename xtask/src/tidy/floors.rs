@@ -18,8 +18,8 @@ const FLOORS: [&[&str]; 9] = [
 ];
 
 /// Neighbours on one floor that may be used all the same: (who, whom).
-const NEIGHBOURS: [(&str, &str); 4] =
-    [("session", "collective"), ("session", "rpc"), ("store", "collective"), ("store", "rpc")];
+const NEIGHBOURS: [(&str, &str); 5] =
+    [("session", "collective"), ("session", "rpc"), ("store", "collective"), ("store", "rpc"), ("python", "cli")];
 
 /// The floor of the services, and those of them that `nn` may know.
 const SERVICES: usize = 5;

@@ -7,6 +7,7 @@ use super::Transport;
 use super::pair::{node_config, pin_to_core};
 use super::traffic::{DIGITS, Side};
 use crate::Failure;
+use crate::own;
 use hdrhistogram::Histogram;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -49,8 +50,14 @@ impl Follower {
 
     fn start_with(command: &str, invitation: &impl Serialize, stdout: Stdio) -> Result<Self> {
         // The same file, even if it was replaced on disk meanwhile.
-        let process = Command::new("/proc/self/exe")
-            .arg0("sheave")
+        let own = own::line("/proc/self/exe");
+        let (program, first) = own.split_first().ok_or_else(|| Error::new(ErrorKind::Internal, "no program"))?;
+        let mut again = Command::new(program);
+        if first.is_empty() {
+            again.arg0("sheave");
+        }
+        let process = again
+            .args(first)
             .args(["bench", command])
             .stdin(Stdio::piped())
             .stdout(stdout)

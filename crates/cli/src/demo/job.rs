@@ -8,6 +8,7 @@ use super::Arguments;
 use super::progress::Progress;
 use super::words::{Done, Epoch, GradientBytes, Word, hear};
 use crate::launch::{self, Plan};
+use crate::own;
 use crate::{Failure, one_line};
 use sheave_process::{Child, Exit, Job, Outcome, Output, Report, Status, signal_name};
 use std::collections::BTreeMap;
@@ -77,9 +78,10 @@ fn variables(arguments: &Arguments) -> Vec<(String, String)> {
 
 /// This binary once more, with the same settings.
 fn command(arguments: &Arguments) -> Result<Vec<OsString>, Failure> {
-    let own = std::env::current_exe().map_err(|error| Failure::Run(format!("finding this program: {error}")))?;
+    let file = std::env::current_exe().map_err(|error| Failure::Run(format!("finding this program: {error}")))?;
     let Arguments { kind, staleness, compress, threshold, workers, servers, seed, epochs, batch, data, .. } = arguments;
-    let mut line: Vec<OsString> = vec![own.into(), "demo".into(), "--part".into()];
+    let mut line = own::line(file);
+    line.extend(["demo".into(), "--part".into()]);
     let numbers = [("--workers", *workers), ("--servers", *servers), ("--epochs", *epochs), ("--batch", *batch)];
     for (flag, number) in numbers {
         line.extend([flag.into(), number.to_string().into()]);

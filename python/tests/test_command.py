@@ -1,0 +1,62 @@
+"""The program `sheave` that comes with the package."""
+
+import pathlib
+import signal
+import subprocess
+import sys
+
+import pytest
+import sheave
+
+SCRIPT = pathlib.Path(sys.executable).with_name("sheave")
+
+
+@pytest.fixture(params=["module", "script"])
+def command(request):
+    if request.param == "module":
+        return [sys.executable, "-m", "sheave"]
+    if not SCRIPT.is_file():
+        pytest.skip("the package is not installed here, so there is no script")
+    return [str(SCRIPT)]
+
+
+def run(command, *arguments, **keywords):
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=50, **keywords)
+
+
+def test_version_and_mistakes(command):
+    said = run(command, "--version")
+    assert (said.returncode, said.stdout, said.stderr) == (0, f"sheave {sheave.__version__}\n", "")
+    mistake = run(command, "dance")
+    assert mistake.returncode == 2 and mistake.stderr.startswith("sheave: ") and mistake.stderr.count("\n") == 1
+
+
+def test_launch(command, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sheave, numpy as np\n"
+        "with sheave.init() as mesh:\n"
+        "    print(sheave.all_reduce(np.full(2, mesh.rank + 1.0)).tolist())\n"
+        "    mesh.finish()\n"
+    )
+    said = run(command, "launch", "-n", "2", "--", sys.executable, str(program))
+    assert (said.returncode, said.stderr) == (0, "")
+    assert sorted(said.stdout.splitlines()) == ["rank-0 | [3.0, 3.0]", "rank-1 | [3.0, 3.0]"]
+    assert run(command, "launch", "-n", "2", "--", "sh", "-c", "exit 7").returncode == 7
+
+
+def test_it_starts_itself_once_more(command, tmp_path):
+    said = run(command, "demo", "--epochs", "1", "--workers", "1", "--servers", "1", cwd=tmp_path)
+    assert said.returncode == 0, said.stderr
+    assert "accuracy" in said.stdout
+
+
+def test_ctrl_c_ends_a_job(command):
+    line = [*command, "launch", "-n", "1", "--", "sh", "-c", "echo up; exec sleep 600"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "rank-0 | up\n"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=20) == 128 + signal.SIGINT
+        finally:
+            process.kill()

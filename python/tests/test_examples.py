@@ -1,0 +1,74 @@
+"""The example programs, run as people run them."""
+
+import importlib.util
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+
+import pytest
+
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples" / "python"
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+@pytest.fixture
+def start_example():
+    """Start an example as one process of a job; it is killed at the end of the test, if it still runs."""
+    running = []
+
+    def start(name, *arguments, **environment):
+        # The processes share few cores, and sums must not depend on how many.
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **environment}
+        command = [sys.executable, str(EXAMPLES / name), *arguments]
+        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment))
+        return running[-1]
+
+    yield start
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def results(processes):
+    """What the processes say of their accuracy and their weights, once all have ended well."""
+    said = "".join(process.communicate(timeout=50)[0] for process in processes)
+    assert [process.returncode for process in processes] == [0] * len(processes), said
+    return [(float(accuracy), digest) for accuracy, digest in re.findall(r"accuracy ([\d.]+), weights (\w+)", said)]
+
+
+@pytest.mark.parametrize("network", ["numpy", "torch"])
+def test_digits_by_a_parameter_server(start_example, network):
+    """Three workers and two servers end with the weights of one process, bit for bit."""
+    arguments = ["--quiet"]
+    if network == "torch":
+        if importlib.util.find_spec("torch") is None:
+            pytest.skip("torch is not installed")
+        arguments.append("--torch")
+    place = {
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": free_port(),
+        "DMLC_NUM_SERVER": "2",
+        "DMLC_NUM_WORKER": "3",
+    }
+    roles = ["scheduler"] + ["server"] * 2 + ["worker"] * 3
+    job = [start_example("digits_ps.py", *arguments, DMLC_ROLE=role, **place) for role in roles]
+    alone = start_example("digits_ps.py", *arguments, "--workers", "3")
+    found = results(job)
+    assert len(found) == 3 and set(found) == set(results([alone]))
+    assert found[0][0] > 0.94
+
+
+def test_digits_by_all_reduce(start_example):
+    port = free_port()
+    place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    found = results([start_example("all_reduce.py", RANK=str(rank), **place) for rank in range(3)])
+    assert len(found) == 3 and len(set(found)) == 1
+    assert found[0][0] > 0.92

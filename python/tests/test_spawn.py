@@ -1,0 +1,163 @@
+"""`sheave.spawn`: results, failures, ends, and what is left behind: nothing."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+import sheave
+
+
+def add_up(count, note=None):
+    mesh = sheave.init()
+    array = np.full(count, mesh.rank + 1.0)
+    sheave.all_reduce(array)
+    mesh.finish()
+    return mesh.closed, array.tolist(), note, os.environ["SHEAVE_RANK"]
+
+
+def fail_at(bad):
+    with sheave.init() as mesh:
+        if mesh.rank == bad:
+            raise ValueError("on purpose")
+        sheave.barrier()
+
+
+def die_at(bad):
+    mesh = sheave.init()
+    if mesh.rank == bad:
+        os.kill(os.getpid(), signal.SIGKILL)
+    sheave.barrier()
+
+
+def note_and_sleep(folder):
+    pathlib.Path(folder, str(os.getpid())).touch()
+    time.sleep(600)
+
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def none_runs(pids, seconds):
+    until = time.monotonic() + seconds
+    while any(map(is_running, pids)) and time.monotonic() < until:
+        time.sleep(0.01)
+    return not any(map(is_running, pids))
+
+
+def test_results_come_by_rank():
+    results = sheave.spawn(add_up, 3, (2,), {"note": "here"})
+    assert results == [(True, [6.0, 6.0], "here", str(rank)) for rank in range(3)]
+    assert "SHEAVE_RANK" not in os.environ
+
+
+def test_a_failure_names_its_rank_and_has_its_traceback():
+    with pytest.raises(sheave.Remote, match="rank-1 failed") as caught:
+        sheave.spawn(fail_at, 3, (1,))
+    assert "fail_at" in str(caught.value) and "ValueError: on purpose" in str(caught.value)
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert (caught.value.peer.name, caught.value.peer.rank) == ("rank-1", 1)
+
+
+def test_a_killed_process_is_named():
+    with pytest.raises(sheave.PeerLost, match="rank-2.*SIGKILL") as caught:
+        sheave.spawn(die_at, 3, (2,))
+    assert caught.value.peer.rank == 2
+
+
+def test_the_time_is_limited_and_nothing_is_left(tmp_path):
+    with pytest.raises(sheave.DeadlineExceeded, match="rank-0, rank-1"):
+        sheave.spawn(note_and_sleep, 2, (str(tmp_path),), timeout=8)
+    pids = [int(path.name) for path in tmp_path.iterdir()]
+    assert len(pids) == 2 and none_runs(pids, 5)
+
+
+def test_bad_arguments():
+    with pytest.raises(sheave.InvalidArgument):
+        sheave.spawn(add_up, 0, (1,))
+    with pytest.raises(sheave.Remote, match="TypeError"):
+        sheave.spawn(add_up, 1)
+
+
+def test_a_function_that_pickle_cannot_pickle():
+    secret = 41
+    try:
+        import cloudpickle  # noqa: F401
+    except ImportError:
+        with pytest.raises(sheave.InvalidArgument, match="cloudpickle"):
+            sheave.spawn(lambda: secret + 1, 1)
+    else:
+        assert sheave.spawn(lambda: secret + 1, 2) == [42, 42]
+
+
+SPAWNER = """
+    import sys, time
+    sys.path.insert(0, sys.argv[1])
+    import sheave, test_spawn
+    if __name__ == "__main__":
+        sheave.spawn(test_spawn.note_and_sleep, 2, (sys.argv[2],))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "SIGKILL"])
+def test_the_processes_end_with_their_parent(tmp_path, number):
+    script = tmp_path / "script.py"
+    script.write_text("import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n")
+    with script.open("a") as file:
+        file.write(textwrap.dedent(SPAWNER))
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    arguments = [sys.executable, str(script), os.path.dirname(__file__), str(notes)]
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as parent:
+        try:
+            until = time.monotonic() + 30
+            while len(list(notes.iterdir())) < 2 and parent.poll() is None and time.monotonic() < until:
+                time.sleep(0.01)
+            pids = [int(path.name) for path in notes.iterdir()]
+            assert len(pids) == 2
+            parent.send_signal(number)
+            assert "KeyboardInterrupt" in parent.communicate(timeout=20)[1] or number == signal.SIGKILL
+            assert none_runs(pids, 10)
+        finally:
+            parent.kill()
+
+
+def test_processes_of_multiprocessing(tmp_path):
+    """Ranks that a program starts with multiprocessing's spawn itself."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+            import multiprocessing, sys, sheave, numpy as np
+
+            def work(rank, root, outbox):
+                with sheave.Mesh(rank=rank, size=2, root=root, secret=b"only this test knows it") as mesh:
+                    outbox.put(mesh.world.all_reduce(np.ones(3)).tolist())
+                    mesh.barrier(20)
+
+            if __name__ == "__main__":
+                mesh = sheave.init()
+                context = multiprocessing.get_context("spawn")
+                outbox = context.Queue()
+                ranks = [context.Process(target=work, args=(rank, sys.argv[1], outbox)) for rank in range(2)]
+                for rank in ranks:
+                    rank.start()
+                print([outbox.get(timeout=30) for _ in ranks], [rank.join(30) or rank.exitcode for rank in ranks])
+                mesh.finish()
+        """)
+    )
+    from conftest import free_root
+
+    ended = subprocess.run(
+        [sys.executable, str(script), free_root()], capture_output=True, text=True, timeout=50
+    )
+    assert (ended.stdout.strip(), ended.stderr) == ("[[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]] [0, 0]", "")
