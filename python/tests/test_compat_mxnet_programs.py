@@ -331,6 +331,30 @@ def test_optimizers_of_the_user_run_on_servers(job):
     )
 
 
+@pytest.mark.parametrize(("kind", "servers"), [("horovod", 0), ("byteps", 1)])
+def test_stores_of_collective_operations(job, kind, servers):
+    succeed(
+        job(
+            program(f"""
+            kv = mx.kv.create("{kind}")
+            assert (kv.type, kv.num_workers, kv.local_rank, kv.is_capable("optimizer")) == ("{kind}", 2, kv.rank, False)
+            place = mx.nd.zeros((2, 3))
+            kv.broadcast("a", mx.nd.full((2, 3), kv.rank + 5), out=place)
+            assert (place.asnumpy() == 5).all()
+            values = [mx.nd.full((2, 3), kv.rank + 1)]
+            kv.pushpull("a", values[0])
+            kv.pushpull("a", values, [place])
+            assert (values[0].asnumpy() == 3).all() and (place.asnumpy() == 6).all()
+            try:
+                kv.set_optimizer(mx.optimizer.SGD())
+            except NotImplementedError:
+                assert kv.type == "byteps"
+            """),
+            servers=servers,
+        )
+    )
+
+
 def test_a_worker_that_dies_is_an_error_for_the_other(job):
     started = job(
         program("""

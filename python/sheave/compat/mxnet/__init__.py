@@ -34,12 +34,14 @@ What differs from MXNet, on purpose:
   format.
 - An optimizer or updater that only Python can run is pickled to the servers, which needs `cloudpickle` on the worker,
   where MXNet fails silently unless the class is its own. There arrays are flat; large ones come in slices, each with a
-  state of its own; of pushed rows the updater sees those rows, packed.
+  state of its own; of pushed rows the updater sees those rows, packed, so it must keep no state of them. Setting it
+  again begins its states anew.
 - `_set_updater` in a distributed store sets the updater of the servers; MXNet ignores it.
 - `pushpull` works with gradient compression. Out-of-range row ids are an error.
 - Commands of any number reach the controllers of the servers, and their answers come back.
 - Names of kinds that do not exist are a `MXNetError`, `nccl` among them. Priorities order what is sent in every kind of
   store; there is no kind `p3`.
+- `horovod` and `byteps` are sheave's collective operations, on whatever mesh the environment names.
 - A program that an exception ends does not meet the others before it leaves.
 - `nd.save` writes numpy's format. `nd.empty` gives zeros.
 """
@@ -59,6 +61,7 @@ from sheave.compat.mxnet import (
 from sheave.compat.mxnet import kvstore as kv
 from sheave.compat.mxnet import ndarray as nd
 from sheave.compat.mxnet import optimizer as opt
+from sheave.compat.mxnet import random as rnd
 from sheave.compat.mxnet.base import MXNetError
 from sheave.compat.mxnet.context import Context, cpu, cpu_pinned, current_context, gpu, num_gpus
 from sheave.compat.mxnet.context import Context as Device
@@ -84,6 +87,7 @@ __all__ = [
     "opt",
     "optimizer",
     "random",
+    "rnd",
     "test_utils",
 ]
 

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import itertools
 import os
 import sys
 import weakref
@@ -42,7 +43,9 @@ KINDS = {
     "dist_ssp": "dist_ssp",
 }
 
-_open: "weakref.WeakSet[KVStore]" = weakref.WeakSet()
+#: Stores that have not been closed, in the order in which they were created, which is the same on all workers.
+_open: "weakref.WeakValueDictionary[int, KVStore]" = weakref.WeakValueDictionary()
+_numbers = itertools.count()
 
 
 class KVStore(KVStoreBase):
@@ -80,7 +83,7 @@ class KVStore(KVStoreBase):
         self._native: Any = None
         self._updater: Any = None
         self._local_updater: LocalUpdater | None = None
-        _open.add(self)
+        _open[next(_numbers)] = self
 
     # Data.
 
@@ -384,8 +387,9 @@ def create(name: str = "local") -> KVStoreBase:
     """A store by the name of its kind, in letters of either case.
 
     `local`, `local_update_cpu`, `local_allreduce_cpu`, `device`, `local_allreduce_device` within this process;
-    `dist_sync`, `dist_async`, `dist_device_sync`, `dist_ssp` and their other names on servers; or the name of a class
-    that was registered with `KVStoreBase.register`. Raises `MXNetError` for any other name.
+    `dist_sync`, `dist_async`, `dist_device_sync`, `dist_ssp` and their other names on servers; `horovod` and `byteps`
+    by collective operations; or the name of a class that was registered with `KVStoreBase.register`. Raises
+    `MXNetError` for any other name.
 
     >>> import sheave.compat.mxnet as mx
     >>> mx.kv.create("Local_Update_CPU").type
@@ -405,5 +409,5 @@ def create(name: str = "local") -> KVStoreBase:
 @atexit.register
 def _leave() -> None:
     if not hasattr(sys, "last_value"):
-        for store in list(_open):
+        for _, store in sorted(_open.items()):
             store.close()
