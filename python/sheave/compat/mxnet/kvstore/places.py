@@ -52,6 +52,11 @@ class Filled:
         raise NotImplementedError
 
 
+def _address(array: NDArray) -> int:
+    address: int = array._raw.__array_interface__["data"][0]
+    return address
+
+
 class Places(Filled):
     """Where the whole values of keys go."""
 
@@ -59,7 +64,7 @@ class Places(Filled):
         super().__init__()
         self.targets: list[Array] = []
         self._copies: list[tuple[NDArray, Array]] = []
-        self._seen: set[int] = set()
+        self._taken: set[int] = set()
 
     def add(self, key: Key, shape: tuple[int, ...], dtype: np.dtype[Any], arrays: list[NDArray]) -> None:
         """The value of a key goes into all of these."""
@@ -72,7 +77,7 @@ class Places(Filled):
         target = np.empty(shape, dtype) if direct is None else direct._raw
         for array in arrays:
             self._note(array)
-        self._seen |= {array._raw.ctypes.data for array in arrays}
+            self._taken.add(_address(array))
         self._copies += [(array, target) for array in arrays if array is not direct]
         self.keys.append(key)
         self.targets.append(target)
@@ -80,7 +85,7 @@ class Places(Filled):
     def _takes(self, array: NDArray, dtype: np.dtype[Any]) -> bool:
         raw = array._raw
         fits = array.stype == "default" and raw.flags.c_contiguous and raw.dtype == dtype
-        return fits and not array._is_awaited() and raw.ctypes.data not in self._seen
+        return fits and not array._is_awaited() and _address(array) not in self._taken
 
     def _fill(self) -> None:
         for array, value in self._copies:
