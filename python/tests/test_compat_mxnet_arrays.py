@@ -21,7 +21,8 @@ def test_manners():
     for result in (half * 2.5, 2 - half, half / np.float64(3), -half, half**2, half % 2, abs(half)):
         assert result.dtype is np.float16
     assert (mx.nd.ones(2, dtype="int32") * 2.5).asnumpy().tolist() == [2, 2]
-    assert a.reshape((1.0, -1)).shape == (1, 6) and a.reshape((0, -1)).shape == (2, 3) and a.reshape(3, 2).shape == (3, 2)
+    shapes = [a.reshape((1.0, -1)).shape, a.reshape((0, -1)).shape, a.reshape(3, 2).shape, a.reshape(shape=(6,)).shape]
+    assert shapes == [(1, 6), (2, 3), (3, 2), (6,)]
     assert (np.ones((2, 3), np.float32) - a).asnumpy()[0].tolist() == [1, 0, -1]
     assert a.T.shape == (3, 2) and a.norm().asscalar() == pytest.approx(55**0.5) and a.argmax(axis=1)[0] == 2
     for wrong in (lambda: a + mx.nd.ones(4), lambda: a.reshape((4, 4)), lambda: a.copyto(mx.nd.ones(2))):
@@ -51,7 +52,8 @@ def test_indices_give_views():
 
 def test_copies_and_contexts():
     a = mx.nd.ones(3, mx.gpu(1))
-    assert a.context == mx.gpu(1) == a.ctx and a.as_in_context(mx.gpu(1)) is a and repr(a).endswith("<NDArray 3 @gpu(1)>")
+    assert a.context == mx.gpu(1) == a.ctx and a.as_in_context(mx.gpu(1)) is a
+    assert repr(a).endswith("<NDArray 3 @gpu(1)>")
     moved = a.copyto(mx.cpu(2))
     moved += 1
     assert (moved.context, a.asnumpy().tolist()) == (mx.cpu(2), [1, 1, 1])

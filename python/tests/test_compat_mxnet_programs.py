@@ -355,6 +355,21 @@ def test_stores_of_collective_operations(job, kind, servers):
     )
 
 
+def test_a_worker_that_ends_earlier_is_waited_for_no_more(job):
+    said = succeed(
+        job(
+            program("""
+            kv = mx.kv.create("dist_sync")
+            kv.init("w", mx.nd.zeros(4))
+            for batch in range(2 + 3 * kv.rank):
+                kv.push("w", mx.nd.full(4, kv.rank + 1))
+            print(kv.rank, pulled(kv, "w", 4)[0])
+            """)
+        )
+    )
+    assert sorted(said) == ["0 3.0\n", "1 2.0\n"]
+
+
 def test_a_worker_that_dies_is_an_error_for_the_other(job):
     started = job(
         program("""

@@ -16,9 +16,13 @@ def main(name: str) -> None:
     serve.serving = True
     if name != "mxnet":
         raise SystemExit(f"the face {name!r} has no servers")
+    from sheave.compat.mxnet import MXNetError
     from sheave.compat.mxnet.kvstore.kvstore_server import KVStoreServer
 
-    KVStoreServer().run()
+    try:
+        KVStoreServer().run()
+    except MXNetError as error:
+        raise SystemExit(f"sheave: {error}") from None
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ What differs from MXNet, on purpose:
 - Commands of any number reach the controllers of the servers, and their answers come back.
 - Names of kinds that do not exist are a `MXNetError`, `nccl` among them. Priorities order what is sent in every kind of
   store; there is no kind `p3`.
+- A worker whose program ends earlier than the others' is waited for no more; rounds go on without it.
 - `horovod` and `byteps` are sheave's collective operations, on whatever mesh the environment names.
 - A program that an exception ends does not meet the others before it leaves.
 - `nd.save` writes numpy's format. `nd.empty` gives zeros.

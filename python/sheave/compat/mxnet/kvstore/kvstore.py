@@ -285,12 +285,17 @@ class KVStore(KVStoreBase):
             self._store.set_barrier_before_exit(flag)
 
     def close(self) -> None:
-        """Leaves the job, once everything under way has ended. It happens by itself at the end of the program, unless
-        an exception has ended it: a worker that goes astray must not look like one that has finished."""
+        """Leaves the job: others' pushes wait for this worker no more, and this one waits until they close too. It
+        happens by itself at the end of the program, unless an exception has ended it: a worker that goes astray must
+        not look like one that has finished."""
         if not self._closed:
             self._closed = True
             with translated():
-                self._store.close()
+                try:
+                    if self._is_dist:
+                        self._store.done()
+                finally:
+                    self._store.close()
 
     def __del__(self) -> None:
         if not self._closed and not sys.is_finalizing():
