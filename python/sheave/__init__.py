@@ -1,14 +1,33 @@
-"""sheave: processes that exchange tensors.
+"""sheave: processes that find each other and then reduce, gather and exchange tensors.
 
-A `Node` is one end of links to other nodes. It sends and receives numpy arrays, torch tensors and everything else that
-speaks the buffer protocol or DLPack, without copying where the memory allows it.
+A `Mesh` is the processes of a job, as one of them; `init` joins the one that the environment describes, whoever has
+launched it, and remembers it as the default. Its `Group` of all members, `mesh.world`, and every other group have the
+collective operations, which the functions of this module do for the default mesh: `all_reduce`, `broadcast`,
+`all_gather` and the like. Arrays are whatever speaks the buffer protocol or DLPack, such as numpy's and torch's; they
+are used where they lie, and results come back as what was put in. An operation waits, or is a `Work` that can be waited
+for, awaited and cancelled.
 
->>> import sheave
+>>> import numpy as np, sheave
+>>> with sheave.init() as mesh:
+...     sheave.all_reduce(np.array([1.0, 2.0]), "max")
+array([1., 2.])
+
+`spawn` runs a function as the processes of a job, for notebooks and tests; `sheave launch` does so with programs.
+
+>>> sheave.spawn(sum, 2, ([1, 2, 3],))
+[6, 6]
+
+Below that lie nodes and links: a `Node` sends and receives messages over the links that it has made.
+
 >>> with sheave.Node("one") as one, sheave.Node("other") as other:
 ...     link = one.link_to(other)
 ...     one.send(link, b"hello", tag=7)
 ...     bytes(other.recv(tag=7))
 b'hello'
+
+Whatever fails raises a `SheaveError`: one class per kind of error, each also of the builtin that fits, with the fields
+`peer`, `op`, `group`, `seq`, `elapsed` (seconds) and `hint`. Numpy and torch are imported only when an array of theirs
+is asked for.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -63,6 +63,7 @@ __all__ = [
     "init",
     "irecv",
     "isend",
+    "main",
     "recv",
     "reduce",
     "reduce_scatter",

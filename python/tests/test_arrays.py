@@ -266,3 +266,10 @@ def test_memory_does_not_grow_with_operations():
 def test_import_leaves_numpy_alone():
     program = "import sys, sheave; sys.exit('numpy' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=30).returncode == 0
+
+
+def test_import_is_quick():
+    """At most 60 ms beyond the interpreter's own start, in the best of some runs."""
+    program = "import time; begun = time.perf_counter(); import sheave; print(time.perf_counter() - begun)"
+    runs = [subprocess.run([sys.executable, "-c", program], timeout=30, capture_output=True) for _ in range(10)]
+    assert min(float(run.stdout) for run in runs) < 0.06

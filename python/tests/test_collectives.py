@@ -225,6 +225,28 @@ def test_many_in_flight():
     together(act)
 
 
+def test_lists_are_one_operation():
+    def act(mesh):
+        world, rank = mesh.world, mesh.rank
+        arrays = [np.full(3, rank + 1.0), np.full((2, 2), rank, np.int32), np.zeros(0), np.full(50_000, 2, np.float32)]
+        assert world.all_reduce(arrays) is arrays
+        assert [array.ravel()[:1].tolist() for array in arrays] == [[6], [3], [], [6]]
+        outs = (np.zeros(3), np.zeros((2, 2), np.int32))
+        assert world.all_reduce(arrays[:2], "max", outs, async_op=True).wait(20) is outs
+        assert outs[0].tolist() == [6] * 3 and arrays[0].tolist() == [6] * 3
+        arrays = [np.full(2, rank), np.full(3, 10.0 * rank)]
+        assert world.broadcast(arrays, src=2) is arrays
+        assert [array[0] for array in arrays] == [2, 20]
+        first, second = world.all_gather([np.full(2, rank), np.full((1, 2), 10.0 * rank)])
+        assert first.tolist() == [[0, 0], [1, 1], [2, 2]] and second.shape == (3, 1, 2)
+        pieces = world.reduce_scatter([np.arange(6.0), np.arange(3)])
+        assert [piece.tolist() for piece in pieces] == [[6.0 * rank, 6.0 * rank + 3], [3 * rank]]
+        with pytest.raises(sheave.InvalidArgument, match="out"):
+            world.all_reduce(arrays, out=[np.zeros(2)])
+
+    together(act)
+
+
 def test_arrays_in_the_arena():
     def act(mesh):
         tensor = mesh.empty((100, 1000), "float32")
@@ -267,7 +289,8 @@ def test_what_cannot_be_done_is_refused():
             (lambda: world.all_reduce(np.zeros(3), "median"), sheave.InvalidArgument, "median"),
             (lambda: world.all_reduce(np.zeros(3), "bxor"), sheave.Unsupported, "bxor"),
             (lambda: world.all_reduce(np.zeros(3), out=np.zeros(4)), sheave.InvalidArgument, "elements"),
-            (lambda: world.all_reduce([1, 2]), sheave.Unsupported, "list"),
+            (lambda: world.all_reduce("text"), sheave.Unsupported, "str"),
+            (lambda: world.all_reduce([1, 2]), sheave.Unsupported, "int"),
             (lambda: world.broadcast(np.zeros(3), src=7), sheave.InvalidArgument, "root 7"),
             (lambda: world.send(np.zeros(3), mesh.rank), sheave.InvalidArgument, "itself"),
             (lambda: world.all_reduce(np.zeros(3), timeout=-1), ValueError, "timeout"),

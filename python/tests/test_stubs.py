@@ -13,3 +13,16 @@ def test_stubs_agree_with_the_module(tmp_path):
         [sys.executable, "-m", "mypy.stubtest", "sheave"], capture_output=True, text=True, cwd=tmp_path, timeout=170
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.timeout(180)
+def test_the_package_is_typed(tmp_path):
+    pytest.importorskip("mypy", reason="mypy is not installed")
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "-p", "sheave"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=170,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr

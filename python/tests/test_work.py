@@ -198,6 +198,23 @@ def test_a_loop_that_was_closed_meanwhile_harms_nobody(pending):
     assert bytes(asyncio.run(of(again))) == b"done"
 
 
+@pytest.mark.parametrize("busy", ["while True: pass", "time.sleep(600)", "while True: time.sleep(0.001)"])
+def test_exit_while_a_callback_runs(start, busy):
+    program = f"""
+        import threading, time, sheave
+        begun = threading.Event()
+
+        def callback(work):
+            begun.set()
+            {busy}
+
+        mesh = sheave.Mesh()
+        mesh.world.barrier(async_op=True).add_done_callback(callback)
+        assert begun.wait(10)
+    """
+    assert start(program).succeed(timeout=20) == ""
+
+
 def test_collectives_in_a_loop():
     def act(mesh):
         async def main():

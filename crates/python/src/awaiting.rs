@@ -8,6 +8,7 @@
 //! loop weakly. What arrives for a loop that was closed meanwhile is dropped when the next loop gets its inbox.
 
 use crate::errors::OrRaise;
+use crate::released;
 use crate::work::PyWork;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -61,6 +62,7 @@ impl Inbox {
                 failure = Some(error);
             }
         }
+        released::drain(py);
         failure.map_or(Ok(()), Err)
     }
 }

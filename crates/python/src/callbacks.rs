@@ -3,18 +3,21 @@
 //! No thread of sheave ever attaches to the interpreter. Whoever has something for Python to do posts it to a queue,
 //! from any thread and without waiting; a daemon thread that Python itself has started takes jobs out, one after the
 //! other, and waits for more with the interpreter let go. It is started with the first job that can come, and ends when
-//! the interpreter does: what is in the queue by then is leaked on purpose.
+//! the interpreter does: what is in the queue by then is leaked on purpose, and Python code that still runs there gets
+//! SystemExit.
 //!
 //! The queue is not bounded by itself. Each job stands for something that is: a work with a callback, of which there
 //! are at most [`CALLBACKS_MAX`], or a request that the mesh has let in.
 
 use crate::{life, released};
+use pyo3::exceptions::PySystemExit;
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyCFunction, PyDict};
 use sheave_base::fork::ForkMark;
 use sheave_base::{Error, ErrorKind, Result};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 /// Callbacks that may wait for their works at one time: more are a program that never lets its operations end.
@@ -35,6 +38,8 @@ struct Desk {
     bell: Condvar,
     /// Callbacks that were admitted and have not run yet.
     admitted: AtomicUsize,
+    /// Python's number of the thread, while it runs.
+    thread: AtomicU64,
 }
 
 impl Desk {
@@ -115,18 +120,42 @@ impl Callbacks {
     pub(crate) fn dismiss(&self) {
         self.0.admitted.fetch_sub(1, Relaxed);
     }
+
+    /// What a callback has raised; nobody is there to catch it.
+    pub(crate) fn tell(&self, py: Python<'_>, error: PyErr, callback: &Bound<'_, PyAny>) {
+        if self.0.queue().has_ended && error.is_instance_of::<PySystemExit>(py) {
+            return;
+        }
+        error.write_unraisable(py, Some(callback));
+    }
 }
 
 /// What the thread does.
 fn keep(py: Python<'_>, desk: &Desk) {
     let Ok(visit) = life::Visit::begin() else { return };
+    let number = py.import("threading").and_then(|threading| threading.call_method0("get_ident")?.extract());
+    desk.thread.store(number.unwrap_or(0), Relaxed);
     while let Some(jobs) = py.detach(|| desk.take()) {
         for job in jobs {
             job(py);
         }
         released::drain(py);
     }
+    desk.thread.store(0, Relaxed);
     drop(visit);
+}
+
+/// Ends Python code that the thread runs, if it still does. A thread that comes back to an interpreter that is torn
+/// down ends in the middle of whatever it does, and our frames below it cannot bear that.
+pub(crate) fn break_off(py: Python<'_>) {
+    let known = DESK.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some((_, desk)) = known.as_ref().filter(|(mark, _)| !mark.is_stale()) else { return };
+    let number = desk.thread.load(Relaxed);
+    if number != 0 {
+        let exit = py.get_type::<PySystemExit>();
+        // SAFETY: the interpreter is held; a number that is no thread's any more has no effect.
+        unsafe { ffi::PyThreadState_SetAsyncExc(number.cast_signed(), exit.as_ptr()) };
+    }
 }
 
 /// Ends the thread. Jobs that have not begun by then are lost.

@@ -7,7 +7,7 @@
 use crate::errors::{self, OrRaise};
 use crate::group::PyGroup;
 use crate::import::{self, Access};
-use crate::like;
+use crate::{like, lists};
 use pyo3::prelude::*;
 use sheave_base::{Error, ErrorKind, Rank};
 use sheave_collective::{Communicator, Operator};
@@ -43,18 +43,18 @@ fn operator(name: &str, py: Python<'_>) -> PyResult<Operator> {
 }
 
 /// An array that an operation fills, and what Python gets for it.
-struct Place {
-    tensor: Tensor,
-    array: Py<PyAny>,
+pub(crate) struct Place {
+    pub(crate) tensor: Tensor,
+    pub(crate) array: Py<PyAny>,
 }
 
 impl Place {
-    fn of(array: &Bound<'_, PyAny>) -> PyResult<Self> {
+    pub(crate) fn of(array: &Bound<'_, PyAny>) -> PyResult<Self> {
         Ok(Self { tensor: import::tensor(array, Access::Write)?, array: array.clone().unbind() })
     }
 
     /// A new array of the model's kind.
-    fn new(group: &PyGroup, model: &Bound<'_, PyAny>, dtype: Dtype, dimensions: &[u64]) -> PyResult<Self> {
+    pub(crate) fn new(group: &PyGroup, model: &Bound<'_, PyAny>, dtype: Dtype, dimensions: &[u64]) -> PyResult<Self> {
         let arena = group.arena().or_raise(model.py())?;
         let (tensor, array) = like::array(model, &arena, dtype, dimensions)?;
         Ok(Self { tensor, array })
@@ -62,7 +62,7 @@ impl Place {
 }
 
 /// Input and output of an operation that may work in place.
-fn in_place(array: &Bound<'_, PyAny>, out: Option<&Bound<'_, PyAny>>) -> PyResult<(Tensor, Place)> {
+pub(crate) fn in_place(array: &Bound<'_, PyAny>, out: Option<&Bound<'_, PyAny>>) -> PyResult<(Tensor, Place)> {
     match out.filter(|out| !out.is(array)) {
         None => {
             let place = Place::of(array)?;
@@ -73,13 +73,13 @@ fn in_place(array: &Bound<'_, PyAny>, out: Option<&Bound<'_, PyAny>>) -> PyResul
 }
 
 /// The dimensions of as many arrays as there are members, in one.
-fn of_all(group: &PyGroup, tensor: &Tensor) -> Vec<u64> {
+pub(crate) fn of_all(group: &PyGroup, tensor: &Tensor) -> Vec<u64> {
     let size = group.communicator().map_or(1, |group| u64::from(group.size()));
     std::iter::once(size).chain(tensor.shape().dimensions().iter().copied()).collect()
 }
 
 /// The dimensions of one member's piece: of whole rows where the first dimension can be cut.
-fn of_one(group: &PyGroup, tensor: &Tensor) -> Vec<u64> {
+pub(crate) fn of_one(group: &PyGroup, tensor: &Tensor) -> Vec<u64> {
     let size = group.communicator().map_or(1, |group| u64::from(group.size()));
     match tensor.shape().dimensions() {
         [first, rest @ ..] if *first == size && !rest.is_empty() => rest.to_vec(),
@@ -100,6 +100,9 @@ pub(crate) fn all_reduce(
     request: Request,
 ) -> PyResult<Py<PyAny>> {
     let operator = operator(op, array.py())?;
+    if let Some(arrays) = lists::of(array) {
+        return lists::all_reduce(group, (array, arrays), operator, out, request);
+    }
     let (input, Place { tensor, array: result }) = in_place(array, out)?;
     let start = move |group: &Communicator| group.all_reduce(&input, &tensor, operator);
     group.run(array.py(), request, start, |_, ()| Ok(result))
@@ -125,6 +128,9 @@ pub(crate) fn reduce(
 }
 
 pub(crate) fn broadcast(group: &PyGroup, array: &Bound<'_, PyAny>, src: u32, request: Request) -> PyResult<Py<PyAny>> {
+    if let Some(arrays) = lists::of(array) {
+        return lists::broadcast(group, (array, arrays), src, request);
+    }
     let access = if group.is_rank(src) { Access::Read } else { Access::Write };
     let (tensor, result) = (import::tensor(array, access)?, array.clone().unbind());
     let start = move |group: &Communicator| group.broadcast(&tensor, Rank(src));
@@ -137,6 +143,9 @@ pub(crate) fn all_gather(
     out: Option<&Bound<'_, PyAny>>,
     request: Request,
 ) -> PyResult<Py<PyAny>> {
+    if let Some(arrays) = lists::of(array) {
+        return lists::all_gather(group, (array, arrays), out, request);
+    }
     let input = import::tensor(array, Access::Read)?;
     let Place { tensor, array: result } = match out {
         Some(out) => Place::of(out)?,
@@ -234,6 +243,9 @@ pub(crate) fn reduce_scatter(
     request: Request,
 ) -> PyResult<Py<PyAny>> {
     let operator = operator(op, array.py())?;
+    if let Some(arrays) = lists::of(array) {
+        return lists::reduce_scatter(group, (array, arrays), operator, out, request);
+    }
     let input = import::tensor(array, Access::Read)?;
     let Place { tensor, array: result } = match out {
         Some(out) => Place::of(out)?,

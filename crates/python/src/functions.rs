@@ -50,6 +50,10 @@ fn within<R>(
 /// Takes the arguments of Mesh. Without any it joins as the environment of whatever launched this process says; a
 /// process that nobody has launched is a mesh of its own. While the default mesh lives, a call without arguments
 /// returns it, and one with arguments raises AlreadyExists.
+///
+/// >>> with sheave.init() as mesh:
+/// ...     sheave.all_reduce(np.array([1.0, 2.0]))
+/// array([1., 2.])
 #[pyfunction]
 #[pyo3(signature = (**settings))]
 fn init(py: Python<'_>, settings: Option<&Bound<'_, PyDict>>) -> PyResult<Py<PyMesh>> {
@@ -66,6 +70,9 @@ fn init(py: Python<'_>, settings: Option<&Bound<'_, PyDict>>) -> PyResult<Py<PyM
 }
 
 /// The mesh that sheave.init joined. Raises NotFound if there is none, or it was left.
+///
+/// >>> sheave.default_mesh() is sheave.init()
+/// True
 #[pyfunction]
 fn default_mesh(py: Python<'_>) -> PyResult<Py<PyMesh>> {
     mesh::default_mesh(py).ok_or_else(|| no_mesh(py))
@@ -75,6 +82,11 @@ fn default_mesh(py: Python<'_>) -> PyResult<Py<PyMesh>> {
 /// lay there.
 ///
 /// shape is a number or a sequence of them; dtype a name or a dtype of numpy, torch or jax, float32 if None.
+///
+/// >>> tensor = sheave.empty((2, 3), "int32")
+/// >>> tensor.numpy()[:] = 7
+/// >>> sheave.all_reduce(tensor) is tensor
+/// True
 #[pyfunction]
 #[pyo3(signature = (shape, dtype = None))]
 fn empty(py: Python<'_>, shape: &Bound<'_, PyAny>, dtype: Option<&Bound<'_, PyAny>>) -> PyResult<PyTensor> {
@@ -83,6 +95,8 @@ fn empty(py: Python<'_>, shape: &Bound<'_, PyAny>, dtype: Option<&Bound<'_, PyAn
 }
 
 /// Wait until every member has come here.
+///
+/// >>> sheave.barrier()
 #[pyfunction]
 #[pyo3(signature = (*, group = None, async_op = false, timeout = None))]
 fn barrier(
@@ -95,6 +109,12 @@ fn barrier(
 }
 
 /// Reduce the arrays of all members to all of them: into `out`, or in place. See Group.all_reduce.
+///
+/// >>> array = np.array([1.0, 2.0])
+/// >>> sheave.all_reduce(array) is array
+/// True
+/// >>> sheave.all_reduce(array, "max", async_op=True).wait(timeout=10)
+/// array([1., 2.])
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
 #[pyo3(signature = (array, op = "sum", out = None, *, group = None, async_op = false, timeout = None))]
@@ -111,6 +131,9 @@ fn all_reduce(
 }
 
 /// Reduce the arrays of all members to one, `dst`. See Group.reduce.
+///
+/// >>> sheave.reduce(np.array([1.0, 2.0]), dst=0)
+/// array([1., 2.])
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
 #[pyo3(signature = (array, op = "sum", out = None, dst = 0, *, group = None, async_op = false, timeout = None))]
@@ -128,6 +151,9 @@ fn reduce(
 }
 
 /// The array of member `src` goes to all. See Group.broadcast.
+///
+/// >>> sheave.broadcast(np.array([1.0, 2.0]), src=0)
+/// array([1., 2.])
 #[pyfunction]
 #[pyo3(signature = (array, src = 0, *, group = None, async_op = false, timeout = None))]
 fn broadcast(
@@ -142,6 +168,9 @@ fn broadcast(
 }
 
 /// The arrays of all members, one behind the other, on all of them. See Group.all_gather.
+///
+/// >>> sheave.all_gather(np.array([1.0, 2.0]))
+/// array([[1., 2.]])
 #[pyfunction]
 #[pyo3(signature = (array, out = None, *, group = None, async_op = false, timeout = None))]
 fn all_gather(
@@ -156,6 +185,9 @@ fn all_gather(
 }
 
 /// The same of arrays of different lengths. See Group.all_gather_v.
+///
+/// >>> sheave.all_gather_v(np.array([1.0, 2.0]), lengths=[2])
+/// array([1., 2.])
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
 #[pyo3(signature = (array, lengths = None, out = None, *, group = None, async_op = false, timeout = None))]
@@ -172,6 +204,9 @@ fn all_gather_v(
 }
 
 /// The arrays of all members, one behind the other, at `dst`. See Group.gather.
+///
+/// >>> sheave.gather(np.array([1.0, 2.0]), dst=0)
+/// array([[1., 2.]])
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
 #[pyo3(signature = (array, out = None, dst = 0, *, group = None, async_op = false, timeout = None))]
@@ -188,6 +223,9 @@ fn gather(
 }
 
 /// The pieces of member `src`'s array go one to each. See Group.scatter.
+///
+/// >>> sheave.scatter(np.array([[1.0, 2.0]]), out=np.zeros(2), src=0)
+/// array([1., 2.])
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
 #[pyo3(signature = (array, out = None, src = 0, *, group = None, async_op = false, timeout = None))]
@@ -204,6 +242,9 @@ fn scatter(
 }
 
 /// Reduce the arrays of all members; each gets its piece. See Group.reduce_scatter.
+///
+/// >>> sheave.reduce_scatter(np.array([1.0, 2.0]))
+/// array([1., 2.])
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
 #[pyo3(signature = (array, op = "sum", out = None, *, group = None, async_op = false, timeout = None))]
@@ -220,6 +261,9 @@ fn reduce_scatter(
 }
 
 /// Each member sends one piece to each. See Group.all_to_all.
+///
+/// >>> sheave.all_to_all(np.array([1.0, 2.0]))
+/// array([1., 2.])
 #[pyfunction]
 #[pyo3(signature = (array, out = None, *, group = None, async_op = false, timeout = None))]
 fn all_to_all(
@@ -234,6 +278,9 @@ fn all_to_all(
 }
 
 /// The same with pieces of different lengths. See Group.all_to_all_v.
+///
+/// >>> sheave.all_to_all_v(np.array([1.0, 2.0]), sent=[2], received=[2])
+/// array([1., 2.])
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
 #[pyo3(signature = (array, sent, received, out = None, *, group = None, async_op = false, timeout = None))]
@@ -253,6 +300,10 @@ fn all_to_all_v(
 }
 
 /// Send an array to a member. See Group.send.
+///
+/// >>> sheave.send(b"hello", dst=1, group=one)
+/// >>> sheave.recv(bytearray(5), group=other)
+/// 0
 #[pyfunction]
 #[pyo3(signature = (array, dst, tag = 0, *, group = None, timeout = None))]
 fn send(
@@ -267,6 +318,10 @@ fn send(
 }
 
 /// Receive into an array from one member, or from any. Returns the sender's rank. See Group.recv.
+///
+/// >>> sheave.send(b"hello", dst=1, group=one)
+/// >>> sheave.recv(bytearray(5), src=0, group=other)
+/// 0
 #[pyfunction]
 #[pyo3(signature = (array, src = None, tag = 0, *, group = None, timeout = None))]
 fn recv(
@@ -281,6 +336,11 @@ fn recv(
 }
 
 /// Start to send an array. See Group.isend.
+///
+/// >>> work = sheave.isend(b"hello", dst=1, group=one)
+/// >>> sheave.recv(bytearray(5), group=other)
+/// 0
+/// >>> work.wait(timeout=10)
 #[pyfunction]
 #[pyo3(signature = (array, dst, tag = 0, *, group = None))]
 fn isend(
@@ -294,6 +354,11 @@ fn isend(
 }
 
 /// Start to receive into an array. See Group.irecv.
+///
+/// >>> work = sheave.irecv(bytearray(5), group=other)
+/// >>> sheave.send(b"hello", dst=1, group=one)
+/// >>> work.wait(timeout=10)
+/// 0
 #[pyfunction]
 #[pyo3(signature = (array, src = None, tag = 0, *, group = None))]
 fn irecv(
@@ -307,6 +372,10 @@ fn irecv(
 }
 
 /// The program `sheave` with these arguments; returns its exit code. `own` is how this process was started.
+/// It expects a process of its own; `python -m sheave` is one.
+///
+/// >>> sheave._core.main([], ["--version"])
+/// 0
 #[pyfunction]
 fn main(py: Python<'_>, own: Vec<OsString>, arguments: Vec<OsString>) -> u8 {
     py.detach(|| sheave_cli::main(arguments, own))

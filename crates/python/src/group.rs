@@ -23,6 +23,26 @@ use std::sync::Arc;
 /// All members make the same calls in the same order. Arrays are flat to an operation: numbers of elements matter,
 /// shapes do not. They are the operation's until it ends. Whatever fails after it has begun breaks the group on all
 /// members, and every later operation of it fails too.
+///
+/// Every operation takes `timeout`, in seconds: a deadline, which names who is missing with DeadlineExceeded and breaks
+/// the group. Without one it waits for as long as all members live. PeerLost names a member that is gone, Mismatch
+/// shows both sides where members disagree, InvalidArgument and Unsupported say what cannot be done before anything has
+/// begun. With `async_op` an operation returns a Work at once, whose result is what it returns otherwise; Ctrl-C in a
+/// wait leaves it going. All dtypes of Tensor travel; operators take those that they make sense for.
+///
+/// all_reduce, broadcast, all_gather and reduce_scatter also take a list of arrays, of any dtypes, as one operation;
+/// the result is a list too. Many small arrays go faster so than one by one.
+///
+/// >>> world.all_reduce([np.array([1.0, 2.0]), np.array([3])])
+/// [array([1., 2.]), array([3])]
+///
+/// In the examples `world` is the group of a mesh of one, and `one` and `other` are the same group of two, as its two
+/// members see it.
+///
+/// >>> world
+/// <sheave.Group world rank 0 of 1>
+/// >>> world.rank, world.size, world.label, world.members[0].name
+/// (0, 1, 'world', 'rank-0')
 #[pyclass(name = "Group", module = "sheave", frozen, weakref)]
 pub(crate) struct PyGroup {
     communicator: Guarded<Communicator>,
@@ -124,6 +144,9 @@ impl PyGroup {
     }
 
     /// Why its operations fail: an exception, or None while they do not.
+    ///
+    /// >>> world.broken is None
+    /// True
     #[getter]
     fn broken(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
         let broken = self.communicator().or_raise(py)?.broken();
@@ -131,6 +154,9 @@ impl PyGroup {
     }
 
     /// The group of some members by their ranks in this one, in this order, this node among them. Nobody is asked.
+    ///
+    /// >>> world.subgroup([0], "alone").size
+    /// 1
     #[pyo3(signature = (ranks, label = "group"))]
     fn subgroup(&self, py: Python<'_>, ranks: Vec<u32>, label: &str) -> PyResult<Self> {
         let ranks: Vec<Rank> = ranks.into_iter().map(Rank).collect();
@@ -141,6 +167,9 @@ impl PyGroup {
     /// The group of those who give the same colour, in the order of their keys and then of their ranks.
     ///
     /// Every member calls it, and it waits for all of them. Returns None for who gives None.
+    ///
+    /// >>> world.split(color=0, key=0).size
+    /// 1
     #[pyo3(signature = (color, key = 0))]
     fn split(&self, py: Python<'_>, color: Option<u32>, key: i64) -> PyResult<Option<Self>> {
         let made = self.aside(py, "split", move |communicator| communicator.split(color, key))?;
@@ -150,12 +179,19 @@ impl PyGroup {
     /// The group of the survivors after a death. Waits until all of them agree who they are.
     ///
     /// Raises InvalidArgument if nobody has died.
+    ///
+    /// >>> world.shrink()
+    /// Traceback (most recent call last):
+    /// ...
+    /// sheave.InvalidArgument: ...
     fn shrink(&self, py: Python<'_>) -> PyResult<Self> {
         let made = self.aside(py, "shrink", Communicator::shrink)?;
         Ok(Self::of(&self.home, made))
     }
 
     /// Wait until every member has come here.
+    ///
+    /// >>> world.barrier()
     #[pyo3(signature = (*, async_op = false, timeout = None))]
     fn barrier(&self, py: Python<'_>, async_op: bool, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
         collectives::barrier(self, py, Request::new(async_op, timeout))
@@ -165,6 +201,12 @@ impl PyGroup {
     ///
     /// op is "sum", "product", "min", "max", "avg", "band", "bor" or "bxor". Results are the same bits on all members
     /// and in every run.
+    ///
+    /// >>> array = np.array([1.0, 2.0])
+    /// >>> world.all_reduce(array) is array
+    /// True
+    /// >>> world.all_reduce(array, "max", async_op=True).wait(timeout=10)
+    /// array([1., 2.])
     #[pyo3(signature = (array, op = "sum", out = None, *, async_op = false, timeout = None))]
     fn all_reduce(
         &self,
@@ -179,6 +221,9 @@ impl PyGroup {
 
     /// Reduce the arrays of all members to one, `dst`: into its `out`, or in place. Returns what the result is in
     /// there, and None elsewhere, where arrays are only read.
+    ///
+    /// >>> world.reduce(np.array([1.0, 2.0]), dst=0)
+    /// array([1., 2.])
     #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
     #[pyo3(signature = (array, op = "sum", out = None, dst = 0, *, async_op = false, timeout = None))]
     fn reduce(
@@ -194,6 +239,9 @@ impl PyGroup {
     }
 
     /// The array of member `src` goes to all, who give one of the same dtype and number of elements. Returns it.
+    ///
+    /// >>> world.broadcast(np.array([1.0, 2.0]), src=0)
+    /// array([1., 2.])
     #[pyo3(signature = (array, src = 0, *, async_op = false, timeout = None))]
     fn broadcast(
         &self,
@@ -207,6 +255,9 @@ impl PyGroup {
 
     /// The arrays of all members, one behind the other, on all of them: in `out`, or in a new array of the shape
     /// (size, *shape). Returns it.
+    ///
+    /// >>> world.all_gather(np.array([1.0, 2.0]))
+    /// array([[1., 2.]])
     #[pyo3(signature = (array, out = None, *, async_op = false, timeout = None))]
     fn all_gather(
         &self,
@@ -221,6 +272,9 @@ impl PyGroup {
     /// As all_gather, of arrays of different lengths: `lengths` has the number of elements of each member. Without it
     /// they are asked for first, which waits for all members. The new array has one dimension, or the trailing ones of
     /// `array` where the lengths allow it.
+    ///
+    /// >>> world.all_gather_v(np.array([1.0, 2.0]), lengths=[2])
+    /// array([1., 2.])
     #[pyo3(signature = (array, lengths = None, out = None, *, async_op = false, timeout = None))]
     fn all_gather_v(
         &self,
@@ -235,6 +289,9 @@ impl PyGroup {
 
     /// The arrays of all members, one behind the other, at `dst`: in its `out`, or in a new array of the shape
     /// (size, *shape). Returns it there, and None elsewhere.
+    ///
+    /// >>> world.gather(np.array([1.0, 2.0]), dst=0)
+    /// array([[1., 2.]])
     #[pyo3(signature = (array, out = None, dst = 0, *, async_op = false, timeout = None))]
     fn gather(
         &self,
@@ -250,6 +307,9 @@ impl PyGroup {
     /// The array of member `src` is cut into as many pieces as there are members, and each gets its own in `out`.
     ///
     /// Others than `src` give None for the array. `src` may leave `out` away and gets a new array. Returns the piece.
+    ///
+    /// >>> world.scatter(np.array([[1.0, 2.0]]), out=np.zeros(2), src=0)
+    /// array([1., 2.])
     #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
     #[pyo3(signature = (array, out = None, src = 0, *, async_op = false, timeout = None))]
     fn scatter(
@@ -266,6 +326,9 @@ impl PyGroup {
 
     /// Reduce the arrays of all members and cut the result into as many pieces as there are members; each gets its own,
     /// in `out` or in a new array. Returns it.
+    ///
+    /// >>> world.reduce_scatter(np.array([1.0, 2.0]))
+    /// array([1., 2.])
     #[pyo3(signature = (array, op = "sum", out = None, *, async_op = false, timeout = None))]
     fn reduce_scatter(
         &self,
@@ -280,6 +343,9 @@ impl PyGroup {
 
     /// Every array is cut into as many pieces as there are members: piece i of member j becomes piece j of member i, in
     /// `out` or in place. Returns what the result is in.
+    ///
+    /// >>> world.all_to_all(np.array([1.0, 2.0]))
+    /// array([1., 2.])
     #[pyo3(signature = (array, out = None, *, async_op = false, timeout = None))]
     fn all_to_all(
         &self,
@@ -293,6 +359,9 @@ impl PyGroup {
 
     /// As all_to_all, with `sent[i]` elements to member i and `received[j]` from member j, into `out` or a new array of
     /// one dimension. What one sends and the other expects is compared before anything moves.
+    ///
+    /// >>> world.all_to_all_v(np.array([1.0, 2.0]), sent=[2], received=[2])
+    /// array([1., 2.])
     #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
     #[pyo3(signature = (array, sent, received, out = None, *, async_op = false, timeout = None))]
     fn all_to_all_v(
@@ -310,6 +379,11 @@ impl PyGroup {
     /// Send an array to a member and return when it may be written again.
     ///
     /// Messages of one sender with the same tag arrive in order. A deadline ends just this message.
+    ///
+    /// >>> one.send(b"hello", dst=1)
+    /// >>> text = bytearray(5)
+    /// >>> other.recv(text), text
+    /// (0, bytearray(b'hello'))
     #[pyo3(signature = (array, dst, tag = 0, *, timeout = None))]
     fn send(&self, array: &Bound<'_, PyAny>, dst: u32, tag: u64, timeout: Option<f64>) -> PyResult<()> {
         collectives::send(self, array, dst, tag, Request::new(false, timeout)).map(drop)
@@ -319,18 +393,35 @@ impl PyGroup {
     ///
     /// The sender's array has the same dtype and number of elements, or both get Mismatch. A deadline or Ctrl-C ends
     /// just this receive.
+    ///
+    /// >>> one.send(np.array([1.0, 2.0]), dst=1)
+    /// >>> array = np.zeros(2)
+    /// >>> other.recv(array, timeout=10), array
+    /// (0, array([1., 2.]))
     #[pyo3(signature = (array, src = None, tag = 0, *, timeout = None))]
     fn recv(&self, array: &Bound<'_, PyAny>, src: Option<u32>, tag: u64, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
         collectives::recv(self, array, src, tag, Request::new(false, timeout))
     }
 
     /// Start to send an array, which may be written again when the work has ended.
+    ///
+    /// >>> work = one.isend(np.array([1.0, 2.0]), dst=1, tag=7)
+    /// >>> array = np.zeros(2)
+    /// >>> other.recv(array, src=0, tag=7), array
+    /// (0, array([1., 2.]))
+    /// >>> work.wait(timeout=10)
     #[pyo3(signature = (array, dst, tag = 0))]
     fn isend(&self, array: &Bound<'_, PyAny>, dst: u32, tag: u64) -> PyResult<Py<PyAny>> {
         collectives::send(self, array, dst, tag, Request::new(true, None))
     }
 
     /// Start to receive into an array. The work's result is the sender's rank.
+    ///
+    /// >>> array = np.zeros(2)
+    /// >>> work = other.irecv(array)
+    /// >>> one.send(np.array([1.0, 2.0]), dst=1)
+    /// >>> work.wait(timeout=10), array
+    /// (0, array([1., 2.]))
     #[pyo3(signature = (array, src = None, tag = 0))]
     fn irecv(&self, array: &Bound<'_, PyAny>, src: Option<u32>, tag: u64) -> PyResult<Py<PyAny>> {
         collectives::recv(self, array, src, tag, Request::new(true, None))

@@ -33,7 +33,11 @@ pub(crate) fn tensor(array: &Bound<'_, PyAny>, access: Access) -> PyResult<Tenso
     if let Ok(ours) = array.cast::<PyTensor>() {
         return ours.get().handle(array.py());
     }
-    let refused = match from_buffer(array, access) {
+    // SAFETY: the interpreter is held, and the object is alive.
+    let has_buffer = unsafe { ffi::PyObject_CheckBuffer(array.as_ptr()) } == 1;
+    // Without asking first, every torch tensor would cost an exception.
+    let refused = if has_buffer { from_buffer(array, access) } else { Err(PyTypeError::new_err("no buffer")) };
+    let refused = match refused {
         Ok(outcome) => return outcome.or_raise(array.py()),
         Err(refused) => refused,
     };

@@ -20,6 +20,7 @@ mod import;
 mod life;
 mod like;
 mod link;
+mod lists;
 mod mesh;
 mod node;
 mod places;

@@ -56,11 +56,19 @@ fn close_all(py: Python<'_>) {
         for one in living.iter().filter_map(Weak::upgrade) {
             one.end(in_order);
         }
-        let begun = Instant::now();
-        while VISITS.load(SeqCst) > 0 && begun.elapsed() < EXIT_PATIENCE {
-            std::thread::sleep(Duration::from_millis(1));
-        }
     });
+    py.detach(await_visits);
+    if VISITS.load(SeqCst) > 0 {
+        callbacks::break_off(py);
+        py.detach(await_visits);
+    }
+}
+
+fn await_visits() {
+    let begun = Instant::now();
+    while VISITS.load(SeqCst) > 0 && begun.elapsed() < EXIT_PATIENCE {
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Whether the interpreter has shown the exception that ends it.

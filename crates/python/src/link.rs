@@ -5,6 +5,11 @@ use sheave_base::config::Role;
 use sheave_base::{LinkId, NodeId, Peer};
 
 /// A link of one node. Its node's methods take it; it holds nothing open.
+///
+/// >>> with sheave.Node("one") as one, sheave.Node("other") as other:
+/// ...     link = one.link_to(other)
+/// ...     one.peer(link).name
+/// 'other'
 #[pyclass(name = "Link", module = "sheave", frozen, eq, hash)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct PyLink {
@@ -25,7 +30,11 @@ impl PyLink {
     }
 }
 
-/// A node as others see it. Fields that are not known are None.
+/// A node as others see it. Fields that are not known are None. Errors name the peer that they are about so.
+///
+/// >>> peer = sheave.Peer("worker-1", rank=1, host="here", pid=7)
+/// >>> print(peer)
+/// worker-1 (rank 1, host here, pid 7)
 #[pyclass(name = "Peer", module = "sheave", frozen, eq, hash, get_all)]
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct PyPeer {

@@ -84,6 +84,10 @@ impl Drop for Home {
 }
 
 /// A member of a mesh. Members that have died or left stay in the list.
+///
+/// >>> member = mesh.members[0]
+/// >>> member.name, member.role, member.rank, member.role_rank
+/// ('rank-0', 'rank', 0, 0)
 #[pyclass(name = "Member", module = "sheave", frozen, eq, hash, get_all)]
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct PyMember {
@@ -123,7 +127,10 @@ impl PyMember {
     }
 }
 
-/// A member that is gone.
+/// A member that is gone: who, whether it `left` in order, the first `epoch` without it, and the `reason` seen.
+///
+/// >>> [death.member.name for death in mesh.deaths() if not death.left]
+/// []
 #[pyclass(name = "Death", module = "sheave", frozen, get_all)]
 pub(crate) struct PyDeath {
     /// Who is gone.
@@ -147,7 +154,26 @@ impl PyDeath {
 /// The nodes of a job, as one of them.
 ///
 /// Every method may be called from any thread. Waits let other Python threads run, end at Ctrl-C, and fail with
-/// PeerLost as soon as a member that they need is gone. Dropping the mesh and all its groups leaves it in order.
+/// PeerLost as soon as a member that they need is gone. Dropping the mesh and all its groups leaves it in order; as a
+/// context manager it is left at the end, and abandoned after an exception, so that the others learn of a death.
+///
+/// Each argument that is given stands for the variable of the environment of the same meaning, and what is not given is
+/// read from there, as the launcher of this process has written it (SHEAVE_*, DMLC_*, torchrun's, MPI's or Slurm's).
+///
+/// - rank, size: this process among plain ranks. root: "host:port" where they meet, which rank 0 listens at.
+/// - role, workers, servers: "scheduler", "server" or "worker" in a job with a scheduler, which listens at root.
+/// - name: unique in the mesh. host: what the others are told to reach this process at. bind: the address to listen on.
+/// - insecure: permits addresses that other hosts can reach, without TLS.
+/// - join_timeout, liveness_timeout: seconds for the join, and of silence after which a member is dead.
+/// - transport: "auto", "shm" or "tcp". arena_bytes: the most memory for tensors. local_ranks: busy processes here.
+/// - collective_table: a file with rules for algorithms. secret: text or bytes of at least 16, the same on all.
+///
+/// Blocks until all members are there. Raises DeadlineExceeded that says who is missing; Unauthenticated for another
+/// secret; AlreadyExists for a rank, name or port that is taken; InvalidArgument for what makes no sense.
+///
+/// >>> with sheave.Mesh(rank=0, size=1) as mesh:
+/// ...     mesh.rank, mesh.size, mesh.role, mesh.name
+/// (0, 1, 'rank', 'rank-0')
 #[pyclass(name = "Mesh", module = "sheave", frozen, weakref)]
 pub(crate) struct PyMesh {
     home: Arc<Home>,
@@ -311,6 +337,9 @@ impl PyMesh {
     }
 
     /// The group of all members.
+    ///
+    /// >>> mesh.world.size
+    /// 1
     #[getter]
     fn world(&self, py: Python<'_>) -> PyResult<Py<PyGroup>> {
         self.mesh().or_raise(py)?;
@@ -320,6 +349,9 @@ impl PyMesh {
     /// The group of the members of these mesh ranks, in this order, this node among them. Nobody else is asked.
     ///
     /// Every member of the group makes it for itself; the same label and ranks are the same group.
+    ///
+    /// >>> mesh.group([0], "alone").all_reduce(np.array([3]))
+    /// array([3])
     #[pyo3(signature = (ranks, label = "group"))]
     fn group(&self, py: Python<'_>, ranks: Vec<u32>, label: &str) -> PyResult<PyGroup> {
         let mesh = self.mesh().or_raise(py)?;
@@ -329,6 +361,9 @@ impl PyMesh {
     }
 
     /// The group of all members of a role, this node's own if None, in the order of their ranks.
+    ///
+    /// >>> mesh.role_group("rank").size
+    /// 1
     #[pyo3(signature = (role = None))]
     fn role_group(&self, py: Python<'_>, role: Option<&str>) -> PyResult<PyGroup> {
         let mesh = self.mesh().or_raise(py)?;
@@ -341,6 +376,8 @@ impl PyMesh {
     ///
     /// With a timeout, in seconds, it raises DeadlineExceeded that names who is missing when they have not all come by
     /// then, and this barrier and all later ones of the mesh fail everywhere.
+    ///
+    /// >>> mesh.barrier(timeout=10)
     #[pyo3(signature = (timeout = None))]
     fn barrier(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let mesh = self.mesh().or_raise(py)?;
@@ -354,6 +391,9 @@ impl PyMesh {
 
     /// A tensor in the mesh's arena, where peers on this host reach it without a copy. Its elements are whatever lay
     /// there. dtype is a name or a dtype of numpy, torch or jax; float32 if None.
+    ///
+    /// >>> mesh.empty((2, 3), "float64").shape
+    /// (2, 3)
     #[pyo3(signature = (shape, dtype = None))]
     pub(crate) fn empty(
         &self,
@@ -366,6 +406,9 @@ impl PyMesh {
     }
 
     /// Who has died or left, in the order in which it was agreed.
+    ///
+    /// >>> mesh.deaths()
+    /// []
     fn deaths(&self, py: Python<'_>) -> PyResult<Vec<PyDeath>> {
         let mesh = self.mesh().or_raise(py)?;
         let mut deaths = Vec::new();
@@ -381,6 +424,8 @@ impl PyMesh {
     /// Wait until all other members, or those of a role, have left in order: what servers and schedulers do.
     ///
     /// Meanwhile this node serves the others. Raises PeerLost that names the first of them who died.
+    ///
+    /// >>> mesh.until_gone()
     #[pyo3(signature = (role = None))]
     fn until_gone(&self, py: Python<'_>, role: Option<&str>) -> PyResult<()> {
         let mesh = self.mesh().or_raise(py)?;
@@ -393,6 +438,8 @@ impl PyMesh {
     ///
     /// Raises PeerLost if somebody is gone before; this node has left all the same. Raises DeadlineExceeded when
     /// `timeout` seconds have passed, and then this node is still a member and can try again.
+    ///
+    /// >>> sheave.Mesh().finish(timeout=10)
     #[pyo3(signature = (timeout = None))]
     fn finish(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let mesh = self.mesh().or_raise(py)?;
@@ -420,12 +467,17 @@ impl PyMesh {
     ///
     /// Operations of this node that are pending fail with Closed. Raises DeadlineExceeded if the others do not agree
     /// within the liveness timeout; this node has left all the same.
+    ///
+    /// >>> sheave.Mesh().leave()
     fn leave(&self, py: Python<'_>) -> PyResult<()> {
         let Some(mesh) = self.home.take() else { return Ok(()) };
         enter(py, None, |_, _| mesh.leave())
     }
 
     /// Leave, and raise nothing. Tensors and their views stay. Idempotent.
+    ///
+    /// >>> with sheave.Mesh() as mesh:
+    /// ...     mesh.close()
     fn close(&self, py: Python<'_>) {
         let Some(mesh) = self.home.take() else { return };
         py.detach(|| {

@@ -60,6 +60,12 @@ impl life::Living for Slot {
 ///
 /// Every method may be called from any thread. Waits let other Python threads run, end at Ctrl-C, and fail with
 /// PeerLost as soon as the peer that they need is gone.
+///
+/// >>> with sheave.Node("one") as one, sheave.Node("other") as other:
+/// ...     link = one.link_to(other)
+/// ...     one.send(link, np.array([1.0, 2.0]))
+/// ...     other.recv().numpy()
+/// array([1., 2.])
 #[pyclass(name = "Node", module = "sheave", frozen, weakref)]
 pub(crate) struct PyNode {
     slot: Arc<Slot>,

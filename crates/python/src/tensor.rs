@@ -19,6 +19,13 @@ use std::sync::{Mutex, PoisonError};
 ///
 /// A view keeps the memory alive by itself: it outlives this object, the link and the node. While one exists, the
 /// tensor cannot be sent by move.
+///
+/// >>> tensor = mesh.empty((2, 3), "float32")
+/// >>> tensor.shape, tensor.dtype, tensor.nbytes
+/// ((2, 3), 'float32', 24)
+/// >>> array = tensor.numpy()
+/// >>> array.ctypes.data == tensor.data_ptr
+/// True
 #[pyclass(name = "Tensor", module = "sheave", frozen, weakref)]
 pub(crate) struct PyTensor {
     handle: Mutex<Option<Handle>>,
