@@ -117,6 +117,32 @@ def test_without_an_environment_there_is_no_face():
     assert ended.returncode == 1 and "-E" in ended.stderr
 
 
+def test_a_job_by_the_launcher(tmp_path):
+    """With the variables of sheave alone, and with those of DMLC beside them."""
+    write(
+        tmp_path,
+        script="""
+        import mxnet as mx
+        kv = mx.kv.create("dist_sync")
+        kv.init("w", mx.nd.zeros(2))
+        place = mx.nd.zeros(2)
+        kv.pushpull("w", mx.nd.full(2, kv.rank + 1), out=place)
+        print(place.asnumpy().tolist())
+        """,
+    )
+    for options in ([], ["--no-dmlc"]):
+        launched = [sys.executable, "-m", "sheave", "launch", "-n", "2", "-s", "1", *options, "--", sys.executable]
+        ended = subprocess.run(
+            [*launched, "-m", "sheave.compat", "mxnet", "script.py"],
+            capture_output=True,
+            text=True,
+            timeout=50,
+            cwd=tmp_path,
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert ended.stdout.count("[3.0, 3.0]") == 2
+
+
 @pytest.fixture
 def job(tmp_path, start):
     """Start a job whose processes all run the same script under the face, as `tools/launch.py` would."""

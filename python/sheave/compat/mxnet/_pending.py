@@ -48,8 +48,6 @@ class Pending:
                 try:
                     with translated():
                         self._works[0].result()
-                except KeyboardInterrupt:
-                    raise
                 except Exception as error:
                     self._error = error
                 else:
