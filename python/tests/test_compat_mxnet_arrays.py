@@ -151,6 +151,19 @@ def test_whoever_touches_an_array_waits_for_what_is_under_way():
     assert seen == [[[7, 7], [7, 7]]] and (a.asnumpy() == 7).all()
 
 
+def test_operations_on_one_array_end_in_their_order():
+    a, first, second = mx.nd.zeros(2), Late(), Late()
+    earlier = Pending([first], lambda: a._raw.fill(1))
+    a._await(earlier)
+    later = Pending([second], lambda: a._raw.fill(2), [earlier])
+    a._await(later)
+    second.ended.set()
+    assert not later.done() and not later.ended_well()
+    first.ended.set()
+    later.result()
+    assert earlier.over() and a.asnumpy().tolist() == [2, 2]
+
+
 def test_what_fails_is_told_to_readers_and_to_waitall():
     mx.nd.waitall()
     a, work = mx.nd.zeros(2), Late(mx.MXNetError("lost"))

@@ -329,6 +329,13 @@ def test_optimizers_of_the_user_run_on_servers(job):
                 kv.push("w", mx.nd.array(start))
             # Two workers: the states are 2, 4 and 6 times the gradient, and steps are counted.
             assert (pulled(kv, "w", shape) == start - start * (2 + 8 + 18)).all()
+            kv.init("rows", mx.nd.zeros((4, 2), stype="row_sparse"))
+            try:
+                kv.push("rows", mx.nd.sparse.zeros("row_sparse", (4, 2)))
+            except mx.MXNetError as error:
+                assert "push them dense" in str(error)
+            else:
+                raise AssertionError("nothing was raised")
             kv.set_optimizer(theirs.Theirs())
             kv.push("w", mx.nd.array(start))
             assert (pulled(kv, "w", shape) == start * 200).all()

@@ -34,7 +34,7 @@ What differs from MXNet, on purpose:
   format.
 - An optimizer or updater that only Python can run is pickled to the servers, which needs `cloudpickle` on the worker,
   where MXNet fails silently unless the class is its own. There arrays are flat; large ones come in slices, each with a
-  state of its own; of pushed rows the updater sees those rows, packed, so it must keep no state of them. Setting it
+  state of its own; of pushed rows an updater sees those rows, packed, so optimizers with states take none. Setting it
   again begins its states anew.
 - `_set_updater` in a distributed store sets the updater of the servers; MXNet ignores it.
 - `pushpull` works with gradient compression. Out-of-range row ids are an error.

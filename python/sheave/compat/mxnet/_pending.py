@@ -18,15 +18,19 @@ class Pending:
     """Works of the store or other pendings, and what is to be done with their outcome. It may be waited for by any
     thread and any number of times, and raises the same error each time."""
 
-    def __init__(self, works: Iterable[Any], finish: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, works: Iterable[Any], finish: Callable[[], None] | None = None, after: "Iterable[Pending]" = ()
+    ) -> None:
+        """`finish` is called once the works have ended well, and these others have ended in whichever way."""
         self._works = list(works)
         self._finish = finish
+        self._after = list(after)
         self._error: BaseException | None = None
         self._lock = threading.RLock()
 
     def done(self) -> bool:
         """Whether waiting would not block."""
-        return all(work.done() for work in self._works)
+        return all(work.done() for work in (*self._works, *self._after))
 
     def ended_well(self) -> bool:
         """Whether it has ended without an error."""
@@ -52,10 +56,16 @@ class Pending:
                     self._error = error
                 else:
                     self._works.pop(0)
-            finish, self._finish = self._finish, None
             self._works.clear()
             if self._error is not None:
+                self._finish = None
                 raise self._error
+            for other in self._after:
+                # What has failed is told to those who read what it was for.
+                with contextlib.suppress(Exception):
+                    other.result()
+            finish, self._finish = self._finish, None
+            self._after.clear()
             if finish is not None:
                 finish()
 

@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import os
 import sys
+import warnings
 import weakref
 from typing import Any
 
@@ -83,6 +84,8 @@ class KVStore(KVStoreBase):
         self._native: Any = None
         self._updater: Any = None
         self._local_updater: LocalUpdater | None = None
+        # Whether it is an optimizer in Python with states.
+        self._keeps_states = False
         _open[next(_numbers)] = self
 
     # Data.
@@ -179,31 +182,25 @@ class KVStore(KVStoreBase):
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Lets pushes take steps of an optimizer: natively where sheave has the rule, else in Python; on servers that
         needs `cloudpickle`. With other settings of the same rule, native states go on."""
-        self._optimizer, self._native = optimizer, native_optimizer(optimizer)
-        if self._native is not None:
-            self._updater = self._local_updater = None
-            with translated():
-                self._store.set_optimizer(self._native)
-        elif self._is_dist:
-            self._updater = None
-            with translated():
-                self._store.set_updater(ServerOptimizer(optimizer))
-        else:
+        native = native_optimizer(optimizer)
+        if native is None and not self._is_dist:
             self._set_updater(get_updater(optimizer))
+        else:
+            with translated():
+                self._store.set_updater(native or ServerOptimizer(optimizer))
+            self._updater = self._local_updater = None
+        self._optimizer, self._native = optimizer, native
+        self._keeps_states = native is None and type(optimizer).create_state is not Optimizer.create_state
 
     def _set_updater(self, updater: Any) -> None:
         """Lets pushes call `updater(key, received, stored)`, which changes `stored` in place. Text keys come as bytes.
         On servers arrays are flat, large ones come in slices, and pushed rows are packed."""
         if not callable(updater):
             raise MXNetError("an updater is a function of a key and two arrays")
-        self._native = None
-        self._updater = updater
+        local = None if self._is_dist else LocalUpdater(updater, self._shapes)
         with translated():
-            if self._is_dist:
-                self._store.set_updater(ServerUpdater(updater))
-            else:
-                self._local_updater = LocalUpdater(updater, self._shapes)
-                self._store.set_updater(self._local_updater)
+            self._store.set_updater(local or ServerUpdater(updater))
+        self._updater, self._local_updater, self._native, self._keeps_states = updater, local, None, False
 
     def set_gradient_compression(self, compression_params: dict[str, Any]) -> None:
         """Compresses float32 gradients on their way: ``{"type": "2bit" or "1bit", "threshold": 0.5}``."""
@@ -306,8 +303,7 @@ class KVStore(KVStoreBase):
 
     def _checked(self, flat: Pairs) -> dict[Key, list[NDArray]]:
         """By key; all keys of a store are of one type."""
-        kinds = {type(one) for one in (*(one for one, _ in flat), *list(self._shapes)[:1])}
-        if len(kinds) > 1:
+        if flat and self._shapes and type(flat[0][0]) is not type(next(iter(self._shapes))):
             raise MXNetError("Mixed key types are not allowed")
         return grouped(flat)
 
@@ -330,6 +326,8 @@ class KVStore(KVStoreBase):
                 ids = [array._rows()[0] for array in arrays if isinstance(array, RowSparseNDArray)]
                 self._local_updater.ids[one] = np.unique(np.concatenate(ids))
                 dense[one] = [total._raw]
+            elif self._is_dist and self._keeps_states:
+                raise MXNetError("rows cannot be pushed to an optimizer in Python that keeps states; push them dense")
             else:
                 rows[one] = [array._rows() for array in arrays if isinstance(array, RowSparseNDArray)]
         try:
@@ -380,8 +378,6 @@ class KVStore(KVStoreBase):
     def _without_sparse(self, key: Key, arrays: list[NDArray]) -> list[NDArray]:
         dense = [array for array in arrays if array.stype == "default"]
         if len(dense) < len(arrays) and key not in self._skipped:
-            import warnings
-
             self._skipped.add(key)
             hint = "use row_sparse_pull, or ignore_sparse=False"
             warnings.warn(f"pull of key {key!r} leaves its sparse outputs as they are; {hint}", stacklevel=3)
@@ -413,6 +409,7 @@ def create(name: str = "local") -> KVStoreBase:
 
 @atexit.register
 def _leave() -> None:
-    if not hasattr(sys, "last_value"):
+    # An interactive session goes on after an exception.
+    if hasattr(sys, "ps1") or not hasattr(sys, "last_value"):
         for _, store in sorted(_open.items()):
             store.close()

@@ -6,7 +6,6 @@ or are of another dtype, if an earlier pull into it is still under way, or if it
 into memory of its own.
 """
 
-import contextlib
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ class Filled:
 
     def follow(self, works: list[Any]) -> Pending:
         """What is over when these works are and all arrays are filled."""
-        return Pending(works, self._fill_in_turn)
+        return Pending(works, self._fill, self._earlier)
 
     def attach(self, pending: Pending) -> None:
         """Lets whoever touches one of the arrays wait."""
@@ -40,13 +39,6 @@ class Filled:
     def _note(self, array: NDArray) -> None:
         self._arrays.append(array)
         self._earlier += array._storage.pending
-
-    def _fill_in_turn(self) -> None:
-        for pending in self._earlier:
-            # What has failed is told to those who read what it was for.
-            with contextlib.suppress(Exception):
-                pending.result()
-        self._fill()
 
     def _fill(self) -> None:
         raise NotImplementedError
