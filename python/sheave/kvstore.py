@@ -109,7 +109,8 @@ class KVStore:
     def kind(self) -> str:
         """The name of the kind.
 
-        >>> KVStore("local_update_cpu").kind
+        >>> import sheave
+        >>> sheave.KVStore("local_update_cpu").kind
         'local'
         """
         return self._store.kind
@@ -118,7 +119,8 @@ class KVStore:
     def rank(self) -> int:
         """This worker's rank among the workers; 0 in a local store.
 
-        >>> KVStore().rank
+        >>> import sheave
+        >>> sheave.KVStore().rank
         0
         """
         return self._store.rank
@@ -127,7 +129,8 @@ class KVStore:
     def num_workers(self) -> int:
         """How many workers there are; 1 in a local store. In one that shrinks, how many are left.
 
-        >>> KVStore().num_workers
+        >>> import sheave
+        >>> sheave.KVStore().num_workers
         1
         """
         return self._store.num_workers
@@ -143,8 +146,8 @@ class KVStore:
         Raises AlreadyExists for a key that was initialised before, Mismatch for another shape or dtype than worker 0's,
         InvalidArgument where a value is needed and None is given.
 
-        >>> import numpy as np
-        >>> store = KVStore()
+        >>> import numpy as np, sheave
+        >>> store = sheave.KVStore()
         >>> store.init("w", np.zeros((2, 3)))
         >>> store.init("w", np.zeros((2, 3)))
         Traceback (most recent call last):
@@ -165,8 +168,8 @@ class KVStore:
         Raises NotFound for a key that was not initialised, Mismatch for another shape or dtype. The work may end with
         what the updater raised, as Remote.
 
-        >>> import numpy as np
-        >>> store = KVStore()
+        >>> import numpy as np, sheave
+        >>> store = sheave.KVStore()
         >>> store.init(7, np.zeros(2))
         >>> store.push(7, [np.array([1.0, 2.0]), np.array([10.0, 20.0])]).wait()
         >>> store.pull(7, np.empty(2)).wait()
@@ -183,8 +186,8 @@ class KVStore:
         Raises NotFound for a key that was not initialised, Mismatch for another shape or dtype, InvalidArgument for an
         array that is read-only or has gaps, BufferInUse for arrays that overlap.
 
-        >>> import numpy as np
-        >>> store = KVStore()
+        >>> import numpy as np, sheave
+        >>> store = sheave.KVStore()
         >>> store.init("w", np.arange(3))
         >>> out = np.empty(3, int)
         >>> store.pull("w", out).wait() is out
@@ -198,8 +201,8 @@ class KVStore:
         In a synchronous store without an updater this is an all-reduce of the sum. The work's result is `out`, or
         `value`. Raises what `push` and `pull` raise.
 
-        >>> import numpy as np
-        >>> store = KVStore()
+        >>> import numpy as np, sheave
+        >>> store = sheave.KVStore()
         >>> store.init("w", np.zeros(2))
         >>> store.set_updater("sum")
         >>> store.pushpull("w", np.ones(2), np.empty(2)).wait()
@@ -211,8 +214,8 @@ class KVStore:
     def broadcast(self, key: Keys, value: Arrays, out: _T, *, priority: int = 0) -> Work[_T]:
         """`init` and then `pull`: all workers begin with the values of worker 0. Blocks until init is done.
 
-        >>> import numpy as np
-        >>> KVStore().broadcast("w", np.ones(2), np.empty(2)).wait()
+        >>> import numpy as np, sheave
+        >>> sheave.KVStore().broadcast("w", np.ones(2), np.empty(2)).wait()
         array([1., 1.])
         """
         self.init(key, value)
@@ -232,8 +235,8 @@ class KVStore:
 
         Raises AlreadyExists, Mismatch for rows of another shape than the table's, InvalidArgument for an id outside it.
 
-        >>> import numpy as np
-        >>> store = KVStore()
+        >>> import numpy as np, sheave
+        >>> store = sheave.KVStore()
         >>> store.init_rows("embedding", (1_000_000, 2), ids=[2], rows=np.array([[1.5, 2.5]], np.float32))
         >>> store.pull_rows("embedding", [2, 7], np.empty((2, 2), np.float32)).wait()
         array([[1.5, 2.5],
@@ -256,8 +259,8 @@ class KVStore:
         Raises NotFound for a key that was not initialised, Mismatch for rows of another shape or dtype, InvalidArgument
         for an id that is not in the table.
 
-        >>> import numpy as np
-        >>> store = KVStore()
+        >>> import numpy as np, sheave
+        >>> store = sheave.KVStore()
         >>> store.init("w", np.array([10.0, 20.0, 30.0]))
         >>> store.set_updater("sum")
         >>> store.push_rows("w", [2, 0, 2], np.array([1.0, 2.0, 3.0])).wait()
@@ -274,8 +277,8 @@ class KVStore:
 
         Raises what `pull` raises, and InvalidArgument for an id that is not in the table.
 
-        >>> import numpy as np
-        >>> store = KVStore()
+        >>> import numpy as np, sheave
+        >>> store = sheave.KVStore()
         >>> store.init("w", np.array([10.0, 20.0, 30.0]))
         >>> store.pull_rows("w", np.array([[2, 0], [2, 1]]), np.empty((2, 2))).wait()
         array([[30., 10.],
@@ -288,8 +291,8 @@ class KVStore:
     ) -> Work[_T]:
         """`push_rows` and then `pull_rows` of the same keys, in one message to each server. The result is `out`.
 
-        >>> import numpy as np
-        >>> store = KVStore()
+        >>> import numpy as np, sheave
+        >>> store = sheave.KVStore()
         >>> store.init("w", np.array([10.0, 20.0, 30.0]))
         >>> store.set_updater("sum")
         >>> store.push_pull_rows("w", [1], np.array([5.0]), [1, 0], np.empty(2)).wait()
@@ -315,13 +318,13 @@ class KVStore:
 
         For servers a function is pickled by `cloudpickle` and sent to those that allow it
         (`run_server(allow_pickle=True)`). It runs on their callback thread, one call at a time, and the server answers
-        nobody meanwhile: a call costs the switch to that thread and back, tens of microseconds and more beside other
-        Python code, for each slice that is merged, where native updaters cost nothing but their arithmetic. It must not
-        use the mesh. What it raises comes out of the works of the pushes concerned, as `Remote` with its text and the
-        line that raised it, and the server goes on.
+        nobody meanwhile: a call costs the switch to that thread and back, 10 to 100 microseconds on a machine with two
+        cores and more beside other Python code, for each slice that is merged, where native updaters cost nothing but
+        their arithmetic. It cannot use the mesh or a store. What it raises comes out of the works of the pushes
+        concerned, as `Remote` with its text and the line that raised it, and the server goes on.
 
-        >>> import numpy as np
-        >>> store = KVStore()
+        >>> import numpy as np, sheave
+        >>> store = sheave.KVStore()
         >>> store.init("w", np.array([1.0, 2.0]))
         >>> def halve(key, received, stored):
         ...     weights = stored.numpy()
@@ -363,8 +366,8 @@ class KVStore:
 
         Raises InvalidArgument for `"assign"` and `"sum"`, and on servers.
 
-        >>> import numpy as np
-        >>> store = KVStore()
+        >>> import numpy as np, sheave
+        >>> store = sheave.KVStore()
         >>> store.register("largest", lambda key, received, stored: np.maximum(received, stored, out=stored.numpy()))
         >>> store.set_updater("largest")
         """
@@ -381,7 +384,7 @@ class KVStore:
         Raises InvalidArgument for a setting without a meaning, Unsupported for LAMB where it cannot be had.
 
         >>> import numpy as np, sheave
-        >>> store = KVStore()
+        >>> store = sheave.KVStore()
         >>> store.init("w", np.array([1.0, 2.0]))
         >>> store.set_optimizer(sheave.optim.SGD(lr=0.5))
         >>> _ = store.push("w", np.array([1.0, 1.0]))
@@ -399,7 +402,7 @@ class KVStore:
         On servers the first one is asked, and only worker 0's word counts. Raises NotFound without an optimizer.
 
         >>> import sheave
-        >>> store = KVStore()
+        >>> store = sheave.KVStore()
         >>> store.set_optimizer(sheave.optim.Adam(lr=0.1))
         >>> store.learning_rate = 0.01
         >>> store.learning_rate
@@ -423,8 +426,8 @@ class KVStore:
 
         Raises InvalidArgument for a kind or threshold without a meaning, and in a store of the kind `local`.
 
-        >>> import numpy as np
-        >>> store = KVStore("device")
+        >>> import numpy as np, sheave
+        >>> store = sheave.KVStore("device")
         >>> store.set_gradient_compression("2bit", 0.5)
         >>> store.init("w", np.zeros(3, np.float32))
         >>> _ = store.push("w", np.array([0.7, 0.3, -0.6], np.float32))
@@ -438,7 +441,8 @@ class KVStore:
 
         In a local store nothing travels. Raises Unsupported for `"1bit"` and `"2bit"`.
 
-        >>> KVStore().set_pull_compression("bf16")
+        >>> import sheave
+        >>> sheave.KVStore().set_pull_compression("bf16")
         """
         self._store.set_pull_compression(kind)
 
@@ -449,8 +453,8 @@ class KVStore:
 
         The file does not depend on the number of servers. Raises BufferInUse while the store is being updated, Io.
 
-        >>> import numpy as np, tempfile
-        >>> store = KVStore()
+        >>> import numpy as np, sheave, tempfile
+        >>> store = sheave.KVStore()
         >>> store.init("w", np.arange(3))
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     store.save(f"{folder}/store.safetensors")
@@ -480,7 +484,7 @@ class KVStore:
         """As `load`, and leaves the values as they are; the optimizer too, if it was not saved with the states.
 
         >>> import numpy as np, sheave, tempfile
-        >>> store = KVStore()
+        >>> store = sheave.KVStore()
         >>> store.init("w", np.zeros(2))
         >>> store.set_optimizer(sheave.optim.SGD(lr=1.0, momentum=0.5))
         >>> _ = store.push("w", np.ones(2))
@@ -502,7 +506,8 @@ class KVStore:
         Blocks until all have run it. A local store has no servers, and answers nothing. Raises NotFound if a server has
         no controller, Remote with what a controller raised, PeerLost if a server is gone.
 
-        >>> KVStore().send_command_to_servers(7, "any text")
+        >>> import sheave
+        >>> sheave.KVStore().send_command_to_servers(7, "any text")
         []
         """
         return self._store.send_command_to_servers(number, body.encode() if isinstance(body, str) else bytes(body))
@@ -512,7 +517,8 @@ class KVStore:
 
         Raises PeerLost if a worker or a server is gone.
 
-        >>> KVStore().barrier()
+        >>> import sheave
+        >>> sheave.KVStore().barrier()
         """
         self._store.barrier()
 
@@ -522,7 +528,8 @@ class KVStore:
         What it has pushed counts, and it may still pull. The work ends when all workers have come to that point; from
         then on all are waited for again.
 
-        >>> KVStore().done().wait()
+        >>> import sheave
+        >>> sheave.KVStore().done().wait()
         """
         return self._store.done()
 
@@ -531,7 +538,8 @@ class KVStore:
 
         Raises the first error of those that had not ended, NotFound for a key that was not initialised.
 
-        >>> KVStore().wait()
+        >>> import sheave
+        >>> sheave.KVStore().wait()
         """
         self._store.wait_for(_listed(keys))
 
@@ -540,8 +548,8 @@ class KVStore:
 
         On servers every worker calls it with the same keys, and it blocks until all have. Raises NotFound.
 
-        >>> import numpy as np
-        >>> store = KVStore()
+        >>> import numpy as np, sheave
+        >>> store = sheave.KVStore()
         >>> store.init(1, np.zeros(2))
         >>> store.delete(1)
         >>> store.init(1, np.zeros(3, int))
@@ -555,7 +563,8 @@ class KVStore:
         9 + 2r worker r. A node whose links have closed counts at once, a silent one after `timeout` seconds or the
         mesh's own liveness timeout, whichever is shorter. Raises InvalidArgument for the number of nobody.
 
-        >>> KVStore().num_dead_node(4)
+        >>> import sheave
+        >>> sheave.KVStore().num_dead_node(4)
         0
         """
         return self._store.num_dead_node(node_id, timeout)
@@ -563,7 +572,8 @@ class KVStore:
     def set_barrier_before_exit(self, flag: bool) -> None:
         """Whether `close` meets the other workers first; it does unless this says otherwise.
 
-        >>> KVStore().set_barrier_before_exit(False)
+        >>> import sheave
+        >>> sheave.KVStore().set_barrier_before_exit(False)
         """
         self._store.set_barrier_before_exit(flag)
 
@@ -573,7 +583,8 @@ class KVStore:
         A worker that has closed it is waited for no more. Again it does nothing. Raises the first error of what was
         outstanding; the store is closed all the same.
 
-        >>> KVStore().close()
+        >>> import sheave
+        >>> sheave.KVStore().close()
         """
         self._store.close()
 
@@ -599,8 +610,8 @@ def run_server(
     A server holds and updates its part of every store on servers. `functions` are updaters of yours, which workers set
     by name, as `KVStore.set_updater` has them. `controller(number, body)` is called with each command that workers
     send, one at a time; what it returns is the answer: bytes, a text, or None for b"". With `allow_pickle` workers may
-    send functions of theirs: a pickle is a program that runs here. All of these run on one thread of Python's and must
-    not use the mesh. A scheduler, or any other node, waits.
+    send functions of theirs: a pickle is a program that runs here. All of these run on one thread of Python's, one at a
+    time, so that each waits for the others. A scheduler, or any other node, waits.
 
     Without a mesh the default one is taken, which is joined as the environment says if there is none, and left again at
     the end; a mesh that was there before is its owner's to leave.

@@ -51,7 +51,8 @@ class StepDecay:
 
     `factor` is above 0 and at most 1, `floor` from 0 to 1.
 
-    >>> StepDecay(every=1000, factor=0.5, floor=0.01)
+    >>> import sheave
+    >>> sheave.optim.StepDecay(every=1000, factor=0.5, floor=0.01)
     StepDecay(every=1000, factor=0.5, floor=0.01)
     """
 
@@ -67,7 +68,8 @@ class StepDecay:
 class MultiStepDecay:
     """The learning rate is multiplied by `factor` after each of the steps `at`, which rise.
 
-    >>> MultiStepDecay(at=[100, 200], factor=0.1).factor
+    >>> import sheave
+    >>> sheave.optim.MultiStepDecay(at=[100, 200], factor=0.1).factor
     0.1
     """
 
@@ -84,7 +86,8 @@ class PolynomialDecay:
 
     `share` is the share of the `steps` after the warm-up that are done; `power` 1 is a straight line.
 
-    >>> PolynomialDecay(steps=1000)
+    >>> import sheave
+    >>> sheave.optim.PolynomialDecay(steps=1000)
     PolynomialDecay(steps=1000, power=1.0, end=0.0)
     """
 
@@ -102,7 +105,8 @@ class CosineDecay:
 
     `share` is the share of the `steps` after the warm-up that are done.
 
-    >>> CosineDecay(steps=1000)
+    >>> import sheave
+    >>> sheave.optim.CosineDecay(steps=1000)
     CosineDecay(steps=1000, end=0.0)
     """
 
@@ -117,7 +121,8 @@ class CosineDecay:
 class WarmUp:
     """The learning rate rises to its full height on a straight line over the first `steps`, from this share of it.
 
-    >>> WarmUp(steps=10)
+    >>> import sheave
+    >>> sheave.optim.WarmUp(steps=10)
     WarmUp(steps=10, start=0.0)
     """
 
@@ -135,7 +140,8 @@ _Decay = StepDecay | MultiStepDecay | PolynomialDecay | CosineDecay
 class Schedule:
     """How the learning rate changes: a warm-up, and then a decay. Either may be None.
 
-    >>> Schedule(decay=CosineDecay(steps=110), warm_up=WarmUp(steps=10)).warm_up
+    >>> import sheave
+    >>> sheave.optim.Schedule(decay=sheave.optim.CosineDecay(steps=110), warm_up=sheave.optim.WarmUp(steps=10)).warm_up
     WarmUp(steps=10, start=0.0)
     """
 
@@ -151,7 +157,8 @@ class Schedule:
 class Optimizer:
     """What all optimizers have in common; make one of the classes below.
 
-    >>> isinstance(SGD(lr=0.1), Optimizer)
+    >>> import sheave
+    >>> isinstance(sheave.optim.SGD(lr=0.1), sheave.optim.Optimizer)
     True
     """
 
@@ -202,7 +209,8 @@ class SGD(Optimizer):
 
     Where the learning rate changes this differs from torch, which multiplies the whole velocity by the new rate.
 
-    >>> SGD(lr=0.1, momentum=0.9).momentum
+    >>> import sheave
+    >>> sheave.optim.SGD(lr=0.1, momentum=0.9).momentum
     0.9
     """
 
@@ -234,7 +242,8 @@ class Adam(Optimizer):
     weight   = weight - rate * mean / (sqrt(variance) + eps)
     ```
 
-    >>> Adam().betas
+    >>> import sheave
+    >>> sheave.optim.Adam().betas
     (0.9, 0.999)
     """
 
@@ -267,7 +276,8 @@ class AdamW(Optimizer):
     weight    = weight - lr * direction
     ```
 
-    >>> AdamW().weight_decay
+    >>> import sheave
+    >>> sheave.optim.AdamW().weight_decay
     0.01
     """
 
@@ -298,7 +308,8 @@ class AdaGrad(Optimizer):
     weight  = weight - lr * (slope / sqrt(squares + eps) + weight_decay * weight)
     ```
 
-    >>> AdaGrad(lr=0.1).eps
+    >>> import sheave
+    >>> sheave.optim.AdaGrad(lr=0.1).eps
     1e-07
     """
 
@@ -333,7 +344,8 @@ class RMSProp(Optimizer):
 
     Momentum is for the centered form alone, as in MXNet, from which the defaults are.
 
-    >>> RMSProp(lr=0.01, alpha=0.99).alpha
+    >>> import sheave
+    >>> sheave.optim.RMSProp(lr=0.01, alpha=0.99).alpha
     0.99
     """
 
@@ -370,7 +382,8 @@ class LAMB(Optimizer):
     Both norms are those of the whole tensor. In a synchronous store servers put them together; the other kinds on
     servers have it only for tensors that are not cut. Rows cannot be pushed to it.
 
-    >>> LAMB(lr=0.01, upper_bound=10.0).bias_correction
+    >>> import sheave
+    >>> sheave.optim.LAMB(lr=0.01, upper_bound=10.0).bias_correction
     True
     """
 
@@ -399,7 +412,8 @@ class LAMB(Optimizer):
 class Test(Optimizer):
     """`weight = weight + rescale * gradient`: MXNet's optimizer for tests. It has no learning rate.
 
-    >>> Test(rescale=2.0).rescale
+    >>> import sheave
+    >>> sheave.optim.Test(rescale=2.0).rescale
     2.0
     """
 

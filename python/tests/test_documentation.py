@@ -32,7 +32,8 @@ def documented():
             yield f"{module.__name__}.{name}", thing
             if inspect.isclass(thing) and not issubclass(thing, BaseException):
                 for part, method in vars(thing).items():
-                    if not part.startswith("_") or part == "__await__":
+                    # Methods and properties; a field with a default is documented with its class.
+                    if hasattr(method, "__get__") and (not part.startswith("_") or part == "__await__"):
                         yield f"{module.__name__}.{name}.{part}", method
 
 

@@ -175,7 +175,12 @@ SCALED = """
         weights = np.asarray(stored)
         raise ZeroDivisionError(f"no luck with {key}")
 
-    sheave.run_server(functions={"scaled": scaled, "hoards": hoards, "fails": fails})
+    def waits(key, received, stored):
+        mesh.barrier()
+
+    mesh = sheave.init()
+    sheave.run_server(functions={"scaled": scaled, "hoards": hoards, "fails": fails, "waits": waits})
+    mesh.leave()
 """
 
 
@@ -201,6 +206,10 @@ def test_updaters_in_python_run_on_servers(job):
             work = kv.push([3], [np.ones(2, np.float32)])
             error = raises(sheave.Remote, "ZeroDivisionError: no luck with 3", work.wait)
             assert isinstance(error, RuntimeError) and "in fails)" in str(error) and "server-" in str(error)
+            kv.barrier()
+            kv.set_updater("waits")
+            kv.barrier()
+            raises(sheave.Remote, "an updater on a server cannot wait", kv.push(3, np.ones(2, np.float32)).wait)
             kv.barrier()
             kv.set_updater("sum")
             kv.barrier()

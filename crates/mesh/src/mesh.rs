@@ -426,6 +426,18 @@ impl Mesh {
     }
 
     /// Whether this node is a member: it has neither left nor failed, nor did the others declare it dead.
+    ///
+    /// ```
+    /// # use sheave_mesh::{Config, Expected, Mesh, Role};
+    /// # use sheave_base::config::Endpoint;
+    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    /// # let root = Endpoint { host: "127.0.0.1".into(), port };
+    /// let mesh = Mesh::join(Config::new(Role::Rank, Some(0), Expected::ranks(1), root))?;
+    /// assert!(mesh.is_member());
+    /// mesh.leave()?;
+    /// assert!(!mesh.is_member());
+    /// # Ok::<(), sheave_base::Error>(())
+    /// ```
     #[must_use]
     pub fn is_member(&self) -> bool {
         !self.owner.has_left.load(SeqCst) && self.shared.failure().is_none()

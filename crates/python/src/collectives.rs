@@ -103,7 +103,13 @@ pub(crate) fn all_reduce(
     if let Some(arrays) = lists::of(array) {
         return lists::all_reduce(group, (array, arrays), operator, out, request);
     }
-    let (input, Place { tensor, array: result }) = in_place(array, out)?;
+    let Some(out) = out.filter(|out| !out.is(array)) else {
+        // The most frequent call of all, without a second handle.
+        let Place { tensor, array: result } = Place::of(array)?;
+        let start = move |group: &Communicator| group.all_reduce(&tensor, &tensor, operator);
+        return group.run(array.py(), request, start, |_, ()| Ok(result));
+    };
+    let (input, Place { tensor, array: result }) = (import::tensor(array, Access::Read)?, Place::of(out)?);
     let start = move |group: &Communicator| group.all_reduce(&input, &tensor, operator);
     group.run(array.py(), request, start, |_, ()| Ok(result))
 }

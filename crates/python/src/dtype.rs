@@ -64,22 +64,25 @@ pub(crate) fn from_dlpack(dlpack: DLDataType) -> Result<Dtype> {
 }
 
 /// The dtype of a buffer's format and element size. Sizes are the exporter's, so `l` is what it is on this machine.
-pub(crate) fn from_format(format: &str, item_bytes: usize) -> Result<Dtype> {
-    let native = if cfg!(target_endian = "little") { '<' } else { '>' };
-    let code = format.trim_start_matches(['@', '=', native]);
+pub(crate) fn from_format(format: &std::ffi::CStr, item_bytes: usize) -> Result<Dtype> {
+    let native = if cfg!(target_endian = "little") { b'<' } else { b'>' };
+    let code = match format.to_bytes() {
+        [first, code @ ..] if *first == b'@' || *first == b'=' || *first == native => code,
+        code => code,
+    };
     let dtype = match (code, item_bytes) {
-        ("?", 1) => Dtype::Bool,
-        ("B" | "c", 1) => Dtype::U8,
-        ("b", 1) => Dtype::I8,
-        ("h" | "i" | "l" | "q" | "n", 2) => Dtype::I16,
-        ("h" | "i" | "l" | "q" | "n", 4) => Dtype::I32,
-        ("h" | "i" | "l" | "q" | "n", 8) => Dtype::I64,
-        ("e", 2) => Dtype::F16,
-        ("f", 4) => Dtype::F32,
-        ("d", 8) => Dtype::F64,
-        ("Zf", 8) => Dtype::Complex64,
-        ("Zd", 16) => Dtype::Complex128,
-        _ => return Err(unsupported(&format!("the buffer format {format:?}"))),
+        (b"?", 1) => Dtype::Bool,
+        (b"B" | b"c", 1) => Dtype::U8,
+        (b"b", 1) => Dtype::I8,
+        (b"h" | b"i" | b"l" | b"q" | b"n", 2) => Dtype::I16,
+        (b"h" | b"i" | b"l" | b"q" | b"n", 4) => Dtype::I32,
+        (b"h" | b"i" | b"l" | b"q" | b"n", 8) => Dtype::I64,
+        (b"e", 2) => Dtype::F16,
+        (b"f", 4) => Dtype::F32,
+        (b"d", 8) => Dtype::F64,
+        (b"Zf", 8) => Dtype::Complex64,
+        (b"Zd", 16) => Dtype::Complex128,
+        _ => return Err(unsupported(&format!("the buffer format {:?}", format.to_string_lossy()))),
     };
     Ok(dtype)
 }

@@ -25,6 +25,10 @@ pub(crate) fn enter<T: Send>(
     operation: impl FnOnce(Option<Instant>, Option<Interrupt<'_>>) -> Result<T> + Send,
 ) -> PyResult<T> {
     let until = deadline(timeout_s)?;
+    if let Some(who) = BARRED.get() {
+        let error = Error::new(ErrorKind::InvalidArgument, format!("{who} cannot wait for sheave, which waits for it"));
+        return Err(errors::to_python(py, &error.hint("use nothing but its arguments there")));
+    }
     released::drain(py);
     let visit = life::Visit::begin().map_err(|error| errors::to_python(py, &error))?;
     let mut raised = None;
@@ -53,6 +57,19 @@ pub(crate) fn enter<T: Send>(
         (Ok(value), None) => Ok(value),
         (Err(error), None) => Err(errors::to_python(py, &error)),
     }
+}
+
+thread_local! {
+    /// Whose code runs on this thread that must not wait.
+    static BARRED: Cell<Option<&'static str>> = const { Cell::new(None) };
+}
+
+/// Runs `act`, code of `who`, during which every call that may wait is refused: sheave waits for that code meanwhile.
+pub(crate) fn barred<T>(who: &'static str, act: impl FnOnce() -> T) -> T {
+    let former = BARRED.replace(Some(who));
+    let outcome = act();
+    BARRED.set(former);
+    outcome
 }
 
 /// What a wait for an operation that goes on says.

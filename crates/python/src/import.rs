@@ -4,7 +4,7 @@
 //! copies only; a program that writes an array while an operation on it is under way sends torn elements.
 
 use crate::errors::OrRaise;
-use crate::released::{Claim, Owner};
+use crate::released::Owner;
 use crate::tensor::PyTensor;
 use crate::{dtype, errors};
 use dlpark::DlpackFlags;
@@ -14,7 +14,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use sheave_base::{Error, ErrorKind, Result};
-use sheave_tensor::{Dtype, Shape, Tensor};
+use sheave_tensor::{Buffer, Dtype, Shape, Tensor};
 use smallvec::SmallVec;
 use std::ffi::CStr;
 use std::ptr::NonNull;
@@ -56,44 +56,19 @@ pub(crate) fn tensor(array: &Bound<'_, PyAny>, access: Access) -> PyResult<Tenso
     Err(refused)
 }
 
-/// A view of the buffer protocol that is given back when dropped, with the interpreter held.
-struct Exported(Option<Box<ffi::Py_buffer>>);
-
-impl Exported {
-    fn of(array: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let mut view = Box::new(ffi::Py_buffer::new());
-        // SAFETY: the interpreter is held, and the view stays where it is until it is given back.
-        let status = unsafe { ffi::PyObject_GetBuffer(array.as_ptr(), &raw mut *view, ffi::PyBUF_RECORDS_RO) };
-        if status == 0 { Ok(Self(Some(view))) } else { Err(PyErr::fetch(array.py())) }
-    }
-}
-
-impl std::ops::Deref for Exported {
-    type Target = ffi::Py_buffer;
-
-    fn deref(&self) -> &ffi::Py_buffer {
-        self.0.as_ref().expect("taken by the last use only")
-    }
-}
-
-impl Drop for Exported {
-    fn drop(&mut self) {
-        // Through the stack of released claims, so that it is given back like any other.
-        drop(self.0.take().map(|view| Owner::new(Claim::Buffer(view))));
-    }
-}
-
 /// The outer error says that the array exports no buffer, the inner one that the buffer is no tensor.
 fn from_buffer(array: &Bound<'_, PyAny>, access: Access) -> PyResult<Result<Tensor>> {
-    let mut view = Exported::of(array)?;
+    let owner = Owner::of_buffer(array)?;
+    // SAFETY: the owner, and with it the view, is there until the end of this function or of the tensor.
+    let view = unsafe { &*owner.view() };
     let item_bytes = view.itemsize.unsigned_abs();
     let format = if view.format.is_null() {
-        "B".into()
+        c"B"
     } else {
         // SAFETY: a format is a string that lives as long as the view.
-        unsafe { CStr::from_ptr(view.format) }.to_string_lossy()
+        unsafe { CStr::from_ptr(view.format) }
     };
-    let dtype = match dtype::from_format(&format, item_bytes) {
+    let dtype = match dtype::from_format(format, item_bytes) {
         Ok(dtype) => dtype,
         Err(error) => return Ok(Err(error)),
     };
@@ -102,20 +77,29 @@ fn from_buffer(array: &Bound<'_, PyAny>, access: Access) -> PyResult<Result<Tens
     // may be null pointers, which `extents` does not look at.
     let (extents, strides) = unsafe { (extents(view.shape, rank), extents(view.strides, rank)) };
     let dimensions: SmallVec<[u64; 6]> = extents.iter().map(|&extent| extent.unsigned_abs() as u64).collect();
-    let item_stride = item_bytes as isize;
-    let walkable = strides.iter().all(|stride| stride % item_stride == 0);
-    let strides: SmallVec<[i64; 6]> = strides.iter().map(|stride| (stride / item_stride) as i64).collect();
     let shape = match Shape::new(&dimensions) {
         Ok(shape) => shape,
         Err(error) => return Ok(Err(error)),
     };
     let read_only = view.readonly != 0;
-    if !walkable && access == Access::Read {
-        return gathered(array.py(), &view, dtype, shape);
-    }
     let first = NonNull::new(view.buf.cast::<u8>()).unwrap_or(NonNull::dangling());
-    let Some(taken) = view.0.take() else { unreachable!("it was there all along") };
-    let owner = Owner::new(Claim::Buffer(taken));
+    let len_bytes = view.len.unsigned_abs();
+    if len_bytes > 0
+        && is_row_major(extents, strides, view.itemsize)
+        && first.addr().get().is_multiple_of(dtype.align_bytes())
+    {
+        // SAFETY: the exporter promises these bytes until the view is given back, which the owner does; nobody forms
+        // references into memory that Python may write.
+        let buffer = unsafe { Buffer::foreign(first, len_bytes, read_only, Box::new(owner)) };
+        let tensor = Tensor::from_buffer(buffer, 0, dtype, shape);
+        return Ok(tensor.and_then(|tensor| admit(tensor, first, read_only, access)));
+    }
+    let item_stride = item_bytes as isize;
+    let walkable = strides.iter().all(|stride| stride % item_stride == 0);
+    let strides: SmallVec<[i64; 6]> = strides.iter().map(|stride| (stride / item_stride) as i64).collect();
+    if !walkable && access == Access::Read {
+        return gathered(array.py(), view, dtype, shape);
+    }
     if !walkable {
         return Ok(Err(has_gaps()));
     }
@@ -123,6 +107,16 @@ fn from_buffer(array: &Bound<'_, PyAny>, access: Access) -> PyResult<Result<Tens
     // owner does; nobody forms references into memory that Python may write.
     let packed = unsafe { Tensor::pack(dtype, shape, &strides, first, read_only, Box::new(owner)) };
     Ok(packed.and_then(|tensor| admit(tensor, first, read_only, access)))
+}
+
+/// Whether the elements lie one behind the other: what nearly all arrays do, so that it is worth a look of its own.
+fn is_row_major(extents: &[isize], strides: &[isize], item_bytes: isize) -> bool {
+    let mut wanted = item_bytes;
+    extents.iter().zip(strides).rev().all(|(&extent, &stride)| {
+        let fits = extent == 1 || stride == wanted;
+        wanted = wanted.wrapping_mul(extent);
+        fits
+    })
 }
 
 /// # Safety
@@ -183,7 +177,7 @@ fn from_dlpack(imported: ImportedDlpack, access: Access) -> Result<Tensor> {
         ImportedDlpack::Versioned(managed) => managed.flags().contains(DlpackFlags::READ_ONLY),
         ImportedDlpack::Legacy(_) => access == Access::Read,
     };
-    let owner = Box::new(Owner::new(Claim::Dlpack(imported)));
+    let owner = Box::new(Owner::of_dlpack(imported));
     // SAFETY: the producer promises the elements that shape and strides reach until its deleter is called, which the
     // owner does; nobody forms references into memory that Python may write.
     let packed = unsafe { Tensor::pack(dtype, shape, &strides, first, read_only, owner) };

@@ -15,56 +15,81 @@ use std::ptr::{null_mut, with_exposed_provenance_mut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A claim on memory of Python's, given back with the interpreter held.
-pub(crate) enum Claim {
+enum Claim {
     /// An export of the buffer protocol.
-    Buffer(Box<ffi::Py_buffer>),
+    Buffer(ffi::Py_buffer),
     /// A tensor imported through DLPack.
-    Dlpack(dlpark::python::ImportedDlpack),
+    Dlpack(Option<dlpark::python::ImportedDlpack>),
 }
-
-// SAFETY: a claim is only moved about by threads without the interpreter; it is looked into and given back by `drain`
-// and `give_back`, which have a token. CPython lets any attached thread release a buffer.
-unsafe impl Send for Claim {}
-// SAFETY: nothing can be done with a shared claim.
-unsafe impl Sync for Claim {}
 
 impl Claim {
-    fn give_back(self, _py: Python<'_>) {
+    fn give_back(&mut self, _py: Python<'_>) {
         match self {
-            // SAFETY: the view was filled by a successful `PyObject_GetBuffer`, and a claim is given back once.
-            Self::Buffer(mut view) => unsafe { ffi::PyBuffer_Release(&raw mut *view) },
-            Self::Dlpack(imported) => drop(imported),
+            // SAFETY: the view was filled by a successful `PyObject_GetBuffer`, stands where it stood then, and a claim
+            // is given back once.
+            Self::Buffer(view) => unsafe { ffi::PyBuffer_Release(&raw mut *view) },
+            Self::Dlpack(imported) => drop(imported.take()),
         }
     }
 }
 
-/// Holds a claim as long as a buffer of ours lives.
-pub(crate) struct Owner(Option<Claim>);
-
-impl Owner {
-    pub(crate) fn new(claim: Claim) -> Self {
-        Self(Some(claim))
-    }
-}
-
-impl Drop for Owner {
-    fn drop(&mut self) {
-        if let Some(claim) = self.0.take() {
-            push(claim);
-        }
-    }
-}
-
+/// A claim where it stays until it is given back: exporters may point into their views.
 struct Entry {
     claim: Claim,
     next: *mut Entry,
 }
 
+impl Entry {
+    fn new(claim: Claim) -> Box<Self> {
+        Box::new(Self { claim, next: null_mut() })
+    }
+}
+
+/// Holds a claim as long as a buffer of ours lives.
+pub(crate) struct Owner(Option<Box<Entry>>);
+
+// SAFETY: a claim is only moved about by threads without the interpreter; it is looked into and given back by `drain`,
+// which has a token. CPython lets any attached thread release a buffer.
+unsafe impl Send for Owner {}
+// SAFETY: nothing can be done with a shared owner without the interpreter.
+unsafe impl Sync for Owner {}
+
+impl Owner {
+    pub(crate) fn of_dlpack(imported: dlpark::python::ImportedDlpack) -> Self {
+        Self(Some(Entry::new(Claim::Dlpack(Some(imported)))))
+    }
+
+    /// A view of an array that exports its buffer, for reading or writing, whatever its layout.
+    pub(crate) fn of_buffer(array: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let mut entry = Entry::new(Claim::Buffer(ffi::Py_buffer::new()));
+        let Claim::Buffer(view) = &mut entry.claim else { unreachable!("it was made so") };
+        // SAFETY: the interpreter is held, and the view stays where it is until it is given back.
+        let status = unsafe { ffi::PyObject_GetBuffer(array.as_ptr(), &raw mut *view, ffi::PyBUF_RECORDS_RO) };
+        if status == 0 { Ok(Self(Some(entry))) } else { Err(PyErr::fetch(array.py())) }
+    }
+
+    /// The view of an owner of a buffer; null for any other. It stays where it is for as long as the owner lives.
+    pub(crate) fn view(&self) -> *const ffi::Py_buffer {
+        match self.0.as_ref().map(|entry| &entry.claim) {
+            Some(Claim::Buffer(view)) => view,
+            _ => std::ptr::null(),
+        }
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        if let Some(entry) = self.0.take() {
+            push(entry);
+        }
+    }
+}
+
 /// The address of the latest entry; zero when there is none.
 static HEAD: AtomicUsize = AtomicUsize::new(0);
 
-fn push(claim: Claim) {
-    let entry = Box::into_raw(Box::new(Entry { claim, next: null_mut() }));
+fn push(entry: Box<Entry>) {
+    let entry = Box::into_raw(entry);
     let mut head = HEAD.load(Ordering::Relaxed);
     loop {
         // SAFETY: the entry is ours alone until the exchange below succeeds.
@@ -82,11 +107,11 @@ pub(crate) fn drain(py: Python<'_>) {
         return;
     }
     // Giving back may run Python code, which must not find an exception that somebody is about to raise.
-    let raised = PyErr::take(py);
+    let raised = PyErr::occurred(py).then(|| PyErr::take(py)).flatten();
     let mut next: *mut Entry = with_exposed_provenance_mut(HEAD.swap(0, Ordering::Acquire));
     while !next.is_null() {
-        // SAFETY: the swap made this thread the only owner of the list, whose entries were boxed by `push`.
-        let entry = unsafe { Box::from_raw(next) };
+        // SAFETY: the swap made this thread the only owner of the list, whose entries were boxed before `push`.
+        let mut entry = unsafe { Box::from_raw(next) };
         next = entry.next;
         entry.claim.give_back(py);
     }

@@ -158,6 +158,11 @@ impl KvStore {
 
     /// Whether this worker's word counts where only one worker's does, as in [`KvStore::set_updater`]: it is worker 0,
     /// or in a store that shrinks the first one that is left. True for a local store.
+    ///
+    /// ```
+    /// assert!(sheave_store::KvStore::local("local")?.is_first());
+    /// # Ok::<(), sheave_base::Error>(())
+    /// ```
     #[must_use]
     pub fn is_first(&self) -> bool {
         match &*self.place {

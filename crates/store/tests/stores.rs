@@ -269,6 +269,35 @@ fn user_functions_run_where_the_values_are_and_their_errors_come_back() {
 }
 
 #[test]
+fn servers_find_functions_that_came_after_their_start() {
+    let found: Arc<Mutex<Vec<String>>> = Arc::default();
+    let names = Arc::clone(&found);
+    let largest: sheave_store::Function = Arc::new(|_, sum, value| value.reduce_from(sheave_tensor::Op::Max, sum));
+    let server = ServerConfig::default().function("known", |_, _, _| Ok(())).finder(move |name| {
+        names.lock().unwrap().push(name.to_owned());
+        (name == "largest").then(|| Arc::clone(&largest))
+    });
+    job_of(2, 2, Transport::Shm, server, |mesh| {
+        let store = KvStore::open(mesh, config(Kind::DistSync)).expect("all servers serve");
+        assert_eq!(store.is_first(), store.rank() == 0);
+        store.init(&[("w".into(), tensor(&vec![1.0; 2500]))]).expect("it is new");
+        if store.is_first() {
+            store.set_updater(Updater::Named("known".into())).expect("it is offered");
+            store.set_updater(Updater::Named("largest".into())).expect("it is found");
+            let error = store.set_updater(Updater::Named("nobody".into())).expect_err("it is not found");
+            assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+        }
+        store.barrier().expect("all are there");
+        put(&store, "w", &vec![0.25; 2500]).expect("all push");
+        assert_eq!(get(&store, "w", 2500).expect("it is there"), vec![1.0; 2500]);
+        put(&store, "w", &vec![4.0; 2500]).expect("all push");
+        assert_eq!(get(&store, "w", 2500).expect("it is there"), vec![8.0; 2500]);
+    });
+    let found = found.lock().unwrap();
+    assert!(found.iter().all(|name| name != "known") && found.iter().any(|name| name == "nobody"), "{found:?}");
+}
+
+#[test]
 fn a_closure_updates_a_local_store() {
     let store = KvStore::local("LOCAL_update_cpu").expect("it is an alias");
     store.init(&[(1.into(), tensor(&[1.0, 2.0]))]).expect("it is new");

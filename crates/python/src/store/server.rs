@@ -2,7 +2,9 @@
 //!
 //! An updater or a controller is called by a thread of the store, which has no interpreter. It posts a job to the
 //! callback thread and waits for that, as long as this node is a member of its mesh; so neither a function that never
-//! returns nor the end of the interpreter keeps a server's threads for ever. What the job has by then it keeps.
+//! returns nor the end of the interpreter keeps a server's threads for ever. What the job has by then it keeps. The
+//! thread that waits for an updater is one that serves the node's links, so an updater that waited for the mesh would
+//! wait for ever; it is refused.
 //!
 //! Pickled functions come over a service of their own, under names that their sender makes up, and are kept for the
 //! sender's next `set_updater`, the latest few of each. A pickle is a program: a server takes none unless it was told
@@ -10,6 +12,7 @@
 
 use crate::aside::aside;
 use crate::callbacks::Callbacks;
+use crate::enter::barred;
 use crate::errors::OrRaise;
 use crate::mesh::PyMesh;
 use crate::store::updater;
@@ -71,7 +74,8 @@ impl Desk {
             let (received, mut value) = (received.clone(), stored.clone());
             let (outcome, value) = desk.run("updater", move |py| {
                 let raised = |error| updater::failed(py, &key, &error);
-                let outcome = updater::call(py, &function, &key, &received, &mut value, raised);
+                let call = || updater::call(py, &function, &key, &received, &mut value, raised);
+                let outcome = barred("an updater on a server", call);
                 Ok((outcome, value))
             })?;
             *stored = value;

@@ -59,6 +59,17 @@ impl ServerConfig {
 
     /// Asks `finder` for functions that are not known when the server starts. It is asked when a worker names one that
     /// [`ServerConfig::function`] has not offered, once or twice; it must not block.
+    ///
+    /// ```
+    /// use sheave_store::{Function, ServerConfig};
+    /// use std::collections::HashMap;
+    /// use std::sync::{Arc, Mutex};
+    ///
+    /// let loaded: Arc<Mutex<HashMap<String, Function>>> = Arc::default();
+    /// let known = Arc::clone(&loaded);
+    /// let config = ServerConfig::default().finder(move |name| known.lock().ok()?.get(name).cloned());
+    /// # drop(config);
+    /// ```
     #[must_use]
     pub fn finder(mut self, finder: impl Fn(&str) -> Option<Function> + Send + Sync + 'static) -> Self {
         self.finder = Some(Arc::new(finder));
