@@ -74,7 +74,8 @@ class KVStore:
     Operations return a `Work`. What is wrong with their arguments is raised at once. In a local store everything is
     over when they return, and what an updater raises is raised there. On servers it comes out of the work, and every
     operation ends with `PeerLost` as soon as a server that it needs is gone, or, in a store that counts workers
-    (`dist_sync`, `dist_ssp`), a worker. Calls that wait let other threads run. Ctrl-C ends the wait at once; what was
+    (`dist_sync`, `dist_ssp`), a worker. A failure of a work that you have let go of comes out of the next pull that ends
+    well, or out of `wait`, `barrier` or `close`. Calls that wait let other threads run. Ctrl-C ends the wait at once; what was
     begun goes on.
 
     As a context manager it is closed at the end, unless an exception leaves the block: a worker that goes astray must

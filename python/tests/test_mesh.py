@@ -338,6 +338,42 @@ def test_an_interrupted_cell_leaves_a_usable_mesh(partner):
     assert mesh.world.all_reduce(np.ones(3), timeout=20).tolist() == [6] * 3
 
 
+def test_a_receive_that_ctrl_c_ends_loses_no_message(partner):
+    mesh = partner.mesh
+    timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        mesh.world.recv(np.zeros(3), 1, 5)
+    timer.join()
+    partner.do("mesh.world.send(np.ones(3), 0, tag=5, timeout=20)")
+    array = np.zeros(3)
+    assert mesh.world.recv(array, 1, 5, timeout=20) == 1 and array.tolist() == [1] * 3
+
+
+def test_a_finish_can_be_tried_again(partner):
+    mesh = partner.mesh
+    for _ in range(2):
+        with pytest.raises(sheave.DeadlineExceeded, match="end"):
+            mesh.finish(timeout=0.1)
+    assert not mesh.closed
+    partner.tell("mesh.world.all_reduce(np.ones(3), timeout=20)")
+    assert mesh.world.all_reduce(np.ones(3), timeout=20).tolist() == [2] * 3
+    assert partner.program.line() == "ok"
+    partner.tell("mesh.finish(timeout=20); sys.exit()")
+    mesh.finish(timeout=20)
+    partner.program.succeed()
+
+
+def test_an_exception_inside_with_is_a_death(partner):
+    partner.tell("with mesh: raise RuntimeError('on purpose')")
+    with pytest.raises(sheave.PeerLost, match="rank-1"):
+        partner.mesh.world.all_reduce(np.zeros(3), timeout=20)
+    for _ in within(10):
+        if partner.mesh.deaths():
+            break
+    assert [death.left for death in partner.mesh.deaths()] == [False]
+
+
 def test_a_wait_lets_other_threads_run(partner):
     ticks, stop = [], threading.Event()
 

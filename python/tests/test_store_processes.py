@@ -223,6 +223,42 @@ def test_updaters_in_python_run_on_servers(job):
     run(job, worker, server=SCALED)
 
 
+def test_a_failure_that_nobody_looks_at_is_raised_by_the_next_wait(job):
+    worker = """
+        with sheave.KVStore("dist_sync") as kv:
+            kv.init("w", np.zeros(4, np.float32))
+            kv.set_updater("fails")
+            kv.barrier()
+            out, ones = np.empty(4, np.float32), np.ones(4, np.float32)
+            text = "nobody has looked at: the updater failed"
+            kv.push("w", ones)
+            pull = kv.pull("w", out)
+            error = raises(sheave.Remote, text, pull.wait)
+            assert raises(sheave.Remote, text, pull.wait).kind == error.kind == "Remote"
+            assert kv.pull("w", out).wait() is out, "it is raised once"
+            for turn in range(3):
+                kv.push("w", ones)
+                raises(sheave.Remote, "the updater failed", kv.wait)
+                try:
+                    # It may have been told of the work before the failure was noted.
+                    kv.barrier()
+                except sheave.Remote as error:
+                    assert text in str(error)
+            seen = kv.push("w", ones)
+            raises(sheave.Remote, "key \\"w\\"", seen.wait)
+            assert kv.push("w", ones).exception().kind == "Remote"
+            del seen
+            kv.barrier()
+            kv.wait()
+            kv.set_updater("scaled")
+            kv.barrier()
+            kv.push("w", ones)
+            kv.pull("w", out).wait()
+            kv.barrier()
+    """
+    run(job, worker, server=SCALED, servers=1)
+
+
 def test_functions_travel_to_servers_that_allow_it(job):
     pytest.importorskip("cloudpickle", reason="cloudpickle is not installed")
     worker = """

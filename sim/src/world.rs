@@ -248,9 +248,8 @@ impl World {
             Effect::Complete { operation, outcome } => self.completed(operation, outcome)?,
             Effect::CutLink { node } => self.close(me, node),
             Effect::Failed(_) => self.close_all(me),
-            Effect::Farewell { message } => {
-                let others: Vec<NodeId> =
-                    self.index.keys().copied().filter(|to| self.network.is_linked(me, *to)).collect();
+            Effect::Farewell { nodes, message } => {
+                let others: Vec<NodeId> = nodes.into_iter().filter(|to| self.network.is_linked(me, *to)).collect();
                 for to in others {
                     self.obey(number, Effect::Send { to, message: message.clone() })?;
                 }

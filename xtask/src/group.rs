@@ -42,6 +42,12 @@ pub(crate) fn end_all_on_signal() -> Outcome {
     Ok(())
 }
 
+/// Ends every living group.
+pub(crate) fn end_all() {
+    let leaders = living().clone();
+    end(&leaders, Instant::now() + TIME_TO_END);
+}
+
 /// Asks each group to end, and kills those whose leader has not ended at the deadline.
 fn end(leaders: &[Pid], deadline: Instant) {
     let ask = |leader: &Pid| {

@@ -7,7 +7,8 @@
 //! Over links all parts share the number, and with it the stream, of the whole. On a board each part has a number.
 
 use crate::exchange::Exchange;
-use crate::group::{State, go_on};
+use crate::group::State;
+use crate::group::start::go_on;
 use crate::job::{Job, Pieces};
 use crate::links;
 use crate::memory::Region;

@@ -4,19 +4,18 @@
 //! an operation, a deadline passed, an operation was cancelled, or a link ended. From then on every operation in flight
 //! and every later one fails with it. What is not a death is told to all members through the mesh, which remembers it
 //! for those who have not made the group yet.
+//!
+//! **Whose error.** Members that have failed leave, and their links end; so the end of a link is seldom why something
+//! failed, and the members agree about what is. A task that has failed for no better reason waits a moment for that
+//! verdict.
 
-use crate::algorithm::barrier;
-use crate::carrier::{Carrier, Way};
-use crate::exchange::{Exchange, entered};
-use crate::hosts::{self, Hosts};
-use crate::hub::{Driver, Hub, Watch, run};
-use crate::job::Job;
-use crate::links;
-use crate::operation::{Header, digest};
+pub(crate) mod start;
+
+use crate::hosts::Hosts;
+use crate::hub::{Driver, Hub, run};
+use crate::operation::digest;
 use crate::shared::board::Board;
-use crate::shared::run::Run;
 use crate::shared::setup;
-use crate::table::{Algorithm, Topology};
 use crate::task::{Awaited, Plan, Steps, Task};
 use crate::{exchange, mail};
 use parking_lot::Mutex;
@@ -24,11 +23,10 @@ use sheave_base::work::{Drive, driven};
 use sheave_base::{Error, ErrorKind, LinkId, Rank, Result, Work};
 use sheave_mesh::Group;
 use std::collections::BTreeMap;
-use std::future::{Future, poll_fn};
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock, Weak};
-use std::task::{Poll, Wake};
+use std::task::Wake;
 use std::time::{Duration, Instant};
 
 /// Operations of one group in flight on one node: as many as a program starts before it waits for some.
@@ -36,7 +34,7 @@ const OPERATIONS_MAX: usize = 4096;
 
 /// How long an operation in flight may get no message after a member gave up the group, before it ends: what others
 /// have sent by then may take so long to arrive.
-const GRACE: Duration = Duration::from_millis(150);
+const GRACE: Duration = Duration::from_millis(300);
 
 /// The same after a member has left in order. It may have ended this very operation well, and then the others can too,
 /// but one of them may have to wait for another that is slow. Short of the second within which a loss is to be told.
@@ -80,8 +78,8 @@ pub(crate) struct State {
     broken: OnceLock<Error>,
     /// Of the mesh: what it knew then has not broken the group.
     seen_news: AtomicU64,
-    /// Its messages are thrown away.
-    refuses: AtomicBool,
+    /// It is broken, and all that was in flight has ended.
+    is_settled: AtomicBool,
     /// Found out with the first operation that needs to know.
     hosts: Mutex<Option<Option<Arc<Hosts>>>>,
     links: Vec<OnceLock<LinkId>>,
@@ -110,7 +108,7 @@ impl State {
             tasks: Mutex::default(),
             broken: OnceLock::new(),
             seen_news: AtomicU64::new(u64::MAX),
-            refuses: AtomicBool::new(false),
+            is_settled: AtomicBool::new(false),
             hosts: Mutex::default(),
             links,
             mail,
@@ -159,9 +157,10 @@ impl State {
         }
     }
 
-    /// Ends a task of a group that is broken: at once if somebody has died, else when it gets on no more.
+    /// Ends a task of a group that is broken: at once if somebody has died or it has failed already, else when it gets
+    /// on no more.
     fn end_in_flight(self: &Arc<Self>, task: &Arc<Task>, error: &Error) {
-        if self.is_death(error) {
+        if self.is_death(error) || task.awaited.has_given_up() {
             self.end_task(task, error.clone());
         } else {
             self.end_after_grace(task);
@@ -177,8 +176,8 @@ impl State {
             if task.awaited.moved() != moved && !is_death {
                 return state.end_after_grace(task);
             }
-            if let Some(error) = state.broken() {
-                state.end_task(task, error.clone());
+            if let Some(error) = state.verdict() {
+                state.end_task(task, error);
                 state.hub.run_ready();
             }
         };
@@ -191,6 +190,27 @@ impl State {
     /// Whether a member has died, and not only left.
     fn is_death(&self, error: &Error) -> bool {
         error.kind() == ErrorKind::PeerLost && !self.group.was_left()
+    }
+
+    /// What the steps of a task come to. What failed because a link has ended waits for the verdict of the members.
+    async fn judged(self: Arc<Self>, key: u64, steps: Steps) -> Result<Rank> {
+        let outcome = steps.await;
+        let Err(error) = outcome else { return outcome };
+        let task = self.tasks.lock().get(&key).cloned();
+        let Some(task) = task.filter(|_| is_echo(&error)) else { return Err(error) };
+        task.awaited.give_up();
+        self.look();
+        let (state, own) = (Arc::downgrade(&self), error.clone());
+        let act = move |task: &Arc<Task>| {
+            if let Some(state) = state.upgrade() {
+                state.end_task(task, own);
+                state.hub.run_ready();
+            }
+        };
+        if self.broken.get().is_some() || self.hub.at(Instant::now() + GRACE, &task, act).is_err() {
+            return Err(error);
+        }
+        std::future::pending().await
     }
 
     /// Begins an operation: gives it its number and runs it as far as it goes.
@@ -240,7 +260,7 @@ impl State {
             key,
             operation: terms.operation,
             is_collective: terms.is_collective,
-            steps: steps(Arc::clone(&awaited)),
+            steps: Box::pin(Arc::clone(self).judged(key, steps(Arc::clone(&awaited)))),
             awaited,
         };
         let state = Arc::downgrade(self);
@@ -266,138 +286,6 @@ impl State {
         work
     }
 
-    /// Begins a collective.
-    pub(crate) fn start(self: &Arc<Self>, header: Header, job: Job, limit: Option<Duration>) -> Work<()> {
-        let terms = Terms { operation: header.name(), limit, is_collective: true };
-        let (sequence, is_alone) = match self.reserve(&terms, 1) {
-            Ok(reserved) => reserved,
-            Err(error) => return Work::ready(terms.operation, Err(error)),
-        };
-        let known = if self.size() == 1 { Some(&None) } else { self.lasting.board.get() };
-        match known {
-            Some(Some(board)) => {
-                let run = self.on_board(board, header, sequence, job);
-                self.start_on_board(terms, run, is_alone)
-            }
-            Some(None) => {
-                let state = Arc::clone(self);
-                self.begin_reserved(terms, sequence, drop, move |awaited| {
-                    Box::pin(over_links(state, header, sequence, job, awaited, false))
-                })
-            }
-            None => {
-                let state = Arc::clone(self);
-                self.begin_reserved(terms, sequence, drop, move |awaited| {
-                    Box::pin(after_setup(state, header, sequence, job, awaited))
-                })
-            }
-        }
-    }
-
-    /// Begins a collective of so many parts.
-    pub(crate) fn start_parts<F>(
-        self: &Arc<Self>,
-        header: Header,
-        parts: usize,
-        limit: Option<Duration>,
-        carry: impl FnOnce(Carrier) -> F + Send + 'static,
-    ) -> Work<()>
-    where
-        F: Future<Output = Result<()>> + Send + 'static,
-    {
-        let terms = Terms { operation: header.name(), limit, is_collective: true };
-        let sequence = match self.reserve(&terms, 1 + parts as u64) {
-            Ok((sequence, _)) => sequence,
-            Err(error) => return Work::ready(terms.operation, Err(error)),
-        };
-        let state = Arc::clone(self);
-        self.begin_reserved(terms, sequence, drop, move |awaited| {
-            Box::pin(async move {
-                if state.size() > 1 && state.lasting.board.get().is_none() {
-                    state.setup().await?;
-                }
-                let rank = state.group.rank();
-                if let Some(board) = state.lasting.board().cloned() {
-                    let agreement = Run::new(Arc::clone(&board), sequence, header, Job::nothing(), Algorithm::Flat);
-                    go_on(Arc::clone(&state), agreement, Arc::clone(&awaited)).await?;
-                    let way = Way::Board { board, next: sequence + 1, awaited };
-                    return carry(Carrier { state, header, way }).await.map(|()| rank);
-                }
-                let exchange = Arc::new(Exchange::new(Arc::clone(&state), header, sequence, awaited));
-                if parts == 0 {
-                    return entered(&exchange, true, barrier::run(&exchange)).await.map(|()| rank);
-                }
-                let way = Way::Links(Arc::clone(&exchange));
-                entered(&exchange, false, carry(Carrier { state, header, way })).await.map(|()| rank)
-            })
-        })
-    }
-
-    /// Begins it where all ranks share memory, and ends it here and now if the others are as quick.
-    #[inline]
-    fn start_on_board(self: &Arc<Self>, terms: Terms, mut run: Run, is_alone: bool) -> Work<()> {
-        let sequence = run.sequence;
-        if is_alone && !run.ends_in_links() {
-            let mut begun = None;
-            match spin(&self.hub, &mut run, &mut begun) {
-                Poll::Ready(Ok(())) => return Work::ready(terms.operation, Ok(())),
-                Poll::Ready(Err(error)) => {
-                    drop(run);
-                    let elapsed = begun.map_or(Duration::ZERO, |begun| begun.elapsed());
-                    let error = self.failed(self.cause(error), terms.operation, sequence, elapsed);
-                    return Work::ready(terms.operation, Err(error));
-                }
-                Poll::Pending => {}
-            }
-        }
-        let state = Arc::clone(self);
-        self.begin_reserved(terms, sequence, drop, move |awaited| Box::pin(go_on(state, run, awaited)))
-    }
-
-    #[inline]
-    pub(crate) fn on_board(&self, board: &Arc<Board>, header: Header, sequence: u64, job: Job) -> Run {
-        let bytes = job.chosen_by_bytes(&header);
-        let algorithm = self.hub.table.choose(header.kind, Topology::Host, self.size(), bytes);
-        Run::new(Arc::clone(board), sequence, header, job, algorithm)
-    }
-
-    /// The groups by which this rank takes part, if there are several hosts, and several ranks on one.
-    fn hosts(&self) -> Result<Option<Arc<Hosts>>> {
-        let mut known = self.hosts.lock();
-        if known.is_none() {
-            *known = Some(Hosts::of(self)?.map(Arc::new));
-        }
-        let hosts = known.clone().flatten();
-        drop(known);
-        // What broke the group before has not seen them.
-        if let Some((error, hosts)) = self.broken.get().zip(hosts.as_ref()) {
-            hosts.break_because(error);
-        }
-        Ok(hosts)
-    }
-
-    /// Finds out, once in the life of a group, whether its ranks share memory.
-    fn setup(self: &Arc<Self>) -> Work<()> {
-        let mut setup = self.lasting.setup.lock();
-        if let Some(setup) = &*setup {
-            return setup.clone();
-        }
-        let terms = Terms { operation: "set-up", limit: None, is_collective: false };
-        let state = Arc::clone(self);
-        let work = self.begin(terms, drop, move |_, _| {
-            Box::pin(async move {
-                let board = setup::board(&state).await?;
-                let _ = state.lasting.board.set(board);
-                // What broke the group meanwhile has not seen it.
-                if let (Some(board), Some(_)) = (state.lasting.board(), state.broken.get()) {
-                    board.break_up();
-                }
-                Ok(state.group.rank())
-            })
-        });
-        setup.insert(work).clone()
-    }
-
     fn watch_over(self: &Arc<Self>, task: &Arc<Task>, terms: Terms) {
         if let Some(limit) = terms.limit {
             let state = Arc::downgrade(self);
@@ -420,7 +308,7 @@ impl State {
     /// A task has come to its end; what it says is its operation's outcome.
     fn ended(self: &Arc<Self>, key: u64, outcome: Result<Rank>) -> Result<Rank> {
         let task = self.tasks.lock().remove(&key);
-        self.refuse_late();
+        self.settle();
         let Err(error) = outcome else { return outcome };
         let error = self.cause(error);
         let Some(task) = task else { return Err(error) };
@@ -432,8 +320,14 @@ impl State {
 
     /// Why an operation has failed: what links say of members that go because the group is broken is not why.
     fn cause(&self, error: Error) -> Error {
-        let is_echo = matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Closed);
-        self.broken.get().filter(|_| is_echo).cloned().unwrap_or(error)
+        self.verdict().filter(|_| is_echo(&error)).unwrap_or(error)
+    }
+
+    /// Why the group is broken, if it is. The mesh may have learned only later that its members disagreed.
+    fn verdict(&self) -> Option<Error> {
+        let known = self.broken.get()?;
+        let later = if is_echo(known) { self.group.broken() } else { None };
+        Some(later.filter(|error| error.kind() == ErrorKind::Mismatch).unwrap_or_else(|| known.clone()))
     }
 
     /// A collective has failed: so does its group.
@@ -446,7 +340,7 @@ impl State {
     /// Breaks the group for everybody, unless it is broken already. A peer that is lost is for the mesh to judge, so
     /// that survivors agree who they are.
     pub(crate) fn break_because(self: &Arc<Self>, error: &Error) {
-        if self.broken.get().is_none() && error.kind() != ErrorKind::PeerLost && error.kind() != ErrorKind::Closed {
+        if self.broken.get().is_none() && !is_echo(error) {
             let mut told = Error::new(error.kind(), self.reason_for_others(error));
             if let Some(hint) = error.advice() {
                 told = told.hint(hint.to_owned());
@@ -477,21 +371,30 @@ impl State {
         if let Some(board) = self.lasting.board() {
             board.break_up();
         }
+        if self.is_death(error) {
+            self.break_hosts(error);
+        }
+        self.settle();
+    }
+
+    /// When nothing of a broken group is in flight any more, the groups of its hosts end, and its messages are thrown
+    /// away.
+    fn settle(&self) {
+        let Some(error) = self.broken.get() else { return };
+        if !self.tasks.lock().is_empty() || self.is_settled.swap(true, SeqCst) {
+            return;
+        }
+        self.break_hosts(error);
+        let senders = || (0..self.size()).chain([mail::ANYBODY]);
+        let contexts = SORTS.into_iter().flat_map(|sort| senders().map(move |sender| self.context(sender, sort)));
+        self.hub.node.refuse(contexts);
+    }
+
+    fn break_hosts(&self, error: &Error) {
         let hosts = self.hosts.lock().clone().flatten();
         if let Some(hosts) = hosts {
             hosts.break_because(error);
         }
-        self.refuse_late();
-    }
-
-    /// Messages for a broken group are thrown away, when nothing in flight can need them any more.
-    fn refuse_late(&self) {
-        if self.broken.get().is_none() || !self.tasks.lock().is_empty() || self.refuses.swap(true, SeqCst) {
-            return;
-        }
-        let senders = || (0..self.size()).chain([mail::ANYBODY]);
-        let contexts = SORTS.into_iter().flat_map(|sort| senders().map(move |sender| self.context(sender, sort)));
-        self.hub.node.refuse(contexts);
     }
 
     /// Ends a task from outside.
@@ -568,113 +471,9 @@ impl State {
     }
 }
 
-/// The rest of an operation that must first know whether its ranks share memory.
-async fn after_setup(
-    state: Arc<State>,
-    header: Header,
-    sequence: u64,
-    job: Job,
-    awaited: Arc<Awaited>,
-) -> Result<Rank> {
-    state.setup().await?;
-    match state.lasting.board().cloned() {
-        Some(board) => {
-            let run = state.on_board(&board, header, sequence, job);
-            go_on(state, run, awaited).await
-        }
-        None => over_links(state, header, sequence, job, awaited, false).await,
-    }
-}
-
-/// The rest of an operation on a board, as a task.
-pub(crate) async fn go_on(state: Arc<State>, mut run: Run, awaited: Arc<Awaited>) -> Result<Rank> {
-    let mut watch: Option<Watch> = None;
-    poll_fn(|context| {
-        let mut moved = false;
-        let polled = run.poll(&mut moved);
-        if moved || polled.is_ready() {
-            state.hub.note_move();
-            awaited.note_move();
-        }
-        if polled.is_pending() {
-            run.awaited().into_iter().for_each(|rank| awaited.set(rank));
-            if watch.is_none() {
-                watch = Some(state.hub.watch(context.waker(), run.board()));
-                // What changed before that was not armed for.
-                context.waker().wake_by_ref();
-            }
-        }
-        polled
-    })
-    .await?;
-    drop(watch);
-    if !run.ends_in_links() {
-        return Ok(state.group.rank());
-    }
-    let (header, sequence) = (run.header, run.sequence);
-    let job = run.take_job().ok_or_else(|| Error::new(ErrorKind::Internal, "an operation lost its memory"))?;
-    over_links(state, header, sequence, job, awaited, true).await
-}
-
-async fn over_links(
-    state: Arc<State>,
-    header: Header,
-    sequence: u64,
-    job: Job,
-    awaited: Arc<Awaited>,
-    have_agreed: bool,
-) -> Result<Rank> {
-    let rank = state.group.rank();
-    let hosts = if have_agreed || state.size() == 1 { None } else { state.hosts()? };
-    let topology = match (have_agreed, &hosts) {
-        (true, _) => Topology::Host,
-        (false, Some(_)) => Topology::Hosts,
-        (false, None) => Topology::Links,
-    };
-    let algorithm = state.hub.table.choose(header.kind, topology, state.size(), job.chosen_by_bytes(&header));
-    let exchange = Exchange::new(state, header, sequence, awaited);
-    if let (Algorithm::Hierarchical, Some(hosts)) = (algorithm, hosts) {
-        return entered(&exchange, false, hosts::run(&exchange, &hosts, &job)).await.map(|()| rank);
-    }
-    links::run(&exchange, &job, algorithm, have_agreed).await?;
-    Ok(rank)
-}
-
-/// Runs an operation on this thread for as long as a wait spins after the last move.
-///
-/// Where a rank that is waited for comes only after the core was given away, it may well need this very core; so the
-/// next operations of the board spin half as long each, and twice as long again when spinning was enough.
-fn spin(hub: &Hub, run: &mut Run, begun: &mut Option<Instant>) -> Poll<Result<()>> {
-    /// Polls between two looks at the clock.
-    const ROUNDS: u32 = 16;
-    let policy = hub.node.wait_policy();
-    let spins = policy.spin.min(run.board().patience());
-    let mut quiet_since: Option<Instant> = None;
-    let mut gives_way = policy.spin.is_zero();
-    let mut rounds = 0_u32;
-    loop {
-        let mut moved = false;
-        let polled = run.poll(&mut moved);
-        if polled.is_ready() {
-            run.board().learn_patience(policy.spin, gives_way);
-            return polled;
-        }
-        rounds += 1;
-        if moved {
-            (quiet_since, rounds) = (None, 0);
-            continue;
-        }
-        if gives_way || rounds.is_multiple_of(ROUNDS) {
-            let now = Instant::now();
-            begun.get_or_insert(now);
-            let quiet = now.duration_since(*quiet_since.get_or_insert(now));
-            if quiet >= policy.spin + policy.yielding {
-                return Poll::Pending;
-            }
-            gives_way |= quiet >= spins;
-        }
-        if gives_way { std::thread::yield_now() } else { std::hint::spin_loop() }
-    }
+/// Whether it may be the mere consequence of another failure.
+fn is_echo(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Closed)
 }
 
 impl std::fmt::Debug for State {

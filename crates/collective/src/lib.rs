@@ -13,6 +13,7 @@ mod communicator;
 mod devices;
 mod exchange;
 mod group;
+mod halves;
 mod hosts;
 mod hub;
 mod job;

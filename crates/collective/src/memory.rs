@@ -13,8 +13,7 @@
 //! sends, for [`crate::exchange::Exchange::flush`], or it works on fresh scratch memory. Every algorithm's
 //! documentation says which.
 
-use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
+use crate::halves;
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_tensor::kernels::reduce_raw;
 use sheave_tensor::{Arena, Buffer, Dtype, Op, ReadLease, Segment, Shape, Tensor, WriteLease, copy_bytes, scale};
@@ -225,48 +224,22 @@ impl Region {
 
     /// The elements of a region of f16 or bf16 as f32.
     pub(crate) fn widen_from(&self, dtype: Dtype, source: &Self) -> Result<()> {
-        let halves = source.elements::<u16>()?;
-        // SAFETY: as for `elements`; the target is scratch memory of the operation's own.
-        let target = unsafe { std::slice::from_raw_parts_mut(self.start.cast::<f32>(), self.len_bytes / 4) };
-        if target.len() != halves.len() || !(self.start as usize).is_multiple_of(4) {
-            return Err(Error::new(ErrorKind::Internal, "as many halves as floats were expected"));
-        }
-        match dtype {
-            Dtype::F16 => as_f16(halves).convert_to_f32_slice(target),
-            _ => as_bf16(halves).convert_to_f32_slice(target),
-        }
-        Ok(())
+        // SAFETY: the target is scratch memory of the operation's own, and the source is at rest.
+        unsafe { halves::widen(dtype, source.slice(), self.slice_mut()) }
     }
 
     /// The elements of a region of f32, rounded to f16 or bf16, to nearest, ties to even.
     pub(crate) fn narrow_from(&self, dtype: Dtype, source: &Self) -> Result<()> {
-        let floats = source.elements::<f32>()?;
-        if self.len_bytes / 2 != floats.len() || !(self.start as usize).is_multiple_of(2) {
-            return Err(Error::new(ErrorKind::Internal, "as many floats as halves were expected"));
-        }
-        let count = floats.len();
-        match dtype {
-            Dtype::F16 => {
-                // SAFETY: the output is alive, aligned and at rest, and nobody else has a slice of it.
-                let halves = unsafe { std::slice::from_raw_parts_mut(self.start.cast::<f16>(), count) };
-                halves.convert_from_f32_slice(floats);
-            }
-            _ => {
-                // SAFETY: as above.
-                let halves = unsafe { std::slice::from_raw_parts_mut(self.start.cast::<bf16>(), count) };
-                halves.convert_from_f32_slice(floats);
-            }
-        }
-        Ok(())
+        // SAFETY: the output is alive and at rest, nobody else has a slice of it, and so is the scratch memory that is
+        // the source.
+        unsafe { halves::narrow(dtype, source.slice(), self.slice_mut()) }
     }
 
-    fn elements<T>(&self) -> Result<&[T]> {
-        if !(self.start as usize).is_multiple_of(align_of::<T>()) {
-            return Err(Error::new(ErrorKind::Internal, "elements of an operation are not aligned"));
-        }
-        // SAFETY: the bytes are alive, initialised, aligned and at rest; T is u16 or f32, of which any bits are a
-        // value.
-        Ok(unsafe { std::slice::from_raw_parts(self.start.cast::<T>(), self.len_bytes / size_of::<T>()) })
+    /// # Safety
+    /// Nobody may write these bytes meanwhile.
+    unsafe fn slice(&self) -> &[u8] {
+        // SAFETY: the bytes are alive and initialised; the rest is the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.start, self.len_bytes) }
     }
 
     /// # Safety
@@ -276,16 +249,6 @@ impl Region {
         // SAFETY: the bytes are alive and initialised; the rest is the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.len_bytes) }
     }
-}
-
-fn as_f16(halves: &[u16]) -> &[f16] {
-    // SAFETY: f16 is a transparent wrapper of u16.
-    unsafe { std::slice::from_raw_parts(halves.as_ptr().cast(), halves.len()) }
-}
-
-fn as_bf16(halves: &[u16]) -> &[bf16] {
-    // SAFETY: bf16 is a transparent wrapper of u16.
-    unsafe { std::slice::from_raw_parts(halves.as_ptr().cast(), halves.len()) }
 }
 
 /// The place of a message that is received into a region; none for no bytes.
@@ -299,6 +262,7 @@ pub(crate) fn places(region: Option<&Region>) -> Result<SmallVec<[Tensor; 1]>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use half::f16;
     use sheave_tensor::ArenaConfig;
 
     #[test]

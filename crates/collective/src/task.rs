@@ -11,9 +11,8 @@ use parking_lot::Mutex;
 use sheave_base::{Rank, Result};
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::AtomicU8;
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Instant;
@@ -33,11 +32,13 @@ pub(crate) struct Awaited {
     rank: AtomicU32,
     /// Messages that have come or gone.
     moved: AtomicU32,
+    /// The task has failed, and only waits to be told why.
+    has_given_up: AtomicBool,
 }
 
 impl Default for Awaited {
     fn default() -> Self {
-        Self { rank: AtomicU32::new(NOBODY), moved: AtomicU32::new(0) }
+        Self { rank: AtomicU32::new(NOBODY), moved: AtomicU32::new(0), has_given_up: AtomicBool::new(false) }
     }
 }
 
@@ -53,6 +54,14 @@ impl Awaited {
     /// A message has come or gone.
     pub(crate) fn note_move(&self) {
         self.moved.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn give_up(&self) {
+        self.has_given_up.store(true, SeqCst);
+    }
+
+    pub(crate) fn has_given_up(&self) -> bool {
+        self.has_given_up.load(SeqCst)
     }
 
     /// Changes while the task gets on.
@@ -107,12 +116,13 @@ impl Task {
         })
     }
 
-    /// Runs the task until it waits for something. Returns its result if it ended just now; then [`Task::end`] follows.
+    /// Runs the task until it waits for something. Returns its result if it ended just now; then
+    /// whoever gets [`Task::take_ending`] calls it.
     pub(crate) fn run(self: &Arc<Self>) -> Option<Result<Rank>> {
         let waker = Waker::from(Arc::clone(self));
         let mut context = Context::from_waker(&waker);
         loop {
-            self.state.store(RUNNING, std::sync::atomic::Ordering::SeqCst);
+            self.state.store(RUNNING, SeqCst);
             let mut steps = self.steps.lock();
             let polled = match steps.as_mut().filter(|_| self.ending.lock().is_some()) {
                 Some(running) => running.as_mut().poll(&mut context),
@@ -124,7 +134,7 @@ impl Task {
             drop(done);
             match polled {
                 Poll::Ready(outcome) => {
-                    self.state.store(DONE, std::sync::atomic::Ordering::SeqCst);
+                    self.state.store(DONE, SeqCst);
                     return Some(outcome);
                 }
                 Poll::Pending if self.state.compare_exchange(RUNNING, IDLE, AcqRel, Acquire).is_ok() => return None,

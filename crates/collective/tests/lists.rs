@@ -4,13 +4,15 @@
 mod common;
 
 use common::oracle::{Memory, encode, numbers, reduced, unsigned_zeros, width};
-use common::{MEDIA, together, wait};
+use common::{MEDIA, together, together_with, wait};
 use sheave_base::{ErrorKind, Rank, Work};
-use sheave_collective::{Communicator, Operator};
+use sheave_collective::{Communicator, Operator, Table};
+use sheave_mesh::Config;
 use sheave_net::Medium;
 use sheave_tensor::{Arena, Device, Dtype, Tensor};
 use std::slice::from_ref;
 use std::sync::{Arc, Barrier};
+use std::time::Duration;
 
 /// How many ranks go through the lists, and over what.
 const GROUPS: [(u32, Medium); 7] = [
@@ -182,8 +184,6 @@ fn disagree(words: &[&str], act: impl Fn(&Communicator) -> Work<()> + Clone + Se
         let errors = together(3, medium, move |_, world| {
             let error = wait(&act(world)).expect_err("they disagree");
             assert_eq!(wait(&world.barrier()).expect_err("the group is broken").kind(), ErrorKind::Mismatch);
-            // Nobody leaves before everybody has seen it.
-            std::thread::sleep(std::time::Duration::from_millis(50));
             error
         });
         for error in errors {
@@ -260,27 +260,38 @@ fn wrong_lists_are_refused_and_nobody_has_entered() {
 #[test]
 fn a_list_of_small_tensors_takes_as_many_messages_as_one_tensor() {
     let quiet = Arc::new(Barrier::new(4));
-    together(4, Medium::SharedMemory, move |mesh, world| {
-        let list: Vec<_> = (0..500).map(|_| floats(1000)).collect();
-        let whole = floats(500_000);
-        let mut counts = Vec::new();
-        for act in [&(|| world.all_reduce(&whole, &whole, Operator::Sum)) as &dyn Fn() -> Work<()>, &|| {
-            world.all_reduce_list(&list, &list, Operator::Sum)
-        }] {
-            // The first time makes links.
-            for _ in 0..2 {
-                wait(&world.barrier()).expect("all come");
-                quiet.wait();
-                let before = mesh.node().counts().messages_sent;
-                quiet.wait();
-                wait(&act()).expect("all come");
-                quiet.wait();
-                counts.push(mesh.node().counts().messages_sent - before);
-                quiet.wait();
+    // Signs of life are messages too.
+    let seldom = |_, config: &mut Config| {
+        config.node.liveness.timeout = Duration::from_secs(600);
+        config.node.liveness.beat = Duration::from_secs(120);
+    };
+    together_with(
+        4,
+        Medium::SharedMemory,
+        seldom,
+        |_| Table::default(),
+        move |mesh, world| {
+            let list: Vec<_> = (0..500).map(|_| floats(1000)).collect();
+            let whole = floats(500_000);
+            let mut counts = Vec::new();
+            for act in [&(|| world.all_reduce(&whole, &whole, Operator::Sum)) as &dyn Fn() -> Work<()>, &|| {
+                world.all_reduce_list(&list, &list, Operator::Sum)
+            }] {
+                // The first time makes links.
+                for _ in 0..2 {
+                    wait(&world.barrier()).expect("all come");
+                    quiet.wait();
+                    let before = mesh.node().counts().messages_sent;
+                    quiet.wait();
+                    wait(&act()).expect("all come");
+                    quiet.wait();
+                    counts.push(mesh.node().counts().messages_sent - before);
+                    quiet.wait();
+                }
             }
-        }
-        assert_eq!(counts[1], counts[3]);
-    });
+            assert_eq!(counts[1], counts[3]);
+        },
+    );
 }
 
 #[test]

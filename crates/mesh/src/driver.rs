@@ -305,9 +305,10 @@ impl Shared {
                     self.say(to, word);
                 }
             }
-            Effect::Farewell { message } => {
+            Effect::Farewell { nodes, message } => {
                 if let Ok(word) = to_control(&message) {
-                    self.routes.linked().into_iter().for_each(|to| self.say(to, word.clone()));
+                    let linked = self.routes.linked().into_iter().filter(|node| nodes.contains(node));
+                    linked.for_each(|to| self.say(to, word.clone()));
                 }
             }
             Effect::Joined => {

@@ -42,6 +42,9 @@ impl Outcome {
     }
 }
 
+/// How the outcome is had: taken, or cloned where others have handles too.
+type Taken<T> = Box<dyn Fn(&Work<T>) -> Result<T> + Send + Sync>;
+
 type Convert<T> = Box<dyn FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send>;
 
 /// A work whose type is forgotten.
@@ -58,8 +61,7 @@ trait Running: Send + Sync {
 
 struct Typed<T> {
     work: Work<T>,
-    /// How the outcome is had: taken, or cloned where others have handles too.
-    taken: fn(&Work<T>) -> Result<T>,
+    taken: Taken<T>,
     convert: Mutex<Option<Convert<T>>>,
 }
 
@@ -163,25 +165,19 @@ impl PyWork {
         begun_ns: u64,
         convert: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
     ) -> Self {
-        Self::with(work, begun_ns, Work::taken, convert)
+        Self::had_by(work, begun_ns, Work::taken, convert)
     }
 
-    /// As [`PyWork::of`], of a work that others have handles to, who want its outcome too.
-    pub(crate) fn of_shared<T: Clone + Send + 'static>(
+    /// As [`PyWork::of`], where the outcome is had in another way: by a clone if others have handles to the work. It is
+    /// called once, before `convert`, by whoever looks first.
+    pub(crate) fn had_by<T: Send + 'static>(
         work: Work<T>,
         begun_ns: u64,
+        taken: impl Fn(&Work<T>) -> Result<T> + Send + Sync + 'static,
         convert: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
     ) -> Self {
-        Self::with(work, begun_ns, Work::wait, convert)
-    }
-
-    fn with<T: Send + 'static>(
-        work: Work<T>,
-        begun_ns: u64,
-        taken: fn(&Work<T>) -> Result<T>,
-        convert: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
-    ) -> Self {
-        let running: Box<dyn Running> = Box::new(Typed { work, taken, convert: Mutex::new(Some(Box::new(convert))) });
+        let (taken, convert): (Taken<T>, Convert<T>) = (Box::new(taken), Box::new(convert));
+        let running: Box<dyn Running> = Box::new(Typed { work, taken, convert: Mutex::new(Some(convert)) });
         let ending = Arc::new(Ending::default());
         if !running.tell(&Waker::from(Arc::clone(&ending))) {
             ending.note();

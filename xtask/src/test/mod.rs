@@ -10,10 +10,13 @@ mod tally;
 mod venv;
 
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::group;
 use crate::shell::{Outcome, Workspace, run as run_command};
 use crate::tidy;
+use python::Preparation;
 pub(crate) use tally::Tally;
 use venv::Interpreter;
 
@@ -67,7 +70,13 @@ pub(crate) fn run(mut workspace: Workspace, options: &Options) -> ExitCode {
     if interpreter.is_err() {
         workspace.without_python();
     }
-    let stages = stages(&workspace, options, &interpreter);
+    let workspace = Arc::new(workspace);
+    let preparation = match interpreter {
+        Ok(_) if options.rust_only => Err("it was not asked for".to_owned()),
+        Ok(interpreter) => Ok(Preparation::begin(&workspace, interpreter, options.torch)),
+        Err(reason) => Err(reason),
+    };
+    let stages = stages(&workspace, options, &preparation);
     let mut total = Tally::default();
     let outcome = stages
         .iter()
@@ -76,6 +85,8 @@ pub(crate) fn run(mut workspace: Workspace, options: &Options) -> ExitCode {
     if let Err(message) = &outcome {
         eprintln!("error: {message}");
     }
+    // The environment of the Python tests may still be in the making.
+    group::end_all();
     if outcome.is_ok() || !total.is_empty() {
         println!("{total}");
     }
@@ -103,7 +114,7 @@ fn one(title: &str, stage: &dyn Fn() -> Outcome<Report>, total: &mut Tally) -> O
     Ok(())
 }
 
-fn stages<'a>(workspace: &'a Workspace, options: &'a Options, python: &'a Outcome<Interpreter>) -> Vec<Stage<'a>> {
+fn stages<'a>(workspace: &'a Workspace, options: &'a Options, preparation: &'a Outcome<Preparation>) -> Vec<Stage<'a>> {
     let mut stages: Vec<Stage> = Vec::new();
     if !options.python_only {
         stages.push(("format", Box::new(|| format(workspace))));
@@ -120,7 +131,7 @@ fn stages<'a>(workspace: &'a Workspace, options: &'a Options, python: &'a Outcom
         stages.push(("simulation", Box::new(|| simulation::run(workspace).map(Report::Counted))));
     }
     if !options.rust_only {
-        stages.push(("Python tests", Box::new(|| python::run(workspace, python, options.torch))));
+        stages.push(("Python tests", Box::new(|| python::run(workspace, preparation))));
     }
     stages
 }

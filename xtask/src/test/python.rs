@@ -1,7 +1,10 @@
 //! The Python package: built with maturin into a virtual environment of its own, tested there with pytest.
 
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use super::tally::Tally;
 use super::venv::{Interpreter, Venv};
@@ -9,17 +12,30 @@ use super::{BUILD_LIMIT, LIMIT, Report};
 use crate::shell::{Outcome, Workspace, run as run_command};
 use crate::watch::{Ended, Verdict, watch};
 
-pub(crate) fn run(workspace: &Workspace, interpreter: &Outcome<Interpreter>, torch: bool) -> Outcome<Report> {
-    for room in ["crates/python", "python/tests"] {
-        if !workspace.path(room).is_dir() {
-            return Ok(Report::Skipped(format!("there is no {room} yet")));
-        }
+/// The environment of the tests, which is made while other stages run: what it needs is downloaded for about as long as
+/// they compile.
+pub(crate) struct Preparation(Cell<Option<JoinHandle<Outcome<Venv>>>>);
+
+impl Preparation {
+    pub(crate) fn begin(workspace: &Arc<Workspace>, interpreter: Interpreter, torch: bool) -> Preparation {
+        let workspace = Arc::clone(workspace);
+        let make = move || Venv::ready(&workspace, &interpreter, &requirements(&workspace, torch));
+        Preparation(Cell::new(Some(std::thread::spawn(make))))
     }
-    let interpreter = match interpreter {
-        Ok(interpreter) => interpreter,
+
+    /// Waits until it is made.
+    fn end(&self) -> Outcome<Venv> {
+        let making = self.0.take().ok_or("the environment of the Python tests was taken before")?;
+        making.join().map_err(|_| "the thread that makes the environment of the Python tests panicked")?
+    }
+}
+
+/// Builds the package and tests it; without an interpreter there is a reason instead of an environment.
+pub(crate) fn run(workspace: &Workspace, preparation: &Outcome<Preparation>) -> Outcome<Report> {
+    let venv = match preparation {
+        Ok(preparation) => preparation.end()?,
         Err(reason) => return Ok(Report::Skipped(reason.clone())),
     };
-    let venv = Venv::ready(workspace, interpreter, &requirements(workspace, torch))?;
     run_command(maturin(workspace, &venv)?)?;
     pytest(workspace, &venv).map(Report::Counted)
 }

@@ -6,7 +6,9 @@ mod link;
 mod mesh;
 mod pair;
 mod peer;
+mod python;
 mod report;
+mod script;
 mod store;
 mod traffic;
 
@@ -54,6 +56,14 @@ pub(crate) enum Command {
     /// with ours over the same transport, Gloo's if a Python with torch is named, and two processes without any
     /// library beside all_reduce. The table has ratios and targets.
     Collective(CollectiveArguments),
+    /// Measures sheave from Python: all_reduce, a store, the import, the start of a job.
+    ///
+    /// `all_reduce` sums numpy arrays that lie in sheave's arena, `all_reduce_numpy` plain ones, among two processes;
+    /// mpi4py's Allreduce of plain arrays runs beside. `push_pull` is a push and a pull of one key by two workers with
+    /// one server, in plain arrays, beside MXNet's. `import` is what `import sheave` takes, and `start` the time from
+    /// `sheave launch -n 4` to the last process's first barrier, both beyond what bare interpreters take; they stand
+    /// beside what they may take.
+    Python(python::Arguments),
     /// The second process of a measurement.
     #[command(hide = true)]
     LinkChild,
@@ -322,6 +332,7 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
         Command::Store(arguments) => store::run(&arguments),
         Command::Mesh(arguments) => mesh::run(&arguments),
         Command::Collective(arguments) => collective::run(&arguments),
+        Command::Python(arguments) => python::run(&arguments),
         Command::LinkChild => child::run(),
         Command::CollectiveChild => collective::follow(),
         Command::LimitChild => collective::follow_limit(),

@@ -4,9 +4,8 @@
 //! say. That nobody else touches these bytes at the time is what the counters of the desks are for: the callers say
 //! which one.
 
+use crate::halves::{narrow, widen};
 use crate::numbers::Numbers;
-use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
 use sheave_base::Result;
 use sheave_tensor::kernels::reduce_raw;
 use sheave_tensor::{Dtype, copy_bytes, scale};
@@ -134,7 +133,8 @@ unsafe fn reduce_widened(
     for index in 0..ranks {
         // SAFETY: the block is readable, and the scratch memory holds as much.
         unsafe { std::ptr::copy_nonoverlapping(source(index), halves.as_mut_ptr(), count * 2) };
-        widen(numbers.dtype(), &halves[..count * 2], if index == 0 { &mut *partial } else { &mut *operand });
+        let floats = if index == 0 { &mut *partial } else { &mut *operand };
+        widen(numbers.dtype(), &halves[..count * 2], &mut floats[..count * 4])?;
         if index > 0 {
             let target = partial.as_mut_ptr();
             // SAFETY: both are scratch memory for that many floats.
@@ -144,36 +144,17 @@ unsafe fn reduce_widened(
     if let Some(factor) = numbers.factor() {
         scale(Dtype::F32, &mut partial[..count * 4], factor)?;
     }
-    narrow(numbers.dtype(), &partial[..count * 4], halves);
+    narrow(numbers.dtype(), &partial[..count * 4], &mut halves[..count * 2])?;
     // SAFETY: the target is writable for the block.
     unsafe { std::ptr::copy_nonoverlapping(halves.as_ptr(), target, count * 2) };
     Ok(())
-}
-
-fn widen(dtype: Dtype, halves: &[u8], floats: &mut [u8]) {
-    let floats: &mut [f32] = bytemuck::cast_slice_mut(floats);
-    let halves: &[u16] = bytemuck::cast_slice(halves);
-    let floats = &mut floats[..halves.len()];
-    match dtype {
-        Dtype::F16 => bytemuck::cast_slice::<u16, f16>(halves).convert_to_f32_slice(floats),
-        _ => bytemuck::cast_slice::<u16, bf16>(halves).convert_to_f32_slice(floats),
-    }
-}
-
-fn narrow(dtype: Dtype, floats: &[u8], halves: &mut [u8]) {
-    let floats: &[f32] = bytemuck::cast_slice(floats);
-    let halves: &mut [u16] = bytemuck::cast_slice_mut(halves);
-    let halves = &mut halves[..floats.len()];
-    match dtype {
-        Dtype::F16 => bytemuck::cast_slice_mut::<u16, f16>(halves).convert_from_f32_slice(floats),
-        _ => bytemuck::cast_slice_mut::<u16, bf16>(halves).convert_from_f32_slice(floats),
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::operation::Operator;
+    use half::f16;
     use proptest::prelude::*;
 
     fn reduced(numbers: Numbers, inputs: &[Vec<u8>], elements: usize, onto: usize) -> Vec<u8> {

@@ -371,9 +371,18 @@ impl Engine {
         self.end_barriers(id, &broken.error);
     }
 
-    /// From now on nobody enters a barrier of this group here. What broke it first stays.
+    /// From now on nobody enters a barrier of this group here. What broke it first stays; but members disagreed before
+    /// any of them left, even where that is heard of later.
     fn mark_broken(&mut self, id: GroupId, broken: &Broken, tell: bool) {
-        let Some(group) = self.groups.get_mut(&id).filter(|group| group.broken.is_none()) else { return };
+        let left = |node| self.deaths.iter().any(|death| death.node == node && death.left);
+        let is_older = |known: &Broken| known.by_death && left(known.about);
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        if let Some(known) = &mut group.broken {
+            if broken.error.kind() == ErrorKind::Mismatch && is_older(known) {
+                known.error = broken.error.clone();
+            }
+            return;
+        }
         group.broken = Some(broken.clone());
         group.tallies.clear();
         if tell {
@@ -406,6 +415,15 @@ impl Engine {
         // Whoever gave up cancels the others; only what is wrong about all of them is told as it is.
         let kind = if error.kind() == ErrorKind::Mismatch { ErrorKind::Mismatch } else { ErrorKind::Cancelled };
         Message::Broken { epoch, group, by_death: *by_death, kind, about: *about, reason }
+    }
+
+    /// Why groups are broken for other reasons than that members are gone, for their members.
+    pub(super) fn words_about_broken_groups(&self) -> Vec<(Vec<NodeId>, Message)> {
+        let word = |(id, group): (&GroupId, &Group)| {
+            let broken = group.broken.as_ref().filter(|broken| !broken.by_death)?;
+            Some((group.nodes.clone(), self.broken_message(*id, broken)))
+        };
+        self.groups.iter().filter_map(word).collect()
     }
 
     pub(super) fn begin_shrink(&mut self, operation: OperationId, group: GroupId) {

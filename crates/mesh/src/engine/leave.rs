@@ -68,7 +68,11 @@ impl Engine {
         for next in self.living().take(2).collect::<Vec<_>>() {
             self.send(next, message.clone());
         }
-        self.effects.push(Effect::Farewell { message });
+        // What broke a group is told before this departure, which would break it too.
+        let words = self.words_about_broken_groups();
+        self.effects.extend(words.into_iter().map(|(nodes, message)| Effect::Farewell { nodes, message }));
+        let nodes = self.table.iter().map(|member| member.node).collect();
+        self.effects.push(Effect::Farewell { nodes, message });
         for operation in self.operations.keys().copied().collect::<Vec<_>>() {
             match self.operations.get(&operation) {
                 Some(Pending::Leave { .. }) => self.complete(operation, Ok(Outcome::Left)),

@@ -306,8 +306,10 @@ pub enum Effect {
         /// What.
         message: Message,
     },
-    /// Send this on every link that stands, and make none for it: the links are about to end.
+    /// Send this on every link that stands to one of these, and make none for it: the links are about to end.
     Farewell {
+        /// To whom.
+        nodes: Vec<NodeId>,
         /// What.
         message: Message,
     },

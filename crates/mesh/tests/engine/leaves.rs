@@ -1,7 +1,7 @@
 //! Orderly leaves, and signs of life.
 
 use crate::meshes::{LIVENESS, Meshes, id};
-use sheave_base::ErrorKind;
+use sheave_base::{Error, ErrorKind};
 use sheave_mesh::engine::{Effect, Event, FIRST_EPOCH, Message, Outcome};
 use std::time::Duration;
 
@@ -117,6 +117,22 @@ fn partners_of_a_leaver_learn_that_it_left() {
 }
 
 /// A group that its first member never made: nobody there can know that the leave breaks it.
+#[test]
+fn who_breaks_a_group_and_leaves_is_known_for_why_it_broke() {
+    for seed in 0..200 {
+        let (mut meshes, world) = Meshes::joined(4, seed);
+        meshes.link_all();
+        let error = Error::new(ErrorKind::Mismatch, "they disagree");
+        meshes.nodes[2].break_because(world, error);
+        meshes.leave(2);
+        meshes.settle();
+        for node in [0, 1, 3] {
+            let broken = meshes.nodes[node].broken(world).expect("it is broken").to_string();
+            assert!(broken.contains("they disagree"), "seed {seed}, node {node}: {broken}");
+        }
+    }
+}
+
 #[test]
 fn a_leave_ends_barriers_of_a_group_that_its_first_member_has_not_made() {
     let (mut meshes, _) = Meshes::joined(3, 7);

@@ -134,8 +134,8 @@ impl Meshes {
                 Effect::Send { to, message } => {
                     self.carry(node, number(to), Event::Received { from: id(node), message });
                 }
-                Effect::Farewell { message } => {
-                    for other in 0..self.nodes.len() {
+                Effect::Farewell { nodes, message } => {
+                    for other in nodes.into_iter().map(number) {
                         if self.used.contains(&(node, other)) || self.used.contains(&(other, node)) {
                             self.carry(node, other, Event::Received { from: id(node), message: message.clone() });
                         }

@@ -11,6 +11,7 @@ use crate::import::Access;
 use crate::mesh::{self, PyMesh};
 use crate::store::arguments::{self, Objects};
 use crate::store::server;
+use crate::store::unseen::Unseen;
 use crate::store::{rows, updater};
 use crate::work::{PyWork, now_ns};
 use pyo3::prelude::*;
@@ -33,6 +34,7 @@ struct Parts {
     store: KvStore,
     /// Of a store on servers.
     mesh: Option<Mesh>,
+    unseen: Unseen,
 }
 
 impl Drop for PyStore {
@@ -72,7 +74,22 @@ impl PyStore {
         if let (true, Some(Err(error))) = (self.is_local(), work.result()) {
             return Err(updater::because(py, &error));
         }
-        Ok(PyWork::of_shared(work, begun_ns, move |py, ()| Ok(result.unwrap_or_else(|| py.None()))))
+        let unseen = self.parts(py)?.unseen.clone();
+        let (look, watch) = unseen.watch(&work);
+        let convert = move |py: Python<'_>, ()| {
+            drop(watch);
+            let Some(result) = result else { return Ok(py.None()) };
+            unseen.raise().or_raise(py).map(|()| result)
+        };
+        Ok(PyWork::had_by(work, begun_ns, move |work| look.take(work), convert))
+    }
+
+    /// Does something that may wait for others, after which it is time to look at what nobody has looked at.
+    fn meet(&self, py: Python<'_>, operation: impl FnOnce(&KvStore) -> Result<()> + Send + 'static) -> PyResult<()> {
+        let outcome = self.wait(py, operation);
+        let unseen = self.parts(py)?.unseen.raise().or_raise(py);
+        // Who is told of one failure need not be told of an earlier one.
+        outcome.and(unseen)
     }
 
     /// Does something that may wait for others.
@@ -111,12 +128,15 @@ impl PyStore {
         config.open_timeout = span(open_timeout)?.unwrap_or(config.open_timeout);
         if !kind.is_distributed() {
             let store = KvStore::local(&kind.to_string()).or_raise(py)?;
-            return Ok(Self { parts: Some(Guarded::new(Parts { store, mesh: None })), kind });
+            return Ok(Self {
+                parts: Some(Guarded::new(Parts { store, mesh: None, unseen: Unseen::default() })),
+                kind,
+            });
         }
         let mesh = mesh.map_or_else(|| mesh::default_or_join(py), Ok)?.get().mesh().or_raise(py)?;
         let own = mesh.clone();
         let store = aside(py, move || KvStore::open(&own, config))?;
-        Ok(Self { parts: Some(Guarded::new(Parts { store, mesh: Some(mesh) })), kind })
+        Ok(Self { parts: Some(Guarded::new(Parts { store, mesh: Some(mesh), unseen: Unseen::default() })), kind })
     }
 
     /// The name of the kind.
@@ -336,20 +356,20 @@ impl PyStore {
 
     /// Meets all other workers.
     fn barrier(&self, py: Python<'_>) -> PyResult<()> {
-        self.wait(py, KvStore::barrier)
+        self.meet(py, KvStore::barrier)
     }
 
     /// Says that this worker has no more to push.
     fn done(&self, py: Python<'_>) -> PyResult<PyWork> {
         let begun_ns = now_ns();
         let work = self.wait(py, KvStore::done)?;
-        Ok(PyWork::of_shared(work, begun_ns, |py, ()| Ok(py.None())))
+        Ok(PyWork::had_by(work, begun_ns, Work::wait, |py, ()| Ok(py.None())))
     }
 
     /// Waits for this worker's operations on some keys, or on all.
     fn wait_for(&self, py: Python<'_>, keys: Objects<'_>) -> PyResult<()> {
         let keys = arguments::keys(&keys)?;
-        self.wait(py, move |store| store.wait(&keys))
+        self.meet(py, move |store| store.wait(&keys))
     }
 
     /// Takes keys out of the store.
@@ -375,6 +395,6 @@ impl PyStore {
 
     /// Ends this worker's part.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.wait(py, KvStore::close)
+        self.meet(py, KvStore::close)
     }
 }

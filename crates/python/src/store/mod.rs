@@ -8,6 +8,7 @@ mod arguments;
 mod face;
 mod rows;
 mod server;
+mod unseen;
 mod updater;
 
 use pyo3::prelude::*;

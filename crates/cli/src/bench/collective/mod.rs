@@ -114,7 +114,7 @@ impl Peers {
             return Ok(Self { openmpi: None, gloo: None, has_limit: false });
         }
         let gloo = match &arguments.gloo {
-            Some(python) if python.is_file() => Some(Gloo::new(python.clone(), arguments.pin)?),
+            Some(python) if python.is_file() => Some(Gloo::new(python, arguments.pin)?),
             Some(python) => return Err(Failure::Usage(format!("--gloo: there is no file {}", python.display()))),
             None => {
                 crate::say(HOW_TO_GET_GLOO, true);

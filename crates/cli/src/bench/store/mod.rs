@@ -14,7 +14,7 @@ use crate::Failure;
 use clap::ValueEnum;
 use hdrhistogram::Histogram;
 pub(super) use job::follow;
-use mxnet::Mxnet;
+pub(super) use mxnet::Mxnet;
 use serde::{Deserialize, Serialize};
 use sheave_store::{Compression, Kind};
 use std::collections::BTreeMap;
@@ -154,7 +154,7 @@ impl StoreCase {
 }
 
 /// Where the peer's rows stand in the column of transports.
-const MXNET: &str = "mxnet-tcp";
+pub(super) const MXNET: &str = "mxnet-tcp";
 
 /// Times by case, size and transport, in the order of the report.
 type Times = BTreeMap<(StoreCase, usize, &'static str), Histogram<u64>>;

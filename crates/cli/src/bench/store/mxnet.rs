@@ -1,10 +1,9 @@
 //! MXNet's store beside ours: the script that this binary carries, run by a Python in which MXNet is installed.
 
-use crate::bench::peer::{end_with_us, output_of};
+use crate::bench::script::Script;
 use serde::Deserialize;
 use sheave_base::{Error, ErrorKind, Result};
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 const PROGRAM: &str = include_str!("../../../../../benches/peers/mxnet_store.py");
@@ -19,11 +18,8 @@ const ATTEMPT_TIMEOUT_S: u32 = 90;
 pub(super) const HOW_TO_GET_IT: &str = "no peer runs beside; for MXNet's store: python3 -m venv DIR, \
     DIR/bin/pip install mxnet==1.9.1 numpy==1.23.5, and --peer mxnet --peer-python DIR/bin/python";
 
-/// The script; its folder goes with it.
-pub(super) struct Mxnet {
-    folder: tempfile::TempDir,
-    python: PathBuf,
-}
+/// The script.
+pub(in crate::bench) struct Mxnet(Script);
 
 #[derive(Debug, Deserialize)]
 struct Line {
@@ -32,32 +28,27 @@ struct Line {
 }
 
 impl Mxnet {
-    pub(super) fn new(python: PathBuf) -> Result<Self> {
-        let folder = tempfile::tempdir().map_err(|error| Error::from(error).context("making a temporary folder"))?;
-        let peer = Self { folder, python };
-        std::fs::write(peer.script(), PROGRAM).map_err(|error| Error::from(error).context("writing mxnet's script"))?;
-        Ok(peer)
-    }
-
-    fn script(&self) -> PathBuf {
-        self.folder.path().join("mxnet_store.py")
+    pub(in crate::bench) fn new(python: PathBuf) -> Result<Self> {
+        Script::new("mxnet", PROGRAM, python).map(Self)
     }
 
     /// Runs one job of the script. Returns nanoseconds of every round per size.
-    pub(super) fn run(&self, job: &str, thrift: usize, workers: u32, servers: u32) -> Result<Vec<(usize, Vec<u64>)>> {
-        let mut command = Command::new(&self.python);
-        command.arg(self.script()).args(["--jobs", job, "--times"]);
+    pub(in crate::bench) fn run(
+        &self,
+        job: &str,
+        thrift: usize,
+        workers: u32,
+        servers: u32,
+    ) -> Result<Vec<(usize, Vec<u64>)>> {
+        let mut command = self.0.command();
+        command.args(["--jobs", job, "--times"]);
         let numbers = [("--workers", workers), ("--servers", servers), ("--attempts", ATTEMPTS)];
         let numbers = numbers.into_iter().chain([("--timeout", ATTEMPT_TIMEOUT_S)]);
         for (flag, number) in numbers {
             command.arg(flag).arg(number.to_string());
         }
         command.arg("--thrift").arg(thrift.to_string());
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        end_with_us(&mut command);
-        let started = command.spawn();
-        let child = started.map_err(|error| Error::from(error).context(self.python.display().to_string()))?;
-        output_of("mxnet", child, JOB_TIMEOUT)?.lines().map(parse).collect()
+        self.0.output(&mut command, JOB_TIMEOUT)?.lines().map(parse).collect()
     }
 }
 

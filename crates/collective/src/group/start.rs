@@ -1,0 +1,265 @@
+//! How collectives begin: over shared memory where all ranks have it, there on the caller's thread if the others are
+//! as quick; as tasks, over links, else.
+
+use super::{State, Terms};
+use crate::algorithm::barrier;
+use crate::carrier::{Carrier, Way};
+use crate::exchange::{Exchange, entered};
+use crate::hosts::{self, Hosts};
+use crate::hub::{Hub, Watch};
+use crate::job::Job;
+use crate::links;
+use crate::operation::Header;
+use crate::shared::board::Board;
+use crate::shared::run::Run;
+use crate::shared::setup;
+use crate::table::{Algorithm, Topology};
+use crate::task::Awaited;
+use sheave_base::{Error, ErrorKind, Rank, Result, Work};
+use std::future::{Future, poll_fn};
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+impl State {
+    /// Begins a collective.
+    pub(crate) fn start(self: &Arc<Self>, header: Header, job: Job, limit: Option<Duration>) -> Work<()> {
+        let terms = Terms { operation: header.name(), limit, is_collective: true };
+        let (sequence, is_alone) = match self.reserve(&terms, 1) {
+            Ok(reserved) => reserved,
+            Err(error) => return Work::ready(terms.operation, Err(error)),
+        };
+        let known = if self.size() == 1 { Some(&None) } else { self.lasting.board.get() };
+        match known {
+            Some(Some(board)) => {
+                let run = self.on_board(board, header, sequence, job);
+                self.start_on_board(terms, run, is_alone)
+            }
+            Some(None) => {
+                let state = Arc::clone(self);
+                self.begin_reserved(terms, sequence, drop, move |awaited| {
+                    Box::pin(over_links(state, header, sequence, job, awaited, false))
+                })
+            }
+            None => {
+                let state = Arc::clone(self);
+                self.begin_reserved(terms, sequence, drop, move |awaited| {
+                    Box::pin(after_setup(state, header, sequence, job, awaited))
+                })
+            }
+        }
+    }
+
+    /// Begins a collective of so many parts.
+    pub(crate) fn start_parts<F>(
+        self: &Arc<Self>,
+        header: Header,
+        parts: usize,
+        limit: Option<Duration>,
+        carry: impl FnOnce(Carrier) -> F + Send + 'static,
+    ) -> Work<()>
+    where
+        F: Future<Output = Result<()>> + Send + 'static,
+    {
+        let terms = Terms { operation: header.name(), limit, is_collective: true };
+        let sequence = match self.reserve(&terms, 1 + parts as u64) {
+            Ok((sequence, _)) => sequence,
+            Err(error) => return Work::ready(terms.operation, Err(error)),
+        };
+        let state = Arc::clone(self);
+        self.begin_reserved(terms, sequence, drop, move |awaited| {
+            Box::pin(async move {
+                if state.size() > 1 && state.lasting.board.get().is_none() {
+                    state.setup().await?;
+                }
+                let rank = state.group.rank();
+                if let Some(board) = state.lasting.board().cloned() {
+                    let agreement = Run::new(Arc::clone(&board), sequence, header, Job::nothing(), Algorithm::Flat);
+                    go_on(Arc::clone(&state), agreement, Arc::clone(&awaited)).await?;
+                    let way = Way::Board { board, next: sequence + 1, awaited };
+                    return carry(Carrier { state, header, way }).await.map(|()| rank);
+                }
+                let exchange = Arc::new(Exchange::new(Arc::clone(&state), header, sequence, awaited));
+                if parts == 0 {
+                    return entered(&exchange, true, barrier::run(&exchange)).await.map(|()| rank);
+                }
+                let way = Way::Links(Arc::clone(&exchange));
+                entered(&exchange, false, carry(Carrier { state, header, way })).await.map(|()| rank)
+            })
+        })
+    }
+
+    /// Begins it where all ranks share memory, and ends it here and now if the others are as quick.
+    #[inline]
+    fn start_on_board(self: &Arc<Self>, terms: Terms, mut run: Run, is_alone: bool) -> Work<()> {
+        let sequence = run.sequence;
+        if is_alone && !run.ends_in_links() {
+            let mut begun = None;
+            match spin(&self.hub, &mut run, &mut begun) {
+                Poll::Ready(Ok(())) => return Work::ready(terms.operation, Ok(())),
+                Poll::Ready(Err(error)) => {
+                    drop(run);
+                    let elapsed = begun.map_or(Duration::ZERO, |begun| begun.elapsed());
+                    let error = self.failed(self.cause(error), terms.operation, sequence, elapsed);
+                    return Work::ready(terms.operation, Err(error));
+                }
+                Poll::Pending => {}
+            }
+        }
+        let state = Arc::clone(self);
+        self.begin_reserved(terms, sequence, drop, move |awaited| Box::pin(go_on(state, run, awaited)))
+    }
+
+    #[inline]
+    pub(crate) fn on_board(&self, board: &Arc<Board>, header: Header, sequence: u64, job: Job) -> Run {
+        let bytes = job.chosen_by_bytes(&header);
+        let algorithm = self.hub.table.choose(header.kind, Topology::Host, self.size(), bytes);
+        Run::new(Arc::clone(board), sequence, header, job, algorithm)
+    }
+
+    /// The groups by which this rank takes part, if there are several hosts, and several ranks on one.
+    fn hosts(&self) -> Result<Option<Arc<Hosts>>> {
+        let mut known = self.hosts.lock();
+        if known.is_none() {
+            *known = Some(Hosts::of(self)?.map(Arc::new));
+        }
+        let hosts = known.clone().flatten();
+        drop(known);
+        // A death before has not seen them.
+        if let Some((error, hosts)) = self.broken.get().filter(|error| self.is_death(error)).zip(hosts.as_ref()) {
+            hosts.break_because(error);
+        }
+        Ok(hosts)
+    }
+
+    /// Finds out, once in the life of a group, whether its ranks share memory.
+    fn setup(self: &Arc<Self>) -> Work<()> {
+        let mut setup = self.lasting.setup.lock();
+        if let Some(setup) = &*setup {
+            return setup.clone();
+        }
+        let terms = Terms { operation: "set-up", limit: None, is_collective: false };
+        let state = Arc::clone(self);
+        let work = self.begin(terms, drop, move |_, _| {
+            Box::pin(async move {
+                let board = setup::board(&state).await?;
+                let _ = state.lasting.board.set(board);
+                // What broke the group meanwhile has not seen it.
+                if let (Some(board), Some(_)) = (state.lasting.board(), state.broken.get()) {
+                    board.break_up();
+                }
+                Ok(state.group.rank())
+            })
+        });
+        setup.insert(work).clone()
+    }
+}
+
+/// The rest of an operation that must first know whether its ranks share memory.
+async fn after_setup(
+    state: Arc<State>,
+    header: Header,
+    sequence: u64,
+    job: Job,
+    awaited: Arc<Awaited>,
+) -> Result<Rank> {
+    state.setup().await?;
+    match state.lasting.board().cloned() {
+        Some(board) => {
+            let run = state.on_board(&board, header, sequence, job);
+            go_on(state, run, awaited).await
+        }
+        None => over_links(state, header, sequence, job, awaited, false).await,
+    }
+}
+
+/// The rest of an operation on a board, as a task.
+pub(crate) async fn go_on(state: Arc<State>, mut run: Run, awaited: Arc<Awaited>) -> Result<Rank> {
+    let mut watch: Option<Watch> = None;
+    poll_fn(|context| {
+        let mut moved = false;
+        let polled = run.poll(&mut moved);
+        if moved || polled.is_ready() {
+            state.hub.note_move();
+            awaited.note_move();
+        }
+        if polled.is_pending() {
+            run.awaited().into_iter().for_each(|rank| awaited.set(rank));
+            if watch.is_none() {
+                watch = Some(state.hub.watch(context.waker(), run.board()));
+                // What changed before that was not armed for.
+                context.waker().wake_by_ref();
+            }
+        }
+        polled
+    })
+    .await?;
+    drop(watch);
+    if !run.ends_in_links() {
+        return Ok(state.group.rank());
+    }
+    let (header, sequence) = (run.header, run.sequence);
+    let job = run.take_job().ok_or_else(|| Error::new(ErrorKind::Internal, "an operation lost its memory"))?;
+    over_links(state, header, sequence, job, awaited, true).await
+}
+
+async fn over_links(
+    state: Arc<State>,
+    header: Header,
+    sequence: u64,
+    job: Job,
+    awaited: Arc<Awaited>,
+    have_agreed: bool,
+) -> Result<Rank> {
+    let rank = state.group.rank();
+    let hosts = if have_agreed || state.size() == 1 { None } else { state.hosts()? };
+    let topology = match (have_agreed, &hosts) {
+        (true, _) => Topology::Host,
+        (false, Some(_)) => Topology::Hosts,
+        (false, None) => Topology::Links,
+    };
+    let algorithm = state.hub.table.choose(header.kind, topology, state.size(), job.chosen_by_bytes(&header));
+    let exchange = Exchange::new(state, header, sequence, awaited);
+    if let (Algorithm::Hierarchical, Some(hosts)) = (algorithm, hosts) {
+        return entered(&exchange, false, hosts::run(&exchange, &hosts, &job)).await.map(|()| rank);
+    }
+    links::run(&exchange, &job, algorithm, have_agreed).await?;
+    Ok(rank)
+}
+
+/// Runs an operation on this thread for as long as a wait spins after the last move.
+///
+/// Where a rank that is waited for comes only after the core was given away, it may well need this very core; so the
+/// next operations of the board spin half as long each, and twice as long again when spinning was enough.
+fn spin(hub: &Hub, run: &mut Run, begun: &mut Option<Instant>) -> Poll<Result<()>> {
+    /// Polls between two looks at the clock.
+    const ROUNDS: u32 = 16;
+    let policy = hub.node.wait_policy();
+    let spins = policy.spin.min(run.board().patience());
+    let mut quiet_since: Option<Instant> = None;
+    let mut gives_way = policy.spin.is_zero();
+    let mut rounds = 0_u32;
+    loop {
+        let mut moved = false;
+        let polled = run.poll(&mut moved);
+        if polled.is_ready() {
+            run.board().learn_patience(policy.spin, gives_way);
+            return polled;
+        }
+        rounds += 1;
+        if moved {
+            (quiet_since, rounds) = (None, 0);
+            continue;
+        }
+        if gives_way || rounds.is_multiple_of(ROUNDS) {
+            let now = Instant::now();
+            begun.get_or_insert(now);
+            let quiet = now.duration_since(*quiet_since.get_or_insert(now));
+            if quiet >= policy.spin + policy.yielding {
+                return Poll::Pending;
+            }
+            gives_way |= quiet >= spins;
+        }
+        if gives_way { std::thread::yield_now() } else { std::hint::spin_loop() }
+    }
+}
