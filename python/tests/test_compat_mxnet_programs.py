@@ -289,8 +289,12 @@ def test_async_and_commands(job):
     succeed(
         job(
             program("""
+            import time
             kv = mx.kv.create("dist_async")
             kv.init(3, mx.nd.zeros(4))
+            if kv.rank == 0:
+                # Meanwhile the other worker must not push without it.
+                time.sleep(0.3)
             kv.set_optimizer(mx.optimizer.create("test"))
             for _ in range(5):
                 kv.push(3, mx.nd.ones(4))

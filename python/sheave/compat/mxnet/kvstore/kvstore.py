@@ -14,6 +14,7 @@ import sheave
 
 from sheave.compat.mxnet._pending import Pending, track
 from sheave.compat.mxnet.base import MXNetError, as_list, translated
+from sheave.compat.mxnet.kvstore.agreement import agree
 from sheave.compat.mxnet.kvstore.base import KVStoreBase
 from sheave.compat.mxnet.kvstore.keys import Key, Pairs, grouped, pairs
 from sheave.compat.mxnet.kvstore.places import Places, RowPulls
@@ -47,6 +48,7 @@ KINDS = {
 #: Stores that have not been closed, in the order in which they were created, which is the same on all workers.
 _open: "weakref.WeakValueDictionary[int, KVStore]" = weakref.WeakValueDictionary()
 _numbers = itertools.count()
+_dist_numbers = itertools.count()
 
 
 class KVStore(KVStoreBase):
@@ -86,6 +88,9 @@ class KVStore(KVStoreBase):
         self._local_updater: LocalUpdater | None = None
         # Whether it is an optimizer in Python with states.
         self._keeps_states = False
+        # Where workers do not wait for each other they must agree on when the updater was set, and how often.
+        self._agrees = self._is_dist and kind != "dist_sync" and self._store.num_workers > 1
+        self._number, self._settings = next(_dist_numbers) if self._is_dist else 0, 0
         _open[next(_numbers)] = self
 
     # Data.
@@ -188,6 +193,7 @@ class KVStore(KVStoreBase):
         else:
             with translated():
                 self._store.set_updater(native or ServerOptimizer(optimizer))
+            self._agree()
             self._updater = self._local_updater = None
         self._optimizer, self._native = optimizer, native
         self._keeps_states = native is None and type(optimizer).create_state is not Optimizer.create_state
@@ -200,6 +206,7 @@ class KVStore(KVStoreBase):
         local = None if self._is_dist else LocalUpdater(updater, self._shapes)
         with translated():
             self._store.set_updater(local or ServerUpdater(updater))
+        self._agree()
         self._updater, self._local_updater, self._native, self._keeps_states = updater, local, None, False
 
     def set_gradient_compression(self, compression_params: dict[str, Any]) -> None:
@@ -364,6 +371,11 @@ class KVStore(KVStoreBase):
             # Whether it has failed already or will later, readers are told.
             places.attach(pending)
             track(pending)
+
+    def _agree(self) -> None:
+        if self._agrees:
+            self._settings += 1
+            agree(self._store, self._number, self._settings)
 
     def _refresh(self) -> None:
         """What the program has changed of the optimizer since holds from now on, as it does where it runs in Python."""

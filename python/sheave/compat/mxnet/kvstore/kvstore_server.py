@@ -14,6 +14,7 @@ from typing import Any
 import sheave
 
 from sheave.compat.mxnet.base import translated
+from sheave.compat.mxnet.kvstore import agreement
 
 __all__ = ["KVStoreServer"]
 
@@ -38,9 +39,13 @@ class KVStoreServer:
 
     def run(self) -> None:
         """Serves until the workers are gone."""
-        controller = self._controller()
+        controller, heard = self._controller(), agreement.Heard()
+
+        def answer(number: int, body: bytes) -> bytes | str | None:
+            return heard.answer(body) if number == agreement.COMMAND else controller(number, body, None)
+
         with translated():
-            sheave.run_server(controller=lambda number, body: controller(number, body, None), allow_pickle=True)
+            sheave.run_server(controller=answer, allow_pickle=True)
 
 
 def become_role() -> None:
