@@ -43,7 +43,7 @@ impl ForkMark {
             return Ok(());
         }
         Err(Error::new(ErrorKind::Forked, format!("the {what} was made before this process was forked"))
-            .hint("make a new one in the child, or start children with spawn instead of fork"))
+            .hint("start children with spawn instead of fork"))
     }
 }
 

@@ -1,14 +1,27 @@
 //! Threads of sheave's own.
+//!
+//! A forked child has none of its parent's threads, but what they left in memory: queues of those that waited for a
+//! lock, which name memory that new threads get. So a child of a process that had threads of sheave's starts none.
 
-use crate::{Error, Result};
+use crate::fork::ForkMark;
+use crate::{Error, ErrorKind, Result};
+use std::sync::OnceLock;
 use std::thread::{Builder, JoinHandle};
+
+/// Of the process that started the first thread.
+static FIRST: OnceLock<ForkMark> = OnceLock::new();
 
 /// Starts a thread that no signal is delivered to: signals are for the user's threads.
 ///
 /// # Errors
 ///
-/// `Io` if the system has no room for another thread.
+/// `Forked` in a child of a process that had started a thread before; `Io` if the system has no room for another one.
 pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    if FIRST.get_or_init(ForkMark::here).is_stale() {
+        let what = "this process was forked from one in which sheave had threads";
+        return Err(Error::new(ErrorKind::Forked, what)
+            .hint("start children with spawn instead of fork, or fork before the first node is made"));
+    }
     let begin = move || {
         block_signals();
         run();
@@ -31,6 +44,22 @@ fn block_signals() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_child_of_a_process_with_threads_starts_none() {
+        spawn("sheave-test", || {}).expect("there is room").join().expect("it does nothing");
+        // SAFETY: the child allocates a little, which glibc lets it, and ends without running any destructor.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let refused = spawn("sheave-test", || {}).is_err_and(|error| error.kind() == ErrorKind::Forked);
+            // SAFETY: as above.
+            unsafe { libc::_exit(i32::from(!refused)) };
+        }
+        let mut status = 0;
+        // SAFETY: it is our own child, and the status is writable.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "the child started a thread");
+    }
 
     #[test]
     fn all_signals_that_can_be_blocked_are() {
