@@ -32,9 +32,10 @@ def rounds_of(budget_s, length_bytes, arena):
 
     mesh = sheave.init()
     world = mesh.world
-    array = numpy.zeros(length_bytes // 4, numpy.float32)
+    given = array = numpy.zeros(length_bytes // 4, numpy.float32)
     if arena:
-        array = sheave.empty(length_bytes // 4).numpy()
+        given = sheave.empty(length_bytes // 4)
+        array = given.numpy()
         array.fill(0.0)
     looped = 1 if length_bytes >= REWRITTEN_BYTES else LOOPED
 
@@ -44,7 +45,7 @@ def rounds_of(budget_s, length_bytes, arena):
         world.barrier()
         begun = time.perf_counter()
         for _ in range(looped):
-            world.all_reduce(array)
+            world.all_reduce(given)
         return (time.perf_counter() - begun) / looped
 
     for number in range(WARM_ROUNDS):
@@ -58,7 +59,7 @@ def rounds_of(budget_s, length_bytes, arena):
 
 
 def take_part(arena, budget_us, sizes):
-    if "SHEAVE_BENCH_PIN" in os.environ:
+    if "BENCH_PYTHON_PIN" in os.environ:
         import sheave
 
         cores = sorted(os.sched_getaffinity(0))
@@ -101,8 +102,8 @@ def meet(folder):
     with sheave.init() as mesh:
         mesh.barrier()
         passed_ns = clock_ns()
-    with open(os.path.join(folder, str(mesh.rank)), "w") as file:
-        file.write(str(passed_ns))
+        with open(os.path.join(folder, str(mesh.rank)), "w") as file:
+            file.write(str(passed_ns))
 
 
 def start(processes, times, command):

@@ -2,6 +2,7 @@
 
 import array
 import gc
+import importlib.util
 import subprocess
 import sys
 
@@ -114,8 +115,14 @@ def test_torch_goes_in_and_out():
             values = torch.arange(6).to(dtype).reshape(2, 3)
             one.send(link, values)
             tensor = other.recv(timeout=10)
-            viewed = torch.from_dlpack(tensor)
-            assert viewed.data_ptr() == tensor.data_ptr and torch.equal(viewed, values)
+            for viewed in (tensor.torch(), torch.from_dlpack(tensor)):
+                assert viewed.data_ptr() == tensor.data_ptr and torch.equal(viewed, values)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="torch is installed")
+def test_without_torch_its_tensors_are_refused(pair):
+    with pytest.raises(sheave.Unsupported, match="torch is not installed"):
+        through(pair, np.zeros(1)).torch()
 
 
 def test_views_share_memory(pair):

@@ -1,5 +1,6 @@
 """The program `sheave` that comes with the package."""
 
+import json
 import pathlib
 import signal
 import subprocess
@@ -60,3 +61,21 @@ def test_ctrl_c_ends_a_job(command):
             assert process.wait(timeout=20) == 128 + signal.SIGINT
         finally:
             process.kill()
+
+
+def test_what_python_gets_is_measured():
+    arguments = ["bench", "python", "--python", sys.executable, "--quick", "--json", "--transport", "shm"]
+    cases = ["all_reduce", "all_reduce_numpy", "push_pull", "import", "start"]
+    chosen = [word for case in cases for word in ("--case", case)]
+    said = run([sys.executable, "-m", "sheave"], *arguments, *chosen, "--bytes", "8", "--bytes", "64KiB")
+    assert said.returncode == 0, said.stderr
+    rows = {(row["case"], row["bytes"], row["transport"]): row for row in map(json.loads, said.stdout.splitlines())}
+    sums = {(case, size, "shm") for case in cases[:2] for size in (8, 65536)}
+    assert rows.keys() == sums | {("push_pull", 5_760_000, "shm")} | {
+        (case, 0, over) for case in cases[3:] for over in ("shm", "allowed")
+    }
+    assert all(row["language"] == "python" and row["iterations"] > 0 for row in rows.values())
+    # Ten seconds are a hang; nothing takes no time but what lies within a bare interpreter's.
+    assert all(row["p50_us"] < 10e6 for row in rows.values()) and all(rows[row]["p50_us"] > 0.1 for row in sums)
+    wrong = run([sys.executable, "-m", "sheave"], "bench", "python", "--python", "/nowhere/python")
+    assert wrong.returncode == 2 and "--python" in wrong.stderr and wrong.stderr.count("\n") == 1

@@ -150,11 +150,23 @@ impl PyTensor {
         let name = dtype::name(handle.dtype());
         let Ok(extension) = py.import("ml_dtypes") else {
             let error = Error::new(ErrorKind::Unsupported, format!("numpy alone has no {name}"))
-                .hint("install ml_dtypes, or use torch.from_dlpack");
+                .hint("install ml_dtypes, or take torch()");
             return Err(errors::to_python(py, &error));
         };
         let integers = Bound::new(py, Self::stand_in(&handle).or_raise(py)?)?;
         numpy.call_method1("asarray", (integers,))?.call_method1("view", (extension.getattr(name)?,))
+    }
+
+    /// A torch tensor over the same memory, on the CPU. Raises Unsupported where torch is not installed.
+    fn torch<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let py = slf.py();
+        // Also says what is wrong when it is gone.
+        slf.get().held().or_raise(py)?;
+        let Ok(torch) = py.import("torch") else {
+            let error = Error::new(ErrorKind::Unsupported, "torch is not installed here");
+            return Err(errors::to_python(py, &error.hint("pip install torch")));
+        };
+        torch.call_method1("from_dlpack", (slf,))
     }
 
     /// numpy's way to ask for an array.

@@ -195,7 +195,7 @@ impl<'a> Bench<'a> {
         let mut command = self.ours.command();
         command.args(arguments);
         command.envs(transport.map(|transport| ("SHEAVE_TRANSPORT", transport.name())));
-        command.envs(self.arguments.pin.then_some(("SHEAVE_BENCH_PIN", "1")));
+        command.envs(self.arguments.pin.then_some(("BENCH_PYTHON_PIN", "1")));
         self.ours.output(&mut command, LIMIT)?.lines().map(parse).collect()
     }
 
