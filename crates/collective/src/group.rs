@@ -38,7 +38,10 @@ const GRACE: Duration = Duration::from_millis(300);
 
 /// The same after a member has left in order. It may have ended this very operation well, and then the others can too,
 /// but one of them may have to wait for another that is slow. Short of the second within which a loss is to be told.
-const GRACE_AFTER_LEAVE: Duration = Duration::from_millis(750);
+const GRACE_AFTER_LEAVE: Duration = Duration::from_millis(650);
+
+/// How often an operation is looked at meanwhile: how late its last move may be noticed.
+const GRACE_LOOKS: u32 = 10;
 
 /// What sorts of messages a group has: those of its collectives, and what [`mail`] sends.
 const SORTS: [u64; 5] = [exchange::SORT, mail::OFFERS, mail::ANSWERS, mail::BYTES, setup::SORT];
@@ -169,20 +172,27 @@ impl State {
 
     /// Ends a task with the reason why the group is broken, when it gets on no more.
     fn end_after_grace(self: &Arc<Self>, task: &Arc<Task>) {
-        let (state, moved) = (Arc::downgrade(self), task.awaited.moved());
+        self.end_if_still(task, task.awaited.moved(), Instant::now());
+    }
+
+    /// Ends a task that gets on no more. It has not `moved` on `since` then, as far as is known.
+    fn end_if_still(self: &Arc<Self>, task: &Arc<Task>, moved: u32, since: Instant) {
+        let grace = if self.group.was_left() { GRACE_AFTER_LEAVE } else { GRACE };
+        let state = Arc::downgrade(self);
         let act = move |task: &Arc<Task>| {
             let Some(state) = state.upgrade() else { return };
             let is_death = state.group.broken().is_some_and(|error| state.is_death(&error));
-            if task.awaited.moved() != moved && !is_death {
-                return state.end_after_grace(task);
+            let has_moved = task.awaited.moved() != moved;
+            let since = if has_moved { Instant::now() } else { since };
+            if since.elapsed() < grace && !is_death {
+                return state.end_if_still(task, task.awaited.moved(), since);
             }
             if let Some(error) = state.verdict() {
                 state.end_task(task, error);
                 state.hub.run_ready();
             }
         };
-        let grace = if self.group.was_left() { GRACE_AFTER_LEAVE } else { GRACE };
-        if let Err(error) = self.hub.at(Instant::now() + grace, task, act) {
+        if let Err(error) = self.hub.at(Instant::now() + grace / GRACE_LOOKS, task, act) {
             self.end_task(task, error);
         }
     }
