@@ -134,7 +134,7 @@ def _serve() -> None:
     import sheave
 
     sheave.init()
-    sheave.run_server()  # type: ignore[attr-defined, unused-ignore]
+    sheave.run_server()
 
 
 def _schedule() -> None:

@@ -58,6 +58,7 @@ fn is_loss(error: &Error) {
 /// The victim has entered, and so have all but one, who comes when the victim has gone.
 fn dropped_between(medium: Medium, memory: Memory, count: usize) {
     let (dropped, gone) = (Arc::new(Mutex::new(None)), Arc::new(Barrier::new(2)));
+    let under_way = Arc::new(Barrier::new(RANKS as usize - 1));
     ranks(medium, move |world, mesh| {
         wait(&world.barrier()).expect("all come");
         let rank = world.rank().0;
@@ -66,9 +67,11 @@ fn dropped_between(medium: Medium, memory: Memory, count: usize) {
             gone.wait();
         }
         let work = world.all_reduce(&input, &output, Operator::Sum);
+        if rank != 0 {
+            // A call has begun its operation when it returns.
+            under_way.wait();
+        }
         if rank == VICTIM {
-            // The others are under way too.
-            std::thread::sleep(Duration::from_millis(20));
             *dropped.lock().expect("no panic") = Some(Instant::now());
             drop((world, mesh));
             is_loss(&wait(&work).expect_err("rank 0 has not come"));

@@ -4,6 +4,7 @@
 //! where the others are as quick it never sees a clock, a queue or another thread. What an operation works on is held
 //! by the operation itself, so a wait that Ctrl-C ends leaves it going, in step with the other members.
 
+use crate::aside::aside;
 use crate::collectives::{self, Request};
 use crate::enter::{enter, span};
 use crate::errors::{self, OrRaise};
@@ -11,7 +12,6 @@ use crate::guarded::Guarded;
 use crate::mesh::{Home, PyMember};
 use crate::work::{PyWork, now_ns};
 use pyo3::prelude::*;
-use sheave_base::work::pair;
 use sheave_base::{Rank, Result, Work};
 use sheave_collective::Communicator;
 use sheave_mesh::Group;
@@ -98,22 +98,6 @@ impl PyGroup {
         })?;
         convert(py, value)
     }
-
-    /// Runs something that blocks and cannot be interrupted on a thread of its own, and waits for it.
-    fn aside<T: Send + 'static>(
-        &self,
-        py: Python<'_>,
-        name: &'static str,
-        act: impl FnOnce(&Communicator) -> Result<T> + Send + 'static,
-    ) -> PyResult<T> {
-        let communicator = self.communicator().or_raise(py)?.clone();
-        enter(py, None, |_, interrupt| {
-            let (completer, work) = pair(name);
-            sheave_base::thread::spawn("sheave-aside", move || completer.complete(act(&communicator)))?;
-            work.wait_until(None, interrupt)?;
-            work.taken()
-        })
-    }
 }
 
 #[pymethods]
@@ -172,7 +156,8 @@ impl PyGroup {
     /// 1
     #[pyo3(signature = (color, key = 0))]
     fn split(&self, py: Python<'_>, color: Option<u32>, key: i64) -> PyResult<Option<Self>> {
-        let made = self.aside(py, "split", move |communicator| communicator.split(color, key))?;
+        let communicator = self.communicator().or_raise(py)?.clone();
+        let made = aside(py, move || communicator.split(color, key))?;
         Ok(made.map(|made| Self::of(&self.home, made)))
     }
 
@@ -185,7 +170,8 @@ impl PyGroup {
     /// ...
     /// sheave.InvalidArgument: ...
     fn shrink(&self, py: Python<'_>) -> PyResult<Self> {
-        let made = self.aside(py, "shrink", Communicator::shrink)?;
+        let communicator = self.communicator().or_raise(py)?.clone();
+        let made = aside(py, move || communicator.shrink())?;
         Ok(Self::of(&self.home, made))
     }
 
