@@ -40,7 +40,8 @@ impl Drive for Inner {
 /// The links that a wait polls; counts as a poller of each while it lives.
 struct Polling<'a> {
     inner: &'a Inner,
-    entries: Arc<Vec<Arc<Entry>>>,
+    /// All links, unless one link is waited for.
+    all: Option<Arc<Vec<Arc<Entry>>>>,
     one: Option<Arc<Entry>>,
     /// What is waited for beside the links, unless one link is.
     source: Option<Arc<dyn Source>>,
@@ -51,14 +52,14 @@ struct Polling<'a> {
 impl<'a> Polling<'a> {
     fn begin(inner: &'a Inner, link: Option<LinkId>) -> Self {
         let one = link.and_then(|link| inner.links.get(link).ok());
-        let entries = if link.is_some() { Arc::default() } else { inner.links.all() };
+        let all = if link.is_some() { None } else { Some(inner.links.all()) };
         let source = if link.is_some() { None } else { inner.sources.enter() };
-        Self { inner, entries, one, source, yields: false }.count()
+        Self { inner, all, one, source, yields: false }.count()
     }
 
     /// What the leader polls after it was woken: whatever nobody else does.
     fn lead(inner: &'a Inner) -> Self {
-        Self { inner, entries: inner.links.all(), one: None, source: inner.sources.enter(), yields: true }.count()
+        Self { inner, all: Some(inner.links.all()), one: None, source: inner.sources.enter(), yields: true }.count()
     }
 
     fn count(self) -> Self {
@@ -79,7 +80,7 @@ impl<'a> Polling<'a> {
     }
 
     fn entries(&self) -> &[Arc<Entry>] {
-        self.one.as_ref().map_or(self.entries.as_slice(), std::slice::from_ref)
+        self.one.as_ref().map_or_else(|| self.all.as_ref().map_or(&[], |all| all.as_slice()), std::slice::from_ref)
     }
 }
 
@@ -260,17 +261,17 @@ impl Inner {
             Polled::Idle => {
                 self.go_on(entry);
                 // The end of a send moves nothing, but somebody may wait for it.
-                self.observed.attend();
+                self.attend();
                 false
             }
             Polled::Moved => {
                 self.go_on(entry);
-                self.observed.attend();
+                self.attend();
                 true
             }
             Polled::Paused => {
                 // What came before the pause may be what room waits for.
-                self.observed.attend();
+                self.attend();
                 self.pause(entry)
             }
             Polled::Ended(reason) => {
@@ -298,7 +299,7 @@ impl Inner {
         match entry.link.poll(self, 1) {
             Polled::Paused | Polled::Busy => false,
             Polled::Idle | Polled::Moved => {
-                self.observed.attend();
+                self.attend();
                 self.unpause(entry);
                 true
             }

@@ -92,7 +92,7 @@ struct Sending {
 /// `Closed` if one of them was shut down, `LimitExceeded` if one has too many links.
 pub fn connect(one: &Node, other: &Node) -> Result<(LinkId, LinkId)> {
     let ids = link(&one.inner, &other.inner)?;
-    other.inner.observed.attend();
+    other.inner.attend();
     Ok(ids)
 }
 

@@ -11,10 +11,10 @@ use crate::entry::{Entry, Links};
 use crate::link::{Arrival, Handover, Hold, Landing, Link, Medium, Sink, Verdict};
 use crate::listen::Listening;
 use crate::matching::{Matching, PostOutcome, Posted, Wanted, meet};
-use crate::message::{Message, Outgoing};
+use crate::message::{Kind, Message, Outgoing};
 use crate::neighbour::Sources;
 use crate::neighbourhood::Neighbourhood;
-use crate::observer::{Admission, Observed};
+use crate::observer::{Admission, Observed, Observer};
 use crate::outbox::SendDriver;
 use crate::progress::{Progress, WaitPolicy};
 use parking_lot::Mutex;
@@ -163,6 +163,7 @@ pub(crate) struct Inner {
     pub(crate) secret: Mutex<Option<Resolved>>,
     pub(crate) boot_id: OnceLock<String>,
     pub(crate) observed: Observed,
+    pub(crate) exchange: Observed,
     pub(crate) sources: Sources,
     pub(crate) matcher: Matching,
     arrivals: Mutex<Arrivals>,
@@ -211,7 +212,8 @@ impl Node {
             listening: Listening::of(weak.clone()),
             secret: Mutex::default(),
             boot_id: OnceLock::new(),
-            observed: Observed::default(),
+            observed: Observed::calls(),
+            exchange: Observed::exchange(),
             sources: Sources::default(),
             matcher: Matching::default(),
             arrivals: Mutex::default(),
@@ -362,6 +364,18 @@ impl Node {
                 work
             }
         })
+    }
+
+    /// As [`Node::isend_borrowed`], for those who learn in another way that the message was received: true if the
+    /// tensors are free already.
+    pub fn post(&self, link: LinkId, message: Outgoing) -> Result<bool> {
+        match self.inner.hand_over(link, message, Hold::Borrow)? {
+            Handover::Sent => Ok(true),
+            Handover::Queued(_) => {
+                self.inner.progress.ring();
+                Ok(false)
+            }
+        }
     }
 
     /// Starts to receive a message. With `places`, one contiguous tensor per tensor of the message, bytes land there
@@ -576,7 +590,7 @@ impl Inner {
                         .operation("send")
                         .hint("drop the other handles and views first, or send by copy"));
                 }
-                Mode::Move => {}
+                Mode::Move => part.tensor.buffer().require_current()?,
                 // Asked here, for a buffer stays marked as shared.
                 Mode::Share if entry.link.medium() == Medium::Tcp => {
                     return Err(Error::new(ErrorKind::Unsupported, "memory cannot be shared over TCP")
@@ -644,8 +658,10 @@ impl Inner {
         for posted in hopeless {
             posted.finish(Err(reason.clone()));
         }
-        self.observed.tell(|observer| observer.link_ended(entry.id, entry.link.peer(), reason));
-        self.observed.attend();
+        for observed in [&self.observed, &self.exchange] {
+            observed.tell(|observer| observer.link_ended(entry.id, entry.link.peer(), reason));
+        }
+        self.attend();
     }
 
     /// A message whose receive was interrupted waits for the next one. What lies in the caller's memory is captured.
@@ -658,6 +674,10 @@ impl Inner {
         }
         self.matcher.lock().put_back(message);
         Ok(())
+    }
+
+    fn observer_of(&self, kind: Kind) -> Option<Arc<dyn Observer>> {
+        self.observed.of_kind(kind).or_else(|| self.exchange.of_kind(kind))
     }
 
     fn explain(&self, error: Error, operation: &'static str, source: Option<LinkId>, begun: Option<Instant>) -> Error {
@@ -683,7 +703,7 @@ fn lease(places: &[Tensor]) -> Result<SmallVec<[WriteLease; 1]>> {
 
 impl Sink for Inner {
     fn begin(&self, link: LinkId, arrival: &Arrival<'_>) -> Result<Verdict> {
-        if let Some(observer) = self.observed.of_kind(arrival.envelope.kind) {
+        if let Some(observer) = self.observer_of(arrival.envelope.kind) {
             return Ok(match observer.admit(link, arrival) {
                 Admission::Land(ground) => Verdict::Land(Landing::at(ground)),
                 Admission::Pause if arrival.ending => Verdict::Land(Landing::default()),
@@ -693,15 +713,24 @@ impl Sink for Inner {
         if self.observed.is_awaited_by(arrival.envelope.kind) {
             return Ok(Verdict::Pause);
         }
+        if self.exchange.is_for(arrival.envelope.kind) {
+            // Nobody here exchanges anything any more.
+            return Ok(Verdict::Land(Landing::default()));
+        }
         Ok(self.matcher.lock().begin(link, arrival))
     }
 
     fn deliver(&self, landing: Landing, message: Message) {
         Counters::add(&self.counters.messages_received, 1);
-        if let Some(observer) = self.observed.of_kind(message.envelope.kind) {
-            // Its places are free before anybody can learn that the message is there.
-            drop(landing);
-            return self.observed.take(&*observer, message);
+        for observed in [&self.observed, &self.exchange] {
+            if let Some(observer) = observed.of_kind(message.envelope.kind) {
+                // Its places are free before anybody can learn that the message is there.
+                drop(landing);
+                return observed.take(&*observer, message);
+            }
+        }
+        if self.exchange.is_for(message.envelope.kind) {
+            return;
         }
         match (landing.receive, landing.refusal) {
             (Some(posted), Some(refusal)) => posted.finish(Err(refusal)),

@@ -248,6 +248,23 @@ impl Buffer {
         self.0.usage.lock().share()
     }
 
+    /// Ends all use of the memory through this buffer, whoever has a handle to it: from now on every lease and slice is
+    /// refused and says `why`. For views of memory that goes on to hold something else.
+    ///
+    /// # Errors
+    /// [`ErrorKind::BufferInUse`] while a lease or view exists; nothing has changed then.
+    pub fn expire(&self, why: &'static str) -> Result<()> {
+        self.0.usage.lock().expire(why)
+    }
+
+    /// Refuses what has [expired](Self::expire).
+    ///
+    /// # Errors
+    /// [`ErrorKind::BufferInUse`] that says why.
+    pub fn require_current(&self) -> Result<()> {
+        self.0.usage.lock().require_current()
+    }
+
     /// Begins an operation that reads; `operation` is what others are told while it lasts. Does not block.
     ///
     /// # Errors
@@ -282,6 +299,7 @@ impl Buffer {
         self.require_writable()?;
         {
             let usage = self.0.usage.lock();
+            usage.require_current()?;
             usage.require_unshared()?;
             usage.require_idle("write")?;
         }

@@ -22,6 +22,8 @@ pub(crate) struct Usage {
     shared: bool,
     /// The operation that took a lease last.
     holder: &'static str,
+    /// Why nobody may use it through this buffer any more.
+    expired: Option<&'static str>,
 }
 
 impl Usage {
@@ -30,6 +32,7 @@ impl Usage {
     }
 
     pub(crate) fn begin_read(&mut self, operation: &'static str) -> Result<()> {
+        self.require_current()?;
         if self.writing {
             return Err(self.refusal("written", operation));
         }
@@ -39,6 +42,7 @@ impl Usage {
     }
 
     pub(crate) fn begin_write(&mut self, operation: &'static str) -> Result<()> {
+        self.require_current()?;
         if self.writing || self.readers > 0 {
             return Err(self.refusal(if self.writing { "written" } else { "read" }, operation));
         }
@@ -47,7 +51,22 @@ impl Usage {
         Ok(())
     }
 
+    pub(crate) fn expire(&mut self, why: &'static str) -> Result<()> {
+        self.require_idle("expire")?;
+        self.expired.get_or_insert(why);
+        Ok(())
+    }
+
+    pub(crate) fn require_current(&self) -> Result<()> {
+        match self.expired {
+            None => Ok(()),
+            Some(why) => Err(Error::new(ErrorKind::BufferInUse, format!("the tensor has expired: {why}"))
+                .hint("copy what is needed for longer")),
+        }
+    }
+
     pub(crate) fn share(&mut self) -> Result<()> {
+        self.require_current()?;
         if !self.shared && (self.writing || self.readers > 0) {
             return Err(self.refusal(if self.writing { "written" } else { "read" }, "share"));
         }
@@ -242,6 +261,29 @@ mod tests {
         assert!(buffer.bytes().is_err() && buffer.write_lease("recv").is_err());
         std::thread::spawn(move || drop(writer)).join().unwrap();
         assert!(buffer.bytes().is_ok());
+    }
+
+    #[test]
+    fn an_expired_buffer_is_of_no_use_through_any_handle() {
+        let mut buffer = Buffer::private(64).unwrap();
+        let view = buffer.bytes().unwrap();
+        assert_eq!(buffer.expire("somebody looks").unwrap_err().kind(), ErrorKind::BufferInUse);
+        drop(view);
+        let other = buffer.clone();
+        buffer.expire("the next batch lies there").unwrap();
+        for refused in [
+            other.bytes().map(drop),
+            other.read_lease("send").map(drop),
+            other.write_lease("recv").map(drop),
+            other.share(),
+            other.require_current(),
+        ] {
+            let error = refused.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::BufferInUse);
+            assert!(error.to_string().contains("the next batch lies there"), "{error}");
+        }
+        drop(other);
+        assert_eq!(buffer.bytes_mut().unwrap_err().kind(), ErrorKind::BufferInUse);
     }
 
     #[test]

@@ -93,6 +93,8 @@ coded! {
         Stream = 9,
         /// A word from one mesh engine to another.
         Control = 10,
+        /// A word of an exchange: a batch of tensors, an answer to one, or what belongs to them.
+        Exchange = 11,
     }
 }
 
@@ -100,7 +102,7 @@ impl Kind {
     /// Whether it is a message of a node's user, which every link carries; the rest is the link's own.
     #[must_use]
     pub fn is_message(self) -> bool {
-        matches!(self, Self::Data | Self::Request | Self::Response | Self::Control)
+        matches!(self, Self::Data | Self::Request | Self::Response | Self::Control | Self::Exchange)
     }
 }
 
