@@ -47,6 +47,12 @@ impl Part {
         Self { tensor, mode, lease: None }
     }
 
+    /// The tensor.
+    #[must_use]
+    pub fn tensor(&self) -> &Tensor {
+        &self.tensor
+    }
+
     /// The tensor alone.
     #[must_use]
     pub fn into_tensor(self) -> Tensor {

@@ -1,0 +1,151 @@
+//! The words of an exchange, as they stand in the envelopes of messages of [`Kind::Exchange`].
+//!
+//! | word | number in the tag | what comes along |
+//! |---|---|---|
+//! | plan, worker → server | of the plan | the plan, as control part |
+//! | request, worker → server | of the request | the pushed tensors |
+//! | answer, server → worker | of the request | the answers; four stamps as control part if they are wanted |
+//! | refusal, server → worker | of the request | why, as control part |
+//! | farewell, either way | none | nothing |
+//!
+//! The context is the exchange. The correlation holds the word (8 bits), flags (8 bits) and, in a request, the number
+//! of its plan (16 bits); the field for an epoch holds the step, if there is one. Links keep messages in order, so a
+//! plan is there before the first request that refers to it, and after the last that meant what it replaces.
+
+use sheave_base::{Error, ErrorKind, Tag};
+use sheave_net::Envelope;
+use sheave_wire::Kind;
+
+const PLAN: u64 = 1;
+const REQUEST: u64 = 2;
+const ANSWER: u64 = 3;
+const REFUSAL: u64 = 4;
+const FAREWELL: u64 = 5;
+
+const WANTS_STAMPS: u64 = 1 << 8;
+const HAS_STEP: u64 = 1 << 9;
+
+/// What a message says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Word {
+    /// From now on this number stands for the plan that comes along.
+    Plan(u16),
+    Request {
+        number: u64,
+        plan: u16,
+        step: Option<u32>,
+        wants_stamps: bool,
+    },
+    /// The answer to the request of this number.
+    Answer(u64),
+    /// The request of this number gets no answer.
+    Refusal(u64),
+    /// Nothing more comes from here.
+    Farewell,
+}
+
+impl Word {
+    pub(crate) fn envelope(self, context: u64) -> Envelope {
+        let (code, tag, step) = match self {
+            Self::Plan(number) => (PLAN, u64::from(number), 0),
+            Self::Request { number, plan, step, wants_stamps } => {
+                let stamps = if wants_stamps { WANTS_STAMPS } else { 0 };
+                let stepped = if step.is_some() { HAS_STEP } else { 0 };
+                (REQUEST | stamps | stepped | u64::from(plan) << 16, number, step.unwrap_or(0))
+            }
+            Self::Answer(number) => (ANSWER, number, 0),
+            Self::Refusal(number) => (REFUSAL, number, 0),
+            Self::Farewell => (FAREWELL, 0, 0),
+        };
+        Envelope { kind: Kind::Exchange, correlation: code, epoch: step, ..Envelope::data(context, Tag(tag)) }
+    }
+
+    /// `None` if this version knows no such word.
+    pub(crate) fn of(envelope: &Envelope) -> Option<Self> {
+        let (tag, bits) = (envelope.tag.0, envelope.correlation);
+        let plan = (bits >> 16) as u16;
+        match bits & 0xff {
+            PLAN => u16::try_from(tag).ok().map(Self::Plan),
+            REQUEST if bits >> 32 == 0 => Some(Self::Request {
+                number: tag,
+                plan,
+                step: (bits & HAS_STEP != 0).then_some(envelope.epoch),
+                wants_stamps: bits & WANTS_STAMPS != 0,
+            }),
+            ANSWER => Some(Self::Answer(tag)),
+            REFUSAL => Some(Self::Refusal(tag)),
+            FAREWELL => Some(Self::Farewell),
+            _ => None,
+        }
+    }
+}
+
+/// Kinds of errors that a refusal may be; others are `Mismatch`.
+const REFUSED: [ErrorKind; 4] =
+    [ErrorKind::Mismatch, ErrorKind::PeerLost, ErrorKind::Closed, ErrorKind::LimitExceeded];
+
+/// Longest text of a refusal.
+const REFUSAL_BYTES_MAX: usize = 2048;
+
+/// What comes along with a refusal: the kind and the text of an error.
+pub(crate) fn refusal(error: &Error) -> Vec<u8> {
+    let kind = REFUSED.iter().position(|kind| *kind == error.kind()).unwrap_or(0);
+    let mut text = match error.about() {
+        Some(peer) => format!("{} ({peer})", error.what()),
+        None => error.what().to_owned(),
+    };
+    while text.len() > REFUSAL_BYTES_MAX {
+        text.pop();
+    }
+    std::iter::once(kind as u8).chain(text.into_bytes()).collect()
+}
+
+pub(crate) fn read_refusal(bytes: &[u8]) -> Error {
+    let (kind, text) = bytes.split_first().unwrap_or((&0, b"the server gave no reason"));
+    let kind = REFUSED.get(usize::from(*kind)).copied().unwrap_or(ErrorKind::Mismatch);
+    let text = &text[..text.len().min(REFUSAL_BYTES_MAX)];
+    Error::new(kind, String::from_utf8_lossy(text).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_is_understood() {
+        let request = |step, wants_stamps| Word::Request { number: u64::MAX, plan: u16::MAX, step, wants_stamps };
+        for word in [
+            Word::Plan(7),
+            request(None, false),
+            request(Some(u32::MAX), true),
+            request(Some(0), false),
+            Word::Answer(1),
+            Word::Refusal(u64::MAX),
+            Word::Farewell,
+        ] {
+            let envelope = word.envelope(99);
+            assert_eq!((Word::of(&envelope), envelope.context, envelope.kind), (Some(word), 99, Kind::Exchange));
+        }
+    }
+
+    #[test]
+    fn a_refusal_says_what_the_error_said() {
+        let error = Error::new(ErrorKind::PeerLost, "its process ended");
+        let read = read_refusal(&refusal(&error));
+        assert_eq!((read.kind(), read.what()), (ErrorKind::PeerLost, "its process ended"));
+        assert_eq!(read_refusal(&refusal(&Error::new(ErrorKind::Io, "disk"))).kind(), ErrorKind::Mismatch);
+        assert!(read_refusal(&refusal(&Error::new(ErrorKind::Closed, "x".repeat(9999)))).what().len() <= 2048);
+        for nonsense in [&b""[..], &[255], &[0, 0xff, 0xfe]] {
+            assert_eq!(read_refusal(nonsense).kind(), ErrorKind::Mismatch);
+        }
+    }
+
+    #[test]
+    fn what_nobody_says_is_no_word() {
+        let envelope = Word::Farewell.envelope(1);
+        assert_eq!(Word::of(&Envelope { correlation: 0, ..envelope }), None);
+        assert_eq!(Word::of(&Envelope { correlation: 6, ..envelope }), None);
+        assert_eq!(Word::of(&Envelope { correlation: REQUEST | 1 << 32, ..envelope }), None);
+        assert_eq!(Word::of(&Envelope { correlation: PLAN, tag: Tag(1 << 16), ..envelope }), None);
+    }
+}
