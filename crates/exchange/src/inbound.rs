@@ -17,7 +17,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 /// Requests up to this size land in memory that is kept for their keys: links carry so much within a record.
-const KEPT_BYTES_MAX: u64 = 2048;
+pub(crate) const KEPT_BYTES_MAX: usize = 2048;
 /// Keys for which such memory is kept.
 const KEPT_MAX: usize = 1024;
 
@@ -145,7 +145,7 @@ impl Inbound {
     /// Memory that was used for small pushes of these keys before, and that nobody looks at any more. `None` to let the
     /// link choose.
     fn kept_ground(&mut self, plan: &Plan, arrival: &Arrival<'_>, arena: &Arena) -> Option<Ground> {
-        if arrival.payload_bytes > KEPT_BYTES_MAX || arrival.parts.is_empty() {
+        if arrival.payload_bytes > KEPT_BYTES_MAX as u64 || arrival.parts.is_empty() {
             return None;
         }
         let mut places: SmallVec<[Tensor; 1]> = SmallVec::new();

@@ -14,7 +14,7 @@ use sheave_tensor::{Buffer, Dtype, Shape, Tensor, WriteLease};
 use sheave_wire::Part;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 const EXPIRED: &str = "its request was answered, and the next push has landed there";
 
@@ -50,7 +50,8 @@ pub(crate) struct Piece {
 /// Memory that a server has registered, and by which it is unregistered. Dropping it leaves it registered.
 #[derive(Clone)]
 pub struct Registration {
-    pub(crate) memory: Arc<Memory>,
+    /// Gone when it was unregistered.
+    pub(crate) memory: Weak<Memory>,
     pub(crate) places: Arc<[(u32, u64)]>,
 }
 
@@ -137,8 +138,8 @@ impl Piece {
         Ok(Self { memory: Arc::clone(memory), index, landing, holder: None })
     }
 
-    pub(crate) fn is_of(&self, memory: &Arc<Memory>) -> bool {
-        Arc::ptr_eq(&self.memory, memory)
+    pub(crate) fn is_of(&self, registration: &Registration) -> bool {
+        std::ptr::eq(Arc::as_ptr(&self.memory), registration.memory.as_ptr())
     }
 
     /// The place of a pushed tensor, if it fits.
@@ -189,8 +190,11 @@ impl Registration {
             Err(Error::new(ErrorKind::Mismatch, what)
                 .hint("give the pushes of one batch in the order in which their places were registered"))
         };
+        let Some(memory) = self.memory.upgrade() else {
+            return Err(Error::new(ErrorKind::Closed, "this memory is not registered any more"));
+        };
         let Some(first) = parts.first() else { return refuse("no parts to merge".into()) };
-        let start = self.memory.held.tensor.ptr() as usize;
+        let (start, length_bytes) = (memory.held.tensor.ptr() as usize, memory.held.tensor.len_bytes());
         let offset = (first.ptr() as usize).wrapping_sub(start);
         let (mut rows, mut end) = (0, offset);
         for part in parts {
@@ -202,8 +206,7 @@ impl Registration {
                 let (one, other) = (first.shape(), part.shape());
                 return refuse(format!("{}{one} and {}{other} have no common rows", first.dtype(), part.dtype()));
             }
-            if (part.ptr() as usize).wrapping_sub(start) != end || end + part.len_bytes() > self.memory.held.tensor.len_bytes()
-            {
+            if (part.ptr() as usize).wrapping_sub(start) != end || end + part.len_bytes() > length_bytes {
                 return refuse(format!("{}{} does not lie behind the part before it", part.dtype(), part.shape()));
             }
             rows += count;
@@ -211,7 +214,7 @@ impl Registration {
         }
         let mut dimensions = first.shape().dimensions().to_vec();
         dimensions[0] = rows;
-        let view = self.memory.merged(parts, offset..end)?;
+        let view = memory.merged(parts, offset..end)?;
         Tensor::from_buffer(view, 0, first.dtype(), Shape::new(&dimensions)?)
     }
 }
@@ -231,11 +234,12 @@ mod tests {
         Part::inline(TensorSpec::new(Dtype::F32.code(), dims))
     }
 
-    fn registered() -> (Registration, Vec<Piece>) {
+    fn registered() -> (Registration, Vec<Piece>, *mut u8) {
         let tensor = Tensor::private(Dtype::F32, [4, 2]).expect("memory");
         let memory = Memory::new(&tensor, 2).expect("two halves");
         let pieces = (0..2).map(|index| Piece::new(&memory, index).expect("it is inside")).collect();
-        (Registration { memory, places: Arc::from([(0, 7), (1, 7)]) }, pieces)
+        let start = tensor.ptr();
+        (Registration { memory: Arc::downgrade(&memory), places: Arc::from([(0, 7), (1, 7)]) }, pieces, start)
     }
 
     fn land(piece: &Piece, value: f32, dims: &[u64]) -> Tensor {
@@ -247,12 +251,12 @@ mod tests {
 
     #[test]
     fn parts_of_all_workers_are_one_tensor() {
-        let (registration, pieces) = registered();
+        let (registration, pieces, start) = registered();
         let parts = [land(&pieces[0], 1.0, &[2, 2]), land(&pieces[1], 2.0, &[2, 2])];
         let merged = registration.merged(&[&parts[0], &parts[1]]).expect("side by side");
         assert_eq!(merged.shape().dimensions(), [4, 2]);
         assert_eq!(merged.to_vec::<f32>().expect("f32"), [1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0]);
-        assert_eq!(merged.ptr(), registration.memory.held.tensor.ptr());
+        assert_eq!(merged.ptr(), start);
         assert!(merged.buffer().is_read_only() && parts[0].buffer().is_read_only());
         for wrong in [&[&parts[1], &parts[0]][..], &[&parts[0], &parts[0]], &[]] {
             assert_eq!(registration.merged(wrong).expect_err("not in order").kind(), ErrorKind::Mismatch);
@@ -263,7 +267,7 @@ mod tests {
 
     #[test]
     fn views_expire_when_the_next_push_lands() {
-        let (registration, pieces) = registered();
+        let (registration, pieces, _) = registered();
         let view = land(&pieces[0], 1.0, &[2, 2]);
         let other = land(&pieces[1], 2.0, &[2, 2]);
         let merged = registration.merged(&[&view, &other]).expect("side by side");
@@ -282,7 +286,7 @@ mod tests {
 
     #[test]
     fn views_that_nobody_has_are_used_again() {
-        let (_, pieces) = registered();
+        let (_, pieces, _) = registered();
         let view = land(&pieces[0], 1.0, &[2, 2]);
         let same = view.buffer().clone();
         drop(view);
@@ -296,7 +300,7 @@ mod tests {
     fn what_does_not_fit_is_refused() {
         let tensor = Tensor::private(Dtype::F32, [4, 2]).expect("memory");
         assert!(Memory::new(&tensor, 3).is_err() && Memory::new(&tensor, 0).is_err());
-        let (_, pieces) = registered();
+        let (_, pieces, _) = registered();
         assert_eq!(pieces[0].place(7, &part(&[5])).expect_err("20 of 16 bytes").kind(), ErrorKind::Mismatch);
         assert!(pieces[0].place(7, &part(&[3])).is_ok());
     }

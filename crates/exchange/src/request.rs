@@ -18,9 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 /// An entry of the table.
-#[derive(Default)]
 pub(crate) struct Entry {
-    /// Twice the number of the request, and one more when it is done.
+    /// Twice the number of the request, and one more when it is done, or when there never was one.
     state: AtomicU64,
     pub(crate) inner: Mutex<Inner>,
 }
@@ -57,6 +56,12 @@ pub(crate) struct Inner {
     pub(crate) failure: Option<Error>,
     pub(crate) completers: SmallVec<[Completer<()>; 1]>,
     open: usize,
+}
+
+impl Default for Entry {
+    fn default() -> Self {
+        Self { state: AtomicU64::new(1), inner: Mutex::default() }
+    }
 }
 
 impl Entry {

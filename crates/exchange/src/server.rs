@@ -2,7 +2,7 @@
 
 use crate::batch::{Batch, Request};
 use crate::clock::{self, monotonic_ns};
-use crate::inbound::{Arrived, Blocked, Head, Inbound};
+use crate::inbound::{Arrived, Blocked, Head, Inbound, KEPT_BYTES_MAX};
 use crate::lane::{Config, Lane, Scope};
 use crate::place::{Memory, Piece, Registration};
 use crate::plan::{self, Plan};
@@ -38,7 +38,9 @@ impl Answer {
     /// the arena. There must be no other handle to it.
     #[must_use]
     pub fn moved(tensor: Tensor) -> Self {
-        Self { part: Part::new(tensor, Mode::Move) }
+        // So few bytes travel within a record in any case, and what was pushed so lies in memory that is kept.
+        let mode = if tensor.len_bytes() <= KEPT_BYTES_MAX { Mode::Copy } else { Mode::Move };
+        Self { part: Part::new(tensor, mode) }
     }
 }
 
@@ -273,12 +275,13 @@ impl Server {
     /// Says farewell to the workers: their requests that are not answered end with `Closed`.
     pub fn close(&self) {
         self.end.close();
+        self.end.node.observe_no_exchange(&(Arc::clone(&self.end) as Arc<dyn Observer>));
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.end.close();
+        self.close();
     }
 }
 
@@ -294,12 +297,7 @@ fn unknown(handler: u64) -> Error {
 }
 
 impl End {
-    fn get_batch(
-        &self,
-        batch: &mut Batch,
-        until: Option<Instant>,
-        mut interrupt: Option<Interrupt<'_>>,
-    ) -> Result<()> {
+    fn get_batch(&self, batch: &mut Batch, until: Option<Instant>, mut interrupt: Option<Interrupt<'_>>) -> Result<()> {
         let mut begun = None;
         loop {
             // Cleared before the look, so that what comes after it is seen by the wait.
@@ -505,22 +503,22 @@ impl End {
             let piece = Piece::new(&memory, index)?;
             self.workers[*worker as usize].lock().pieces.insert(*key, piece);
         }
-        Ok(Registration { memory, places: places.into() })
+        Ok(Registration { memory: Arc::downgrade(&memory), places: places.into() })
     }
 
     fn unregister(&self, registration: &Registration) -> Result<()> {
-        let Registration { memory, places } = registration;
-        for (worker, key) in &**places {
+        for (worker, key) in registration.places() {
             let inbound = self.workers[*worker as usize].lock();
-            let holder = inbound.pieces.get(key).filter(|piece| piece.is_of(memory)).and_then(|piece| piece.holder);
+            let holder =
+                inbound.pieces.get(key).filter(|piece| piece.is_of(registration)).and_then(|piece| piece.holder);
             if let Some(number) = holder {
                 let what = format!("request {number} of worker {worker} lies in the place of key {key}");
                 return Err(Error::new(ErrorKind::BufferInUse, what).hint("answer it first"));
             }
         }
-        for (worker, key) in &**places {
+        for (worker, key) in registration.places() {
             let mut inbound = self.workers[*worker as usize].lock();
-            if inbound.pieces.get(key).is_some_and(|piece| piece.is_of(memory)) {
+            if inbound.pieces.get(key).is_some_and(|piece| piece.is_of(registration)) {
                 inbound.pieces.remove(key);
             }
             inbound.blocked = None;

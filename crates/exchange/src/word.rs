@@ -81,8 +81,7 @@ impl Word {
 }
 
 /// Kinds of errors that a refusal may be; others are `Mismatch`.
-const REFUSED: [ErrorKind; 4] =
-    [ErrorKind::Mismatch, ErrorKind::PeerLost, ErrorKind::Closed, ErrorKind::LimitExceeded];
+const REFUSED: [ErrorKind; 4] = [ErrorKind::Mismatch, ErrorKind::PeerLost, ErrorKind::Closed, ErrorKind::LimitExceeded];
 
 /// Longest text of a refusal.
 const REFUSAL_BYTES_MAX: usize = 2048;

@@ -7,6 +7,7 @@ use crate::request::{Entry, Inner, Place, Share, Told};
 use crate::waiters::{Until, Waiters};
 use crate::word::{self, Word};
 use parking_lot::Mutex;
+use sheave_base::limits::{PART_BYTES_MAX, PARTS_MAX};
 use sheave_base::work::{Completer, Drive, Interrupt};
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Peer, Result, Work};
 use sheave_mesh::{Mesh, Role};
@@ -325,12 +326,13 @@ impl Worker {
     /// Says farewell to the servers. Requests that are not done end with `Closed`, and so do later calls.
     pub fn close(&self) {
         self.end.close();
+        self.end.node.observe_no_exchange(&(Arc::clone(&self.end) as Arc<dyn Observer>));
     }
 }
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        self.end.close();
+        self.close();
     }
 }
 
@@ -364,9 +366,8 @@ fn lease(places: &mut [Place]) -> Result<Option<Arc<Vec<WriteLease>>>> {
         let (before, rest) = places.split_at_mut(index);
         let Some((place, after)) = rest.split_first_mut() else { break };
         let Some(target) = &place.target else { continue };
-        let is_beside = |other: &Place| {
-            other.target.as_ref().is_some_and(|other| other.buffer().is_same(target.buffer()))
-        };
+        let is_beside =
+            |other: &Place| other.target.as_ref().is_some_and(|other| other.buffer().is_same(target.buffer()));
         let range = |tensor: &Tensor| tensor.offset_bytes()..tensor.offset_bytes() + tensor.len_bytes();
         let overlaps = |other: &Tensor| {
             let (one, other) = (range(target), range(other));
@@ -432,8 +433,11 @@ impl End {
     ) -> Result<Handle> {
         self.check(&pushes, &pulls)?;
         let mut leases: SmallVec<[ReadLease; 4]> = SmallVec::new();
-        for push in pushes.iter().filter(|push| push.mode == Mode::Copy) {
-            leases.push(push.tensor.read_lease(NAME)?);
+        for push in &pushes {
+            match push.mode {
+                Mode::Copy => leases.push(push.tensor.read_lease(NAME)?),
+                _ => push.tensor.buffer().require_current()?,
+            }
         }
         let mut issue = self.room(terms.until, interrupt)?;
         self.require_open()?;
@@ -459,7 +463,7 @@ impl End {
         issue.next += 1;
         let word = Word::Request { number, plan, step: terms.step, wants_stamps: self.stamps };
         self.send(word, number, pushes);
-        drop(issue);
+        drop((issue, leases));
         self.attend();
         Ok(Handle(number))
     }
@@ -476,6 +480,19 @@ impl End {
         }
         if servers > 1 && pushes.iter().any(|push| push.mode == Mode::Move) {
             return refuse(format!("a tensor cannot be moved to {servers} servers"), "push it without moving it");
+        }
+        if let Some(push) = pushes.iter().find(|push| push.mode == Mode::Move && !push.tensor.buffer().is_unique()) {
+            let what = format!("the tensor moved under key {} has other handles", push.key);
+            return Err(Error::new(ErrorKind::BufferInUse, what)
+                .hint("drop the other handles and views first, or push it without moving it"));
+        }
+        if pushes.len() > PARTS_MAX || pulls.len() > PARTS_MAX {
+            let what = format!("{} pushes and {} pulls; a request has at most {PARTS_MAX}", pushes.len(), pulls.len());
+            return refuse(what, "pack small tensors together");
+        }
+        if let Some(push) = pushes.iter().find(|push| push.tensor.len_bytes() as u64 > PART_BYTES_MAX) {
+            let what = format!("the tensor of key {} has more than {PART_BYTES_MAX} bytes", push.key);
+            return refuse(what, "push it in parts");
         }
         check_keys(pushes.iter().map(|push| push.key), "pushed")?;
         for share in pulls.chunks(pulls.len().max(servers) / servers) {
@@ -547,8 +564,8 @@ impl End {
                 entry.inner.lock().stamps[index].sent = monotonic_ns();
             }
             if let Err(error) = self.node.post(seat.link, Outgoing { envelope, control: Vec::new(), parts }) {
-                let told = entry.settle(&mut entry.inner.lock(), index, Some(self.about(error, index)));
-                self.defer(told);
+                // The server has missed a number, so that it can have none of the next ones either.
+                self.lose(index, &error);
             }
         }
     }
@@ -560,7 +577,8 @@ impl End {
             let is_met = || entry.is_done(number);
             let done = Until { waiters: &self.waiters, is_met, link: self.only_link(), operation: NAME };
             if !self.driver.drive(&done, until, interrupt)? {
-                let error = late("no answer came", begun).hint("the request goes on: wait again, or look at the server");
+                let error =
+                    late("no answer came", begun).hint("the request goes on: wait again, or look at the server");
                 return Err(self.blame(error, &entry.inner.lock()));
             }
         }

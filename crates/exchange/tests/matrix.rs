@@ -53,14 +53,13 @@ fn filled(arena: Option<&Arena>, values: impl Iterator<Item = f32>) -> Tensor {
 fn work(mesh: &Mesh, worker: &Worker, memory: Memory, workers: u64, count: usize) {
     let (me, servers) = (u64::from(worker.rank()), worker.servers());
     let arena = Some(mesh.node().arena()).filter(|_| memory != Memory::Private);
-    let places: Vec<Vec<Tensor>> = (0..STAGES)
-        .map(|_| (0..servers).map(|_| filled(arena, std::iter::repeat_n(-1.0, count))).collect())
-        .collect();
+    let places: Vec<Vec<Tensor>> =
+        (0..STAGES).map(|_| (0..servers).map(|_| filled(arena, std::iter::repeat_n(-1.0, count))).collect()).collect();
     let check = |stage: u64, round: u64, request: Handle| {
         done(worker, request).expect("everybody lives");
         let taken = worker.take(request).expect("it is done");
-        for server in 0..servers {
-            let got = taken.get(server).unwrap_or(&places[stage as usize][server]);
+        for (server, place) in places[stage as usize].iter().enumerate() {
+            let got = taken.get(server).unwrap_or(place);
             let got = got.to_vec::<f32>().expect("it is f32");
             let wanted = answered(me, server as u64, workers, stage, round, count);
             assert!(got == wanted, "worker {me}, server {server}, stage {stage}, round {round}");

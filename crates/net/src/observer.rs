@@ -8,10 +8,10 @@
 use crate::link::{Arrival, Ground};
 use crate::message::Message;
 use crate::node::{Inner, Node};
+use parking_lot::RwLock;
 use sheave_base::{Error, LinkId, Peer};
 use sheave_wire::Kind;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use parking_lot::RwLock;
 use std::sync::{Arc, Weak};
 
 /// What is told of a node's links and takes messages of some kinds.
@@ -80,6 +80,13 @@ impl Observed {
         is_free
     }
 
+    fn unset(&self, observer: &Arc<dyn Observer>) {
+        let mut current = self.observer.write();
+        if current.as_ref().is_some_and(|current| std::ptr::addr_eq(current.as_ptr(), Arc::as_ptr(observer))) {
+            *current = None;
+        }
+    }
+
     /// Whether messages of this kind are for this observer, named or not.
     pub(crate) fn is_for(&self, kind: Kind) -> bool {
         (self.takes)(kind)
@@ -144,6 +151,11 @@ impl Node {
     /// is one already. While there is none, such words are thrown away as they come.
     pub fn observe_exchange(&self, observer: &Arc<dyn Observer>) -> bool {
         self.inner.exchange.set(observer)
+    }
+
+    /// This one takes the words of exchanges no more.
+    pub fn observe_no_exchange(&self, observer: &Arc<dyn Observer>) {
+        self.inner.exchange.unset(observer);
     }
 
     /// Has [`Observer::attend`] called soon, by whoever polls next.

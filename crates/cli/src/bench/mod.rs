@@ -2,6 +2,7 @@
 
 mod child;
 mod collective;
+mod exchange;
 mod link;
 mod mesh;
 mod pair;
@@ -56,6 +57,14 @@ pub(crate) enum Command {
     /// with ours over the same transport, Gloo's if a Python with torch is named, and two processes without any
     /// library beside all_reduce. The table has ratios and targets.
     Collective(CollectiveArguments),
+    /// Measures an exchange: workers push a tensor to all servers, which answer into a tensor of the workers'.
+    ///
+    /// The time is that of worker 0, from the call of `push_pull` to the end of `wait`. Pushes land in memory that the
+    /// servers have registered, from the arena (`registered`) or from memory of each process alone (`private`); in
+    /// `moved` one tensor of the arena goes to and fro without a copy. The phases are those of one request and answer:
+    /// `network` is both ways together. One worker and one server stand beside what they may take, and over TCP beside
+    /// a published reading of ps-lite.
+    Exchange(ExchangeArguments),
     /// Measures sheave from Python: all_reduce, a store, the import, the start of a job.
     ///
     /// `all_reduce` sums numpy arrays that lie in sheave's arena, `all_reduce_numpy` plain ones, among two processes;
@@ -73,6 +82,9 @@ pub(crate) enum Command {
     /// One of the two processes of a bare loop.
     #[command(hide = true)]
     LimitChild,
+    /// Another process of an exchange.
+    #[command(hide = true)]
+    ExchangeChild,
     /// Another process of a job with a store.
     #[command(hide = true)]
     StoreChild,
@@ -114,6 +126,35 @@ pub(crate) struct CollectiveArguments {
     /// Run Gloo beside, by a Python in which torch is installed.
     #[arg(long, value_name = "PYTHON")]
     gloo: Option<std::path::PathBuf>,
+}
+
+/// What `sheave bench exchange` measures.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ExchangeArguments {
+    /// Measure this transport only, shm or tcp; may be given several times.
+    #[arg(long, value_name = "NAME")]
+    transport: Vec<Transport>,
+    /// Measure this case only; may be given several times.
+    #[arg(long, value_name = "NAME")]
+    case: Vec<exchange::Case>,
+    /// Measure this size only, such as 1KiB or 16MiB; may be given several times.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    bytes: Vec<usize>,
+    /// Measure with as many workers and servers only, 1 or 2; may be given several times.
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=2))]
+    workers: Vec<u32>,
+    /// Fewer iterations.
+    #[arg(long)]
+    quick: bool,
+    /// Print one JSON object per line instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// Measure everything so often; 3 unless given, or 1 with --quick.
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100))]
+    turns: Option<u32>,
+    /// Keep each process on a core of its own, counted round.
+    #[arg(long)]
+    pin: bool,
 }
 
 /// What `sheave bench mesh` measures.
@@ -332,12 +373,14 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
         Command::Store(arguments) => store::run(&arguments),
         Command::Mesh(arguments) => mesh::run(&arguments),
         Command::Collective(arguments) => collective::run(&arguments),
+        Command::Exchange(arguments) => exchange::run(&arguments),
         Command::Python(arguments) => python::run(&arguments),
         Command::LinkChild => child::run(),
         Command::CollectiveChild => collective::follow(),
         Command::LimitChild => collective::follow_limit(),
         Command::MeshChild => mesh::follow(),
         Command::StoreChild => store::follow(),
+        Command::ExchangeChild => exchange::follow(),
     }
 }
 
