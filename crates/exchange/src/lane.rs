@@ -1,5 +1,6 @@
 //! Who exchanges with whom.
 
+use crate::word;
 use parking_lot::Mutex;
 use sheave_base::work::Interrupt;
 use sheave_base::{Error, ErrorKind, NodeId, Peer, Result};
@@ -104,6 +105,15 @@ impl Lane {
     /// A member as errors name it.
     pub(crate) fn peer(&self, node: NodeId) -> Peer {
         self.mesh.member(node).map(Member::peer).unwrap_or_default()
+    }
+
+    /// Why somebody says farewell: because another node was lost, as it may say, or else as `left` does.
+    pub(crate) fn reason(&self, control: &[u8], left: Error) -> Error {
+        if control.is_empty() {
+            return left;
+        }
+        let (error, node) = word::read_refusal(control);
+        node.map_or(left, |node| error.peer(self.peer(node)))
     }
 
     /// Blocks until everybody in `scope` has come; in this lane, or in all lanes.

@@ -2,8 +2,8 @@
 //!
 //! The table has one entry for each request that the window lets in, and a request's number says which. An entry is
 //! *open* from the call until every server has answered, refused or gone; it is *done* for those who wait once that is
-//! so or something went wrong, whichever comes first. Only a closed entry is used again, so whatever a link still writes
-//! belongs to the request that named it. Vectors keep their memory from request to request.
+//! so or something went wrong, whichever comes first. Only a closed entry is used again, so whatever a link still
+//! writes belongs to the request that named it. Vectors keep their memory from request to request.
 
 use crate::clock::Stamps;
 use crate::plan::Slot;

@@ -608,6 +608,7 @@ impl End {
             }
             Some(Word::Farewell) => {
                 let left = Error::new(ErrorKind::Closed, format!("worker {worker} has left the exchange"));
+                let left = self.lane.reason(&message.control, left.peer(self.peer(worker)));
                 self.lose(worker, left, true);
                 Ok(())
             }
@@ -619,10 +620,13 @@ impl End {
         if self.is_closed.swap(true, SeqCst) {
             return;
         }
+        let gone = self.workers.iter().filter_map(|worker| worker.lock().gone.clone());
+        let loss = gone.into_iter().find(|error| error.kind() == ErrorKind::PeerLost);
         for link in self.node.links() {
             // Whoever hears it on a link over which it sends nothing does not listen.
             if self.worker_of(link).is_some() {
-                let farewell = Outgoing::control(Word::Farewell.envelope(self.lane.context), Vec::new());
+                let why = loss.as_ref().map(word::refusal).unwrap_or_default();
+                let farewell = Outgoing::control(Word::Farewell.envelope(self.lane.context), why);
                 let _ = self.node.post(link, farewell);
             }
         }
@@ -687,7 +691,8 @@ impl Observer for End {
             links.remove(&link).is_some() || !links.values().any(|other| *other == worker)
         };
         if is_used {
-            self.lose(worker, reason.clone(), false);
+            // The link may know less of its peer than the mesh does.
+            self.lose(worker, reason.clone().peer(self.peer(worker)), false);
         }
     }
 

@@ -12,7 +12,7 @@
 //! of its plan (16 bits); the field for an epoch holds the step, if there is one. Links keep messages in order, so a
 //! plan is there before the first request that refers to it, and after the last that meant what it replaces.
 
-use sheave_base::{Error, ErrorKind, Tag};
+use sheave_base::{Error, ErrorKind, NodeId, Tag};
 use sheave_net::Envelope;
 use sheave_wire::Kind;
 
@@ -86,24 +86,27 @@ const REFUSED: [ErrorKind; 4] = [ErrorKind::Mismatch, ErrorKind::PeerLost, Error
 /// Longest text of a refusal.
 const REFUSAL_BYTES_MAX: usize = 2048;
 
-/// What comes along with a refusal: the kind and the text of an error.
+/// What comes along with a refusal: the kind of an error, the node that it is about, and its text.
 pub(crate) fn refusal(error: &Error) -> Vec<u8> {
     let kind = REFUSED.iter().position(|kind| *kind == error.kind()).unwrap_or(0);
-    let mut text = match error.about() {
-        Some(peer) => format!("{} ({peer})", error.what()),
-        None => error.what().to_owned(),
-    };
+    let node = error.about().and_then(|peer| peer.node).map_or(0, |node| node.0);
+    let mut text = error.what().to_owned();
     while text.len() > REFUSAL_BYTES_MAX {
         text.pop();
     }
-    std::iter::once(kind as u8).chain(text.into_bytes()).collect()
+    std::iter::once(kind as u8).chain(node.to_le_bytes()).chain(text.into_bytes()).collect()
 }
 
-pub(crate) fn read_refusal(bytes: &[u8]) -> Error {
-    let (kind, text) = bytes.split_first().unwrap_or((&0, b"the server gave no reason"));
-    let kind = REFUSED.get(usize::from(*kind)).copied().unwrap_or(ErrorKind::Mismatch);
+/// The error of a refusal, and the node that it is about.
+pub(crate) fn read_refusal(bytes: &[u8]) -> (Error, Option<NodeId>) {
+    let Some((head, text)) = bytes.split_first_chunk::<9>() else {
+        return (Error::new(ErrorKind::Protocol, "a refusal without a reason"), None);
+    };
+    let [kind, node @ ..] = *head;
+    let kind = REFUSED.get(usize::from(kind)).copied().unwrap_or(ErrorKind::Mismatch);
     let text = &text[..text.len().min(REFUSAL_BYTES_MAX)];
-    Error::new(kind, String::from_utf8_lossy(text).into_owned())
+    let node = Some(NodeId(u64::from_le_bytes(node))).filter(|node| node.0 != 0);
+    (Error::new(kind, String::from_utf8_lossy(text).into_owned()), node)
 }
 
 #[cfg(test)]
@@ -129,13 +132,17 @@ mod tests {
 
     #[test]
     fn a_refusal_says_what_the_error_said() {
-        let error = Error::new(ErrorKind::PeerLost, "its process ended");
-        let read = read_refusal(&refusal(&error));
-        assert_eq!((read.kind(), read.what()), (ErrorKind::PeerLost, "its process ended"));
-        assert_eq!(read_refusal(&refusal(&Error::new(ErrorKind::Io, "disk"))).kind(), ErrorKind::Mismatch);
-        assert!(read_refusal(&refusal(&Error::new(ErrorKind::Closed, "x".repeat(9999)))).what().len() <= 2048);
-        for nonsense in [&b""[..], &[255], &[0, 0xff, 0xfe]] {
-            assert_eq!(read_refusal(nonsense).kind(), ErrorKind::Mismatch);
+        let peer = sheave_base::Peer::named("worker-1").node(NodeId(7));
+        let error = Error::new(ErrorKind::PeerLost, "its process ended").peer(peer);
+        let (read, node) = read_refusal(&refusal(&error));
+        assert_eq!((read.kind(), read.what(), node), (ErrorKind::PeerLost, "its process ended", Some(NodeId(7))));
+        let kind = |error: &Error| read_refusal(&refusal(error)).0.kind();
+        assert_eq!(kind(&Error::new(ErrorKind::Io, "disk")), ErrorKind::Mismatch);
+        let (long, node) = read_refusal(&refusal(&Error::new(ErrorKind::Closed, "x".repeat(9999))));
+        assert_eq!((long.what().len(), node), (2048, None));
+        assert_eq!(read_refusal(&[255; 9]).0.kind(), ErrorKind::Mismatch);
+        for nonsense in [&b""[..], &[0; 8]] {
+            assert_eq!(read_refusal(nonsense).0.kind(), ErrorKind::Protocol);
         }
     }
 

@@ -153,6 +153,8 @@ struct End {
     /// Works to complete when no lock is held.
     deferred: Mutex<Vec<(Completer<()>, Result<()>)>>,
     failures: Mutex<VecDeque<(u64, Error)>>,
+    /// The first loss of a node, which is why this worker leaves if it does.
+    loss: OnceLock<Error>,
     is_closed: AtomicBool,
 }
 
@@ -195,6 +197,7 @@ impl Worker {
             waiters: Waiters::default(),
             deferred: Mutex::default(),
             failures: Mutex::default(),
+            loss: OnceLock::new(),
             is_closed: AtomicBool::new(false),
         });
         let observer = Arc::clone(&end) as Arc<dyn Observer>;
@@ -638,12 +641,19 @@ impl End {
         let reason = self.about(reason.clone(), server);
         // The first reason is the true one: a farewell comes before the end of the link.
         let reason = self.servers[server].gone.get_or_init(|| reason);
+        self.note_loss(reason);
         for entry in &self.table {
             let mut inner = entry.inner.lock();
             if inner.shares.get(server).is_some_and(|share| *share != Share::Settled) {
                 let told = entry.settle(&mut inner, server, Some(reason.clone()));
                 self.defer(told);
             }
+        }
+    }
+
+    fn note_loss(&self, error: &Error) {
+        if error.kind() == ErrorKind::PeerLost {
+            let _ = self.loss.set(error.clone());
         }
     }
 
@@ -670,7 +680,10 @@ impl End {
         let entry = self.entry(number);
         let mut inner = entry.inner.lock();
         if inner.number == number && server < inner.shares.len() {
-            let told = entry.settle(&mut inner, server, Some(word::read_refusal(control)));
+            let (error, node) = word::read_refusal(control);
+            let error = error.peer(node.map_or_else(|| self.peer(server), |node| self.lane.peer(node)));
+            self.note_loss(&error);
+            let told = entry.settle(&mut inner, server, Some(error));
             drop(inner);
             self.defer(told);
         }
@@ -682,7 +695,8 @@ impl End {
         }
         for (index, seat) in self.servers.iter().enumerate() {
             if seat.gone.get().is_none() {
-                let farewell = Outgoing::control(Word::Farewell.envelope(self.lane.context), Vec::new());
+                let why = self.loss.get().map(word::refusal).unwrap_or_default();
+                let farewell = Outgoing::control(Word::Farewell.envelope(self.lane.context), why);
                 let _ = self.node.post(seat.link, farewell);
             }
             self.lose(index, &closed());
@@ -716,9 +730,10 @@ impl Observer for End {
             Some(Word::Answer(number)) => self.take_answer(server, number, message),
             Some(Word::Refusal(number)) => self.refused(server, number, &message.control),
             Some(Word::Farewell) => {
-                let rank = server;
-                let left = Error::new(ErrorKind::Closed, format!("server {rank} has left the exchange"));
-                self.lose(server, &left.hint("servers stay until their workers have closed"));
+                let left = Error::new(ErrorKind::Closed, format!("server {server} has left the exchange"))
+                    .hint("servers stay until their workers have closed");
+                let left = self.lane.reason(&message.control, left.peer(self.peer(server)));
+                self.lose(server, &left);
             }
             _ => {
                 let what = "a server sent a word that no worker understands";
@@ -729,7 +744,8 @@ impl Observer for End {
 
     fn link_ended(&self, link: LinkId, _peer: &Peer, reason: &Error) {
         if let Some(server) = self.servers.iter().position(|seat| seat.link == link) {
-            self.lose(server, reason);
+            // The link may know less of its peer than the mesh does.
+            self.lose(server, &reason.clone().peer(self.peer(server)));
         }
     }
 

@@ -1,9 +1,10 @@
 //! The floors above, as a node sees them.
 //!
 //! Calls, their answers and the words of mesh engines are not received by anybody who waits; they are handed to one
-//! observer, and the words of an exchange to another. Taking one happens under the poll token of its link, in the order of that link, so it only stores; what is
-//! to be done about it is done in [`Observer::attend`], on the same thread, right after the poll, with no lock of the
-//! node held. So a request is answered by the thread that found it, without a hand-over.
+//! observer, and the words of an exchange to another. Taking one happens under the poll token of its link, in the order
+//! of that link, so it only stores; what is to be done about it is done in [`Observer::attend`], on the same thread,
+//! right after the poll, with no lock of the node held. So a request is answered by the thread that found it, without a
+//! hand-over.
 
 use crate::link::{Arrival, Ground};
 use crate::message::Message;
@@ -147,8 +148,8 @@ impl Node {
         true
     }
 
-    /// Names who takes the words of exchanges, until it is dropped. It is told of no links that are made. False if there
-    /// is one already. While there is none, such words are thrown away as they come.
+    /// Names who takes the words of exchanges, until it is dropped. It is told of no links that are made. False if
+    /// there is one already. While there is none, such words are thrown away as they come.
     pub fn observe_exchange(&self, observer: &Arc<dyn Observer>) -> bool {
         self.inner.exchange.set(observer)
     }

@@ -25,8 +25,9 @@ const PS_LITE: &str = "ps-lite, read";
 /// Numbers of workers and servers.
 const SHAPES: [(u32, u32); 2] = [(1, 1), (2, 2)];
 
-/// Times by shape, case, size, phase and transport, in the order of the report.
-type Times = BTreeMap<(u32, Case, usize, &'static str, &'static str), Histogram<u64>>;
+/// Times by shape, case, size, transport and phase, in the order of the report: the phases in their own order, which
+/// the number before them tells, the whole first.
+type Times = BTreeMap<(u32, Case, usize, &'static str, (usize, &'static str)), Histogram<u64>>;
 
 /// Measures and reports.
 pub(super) fn run(arguments: &ExchangeArguments) -> Result<(), Failure> {
@@ -53,8 +54,8 @@ pub(super) fn run(arguments: &ExchangeArguments) -> Result<(), Failure> {
                 let measured =
                     job::measure(&plan).map_err(|error| error.context(format!("{workers} x {servers} over {name}")))?;
                 for (cell, phases) in plan.cells.iter().zip(measured) {
-                    for (phase, measured) in phases {
-                        let key = (workers, cell.case, cell.bytes, phase, name);
+                    for (order, (phase, measured)) in phases.into_iter().enumerate() {
+                        let key = (workers, cell.case, cell.bytes, name, (order, phase));
                         let all = times.entry(key).or_insert_with(no_times);
                         // Histograms of the same digits; it grows with its values.
                         let _ = all.add(measured);
@@ -71,7 +72,7 @@ pub(super) fn run(arguments: &ExchangeArguments) -> Result<(), Failure> {
 
 fn rows(times: &Times) -> Vec<Row> {
     let mut rows = Vec::new();
-    for (&(workers, case, bytes, phase, transport), times) in times {
+    for (&(workers, case, bytes, transport, (_, phase)), times) in times {
         let is_whole = phase == case.name();
         let goal = case.goal(workers, bytes, transport).filter(|_| is_whole);
         rows.push(Row {
@@ -116,8 +117,8 @@ mod tests {
         for (case, bytes, transport) in
             [(Case::Registered, 1 << 10, "shm"), (Case::Registered, 896 << 10, "tcp"), (Case::Private, 8, "shm")]
         {
-            times.insert((1, case, bytes, case.name(), transport), no_times());
-            times.insert((1, case, bytes, "process", transport), no_times());
+            times.insert((1, case, bytes, transport, (0, case.name())), no_times());
+            times.insert((1, case, bytes, transport, (1, "process")), no_times());
         }
         let rows = rows(&times);
         let goals: Vec<_> = rows.iter().filter_map(|row| Some((row.transport, row.bytes, row.target?))).collect();
