@@ -86,7 +86,7 @@ from sheave.kvstore import KVStore, run_server
 from sheave.spawning import spawn
 
 if TYPE_CHECKING:
-    from sheave import optim
+    from sheave import exchange, optim
 
 __all__ = [
     "AlreadyExists",
@@ -129,6 +129,7 @@ __all__ = [
     "broadcast",
     "default_mesh",
     "empty",
+    "exchange",
     "gather",
     "init",
     "irecv",
@@ -146,7 +147,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Modules that take long to import, such as those with dataclasses, are imported when they are first used."""
-    if name != "optim":
+    if name not in ("exchange", "optim"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 

@@ -1,5 +1,6 @@
 """Every public name is documented, and every example does what it says."""
 
+import contextlib
 import doctest
 import importlib
 import inspect
@@ -40,6 +41,29 @@ def documented():
 THINGS = dict(documented())
 
 
+@contextlib.contextmanager
+def exchange_ends():
+    """A worker's and a server's end of one exchange."""
+    root, meshes, ends = free_root(), {}, {}
+
+    def join(role):
+        meshes[role] = sheave.Mesh(role=role, rank=0, workers=1, servers=1, root=root, join_timeout=20)
+        kinds = {"worker": sheave.exchange.Worker, "server": sheave.exchange.Server}
+        if role in kinds:
+            ends[role] = kinds[role](meshes[role], timeout=20)
+
+    threads = [threading.Thread(target=join, args=(role,)) for role in ("scheduler", "server", "worker")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    yield ends["worker"], ends["server"]
+    for end in ends.values():
+        end.close()
+    for mesh in meshes.values():
+        mesh.leave()
+
+
 @pytest.fixture(scope="module")
 def names():
     """What examples may use: a mesh of one, and both members of a mesh of two."""
@@ -52,8 +76,9 @@ def names():
     thread.start()
     join(0)
     thread.join()
-    with sheave.Mesh() as mesh, joined[0] as one, joined[1] as other:
-        yield {"np": np, "sheave": sheave, "mesh": mesh, "world": mesh.world, "one": one.world, "other": other.world}
+    with sheave.Mesh() as mesh, joined[0] as one, joined[1] as other, exchange_ends() as (worker, server):
+        pair = {"one": one.world, "other": other.world, "worker": worker, "server": server}
+        yield {"np": np, "sheave": sheave, "mesh": mesh, "world": mesh.world, **pair}
 
 
 def test_everything_is_documented():

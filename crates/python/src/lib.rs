@@ -12,6 +12,7 @@ mod collectives;
 mod dtype;
 mod enter;
 mod errors;
+mod exchange;
 mod export;
 mod functions;
 mod group;
@@ -44,6 +45,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<tensor::PyTensor>()?;
     module.add_class::<work::PyWork>()?;
     store::add_to(module)?;
+    exchange::add_to(module)?;
     errors::add_to(module)?;
     functions::add_to(module)?;
     life::install(module)

@@ -83,6 +83,11 @@ impl PyTensor {
         })
     }
 
+    /// Gives back what [`PyTensor::take`] took.
+    pub(crate) fn put_back(&self, tensor: Tensor) {
+        *self.handle.lock().unwrap_or_else(PoisonError::into_inner) = Some(Handle::new(tensor));
+    }
+
     /// A tensor over the same memory with a dtype that numpy itself knows.
     fn stand_in(handle: &Handle) -> Result<Self> {
         let dtype = if handle.dtype().size_bytes() == 2 { Dtype::I16 } else { Dtype::U8 };
@@ -222,7 +227,7 @@ impl PyTensor {
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let handle = slf.get().held().or_raise(slf.py())?;
         // SAFETY: the interpreter gives a view to fill and releases it once.
-        unsafe { export::fill_view(handle, view, flags)? };
+        unsafe { export::fill_view(&handle, view, flags)? };
         // SAFETY: as above; the view owns this reference.
         unsafe { (*view).obj = slf.into_any().into_ptr() };
         Ok(())
