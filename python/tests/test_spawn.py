@@ -99,6 +99,16 @@ def test_views_of_the_arena_are_used_where_they_lie():
         np.testing.assert_array_equal(result, expected)
 
 
+def test_a_job_around_it_means_nothing_in_it(monkeypatch):
+    """Whatever `sheave launch` says to a process or takes from it, spawn takes from its own."""
+    names = sheave._core._variables_of_jobs()
+    assert {"SHEAVE_ROOT", "SHEAVE_SECRET", "SHEAVE_SECRET_FILE", "DMLC_PS_ROOT_URI"} < set(names)
+    for name in names:
+        monkeypatch.setenv(name, "of another job")
+    assert [result[1] for result in sheave.spawn(add_up, 2, (1,))] == [[3.0]] * 2
+    assert {os.environ[name] for name in names} == {"of another job"}
+
+
 def test_results_come_by_rank():
     results = sheave.spawn(add_up, 3, (2,), {"note": "here"})
     assert results == [(True, [6.0, 6.0], "here", str(rank)) for rank in range(3)]
