@@ -21,9 +21,10 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
         wrap_pyfunction!(reduce_scatter, module)?, wrap_pyfunction!(all_to_all, module)?,
         wrap_pyfunction!(all_to_all_v, module)?, wrap_pyfunction!(send, module)?, wrap_pyfunction!(recv, module)?,
         wrap_pyfunction!(isend, module)?, wrap_pyfunction!(irecv, module)?, wrap_pyfunction!(main, module)?,
-        wrap_pyfunction!(variables_of_jobs, module)?,
     ];
-    functions.into_iter().try_for_each(|function| module.add_function(function))
+    functions.into_iter().try_for_each(|function| module.add_function(function))?;
+    // Not one of the names that the module offers.
+    module.setattr("_variables_of_jobs", wrap_pyfunction!(variables_of_jobs, module)?)
 }
 
 fn no_mesh(py: Python<'_>) -> PyErr {
