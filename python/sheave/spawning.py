@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sheave._core import DeadlineExceeded, InvalidArgument, Peer, PeerLost, Remote
+from sheave._core import DeadlineExceeded, InvalidArgument, Peer, PeerLost, Remote, _variables_of_jobs
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -25,28 +25,6 @@ _EXIT_PATIENCE_S = 10.0
 
 _GRACE_S = 1.0
 """How long a process that misses another one is taken for a mere witness: the other may yet say why it failed."""
-
-_FOREIGN = (
-    "DMLC_ROLE",
-    "DMLC_PS_ROOT_URI",
-    "DMLC_PS_ROOT_PORT",
-    "DMLC_NUM_WORKER",
-    "DMLC_NUM_SERVER",
-    "DMLC_NODE_HOST",
-)
-_OWN = (
-    "SHEAVE_ROLE",
-    "SHEAVE_ROOT",
-    "SHEAVE_WORKERS",
-    "SHEAVE_SERVERS",
-    "SHEAVE_RANK",
-    "SHEAVE_WORLD_SIZE",
-    "SHEAVE_LOCAL_RANK",
-    "SHEAVE_LOCAL_RANKS",
-    "SHEAVE_NAME",
-    "SHEAVE_SECRET",
-    "SHEAVE_SECRET_FILE",
-)
 
 
 def spawn(
@@ -316,7 +294,7 @@ class _Job:
 @contextmanager
 def _environment(variables: dict[str, str]) -> Iterator[None]:
     """The environment of the process that is started now; what belongs to a job around this one is left out."""
-    before = {name: os.environ.pop(name) for name in (*_OWN, *_FOREIGN) if name in os.environ}
+    before = {name: os.environ.pop(name) for name in _variables_of_jobs() if name in os.environ}
     os.environ.update(variables)
     try:
         yield

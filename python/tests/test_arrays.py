@@ -43,6 +43,22 @@ def test_dtypes_that_numpy_lacks(pair, name):
         memoryview(tensor)
 
 
+def test_extension_arrays_are_read_in_any_layout_and_written_in_place(pair):
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    one, link, other, back = pair
+    values = np.arange(12).astype(bfloat16).reshape(3, 4)
+    assert through(pair, values.T).numpy().tolist() == values.T.tolist()
+    one.send(link, values)
+    target = np.zeros((3, 4), bfloat16)
+    other.recv(back, out=target, timeout=10)
+    assert target.tobytes() == values.tobytes()
+    target.flags.writeable = False
+    one.send(link, values)
+    with pytest.raises(sheave.InvalidArgument, match="read-only"):
+        other.recv(back, out=target, timeout=10)
+    assert other.recv(back, timeout=10).numpy().tobytes() == values.tobytes()
+
+
 @pytest.mark.parametrize(
     "strided",
     [
@@ -117,6 +133,21 @@ def test_torch_goes_in_and_out():
             tensor = other.recv(timeout=10)
             for viewed in (tensor.torch(), torch.from_dlpack(tensor)):
                 assert viewed.data_ptr() == tensor.data_ptr and torch.equal(viewed, values)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool"])
+def test_jax_goes_in_and_out(pair, dtype):
+    jax = pytest.importorskip("jax", reason="jax is not installed")
+    one, link, other, back = pair
+    values = (jax.numpy.arange(6) % 2).astype(dtype).reshape(2, 3)
+    tensor = through(pair, values)
+    viewed = jax.numpy.from_dlpack(tensor)
+    assert viewed.unsafe_buffer_pointer() == tensor.data_ptr
+    assert viewed.dtype == values.dtype and (viewed == values).all()
+    one.send(link, values)
+    with pytest.raises(sheave.InvalidArgument, match="jax array, which nobody may write"):
+        other.recv(back, out=values, timeout=10)
+    assert (jax.numpy.from_dlpack(other.recv(back, out=tensor, timeout=10)) == values).all()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="torch is installed")

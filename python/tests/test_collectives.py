@@ -345,3 +345,36 @@ def test_torch_tensors():
     for gathered in together(act, 2):
         gathered += 1
         assert (gathered == 4).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_jax_arrays(dtype):
+    """They are read where they lie and never written; new results are jax arrays, made of what is there at the end."""
+    jax = pytest.importorskip("jax", reason="jax is not installed")
+    jnp = jax.numpy
+
+    def act(mesh):
+        world = mesh.world
+        # Still being computed when it is given.
+        array = jax.jit(lambda x: jnp.full((512, 512), x) @ jnp.ones((512, 512)) / 512)(mesh.rank + 1.0).astype(dtype)
+        before = array + 0
+        for act_in_place in (world.all_reduce, world.all_to_all, lambda array: world.recv(array, 1 - mesh.rank)):
+            with pytest.raises(sheave.InvalidArgument, match="jax array, which nobody may write"):
+                act_in_place(array)
+        with pytest.raises(sheave.InvalidArgument, match="jax array"):
+            world.reduce(np.ones(array.shape, array.dtype), out=array, dst=mesh.rank)
+        summed = mesh.empty(array.shape, dtype)
+        assert world.all_reduce(array, out=summed) is summed and (summed.numpy() == 3).all()
+        assert world.broadcast(array if mesh.rank == 0 else summed) is not None
+        gathered = world.all_gather(array)
+        assert isinstance(gathered, jax.Array) and gathered.shape == (2, 512, 512) and gathered.dtype == array.dtype
+        scattered = world.reduce_scatter(array, async_op=True).wait(timeout=20)
+        pieces = world.reduce_scatter([array, array])
+        assert all(isinstance(one, jax.Array) and one.shape == (256, 512) for one in [scattered, *pieces])
+        assert all((one == 3).all() for one in [scattered, *pieces])
+        assert (array == before).all() and (array == mesh.rank + 1).all()
+        return gathered
+
+    for gathered in together(act, 2):
+        # The mesh is gone, the results are not.
+        assert (gathered[0] == 1).all() and (gathered[1] == 2).all()

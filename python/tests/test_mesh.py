@@ -73,11 +73,32 @@ def test_a_process_that_nobody_launched_is_a_job_of_its_own():
         assert mesh.world.all_gather(np.ones(2)).tolist() == [[1, 1]]
         mesh.barrier()
     assert mesh.closed and "left" in repr(mesh)
-    for attempt in (mesh.barrier, lambda: mesh.rank, lambda: mesh.world, lambda: mesh.empty(3)):
+    for attempt in (mesh.barrier, lambda: mesh.world, lambda: mesh.group([0]), mesh.until_gone, lambda: mesh.empty(3)):
         with pytest.raises(sheave.Closed):
             attempt()
     mesh.close()
     mesh.leave()
+
+
+def test_what_was_known_when_a_mesh_was_left_stays_known(partner):
+    def facts():
+        deaths = [(death.member, death.left, death.epoch, death.reason) for death in mesh.deaths()]
+        who = (mesh.rank, mesh.role_rank, mesh.size, mesh.role, mesh.name, mesh.members, mesh.identity)
+        return (*who, mesh.epoch, deaths)
+
+    mesh, world = partner.mesh, partner.mesh.world
+    os.kill(partner.program.pid, signal.SIGKILL)
+    with pytest.raises(sheave.PeerLost):
+        world.barrier()
+    before = facts()
+    mesh.leave()
+    assert mesh.closed and facts() == before
+    (member, left, epoch, _), rank = before[-1][0], partner.program.pid
+    assert (member.rank, member.pid, left, epoch) == (1, rank, False, before[-2]) and epoch > 0
+    assert before[:5] == (0, 0, 2, "rank", "rank-0") and "rank-0" in repr(mesh) and "left" in repr(mesh)
+    assert (world.rank, world.size, world.label) == (0, 2, "world")
+    with pytest.raises(sheave.SheaveError):
+        world.barrier()
 
 
 def test_a_job_finds_itself_by_the_environment(partner):

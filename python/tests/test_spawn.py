@@ -1,5 +1,6 @@
 """`sheave.spawn`: results, failures, ends, and what is left behind: nothing."""
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -28,6 +29,36 @@ def fail_at(bad):
         sheave.barrier()
 
 
+def add_views_in_a_full_arena():
+    """Private memory passes through a window of the arena, for which there is no room; the arena's own needs none."""
+    mesh = sheave.init(arena_bytes=32 << 20)
+    mesh.world.all_reduce(np.ones(2))
+    count = 1 << 20
+    whole = sheave.empty(2 * count)
+    rest = []
+    for length_bytes in (8 << 20, 1 << 20, 64 << 10):
+        with contextlib.suppress(sheave.LimitExceeded):
+            while True:
+                rest.append(sheave.empty(length_bytes, "uint8"))
+    view = whole.numpy()
+    view[:] = np.arange(2 * count) % 1000 + mesh.rank
+    # A part that begins anywhere, a view that is not numpy's own, one part out of place, and two of one tensor at once.
+    sheave.all_reduce(view[3:count])
+    sheave.all_reduce(np.from_dlpack(whole)[count : count + 100_000])
+    sheave.all_gather(view[-100_000:], out=view[count + 100_000 : count + 300_000])
+    parts = [view[count + 300_000 : count + 400_000], view[count + 400_000 : count + 500_000]]
+    sheave.all_reduce(parts)
+    works = [sheave.all_reduce(part, "max", async_op=True) for part in parts]
+    del whole
+    for work in works:
+        work.wait(timeout=20)
+    result = view.copy()
+    # Either this rank finds that out or it hears of the other, which has.
+    with pytest.raises((sheave.LimitExceeded, sheave.Cancelled), match="no room for a window"):
+        sheave.all_reduce(np.ones(count, np.float32))
+    return result
+
+
 def die_at(bad):
     mesh = sheave.init()
     if mesh.rank == bad:
@@ -53,6 +84,29 @@ def none_runs(pids, seconds):
     while any(map(is_running, pids)) and time.monotonic() < until:
         time.sleep(0.01)
     return not any(map(is_running, pids))
+
+
+def test_views_of_the_arena_are_used_where_they_lie():
+    count = 1 << 20
+    ranks = [(np.arange(2 * count) % 1000 + rank).astype(np.float32) for rank in range(2)]
+    gathered = np.concatenate([rank[-100_000:] for rank in ranks])
+    total = ranks[0] + ranks[1]
+    for rank in ranks:
+        for part in (slice(3, count + 100_000), slice(count + 300_000, count + 500_000)):
+            rank[part] = total[part]
+        rank[count + 100_000 : count + 300_000] = gathered
+    for result, expected in zip(sheave.spawn(add_views_in_a_full_arena, 2), ranks, strict=True):
+        np.testing.assert_array_equal(result, expected)
+
+
+def test_a_job_around_it_means_nothing_in_it(monkeypatch):
+    """Whatever `sheave launch` says to a process or takes from it, spawn takes from its own."""
+    names = sheave._core._variables_of_jobs()
+    assert {"SHEAVE_ROOT", "SHEAVE_SECRET", "SHEAVE_SECRET_FILE", "DMLC_PS_ROOT_URI"} < set(names)
+    for name in names:
+        monkeypatch.setenv(name, "of another job")
+    assert [result[1] for result in sheave.spawn(add_up, 2, (1,))] == [[3.0]] * 2
+    assert {os.environ[name] for name in names} == {"of another job"}
 
 
 def test_results_come_by_rank():

@@ -24,7 +24,7 @@ usage: cargo xtask <command> [flags]
       --no-nextest  run the Rust tests without cargo-nextest, even where it is installed
       --rust-only   leave the Python tests out
       --python-only run nothing but the Python tests
-      --torch       install torch for the Python tests that want it
+      --torch       install torch and jax for the Python tests that want them
   tidy              the rules on files, functions, floors, links and generated files
   generate          the files that a program writes: docs/configuration.md
   loom              the concurrency models, every interleaving

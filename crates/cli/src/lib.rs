@@ -16,6 +16,7 @@ mod own;
 mod tune;
 
 use clap::{Parser, Subcommand};
+pub use launch::variables_of_jobs;
 use std::ffi::OsString;
 use std::io::Write;
 

@@ -90,6 +90,9 @@ pub(crate) struct State {
     pub(crate) mail: crate::mail::Mail,
 }
 
+/// What finds out whether the ranks of a group share memory is called so where people look on, but not in errors.
+const SET_UP: &str = "set-up";
+
 /// What an operation is called and how long it may take.
 #[derive(Clone, Copy)]
 pub(crate) struct Terms {
@@ -247,7 +250,7 @@ impl State {
         let tasks = self.tasks.lock();
         if tasks.len() >= OPERATIONS_MAX {
             let what = format!("{OPERATIONS_MAX} operations of group {} are in flight", self.group.label());
-            let error = Error::new(ErrorKind::LimitExceeded, what).operation(terms.operation);
+            let error = named(Error::new(ErrorKind::LimitExceeded, what), terms.operation);
             return Err(error.hint("wait for some of them before starting more"));
         }
         let is_alone = tasks.first_key_value().is_none_or(|(key, _)| *key >= MESSAGES);
@@ -458,7 +461,7 @@ impl State {
     }
 
     fn explained(&self, error: Error, operation: &'static str, sequence: Option<u64>, elapsed: Duration) -> Error {
-        let mut error = error.operation(operation).group(self.group.label());
+        let mut error = named(error, operation).group(self.group.label());
         // The text of a mismatch has the number already.
         if let Some(sequence) = sequence.filter(|_| error.kind() != ErrorKind::Mismatch) {
             error = error.sequence(sequence);
@@ -479,6 +482,27 @@ impl State {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
+}
+
+/// The error as one of this operation. What fails while a group is being set up is one of the operation that needs it.
+fn named(error: Error, operation: &'static str) -> Error {
+    if operation == SET_UP { error } else { error.operation(operation) }
+}
+
+/// The same error with no operation's name, which whoever called for it gives it: nobody has called for the sends and
+/// receives of a set-up.
+fn unnamed(error: &Error) -> Error {
+    let mut bare = Error::new(error.kind(), error.what().to_owned());
+    if let Some(peer) = error.about() {
+        bare = bare.peer(peer.clone());
+    }
+    if let Some(origin) = error.happened_on() {
+        bare = bare.origin(origin.clone());
+    }
+    if let Some(hint) = error.advice() {
+        bare = bare.hint(hint.to_owned());
+    }
+    bare
 }
 
 /// Whether it may be the mere consequence of another failure.

@@ -7,7 +7,8 @@
 use crate::errors::{self, OrRaise};
 use crate::group::PyGroup;
 use crate::import::{self, Access};
-use crate::{like, lists};
+use crate::like::{self, Given};
+use crate::lists;
 use pyo3::prelude::*;
 use sheave_base::{Error, ErrorKind, Rank};
 use sheave_collective::{Communicator, Operator};
@@ -45,12 +46,12 @@ fn operator(name: &str, py: Python<'_>) -> PyResult<Operator> {
 /// An array that an operation fills, and what Python gets for it.
 pub(crate) struct Place {
     pub(crate) tensor: Tensor,
-    pub(crate) array: Py<PyAny>,
+    pub(crate) array: Given,
 }
 
 impl Place {
     pub(crate) fn of(array: &Bound<'_, PyAny>) -> PyResult<Self> {
-        Ok(Self { tensor: import::tensor(array, Access::Write)?, array: array.clone().unbind() })
+        Ok(Self { tensor: import::tensor(array, Access::Write)?, array: Given::Now(array.clone().unbind()) })
     }
 
     /// A new array of the model's kind.
@@ -107,11 +108,11 @@ pub(crate) fn all_reduce(
         // The most frequent call of all, without a second handle.
         let Place { tensor, array: result } = Place::of(array)?;
         let start = move |group: &Communicator| group.all_reduce(&tensor, &tensor, operator);
-        return group.run(array.py(), request, start, |_, ()| Ok(result));
+        return group.run(array.py(), request, start, |py, ()| result.done(py));
     };
     let (input, Place { tensor, array: result }) = (import::tensor(array, Access::Read)?, Place::of(out)?);
     let start = move |group: &Communicator| group.all_reduce(&input, &tensor, operator);
-    group.run(array.py(), request, start, |_, ()| Ok(result))
+    group.run(array.py(), request, start, |py, ()| result.done(py))
 }
 
 pub(crate) fn reduce(
@@ -126,7 +127,7 @@ pub(crate) fn reduce(
     if group.is_rank(dst) {
         let (input, Place { tensor, array: result }) = in_place(array, out)?;
         let start = move |group: &Communicator| group.reduce(&input, Some(&tensor), operator, Rank(dst));
-        return group.run(array.py(), request, start, |_, ()| Ok(result));
+        return group.run(array.py(), request, start, |py, ()| result.done(py));
     }
     let input = import::tensor(array, Access::Read)?;
     let start = move |group: &Communicator| group.reduce(&input, None, operator, Rank(dst));
@@ -158,7 +159,7 @@ pub(crate) fn all_gather(
         None => Place::new(group, array, input.dtype(), &of_all(group, &input))?,
     };
     let start = move |group: &Communicator| group.all_gather(&input, &tensor);
-    group.run(array.py(), request, start, |_, ()| Ok(result))
+    group.run(array.py(), request, start, |py, ()| result.done(py))
 }
 
 pub(crate) fn all_gather_v(
@@ -186,7 +187,7 @@ pub(crate) fn all_gather_v(
         }
     };
     let start = move |group: &Communicator| group.all_gather_v(&input, &tensor, &lengths);
-    group.run(py, request, start, |_, ()| Ok(result))
+    group.run(py, request, start, |py, ()| result.done(py))
 }
 
 /// How many elements each member has; waits for all of them.
@@ -216,7 +217,7 @@ pub(crate) fn gather(
     };
     let (tensor, result) = place.map(|place| (place.tensor, place.array)).unzip();
     let start = move |group: &Communicator| group.gather(&input, tensor.as_ref(), Rank(dst));
-    group.run(array.py(), request, start, |py, ()| Ok(result.unwrap_or_else(|| py.None())))
+    group.run(array.py(), request, start, |py, ()| result.map_or_else(|| Ok(py.None()), |result| result.done(py)))
 }
 
 pub(crate) fn scatter(
@@ -238,7 +239,7 @@ pub(crate) fn scatter(
         }
     };
     let start = move |group: &Communicator| group.scatter(input.as_ref(), &tensor, Rank(src));
-    group.run(py, request, start, |_, ()| Ok(result))
+    group.run(py, request, start, |py, ()| result.done(py))
 }
 
 pub(crate) fn reduce_scatter(
@@ -258,7 +259,7 @@ pub(crate) fn reduce_scatter(
         None => Place::new(group, array, input.dtype(), &of_one(group, &input))?,
     };
     let start = move |group: &Communicator| group.reduce_scatter(&input, &tensor, operator);
-    group.run(array.py(), request, start, |_, ()| Ok(result))
+    group.run(array.py(), request, start, |py, ()| result.done(py))
 }
 
 pub(crate) fn all_to_all(
@@ -269,7 +270,7 @@ pub(crate) fn all_to_all(
 ) -> PyResult<Py<PyAny>> {
     let (input, Place { tensor, array: result }) = in_place(array, out)?;
     let start = move |group: &Communicator| group.all_to_all(&input, &tensor);
-    group.run(array.py(), request, start, |_, ()| Ok(result))
+    group.run(array.py(), request, start, |py, ()| result.done(py))
 }
 
 pub(crate) fn all_to_all_v(
@@ -288,7 +289,7 @@ pub(crate) fn all_to_all_v(
         }
     };
     let start = move |group: &Communicator| group.all_to_all_v(&input, &sent, &tensor, &received);
-    group.run(array.py(), request, start, |_, ()| Ok(result))
+    group.run(array.py(), request, start, |py, ()| result.done(py))
 }
 
 pub(crate) fn send(

@@ -22,7 +22,9 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
         wrap_pyfunction!(all_to_all_v, module)?, wrap_pyfunction!(send, module)?, wrap_pyfunction!(recv, module)?,
         wrap_pyfunction!(isend, module)?, wrap_pyfunction!(irecv, module)?, wrap_pyfunction!(main, module)?,
     ];
-    functions.into_iter().try_for_each(|function| module.add_function(function))
+    functions.into_iter().try_for_each(|function| module.add_function(function))?;
+    // Not one of the names that the module offers.
+    module.setattr("_variables_of_jobs", wrap_pyfunction!(variables_of_jobs, module)?)
 }
 
 fn no_mesh(py: Python<'_>) -> PyErr {
@@ -379,4 +381,11 @@ fn irecv(
 #[pyfunction]
 fn main(py: Python<'_>, own: Vec<OsString>, arguments: Vec<OsString>) -> u8 {
     py.detach(|| sheave_cli::main(arguments, own))
+}
+
+/// The variables by which processes find their place in a job, for who starts another job from within one.
+#[pyfunction]
+#[pyo3(name = "_variables_of_jobs")]
+fn variables_of_jobs() -> Vec<&'static str> {
+    sheave_cli::variables_of_jobs().collect()
 }

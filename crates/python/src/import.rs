@@ -6,7 +6,7 @@
 use crate::errors::OrRaise;
 use crate::released::Owner;
 use crate::tensor::PyTensor;
-use crate::{dtype, errors};
+use crate::{dtype, errors, like};
 use dlpark::DlpackFlags;
 use dlpark::ffi::{DLDevice, DLDeviceType};
 use dlpark::python::ImportedDlpack;
@@ -38,11 +38,16 @@ pub(crate) fn tensor(array: &Bound<'_, PyAny>, access: Access) -> PyResult<Tenso
     // Without asking first, every torch tensor would cost an exception.
     let refused = if has_buffer { from_buffer(array, access) } else { Err(PyTypeError::new_err("no buffer")) };
     let refused = match refused {
+        Ok(Err(_)) if access == Access::Write && like::is_jax(array)? => return Err(immutable(array)),
         Ok(outcome) => return outcome.or_raise(array.py()),
         Err(refused) => refused,
     };
     if array.hasattr("__dlpack__")? {
         match import(array) {
+            // Its capsules are of before, and do not say so.
+            Ok(ImportedDlpack::Legacy(_)) if access == Access::Write && like::is_jax(array)? => {
+                return Err(immutable(array));
+            }
             Ok(imported) => return from_dlpack(imported, access).or_raise(array.py()),
             // Numpy has no DLPack word for the dtypes of ml_dtypes, and they are worth another try.
             Err(error) => return from_extension(array, access)?.ok_or(error),
@@ -216,6 +221,12 @@ fn admit(tensor: Tensor, first: NonNull<u8>, read_only: bool, access: Access) ->
 fn has_gaps() -> Error {
     Error::new(ErrorKind::InvalidArgument, "the output array is not row-major and contiguous")
         .hint("receive into a contiguous array and copy from there")
+}
+
+fn immutable(array: &Bound<'_, PyAny>) -> PyErr {
+    let error = Error::new(ErrorKind::InvalidArgument, "the output is a jax array, which nobody may write")
+        .hint("give out= a numpy array or a sheave.Tensor, and take the result from there");
+    errors::to_python(array.py(), &error)
 }
 
 fn on_device(device: DLDevice) -> Error {

@@ -6,23 +6,42 @@ use pyo3::prelude::*;
 use sheave_base::{ErrorKind, Result};
 use sheave_tensor::{Arena, Dtype, Shape, Tensor};
 
+/// What Python gets for what an operation fills.
+pub(crate) enum Given {
+    /// This array.
+    Now(Py<PyAny>),
+    /// A jax array over this tensor, once it is filled: jax takes no array to change, not even from the start.
+    Jax(Py<PyTensor>),
+}
+
+impl Given {
+    /// The array, now that the operation has ended.
+    pub(crate) fn done(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        match self {
+            Given::Now(array) => Ok(array),
+            Given::Jax(tensor) => Ok(py.import("jax.numpy")?.call_method1("from_dlpack", (tensor,))?.unbind()),
+        }
+    }
+}
+
 /// A new tensor in the arena, or in private memory while that is full; and the same as whatever `model` is: a numpy
-/// array, a torch tensor, or else a `sheave.Tensor`. Its elements are whatever lay there.
+/// array, a torch tensor, a jax array, or else a `sheave.Tensor`. Its elements are whatever lay there.
 pub(crate) fn array(
     model: &Bound<'_, PyAny>,
     arena: &Arena,
     dtype: Dtype,
     dimensions: &[u64],
-) -> PyResult<(Tensor, Py<PyAny>)> {
+) -> PyResult<(Tensor, Given)> {
     let py = model.py();
     let tensor = empty(arena, dtype, dimensions).or_raise(py)?;
     let ours = Bound::new(py, PyTensor::new(tensor.clone()))?;
-    let array = match kind(model)? {
-        Kind::Numpy => PyTensor::numpy(&ours)?,
-        Kind::Torch => py.import("torch")?.call_method1("from_dlpack", (ours,))?,
-        Kind::Other => ours.into_any(),
+    let given = match kind(model)? {
+        Kind::Numpy => Given::Now(PyTensor::numpy(&ours)?.unbind()),
+        Kind::Torch => Given::Now(py.import("torch")?.call_method1("from_dlpack", (ours,))?.unbind()),
+        Kind::Jax => Given::Jax(ours.unbind()),
+        Kind::Other => Given::Now(ours.into_any().unbind()),
     };
-    Ok((tensor, array.unbind()))
+    Ok((tensor, given))
 }
 
 /// A tensor in the arena, or in private memory while that is full.
@@ -36,18 +55,28 @@ pub(crate) fn empty(arena: &Arena, dtype: Dtype, dimensions: &[u64]) -> Result<T
 enum Kind {
     Numpy,
     Torch,
+    Jax,
     Other,
 }
 
-/// What an array is, without importing anything that the program has not imported.
 fn kind(array: &Bound<'_, PyAny>) -> PyResult<Kind> {
-    let modules = array.py().import("sys")?.getattr("modules")?;
-    let is_a = |module: &str, class: &str| -> PyResult<bool> {
-        let module = modules.call_method1("get", (module,))?;
-        if module.is_none() { Ok(false) } else { array.is_instance(&module.getattr(class)?) }
-    };
-    if is_a("numpy", "ndarray")? {
+    if is_a(array, "numpy", "ndarray")? {
         return Ok(Kind::Numpy);
     }
-    Ok(if is_a("torch", "Tensor")? { Kind::Torch } else { Kind::Other })
+    if is_a(array, "torch", "Tensor")? {
+        return Ok(Kind::Torch);
+    }
+    Ok(if is_jax(array)? { Kind::Jax } else { Kind::Other })
+}
+
+/// Whether it is an array of jax, which nobody may write.
+pub(crate) fn is_jax(array: &Bound<'_, PyAny>) -> PyResult<bool> {
+    is_a(array, "jax", "Array")
+}
+
+/// What an array is, without importing anything that the program has not imported.
+fn is_a(array: &Bound<'_, PyAny>, module: &str, class: &str) -> PyResult<bool> {
+    let modules = array.py().import("sys")?.getattr("modules")?;
+    let module = modules.call_method1("get", (module,))?;
+    if module.is_none() { Ok(false) } else { array.is_instance(&module.getattr(class)?) }
 }

@@ -4,6 +4,7 @@ use crate::collectives::{Place, Request, in_place, of_all, of_one};
 use crate::errors;
 use crate::group::PyGroup;
 use crate::import::{self, Access};
+use crate::like::Given;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 use sheave_base::{Error, ErrorKind, Rank};
@@ -37,14 +38,15 @@ fn read(arrays: &Arrays<'_>) -> PyResult<Vec<Tensor>> {
 }
 
 /// What Python gets for a list: the list that the results are in, or a new one of new arrays.
-fn result(py: Python<'_>, given: Option<&Bound<'_, PyAny>>, places: Vec<Py<PyAny>>) -> PyResult<Py<PyAny>> {
-    match given {
-        Some(given) => Ok(given.clone().unbind()),
-        None => Ok(PyList::new(py, places)?.into_any().unbind()),
+fn done(py: Python<'_>, given: Option<Py<PyAny>>, made: Vec<Given>) -> PyResult<Py<PyAny>> {
+    if let Some(given) = given {
+        return Ok(given);
     }
+    let arrays = made.into_iter().map(|one| one.done(py)).collect::<PyResult<Vec<_>>>()?;
+    Ok(PyList::new(py, arrays)?.into_any().unbind())
 }
 
-fn apart(places: Vec<Place>) -> (Vec<Tensor>, Vec<Py<PyAny>>) {
+fn apart(places: Vec<Place>) -> (Vec<Tensor>, Vec<Given>) {
     places.into_iter().map(|place| (place.tensor, place.array)).unzip()
 }
 
@@ -95,9 +97,9 @@ pub(crate) fn all_gather(
         }
     };
     let (outputs, made) = apart(places);
-    let result = result(given.py(), out, made)?;
+    let out = out.map(|out| out.clone().unbind());
     let start = move |group: &Communicator| group.all_gather_list(&inputs, &outputs);
-    group.run(given.py(), request, start, |_, ()| Ok(result))
+    group.run(given.py(), request, start, |py, ()| done(py, out, made))
 }
 
 pub(crate) fn reduce_scatter(
@@ -118,7 +120,7 @@ pub(crate) fn reduce_scatter(
         }
     };
     let (outputs, made) = apart(places);
-    let result = result(given.py(), out, made)?;
+    let out = out.map(|out| out.clone().unbind());
     let start = move |group: &Communicator| group.reduce_scatter_list(&inputs, &outputs, operator);
-    group.run(given.py(), request, start, |_, ()| Ok(result))
+    group.run(given.py(), request, start, |py, ()| done(py, out, made))
 }

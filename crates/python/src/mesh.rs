@@ -15,12 +15,29 @@ use sheave_base::config::{Role, check_names};
 use sheave_base::fork::ForkMark;
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work, secret};
 use sheave_collective::Collectives;
-use sheave_mesh::Mesh;
-use std::sync::{Arc, Mutex, PoisonError};
+use sheave_mesh::{Death, Member, Mesh};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// What changes in a mesh while it lives.
+struct Fate {
+    epoch: u64,
+    deaths: Vec<Death>,
+}
+
+impl Fate {
+    fn of(mesh: &Mesh) -> Self {
+        Self { epoch: u64::from(mesh.epoch().0), deaths: mesh.deaths() }
+    }
+}
 
 /// Where a mesh is until it is left. Its groups hold it too: as long as somebody has one, this node stays.
 pub(crate) struct Home {
     mesh: Mutex<Option<Mesh>>,
+    /// Who is there never changes, and is told even when the mesh was left.
+    own: Member,
+    members: Vec<Member>,
+    /// What was known when it was left.
+    last: OnceLock<Fate>,
     collectives: Mutex<Option<Collectives>>,
     /// The barrier of a `finish` that was given up; the next one goes on with it.
     finishing: Mutex<Option<Work<()>>>,
@@ -44,9 +61,25 @@ impl Home {
         }
     }
 
+    /// This node and all members, of a mesh that this process has joined, left or not.
+    fn table(&self) -> Result<(&Member, &[Member])> {
+        self.mark.check("mesh").map(|()| (&self.own, &*self.members))
+    }
+
+    /// How things are or, when it was left, how they were then.
+    fn fate<T>(&self, get: impl FnOnce(&Fate) -> T) -> Result<T> {
+        match self.mesh() {
+            Ok(mesh) => Ok(get(&Fate::of(&mesh))),
+            Err(error) => self.last.get().filter(|_| error.kind() == ErrorKind::Closed).map(get).ok_or(error),
+        }
+    }
+
     fn take(&self) -> Option<Mesh> {
         if self.mark.is_stale() {
             return None;
+        }
+        if let Ok(mesh) = self.mesh() {
+            self.last.get_or_init(|| Fate::of(&mesh));
         }
         drop(self.collectives.lock().unwrap_or_else(PoisonError::into_inner).take());
         drop(self.finishing.lock().unwrap_or_else(PoisonError::into_inner).take());
@@ -105,8 +138,8 @@ pub(crate) struct PyMember {
     pid: u32,
 }
 
-impl From<&sheave_mesh::Member> for PyMember {
-    fn from(member: &sheave_mesh::Member) -> Self {
+impl From<&Member> for PyMember {
+    fn from(member: &Member) -> Self {
         let about = &member.introduction;
         Self {
             name: about.name.clone(),
@@ -155,7 +188,9 @@ impl PyDeath {
 ///
 /// Every method may be called from any thread. Waits let other Python threads run, end at Ctrl-C, and fail with
 /// PeerLost as soon as a member that they need is gone. Dropping the mesh and all its groups leaves it in order; as a
-/// context manager it is left at the end, and abandoned after an exception, so that the others learn of a death.
+/// context manager it is left at the end, and abandoned after an exception, so that the others learn of a death. What
+/// it says of itself and its members it still says when it was left, as it was then; whatever does something raises
+/// Closed.
 ///
 /// Each argument that is given stands for the variable of the environment of the same meaning, and what is not given is
 /// read from there, as the launcher of this process has written it (SHEAVE_*, DMLC_*, torchrun's, MPI's or Slurm's).
@@ -196,7 +231,10 @@ impl PyMesh {
         }
         let mesh = enter(py, None, |_, interrupt| Mesh::join_interruptible(config, interrupt))?;
         let home = Arc::new(Home {
+            own: mesh.me().clone(),
+            members: mesh.members().to_vec(),
             mesh: Mutex::new(Some(mesh)),
+            last: OnceLock::new(),
             collectives: Mutex::default(),
             finishing: Mutex::default(),
             mark: ForkMark::here(),
@@ -210,9 +248,8 @@ impl PyMesh {
         !self.home.mark.is_stale() && self.home.mesh.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    fn me<T>(&self, py: Python<'_>, get: impl FnOnce(&sheave_mesh::Member) -> T) -> PyResult<T> {
-        let mesh = self.mesh().or_raise(py)?;
-        Ok(get(mesh.me()))
+    fn me<T>(&self, py: Python<'_>, get: impl FnOnce(&Member) -> T) -> PyResult<T> {
+        self.home.table().map(|(own, _)| get(own)).or_raise(py)
     }
 
     pub(crate) fn world_group(&self, py: Python<'_>) -> PyResult<&Py<PyGroup>> {
@@ -303,7 +340,7 @@ impl PyMesh {
     /// The number of members, those who are gone included.
     #[getter]
     fn size(&self, py: Python<'_>) -> PyResult<usize> {
-        Ok(self.mesh().or_raise(py)?.members().len())
+        self.home.table().map(|(_, members)| members.len()).or_raise(py)
     }
 
     /// What this node is there for: "worker", "server", "scheduler" or "rank".
@@ -321,13 +358,13 @@ impl PyMesh {
     /// All members by rank, those who are gone included.
     #[getter]
     fn members(&self, py: Python<'_>) -> PyResult<Vec<PyMember>> {
-        Ok(self.mesh().or_raise(py)?.members().iter().map(PyMember::from).collect())
+        self.home.table().map(|(_, members)| members.iter().map(PyMember::from).collect()).or_raise(py)
     }
 
     /// A number that grows whenever members die or leave.
     #[getter]
     fn epoch(&self, py: Python<'_>) -> PyResult<u64> {
-        Ok(u64::from(self.mesh().or_raise(py)?.epoch().0))
+        self.home.fate(|fate| fate.epoch).or_raise(py)
     }
 
     /// True once this node has left, or if this is a forked child of the process that joined.
@@ -410,12 +447,11 @@ impl PyMesh {
     /// >>> mesh.deaths()
     /// []
     fn deaths(&self, py: Python<'_>) -> PyResult<Vec<PyDeath>> {
-        let mesh = self.mesh().or_raise(py)?;
         let mut deaths = Vec::new();
-        for death in mesh.deaths() {
-            let Some(member) = mesh.member(death.node) else { continue };
-            let member = Py::new(py, PyMember::from(member))?;
-            let epoch = u64::from(death.epoch.0);
+        for death in self.home.fate(|fate| fate.deaths.clone()).or_raise(py)? {
+            let who = self.home.members.iter().find(|member| member.node == death.node);
+            let Some(member) = who.map(PyMember::from) else { continue };
+            let (member, epoch) = (Py::new(py, member)?, u64::from(death.epoch.0));
             deaths.push(PyDeath { member, left: death.left, epoch, reason: death.reason });
         }
         Ok(deaths)
@@ -430,7 +466,7 @@ impl PyMesh {
     fn until_gone(&self, py: Python<'_>, role: Option<&str>) -> PyResult<()> {
         let mesh = self.mesh().or_raise(py)?;
         let role = role.map(role_named).transpose().or_raise(py)?;
-        let picks = |member: &sheave_mesh::Member| role.is_none_or(|role| member.introduction.role == role);
+        let picks = |member: &Member| role.is_none_or(|role| member.introduction.role == role);
         enter(py, None, |_, interrupt| mesh.until_gone_interruptible(picks, interrupt))
     }
 
@@ -514,10 +550,10 @@ impl PyMesh {
     }
 
     fn __repr__(&self) -> String {
-        match self.mesh() {
-            Ok(mesh) => format!("<sheave.Mesh {} of {} members>", mesh.me().peer(), mesh.members().len()),
-            Err(error) if error.kind() == ErrorKind::Forked => "<sheave.Mesh of the parent process>".to_owned(),
-            Err(_) => "<sheave.Mesh left>".to_owned(),
+        let left = if self.is_alive() { "" } else { ", left" };
+        match self.home.table() {
+            Ok((own, members)) => format!("<sheave.Mesh {} of {} members{left}>", own.peer(), members.len()),
+            Err(_) => "<sheave.Mesh of the parent process>".to_owned(),
         }
     }
 }

@@ -6,19 +6,23 @@
 //! block onto a lock-free list, which the next allocation drains. A block holds its segment, so that memory outlives
 //! the arena itself.
 //!
+//! Memory of the arena that comes back through a foreign framework, such as a numpy view of a tensor, is known by its
+//! address ([`Arena::locate`]). The table of addresses has a lock of its own, which is written only when a segment
+//! comes or goes, and it keeps no segment alive: the entry of one that has gone means nothing, whoever lies there now.
+//!
 //! A slot of the segment table is reused only after its segment was entirely free, so a block on the return list always
 //! names the segment that it was cut from.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use crossbeam_queue::SegQueue;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use sheave_base::{Error, ErrorKind, Result, limits};
 
 use crate::block::{FreeRanges, PAGE_BYTES, block_bytes};
-use crate::buffer::{ArenaBlock, Buffer, ReturnedBlock};
+use crate::buffer::{ArenaBlock, Buffer, Location, ReturnedBlock};
 use crate::segment::Segment;
 
 /// Segments double up to this size; a single larger request gets a segment of its own.
@@ -73,10 +77,19 @@ struct Space {
     free: FreeRanges,
 }
 
+/// The addresses of one segment.
+struct Extent {
+    start: usize,
+    len_bytes: usize,
+    segment: Weak<Segment>,
+}
+
 #[derive(Default)]
 struct State {
     /// Indexed by a block's slot.
     spaces: Vec<Option<Space>>,
+    /// A segment has come or gone, which the table of addresses does not know yet.
+    is_remapped: bool,
     recent: VecDeque<ReturnedBlock>,
     mapped_bytes: u64,
     used_bytes: u64,
@@ -88,6 +101,7 @@ struct State {
 struct Inner {
     config: ArenaConfig,
     state: Mutex<State>,
+    extents: RwLock<Vec<Extent>>,
     returns: Arc<SegQueue<ReturnedBlock>>,
     lent_bytes: AtomicU64,
 }
@@ -113,8 +127,8 @@ impl Arena {
     /// An arena that holds nothing yet: the first allocation maps the first segment.
     #[must_use]
     pub fn new(config: ArenaConfig) -> Self {
-        let returns = Arc::default();
-        Self(Arc::new(Inner { config, state: Mutex::default(), returns, lent_bytes: AtomicU64::new(0) }))
+        let (state, extents, returns) = (Mutex::default(), RwLock::default(), Arc::default());
+        Self(Arc::new(Inner { config, state, extents, returns, lent_bytes: AtomicU64::new(0) }))
     }
 
     /// A block of `len_bytes`, aligned to 64 bytes, from 4 KiB on to pages. Its bytes are those of its previous life.
@@ -131,7 +145,9 @@ impl Arena {
         let (segment, returned) = {
             let mut state = self.0.state.lock();
             state.drain(&self.0.returns);
-            state.allocate(block_bytes, config)?
+            let allocated = state.allocate(block_bytes, config);
+            self.0.note_extents(&mut state);
+            allocated?
         };
         let block = ArenaBlock { segment, returned, returns: Arc::clone(&self.0.returns) };
         Ok(Buffer::from_arena(block, len_bytes))
@@ -157,6 +173,34 @@ impl Arena {
         let mut state = self.0.state.lock();
         state.drain(&self.0.returns);
         state.release_empty(0);
+        self.0.note_extents(&mut state);
+    }
+
+    /// Where these bytes lie in this arena's shared memory, if all of them do. The answer is about addresses; that the
+    /// bytes are in use, so that they stay what they are, is for the caller to know. Takes some ten nanoseconds, and
+    /// waits for nobody but who makes or removes a segment's entry.
+    ///
+    /// ```
+    /// use sheave_tensor::{Arena, ArenaConfig};
+    ///
+    /// let arena = Arena::new(ArenaConfig::default());
+    /// let buffer = arena.allocate(1000)?;
+    /// let location = arena.locate(buffer.ptr().wrapping_add(8), 992).expect("it lies in the arena");
+    /// assert_eq!(location.offset_bytes, buffer.location().expect("it lies there").offset_bytes + 8);
+    /// assert!(arena.locate([0_u8; 4].as_ptr(), 4).is_none());
+    /// # Ok::<(), sheave_base::Error>(())
+    /// ```
+    #[must_use]
+    pub fn locate(&self, start: *const u8, len_bytes: usize) -> Option<Location> {
+        let start = start.addr();
+        let within = |extent: &Extent| {
+            let offset_bytes = start.checked_sub(extent.start)?;
+            let is_inside = extent.len_bytes.checked_sub(offset_bytes).is_some_and(|rest| rest >= len_bytes);
+            // An older entry may have had the same addresses.
+            let segment = if is_inside { extent.segment.upgrade()? } else { return None };
+            Some(Location { segment, offset_bytes: offset_bytes as u64, length_bytes: len_bytes as u64 })
+        };
+        self.0.extents.read().iter().find_map(within)
     }
 
     /// Whether the buffer is a block of this arena.
@@ -184,6 +228,21 @@ impl Arena {
 impl std::fmt::Debug for Arena {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Arena({:?})", self.stats())
+    }
+}
+
+impl Inner {
+    /// Brings the table of addresses up to date.
+    fn note_extents(&self, state: &mut State) {
+        if !std::mem::take(&mut state.is_remapped) {
+            return;
+        }
+        let extent = |space: &Space| Extent {
+            start: space.segment.start().addr().get(),
+            len_bytes: space.segment.len_bytes() as usize,
+            segment: Arc::downgrade(&space.segment),
+        };
+        *self.extents.write() = state.spaces.iter().flatten().map(extent).collect();
     }
 }
 
@@ -272,6 +331,7 @@ impl State {
         })?;
         let slot = self.spaces.iter().position(Option::is_none).unwrap_or(self.spaces.len());
         let space = Space { segment: Arc::clone(&segment), free };
+        self.is_remapped = true;
         match self.spaces.get_mut(slot) {
             Some(empty) => *empty = Some(space),
             None => self.spaces.push(Some(space)),
@@ -305,6 +365,7 @@ impl State {
         for (slot, len_bytes, retired) in empty {
             if retired || self.mapped_bytes - len_bytes >= keep_bytes {
                 self.spaces[slot] = None;
+                self.is_remapped = true;
                 self.mapped_bytes -= len_bytes;
             }
         }

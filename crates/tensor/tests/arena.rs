@@ -115,6 +115,34 @@ fn memory_outlives_the_arena() {
 }
 
 #[test]
+fn bytes_are_found_by_their_address_while_their_segment_is_there() {
+    let arena = arena(256 * MIB);
+    let buffers: Vec<_> = (0..3).map(|_| arena.allocate(7 << 20).unwrap()).collect();
+    let found = |start: *const u8, len_bytes: usize| {
+        let found = arena.locate(start, len_bytes)?;
+        Some((found.segment.id(), found.offset_bytes, found.length_bytes))
+    };
+    for buffer in &buffers {
+        let own = buffer.location().unwrap();
+        assert_eq!(found(buffer.ptr(), 7 << 20), Some((own.segment.id(), own.offset_bytes, 7 << 20)));
+        assert_eq!(found(buffer.ptr().wrapping_add(5), 3), Some((own.segment.id(), own.offset_bytes + 5, 3)));
+    }
+    // The first has a segment of 8 MiB for itself; what reaches beyond its end is in no segment as a whole.
+    let (first, last) = (buffers[0].ptr(), 8 << 20);
+    assert!(found(first, last).is_some() && found(first, last + 1).is_none());
+    assert!(found(first.wrapping_sub(1), 2).is_none());
+    let other = self::arena(64 * MIB).allocate(100).unwrap();
+    let private = Buffer::private(2 << 20).unwrap();
+    assert!(found(other.ptr(), 1).is_none() && found(private.ptr(), 1).is_none());
+    drop(buffers);
+    assert!(found(first, 1).is_some());
+    arena.trim();
+    assert!(found(first, 1).is_none());
+    let again = arena.allocate(100).unwrap();
+    assert_eq!(found(again.ptr(), 100).map(|found| found.0), Some(again.location().unwrap().segment.id()));
+}
+
+#[test]
 fn an_imported_segment_is_the_same_memory() {
     let arena = arena(64 * MIB);
     let mut buffer = arena.allocate(5000).unwrap();

@@ -7,6 +7,7 @@ mod plan;
 
 use crate::Failure;
 pub(crate) use plan::Plan;
+pub use plan::variables_of_jobs;
 use sheave_base::{Error, ErrorKind};
 use sheave_process::{Child, Colour, Exit, Job, Outcome, Output, Report, Status, signal_name};
 use std::ffi::OsString;

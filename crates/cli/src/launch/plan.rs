@@ -5,13 +5,14 @@ use crate::Failure;
 use crate::bench::draw_secret;
 use sheave_base::config::{Role, Settings, check_names};
 use sheave_base::limits;
+use sheave_base::secret::{SECRET_FILE_VARIABLE, SECRET_VARIABLE};
 use sheave_process::Command;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 
 /// The variables that a job sets for each of its processes.
-const OWN: [&str; 10] = [
+const OWN: [&str; 11] = [
     "SHEAVE_ROLE",
     "SHEAVE_ROOT",
     "SHEAVE_WORKERS",
@@ -21,12 +22,24 @@ const OWN: [&str; 10] = [
     "SHEAVE_LOCAL_RANK",
     "SHEAVE_LOCAL_RANKS",
     "SHEAVE_NAME",
-    "SHEAVE_SECRET",
+    SECRET_VARIABLE,
+    // Not set, but of no effect beside the secret, and another job's.
+    SECRET_FILE_VARIABLE,
 ];
 
 /// The same for programs that were written for ps-lite.
 const DMLC: [&str; 6] =
     ["DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_NODE_HOST"];
+
+/// The variables by which processes find their place in a job. Who starts one job from within another one removes
+/// them: those of the job around it would lead elsewhere.
+///
+/// ```
+/// assert!(sheave_cli::variables_of_jobs().any(|name| name == "SHEAVE_ROOT"));
+/// ```
+pub fn variables_of_jobs() -> impl Iterator<Item = &'static str> {
+    OWN.into_iter().chain(DMLC)
+}
 
 /// One process of the job.
 #[derive(Clone, Debug)]

@@ -1,7 +1,7 @@
 //! How collectives begin: over shared memory where all ranks have it, there on the caller's thread if the others are
 //! as quick; as tasks, over links, else.
 
-use super::{State, Terms};
+use super::{SET_UP, State, Terms, unnamed};
 use crate::algorithm::barrier;
 use crate::carrier::{Carrier, Way};
 use crate::exchange::{Exchange, entered};
@@ -138,11 +138,11 @@ impl State {
         if let Some(setup) = &*setup {
             return setup.clone();
         }
-        let terms = Terms { operation: "set-up", limit: None, is_collective: false };
+        let terms = Terms { operation: SET_UP, limit: None, is_collective: false };
         let state = Arc::clone(self);
         let work = self.begin(terms, drop, move |_, _| {
             Box::pin(async move {
-                let board = setup::board(&state).await?;
+                let board = setup::board(&state).await.map_err(|error| unnamed(&error))?;
                 let _ = state.lasting.board.set(board);
                 // What broke the group meanwhile has not seen it.
                 if let (Some(board), Some(_)) = (state.lasting.board(), state.broken.get()) {

@@ -309,7 +309,8 @@ impl Board {
         self.others().all(|(_, seat)| is_out(seat))
     }
 
-    /// How others find these bytes, if they can.
+    /// How others find these bytes, if they can: those of the arena also where they came by way of a foreign framework,
+    /// which holds what it has a view of.
     pub(crate) fn expose(&self, region: &Region) -> Option<Exposure> {
         if region.len_bytes() == 0 {
             return Some(Exposure { words: [0; 2], segment: None });
@@ -317,7 +318,11 @@ impl Board {
         if self.shares_process {
             return Some(Exposure { words: [0, region.start() as u64], segment: None });
         }
-        let (segment, offset_bytes) = region.location()?;
+        let located = || {
+            let location = self.arena.locate(region.start(), region.len_bytes())?;
+            Some((location.segment, location.offset_bytes))
+        };
+        let (segment, offset_bytes) = region.location().or_else(located)?;
         Some(Exposure { words: [segment.id().0, offset_bytes], segment: Some(segment) })
     }
 
