@@ -54,10 +54,8 @@ impl PyServer {
 
 /// A request that waits for its answer.
 ///
-/// - handler: the number by which it is answered. worker: the worker's rank. number: the worker's number of it.
-/// - step: what the worker named, or None. keys: of the pushed tensors, in order. tensors: they themselves, with the
-///   dtypes and shapes that the worker pushed; those in registered memory are read-only and expire when the request is
-///   answered and the next push lands there.
+/// Its tensors have the dtypes and shapes that the worker pushed. Those in registered memory are read-only, and expire
+/// when the request is answered and the next push lands there.
 ///
 /// >>> work = worker.push_pull({0: np.zeros((2, 3))}, {})
 /// >>> [request] = server.get_batch(timeout=10)
@@ -68,11 +66,17 @@ impl PyServer {
 /// {}
 #[pyclass(name = "ExchangeRequest", module = "sheave._core", frozen, get_all)]
 pub(crate) struct PyRequest {
+    /// The number by which it is answered.
     handler: u64,
+    /// The worker's rank in its lane.
     worker: u32,
+    /// The worker's number of it, the same for all requests of a batch.
     number: u64,
+    /// The step that the worker named, or None.
     step: Option<u32>,
+    /// The keys of the pushed tensors, in order.
     keys: Vec<u64>,
+    /// The pushed tensors, in order.
     tensors: Vec<Py<PyTensor>>,
     /// What the answers must be: key, dtype and shape of each.
     pulls: Vec<(u64, &'static str, Py<PyTuple>)>,
@@ -80,9 +84,9 @@ pub(crate) struct PyRequest {
 
 impl PyRequest {
     fn new(py: Python<'_>, request: Request) -> PyResult<Self> {
-        let pulls = request.pulls().map(|(key, dtype, shape)| {
-            Ok((key, dtype::name(dtype), PyTuple::new(py, shape.dimensions())?.unbind()))
-        });
+        let pulls = request
+            .pulls()
+            .map(|(key, dtype, shape)| Ok((key, dtype::name(dtype), PyTuple::new(py, shape.dimensions())?.unbind())));
         let pulls = pulls.collect::<PyResult<_>>()?;
         let keys = request.keys().to_vec();
         let Request { handler, worker, number, step, tensors, .. } = request;
@@ -151,7 +155,8 @@ impl PyServer {
     #[pyo3(signature = (mesh = None, *, lanes = 1, timeout = None))]
     fn new(py: Python<'_>, mesh: Option<Py<PyMesh>>, lanes: u32, timeout: Option<f64>) -> PyResult<Self> {
         let (mesh, config) = (mesh_of(py, mesh)?, config(lanes, None, false));
-        let server = enter(py, timeout, |until, interrupt| Server::open_interruptible(&mesh, config, until, interrupt))?;
+        let server =
+            enter(py, timeout, |until, interrupt| Server::open_interruptible(&mesh, config, until, interrupt))?;
         Ok(Self { server: Some(Guarded::new(server)) })
     }
 

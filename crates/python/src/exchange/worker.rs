@@ -3,6 +3,7 @@
 #![expect(clippy::needless_pass_by_value, reason = "arguments from Python are made for the call")]
 
 use super::{config, mesh_of, scope};
+use crate::dtype;
 use crate::enter::enter;
 use crate::errors::{self, OrRaise};
 use crate::guarded::Guarded;
@@ -10,7 +11,6 @@ use crate::import::{self, Access};
 use crate::mesh::PyMesh;
 use crate::tensor::PyTensor;
 use crate::work::{PyWork, now_ns};
-use crate::dtype;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use sheave_base::{Error, ErrorKind};
@@ -102,7 +102,8 @@ impl PyWorker {
         timeout: Option<f64>,
     ) -> PyResult<Self> {
         let (mesh, config) = (mesh_of(py, mesh)?, config(lanes, window, stamps));
-        let worker = enter(py, timeout, |until, interrupt| Worker::open_interruptible(&mesh, config, until, interrupt))?;
+        let worker =
+            enter(py, timeout, |until, interrupt| Worker::open_interruptible(&mesh, config, until, interrupt))?;
         Ok(Self { worker: Some(Guarded::new(worker)) })
     }
 
