@@ -17,8 +17,8 @@ Workers and servers are the members of these roles in a mesh, and open their end
 Arrays are anything with the buffer protocol or DLPack. What is pushed must not change, and what is pulled not be looked
 at, before the request is done. Arrays of `sheave.empty` go fastest.
 
-Every wait takes a `timeout` in seconds, lets other threads run, ends at Ctrl-C, and ends with `PeerLost` within a second
-when a member dies that it needs, or with `Closed` when one has left.
+Every wait takes a `timeout` in seconds, lets other threads run, ends at Ctrl-C, and ends with `PeerLost` within a
+second when a member dies that it needs, or with `Closed` when one has left.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

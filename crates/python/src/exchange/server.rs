@@ -122,8 +122,8 @@ impl PyRegistration {
         self.registration.places().to_vec()
     }
 
-    /// One read-only tensor of pushed tensors of one batch that lie here side by side, without a copy: their rows follow
-    /// each other. It expires as they do.
+    /// One read-only tensor of pushed tensors of one batch that lie here side by side, without a copy: their rows
+    /// follow each other. It expires as they do.
     ///
     /// Raises Mismatch if they do not lie side by side or their rows differ, BufferInUse if one has expired.
     fn merged(&self, py: Python<'_>, tensors: Vec<Py<PyTensor>>) -> PyResult<PyTensor> {

@@ -1,0 +1,145 @@
+//! What a small request costs once everything is warm: no allocation, few messages, no growth.
+
+mod common;
+
+use common::{done, floats, next_batch, play, soon, zeros};
+use sheave_exchange::{Batch, Config, Pull, Push, Scope};
+use sheave_net::Medium;
+use sheave_tensor::Tensor;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+/// Counts what each thread allocates.
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: everything is the system's allocator's own; the count is a plain cell of the calling thread.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // A thread that ends has no cell any more, and nobody asks for its count.
+        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: handed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
+        // SAFETY: handed on.
+        unsafe { System.dealloc(start, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn allocations() -> u64 {
+    ALLOCATIONS.with(Cell::get)
+}
+
+const WARM_UP: usize = 500;
+const COUNTED: usize = 2_000;
+
+/// What both ends allocate per thousand requests, and what the worker's node counts for all of them.
+fn measure(medium: Medium, pushes: u64, registered: bool) -> (u64, u64, sheave_net::Counts) {
+    let (sender, served) = std::sync::mpsc::channel();
+    let counted = play(
+        (1, 1),
+        medium,
+        Config::default(),
+        move |mesh, worker| {
+            let x: Vec<Tensor> = (0..pushes).map(|key| floats(&[key as f32; 64])).collect();
+            let y = zeros(64);
+            worker.barrier(Scope::All, false, Some(soon()), None).expect("everybody comes");
+            let ask = || {
+                let pushes = x.iter().zip(0..).map(|(tensor, key)| Push::new(key, tensor));
+                let request = worker.push_pull(pushes, [Pull::into(0, &y)]).expect("it is valid");
+                done(worker, request).expect("an answer");
+            };
+            (0..WARM_UP).for_each(|_| ask());
+            let (before, counts) = (allocations(), mesh.node().counts());
+            (0..COUNTED).for_each(|_| ask());
+            (allocations() - before, mesh.node().counts() - counts)
+        },
+        move |_, server| {
+            if registered {
+                let places: Vec<(u32, u64)> = (0..pushes).map(|key| (0, key)).collect();
+                server.register(&zeros(64 * pushes as usize), &places).expect("free places");
+            }
+            server.barrier(Scope::All, false, Some(soon()), None).expect("everybody comes");
+            let (answer, mut batch, mut before) = (zeros(64), Batch::default(), 0);
+            for number in 0..WARM_UP + COUNTED {
+                server.get_batch_into(&mut batch, Some(soon()), None).expect("a request");
+                server.respond(batch[0].handler, [&answer]).expect("it fits");
+                if number + 1 == WARM_UP {
+                    before = allocations();
+                }
+            }
+            sender.send(allocations() - before).expect("the test waits");
+            assert!(next_batch(server).is_none());
+        },
+    );
+    let (worker, counts) = counted[0];
+    let server = served.recv().expect("the server has told");
+    (worker * 1000 / COUNTED as u64, server * 1000 / COUNTED as u64, counts)
+}
+
+#[test]
+fn a_warm_request_allocates_nothing() {
+    for registered in [false, true] {
+        let (worker, server, counts) = measure(Medium::SharedMemory, 1, registered);
+        common::note(&format!("registered {registered}: worker {worker}, server {server} of 1000; {counts:?}"));
+        // Waits that sleep may allocate; a request that finds its answer while it spins does not.
+        assert!(worker <= 5 && server <= 5, "registered {registered}: {worker} and {server} per 1000 requests");
+        assert_eq!((counts.messages_sent, counts.messages_received), (COUNTED as u64, COUNTED as u64));
+        assert_eq!(counts.bytes_copied, 2 * 256 * COUNTED as u64);
+    }
+}
+
+#[test]
+fn a_request_of_several_tensors_allocates_little() {
+    for (pushes, medium) in [(2, Medium::SharedMemory), (2, Medium::Tcp), (1, Medium::Tcp)] {
+        let (worker, server, _) = measure(medium, pushes, true);
+        common::note(&format!("{pushes} pushes over {medium}: worker {worker}, server {server} of 1000"));
+        assert!(worker <= 10_000 && server <= 10_000, "{worker} and {server} per 1000 requests");
+    }
+}
+
+/// A million requests; the arena, what waits, and the process itself are no larger in the end than after the first ones.
+#[test]
+#[ignore = "takes many seconds; part of the soak lane"]
+fn nothing_grows_over_a_million_requests() {
+    const REQUESTS: usize = 1_000_000;
+    fn resident_kib() -> u64 {
+        let status = std::fs::read_to_string("/proc/self/status").expect("it is Linux");
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("it is there");
+        line.split_whitespace().nth(1).expect("a number").parse().expect("a number")
+    }
+    let outcomes = play(
+        (1, 1),
+        Medium::SharedMemory,
+        Config { stamps: true, ..Config::default() },
+        |mesh, worker| {
+            let (x, y) = (floats(&[1.0; 64]), [zeros(64), zeros(64), zeros(64)]);
+            let sizes = || (mesh.node().arena().stats().mapped_bytes, mesh.node().unexpected(), resident_kib());
+            let mut early = None;
+            for number in 0..REQUESTS / 3 {
+                // Three in flight, as in a pipeline, and now and then another plan.
+                let key = number as u64 % 1000;
+                let ask = |place| worker.push_pull([Push::new(key, &x)], [Pull::into(key, place)]).expect("it is valid");
+                let requests: Vec<_> = y.iter().map(ask).collect();
+                requests.into_iter().for_each(|request| done(worker, request).expect("an answer"));
+                if number == REQUESTS / 30 {
+                    early = Some(sizes());
+                }
+            }
+            (early.expect("it went on"), sizes())
+        },
+        |_, server| common::echo(server),
+    );
+    let (early, late) = outcomes[0];
+    common::note(&format!("{early:?} after a tenth, {late:?} after all"));
+    assert_eq!((early.0, early.1), (late.0, late.1));
+    assert!(late.2 < early.2 + 2048, "{} KiB more are resident", late.2 - early.2);
+}
