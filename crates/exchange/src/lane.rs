@@ -19,13 +19,15 @@ pub struct Config {
     /// Requests that a worker may have in flight, at most [`WINDOW_MAX`]; one more waits for the oldest. 64 by default:
     /// what several micro-batches of every layer need.
     pub window: usize,
-    /// Take down the eight points in time of every request.
+    /// Take down the eight points in time of every request. Workers decide it; servers do what they ask for.
     pub stamps: bool,
+    /// Record spans, as many as [`sheave_base::limits::TRACE_EVENTS_MAX`], of requests with stamps.
+    pub trace: bool,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { lanes: 1, window: 64, stamps: false }
+        Self { lanes: 1, window: 64, stamps: false, trace: false }
     }
 }
 

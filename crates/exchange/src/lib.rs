@@ -27,6 +27,7 @@ mod place;
 mod plan;
 mod request;
 mod server;
+mod trace;
 mod waiters;
 mod word;
 mod worker;

@@ -6,6 +6,7 @@ use crate::inbound::{Arrived, Blocked, Head, Inbound, KEPT_BYTES_MAX};
 use crate::lane::{Config, Lane, Scope};
 use crate::place::{Memory, Piece, Registration};
 use crate::plan::{self, Plan};
+use crate::trace::{self, Recorder};
 use crate::waiters::{Until, Waiters};
 use crate::word::{self, Word};
 use parking_lot::{Mutex, RwLock};
@@ -16,6 +17,7 @@ use sheave_net::{Admission, Arrival, Ground, Message, Node, Observer, Outgoing, 
 use sheave_tensor::{Mode, Tensor};
 use smallvec::SmallVec;
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::Instant;
@@ -90,6 +92,7 @@ struct End {
     /// A worker whose request no batch can do without is gone: what waits is refused.
     hopeless: AtomicBool,
     waiters: Waiters,
+    recorder: Option<Recorder>,
     is_closed: AtomicBool,
 }
 
@@ -119,6 +122,7 @@ impl Server {
         let node = mesh.node().clone();
         let end = Arc::new(End {
             workers: lane.workers.iter().map(|_| Mutex::default()).collect(),
+            recorder: config.trace.then(|| Recorder::new("worker", lane.workers.len())),
             lane,
             driver: node.driver(),
             node,
@@ -255,6 +259,15 @@ impl Server {
     #[must_use]
     pub fn unanswered(&self) -> usize {
         self.end.given.lock().open.len()
+    }
+
+    /// Writes the spans recorded so far, as [`crate::Worker::write_trace`] does.
+    ///
+    /// # Errors
+    ///
+    /// As for [`crate::Worker::write_trace`].
+    pub fn write_trace(&self, path: &Path) -> Result<()> {
+        self.end.recorder.as_ref().ok_or_else(trace::none)?.write(self.end.lane.mesh.me(), path)
     }
 
     /// Blocks until all members of `scope` have come, in this lane or in all lanes.
@@ -453,6 +466,9 @@ impl End {
         let mut control = Vec::new();
         if let Some([arrived, taken]) = open.stamps {
             let answered = monotonic_ns();
+            if let Some(recorder) = &self.recorder {
+                recorder.answer(open.worker, open.number, [arrived, taken, answered]);
+            }
             control = clock::encode([arrived, taken, answered, monotonic_ns()]);
         }
         let envelope = Word::Answer(open.number).envelope(self.lane.context);

@@ -4,6 +4,7 @@ use crate::clock::{self, Stamps, monotonic_ns};
 use crate::lane::{Config, Lane, Scope};
 use crate::plan::{self, Slot};
 use crate::request::{Entry, Inner, Place, Share, Told};
+use crate::trace::{self, Recorder};
 use crate::waiters::{Until, Waiters};
 use crate::word::{self, Word};
 use parking_lot::Mutex;
@@ -15,6 +16,7 @@ use sheave_net::{Admission, Arrival, Ground, Message, Node, Observer, Outgoing, 
 use sheave_tensor::{Dtype, Mode, ReadLease, Shape, Tensor, WriteLease};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -153,6 +155,7 @@ struct End {
     /// Works to complete when no lock is held.
     deferred: Mutex<Vec<(Completer<()>, Result<()>)>>,
     failures: Mutex<VecDeque<(u64, Error)>>,
+    recorder: Option<Recorder>,
     /// The first loss of a node, which is why this worker leaves if it does.
     loss: OnceLock<Error>,
     is_closed: AtomicBool,
@@ -186,17 +189,19 @@ impl Worker {
             servers.push(Seat { node: *node, link: mesh.link_to(*node)?, gone: OnceLock::new() });
         }
         let node = mesh.node().clone();
+        let servers_count = servers.len();
         let end = Arc::new(End {
             lane,
             driver: node.driver(),
             node,
             servers,
-            stamps: config.stamps,
+            stamps: config.stamps || config.trace,
             issue: Mutex::default(),
             table: (0..config.window).map(|_| Entry::default()).collect(),
             waiters: Waiters::default(),
             deferred: Mutex::default(),
             failures: Mutex::default(),
+            recorder: config.trace.then(|| Recorder::new("server", servers_count)),
             loss: OnceLock::new(),
             is_closed: AtomicBool::new(false),
         });
@@ -308,6 +313,16 @@ impl Worker {
     /// `NotFound` if there was no such request, or so many others came after it that it is forgotten.
     pub fn stamps(&self, request: Handle) -> Result<Vec<Stamps>> {
         Ok(self.end.remembered(request.0)?.stamps.clone())
+    }
+
+    /// Writes the spans recorded so far, as Perfetto reads them. Files of several ends make one picture with
+    /// [`sheave_base::trace::merge`].
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` unless [`Config::trace`] is set; `Io` if the file cannot be written.
+    pub fn write_trace(&self, path: &Path) -> Result<()> {
+        self.end.recorder.as_ref().ok_or_else(trace::none)?.write(self.end.lane.mesh.me(), path)
     }
 
     /// Blocks until all members of `scope` have come, in this lane or in all lanes.
@@ -588,8 +603,7 @@ impl End {
         let mut inner = entry.inner.lock();
         if inner.number == number && !inner.shares.is_empty() {
             if self.stamps {
-                let ended = monotonic_ns();
-                inner.stamps.iter_mut().filter(|stamps| stamps.ended == 0).for_each(|stamps| stamps.ended = ended);
+                self.note_end(number, &mut inner);
             }
             return inner.outcome();
         }
@@ -601,6 +615,18 @@ impl End {
         }
         let failures = self.failures.lock();
         failures.iter().find(|(failed, _)| *failed == number).map_or(Ok(()), |(_, error)| Err(error.clone()))
+    }
+
+    /// The program has the answers.
+    fn note_end(&self, number: u64, inner: &mut Inner) {
+        if inner.stamps.first().is_none_or(|stamps| stamps.ended != 0) {
+            return;
+        }
+        let ended = monotonic_ns();
+        inner.stamps.iter_mut().for_each(|stamps| stamps.ended = ended);
+        if let (Some(recorder), None) = (&self.recorder, &inner.failure) {
+            recorder.request(number, &inner.stamps);
+        }
     }
 
     /// An entry is about to be used again.

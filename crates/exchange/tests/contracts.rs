@@ -518,6 +518,39 @@ fn eight_points_in_time_are_there_on_every_medium() {
 }
 
 #[test]
+fn a_run_is_written_down_for_perfetto() {
+    let files: Vec<std::path::PathBuf> = ["worker", "server"]
+        .iter()
+        .map(|end| std::env::temp_dir().join(format!("sheave-exchange-{end}-{}.json", std::process::id())))
+        .collect();
+    let [at_worker, at_server] = [files[0].clone(), files[1].clone()];
+    play(
+        (1, 1),
+        SHM,
+        Config { trace: true, ..plain() },
+        move |_, worker| {
+            for _ in 0..3 {
+                done(worker, simple(worker, &floats(&[1.0]), &zeros(1))).expect("an answer");
+            }
+            worker.write_trace(&at_worker).expect("there is room on the disk");
+        },
+        move |_, server| {
+            echo(server);
+            server.write_trace(&at_server).expect("there is room on the disk");
+        },
+    );
+    let exports: Vec<Vec<u8>> = files.iter().map(|file| std::fs::read(file).expect("it was written")).collect();
+    files.iter().for_each(|file| std::fs::remove_file(file).expect("it is there"));
+    let mut merged = Vec::new();
+    sheave_base::trace::merge(&exports, &mut merged).expect("they are traces");
+    let text = String::from_utf8(merged).expect("it is JSON");
+    for (what, count) in [("push_pull", 3), ("is on its way and answered", 3), ("waits", 3), ("is worked on", 3)] {
+        assert_eq!(text.matches(&format!(r#""name":"{what}","ph":"X""#)).count(), count, "{what} in {text}");
+    }
+    assert!(text.contains("worker-0") && text.contains("server-0"));
+}
+
+#[test]
 fn tensors_of_any_shape_and_dtype_come_back_as_they_were() {
     for medium in MEDIA {
         play(
