@@ -17,6 +17,9 @@ use std::time::{Duration, Instant};
 /// Messages taken from one link before the others get a turn.
 const BUDGET: usize = 16;
 
+/// Turns of one link that the progress thread takes at a time.
+const SERVED_TURNS: usize = 8;
+
 /// A wait polls for so long at most before time, the interrupt and all descriptors are looked at, however much arrives.
 const SPIN_MAX: Duration = Duration::from_millis(2);
 
@@ -335,7 +338,8 @@ impl Inner {
     pub(crate) fn serve_all(&self) {
         for entry in self.links.all().iter() {
             if entry.pollers.load(SeqCst) == 0 {
-                self.poll(entry);
+                // It may be long until the next time.
+                let _ = (0..SERVED_TURNS).all(|_| self.poll(entry));
                 self.settle(entry);
             }
         }

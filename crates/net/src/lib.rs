@@ -48,7 +48,7 @@ pub use address::Address;
 pub use counters::{Counters, Counts};
 pub use doorbell::Doorbell;
 pub use farewell::was_closed_in_order;
-pub use link::{Arrival, Ground, Link, Medium};
+pub use link::{Arrival, Ground, Hold, Link, Medium};
 pub use listen::{ListenConfig, Refusals};
 pub use matching::{Wanted, check_places};
 pub use message::{Envelope, Kind, Message, Outgoing, Part};

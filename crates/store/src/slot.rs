@@ -191,6 +191,9 @@ impl Slot {
         if !matches!(merge, Merge::Optimizer(_)) {
             self.memory.forget_master();
         }
+        if !matches!((merge, &*total), (Merge::Assign, Total::Dense(_))) {
+            self.own(arena)?;
+        }
         let sum = match total {
             Total::Dense(sum) => sum,
             Total::Rows(rows) => return self.merge_rows(merge, rows, arena).map(|()| None),
@@ -237,6 +240,7 @@ impl Slot {
         with_value: bool,
         outline: &Outline,
         tensors: &[Tensor],
+        arena: &Arena,
     ) -> Result<()> {
         let (values, rest) = tensors.split_at(usize::from(with_value).min(tensors.len()));
         let memory = match merge {
@@ -248,6 +252,7 @@ impl Slot {
         if with_value {
             let value = values.first().filter(|value| value.dtype() == self.meta.dtype);
             let value = value.ok_or_else(|| Error::new(ErrorKind::Mismatch, "a value of another dtype"))?;
+            self.own(arena)?;
             overwrite(&mut self.value, value)?;
             self.present = Present::All;
         }
@@ -289,13 +294,29 @@ impl Slot {
         }
     }
 
+    /// The value as it is now, for an answer. Memory of the arena is not copied: whoever changes the value while
+    /// answers hold it makes a new one ([`Slot::own`]).
+    pub(crate) fn snapshot(&self, arena: &Arena) -> Result<Tensor> {
+        if arena.owns(self.value.buffer()) { Ok(self.value.clone()) } else { flat_copy(&self.value, arena) }
+    }
+
+    /// Leaves the value to the answers that hold it, if any do, and goes on with a copy.
+    fn own(&mut self, arena: &Arena) -> Result<()> {
+        if arena.owns(self.value.buffer()) && !self.value.buffer().is_unique() {
+            self.value = flat_copy(&self.value, arena)?;
+        }
+        Ok(())
+    }
+
     /// The sum becomes the value. If its memory is the server's own the two change places, and nothing is copied.
     fn assign(&mut self, sum: &mut Tensor, arena: &Arena) -> Result<()> {
-        if !is_own(sum, arena) || !is_own(&self.value, arena) || sum.dtype() != self.value.dtype() {
-            return overwrite(&mut self.value, sum);
+        let is_ours = arena.owns(self.value.buffer()) && self.value.len_bytes() == sum.len_bytes();
+        if is_ours && is_own(sum, arena) && sum.dtype() == self.value.dtype() {
+            std::mem::swap(&mut self.value, sum);
+            return Ok(());
         }
-        std::mem::swap(&mut self.value, sum);
-        Ok(())
+        self.own(arena)?;
+        overwrite(&mut self.value, sum)
     }
 }
 
@@ -337,4 +358,49 @@ pub(crate) fn overwrite(target: &mut Tensor, source: &Tensor) -> Result<()> {
     }
     target.copy_from_slice(&bytes);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sheave_optim::Rule;
+    use sheave_tensor::ArenaConfig;
+
+    #[test]
+    fn an_answer_keeps_the_value_that_it_was_given() {
+        let arena = Arena::new(ArenaConfig { capacity_bytes: 16 << 20, ..ArenaConfig::default() });
+        let tensor = |value: f32| flat_copy(&Tensor::from_slice(&[value; 3], [3]).unwrap(), &arena).unwrap();
+        let meta = Meta::of(&Key::from("w"), &tensor(1.0));
+        let function: Function = std::sync::Arc::new(|_, sum, value| value.reduce_from(Op::Prod, sum));
+        let merges = [
+            (Merge::Assign, 2.0),
+            (Merge::Sum, 3.0),
+            (Merge::Function(function), 2.0),
+            (Merge::Optimizer(Box::new(Rule::sgd(0.5).into())), 0.0),
+        ];
+        for (merge, expected) in merges {
+            let mut slot = Slot::new(meta.clone(), 0, &tensor(1.0), &arena).unwrap();
+            let answer = slot.snapshot(&arena).unwrap();
+            assert!(answer.buffer().is_same(slot.value.buffer()), "nothing is copied before that is needed");
+            for lease in [Some(answer.read_lease("send").unwrap()), None] {
+                let before = slot.value.to_vec::<f32>().unwrap();
+                slot.merge(&merge, &mut Total::Dense(tensor(2.0)), &arena).unwrap();
+                if lease.is_some() {
+                    assert_eq!((before, slot.value.to_vec::<f32>().unwrap()), (vec![1.0; 3], vec![expected; 3]));
+                }
+                assert_eq!(answer.to_vec::<f32>().unwrap(), [1.0; 3]);
+            }
+        }
+    }
+
+    #[test]
+    fn an_answer_that_has_left_costs_the_next_merge_no_copy() {
+        let arena = Arena::new(ArenaConfig { capacity_bytes: 16 << 20, ..ArenaConfig::default() });
+        let value = Tensor::from_slice(&[1.0f32; 3], [3]).unwrap();
+        let mut slot = Slot::new(Meta::of(&Key::from("w"), &value), 0, &value, &arena).unwrap();
+        drop(slot.snapshot(&arena).unwrap());
+        let allocations = arena.stats().allocations;
+        slot.merge(&Merge::Sum, &mut Total::Dense(value), &arena).unwrap();
+        assert_eq!((arena.stats().allocations, slot.value.to_vec::<f32>().unwrap()), (allocations, vec![2.0; 3]));
+    }
 }

@@ -250,7 +250,8 @@ impl KvStore {
         }
     }
 
-    /// [`KvStore::push`] and then [`KvStore::pull`], in one message to each server.
+    /// [`KvStore::push`] and then [`KvStore::pull`], in the same messages: what is pulled of a slice comes with the
+    /// answer to what is pushed to it.
     ///
     /// # Errors
     ///

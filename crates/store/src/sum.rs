@@ -54,9 +54,17 @@ impl Sum {
                 sum
             }
             (None, Gradient::Plain(tensor)) => self.with_rows(tensor, arena)?,
-            (Some(sum), Gradient::Plain(tensor)) => {
-                let mut sum = self.addable(sum, arena)?;
+            (Some(mut sum), Gradient::Plain(tensor)) if is_made_here(&sum, arena) => {
                 sum.reduce_from(Op::Sum, &tensor)?;
+                sum
+            }
+            (Some(first), Gradient::Plain(tensor)) => {
+                // Memory of a worker, say: the sum is made where the value may stay.
+                let mut sum = match self.scratch.take() {
+                    Some(scratch) => scratch,
+                    None => empty(arena, first.dtype(), first.elements() as u64)?,
+                };
+                sum.reduce_both(Op::Sum, &first, &tensor)?;
                 sum
             }
             (None, Gradient::Coded(compression, bytes, elements)) => {
@@ -143,6 +151,12 @@ impl Sum {
             self.keep_rows(rows);
         }
     }
+}
+
+/// Whether memory may be added to that no peer has lent.
+fn is_made_here(sum: &Tensor, arena: &Arena) -> bool {
+    let buffer = sum.buffer();
+    buffer.is_unique() && !buffer.is_read_only() && (arena.owns(buffer) || buffer.location().is_none())
 }
 
 /// Adds rows to those of a tensor.

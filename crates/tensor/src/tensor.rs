@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use sheave_base::{Error, ErrorKind, Result};
 
-use crate::kernels::{Op, reduce, scale};
+use crate::kernels::{Op, reduce, reduce_raw, scale};
 use crate::{Arena, Buffer, Device, Dtype, Element, ReadLease, Shape, View, WriteLease};
 
 /// Elements in row-major order without gaps, in memory that clones of the tensor share.
@@ -317,6 +317,24 @@ impl Tensor {
         reduce(op, dtype, self.bytes_mut()?, &other.bytes()?)
     }
 
+    /// `self[i] = left[i] op right[i]`, through the only handle to this buffer.
+    ///
+    /// # Errors
+    /// As [`reduce_from`](Self::reduce_from).
+    pub fn reduce_both(&mut self, op: Op, left: &Self, right: &Self) -> Result<()> {
+        for other in [left, right] {
+            if (self.dtype, &self.shape) != (other.dtype, &other.shape) {
+                let what =
+                    format!("{}{} cannot hold what {}{} gives", self.dtype, self.shape, other.dtype, other.shape);
+                return Err(Error::new(ErrorKind::Mismatch, what));
+            }
+        }
+        let (dtype, elements) = (self.dtype, self.elements());
+        let (target, left, right) = (self.bytes_mut()?.as_mut_ptr(), left.bytes()?, right.bytes()?);
+        // SAFETY: all three have as many elements; the target is borrowed exclusively, so that it overlaps neither.
+        unsafe { reduce_raw(op, dtype, target, left.as_ptr(), right.as_ptr(), elements) }
+    }
+
     /// Multiplies every element, through the only handle to this buffer; see [`scale`].
     ///
     /// # Errors
@@ -421,6 +439,11 @@ mod tests {
         left.reduce_from(Op::Prod, &right.reshape([2]).unwrap()).unwrap();
         left.scale(0.5).unwrap();
         assert_eq!(left.to_vec::<f32>().unwrap(), [0.5, 2.0]);
+        let mut both = Tensor::from_slice(&[0.0_f32; 2], [2]).unwrap();
+        assert_eq!(both.reduce_both(Op::Sum, &left, &right).unwrap_err().kind(), ErrorKind::Mismatch);
+        both.reduce_both(Op::Sum, &left, &right.reshape([2]).unwrap()).unwrap();
+        assert_eq!(both.to_vec::<f32>().unwrap(), [1.5, 4.0]);
+        assert_eq!(both.clone().reduce_both(Op::Sum, &left, &left).unwrap_err().kind(), ErrorKind::BufferInUse);
         let again = left.clone();
         assert_eq!(left.reduce_from(Op::Sum, &again).unwrap_err().kind(), ErrorKind::BufferInUse);
     }

@@ -41,7 +41,7 @@ use pending::Pending;
 use sha2::{Digest, Sha256};
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, Work, limits};
-use sheave_net::{Admission, Arrival, Envelope, Ground, Kind, Message, Outgoing, Part};
+use sheave_net::{Admission, Arrival, Envelope, Ground, Hold, Kind, Message, Outgoing, Part};
 use sheave_tensor::{Tensor, WriteLease};
 use sheave_wire::Value;
 use smallvec::SmallVec;
@@ -396,8 +396,11 @@ impl Shared {
     }
 
     /// An answer goes out. Until it has, it counts like the request did, so that answers cannot pile up either.
-    pub(crate) fn send_answer(self: &Arc<Self>, link: LinkId, message: Outgoing) -> Result<()> {
-        let work = self.node.isend(link, message)?;
+    pub(crate) fn send_answer(self: &Arc<Self>, link: LinkId, message: Outgoing, hold: Hold) -> Result<()> {
+        let work = match hold {
+            Hold::Capture => self.node.isend(link, message)?,
+            Hold::Borrow => self.node.isend_borrowed(link, message)?,
+        };
         if !work.is_done() {
             self.calls.load.count.fetch_add(1, SeqCst);
             let shared = Arc::clone(self);

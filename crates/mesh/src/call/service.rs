@@ -6,7 +6,7 @@ use crate::driver::Shared;
 use crate::engine::Member;
 use crate::reference::{Brought, Ref, names_in};
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, limits};
-use sheave_net::{Envelope, Kind, Message, Outgoing, Part};
+use sheave_net::{Envelope, Hold, Kind, Message, Outgoing, Part};
 use sheave_tensor::{Mode, Tensor};
 use sheave_wire::{Value, codec};
 use smallvec::SmallVec;
@@ -142,10 +142,18 @@ impl Reply {
         self.send(Err(error));
     }
 
+    /// As [`Reply::ok`], but tensors that are sent by copy are borrowed, not captured, until the answer has left: who
+    /// writes them before is refused.
+    pub fn ok_borrowed(mut self, value: Value, tensors: SmallVec<[Part; 1]>) {
+        if let Some(way) = self.way.take() {
+            way.answer(Ok((value, tensors)), Hold::Borrow);
+        }
+    }
+
     /// Answers with what a handler returned.
     pub fn send(mut self, outcome: Result<(Value, SmallVec<[Part; 1]>)>) {
         if let Some(way) = self.way.take() {
-            way.answer(outcome);
+            way.answer(outcome, Hold::Capture);
         }
     }
 }
@@ -154,13 +162,13 @@ impl Drop for Reply {
     fn drop(&mut self) {
         if let Some(way) = self.way.take() {
             let error = Error::new(ErrorKind::Remote, "the handler ended without an answer");
-            way.answer(Err(error.hint("look at the output of the node that was called")));
+            way.answer(Err(error.hint("look at the output of the node that was called")), Hold::Capture);
         }
     }
 }
 
 impl Way {
-    fn answer(self, outcome: Result<(Value, SmallVec<[Part; 1]>)>) {
+    fn answer(self, outcome: Result<(Value, SmallVec<[Part; 1]>)>, hold: Hold) {
         let outcome = outcome.and_then(|(value, parts)| {
             value.check_tensors(parts.len())?;
             Ok((value, parts))
@@ -169,10 +177,10 @@ impl Way {
         if self.link == HERE {
             return shared.answered_here(self.correlation, outcome);
         }
-        let Err(error) = send(&shared, self.link, self.correlation, outcome) else { return };
+        let Err(error) = send(&shared, self.link, self.correlation, outcome, hold) else { return };
         // What cannot be written is said; a caller whose link has ended knows it already. One that cannot be told
         // would wait for ever.
-        if let Err(error) = send(&shared, self.link, self.correlation, Err(error)) {
+        if let Err(error) = send(&shared, self.link, self.correlation, Err(error), hold) {
             let _ = shared.node.close_because(self.link, &error);
         }
     }
@@ -183,6 +191,7 @@ fn send(
     link: LinkId,
     correlation: u64,
     outcome: Result<(Value, SmallVec<[Part; 1]>)>,
+    hold: Hold,
 ) -> Result<()> {
     let mut names = Vec::new();
     let (control, parts) = match outcome {
@@ -196,11 +205,11 @@ fn send(
     let envelope = Envelope { kind: Kind::Response, tag, context: 0, correlation, epoch: 0 };
     let message = Outgoing { envelope, control, parts };
     if names.is_empty() {
-        return shared.send_answer(link, message);
+        return shared.send_answer(link, message, hold);
     }
     let to = shared.node.link(link)?.peer().node.unwrap_or_default();
     let refs = shared.references.pass(to, &names)?;
-    shared.send_answer(link, message).inspect_err(|_| shared.references.take_back(to, &refs))
+    shared.send_answer(link, message, hold).inspect_err(|_| shared.references.take_back(to, &refs))
 }
 
 /// Runs a handler; a panic becomes an error on the caller's side.

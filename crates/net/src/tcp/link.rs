@@ -27,6 +27,8 @@ pub(crate) struct TcpLink {
     writing: Mutex<Writing>,
     /// Whether `writing` waits for room; only a hint for those who do not hold its lock.
     waits: AtomicBool,
+    /// Whether the next poll must begin another turn of `writing`; a hint as well.
+    has_had_its_turn: AtomicBool,
     reading: Mutex<Reading>,
     ended: OnceLock<Error>,
     counters: Arc<Counters>,
@@ -41,6 +43,7 @@ impl TcpLink {
             socket,
             writing: Mutex::default(),
             waits: AtomicBool::new(false),
+            has_had_its_turn: AtomicBool::new(false),
             reading: Mutex::new(Reading::new(early)?),
             ended: OnceLock::new(),
             counters: Arc::clone(&node.counters),
@@ -52,16 +55,22 @@ impl TcpLink {
         writing::Shore { socket: self.socket.as_fd(), counters: &self.counters, driver: &self.driver }
     }
 
-    /// Writes what waits, as far as the socket takes it.
+    /// Lets those know who do not hold the lock.
+    fn note(&self, writing: &Writing) {
+        self.waits.store(writing.waits(), SeqCst);
+        self.has_had_its_turn.store(writing.has_had_its_turn(), SeqCst);
+    }
+
+    /// Writes what waits, as far as the socket takes it, for one turn.
     fn push_out(&self) -> Result<bool> {
-        if !self.waits.load(SeqCst) {
+        if !self.waits.load(SeqCst) && !self.has_had_its_turn.load(SeqCst) {
             return Ok(false);
         }
         let mut finished = Finished::new();
         let outcome = {
             let mut writing = self.writing.lock();
             let outcome = writing.flush(&self.shore(), &mut finished);
-            self.waits.store(writing.waits(), SeqCst);
+            self.note(&writing);
             outcome
         };
         for (done, outcome) in finished {
@@ -166,7 +175,7 @@ impl Link for TcpLink {
         }
         let mut writing = self.writing.lock();
         let handover = writing.send(message, hold, &self.shore());
-        self.waits.store(writing.waits(), SeqCst);
+        self.note(&writing);
         drop(writing);
         handover.map_err(|error| if error.about().is_some() { error } else { error.peer(self.peer.clone()) })
     }

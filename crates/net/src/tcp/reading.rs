@@ -8,6 +8,7 @@
 //! **Correctness.** Lengths were held against their limits when they were decoded, and the payload must be exactly as
 //! long as its parts, so the machine always knows how many bytes belong to which part. Any error is final.
 
+use super::TURN_BYTES;
 use crate::counters::Counters;
 use crate::farewell::closed_by_peer;
 use crate::link::{Arrival, Landing, Sink, Verdict};
@@ -80,12 +81,11 @@ enum Step {
 }
 
 /// What a read brought.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Filled {
-    Nothing,
-    /// Less than was asked for: the socket is empty now.
-    Partly,
-    Wholly,
+#[derive(Default)]
+struct Filled {
+    read_bytes: usize,
+    /// Less came than was asked for: the socket is empty now.
+    is_drained: bool,
 }
 
 /// What a turn brought.
@@ -131,8 +131,8 @@ impl Reading {
         self.heard.elapsed()
     }
 
-    /// Takes up to `budget` messages. Reads at most once after the socket was found empty. An error is the last that
-    /// was read.
+    /// Takes up to `budget` messages, and reads for one turn; at most once after the socket was found empty. An error
+    /// is the last that was read.
     pub(crate) fn take_in(&mut self, shore: &Shore<'_>, budget: usize) -> Result<Taken> {
         if let Some(reason) = &self.over {
             return Err(reason.clone());
@@ -144,7 +144,7 @@ impl Reading {
 
     fn take(&mut self, shore: &Shore<'_>, budget: usize) -> Result<Taken> {
         let mut taken = Taken::default();
-        let (mut delivered, mut drained) = (0, false);
+        let (mut delivered, mut drained, mut read_bytes) = (0, false, 0);
         self.ready = false;
         self.paused_before = std::mem::take(&mut self.paused);
         while delivered < budget {
@@ -159,14 +159,16 @@ impl Reading {
                     taken.paused = true;
                     return Ok(taken);
                 }
-                Step::Starved if drained => return Ok(taken),
-                Step::Starved => match self.fill(shore)? {
-                    Filled::Nothing => return Ok(taken),
-                    filled => {
-                        taken.moved = true;
-                        drained = filled == Filled::Partly;
+                Step::Starved if drained || read_bytes >= TURN_BYTES => return Ok(taken),
+                Step::Starved => {
+                    let filled = self.fill(shore)?;
+                    if filled.read_bytes == 0 {
+                        return Ok(taken);
                     }
-                },
+                    taken.moved = true;
+                    drained = filled.is_drained;
+                    read_bytes += filled.read_bytes;
+                }
             }
         }
         self.ready = self.begin < self.end;
@@ -316,7 +318,7 @@ impl Reading {
             State::Header | State::Arrived { .. } => {}
         }
         let wanted_bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
-        let ends_message = pieces.len() < PIECES_MAX;
+        let ends_message = pieces.len() < PIECES_MAX && wanted_bytes < TURN_BYTES;
         if ends_message {
             pieces.push(IoSliceMut::new(&mut self.ahead[self.end..]));
         }
@@ -326,13 +328,13 @@ impl Reading {
         let read_bytes = match outcome {
             Ok(0) => return Err(self.stream_ended(shore.peer)),
             Ok(read_bytes) => read_bytes,
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(Filled::Nothing),
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(Filled::default()),
             Err(errno) => return Err(connection_lost(errno, shore.peer)),
         };
         self.heard = Instant::now();
         self.advance(read_bytes.min(wanted_bytes), shore);
         self.end += read_bytes.saturating_sub(wanted_bytes);
-        Ok(if read_bytes < asked_bytes { Filled::Partly } else { Filled::Wholly })
+        Ok(Filled { read_bytes, is_drained: read_bytes < asked_bytes })
     }
 
     /// The kernel has put `length_bytes` where [`rest_of`] pointed it.
@@ -364,11 +366,11 @@ impl Reading {
     }
 }
 
-/// The memory that the rest of a payload goes to, part by part.
+/// The memory that the rest of a payload goes to, part by part, for one turn.
 fn rest_of(parts: &[Tensor], offset_bytes: usize, pieces: &mut SmallVec<[IoSliceMut<'_>; 4]>) {
-    let mut offset_bytes = offset_bytes;
+    let (mut offset_bytes, mut left_bytes) = (offset_bytes, TURN_BYTES);
     for tensor in parts {
-        let length_bytes = tensor.len_bytes() - offset_bytes;
+        let length_bytes = (tensor.len_bytes() - offset_bytes).min(left_bytes);
         if length_bytes > 0 {
             // SAFETY: as in `payload`; the slices of different parts do not overlap, for each place has a write lease
             // of its own, and they are gone before the message is delivered.
@@ -376,7 +378,8 @@ fn rest_of(parts: &[Tensor], offset_bytes: usize, pieces: &mut SmallVec<[IoSlice
             pieces.push(IoSliceMut::new(bytes));
         }
         offset_bytes = 0;
-        if pieces.len() == PIECES_MAX {
+        left_bytes -= length_bytes;
+        if pieces.len() == PIECES_MAX || left_bytes == 0 {
             return;
         }
     }

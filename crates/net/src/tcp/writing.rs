@@ -1,9 +1,10 @@
 //! The sending side of a TCP link.
 //!
 //! A message becomes a [`Frame`]: a head (header, part table, control) and its tensors, with a count of the bytes that
-//! the kernel has taken. Each write gathers all that is left. At most one frame is begun; later messages wait in the
-//! outbox, so that frames never mix.
+//! the kernel has taken. Each write gathers all that is left, for a turn of [`TURN_BYTES`]; a poll, which reads too,
+//! begins the next one. At most one frame is begun; later messages wait in the outbox, so that frames never mix.
 
+use super::TURN_BYTES;
 use crate::counters::Counters;
 use crate::link::{Handover, Hold};
 use crate::message::{Outgoing, Part, spec_of};
@@ -38,6 +39,8 @@ pub(crate) struct Writing {
     begun: Option<Begun>,
     sequence: u64,
     sent_since_beat: bool,
+    /// What was written since the link was polled last.
+    turn_bytes: usize,
     /// The socket takes nothing any more; reading finds out why.
     broken: bool,
     /// This side cannot keep its promise about a frame that is half on its way.
@@ -50,6 +53,11 @@ struct Begun {
 }
 
 impl Writing {
+    /// True once so much is written that the other direction is due.
+    pub(crate) fn has_had_its_turn(&self) -> bool {
+        self.turn_bytes >= TURN_BYTES
+    }
+
     /// True while bytes wait for room in the socket.
     pub(crate) fn waits(&self) -> bool {
         self.begun.is_some() || !self.outbox.is_empty()
@@ -61,13 +69,17 @@ impl Writing {
         if self.broken {
             return Err(Error::new(ErrorKind::PeerLost, "the connection is closed"));
         }
-        if self.waits() {
+        // What is captured costs a copy when it waits; anything else leaves the peer's messages their turn.
+        let left_bytes = if hold == Hold::Capture { usize::MAX } else { TURN_BYTES.saturating_sub(self.turn_bytes) };
+        if self.waits() || left_bytes == 0 {
             return Ok(Handover::Queued(self.outbox.push(message, hold, shore.driver)?));
         }
         let mut frame = Frame::of_message(message, self.sequence + 1)?;
         self.sequence += 1;
         self.sent_since_beat = true;
-        match frame.write(shore) {
+        let written = frame.write(left_bytes, shore);
+        self.turn_bytes = self.turn_bytes.saturating_add(frame.written_bytes);
+        match written {
             Ok(true) => return Ok(Handover::Sent),
             Ok(false) => {}
             Err(errno) => {
@@ -97,16 +109,18 @@ impl Writing {
         outcome
     }
 
-    /// Writes what waits. True when something moved; works that ended are added to `finished`.
+    /// Writes what waits, for one turn. True when something moved; works that ended are added to `finished`.
     pub(crate) fn flush(&mut self, shore: &Shore<'_>, finished: &mut Finished) -> Result<bool> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
         let mut moved = false;
-        while !self.broken {
+        self.turn_bytes = 0;
+        while !self.broken && self.turn_bytes < TURN_BYTES {
             let Some(mut begun) = self.begun.take().or_else(|| self.begin_next(finished)) else { break };
             let before = begun.frame.written_bytes;
-            let written = begun.frame.write(shore);
+            let written = begun.frame.write(TURN_BYTES - self.turn_bytes, shore);
+            self.turn_bytes += begun.frame.written_bytes - before;
             moved |= begun.frame.written_bytes != before;
             self.sent_since_beat |= moved;
             match (written, begun.done.take()) {
@@ -145,7 +159,7 @@ impl Writing {
     fn put_frame(&mut self, kind: Kind, tag: u64, shore: &Shore<'_>) {
         self.sequence += 1;
         let mut frame = Frame::of_header(&Header { sequence: self.sequence, tag, ..Header::new(kind) });
-        match frame.write(shore) {
+        match frame.write(usize::MAX, shore) {
             Ok(true) => {}
             Ok(false) => self.begun = Some(Begun { frame, done: None }),
             Err(_) => self.broken = true,
@@ -196,11 +210,20 @@ impl Frame {
         Ok(Self { head, parts: message.parts, written_bytes: 0, total_bytes })
     }
 
-    /// Writes until everything is gone (true) or the socket is full (false).
-    fn write(&mut self, shore: &Shore<'_>) -> std::result::Result<bool, Errno> {
+    /// Writes until everything is gone (true), or the socket is full or so much is written (false).
+    fn write(&mut self, most_bytes: usize, shore: &Shore<'_>) -> std::result::Result<bool, Errno> {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let until_bytes = self.written_bytes.saturating_add(most_bytes);
         while self.written_bytes < self.total_bytes {
-            let outcome = sendmsg(shore.socket, &self.rest(), &mut SendAncillaryBuffer::default(), flags);
+            if self.written_bytes >= until_bytes {
+                return Ok(false);
+            }
+            let outcome = sendmsg(
+                shore.socket,
+                &self.rest(until_bytes - self.written_bytes),
+                &mut SendAncillaryBuffer::default(),
+                flags,
+            );
             match outcome {
                 Ok(taken_bytes) => {
                     let payload_before = self.written_bytes.saturating_sub(self.head.len());
@@ -216,14 +239,15 @@ impl Frame {
         Ok(true)
     }
 
-    /// What is still to be written, as the pieces of one gathered write.
-    fn rest(&self) -> SmallVec<[IoSlice<'_>; 8]> {
+    /// What is still to be written, as the pieces of one gathered write: tensors as far as `most_bytes` go.
+    fn rest(&self, most_bytes: usize) -> SmallVec<[IoSlice<'_>; 8]> {
         let mut pieces = SmallVec::new();
         let mut skip = self.written_bytes;
         if let Some(head) = self.head.get(skip..).filter(|head| !head.is_empty()) {
             pieces.push(IoSlice::new(head));
         }
         skip = skip.saturating_sub(self.head.len());
+        let mut left_bytes = most_bytes;
         for part in &self.parts {
             let length_bytes = part.tensor.len_bytes();
             if skip >= length_bytes {
@@ -233,9 +257,11 @@ impl Frame {
             // SAFETY: the frame holds the tensor, and with it either a read lease or, moved, its only handle, so nobody
             // writes its bytes; `skip` lies inside of them.
             let bytes = unsafe { std::slice::from_raw_parts(part.tensor.ptr().add(skip), length_bytes - skip) };
+            let bytes = &bytes[..bytes.len().min(left_bytes)];
             pieces.push(IoSlice::new(bytes));
+            left_bytes -= bytes.len();
             skip = 0;
-            if pieces.len() == PIECES_MAX {
+            if pieces.len() == PIECES_MAX || left_bytes == 0 {
                 break;
             }
         }

@@ -140,7 +140,7 @@ impl Shelf for Local {
 
     fn import(&mut self, meta: &Meta, _: &Slice, import: Import, tensors: Vec<Tensor>) -> Result<()> {
         let slot = self.slots.get_mut(&meta.key).ok_or_else(|| crate::local::unknown(&meta.key, "load"))?;
-        slot.import(&self.merge, import.with_value, &import.outline, &tensors)
+        slot.import(&self.merge, import.with_value, &import.outline, &tensors, &self.arena)
     }
 
     fn optimizer(&mut self) -> Result<Option<Optimizer>> {

@@ -7,7 +7,7 @@
 
 use super::batch::{Batch, with_room};
 use super::places::Scatter;
-use super::update::{Ahead, Plan};
+use super::update::{Ahead, Leaving, Plan};
 use super::{Client, Known, Pieces};
 use crate::key::Key;
 use crate::layout::{PACKED_BELOW_BYTES, Slice};
@@ -36,7 +36,7 @@ impl Client {
         self.check_usable(operation)?;
         self.check_not_done(operation, !push.is_empty())?;
         let _turn = if push.is_empty() { None } else { Some(self.turn(operation)?) };
-        let bytes_max = self.message_bytes_max(options)?;
+        let leaving = self.leaving(options, 0)?;
         check_apart(operation, pull.iter().map(|(_, _, place)| place))?;
         let known = self.known.read();
         let find = |key: &Key| known.get(key).ok_or_else(|| unknown(key, operation));
@@ -55,7 +55,7 @@ impl Client {
             }
             keys.push(known.number);
             for (slice, pieces) in self.row_pieces(known.number, &known.meta, &rows)? {
-                let batch = with_room(&mut batches[slice.server], 0, bytes_max);
+                let batch = with_room(&mut batches[slice.server], 0, leaving.message_bytes);
                 pieces.iter().for_each(|(piece, _)| batch.count(piece));
                 batch.push.extend(pieces);
             }
@@ -64,10 +64,10 @@ impl Client {
         for ((key, _, place), ids) in pull.iter().zip(asked) {
             let known = find(key)?;
             keys.push(known.number);
-            scatters.extend(self.ask_rows(known, ids, place, &mut batches, bytes_max)?);
+            scatters.extend(self.ask_rows(known, ids, place, &mut batches, leaving)?);
         }
         drop(known);
-        self.carry_out(Plan { operation, keys, batches, ahead, scatters }, options, bytes_max)
+        self.carry_out(Plan { operation, keys, batches, ahead, scatters }, options, leaving)
     }
 
     /// The slices of a tensor, each with two pieces: the ids of its rows among these normal ones, and the rows.
@@ -91,7 +91,7 @@ impl Client {
         ids: Vec<i64>,
         place: &Tensor,
         batches: &mut [Vec<Batch>],
-        bytes_max: u64,
+        leaving: Leaving,
     ) -> Result<Option<Scatter>> {
         let (meta, arena) = (&known.meta, self.mesh.node().arena());
         let (row_elements, size_bytes) = (meta.row_elements(), meta.dtype.size_bytes() as u64);
@@ -114,7 +114,7 @@ impl Client {
             let pieces = [(asked, Form::Asked), (target, Form::Rows)];
             let [asked, rows] =
                 pieces.map(|(tensor, form)| (piece_of(slice.number, tensor.len_bytes() as u64, form), tensor));
-            let batch = with_room(&mut batches[slice.server], rows.0.len_bytes, bytes_max);
+            let batch = with_room(&mut batches[slice.server], rows.0.len_bytes, leaving.message_bytes);
             batch.count(&asked.0);
             batch.count(&rows.0);
             batch.pulled_bytes += rows.0.len_bytes;

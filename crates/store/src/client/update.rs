@@ -9,7 +9,7 @@ use crate::gather::gather;
 use crate::key::Key;
 use crate::layout::{Layout, Spot};
 use crate::local::{check_apart, grouped, unknown};
-use crate::protocol::{self, BEGIN, Begin, Form, Piece, SERVICE, UPDATE, Update};
+use crate::protocol::{self, BEGIN, Begin, Form, OnWorkerLoss, Piece, SERVICE, UPDATE, Update};
 use crate::round::AHEAD_MAX;
 use crate::slot::{empty, flat_copy};
 use crate::store::Options;
@@ -18,7 +18,7 @@ use sheave_mesh::{Answer, Call, Leases};
 use sheave_net::Part;
 use sheave_tensor::{Dtype, Mode, Tensor};
 use smallvec::SmallVec;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -92,6 +92,20 @@ type Apart = (Option<Item>, Option<(usize, Parcel)>);
 /// Bytes from which on a message that is queued takes no more slices.
 const QUEUED_MESSAGE_BYTES: u64 = 1 << 20;
 
+/// As much of a message that is not queued: the server adds what it has, and answers, while the rest is on its way.
+const MESSAGE_BYTES: u64 = 256 << 10;
+
+/// Most messages that one operation becomes, about: a large tensor must not fill tables that are made for many keys.
+const MESSAGES_MAX: u64 = 32;
+
+/// How an operation leaves.
+#[derive(Clone, Copy)]
+pub(super) struct Leaving {
+    is_queued: bool,
+    /// Bytes from which on a message takes no more slices.
+    pub(super) message_bytes: u64,
+}
+
 impl Client {
     /// Pushes and pulls, in this order for each key.
     pub(crate) fn update(
@@ -104,7 +118,8 @@ impl Client {
         self.check_usable(operation)?;
         self.check_not_done(operation, !push.is_empty())?;
         let _turn = if push.is_empty() { None } else { Some(self.turn(operation)?) };
-        let bytes_max = self.message_bytes_max(options)?;
+        let bytes = push.iter().chain(pull).map(|(_, tensor)| tensor.len_bytes() as u64).sum();
+        let leaving = self.leaving(options, bytes)?;
         check_apart(operation, pull.iter().map(|(_, place)| place))?;
         let known = self.known.read();
         let find = |key: &Key, tensor: &Tensor| {
@@ -117,6 +132,8 @@ impl Client {
         // A gradient that is coded has changed what is left over, so nothing may be refused after that.
         push.iter().chain(pull).try_for_each(|(key, tensor)| find(key, tensor).map(drop))?;
         let codes = *self.compression.lock();
+        // What is pulled of a slice comes with the answer to what is pushed to it.
+        let mut pushed = HashMap::new();
         for (key, sum) in grouped(push, self.mesh.node().arena())? {
             let known = find(key, &sum)?;
             if self.counts_pushes() {
@@ -127,9 +144,13 @@ impl Client {
             let code = coding.code(&known.meta, codes.push);
             for (slice, piece, value) in self.pieces(known.number, &known.meta, &sum, code)? {
                 let value = coding.encode(&known.meta, piece.form, value, &slice.range, self.mesh.node().arena())?;
-                let batch = with_room(&mut batches[slice.server], 0, bytes_max);
+                let batches = &mut batches[slice.server];
+                let batch = with_room(batches, 0, leaving.message_bytes);
                 batch.count(&piece);
                 batch.push.push((piece, value));
+                if !piece.packed && !pull.is_empty() {
+                    pushed.insert(piece.number, batches.len() - 1);
+                }
             }
         }
         for (key, place) in pull {
@@ -137,7 +158,12 @@ impl Client {
             keys.push(known.number);
             let code = if codes.pull.require(known.meta.dtype).is_ok() { codes.pull } else { Compression::None };
             for (slice, piece, place) in self.pieces(known.number, &known.meta, place, code)? {
-                let batch = with_room(&mut batches[slice.server], piece.len_bytes, bytes_max);
+                let batches = &mut batches[slice.server];
+                let pushed = pushed.get(&piece.number).and_then(|at| batches.get_mut(*at));
+                let batch = match pushed.filter(|batch| batch.has_room(piece.len_bytes, u64::MAX)) {
+                    Some(batch) => batch,
+                    None => with_room(batches, piece.len_bytes, leaving.message_bytes),
+                };
                 batch.count(&piece);
                 batch.pulled_bytes += piece.len_bytes;
                 batch.pull.push((piece, place));
@@ -145,7 +171,7 @@ impl Client {
         }
         drop(known);
         let plan = Plan { operation, keys, batches, ahead, scatters: Vec::new() };
-        self.carry_out(plan, options, bytes_max)
+        self.carry_out(plan, options, leaving)
     }
 
     /// Refuses a push of a worker that has said that it has none.
@@ -159,20 +185,25 @@ impl Client {
             .hint("wait for the work of done before pushing again"))
     }
 
-    /// Bytes from which on a message takes no more slices: without a limit, if what is planned leaves at once. Blocks
-    /// until there is room in the queue otherwise.
-    pub(super) fn message_bytes_max(&self, options: Options) -> Result<u64> {
+    /// How an operation of so many bytes leaves. Blocks until there is room in the queue, if that is where it goes.
+    ///
+    /// What leaves at once is cut into messages where servers make rounds of it, slice by slice. A store that does
+    /// without a worker that dies would lose what that has pushed in part, and one without rounds would show it; there
+    /// an operation is one message.
+    pub(super) fn leaving(&self, options: Options, bytes: u64) -> Result<Leaving> {
         // What is queued would be overtaken by what is not.
-        if options.priority == 0 && self.lane.is_empty() {
-            return Ok(u64::MAX);
+        if options.priority != 0 || !self.lane.is_empty() {
+            self.lane.wait_for_room(&self.mesh)?;
+            return Ok(Leaving { is_queued: true, message_bytes: QUEUED_MESSAGE_BYTES });
         }
-        self.lane.wait_for_room(&self.mesh)?;
-        Ok(QUEUED_MESSAGE_BYTES)
+        let is_cut = self.is_synchronous() && self.open.on_worker_loss == OnWorkerLoss::Fail;
+        let message_bytes = if is_cut { MESSAGE_BYTES.max(bytes / MESSAGES_MAX) } else { u64::MAX };
+        Ok(Leaving { is_queued: false, message_bytes })
     }
 
     /// Sends a plan, or queues it.
-    pub(super) fn carry_out(&self, plan: Plan, options: Options, bytes_max: u64) -> Result<Work<()>> {
-        if bytes_max == u64::MAX { self.send(plan) } else { self.queue(plan, options.priority) }
+    pub(super) fn carry_out(&self, plan: Plan, options: Options, leaving: Leaving) -> Result<Work<()>> {
+        if leaving.is_queued { self.queue(plan, options.priority) } else { self.send(plan) }
     }
 
     /// Sends everything now.

@@ -4,7 +4,7 @@ use crate::layout::{ANSWER_BYTES_MAX, Layout, Spot};
 use crate::numbers::Numbered;
 use crate::protocol::{Form, Piece};
 use crate::rows::table::gather;
-use crate::slot::{empty, flat_copy};
+use crate::slot::{Slot, empty};
 use crate::waiter::RequestId;
 use sheave_base::{Error, ErrorKind, Result, limits};
 use sheave_mesh::Reply;
@@ -111,12 +111,13 @@ impl Waiting {
     pub(super) fn answer(self) {
         match self.error {
             Some(error) => self.reply.error(error),
-            None => self.reply.ok(self.value, self.answer.into_parts()),
+            None => self.reply.ok_borrowed(self.value, self.answer.into_parts()),
         }
     }
 }
 
-/// The tensors of an answer, as they come together. Nothing is allocated for what is only waited for.
+/// The tensors of an answer, as they come together. Nothing is allocated for what is only waited for, and plain values
+/// that lie in the arena are not copied: a slot leaves them to the answers that hold them.
 #[derive(Default)]
 pub(super) struct Assembly {
     packed: Option<Tensor>,
@@ -147,7 +148,8 @@ impl Assembly {
     }
 
     /// Takes a piece as it is now.
-    pub(super) fn take(&mut self, piece: usize, value: &Tensor, arena: &Arena) -> Result<()> {
+    pub(super) fn take(&mut self, piece: usize, slot: &Slot, arena: &Arena) -> Result<()> {
+        let value = &slot.value;
         let made = match self.forms.get(piece) {
             Some(Form::Coded(compression)) => {
                 let mut coded = empty(arena, Dtype::U8, compression.encoded_len_bytes(value.elements()) as u64)?;
@@ -167,7 +169,7 @@ impl Assembly {
             };
         }
         match self.spots[piece] {
-            Spot::Part(part) => self.parts[part] = Some(flat_copy(value, arena)?),
+            Spot::Part(part) => self.parts[part] = Some(slot.snapshot(arena)?),
             Spot::Packed(at) => self.pack(at, value, arena)?,
         }
         Ok(())
@@ -198,6 +200,11 @@ impl Assembly {
         if let Some(packed) = self.packed.take() {
             self.parts[0] = Some(packed);
         }
-        self.parts.into_iter().flatten().map(|tensor| Part::new(tensor, Mode::Move)).collect()
+        // What is a slot's too is lent, and what was made here is given away.
+        let part = |tensor: Tensor| {
+            let mode = if tensor.buffer().is_unique() { Mode::Move } else { Mode::Copy };
+            Part::new(tensor, mode)
+        };
+        self.parts.into_iter().flatten().map(part).collect()
     }
 }

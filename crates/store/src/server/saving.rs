@@ -53,7 +53,7 @@ impl Store {
         let place = self.index.get(&import.number).copied();
         let held = place.and_then(|place| self.slots.get_mut(place));
         let held = held.ok_or_else(|| Error::new(ErrorKind::Internal, "a slot that was there"))?;
-        held.slot.import(&self.merge, import.with_value, &import.outline, tensors)
+        held.slot.import(&self.merge, import.with_value, &import.outline, tensors, &self.arena)
     }
 
     /// A slot that nobody waits for.

@@ -338,7 +338,7 @@ impl Store {
         for (at, place) in pulls.into_iter().enumerate() {
             let held = &mut self.slots[place];
             if held.ask(self.members.counted(), worker, request, at) {
-                self.waiting.one_done(request, |answer| answer.take(at, &held.slot.value, &self.arena));
+                self.waiting.one_done(request, |answer| answer.take(at, &held.slot, &self.arena));
             }
         }
         self.waiting.one_done(request, |_| Ok(()));
@@ -529,7 +529,7 @@ fn tell(completed: Completed, held: &Held, waiting: &mut Pending, arena: &Arena)
         waiting.one_done(request, |_| completed.outcome.clone());
     }
     for waiter in completed.served {
-        waiting.one_done(waiter.request, |answer| answer.take(waiter.piece, &held.slot.value, arena));
+        waiting.one_done(waiter.request, |answer| answer.take(waiter.piece, &held.slot, arena));
     }
 }
 
