@@ -22,6 +22,7 @@ second when a member dies that it needs, or with `Closed` when one has left.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeAlias
 
@@ -65,7 +66,8 @@ class Worker:
     Without a `mesh` it is the default one, which is joined as the environment says if there is none. With `lanes`, the
     same on all members, each worker and server stands for so many processes: those whose rank in their role leaves the
     same remainder exchange with each other. At most `window` requests are in flight; one more waits. With `stamps`,
-    `stamps` tells the eight points in time of each request. Raises AlreadyExists if this node has an open end.
+    `stamps` tells the eight points in time of each request; with `trace` they are recorded too, for `write_trace`.
+    Raises AlreadyExists if this node has an open end.
 
     As a context manager it is closed at the end.
 
@@ -85,9 +87,12 @@ class Worker:
         lanes: int = 1,
         window: int = 64,
         stamps: bool = False,
+        trace: bool = False,
         timeout: float | None = None,
     ) -> None:
-        self._worker = ExchangeWorker(mesh, lanes=lanes, window=window, stamps=stamps, timeout=timeout)
+        self._worker = ExchangeWorker(
+            mesh, lanes=lanes, window=window, stamps=stamps, trace=trace, timeout=timeout
+        )
         self._servers = self._worker.servers
 
     def __repr__(self) -> str:
@@ -162,6 +167,10 @@ class Worker:
         """
         return self._worker.stamps(number)
 
+    def write_trace(self, path: str | PathLike[str]) -> None:
+        """Write the spans recorded so far, which Perfetto shows; Io if that fails, InvalidArgument without `trace`."""
+        self._worker.write_trace(path)
+
     def barrier(self, scope: str = "workers", *, all_lanes: bool = False, timeout: float | None = None) -> None:
         """Wait for all "workers", or "all" workers and servers, of this lane or of all lanes."""
         self._worker.barrier(scope, all_lanes, timeout)
@@ -207,7 +216,7 @@ class Worker:
 class Server:
     """A server's end of an exchange. All workers and servers open their ends at once, and block until all have.
 
-    `mesh`, `lanes` and `timeout` are as for `Worker`. As an iterator it gives batches until all workers have left; as a
+    `mesh`, `lanes`, `trace` and `timeout` are as for `Worker`. As an iterator it gives batches until all workers have left; as a
     context manager it is closed at the end.
 
     >>> landing = server.register(np.zeros((1, 4)), workers=[0], keys=[9])
@@ -220,8 +229,10 @@ class Server:
     >>> server.unregister(landing)
     """
 
-    def __init__(self, mesh: Mesh | None = None, *, lanes: int = 1, timeout: float | None = None) -> None:
-        self._server = ExchangeServer(mesh, lanes=lanes, timeout=timeout)
+    def __init__(
+        self, mesh: Mesh | None = None, *, lanes: int = 1, trace: bool = False, timeout: float | None = None
+    ) -> None:
+        self._server = ExchangeServer(mesh, lanes=lanes, trace=trace, timeout=timeout)
 
     def __repr__(self) -> str:
         return f"<sheave.exchange.Server {self.rank} with {self.workers} workers>"
@@ -292,6 +303,10 @@ class Server:
     def unregister(self, registration: Registration) -> None:
         """Take places back. Raises BufferInUse if a request lies there that is not answered."""
         self._server.unregister(registration)
+
+    def write_trace(self, path: str | PathLike[str]) -> None:
+        """Write the spans recorded so far, which Perfetto shows; Io if that fails, InvalidArgument without `trace`."""
+        self._server.write_trace(path)
 
     def barrier(self, scope: str = "servers", *, all_lanes: bool = False, timeout: float | None = None) -> None:
         """Wait for all "servers", or "all" workers and servers, of this lane or of all lanes."""

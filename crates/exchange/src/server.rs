@@ -701,11 +701,10 @@ impl Observer for End {
 
     fn link_ended(&self, link: LinkId, peer: &Peer, reason: &Error) {
         let Some(worker) = peer.node.and_then(|node| self.rank_of(node)) else { return };
-        // A second link between the same two nodes, over which no word came, is not missed.
-        let is_used = {
-            let mut links = self.links.write();
-            links.remove(&link).is_some() || !links.values().any(|other| *other == worker)
-        };
+        // A second link between the same two nodes, over which no word came, is not missed: what the worker has said
+        // may still be on the other one.
+        let leads_there = |other: &LinkId| self.node.link(*other).is_ok_and(|it| it.peer().node == peer.node);
+        let is_used = self.links.write().remove(&link).is_some() || !self.node.links().iter().any(leads_there);
         if is_used {
             // The link may know less of its peer than the mesh does.
             self.lose(worker, reason.clone().peer(self.peer(worker)), false);

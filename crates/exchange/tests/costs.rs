@@ -127,7 +127,8 @@ fn nothing_grows_over_a_million_requests() {
             for number in 0..REQUESTS / 3 {
                 // Three in flight, as in a pipeline, and now and then another plan.
                 let key = number as u64 % 1000;
-                let ask = |place| worker.push_pull([Push::new(key, &x)], [Pull::into(key, place)]).expect("it is valid");
+                let ask =
+                    |place| worker.push_pull([Push::new(key, &x)], [Pull::into(key, place)]).expect("it is valid");
                 let requests: Vec<_> = y.iter().map(ask).collect();
                 requests.into_iter().for_each(|request| done(worker, request).expect("an answer"));
                 if number == REQUESTS / 30 {

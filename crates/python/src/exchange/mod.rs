@@ -37,9 +37,9 @@ fn mesh_of(py: Python<'_>, mesh: Option<Py<PyMesh>>) -> PyResult<Mesh> {
     mesh.get().mesh().or_raise(py)
 }
 
-fn config(lanes: u32, window: Option<usize>, stamps: bool) -> Config {
+fn config(lanes: u32, window: Option<usize>, stamps: bool, trace: bool) -> Config {
     let usual = Config::default();
-    Config { lanes, window: window.unwrap_or(usual.window), stamps }
+    Config { lanes, window: window.unwrap_or(usual.window), stamps, trace }
 }
 
 fn scope(name: &str) -> Result<Scope> {

@@ -16,6 +16,7 @@ use sheave_base::{Error, ErrorKind, Result};
 use sheave_exchange::{Answer, Handler, Registration, Request, Server};
 use sheave_tensor::Tensor;
 use smallvec::SmallVec;
+use std::path::PathBuf;
 
 /// A server's end of an exchange under flat lists. `sheave.exchange.Server` is what people use.
 #[pyclass(name = "ExchangeServer", module = "sheave._core", frozen, weakref)]
@@ -152,9 +153,9 @@ fn answers(py: Python<'_>, arrays: &Bound<'_, PyAny>, moved: bool) -> PyResult<S
 #[pymethods]
 impl PyServer {
     #[new]
-    #[pyo3(signature = (mesh = None, *, lanes = 1, timeout = None))]
-    fn new(py: Python<'_>, mesh: Option<Py<PyMesh>>, lanes: u32, timeout: Option<f64>) -> PyResult<Self> {
-        let (mesh, config) = (mesh_of(py, mesh)?, config(lanes, None, false));
+    #[pyo3(signature = (mesh = None, *, lanes = 1, trace = false, timeout = None))]
+    fn new(py: Python<'_>, mesh: Option<Py<PyMesh>>, lanes: u32, trace: bool, timeout: Option<f64>) -> PyResult<Self> {
+        let (mesh, config) = (mesh_of(py, mesh)?, config(lanes, None, false, trace));
         let server =
             enter(py, timeout, |until, interrupt| Server::open_interruptible(&mesh, config, until, interrupt))?;
         Ok(Self { server: Some(Guarded::new(server)) })
@@ -240,6 +241,12 @@ impl PyServer {
     fn unregister(&self, py: Python<'_>, registration: &PyRegistration) -> PyResult<()> {
         let (server, registration) = (self.server(py)?, registration.registration.check("registration").or_raise(py)?);
         enter(py, None, |_, _| server.unregister(registration))
+    }
+
+    /// Writes the spans recorded so far into a file.
+    fn write_trace(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        let server = self.server(py)?;
+        enter(py, None, |_, _| server.write_trace(&path))
     }
 
     /// Waits until all members of a scope have come.

@@ -17,6 +17,7 @@ use sheave_base::{Error, ErrorKind};
 use sheave_exchange::{Handle, Pull, Push, Terms, Worker};
 use sheave_tensor::Shape;
 use smallvec::SmallVec;
+use std::path::PathBuf;
 
 type Objects<'py> = SmallVec<[Bound<'py, PyAny>; 4]>;
 
@@ -92,16 +93,17 @@ fn pull(py: Python<'_>, key: u64, target: &Bound<'_, PyAny>) -> PyResult<Pull> {
 #[pymethods]
 impl PyWorker {
     #[new]
-    #[pyo3(signature = (mesh = None, *, lanes = 1, window = None, stamps = false, timeout = None))]
+    #[pyo3(signature = (mesh = None, *, lanes = 1, window = None, stamps = false, trace = false, timeout = None))]
     fn new(
         py: Python<'_>,
         mesh: Option<Py<PyMesh>>,
         lanes: u32,
         window: Option<usize>,
         stamps: bool,
+        trace: bool,
         timeout: Option<f64>,
     ) -> PyResult<Self> {
-        let (mesh, config) = (mesh_of(py, mesh)?, config(lanes, window, stamps));
+        let (mesh, config) = (mesh_of(py, mesh)?, config(lanes, window, stamps, trace));
         let worker =
             enter(py, timeout, |until, interrupt| Worker::open_interruptible(&mesh, config, until, interrupt))?;
         Ok(Self { worker: Some(Guarded::new(worker)) })
@@ -176,6 +178,12 @@ impl PyWorker {
     fn stamps(&self, py: Python<'_>, request: u64) -> PyResult<Vec<[u64; 8]>> {
         let stamps = self.worker(py)?.stamps(Handle(request)).or_raise(py)?;
         Ok(stamps.iter().map(sheave_exchange::Stamps::as_array).collect())
+    }
+
+    /// Writes the spans recorded so far into a file.
+    fn write_trace(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        let worker = self.worker(py)?;
+        enter(py, None, |_, _| worker.write_trace(&path))
     }
 
     /// Waits until all members of a scope have come.
