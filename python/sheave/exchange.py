@@ -216,8 +216,8 @@ class Worker:
 class Server:
     """A server's end of an exchange. All workers and servers open their ends at once, and block until all have.
 
-    `mesh`, `lanes`, `trace` and `timeout` are as for `Worker`. As an iterator it gives batches until all workers have left; as a
-    context manager it is closed at the end.
+    `mesh`, `lanes`, `trace` and `timeout` are as for `Worker`. As an iterator it gives batches until all workers have
+    left; as a context manager it is closed at the end.
 
     >>> landing = server.register(np.zeros((1, 4)), workers=[0], keys=[9])
     >>> work = worker.push_pull({9: np.full((1, 4), 5.0)}, {9: np.zeros(4)})

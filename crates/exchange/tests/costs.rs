@@ -106,7 +106,7 @@ fn a_request_of_several_tensors_allocates_little() {
     }
 }
 
-/// A million requests; the arena, what waits, and the process itself are no larger in the end than after the first ones.
+/// A million requests; the arena, what waits, and the process itself are no larger in the end than after a tenth.
 #[test]
 #[ignore = "takes many seconds; part of the soak lane"]
 fn nothing_grows_over_a_million_requests() {

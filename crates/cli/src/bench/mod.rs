@@ -155,6 +155,9 @@ pub(crate) struct ExchangeArguments {
     /// Keep each process on a core of its own, counted round.
     #[arg(long)]
     pin: bool,
+    /// Measure it from Python too, by one in which sheave is installed.
+    #[arg(long, value_name = "PYTHON")]
+    python: Option<std::path::PathBuf>,
 }
 
 /// What `sheave bench mesh` measures.

@@ -93,6 +93,7 @@ fn pull(py: Python<'_>, key: u64, target: &Bound<'_, PyAny>) -> PyResult<Pull> {
 #[pymethods]
 impl PyWorker {
     #[new]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
     #[pyo3(signature = (mesh = None, *, lanes = 1, window = None, stamps = false, trace = false, timeout = None))]
     fn new(
         py: Python<'_>,

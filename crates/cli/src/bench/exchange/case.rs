@@ -46,16 +46,22 @@ impl Case {
         }
     }
 
-    pub(super) fn goal(self, workers: u32, bytes: usize, transport: &str) -> Option<Goal> {
+    pub(super) fn goal(self, workers: u32, bytes: usize, transport: &str, language: &str) -> Option<Goal> {
         let allowed = |reading_ns| Some(Goal { reading_ns, target: 1.0, beside: ALLOWED });
         let ps_lite = |reading_ns, target| Some(Goal { reading_ns, target, beside: PS_LITE });
-        match (workers, self, bytes, transport) {
-            (1, Self::Registered, SMALL, "shm") => allowed(3_000),
-            (1, Self::Registered, BATCH, "shm") => allowed(180_000),
-            (1, Self::Moved, BATCH, "shm") => allowed(30_000),
-            (1, Self::Registered, SMALL, "tcp") => ps_lite(52_000, 0.5),
-            (1, Self::Registered, BATCH, "tcp") => ps_lite(524_000, 0.75),
-            (1, Self::Registered, LARGE, "tcp") => ps_lite(37_000_000, 0.4),
+        if workers != 1 {
+            return None;
+        }
+        match (language, self, bytes, transport) {
+            ("rust", Self::Registered, SMALL, "shm") => allowed(3_000),
+            ("rust", Self::Registered, BATCH, "shm") => allowed(180_000),
+            ("rust", Self::Moved, BATCH, "shm") => allowed(30_000),
+            ("python", Self::Registered, SMALL, "shm") => allowed(15_000),
+            ("python", Self::Registered, BATCH, "shm") => allowed(200_000),
+            ("python", Self::Moved, BATCH, "shm") => allowed(45_000),
+            (_, Self::Registered, SMALL, "tcp") => ps_lite(52_000, 0.5),
+            (_, Self::Registered, BATCH, "tcp") => ps_lite(524_000, 0.75),
+            (_, Self::Registered, LARGE, "tcp") => ps_lite(37_000_000, 0.4),
             _ => None,
         }
     }

@@ -1,9 +1,10 @@
 //! `sheave bench exchange`: batches go from workers to servers, and answers back.
 //!
-//! [`job`] is one job, [`case`] what is measured and what it may take.
+//! [`job`] is one job, [`case`] what is measured and what it may take, [`python`] a job of Python programs.
 
 mod case;
 mod job;
+mod python;
 
 use super::child::no_times;
 use super::link::show_progress;
@@ -25,9 +26,24 @@ const PS_LITE: &str = "ps-lite, read";
 /// Numbers of workers and servers.
 const SHAPES: [(u32, u32); 2] = [(1, 1), (2, 2)];
 
-/// Times by shape, case, size, transport and phase, in the order of the report: the phases in their own order, which
-/// the number before them tells, the whole first.
-type Times = BTreeMap<(u32, Case, usize, &'static str, (usize, &'static str)), Histogram<u64>>;
+/// Times by shape, case, size, transport, language and phase, in the order of the report: the phases in their own
+/// order, which the number before them tells, the whole first; Rust before Python.
+type Times = BTreeMap<(u32, Case, usize, &'static str, Language, (usize, &'static str)), Histogram<u64>>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Language {
+    Rust,
+    Python,
+}
+
+impl Language {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Rust => "rust",
+            Self::Python => "python",
+        }
+    }
+}
 
 /// Measures and reports.
 pub(super) fn run(arguments: &ExchangeArguments) -> Result<(), Failure> {
@@ -43,6 +59,7 @@ pub(super) fn run(arguments: &ExchangeArguments) -> Result<(), Failure> {
     let cases: Vec<Case> = Case::value_variants().iter().copied().filter(is_chosen).collect();
     let thrift = if arguments.quick { 10 } else { 2 };
     let turns = arguments.turns.unwrap_or(if arguments.quick { 1 } else { 3 });
+    let python = arguments.python.as_deref().map(python::Programs::new).transpose()?;
     let mut times = Times::new();
     for turn in 1..=turns {
         for &(workers, servers) in &shapes {
@@ -55,11 +72,17 @@ pub(super) fn run(arguments: &ExchangeArguments) -> Result<(), Failure> {
                     job::measure(&plan).map_err(|error| error.context(format!("{workers} x {servers} over {name}")))?;
                 for (cell, phases) in plan.cells.iter().zip(measured) {
                     for (order, (phase, measured)) in phases.into_iter().enumerate() {
-                        let key = (workers, cell.case, cell.bytes, name, (order, phase));
+                        let key = (workers, cell.case, cell.bytes, name, Language::Rust, (order, phase));
                         let all = times.entry(key).or_insert_with(no_times);
                         // Histograms of the same digits; it grows with its values.
                         let _ = all.add(measured);
                     }
+                }
+                let Some(python) = &python else { continue };
+                for (case, bytes, taken_ns) in python.measure(&plan, thrift)? {
+                    let key = (workers, case, bytes, name, Language::Python, (0, case.name()));
+                    let all = times.entry(key).or_insert_with(no_times);
+                    taken_ns.into_iter().for_each(|ns| super::child::record(all, Duration::from_nanos(ns)));
                 }
             }
         }
@@ -72,16 +95,17 @@ pub(super) fn run(arguments: &ExchangeArguments) -> Result<(), Failure> {
 
 fn rows(times: &Times) -> Vec<Row> {
     let mut rows = Vec::new();
-    for (&(workers, case, bytes, transport, (_, phase)), times) in times {
+    for (&(workers, case, bytes, transport, language, (_, phase)), times) in times {
         let is_whole = phase == case.name();
-        let goal = case.goal(workers, bytes, transport).filter(|_| is_whole);
+        let language = language.name();
+        let goal = case.goal(workers, bytes, transport, language).filter(|_| is_whole);
         rows.push(Row {
             bench: "exchange",
             case: phase,
             bytes,
             ranks: workers,
-            transport,
-            language: "rust",
+            transport: if language == "python" { in_python(transport) } else { transport },
+            language,
             compared_with: goal.map(|goal| (phase, goal.beside)),
             target: goal.map(|goal| goal.target),
             times: times.clone(),
@@ -107,6 +131,11 @@ fn rows(times: &Times) -> Vec<Row> {
     rows
 }
 
+/// How a row of Python's stands in the column of transports.
+fn in_python(transport: &str) -> &'static str {
+    if transport == "tcp" { "tcp, python" } else { "shm, python" }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,8 +146,8 @@ mod tests {
         for (case, bytes, transport) in
             [(Case::Registered, 1 << 10, "shm"), (Case::Registered, 896 << 10, "tcp"), (Case::Private, 8, "shm")]
         {
-            times.insert((1, case, bytes, transport, (0, case.name())), no_times());
-            times.insert((1, case, bytes, transport, (1, "process")), no_times());
+            times.insert((1, case, bytes, transport, Language::Rust, (0, case.name())), no_times());
+            times.insert((1, case, bytes, transport, Language::Rust, (1, "process")), no_times());
         }
         let rows = rows(&times);
         let goals: Vec<_> = rows.iter().filter_map(|row| Some((row.transport, row.bytes, row.target?))).collect();
