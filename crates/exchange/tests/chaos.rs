@@ -1,4 +1,4 @@
-//! Links that delay, cut and fall silent, by seeds, under an exchange: what ends well is right, and everything else ends
+//! Links that delay, cut and fall silent, by seeds, under an exchange: what ends well is right, everything else ends
 //! with an error in time.
 
 mod common;
