@@ -17,7 +17,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 /// Requests up to this size land in memory that is kept for their keys: links carry so much within a record.
-pub(crate) const KEPT_BYTES_MAX: usize = 2048;
+pub const KEPT_BYTES_MAX: usize = 2048;
 /// Keys for which such memory is kept.
 const KEPT_MAX: usize = 1024;
 

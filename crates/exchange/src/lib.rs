@@ -34,6 +34,7 @@ mod worker;
 
 pub use batch::{Batch, Request};
 pub use clock::{Stamps, monotonic_ns};
+pub use inbound::KEPT_BYTES_MAX;
 pub use lane::{Config, Scope, WINDOW_MAX};
 pub use place::Registration;
 pub use server::{Answer, Handler, Server};

@@ -550,6 +550,48 @@ fn a_run_is_written_down_for_perfetto() {
     assert!(text.contains("worker-0") && text.contains("server-0"));
 }
 
+/// Time that the calling thread has had of a core.
+fn thread_time() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
+#[test]
+fn nobody_spins_while_nothing_is_in_flight() {
+    const IDLE: Duration = Duration::from_millis(400);
+    play(
+        (1, 1),
+        SHM,
+        plain(),
+        |_, worker| {
+            done(worker, simple(worker, &floats(&[1.0]), &zeros(1))).expect("an answer");
+            meet(worker);
+            let (begun, y) = (thread_time(), zeros(1));
+            let request = simple(worker, &floats(&[1.0]), &y);
+            let error = worker.wait(request, Some(Instant::now() + IDLE), None).expect_err("nobody answers");
+            assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+            let used = thread_time() - begun;
+            assert!(used < IDLE / 10, "the worker was busy for {used:?}");
+            meet(worker);
+            done(worker, request).expect("an answer");
+        },
+        |_, server| {
+            let first = next_batch(server).expect("a request");
+            server.respond(first[0].handler, &first[0].tensors).expect("one");
+            meet_there(server);
+            meet_there(server);
+            let second = next_batch(server).expect("a request");
+            server.respond(second[0].handler, &second[0].tensors).expect("one");
+            let begun = thread_time();
+            assert!(next_batch(server).is_none());
+            let error = server.get_batch(Some(Instant::now() + IDLE), None).expect_err("all have left");
+            assert_eq!(error.kind(), ErrorKind::Closed);
+            let used = thread_time() - begun;
+            assert!(used < IDLE / 10, "the server was busy for {used:?}");
+        },
+    );
+}
+
 #[test]
 fn tensors_of_any_shape_and_dtype_come_back_as_they_were() {
     for medium in MEDIA {

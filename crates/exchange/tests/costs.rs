@@ -41,8 +41,11 @@ fn allocations() -> u64 {
 const WARM_UP: usize = 500;
 const COUNTED: usize = 2_000;
 
-/// What both ends allocate per thousand requests, and what the worker's node counts for all of them.
-fn measure(medium: Medium, pushes: u64, registered: bool) -> (u64, u64, sheave_net::Counts) {
+/// What an end has allocated in all the requests that count, and what its node has counted.
+type Cost = (u64, sheave_net::Counts);
+
+/// The costs of a worker and of its server.
+fn measure(medium: Medium, pushes: u64, registered: bool) -> (Cost, Cost) {
     let (sender, served) = std::sync::mpsc::channel();
     let counted = play(
         (1, 1),
@@ -62,47 +65,54 @@ fn measure(medium: Medium, pushes: u64, registered: bool) -> (u64, u64, sheave_n
             (0..COUNTED).for_each(|_| ask());
             (allocations() - before, mesh.node().counts() - counts)
         },
-        move |_, server| {
+        move |mesh, server| {
             if registered {
                 let places: Vec<(u32, u64)> = (0..pushes).map(|key| (0, key)).collect();
                 server.register(&zeros(64 * pushes as usize), &places).expect("free places");
             }
             server.barrier(Scope::All, false, Some(soon()), None).expect("everybody comes");
-            let (answer, mut batch, mut before) = (zeros(64), Batch::default(), 0);
+            let (answer, mut batch) = (zeros(64), Batch::default());
+            let (mut before, mut counts) = (0, mesh.node().counts());
             for number in 0..WARM_UP + COUNTED {
                 server.get_batch_into(&mut batch, Some(soon()), None).expect("a request");
                 server.respond(batch[0].handler, [&answer]).expect("it fits");
                 if number + 1 == WARM_UP {
-                    before = allocations();
+                    (before, counts) = (allocations(), mesh.node().counts());
                 }
             }
-            sender.send(allocations() - before).expect("the test waits");
+            sender.send((allocations() - before, mesh.node().counts() - counts)).expect("the test waits");
             assert!(next_batch(server).is_none());
         },
     );
-    let (worker, counts) = counted[0];
-    let server = served.recv().expect("the server has told");
-    (worker * 1000 / COUNTED as u64, server * 1000 / COUNTED as u64, counts)
+    (counted[0], served.recv().expect("the server has told"))
+}
+
+/// What a wait that goes to sleep may allocate; on a busy machine some do.
+const PER_SLEEP: u64 = 8;
+
+fn check(what: &str, (allocated, counts): &Cost, each: u64) {
+    common::note(&format!("{what}: {allocated} allocations in {COUNTED} requests; {counts:?}"));
+    let slept = (counts.waits_parked + counts.doorbells_rung + counts.progress_wakeups) * PER_SLEEP;
+    assert!(*allocated <= each * COUNTED as u64 + slept + 10, "{what}: {allocated} allocations; {counts:?}");
 }
 
 #[test]
 fn a_warm_request_allocates_nothing() {
     for registered in [false, true] {
-        let (worker, server, counts) = measure(Medium::SharedMemory, 1, registered);
-        common::note(&format!("registered {registered}: worker {worker}, server {server} of 1000; {counts:?}"));
-        // Waits that sleep may allocate; a request that finds its answer while it spins does not.
-        assert!(worker <= 5 && server <= 5, "registered {registered}: {worker} and {server} per 1000 requests");
-        assert_eq!((counts.messages_sent, counts.messages_received), (COUNTED as u64, COUNTED as u64));
-        assert_eq!(counts.bytes_copied, 2 * 256 * COUNTED as u64);
+        let (worker, server) = measure(Medium::SharedMemory, 1, registered);
+        check("worker", &worker, 0);
+        check("server", &server, 0);
+        assert_eq!((worker.1.messages_sent, worker.1.messages_received), (COUNTED as u64, COUNTED as u64));
+        assert_eq!(worker.1.bytes_copied, 2 * 256 * COUNTED as u64);
     }
 }
 
 #[test]
 fn a_request_of_several_tensors_allocates_little() {
     for (pushes, medium) in [(2, Medium::SharedMemory), (2, Medium::Tcp), (1, Medium::Tcp)] {
-        let (worker, server, _) = measure(medium, pushes, true);
-        common::note(&format!("{pushes} pushes over {medium}: worker {worker}, server {server} of 1000"));
-        assert!(worker <= 10_000 && server <= 10_000, "{worker} and {server} per 1000 requests");
+        let (worker, server) = measure(medium, pushes, true);
+        check("worker", &worker, pushes - 1);
+        check("server", &server, 2 * (pushes - 1));
     }
 }
 

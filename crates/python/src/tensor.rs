@@ -83,6 +83,11 @@ impl PyTensor {
         })
     }
 
+    /// As after [`PyTensor::take`], where others have handles.
+    pub(crate) fn give_up(&self) {
+        drop(self.handle.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+
     /// Gives back what [`PyTensor::take`] took.
     pub(crate) fn put_back(&self, tensor: Tensor) {
         *self.handle.lock().unwrap_or_else(PoisonError::into_inner) = Some(Handle::new(tensor));

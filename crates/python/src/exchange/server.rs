@@ -13,7 +13,7 @@ use crate::tensor::PyTensor;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use sheave_base::{Error, ErrorKind, Result};
-use sheave_exchange::{Answer, Handler, Registration, Request, Server};
+use sheave_exchange::{Answer, Handler, KEPT_BYTES_MAX, Registration, Request, Server};
 use sheave_tensor::Tensor;
 use smallvec::SmallVec;
 use std::path::PathBuf;
@@ -141,8 +141,16 @@ fn answers(py: Python<'_>, arrays: &Bound<'_, PyAny>, moved: bool) -> PyResult<S
         let array = array?;
         answers.push(match moved {
             true => {
-                let tensor = array.cast::<PyTensor>()?.get().take();
-                Answer::moved(tensor.map_err(|error| error.operation("respond")).or_raise(py)?)
+                let ours = array.cast::<PyTensor>()?.get();
+                let tensor = ours.handle(py)?;
+                if tensor.len_bytes() <= KEPT_BYTES_MAX {
+                    // It travels as a copy, and what was pushed so lies in memory that the exchange keeps.
+                    ours.give_up();
+                    Answer::from(&tensor)
+                } else {
+                    drop(tensor);
+                    Answer::moved(ours.take().map_err(|error| error.operation("respond")).or_raise(py)?)
+                }
             }
             false => Answer::from(&import::tensor(&array, Access::Read)?),
         });
