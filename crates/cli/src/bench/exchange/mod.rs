@@ -18,10 +18,10 @@ pub(super) use job::follow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Where what a measurement may take stands in the column of transports.
-const ALLOWED: &str = "allowed";
+/// Where what a measurement may take stands in the column of transports, in Rust and in Python.
+const ALLOWED: [&str; 2] = ["allowed", "allowed, python"];
 /// Where the published reading of another implementation stands.
-const PS_LITE: &str = "ps-lite, read";
+const PS_LITE: [&str; 2] = ["ps-lite, read", "ps-lite, read once"];
 
 /// Numbers of workers and servers.
 const SHAPES: [(u32, u32); 2] = [(1, 1), (2, 2)];
@@ -148,10 +148,13 @@ mod tests {
         {
             times.insert((1, case, bytes, transport, Language::Rust, (0, case.name())), no_times());
             times.insert((1, case, bytes, transport, Language::Rust, (1, "process")), no_times());
+            times.insert((1, case, bytes, transport, Language::Python, (0, case.name())), no_times());
         }
         let rows = rows(&times);
         let goals: Vec<_> = rows.iter().filter_map(|row| Some((row.transport, row.bytes, row.target?))).collect();
-        assert_eq!(goals, [("shm", 1 << 10, 1.0), ("tcp", 896 << 10, 0.75)]);
+        let small = [("shm", 1 << 10, 1.0), ("shm, python", 1 << 10, 1.0)];
+        let batch = [("tcp", 896 << 10, 0.75), ("tcp, python", 896 << 10, 0.75)];
+        assert_eq!(goals, [small, batch].concat());
         for row in rows.iter().filter(|row| row.target.is_some()) {
             assert!(row.peer(&rows).is_some(), "{} has nothing beside it", row.bytes);
         }
