@@ -121,6 +121,35 @@ fn a_store_stands_beside_its_peer_and_says_how_to_get_it() {
 }
 
 #[test]
+fn an_exchange_is_measured_as_a_whole_and_by_phase() {
+    let output = sheave(&["bench", "exchange", "--quick", "--json", "--bytes", "1024", "--bytes", "300000"]);
+    let mut seen = Vec::new();
+    assert!(output.status.success(), "{output:?}");
+    for line in text(&output.stdout).lines() {
+        let value: serde_json::Value = serde_json::from_str(line).expect("a line of JSON");
+        assert_eq!(value["bench"], "exchange", "{line}");
+        let quantiles = ["p50_us", "p90_us", "p99_us", "max_us"].map(|key| value[key].as_f64().expect("a number"));
+        assert!(quantiles.is_sorted() && quantiles[3] > 0.0, "{line}");
+        seen.push((
+            value["case"].to_string(),
+            value["transport"].to_string(),
+            value["ranks"].as_u64(),
+            value["bytes"].as_u64(),
+        ));
+    }
+    for case in ["registered", "private", "network", "process", "request_send", "answer_take"] {
+        for (transport, ranks, bytes) in [("shm", 1, 1024), ("tcp", 1, 300_000), ("shm", 2, 300_000), ("tcp", 2, 1024)]
+        {
+            let row = (format!("\"{case}\""), format!("\"{transport}\""), Some(ranks), Some(bytes));
+            assert!(seen.contains(&row), "{row:?} is not among {seen:?}");
+        }
+    }
+    assert!(
+        seen.iter().any(|row| row.0 == "\"moved\"") && seen.iter().all(|row| row.0 != "\"moved\"" || row.2 == Some(1))
+    );
+}
+
+#[test]
 fn every_case_of_a_mesh_is_measured() {
     let output = sheave(&["bench", "mesh", "--quick", "--json"]);
     assert!(output.status.success(), "{output:?}");
@@ -251,6 +280,8 @@ fn what_makes_no_sense_is_refused_in_one_line() {
         &["bench", "link", "--transport", "pigeon"],
         &["bench", "link", "--case", "ping_pong_move", "--transport", "tcp"],
         &["bench", "link", "--faster"],
+        &["bench", "exchange", "--transport", "inproc"],
+        &["bench", "exchange", "--workers", "3"],
         &["bench", "store", "--transport", "inproc"],
         &["bench", "store", "--case", "push_pull_3bit"],
         &["bench", "store", "--bytes", "17"],
