@@ -6,6 +6,7 @@
 
 use crate::clock::monotonic_ns;
 use crate::lane::WINDOW_MAX;
+use crate::numbers::Table;
 use crate::place::Piece;
 use crate::plan::{PLANS_MAX, Plan};
 use sheave_base::{Error, ErrorKind, LinkId, Result};
@@ -13,7 +14,7 @@ use sheave_net::{Admission, Arrival, Ground, Message};
 use sheave_tensor::{Arena, Buffer, Dtype, Shape, Tensor};
 use sheave_wire::Part;
 use smallvec::SmallVec;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Requests up to this size land in memory that is kept for their keys: links carry so much within a record.
@@ -53,8 +54,8 @@ pub(crate) enum Blocked {
 #[derive(Default)]
 pub(crate) struct Inbound {
     plans: Vec<Option<Arc<Plan>>>,
-    pub(crate) pieces: HashMap<u64, Piece>,
-    kept: HashMap<u64, Buffer>,
+    pub(crate) pieces: Table<u64, Piece>,
+    kept: Table<u64, Buffer>,
     arriving: Option<Head>,
     pub(crate) queue: VecDeque<Arrived>,
     next: u64,

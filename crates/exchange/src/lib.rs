@@ -23,6 +23,7 @@ mod batch;
 mod clock;
 mod inbound;
 mod lane;
+mod numbers;
 mod place;
 mod plan;
 mod request;

@@ -4,6 +4,7 @@ use crate::batch::{Batch, Request};
 use crate::clock::{self, monotonic_ns};
 use crate::inbound::{Arrived, Blocked, Head, Inbound, KEPT_BYTES_MAX};
 use crate::lane::{Config, Lane, Scope};
+use crate::numbers::Table;
 use crate::place::{Memory, Piece, Registration};
 use crate::plan::{self, Plan};
 use crate::trace::{self, Recorder};
@@ -16,7 +17,6 @@ use sheave_mesh::{Mesh, Role};
 use sheave_net::{Admission, Arrival, Ground, Message, Node, Observer, Outgoing, Part};
 use sheave_tensor::{Mode, Tensor};
 use smallvec::SmallVec;
-use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -67,7 +67,7 @@ struct Open {
 #[derive(Default)]
 struct Given {
     next: u64,
-    open: HashMap<u64, Open>,
+    open: Table<u64, Open>,
 }
 
 /// The server's end of an exchange. Dropping it says farewell to the workers. All calls may come from any thread.
@@ -83,7 +83,7 @@ struct End {
     driver: Arc<dyn Drive>,
     workers: Vec<Mutex<Inbound>>,
     /// Workers by the links that their words came over.
-    links: RwLock<HashMap<LinkId, usize>>,
+    links: RwLock<Table<LinkId, usize>>,
     given: Mutex<Given>,
     /// Workers of whom a whole request is there.
     ready: AtomicUsize,
