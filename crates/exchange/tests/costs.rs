@@ -93,7 +93,9 @@ const PER_SLEEP: u64 = 8;
 fn check(what: &str, (allocated, counts): &Cost, each: u64) {
     common::note(&format!("{what}: {allocated} allocations in {COUNTED} requests; {counts:?}"));
     let slept = (counts.waits_parked + counts.doorbells_rung + counts.progress_wakeups) * PER_SLEEP;
-    assert!(*allocated <= each * COUNTED as u64 + slept + 10, "{what}: {allocated} allocations; {counts:?}");
+    // A busy machine also cuts a message in two now and then.
+    let rare = COUNTED as u64 / 50;
+    assert!(*allocated <= each * COUNTED as u64 + slept + rare, "{what}: {allocated} allocations; {counts:?}");
 }
 
 #[test]
