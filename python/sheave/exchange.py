@@ -94,6 +94,7 @@ class Worker:
             mesh, lanes=lanes, window=window, stamps=stamps, trace=trace, timeout=timeout
         )
         self._servers = self._worker.servers
+        self._has_stamps = stamps
 
     def __repr__(self) -> str:
         return f"<sheave.exchange.Worker {self.rank} with {self.servers} servers>"
@@ -205,6 +206,9 @@ class Worker:
         return number, keys, targets
 
     def _result(self, number: int, keys: list[int], targets: list[Any]) -> dict[int, Any]:
+        if self._has_stamps:
+            # Takes down when the wait has ended.
+            self._worker.wait(number)
         taken = iter(self._worker.take(number) if any(isinstance(target, Take) for target in targets) else ())
         results = [next(taken) if isinstance(target, Take) else target for target in targets]
         if self._servers == 1:
@@ -217,7 +221,7 @@ class Server:
     """A server's end of an exchange. All workers and servers open their ends at once, and block until all have.
 
     `mesh`, `lanes`, `trace` and `timeout` are as for `Worker`. As an iterator it gives batches until all workers have
-    left; as a context manager it is closed at the end.
+    left, one after the other; as a context manager it is closed at the end.
 
     >>> landing = server.register(np.zeros((1, 4)), workers=[0], keys=[9])
     >>> work = worker.push_pull({9: np.full((1, 4), 5.0)}, {9: np.zeros(4)})

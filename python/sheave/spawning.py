@@ -34,12 +34,14 @@ def spawn(
     kwargs: Mapping[str, Any] | None = None,
     *,
     servers: int = 0,
+    server: Callable[..., Any] | None = None,
     timeout: float | None = None,
 ) -> list[_T]:
     """Run `fn(*args, **kwargs)` in `nprocs` fresh processes of one job and return their results by rank.
 
-    `fn` calls `sheave.init()` itself. With `servers`, a scheduler and so many servers that run `sheave.run_server()`
-    come beside the processes, which are workers then; without, they are plain ranks.
+    `fn` calls `sheave.init()` itself. With `servers`, a scheduler and so many servers come beside the processes, which
+    are workers then; without, they are plain ranks. Servers run `sheave.run_server()`, or `server` with the same
+    arguments as `fn`, which calls `sheave.init()` itself and returns when the workers have left.
 
     Function, arguments and results are pickled. What pickle cannot do, such as functions of a notebook, needs the
     package cloudpickle. A script that spawns does so under `if __name__ == "__main__":`, because the fresh processes
@@ -55,7 +57,10 @@ def spawn(
     """
     if nprocs < 1 or servers < 0:
         raise InvalidArgument(f"{nprocs} processes and {servers} servers; give at least one process")
-    job = _Job(_callable(fn, args, kwargs or {}), nprocs, servers)
+    if server is not None and servers == 0:
+        raise InvalidArgument("a function for servers, and no servers; hint: give servers=1 or more")
+    serve = _serve if server is None else _callable(server, args, kwargs or {})
+    job = _Job(_callable(fn, args, kwargs or {}), nprocs, serve, servers)
     try:
         return job.run(timeout)
     finally:
@@ -190,8 +195,8 @@ def _unpickled(pickled: bytes | None) -> BaseException | None:
 
 
 class _Job:
-    def __init__(self, call: Callable[[], Any], workers: int, servers: int):
-        self.call, self.workers, self.servers = call, workers, servers
+    def __init__(self, call: Callable[[], Any], workers: int, serve: Callable[[], Any], servers: int):
+        self.call, self.workers, self.serve, self.servers = call, workers, serve, servers
         self.processes: list[_Process] = []
         self.missed: tuple[BaseException, float] | None = None
 
@@ -236,7 +241,7 @@ class _Job:
         counts |= {"DMLC_NUM_WORKER": str(self.workers), "DMLC_NUM_SERVER": str(self.servers)}
         counts |= {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(port), "DMLC_NODE_HOST": "127.0.0.1"}
         yield "scheduler", _schedule, {**counts, "SHEAVE_ROLE": "scheduler", "DMLC_ROLE": "scheduler"}
-        for role, number, call in (("server", self.servers, _serve), ("worker", self.workers, self.call)):
+        for role, number, call in (("server", self.servers, self.serve), ("worker", self.workers, self.call)):
             for rank in range(number):
                 place = {"SHEAVE_ROLE": role, "SHEAVE_RANK": str(rank), "DMLC_ROLE": role}
                 yield f"{role}-{rank}", call, {**counts, **place}

@@ -72,3 +72,26 @@ def test_digits_by_all_reduce(start_example):
     found = results([start_example("all_reduce.py", RANK=str(rank), **place) for rank in range(3)])
     assert len(found) == 3 and len(set(found)) == 1
     assert found[0][0] > 0.92
+
+
+MIXTURES = [["--top", "2"], ["--top", "1", "--servers", "3", "--workers", "1"]]
+
+
+@pytest.mark.parametrize("arguments", MIXTURES, ids=" ".join)
+def test_a_mixture_of_experts_by_itself(start_example, arguments):
+    """Attention on workers and experts on servers give what one process does; the program checks it."""
+    process = start_example("moe_exchange.py", *arguments)
+    said = process.communicate(timeout=50)[0]
+    assert process.returncode == 0
+    assert said.count("12 micro-batches are those of one process") == (1 if "--workers" in arguments else 2), said
+
+
+def test_a_mixture_of_experts_by_roles(start_example):
+    """Each process told its role by hand, and one micro-batch more than there are places."""
+    root = "127.0.0.1:" + free_port()
+    roles = ["scheduler"] + ["server"] * 2 + ["worker"] * 2
+    arguments = ["--root", root, "--batches", "4"]
+    job = [start_example("moe_exchange.py", "--role", role, *arguments) for role in roles]
+    said = "".join(process.communicate(timeout=50)[0] for process in job)
+    assert [process.returncode for process in job] == [0] * 5
+    assert said.count("4 micro-batches are those of one process") == 2, said

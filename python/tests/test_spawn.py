@@ -59,6 +59,23 @@ def add_views_in_a_full_arena():
     return result
 
 
+def ask(number):
+    with sheave.init() as mesh, sheave.exchange.Worker() as worker:
+        return mesh.role, worker.push_pull({0: np.full(2, number)}, {0: np.zeros(2, int)}).wait(timeout=20)[0].tolist()
+
+
+def answer(number):
+    with sheave.init(), sheave.exchange.Server() as server:
+        for batch in server:
+            for request in batch:
+                server.respond(request, [request.tensors[0].numpy() + request.worker + number])
+
+
+def fail_as_a_server(number):
+    sheave.init()
+    raise ValueError("a server's")
+
+
 def die_at(bad):
     mesh = sheave.init()
     if mesh.rank == bad:
@@ -113,6 +130,16 @@ def test_results_come_by_rank():
     results = sheave.spawn(add_up, 3, (2,), {"note": "here"})
     assert results == [(True, [6.0, 6.0], "here", str(rank)) for rank in range(3)]
     assert "SHEAVE_RANK" not in os.environ
+
+
+def test_servers_run_what_is_given():
+    results = sheave.spawn(ask, 2, (5,), servers=1, server=answer)
+    assert results == [("worker", [10, 10]), ("worker", [11, 11])]
+    with pytest.raises(sheave.InvalidArgument, match="no servers"):
+        sheave.spawn(ask, 2, (5,), server=answer)
+    with pytest.raises(sheave.Remote, match="server-0 failed") as caught:
+        sheave.spawn(ask, 1, (5,), servers=1, server=fail_as_a_server)
+    assert "ValueError: a server's" in str(caught.value)
 
 
 def test_a_failure_names_its_rank_and_has_its_traceback():

@@ -103,7 +103,8 @@ impl Entry {
             return Told::new();
         }
         self.state.store(inner.number << 1 | 1, SeqCst);
-        let outcome = inner.outcome();
+        let explain = |error: Error| error.operation("push_pull").sequence(inner.number);
+        let outcome = inner.outcome().map_err(explain);
         inner.completers.drain(..).map(|completer| (completer, outcome.clone())).collect()
     }
 }

@@ -183,11 +183,26 @@ impl Server {
         interrupt: Option<Interrupt<'_>>,
     ) -> Result<()> {
         batch.requests.clear();
-        let outcome = self.end.get_batch(batch, until, interrupt);
+        let outcome = self.end.get_batch(batch, false, until, interrupt);
         if outcome.is_err() {
             batch.requests.clear();
         }
         outcome.map_err(|error| error.operation(GET))
+    }
+
+    /// As [`Server::get_batch`], and `None` when all workers have left. While only some have, it waits for the others
+    /// to do so too; what these still ask for is refused to them.
+    ///
+    /// # Errors
+    ///
+    /// As [`Server::get_batch`], but `Closed` only if this server has left itself.
+    pub fn next_batch(&self, until: Option<Instant>, interrupt: Option<Interrupt<'_>>) -> Result<Option<Batch>> {
+        let mut batch = Batch::default();
+        match self.end.get_batch(&mut batch, true, until, interrupt) {
+            Ok(()) => Ok(Some(batch)),
+            Err(error) if error.kind() == ErrorKind::Closed && self.end.is_left_alone() => Ok(None),
+            Err(error) => Err(error.operation(GET)),
+        }
     }
 
     /// Answers a request, straight into the worker's tensors: one tensor for each pull, of its dtype and with as many
@@ -310,7 +325,14 @@ fn unknown(handler: u64) -> Error {
 }
 
 impl End {
-    fn get_batch(&self, batch: &mut Batch, until: Option<Instant>, mut interrupt: Option<Interrupt<'_>>) -> Result<()> {
+    /// `is_patient` lets workers leave one after the other.
+    fn get_batch(
+        &self,
+        batch: &mut Batch,
+        is_patient: bool,
+        until: Option<Instant>,
+        mut interrupt: Option<Interrupt<'_>>,
+    ) -> Result<()> {
         let mut begun = None;
         loop {
             // Cleared before the look, so that what comes after it is seen by the wait.
@@ -321,7 +343,7 @@ impl End {
             if self.ready.load(SeqCst) == self.workers.len() && self.pop(batch)? {
                 return Ok(());
             }
-            self.examine()?;
+            self.examine(is_patient)?;
             let begun = *begun.get_or_insert_with(Instant::now);
             let is_met = || self.ready.load(SeqCst) == self.workers.len() || self.trouble.load(SeqCst);
             let there = Until { waiters: &self.waiters, is_met, link: None, operation: GET };
@@ -398,9 +420,10 @@ impl End {
         error
     }
 
-    /// Whether a batch can come at all.
-    fn examine(&self) -> Result<()> {
+    /// Whether a batch can come at all; for the patient also whether all will have left in order.
+    fn examine(&self, is_patient: bool) -> Result<()> {
         let mut left = 0;
+        let mut is_orderly = true;
         let mut reason = None;
         for (rank, worker) in self.workers.iter().enumerate() {
             let inbound = worker.lock();
@@ -409,6 +432,7 @@ impl End {
             }
             if let Some(gone) = &inbound.gone {
                 left += usize::from(inbound.has_left);
+                is_orderly &= inbound.has_left && gone.kind() == ErrorKind::Closed;
                 reason.get_or_insert_with(|| gone.clone());
             }
             if let (None, Some(Blocked::Viewed(key))) = (&inbound.gone, inbound.blocked) {
@@ -422,7 +446,13 @@ impl End {
         if left == self.workers.len() {
             return Err(Error::new(ErrorKind::Closed, "all workers have left the exchange"));
         }
-        Err(reason)
+        if is_patient && is_orderly { Ok(()) } else { Err(reason) }
+    }
+
+    /// Whether all workers have left, and this server has not.
+    fn is_left_alone(&self) -> bool {
+        let mut workers = self.workers.iter().map(|worker| worker.lock());
+        !self.is_closed.load(SeqCst) && workers.all(|inbound| inbound.has_left && inbound.queue.is_empty())
     }
 
     /// A push waits for views that may have gone by now. An error if they have not.
@@ -585,6 +615,7 @@ impl End {
             inbound.gone.clone().filter(|_| inbound.queue.is_empty())
         });
         let Some(reason) = reason else { return };
+        let mut has_changed = false;
         for worker in &self.workers {
             let requests = {
                 // One that asks for a batch must not find half of it gone.
@@ -593,7 +624,7 @@ impl End {
                 if !inbound.queue.is_empty() {
                     self.ready.fetch_sub(1, SeqCst);
                 }
-                inbound.blocked = None;
+                has_changed |= inbound.blocked.take().is_some() || !inbound.queue.is_empty();
                 std::mem::take(&mut inbound.queue)
             };
             for request in requests {
@@ -601,8 +632,11 @@ impl End {
                 worker.lock().release(request.head.number, &request.head.plan);
             }
         }
-        self.trouble.store(true, SeqCst);
-        self.node.resume();
+        // Who waits patiently is not to be woken for nothing.
+        if has_changed {
+            self.trouble.store(true, SeqCst);
+            self.node.resume();
+        }
     }
 
     fn take_from(&self, worker: usize, message: Message) -> Result<()> {

@@ -459,6 +459,34 @@ fn whoever_has_left_is_named() {
 }
 
 #[test]
+fn workers_may_leave_one_after_the_other() {
+    play(
+        (1, 2),
+        SHM,
+        plain(),
+        |_, worker| {
+            let (x, y) = (floats(&[1.0]), zeros(1));
+            done(worker, simple(worker, &x, &y)).expect("an answer");
+            if worker.rank() == 0 {
+                let error = done(worker, simple(worker, &x, &y)).expect_err("worker 1 has left");
+                says(&error, ErrorKind::Closed, &["worker 1 has left the exchange"]);
+            }
+            worker.close();
+        },
+        |_, server| {
+            let batch = server.next_batch(Some(soon()), None).expect("nobody is gone").expect("both");
+            for request in &batch {
+                server.respond(request.handler, &request.tensors).expect("one");
+            }
+            assert!(server.next_batch(Some(soon()), None).expect("all leave in order").is_none());
+            server.close();
+            let error = server.next_batch(Some(soon()), None).expect_err("it has left itself");
+            says(&error, ErrorKind::Closed, &["this server has left"]);
+        },
+    );
+}
+
+#[test]
 fn lanes_have_nothing_to_do_with_each_other() {
     let lanes = Config { lanes: 2, ..plain() };
     let heard = play(

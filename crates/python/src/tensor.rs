@@ -153,6 +153,8 @@ impl PyTensor {
     pub(crate) fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
         let handle = slf.get().held().or_raise(py)?;
+        // Numpy would ask for the buffer, be refused, and try `__array__` next, which is this again.
+        handle.buffer().require_current().or_raise(py)?;
         let numpy = py.import("numpy")?;
         if dtype::format(handle.dtype()).is_some() {
             return numpy.call_method1("asarray", (slf,));

@@ -13,7 +13,7 @@ use crate::tensor::PyTensor;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use sheave_base::{Error, ErrorKind, Result};
-use sheave_exchange::{Answer, Handler, KEPT_BYTES_MAX, Registration, Request, Server};
+use sheave_exchange::{Answer, Batch, Handler, KEPT_BYTES_MAX, Registration, Request, Server};
 use sheave_tensor::Tensor;
 use smallvec::SmallVec;
 use std::path::PathBuf;
@@ -38,19 +38,10 @@ impl PyServer {
         let gone = || Error::new(ErrorKind::Closed, "the server is gone");
         self.server.as_ref().ok_or_else(gone).and_then(|server| server.check("server")).or_raise(py)
     }
+}
 
-    /// The next batch, or None if all workers have left.
-    fn next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Vec<PyRequest>>> {
-        let server = self.server(py)?;
-        let batch = enter(py, timeout, |until, interrupt| match server.get_batch(until, interrupt) {
-            Ok(batch) => Ok(Some(batch)),
-            // Nobody in particular has left.
-            Err(error) if error.kind() == ErrorKind::Closed && error.about().is_none() => Ok(None),
-            Err(error) => Err(error),
-        })?;
-        let requests = batch.map(|batch| batch.into_iter().map(|request| PyRequest::new(py, request)).collect());
-        requests.transpose()
-    }
+fn requests(py: Python<'_>, batch: Batch) -> PyResult<Vec<PyRequest>> {
+    batch.into_iter().map(|request| PyRequest::new(py, request)).collect()
 }
 
 /// A request that waits for its answer.
@@ -190,14 +181,16 @@ impl PyServer {
     /// One request of every worker, by rank.
     #[pyo3(signature = (timeout = None))]
     fn get_batch(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Vec<PyRequest>> {
-        let closed = || Error::new(ErrorKind::Closed, "all workers have left the exchange").operation("get_batch");
-        self.next(py, timeout)?.ok_or_else(|| errors::to_python(py, &closed()))
+        let server = self.server(py)?;
+        requests(py, enter(py, timeout, |until, interrupt| server.get_batch(until, interrupt))?)
     }
 
-    /// As get_batch; None if all workers have left.
+    /// As get_batch; None when all workers have left, and no error when only some have.
     #[pyo3(signature = (timeout = None))]
     fn next_batch(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Vec<PyRequest>>> {
-        self.next(py, timeout)
+        let server = self.server(py)?;
+        let batch = enter(py, timeout, |until, interrupt| server.next_batch(until, interrupt))?;
+        batch.map(|batch| requests(py, batch)).transpose()
     }
 
     /// Answers a request.
