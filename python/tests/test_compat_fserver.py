@@ -42,6 +42,9 @@ def raises(kind, text, act):
 
 SCHEDULE = "f.init(); f.stop()"
 
+# Several processes that import torch at once may take their time.
+pytestmark = pytest.mark.timeout(120)
+
 
 @pytest.fixture(params=["numpy", "torch"])
 def arrays(request):
@@ -86,7 +89,7 @@ def job(start):
 
 def succeed(job):
     """All processes end silently and well."""
-    ended = [program.finish(40) for program in (*job.servers, *job.workers, job.scheduler)]
+    ended = [program.finish(90) for program in (*job.servers, *job.workers, job.scheduler)]
     assert [(status, err) for status, _, err in ended] == [(0, "")] * len(ended), "\n".join(err for _, _, err in ended)
 
 

@@ -433,7 +433,10 @@ impl End {
             if let Some(gone) = &inbound.gone {
                 left += usize::from(inbound.has_left);
                 is_orderly &= inbound.has_left && gone.kind() == ErrorKind::Closed;
-                reason.get_or_insert_with(|| gone.clone());
+                // A loss is why the others leave.
+                if reason.as_ref().is_none_or(|known: &Error| known.kind() == ErrorKind::Closed) {
+                    reason = Some(gone.clone());
+                }
             }
             if let (None, Some(Blocked::Viewed(key))) = (&inbound.gone, inbound.blocked) {
                 let what = format!("the push of key {key} by worker {rank} cannot land: its place is being looked at");
@@ -443,7 +446,7 @@ impl End {
         }
         let Some(reason) = reason else { return Ok(()) };
         self.refuse_hopeless();
-        if left == self.workers.len() {
+        if left == self.workers.len() && is_orderly {
             return Err(Error::new(ErrorKind::Closed, "all workers have left the exchange"));
         }
         if is_patient && is_orderly { Ok(()) } else { Err(reason) }

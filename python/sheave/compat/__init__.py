@@ -4,7 +4,7 @@
 `sheave.compat.mxnet`, in that process and in every Python process that it starts. ``-m module`` works as Python's own:
 ``python -m sheave.compat mxnet -m pytest tests/test_kvstore.py``.
 
-``fserver_lib`` is `sheave.compat.fserver_lib` in the same way: StepMesh's exchange between attention and expert servers.
+``fserver_lib`` is `sheave.compat.fserver_lib` in the same way: StepMesh between attention and expert servers.
 
 A program that may be changed imports the face itself instead, and needs no runner:
 
