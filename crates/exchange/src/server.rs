@@ -19,7 +19,7 @@ use sheave_tensor::{Mode, Tensor};
 use smallvec::SmallVec;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::Instant;
 
 const GET: &str = "get_batch";
@@ -87,8 +87,9 @@ struct End {
     given: Mutex<Given>,
     /// Workers of whom a whole request is there.
     ready: AtomicUsize,
-    /// Something must be looked at by who waits for a batch: a worker is gone, or its push cannot land.
-    trouble: AtomicBool,
+    /// Grows when whoever waits for a batch must look: a worker is gone, or its push cannot land. Each wait remembers
+    /// how far it had grown before its own look, so that none takes the news from another.
+    news: AtomicU64,
     /// A worker whose request no batch can do without is gone: what waits is refused.
     hopeless: AtomicBool,
     waiters: Waiters,
@@ -129,7 +130,7 @@ impl Server {
             links: RwLock::default(),
             given: Mutex::default(),
             ready: AtomicUsize::new(0),
-            trouble: AtomicBool::new(false),
+            news: AtomicU64::new(0),
             hopeless: AtomicBool::new(false),
             waiters: Waiters::default(),
             is_closed: AtomicBool::new(false),
@@ -335,8 +336,8 @@ impl End {
     ) -> Result<()> {
         let mut begun = None;
         loop {
-            // Cleared before the look, so that what comes after it is seen by the wait.
-            self.trouble.store(false, SeqCst);
+            // Before the look, so that what comes after it is seen by the wait.
+            let seen = self.news.load(SeqCst);
             if self.is_closed.load(SeqCst) {
                 return Err(Error::new(ErrorKind::Closed, "this server has left the exchange"));
             }
@@ -345,7 +346,7 @@ impl End {
             }
             self.examine(is_patient)?;
             let begun = *begun.get_or_insert_with(Instant::now);
-            let is_met = || self.ready.load(SeqCst) == self.workers.len() || self.trouble.load(SeqCst);
+            let is_met = || self.ready.load(SeqCst) == self.workers.len() || self.news.load(SeqCst) != seen;
             let there = Until { waiters: &self.waiters, is_met, link: None, operation: GET };
             let interrupt = interrupt.as_mut().map(|interrupt| &mut **interrupt as Interrupt<'_>);
             if !self.driver.drive(&there, until, interrupt)? {
@@ -361,6 +362,7 @@ impl End {
             return Ok(false);
         }
         let mut refusal: Option<(usize, Error)> = None;
+        let mut was_full = false;
         for (rank, worker) in self.workers.iter().enumerate() {
             let mut inbound = worker.lock();
             let Some(Arrived { head, tensors, link, arrived_ns }) = inbound.queue.pop_front() else {
@@ -369,11 +371,8 @@ impl End {
             if inbound.queue.is_empty() {
                 self.ready.fetch_sub(1, SeqCst);
             }
-            let was_full = inbound.blocked == Some(Blocked::Full);
+            was_full |= inbound.blocked == Some(Blocked::Full);
             drop(inbound);
-            if was_full {
-                self.node.resume();
-            }
             let Head { number, plan, step, wants_stamps, refusal: own } = head;
             let apart = batch.requests.first().and_then(|first| self.apart(first, rank, number, step));
             if let (None, Some(error)) = (&refusal, own.or(apart)) {
@@ -387,6 +386,10 @@ impl End {
             batch.requests.push(Request { handler, worker: rank as u32, number, step, tensors, plan });
         }
         drop(given);
+        if was_full {
+            // With no lock held: links that go on may have this end attend to more.
+            self.node.resume();
+        }
         match refusal {
             None => Ok(true),
             Some((rank, error)) => Err(self.refuse_batch(batch, error.peer(self.peer(rank)))),
@@ -608,7 +611,7 @@ impl End {
         }
         drop(inbound);
         self.hopeless.store(true, SeqCst);
-        self.trouble.store(true, SeqCst);
+        self.news.fetch_add(1, SeqCst);
     }
 
     /// Refuses requests that cannot become part of a batch any more.
@@ -637,7 +640,7 @@ impl End {
         }
         // Who waits patiently is not to be woken for nothing.
         if has_changed {
-            self.trouble.store(true, SeqCst);
+            self.news.fetch_add(1, SeqCst);
             self.node.resume();
         }
     }
@@ -683,7 +686,7 @@ impl End {
                 let _ = self.node.post(link, farewell);
             }
         }
-        self.trouble.store(true, SeqCst);
+        self.news.fetch_add(1, SeqCst);
         self.waiters.wake();
     }
 }
@@ -712,7 +715,7 @@ impl Observer for End {
             Ok(Admission::Pause) if arrival.ending => elsewhere,
             Ok(Admission::Pause) => {
                 if matches!(inbound.blocked, Some(Blocked::Viewed(_))) {
-                    self.trouble.store(true, SeqCst);
+                    self.news.fetch_add(1, SeqCst);
                     self.waiters.wake();
                 }
                 Admission::Pause

@@ -386,17 +386,17 @@ fn lease(places: &mut [Place]) -> Result<Option<Arc<Vec<WriteLease>>>> {
         let Some(target) = &place.target else { continue };
         let is_beside =
             |other: &Place| other.target.as_ref().is_some_and(|other| other.buffer().is_same(target.buffer()));
-        let range = |tensor: &Tensor| tensor.offset_bytes()..tensor.offset_bytes() + tensor.len_bytes();
-        let overlaps = |other: &Tensor| {
-            let (one, other) = (range(target), range(other));
+        // By address: arrays of other frameworks over the same memory have buffers of their own.
+        let range = |tensor: &Tensor| tensor.ptr() as usize..tensor.ptr() as usize + tensor.len_bytes();
+        let overlaps = |other: &Place| {
+            let (one, other) = (range(target), other.target.as_ref().map_or(0..0, range));
             one.start < other.end && other.start < one.end
         };
-        let beside = before.iter().filter(|other| is_beside(other)).filter_map(|other| other.target.as_ref());
-        if beside.clone().any(overlaps) {
+        if before.iter().any(overlaps) {
             return Err(Error::new(ErrorKind::InvalidArgument, "two answers go to the same memory")
                 .hint("give each pull memory of its own"));
         }
-        if beside.count() > 0 {
+        if before.iter().any(is_beside) {
             continue;
         }
         let lease = target.write_lease(NAME)?;

@@ -487,6 +487,32 @@ fn workers_may_leave_one_after_the_other() {
 }
 
 #[test]
+fn every_thread_that_waits_for_a_batch_hears_of_the_end() {
+    play(
+        (1, 1),
+        SHM,
+        plain(),
+        |_, worker| {
+            done(worker, simple(worker, &floats(&[1.0]), &zeros(1))).expect("an answer");
+            meet(worker);
+        },
+        |_, server| {
+            let batch = next_batch(server).expect("a request");
+            server.respond(batch[0].handler, &batch[0].tensors).expect("one");
+            std::thread::scope(|scope| {
+                let waits = || server.get_batch(Some(soon()), None).map(drop).expect_err("all leave");
+                let threads: Vec<_> = (0..4).map(|_| scope.spawn(waits)).collect();
+                meet_there(server);
+                for thread in threads {
+                    let error = thread.join().expect("no panic");
+                    says(&error, ErrorKind::Closed, &["all workers have left"]);
+                }
+            });
+        },
+    );
+}
+
+#[test]
 fn lanes_have_nothing_to_do_with_each_other() {
     let lanes = Config { lanes: 2, ..plain() };
     let heard = play(
