@@ -156,7 +156,10 @@ class Worker:
         return self._worker.is_done(number)
 
     def take(self, number: int) -> list[Tensor]:
-        """Wait for a request and return its answers to each `Take`, once: those of server 0 first."""
+        """The answers of a request that is done to each `Take`, once: those of server 0 first.
+
+        Raises InvalidArgument if it is not done, and what went wrong with it if it failed.
+        """
         return self._worker.take(number)
 
     def stamps(self, number: int) -> list[list[int]]:

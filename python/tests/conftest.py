@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 
 import pytest
 import sheave
@@ -63,6 +64,18 @@ class Program:
         status, out, err = self.finish(timeout)
         assert (status, err) == (0, ""), f"status {status}, it said: {err}"
         return out
+
+
+def in_a_wait(program):
+    """Waits until the process has printed a line and sleeps below the interpreter."""
+    program.line()
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        with open(f"/proc/{program.pid}/syscall") as syscall:
+            if "running" not in syscall.read():
+                return
+        time.sleep(0.005)
+    pytest.fail("it does not wait")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import sheave
-from conftest import free_root
+from conftest import free_root, in_a_wait
 
 HEAD = """
 import os, pickle, signal, sys, threading, time
@@ -494,11 +494,16 @@ def test_dtypes_beyond_numpy(job):
 
 ENDLESS = """
     f.init()
+
+    def answer():
+        for handler, tensors, _ in f.get_batch():
+            f.respond(tensors, handler)
+
+    answer()
     print("ready", flush=True)
     try:
         while True:
-            for handler, tensors, _ in f.get_batch():
-                f.respond(tensors, handler)
+            answer()
     except RuntimeError as error:
         print(time.monotonic(), type(error).__name__, error.peer.name, error.op, flush=True)
     raises(sheave.PeerLost, "", f.stop)
@@ -506,10 +511,15 @@ ENDLESS = """
 ASKING = """
     f.init()
     x, y = np.ones(4), [np.zeros(4) for _ in range(int(os.environ["DMLC_NUM_SERVER"]))]
+
+    def ask():
+        f.wait(f.push_pull([x], [0], y, [0] * len(y)))
+
+    ask()
     print("ready", flush=True)
     try:
         while True:
-            f.wait(f.push_pull([x], [0], y, [0] * len(y)))
+            ask()
     except RuntimeError as error:
         assert isinstance(error, sheave.PeerLost) and isinstance(error, ConnectionError)
         print(time.monotonic(), type(error).__name__, error.peer.name, error.op, flush=True)
@@ -526,7 +536,6 @@ def test_a_death_is_an_error_that_names_it(job, victim):
     programs |= {f"server-{rank}": program for rank, program in enumerate(running.servers)}
     for program in programs.values():
         assert program.line() == "ready"
-    time.sleep(0.2)  # so that requests are in flight
     killed = time.monotonic()
     os.kill(programs.pop(victim).pid, signal.SIGKILL)
     # A server does not need the other server; it hears of it when the workers leave.
@@ -570,10 +579,11 @@ def test_waits_let_other_threads_run_and_end_at_ctrl_c(job):
         def tick():
             while not over.wait(0.01):
                 ticks.append(1)
+                if len(ticks) == 21:
+                    print("waits", flush=True)
 
         ticker = threading.Thread(target=tick)
         ticker.start()
-        print("waits", flush=True)
         try:
             f.get_batch()
         except KeyboardInterrupt:
@@ -601,8 +611,7 @@ def test_waits_let_other_threads_run_and_end_at_ctrl_c(job):
     """
     running = job(worker, server)
     for program, let_go in ((running.servers[0], running.workers[0]), (running.workers[0], None)):
-        assert program.line() == "waits"
-        time.sleep(0.8)
+        in_a_wait(program)
         interrupted = time.monotonic()
         os.kill(program.pid, signal.SIGINT)
         assert float(program.line()) - interrupted < 0.5

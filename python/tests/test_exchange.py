@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import sheave
-from conftest import free_root
+from conftest import free_root, in_a_wait
 from sheave.exchange import Server, Take, Worker
 
 SOON = 20
@@ -171,6 +171,7 @@ def test_moved_tensors_are_the_same_memory():
 
         number = worker.submit({0: np.ones(3)}, {0: Take("float64", (3,)), 1: np.zeros(3), 2: Take("float64", (1, 3))})
         answer_all(server, lambda request: [np.full(3, value) for value in (1.0, 2.0, 3.0)])
+        worker.wait(number, SOON)
         taken = worker.take(number)
         assert [tensor.numpy().tolist() for tensor in taken] == [[1] * 3, [[3] * 3]]
         assert worker.take(number) == []
@@ -353,6 +354,7 @@ def stopped(act):
         print(time.monotonic(), flush=True)
 
 def lost(act):
+    act()
     print("ready", flush=True)
     try:
         while True:
@@ -449,7 +451,6 @@ def test_a_death_is_an_error_that_names_it(job, victim):
     programs |= {f"server-{rank}": program for rank, program in enumerate(running.servers)}
     for program in programs.values():
         assert program.line() == "ready"
-    time.sleep(0.2)  # so that requests are in flight
     killed = time.monotonic()
     os.kill(programs.pop(victim).pid, signal.SIGKILL)
     for name, program in programs.items():
@@ -487,8 +488,7 @@ def test_ctrl_c_ends_every_wait(job):
         if program is running.workers[0]:
             program.tell()
         for _ in range(2):
-            assert program.line() == "waits"
-            time.sleep(0.3)  # so that the wait has begun in earnest
+            in_a_wait(program)
             interrupted = time.monotonic()
             os.kill(program.pid, signal.SIGINT)
             assert float(program.line()) - interrupted < 0.5
@@ -499,7 +499,7 @@ def test_ctrl_c_ends_every_wait(job):
 def test_waits_let_other_threads_run(job):
     worker = """
         with sheave.init() as mesh, Worker() as worker:
-            time.sleep(0.8)
+            sys.stdin.readline()
             worker.push_pull({0: np.ones(1)}, {}).wait(timeout=30)
     """
     server = """
@@ -509,6 +509,8 @@ def test_waits_let_other_threads_run(job):
             def tick():
                 while not over.wait(0.01):
                     ticks.append(1)
+                    if len(ticks) == 21:
+                        print("ticks", flush=True)
 
             ticker = threading.Thread(target=tick)
             ticker.start()
@@ -518,7 +520,10 @@ def test_waits_let_other_threads_run(job):
             ticker.join()
             server.respond(request, [])
     """
-    succeed(job(worker, server))
+    running = job(worker, server)
+    assert running.servers[0].line() == "ticks"
+    running.workers[0].tell()
+    succeed(running)
 
 
 def test_a_forked_child_has_no_part(job):

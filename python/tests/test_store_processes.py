@@ -8,6 +8,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from conftest import in_a_wait
 
 HEAD = """
 import os, signal, sys, threading, time
@@ -503,18 +504,6 @@ def test_a_store_that_shrinks_goes_on(job):
     assert [out.strip() for _, out, _ in ended if out] == ["13.0 2"] * 2, ended
     for server in running.servers:
         server.succeed()
-
-
-def in_a_wait(program):
-    """Waits until the process has printed a line and sleeps below the interpreter."""
-    program.line()
-    until = time.monotonic() + 10
-    while time.monotonic() < until:
-        with open(f"/proc/{program.pid}/syscall") as syscall:
-            if "running" not in syscall.read():
-                return
-        time.sleep(0.005)
-    pytest.fail("it does not wait")
 
 
 CTRL_C = """

@@ -6,6 +6,7 @@ mod error;
 pub mod fork;
 mod id;
 pub mod limits;
+pub mod numbers;
 pub mod park;
 pub mod secret;
 pub mod sync;

@@ -6,9 +6,9 @@
 
 use crate::clock::monotonic_ns;
 use crate::lane::WINDOW_MAX;
-use crate::numbers::Table;
 use crate::place::Piece;
 use crate::plan::{PLANS_MAX, Plan};
+use sheave_base::numbers::Numbered;
 use sheave_base::{Error, ErrorKind, LinkId, Result};
 use sheave_net::{Admission, Arrival, Ground, Message};
 use sheave_tensor::{Arena, Buffer, Dtype, Shape, Tensor};
@@ -54,8 +54,8 @@ pub(crate) enum Blocked {
 #[derive(Default)]
 pub(crate) struct Inbound {
     plans: Vec<Option<Arc<Plan>>>,
-    pub(crate) pieces: Table<u64, Piece>,
-    kept: Table<u64, Buffer>,
+    pub(crate) pieces: Numbered<u64, Piece>,
+    kept: Numbered<u64, Buffer>,
     arriving: Option<Head>,
     pub(crate) queue: VecDeque<Arrived>,
     next: u64,

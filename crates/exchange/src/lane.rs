@@ -1,7 +1,6 @@
 //! Who exchanges with whom.
 
 use crate::word;
-use parking_lot::Mutex;
 use sheave_base::work::Interrupt;
 use sheave_base::{Error, ErrorKind, NodeId, Peer, Result};
 use sheave_mesh::{Group, Member, Mesh, Role};
@@ -55,8 +54,6 @@ pub(crate) struct Lane {
     lanes: u32,
     role: Role,
     everybody: Group,
-    /// One barrier at a time, so that all members enter them in the same order.
-    entering: Mutex<()>,
 }
 
 impl Lane {
@@ -95,7 +92,6 @@ impl Lane {
             servers,
             role,
             everybody,
-            entering: Mutex::new(()),
         })
     }
 
@@ -144,7 +140,6 @@ impl Lane {
         };
         let nodes: Vec<NodeId> = of(Role::Worker, workers).chain(of(Role::Server, servers)).collect();
         let label = format!("exchange {scope:?} of {}", if all_lanes { "all lanes" } else { "a lane" });
-        let _entering = self.entering.lock();
         await_barrier(&self.mesh.group(&label, &nodes)?, until, interrupt)
     }
 }

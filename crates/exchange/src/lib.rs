@@ -23,7 +23,6 @@ mod batch;
 mod clock;
 mod inbound;
 mod lane;
-mod numbers;
 mod place;
 mod plan;
 mod request;

@@ -101,7 +101,8 @@ impl Memory {
             return false;
         }
         views.of_pieces[index].take_if(|view| view.require_current().is_err());
-        views.merged.retain(|(_, view)| view.require_current().is_ok());
+        // Of parts that vary in size there are many merged ranges; those of before are of no use to the next batch.
+        views.merged.retain(|(other, _)| !overlapping(other));
         true
     }
 
@@ -294,6 +295,18 @@ mod tests {
         drop(same);
         assert!(pieces[0].clear());
         assert!(pieces[0].memory.views.lock().of_pieces[0].is_some());
+    }
+
+    #[test]
+    fn merged_views_of_batches_that_vary_in_size_do_not_pile_up() {
+        let (registration, pieces, _) = registered();
+        for rows in [1, 2, 1, 2] {
+            assert!(pieces.iter().all(Piece::clear));
+            let parts = [land(&pieces[0], 1.0, &[2, 2]), land(&pieces[1], 2.0, &[rows, 2])];
+            let merged = registration.merged(&[&parts[0], &parts[1]]).expect("side by side");
+            assert_eq!(merged.shape().dimensions(), [2 + rows, 2]);
+            assert_eq!(pieces[0].memory.views.lock().merged.len(), 1);
+        }
     }
 
     #[test]

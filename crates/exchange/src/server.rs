@@ -4,13 +4,13 @@ use crate::batch::{Batch, Request};
 use crate::clock::{self, monotonic_ns};
 use crate::inbound::{Arrived, Blocked, Head, Inbound, KEPT_BYTES_MAX};
 use crate::lane::{Config, Lane, Scope};
-use crate::numbers::Table;
 use crate::place::{Memory, Piece, Registration};
 use crate::plan::{self, Plan};
 use crate::trace::{self, Recorder};
 use crate::waiters::{Until, Waiters};
 use crate::word::{self, Word};
 use parking_lot::{Mutex, RwLock};
+use sheave_base::numbers::Numbered;
 use sheave_base::work::{Drive, Interrupt};
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Peer, Result};
 use sheave_mesh::{Mesh, Role};
@@ -67,7 +67,7 @@ struct Open {
 #[derive(Default)]
 struct Given {
     next: u64,
-    open: Table<u64, Open>,
+    open: Numbered<u64, Open>,
 }
 
 /// The server's end of an exchange. Dropping it says farewell to the workers. All calls may come from any thread.
@@ -83,7 +83,7 @@ struct End {
     driver: Arc<dyn Drive>,
     workers: Vec<Mutex<Inbound>>,
     /// Workers by the links that their words came over.
-    links: RwLock<Table<LinkId, usize>>,
+    links: RwLock<Numbered<LinkId, usize>>,
     given: Mutex<Given>,
     /// Workers of whom a whole request is there.
     ready: AtomicUsize,

@@ -295,14 +295,20 @@ impl Worker {
     }
 
     /// The answers of a request that is done and that had pulls without a tensor, in the order of the pulls; the
-    /// others are left out. They are there once.
+    /// others are left out. They are there once. Never blocks.
     ///
     /// # Errors
     ///
-    /// What [`Worker::wait`] says of the request; `NotFound` if so many others came after it that it is forgotten.
+    /// `InvalidArgument` if it is not done, and what went wrong with it if it failed; `NotFound` if so many others came
+    /// after it that it is forgotten.
     pub fn take(&self, request: Handle) -> Result<SmallVec<[Tensor; 1]>> {
-        self.wait(request, None, None)?;
         let mut inner = self.end.remembered(request.0)?;
+        let explain = |error: Error| error.operation(NAME).sequence(request.0);
+        if !self.is_done(request) {
+            let error = Error::new(ErrorKind::InvalidArgument, "the request is not done");
+            return Err(explain(error.hint("wait for it first")));
+        }
+        inner.outcome().map_err(explain)?;
         Ok(inner.places.iter_mut().filter_map(|place| place.answer.take()).collect())
     }
 

@@ -334,6 +334,7 @@ fn a_server_that_takes_no_batches_holds_its_worker_back() {
             let error = worker.wait(requests[0], shortly(), None).expect_err("nobody answers");
             says(&error, ErrorKind::DeadlineExceeded, &["push_pull", "no answer came", "server-0"]);
             assert!(!worker.is_done(requests[0]));
+            says(&worker.take(requests[0]).expect_err("not yet"), ErrorKind::InvalidArgument, &["is not done"]);
             let mut interrupt = || Err(Error::new(ErrorKind::Interrupted, "ctrl-c"));
             let error = worker.wait(requests[0], None, Some(&mut interrupt)).expect_err("interrupted");
             assert_eq!(error.kind(), ErrorKind::Interrupted);
@@ -694,6 +695,7 @@ fn what_was_moved_comes_back_as_the_same_memory() {
                 tensor.as_mut_slice::<f32>().expect("the only handle")[0] = round as f32;
                 let pull = Pull::taken(0, Dtype::F32, shape);
                 let request = worker.push_pull([Push::moved(0, tensor)], [pull]).expect("it is valid");
+                done(worker, request).expect("an answer");
                 tensor = worker.take(request).expect("an answer").pop().expect("one");
                 assert_eq!(tensor.as_slice::<f32>().expect("f32")[0], round as f32 + 1.0);
                 assert!(worker.take(request).expect("it is done").is_empty(), "it is there once");

@@ -4,11 +4,11 @@ use crate::link::Link;
 use crate::progress::Interest;
 use parking_lot::{Mutex, RwLock};
 use sheave_base::limits::LINKS_MAX;
+use sheave_base::numbers::Numbered;
 use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
 use sheave_tensor::{Arena, Dtype, Shape, Tensor};
 use sheave_wire::TensorSpec;
 use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -36,28 +36,9 @@ pub(crate) struct Links {
 
 #[derive(Default)]
 struct Alive {
-    by_id: HashMap<LinkId, Arc<Entry>, BuildHasherDefault<LinkHasher>>,
+    by_id: Numbered<LinkId, Arc<Entry>>,
     list: Arc<Vec<Arc<Entry>>>,
     next: u32,
-}
-
-/// Link numbers are small and our own: they are their own hash.
-#[derive(Default)]
-struct LinkHasher(u64);
-
-impl Hasher for LinkHasher {
-    fn finish(&self) -> u64 {
-        // The table takes its control bits from the top and its bucket from the bottom.
-        self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15)
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        self.0 = bytes.iter().fold(self.0, |hash, byte| hash << 8 | u64::from(*byte));
-    }
-
-    fn write_u32(&mut self, number: u32) {
-        self.0 = number.into();
-    }
 }
 
 impl Links {

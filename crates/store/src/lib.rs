@@ -42,7 +42,6 @@ mod kind;
 mod layout;
 mod learn;
 mod local;
-mod numbers;
 mod protocol;
 mod round;
 mod rows;

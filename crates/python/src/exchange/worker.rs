@@ -171,7 +171,7 @@ impl PyWorker {
     /// The answers of a request that is done to pulls without an array, once.
     fn take(&self, py: Python<'_>, request: u64) -> PyResult<Vec<PyTensor>> {
         let worker = self.worker(py)?;
-        let taken = enter(py, None, |_, _| worker.take(Handle(request)))?;
+        let taken = worker.take(Handle(request)).or_raise(py)?;
         Ok(taken.into_iter().map(PyTensor::new).collect())
     }
 

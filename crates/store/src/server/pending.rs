@@ -1,11 +1,11 @@
 //! Requests that are not answered, and the answers as they come together.
 
 use crate::layout::{ANSWER_BYTES_MAX, Layout, Spot};
-use crate::numbers::Numbered;
 use crate::protocol::{Form, Piece};
 use crate::rows::table::gather;
 use crate::slot::{Slot, empty};
 use crate::waiter::RequestId;
+use sheave_base::numbers::Numbered;
 use sheave_base::{Error, ErrorKind, Result, limits};
 use sheave_mesh::Reply;
 use sheave_net::Part;
@@ -28,7 +28,7 @@ pub(super) struct Waiting {
 /// The requests of a store that are not answered.
 #[derive(Default)]
 pub(super) struct Pending {
-    waiting: Numbered<Waiting>,
+    waiting: Numbered<u64, Waiting>,
     ended: Vec<Waiting>,
     last: RequestId,
     /// How many of each worker wait.
@@ -90,7 +90,7 @@ impl Pending {
         let (forgotten, kept) =
             std::mem::take(&mut self.waiting).into_iter().partition(|(_, one)| one.worker == worker);
         self.waiting = kept;
-        let forgotten: Numbered<Waiting> = forgotten;
+        let forgotten: Numbered<u64, Waiting> = forgotten;
         // Dropped with the others, when no lock is held: a reply that is dropped answers.
         self.ended.extend(forgotten.into_values());
     }

@@ -17,12 +17,12 @@ use crate::key::Key;
 use crate::kind::Kind;
 use crate::layout::{Layout, Spot, slice_number};
 use crate::local::{exists, unknown};
-use crate::numbers::Numbered;
 use crate::protocol::{Begin, Described, Form, Init, OnWorkerLoss, Open, Piece, Slices, Update};
 use crate::slot::Merge;
 use crate::sum::Gradient;
 use crate::updater::Spec;
 use crate::waiter::{Advance, Completed, RequestId};
+use sheave_base::numbers::Numbered;
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_mesh::Reply;
 use sheave_optim::Norms;
@@ -43,7 +43,7 @@ pub(super) struct Store {
     /// In the order of their initialisation, which is about the order in which they are asked for.
     pub(super) slots: Vec<Held>,
     /// Where the slot of a slice's number is.
-    pub(super) index: Numbered<usize>,
+    pub(super) index: Numbered<u64, usize>,
     waiting: Pending,
     /// Pushes that come slice by slice, by the worker and its number for it.
     begun: HashMap<(usize, u64), Begun>,

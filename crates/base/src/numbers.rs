@@ -1,12 +1,26 @@
-//! Tables whose keys are numbers of the job's own: nobody chooses them to collide, and each is looked up per request.
+//! Tables whose keys are numbers that nobody chooses to collide: counters, digests, numbers of the job's own.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-pub(crate) type Table<K, V> = HashMap<K, V, BuildHasherDefault<Spread>>;
+/// A map whose keys are spread by one multiplication each. Not for numbers that a stranger may choose and that are
+/// stored unchecked.
+///
+/// ```
+/// use sheave_base::LinkId;
+/// use sheave_base::numbers::Numbered;
+///
+/// let mut names: Numbered<LinkId, &str> = Numbered::default();
+/// names.insert(LinkId(7), "seven");
+/// assert_eq!(names.get(&LinkId(7)), Some(&"seven"));
+/// ```
+pub type Numbered<K, V> = HashMap<K, V, BuildHasherDefault<Spread>>;
 
-#[derive(Default)]
-pub(crate) struct Spread(u64);
+/// Multiplies by 2^64 divided by the golden ratio, after Knuth (The Art of Computer Programming, vol. 3, 6.4).
+///
+/// The upper half of the product brings the high bits down, which a table takes its bucket from.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Spread(u64);
 
 impl Hasher for Spread {
     fn finish(&self) -> u64 {
@@ -22,7 +36,6 @@ impl Hasher for Spread {
     }
 
     fn write_u64(&mut self, number: u64) {
-        // Multiplicative hashing by the golden ratio; the upper half of the product brings high bits down.
         let product = u128::from(self.0 ^ number) * 0x9e37_79b9_7f4a_7c15;
         self.0 = (product >> 64) as u64 ^ product as u64;
     }
