@@ -194,20 +194,12 @@ impl Attempt<'_, '_> {
             return self.link_within(&neighbour);
         }
         let transport = self.node.config.transport;
-        if transport != Transport::Tcp
-            && let Some(name) = &address.unix
-        {
-            let same_host = !address.boot_id.is_empty() && address.boot_id == self.node.boot_id();
-            let forced = transport == Transport::Shm;
-            if same_host || forced {
-                match connect_unix(name) {
-                    Ok(socket) => return self.link_shm(socket),
-                    // Another network namespace of this host, or another user's: there is still TCP.
-                    Err(error) if forced || address.tcp.is_none() || error.kind() == ErrorKind::LimitExceeded => {
-                        return Err(error.into());
-                    }
-                    Err(_) => {}
-                }
+        if let Some(name) = self.local_name() {
+            match connect_unix(name) {
+                Ok(socket) => return self.link_shm(socket),
+                Err(error) if self.must_share(&error) => return Err(error.into()),
+                // Another network namespace of this host, or another user's: there is still TCP.
+                Err(_) => {}
             }
         }
         match address.tcp {
@@ -220,6 +212,20 @@ impl Attempt<'_, '_> {
                 .hint("let the other side listen on TCP too, or choose another transport"),
             )),
         }
+    }
+
+    /// The Unix socket of the other side, if it may be one of this host.
+    fn local_name(&self) -> Option<&str> {
+        let (address, transport) = (self.address, self.node.config.transport);
+        let same_host = !address.boot_id.is_empty() && address.boot_id == self.node.boot_id();
+        let wanted = transport != Transport::Tcp && (same_host || transport == Transport::Shm);
+        address.unix.as_deref().filter(|_| wanted)
+    }
+
+    /// Whether TCP is no way out of this failure to reach the Unix socket.
+    fn must_share(&self, error: &Error) -> bool {
+        let forced = self.node.config.transport == Transport::Shm;
+        forced || self.address.tcp.is_none() || error.kind() == ErrorKind::LimitExceeded
     }
 
     fn link_within(&self, neighbour: &Arc<Inner>) -> std::result::Result<LinkId, Failure> {
@@ -260,6 +266,10 @@ impl Attempt<'_, '_> {
 
     fn link_tcp(&mut self, tcp: SocketAddr) -> std::result::Result<LinkId, Failure> {
         let socket = self.connect_tcp(tcp)?;
+        // Whoever has just begun to listen did so on its Unix socket first; the look before was a moment too early.
+        if let Some(near) = self.local_name().and_then(|name| connect_unix(name).ok()) {
+            return self.link_shm(near);
+        }
         let (peer, early) = self.shake(&socket, Medium::Tcp)?;
         if let Some(neighbour) = self.neighbour(&peer) {
             return self.link_within(&neighbour);

@@ -104,13 +104,15 @@ impl Node {
             unix: None,
             tcp: None,
         };
+        // Who finds the TCP socket must find the Unix socket too, lest it settle for TCP.
+        let near = config.unix.then(|| listen_unix(config.unix_name)).transpose();
+        let near = near.map_err(|error| error.operation("listen"))?;
         if let Some(wanted) = config.tcp {
             let socket = listen_tcp(wanted, config.insecure).map_err(|error| error.operation("listen"))?;
             address.tcp = Some(bound_to(&socket)?);
             node.listening.serve(node, socket, Medium::Tcp)?;
         }
-        if config.unix {
-            let (socket, name) = listen_unix(config.unix_name).map_err(|error| error.operation("listen"))?;
+        if let Some((socket, name)) = near {
             address.unix = Some(name);
             node.listening.serve(node, socket, Medium::SharedMemory)?;
         }

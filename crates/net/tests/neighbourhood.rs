@@ -158,3 +158,26 @@ fn neighbours_show_each_other_memory_by_its_segments() {
     assert_eq!((seen.id(), seen.start()), (segment.id(), segment.start()));
     assert!(to_server.segment(segment.id()).is_none(), "it was shown the other way");
 }
+
+#[test]
+fn who_begins_to_listen_while_another_looks_is_not_linked_over_tcp() {
+    let server = Node::start(config("server", Transport::Auto)).expect("a node");
+    let tcp = ListenConfig { unix: false, ..ListenConfig::default() };
+    let mut address = server.listen(tcp.clone()).expect("a free port");
+    let name = format!("sheave-test-{:x}", server.id().0);
+    address.unix = Some(name.clone());
+    let worker = Node::start(config("worker", Transport::Auto)).expect("a node");
+    // The worker has found no Unix socket and waits for the TCP socket when it is interrupted first.
+    let mut begun = false;
+    let mut interrupt = || {
+        if !std::mem::replace(&mut begun, true) {
+            let unix = ListenConfig { tcp: None, unix: true, unix_name: Some(name.clone()), ..tcp.clone() };
+            server.listen(unix)?;
+        }
+        Ok(())
+    };
+    let there = worker.connect_interruptible(&address, soon(), Some(&mut interrupt)).expect("it listens");
+    assert!(begun);
+    assert_eq!(worker.link(there).expect("it stands").medium(), Medium::SharedMemory);
+    exchange(&worker, there, &server, accepted(&server));
+}
