@@ -115,27 +115,25 @@ pub(crate) fn number_in(message: &Message) -> u64 {
     message.parts[0].to_vec::<i64>().expect("one number")[0] as u64
 }
 
-/// Sum of the voluntary context switches of all threads of this process.
-pub(crate) fn voluntary_switches() -> u64 {
-    let tasks = std::fs::read_dir("/proc/self/task").expect("proc");
-    tasks
-        .flatten()
-        .filter_map(|task| std::fs::read_to_string(task.path().join("status")).ok())
-        .filter_map(|status| {
-            let line = status.lines().find(|line| line.starts_with("voluntary_ctxt_switches"))?;
-            line.split_whitespace().nth(1)?.parse::<u64>().ok()
-        })
-        .sum()
-}
-
-/// Page faults of this process so far.
-pub(crate) fn page_faults() -> u64 {
+fn usage() -> libc::rusage {
     // SAFETY: the call fills the struct, for which all zeroes are valid.
     unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
         libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
-        (usage.ru_minflt + usage.ru_majflt) as u64
+        usage
     }
+}
+
+/// Context switches of this process so far: those it asked for by sleeping, and those that took the core from it.
+pub(crate) fn switches() -> [u64; 2] {
+    let usage = usage();
+    [usage.ru_nvcsw as u64, usage.ru_nivcsw as u64]
+}
+
+/// Page faults of this process so far.
+pub(crate) fn page_faults() -> u64 {
+    let usage = usage();
+    (usage.ru_minflt + usage.ru_majflt) as u64
 }
 
 /// Resident memory of this process in bytes.
