@@ -17,9 +17,8 @@ use crate::operation::Header;
 use crate::task::Awaited;
 use parking_lot::Mutex;
 use sheave_base::{Error, ErrorKind, Result, Tag, Work};
-use sheave_net::{Envelope, Message, Outgoing, Part, Wanted, was_closed_in_order};
+use sheave_net::{Envelope, Message, Outgoing, Part, Tensors, Wanted, was_closed_in_order};
 use sheave_tensor::Mode;
-use smallvec::SmallVec;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -152,7 +151,7 @@ pub(crate) struct Receiving<'a> {
 }
 
 impl Future for Receiving<'_> {
-    type Output = Result<(Header, SmallVec<[sheave_tensor::Tensor; 1]>)>;
+    type Output = Result<(Header, Tensors)>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let message = loop {

@@ -15,9 +15,10 @@
 
 use crate::halves;
 use sheave_base::{Error, ErrorKind, Result};
+use sheave_net::Tensors;
 use sheave_tensor::kernels::reduce_raw;
 use sheave_tensor::{Arena, Buffer, Dtype, Op, ReadLease, Segment, Shape, Tensor, WriteLease, copy_bytes, scale};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -252,9 +253,9 @@ impl Region {
 }
 
 /// The place of a message that is received into a region; none for no bytes.
-pub(crate) fn places(region: Option<&Region>) -> Result<SmallVec<[Tensor; 1]>> {
+pub(crate) fn places(region: Option<&Region>) -> Result<Tensors> {
     match region.filter(|region| region.len_bytes > 0) {
-        Some(region) => Ok(SmallVec::from_buf([region.tensor()?])),
+        Some(region) => Ok(smallvec![region.tensor()?]),
         None => Ok(SmallVec::new()),
     }
 }

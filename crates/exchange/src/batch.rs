@@ -2,7 +2,8 @@
 
 use crate::plan::Plan;
 use crate::server::Handler;
-use sheave_tensor::{Dtype, Shape, Tensor};
+use sheave_net::Tensors;
+use sheave_tensor::{Dtype, Shape};
 use smallvec::SmallVec;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ pub struct Request {
     pub step: Option<u32>,
     /// The pushed tensors in the worker's order, with their dtypes and shapes. Those that landed in registered memory
     /// are views of it, and expire when the request is answered and the next push to the same place lands.
-    pub tensors: SmallVec<[Tensor; 2]>,
+    pub tensors: Tensors,
     pub(crate) plan: Arc<Plan>,
 }
 

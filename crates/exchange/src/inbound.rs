@@ -10,10 +10,9 @@ use crate::place::Piece;
 use crate::plan::{PLANS_MAX, Plan};
 use sheave_base::numbers::Numbered;
 use sheave_base::{Error, ErrorKind, LinkId, Result};
-use sheave_net::{Admission, Arrival, Ground, Message};
+use sheave_net::{Admission, Arrival, Ground, Message, Tensors, WriteLeases};
 use sheave_tensor::{Arena, Buffer, Dtype, Shape, Tensor};
 use sheave_wire::Part;
-use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -35,7 +34,7 @@ pub(crate) struct Head {
 /// A whole request.
 pub(crate) struct Arrived {
     pub(crate) head: Head,
-    pub(crate) tensors: SmallVec<[Tensor; 2]>,
+    pub(crate) tensors: Tensors,
     pub(crate) link: LinkId,
     pub(crate) arrived_ns: u64,
 }
@@ -120,7 +119,7 @@ impl Inbound {
         if keyed().all(|(key, _)| !self.pieces.contains_key(&key)) {
             return Ok(Ok(self.kept_ground(plan, arrival, arena).unwrap_or_default()));
         }
-        let mut places: SmallVec<[Tensor; 1]> = SmallVec::new();
+        let mut places = Tensors::with_capacity(arrival.parts.len());
         for (key, part) in keyed() {
             places.push(match self.pieces.get(&key) {
                 Some(piece) => piece.place(key, part)?,
@@ -149,7 +148,7 @@ impl Inbound {
         if arrival.payload_bytes > KEPT_BYTES_MAX as u64 || arrival.parts.is_empty() {
             return None;
         }
-        let mut places: SmallVec<[Tensor; 1]> = SmallVec::new();
+        let mut places = Tensors::with_capacity(arrival.parts.len());
         for (key, part) in plan.push_keys.iter().zip(arrival.parts) {
             let length_bytes = usize::try_from(part.spec.length_bytes().ok()?).ok()?;
             let reusable = self.kept.get(key).filter(|buffer| buffer.is_unique() && buffer.len_bytes() >= length_bytes);
@@ -174,7 +173,7 @@ impl Inbound {
         let head = self.arriving.take().ok_or_else(|| strange("a request that was not announced"))?;
         self.next += 1;
         let arrived_ns = if head.wants_stamps { monotonic_ns() } else { 0 };
-        let mut tensors = SmallVec::new();
+        let mut tensors = Tensors::with_capacity(message.parts.len());
         if head.refusal.is_none() {
             for (key, part) in head.plan.push_keys.iter().zip(message.parts) {
                 tensors.push(match self.pieces.get(key) {
@@ -205,8 +204,9 @@ fn fresh(part: &Part, arena: &Arena) -> Result<Tensor> {
     Tensor::empty(arena, dtype, shape.clone()).or_else(|_| Tensor::private(dtype, shape))
 }
 
-fn leased(places: SmallVec<[Tensor; 1]>) -> Result<Ground> {
-    let mut ground = Ground { places, ..Ground::default() };
+fn leased(places: Tensors) -> Result<Ground> {
+    let leases = WriteLeases::with_capacity(places.len());
+    let mut ground = Ground { places, leases, ..Ground::default() };
     for place in &ground.places {
         ground.leases.push(place.write_lease("push_pull")?);
     }

@@ -10,8 +10,8 @@ use crate::plan::Slot;
 use parking_lot::Mutex;
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, Result};
-use sheave_net::Arrival;
 use sheave_net::link::Ground;
+use sheave_net::{Arrival, Tensors};
 use sheave_tensor::{Tensor, WriteLease};
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -152,7 +152,7 @@ impl Inner {
     }
 
     /// Takes the tensors of an answer for which there was a ground.
-    pub(crate) fn take(&mut self, server: usize, parts: SmallVec<[Tensor; 1]>) -> Result<()> {
+    pub(crate) fn take(&mut self, server: usize, parts: Tensors) -> Result<()> {
         if self.shares[server] == Share::Misfit {
             return Err(Error::new(ErrorKind::Protocol, "an answer that does not fit what was asked for"));
         }

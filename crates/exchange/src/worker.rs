@@ -12,7 +12,7 @@ use sheave_base::limits::{PART_BYTES_MAX, PARTS_MAX};
 use sheave_base::work::{Completer, Drive, Interrupt};
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Peer, Result, Work};
 use sheave_mesh::{Mesh, Role};
-use sheave_net::{Admission, Arrival, Ground, Message, Node, Observer, Outgoing, Part};
+use sheave_net::{Admission, Arrival, Ground, Message, Node, Observer, Outgoing, Part, Parts, Tensors};
 use sheave_tensor::{Dtype, Mode, ReadLease, Shape, Tensor, WriteLease};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
@@ -301,7 +301,7 @@ impl Worker {
     ///
     /// `InvalidArgument` if it is not done, and what went wrong with it if it failed; `NotFound` if so many others came
     /// after it that it is forgotten.
-    pub fn take(&self, request: Handle) -> Result<SmallVec<[Tensor; 1]>> {
+    pub fn take(&self, request: Handle) -> Result<Tensors> {
         let mut inner = self.end.remembered(request.0)?;
         let explain = |error: Error| error.operation(NAME).sequence(request.0);
         if !self.is_done(request) {
@@ -456,7 +456,7 @@ impl End {
         interrupt: Option<Interrupt<'_>>,
     ) -> Result<Handle> {
         self.check(&pushes, &pulls)?;
-        let mut leases: SmallVec<[ReadLease; 4]> = SmallVec::new();
+        let mut leases = SmallVec::<[ReadLease; 4]>::with_capacity(pushes.len());
         for push in &pushes {
             match push.mode {
                 Mode::Copy => leases.push(push.tensor.read_lease(NAME)?),
@@ -577,7 +577,7 @@ impl End {
         let (envelope, entry) = (word.envelope(self.lane.context), self.entry(number));
         let mut pushes = Some(pushes);
         for (index, seat) in self.servers.iter().enumerate() {
-            let parts: SmallVec<[Part; 1]> = if index + 1 == self.servers.len() {
+            let parts: Parts = if index + 1 == self.servers.len() {
                 let pushes = pushes.take().unwrap_or_default();
                 pushes.into_iter().map(|push| Part::new(push.tensor, push.mode)).collect()
             } else {

@@ -8,16 +8,14 @@
 
 use crate::drive::BRIEF_ROUNDS;
 use crate::matching::Wanted;
-use crate::message::Envelope;
+use crate::message::{Envelope, Tensors};
 use crate::node::Inner;
-use sheave_tensor::Tensor;
-use smallvec::SmallVec;
 use std::sync::atomic::Ordering::SeqCst;
 
 impl Inner {
     /// Envelope and number of the next message of the wanted link, if it comes at once and is small; its tensor is then
     /// in `places`, which else do not change.
-    pub(crate) fn take_at_once(&self, wanted: &Wanted, places: &mut SmallVec<[Tensor; 1]>) -> Option<(Envelope, u64)> {
+    pub(crate) fn take_at_once(&self, wanted: &Wanted, places: &mut Tensors) -> Option<(Envelope, u64)> {
         let entry = self.entry(wanted.source?).ok()?;
         if self.progress.is_led() || self.links.paused.load(SeqCst) > 0 {
             return None;

@@ -51,7 +51,7 @@ pub use farewell::was_closed_in_order;
 pub use link::{Arrival, Ground, Hold, Link, Medium};
 pub use listen::{ListenConfig, Refusals};
 pub use matching::{Wanted, check_places};
-pub use message::{Envelope, Kind, Message, Outgoing, Part};
+pub use message::{Envelope, Kind, Message, Outgoing, Part, Parts, Tensors, WriteLeases};
 pub use neighbour::{Neighbour, Source};
 pub use neighbourhood::Neighbourhood;
 pub use node::{Liveness, Node, NodeConfig};

@@ -15,7 +15,7 @@
 //! * **End**: a link ends once, with one reason; every later call returns it.
 
 use crate::matching::{Posted, Wanted};
-use crate::message::{Envelope, Message, Outgoing};
+use crate::message::{Envelope, Message, Outgoing, Tensors, WriteLeases};
 use sheave_base::{Error, ErrorKind, LinkId, Peer, Result, Work};
 use sheave_tensor::{Segment, SegmentId, Tensor, WriteLease};
 use sheave_wire::{Part, TensorSpec};
@@ -122,9 +122,9 @@ pub struct Landing {
 #[derive(Debug, Default)]
 pub struct Ground {
     /// One place for each tensor, which fits ([`crate::check_places`]), or none at all.
-    pub places: SmallVec<[Tensor; 1]>,
+    pub places: Tensors,
     /// Write leases for the places.
-    pub leases: SmallVec<[WriteLease; 1]>,
+    pub leases: WriteLeases,
     /// Leases that cover places of several messages.
     pub common: Option<Arc<Vec<WriteLease>>>,
 }
@@ -141,7 +141,7 @@ impl Landing {
     }
 
     /// One destination per tensor, or none at all. The link takes them into the message's parts.
-    pub fn take_places(&mut self) -> SmallVec<[Tensor; 1]> {
+    pub fn take_places(&mut self) -> Tensors {
         match &mut self.receive {
             Some(receive) if self.refusal.is_none() => std::mem::take(&mut receive.places),
             Some(_) => SmallVec::new(),
@@ -192,13 +192,7 @@ pub trait Link: Send + Sync {
     /// nothing while the sink is not empty, so that messages and receives keep their order. Whatever else there is, the
     /// link's end included, is left for [`Link::poll`]. `places` are as in [`Landing::take_places`], and their leases
     /// are the caller's.
-    fn take(
-        &self,
-        _sink: &dyn Sink,
-        _wanted: &Wanted,
-        _places: &mut SmallVec<[Tensor; 1]>,
-        _rounds: u32,
-    ) -> Option<(Envelope, u64)> {
+    fn take(&self, _sink: &dyn Sink, _wanted: &Wanted, _places: &mut Tensors, _rounds: u32) -> Option<(Envelope, u64)> {
         None
     }
 

@@ -9,12 +9,12 @@
 //! the link that carries them, which completes it with the message or with the reason of its own end.
 
 use crate::link::{Arrival, Landing, Verdict};
-use crate::message::Message;
+use crate::message::{Message, Tensors, WriteLeases};
 use parking_lot::{Mutex, MutexGuard};
 use sheave_base::limits::{REFUSED_CONTEXTS_MAX, UNEXPECTED_BYTES_MAX, UNEXPECTED_MESSAGES_MAX};
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, LinkId, Result, Tag};
-use sheave_tensor::{Dtype, Tensor, WriteLease};
+use sheave_tensor::{Dtype, Tensor};
 use sheave_wire::Part;
 use smallvec::SmallVec;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -42,8 +42,8 @@ impl Wanted {
 /// A receive that waits.
 pub(crate) struct Posted {
     pub(crate) wanted: Wanted,
-    pub(crate) places: SmallVec<[Tensor; 1]>,
-    pub(crate) leases: SmallVec<[WriteLease; 1]>,
+    pub(crate) places: Tensors,
+    pub(crate) leases: WriteLeases,
     pub(crate) completer: Completer<Message>,
 }
 

@@ -1,12 +1,19 @@
 //! What travels: an envelope, a small control part, and tensors.
 
 use sheave_base::{LinkId, Tag};
-use sheave_tensor::{Mode, ReadLease, Tensor};
+use sheave_tensor::{Mode, ReadLease, Tensor, WriteLease};
 use sheave_wire::Header;
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 pub use sheave_wire::Kind;
 use sheave_wire::TensorSpec;
+
+/// The tensors of a message, or places for them. As many as most messages have need no memory of their own.
+pub type Tensors = SmallVec<[Tensor; 2]>;
+/// The tensors of a message on its way out.
+pub type Parts = SmallVec<[Part; 2]>;
+/// Write leases for the places of a message.
+pub type WriteLeases = SmallVec<[WriteLease; 2]>;
 
 /// The part of a message that says what it is and whom it is for. It becomes the header on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,14 +81,14 @@ pub struct Outgoing {
     /// Small structured data beside the tensors.
     pub control: Vec<u8>,
     /// The tensors, in order.
-    pub parts: SmallVec<[Part; 1]>,
+    pub parts: Parts,
 }
 
 impl Outgoing {
     /// A message of one tensor.
     #[must_use]
     pub fn tensor(envelope: Envelope, tensor: Tensor, mode: Mode) -> Self {
-        Self { envelope, control: Vec::new(), parts: SmallVec::from_buf([Part::new(tensor, mode)]) }
+        Self { envelope, control: Vec::new(), parts: smallvec![Part::new(tensor, mode)] }
     }
 
     /// A message without tensors.
@@ -121,7 +128,7 @@ pub struct Message {
     /// Small structured data beside the tensors.
     pub control: Vec<u8>,
     /// The tensors, in order. Those that were received in place are handles to the memory that the receiver named.
-    pub parts: SmallVec<[Tensor; 1]>,
+    pub parts: Tensors,
 }
 
 impl Message {

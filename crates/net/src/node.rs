@@ -11,7 +11,7 @@ use crate::entry::{Entry, Links};
 use crate::link::{Arrival, Handover, Hold, Landing, Link, Medium, Sink, Verdict};
 use crate::listen::Listening;
 use crate::matching::{Matching, PostOutcome, Posted, Wanted, meet};
-use crate::message::{Kind, Message, Outgoing};
+use crate::message::{Kind, Message, Outgoing, Tensors, WriteLeases};
 use crate::neighbour::Sources;
 use crate::neighbourhood::Neighbourhood;
 use crate::observer::{Admission, Observed, Observer};
@@ -24,7 +24,7 @@ use sheave_base::limits;
 use sheave_base::secret::Resolved;
 use sheave_base::work::{Completer, Drive, Interrupt, driven};
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Peer, Result, Work};
-use sheave_tensor::{Arena, ArenaConfig, Mode, Tensor, WriteLease};
+use sheave_tensor::{Arena, ArenaConfig, Mode, Tensor};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -380,7 +380,7 @@ impl Node {
 
     /// Starts to receive a message. With `places`, one contiguous tensor per tensor of the message, bytes land there
     /// and dtype and size must agree; nobody else may write them until the work ends.
-    pub fn irecv(&self, wanted: Wanted, places: SmallVec<[Tensor; 1]>) -> Result<Work<Message>> {
+    pub fn irecv(&self, wanted: Wanted, places: Tensors) -> Result<Work<Message>> {
         let leases = lease(&places)?;
         let (work, ticket) = self.inner.post(wanted, places, leases)?;
         if let Some((ticket, cancel)) = ticket.zip(Some(self.inner.weak.clone())) {
@@ -404,7 +404,7 @@ impl Node {
     pub fn recv(
         &self,
         wanted: Wanted,
-        mut places: SmallVec<[Tensor; 1]>,
+        mut places: Tensors,
         until: Option<Instant>,
         interrupt: Option<Interrupt<'_>>,
     ) -> Result<Message> {
@@ -609,8 +609,8 @@ impl Inner {
     fn post(
         self: &Arc<Self>,
         wanted: Wanted,
-        places: SmallVec<[Tensor; 1]>,
-        leases: SmallVec<[WriteLease; 1]>,
+        places: Tensors,
+        leases: WriteLeases,
     ) -> Result<(Work<Message>, Option<u64>)> {
         self.fork.check("node")?;
         let (completer, work) = driven("recv", Some(self.driver()), wanted.source);
@@ -693,7 +693,7 @@ impl Inner {
 }
 
 /// Keeps everybody else away from the places of a receive.
-fn lease(places: &[Tensor]) -> Result<SmallVec<[WriteLease; 1]>> {
+fn lease(places: &[Tensor]) -> Result<WriteLeases> {
     let mut leases = SmallVec::new();
     for place in places {
         leases.push(place.write_lease("recv")?);

@@ -1,7 +1,7 @@
 //! Small messages through shared memory, which a blocking receive takes out of the ring itself.
 
 use sheave_base::{ErrorKind, LinkId, Tag};
-use sheave_net::{Envelope, Node, NodeConfig, Outgoing, WaitPolicy, Wanted, shm};
+use sheave_net::{Envelope, Node, NodeConfig, Outgoing, Tensors, WaitPolicy, Wanted, shm};
 use sheave_tensor::{Dtype, Mode, Tensor};
 use smallvec::{SmallVec, smallvec};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -60,7 +60,7 @@ impl Pair {
         Wanted { source: Some(self.back), context: 1, tag: Tag(tag) }
     }
 
-    fn receive(&self, tag: u64, places: SmallVec<[Tensor; 1]>) -> sheave_base::Result<sheave_net::Message> {
+    fn receive(&self, tag: u64, places: Tensors) -> sheave_base::Result<sheave_net::Message> {
         self.other.recv(self.wanted(tag), places, Some(soon()), None)
     }
 }
@@ -152,7 +152,7 @@ fn a_place_that_does_not_fit_is_refused() {
             1 => Tensor::private(Dtype::I64, [2]),
             _ => Tensor::private(Dtype::I64, [1]),
         };
-        let mut places: SmallVec<[Tensor; 1]> = smallvec![place.expect("small")];
+        let mut places: Tensors = smallvec![place.expect("small")];
         if round % 3 == 2 {
             places.push(number(0));
         }

@@ -13,9 +13,8 @@ use sheave_base::config::{Role, Settings};
 use sheave_base::fork::ForkMark;
 use sheave_base::limits::JOIN_TIMEOUT;
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, Work};
-use sheave_net::{Address, Envelope, ListenConfig, Node, NodeConfig, Outgoing, Transport, Wanted};
+use sheave_net::{Address, Envelope, ListenConfig, Node, NodeConfig, Outgoing, Tensors, Transport, Wanted};
 use sheave_tensor::{Mode, Tensor};
-use smallvec::SmallVec;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -139,7 +138,7 @@ fn moved(array: &Bound<'_, PyAny>) -> Result<Tensor> {
     }
 }
 
-fn places(out: Option<&Bound<'_, PyAny>>) -> PyResult<SmallVec<[Tensor; 1]>> {
+fn places(out: Option<&Bound<'_, PyAny>>) -> PyResult<Tensors> {
     out.map(|out| import::tensor(out, Access::Write)).transpose().map(|place| place.into_iter().collect())
 }
 

@@ -2,10 +2,8 @@
 
 use crate::reference::{Brought, Ref};
 use sheave_base::{Error, ErrorKind, Result};
-use sheave_net::Message;
-use sheave_tensor::Tensor;
+use sheave_net::{Message, Tensors};
 use sheave_wire::{Value, codec, from_control, to_control};
-use smallvec::SmallVec;
 
 /// First byte of an answer's control part.
 const FINE: u8 = 0;
@@ -17,7 +15,7 @@ pub struct Answer {
     /// The result. [`Value::Tensor`] is an index into `tensors`.
     pub value: Value,
     /// Its tensors. Those that were received in place are handles to the memory that the caller named.
-    pub tensors: SmallVec<[Tensor; 1]>,
+    pub tensors: Tensors,
     /// The references in the value. They are this node's for as long as the answer lives; [`crate::Mesh::hold`] makes
     /// more handles to them.
     pub refs: Vec<Ref>,

@@ -5,7 +5,7 @@ use super::{Answer, Asked, Request};
 use crate::driver::Shared;
 use crate::reference::{Ref, names_in};
 use sheave_base::{Error, ErrorKind, Result, Work};
-use sheave_net::{Outgoing, Part};
+use sheave_net::{Outgoing, Part, Parts};
 use sheave_tensor::{Mode, Tensor, copy_bytes};
 use sheave_wire::codec;
 use smallvec::SmallVec;
@@ -67,7 +67,7 @@ impl Shared {
     }
 
     /// The answer of this node to itself.
-    pub(super) fn answered_here(&self, correlation: u64, outcome: Result<(sheave_wire::Value, SmallVec<[Part; 1]>)>) {
+    pub(super) fn answered_here(&self, correlation: u64, outcome: Result<(sheave_wire::Value, Parts)>) {
         let Some(call) = self.calls.pending.lock().remove(&correlation) else { return };
         let answer = outcome.and_then(|(value, parts)| {
             let mut tensors = parts.into_iter().map(|part| self.capture(part)).collect::<Result<SmallVec<_>>>()?;

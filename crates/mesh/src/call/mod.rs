@@ -41,10 +41,9 @@ use pending::Pending;
 use sha2::{Digest, Sha256};
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, Work, limits};
-use sheave_net::{Admission, Arrival, Envelope, Ground, Hold, Kind, Message, Outgoing, Part};
+use sheave_net::{Admission, Arrival, Envelope, Ground, Hold, Kind, Message, Outgoing, Parts, Tensors, WriteLeases};
 use sheave_tensor::{Tensor, WriteLease};
 use sheave_wire::Value;
-use smallvec::SmallVec;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -60,10 +59,10 @@ pub struct Call {
     /// the call is made, and is held by the callee from then on.
     pub args: Value,
     /// Tensors, and how they leave.
-    pub tensors: SmallVec<[Part; 1]>,
+    pub tensors: Parts,
     /// Where the tensors of the answer are to land: one contiguous tensor for each, of the same dtype and size. Nobody
     /// may write to them until the call ends. Without any they land in the node's arena.
-    pub places: SmallVec<[Tensor; 1]>,
+    pub places: Tensors,
     /// Write leases that the caller holds already, for places of several calls in one buffer. For all others the call
     /// takes its own.
     pub leases: Option<Leases>,
@@ -102,7 +101,7 @@ type Named = (String, Arc<dyn Service>);
 /// What the table of calls keeps of one.
 struct Asked {
     method: String,
-    places: SmallVec<[Tensor; 1]>,
+    places: Tensors,
     leases: Option<Leases>,
     until: Option<Instant>,
     begun: Instant,
@@ -110,7 +109,7 @@ struct Asked {
 
 impl Asked {
     /// New leases for the places that those which came along do not cover.
-    fn lease_the_rest(&self) -> Result<SmallVec<[WriteLease; 1]>> {
+    fn lease_the_rest(&self) -> Result<WriteLeases> {
         let held = self.leases.as_deref().map_or(&[][..], Vec::as_slice);
         let is_covered = |place: &&Tensor| held.iter().any(|lease| lease.buffer().is_same(place.buffer()));
         self.places.iter().filter(|place| !is_covered(place)).map(|place| place.write_lease("call")).collect()

@@ -5,9 +5,7 @@ use super::answer::{Answer, decode};
 use crate::reference::Brought;
 use sheave_base::work::Completer;
 use sheave_base::{Error, LinkId, NodeId, Peer, Result};
-use sheave_net::{Arrival, Ground, Message, check_places};
-use sheave_tensor::{Tensor, WriteLease};
-use smallvec::SmallVec;
+use sheave_net::{Arrival, Ground, Message, Tensors, WriteLeases, check_places};
 use std::time::Instant;
 
 pub(super) struct Pending {
@@ -15,8 +13,8 @@ pub(super) struct Pending {
     pub(super) to: NodeId,
     pub(super) link: LinkId,
     pub(super) completer: Completer<Answer>,
-    pub(super) places: SmallVec<[Tensor; 1]>,
-    pub(super) leases: (SmallVec<[WriteLease; 1]>, Option<Leases>),
+    pub(super) places: Tensors,
+    pub(super) leases: (WriteLeases, Option<Leases>),
     /// Why the answer's tensors could not land where they should.
     pub(super) refusal: Option<Error>,
     /// The answer is being written to the places, and its link has them and their leases. What ends the call would not

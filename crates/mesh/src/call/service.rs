@@ -6,10 +6,10 @@ use crate::driver::Shared;
 use crate::engine::Member;
 use crate::reference::{Brought, Ref, names_in};
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, limits};
-use sheave_net::{Envelope, Hold, Kind, Message, Outgoing, Part};
+use sheave_net::{Envelope, Hold, Kind, Message, Outgoing, Part, Parts, Tensors};
 use sheave_tensor::{Mode, Tensor};
 use sheave_wire::{Value, codec};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 
@@ -51,7 +51,7 @@ pub struct Request {
     /// The arguments. [`Value::Tensor`] is an index into `tensors`, and in range.
     pub args: Value,
     /// The tensors that came along; they belong to this node.
-    pub tensors: SmallVec<[Tensor; 1]>,
+    pub tensors: Tensors,
     /// The references in the arguments. They are this node's for as long as the request lives; [`crate::Mesh::hold`]
     /// makes more handles to them.
     pub refs: Vec<Ref>,
@@ -123,7 +123,7 @@ impl Reply {
 
     /// Answers with a value and tensors. References in the value must be held by this node. Does not block. That
     /// the caller is gone is no error.
-    pub fn ok(self, value: Value, tensors: SmallVec<[Part; 1]>) {
+    pub fn ok(self, value: Value, tensors: Parts) {
         self.send(Ok((value, tensors)));
     }
 
@@ -134,7 +134,7 @@ impl Reply {
 
     /// Answers with one tensor, by copy.
     pub fn tensor(self, tensor: Tensor) {
-        self.ok(Value::Tensor(0), SmallVec::from_buf([Part::new(tensor, Mode::Copy)]));
+        self.ok(Value::Tensor(0), smallvec![Part::new(tensor, Mode::Copy)]);
     }
 
     /// Answers with an error, which keeps its kind and text.
@@ -144,14 +144,14 @@ impl Reply {
 
     /// As [`Reply::ok`], but tensors that are sent by copy are borrowed, not captured, until the answer has left: who
     /// writes them before is refused.
-    pub fn ok_borrowed(mut self, value: Value, tensors: SmallVec<[Part; 1]>) {
+    pub fn ok_borrowed(mut self, value: Value, tensors: Parts) {
         if let Some(way) = self.way.take() {
             way.answer(Ok((value, tensors)), Hold::Borrow);
         }
     }
 
     /// Answers with what a handler returned.
-    pub fn send(mut self, outcome: Result<(Value, SmallVec<[Part; 1]>)>) {
+    pub fn send(mut self, outcome: Result<(Value, Parts)>) {
         if let Some(way) = self.way.take() {
             way.answer(outcome, Hold::Capture);
         }
@@ -168,7 +168,7 @@ impl Drop for Reply {
 }
 
 impl Way {
-    fn answer(self, outcome: Result<(Value, SmallVec<[Part; 1]>)>, hold: Hold) {
+    fn answer(self, outcome: Result<(Value, Parts)>, hold: Hold) {
         let outcome = outcome.and_then(|(value, parts)| {
             value.check_tensors(parts.len())?;
             Ok((value, parts))
@@ -190,7 +190,7 @@ fn send(
     shared: &Arc<Shared>,
     link: LinkId,
     correlation: u64,
-    outcome: Result<(Value, SmallVec<[Part; 1]>)>,
+    outcome: Result<(Value, Parts)>,
     hold: Hold,
 ) -> Result<()> {
     let mut names = Vec::new();

@@ -11,15 +11,14 @@ use crate::doorbell::Doorbell;
 use crate::farewell::closed_by_peer;
 use crate::link::{Handover, Hold, Link, Medium, Polled, Readiness, Sink};
 use crate::matching::Wanted;
-use crate::message::{Envelope, Outgoing};
+use crate::message::{Envelope, Outgoing, Tensors};
 use crate::node::Inner;
 use crate::outbox::SendDriver;
 use parking_lot::Mutex;
 use sheave_base::park::Bell;
 use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
-use sheave_tensor::{Arena, Lender, Segment, SegmentId, Tensor};
+use sheave_tensor::{Arena, Lender, Segment, SegmentId};
 use sheave_wire::CloseReason;
-use smallvec::SmallVec;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, Weak};
@@ -318,13 +317,7 @@ impl Link for ShmLink {
         }
     }
 
-    fn take(
-        &self,
-        sink: &dyn Sink,
-        wanted: &Wanted,
-        places: &mut SmallVec<[Tensor; 1]>,
-        rounds: u32,
-    ) -> Option<(Envelope, u64)> {
+    fn take(&self, sink: &dyn Sink, wanted: &Wanted, places: &mut Tensors, rounds: u32) -> Option<(Envelope, u64)> {
         let mut receiving = self.receiving.try_lock()?;
         // The sink is asked under the token: nothing of this link's can be delivered to it from here on.
         let is_idle = self.ended.get().is_none() && !self.outbound_waits.load(SeqCst) && self.debts.is_empty();

@@ -9,7 +9,7 @@ use super::sending::{CHUNK_BYTES, CHUNKS};
 use crate::counters::Counters;
 use crate::link::{Arrival, Landing, Sink, Verdict};
 use crate::matching::Wanted;
-use crate::message::{Envelope, Message};
+use crate::message::{Envelope, Message, Tensors};
 use parking_lot::Mutex;
 use sheave_base::limits::CONTROL_BYTES_MAX;
 use sheave_base::work::Completer;
@@ -53,13 +53,13 @@ struct Stream {
     landing: Landing,
     message: Message,
     /// The parts that are streamed, in order.
-    parts: SmallVec<[usize; 1]>,
+    parts: SmallVec<[usize; 2]>,
     next: usize,
     offset_bytes: usize,
 }
 
 /// The tensors of a message, and which of them are still to be streamed.
-type Landed = (SmallVec<[Tensor; 1]>, SmallVec<[usize; 1]>);
+type Landed = (Tensors, SmallVec<[usize; 2]>);
 
 /// The next record is there and is not for this receive, or needs more than a copy.
 pub(crate) struct NotTaken;
@@ -117,7 +117,7 @@ impl Receiving {
         &mut self,
         link: LinkId,
         wanted: &Wanted,
-        places: &mut SmallVec<[Tensor; 1]>,
+        places: &mut Tensors,
         sink: &dyn Sink,
     ) -> Result<Option<(Envelope, u64)>, NotTaken> {
         let Some(record) = self.consumer.peek().map_err(|_| NotTaken)? else { return Ok(None) };
@@ -310,7 +310,7 @@ impl Receiving {
         record: &Record,
         inline_at: usize,
         parts: &[Part],
-        places: SmallVec<[Tensor; 1]>,
+        places: Tensors,
         shore: &Shore<'_>,
     ) -> Result<Landed> {
         let in_place = !places.is_empty();

@@ -21,7 +21,7 @@ use super::ring::{Kind as RecordKind, Producer};
 use crate::counters::Counters;
 use crate::doorbell::Doorbell;
 use crate::link::Hold;
-use crate::message::{Outgoing, Part, spec_of};
+use crate::message::{Outgoing, Part, Parts, spec_of};
 use crate::outbox::{Outbox, SendDriver, Waiting};
 use parking_lot::Mutex;
 use sheave_base::park::Bell;
@@ -97,14 +97,14 @@ struct Assembly {
     header: [u8; HEADER_BYTES],
     area: Vec<u8>,
     sent_bytes: usize,
-    streamed: SmallVec<[Part; 1]>,
+    streamed: Parts,
     /// Absent where the peer's copy completes the sender's work.
     done: Option<Completer<()>>,
 }
 
 /// A message whose bytes pass through the slots.
 struct Stream {
-    parts: SmallVec<[Part; 1]>,
+    parts: Parts,
     part: usize,
     offset_bytes: usize,
     done: Completer<()>,
@@ -343,7 +343,7 @@ impl Sending {
         mut message: Outgoing,
         table: &[WirePart],
         payload_bytes: u64,
-        streamed: SmallVec<[Part; 1]>,
+        streamed: Parts,
         done: Option<Completer<()>>,
     ) -> Result<()> {
         // Room for a few dimensions per part: growing it piece by piece scatters the heap.

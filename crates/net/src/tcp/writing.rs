@@ -7,7 +7,7 @@
 use super::TURN_BYTES;
 use crate::counters::Counters;
 use crate::link::{Handover, Hold};
-use crate::message::{Outgoing, Part, spec_of};
+use crate::message::{Outgoing, Parts, spec_of};
 use crate::outbox::{Outbox, SendDriver};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
@@ -184,7 +184,7 @@ impl Writing {
 /// A message as the socket sees it.
 struct Frame {
     head: SmallVec<[u8; 192]>,
-    parts: SmallVec<[Part; 1]>,
+    parts: Parts,
     written_bytes: usize,
     total_bytes: usize,
 }

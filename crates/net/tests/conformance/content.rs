@@ -3,7 +3,7 @@
 use sheave_base::LinkId;
 use sheave_base::Tag;
 use sheave_base::clock::{Entropy, SeededEntropy};
-use sheave_net::{Envelope, Message, Outgoing, Part, Wanted};
+use sheave_net::{Envelope, Message, Outgoing, Part, Tensors, Wanted};
 use sheave_tensor::{Arena, Dtype, Mode, Tensor};
 use smallvec::SmallVec;
 
@@ -70,12 +70,12 @@ pub(crate) fn wanted(source: Option<LinkId>, tag: u64) -> Wanted {
 }
 
 /// No places.
-pub(crate) fn anywhere() -> SmallVec<[Tensor; 1]> {
+pub(crate) fn anywhere() -> Tensors {
     SmallVec::new()
 }
 
 /// One place.
-pub(crate) fn at(place: &Tensor) -> SmallVec<[Tensor; 1]> {
+pub(crate) fn at(place: &Tensor) -> Tensors {
     SmallVec::from_iter([place.clone()])
 }
 

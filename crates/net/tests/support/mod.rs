@@ -5,9 +5,8 @@ pub(crate) mod stranger;
 
 use sheave_base::secret::Resolved;
 use sheave_base::{LinkId, Secret, Tag};
-use sheave_net::{Address, Envelope, ListenConfig, Node, NodeConfig, Outgoing, Transport, Wanted};
+use sheave_net::{Address, Envelope, ListenConfig, Node, NodeConfig, Outgoing, Tensors, Transport, Wanted};
 use sheave_tensor::{Mode, Tensor};
-use smallvec::SmallVec;
 use std::time::{Duration, Instant};
 
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
@@ -54,12 +53,7 @@ pub(crate) fn copied(tag: u64, tensor: &Tensor) -> Outgoing {
     Outgoing::tensor(Envelope::data(0, Tag(tag)), tensor.clone(), Mode::Copy)
 }
 
-pub(crate) fn receive(
-    node: &Node,
-    link: LinkId,
-    tag: u64,
-    places: SmallVec<[Tensor; 1]>,
-) -> sheave_base::Result<Tensor> {
+pub(crate) fn receive(node: &Node, link: LinkId, tag: u64, places: Tensors) -> sheave_base::Result<Tensor> {
     node.recv(wanted(link, tag), places, Some(soon()), None)?.into_tensor()
 }
 

@@ -3,9 +3,8 @@
 use crate::layout::{ANSWER_BYTES_MAX, KEYS_MAX, PACKED_BELOW_BYTES, PACKED_BYTES_MAX, PARTS_MAX, PIECES_MAX, padded};
 use crate::protocol::{DescribedSlice, Piece, Update};
 use sheave_base::NodeId;
-use sheave_net::Part;
+use sheave_net::Parts;
 use sheave_tensor::Tensor;
-use smallvec::SmallVec;
 
 /// Slices of tensors, as they stand in a message.
 pub(super) type Pieces = Vec<(Piece, Tensor)>;
@@ -26,7 +25,7 @@ pub(super) struct Batch {
 pub(super) struct Parcel {
     pub(super) server: NodeId,
     pub(super) update: Update,
-    pub(super) tensors: SmallVec<[Part; 1]>,
+    pub(super) tensors: Parts,
     pub(super) places: Vec<Tensor>,
 }
 

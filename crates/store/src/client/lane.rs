@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
 use sheave_mesh::{Answer, Call, Mesh, WeakMesh};
-use sheave_net::Part;
+use sheave_net::Parts;
 use smallvec::SmallVec;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -69,7 +69,7 @@ pub(super) struct Item {
 
 pub(super) enum What {
     /// Slices of a push that the server knows of.
-    Slices { operation: u64, push: Vec<Piece>, tensors: SmallVec<[Part; 1]> },
+    Slices { operation: u64, push: Vec<Piece>, tensors: Parts },
     /// A pull, and who is told of its answer.
     Pull { method: &'static str, call: Call, completer: Completer<Answer> },
 }

@@ -15,7 +15,7 @@ use crate::slot::{empty, flat_copy};
 use crate::store::Options;
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
 use sheave_mesh::{Answer, Call, Leases};
-use sheave_net::Part;
+use sheave_net::{Part, Parts, Tensors};
 use sheave_tensor::{Dtype, Mode, Tensor};
 use smallvec::SmallVec;
 use std::collections::{HashMap, HashSet};
@@ -330,7 +330,7 @@ impl Client {
         let Parcel { server, update, tensors, places: targets } = parcel;
         let arena = self.mesh.node().arena();
         let layout = Layout::of(&update.pull)?;
-        let mut places: SmallVec<[Tensor; 1]> = SmallVec::new();
+        let mut places: Tensors = SmallVec::new();
         let mut unpacks = Vec::new();
         if update.pull.iter().any(|piece| piece.packed) {
             places.push(empty(arena, Dtype::U8, layout.packed_bytes)?);
@@ -357,11 +357,7 @@ impl Client {
 
     /// The tensors of a message with these pieces: the packed ones are copied into one, codes and ids that are asked
     /// for are handed over, the others leave by copy. Those that `captures` picks are copied here and now.
-    pub(super) fn pack(
-        &self,
-        pieces: Vec<(Piece, Tensor)>,
-        captures: impl Fn(&Tensor) -> bool,
-    ) -> Result<SmallVec<[Part; 1]>> {
+    pub(super) fn pack(&self, pieces: Vec<(Piece, Tensor)>, captures: impl Fn(&Tensor) -> bool) -> Result<Parts> {
         let heads: Vec<Piece> = pieces.iter().map(|(piece, _)| *piece).collect();
         let layout = Layout::of(&heads)?;
         let mut parts = SmallVec::new();

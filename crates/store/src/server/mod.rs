@@ -27,6 +27,7 @@ use parking_lot::Mutex;
 use settle::{Loss, Settlements};
 use sheave_base::{Error, ErrorKind, NodeId, Result};
 use sheave_mesh::{Member, Mesh, Reply, Request, Role, Service, WeakMesh};
+use sheave_net::Tensors;
 use sheave_tensor::{Arena, Tensor};
 use sheave_wire::Value;
 use smallvec::SmallVec;
@@ -404,7 +405,7 @@ impl Holder {
         }
     }
 
-    fn slices(self: &Arc<Self>, from: NodeId, args: &Value, tensors: SmallVec<[Tensor; 1]>) -> Result<()> {
+    fn slices(self: &Arc<Self>, from: NodeId, args: &Value, tensors: Tensors) -> Result<()> {
         let slices: Slices = protocol::decode(args)?;
         let worker = self.worker(from)?;
         let mut table = self.table.lock();
@@ -426,7 +427,7 @@ impl Holder {
         self.table.lock().stores.retain(|_, store| !store.members.is_over());
     }
 
-    fn update(self: &Arc<Self>, from: NodeId, args: &Value, tensors: SmallVec<[Tensor; 1]>, reply: Reply) {
+    fn update(self: &Arc<Self>, from: NodeId, args: &Value, tensors: Tensors, reply: Reply) {
         let update: Update = match protocol::decode(args) {
             Ok(update) => update,
             Err(error) => return reply.error(error),

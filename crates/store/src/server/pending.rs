@@ -8,10 +8,9 @@ use crate::waiter::RequestId;
 use sheave_base::numbers::Numbered;
 use sheave_base::{Error, ErrorKind, Result, limits};
 use sheave_mesh::Reply;
-use sheave_net::Part;
+use sheave_net::{Part, Parts};
 use sheave_tensor::{Arena, Dtype, Mode, Tensor};
 use sheave_wire::Value;
-use smallvec::SmallVec;
 use std::collections::HashMap;
 
 /// A request that is not answered.
@@ -196,7 +195,7 @@ impl Assembly {
         Ok(())
     }
 
-    fn into_parts(mut self) -> SmallVec<[Part; 1]> {
+    fn into_parts(mut self) -> Parts {
         if let Some(packed) = self.packed.take() {
             self.parts[0] = Some(packed);
         }

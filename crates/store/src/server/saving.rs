@@ -7,12 +7,12 @@ use crate::layout::KEYS_MAX;
 use crate::local::unknown;
 use crate::protocol::{self, Examine, Export, Head, Import};
 use sheave_base::{Error, ErrorKind, Result};
-use sheave_net::Part;
+use sheave_net::{Part, Parts};
 use sheave_tensor::{Mode, Tensor};
 use sheave_wire::Value;
 use smallvec::SmallVec;
 
-type Answer = (Value, SmallVec<[Part; 1]>);
+type Answer = (Value, Parts);
 
 impl Holder {
     pub(super) fn examine(&self, args: &Value) -> Result<Answer> {

@@ -25,10 +25,10 @@ use crate::waiter::{Advance, Completed, RequestId};
 use sheave_base::numbers::Numbered;
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_mesh::Reply;
+use sheave_net::Tensors;
 use sheave_optim::Norms;
 use sheave_tensor::{Arena, Dtype, Tensor};
 use sheave_wire::Value;
-use smallvec::SmallVec;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -264,7 +264,7 @@ impl Store {
     }
 
     /// Some slices of a push that was begun. An error leaves nothing merged.
-    pub(super) fn slices(&mut self, slices: &Slices, worker: usize, tensors: SmallVec<[Tensor; 1]>) -> Result<()> {
+    pub(super) fn slices(&mut self, slices: &Slices, worker: usize, tensors: Tensors) -> Result<()> {
         self.check_loss(worker, true)?;
         let (values, asked) = self.check_push(&slices.push, worker, &tensors)?;
         let known = self.begun.get(&(worker, slices.operation)).filter(|begun| begun.left >= values.len() as u64);
