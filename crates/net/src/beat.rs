@@ -3,7 +3,7 @@
 use crate::counters::Counters;
 use crate::entry::Entry;
 use crate::node::Inner;
-use crate::progress::{Turn, span_until};
+use crate::progress::{Rhythm, Turn, span_until};
 use sheave_base::{Error, ErrorKind, Result};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,19 +18,22 @@ pub(crate) fn spawn(inner: Arc<Inner>) -> Result<JoinHandle<()>> {
 fn run(inner: &Inner) {
     let beat = inner.config.liveness.beat;
     let mut next_beat = Instant::now() + beat;
-    let mut seen_activity = 0;
+    let mut rhythm = Rhythm::default();
     while !inner.stopping.load(Ordering::SeqCst) {
         let next = inner.next_due().map_or(next_beat, |due| due.min(next_beat));
         let limit = span_until(Instant::now(), beat, Some(next));
         let busy = inner.links.all().iter().any(|entry| entry.pollers.load(Ordering::Relaxed) > 0);
-        match inner.progress.thread_turn(&mut seen_activity, limit, busy, || inner.arm_all()) {
+        match inner.progress.thread_turn(&mut rhythm, limit, busy, || inner.arm_all()) {
             Turn::Led { woken } => {
                 if woken {
                     Counters::add(&inner.counters.progress_wakeups, 1);
                 }
                 inner.serve_all();
             }
-            Turn::Ticked => inner.serve_all(),
+            Turn::Ticked => {
+                let found = inner.serve_all();
+                rhythm.looked(found);
+            }
             Turn::Rested => {}
         }
         let now = Instant::now();

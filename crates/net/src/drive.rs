@@ -334,16 +334,18 @@ impl Inner {
         moved | self.sources.unattended().is_some_and(|source| source.poll())
     }
 
-    /// Polls every link that nobody polls, for a thread that is not the leader.
-    pub(crate) fn serve_all(&self) {
+    /// Polls every link that nobody polls, for a thread that is not the leader. True when something moved.
+    pub(crate) fn serve_all(&self) -> bool {
+        let mut moved = false;
         for entry in self.links.all().iter() {
             if entry.pollers.load(SeqCst) == 0 {
                 // It may be long until the next time.
-                let _ = (0..SERVED_TURNS).all(|_| self.poll(entry));
+                moved |= (0..SERVED_TURNS).take_while(|_| self.poll(entry)).count() > 0;
                 self.settle(entry);
             }
         }
         self.source_waits();
+        moved
     }
 
     /// Whoever polled a link leaves it as a sleeping leader expects it: armed, with nothing in it. A ring that was

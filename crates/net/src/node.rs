@@ -384,6 +384,7 @@ impl Node {
         let leases = lease(&places)?;
         let (work, ticket) = self.inner.post(wanted, places, leases)?;
         if let Some((ticket, cancel)) = ticket.zip(Some(self.inner.weak.clone())) {
+            self.inner.progress.hurry();
             self.inner.matcher.lock().on_cancel(ticket, move || {
                 if let Some(inner) = cancel.upgrade() {
                     inner.withdraw(ticket, Error::new(ErrorKind::Cancelled, "the receive was cancelled"));

@@ -86,6 +86,39 @@ pub(crate) struct Progress {
     heat: AtomicU32,
     pub(crate) thread: Parker,
     dormant: AtomicBool,
+    /// The progress thread leaves the links alone for longer than [`PAUSE_MIN`].
+    patient: AtomicBool,
+}
+
+/// How long the progress thread leaves the links to busy callers before it looks at them: at first, and when callers
+/// have kept at it and nothing was ever found. Each look takes a core from a caller for some 20 µs, which is seen in
+/// the slowest of a hundred round trips if it comes too often.
+const PAUSE_MIN: Duration = Duration::from_millis(2);
+const PAUSE_MAX: Duration = Duration::from_millis(8);
+
+/// Waits within a pause that make the next one longer.
+const BUSY_WAITS: u64 = 32;
+
+/// What the progress thread remembers from turn to turn.
+pub(crate) struct Rhythm {
+    /// Waits of callers that it knows of.
+    waits: u64,
+    pause: Duration,
+}
+
+impl Default for Rhythm {
+    fn default() -> Self {
+        Self { waits: 0, pause: PAUSE_MIN }
+    }
+}
+
+impl Rhythm {
+    /// A look at the links that nobody polls has found something, or nothing.
+    pub(crate) fn looked(&mut self, found: bool) {
+        if found {
+            self.pause = PAUSE_MIN;
+        }
+    }
 }
 
 /// The doorbell's key among the watched descriptors.
@@ -109,6 +142,7 @@ impl Progress {
             heat: AtomicU32::new(0),
             thread: Parker::new(),
             dormant: AtomicBool::new(false),
+            patient: AtomicBool::new(false),
         })
     }
 
@@ -196,6 +230,14 @@ impl Progress {
     /// Makes whoever sleeps look at the links again: there is something new that no link was armed for.
     pub(crate) fn ring(&self) {
         self.doorbell.ring();
+        self.hurry();
+    }
+
+    /// Something was begun that nobody may wait for: the progress thread looks at the links soon.
+    pub(crate) fn hurry(&self) {
+        if self.patient.load(SeqCst) && self.patient.swap(false, SeqCst) {
+            self.thread.unpark();
+        }
     }
 
     fn usurp(&self, successor: u32) -> bool {
@@ -247,11 +289,17 @@ impl Progress {
     /// One turn of the progress thread: leads, ticks or rests, for at most `limit`.
     ///
     /// `busy` says that a caller polls right now.
-    pub(crate) fn thread_turn(&self, seen: &mut u64, limit: Duration, busy: bool, arm: impl FnOnce() -> bool) -> Turn {
-        /// How long busy callers may leave the links alone.
-        const TICK: Duration = Duration::from_millis(2);
+    pub(crate) fn thread_turn(
+        &self,
+        rhythm: &mut Rhythm,
+        limit: Duration,
+        busy: bool,
+        arm: impl FnOnce() -> bool,
+    ) -> Turn {
         let activity = self.activity.load(Relaxed);
-        let quiet = std::mem::replace(seen, activity) == activity && !busy;
+        let waits = activity.wrapping_sub(std::mem::replace(&mut rhythm.waits, activity));
+        let quiet = waits == 0 && !busy;
+        rhythm.pause = if waits < BUSY_WAITS { PAUSE_MIN } else { (rhythm.pause * 2).min(PAUSE_MAX) };
         if quiet && self.leader.compare_exchange(NOBODY, PROGRESS, SeqCst, SeqCst).is_ok() {
             self.heat.store(0, Relaxed);
             let woken = if arm() { self.sleep(limit, None) } else { self.sleep(Duration::ZERO, None) };
@@ -263,7 +311,7 @@ impl Progress {
             return Turn::Led { woken };
         }
         if !quiet || self.leader.load(SeqCst) == NOBODY {
-            self.thread.park(Some(TICK.min(limit)));
+            self.pause(rhythm, limit);
             if self.leader.load(SeqCst) == NOBODY {
                 self.sleep(Duration::ZERO, None);
             }
@@ -275,6 +323,16 @@ impl Progress {
         }
         self.dormant.store(false, SeqCst);
         Turn::Rested
+    }
+
+    /// Leaves the links to busy callers for a while, unless somebody is in a hurry.
+    fn pause(&self, rhythm: &mut Rhythm, limit: Duration) {
+        let is_long = rhythm.pause > PAUSE_MIN;
+        self.patient.store(is_long, SeqCst);
+        self.thread.park(Some(rhythm.pause.min(limit)));
+        if is_long && !self.patient.swap(false, SeqCst) {
+            rhythm.pause = PAUSE_MIN;
+        }
     }
 }
 
