@@ -112,11 +112,12 @@ def play(role, index, arguments):
     cases = [(case, int(length_bytes)) for case, length_bytes in zip(cases[::2], cases[1::2], strict=True)]
     if role == "scheduler":
         return sheave.init().finish()
+    sheave.init()
     if pins == "1":
+        # Only now, so that the node has seen all the cores that there are.
         cores = sorted(os.sched_getaffinity(0))
         place = int(index) if role == "worker" else int(workers) + int(index)
         os.sched_setaffinity(0, {cores[place % len(cores)]})
-    sheave.init()
     if role == "server":
         return serve(cases, int(thrift))
     for case, length_bytes, times in work(cases, int(thrift)):

@@ -6,10 +6,10 @@
 
 use serde::{Deserialize, Serialize};
 use sheave_base::limits::PARTS_MAX;
+use sheave_base::numbers::{Numbered, Spread};
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_tensor::{Dtype, Shape, Tensor};
-use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher, BuildHasherDefault};
 
 /// Plans of one worker that its servers remember. A program that needs more has its plans said again.
 pub(crate) const PLANS_MAX: usize = 256;
@@ -75,8 +75,8 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Plan> {
 #[derive(Default)]
 pub(crate) struct Told {
     plans: Vec<(u64, Vec<u64>, Vec<Slot>)>,
-    by_hash: HashMap<u64, u16>,
-    hasher: RandomState,
+    by_hash: Numbered<u64, u16>,
+    hasher: BuildHasherDefault<Spread>,
     next: usize,
 }
 

@@ -9,17 +9,16 @@ use crate::plan::{self, Plan};
 use crate::trace::{self, Recorder};
 use crate::waiters::{Until, Waiters};
 use crate::word::{self, Word};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 use sheave_base::numbers::Numbered;
 use sheave_base::work::{Drive, Interrupt};
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Peer, Result};
 use sheave_mesh::{Mesh, Role};
-use sheave_net::{Admission, Arrival, Ground, Message, Node, Observer, Outgoing, Part};
+use sheave_net::{Admission, Arrival, Ground, Message, Node, Observer, Outgoing, Part, Parts};
 use sheave_tensor::{Mode, Tensor};
-use smallvec::SmallVec;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::Instant;
 
 const GET: &str = "get_batch";
@@ -63,6 +62,9 @@ struct Open {
     stamps: Option<[u64; 2]>,
 }
 
+/// In place of the link of a worker that has said nothing yet.
+const SILENT: u32 = u32::MAX;
+
 /// What was given out.
 #[derive(Default)]
 struct Given {
@@ -82,8 +84,8 @@ struct End {
     node: Node,
     driver: Arc<dyn Drive>,
     workers: Vec<Mutex<Inbound>>,
-    /// Workers by the links that their words came over.
-    links: RwLock<Numbered<LinkId, usize>>,
+    /// The link that each worker's words come over, or [`SILENT`].
+    links: Box<[AtomicU32]>,
     given: Mutex<Given>,
     /// Workers of whom a whole request is there.
     ready: AtomicUsize,
@@ -123,11 +125,11 @@ impl Server {
         let node = mesh.node().clone();
         let end = Arc::new(End {
             workers: lane.workers.iter().map(|_| Mutex::default()).collect(),
+            links: lane.workers.iter().map(|_| AtomicU32::new(SILENT)).collect(),
             recorder: config.trace.then(|| Recorder::new("worker", lane.workers.len())),
             lane,
             driver: node.driver(),
             node,
-            links: RwLock::default(),
             given: Mutex::default(),
             ready: AtomicUsize::new(0),
             news: AtomicU64::new(0),
@@ -347,7 +349,7 @@ impl End {
             self.examine(is_patient)?;
             let begun = *begun.get_or_insert_with(Instant::now);
             let is_met = || self.ready.load(SeqCst) == self.workers.len() || self.news.load(SeqCst) != seen;
-            let there = Until { waiters: &self.waiters, is_met, link: None, operation: GET };
+            let there = Until { waiters: &self.waiters, is_met, link: self.only_link(), operation: GET };
             let interrupt = interrupt.as_mut().map(|interrupt| &mut **interrupt as Interrupt<'_>);
             if !self.driver.drive(&there, until, interrupt)? {
                 return Err(self.late(begun));
@@ -492,7 +494,7 @@ impl End {
         error
     }
 
-    fn respond(&self, handler: u64, mut parts: SmallVec<[Part; 1]>) -> Result<()> {
+    fn respond(&self, handler: u64, mut parts: Parts) -> Result<()> {
         let open = {
             let mut given = self.given.lock();
             let open = given.open.get(&handler).ok_or_else(|| unknown(handler))?;
@@ -583,14 +585,25 @@ impl End {
         self.lane.workers.get(worker).map(|node| self.lane.peer(*node)).unwrap_or_default()
     }
 
-    /// The worker at the other end of a link.
+    /// The worker whose word came over a link.
     fn worker_of(&self, link: LinkId) -> Option<usize> {
-        if let Some(worker) = self.links.read().get(&link) {
-            return Some(*worker);
+        if let Some(worker) = self.links.iter().position(|of_worker| of_worker.load(SeqCst) == link.0) {
+            return Some(worker);
         }
-        let worker = self.rank_of(self.node.link(link).ok()?.peer().node?)?;
-        self.links.write().insert(link, worker);
+        let worker = self.worker_behind(link)?;
+        self.links[worker].store(link.0, SeqCst);
         Some(worker)
+    }
+
+    /// The worker at the other end of a link.
+    fn worker_behind(&self, link: LinkId) -> Option<usize> {
+        self.rank_of(self.node.link(link).ok()?.peer().node?)
+    }
+
+    /// The link that all requests come over, if there is one worker, which has said something.
+    fn only_link(&self) -> Option<LinkId> {
+        let [only] = &self.links[..] else { return None };
+        Some(only.load(SeqCst)).filter(|link| *link != SILENT).map(LinkId)
     }
 
     fn rank_of(&self, node: NodeId) -> Option<usize> {
@@ -680,7 +693,7 @@ impl End {
         let loss = gone.into_iter().find(|error| error.kind() == ErrorKind::PeerLost);
         for link in self.node.links() {
             // Whoever hears it on a link over which it sends nothing does not listen.
-            if self.worker_of(link).is_some() {
+            if self.worker_behind(link).is_some() {
                 let why = loss.as_ref().map(word::refusal).unwrap_or_default();
                 let farewell = Outgoing::control(Word::Farewell.envelope(self.lane.context), why);
                 let _ = self.node.post(link, farewell);
@@ -744,7 +757,8 @@ impl Observer for End {
         // A second link between the same two nodes, over which no word came, is not missed: what the worker has said
         // may still be on the other one.
         let leads_there = |other: &LinkId| self.node.link(*other).is_ok_and(|it| it.peer().node == peer.node);
-        let is_used = self.links.write().remove(&link).is_some() || !self.node.links().iter().any(leads_there);
+        let was_heard = |of_worker: &AtomicU32| of_worker.compare_exchange(link.0, SILENT, SeqCst, SeqCst).is_ok();
+        let is_used = self.links.iter().any(was_heard) || !self.node.links().iter().any(leads_there);
         if is_used {
             // The link may know less of its peer than the mesh does.
             self.lose(worker, reason.clone().peer(self.peer(worker)), false);

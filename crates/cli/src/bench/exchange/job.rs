@@ -93,11 +93,13 @@ impl Part {
         config.node = node_config("", self.plan.transport, &self.secret)?;
         // The scheduler has nothing to do.
         config.node.local_ranks = (workers + servers) as usize;
+        let mesh = Mesh::join(config)?;
         if self.plan.pin && role != Role::Scheduler {
             let first = if role == Role::Worker { 0 } else { workers };
+            // Only now, so that the node has seen all the cores that there are.
             pin_to_core((first + self.rank) as usize)?;
         }
-        Mesh::join(config)
+        Ok(mesh)
     }
 
     fn play(&self) -> Result<()> {
