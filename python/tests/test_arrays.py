@@ -150,6 +150,19 @@ def test_jax_goes_in_and_out(pair, dtype):
     assert (jax.numpy.from_dlpack(other.recv(back, out=tensor, timeout=10)) == values).all()
 
 
+def test_what_torch_has_yet_to_conjugate_or_negate_is_not_sent_as_it_lies(pair):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    one, link, other, back = pair
+    conjugated = torch.tensor([1 + 2j, 3 - 1j]).conj()
+    for lazy in (conjugated, conjugated.imag):
+        assert lazy.is_conj() or lazy.is_neg()
+        assert through(pair, lazy).torch().tolist() == lazy.tolist()
+        one.send(link, lazy.resolve_conj().resolve_neg())
+        with pytest.raises(sheave.InvalidArgument, match="resolve_conj"):
+            other.recv(back, out=lazy, timeout=10)
+        other.recv(back, timeout=10)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="torch is installed")
 def test_without_torch_its_tensors_are_refused(pair):
     with pytest.raises(sheave.Unsupported, match="torch is not installed"):

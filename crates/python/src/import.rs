@@ -11,8 +11,8 @@ use dlpark::DlpackFlags;
 use dlpark::ffi::{DLDevice, DLDeviceType};
 use dlpark::python::ImportedDlpack;
 use pyo3::exceptions::PyTypeError;
-use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::{ffi, intern};
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_tensor::{Buffer, Dtype, Shape, Tensor};
 use smallvec::SmallVec;
@@ -43,7 +43,7 @@ pub(crate) fn tensor(array: &Bound<'_, PyAny>, access: Access) -> PyResult<Tenso
         Err(refused) => refused,
     };
     if array.hasattr("__dlpack__")? {
-        match import(array) {
+        match import(&settled(array, access)?) {
             // Its capsules are of before, and do not say so.
             Ok(ImportedDlpack::Legacy(_)) if access == Access::Write && like::is_jax(array)? => {
                 return Err(immutable(array));
@@ -147,6 +147,22 @@ fn gathered(py: Python<'_>, view: &ffi::Py_buffer, dtype: Dtype, shape: Shape) -
     // SAFETY: the interpreter is held, the view is valid, and the target has room for all its elements.
     let status = unsafe { ffi::PyBuffer_ToContiguous(target.cast(), view, view.len, b'C'.cast_signed() as _) };
     if status == 0 { Ok(Ok(tensor)) } else { Err(PyErr::fetch(py)) }
+}
+
+/// A torch tensor whose elements are what its memory says; any other array as it is. Torch conjugates and negates
+/// lazily, and the tensors that it exports do not tell.
+fn settled<'py>(array: &Bound<'py, PyAny>, access: Access) -> PyResult<Bound<'py, PyAny>> {
+    let py = array.py();
+    let is_lazy = |name| array.call_method0(name)?.is_truthy();
+    if !like::is_torch(array)? || !(is_lazy(intern!(py, "is_neg"))? || is_lazy(intern!(py, "is_conj"))?) {
+        return Ok(array.clone());
+    }
+    if access == Access::Write {
+        let what = "a torch tensor that is conjugated or negated lazily cannot be written";
+        let error = Error::new(ErrorKind::InvalidArgument, what);
+        return Err(errors::to_python(py, &error.hint("give what its resolve_conj() or resolve_neg() returns")));
+    }
+    array.call_method0("resolve_conj")?.call_method0("resolve_neg")
 }
 
 /// Asks a DLPack producer for its tensor, in the words of today or, if it does not know them, of before.

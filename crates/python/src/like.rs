@@ -3,6 +3,8 @@
 use crate::errors::OrRaise;
 use crate::tensor::PyTensor;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyType;
 use sheave_base::{ErrorKind, Result};
 use sheave_tensor::{Arena, Dtype, Shape, Tensor};
 
@@ -63,10 +65,22 @@ fn kind(array: &Bound<'_, PyAny>) -> PyResult<Kind> {
     if is_a(array, "numpy", "ndarray")? {
         return Ok(Kind::Numpy);
     }
-    if is_a(array, "torch", "Tensor")? {
+    if is_torch(array)? {
         return Ok(Kind::Torch);
     }
     Ok(if is_jax(array)? { Kind::Jax } else { Kind::Other })
+}
+
+/// Whether it is a tensor of torch.
+pub(crate) fn is_torch(array: &Bound<'_, PyAny>) -> PyResult<bool> {
+    /// Looked up once: this is asked of every torch tensor that goes in.
+    static TENSOR: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let py = array.py();
+    if TENSOR.get(py).is_none() {
+        let Some(torch) = loaded(py, "torch")? else { return Ok(false) };
+        let _ = TENSOR.set(py, torch.getattr("Tensor")?.cast_into::<PyType>()?.unbind());
+    }
+    TENSOR.get(py).map_or(Ok(false), |tensor| array.is_instance(tensor.bind(py)))
 }
 
 /// Whether it is an array of jax, which nobody may write.
@@ -76,7 +90,15 @@ pub(crate) fn is_jax(array: &Bound<'_, PyAny>) -> PyResult<bool> {
 
 /// What an array is, without importing anything that the program has not imported.
 fn is_a(array: &Bound<'_, PyAny>, module: &str, class: &str) -> PyResult<bool> {
-    let modules = array.py().import("sys")?.getattr("modules")?;
+    match loaded(array.py(), module)? {
+        Some(module) => array.is_instance(&module.getattr(class)?),
+        None => Ok(false),
+    }
+}
+
+/// A module, if the program has imported it.
+fn loaded<'py>(py: Python<'py>, module: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let modules = py.import("sys")?.getattr("modules")?;
     let module = modules.call_method1("get", (module,))?;
-    if module.is_none() { Ok(false) } else { array.is_instance(&module.getattr(class)?) }
+    Ok(Some(module).filter(|module| !module.is_none()))
 }

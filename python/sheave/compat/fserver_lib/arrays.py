@@ -1,7 +1,7 @@
 """Arrays in and out: torch's where the program uses torch, else numpy's; nothing is copied.
 
-A torch tensor goes in as a capsule that torch makes in C: its own `__dlpack__` is written in Python, and takes longer
-than a whole small request.
+A tensor of a torch that has no C interface for DLPack goes in as a capsule that torch makes in C: its `__dlpack__` is
+written in Python, and takes longer than a whole small request.
 """
 
 import bisect
@@ -33,12 +33,13 @@ class Lent:
 def lent(arrays: Sequence[Any]) -> Sequence[Any]:
     """Arrays as sheave imports them fastest."""
     torch = sys.modules.get("torch")
-    if torch is None:
+    if torch is None or hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
         return arrays
     kind, capsule_of = torch.Tensor, torch.utils.dlpack.to_dlpack
-    # Complex tensors may be conjugated lazily, which torch's own export looks at.
+    # What torch conjugates or negates lazily is told by the tensor alone.
     return [
-        Lent(capsule_of(array)) if isinstance(array, kind) and not array.is_complex() else array for array in arrays
+        Lent(capsule_of(array)) if isinstance(array, kind) and not (array.is_complex() or array.is_neg()) else array
+        for array in arrays
     ]
 
 
