@@ -9,9 +9,13 @@ use sheave_net::Medium;
 use sheave_tensor::Tensor;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
 
 /// Counts what each thread allocates.
 struct Counting;
+
+static BEGUN: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
@@ -55,19 +59,22 @@ struct Cost {
     allocations: u64,
     sleeps: u64,
     counts: sheave_net::Counts,
+    /// The clock at the beginning, or the time that it took.
+    time: Duration,
 }
 
 impl Cost {
     fn so_far(mesh: &sheave_mesh::Mesh) -> Self {
         // The reading of the sleeps allocates.
         let sleeps = sleeps();
-        Self { allocations: allocations(), sleeps, counts: mesh.node().counts() }
+        Self { allocations: allocations(), sleeps, counts: mesh.node().counts(), time: BEGUN.elapsed() }
     }
 
     fn since(mesh: &sheave_mesh::Mesh, before: &Self) -> Self {
         let allocations = allocations() - before.allocations;
         let sleeps = sleeps() - before.sleeps;
-        Self { allocations, sleeps, counts: mesh.node().counts() - before.counts }
+        let time = BEGUN.elapsed() - before.time;
+        Self { allocations, sleeps, counts: mesh.node().counts() - before.counts, time }
     }
 }
 
@@ -118,7 +125,7 @@ fn measure(medium: Medium, pushes: u64, registered: bool) -> (Cost, Cost) {
 const PER_SLEEP: u64 = 8;
 
 fn check(what: &str, cost: &Cost, each: u64) {
-    let Cost { allocations, sleeps, counts } = cost;
+    let Cost { allocations, sleeps, counts, .. } = cost;
     common::note(&format!("{what}: {allocations} allocations, {sleeps} sleeps in {COUNTED} requests; {counts:?}"));
     let slept = (counts.waits_parked + counts.doorbells_rung + counts.progress_wakeups) * PER_SLEEP;
     // A lock that somebody holds while a core is taken from it is waited for too.
@@ -135,7 +142,11 @@ fn a_warm_request_allocates_nothing() {
         check("worker", &worker, 0);
         check("server", &server, 0);
         let counts = worker.counts;
-        assert_eq!((counts.messages_sent, counts.messages_received), (COUNTED as u64, COUNTED as u64));
+        // The mesh has its own words now and then, a few in a second.
+        let own = 2 + worker.time.as_millis() as u64 / 100;
+        for messages in [counts.messages_sent, counts.messages_received] {
+            assert!((COUNTED as u64..=COUNTED as u64 + own).contains(&messages), "{worker:?}");
+        }
         assert_eq!(counts.bytes_copied, 2 * 256 * COUNTED as u64);
     }
 }
