@@ -14,8 +14,8 @@
 //! **The progress thread** leads when nobody else does. A caller that needs the lead takes it away and rings once;
 //! afterwards the progress thread is *masked*. While callers are active it only ticks, every 2 ms, to see whether they
 //! still are; if a caller sleeps as leader it sleeps too, until that caller leaves. So between two calls of a busy user
-//! no thread hand-over happens, and at most one tick later somebody serves the links again. Callers that have kept at it
-//! from tick to tick, none of which found anything, are looked after every 8 ms; whoever begins something that nobody
+//! no thread hand-over happens, and at most one tick later somebody serves the links again. Callers that keep at it
+//! from tick to tick, none of which finds anything, are looked after every 8 ms; whoever begins something that nobody
 //! waits for calls for the next tick at once.
 //!
 //! **No lost message.** Every link is at any time (a) being polled, (b) armed by a leader that looked after arming, or
