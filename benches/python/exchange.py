@@ -10,7 +10,6 @@ from submit to the end of wait. SHEAVE_TRANSPORT in the environment chooses the 
 """
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -128,10 +127,10 @@ def play(role, index, arguments):
 def main(arguments):
     if arguments[0] == "play":
         return play(arguments[1], arguments[2], arguments[3:])
+    from sheave._core import _free_port
+
     workers, servers = int(arguments[0]), int(arguments[1])
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = _free_port()
     environment = {
         **os.environ,
         "SHEAVE_ROOT": f"127.0.0.1:{port}",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sheave._core import DeadlineExceeded, InvalidArgument, Peer, PeerLost, Remote, _variables_of_jobs
+from sheave._core import DeadlineExceeded, InvalidArgument, Peer, PeerLost, Remote, _free_port, _variables_of_jobs
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -212,10 +212,8 @@ class _Job:
     def start(self) -> None:
         import multiprocessing
         import secrets
-        import socket
 
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
+        port = _free_port()
         shared = {"SHEAVE_ROOT": f"127.0.0.1:{port}", "SHEAVE_SECRET": secrets.token_hex(32)}
         context = multiprocessing.get_context("spawn")
         for local_rank, (name, call, variables) in enumerate(self.members(port)):

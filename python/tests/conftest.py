@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -97,8 +96,7 @@ def start():
 
 def free_root():
     """An address that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return "127.0.0.1:%d" % listener.getsockname()[1]
+    return f"127.0.0.1:{sheave._core._free_port()}"
 
 
 def together(act, size=3, **settings):

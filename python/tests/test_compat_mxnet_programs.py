@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -10,6 +9,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import sheave
 
 
 def run(arguments, folder, python=(), **environment):
@@ -149,12 +149,9 @@ def job(tmp_path, start):
 
     def launch(script, *, servers=2, workers=2, **files):
         write(tmp_path, script=script, **files)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         environment = {
             "DMLC_PS_ROOT_URI": "127.0.0.1",
-            "DMLC_PS_ROOT_PORT": str(port),
+            "DMLC_PS_ROOT_PORT": str(sheave._core._free_port()),
             "DMLC_NUM_SERVER": str(servers),
             "DMLC_NUM_WORKER": str(workers),
         }

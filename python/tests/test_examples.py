@@ -4,19 +4,17 @@ import importlib.util
 import os
 import pathlib
 import re
-import socket
 import subprocess
 import sys
 
 import pytest
+import sheave
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples" / "python"
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
+    return str(sheave._core._free_port())
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import textwrap
 import time
 from types import SimpleNamespace
@@ -28,12 +27,6 @@ def raises(kind, text, act):
 SERVE = "sheave.run_server()"
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture
 def job(start):
     """Start a job: every worker runs one program, every server another one, and the scheduler waits."""
@@ -41,7 +34,7 @@ def job(start):
     def launch(worker, *, server=SERVE, servers=2, workers=3, **environment):
         environment = {
             "DMLC_PS_ROOT_URI": "127.0.0.1",
-            "DMLC_PS_ROOT_PORT": str(free_port()),
+            "DMLC_PS_ROOT_PORT": str(sheave._core._free_port()),
             "DMLC_NUM_SERVER": str(servers),
             "DMLC_NUM_WORKER": str(workers),
             **environment,

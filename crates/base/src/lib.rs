@@ -8,6 +8,7 @@ mod id;
 pub mod limits;
 pub mod numbers;
 pub mod park;
+pub mod port;
 pub mod secret;
 pub mod sync;
 pub mod thread;

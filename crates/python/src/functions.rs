@@ -1,7 +1,7 @@
 //! The operations of `sheave` itself, which act on the default mesh: `sheave.init`, `sheave.all_reduce` and the like.
 
 use crate::collectives::{self, Request};
-use crate::errors;
+use crate::errors::{self, OrRaise};
 use crate::group::PyGroup;
 use crate::mesh::{self, PyMesh};
 use crate::tensor::PyTensor;
@@ -24,6 +24,7 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     ];
     functions.into_iter().try_for_each(|function| module.add_function(function))?;
     // Not one of the names that the module offers.
+    module.setattr("_free_port", wrap_pyfunction!(free_port, module)?)?;
     module.setattr("_variables_of_jobs", wrap_pyfunction!(variables_of_jobs, module)?)
 }
 
@@ -381,6 +382,13 @@ fn irecv(
 #[pyfunction]
 fn main(py: Python<'_>, own: Vec<OsString>, arguments: Vec<OsString>) -> u8 {
     py.detach(|| sheave_cli::main(arguments, own))
+}
+
+/// A port for the processes of a job to meet at.
+#[pyfunction]
+#[pyo3(name = "_free_port")]
+fn free_port(py: Python<'_>) -> PyResult<u16> {
+    sheave_base::port::free().or_raise(py)
 }
 
 /// The variables by which processes find their place in a job, for who starts another job from within one.

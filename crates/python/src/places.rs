@@ -3,10 +3,10 @@
 use pyo3::prelude::*;
 use sheave_base::config::Settings;
 use sheave_base::secret::{Resolved, Secret};
-use sheave_base::{Error, ErrorKind, Result, limits};
+use sheave_base::{Error, ErrorKind, Result, limits, port};
 use sheave_mesh::Config;
 use std::ffi::OsString;
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -92,8 +92,8 @@ impl Place {
     }
 
     fn alone(&self) -> Result<Config> {
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
-        let root = port.map_err(|error| Error::from(error).operation("finding a free port"))?.to_string();
+        let port = port::free().map_err(|error| error.operation("finding a free port"))?;
+        let root = format!("{}:{port}", Ipv4Addr::LOCALHOST);
         let job = [("SHEAVE_RANK", "0"), ("SHEAVE_WORLD_SIZE", "1"), ("SHEAVE_ROOT", &root)];
         let lookup = |name: &str| {
             let own = job.iter().find(|own| own.0 == name).map(|own| own.1.into());

@@ -104,7 +104,7 @@ fn meet(case: MeshCase, ranks: u32, transport: Transport, iterations: usize) -> 
 /// Starts all nodes of a mesh.
 fn start(case: MeshCase, expected: [u32; 4], transport: Transport, iterations: usize) -> Result<Vec<Follower>> {
     // Free a moment ago; the join says so if it is not any more.
-    let port = std::net::TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
+    let port = sheave_base::port::free()?;
     let secret = draw_secret()?;
     let mut nodes = Vec::new();
     for role in Role::ALL {

@@ -4,8 +4,8 @@ use super::Arguments;
 use crate::Failure;
 use crate::bench::draw_secret;
 use sheave_base::config::{Role, Settings, check_names};
-use sheave_base::limits;
 use sheave_base::secret::{SECRET_FILE_VARIABLE, SECRET_VARIABLE};
+use sheave_base::{limits, port};
 use sheave_process::Command;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -190,10 +190,10 @@ fn check_variables(variables: &[(String, String)], no_dmlc: bool) -> Result<(), 
     Ok(())
 }
 
-/// An address that nobody listens on now. The kernel hands out ports in turn, so that it stays free for long enough.
+/// An address that nobody listens on now.
 fn free_address() -> Result<SocketAddr, Failure> {
-    let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
-    address.map_err(|error| Failure::Run(format!("no free port on {}: {error}", Ipv4Addr::LOCALHOST)))
+    let port = port::free().map_err(|error| Failure::Run(error.to_string()))?;
+    Ok((Ipv4Addr::LOCALHOST, port).into())
 }
 
 #[cfg(test)]

@@ -57,7 +57,7 @@ pub(super) fn measure(
     setting: &Setting,
 ) -> Result<Vec<Vec<u64>>> {
     // Free a moment ago; the join says so if it is not any more.
-    let port = std::net::TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
+    let port = sheave_base::port::free()?;
     let secret = draw_secret()?;
     let start = |rank| {
         let (secret, cells, setting) = (secret.clone(), cells.to_vec(), setting.clone());

@@ -17,7 +17,7 @@ use sheave_base::{Error, ErrorKind, Result};
 use sheave_exchange::{Answer, Batch, Config as Exchange, Pull, Push, Scope, Server, Stamps, Worker};
 use sheave_mesh::{Config, Expected, Mesh, Role};
 use sheave_tensor::{Dtype, Tensor};
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 /// A request that takes longer than this is a fault, not a slow machine.
@@ -50,7 +50,7 @@ pub(super) type Phases = Vec<(&'static str, Histogram<u64>)>;
 
 /// Runs one job and returns the times of each cell.
 pub(super) fn measure(plan: &Plan) -> Result<Vec<Phases>> {
-    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+    let port = sheave_base::port::free()?;
     let secret = draw_secret()?;
     let part =
         |role: Role, rank| Part { role: role.to_string(), rank, port, secret: secret.clone(), plan: plan.clone() };

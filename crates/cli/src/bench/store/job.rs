@@ -15,7 +15,7 @@ use sheave_base::{Error, ErrorKind, Result, Work};
 use sheave_mesh::{Config, Expected, Mesh, Role};
 use sheave_store::{Compression, Key, Kind, KvStore, Rule, Server, ServerConfig};
 use sheave_tensor::{Dtype, Tensor};
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 pub(super) const EXPECTED: Expected = Expected { schedulers: 1, servers: 1, workers: 2, ranks: 0 };
@@ -51,7 +51,7 @@ pub(super) fn measure(
     thrift: usize,
     sizes: &[usize],
 ) -> Result<Vec<Histogram<u64>>> {
-    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+    let port = sheave_base::port::free()?;
     let secret = draw_secret()?;
     let part = |role: Role, rank| {
         let (role, secret, sizes) = (role.to_string(), secret.clone(), sizes.to_vec());
