@@ -7,6 +7,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import sheave
 from conftest import in_a_wait
 
 HEAD = """
