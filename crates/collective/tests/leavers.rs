@@ -29,8 +29,6 @@ fn one(seed: u64, drawn: usize) {
     let slow = entropy.below(u64::from(ranks)) as u32;
     let rate = [None, NonZeroU64::new(8 << 20), NonZeroU64::new(2 << 20)][entropy.below(3) as usize];
     let is_smooth = entropy.below(2) == 0;
-    // Nobody waits longer than `GRACE_AFTER_LEAVE` for one message, and all_gather_v has some of twice this length.
-    let count = if rate == NonZeroU64::new(2 << 20) { count.min(100_000) } else { count };
     let way = if entropy.below(3) == 0 { Way::Drop } else { Way::Leave };
     let (port, neighbourhood) = (free_port(), Neighbourhood::default());
     let start = |rank: u32| {

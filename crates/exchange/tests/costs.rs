@@ -130,8 +130,8 @@ fn check(what: &str, cost: &Cost, each: u64) {
     let slept = (counts.waits_parked + counts.doorbells_rung + counts.progress_wakeups) * PER_SLEEP;
     // A lock that somebody holds while a core is taken from it is waited for too.
     assert!(*sleeps <= slept + COUNTED as u64 / 100, "{what} waited for locks: {cost:?}");
-    // A busy machine also cuts a message in two now and then.
-    let rare = COUNTED as u64 / 50;
+    // A busy machine also cuts a message in two now and then, where they are a stream.
+    let rare = if counts.bytes_streamed > 0 { COUNTED as u64 / 50 } else { 10 };
     assert!(*allocations <= each * COUNTED as u64 + slept + rare, "{what}: {cost:?}");
 }
 

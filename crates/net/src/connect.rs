@@ -194,13 +194,8 @@ impl Attempt<'_, '_> {
             return self.link_within(&neighbour);
         }
         let transport = self.node.config.transport;
-        if let Some(name) = self.local_name() {
-            match connect_unix(name) {
-                Ok(socket) => return self.link_shm(socket),
-                Err(error) if self.must_share(&error) => return Err(error.into()),
-                // Another network namespace of this host, or another user's: there is still TCP.
-                Err(_) => {}
-            }
+        if let Some(socket) = self.connect_near()? {
+            return self.link_shm(socket);
         }
         match address.tcp {
             Some(tcp) if transport != Transport::Shm => self.link_tcp(tcp),
@@ -214,18 +209,20 @@ impl Attempt<'_, '_> {
         }
     }
 
-    /// The Unix socket of the other side, if it may be one of this host.
-    fn local_name(&self) -> Option<&str> {
+    /// A connection to the Unix socket of the other side, if that is on this host and TCP is not the way.
+    fn connect_near(&self) -> Result<Option<OwnedFd>> {
         let (address, transport) = (self.address, self.node.config.transport);
         let same_host = !address.boot_id.is_empty() && address.boot_id == self.node.boot_id();
-        let wanted = transport != Transport::Tcp && (same_host || transport == Transport::Shm);
-        address.unix.as_deref().filter(|_| wanted)
-    }
-
-    /// Whether TCP is no way out of this failure to reach the Unix socket.
-    fn must_share(&self, error: &Error) -> bool {
-        let forced = self.node.config.transport == Transport::Shm;
-        forced || self.address.tcp.is_none() || error.kind() == ErrorKind::LimitExceeded
+        let forced = transport == Transport::Shm;
+        let Some(name) = address.unix.as_deref().filter(|_| transport != Transport::Tcp && (same_host || forced))
+        else {
+            return Ok(None);
+        };
+        match connect_unix(name) {
+            Err(error) if forced || address.tcp.is_none() || error.kind() == ErrorKind::LimitExceeded => Err(error),
+            // Another network namespace of this host, or another user's: there is still TCP.
+            outcome => Ok(outcome.ok()),
+        }
     }
 
     fn link_within(&self, neighbour: &Arc<Inner>) -> std::result::Result<LinkId, Failure> {
@@ -267,7 +264,7 @@ impl Attempt<'_, '_> {
     fn link_tcp(&mut self, tcp: SocketAddr) -> std::result::Result<LinkId, Failure> {
         let socket = self.connect_tcp(tcp)?;
         // Whoever has just begun to listen did so on its Unix socket first; the look before was a moment too early.
-        if let Some(near) = self.local_name().and_then(|name| connect_unix(name).ok()) {
+        if let Some(near) = self.connect_near()? {
             return self.link_shm(near);
         }
         let (peer, early) = self.shake(&socket, Medium::Tcp)?;

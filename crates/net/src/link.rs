@@ -100,6 +100,7 @@ pub struct Arrival<'a> {
 
 /// Where an arriving message goes.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "a box would be an allocation for each message")]
 pub enum Verdict {
     /// To the receiver that this landing stands for.
     Land(Landing),

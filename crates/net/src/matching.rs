@@ -122,6 +122,7 @@ impl Drop for Locked<'_> {
 }
 
 /// What became of a receive that was just posted.
+#[expect(clippy::large_enum_variant, reason = "a box would be an allocation for each message")]
 pub(crate) enum PostOutcome {
     /// It waits under this ticket.
     Waits(u64),

@@ -142,12 +142,14 @@ pub(crate) struct Load {
 }
 
 /// What services are given, in the order in which it came.
+#[expect(clippy::large_enum_variant, reason = "a box would be an allocation for each message")]
 enum Queued {
     Request(NodeId, Message, Brought),
     /// This member has left, and its links have ended.
     Leave(NodeId, Error),
 }
 
+#[expect(clippy::large_enum_variant, reason = "a box would be an allocation for each message")]
 enum Arrived {
     Answer(Message, Brought),
     Ended(LinkId, Error),

@@ -8,8 +8,6 @@ use sheave_base::secret::Resolved;
 use sheave_base::{Result, Secret};
 use sheave_mesh::{Config, Expected, Mesh, Role};
 use sheave_process::{Child, Command, Job, Output};
-use std::net::TcpListener;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Far enough for a loaded machine; nothing waits that long when all is well.
@@ -23,16 +21,9 @@ pub(crate) fn soon() -> Instant {
     Instant::now() + PATIENCE
 }
 
-/// A port that nobody listens on, below those that the system gives to outgoing connections.
+/// A port that nobody listens on.
 pub(crate) fn free_port() -> u16 {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    loop {
-        let number = std::process::id() * 37 + NEXT.fetch_add(1, Ordering::Relaxed);
-        let port = 10_000 + u16::try_from(number % 20_000).expect("it is small");
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
+    sheave_base::port::free().expect("there are thousands")
 }
 
 pub(crate) fn root(port: u16) -> Endpoint {

@@ -58,6 +58,7 @@ pub(crate) struct Reading {
 }
 
 /// Where in a frame the stream stands.
+#[expect(clippy::large_enum_variant, reason = "a box would be an allocation for each message")]
 enum State {
     /// Before a header.
     Header,

@@ -130,6 +130,12 @@ pub(crate) fn switches() -> [u64; 2] {
     [usage.ru_nvcsw as u64, usage.ru_nivcsw as u64]
 }
 
+/// How long this thread has waited for a core, in nanoseconds; zero if the kernel does not count it.
+pub(crate) fn kept_waiting_ns() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    text.split_whitespace().nth(1).and_then(|waited| waited.parse().ok()).unwrap_or(0)
+}
+
 /// Page faults of this process so far.
 pub(crate) fn page_faults() -> u64 {
     let usage = usage();

@@ -67,6 +67,7 @@ pub(super) struct Item {
     pub(super) what: What,
 }
 
+#[expect(clippy::large_enum_variant, reason = "a box would be an allocation for each message")]
 pub(super) enum What {
     /// Slices of a push that the server knows of.
     Slices { operation: u64, push: Vec<Piece>, tensors: Parts },
