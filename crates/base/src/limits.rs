@@ -106,8 +106,8 @@ pub const WAIT_NOTICE: Duration = Duration::from_secs(10);
 /// Longest time for a join, unless the user says otherwise.
 pub const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Longest time that the dropping of a mesh may take to tell the others. It is milliseconds unless some are gone.
-pub const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Longest reason that a member gives for its failure: it is repeated in the errors of all others.
+pub const FAILURE_CHARACTERS_MAX: usize = 1024;
 
 /// Longest reason for turning a stranger away that the error of a join repeats: it must stay one line.
 pub const JOIN_EVIDENCE_BYTES_MAX: usize = 256;

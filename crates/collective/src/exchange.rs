@@ -126,7 +126,6 @@ impl Exchange {
         loop {
             let Some(send) = self.sends.lock().pop() else { return Ok(()) };
             let sent = send.await;
-            self.awaited.note_move();
             sent.or_else(|error| if error.kind() == ErrorKind::PeerLost { Ok(()) } else { Err(error) })?;
         }
     }
@@ -158,9 +157,11 @@ impl Future for Receiving<'_> {
             let Some(work) = &self.work else {
                 return Poll::Ready(Err(Error::new(ErrorKind::Internal, "a message was taken twice")));
             };
+            // Asked first: what a member has sent that has said all is here by then.
+            let departure = self.exchange.state.departure(self.from);
             if work.poll_done(context).is_pending() {
                 self.exchange.awaited.set(self.from);
-                return Poll::Pending;
+                return departure.map_or(Poll::Pending, |error| Poll::Ready(Err(error)));
             }
             let message = work.taken();
             self.work = match &message {
@@ -173,7 +174,6 @@ impl Future for Receiving<'_> {
                 break message;
             }
         };
-        self.exchange.awaited.note_move();
         if message.as_ref().is_err_and(|error| error.kind() == ErrorKind::Mismatch) {
             self.exchange.misfits.store(true, Relaxed);
         }

@@ -1,9 +1,21 @@
 //! A group as this room sees it: its operations in flight, their numbers, and why it is broken.
 //!
 //! **Broken.** A group breaks once, with one error: a member died or left (the mesh says so), members disagreed about
-//! an operation, a deadline passed, an operation was cancelled, or a link ended. From then on every operation in flight
-//! and every later one fails with it. What is not a death is told to all members through the mesh, which remembers it
-//! for those who have not made the group yet.
+//! an operation, a deadline passed, an operation was cancelled, or a link ended. Every later collective fails with it.
+//! What is not a death is told to all members through the mesh, which remembers it for those who have not made the group
+//! yet; with it goes the number of the first operation that has failed.
+//!
+//! **In flight.** What becomes of an operation that is in flight when its group breaks is never guessed by time:
+//! - After a death it ends at once.
+//! - One with a number from the first failed one on ends at once, for some member will not do its part. One before that
+//!   goes on: the member that has failed had done its part of it, or fails it too and says so.
+//! - A leave alone ends nothing: the member that has left may have done its part, and then everything that the others
+//!   need of it is in their memory or on its way, because a leave is lossless. What waits for a member's words fails
+//!   when that member has said all that it ever will ([`State::departure`]); then its number is told, so that those
+//!   learn of it who wait for others.
+//!
+//! **Messages** between two members need those two only. A leave ends none between others, and one that was delivered
+//! can be received after its sender has left.
 //!
 //! **Whose error.** Members that have failed leave, and their links end; so the end of a link is seldom why something
 //! failed, and the members agree about what is. A task that has failed for no better reason waits a moment for that
@@ -22,29 +34,24 @@ use parking_lot::Mutex;
 use sheave_base::work::{Drive, driven};
 use sheave_base::{Error, ErrorKind, LinkId, Rank, Result, Work};
 use sheave_mesh::Group;
+use sheave_net::Message;
 use std::collections::BTreeMap;
+use std::future::poll_fn;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock, Weak};
-use std::task::Wake;
+use std::task::{Poll, Wake};
 use std::time::{Duration, Instant};
 
 /// Operations of one group in flight on one node: as many as a program starts before it waits for some.
 const OPERATIONS_MAX: usize = 4096;
 
-/// How long an operation in flight may get no message after a member gave up the group, before it ends: what others
-/// have sent by then may take so long to arrive.
-const GRACE: Duration = Duration::from_millis(300);
-
-/// The same after a member has left in order. It may have ended this very operation well, and then the others can too,
-/// but one of them may have to wait for another that is slow. Short of the second within which a loss is to be told.
-const GRACE_AFTER_LEAVE: Duration = Duration::from_millis(650);
-
-/// How often an operation is looked at meanwhile: how late its last move may be noticed.
-const GRACE_LOOKS: u32 = 10;
+/// How long an operation that has failed because a link ended waits for the members to agree why.
+const VERDICT_PATIENCE: Duration = Duration::from_millis(300);
 
 /// What sorts of messages a group has: those of its collectives, and what [`mail`] sends.
-const SORTS: [u64; 5] = [exchange::SORT, mail::OFFERS, mail::ANSWERS, mail::BYTES, setup::SORT];
+const COLLECTIVE_SORTS: [u64; 2] = [exchange::SORT, setup::SORT];
+const MESSAGE_SORTS: [u64; 3] = [mail::OFFERS, mail::ANSWERS, mail::BYTES];
 
 /// Keys of messages lie above all sequence numbers.
 const MESSAGES: u64 = 1 << 63;
@@ -79,10 +86,14 @@ pub(crate) struct State {
     /// Held while an operation gets its number and is noted.
     tasks: Mutex<BTreeMap<u64, Arc<Task>>>,
     broken: OnceLock<Error>,
-    /// Of the mesh: what it knew then has not broken the group.
+    /// Of the mesh: what it knew then has been looked at.
     seen_news: AtomicU64,
-    /// It is broken, and all that was in flight has ended.
+    /// Operations from this number on have failed here.
+    failed_from: AtomicU64,
+    /// It is broken, and all collectives that were in flight have ended.
     is_settled: AtomicBool,
+    /// The same of messages.
+    has_settled_messages: AtomicBool,
     /// Found out with the first operation that needs to know.
     hosts: Mutex<Option<Option<Arc<Hosts>>>>,
     links: Vec<OnceLock<LinkId>>,
@@ -114,7 +125,9 @@ impl State {
             tasks: Mutex::default(),
             broken: OnceLock::new(),
             seen_news: AtomicU64::new(u64::MAX),
+            failed_from: AtomicU64::new(u64::MAX),
             is_settled: AtomicBool::new(false),
+            has_settled_messages: AtomicBool::new(false),
             hosts: Mutex::default(),
             links,
             mail,
@@ -154,50 +167,91 @@ impl State {
     /// The mesh has news.
     pub(crate) fn look(self: &Arc<Self>) {
         let news = self.group.news();
-        if self.broken.get().is_some() || self.seen_news.load(SeqCst) == news {
+        if self.seen_news.swap(news, SeqCst) == news {
             return;
         }
-        match self.group.broken() {
-            Some(error) => self.fail(error),
-            None => self.seen_news.store(news, SeqCst),
+        match (self.broken.get(), self.group.broken()) {
+            (None, Some(error)) => self.fail(error),
+            (Some(_), _) => self.end_what_is_hopeless(),
+            (None, None) => {}
         }
     }
 
-    /// Ends a task of a group that is broken: at once if somebody has died or it has failed already, else when it gets
-    /// on no more.
-    fn end_in_flight(self: &Arc<Self>, task: &Arc<Task>, error: &Error) {
-        if self.is_death(error) || task.awaited.has_given_up() {
-            self.end_task(task, error.clone());
+    /// From which number on operations of a broken group can come to no end.
+    fn hopeless_from(&self, error: &Error) -> u64 {
+        let failed_from = self.group.operations_failed_from().unwrap_or(u64::MAX).min(self.failed_from.load(SeqCst));
+        if self.was_only_left(error) || (failed_from < u64::MAX && !self.is_death(error) && !self.group.is_over()) {
+            failed_from
         } else {
-            self.end_after_grace(task);
+            0
         }
     }
 
-    /// Ends a task with the reason why the group is broken, when it gets on no more.
-    fn end_after_grace(self: &Arc<Self>, task: &Arc<Task>) {
-        self.end_if_still(task, task.awaited.moved(), Instant::now());
+    /// Ends the operations in flight that can come to no end, and has the others look whom they wait for.
+    fn end_what_is_hopeless(self: &Arc<Self>) {
+        let Some(error) = self.verdict() else { return };
+        let (from, spares_messages) = (self.hopeless_from(&error), self.was_only_left(&error));
+        let tasks: Vec<_> = self.tasks.lock().values().cloned().collect();
+        for task in tasks {
+            let is_hopeless = match task.is_collective {
+                true => task.key >= from || task.awaited.has_given_up(),
+                false if task.operation == SET_UP => from == 0,
+                false => !spares_messages,
+            };
+            match is_hopeless {
+                true if spares_messages => self.end_with_verdict(&task, error.clone()),
+                true => self.end_task(&task, error.clone()),
+                false => task.wake(),
+            }
+        }
     }
 
-    /// Ends a task that gets on no more. It has not `moved` on `since` then, as far as is known.
-    fn end_if_still(self: &Arc<Self>, task: &Arc<Task>, moved: u32, since: Instant) {
-        let grace = if self.group.was_left() { GRACE_AFTER_LEAVE } else { GRACE };
-        let state = Arc::downgrade(self);
-        let act = move |task: &Arc<Task>| {
-            let Some(state) = state.upgrade() else { return };
-            let is_death = state.group.broken().is_some_and(|error| state.is_death(&error));
-            let has_moved = task.awaited.moved() != moved;
-            let since = if has_moved { Instant::now() } else { since };
-            if since.elapsed() < grace && !is_death {
-                return state.end_if_still(task, task.awaited.moved(), since);
-            }
-            if let Some(error) = state.verdict() {
-                state.end_task(task, error);
-                state.hub.run_ready();
-            }
-        };
-        if let Err(error) = self.hub.at(Instant::now() + grace / GRACE_LOOKS, task, act) {
-            self.end_task(task, error);
+    /// Why a member will send nothing more, once everything that it has sent is here: it has left.
+    pub(crate) fn departure(&self, rank: u32) -> Option<Error> {
+        self.broken.get()?;
+        if self.group.has_said_all(Rank(rank)) { self.group.why_lost(Rank(rank)) } else { None }
+    }
+
+    /// Has the tasks of a broken group look whom they wait for: something new waits for them.
+    pub(crate) fn look_for_departures(self: &Arc<Self>) {
+        if self.broken.get().is_some() {
+            self.end_what_is_hopeless();
+            self.hub.run_ready();
         }
+    }
+
+    /// Waits for a message of this member, or until none will come.
+    pub(crate) async fn arrived(&self, rank: u32, coming: &Work<Message>) -> Result<()> {
+        poll_fn(|context| {
+            // Asked first: what a member has sent that has said all is here by then.
+            let departure = self.departure(rank);
+            match coming.poll_done(context) {
+                Poll::Ready(()) => Poll::Ready(Ok(())),
+                Poll::Pending => departure.map_or(Poll::Pending, |error| Poll::Ready(Err(error))),
+            }
+        })
+        .await
+    }
+
+    /// The members that will send nothing more.
+    pub(crate) fn departures(&self) -> Vec<u32> {
+        if self.broken.get().is_none() {
+            return Vec::new();
+        }
+        (0..self.size()).filter(|rank| self.group.has_said_all(Rank(*rank))).collect()
+    }
+
+    /// The members that have left, though they may have more to say.
+    pub(crate) fn leavers(&self) -> Vec<u32> {
+        if self.broken.get().is_none() {
+            return Vec::new();
+        }
+        (0..self.size()).filter(|rank| self.group.has_left(Rank(*rank))).collect()
+    }
+
+    /// Whether the group is broken because members have left in order, and for no other reason.
+    fn was_only_left(&self, error: &Error) -> bool {
+        error.kind() == ErrorKind::PeerLost && self.group.was_left() && !self.group.is_over()
     }
 
     /// Whether a member has died, and not only left.
@@ -211,19 +265,30 @@ impl State {
         let Err(error) = outcome else { return outcome };
         let task = self.tasks.lock().get(&key).cloned();
         let Some(task) = task.filter(|_| is_echo(&error)) else { return Err(error) };
-        task.awaited.give_up();
         self.look();
-        let (state, own) = (Arc::downgrade(&self), error.clone());
+        if self.verdict().is_some_and(|known| !self.was_only_left(&known)) {
+            return Err(error);
+        }
+        self.end_with_verdict(&task, error);
+        std::future::pending().await
+    }
+
+    /// Ends a task that has failed because links ended or a member left. Members that leave may have disagreed before,
+    /// and the news of that come another way; so the verdict gets a moment.
+    fn end_with_verdict(self: &Arc<Self>, task: &Arc<Task>, own: Error) {
+        if task.awaited.give_up() {
+            return;
+        }
+        let (state, error) = (Arc::downgrade(self), own.clone());
         let act = move |task: &Arc<Task>| {
             if let Some(state) = state.upgrade() {
-                state.end_task(task, own);
+                state.end_task(task, error);
                 state.hub.run_ready();
             }
         };
-        if self.broken.get().is_some() || self.hub.at(Instant::now() + GRACE, &task, act).is_err() {
-            return Err(error);
+        if self.hub.at(Instant::now() + VERDICT_PATIENCE, task, act).is_err() {
+            self.end_task(task, own);
         }
-        std::future::pending().await
     }
 
     /// Begins an operation: gives it its number and runs it as far as it goes.
@@ -244,7 +309,9 @@ impl State {
     pub(crate) fn reserve(self: &Arc<Self>, terms: &Terms, count: u64) -> Result<(u64, bool)> {
         // The mesh may know what this room has not been told yet, and so may the caller.
         self.look();
-        if let Some(error) = self.broken.get() {
+        if let Some(error) = self.broken.get()
+            && (terms.is_collective || !self.was_only_left(error))
+        {
             return Err(self.explained(error.clone(), terms.operation, None, Duration::ZERO));
         }
         let tasks = self.tasks.lock();
@@ -311,10 +378,9 @@ impl State {
                 self.end_task(task, error);
             }
         }
-        // A break that came before the task was noted has not seen it. One that came afterwards may be of a member that
-        // has ended this operation well.
-        if let Some(error) = self.broken.get() {
-            self.end_in_flight(task, error);
+        // A break that came before the task was noted has not seen it.
+        if self.broken.get().is_some() {
+            self.end_what_is_hopeless();
         }
     }
 
@@ -333,7 +399,14 @@ impl State {
 
     /// Why an operation has failed: what links say of members that go because the group is broken is not why.
     fn cause(&self, error: Error) -> Error {
-        self.verdict().filter(|_| is_echo(&error)).unwrap_or(error)
+        self.verdict().filter(|_| is_echo(&error) && !self.is_departure(&error)).unwrap_or(error)
+    }
+
+    /// Whether an error says that a member has left.
+    fn is_departure(&self, error: &Error) -> bool {
+        let node = error.about().and_then(|peer| peer.node);
+        let rank = node.and_then(|node| self.group.rank_of(node)).filter(|rank| self.group.has_left(*rank));
+        rank.and_then(|rank| self.group.why_lost(rank)).is_some_and(|known| known.what() == error.what())
     }
 
     /// Why the group is broken, if it is. The mesh may have learned only later that its members disagreed.
@@ -346,24 +419,30 @@ impl State {
     /// A collective has failed: so does its group.
     fn failed(self: &Arc<Self>, error: Error, operation: &'static str, sequence: u64, elapsed: Duration) -> Error {
         let error = self.explained(self.group.explain(error), operation, Some(sequence), elapsed);
-        self.break_because(&error);
+        self.break_because(&error, sequence);
         error
     }
 
-    /// Breaks the group for everybody, unless it is broken already. A peer that is lost is for the mesh to judge, so
-    /// that survivors agree who they are.
-    pub(crate) fn break_because(self: &Arc<Self>, error: &Error) {
-        if self.broken.get().is_none() && !is_echo(error) {
+    /// Breaks the group for everybody, from the operation of this number on. A peer that is lost is for the mesh to
+    /// judge, so that survivors agree who they are; but that an operation fails because a member has left is seen only
+    /// by those who wait for it.
+    pub(crate) fn break_because(self: &Arc<Self>, error: &Error, sequence: u64) {
+        if !is_echo(error) || self.group.was_left() {
             let mut told = Error::new(error.kind(), self.reason_for_others(error));
             if let Some(hint) = error.advice() {
                 told = told.hint(hint.to_owned());
             }
-            self.group.break_because(told);
+            self.group.break_because(told, sequence);
         }
-        self.fail(error.clone());
+        let lowered = self.failed_from.fetch_min(sequence, SeqCst) > sequence;
+        if self.broken.get().is_none() {
+            self.fail(error.clone());
+        } else if lowered {
+            self.end_what_is_hopeless();
+        }
     }
 
-    /// What the others are told: the both sides of a mismatch as they are, anything else as whose it is.
+    /// What the others are told: both sides of a mismatch, or else which rank gave up what, and why.
     fn reason_for_others(&self, error: &Error) -> String {
         if error.kind() == ErrorKind::Mismatch {
             return error.what().to_owned();
@@ -372,15 +451,11 @@ impl State {
         format!("rank {} gave up {operation}: {}", self.group.rank(), error.what())
     }
 
-    /// Ends every operation in flight, and every later one. If nobody has died, those in flight may need no more than
-    /// what is on its way: the news may be of a later operation, or of a member that has left after this one.
+    /// Ends every later collective, and of the operations in flight those that can come to no end.
     fn fail(self: &Arc<Self>, error: Error) {
         let _ = self.broken.set(error);
         let Some(error) = self.broken.get() else { return };
-        let tasks: Vec<_> = self.tasks.lock().values().cloned().collect();
-        for task in tasks {
-            self.end_in_flight(&task, error);
-        }
+        self.end_what_is_hopeless();
         if let Some(board) = self.lasting.board() {
             board.break_up();
         }
@@ -390,16 +465,27 @@ impl State {
         self.settle();
     }
 
-    /// When nothing of a broken group is in flight any more, the groups of its hosts end, and its messages are thrown
-    /// away.
+    /// When no collective of a broken group is in flight any more, the groups of its hosts end, and its messages are
+    /// thrown away; those between two members only if they are over too.
     fn settle(&self) {
         let Some(error) = self.broken.get() else { return };
-        if !self.tasks.lock().is_empty() || self.is_settled.swap(true, SeqCst) {
+        let (are_collectives_over, is_all_over) = {
+            let tasks = self.tasks.lock();
+            (tasks.first_key_value().is_none_or(|(key, _)| *key >= MESSAGES), tasks.is_empty())
+        };
+        let mut sorts: Vec<u64> = Vec::new();
+        if are_collectives_over && !self.is_settled.swap(true, SeqCst) {
+            self.break_hosts(error);
+            sorts.extend(COLLECTIVE_SORTS);
+        }
+        if is_all_over && !self.was_only_left(error) && !self.has_settled_messages.swap(true, SeqCst) {
+            sorts.extend(MESSAGE_SORTS);
+        }
+        if sorts.is_empty() {
             return;
         }
-        self.break_hosts(error);
         let senders = || (0..self.size()).chain([mail::ANYBODY]);
-        let contexts = SORTS.into_iter().flat_map(|sort| senders().map(move |sender| self.context(sender, sort)));
+        let contexts = sorts.into_iter().flat_map(|sort| senders().map(move |sender| self.context(sender, sort)));
         self.hub.node.refuse(contexts);
     }
 

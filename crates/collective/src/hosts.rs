@@ -88,7 +88,7 @@ impl Hosts {
     /// The group of the whole is broken.
     pub(crate) fn break_because(&self, error: &Error) {
         for state in self.host.iter().chain(&self.leaders) {
-            state.break_because(error);
+            state.break_because(error, 0);
         }
     }
 }

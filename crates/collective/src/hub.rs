@@ -178,6 +178,7 @@ impl Attendant for Hub {
         for state in self.states() {
             state.look();
         }
+        self.run_ready();
         // Whoever waits until nobody touches its memory any more waits for those without handles too.
         let boards: Vec<_> = self.groups.lock().values().filter_map(Known::board_of_dropped).collect();
         boards.iter().for_each(|board| board.break_up());

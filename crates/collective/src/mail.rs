@@ -25,6 +25,7 @@ use sheave_net::{Envelope, Message, Outgoing, Wanted};
 use sheave_tensor::{Dtype, ReadLease, Tensor};
 use std::future::poll_fn;
 use std::sync::{Arc, Weak};
+use std::task::Poll;
 
 /// Up to here a message's bytes come with its announcement.
 const EAGER_BYTES: usize = 16 << 10;
@@ -64,8 +65,24 @@ async fn take_next(state: &Weak<State>) -> Result<bool> {
     let (coming, size) = (Awaiting(alive.hub.node.irecv(wanted, places(None)?)?), alive.size());
     // While nothing comes it does not keep the group.
     drop(alive);
-    let offer = decode(coming.taken().await?, size)?;
+    poll_fn(|context| {
+        let alive = state.upgrade();
+        // Asked first: what a member has sent that has said all is here by then.
+        let gone = alive.as_ref().map(|alive| alive.departures()).unwrap_or_default();
+        let polled = coming.0.poll_done(context);
+        if let (Poll::Pending, Some(alive), false) = (&polled, alive, gone.is_empty()) {
+            alive.mail.end_hopeless(&gone, size, |rank| departed(&alive, rank));
+        }
+        polled
+    })
+    .await;
+    let offer = decode(coming.0.taken()?, size)?;
     Ok(state.upgrade().is_some_and(|alive| alive.mail.deliver(offer)))
+}
+
+/// The error of a receive whose sender has left.
+fn departed(state: &State, rank: u32) -> Error {
+    state.departure(rank).unwrap_or_else(|| Error::new(ErrorKind::PeerLost, format!("rank {rank} left the mesh")))
 }
 
 fn start_listener(state: &Arc<State>) {
@@ -121,8 +138,8 @@ fn find(state: &Arc<State>, wish: Wish) -> Found {
 struct Awaiting(Work<Message>);
 
 impl Awaiting {
-    async fn taken(self) -> Result<Message> {
-        poll_fn(|context| self.0.poll_done(context)).await;
+    async fn taken(self, state: &State, from: u32) -> Result<Message> {
+        state.arrived(from, &self.0).await?;
         self.0.taken()
     }
 }
@@ -170,7 +187,7 @@ async fn send_long(
     let (me, serial) = (state.group.rank().0, state.mail.next_serial());
     let answer = await_at(&state, state.context(to, ANSWERS), serial, None)?;
     hand_in_turn(&state, to, announcement(state.mail.context, me, tag, &tensor, serial), turn).await?;
-    let answer = answer.taken().await?;
+    let answer = answer.taken(&state, to).await?;
     if answer.control != WELCOME {
         return Err(Error::new(ErrorKind::Mismatch, String::from_utf8_lossy(&answer.control).into_owned()));
     }
@@ -223,7 +240,7 @@ async fn take_in(state: Arc<State>, offer: Box<Offer>, dtype: Dtype, place: Regi
     }
     let bytes = await_at(&state, state.context(offer.rank, BYTES), offer.serial, Some(&place))?;
     hand(&state, offer.rank, answer(&state, offer.serial, WELCOME.to_vec())).await?;
-    bytes.taken().await?;
+    bytes.taken(&state, offer.rank).await?;
     Ok(Rank(offer.rank))
 }
 
@@ -239,6 +256,10 @@ impl Communicator {
             return Work::ready(NAME, Err(error.operation(NAME)));
         }
         let (state, terms) = (self.state(), self.terms(NAME));
+        if let Some(error) = state.broken().filter(|_| state.group.has_left(to)).and_then(|_| state.group.why_lost(to))
+        {
+            return Work::ready(NAME, Err(error.operation(NAME).group(state.group.label())));
+        }
         let (lease, key) = match (tensor.read_lease(NAME), state.reserve(&terms, 1)) {
             (Ok(lease), Ok((key, _))) => (lease, key),
             (Err(error), _) | (_, Err(error)) => return Work::ready(NAME, Err(error)),
@@ -298,6 +319,7 @@ impl Communicator {
                 state.begin_reserved(terms, key, |rank| rank, |_| Box::pin(take_in(own, offer, dtype, place)))
             }
             Found::Coming(coming) => {
+                state.look_for_departures();
                 state.begin_reserved(terms, key, |rank| rank, |_| Box::pin(receive(own, coming, dtype, place)))
             }
         }

@@ -26,19 +26,17 @@ const DONE: u8 = 4;
 /// No rank in particular.
 const NOBODY: u32 = u32::MAX;
 
-/// Whom a task waits for, and whether it gets on, for those who ask.
+/// Whom a task waits for, for those who ask.
 #[derive(Debug)]
 pub(crate) struct Awaited {
     rank: AtomicU32,
-    /// Messages that have come or gone.
-    moved: AtomicU32,
     /// The task has failed, and only waits to be told why.
     has_given_up: AtomicBool,
 }
 
 impl Default for Awaited {
     fn default() -> Self {
-        Self { rank: AtomicU32::new(NOBODY), moved: AtomicU32::new(0), has_given_up: AtomicBool::new(false) }
+        Self { rank: AtomicU32::new(NOBODY), has_given_up: AtomicBool::new(false) }
     }
 }
 
@@ -51,22 +49,13 @@ impl Awaited {
         Some(self.rank.load(Relaxed)).filter(|rank| *rank != NOBODY).map(Rank)
     }
 
-    /// A message has come or gone.
-    pub(crate) fn note_move(&self) {
-        self.moved.fetch_add(1, Relaxed);
-    }
-
-    pub(crate) fn give_up(&self) {
-        self.has_given_up.store(true, SeqCst);
+    /// The task has failed. True if that was said before.
+    pub(crate) fn give_up(&self) -> bool {
+        self.has_given_up.swap(true, SeqCst)
     }
 
     pub(crate) fn has_given_up(&self) -> bool {
         self.has_given_up.load(SeqCst)
-    }
-
-    /// Changes while the task gets on.
-    pub(crate) fn moved(&self) -> u32 {
-        self.moved.load(Relaxed)
     }
 }
 

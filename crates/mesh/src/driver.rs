@@ -12,14 +12,14 @@
 use crate::attend::Attendant;
 use crate::call::Calls;
 use crate::departure::Departures;
-use crate::engine::{Effect, Engine, Event, Member, Message, OperationId, Outcome};
+use crate::engine::{Effect, Engine, Event, FAILED, Member, Message, OperationId, Outcome};
 use crate::reference::{self, References};
 use crate::routes::{LAST_WORDS, Routes};
 use crate::time::Ticker;
 use parking_lot::{Mutex, RwLock};
 use sheave_base::clock::{Clock, SystemClock, Time};
 use sheave_base::work::Completer;
-use sheave_base::{Epoch, Error, ErrorKind, LinkId, NodeId, Peer, Result};
+use sheave_base::{Epoch, Error, ErrorKind, LinkId, NodeId, Peer, Result, Work};
 use sheave_net::{
     Admission, Arrival, Ground, Kind, Message as Arrived, Node, NodeConfig, Observer, was_closed_in_order,
 };
@@ -99,6 +99,8 @@ pub(crate) struct Shared {
     /// How many things of each sort this node has made, where all members make them in the same order.
     pub(crate) numbers: Mutex<HashMap<String, u32>>,
     pub(crate) departures: Departures,
+    /// The barrier of all members before they leave, once this node has entered it.
+    pub(crate) finish: Mutex<Option<Work<()>>>,
     pub(crate) attendants: RwLock<SmallVec<[Weak<dyn Attendant>; 1]>>,
     /// For the room that has collective operations.
     pub(crate) collective_table: OnceLock<PathBuf>,
@@ -136,6 +138,7 @@ impl Shared {
             table: OnceLock::new(),
             numbers: Mutex::default(),
             departures: Departures::default(),
+            finish: Mutex::default(),
             attendants: RwLock::default(),
             collective_table: OnceLock::new(),
             news: AtomicU64::new(0),
@@ -169,6 +172,11 @@ impl Shared {
 
     pub(crate) fn news(&self) -> u64 {
         self.news.load(SeqCst)
+    }
+
+    /// Has those who have seen all news look again.
+    pub(crate) fn note_news(&self) {
+        self.news.fetch_add(1, SeqCst);
     }
 
     pub(crate) fn failure(&self) -> Option<&Error> {
@@ -343,9 +351,12 @@ impl Shared {
             }
         }
         for (node, reason) in after.dead {
+            let has_said_so = reason.starts_with(FAILED);
             let error = self.about(Error::new(ErrorKind::PeerLost, reason), node);
             for link in self.routes.all(node) {
-                let _ = self.node.abandon(link, &error);
+                // A member that has said that it failed ends its links itself, and its process may have more to do.
+                let _ =
+                    if has_said_so { self.node.close_because(link, &error) } else { self.node.abandon(link, &error) };
             }
             self.references.lost(node);
             self.calls.member_lost(self.member(node), &error);

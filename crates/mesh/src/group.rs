@@ -120,10 +120,43 @@ impl Group {
         })
     }
 
-    /// Breaks the group for all its members: something that they did together has failed. The others are told the
-    /// error's text, as `Mismatch` if it is one and else as `Cancelled`. What broke the group first stays.
-    pub fn break_because(&self, error: Error) {
-        self.shared.with_engine(|state, _| state.engine.break_because(self.id, error));
+    /// Whether a member has left in order and everything that it sent to this node has been taken off its links. What
+    /// has not come by then never will.
+    #[must_use]
+    pub fn has_said_all(&self, rank: Rank) -> bool {
+        self.node(rank).is_some_and(|node| self.shared.calls.leavers.have_said_all(node))
+    }
+
+    /// Whether it is agreed that a member has left in order.
+    #[must_use]
+    pub fn has_left(&self, rank: Rank) -> bool {
+        self.node(rank).is_some_and(|node| self.shared.look(|engine| engine.has_left_in_order(node)))
+    }
+
+    /// Why a member cannot be reached any more, if so.
+    #[must_use]
+    pub fn why_lost(&self, rank: Rank) -> Option<Error> {
+        let node = self.node(rank)?;
+        self.shared.look(|engine| engine.why_lost(node))
+    }
+
+    /// Whether this node's own membership has ended.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.shared.failure().is_some()
+    }
+
+    /// Breaks the group for all its members: something that they did together has failed, the operations that they
+    /// number `failed_from` and up. The others are told the error's text, as `Mismatch` if it is one and else as
+    /// `Cancelled`. What broke the group first stays; the smallest number counts.
+    pub fn break_because(&self, error: Error, failed_from: u64) {
+        self.shared.with_engine(|state, _| state.engine.break_because(self.id, error, failed_from));
+    }
+
+    /// The smallest number that a member has given to [`Group::break_because`], as far as this node has heard.
+    #[must_use]
+    pub fn operations_failed_from(&self) -> Option<u64> {
+        self.shared.look(|engine| engine.operations_failed_from(self.id))
     }
 
     /// Blocks until every member has entered this barrier as often as this node.

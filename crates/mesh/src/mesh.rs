@@ -20,9 +20,14 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+/// The group whose barrier all members enter when they finish.
+const FINISH: &str = "finish";
+
 /// The nodes of a job, as one of them. Clones are handles to the same membership.
 ///
-/// Dropping the last handle leaves the mesh in order, for at most a second, unless the thread is panicking.
+/// A program ends its membership with [`Mesh::finish`] or [`Mesh::leave`]. Dropping the last handle without either says
+/// that this node has failed, as [`Mesh::fail`] does: a program that returns early with an error, or panics, is named by
+/// the others as the cause of theirs.
 ///
 /// ```
 /// use sheave_mesh::{Config, Expected, Mesh, Role};
@@ -337,7 +342,8 @@ impl Mesh {
     }
 
     /// Blocks until every other member that `picks` names has left in order: what the main thread of a server or
-    /// scheduler does. Meanwhile it serves this node's links. `picks` is asked once for each member, now.
+    /// scheduler does. Meanwhile it serves this node's links, and from then on [`Mesh::finish`] of the others does not
+    /// wait for this node. `picks` is asked once for each member, now.
     ///
     /// # Errors
     ///
@@ -385,12 +391,17 @@ impl Mesh {
         let me = self.shared.me;
         let picked: Vec<_> = self.members().iter().filter(|member| member.node != me && picks(member)).collect();
         let tolerated = picked.iter().filter(|member| tolerates(member)).map(|member| member.node).collect();
-        let nodes = picked.iter().map(|member| member.node).collect();
+        let nodes: Vec<NodeId> = picked.iter().map(|member| member.node).collect();
+        if !nodes.is_empty() {
+            // Those that are waited for may wait for this node, to finish together.
+            drop(self.begin_finish());
+        }
         let waited = self.shared.wait_for_departures(nodes, tolerated, interrupt);
         waited.map_err(|error| error.operation("until_gone"))
     }
 
-    /// Waits for everybody and leaves: what a job does at its end.
+    /// Waits for everybody and leaves: what a job does at its end. Members that are in [`Mesh::until_gone`], or have
+    /// been, are not waited for.
     ///
     /// # Errors
     ///
@@ -402,7 +413,14 @@ impl Mesh {
     /// The first half of [`Mesh::finish`], for those who wait in their own way: the barrier of all members.
     #[must_use]
     pub fn begin_finish(&self) -> Work<()> {
-        self.world().begin_barrier(None)
+        let mut finish = self.shared.finish.lock();
+        if let Some(begun) = &*finish {
+            return begun.clone();
+        }
+        let nodes: Vec<NodeId> = self.members().iter().map(|member| member.node).collect();
+        let begun = Group::of(self, FINISH, &nodes).begin_barrier(None);
+        *finish = Some(begun.clone());
+        begun
     }
 
     /// The second half of [`Mesh::finish`]: leaves, after that barrier has ended like this. Blocks for at most a beat
@@ -446,18 +464,39 @@ impl Mesh {
     /// Ends this node's membership here and now, as the end of its process would: the others find it dead.
     pub fn abandon(&self) {
         if !self.owner.has_left.swap(true, SeqCst) {
-            self.owner.end();
+            self.owner.end(Duration::ZERO);
         }
     }
 
-    /// Leaves the mesh in order: the others agree that this node is gone, which is no death. Operations of this node
-    /// that are pending end with an error. Blocks until that is so, for at most the liveness timeout.
+    /// Leaves the mesh in order: the others agree that this node is gone, which is no death, and have all that it sent
+    /// them before. Operations of this node that are pending end with an error. Blocks until that is so: while a peer
+    /// is slow to take what was sent, for as long as some of it moves; while one takes nothing, for the liveness
+    /// timeout.
     ///
     /// # Errors
     ///
-    /// `DeadlineExceeded` if no agreement came in time; the others will find this node dead then.
+    /// `DeadlineExceeded` if no agreement came in five liveness timeouts (the others will find this node dead then), or
+    /// if a peer that lives does not take what it was sent; what else ended this node's membership.
     pub fn leave(&self) -> Result<()> {
-        self.owner.leave(self.shared.node_config().liveness.timeout)
+        self.owner.leave()
+    }
+
+    /// Gives this node's membership up because something failed: the others are told `reason` at once, and their
+    /// operations that need this node end with an error that repeats it. What was sent before may be lost. The same as
+    /// dropping the last handle, but for the reason.
+    ///
+    /// ```
+    /// # use sheave_mesh::{Config, Expected, Mesh, Role};
+    /// # use sheave_base::config::Endpoint;
+    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    /// # let root = Endpoint { host: "127.0.0.1".into(), port };
+    /// let mesh = Mesh::join(Config::new(Role::Rank, Some(0), Expected::ranks(1), root))?;
+    /// mesh.fail("the disk is full");
+    /// assert!(!mesh.is_member());
+    /// # Ok::<(), sheave_base::Error>(())
+    /// ```
+    pub fn fail(&self, reason: &str) {
+        self.owner.fail(reason);
     }
 }
 
@@ -468,33 +507,47 @@ impl std::fmt::Debug for Mesh {
 }
 
 impl Owner {
-    fn leave(&self, patience: Duration) -> Result<()> {
+    fn leave(&self) -> Result<()> {
         if self.has_left.swap(true, SeqCst) {
             return Ok(());
         }
+        let timeout = self.shared.node_config().liveness.timeout;
         let begun = Instant::now();
         let outcome = if self.shared.failure().is_none() && !self.shared.table().is_empty() {
-            self.settle(begun + patience / 2);
-            let (completer, left) = self.shared.node.pair("leave", None);
-            let ending = move |outcome: Result<_>| completer.complete(outcome.map(drop));
-            self.shared.begin(|operation, _| Event::Leave { operation }, ending);
-            match left.wait_until(Some(begun + patience), None) {
-                Ok(true) => left.wait(),
-                _ => Err(Error::new(ErrorKind::DeadlineExceeded, "the others have not agreed to this node's leave")
-                    .operation("leave")
-                    .elapsed(patience)
-                    .hint("some of them may be gone")),
-            }
+            self.settle(begun + timeout / 2);
+            self.agree_to_leave()
         } else {
             Ok(())
         };
         // The last words to those who have no link yet: the news of this leave are among them.
-        let until = begun + patience;
+        let until = Instant::now() + timeout;
         for link in self.shared.routes.making() {
             let _ = link.wait_until(Some(until), None);
         }
-        self.end();
-        outcome
+        let flushed = match &outcome {
+            Ok(()) => self.shared.node.flush(timeout).map_err(|error| error.operation("leave")),
+            Err(_) => Ok(()),
+        };
+        self.end(timeout);
+        outcome.and(flushed)
+    }
+
+    /// The engine ends this by itself: it gives up when there can be no agreement any more.
+    fn agree_to_leave(&self) -> Result<()> {
+        let (completer, left) = self.shared.node.pair("leave", None);
+        let ending = move |outcome: Result<_>| completer.complete(outcome.map(drop));
+        self.shared.begin(|operation, _| Event::Leave { operation }, ending);
+        left.wait()
+    }
+
+    /// Tells the others that this node has failed, and ends.
+    fn fail(&self, reason: &str) {
+        if self.has_left.swap(true, SeqCst) {
+            return;
+        }
+        let reason = reason.chars().take(limits::FAILURE_CHARACTERS_MAX).collect();
+        self.shared.with_engine(|state, now| state.engine.handle(now, Event::Fail { reason }));
+        self.end(Duration::ZERO);
     }
 
     /// References that this node has passed on and that nobody has confirmed would be lost with it.
@@ -504,8 +557,9 @@ impl Owner {
         let _ = settled.wait_until(Some(until), None);
     }
 
-    /// Ends threads and links. Nothing is left when this returns.
-    fn end(&self) {
+    /// Ends threads and links, and waits for peers that take nothing of what was sent for at most `stalled`. Nothing is
+    /// left when this returns.
+    fn end(&self, stalled: Duration) {
         self.shared.stopping.store(true, SeqCst);
         self.shared.routes.note_change();
         let closed = Error::new(ErrorKind::Closed, "this node has left the mesh");
@@ -513,7 +567,9 @@ impl Owner {
         self.shared.references.end();
         self.shared.departures.end(&closed);
         self.shared.ticker.stop();
-        self.shared.node.shut_down();
+        // Before the links end: members that see their ends rely on it that this node's part is over.
+        self.shared.end_groups(closed.clone());
+        self.shared.node.shut_down_slowly(stalled);
         self.shared.end_groups(closed);
         let thread = self.thread.lock().take();
         if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
@@ -524,11 +580,7 @@ impl Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        let patience = if std::thread::panicking() { Duration::ZERO } else { limits::LEAVE_TIMEOUT };
-        if patience.is_zero() {
-            return self.end();
-        }
-        // Nobody is left to be told.
-        let _ = self.leave(patience);
+        let is_panicking = std::thread::panicking();
+        self.fail(if is_panicking { "it panicked" } else { "its mesh was dropped without `leave` or `finish`" });
     }
 }

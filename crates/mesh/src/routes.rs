@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 /// Words that wait for a link to one node; more are forgotten, for engines repeat all that matters.
 const BACKLOG_MAX: usize = 1024;
 
-/// How long the news of a leave may take, when the leaver's port is closed already.
+/// How long the news of a leave may take when the leaver's last link has been closed already, on which they stand.
 pub(crate) const LAST_WORDS: Duration = Duration::from_millis(50);
 
 #[derive(Default)]
@@ -169,10 +169,11 @@ impl Shared {
         }
     }
 
-    /// A node that has left does not listen any more, and the news of its leave may be on their way here over a link
-    /// that it has made itself. They get a moment. True if the node has come to us, or is known to be gone.
+    /// A node that has left does not listen any more, and nor does one that has died. Which of both it was is decided
+    /// by the others, who have links to it; a suspicion from here would turn a leave into a death. So they are given
+    /// time. True if the node has come to us, or is known to be gone.
     fn has_last_words(&self, node: NodeId) -> bool {
-        let until = Instant::now() + LAST_WORDS;
+        let until = Instant::now() + self.node_config().liveness.beat;
         while !self.stopping.load(SeqCst) {
             // Counted before the look, so that no change falls between the look and the wait.
             let seen = self.routes.changes();

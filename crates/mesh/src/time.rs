@@ -83,6 +83,9 @@ impl Shared {
     /// Runs until the mesh has ended.
     pub(crate) fn keep_time(self: &Arc<Self>) {
         while self.ticker.sleep(self.clock()) {
+            if self.look_at_leavers() {
+                self.serve();
+            }
             self.with_engine(|_, _| ());
             self.references.due.store(true, SeqCst);
             self.tend_references();

@@ -474,6 +474,14 @@ impl Link for ChaosLink {
         self.fail_held(reason);
     }
 
+    fn unsent(&self) -> usize {
+        self.outbound.lock().held.len() + self.inner.unsent()
+    }
+
+    fn at_risk_bytes(&self) -> u64 {
+        self.inner.at_risk_bytes()
+    }
+
     fn abandon(&self, reason: &Error) {
         self.inner.abandon(reason);
         self.fail_held(reason);

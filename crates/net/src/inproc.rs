@@ -358,6 +358,10 @@ impl Link for InprocLink {
         self.end(reason);
     }
 
+    fn unsent(&self) -> usize {
+        self.outbox.lock().outbox.len()
+    }
+
     fn abandon(&self, reason: &Error) {
         self.end(reason);
     }

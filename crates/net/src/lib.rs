@@ -27,6 +27,7 @@ mod counters;
 mod direct;
 mod doorbell;
 mod drive;
+mod ending;
 mod entry;
 mod farewell;
 mod greeting;

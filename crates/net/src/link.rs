@@ -240,8 +240,17 @@ pub trait Link: Send + Sync {
     /// Shows the peer a sign of life and says for how long the peer has shown none.
     fn beat(&self) -> Duration;
 
-    /// Ends the link: what was sent before still arrives, then the peer sees `reason`. Idempotent.
+    /// Counts the messages that `send` took and that have not left this side's own queues.
+    fn unsent(&self) -> usize;
+
+    /// Ends the link: what has left the queues still arrives, then the peer sees `reason`. Never blocks. Idempotent.
     fn close(&self, reason: &Error);
+
+    /// After [`Link::close`]: counts the bytes, the end of the stream among them, that are lost if this process ends
+    /// now. Zero where the peer, or its kernel, has them all or is gone.
+    fn at_risk_bytes(&self) -> u64 {
+        0
+    }
 
     /// Ends the link without the peer's help, because it is gone. Wakes everybody who waits. Idempotent.
     fn abandon(&self, reason: &Error);

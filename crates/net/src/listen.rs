@@ -130,6 +130,18 @@ impl Node {
     pub fn handshakes_pending(&self) -> usize {
         self.inner.listening.pending.lock().by_number.len()
     }
+
+    /// Whether a peer may hold a link to this node that the node does not know yet: a handshake is at the point where
+    /// only one side has seen its end. It is over in a moment.
+    #[must_use]
+    pub fn is_greeting(&self) -> bool {
+        let pending: Vec<_> = self.inner.listening.pending.lock().by_number.values().cloned().collect();
+        pending.iter().any(|pending| match &*pending.slot.lock() {
+            Slot::Busy => true,
+            Slot::Waiting(stage, _) => matches!(stage.progress, Talk::Offering(_)),
+            Slot::Gone => false,
+        })
+    }
 }
 
 fn listen_tcp(wanted: SocketAddr, insecure: bool) -> Result<OwnedFd> {

@@ -7,6 +7,7 @@
 
 use crate::chaos::{self, ChaosConfig};
 use crate::counters::{Counters, Counts};
+use crate::ending::linger;
 use crate::entry::{Entry, Links};
 use crate::link::{Arrival, Handover, Hold, Landing, Link, Medium, Sink, Verdict};
 use crate::listen::Listening;
@@ -30,6 +31,9 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
+
+/// How long a link that closes, or a node that is dropped, waits for a peer that takes nothing of what was sent before.
+const LINGER: Duration = Duration::from_secs(1);
 
 /// How a node decides that a silent peer is dead.
 #[derive(Clone, Copy, Debug)]
@@ -444,15 +448,25 @@ impl Node {
     /// Ends the node, as dropping its last handle does: links are closed in order, and every pending operation, on any
     /// thread, ends with [`ErrorKind::Closed`]. Returns when the node's own thread is gone. Idempotent.
     pub fn shut_down(&self) {
-        self.owner.shut_down();
+        self.owner.shut_down(LINGER);
     }
 
-    /// Ends a link in order: what was sent before still arrives.
+    /// Like [`Node::shut_down`], but waits for a peer to take what has left the queues for as long as some of it moves
+    /// within `stalled`.
+    pub fn shut_down_slowly(&self, stalled: Duration) {
+        self.owner.shut_down(stalled);
+    }
+
+    /// Ends a link in order: what was sent before still arrives. Blocks while the peer takes it, and for a second at
+    /// most while it does not.
     pub fn close(&self, link: LinkId) -> Result<()> {
-        self.close_because(link, &Error::new(ErrorKind::Closed, "the link was closed by this node"))
+        let entry = self.inner.entry(link)?;
+        self.close_because(link, &Error::new(ErrorKind::Closed, "the link was closed by this node"))?;
+        linger(&[entry], LINGER);
+        Ok(())
     }
 
-    /// Like [`Node::close`]; what waits for the link on this side ends with `reason`.
+    /// Like [`Node::close`], but does not block; what waits for the link on this side ends with `reason`.
     pub fn close_because(&self, link: LinkId, reason: &Error) -> Result<()> {
         let entry = self.inner.entry(link)?;
         entry.link.close(reason);
@@ -489,12 +503,12 @@ impl Node {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        self.shut_down();
+        self.shut_down(LINGER);
     }
 }
 
 impl Owner {
-    fn shut_down(&self) {
+    fn shut_down(&self, stalled: Duration) {
         // In a forked child nothing of ours is alive: the thread is in the parent, and so are the links.
         if self.inner.fork.is_stale() || self.inner.stopping.swap(true, Ordering::SeqCst) {
             return;
@@ -502,6 +516,7 @@ impl Owner {
         if let Some(neighbourhood) = self.inner.neighbourhood() {
             neighbourhood.leave(self.inner.id);
         }
+        let links = self.inner.links.all();
         self.inner.end_everything();
         self.inner.progress.thread.unpark();
         self.inner.progress.ring();
@@ -513,6 +528,7 @@ impl Owner {
         // Whatever came while the thread was still there.
         self.inner.end_everything();
         self.inner.progress.forget_all();
+        linger(&links, stalled);
     }
 }
 

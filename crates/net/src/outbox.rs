@@ -71,6 +71,11 @@ impl Outbox {
         self.waiting.is_empty()
     }
 
+    /// Counts the messages that wait.
+    pub(crate) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// Queues `message`. With [`Hold::Capture`] its copied tensors are captured first.
     pub(crate) fn push(&mut self, mut message: Outgoing, hold: Hold, driver: &SendDriver) -> Result<Work<()>> {
         // Whoever answers has bounded what it was asked before; its answer must not fail because others wait.

@@ -178,10 +178,15 @@ pub(crate) async fn go_on(state: Arc<State>, mut run: Run, awaited: Arc<Awaited>
     let mut watch: Option<Watch> = None;
     poll_fn(|context| {
         let mut moved = false;
+        // Asked first: what a member has done that has left is seen by the poll.
+        let leavers = state.leavers();
         let polled = run.poll(&mut moved);
+        if let (Poll::Pending, Some(leaver)) = (&polled, run.deserter(&leavers)) {
+            let left = || Error::new(ErrorKind::PeerLost, format!("rank {leaver} left the mesh"));
+            return Poll::Ready(Err(state.group.why_lost(Rank(leaver)).unwrap_or_else(left)));
+        }
         if moved || polled.is_ready() {
             state.hub.note_move();
-            awaited.note_move();
         }
         if polled.is_pending() {
             run.awaited().into_iter().for_each(|rank| awaited.set(rank));

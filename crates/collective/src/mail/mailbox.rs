@@ -9,7 +9,7 @@
 use super::offer::Offer;
 use parking_lot::Mutex;
 use sheave_base::work::{Completer, pair};
-use sheave_base::{LinkId, Rank, Work};
+use sheave_base::{Error, LinkId, Rank, Work};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -226,6 +226,29 @@ impl Mail {
         drop(inner);
         tell(met);
         has_room
+    }
+
+    /// Ends the receives that only members could end that are gone. All that they have announced was delivered before.
+    pub(super) fn end_hopeless(&self, gone: &[u32], size: u32, why: impl Fn(u32) -> Error) {
+        let are_all_gone = gone.len() + 1 >= size as usize;
+        let culprit = |wish: &Wish| match wish.from {
+            Some(from) => gone.iter().find(|rank| **rank == from.0).copied(),
+            None => gone.last().copied().filter(|_| are_all_gone),
+        };
+        let mut ended = Vec::new();
+        {
+            let mut inner = self.inner.lock();
+            let mut at = 0;
+            while let Some(waiter) = inner.waiters.get(at) {
+                match culprit(&waiter.wish) {
+                    Some(rank) => ended.extend(inner.waiters.remove(at).map(|waiter| (waiter, rank))),
+                    None => at += 1,
+                }
+            }
+        }
+        for (waiter, rank) in ended {
+            waiter.offer.complete(Err(why(rank)));
+        }
     }
 
     /// The listener has failed, or cannot start.

@@ -303,6 +303,13 @@ impl Board {
         }
     }
 
+    /// Which of those that have left has not ended the operation of this number well, and never will.
+    pub(crate) fn deserter(&self, sequence: u64, leavers: &[u32]) -> Option<u32> {
+        let is_out = |seat: &Seat| seat.desk.has_quit() || seat.neighbour.as_ref().is_some_and(Neighbour::is_gone);
+        let deserts = |seat: &&Seat| leavers.contains(&seat.rank) && is_out(seat) && seat.desk.finished() <= sequence;
+        self.seats.iter().find(deserts).map(|seat| seat.rank)
+    }
+
     /// Whether nobody can touch this rank's memory any more: all others have quit or are gone for good.
     pub(crate) fn is_deserted(&self) -> bool {
         let is_out = |seat: &Seat| seat.desk.has_quit() || seat.neighbour.as_ref().is_none_or(Neighbour::is_gone);

@@ -141,6 +141,16 @@ impl Run {
         (self.stage == Stage::Agreement).then(|| self.board().seats.get(self.entries.len()).map(|seat| seat.rank))?
     }
 
+    /// Which of those that have left will not do its part any more, if one is waited for.
+    pub(crate) fn deserter(&self, leavers: &[u32]) -> Option<u32> {
+        match self.stage {
+            Stage::Agreement => self.awaited().filter(|rank| leavers.contains(rank)),
+            Stage::Work => self.board.deserter(self.sequence, leavers),
+            Stage::Room => self.board.deserter(self.sequence.saturating_sub(1), leavers),
+            Stage::Showing | Stage::Over => None,
+        }
+    }
+
     /// Rings those that sleep and wait for this rank's entry, unless that was done.
     fn wake_others(&mut self) {
         if std::mem::take(&mut self.must_wake) {

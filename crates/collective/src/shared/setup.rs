@@ -103,7 +103,7 @@ async fn exchange(state: &State, tag: Tag, has: u8, desk: Option<&Tensor>) -> Re
 async fn message(state: &State, rank: u32, tag: Tag) -> Result<Message> {
     let wanted = Wanted { source: None, context: state.context(rank, SORT), tag };
     let coming = state.hub.node.irecv(wanted, SmallVec::new())?;
-    std::future::poll_fn(|context| coming.poll_done(context)).await;
+    state.arrived(rank, &coming).await?;
     coming.taken()
 }
 

@@ -19,34 +19,56 @@
 //! soon as it knows that it has left, or has run out of patience; the system closes them if its process ends; and a
 //! node ends a link that shows no sign of life. A link that must wait for room is read on when handlers return.
 //!
+//! **Links that are not known yet.** The leaver may have made a link in its last moment that this node's table does not
+//! have yet; but then its handshake is under way here, because the leaver has had this node's last word of it. So the
+//! news wait until no handshake is at that point.
+//!
 //! What goes beyond this: a link that this node has cut itself, because the leaver looked dead before it was agreed
-//! that it had left, is not read to its end; and a link that the leaver has made in its last moment, which this node
-//! does not know yet, is not waited for.
+//! that it had left, is not read to its end.
+//!
+//! Whoever waits for messages of a leaver asks [`Leavers::have_said_all`]: from then on none will come.
 
 use super::Queued;
 use crate::driver::Shared;
 use parking_lot::Mutex;
+use sheave_base::clock::Clock;
 use sheave_base::{Error, LinkId, NodeId};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
 
-/// Members that have left and may still have something to say here, and what their services will be told.
+/// How soon it is looked again whether a handshake that may be a leaver's is over.
+const HANDSHAKE_LOOK: Duration = Duration::from_millis(1);
+
+/// Members that have left.
 #[derive(Default)]
-pub(crate) struct Leavers(Mutex<Vec<(NodeId, Error)>>);
+pub(crate) struct Leavers {
+    /// Those who may still have something to say here, and what their services will be told.
+    waiting: Mutex<Vec<(NodeId, Error)>>,
+    /// The others.
+    silent: Mutex<Vec<NodeId>>,
+}
 
 impl Leavers {
     fn note(&self, node: NodeId, error: Error) {
-        self.0.lock().push((node, error));
+        self.waiting.lock().push((node, error));
     }
 
     fn has(&self, node: NodeId) -> bool {
-        self.0.lock().iter().any(|(leaver, _)| *leaver == node)
+        self.waiting.lock().iter().any(|(leaver, _)| *leaver == node)
     }
 
     fn take(&self, node: NodeId) -> Option<(NodeId, Error)> {
-        let mut leavers = self.0.lock();
+        let mut leavers = self.waiting.lock();
         let at = leavers.iter().position(|(leaver, _)| *leaver == node)?;
-        Some(leavers.swap_remove(at))
+        let taken = leavers.swap_remove(at);
+        self.silent.lock().push(node);
+        Some(taken)
+    }
+
+    /// Whether this member has left, and everything that it sent to this node has been taken off its links.
+    pub(crate) fn have_said_all(&self, node: NodeId) -> bool {
+        self.silent.lock().contains(&node)
     }
 }
 
@@ -72,15 +94,27 @@ impl Shared {
         }
     }
 
-    /// Queues what is to be told of a leaver, unless a link to it still stands.
-    fn queue_news_of(&self, node: NodeId) {
+    /// Looks again at leavers for which a handshake was waited. Services are told by whoever serves next.
+    pub(crate) fn look_at_leavers(&self) -> bool {
+        let waiting: Vec<NodeId> = self.calls.leavers.waiting.lock().iter().map(|(node, _)| *node).collect();
+        waiting.into_iter().filter(|node| self.queue_news_of(*node)).count() > 0
+    }
+
+    /// Queues what is to be told of a leaver, unless a link to it still stands or may be about to.
+    fn queue_news_of(&self, node: NodeId) -> bool {
+        // Before the table of links is looked at: a handshake that is over is a link in it.
+        if self.node.is_greeting() {
+            self.ticker.ring_at(self.clock().now().after(HANDSHAKE_LOOK));
+            return false;
+        }
         let leads_there = |link: LinkId| self.node.link(link).is_ok_and(|link| self.node_of(link.peer()) == node);
         // After the end of this node's own membership services are told nothing.
         if self.stopping.load(SeqCst) || self.node.links().into_iter().any(leads_there) {
-            return;
+            return false;
         }
-        if let Some((node, error)) = self.calls.leavers.take(node) {
-            self.calls.requests.lock().push_back(Queued::Leave(node, error));
-        }
+        let Some((node, error)) = self.calls.leavers.take(node) else { return false };
+        self.calls.requests.lock().push_back(Queued::Leave(node, error));
+        self.note_news();
+        true
     }
 }

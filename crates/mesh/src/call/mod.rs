@@ -126,7 +126,7 @@ pub(crate) struct Calls {
     arrived: Mutex<VecDeque<Arrived>>,
     /// What nobody has looked at.
     requests: Mutex<VecDeque<Queued>>,
-    leavers: Leavers,
+    pub(crate) leavers: Leavers,
     /// Held by whoever runs inline handlers.
     serving: Mutex<()>,
     load: Load,

@@ -213,6 +213,7 @@ impl Engine {
                 self.effects.push(Effect::DeclareDead { node, reason });
                 self.break_groups_with(node, &error, false);
             }
+            self.repeat_failures(node);
         }
         self.finish_shrinks();
         self.reconsider();

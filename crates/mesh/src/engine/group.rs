@@ -34,6 +34,8 @@ pub(super) struct Group {
     /// At the first member: who has entered which barrier.
     tallies: BTreeMap<u64, Tally>,
     broken: Option<Broken>,
+    /// From which number on operations of services have failed at some member.
+    failed_from: Option<u64>,
 }
 
 #[derive(Clone)]
@@ -150,10 +152,47 @@ impl Engine {
         self.groups.remove(&group);
     }
 
-    /// Breaks a group for all its members, because something on it has failed that the engine knows nothing of. What
-    /// broke it first stays.
-    pub fn break_because(&mut self, group: GroupId, error: Error) {
-        self.break_group(group, &Broken { error, by_death: false, about: self.me }, self.is_active());
+    /// Breaks a group for all its members, because something on it has failed that the engine knows nothing of: the
+    /// operations of a service from the number `failed_from` on. What broke it first stays, but all members learn the
+    /// smallest number.
+    pub fn break_because(&mut self, group: GroupId, error: Error, failed_from: u64) {
+        self.mark_broken(group, &Broken { error, by_death: false, about: self.me }, false);
+        self.failed_from(group, Some(failed_from));
+        if let Some(error) = self.broken(group).cloned() {
+            self.end_barriers(group, &error);
+        }
+    }
+
+    /// The number from which on operations of services on the group have failed at some member, if they have.
+    #[must_use]
+    pub fn operations_failed_from(&self, group: GroupId) -> Option<u64> {
+        self.groups.get(&group)?.failed_from
+    }
+
+    /// A member's operations have failed from this number on. Told to all if that is news.
+    pub(super) fn failed_from(&mut self, id: GroupId, failed_from: Option<u64>) {
+        let Some(failed_from) = failed_from else { return };
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        if group.failed_from.is_none_or(|known| failed_from < known) {
+            group.failed_from = Some(failed_from);
+            self.tell_broken_again(id);
+        }
+    }
+
+    /// Tells of a broken group whose members wait for a word: whoever has told them, or should have, is gone.
+    pub(super) fn repeat_failures(&mut self, gone: NodeId) {
+        for id in self.groups_with(gone) {
+            if self.groups.get(&id).is_some_and(|group| group.failed_from.is_some()) {
+                self.tell_broken_again(id);
+            }
+        }
+    }
+
+    fn tell_broken_again(&mut self, id: GroupId) {
+        let broken = self.groups.get(&id).and_then(|group| group.broken.clone());
+        if let Some(broken) = broken.filter(|_| self.is_active()) {
+            self.tell_broken(id, &broken);
+        }
     }
 
     /// Why the group's operations fail, if they do.
@@ -397,14 +436,22 @@ impl Engine {
         }
     }
 
+    /// Tells the group's first living member, or, being that, all the others.
     fn tell_broken(&mut self, id: GroupId, broken: &Broken) {
         let Some(group) = self.groups.get(&id) else { return };
-        let told: Vec<NodeId> = match group.nodes.first() {
-            Some(first) if *first == self.me => group.nodes.clone(),
-            first => first.copied().into_iter().collect(),
-        };
+        let can_be_told = |node: &NodeId| self.is_living(*node) && !self.watch.suspects(*node);
+        let mut told: Vec<NodeId> = group.nodes.iter().copied().filter(can_be_told).collect();
+        if told.first() != Some(&self.me) {
+            told.truncate(1);
+        }
+        // Why the group is broken may be a leave, of which they have not heard.
+        let epoch_word = (group.failed_from.is_some() && broken.by_death).then(|| self.commit());
         let message = self.broken_message(id, broken);
-        for node in told.into_iter().filter(|node| *node != self.me && self.is_living(*node)).collect::<Vec<_>>() {
+        let me = self.me;
+        for node in told.into_iter().filter(|node| *node != me) {
+            if let Some(word) = &epoch_word {
+                self.send(node, word.clone());
+            }
             self.send(node, message.clone());
         }
     }
@@ -412,9 +459,10 @@ impl Engine {
     fn broken_message(&self, group: GroupId, broken: &Broken) -> Message {
         let Broken { error, by_death, about } = broken;
         let (epoch, reason) = (self.epoch, error.what().to_owned());
+        let failed_from = self.operations_failed_from(group);
         // Whoever gave up cancels the others; only what is wrong about all of them is told as it is.
         let kind = if error.kind() == ErrorKind::Mismatch { ErrorKind::Mismatch } else { ErrorKind::Cancelled };
-        Message::Broken { epoch, group, by_death: *by_death, kind, about: *about, reason }
+        Message::Broken { epoch, group, by_death: *by_death, kind, about: *about, reason, failed_from }
     }
 
     /// Why groups are broken for other reasons than that members are gone, for their members.

@@ -8,7 +8,7 @@
 //! waits, as a death does. The first member breaks the group and says so on the link on which it has said `Release`; if
 //! it is the one that left, its last word on that link is the `Commit` that takes it out.
 
-use super::{Effect, Engine, OperationId, Outcome, Pending, Phase};
+use super::{Effect, Engine, Message, OperationId, Outcome, Pending, Phase};
 use sheave_base::clock::Time;
 use sheave_base::{Error, ErrorKind, NodeId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -65,11 +65,14 @@ impl Engine {
     /// coordinator and its successor in any case: the one that decided may be gone before it has told them.
     pub(super) fn depart(&mut self) {
         let message = self.commit();
-        for next in self.living().take(2).collect::<Vec<_>>() {
-            self.send(next, message.clone());
-        }
         // What broke a group is told before this departure, which would break it too.
         let words = self.words_about_broken_groups();
+        for next in self.living().take(2).collect::<Vec<_>>() {
+            let to_it = words.iter().filter(|(nodes, _)| nodes.contains(&next));
+            for word in to_it.map(|(_, word)| word.clone()).chain([message.clone()]).collect::<Vec<_>>() {
+                self.send(next, word);
+            }
+        }
         self.effects.extend(words.into_iter().map(|(nodes, message)| Effect::Farewell { nodes, message }));
         let nodes = self.table.iter().map(|member| member.node).collect();
         self.effects.push(Effect::Farewell { nodes, message });
@@ -82,9 +85,19 @@ impl Engine {
         self.phase = Phase::Left;
     }
 
+    /// This node gives up its membership, and says why on every link that it has. Whoever has none hears it from them.
+    pub(super) fn fail_openly(&mut self, reason: &str) {
+        if self.is_active() {
+            let nodes = self.table.iter().map(|member| member.node).collect();
+            let message = Message::Failed { epoch: self.epoch, reason: reason.to_owned() };
+            self.effects.push(Effect::Farewell { nodes, message });
+        }
+        self.fail(Error::new(ErrorKind::Closed, format!("this node has failed: {reason}")));
+    }
+
     /// The error about a member that left.
     pub(super) fn departed(&self, node: NodeId) -> Error {
-        let about = format!("this {} left the mesh", self.role_of(node));
+        let about = format!("{} left the mesh", self.peer_of(node).name);
         let hint = "shrink the group to go on without it";
         Error::new(ErrorKind::PeerLost, about).peer(self.peer_of(node)).hint(hint)
     }

@@ -30,6 +30,9 @@ pub struct Ballot {
     pub rank: u32,
 }
 
+/// What the reason of a death begins with that the dead member announced itself.
+pub const FAILED: &str = "it failed: ";
+
 /// Somebody's end: it died, or it left.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Death {
@@ -39,7 +42,7 @@ pub struct Death {
     pub epoch: Epoch,
     /// Whether it asked to be taken out.
     pub left: bool,
-    /// What was seen, as a lower-case phrase.
+    /// What was seen, or what it said itself after [`FAILED`], as a lower-case phrase.
     pub reason: String,
 }
 
@@ -166,6 +169,15 @@ pub enum Message {
         about: NodeId,
         /// Why.
         reason: String,
+        /// Operations of services on the group have failed from this number on, as far as the sender knows.
+        failed_from: Option<u64>,
+    },
+    /// To everybody who has a link to the sender: it has failed, and its links are about to end.
+    Failed {
+        /// The sender's epoch.
+        epoch: Epoch,
+        /// What it says about that.
+        reason: String,
     },
     /// To the coordinator, which passes it on, or to `whom` itself: does it answer?
     Ask {
@@ -209,6 +221,7 @@ impl Message {
             | Self::Enter { epoch, .. }
             | Self::Release { epoch, .. }
             | Self::Broken { epoch, .. }
+            | Self::Failed { epoch, .. }
             | Self::Ask { epoch, .. }
             | Self::Answer { epoch, .. } => Some(*epoch),
         }
@@ -265,6 +278,11 @@ pub enum Event {
     Leave {
         /// Names the operation; unique.
         operation: OperationId,
+    },
+    /// This node has failed: the others are told why. Its operations end with an error.
+    Fail {
+        /// What is said about it, as a lower-case phrase.
+        reason: String,
     },
     /// The user wants to know who of these does not answer. Those who are not living members, and this node, do not
     /// count.

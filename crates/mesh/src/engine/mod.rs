@@ -91,7 +91,7 @@ mod watch;
 
 pub use group::group_id;
 pub use member::{Expected, Introduction, Member, Role};
-pub use message::{Ballot, Death, Effect, Event, GroupId, Message, OperationId, Outcome};
+pub use message::{Ballot, Death, Effect, Event, FAILED, GroupId, Message, OperationId, Outcome};
 
 use group::Pending;
 use sheave_base::clock::Time;
@@ -246,6 +246,7 @@ impl Engine {
             Event::Barrier { operation, group, deadline } => self.begin_barrier(operation, group, deadline),
             Event::Shrink { operation, group } => self.begin_shrink(operation, group),
             Event::Leave { operation } => self.begin_leave(operation),
+            Event::Fail { reason } => self.fail_openly(&reason),
             Event::Ask { operation, nodes, until } => self.begin_ask(operation, nodes, until),
             Event::Cancel { operation } => self.cancel(operation),
         }
@@ -361,10 +362,6 @@ impl Engine {
         self.member(node).map_or_else(|| Peer::named(format!("node {node}")), Member::peer)
     }
 
-    fn role_of(&self, node: NodeId) -> String {
-        self.member(node).map_or("node".to_owned(), |member| member.introduction.role.to_string())
-    }
-
     fn is_living(&self, node: NodeId) -> bool {
         self.living().any(|living| living == node)
     }
@@ -422,10 +419,12 @@ impl Engine {
             Message::Beat { answer: false, .. } => self.send(from, Message::Beat { epoch: self.epoch, answer: true }),
             Message::Enter { group, sequence, .. } => self.entered(from, group, sequence),
             Message::Release { group, through, .. } => self.released(from, group, through),
-            Message::Broken { group, by_death, kind, about, reason, .. } => {
+            Message::Broken { group, by_death, kind, about, reason, failed_from, .. } => {
                 let cause = if by_death { ErrorKind::PeerLost } else { kind };
                 self.told_broken(from, group, cause, about, reason);
+                self.failed_from(group, failed_from);
             }
+            Message::Failed { reason, .. } => self.suspect(from, format!("{FAILED}{reason}")),
             Message::Ask { asker, number, whom, .. } => self.asked_about(from, asker, number, whom),
             Message::Answer { asker, number, whom, .. } => self.answered(from, asker, number, whom),
             _ if !is_current => {}

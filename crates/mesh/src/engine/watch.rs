@@ -1,6 +1,6 @@
 //! Liveness: who is asked whether it lives, who is suspected, and what a suspicion leads to.
 
-use super::{Death, Effect, Engine, Message};
+use super::{Death, Effect, Engine, FAILED, Message};
 use sheave_base::clock::Time;
 use sheave_base::{Epoch, Error, ErrorKind, NodeId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -236,7 +236,12 @@ impl Engine {
     }
 
     pub(super) fn lost(&self, node: NodeId, reason: &str) -> Error {
-        Error::new(ErrorKind::PeerLost, format!("this {} looks dead: {reason}", self.role_of(node)))
+        let name = self.peer_of(node).name;
+        let what = match reason.strip_prefix(FAILED) {
+            Some(reason) => format!("{name} failed: {reason}"),
+            None => format!("{name} looks dead: {reason}"),
+        };
+        Error::new(ErrorKind::PeerLost, what)
             .peer(self.peer_of(node))
             .hint("look at its output for its last words; shrink the group to go on without it")
     }

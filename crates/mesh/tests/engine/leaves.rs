@@ -103,7 +103,7 @@ fn partners_of_a_leaver_learn_that_it_left() {
         meshes.settle();
         for barrier in waiting {
             let text = meshes.error_of(barrier);
-            let start = "barrier on group three: peer rank-2 (rank 2, host host-2, pid 102) was lost: this rank left";
+            let start = "barrier on group three: peer rank-2 (rank 2, host host-2, pid 102) was lost: rank-2 left";
             assert!(text.starts_with(start) && text.contains("[sequence 0, after"), "{text}");
         }
         let shrinks = [meshes.shrink(0, group), meshes.shrink(1, group)];
@@ -123,7 +123,7 @@ fn who_breaks_a_group_and_leaves_is_known_for_why_it_broke() {
         let (mut meshes, world) = Meshes::joined(4, seed);
         meshes.link_all();
         let error = Error::new(ErrorKind::Mismatch, "they disagree");
-        meshes.nodes[2].break_because(world, error);
+        meshes.nodes[2].break_because(world, error, 0);
         meshes.leave(2);
         meshes.settle();
         for node in [0, 1, 3] {

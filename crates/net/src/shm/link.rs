@@ -427,6 +427,10 @@ impl Link for ShmLink {
         self.end(reason, CloseReason::Finished);
     }
 
+    fn unsent(&self) -> usize {
+        self.sending.lock().unsent()
+    }
+
     fn abandon(&self, reason: &Error) {
         if self.process.has_ended() {
             self.end(reason, CloseReason::Failed);

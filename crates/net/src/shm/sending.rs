@@ -188,6 +188,11 @@ impl Sending {
         self.assembly.is_some() || self.stream.is_some() || !self.outbox.is_empty()
     }
 
+    /// Counts the messages that are not in the ring whole.
+    pub(crate) fn unsent(&self) -> usize {
+        self.outbox.len() + usize::from(self.assembly.is_some()) + usize::from(self.stream.is_some())
+    }
+
     /// True when waiting things could move now.
     pub(crate) fn can_move(&mut self) -> Result<bool> {
         if self.stream.is_some() && self.chunks_filled - self.producer.chunks_taken() >= CHUNKS {

@@ -8,17 +8,13 @@ use crate::message::Outgoing;
 use crate::node::Inner;
 use crate::outbox::SendDriver;
 use parking_lot::Mutex;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, Shutdown};
 use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
 use sheave_wire::CloseReason;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
-
-/// How long a close waits for a peer that is slow to take what was sent before.
-const LINGER: Duration = Duration::from_secs(1);
+use std::time::Duration;
 
 pub(crate) struct TcpLink {
     id: LinkId,
@@ -132,22 +128,13 @@ impl TcpLink {
         }
     }
 
-    /// Waits while a slow peer has not taken what the socket holds, for at most [`LINGER`].
-    fn linger(&self) {
-        let until = Instant::now() + LINGER;
-        while self.unsent_bytes() > 0 && !self.discard_arrived() && Instant::now() < until {
-            let slice = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
-            let _ = poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&slice));
-        }
-    }
-
-    /// Bytes that the kernel has not even tried to send, because the peer's side is full.
-    fn unsent_bytes(&self) -> libc::c_int {
-        const SIOCOUTQNSD: libc::Ioctl = 0x894B;
+    /// Counts the bytes that the kernel keeps because the peer's has not acknowledged them, the end of the stream among
+    /// them. What is acknowledged reaches the peer even if this side's socket is closed and answers with a reset.
+    fn unacknowledged_bytes(&self) -> u64 {
         let mut bytes: libc::c_int = 0;
         // SAFETY: the request writes one int to the address that it is given.
-        let outcome = unsafe { libc::ioctl(self.socket.as_raw_fd(), SIOCOUTQNSD, &raw mut bytes) };
-        if outcome == 0 { bytes } else { 0 }
+        let outcome = unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+        if outcome == 0 { u64::try_from(bytes).unwrap_or(0) } else { 0 }
     }
 }
 
@@ -235,11 +222,16 @@ impl Link for TcpLink {
     fn close(&self, reason: &Error) {
         // A socket that fails here ends the link all the same.
         let _ = self.push_out();
-        let first = self.ended.get().is_none();
         self.end(reason, CloseReason::Finished);
-        if first {
-            self.linger();
-        }
+    }
+
+    fn unsent(&self) -> usize {
+        self.writing.lock().unsent()
+    }
+
+    fn at_risk_bytes(&self) -> u64 {
+        // What arrives now is for nobody; it is taken so that it cannot keep the peer from going on.
+        if self.discard_arrived() { 0 } else { self.unacknowledged_bytes() }
     }
 
     fn abandon(&self, reason: &Error) {

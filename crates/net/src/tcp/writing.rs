@@ -63,6 +63,11 @@ impl Writing {
         self.begun.is_some() || !self.outbox.is_empty()
     }
 
+    /// Counts the messages that are not written whole.
+    pub(crate) fn unsent(&self) -> usize {
+        self.outbox.len() + usize::from(self.begun.is_some())
+    }
+
     /// Writes a message, or as much of it as the socket takes; the rest waits.
     pub(crate) fn send(&mut self, message: Outgoing, hold: Hold, shore: &Shore<'_>) -> Result<Handover> {
         check(&message)?;

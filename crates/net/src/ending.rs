@@ -1,0 +1,104 @@
+//! The end of a node in order: nothing that its links took is lost with it.
+//!
+//! First the node *flushes*: it serves its links, as in any wait, until their queues are empty. Then it is shut down:
+//! its links close, and it *lingers* until every byte is safe, with the end of the stream behind it: in memory that the
+//! peer maps too, or acknowledged by the peer's kernel. From then on the peer reads all of it, whatever becomes of this
+//! process. A peer that has ended has nothing to lose.
+//!
+//! **No time is guessed.** Both steps last for as long as something moves, however slowly. They give up when nothing
+//! has moved for a span that the caller names, or, sooner, when a peer is found dead, which ends its link.
+
+use crate::entry::Entry;
+use crate::node::{Inner, Node};
+use sheave_base::limits::WAIT_NOTICE;
+use sheave_base::work::IDLE;
+use sheave_base::{Error, ErrorKind, Result};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How often it is looked whether a peer has taken what is left; longer after a while.
+const LOOK_MIN: Duration = Duration::from_micros(200);
+const LOOK_MAX: Duration = Duration::from_millis(10);
+
+/// Whether something that should move does so.
+struct Stall {
+    longest: Duration,
+    seen: u64,
+    since: Instant,
+    look: Duration,
+}
+
+impl Stall {
+    fn new(longest: Duration) -> Self {
+        Self { longest, seen: u64::MAX, since: Instant::now(), look: LOOK_MIN }
+    }
+
+    /// Takes note of a figure that changes while something moves. True once it has not for too long.
+    fn notes(&mut self, figure: u64) -> bool {
+        self.look = (self.look * 2).min(LOOK_MAX);
+        if self.seen != figure {
+            (self.seen, self.since) = (figure, Instant::now());
+        }
+        self.since.elapsed() >= self.longest
+    }
+}
+
+impl Node {
+    /// Blocks until every message that the node's links took has left its queues, or its link has ended. Serves the
+    /// links meanwhile. Says after 10 s which peer it waits for.
+    ///
+    /// # Errors
+    ///
+    /// `DeadlineExceeded` that names the peer if nothing has moved for `stalled`.
+    pub fn flush(&self, stalled: Duration) -> Result<()> {
+        let begun = Instant::now();
+        let (mut stall, mut is_noticed) = (Stall::new(stalled), false);
+        loop {
+            let Some((slow, unsent)) = self.inner.unsent() else { return Ok(()) };
+            let counts = self.counts();
+            let is_stalled = stall.notes(unsent as u64 ^ (counts.bytes_streamed + counts.bytes_copied) << 16);
+            let peer = slow.link.peer();
+            if is_stalled {
+                return Err(Error::new(
+                    ErrorKind::DeadlineExceeded,
+                    format!("{} messages are unsent", slow.link.unsent()),
+                )
+                .peer(peer.clone())
+                .elapsed(begun.elapsed())
+                .hint("the peer lives and takes nothing; receive there what is sent here"));
+            }
+            if !is_noticed && begun.elapsed() >= WAIT_NOTICE {
+                is_noticed = true;
+                let seconds = WAIT_NOTICE.as_secs();
+                self.notice(&format!(
+                    "the end of this node has been waiting for {peer} to take messages, for {seconds} s"
+                ));
+            }
+            // Nobody completes it: its wait serves the links.
+            let (_completer, never) = self.pair::<()>(IDLE, None);
+            never.wait_until(Some(Instant::now() + stall.look), None)?;
+        }
+    }
+}
+
+impl Inner {
+    /// A link with messages in its queues, and how many all links have; `None` if all are empty.
+    fn unsent(&self) -> Option<(Arc<Entry>, usize)> {
+        let entries = self.links.all();
+        let total = entries.iter().map(|entry| entry.link.unsent()).sum();
+        let first = entries.iter().find(|entry| entry.link.unsent() > 0)?;
+        Some((Arc::clone(first), total))
+    }
+}
+
+/// Waits until nothing of these links, which are closed, is at risk, for as long as something moves within `stalled`.
+pub(crate) fn linger(entries: &[Arc<Entry>], stalled: Duration) {
+    let mut stall = Stall::new(stalled);
+    loop {
+        let at_risk_bytes = entries.iter().map(|entry| entry.link.at_risk_bytes()).sum();
+        if at_risk_bytes == 0 || stall.notes(at_risk_bytes) {
+            return;
+        }
+        std::thread::sleep(stall.look);
+    }
+}
