@@ -399,7 +399,9 @@ impl State {
 
     /// Why an operation has failed: what links say of members that go because the group is broken is not why.
     fn cause(&self, error: Error) -> Error {
-        self.verdict().filter(|_| is_echo(&error) && !self.is_departure(&error)).unwrap_or(error)
+        let Some(verdict) = self.verdict().filter(|_| is_echo(&error)) else { return error };
+        // Which of several members that have left is missed is known better here.
+        if is_echo(&verdict) && self.is_departure(&error) { error } else { verdict }
     }
 
     /// Whether an error says that a member has left.

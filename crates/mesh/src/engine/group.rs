@@ -188,10 +188,22 @@ impl Engine {
         }
     }
 
+    /// Tells the group's first living member, or, being that, all the others. Why the group is broken may be a leave, of
+    /// which they have not heard.
     fn tell_broken_again(&mut self, id: GroupId) {
-        let broken = self.groups.get(&id).and_then(|group| group.broken.clone());
-        if let Some(broken) = broken.filter(|_| self.is_active()) {
-            self.tell_broken(id, &broken);
+        let Some(group) = self.groups.get(&id).filter(|_| self.is_active()) else { return };
+        let Some(broken) = group.broken.clone() else { return };
+        let can_be_told = |node: &NodeId| self.is_living(*node) && !self.watch.suspects(*node);
+        let mut told: Vec<NodeId> = group.nodes.iter().copied().filter(can_be_told).collect();
+        if told.first() != Some(&self.me) {
+            told.truncate(1);
+        }
+        told.retain(|node| *node != self.me);
+        let epoch_word = broken.by_death.then(|| self.commit());
+        let message = self.broken_message(id, &broken);
+        for node in told {
+            epoch_word.iter().for_each(|word| self.effects.push(Effect::Send { to: node, message: word.clone() }));
+            self.send(node, message.clone());
         }
     }
 
@@ -436,22 +448,15 @@ impl Engine {
         }
     }
 
-    /// Tells the group's first living member, or, being that, all the others.
+    /// Tells the group's first member, or, being that, all the others.
     fn tell_broken(&mut self, id: GroupId, broken: &Broken) {
         let Some(group) = self.groups.get(&id) else { return };
-        let can_be_told = |node: &NodeId| self.is_living(*node) && !self.watch.suspects(*node);
-        let mut told: Vec<NodeId> = group.nodes.iter().copied().filter(can_be_told).collect();
-        if told.first() != Some(&self.me) {
-            told.truncate(1);
-        }
-        // Why the group is broken may be a leave, of which they have not heard.
-        let epoch_word = (group.failed_from.is_some() && broken.by_death).then(|| self.commit());
+        let told: Vec<NodeId> = match group.nodes.first() {
+            Some(first) if *first == self.me => group.nodes.clone(),
+            first => first.copied().into_iter().collect(),
+        };
         let message = self.broken_message(id, broken);
-        let me = self.me;
-        for node in told.into_iter().filter(|node| *node != me) {
-            if let Some(word) = &epoch_word {
-                self.send(node, word.clone());
-            }
+        for node in told.into_iter().filter(|node| *node != self.me && self.is_living(*node)).collect::<Vec<_>>() {
             self.send(node, message.clone());
         }
     }

@@ -421,7 +421,11 @@ impl Engine {
             Message::Release { group, through, .. } => self.released(from, group, through),
             Message::Broken { group, by_death, kind, about, reason, failed_from, .. } => {
                 let cause = if by_death { ErrorKind::PeerLost } else { kind };
-                self.told_broken(from, group, cause, about, reason);
+                // After a leave barriers may still be released, until the first member says that they are not.
+                let is_first = self.nodes_of(group).and_then(<[NodeId]>::first) == Some(&from);
+                if !by_death || is_first || !self.has_left_in_order(about) {
+                    self.told_broken(from, group, cause, about, reason);
+                }
                 self.failed_from(group, failed_from);
             }
             Message::Failed { reason, .. } => self.suspect(from, format!("{FAILED}{reason}")),
