@@ -34,13 +34,11 @@ use parking_lot::Mutex;
 use sheave_base::work::{Drive, driven};
 use sheave_base::{Error, ErrorKind, LinkId, Rank, Result, Work};
 use sheave_mesh::Group;
-use sheave_net::Message;
 use std::collections::BTreeMap;
-use std::future::poll_fn;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock, Weak};
-use std::task::{Poll, Wake};
+use std::task::Wake;
 use std::time::{Duration, Instant};
 
 /// Operations of one group in flight on one node: as many as a program starts before it waits for some.
@@ -218,19 +216,6 @@ impl State {
             self.end_what_is_hopeless();
             self.hub.run_ready();
         }
-    }
-
-    /// Waits for a message of this member, or until none will come.
-    pub(crate) async fn arrived(&self, rank: u32, coming: &Work<Message>) -> Result<()> {
-        poll_fn(|context| {
-            // Asked first: what a member has sent that has said all is here by then.
-            let departure = self.departure(rank);
-            match coming.poll_done(context) {
-                Poll::Ready(()) => Poll::Ready(Ok(())),
-                Poll::Pending => departure.map_or(Poll::Pending, |error| Poll::Ready(Err(error))),
-            }
-        })
-        .await
     }
 
     /// The members that will send nothing more.

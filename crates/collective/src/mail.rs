@@ -21,11 +21,11 @@ pub(crate) use mailbox::Mail;
 use mailbox::{Found, Look, Next, Turn, Wish};
 use offer::{Offer, announcement, bytes, decode, whole};
 use sheave_base::{Error, ErrorKind, LinkId, Rank, Result, Tag, Work};
-use sheave_net::{Envelope, Message, Outgoing, Wanted};
+use sheave_net::{Envelope, Message, Outgoing, Wanted, was_closed_in_order};
 use sheave_tensor::{Dtype, ReadLease, Tensor};
 use std::future::poll_fn;
 use std::sync::{Arc, Weak};
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 /// Up to here a message's bytes come with its announcement.
 const EAGER_BYTES: usize = 16 << 10;
@@ -62,21 +62,22 @@ async fn listen(state: Weak<State>) -> Result<Rank> {
 async fn take_next(state: &Weak<State>) -> Result<bool> {
     let Some(alive) = state.upgrade() else { return Ok(false) };
     let wanted = Wanted { source: None, context: alive.mail.context, tag: Tag(0) };
-    let (coming, size) = (Awaiting(alive.hub.node.irecv(wanted, places(None)?)?), alive.size());
+    let (mut coming, size) = (Awaiting::post(&alive, wanted, None)?, alive.size());
     // While nothing comes it does not keep the group.
     drop(alive);
-    poll_fn(|context| {
+    let offer = poll_fn(|context| {
         let alive = state.upgrade();
         // Asked first: what a member has sent that has said all is here by then.
         let gone = alive.as_ref().map(|alive| alive.departures()).unwrap_or_default();
-        let polled = coming.0.poll_done(context);
-        if let (Poll::Pending, Some(alive), false) = (&polled, alive, gone.is_empty()) {
+        let Some(alive) = alive else { return coming.work.poll_done(context).map(|()| coming.work.taken()) };
+        let polled = coming.poll(&alive, context);
+        if polled.is_pending() && !gone.is_empty() {
             alive.mail.end_hopeless(&gone, size, |rank| departed(&alive, rank));
         }
         polled
     })
     .await;
-    let offer = decode(coming.0.taken()?, size)?;
+    let offer = decode(offer?, size)?;
     Ok(state.upgrade().is_some_and(|alive| alive.mail.deliver(offer)))
 }
 
@@ -135,18 +136,54 @@ fn find(state: &Arc<State>, wish: Wish) -> Found {
 }
 
 /// A receive that is taken back when it is dropped.
-struct Awaiting(Work<Message>);
+pub(crate) struct Awaiting {
+    work: Work<Message>,
+    wanted: Wanted,
+    place: Option<Region>,
+}
 
 impl Awaiting {
-    async fn taken(self, state: &State, from: u32) -> Result<Message> {
-        state.arrived(from, &self.0).await?;
-        self.0.taken()
+    pub(crate) fn post(state: &State, wanted: Wanted, place: Option<&Region>) -> Result<Self> {
+        let work = state.hub.node.irecv(wanted, places(place)?)?;
+        Ok(Self { work, wanted, place: place.cloned() })
+    }
+
+    /// The message, or why none will come.
+    pub(crate) async fn taken(mut self, state: &State, from: u32) -> Result<Message> {
+        poll_fn(|context| {
+            // Asked first: what a member has sent that has said all is here by then.
+            let departure = state.departure(from);
+            match self.poll(state, context) {
+                Poll::Pending => departure.map_or(Poll::Pending, |error| Poll::Ready(Err(error))),
+                ready => ready,
+            }
+        })
+        .await
+    }
+
+    fn poll(&mut self, state: &State, context: &mut Context<'_>) -> Poll<Result<Message>> {
+        loop {
+            if self.work.poll_done(context).is_pending() {
+                return Poll::Pending;
+            }
+            match self.work.taken() {
+                // This node's last link was closed in order, by a member that leaves perhaps, before the one was made
+                // over which this message comes.
+                Err(error) if was_closed_in_order(&error) => {
+                    *self = match Self::post(state, self.wanted, self.place.as_ref()) {
+                        Ok(again) => again,
+                        Err(error) => return Poll::Ready(Err(error)),
+                    };
+                }
+                taken => return Poll::Ready(taken),
+            }
+        }
     }
 }
 
 impl Drop for Awaiting {
     fn drop(&mut self) {
-        self.0.cancel();
+        self.work.cancel();
     }
 }
 
@@ -173,7 +210,7 @@ fn answer(state: &State, serial: u64, control: Vec<u8>) -> Outgoing {
 
 fn await_at(state: &State, context: u64, tag: u64, place: Option<&Region>) -> Result<Awaiting> {
     let wanted = Wanted { source: None, context, tag: Tag(tag) };
-    Ok(Awaiting(state.hub.node.irecv(wanted, places(place)?)?))
+    Awaiting::post(state, wanted, place)
 }
 
 /// Sends a longer message. The lease keeps writers away from the tensor until it is sent.

@@ -4,12 +4,14 @@ mod common;
 
 use common::oracle::Memory;
 use common::player::{MESSAGES, OPERATIONS, Player};
-use common::{MEDIA, config_over, free_port};
+use common::{MEDIA, config_over, free_port, until, wait};
+use sheave_base::Rank;
 use sheave_base::clock::SeededEntropy;
-use sheave_collective::Collectives;
+use sheave_collective::{Collectives, Communicator};
 use sheave_mesh::Mesh;
 use sheave_net::Neighbourhood;
 use sheave_net::chaos::{ChaosConfig, Trouble};
+use sheave_tensor::Tensor;
 use std::num::NonZeroU64;
 use std::time::Duration;
 
@@ -70,4 +72,71 @@ fn f01_a_slow_message_outlasts_the_leave_of_others() {
 #[ignore = "soak suite: takes a minute"]
 fn whoever_leaves_at_once_fails_nobody_ever() {
     all(10..30);
+}
+
+/// Runs `act` as each of so many ranks, and waits for all.
+fn ranks_over(medium: sheave_net::Medium, ranks: u32, act: impl Fn(&Mesh, &Communicator) + Clone + Send + 'static) {
+    let (port, neighbourhood) = (free_port(), Neighbourhood::default());
+    let start = |rank: u32| {
+        let (config, act) = (config_over(rank, ranks, port, medium, &neighbourhood), act.clone());
+        std::thread::spawn(move || {
+            let mesh = Mesh::join(config).expect("everybody comes");
+            let world = Collectives::new(&mesh).expect("the first").group(&mesh.world()).expect("few");
+            act(&mesh, &world);
+            mesh.leave().expect("the others agree");
+        })
+    };
+    let threads: Vec<_> = (0..ranks).map(start).collect();
+    threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+}
+
+fn number(value: f32) -> Tensor {
+    Tensor::from_slice(&[value], [1]).expect("memory")
+}
+
+/// What was sent before a leave is received after it, however late; what was not sent is an error at once.
+#[test]
+fn f67_f82_a_message_is_received_after_its_sender_has_left() {
+    for medium in MEDIA {
+        ranks_over(medium, 3, |mesh, world| match world.rank().0 {
+            0 => world.send(&number(7.0), Rank(1), 3).wait().expect("it is on its way"),
+            1 => {
+                until("rank 0 has left", || mesh.deaths().iter().any(|gone| gone.left));
+                let place = number(0.0);
+                wait(&world.recv(&place, Some(Rank(0)), 3)).expect("it was sent");
+                assert_eq!(place.to_vec::<f32>().expect("one"), [7.0]);
+                let error = wait(&world.recv(&place, Some(Rank(0)), 3)).expect_err("nothing more was sent");
+                assert!(error.to_string().contains("rank-0 left the mesh"), "{error}");
+                wait(&world.send(&number(1.0), Rank(2), 0)).expect("rank 2 is there");
+            }
+            _ => wait(&world.recv(&number(0.0), Some(Rank(1)), 0)).map(drop).expect("rank 1 tells when it is done"),
+        });
+    }
+}
+
+/// Messages need their two ends only: short and long ones, named senders and any.
+#[test]
+fn f82_two_members_exchange_messages_after_a_third_has_left() {
+    for medium in MEDIA {
+        ranks_over(medium, 3, |mesh, world| {
+            if world.rank() == Rank(2) {
+                return;
+            }
+            until("rank 2 has left", || mesh.deaths().iter().any(|gone| gone.left));
+            for count in [1, 100_000] {
+                let tensor = Tensor::from_slice(&vec![f32::from(count != 1); count], [count as u64]).expect("memory");
+                let place = Tensor::from_slice(&vec![9.0f32; count], [count as u64]).expect("memory");
+                if world.rank() == Rank(0) {
+                    wait(&world.send(&tensor, Rank(1), 0)).expect("rank 1 is there");
+                    wait(&world.recv(&place, None, 1)).expect("rank 1 answers");
+                } else {
+                    wait(&world.recv(&place, Some(Rank(0)), 0)).expect("rank 0 sends");
+                    wait(&world.send(&tensor, Rank(0), 1)).expect("rank 0 is there");
+                }
+                assert_eq!(place.to_vec::<f32>().expect("floats"), tensor.to_vec::<f32>().expect("floats"));
+            }
+            let error = wait(&world.barrier()).expect_err("rank 2 enters no more");
+            assert!(error.to_string().contains("rank-2 left the mesh"), "{error}");
+        });
+    }
 }

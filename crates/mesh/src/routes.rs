@@ -5,6 +5,7 @@
 //! that ends is forgotten; a node that has no link left gets a new one at the next need, if it is still a member.
 
 use crate::driver::{Shared, Told};
+use crate::engine::Engine;
 use parking_lot::{Condvar, Mutex};
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Work};
@@ -170,10 +171,12 @@ impl Shared {
     }
 
     /// A node that has left does not listen any more, and nor does one that has died. Which of both it was is decided
-    /// by the others, who have links to it; a suspicion from here would turn a leave into a death. So they are given
-    /// time. True if the node has come to us, or is known to be gone.
+    /// by the coordinator, who has a link to it; a suspicion from here would turn a leave into a death. So the decision
+    /// is given time; less if it is the coordinator itself that is not there. True if the node has come to us, or is
+    /// known to be gone.
     fn has_last_words(&self, node: NodeId) -> bool {
-        let until = Instant::now() + self.node_config().liveness.beat;
+        let is_coordinator = self.look(Engine::coordinator) == Some(node);
+        let until = Instant::now() + if is_coordinator { LAST_WORDS } else { self.node_config().liveness.beat };
         while !self.stopping.load(SeqCst) {
             // Counted before the look, so that no change falls between the look and the wait.
             let seen = self.routes.changes();

@@ -64,3 +64,40 @@ fn an_interrupt_and_an_own_leave_end_the_wait() {
         }
     });
 }
+
+/// What each of both is advised to do at its end meets what the others do.
+#[test]
+fn f84_finish_meets_until_gone() {
+    together(roles(2, 2), Transport::Auto, |mesh| match mesh.me().introduction.role {
+        Role::Worker => mesh.finish().expect("all come to the end"),
+        Role::Server => {
+            mesh.until_gone(|member| member.introduction.role == Role::Worker).expect("nobody died");
+            mesh.finish().expect("it has waited for the others");
+        }
+        _ => {
+            mesh.until_gone(|_| true).expect("nobody died");
+            mesh.leave().expect("alone");
+        }
+    });
+}
+
+/// A mesh that is dropped, and one that says why it fails, are named as the cause, whatever the others do.
+#[test]
+fn f52_a_mesh_that_is_dropped_or_fails_is_named_with_its_reason() {
+    for reason in [None, Some("the disk is full")] {
+        together(Expected::ranks(3), Transport::Auto, move |mesh: Mesh| {
+            mesh.world().barrier().expect("all are there");
+            if mesh.me().rank == Rank(1) {
+                return reason.map_or_else(|| drop(mesh.clone()), |reason| mesh.fail(reason));
+            }
+            let expected = format!("rank-1 failed: {}", reason.unwrap_or("its mesh was dropped"));
+            let error = mesh.until_gone(|member| member.rank == Rank(1)).expect_err("it has not left");
+            assert!(error.to_string().contains(&expected), "{error}");
+            let error = mesh.world().barrier().expect_err("rank 1 enters no more");
+            assert!(error.to_string().contains(&expected), "{error}");
+            let death = mesh.deaths().into_iter().next().expect("one is gone");
+            assert!(!death.left, "{death:?}");
+            mesh.leave().expect("the rest agrees");
+        });
+    }
+}

@@ -94,7 +94,7 @@ impl life::Living for Home {
             // Nobody is left to be told.
             let _ = mesh.leave();
         } else {
-            mesh.abandon();
+            mesh.fail("an exception that nobody caught ended its program");
         }
     }
 }
@@ -111,7 +111,7 @@ impl Drop for Home {
         let Some(mesh) = self.take() else { return };
         // Leaving may take a second, which is not the other threads' affair.
         let mut left = Some(mesh);
-        Python::try_attach(|py| py.detach(|| drop(left.take())));
+        Python::try_attach(|py| py.detach(|| left.take().map(|mesh| mesh.leave())));
         drop(left);
     }
 }
@@ -188,7 +188,7 @@ impl PyDeath {
 ///
 /// Every method may be called from any thread. Waits let other Python threads run, end at Ctrl-C, and fail with
 /// PeerLost as soon as a member that they need is gone. Dropping the mesh and all its groups leaves it in order; as a
-/// context manager it is left at the end, and abandoned after an exception, so that the others learn of a death. What
+/// context manager it is left at the end, and has failed after an exception, of which the others are told. What
 /// it says of itself and its members it still says when it was left, as it was then; whatever does something raises
 /// Closed.
 ///
@@ -532,20 +532,23 @@ impl PyMesh {
         slf
     }
 
-    /// Leaves; after an exception without asking the others, who find this node dead.
-    #[pyo3(signature = (kind, _value, _traceback, /))]
+    /// Leaves; after an exception this node has failed, and the others are told of it.
+    #[pyo3(signature = (kind, value, _traceback, /))]
     fn __exit__(
         &self,
         py: Python<'_>,
         kind: &Bound<'_, PyAny>,
-        _value: &Bound<'_, PyAny>,
+        value: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) {
         if kind.is_none() {
             return self.close(py);
         }
         if let Some(mesh) = self.home.take() {
-            py.detach(|| mesh.abandon());
+            let name = kind.getattr("__name__").and_then(|name| name.extract::<String>());
+            let text = value.str().map(|text| text.to_string_lossy().into_owned()).unwrap_or_default();
+            let reason = format!("{}: {text}", name.unwrap_or_else(|_| "an exception".to_owned()));
+            py.detach(|| mesh.fail(&reason));
         }
     }
 

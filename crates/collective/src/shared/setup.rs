@@ -11,11 +11,11 @@
 use super::board::{Board, Seat, TensorWords};
 use crate::group::State;
 use crate::hosts::host_of;
+use crate::mail::Awaiting;
 use sheave_base::{Error, ErrorKind, Result, Tag};
 use sheave_mesh::Mesh;
 use sheave_net::{Envelope, Message, Neighbour, Outgoing, Part, Wanted};
 use sheave_tensor::{Mode, Tensor};
-use smallvec::SmallVec;
 use std::sync::Arc;
 
 /// Contexts of these messages, apart from those of operations.
@@ -102,9 +102,7 @@ async fn exchange(state: &State, tag: Tag, has: u8, desk: Option<&Tensor>) -> Re
 
 async fn message(state: &State, rank: u32, tag: Tag) -> Result<Message> {
     let wanted = Wanted { source: None, context: state.context(rank, SORT), tag };
-    let coming = state.hub.node.irecv(wanted, SmallVec::new())?;
-    state.arrived(rank, &coming).await?;
-    coming.taken()
+    Awaiting::post(state, wanted, None)?.taken(state, rank).await
 }
 
 /// The desk of another rank: memory that both see, or nothing.
