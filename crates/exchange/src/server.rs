@@ -271,7 +271,7 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// `BufferInUse` if a request lies there that is not answered.
+    /// `BufferInUse` if a request lies there that is not answered, and its worker is not lost.
     pub fn unregister(&self, registration: &Registration) -> Result<()> {
         self.end.unregister(registration).map_err(|error| error.operation("unregister"))
     }
@@ -601,6 +601,7 @@ impl End {
             let inbound = self.workers[*worker as usize].lock();
             let holder =
                 inbound.pieces.get(key).filter(|piece| piece.is_of(registration)).and_then(|piece| piece.holder);
+            // [`Inbound::forget`] has let go of those of lost workers.
             if let Some(number) = holder {
                 let what = format!("request {number} of worker {worker} lies in the place of key {key}");
                 return Err(Error::new(ErrorKind::BufferInUse, what).hint("answer it first"));
@@ -648,17 +649,18 @@ impl End {
 
     /// Nothing more comes from a worker. What it has asked for may still be answered if it left in order.
     fn lose(&self, worker: usize, reason: Error, has_left: bool) {
+        // One that asks for a batch must not find half of it gone.
+        let given = self.given.lock();
         let mut inbound = self.workers[worker].lock();
         if inbound.gone.is_some() {
             return;
         }
         inbound.gone = Some(if reason.about().is_some() { reason } else { reason.peer(self.peer(worker)) });
         inbound.has_left = has_left;
-        if !has_left && !inbound.queue.is_empty() {
-            inbound.queue.clear();
+        if !has_left && inbound.forget() {
             self.ready.fetch_sub(1, SeqCst);
         }
-        drop(inbound);
+        drop((inbound, given));
         self.hopeless.store(true, SeqCst);
         self.news.fetch_add(1, SeqCst);
     }
@@ -808,3 +810,6 @@ impl Observer for End {
         self.waiters.wake();
     }
 }
+
+#[cfg(test)]
+mod tests;
