@@ -582,8 +582,9 @@ class KVStore:
     def close(self) -> None:
         """End this worker's part: wait for its pushes and pulls, meet the others, and let the servers forget the store.
 
-        A worker that has closed it is waited for no more. Again it does nothing. Raises the first error of what was
-        outstanding; the store is closed all the same.
+        Pushes of others wait for it no more from the beginning, so workers may have made different numbers of steps,
+        and meet here all the same. Again it does nothing. Raises the first error of what was outstanding; the store is
+        closed all the same.
 
         >>> import sheave
         >>> sheave.KVStore().close()

@@ -147,7 +147,8 @@ impl KvStore {
         }
     }
 
-    /// How many workers there are; 1 for a local store.
+    /// How many workers there are; 1 for a local store. In a store that shrinks, how many are left: an operation that
+    /// has ended well without some of them has made them known.
     #[must_use]
     pub fn group_size(&self) -> usize {
         match &*self.place {
@@ -511,10 +512,11 @@ impl KvStore {
         self.barrier_before_exit.store(meets, SeqCst);
     }
 
-    /// Ends this worker's part: waits for its pushes and pulls, meets the other workers unless
-    /// [`KvStore::set_barrier_before_exit`] says otherwise, and lets the servers forget the store once all have closed
-    /// it. A worker that has closed it is waited for no more. Again it does nothing. Dropping the last handle does not
-    /// close it: a worker that goes astray must not look like one that has finished.
+    /// Ends this worker's part: nobody waits for pushes of this worker from now on. Waits for its pushes and pulls,
+    /// meets the other workers unless [`KvStore::set_barrier_before_exit`] says otherwise, and lets the servers forget
+    /// the store once all have closed it. Workers may have made different numbers of steps: rounds go on without those
+    /// who close, until the last one comes. Again it does nothing. Dropping the last handle does not close it: a worker
+    /// that goes astray must not look like one that has finished.
     ///
     /// # Errors
     ///

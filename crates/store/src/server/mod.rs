@@ -15,7 +15,7 @@ use crate::command::{self, Controller};
 use crate::key::Key;
 use crate::layout::KEYS_MAX;
 use crate::protocol::{
-    self, BARRIER, BEGIN, Begin, CLOSE, DELETE, DESCRIBE, DONE, Delete, Describe, INIT, NORMS, OPEN, OfStore,
+    self, BARRIER, BEGIN, Begin, CLOSE, CLOSING, DELETE, DESCRIBE, DONE, Delete, Describe, INIT, NORMS, OPEN, OfStore,
     OnWorkerLoss, Open,
 };
 use crate::protocol::{EXAMINE, EXPORT, IMPORT};
@@ -219,6 +219,7 @@ impl Service for Door {
             SLICES => holder.slices(from, &args, tensors),
             BARRIER => return holder.of_worker(from, &args, reply, Store::barrier),
             DONE => return holder.of_worker(from, &args, reply, Store::done),
+            CLOSING => return holder.closing(from, &args, reply),
             CLOSE => return holder.close(from, &args, reply),
             SETTLE => return holder.hear(from, &args, reply),
             NORMS => return holder.gather(from, &args, reply),
@@ -417,6 +418,13 @@ impl Holder {
         let after = store.take_after();
         self.release(table, after);
         taken
+    }
+
+    fn closing(self: &Arc<Self>, from: NodeId, args: &Value, reply: Reply) {
+        self.of_worker(from, args, reply, |store, worker, reply| {
+            store.closing(worker);
+            reply.value(Value::None);
+        });
     }
 
     fn close(self: &Arc<Self>, from: NodeId, args: &Value, reply: Reply) {

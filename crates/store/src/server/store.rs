@@ -139,7 +139,12 @@ impl Store {
 
     /// What is to be done with no lock held.
     pub(super) fn take_after(&mut self) -> After {
-        After { ended: self.waiting.take_ended(), halfway: std::mem::take(&mut self.halfway) }
+        let mut ended = self.waiting.take_ended();
+        if self.open.on_worker_loss == OnWorkerLoss::Shrink && !ended.is_empty() {
+            let gone = self.members.gone();
+            ended.iter_mut().for_each(|one| one.tell(&gone));
+        }
+        After { ended, halfway: std::mem::take(&mut self.halfway) }
     }
 
     pub(super) fn init(&mut self, init: Init, tensors: &[Tensor]) -> Result<()> {
@@ -289,8 +294,9 @@ impl Store {
     fn check_standing(&self, worker: usize, pushes: bool) -> Result<()> {
         let what = match self.members.standing(worker) {
             Standing::Active => return Ok(()),
-            Standing::Done if !pushes => return Ok(()),
+            Standing::Done | Standing::Closing if !pushes => return Ok(()),
             Standing::Done => "this worker has said that it is done, and others are not",
+            Standing::Closing => "this worker is closing the store",
             Standing::Closed => "this worker has closed the store",
             Standing::Leaving | Standing::Gone => "this worker is taken for dead",
         };
@@ -398,7 +404,7 @@ impl Store {
         }
         let first = self.members.first().unwrap_or(0) as i64;
         for request in self.members.through() {
-            self.waiting.answer(request, Ok(Value::Int(first)));
+            self.waiting.answer(request, Ok(Value::None));
         }
     }
 
@@ -428,6 +434,14 @@ impl Store {
         loss.or_else(|| self.check_standing(worker, pushes).err())
     }
 
+    /// A worker pushes no more, and will come to one more barrier and close the store.
+    pub(super) fn closing(&mut self, worker: usize) {
+        if matches!(self.members.standing(worker), Standing::Active | Standing::Done) {
+            self.members.set(worker, Standing::Closing);
+            self.reconsider();
+        }
+    }
+
     /// A worker needs the store no more.
     pub(super) fn close(&mut self, worker: usize) {
         if !matches!(self.members.standing(worker), Standing::Leaving | Standing::Gone) {
@@ -441,12 +455,18 @@ impl Store {
         let is_missed = match self.members.standing(worker) {
             Standing::Gone | Standing::Leaving => return Fate::GoesOn,
             Standing::Closed => false,
-            Standing::Done => !has_left,
+            Standing::Done | Standing::Closing => !has_left,
             Standing::Active => true,
         };
-        if is_missed && self.open.on_worker_loss == OnWorkerLoss::Shrink && self.counts_workers() {
-            self.members.set(worker, Standing::Leaving);
-            return Fate::Unsettled;
+        if self.open.on_worker_loss == OnWorkerLoss::Shrink && self.counts_workers() {
+            if is_missed {
+                self.members.set(worker, Standing::Leaving);
+                return Fate::Unsettled;
+            }
+            // Other servers may not have heard that it has closed the store, and ask this one.
+            if !has_left {
+                return Fate::Unsettled;
+            }
         }
         let fails = is_missed && self.open.on_worker_loss == OnWorkerLoss::Fail;
         if fails {
