@@ -614,12 +614,13 @@ def run_server(
     by name, as `KVStore.set_updater` has them. `controller(number, body)` is called with each command that workers
     send, one at a time; what it returns is the answer: bytes, a text, or None for b"". With `allow_pickle` workers may
     send functions of theirs: a pickle is a program that runs here. All of these run on one thread of Python's, one at a
-    time, so that each waits for the others. A scheduler, or any other node, waits.
+    time, so that each waits for the others. A scheduler waits.
 
     Without a mesh the default one is taken, which is joined as the environment says if there is none, and left again at
     the end; a mesh that was there before is its owner's to leave.
 
-    Raises InvalidArgument on a worker, and PeerLost that names a worker that died, if an open store could not bear it.
+    Raises InvalidArgument on a worker and in a job of plain ranks, which has no servers, and PeerLost that names a
+    worker that died, if an open store could not bear it.
 
     >>> import sheave
     >>> sheave.run_server  # doctest: +ELLIPSIS

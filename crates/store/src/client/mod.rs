@@ -45,6 +45,10 @@ use std::time::{Duration, Instant};
 /// Pause between two attempts to open a store on a server that has not started its part yet.
 const OPEN_PAUSE: Duration = Duration::from_millis(2);
 
+/// What a job that has no servers lacks.
+pub(crate) const SERVERS_HINT: &str =
+    "start the job with servers, as `sheave launch -n 2 -s 1 -- program` does, or use a local store";
+
 pub(crate) struct Client {
     pub(crate) mesh: Mesh,
     /// By rank.
@@ -90,18 +94,16 @@ impl Client {
     pub(crate) fn open(mesh: &Mesh, config: &Config) -> Result<Self> {
         let Config { kind, cut_elements, slice_elements, staleness, on_worker_loss, open_timeout } = *config;
         let me = mesh.me();
+        let servers: Vec<NodeId> = mesh.of_role(Role::Server).map(|member| member.node).collect();
+        if servers.is_empty() {
+            let what = format!("a {kind} store needs servers, and this job has none");
+            return Err(Error::new(ErrorKind::InvalidArgument, what).operation("open").hint(SERVERS_HINT));
+        }
         if me.introduction.role != Role::Worker {
             let what = format!("this node is a {}, and a distributed store is opened by workers", me.introduction.role);
             return Err(Error::new(ErrorKind::InvalidArgument, what)
                 .operation("open")
                 .hint("servers run a sheave_store::Server"));
-        }
-        let servers: Vec<NodeId> = mesh.of_role(Role::Server).map(|member| member.node).collect();
-        if servers.is_empty() {
-            let what = format!("a {kind} store needs servers, and there are none");
-            return Err(Error::new(ErrorKind::InvalidArgument, what)
-                .operation("open")
-                .hint("start the job with at least one server, or use a local store"));
         }
         let cutting = Cutting { servers: servers.len() as u32, cut_elements, slice_elements };
         let store = mesh.next_number(SERVICE);
@@ -153,7 +155,7 @@ impl Client {
         self.living().count()
     }
 
-    /// The ranks of those who count.
+    /// The ranks of those who count: without those that the mesh has told of, and those that an answer has.
     fn living(&self) -> impl Iterator<Item = usize> {
         let (deaths, gone) = match self.open.on_worker_loss {
             OnWorkerLoss::Fail => (Vec::new(), Vec::new()),
@@ -257,9 +259,12 @@ impl Client {
         Ok(work)
     }
 
-    /// Waits for what is outstanding, meets the others if `meets`, and tells the servers that this worker is through.
+    /// Tells the servers that this worker pushes no more, waits for what is outstanding, meets the others if `meets`,
+    /// and tells the servers that this worker is through.
+    ///
+    /// In this order: what is outstanding may wait for pushes of others that wait for pushes of this worker.
     pub(crate) fn close(&self, meets: bool) -> Result<()> {
-        if self.is_closed.load(SeqCst) {
+        if self.is_closed.swap(true, SeqCst) {
             return Ok(());
         }
         // Pushes that another thread has begun leave first; later ones are refused here.
