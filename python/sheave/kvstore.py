@@ -186,7 +186,8 @@ class KVStore:
         far behind.
 
         Raises NotFound for a key that was not initialised, Mismatch for another shape or dtype, InvalidArgument for an
-        array that is read-only or has gaps, BufferInUse for arrays that overlap.
+        array that is read-only or has gaps, BufferInUse for arrays that overlap, LimitExceeded for a table of which a
+        server has more than 1 GiB (`pull_rows` has rows of it).
 
         >>> import numpy as np, sheave
         >>> store = sheave.KVStore()

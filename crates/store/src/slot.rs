@@ -1,7 +1,7 @@
 //! A stored value, or a server's slice of one, and how sums are merged into it.
 
 use crate::key::Key;
-use crate::layout::{Cutting, Slices};
+use crate::layout::{Cutting, SLICES_MAX, Slices};
 use crate::learn::{Extent, Memory, Outline, Picked};
 use crate::protocol::{Described, Head, Storage};
 use crate::rows::Rows;
@@ -73,6 +73,26 @@ impl Meta {
                 slices
             }
         }
+    }
+
+    /// Returns how many slices the tensor has.
+    pub(crate) fn slice_count(&self, number: u64, cutting: &Cutting) -> u64 {
+        match self.storage {
+            Storage::Dense => cutting.count(number, self.shape.elements().unwrap_or(0)),
+            Storage::Rows => self.slices(number, cutting).len() as u64,
+        }
+    }
+
+    /// Refuses a tensor that would be cut into too many slices.
+    pub(crate) fn check_slices(&self, cutting: &Cutting) -> Result<()> {
+        let count = self.slice_count(self.key.number(), cutting);
+        if count <= SLICES_MAX {
+            return Ok(());
+        }
+        let what = format!("key {} of shape {} has {count} slices; at most {SLICES_MAX}", self.key, self.shape);
+        Err(Error::new(ErrorKind::LimitExceeded, what)
+            .operation("init")
+            .hint("open the store with more slice_elements, or give the tensor in parts"))
     }
 
     /// Refuses rows that the tensor does not have.

@@ -177,7 +177,8 @@ impl KvStore {
     ///
     /// # Errors
     ///
-    /// `AlreadyExists` for a key that was initialised before; `Mismatch` for another shape or dtype than worker 0's.
+    /// `AlreadyExists` for a key that was initialised before; `Mismatch` for another shape or dtype than worker 0's;
+    /// `LimitExceeded` for a key of more than 2^20 slices, or beyond 2^22 slices of one store on one server.
     pub fn init(&self, pairs: &[(Key, Tensor)]) -> Result<()> {
         match &*self.place {
             Place::Local(local) => within(local, |local| local.init(pairs)),
@@ -234,7 +235,8 @@ impl KvStore {
     /// # Errors
     ///
     /// `NotFound` for a key that was not initialised, `Mismatch` for another shape or dtype, `BufferInUse` for a place
-    /// that is in use or given twice.
+    /// that is in use or given twice; `LimitExceeded` for a table of which a server has more than 1 GiB, whose rows are
+    /// pulled with [`KvStore::pull_rows`].
     pub fn pull(&self, pairs: &[(Key, Tensor)]) -> Result<Work<()>> {
         self.pull_with(pairs, Options::default())
     }
