@@ -281,9 +281,13 @@ impl Slot {
         Ok(())
     }
 
-    /// Ends a merge that is half done.
-    pub(crate) fn finish(&mut self, norms: &Norms) -> Result<()> {
-        self.memory.finish(&mut self.value, norms)
+    /// Ends a merge that is half done: with norms, or not at all. After an error it is as if there had been none.
+    pub(crate) fn finish(&mut self, norms: Result<Norms>) -> Result<()> {
+        let finished = norms.and_then(|norms| self.memory.finish(&mut self.value, &norms));
+        if finished.is_err() {
+            self.memory.abandon();
+        }
+        finished
     }
 
     /// Whether this is all of its tensor.
