@@ -10,7 +10,7 @@ use crate::rows::gradient::{RowGradient, RowTotal};
 use crate::rows::merge;
 use crate::rows::present::Present;
 use crate::sum::Total;
-use crate::updater::{Function, Updater};
+use crate::updater::{Function, Updater, Within};
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_optim::{BlockSums, Norms, Optimizer};
 use sheave_tensor::{Arena, Dtype, Op, Shape, Tensor};
@@ -222,7 +222,10 @@ impl Slot {
         match merge {
             Merge::Assign => self.assign(sum, arena),
             Merge::Sum => self.value.reduce_from(Op::Sum, sum),
-            Merge::Function(function) => function(&self.meta.key, sum, &mut self.value),
+            Merge::Function(function) => {
+                let _within = Within::slice(self.start);
+                function(&self.meta.key, sum, &mut self.value)
+            }
             Merge::Optimizer(optimizer) => {
                 let extent = if self.is_whole() { Extent::Whole } else { Extent::Slice(self.start) };
                 return self.memory.step(optimizer, &mut self.value, sum, extent);
@@ -308,7 +311,10 @@ impl Slot {
         self.present = Present::All;
         match merge {
             Merge::Assign | Merge::Sum => merge::add(&mut self.value, rows),
-            Merge::Function(function) => merge::call(function, &self.meta.key, &mut self.value, rows, arena),
+            Merge::Function(function) => {
+                let _within = Within::slice(self.start);
+                merge::call(function, &self.meta.key, &mut self.value, rows, arena)
+            }
             Merge::Optimizer(optimizer) => {
                 let gradient = rows.packed(self.meta.dtype, arena)?;
                 let ids = rows.read(|rows| Ok(rows.ids.iter().map(|id| *id as u64).collect::<Vec<_>>()))?;
