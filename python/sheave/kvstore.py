@@ -186,7 +186,8 @@ class KVStore:
         far behind.
 
         Raises NotFound for a key that was not initialised, Mismatch for another shape or dtype, InvalidArgument for an
-        array that is read-only or has gaps, BufferInUse for arrays that overlap.
+        array that is read-only or has gaps, BufferInUse for arrays that overlap, LimitExceeded for a table of which a
+        server has more than 1 GiB (`pull_rows` has rows of it).
 
         >>> import numpy as np, sheave
         >>> store = sheave.KVStore()
@@ -582,8 +583,9 @@ class KVStore:
     def close(self) -> None:
         """End this worker's part: wait for its pushes and pulls, meet the others, and let the servers forget the store.
 
-        A worker that has closed it is waited for no more. Again it does nothing. Raises the first error of what was
-        outstanding; the store is closed all the same.
+        Pushes of others wait for it no more from the beginning, so workers may have made different numbers of steps,
+        and meet here all the same. Again it does nothing. Raises the first error of what was outstanding; the store is
+        closed all the same.
 
         >>> import sheave
         >>> sheave.KVStore().close()
@@ -613,12 +615,13 @@ def run_server(
     by name, as `KVStore.set_updater` has them. `controller(number, body)` is called with each command that workers
     send, one at a time; what it returns is the answer: bytes, a text, or None for b"". With `allow_pickle` workers may
     send functions of theirs: a pickle is a program that runs here. All of these run on one thread of Python's, one at a
-    time, so that each waits for the others. A scheduler, or any other node, waits.
+    time, so that each waits for the others. A scheduler waits.
 
     Without a mesh the default one is taken, which is joined as the environment says if there is none, and left again at
     the end; a mesh that was there before is its owner's to leave.
 
-    Raises InvalidArgument on a worker, and PeerLost that names a worker that died, if an open store could not bear it.
+    Raises InvalidArgument on a worker and in a job of plain ranks, which has no servers, and PeerLost that names a
+    worker that died, if an open store could not bear it.
 
     >>> import sheave
     >>> sheave.run_server  # doctest: +ELLIPSIS

@@ -124,6 +124,59 @@ def test_named_arrays_in_files(tmp_path):
         mx.nd.load(path)
 
 
+def test_f31_what_is_saved_replaces_the_old_file_whole_or_not_at_all(tmp_path, monkeypatch):
+    path, elsewhere = tmp_path / "arrays", tmp_path / "elsewhere"
+    mx.nd.save(str(elsewhere), [mx.nd.ones(2)])
+    elsewhere.chmod(0o640)
+    path.symlink_to(elsewhere)
+
+    def broken(file, **arrays):
+        file.write(b"half of it")
+        raise OSError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "savez", broken)
+        with pytest.raises(OSError, match="full"):
+            mx.nd.save(str(path), [mx.nd.zeros(2)])
+    assert mx.nd.load(str(path))[0].asnumpy().tolist() == [1, 1], "the old one is whole"
+    mx.nd.save(str(path), [mx.nd.zeros(2)])
+    assert path.is_symlink() and elsewhere.stat().st_mode & 0o777 == 0o640, "the file that it leads to is the new one"
+    assert mx.nd.load(str(elsewhere))[0].asnumpy().tolist() == [0, 0]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["arrays", "elsewhere"]
+
+
+def test_f31_states_are_written_as_a_whole_too(tmp_path, monkeypatch):
+    path = tmp_path / "states"
+    path.write_bytes(b"the old ones")
+    store = mx.kv.create("local")
+    store.init("w", mx.nd.ones(2))
+    store.set_optimizer(Remembering())
+    store.push("w", mx.nd.ones(2))
+
+    def fails(*_):
+        raise OSError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", fails)
+        with pytest.raises(OSError, match="full"):
+            store.save_optimizer_states(str(path))
+    assert path.read_bytes() == b"the old ones"
+    store.save_optimizer_states(str(path))
+    assert path.read_bytes() != b"the old ones"
+    assert [file.name for file in tmp_path.iterdir()] == ["states"]
+
+
+class Remembering(mx.optimizer.Optimizer):
+    """An optimizer that only Python can run."""
+
+    def create_state(self, index, weight):
+        return mx.nd.zeros(weight.shape)
+
+    def update(self, index, weight, grad, state):
+        state += grad
+        weight -= state
+
+
 class Late:
     """A work that ends when it is told to."""
 

@@ -304,6 +304,40 @@ def test_async_and_commands(job):
     )
 
 
+def test_f08_states_of_slices_stay_theirs_while_answers_hold_the_values(job):
+    """Values move in memory then: an optimizer in Python must not know slices by their places."""
+    pytest.importorskip("cloudpickle", reason="cloudpickle is not installed")
+    succeed(
+        job(
+            program("""
+            class Heavy(mx.optimizer.Optimizer):
+                def create_state(self, index, weight):
+                    return mx.nd.zeros(weight.shape)
+
+                def update(self, index, weight, grad, state):
+                    state += grad
+                    weight -= state
+
+            kv = mx.kv.create("dist_sync")
+            shape = (1100, 1000)
+            start = np.arange(1_100_000, dtype=np.float32).reshape(shape) % 7
+            kv.init("w", mx.nd.array(start))
+            kv.set_optimizer(Heavy())
+            outs = [mx.nd.zeros(shape) for _ in range(12)]
+            for out in outs:
+                # None of them is waited for.
+                kv.pushpull("w", mx.nd.array(start), out=out)
+            momentum, weight = 0, start
+            for step, out in enumerate(outs):
+                momentum = momentum + 2 * start
+                weight = weight - momentum
+                assert (out.asnumpy() == weight).all(), step
+            kv._barrier()
+            """)
+        )
+    )
+
+
 def test_optimizers_of_the_user_run_on_servers(job):
     """One from the script and one from a module of the user's, which imports mxnet itself."""
     pytest.importorskip("cloudpickle", reason="cloudpickle is not installed")

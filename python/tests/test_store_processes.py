@@ -500,6 +500,22 @@ def test_a_store_that_shrinks_goes_on(job):
         server.succeed()
 
 
+def test_f63_workers_with_uneven_numbers_of_steps_close(job):
+    worker = """
+        kv = sheave.KVStore("dist_sync")
+        kv.init("w", np.zeros(4))
+        kv.set_updater("sum")
+        kv.barrier()
+        out = np.empty(4)
+        for step in range(3 + kv.rank):
+            kv.pushpull("w", np.ones(4), out).wait()
+        kv.close()
+        print(kv.rank, out[0])
+    """
+    ended = [worker.finish(20) for worker in job(worker, workers=2).workers]
+    assert sorted(out.strip() for _, out, _ in ended) == ["0 6.0", "1 7.0"], ended
+
+
 CTRL_C = """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     def stopped(act):

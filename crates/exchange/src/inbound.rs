@@ -186,6 +186,16 @@ impl Inbound {
         Ok(())
     }
 
+    /// Forgets what nobody can answer any more, because the worker is lost. True if a request was there to be given
+    /// out. What was given out lies in its places for as long as somebody looks.
+    pub(crate) fn forget(&mut self) -> bool {
+        self.arriving = None;
+        self.blocked = None;
+        self.pieces.values_mut().for_each(|piece| piece.holder = None);
+        let queue = std::mem::take(&mut self.queue);
+        !queue.is_empty()
+    }
+
     /// A request was answered: what lay in registered places may go. True if the worker's next message waited for it.
     pub(crate) fn release(&mut self, number: u64, plan: &Plan) -> bool {
         for key in &plan.push_keys {

@@ -89,6 +89,8 @@ struct End {
     given: Mutex<Given>,
     /// Workers of whom a whole request is there.
     ready: AtomicUsize,
+    /// Counts answers that may lie in registered memory, and have not left it.
+    unsent: AtomicUsize,
     /// Grows when whoever waits for a batch must look: a worker is gone, or its push cannot land. Each wait remembers
     /// how far it had grown before its own look, so that none takes the news from another.
     news: AtomicU64,
@@ -132,6 +134,7 @@ impl Server {
             node,
             given: Mutex::default(),
             ready: AtomicUsize::new(0),
+            unsent: AtomicUsize::new(0),
             news: AtomicU64::new(0),
             hopeless: AtomicBool::new(false),
             waiters: Waiters::default(),
@@ -268,7 +271,7 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// `BufferInUse` if a request lies there that is not answered.
+    /// `BufferInUse` if a request lies there that is not answered, and its worker is not lost.
     pub fn unregister(&self, registration: &Registration) -> Result<()> {
         self.end.unregister(registration).map_err(|error| error.operation("unregister"))
     }
@@ -446,7 +449,12 @@ impl End {
             if let (None, Some(Blocked::Viewed(key))) = (&inbound.gone, inbound.blocked) {
                 let what = format!("the push of key {key} by worker {rank} cannot land: its place is being looked at");
                 drop(inbound);
-                return self.look_again(rank, Error::new(ErrorKind::BufferInUse, what));
+                // Before the look: an answer that leaves after it is news.
+                let is_ours = self.unsent.load(SeqCst) > 0;
+                match self.look_again(rank, Error::new(ErrorKind::BufferInUse, what)) {
+                    Err(_) if is_ours => continue,
+                    looked => return looked,
+                }
             }
         }
         let Some(reason) = reason else { return Ok(()) };
@@ -487,6 +495,9 @@ impl End {
                 Some(Blocked::Unanswered(key)) => {
                     format!("its push of key {key} waits until the request in the same place is answered")
                 }
+                Some(Blocked::Viewed(key)) => {
+                    format!("its push of key {key} waits until an answer in the same place has left")
+                }
                 _ => format!("worker {rank} has made none"),
             };
             return error.peer(self.peer(rank)).hint(hint);
@@ -494,7 +505,7 @@ impl End {
         error
     }
 
-    fn respond(&self, handler: u64, mut parts: Parts) -> Result<()> {
+    fn respond(self: &Arc<Self>, handler: u64, parts: Parts) -> Result<()> {
         let open = {
             let mut given = self.given.lock();
             let open = given.open.get(&handler).ok_or_else(|| unknown(handler))?;
@@ -510,9 +521,8 @@ impl End {
             control = clock::encode([arrived, taken, answered, monotonic_ns()]);
         }
         let envelope = Word::Answer(open.number).envelope(self.lane.context);
-        let parts = std::mem::take(&mut parts);
-        match self.node.post(open.link, Outgoing { envelope, control, parts }) {
-            Ok(_) => {
+        match self.send_answer(open.link, Outgoing { envelope, control, parts }) {
+            Ok(()) => {
                 self.release(&open);
                 Ok(())
             }
@@ -525,6 +535,32 @@ impl End {
                 // Nothing was sent, so it can be answered still.
                 self.given.lock().open.insert(handler, open);
                 Err(error)
+            }
+        }
+    }
+
+    /// Sends an answer. Views of registered memory are read-only; an answer of them that waits for room on its link is
+    /// counted, because nothing may land there before it has left, and nobody who looks is to blame for that.
+    fn send_answer(self: &Arc<Self>, link: LinkId, answer: Outgoing) -> Result<()> {
+        if !answer.parts.iter().any(|part| part.tensor().buffer().is_read_only()) {
+            return self.node.post(link, answer).map(drop);
+        }
+        self.unsent.fetch_add(1, SeqCst);
+        let sent = self.node.isend_borrowed(link, answer);
+        match sent {
+            Ok(work) if !work.is_done() => {
+                let end = Arc::downgrade(self);
+                work.on_complete(move |_| {
+                    let Some(end) = end.upgrade() else { return };
+                    end.unsent.fetch_sub(1, SeqCst);
+                    end.news.fetch_add(1, SeqCst);
+                    end.waiters.wake();
+                });
+                Ok(())
+            }
+            done => {
+                self.unsent.fetch_sub(1, SeqCst);
+                done.map(drop)
             }
         }
     }
@@ -565,6 +601,7 @@ impl End {
             let inbound = self.workers[*worker as usize].lock();
             let holder =
                 inbound.pieces.get(key).filter(|piece| piece.is_of(registration)).and_then(|piece| piece.holder);
+            // [`Inbound::forget`] has let go of those of lost workers.
             if let Some(number) = holder {
                 let what = format!("request {number} of worker {worker} lies in the place of key {key}");
                 return Err(Error::new(ErrorKind::BufferInUse, what).hint("answer it first"));
@@ -612,17 +649,18 @@ impl End {
 
     /// Nothing more comes from a worker. What it has asked for may still be answered if it left in order.
     fn lose(&self, worker: usize, reason: Error, has_left: bool) {
+        // One that asks for a batch must not find half of it gone.
+        let given = self.given.lock();
         let mut inbound = self.workers[worker].lock();
         if inbound.gone.is_some() {
             return;
         }
         inbound.gone = Some(if reason.about().is_some() { reason } else { reason.peer(self.peer(worker)) });
         inbound.has_left = has_left;
-        if !has_left && !inbound.queue.is_empty() {
-            inbound.queue.clear();
+        if !has_left && inbound.forget() {
             self.ready.fetch_sub(1, SeqCst);
         }
-        drop(inbound);
+        drop((inbound, given));
         self.hopeless.store(true, SeqCst);
         self.news.fetch_add(1, SeqCst);
     }
@@ -772,3 +810,6 @@ impl Observer for End {
         self.waiters.wake();
     }
 }
+
+#[cfg(test)]
+mod tests;

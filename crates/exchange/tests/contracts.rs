@@ -784,3 +784,30 @@ fn a_mesh_has_one_exchange_after_the_other() {
         },
     );
 }
+
+#[test]
+fn f07_an_echo_of_registered_memory_waits_until_its_answer_has_left() {
+    const COUNT: usize = 1 << 20;
+    for medium in MEDIA {
+        play(
+            (1, 1),
+            medium,
+            plain(),
+            move |_, worker| {
+                meet(worker);
+                let places: Vec<Tensor> = (0..4).map(|_| zeros(COUNT)).collect();
+                let ask = |(at, place)| simple(worker, &floats(&vec![at as f32; COUNT]), place);
+                let requests: Vec<Handle> = places.iter().enumerate().map(ask).collect();
+                for (at, request) in requests.into_iter().enumerate() {
+                    done(worker, request).expect("an answer");
+                    assert!(values(&places[at]).iter().all(|value| *value == at as f32), "answer {at} over {medium:?}");
+                }
+            },
+            |_, server| {
+                server.register(&zeros(COUNT), &[(0, 0)]).expect("a free place");
+                meet_there(server);
+                echo(server);
+            },
+        );
+    }
+}

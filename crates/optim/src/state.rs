@@ -12,13 +12,26 @@ use crate::{Rule, Wide};
 /// Made by [`Rule::state`](crate::Rule::state) or [`State::from_parts`], changed by the steps of a
 /// [`Rule`](crate::Rule) alone. Its floats are of the type that steps are computed in: `f32` for `f32` and 16-bit
 /// weights, `f64` for `f64`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct State<W = f32> {
     pub(crate) elements: usize,
     pub(crate) steps: u64,
     pub(crate) layout: Layout,
     /// One for each name of the layout, each with one value per element.
     pub(crate) parts: Vec<Vec<W>>,
+}
+
+impl<W: Clone> Clone for State<W> {
+    fn clone(&self) -> Self {
+        let Self { elements, steps, layout, ref parts } = *self;
+        Self { elements, steps, layout, parts: parts.clone() }
+    }
+
+    /// Copies `source` into the memory that is there.
+    fn clone_from(&mut self, source: &Self) {
+        (self.elements, self.steps, self.layout) = (source.elements, source.steps, source.layout);
+        self.parts.clone_from(&source.parts);
+    }
 }
 
 /// What kind of rule a state belongs to. Two kinds may remember parts of the same names and mean different things.

@@ -2,7 +2,7 @@
 //! `sheave launch -n 4 -s 2 -- target/release/examples/parameter_server`.
 
 use sheave_mesh::{Config, Mesh, Role};
-use sheave_store::{Kind, KvStore, Rule, Server, ServerConfig};
+use sheave_store::{Kind, KvStore, Rule, ServerConfig, run_server};
 use sheave_tensor::Tensor;
 use std::io::Write;
 
@@ -11,7 +11,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let config = Config::from_env()?.ok_or("no launcher has started this process; try `sheave launch`")?;
     let mesh = Mesh::join(config)?;
     match mesh.me().introduction.role {
-        Role::Server => Server::start(&mesh, ServerConfig::default())?.run()?,
         Role::Worker => {
             let store = KvStore::open(&mesh, Kind::DistSync)?;
             let weights = Tensor::from_slice(&[0.0f32; 1000], [1000])?;
@@ -23,7 +22,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             writeln!(std::io::stdout(), "the first weight is {}", weights.to_vec::<f32>()?[0])?;
             store.barrier()?;
         }
-        _ => mesh.until_gone(|_| true)?,
+        // Servers serve, and the scheduler waits, until the workers have left.
+        _ => run_server(&mesh, ServerConfig::default())?,
     }
     Ok(mesh.leave()?)
 }

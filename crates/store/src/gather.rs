@@ -1,5 +1,6 @@
 //! One work out of several calls.
 
+use crate::client::Losses;
 use parking_lot::Mutex;
 use sheave_base::work::Completer;
 use sheave_base::{Error, Result, Work};
@@ -7,6 +8,7 @@ use sheave_mesh::Answer;
 use std::sync::Arc;
 
 struct Gather<F> {
+    losses: Arc<Losses>,
     state: Mutex<State<F>>,
 }
 
@@ -21,17 +23,21 @@ struct State<F> {
 /// Completes when all `calls` have ended: with the first error, or with what `finish` says of their success.
 ///
 /// The first error cancels all other calls. So an operation that needs a server which is gone does not wait for what
-/// the others say, and still no call receives into a place after the end.
-pub(crate) fn gather<F>(calls: Vec<Work<Answer>>, completer: Completer<()>, finish: F)
+/// the others say, and still no call receives into a place after the end. What answers know of losses is known before
+/// the end.
+pub(crate) fn gather<F>(calls: Vec<Work<Answer>>, losses: &Arc<Losses>, completer: Completer<()>, finish: F)
 where
     F: FnOnce() -> Result<()> + Send + 'static,
 {
     // One more than there are calls, so that none of them ends it before all are in.
     let state = State { left: calls.len() + 1, error: None, calls: calls.clone(), end: Some((completer, finish)) };
-    let gather = Arc::new(Gather { state: Mutex::new(state) });
+    let gather = Arc::new(Gather { losses: Arc::clone(losses), state: Mutex::new(state) });
     for call in calls {
         let gather = Arc::clone(&gather);
-        call.on_complete(move |outcome| gather.one_ended(outcome.as_ref().err()));
+        call.on_complete(move |outcome| {
+            let learned = outcome.as_ref().map_err(Error::clone).and_then(|answer| gather.losses.learn(&answer.value));
+            gather.one_ended(learned.err().as_ref());
+        });
     }
     gather.one_ended(None);
 }

@@ -120,7 +120,7 @@ impl Held {
     /// Nothing will be merged any more: forgets everything that waits.
     pub(crate) fn clear(&mut self) {
         match &mut self.pace {
-            Pace::Round(round) => round.clear(),
+            Pace::Round(round) => round.clear(&mut self.slot),
             Pace::Clock(clock) => clock.clear(),
         }
     }

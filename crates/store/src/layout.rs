@@ -36,6 +36,13 @@ pub(crate) const KEYS_MAX: usize = 8192;
 /// Most bytes of one answer, unless it is a single piece: what a request may make a server copy at once.
 pub(crate) const ANSWER_BYTES_MAX: u64 = 1 << 30;
 
+/// Most slices of one key: those of 2^38 elements, as large as stores cut them by default. What is known of slices is
+/// told and compared slice by slice.
+pub(crate) const SLICES_MAX: u64 = 1 << 20;
+
+/// Most slices that one store has on one server: some hundred bytes each, besides their elements.
+pub(crate) const STORE_SLICES_MAX: usize = 1 << 22;
+
 /// Elements between two possible borders of long ranges: those that an optimizer sums up at once when it needs a norm
 /// ([`sheave_optim`]), so that no sum depends on how a tensor is cut.
 pub(crate) const BLOCK_ELEMENTS: u64 = 4096;
@@ -69,10 +76,7 @@ impl Cutting {
 
     /// The slices of a tensor.
     pub(crate) fn slices(&self, number: u64, elements: u64) -> Slices {
-        let longest = match self.slice_elements.max(1) {
-            longest if longest < BLOCK_ELEMENTS => longest,
-            longest => longest - longest % BLOCK_ELEMENTS,
-        };
+        let longest = self.longest();
         let mut slices = Slices::new();
         for (server, range) in self.ranges(number, elements) {
             let mut start = range.start;
@@ -86,6 +90,35 @@ impl Cutting {
             }
         }
         slices
+    }
+
+    /// Returns the elements of a slice that is not the last one of its server.
+    fn longest(&self) -> u64 {
+        match self.slice_elements.max(1) {
+            longest if longest < BLOCK_ELEMENTS => longest,
+            longest => longest - longest % BLOCK_ELEMENTS,
+        }
+    }
+
+    /// Returns how many slices a tensor has, without making them: there may be more than memory has room for.
+    pub(crate) fn count(&self, number: u64, elements: u64) -> u64 {
+        let ranges = self.ranges(number, elements);
+        let counts = ranges.iter().map(|(_, range)| (range.end - range.start).div_ceil(self.longest()).max(1));
+        counts.fold(0, u64::saturating_add)
+    }
+
+    /// Returns the elements of one slice of a tensor, as [`Cutting::slices`] has them.
+    pub(crate) fn slice(&self, number: u64, elements: u64, mut slice: u64) -> Option<Range<u64>> {
+        let longest = self.longest();
+        for (_, range) in self.ranges(number, elements) {
+            let count = (range.end - range.start).div_ceil(longest).max(1);
+            if slice < count {
+                let start = range.start + slice * longest;
+                return Some(start..range.end.min(start.saturating_add(longest)));
+            }
+            slice -= count;
+        }
+        None
     }
 
     /// What each server has of a tensor.
@@ -200,6 +233,11 @@ mod tests {
                 next = slice.range.end;
             }
             prop_assert_eq!(next, elements);
+            prop_assert_eq!(slices.len() as u64, cutting.count(number, elements));
+            for (at, slice) in slices.iter().enumerate() {
+                prop_assert_eq!(cutting.slice(number, elements, at as u64), Some(slice.range.clone()));
+            }
+            prop_assert_eq!(cutting.slice(number, elements, slices.len() as u64), None);
             let numbers: HashSet<u64> = slices.iter().map(|slice| slice.number).collect();
             prop_assert!(numbers.len() == slices.len() && slices[0].number == number);
             prop_assert_eq!(slices[0].server, cutting.home(number));

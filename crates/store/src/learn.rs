@@ -41,6 +41,9 @@ pub(crate) struct Learned<W: Wide> {
     pub(crate) master: Option<Vec<W>>,
     /// The rule of a step that waits for the norms of the whole tensor.
     halfway: Option<Rule>,
+    /// The state before that step: if another slice fails, this one must not be a step ahead of it. Its memory is kept
+    /// for the next step.
+    before: Option<State<W>>,
 }
 
 /// What an optimizer remembers of a slice, without the numbers.
@@ -100,6 +103,15 @@ impl Memory {
             (Self::Single(learned), Dtype::Bf16) => learned.finish::<bf16>(value, norms),
             (Self::Double(learned), Dtype::F64) => learned.finish::<f64>(value, norms),
             (_, dtype) => Err(no_optimizer(dtype)),
+        }
+    }
+
+    /// Takes the first half of a step back, if one is taken.
+    pub(crate) fn abandon(&mut self) {
+        match self {
+            Self::Nothing => {}
+            Self::Single(learned) => learned.abandon(),
+            Self::Double(learned) => learned.abandon(),
         }
     }
 
@@ -199,13 +211,19 @@ impl<W: Wide + Element> Learned<W> {
         if master.as_ref().is_some_and(|master| master.len() != elements) {
             return Err(Error::new(ErrorKind::Mismatch, "a master copy of another length"));
         }
-        Ok(Self { state, master, halfway: None })
+        Ok(Self { state, master, halfway: None, before: None })
     }
 }
 
 impl<W: Wide> Learned<W> {
     fn new(state: State<W>) -> Self {
-        Self { state, master: None, halfway: None }
+        Self { state, master: None, halfway: None, before: None }
+    }
+
+    fn abandon(&mut self) {
+        if let (Some(_), Some(before)) = (self.halfway.take(), self.before.as_mut()) {
+            std::mem::swap(&mut self.state, before);
+        }
     }
 
     fn step<T: Float<Wide = W> + Element>(
@@ -220,9 +238,13 @@ impl<W: Wide> Learned<W> {
         let mut target = target(&mut self.master, value.as_mut_slice::<T>()?);
         match extent {
             Extent::Slice(start) if rule.needs_norms() => {
-                let sums = rule.prepare(&mut self.state, &target, &gradient, start)?;
-                self.halfway = Some(rule);
-                Ok(Some(sums))
+                match &mut self.before {
+                    Some(before) => before.clone_from(&self.state),
+                    before => *before = Some(self.state.clone()),
+                }
+                // Before the moments move: a panic leaves them half way.
+                self.halfway = Some(rule.clone());
+                rule.prepare(&mut self.state, &target, &gradient, start).map(Some)
             }
             Extent::Whole | Extent::Slice(_) => rule.step_on(&mut self.state, &mut target, &gradient).map(|()| None),
         }
@@ -241,9 +263,11 @@ impl<W: Wide> Learned<W> {
     }
 
     fn finish<T: Float<Wide = W> + Element>(&mut self, value: &mut Tensor, norms: &Norms) -> Result<()> {
-        let rule = self.halfway.take();
+        let rule = self.halfway.clone();
         let rule = rule.ok_or_else(|| Error::new(ErrorKind::Internal, "norms for a step that nobody takes"))?;
-        rule.finish(&self.state, &mut target(&mut self.master, value.as_mut_slice::<T>()?), norms)
+        rule.finish(&self.state, &mut target(&mut self.master, value.as_mut_slice::<T>()?), norms)?;
+        self.halfway = None;
+        Ok(())
     }
 }
 

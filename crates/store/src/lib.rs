@@ -63,4 +63,4 @@ pub use rows::Rows;
 pub use server::{Server, ServerConfig, run_server};
 pub use sheave_optim::{Optimizer, Rule};
 pub use store::{Config, KvStore, Options};
-pub use updater::{Function, Updater};
+pub use updater::{Function, Updater, slice_start};

@@ -19,6 +19,7 @@ pub(crate) const SERVICE: &str = "store";
 
 pub(crate) const OPEN: &str = "open";
 pub(crate) const CLOSE: &str = "close";
+pub(crate) const CLOSING: &str = "closing";
 pub(crate) const INIT: &str = "init";
 pub(crate) const DELETE: &str = "delete";
 pub(crate) const DESCRIBE: &str = "describe";
@@ -204,9 +205,8 @@ pub(crate) struct SetUpdater {
     pub(crate) is_trial: bool,
 }
 
-/// What is said of a store and nothing more: [`CLOSE`], [`DONE`], [`UPDATER`], which is answered with the [`Spec`] of
-/// what pushes do, and [`BARRIER`], which the first server answers when all workers have come, with the rank of the
-/// first one that counts.
+/// What is said of a store and nothing more: [`CLOSING`], [`CLOSE`], [`DONE`], [`UPDATER`], which is answered with the
+/// [`Spec`] of what pushes do, and [`BARRIER`], which the first server answers when all workers have come.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct OfStore {
     pub(crate) store: u32,
@@ -266,6 +266,17 @@ pub(crate) struct Import {
     pub(crate) number: u64,
     pub(crate) with_value: bool,
     pub(crate) outline: Outline,
+}
+
+/// Encodes the answer to what waits for other workers, in a store that shrinks: the ranks of those it does without, so
+/// that a worker that has an answer knows of every loss that the answer knows of. Nothing where nobody is gone.
+pub(crate) fn encode_gone(gone: &[usize]) -> Result<Value> {
+    if gone.is_empty() { Ok(Value::None) } else { encode(&gone) }
+}
+
+/// Decodes what [`encode_gone`] has made.
+pub(crate) fn decode_gone(answer: &Value) -> Result<Vec<usize>> {
+    if matches!(answer, Value::None) { Ok(Vec::new()) } else { decode(answer) }
 }
 
 pub(crate) fn encode<T: Serialize>(head: &T) -> Result<Value> {

@@ -153,11 +153,8 @@ impl Round {
         if !std::mem::take(&mut self.is_halfway) {
             return None;
         }
-        let outcome = match self.failure.take() {
-            Some(failure) => Err(failure),
-            None => norms.and_then(|norms| slot.finish(&norms)),
-        };
-        Some(self.complete(outcome))
+        let norms = self.failure.take().map_or(norms, Err);
+        Some(self.complete(slot.finish(norms)))
     }
 
     fn complete(&mut self, outcome: Result<()>) -> Completed {
@@ -173,8 +170,9 @@ impl Round {
         !self.waiters.is_empty() || (0..self.queues.len()).any(|worker| self.owes(worker) > 0)
     }
 
-    /// No round can end any more: forgets everything that waits.
-    pub(crate) fn clear(&mut self) {
+    /// No round can end any more: forgets everything that waits, and half a merge.
+    pub(crate) fn clear(&mut self, slot: &mut Slot) {
+        slot.memory.abandon();
         let (workers, completed) = (self.queues.len(), self.completed);
         *self = Self { completed, ..Self::new(workers) };
     }
@@ -182,5 +180,66 @@ impl Round {
     /// How many contributions of a worker have ever come.
     pub(crate) fn heard(&self, worker: usize) -> u64 {
         self.heard[worker]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::Key;
+    use crate::protocol::Storage;
+    use crate::slot::Meta;
+    use sheave_optim::{BlockSums, Lamb, Rule};
+    use sheave_tensor::{ArenaConfig, Dtype, Shape, Tensor};
+
+    /// Of each of two slices.
+    const ELEMENTS: usize = 8192;
+
+    type Pair = [(Round, Slot); 2];
+
+    fn pair(arena: &Arena) -> Pair {
+        let shape = Shape::new(&[2 * ELEMENTS as u64]).unwrap();
+        let meta = Meta { key: Key::from("w"), dtype: Dtype::F32, shape, storage: Storage::Dense };
+        let first = Tensor::from_slice(&[1.0f32; ELEMENTS], [ELEMENTS as u64]).unwrap();
+        [0, ELEMENTS].map(|start| (Round::new(1), Slot::new(meta.clone(), start as u64, &first, arena).unwrap()))
+    }
+
+    /// A round of both slices, whose home puts the norms together.
+    fn step(pair: &mut Pair, gradients: [Tensor; 2], arena: &Arena) -> [Result<()>; 2] {
+        let rule = Rule::Lamb(Lamb { learning_rate: 0.1, weight_decay: 0.1, ..Lamb::default() });
+        let merge = Merge::Optimizer(Box::new(rule.into()));
+        let mut sums: Vec<Option<BlockSums>> = Vec::new();
+        for ((round, slot), gradient) in pair.iter_mut().zip(gradients) {
+            round.contribute(0, Gradient::Plain(gradient), 1);
+            match round.advance(&[true], slot, &merge, arena) {
+                Some(Advance::Halfway(said)) => sums.push(said),
+                _ => panic!("a slice needs the other one"),
+            }
+        }
+        let failed = || Error::new(ErrorKind::Remote, "the merge of another slice has failed");
+        let sums: Result<Vec<BlockSums>> = sums.into_iter().map(|said| said.ok_or_else(failed)).collect();
+        let norms = sums.and_then(Norms::combine);
+        pair.each_mut().map(|(round, slot)| round.finish(slot, norms.clone()).unwrap().outcome)
+    }
+
+    #[test]
+    fn f10_slices_that_have_prepared_a_step_that_failed_go_on_together() {
+        let arena = Arena::new(ArenaConfig { capacity_bytes: 16 << 20, ..ArenaConfig::default() });
+        let good = |value: f32| Tensor::from_slice(&[value; ELEMENTS], [ELEMENTS as u64]).unwrap();
+        let bad = Tensor::from_slice(&[1.0f64; ELEMENTS], [ELEMENTS as u64]).unwrap();
+        let bits = |pair: &Pair| pair.each_ref().map(|(_, slot)| slot.value.to_vec::<f32>().unwrap());
+        let (mut pair, mut undisturbed) = (pair(&arena), pair(&arena));
+        for gradient in [0.5, -0.25, 2.0] {
+            let before = bits(&pair);
+            for failing in [[good(9.0), bad.clone()], [bad.clone(), good(9.0)]] {
+                assert!(step(&mut pair, failing, &arena).iter().all(Result::is_err), "one half has failed");
+                assert_eq!(bits(&pair), before);
+            }
+            for pair in [&mut pair, &mut undisturbed] {
+                let [first, second] = step(pair, [good(gradient), good(gradient + 1.0)], &arena);
+                first.and(second).expect("nothing is left of what failed");
+            }
+            assert_eq!(bits(&pair), bits(&undisturbed));
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! A stored value, or a server's slice of one, and how sums are merged into it.
 
 use crate::key::Key;
-use crate::layout::{Cutting, Slices};
+use crate::layout::{Cutting, SLICES_MAX, Slices};
 use crate::learn::{Extent, Memory, Outline, Picked};
 use crate::protocol::{Described, Head, Storage};
 use crate::rows::Rows;
@@ -10,7 +10,7 @@ use crate::rows::gradient::{RowGradient, RowTotal};
 use crate::rows::merge;
 use crate::rows::present::Present;
 use crate::sum::Total;
-use crate::updater::{Function, Updater};
+use crate::updater::{Function, Updater, Within};
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_optim::{BlockSums, Norms, Optimizer};
 use sheave_tensor::{Arena, Dtype, Op, Shape, Tensor};
@@ -73,6 +73,26 @@ impl Meta {
                 slices
             }
         }
+    }
+
+    /// Returns how many slices the tensor has.
+    pub(crate) fn slice_count(&self, number: u64, cutting: &Cutting) -> u64 {
+        match self.storage {
+            Storage::Dense => cutting.count(number, self.shape.elements().unwrap_or(0)),
+            Storage::Rows => self.slices(number, cutting).len() as u64,
+        }
+    }
+
+    /// Refuses a tensor that would be cut into too many slices.
+    pub(crate) fn check_slices(&self, cutting: &Cutting) -> Result<()> {
+        let count = self.slice_count(self.key.number(), cutting);
+        if count <= SLICES_MAX {
+            return Ok(());
+        }
+        let what = format!("key {} of shape {} has {count} slices; at most {SLICES_MAX}", self.key, self.shape);
+        Err(Error::new(ErrorKind::LimitExceeded, what)
+            .operation("init")
+            .hint("open the store with more slice_elements, or give the tensor in parts"))
     }
 
     /// Refuses rows that the tensor does not have.
@@ -202,7 +222,10 @@ impl Slot {
         match merge {
             Merge::Assign => self.assign(sum, arena),
             Merge::Sum => self.value.reduce_from(Op::Sum, sum),
-            Merge::Function(function) => function(&self.meta.key, sum, &mut self.value),
+            Merge::Function(function) => {
+                let _within = Within::slice(self.start);
+                function(&self.meta.key, sum, &mut self.value)
+            }
             Merge::Optimizer(optimizer) => {
                 let extent = if self.is_whole() { Extent::Whole } else { Extent::Slice(self.start) };
                 return self.memory.step(optimizer, &mut self.value, sum, extent);
@@ -261,9 +284,13 @@ impl Slot {
         Ok(())
     }
 
-    /// Ends a merge that is half done.
-    pub(crate) fn finish(&mut self, norms: &Norms) -> Result<()> {
-        self.memory.finish(&mut self.value, norms)
+    /// Ends a merge that is half done: with norms, or not at all. After an error it is as if there had been none.
+    pub(crate) fn finish(&mut self, norms: Result<Norms>) -> Result<()> {
+        let finished = norms.and_then(|norms| self.memory.finish(&mut self.value, &norms));
+        if finished.is_err() {
+            self.memory.abandon();
+        }
+        finished
     }
 
     /// Whether this is all of its tensor.
@@ -284,7 +311,10 @@ impl Slot {
         self.present = Present::All;
         match merge {
             Merge::Assign | Merge::Sum => merge::add(&mut self.value, rows),
-            Merge::Function(function) => merge::call(function, &self.meta.key, &mut self.value, rows, arena),
+            Merge::Function(function) => {
+                let _within = Within::slice(self.start);
+                merge::call(function, &self.meta.key, &mut self.value, rows, arena)
+            }
             Merge::Optimizer(optimizer) => {
                 let gradient = rows.packed(self.meta.dtype, arena)?;
                 let ids = rows.read(|rows| Ok(rows.ids.iter().map(|id| *id as u64).collect::<Vec<_>>()))?;

@@ -147,7 +147,8 @@ impl KvStore {
         }
     }
 
-    /// How many workers there are; 1 for a local store.
+    /// How many workers there are; 1 for a local store. In a store that shrinks, how many are left: an operation that
+    /// has ended well without some of them has made them known.
     #[must_use]
     pub fn group_size(&self) -> usize {
         match &*self.place {
@@ -176,7 +177,8 @@ impl KvStore {
     ///
     /// # Errors
     ///
-    /// `AlreadyExists` for a key that was initialised before; `Mismatch` for another shape or dtype than worker 0's.
+    /// `AlreadyExists` for a key that was initialised before; `Mismatch` for another shape or dtype than worker 0's;
+    /// `LimitExceeded` for a key of more than 2^20 slices, or beyond 2^22 slices of one store on one server.
     pub fn init(&self, pairs: &[(Key, Tensor)]) -> Result<()> {
         match &*self.place {
             Place::Local(local) => within(local, |local| local.init(pairs)),
@@ -233,7 +235,8 @@ impl KvStore {
     /// # Errors
     ///
     /// `NotFound` for a key that was not initialised, `Mismatch` for another shape or dtype, `BufferInUse` for a place
-    /// that is in use or given twice.
+    /// that is in use or given twice; `LimitExceeded` for a table of which a server has more than 1 GiB, whose rows are
+    /// pulled with [`KvStore::pull_rows`].
     pub fn pull(&self, pairs: &[(Key, Tensor)]) -> Result<Work<()>> {
         self.pull_with(pairs, Options::default())
     }
@@ -511,10 +514,11 @@ impl KvStore {
         self.barrier_before_exit.store(meets, SeqCst);
     }
 
-    /// Ends this worker's part: waits for its pushes and pulls, meets the other workers unless
-    /// [`KvStore::set_barrier_before_exit`] says otherwise, and lets the servers forget the store once all have closed
-    /// it. A worker that has closed it is waited for no more. Again it does nothing. Dropping the last handle does not
-    /// close it: a worker that goes astray must not look like one that has finished.
+    /// Ends this worker's part: nobody waits for pushes of this worker from now on. Waits for its pushes and pulls,
+    /// meets the other workers unless [`KvStore::set_barrier_before_exit`] says otherwise, and lets the servers forget
+    /// the store once all have closed it. Workers may have made different numbers of steps: rounds go on without those
+    /// who close, until the last one comes. Again it does nothing. Dropping the last handle does not close it: a worker
+    /// that goes astray must not look like one that has finished.
     ///
     /// # Errors
     ///

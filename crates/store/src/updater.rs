@@ -5,13 +5,60 @@ use serde::{Deserialize, Serialize};
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_optim::{Optimizer, Rule};
 use sheave_tensor::Tensor;
+use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
 
 /// User code that merges a pushed sum into a stored value: the key, the sum, and the value, both flat. On servers a big
 /// tensor comes in slices, each with its key, and of pushed rows both are packed; so it must treat every element for
-/// itself.
+/// itself. [`slice_start`] tells slices apart.
 pub type Function = Arc<dyn Fn(&Key, &Tensor, &mut Tensor) -> Result<()> + Send + Sync>;
+
+thread_local! {
+    /// Of the slice that an updater on this thread is given.
+    static SLICE_START: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+/// Returns the index, in its whole tensor, of the first element of the slice that the updater on this thread is given,
+/// and None where no updater runs. With the key it names the slice: an updater that remembers something of each slice
+/// keeps it by these two, because a value moves in memory while answers still hold what it was. Pushed rows are packed,
+/// and begin where their slice begins.
+///
+/// ```
+/// use sheave_store::{KvStore, Updater, slice_start};
+/// use sheave_tensor::Tensor;
+/// use std::sync::Arc;
+///
+/// let store = KvStore::local("local")?;
+/// let value = Tensor::from_slice(&[1.0f32], [1])?;
+/// store.init(&[("w".into(), value.clone())])?;
+/// store.set_updater(Updater::Function(Arc::new(|_, _, _| {
+///     assert_eq!(slice_start(), Some(0));
+///     Ok(())
+/// })))?;
+/// store.push(&[("w".into(), value)])?.wait()?;
+/// assert_eq!(slice_start(), None);
+/// # Ok::<(), sheave_base::Error>(())
+/// ```
+#[must_use]
+pub fn slice_start() -> Option<u64> {
+    SLICE_START.get()
+}
+
+/// Says where a slice begins until it is dropped, which a panic of the updater does too.
+pub(crate) struct Within(Option<u64>);
+
+impl Within {
+    pub(crate) fn slice(start: u64) -> Self {
+        Self(SLICE_START.replace(Some(start)))
+    }
+}
+
+impl Drop for Within {
+    fn drop(&mut self) {
+        SLICE_START.set(self.0);
+    }
+}
 
 /// What becomes of a stored value when a sum is pushed to it.
 #[derive(Clone, Default)]

@@ -8,8 +8,8 @@ use sheave_base::config::Transport;
 use sheave_base::{Error, ErrorKind, NodeId, Work};
 use sheave_mesh::{Answer, Call, Mesh, Role};
 use sheave_net::Part;
-use sheave_store::{Config, Key, Kind, KvStore, Server, ServerConfig, Updater};
-use sheave_tensor::{Dtype, Mode, Tensor};
+use sheave_store::{Config, Key, Kind, KvStore, OnWorkerLoss, Rows, Server, ServerConfig, Updater};
+use sheave_tensor::{Dtype, Mode, Shape, Tensor};
 use sheave_wire::{Value, to_control};
 use std::sync::{Arc, OnceLock};
 
@@ -533,4 +533,58 @@ fn meaning(push: &[Piece], pull: &[Piece], tensors: &[Tensor], rows: u64) -> Opt
         }
     }
     Some(ids)
+}
+
+/// Far less than what is only declared, and more than a job of threads needs.
+const DECLARED_GROWTH_MAX_KIB: u64 = 200 << 10;
+
+#[test]
+fn f16_slices_that_a_key_only_declares_cost_a_server_nothing() {
+    const DECLARED: u64 = 1 << 24;
+    let before = peak_kib();
+    let outcomes = job_of(1, 2, Transport::Shm, ServerConfig::default(), |mesh| {
+        let config = Config { slice_elements: 1, on_worker_loss: OnWorkerLoss::Shrink, ..Kind::DistSync.into() };
+        let store = KvStore::open(mesh, config).expect("the server serves");
+        store.barrier().expect("both come");
+        if store.rank() == 1 {
+            // A key of so many elements, of which the first one comes.
+            let described = (Key::from("w"), Dtype::F32.code(), vec![DECLARED], 0u32);
+            let head = (0u32, vec![(described, 0u64, 0u64)], vec![(number_of("w"), 4u64, true, 0u32)]);
+            let one = Tensor::from_slice(&[0u8; 16], [16]).expect("it fits");
+            let tensors = std::iter::once(Part::new(one, Mode::Copy)).collect();
+            let args = Value::Bytes(to_control(&head).expect("it is short"));
+            let server = mesh.of_role(Role::Server).next().expect("there is one").node;
+            let work = mesh.call(server, "store", "init", Call { args, tensors, ..Call::default() });
+            return wait(&work.expect("it is sent")).map(drop).map_err(|error| error.kind());
+        }
+        until("the other one has left", || store.group_size() == 1);
+        store.init(&[("v".into(), tensor(&[1.0; 4]))]).map_err(|error| error.kind())
+    });
+    let grown = peak_kib() - before;
+    assert!(grown < DECLARED_GROWTH_MAX_KIB, "{grown} KiB for slices that nobody has sent");
+    assert_eq!(outcomes, [Ok(()), Err(ErrorKind::LimitExceeded)], "nobody has that many slices");
+}
+
+#[test]
+fn f16_a_table_that_is_almost_empty_is_not_copied_whole_for_a_pull() {
+    const ROWS: u64 = 3 << 27;
+    let before = peak_kib();
+    job_of(1, 1, Transport::Shm, ServerConfig::default(), |mesh| {
+        let store = open(mesh, Kind::DistSync);
+        let ids = |ids: &[i64]| Tensor::from_slice(ids, [ids.len() as u64]).expect("it fits");
+        let one = Tensor::from_slice(&[7.0f32], [1, 1]).expect("it fits");
+        let rows = Rows::new(ids(&[5]), one).expect("they fit");
+        let shape = Shape::new(&[ROWS, 1]).expect("it is short");
+        store.init_rows(&[("table".into(), shape, rows)]).expect("it is new");
+        let whole = Tensor::private(Dtype::F32, [ROWS, 1]).expect("nobody writes to it");
+        let error = store.pull(&[("table".into(), whole)]).and_then(|work| wait(&work)).expect_err("it is too much");
+        let text = error.to_string();
+        assert!(error.kind() == ErrorKind::LimitExceeded && text.contains("table") && text.contains("rows"), "{text}");
+        let place = Tensor::private(Dtype::F32, [2, 1]).expect("memory");
+        wait(&store.pull_rows(&[("table".into(), ids(&[5, 6]), place.clone())]).expect("it is sent"))
+            .expect("they are");
+        assert_eq!(values(&place), [7.0, 0.0]);
+    });
+    let grown = peak_kib() - before;
+    assert!(grown < DECLARED_GROWTH_MAX_KIB, "{grown} KiB for rows that nobody has sent");
 }

@@ -10,6 +10,7 @@ use sheave_base::config::Transport;
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_mesh::{Call, Member, Mesh, Role};
 use sheave_net::Part;
+use sheave_net::chaos::{ChaosConfig, Trouble};
 use sheave_store::{Config, Key, Kind, KvStore, OnWorkerLoss, ServerConfig, Updater, run_server};
 use sheave_tensor::{Mode, Tensor};
 use sheave_wire::{Value, to_control};
@@ -37,6 +38,10 @@ const IDLE: &str = "idle";
 const WHOLE: &str = "whole";
 /// It dies when what it has pushed last has reached one server of two.
 const TORN: &str = "torn";
+/// It dies when the others wait for it, and the word of its death comes late to some of them.
+const KNOWN: &str = "known";
+/// How late, at most: the scheduler agrees on deaths with everybody.
+const LATE: Duration = Duration::from_millis(60);
 /// It dies when it has said that it is done.
 const DONE: &str = "done";
 
@@ -58,7 +63,11 @@ fn filled(value: f32) -> Vec<(Key, Tensor)> {
 
 #[test]
 fn actor() {
-    let Some(config) = part() else { return };
+    let Some(mut config) = part() else { return };
+    if variable(SCENE) == KNOWN && config.role == Role::Scheduler {
+        let outbound = Trouble { delay_max: LATE, ..Trouble::default() };
+        config.node.chaos = Some(ChaosConfig { seed: 2, outbound, ..ChaosConfig::default() });
+    }
     let mesh = Mesh::join(config).expect("everybody comes");
     if mesh.me().introduction.role == Role::Worker {
         return Worker::begin(mesh).act();
@@ -124,6 +133,7 @@ impl Worker {
                 match scene {
                     IDLE => self.wait_for_victim(),
                     DONE => self.be_done_with_victim(),
+                    KNOWN => self.know_who_is_in_a_sum(),
                     _ => self.push_after_victim(),
                 }
                 say("over");
@@ -234,6 +244,17 @@ impl Worker {
         self.push();
     }
 
+    /// Who has a sum of those who are left counts nobody else.
+    fn know_who_is_in_a_sum(&self) {
+        say(&format!("ready {}", std::process::id()));
+        let places = filled(-1.0);
+        wait(&self.store.push_pull(&filled(1.0), &places).expect("it is sent")).expect("the others are enough");
+        let counted = self.store.group_size();
+        let sum = places[0].1.to_vec::<f32>().expect("floats")[0] - WORKERS as f32;
+        assert_eq!(counted, sum as usize, "a sum of {sum} workers, of a group of {counted}");
+        assert_eq!(self.store.is_first(), self.first_survivor());
+    }
+
     /// Nobody waits for who is done, dead or alive.
     fn be_done_with_victim(&self) {
         self.push();
@@ -335,4 +356,13 @@ fn the_others_go_on_over_tcp() {
 fn a_push_that_has_reached_one_server_of_two_ends_the_store_for_all() {
     kill_all(&[TORN], Transport::Shm);
     kill_all(&[TORN], Transport::Tcp);
+}
+
+#[test]
+fn f02_an_answer_without_a_dead_worker_tells_that_it_is_gone() {
+    for transport in [Transport::Shm, Transport::Tcp] {
+        for victim in ["worker-0", "worker-1"] {
+            kill(KNOWN, "dist_sync", victim, transport);
+        }
+    }
 }

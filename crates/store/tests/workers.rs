@@ -2,11 +2,11 @@
 
 mod common;
 
-use common::{job_of, wait};
+use common::{job_of, together, wait};
 use sheave_base::config::Transport;
 use sheave_base::{ErrorKind, Work};
-use sheave_mesh::Mesh;
-use sheave_store::{Config, Key, Kind, KvStore, ServerConfig, Updater};
+use sheave_mesh::{Expected, Mesh};
+use sheave_store::{Config, Key, Kind, KvStore, ServerConfig, Updater, run_server};
 use sheave_tensor::Tensor;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
@@ -270,5 +270,63 @@ fn workers_other_than_the_first_may_give_empty_values() {
         };
         store.init(&values).expect("they are new");
         assert_eq!(read(&store), 4.0);
+    });
+}
+
+/// Far less than a hang, and enough for a loaded machine.
+const SOON: Duration = Duration::from_secs(10);
+
+#[test]
+fn f63_workers_with_uneven_numbers_of_steps_close_the_store() {
+    for (kind, transport) in [(Kind::DistSync, Transport::Shm), (Kind::DistSsp, Transport::Tcp)] {
+        job_of(2, 2, transport, ServerConfig::default(), move |mesh| {
+            let store = open(mesh, Config { staleness: 0, ..Config::from(kind) });
+            store.init(&pairs(0.0)).expect("they are new");
+            store.set_updater(Updater::Sum).expect("servers add");
+            store.barrier().expect("all are there");
+            let places = pairs(f32::NAN);
+            for step in 0..3 + store.rank() {
+                let work = store.push_pull(&pairs(1.0), &places).expect("it is sent");
+                work.wait_timeout(SOON).unwrap_or_else(|error| panic!("step {step}: {error}"));
+            }
+            let last = places[1].1.to_vec::<f32>().expect("floats");
+            assert!(store.rank() == 0 || last == [7.0; 5000], "{:?}", &last[..3]);
+            store.close().expect("all come");
+            assert_eq!(store.push(&pairs(1.0)).map(drop).expect_err("it is closed").kind(), ErrorKind::Closed);
+        });
+    }
+}
+
+#[test]
+fn f63_what_is_outstanding_at_the_close_waits_for_nobody_who_closes() {
+    job_of(2, 2, Transport::Shm, ServerConfig::default(), |mesh| {
+        let store = open(mesh, Kind::DistSync);
+        store.init(&pairs(0.0)).expect("they are new");
+        store.set_updater(Updater::Sum).expect("servers add");
+        store.barrier().expect("all are there");
+        // Each has pushed once more to one key than the other has.
+        wait(&push(&store, 1.0)).expect("all push");
+        let own = &pairs(1.0)[store.rank() as usize..][..1];
+        let more = store.push(own).expect("it is sent");
+        assert!(is_waiting(&more), "the other one has not pushed it");
+        store.barrier().expect("all are there");
+        let (closing, hears) = std::sync::mpsc::channel();
+        let closer = store.clone();
+        std::thread::spawn(move || closing.send(closer.close()));
+        hears.recv_timeout(SOON).expect("nobody waits for the other").expect("all come");
+        more.wait_timeout(SOON).expect("it counts");
+    });
+}
+
+#[test]
+fn f57_a_job_without_servers_says_at_once_what_is_missing() {
+    together(Expected::ranks(2), Transport::Shm, |mesh| {
+        let opened = KvStore::open(&mesh, Kind::DistSync).map(drop).expect_err("there are no servers");
+        let served = run_server(&mesh, ServerConfig::default()).expect_err("nobody would ever come");
+        for error in [opened, served] {
+            let text = error.to_string();
+            assert!(error.kind() == ErrorKind::InvalidArgument && text.contains("-s 1"), "{text}");
+        }
+        mesh.leave().expect("both leave");
     });
 }

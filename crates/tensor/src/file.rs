@@ -2,13 +2,15 @@
 //!
 //! Saving is atomic: the bytes go to a temporary file beside the target, are forced to disk, and only then take its
 //! name, so that a crash at any moment leaves the old file or the new one. The same tensors give the same bytes.
+//!
+//! A file has a checksum among its metadata, and one that does not fit it is refused. Files of others have none, and
+//! are taken as they are.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::path::Path;
 
 use safetensors::Dtype as FileDtype;
 use safetensors::tensor::{Metadata, TensorInfo};
@@ -17,9 +19,12 @@ use sheave_base::{Error, ErrorKind, Result};
 
 use crate::{Dtype, Shape, Tensor};
 
+mod checksum;
 mod stream;
+mod temporary;
 
 pub use stream::{Reader, Writer};
+use temporary::Temporary;
 
 /// The key under which the format keeps free text; no tensor can have this name.
 const METADATA_KEY: &str = "__metadata__";
@@ -90,12 +95,14 @@ fn header(tensors: &[(&str, Dtype, &Shape)], metadata: &[(&str, &str)]) -> Resul
         end_bytes = end;
         infos.push((name.to_owned(), TensorInfo { dtype: file_dtype, shape, data_offsets }));
     }
-    let text: HashMap<_, _> = metadata.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect();
+    let mut text: HashMap<_, _> = metadata.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect();
     if text.len() < metadata.len() {
         return Err(refused("a metadata key occurs twice".to_owned()));
     }
-    let text = (!text.is_empty()).then_some(text);
-    let described = Metadata::new(text, infos).map_err(|error| refused(error.to_string()))?;
+    if text.insert(checksum::KEY.to_owned(), checksum::NONE.to_owned()).is_some() {
+        return Err(refused(format!("the metadata key {} is reserved", checksum::KEY)));
+    }
+    let described = Metadata::new(Some(text), infos).map_err(|error| refused(error.to_string()))?;
     // Through a value, whose keys are sorted: the same tensors give the same bytes.
     let value = serde_json::to_value(&described).map_err(|error| refused(error.to_string()))?;
     let mut bytes = value.to_string().into_bytes();
@@ -107,57 +114,12 @@ fn header(tensors: &[(&str, Dtype, &Shape)], metadata: &[(&str, &str)]) -> Resul
     Ok((bytes, ranges))
 }
 
-/// A file that vanishes unless it gets its final name.
-struct Temporary {
-    file: File,
-    path: PathBuf,
-    named: bool,
-}
-
-impl Temporary {
-    fn beside(path: &Path) -> Result<Self> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let Some(name) = path.file_name() else {
-            return Err(Error::new(ErrorKind::InvalidArgument, "the path names no file"));
-        };
-        let mut hidden = std::ffi::OsString::from(".");
-        hidden.push(name);
-        hidden.push(format!(".{}-{}.tmp", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)));
-        let path = path.with_file_name(hidden);
-        // A leftover of a dead process with our id may have this name; nobody else does.
-        let file = File::options().write(true).create(true).truncate(true).open(&path)?;
-        Ok(Self { file, path, named: false })
-    }
-
-    /// Takes the name `path` once the disk has the bytes.
-    fn finish(mut self, path: &Path) -> Result<()> {
-        self.file.sync_all()?;
-        std::fs::rename(&self.path, path)?;
-        self.named = true;
-        let folder = match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
-        // The new name itself is on disk only when the folder is.
-        File::open(folder)?.sync_all()?;
-        Ok(())
-    }
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        if !self.named {
-            let _ = std::fs::remove_file(&self.path);
-        }
-    }
-}
-
 /// Reads all tensors of a file. Blocks while the disk delivers them.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] when the file is not whole or not a safetensors file, [`ErrorKind::Unsupported`] for
-/// a dtype that sheave does not have, [`ErrorKind::LimitExceeded`], [`ErrorKind::NotFound`], [`ErrorKind::Io`]; all of
-/// them name the file.
+/// [`ErrorKind::InvalidArgument`] when the file is not whole, does not fit its checksum or is not a safetensors file,
+/// [`ErrorKind::Unsupported`] for a dtype that sheave does not have, [`ErrorKind::LimitExceeded`],
+/// [`ErrorKind::NotFound`], [`ErrorKind::Io`]; all of them name the file.
 pub fn load(path: impl AsRef<Path>) -> Result<Contents> {
     let path = path.as_ref();
     load_from(path).map_err(|error| error.context(path.display()).operation("load"))
@@ -186,6 +148,7 @@ fn read_header(file: &mut File, file_bytes: u64) -> Result<Metadata> {
     }
     let mut header = vec![0_u8; header_bytes as usize];
     file.read_exact(&mut header)?;
+    checksum::check(length, &header, file)?;
     let described: Metadata = serde_json::from_slice(&header).map_err(|error| corrupt(format!("header: {error}")))?;
     let tensors = described.tensors();
     if tensors.len() > VALUE_ITEMS_MAX {
@@ -289,6 +252,53 @@ mod tests {
         assert!(save("/", &[], &[]).is_err());
         assert_eq!(load(&path).unwrap().tensors["good"].to_vec::<u8>().unwrap(), [1]);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn f31_a_link_where_the_temporary_file_is_to_be_is_not_followed() {
+        let folder = folder();
+        let (path, precious) = (folder.path().join("new.safetensors"), folder.path().join("precious"));
+        std::fs::write(&precious, "of somebody else").unwrap();
+        for number in 0..256 {
+            let expected = format!(".new.safetensors.{}-{number}.tmp", std::process::id());
+            std::os::unix::fs::symlink(&precious, folder.path().join(expected)).unwrap();
+        }
+        let tensor = Tensor::from_slice(&[1_u8, 2], [2]).unwrap();
+        save(&path, &[("x", &tensor)], &[]).unwrap();
+        assert_eq!(std::fs::read(&precious).unwrap(), b"of somebody else");
+        assert!(!std::fs::symlink_metadata(&path).unwrap().is_symlink());
+        assert_eq!(load(&path).unwrap().tensors["x"].to_vec::<u8>().unwrap(), [1, 2]);
+    }
+
+    #[test]
+    fn f31_a_flipped_bit_anywhere_behind_the_length_is_noticed() {
+        let folder = folder();
+        let path = folder.path().join("x");
+        let tensor = Tensor::from_slice(&[1.5_f32; 9], [3, 3]).unwrap();
+        save(&path, &[("w", &tensor), ("v", &tensor)], &[("steps", "17")]).unwrap();
+        let whole = std::fs::read(&path).unwrap();
+        assert_eq!(load(&path).unwrap().metadata.into_iter().collect::<Vec<_>>(), [("steps".into(), "17".into())]);
+        // Without its name a checksum is none, as in files of others.
+        let name = b"\"sheave.crc32\"";
+        let named = whole.windows(name.len()).position(|bytes| bytes == name).map_or(0..0, |at| at..at + name.len());
+        for place in (8..whole.len()).filter(|place| !named.contains(place)) {
+            let mut flipped = whole.clone();
+            flipped[place] ^= 1;
+            std::fs::write(&path, &flipped).unwrap();
+            let error = load(&path).expect_err("it is damaged");
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument, "byte {place}: {error}");
+        }
+    }
+
+    #[test]
+    fn f31_an_element_that_is_written_twice_in_place_of_another_is_noticed() {
+        let folder = folder();
+        let mut writer = Writer::create(folder.path().join("x"), &[("w", Dtype::U8, &[4].into())], &[]).unwrap();
+        let pair = Tensor::from_slice(&[1_u8, 2], [2]).unwrap();
+        writer.write("w", 0, &pair).unwrap();
+        writer.write("w", 1, &pair).unwrap();
+        assert_eq!(writer.finish().unwrap_err().kind(), ErrorKind::InvalidArgument);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
     fn file_of(header: &str, data_bytes: usize) -> Vec<u8> {

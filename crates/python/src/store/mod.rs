@@ -16,5 +16,7 @@ use pyo3::prelude::*;
 /// Adds what this module has for Python.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<face::PyStore>()?;
-    module.add_function(wrap_pyfunction!(server::serve, module)?)
+    module.add_function(wrap_pyfunction!(server::serve, module)?)?;
+    // Not one of the names that the module offers.
+    module.setattr("_slice_start", wrap_pyfunction!(updater::slice_start, module)?)
 }

@@ -71,8 +71,9 @@ impl Desk {
             // It may be written: nobody else has a part in it.
             stored.bytes_mut()?;
             let (function, key) = (Arc::clone(&function), key.clone());
-            let (received, mut value) = (received.clone(), stored.clone());
+            let (received, mut value, start) = (received.clone(), stored.clone(), sheave_store::slice_start());
             let (outcome, value) = desk.run("updater", move |py| {
+                let _within = updater::Within::slice(start);
                 let raised = |error| updater::failed(py, &key, &error);
                 let call = || updater::call(py, &function, &key, &received, &mut value, raised);
                 let outcome = barred("an updater on a server", call);

@@ -15,13 +15,39 @@ use pyo3::prelude::*;
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_store::{Function, Key};
 use sheave_tensor::{Buffer, Tensor};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ptr::{NonNull, copy_nonoverlapping};
 use std::sync::Arc;
 
 thread_local! {
     /// What the updaters of a local store have raised during the call that is under way on this thread.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
+}
+
+thread_local! {
+    /// Of the slice that an updater on this thread is given, where that is not the thread of the store.
+    static SLICE_START: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+/// Says where a slice begins until it is dropped.
+pub(super) struct Within(Option<u64>);
+
+impl Within {
+    pub(super) fn slice(start: Option<u64>) -> Self {
+        Self(SLICE_START.replace(start))
+    }
+}
+
+impl Drop for Within {
+    fn drop(&mut self) {
+        SLICE_START.set(self.0);
+    }
+}
+
+/// Returns where in its array the slice begins that the updater on this thread is given; None where no updater runs.
+#[pyfunction]
+pub(super) fn slice_start() -> Option<u64> {
+    SLICE_START.get().or_else(sheave_store::slice_start)
 }
 
 /// The exception that an updater has raised on this thread since the last time.

@@ -136,7 +136,7 @@ impl Client {
         for (key, first) in pairs {
             key.check()?;
             if self.rank == 0 || !first.is_empty() {
-                first.meta(key)?;
+                first.meta(key)?.map_or(Ok(()), |meta| meta.check_slices(&self.open.cutting))?;
             }
             if known.contains_key(key) || !seen.insert(key) {
                 return Err(exists(key));

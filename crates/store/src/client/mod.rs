@@ -8,6 +8,7 @@ mod batch;
 mod coding;
 mod init;
 mod lane;
+mod losses;
 mod outstanding;
 mod places;
 mod rows;
@@ -16,6 +17,7 @@ mod saving;
 mod update;
 
 pub(crate) use init::First;
+pub(crate) use losses::Losses;
 pub(crate) use rows::Wanted;
 
 use crate::compress::Compression;
@@ -23,7 +25,7 @@ use crate::key::Key;
 use crate::kind::Kind;
 use crate::layout::{Cutting, PACKED_BELOW_BYTES, Slice};
 use crate::local::unknown;
-use crate::protocol::{self, BARRIER, CLOSE, DONE, Form, OPEN, OfStore, OnWorkerLoss, Open, Piece, SERVICE};
+use crate::protocol::{self, BARRIER, CLOSE, CLOSING, DONE, Form, OPEN, OfStore, OnWorkerLoss, Open, Piece, SERVICE};
 use crate::slot::Meta;
 use crate::store::Config;
 use batch::Pieces;
@@ -34,7 +36,6 @@ use parking_lot::{Mutex, RwLock};
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
 use sheave_mesh::{Answer, Mesh, Role};
 use sheave_tensor::Tensor;
-use sheave_wire::Value;
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -43,6 +44,10 @@ use std::time::{Duration, Instant};
 
 /// Pause between two attempts to open a store on a server that has not started its part yet.
 const OPEN_PAUSE: Duration = Duration::from_millis(2);
+
+/// What a job that has no servers lacks.
+pub(crate) const SERVERS_HINT: &str =
+    "start the job with servers, as `sheave launch -n 2 -s 1 -- program` does, or use a local store";
 
 pub(crate) struct Client {
     pub(crate) mesh: Mesh,
@@ -53,6 +58,7 @@ pub(crate) struct Client {
     open: Open,
     known: RwLock<HashMap<Key, Arc<Known>>>,
     outstanding: Arc<Outstanding>,
+    losses: Arc<Losses>,
     pub(crate) compression: Mutex<Compressions>,
     lane: Arc<Lane>,
     /// Counts the pushes that go through the lane.
@@ -88,18 +94,16 @@ impl Client {
     pub(crate) fn open(mesh: &Mesh, config: &Config) -> Result<Self> {
         let Config { kind, cut_elements, slice_elements, staleness, on_worker_loss, open_timeout } = *config;
         let me = mesh.me();
+        let servers: Vec<NodeId> = mesh.of_role(Role::Server).map(|member| member.node).collect();
+        if servers.is_empty() {
+            let what = format!("a {kind} store needs servers, and this job has none");
+            return Err(Error::new(ErrorKind::InvalidArgument, what).operation("open").hint(SERVERS_HINT));
+        }
         if me.introduction.role != Role::Worker {
             let what = format!("this node is a {}, and a distributed store is opened by workers", me.introduction.role);
             return Err(Error::new(ErrorKind::InvalidArgument, what)
                 .operation("open")
                 .hint("servers run a sheave_store::Server"));
-        }
-        let servers: Vec<NodeId> = mesh.of_role(Role::Server).map(|member| member.node).collect();
-        if servers.is_empty() {
-            let what = format!("a {kind} store needs servers, and there are none");
-            return Err(Error::new(ErrorKind::InvalidArgument, what)
-                .operation("open")
-                .hint("start the job with at least one server, or use a local store"));
         }
         let cutting = Cutting { servers: servers.len() as u32, cut_elements, slice_elements };
         let store = mesh.next_number(SERVICE);
@@ -113,6 +117,7 @@ impl Client {
             open: Open { store, kind, cutting, staleness, on_worker_loss },
             known: RwLock::default(),
             outstanding: Arc::default(),
+            losses: Arc::default(),
             compression: Mutex::default(),
             is_done: Arc::default(),
             is_closed: AtomicBool::new(false),
@@ -150,14 +155,15 @@ impl Client {
         self.living().count()
     }
 
-    /// The ranks of those who count.
+    /// The ranks of those who count: without those that the mesh has told of, and those that an answer has.
     fn living(&self) -> impl Iterator<Item = usize> {
-        let deaths = match self.open.on_worker_loss {
-            OnWorkerLoss::Fail => Vec::new(),
-            OnWorkerLoss::Shrink => self.mesh.deaths(),
+        let (deaths, gone) = match self.open.on_worker_loss {
+            OnWorkerLoss::Fail => (Vec::new(), Vec::new()),
+            OnWorkerLoss::Shrink => (self.mesh.deaths(), self.losses.known()),
         };
-        let is_there = move |node: &NodeId| !deaths.iter().any(|death| death.node == *node);
-        self.workers.iter().enumerate().filter(move |(_, node)| is_there(node)).map(|(rank, _)| rank)
+        let is_there =
+            move |rank: usize, node: &NodeId| !gone.contains(&rank) && !deaths.iter().any(|death| death.node == *node);
+        self.workers.iter().enumerate().filter(move |(rank, node)| is_there(*rank, node)).map(|(rank, _)| rank)
     }
 
     /// Whether this worker's word counts where only one worker's does.
@@ -177,8 +183,13 @@ impl Client {
     /// Why nothing can be done with the store any more.
     fn check_usable(&self, operation: &'static str) -> Result<()> {
         if self.is_closed.load(SeqCst) {
-            return Err(Error::new(ErrorKind::Closed, "this worker has closed the store").operation(operation));
+            return Err(has_closed(operation));
         }
+        self.check_whole(operation)
+    }
+
+    /// Why the store serves nobody any more.
+    fn check_whole(&self, operation: &'static str) -> Result<()> {
         if let Some(error) = self.broken.get().cloned().or_else(|| self.why_servers_left()) {
             return Err(error.operation(operation));
         }
@@ -211,11 +222,18 @@ impl Client {
     /// Blocks until all workers have come. Returns the rank of the first one that counts.
     pub(crate) fn barrier(&self) -> Result<usize> {
         self.check_usable("barrier")?;
+        self.meet()
+    }
+
+    /// [`Client::barrier`], also of a worker that closes the store.
+    fn meet(&self) -> Result<usize> {
+        self.check_whole("barrier")?;
         let answer = self.say(self.servers[0], BARRIER)?.wait().map_err(|error| error.operation("barrier"))?;
-        match answer.value {
-            Value::Int(first) => Ok(usize::try_from(first).unwrap_or(0)),
-            other => Err(Error::new(ErrorKind::Protocol, format!("a {} in place of a rank", other.kind_name()))),
-        }
+        // All who have come have the same answer, whatever each has heard of the others.
+        let gone = protocol::decode_gone(&answer.value)?;
+        let first = (0..self.workers.len()).find(|rank| !gone.contains(rank)).unwrap_or(0);
+        self.losses.learn(&answer.value)?;
+        Ok(first)
     }
 
     /// This worker pushes no more until all others have come to that point.
@@ -234,30 +252,40 @@ impl Client {
         let (completer, work) = self.mesh.node().pair("done", None);
         // However it ends; it goes before the work has ended.
         let said = Said(Arc::clone(&self.is_done));
-        crate::gather::gather(calls, completer, move || {
+        crate::gather::gather(calls, &self.losses, completer, move || {
             drop(said);
             Ok(())
         });
         Ok(work)
     }
 
-    /// Waits for what is outstanding, meets the others if `meets`, and tells the servers that this worker is through.
+    /// Tells the servers that this worker pushes no more, waits for what is outstanding, meets the others if `meets`,
+    /// and tells the servers that this worker is through.
+    ///
+    /// In this order: what is outstanding may wait for pushes of others that wait for pushes of this worker.
     pub(crate) fn close(&self, meets: bool) -> Result<()> {
-        if self.is_closed.load(SeqCst) {
+        if self.is_closed.swap(true, SeqCst) {
             return Ok(());
         }
+        // Pushes that another thread has begun leave first; later ones are refused here.
+        drop(self.pushes.write());
+        let parted = self.lane.drain(&self.mesh).and_then(|()| self.say_to_all(CLOSING));
         let ended = self.outstanding.wait(None);
-        let met = if meets { self.barrier().map(drop) } else { Ok(()) };
-        self.is_closed.store(true, SeqCst);
-        let told = self.to_all_servers(|client, server| client.say(server, CLOSE));
-        let told = told.and_then(|calls| calls.iter().try_for_each(|call| call.wait().map(drop)));
-        ended.and(met).and(told)
+        let met = if meets { self.meet().map(drop) } else { Ok(()) };
+        let told = self.say_to_all(CLOSE);
+        ended.and(met).and(parted).and(told)
     }
 
     /// Blocks until every operation of this worker on these keys has ended; all keys if there are none.
     pub(crate) fn wait(&self, keys: &[Key]) -> Result<()> {
         let numbers = keys.iter().map(|key| Ok(self.find("wait", key)?.number)).collect::<Result<Vec<_>>>()?;
         self.outstanding.wait(Some(&numbers).filter(|_| !keys.is_empty()).map(Vec::as_slice))
+    }
+
+    /// Says something of the whole store to all servers, and waits for their answers.
+    fn say_to_all(&self, method: &str) -> Result<()> {
+        let calls = self.to_all_servers(|client, server| client.say(server, method))?;
+        calls.iter().try_for_each(|call| call.wait().map(drop))
     }
 
     fn to_all_servers(&self, call: impl Fn(&Self, NodeId) -> Result<Work<Answer>>) -> Result<Vec<Work<Answer>>> {
@@ -290,4 +318,8 @@ impl Client {
             })
             .collect()
     }
+}
+
+fn has_closed(operation: &'static str) -> Error {
+    Error::new(ErrorKind::Closed, "this worker has closed the store").operation(operation)
 }

@@ -4,7 +4,7 @@
 //! servers have heard it; and no round is complete without a push of that worker. So in a synchronous store every round
 //! of a tensor is merged in the same way on all servers, however they hear of a change.
 
-use super::Client;
+use super::{Client, has_closed};
 use crate::protocol::{self, SERVICE, SET_UPDATER, SetUpdater, UPDATER};
 use crate::updater::{Spec, Updater, no_optimizer, with_learning_rate};
 use parking_lot::RwLockReadGuard;
@@ -15,10 +15,13 @@ use std::sync::atomic::Ordering::SeqCst;
 impl Client {
     /// Keeps what pushes do from changing while one leaves.
     pub(super) fn turn(&self, operation: &'static str) -> Result<RwLockReadGuard<'_, ()>> {
-        self.pushes.try_read().ok_or_else(|| {
-            Error::new(ErrorKind::InvalidArgument, "what pushes do is being changed by another thread")
+        let turn = self.pushes.try_read().filter(|_| !self.is_closed.load(SeqCst));
+        turn.ok_or_else(|| match self.is_closed.load(SeqCst) {
+            // Since it was looked at.
+            true => has_closed(operation),
+            false => Error::new(ErrorKind::InvalidArgument, "what pushes do is being changed by another thread")
                 .operation(operation)
-                .hint("let one thread set the updater and push")
+                .hint("let one thread set the updater and push"),
         })
     }
 

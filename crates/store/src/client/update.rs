@@ -247,7 +247,7 @@ impl Client {
         let (completer, work) = self.mesh.node().pair(operation, None);
         let entry = self.outstanding.begin(keys, &work);
         let held = (ahead, entry);
-        gather(calls, completer, move || {
+        gather(calls, &self.losses, completer, move || {
             drop(held);
             let mut leases = places.into_leases()?;
             unpacks.into_iter().try_for_each(|unpack| unpack.run(&mut leases))?;

@@ -13,6 +13,8 @@ pub(super) enum Standing {
     Active,
     /// It pushes no more until all others are done too.
     Done,
+    /// It closes the store: it pushes no more, and meets the others once more.
+    Closing,
     /// It has closed the store.
     Closed,
     /// It has died, and the servers do not agree yet on what it had pushed: it is waited for.
@@ -60,9 +62,10 @@ impl Members {
         self.counted[worker] = matches!(standing, Standing::Active | Standing::Leaving);
     }
 
-    /// The first worker that is not gone.
-    pub(super) fn first(&self) -> Option<usize> {
-        self.standings.iter().position(|standing| *standing != Standing::Gone)
+    /// Returns the ranks of the workers that are gone, in ascending order.
+    pub(super) fn gone(&self) -> Vec<usize> {
+        let standings = self.standings.iter().enumerate();
+        standings.filter(|(_, standing)| **standing == Standing::Gone).map(|(rank, _)| rank).collect()
     }
 
     /// One that has closed the store, and will not come to any barrier.

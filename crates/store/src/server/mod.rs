@@ -11,11 +11,12 @@ mod saving;
 mod settle;
 mod store;
 
+use crate::client::SERVERS_HINT;
 use crate::command::{self, Controller};
 use crate::key::Key;
 use crate::layout::KEYS_MAX;
 use crate::protocol::{
-    self, BARRIER, BEGIN, Begin, CLOSE, DELETE, DESCRIBE, DONE, Delete, Describe, INIT, NORMS, OPEN, OfStore,
+    self, BARRIER, BEGIN, Begin, CLOSE, CLOSING, DELETE, DESCRIBE, DONE, Delete, Describe, INIT, NORMS, OPEN, OfStore,
     OnWorkerLoss, Open,
 };
 use crate::protocol::{EXAMINE, EXPORT, IMPORT};
@@ -146,14 +147,18 @@ impl Server {
 ///
 /// # Errors
 ///
-/// `InvalidArgument` on a worker; on a server those of [`Server::run`]; on any other node `PeerLost` that names the
-/// worker that died first, if none of them has left in order.
+/// `InvalidArgument` on a worker, and in a job without workers and servers; on a server those of [`Server::run`]; on
+/// any other node `PeerLost` that names the worker that died first, if none of them has left in order.
 pub fn run_server(mesh: &Mesh, config: ServerConfig) -> Result<()> {
     match mesh.me().introduction.role {
         Role::Worker => Err(Error::new(ErrorKind::InvalidArgument, "a worker cannot be a server")
             .operation("run_server")
             .hint("start another process as the server: DMLC_ROLE=server, or `sheave launch -s 1`")),
         Role::Server => Server::start(mesh, config)?.run(),
+        Role::Rank => {
+            let what = "this node is one of plain ranks, and a job of them has neither servers nor workers";
+            Err(Error::new(ErrorKind::InvalidArgument, what).operation("run_server").hint(SERVERS_HINT))
+        }
         _ => {
             let is_worker = |member: &Member| member.introduction.role == Role::Worker;
             mesh.until_gone_tolerating(is_worker, |_| true, None)?;
@@ -219,6 +224,7 @@ impl Service for Door {
             SLICES => holder.slices(from, &args, tensors),
             BARRIER => return holder.of_worker(from, &args, reply, Store::barrier),
             DONE => return holder.of_worker(from, &args, reply, Store::done),
+            CLOSING => return holder.closing(from, &args, reply),
             CLOSE => return holder.close(from, &args, reply),
             SETTLE => return holder.hear(from, &args, reply),
             NORMS => return holder.gather(from, &args, reply),
@@ -417,6 +423,13 @@ impl Holder {
         let after = store.take_after();
         self.release(table, after);
         taken
+    }
+
+    fn closing(self: &Arc<Self>, from: NodeId, args: &Value, reply: Reply) {
+        self.of_worker(from, args, reply, |store, worker, reply| {
+            store.closing(worker);
+            reply.value(Value::None);
+        });
     }
 
     fn close(self: &Arc<Self>, from: NodeId, args: &Value, reply: Reply) {

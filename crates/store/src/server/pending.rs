@@ -1,7 +1,7 @@
 //! Requests that are not answered, and the answers as they come together.
 
 use crate::layout::{ANSWER_BYTES_MAX, Layout, Spot};
-use crate::protocol::{Form, Piece};
+use crate::protocol::{self, Form, Piece};
 use crate::rows::table::gather;
 use crate::slot::{Slot, empty};
 use crate::waiter::RequestId;
@@ -107,6 +107,14 @@ impl Pending {
 }
 
 impl Waiting {
+    /// Says in the answer which workers the store does without.
+    pub(super) fn tell(&mut self, gone: &[usize]) {
+        match protocol::encode_gone(gone) {
+            Ok(value) => self.value = value,
+            Err(error) => drop(self.error.get_or_insert(error)),
+        }
+    }
+
     pub(super) fn answer(self) {
         match self.error {
             Some(error) => self.reply.error(error),

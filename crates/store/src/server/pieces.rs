@@ -7,6 +7,7 @@ use crate::rows::{check_ids, is_normal};
 use crate::slot::{Meta, Slot};
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_tensor::{Arena, Dtype, Tensor};
+use std::ops::Range;
 
 /// A piece, the tensor that it lies in, and at which byte.
 pub(super) type Located<'a> = (&'a Piece, (&'a Tensor, usize));
@@ -32,14 +33,17 @@ pub(super) fn first_slot<'a>(
     let Some(elements) = meta.shape.elements() else {
         return broken(format!("key {key} has more elements than there are numbers"));
     };
+    meta.check_slices(cutting)?;
     if meta.storage == Storage::Dense {
         if piece.form != Form::Plain {
             return broken(format!("the first value of key {key} is coded"));
         }
         let value = view(tensor, at, piece, meta.dtype)?;
-        let end = start.checked_add(value.elements() as u64);
-        if end.is_none_or(|end| end > elements) {
-            return broken(format!("key {key} has more elements than {}", meta.shape));
+        let range = cutting.slice(key.number(), elements, slice);
+        let is_slice = |range: &Range<u64>| range.start == start && range.end - start == value.elements() as u64;
+        if !range.as_ref().is_some_and(is_slice) {
+            let count = value.elements();
+            return broken(format!("key {key} of shape {} has no slice {slice} of {count} elements", meta.shape));
         }
         return Slot::new(meta, start, &value, arena);
     }

@@ -107,9 +107,14 @@ impl Holder {
         let is_server = self.servers.contains(&from);
         let is_known = (settle.worker as usize) < self.workers.len();
         let mut table = self.table.lock();
-        if !is_server || !is_known || !table.stores.contains_key(&settle.store) {
+        if !is_server || !is_known {
             drop(table);
             return reply.error(Error::new(ErrorKind::InvalidArgument, "there is nothing to settle"));
+        }
+        // Stores are opened here first: everybody has closed this one, so nobody will push.
+        if !table.stores.contains_key(&settle.store) {
+            drop(table);
+            return reply.value(Value::None);
         }
         let key = (settle.store, settle.worker);
         let said = table.settlements.entry(key).or_default();

@@ -15,9 +15,9 @@ use super::pieces::{asked_of, first_slot, row_gradient, row_ids, view};
 use crate::held::Held;
 use crate::key::Key;
 use crate::kind::Kind;
-use crate::layout::{Layout, Spot, slice_number};
+use crate::layout::{ANSWER_BYTES_MAX, Layout, STORE_SLICES_MAX, Spot, slice_number};
 use crate::local::{exists, unknown};
-use crate::protocol::{Begin, Described, Form, Init, OnWorkerLoss, Open, Piece, Slices, Update};
+use crate::protocol::{Begin, Described, Form, Init, OnWorkerLoss, Open, Piece, Slices, Storage, Update};
 use crate::slot::Merge;
 use crate::sum::Gradient;
 use crate::updater::Spec;
@@ -139,12 +139,23 @@ impl Store {
 
     /// What is to be done with no lock held.
     pub(super) fn take_after(&mut self) -> After {
-        After { ended: self.waiting.take_ended(), halfway: std::mem::take(&mut self.halfway) }
+        let mut ended = self.waiting.take_ended();
+        if self.open.on_worker_loss == OnWorkerLoss::Shrink && !ended.is_empty() {
+            let gone = self.members.gone();
+            ended.iter_mut().for_each(|one| one.tell(&gone));
+        }
+        After { ended, halfway: std::mem::take(&mut self.halfway) }
     }
 
     pub(super) fn init(&mut self, init: Init, tensors: &[Tensor]) -> Result<()> {
         let spots = find(&init.pieces, tensors)?;
         let mut given = init.pieces.iter().zip(spots);
+        if self.slots.len() + init.slices.len() > STORE_SLICES_MAX {
+            let what = format!("a store has at most {STORE_SLICES_MAX} slices on one server");
+            return Err(Error::new(ErrorKind::LimitExceeded, what)
+                .operation("init")
+                .hint("delete keys that are not needed, or use more servers"));
+        }
         let mut fresh = Vec::with_capacity(init.slices.len());
         let mut numbers = HashSet::with_capacity(init.slices.len());
         for slice in init.slices {
@@ -289,8 +300,9 @@ impl Store {
     fn check_standing(&self, worker: usize, pushes: bool) -> Result<()> {
         let what = match self.members.standing(worker) {
             Standing::Active => return Ok(()),
-            Standing::Done if !pushes => return Ok(()),
+            Standing::Done | Standing::Closing if !pushes => return Ok(()),
             Standing::Done => "this worker has said that it is done, and others are not",
+            Standing::Closing => "this worker is closing the store",
             Standing::Closed => "this worker has closed the store",
             Standing::Leaving | Standing::Gone => "this worker is taken for dead",
         };
@@ -318,10 +330,20 @@ impl Store {
             let what = format!("key {} has {len_bytes} bytes here, not {}", held.slot.meta.key, piece.len_bytes);
             return Err(Error::new(ErrorKind::Mismatch, what));
         }
-        if operation == "pull"
-            && let Form::Coded(compression) = piece.form
-        {
+        if operation != "pull" {
+            return Ok(place);
+        }
+        if let Form::Coded(compression) = piece.form {
             compression.check_for_values()?;
+        }
+        // A table has memory for what was written, and an answer for all of it.
+        if held.slot.meta.storage == Storage::Rows && value.len_bytes() as u64 > ANSWER_BYTES_MAX {
+            let what = format!(
+                "key {} is a table with {} bytes on this server; a pull of all of it has at most {ANSWER_BYTES_MAX}",
+                held.slot.meta.key,
+                value.len_bytes()
+            );
+            return Err(Error::new(ErrorKind::LimitExceeded, what).hint("pull the rows that are needed"));
         }
         Ok(place)
     }
@@ -374,7 +396,7 @@ impl Store {
         let held = self.index.get(&key).map(|place| &self.slots[*place]);
         let meta = held.map(|held| &held.slot.meta);
         let meta = meta.ok_or_else(|| Error::new(ErrorKind::NotFound, "sums of a key that is not here"))?;
-        Ok((meta.slices(key, &self.open.cutting).len(), meta.shape.elements().unwrap_or(0)))
+        Ok((meta.slice_count(key, &self.open.cutting) as usize, meta.shape.elements().unwrap_or(0)))
     }
 
     /// Who is waited for has changed.
@@ -396,9 +418,8 @@ impl Store {
             }
             return;
         }
-        let first = self.members.first().unwrap_or(0) as i64;
         for request in self.members.through() {
-            self.waiting.answer(request, Ok(Value::Int(first)));
+            self.waiting.answer(request, Ok(Value::None));
         }
     }
 
@@ -428,6 +449,14 @@ impl Store {
         loss.or_else(|| self.check_standing(worker, pushes).err())
     }
 
+    /// A worker pushes no more, and will come to one more barrier and close the store.
+    pub(super) fn closing(&mut self, worker: usize) {
+        if matches!(self.members.standing(worker), Standing::Active | Standing::Done) {
+            self.members.set(worker, Standing::Closing);
+            self.reconsider();
+        }
+    }
+
     /// A worker needs the store no more.
     pub(super) fn close(&mut self, worker: usize) {
         if !matches!(self.members.standing(worker), Standing::Leaving | Standing::Gone) {
@@ -441,12 +470,18 @@ impl Store {
         let is_missed = match self.members.standing(worker) {
             Standing::Gone | Standing::Leaving => return Fate::GoesOn,
             Standing::Closed => false,
-            Standing::Done => !has_left,
+            Standing::Done | Standing::Closing => !has_left,
             Standing::Active => true,
         };
-        if is_missed && self.open.on_worker_loss == OnWorkerLoss::Shrink && self.counts_workers() {
-            self.members.set(worker, Standing::Leaving);
-            return Fate::Unsettled;
+        if self.open.on_worker_loss == OnWorkerLoss::Shrink && self.counts_workers() {
+            if is_missed {
+                self.members.set(worker, Standing::Leaving);
+                return Fate::Unsettled;
+            }
+            // Other servers may not have heard that it has closed the store, and ask this one.
+            if !has_left {
+                return Fate::Unsettled;
+            }
         }
         let fails = is_missed && self.open.on_worker_loss == OnWorkerLoss::Fail;
         if fails {
@@ -472,8 +507,8 @@ impl Store {
         for held in &self.slots {
             let meta = &held.slot.meta;
             let number = meta.key.number();
-            let slices = meta.slices(number, &self.open.cutting);
-            if slices.len() > 1 && *heard.entry(number).or_insert(held.heard(worker)) != held.heard(worker) {
+            let is_cut = meta.slice_count(number, &self.open.cutting) > 1;
+            if is_cut && *heard.entry(number).or_insert(held.heard(worker)) != held.heard(worker) {
                 let what = format!("its last push of key {} has come in part", meta.key);
                 return Err(Error::new(ErrorKind::PeerLost, what));
             }

@@ -1,5 +1,6 @@
 //! Files that are written and read piece by piece, so that no more than a piece is in memory.
 
+use super::checksum::{self, Sums};
 use super::{Temporary, corrupt, from_file, header, read_header};
 use crate::{Dtype, Shape, Tensor};
 use safetensors::tensor::{Metadata, TensorInfo};
@@ -31,6 +32,7 @@ pub struct Writer {
     temporary: Temporary,
     path: PathBuf,
     tensors: HashMap<String, Place>,
+    sums: Sums,
 }
 
 struct Place {
@@ -60,14 +62,16 @@ impl Writer {
         let (header, ranges) = header(&ordered, metadata)?;
         let data_start = 8 + header.len() as u64;
         let temporary = Temporary::beside(path)?;
-        temporary.file.write_all_at(&(header.len() as u64).to_le_bytes(), 0)?;
+        let length = (header.len() as u64).to_le_bytes();
+        temporary.file.write_all_at(&length, 0)?;
         temporary.file.write_all_at(&header, 8)?;
+        let sums = Sums::new(length, &header)?;
         let place = |((name, dtype, _), range): (&(&str, Dtype, &Shape), Range<u64>)| {
             let bytes = data_start + range.start..data_start + range.end;
             ((*name).to_owned(), Place { dtype: *dtype, left_bytes: bytes.end - bytes.start, bytes })
         };
         let tensors = ordered.iter().zip(ranges).map(place).collect();
-        Ok(Self { temporary, path: path.to_owned(), tensors })
+        Ok(Self { temporary, path: path.to_owned(), tensors, sums })
     }
 
     /// Writes the elements of `piece`, the first of which is this one of the tensor. Each element is written once.
@@ -96,7 +100,9 @@ impl Writer {
             let what = format!("{} elements from element {first_element} on have no room", piece.elements());
             return Err(Error::new(ErrorKind::InvalidArgument, what));
         };
-        self.temporary.file.write_all_at(&piece.bytes()?, start)?;
+        let bytes = piece.bytes()?;
+        self.temporary.file.write_all_at(&bytes, start)?;
+        self.sums.add(start, &bytes);
         place.left_bytes -= len_bytes;
         Ok(())
     }
@@ -104,7 +110,8 @@ impl Writer {
     /// Gives the file its name, once the disk has it. Blocks.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] when elements are missing, [`ErrorKind::Io`]; there is no new file then.
+    /// [`ErrorKind::InvalidArgument`] when elements are missing or were written twice, [`ErrorKind::Io`]; there is no
+    /// new file then.
     pub fn finish(self) -> Result<()> {
         let path = self.path.clone();
         self.end().map_err(|error| error.context(path.display()).operation("save"))
@@ -115,6 +122,8 @@ impl Writer {
         if let Some(name) = missing {
             return Err(Error::new(ErrorKind::InvalidArgument, format!("tensor {name} was not written whole")));
         }
+        let (at, digits) = self.sums.digits()?;
+        self.temporary.file.write_all_at(digits.as_bytes(), at)?;
         self.temporary.finish(&self.path)
     }
 }
@@ -129,7 +138,7 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Opens a file and checks that it is whole. Blocks on the disk.
+    /// Opens a file and checks that it is whole, which reads all of it where it has a checksum. Blocks on the disk.
     ///
     /// # Errors
     /// Those of [`load`](super::load).
@@ -148,7 +157,8 @@ impl Reader {
             return Err(corrupt("it is not a regular file"));
         }
         let described = read_header(&mut file, stat.len())?;
-        let metadata = described.metadata().iter().flatten().map(|(key, value)| (key.clone(), value.clone())).collect();
+        let texts = described.metadata().iter().flatten().filter(|(key, _)| *key != checksum::KEY);
+        let metadata = texts.map(|(key, value)| (key.clone(), value.clone())).collect();
         let data_start = stat.len() - described.data_len() as u64;
         Ok(Self { file, path: path.to_owned(), described, metadata, data_start })
     }

@@ -13,6 +13,7 @@ import numpy as np
 import sheave
 
 from sheave.compat.mxnet._pending import Pending, track
+from sheave.compat.mxnet._replacing import replaced
 from sheave.compat.mxnet.base import MXNetError, as_list, translated
 from sheave.compat.mxnet.kvstore.agreement import agree
 from sheave.compat.mxnet.kvstore.base import KVStoreBase
@@ -227,9 +228,10 @@ class KVStore(KVStoreBase):
         raise ValueError(f"Unknown capability: {capability}")
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Writes the optimizer's states: natively as a safetensors file, those of an updater in Python as a pickle."""
+        """Writes the optimizer's states: natively as a safetensors file, those of an updater in Python as a pickle.
+        Should that fail, what was there stays."""
         if isinstance(self._updater, Updater):
-            with open(fname, "wb") as file:
+            with replaced(fname) as file:
                 file.write(self._updater.get_states(dump_optimizer))
             return
         assert self._native is not None, "Cannot save states without an optimizer of sheave's or of this process"

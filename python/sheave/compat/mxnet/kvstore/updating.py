@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+from sheave import _core
 from sheave.compat.mxnet.context import cpu
 from sheave.compat.mxnet.kvstore.keys import Key
 from sheave.compat.mxnet.ndarray.array import Array, NDArray
@@ -56,11 +57,11 @@ class ServerOptimizer:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self._updaters: dict[tuple[Key, int, int], Updater] = {}
+        self._updaters: dict[tuple[Key, int | None, int], Updater] = {}
 
     def __call__(self, key: Key, received: Any, stored: Any) -> None:
-        # A slice keeps its place in memory as long as nobody keeps a view of it, and none outlives this call.
-        slice_of_key = key, stored.data_ptr, stored.nbytes
+        # Not by its place in memory: a slice moves while an answer still holds what it was.
+        slice_of_key = key, _core._slice_start(), stored.nbytes
         if slice_of_key not in self._updaters:
             self._updaters[slice_of_key] = Updater(copy.deepcopy(self._optimizer))
         self._updaters[slice_of_key](key, NDArray(received.numpy().copy(), cpu()), NDArray(stored.numpy(), cpu()))

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from sheave.compat.mxnet._replacing import replaced
 from sheave.compat.mxnet.base import MXNetError
 from sheave.compat.mxnet.ndarray import sparse
 from sheave.compat.mxnet.ndarray.array import NDArray
@@ -13,7 +14,7 @@ __all__ = ["load", "save"]
 
 
 def save(fname: str, data: NDArray | list[NDArray] | dict[str, NDArray]) -> None:
-    """Writes an array, a list or a dictionary of arrays to exactly this path.
+    """Writes an array, a list or a dictionary of arrays to exactly this path. Should that fail, what was there stays.
 
     >>> import tempfile
     >>> import sheave.compat.mxnet as mx
@@ -25,7 +26,7 @@ def save(fname: str, data: NDArray | list[NDArray] | dict[str, NDArray]) -> None
     named = isinstance(data, dict)
     arrays = data if isinstance(data, dict) else dict(enumerate([data] if isinstance(data, NDArray) else data))
     written = {f"{'n' if named else 'l'}:{array.stype}:{name}": array.asnumpy() for name, array in arrays.items()}
-    with open(fname, "wb") as file:
+    with replaced(fname) as file:
         np.savez(file, **written)  # type: ignore[arg-type, unused-ignore]
 
 
