@@ -13,6 +13,7 @@ use crate::attend::Attendant;
 use crate::call::Calls;
 use crate::departure::Departures;
 use crate::engine::{Effect, Engine, Event, FAILED, Member, Message, OperationId, Outcome};
+use crate::hosts;
 use crate::reference::{self, References};
 use crate::routes::{LAST_WORDS, Routes};
 use crate::time::Ticker;
@@ -104,6 +105,8 @@ pub(crate) struct Shared {
     pub(crate) attendants: RwLock<SmallVec<[Weak<dyn Attendant>; 1]>>,
     /// For the room that has collective operations.
     pub(crate) collective_table: OnceLock<PathBuf>,
+    /// Where this node notes whom it has lost.
+    pub(crate) losses: OnceLock<PathBuf>,
     /// Grows whenever the engine may know something new.
     news: AtomicU64,
     /// What ended the engine.
@@ -141,6 +144,7 @@ impl Shared {
             finish: Mutex::default(),
             attendants: RwLock::default(),
             collective_table: OnceLock::new(),
+            losses: OnceLock::new(),
             news: AtomicU64::new(0),
             failure: OnceLock::new(),
             stopping: AtomicBool::new(false),
@@ -321,7 +325,12 @@ impl Shared {
             }
             Effect::Joined => {
                 let _ = self.table.set(state.engine.table().to_vec());
-                after.joined = state.joining.take().map(|joining| (joining, Ok(())));
+                // Somebody has said on which host this node is: then it can be reached all the same.
+                let checked = if self.config.host_id.is_some() { Ok(()) } else { hosts::check(self.table()) };
+                if let Err(error) = &checked {
+                    let _ = self.failure.set(error.clone());
+                }
+                after.joined = state.joining.take().map(|joining| (joining, checked));
             }
             Effect::Complete { operation, outcome } => {
                 after.endings.extend(state.operations.remove(&operation).map(|ending| (ending, outcome)));
@@ -340,6 +349,8 @@ impl Shared {
 
     /// What may call foreign code, or closes links.
     fn finish(self: &Arc<Self>, after: Afterwards) {
+        after.dead.iter().for_each(|(node, _)| self.note_loss(*node, false));
+        after.departed.iter().for_each(|node| self.note_loss(*node, true));
         let is_somebody_gone = !after.departed.is_empty() || !after.dead.is_empty() || after.failed.is_some();
         if is_somebody_gone || !after.cut.is_empty() {
             self.routes.note_change();
@@ -462,6 +473,9 @@ impl Observer for Shared {
 
     fn link_ended(&self, link: LinkId, peer: &Peer, reason: &Error) {
         let node = self.node_of(peer);
+        if !was_closed_in_order(reason) {
+            self.note_loss(node, false);
+        }
         self.calls.link_ended(link, reason);
         self.has_said_all(node);
         self.tell(Told::Ended { link, node, reason: reason.clone() });

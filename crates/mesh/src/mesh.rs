@@ -92,12 +92,16 @@ impl Mesh {
     /// As [`Mesh::join`], and whatever `interrupt` says.
     #[expect(clippy::needless_pass_by_value, reason = "the config is used up: its port and its names are taken now")]
     pub fn join_interruptible(config: Config, interrupt: Option<Interrupt<'_>>) -> Result<Self> {
-        let joining = rendezvous::begin(&config)?;
+        let mut interrupt = interrupt;
+        let joining = rendezvous::begin(&config, &mut interrupt)?;
         let shared = Arc::clone(&joining.shared);
         let observer = Arc::clone(&shared) as Arc<dyn sheave_net::Observer>;
         shared.node.observe(&observer);
         if let Some(path) = &config.collective_table {
             let _ = shared.collective_table.set(path.clone());
+        }
+        if let Some(path) = &config.losses {
+            let _ = shared.losses.set(path.clone());
         }
         // From here on the owner ends it all if something fails.
         let (has_left, thread) = (AtomicBool::new(false), Mutex::new(None));
