@@ -46,6 +46,33 @@ def test_launch(command, tmp_path):
     assert run(command, "launch", "-n", "2", "--", "sh", "-c", "exit 7").returncode == 7
 
 
+@pytest.mark.parametrize(
+    "how, code, said",
+    [
+        ("sys.exit(3)", 3, ""),
+        ("raise ValueError('on purpose')", 1, "ValueError: on purpose"),
+        ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
+        ("os._exit(3)", 3, ""),
+        ("os._exit(0)", 1, ""),
+    ],
+)
+def test_f66_launch_names_the_first_to_end_and_ends_with_its_code(tmp_path, how, code, said):
+    program = tmp_path / "program.py"
+    program.write_text(f"import os, sys, sheave\nmesh = sheave.init()\nif mesh.rank == 1:\n    {how}\nsheave.barrier()\n")
+    ended = run([sys.executable, "-m", "sheave"], "launch", "-n", "3", "--", sys.executable, str(program))
+    verdict = ended.stderr.partition("\nsheave: ")[2] or ended.stderr.removeprefix("sheave: ")
+    assert (ended.returncode, verdict.split(" ")[0]) == (code, "rank-1"), ended.stderr
+    assert said in verdict
+
+
+def test_f75_a_program_on_standard_input_runs_if_it_is_one(tmp_path):
+    line = [sys.executable, "-m", "sheave"]
+    ended = run(line, "launch", "-n", "1", "--", sys.executable, "-", input="print('it runs')")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "rank-0 | it runs\n", "")
+    ended = run(line, "launch", "-n", "2", "--", sys.executable, "-", input="print('it runs')")
+    assert ended.returncode == 2 and "standard input" in ended.stderr and "hint: " in ended.stderr
+
+
 def test_it_starts_itself_once_more(command, tmp_path):
     said = run(command, "demo", "--epochs", "1", "--workers", "1", "--servers", "1", cwd=tmp_path)
     assert said.returncode == 0, said.stderr
