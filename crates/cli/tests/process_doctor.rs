@@ -156,9 +156,9 @@ fn f90_few_open_files_are_a_failure() {
     let home = tempfile::tempdir().unwrap();
     let program = env!("CARGO_BIN_EXE_sheave");
     let mut command = Command::new("sh");
-    command.args(["-c", "ulimit -n 30 && exec \"$0\" doctor", program]).env("HOME", home.path());
+    command.args(["-c", "ulimit -n 16 && exec \"$0\" doctor", program]).env("HOME", home.path());
     let output = command.stdin(Stdio::null()).output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let line = line(&output, "open files").unwrap_or_else(|| panic!("{output:?}"));
-    assert!(line.starts_with("fail  open files: 30 per process") && line.contains("2 ranks take 38"), "{line}");
+    assert!(line.starts_with("fail  open files: 16 per process") && line.contains("2 ranks take 22"), "{line}");
 }

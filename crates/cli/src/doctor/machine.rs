@@ -19,8 +19,9 @@ const ARENA_TRIAL_BYTES: usize = 64 << 20;
 /// Fewer descriptors than this leave no room for a job of some dozens of processes.
 const OPEN_FILES_USUAL: u64 = 1024;
 
-/// What one process holds open for itself, and for each peer: measured with shared memory, and rounded up.
-const OPEN_FILES_OWN: u64 = 32;
+/// What one process holds open for itself, and for each peer, rounded up: six ranks on one host that do no more than
+/// meet need 28.
+const OPEN_FILES_OWN: u64 = 16;
 const OPEN_FILES_OF_PEER: u64 = 6;
 
 /// Ranks of one host up to which links to all of them are sure to be made.
