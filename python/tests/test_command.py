@@ -90,6 +90,39 @@ def test_ctrl_c_ends_a_job(command):
             process.kill()
 
 
+EXCHANGE = """
+import numpy as np, sheave
+mesh = sheave.init()
+if mesh.role == "worker":
+    worker, ones, sums = sheave.exchange.Worker(), np.ones(1000), np.zeros(1000)
+    for step in range(1 << 40):
+        worker.push_pull({0: ones}, {0: sums}).wait()
+        if step == 5:
+            print("up", flush=True)
+elif mesh.role == "server":
+    server = sheave.exchange.Server()
+    for batch in server:
+        for request in batch:
+            server.respond(request, [np.ones(1000)])
+else:
+    mesh.until_gone()
+"""
+
+
+def test_f93_ctrl_c_on_a_worker_of_an_exchange_is_told_as_such(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(EXCHANGE)
+    launch = ["launch", "-n", "1", "-s", "1", "--grace-ms", "20000", "--", sys.executable, str(program)]
+    for _ in range(3):
+        line = [sys.executable, "-m", "sheave", *launch]
+        with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout.readline() == "worker-0 | up\n"
+            process.send_signal(signal.SIGINT)
+            said = process.communicate(timeout=40)[1]
+            assert process.returncode == 128 + signal.SIGINT
+            assert "lost sys.stderr" not in said and "worker-0 | KeyboardInterrupt" in said, said
+
+
 def test_what_python_gets_is_measured():
     arguments = ["bench", "python", "--python", sys.executable, "--quick", "--json", "--transport", "shm"]
     cases = ["all_reduce", "all_reduce_numpy", "push_pull", "import", "start"]
