@@ -244,7 +244,11 @@ fn listen(node: &Node, config: &Config, root: SocketAddr) -> Result<Address> {
     };
     let tcp = (transport != Transport::Shm).then_some(bind);
     let unix = transport != Transport::Tcp;
-    let mut address = node.listen(ListenConfig { tcp, unix, unix_name: None, insecure: config.insecure })?;
+    let listening = node.listen(ListenConfig { tcp, unix, unix_name: None, insecure: config.insecure });
+    let mut address = listening.map_err(|error| match config.binds_host && error.advice().is_none() {
+        true => error.hint("set SHEAVE_BIND to an address of this host; what the launcher names is then only told"),
+        false => error,
+    })?;
     if let Some(tcp) = &mut address.tcp {
         if let Some(told) = told(tcp.port())? {
             if tcp.ip().is_loopback() && !told.ip().is_loopback() {
