@@ -238,10 +238,7 @@ fn listen_at_root(node: &Node, config: &Config, root: SocketAddr) -> Result<Addr
 fn listen(node: &Node, config: &Config, root: SocketAddr) -> Result<Address> {
     let transport = config.node.transport;
     let told = |port| config.host.clone().map(|host| resolve(&Endpoint { host, port })).transpose();
-    let bind = match told(config.bind.port())?.filter(|_| config.binds_host) {
-        Some(told) => SocketAddr::new(told.ip(), config.bind.port()),
-        None => config.bind,
-    };
+    let bind = if config.binds_host { told(config.bind.port())?.unwrap_or(config.bind) } else { config.bind };
     let tcp = (transport != Transport::Shm).then_some(bind);
     let unix = transport != Transport::Tcp;
     let listening = node.listen(ListenConfig { tcp, unix, unix_name: None, insecure: config.insecure });

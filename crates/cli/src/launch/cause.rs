@@ -8,7 +8,6 @@
 //! SIGKILL before all others: nobody sends it to itself.
 
 use super::handed::Losses;
-use sheave_base::Result;
 use sheave_base::loss::Loss;
 use sheave_process::{Child, Exit, Failure, Job, Status};
 use std::collections::BTreeSet;
@@ -26,14 +25,14 @@ const LOOK: Duration = Duration::from_millis(10);
 const SIGKILL: i32 = 9;
 
 /// Waits until the cause of a first failure can be told: until all who are missed have ended too. Ends early with all
-/// processes, and with a signal.
-pub(crate) fn await_cause(job: &Job, children: &[Child], losses: &Losses) -> Result<()> {
+/// processes, with a signal, and where the job's guard is gone.
+pub(crate) fn await_cause(job: &Job, children: &[Child], losses: &Losses) {
     let begun = Instant::now();
     loop {
         let limit = if missed(children, &losses.known()) { PATIENCE } else { MOMENT };
         let now = Instant::now();
-        if now >= begun + limit || job.wait_all_ended(Some(now + LOOK))?.is_some() {
-            return Ok(());
+        if now >= begun + limit || !matches!(job.wait_all_ended(Some(now + LOOK)), Ok(None)) {
+            return;
         }
     }
 }

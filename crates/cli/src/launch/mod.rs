@@ -100,7 +100,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         cut_off = outcome.is_none().then(|| names(living(&children))).filter(|_| arguments.drain_timeout_ms > 0);
     }
     if let Some(Outcome::Failed(_)) = outcome {
-        await_cause(&job, &children, plan.losses())?;
+        await_cause(&job, &children, plan.losses());
     }
     let report = end(&job, &children, grace)?;
     drop(forwarding);
@@ -147,7 +147,7 @@ fn drain(job: &Job, children: &[Child], timeout: Duration) -> Result<Option<Outc
 /// Ends the job, and says whom it had to kill because it did not end when it was asked to.
 fn end(job: &Job, children: &[Child], grace: Duration) -> Result<Report, Failure> {
     // After a signal they were told already, each by the signal itself: another would cut short what they do about it.
-    let is_told = matches!(job.wait_all_ended(Some(Instant::now()))?, Some(Outcome::Signal(_)));
+    let is_told = matches!(job.wait_all_ended(Some(Instant::now())), Ok(Some(Outcome::Signal(_))));
     let report = if is_told {
         await_all(children, Instant::now() + grace)?;
         let late = names(living(children));
