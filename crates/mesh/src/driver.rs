@@ -107,6 +107,8 @@ pub(crate) struct Shared {
     pub(crate) collective_table: OnceLock<PathBuf>,
     /// Where this node notes whom it has lost.
     pub(crate) losses: OnceLock<PathBuf>,
+    /// This node has begun to leave, or to fail: whom it loses from then on is no reason for anything.
+    pub(crate) is_going: AtomicBool,
     /// Grows whenever the engine may know something new.
     news: AtomicU64,
     /// What ended the engine.
@@ -145,6 +147,7 @@ impl Shared {
             attendants: RwLock::default(),
             collective_table: OnceLock::new(),
             losses: OnceLock::new(),
+            is_going: AtomicBool::new(false),
             news: AtomicU64::new(0),
             failure: OnceLock::new(),
             stopping: AtomicBool::new(false),

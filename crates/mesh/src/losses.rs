@@ -11,7 +11,8 @@ use std::sync::atomic::Ordering::SeqCst;
 impl Shared {
     /// Notes that `node` is gone, unless this node is about to go itself, or nobody wants to know.
     pub(crate) fn note_loss(&self, node: NodeId, is_left: bool) {
-        let Some(path) = self.losses.get().filter(|_| !self.stopping.load(SeqCst)) else { return };
+        let is_going = self.is_going.load(SeqCst) || self.stopping.load(SeqCst);
+        let Some(path) = self.losses.get().filter(|_| !is_going) else { return };
         let name = |node| self.member(node).map(|member| member.introduction.name.clone());
         if let (Some(by), Some(of)) = (name(self.me), name(node)) {
             Loss { by, of, is_left }.note(path);

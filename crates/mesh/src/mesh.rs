@@ -515,6 +515,7 @@ impl Owner {
         if self.has_left.swap(true, SeqCst) {
             return Ok(());
         }
+        self.shared.is_going.store(true, SeqCst);
         let timeout = self.shared.node_config().liveness.timeout;
         let begun = Instant::now();
         let outcome = if self.shared.failure().is_none() && !self.shared.table().is_empty() {
@@ -549,6 +550,7 @@ impl Owner {
         if self.has_left.swap(true, SeqCst) {
             return;
         }
+        self.shared.is_going.store(true, SeqCst);
         let reason = reason.chars().take(limits::FAILURE_CHARACTERS_MAX).collect();
         self.shared.with_engine(|state, now| state.engine.handle(now, Event::Fail { reason }));
         self.end(Duration::ZERO);
