@@ -58,7 +58,8 @@ def test_launch(command, tmp_path):
 )
 def test_f66_launch_names_the_first_to_end_and_ends_with_its_code(tmp_path, how, code, said):
     program = tmp_path / "program.py"
-    program.write_text(f"import os, sys, sheave\nmesh = sheave.init()\nif mesh.rank == 1:\n    {how}\nsheave.barrier()\n")
+    head = "import os, sys, sheave\nmesh = sheave.init()\n"
+    program.write_text(f"{head}if mesh.rank == 1:\n    {how}\nsheave.barrier()\n")
     ended = run([sys.executable, "-m", "sheave"], "launch", "-n", "3", "--", sys.executable, str(program))
     verdict = ended.stderr.partition("\nsheave: ")[2] or ended.stderr.removeprefix("sheave: ")
     assert (ended.returncode, verdict.split(" ")[0]) == (code, "rank-1"), ended.stderr

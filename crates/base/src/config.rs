@@ -252,7 +252,7 @@ pub fn keys() -> Vec<Key> {
         unit: "",
         default: String::new(),
         doc: "Where a process of a job notes whom it has lost, for its launcher; set by sheave itself, not by you.",
-        read_by: "mesh",
+        read_by: "base",
     });
     keys
 }

@@ -85,10 +85,28 @@ fn f52_f66_whoever_ends_first_is_named_among_servers() {
     check_all(1, |who, _, _| who == "server-0");
 }
 
-#[test]
-#[ignore = "soak suite: 1,620 jobs take minutes"]
-fn f52_f66_whoever_ends_first_is_named_each_time() {
-    check_all(20, |_, _, _| true);
+macro_rules! each_time {
+    ($($name:ident: $who:literal $moment:literal;)+) => {
+        $(
+            #[test]
+            #[ignore = "soak suite: 180 jobs take half a minute"]
+            fn $name() {
+                check_all(20, |who, _, moment| (who, moment) == ($who, $moment));
+            }
+        )+
+    };
+}
+
+each_time! {
+    f52_f66_each_time_among_ranks_before_an_operation: "rank-1" "before";
+    f52_f66_each_time_among_ranks_in_an_operation: "rank-1" "in";
+    f52_f66_each_time_among_ranks_after_an_operation: "rank-1" "after";
+    f52_f66_each_time_among_workers_before_an_operation: "worker-1" "before";
+    f52_f66_each_time_among_workers_in_an_operation: "worker-1" "in";
+    f52_f66_each_time_among_workers_after_an_operation: "worker-1" "after";
+    f52_f66_each_time_among_servers_before_an_operation: "server-0" "before";
+    f52_f66_each_time_among_servers_in_an_operation: "server-0" "in";
+    f52_f66_each_time_among_servers_after_an_operation: "server-0" "after";
 }
 
 #[test]

@@ -95,7 +95,7 @@ impl Config {
         let is_bound = given("SHEAVE_BIND").is_some();
         let losses = given(LOSSES_VARIABLE).map(PathBuf::from);
         Ok(membership.map(|membership| {
-            // Other launchers name the address to listen on; without leave to be reached from outside it stays loopback.
+            // DMLC names the address to listen on; without leave to be reached from outside it stays loopback.
             let names_bind = membership.source == Launcher::Dmlc && given("SHEAVE_HOST").is_none() && !is_bound;
             let config = Self::of(membership, &settings);
             let binds_host = names_bind && config.host.is_some() && settings.insecure;

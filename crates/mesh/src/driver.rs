@@ -14,6 +14,7 @@ use crate::call::Calls;
 use crate::departure::Departures;
 use crate::engine::{Effect, Engine, Event, FAILED, Member, Message, OperationId, Outcome};
 use crate::hosts;
+use crate::losses::Losses;
 use crate::reference::{self, References};
 use crate::routes::{LAST_WORDS, Routes};
 use crate::time::Ticker;
@@ -106,7 +107,7 @@ pub(crate) struct Shared {
     /// For the room that has collective operations.
     pub(crate) collective_table: OnceLock<PathBuf>,
     /// Where this node notes whom it has lost.
-    pub(crate) losses: OnceLock<PathBuf>,
+    pub(crate) losses: Losses,
     /// This node has begun to leave, or to fail: whom it loses from then on is no reason for anything.
     pub(crate) is_going: AtomicBool,
     /// Grows whenever the engine may know something new.
@@ -146,7 +147,7 @@ impl Shared {
             finish: Mutex::default(),
             attendants: RwLock::default(),
             collective_table: OnceLock::new(),
-            losses: OnceLock::new(),
+            losses: Losses::default(),
             is_going: AtomicBool::new(false),
             news: AtomicU64::new(0),
             failure: OnceLock::new(),
@@ -289,7 +290,12 @@ impl Shared {
             Told::Reached(node) => engine.handle(now, Event::Reached(node)),
             Told::Turned(what) => engine.handle(now, Event::Turned { what }),
             Told::Word { from, word } => match from_control::<Message>(&word) {
-                Ok(message) => engine.handle(now, Event::Received { from, message }),
+                Ok(message) => {
+                    if matches!(message, Message::Failed { .. }) {
+                        self.note_loss(from, false);
+                    }
+                    engine.handle(now, Event::Received { from, message });
+                }
                 Err(error) => engine.handle(now, Event::LinkLost { peer: from, reason: error.what().to_owned() }),
             },
             Told::Ended { link, node, reason } => {
@@ -390,6 +396,7 @@ impl Shared {
             self.tell_departures();
         }
         for (ending, outcome) in after.endings {
+            outcome.as_ref().err().into_iter().for_each(|error| self.note_error(error));
             ending(outcome);
         }
         self.each_attendant(|attendant| attendant.groups_changed());
@@ -421,10 +428,13 @@ impl Shared {
 
     /// An error of a link, with all that the mesh knows about its peer.
     pub(crate) fn explain(&self, error: Error) -> Error {
-        match error.about().and_then(|peer| peer.node).and_then(|node| self.member(node)) {
+        let member = error.about().and_then(|peer| peer.node).and_then(|node| self.member(node));
+        let error = match member {
             Some(member) => error.peer(member.peer()),
             None => error,
-        }
+        };
+        self.note_error(&error);
+        error
     }
 
     pub(crate) fn epoch(&self) -> Epoch {

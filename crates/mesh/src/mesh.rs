@@ -101,7 +101,7 @@ impl Mesh {
             let _ = shared.collective_table.set(path.clone());
         }
         if let Some(path) = &config.losses {
-            let _ = shared.losses.set(path.clone());
+            let _ = shared.losses.path.set(path.clone());
         }
         // From here on the owner ends it all if something fails.
         let (has_left, thread) = (AtomicBool::new(false), Mutex::new(None));

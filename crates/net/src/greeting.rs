@@ -37,8 +37,8 @@ impl Inner {
         })
     }
 
-    /// This node's hello for a link over `medium`. Strangers read it: it names no path, nor the host's boot id, by which
-    /// a host could be recognised.
+    /// This node's hello for a link over `medium`. Strangers read it: it names no path, nor the host's boot id, by
+    /// which a host could be recognised.
     pub(crate) fn hello(&self, medium: Medium, secret: &Resolved) -> Hello {
         Hello {
             role: self.config.role.to_string(),
