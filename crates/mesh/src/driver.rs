@@ -433,7 +433,10 @@ impl Shared {
             Some(member) => error.peer(member.peer()),
             None => error,
         };
-        self.note_error(&error);
+        // The end of a link alone may be that of a peer that leaves in order.
+        if !was_closed_in_order(&error) {
+            self.note_error(&error);
+        }
         error
     }
 

@@ -60,8 +60,10 @@ impl Cause {
         let ended = |name: &str| exits.iter().find(|exit| exit.name == name && !exit.asked_for);
         let failed = |name: &str| ended(name).filter(|exit| exit.is_failure());
         let witness = |exit: &Exit| {
-            let mut misses = losses.iter().filter(|loss| loss.of == exit.name && !loss.is_left);
-            misses.find_map(|loss| failed(&loss.by)).filter(|_| exit.status.success() && !exit.asked_for)
+            let of_it = || losses.iter().filter(|loss| loss.of == exit.name);
+            // Whoever has seen it leave knows better than one that has seen the end of a link alone.
+            let is_early = exit.status.success() && !exit.asked_for && !of_it().any(|loss| loss.is_left);
+            of_it().find_map(|loss| failed(&loss.by)).filter(|_| is_early)
         };
         let is_bad = |exit: &Exit| exit.is_failure() || witness(exit).is_some();
         let is_consequence = |exit: &Exit| {
@@ -144,6 +146,7 @@ mod tests {
         let exits = [exit("b", Status::Code(0)), exit("a", Status::Code(4))];
         assert_eq!(cause(&exits, &[loss("a", "b", false)]), is("b", 4));
         assert_eq!(cause(&exits, &[loss("a", "b", true)]), is("a", 4));
+        assert_eq!(cause(&exits, &[loss("a", "b", false), loss("c", "b", true)]), is("a", 4));
     }
 
     #[test]
