@@ -23,8 +23,14 @@ _T = TypeVar("_T")
 _EXIT_PATIENCE_S = 10.0
 """How long a process may take to end after its function has returned."""
 
-_GRACE_S = 1.0
-"""How long a process that misses another one is taken for a mere witness: the other may yet say why it failed."""
+_CAUSE_PATIENCE_S = 5.0
+"""How long a process that has lost another one is taken for a mere witness: the other may yet say why it failed."""
+
+_DRAIN_S = 3600.0
+"""How long servers may take to return after all workers have: time for the largest checkpoint to a slow disk."""
+
+_NOTICE_S = 10.0
+"""After how long it is said whom is waited for."""
 
 
 def spawn(
@@ -41,14 +47,16 @@ def spawn(
 
     `fn` calls `sheave.init()` itself. With `servers`, a scheduler and so many servers come beside the processes, which
     are workers then; without, they are plain ranks. Servers run `sheave.run_server()`, or `server` with the same
-    arguments as `fn`, which calls `sheave.init()` itself and returns when the workers have left.
+    arguments as `fn`, which calls `sheave.init()` itself and returns when the workers have left. The call waits for
+    them, for an hour at most, and says after 10 s whom it waits for: they may save what they hold.
 
     Function, arguments and results are pickled. What pickle cannot do, such as functions of a notebook, needs the
     package cloudpickle. A script that spawns does so under `if __name__ == "__main__":`, because the fresh processes
     import it.
 
     Raises Remote when a process fails, which names its rank and has its traceback in the text; the exception itself is
-    the cause, where it can be pickled. Raises DeadlineExceeded when `timeout` seconds have passed. In both cases all
+    the cause, where it can be pickled. Of several that fail it is the first by what they know of each other, not one
+    that failed for another. Raises DeadlineExceeded when `timeout` seconds have passed. In both cases all
     processes have ended when it is raised. Blocks; Ctrl-C ends it and the processes.
 
     >>> import sheave
@@ -135,6 +143,7 @@ class _Process:
         self.name, self.peer = peer.name, peer
         self.is_worker, self.process, self.connection = is_worker, process, connection
         self.is_heard = False
+        self.is_witness = False
         self.result: Any = None
 
     def hear(self) -> Remote | PeerLost | None:
@@ -159,7 +168,7 @@ class _Process:
         if succeeded:
             self.result = what
             return None
-        text, pickled = what
+        text, pickled, self.is_witness = what
         failure = Remote(f"{self.name} failed:\n{text}")
         failure.__cause__ = _unpickled(pickled)
         return failure
@@ -194,11 +203,51 @@ def _unpickled(pickled: bytes | None) -> BaseException | None:
     return cause if isinstance(cause, BaseException) else None
 
 
+class _Handed:
+    """What the processes find below `/proc`, in descriptors of this one: the secret, which no variable should hold, and
+    a pipe in which each notes whom it has lost, before it fails for it."""
+
+    def __init__(self) -> None:
+        import fcntl
+        import secrets
+
+        self.reader, self.writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        with suppress(OSError):
+            fcntl.fcntl(self.writer, fcntl.F_SETPIPE_SZ, 1 << 20)
+        self.notes = b""
+        self.secret = os.memfd_create("sheave-secret")
+        os.fchmod(self.secret, 0o400)
+        value = secrets.token_hex(32)
+        os.write(self.secret, value.encode())
+        self.variables = {"SHEAVE_PROCESS_LOSSES": self.path(self.writer)}
+        if os.access(self.path(self.secret), os.R_OK):
+            self.variables["SHEAVE_SECRET_FILE"] = self.path(self.secret)
+        else:
+            self.variables["SHEAVE_SECRET"] = value
+
+    def path(self, descriptor: int) -> str:
+        return f"/proc/{os.getpid()}/fd/{descriptor}"
+
+    def losses(self) -> set[tuple[str, str]]:
+        """Who has lost whom, by their names."""
+        with suppress(BlockingIOError):
+            while piece := os.read(self.reader, 1 << 16):
+                self.notes += piece
+        lines = [line.split("\t") for line in self.notes.decode(errors="replace").splitlines()]
+        return {(line[1], line[2]) for line in lines if len(line) == 3}
+
+    def close(self) -> None:
+        for descriptor in (self.reader, self.writer, self.secret):
+            os.close(descriptor)
+
+
 class _Job:
     def __init__(self, call: Callable[[], Any], workers: int, serve: Callable[[], Any], servers: int):
         self.call, self.workers, self.serve, self.servers = call, workers, serve, servers
         self.processes: list[_Process] = []
-        self.missed: tuple[BaseException, float] | None = None
+        self.failures: list[tuple[_Process, BaseException]] = []
+        self.fails_at: float | None = None
+        self.handed = _Handed()
 
     def run(self, timeout: float | None) -> list[Any]:
         import time
@@ -206,15 +255,28 @@ class _Job:
         until = None if timeout is None else time.monotonic() + timeout
         self.start()
         self.wait(until, lambda process: process.is_worker)
+        self.wait_for_servers(until)
         self.wait(time.monotonic() + _EXIT_PATIENCE_S, lambda _: True, must_end=True)
         return [process.result for process in self.processes if process.is_worker]
 
+    def wait_for_servers(self, until: float | None) -> None:
+        import sys
+        import time
+
+        begun = time.monotonic()
+        until = begun + _DRAIN_S if until is None else until
+        with suppress(TimeoutError):
+            return self.wait(min(until, begun + _NOTICE_S), lambda _: True, may_go_on=begun + _NOTICE_S < until)
+        names = ", ".join(process.name for process in self.processes if not process.is_heard)
+        what = f"sheave: spawn: all workers have returned; waiting for {names}, for {until - begun:.0f} s at most"
+        print(what, file=sys.stderr, flush=True)
+        self.wait(until, lambda _: True)
+
     def start(self) -> None:
         import multiprocessing
-        import secrets
 
         port = _free_port()
-        shared = {"SHEAVE_ROOT": f"127.0.0.1:{port}", "SHEAVE_SECRET": secrets.token_hex(32)}
+        shared = {"SHEAVE_ROOT": f"127.0.0.1:{port}", **self.handed.variables}
         context = multiprocessing.get_context("spawn")
         for local_rank, (name, call, variables) in enumerate(self.members(port)):
             count = self.workers + self.servers + bool(self.servers)
@@ -244,8 +306,13 @@ class _Job:
                 place = {"SHEAVE_ROLE": role, "SHEAVE_RANK": str(rank), "DMLC_ROLE": role}
                 yield f"{role}-{rank}", call, {**counts, **place}
 
-    def wait(self, until: float | None, picks: Callable[[_Process], bool], must_end: bool = False) -> None:
-        """Wait until all that are picked have told their results, and have ended too if they must."""
+    def wait(
+        self, until: float | None, picks: Callable[[_Process], bool], must_end: bool = False, may_go_on: bool = False
+    ) -> None:
+        """Wait until all that are picked have told their results, and have ended too if they must.
+
+        Raises DeadlineExceeded if they have not until then, or TimeoutError if the caller may go on.
+        """
         import time
         from multiprocessing.connection import wait
 
@@ -254,34 +321,40 @@ class _Job:
             waiting = [process for process in self.processes if picks(process) and not process.is_heard]
             if must_end:
                 waiting += [process for process in self.processes if process.is_heard and process.process.is_alive()]
-            if not waiting and self.missed is None:
+            if not waiting and self.fails_at is None:
                 return
-            ends = [end for end in (until, self.missed and self.missed[1]) if end is not None]
+            ends = [end for end in (until, self.fails_at) if end is not None]
             left = min(ends) - time.monotonic() if ends else None
+            unheard: list[Any] = [process.connection for process in self.processes if not process.is_heard]
+            if self.failures and (not unheard or (left is not None and left <= 0)):
+                raise self.failures[0][1]
             if left is not None and left <= 0:
-                if self.missed is not None:
-                    raise self.missed[0]
                 if must_end:
                     return
+                if may_go_on:
+                    raise TimeoutError
                 names = ", ".join(process.name for process in waiting)
                 raise DeadlineExceeded(f"spawn: {names} did not return in time")
-            unheard: list[Any] = [process.connection for process in self.processes if not process.is_heard]
             ending = [process.process.sentinel for process in waiting if process.is_heard]
-            if not unheard and not ending and self.missed is not None:
-                raise self.missed[0]
             wait(unheard + ending, left)
 
     def hear(self) -> None:
-        """Raise the first failure. Those who only miss another process have to wait a little for that one's words."""
+        """Raise the failure that is the cause of all. Those who have lost another process have to wait for its end."""
         import time
 
         for process in self.processes:
             failure = None if process.is_heard else process.hear()
-            if failure is None:
-                continue
-            if not isinstance(failure.__cause__, PeerLost):
+            if failure is not None:
+                self.failures.append((process, failure))
+        if not self.failures:
+            return
+        losses = self.handed.losses()
+        suspects = {process.name for process in self.processes if not process.is_heard}
+        suspects |= {process.name for process, _ in self.failures}
+        for process, failure in self.failures:
+            if not process.is_witness and not any(by == process.name and of in suspects for by, of in losses):
                 raise failure
-            self.missed = self.missed or (failure, time.monotonic() + _GRACE_S)
+        self.fails_at = self.fails_at or time.monotonic() + _CAUSE_PATIENCE_S
 
     def kill(self) -> None:
         for process in self.processes:
@@ -292,6 +365,7 @@ class _Job:
                 process.process.join()
                 process.process.close()
             process.connection.close()
+        self.handed.close()
 
 
 @contextmanager
@@ -322,12 +396,21 @@ def _run(connection: Connection, call: Callable[[], Any]) -> None:
             pickled = pickle.dumps(error)
         except Exception:
             pickled = None
-        connection.send((False, (traceback.format_exc(), pickled)))
+        connection.send((False, (traceback.format_exc(), pickled, _has_lost(error))))
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
                 stream.flush()
         # The others are to find this process dead, not to hear that it has left in order.
         os._exit(1)
+
+
+def _has_lost(error: BaseException | None) -> bool:
+    """Whether the error came from the loss of another process."""
+    for _ in range(100):
+        if error is None or isinstance(error, PeerLost):
+            break
+        error = error.__cause__ or error.__context__
+    return isinstance(error, PeerLost)
 
 
 def _end_with_parent() -> None:

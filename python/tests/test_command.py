@@ -46,6 +46,34 @@ def test_launch(command, tmp_path):
     assert run(command, "launch", "-n", "2", "--", "sh", "-c", "exit 7").returncode == 7
 
 
+@pytest.mark.parametrize(
+    "how, code, said",
+    [
+        ("sys.exit(3)", 3, ""),
+        ("raise ValueError('on purpose')", 1, "ValueError: on purpose"),
+        ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
+        ("os._exit(3)", 3, ""),
+        ("os._exit(0)", 1, ""),
+    ],
+)
+def test_f66_launch_names_the_first_to_end_and_ends_with_its_code(tmp_path, how, code, said):
+    program = tmp_path / "program.py"
+    head = "import os, sys, sheave\nmesh = sheave.init()\n"
+    program.write_text(f"{head}if mesh.rank == 1:\n    {how}\nsheave.barrier()\n")
+    ended = run([sys.executable, "-m", "sheave"], "launch", "-n", "3", "--", sys.executable, str(program))
+    verdict = ended.stderr.partition("\nsheave: ")[2] or ended.stderr.removeprefix("sheave: ")
+    assert (ended.returncode, verdict.split(" ")[0]) == (code, "rank-1"), ended.stderr
+    assert said in verdict
+
+
+def test_f75_a_program_on_standard_input_runs_if_it_is_one(tmp_path):
+    line = [sys.executable, "-m", "sheave"]
+    ended = run(line, "launch", "-n", "1", "--", sys.executable, "-", input="print('it runs')")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "rank-0 | it runs\n", "")
+    ended = run(line, "launch", "-n", "2", "--", sys.executable, "-", input="print('it runs')")
+    assert ended.returncode == 2 and "standard input" in ended.stderr and "hint: " in ended.stderr
+
+
 def test_it_starts_itself_once_more(command, tmp_path):
     said = run(command, "demo", "--epochs", "1", "--workers", "1", "--servers", "1", cwd=tmp_path)
     assert said.returncode == 0, said.stderr
@@ -61,6 +89,39 @@ def test_ctrl_c_ends_a_job(command):
             assert process.wait(timeout=20) == 128 + signal.SIGINT
         finally:
             process.kill()
+
+
+EXCHANGE = """
+import numpy as np, sheave
+mesh = sheave.init()
+if mesh.role == "worker":
+    worker, ones, sums = sheave.exchange.Worker(), np.ones(1000), np.zeros(1000)
+    for step in range(1 << 40):
+        worker.push_pull({0: ones}, {0: sums}).wait()
+        if step == 5:
+            print("up", flush=True)
+elif mesh.role == "server":
+    server = sheave.exchange.Server()
+    for batch in server:
+        for request in batch:
+            server.respond(request, [np.ones(1000)])
+else:
+    mesh.until_gone()
+"""
+
+
+def test_f93_ctrl_c_on_a_worker_of_an_exchange_is_told_as_such(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(EXCHANGE)
+    launch = ["launch", "-n", "1", "-s", "1", "--grace-ms", "20000", "--", sys.executable, str(program)]
+    for _ in range(3):
+        line = [sys.executable, "-m", "sheave", *launch]
+        with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout.readline() == "worker-0 | up\n"
+            process.send_signal(signal.SIGINT)
+            said = process.communicate(timeout=40)[1]
+            assert process.returncode == 128 + signal.SIGINT
+            assert "lost sys.stderr" not in said and "worker-0 | KeyboardInterrupt" in said, said
 
 
 def test_what_python_gets_is_measured():

@@ -83,6 +83,43 @@ def die_at(bad):
     sheave.barrier()
 
 
+def end_at(bad, how):
+    mesh = sheave.init()
+    if mesh.rank == bad:
+        if how == "sys.exit":
+            sys.exit(3)
+        if how == "os._exit":
+            os._exit(3)
+        if how == "exit 0":
+            os._exit(0)
+        if how == "interrupt":
+            raise KeyboardInterrupt
+        raise ValueError("on purpose")
+    try:
+        sheave.barrier()
+    except sheave.PeerLost:
+        raise RuntimeError("no barrier") from None
+
+
+def read_environment():
+    return dict(os.environ)
+
+
+def save_after_serving(folder):
+    sheave.init()
+    sheave.run_server()
+    with open(os.path.join(folder, "checkpoint"), "wb") as file:
+        for _ in range(12):
+            file.write(bytes(16 << 20))
+    time.sleep(0.3)
+    pathlib.Path(folder, "saved").touch()
+
+
+def work_with_a_server(folder):
+    with sheave.init():
+        sheave.KVStore("dist_sync").close()
+
+
 def note_and_sleep(folder):
     pathlib.Path(folder, str(os.getpid())).touch()
     time.sleep(600)
@@ -148,6 +185,32 @@ def test_a_failure_names_its_rank_and_has_its_traceback():
     assert "fail_at" in str(caught.value) and "ValueError: on purpose" in str(caught.value)
     assert isinstance(caught.value.__cause__, ValueError)
     assert (caught.value.peer.name, caught.value.peer.rank) == ("rank-1", 1)
+
+
+@pytest.mark.parametrize(
+    "how, named",
+    [
+        ("sys.exit", "SystemExit: 3"),
+        ("os._exit", "exit code 3"),
+        ("exit 0", "exit code 0"),
+        ("interrupt", "KeyboardInterrupt"),
+        ("raise", "ValueError: on purpose"),
+    ],
+)
+def test_f66_the_first_to_end_is_named_and_not_those_who_fail_for_it(how, named):
+    with pytest.raises((sheave.Remote, sheave.PeerLost), match="rank-1") as caught:
+        sheave.spawn(end_at, 3, (1, how))
+    assert named in str(caught.value) and caught.value.peer.name == "rank-1"
+
+
+def test_f80_a_server_that_saves_after_the_workers_return_is_waited_for(tmp_path):
+    sheave.spawn(work_with_a_server, 1, (str(tmp_path),), servers=1, server=save_after_serving)
+    assert (tmp_path / "checkpoint").stat().st_size == 12 << 24 and (tmp_path / "saved").exists()
+
+
+def test_f32_the_secret_is_in_no_environment():
+    results = sheave.spawn(read_environment, 1)
+    assert "SHEAVE_SECRET" not in results[0] and results[0]["SHEAVE_SECRET_FILE"].startswith("/proc/")
 
 
 def test_a_killed_process_is_named():

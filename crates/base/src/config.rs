@@ -52,6 +52,9 @@ const TEST_PREFIX: &str = "SHEAVE_TEST_";
 /// The most characters of a foreign name or value that a message shows.
 const SHOWN_CHARACTERS_MAX: usize = 80;
 
+/// The variable that tells a process of a job where to note whom it has lost; see [`crate::loss`].
+pub const LOSSES_VARIABLE: &str = "SHEAVE_PROCESS_LOSSES";
+
 /// How messages travel between two processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Transport {
@@ -242,6 +245,14 @@ pub fn keys() -> Vec<Key> {
         default: String::new(),
         doc: "Marks the processes of a job for its cleaner; set by sheave itself, not by you.",
         read_by: "process",
+    });
+    keys.push(Key {
+        name: LOSSES_VARIABLE,
+        kind: "path of a pipe",
+        unit: "",
+        default: String::new(),
+        doc: "Where a process of a job notes whom it has lost, for its launcher; set by sheave itself, not by you.",
+        read_by: "base",
     });
     keys
 }

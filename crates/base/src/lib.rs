@@ -6,6 +6,7 @@ mod error;
 pub mod fork;
 mod id;
 pub mod limits;
+pub mod loss;
 pub mod numbers;
 pub mod park;
 pub mod port;

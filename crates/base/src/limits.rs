@@ -140,6 +140,13 @@ pub const JOB_CHILDREN_MAX: usize = 1024;
 /// Ends of children that a job remembers for its report; older ones are forgotten, the first failure never.
 pub const JOB_EXITS_MAX: usize = 4096;
 
+/// Notes of a job's processes about each other that its launcher keeps: who has failed for whom is in the first ones.
+pub const JOB_LOSSES_MAX: usize = 1 << 16;
+
+/// How long the servers and the scheduler of a launched job may take to end by themselves once all workers have ended,
+/// unless the user says otherwise: time to write the largest checkpoint to a slow disk.
+pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(3600);
+
 /// Longest piece of a child's output that is held back while its line has no end; then it is passed on as it is.
 pub const OUTPUT_LINE_BYTES_MAX: usize = 16 << 10;
 

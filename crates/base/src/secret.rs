@@ -117,13 +117,21 @@ pub fn resolve(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Resolved> {
     if let Some(path) = lookup(SECRET_FILE_VARIABLE) {
         let path = PathBuf::from(path);
         let source = format!("{SECRET_FILE_VARIABLE} {}", shown(&path, home.as_deref()));
-        let secret = read(&path, Privacy::Mounted).map_err(|error| error.context(&source))?;
+        let whole = format!("{SECRET_FILE_VARIABLE} {}", path.display());
+        let secret = read(&path, Privacy::Mounted).map_err(|error| error.context(whole))?;
         return Ok(Resolved { secret, source });
     }
     let directory = cookie_directory(lookup("XDG_CONFIG_HOME"), home.as_deref())?;
     let path = directory.join("cookie");
     let source = format!("cookie file {}", shown(&path, home.as_deref()));
-    let secret = read_or_create_cookie(&directory, &path).map_err(|error| error.context(&source))?;
+    let secret = read_or_create_cookie(&directory, &path).map_err(|error| {
+        // The whole path, which says where a wrong HOME leads.
+        let error = error.context(format!("cookie file {}", path.display()));
+        let is_advised = error.advice().is_some();
+        let hint =
+            format!("set {SECRET_VARIABLE} or {SECRET_FILE_VARIABLE}, or HOME to a folder that you can write to");
+        if is_advised { error } else { error.hint(hint) }
+    })?;
     Ok(Resolved { secret, source })
 }
 

@@ -334,3 +334,33 @@ fn a_place_where_nothing_can_be_written_is_found_before_the_work() {
     std::fs::write(&file, "in the way").unwrap();
     refused(&demo.run(&[]), &["--out", "hint"]);
 }
+
+#[test]
+fn f93_a_file_of_ours_that_is_a_folder_and_a_place_that_takes_no_files_are_found_before_the_work() {
+    let demo = Demo::new();
+    std::fs::create_dir_all(demo.out().join("trace.json")).unwrap();
+    refused(&demo.run(&[]), &["--out", "trace.json", "hint"]);
+    let run = |out: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sheave"));
+        command.args(["demo", "--epochs", "1", "--out", out]).stdin(std::process::Stdio::null());
+        finish(command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap())
+    };
+    // Root may write everywhere, and yet not there.
+    refused(&run("/proc/sheave-demo"), &["--out", "/proc/sheave-demo", "hint"]);
+}
+
+#[test]
+fn f93_a_signal_makes_the_exit_code() {
+    for (signal, code) in [("-TERM", 143), ("-INT", 130)] {
+        let demo = Demo::new();
+        let errors = demo.folder.path().join("errors");
+        let mut command = demo.command(&["--epochs", "10000", "--workers", "1", "--servers", "1"]);
+        let child = command.stderr(std::fs::File::create(&errors).unwrap()).spawn().unwrap();
+        let said = || std::fs::read_to_string(&errors).unwrap();
+        assert!(wait_until(LIMIT, || said().matches("epoch").count() >= 2), "it trains: {}", said());
+        assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+        let output = finish(child);
+        assert_eq!(output.status.code(), Some(code), "{}", said());
+        assert!(said().contains("asked to end by signal"), "{}", said());
+    }
+}

@@ -121,3 +121,44 @@ fn a_broken_setting_is_one_line_and_exit_code_2() {
         assert!(output.stdout.is_empty());
     }
 }
+
+/// The status and the fact of one check, in the text for people.
+fn line<'a>(output: &'a Output, check: &str) -> Option<&'a str> {
+    let of_check = |line: &&str| line.get(6..).is_some_and(|rest| rest.starts_with(&format!("{check}: ")));
+    text(&output.stdout).lines().find(of_check)
+}
+
+#[test]
+fn f90_a_job_that_cannot_be_joined_is_told() {
+    let home = tempfile::tempdir().unwrap();
+    let secret = ("SHEAVE_SECRET", "a secret that is certainly long enough");
+    let job = [("SHEAVE_RANK", "0"), ("SHEAVE_WORLD_SIZE", "2")];
+    for (variables, check, parts) in [
+        (&[("SHEAVE_RANK", "1")][..], "job", ["SHEAVE_ROOT", "SHEAVE_ROOT"]),
+        (&[("RANK", "0"), ("WORLD_SIZE", "2")], "job", ["MASTER_ADDR", "MASTER_ADDR"]),
+        (&[("RANK", "0")], "job", ["RANK is set", "WORLD_SIZE"]),
+        (&[job[0], job[1], ("SHEAVE_ROOT", "no.such.host.invalid:7000")], "root", ["no.such.host.invalid", "resolved"]),
+        (&[("SHEAVE_COLLECTIVE_TABLE", "/no/such/table")], "collective table", ["/no/such/table", "SHEAVE_COLLECTIVE"]),
+    ] {
+        let output = doctor(home.path(), &[], &[&[secret], variables].concat());
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let line = line(&output, check).unwrap_or_else(|| panic!("{check}: {output:?}"));
+        assert!(line.starts_with("fail  ") && parts.iter().all(|part| line.contains(part)), "{line}");
+    }
+    let output = doctor(home.path(), &[], &[secret, job[0], job[1], ("SHEAVE_ROOT", "127.0.0.1:7000")]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(line(&output, "job"), Some("ok    job: rank 0 of 2, by the variables of sheave"));
+    assert_eq!(line(&output, "root"), Some("ok    root: 127.0.0.1:7000 is 127.0.0.1"));
+}
+
+#[test]
+fn f90_few_open_files_are_a_failure() {
+    let home = tempfile::tempdir().unwrap();
+    let program = env!("CARGO_BIN_EXE_sheave");
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -n 16 && exec \"$0\" doctor", program]).env("HOME", home.path());
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let line = line(&output, "open files").unwrap_or_else(|| panic!("{output:?}"));
+    assert!(line.starts_with("fail  open files: 16 per process") && line.contains("2 ranks take 22"), "{line}");
+}

@@ -76,7 +76,7 @@ fn signal(child: &Child, signal: rustix::process::Signal) {
 fn when_all_do_well_the_exit_code_is_0_and_the_servers_are_ended() {
     let tag = new_tag();
     let script = format!("[ $SHEAVE_ROLE = worker ] || exec sleep {tag}; echo out of $SHEAVE_NAME; echo err >&2");
-    let output = launch(&["-n", "2", "-s", "2", "--", "sh", "-c", &script]);
+    let output = launch(&["-n", "2", "-s", "2", "--drain-timeout-ms", "0", "--", "sh", "-c", &script]);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let mut lines: Vec<&str> = text(&output.stdout).lines().collect();
     lines.sort_unstable();
@@ -95,7 +95,7 @@ fn environments(arguments: &[&str]) -> BTreeMap<String, BTreeMap<String, String>
                   until [ \"$(ls \"$0\" | grep -vc part)\" -ge \"$SHEAVE_LOCAL_RANKS\" ]; do sleep 0.01; done";
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().to_str().unwrap();
-    let output = launch(&[arguments, &["--", "sh", "-c", script, path]].concat());
+    let output = launch(&[arguments, &["--drain-timeout-ms", "0", "--", "sh", "-c", script, path]].concat());
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let read = |entry: std::fs::DirEntry| {
         let lines = std::fs::read_to_string(entry.path()).unwrap();
@@ -115,8 +115,8 @@ fn each_role_is_told_who_it_is_and_where_the_others_are() {
     let root = &all["scheduler"]["SHEAVE_ROOT"];
     let port = root.strip_prefix("127.0.0.1:").unwrap();
     assert!(port.parse::<u16>().unwrap() > 0);
-    let secret = &all["scheduler"]["SHEAVE_SECRET"];
-    assert!(secret.len() == 64 && secret.bytes().all(|digit| digit.is_ascii_hexdigit()), "{secret}");
+    let (secret, losses) = (&all["scheduler"]["SHEAVE_SECRET_FILE"], &all["scheduler"]["SHEAVE_PROCESS_LOSSES"]);
+    assert!(secret.starts_with("/proc/") && losses.starts_with("/proc/"), "{secret} {losses}");
     for (name, role, rank, local_rank) in [
         ("scheduler", "scheduler", None, "0"),
         ("server-0", "server", Some("0"), "1"),
@@ -131,7 +131,8 @@ fn each_role_is_told_who_it_is_and_where_the_others_are() {
             ("SHEAVE_LOCAL_RANK", local_rank),
             ("SHEAVE_LOCAL_RANKS", "4"),
             ("SHEAVE_NAME", name),
-            ("SHEAVE_SECRET", secret),
+            ("SHEAVE_SECRET_FILE", secret),
+            ("SHEAVE_PROCESS_LOSSES", losses),
             ("DMLC_ROLE", role),
             ("DMLC_PS_ROOT_URI", "127.0.0.1"),
             ("DMLC_PS_ROOT_PORT", port),
@@ -161,7 +162,7 @@ fn plain_ranks_have_no_scheduler_and_each_job_has_its_own_secret() {
     assert!(!own.contains_key("SHEAVE_WORKERS") && !own.contains_key("SHEAVE_SERVERS"), "{own:?}");
     assert!(!own.keys().any(|name| name.starts_with("DMLC_")), "{own:?}");
     let other = environments(&["-n", "1", "--no-dmlc"]);
-    assert_ne!(other["rank-0"]["SHEAVE_SECRET"], own["SHEAVE_SECRET"]);
+    assert_ne!(other["rank-0"]["SHEAVE_SECRET_FILE"], own["SHEAVE_SECRET_FILE"]);
     assert_eq!(other["rank-0"]["DMLC_ROLE"], "stale", "without our own variables the user's are left alone");
 }
 
@@ -278,4 +279,155 @@ fn what_makes_no_sense_is_refused_in_one_line() {
 fn the_command_keeps_its_own_options() {
     let output = launch(&["-n", "1", "echo", "-n", "2", "--servers", "--", "-s"]);
     assert_eq!(text(&output.stdout), "rank-0 | 2 --servers -- -s\n", "{output:?}");
+}
+
+/// A server that writes a file of this many MiB once the workers have gone, in pieces, as checkpoints are written.
+fn checkpoint(mib: u32, end: &str) -> (tempfile::TempDir, Output) {
+    let folder = tempfile::tempdir().unwrap();
+    let script = format!(
+        "case $SHEAVE_ROLE in worker) until [ -e \"$0/up\" ]; do sleep 0.01; done; : > \"$0/gone\"; exit 0;; esac; \
+         [ $SHEAVE_ROLE = server ] || exit 0; : > \"$0/up\"; until [ -e \"$0/gone\" ]; do sleep 0.01; done; \
+         n=0; while [ $n -lt {} ]; do head -c 16777216 /dev/zero; n=$((n+1)); done > \"$0/checkpoint\"; {end}",
+        mib / 16
+    );
+    let output = launch(&["-n", "2", "-s", "1", "--", "sh", "-c", &script, folder.path().to_str().unwrap()]);
+    (folder, output)
+}
+
+#[test]
+fn f80_a_server_that_saves_after_the_workers_end_is_not_cut_off() {
+    let (folder, output) = checkpoint(208, "");
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(folder.path().join("checkpoint").metadata().unwrap().len(), 208 << 20, "{output:?}");
+    assert!(output.stderr.is_empty(), "{output:?}");
+}
+
+#[test]
+#[ignore = "soak suite: writes 1 GB"]
+fn f80_a_server_that_saves_1_gb_is_not_cut_off() {
+    let (folder, output) = checkpoint(1024, "");
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(folder.path().join("checkpoint").metadata().unwrap().len(), 1 << 30, "{output:?}");
+}
+
+#[test]
+fn f80_a_server_that_fails_after_the_workers_end_fails_the_job() {
+    let (_folder, output) = checkpoint(16, "echo no room >&2; exit 7");
+    assert_eq!(output.status.code(), Some(7), "{output:?}");
+    let told = text(&output.stderr);
+    assert!(told.contains("sheave: server-0 (pid ") && told.ends_with("\n  no room\n"), "{told}");
+}
+
+#[test]
+fn f80_who_is_cut_off_is_told_and_fails_the_job() {
+    let tag = new_tag();
+    let script = format!("[ $SHEAVE_ROLE = worker ] || exec sleep {tag}");
+    let output = launch(&["-n", "1", "-s", "1", "--drain-timeout-ms", "200", "--", "sh", "-c", &script]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let told = text(&output.stderr);
+    assert!(
+        told.contains("server-0 (pid ") && told.contains("scheduler (pid ") && told.contains("still ran"),
+        "{told}"
+    );
+    assert!(told.contains("--drain-timeout-ms") && told.lines().count() == 1, "{told}");
+    assert_eq!(sleepers(&tag), 0);
+}
+
+#[test]
+#[ignore = "soak suite: the notice comes after 10 s"]
+fn f80_after_10_s_it_is_told_who_is_waited_for() {
+    let script = "[ $SHEAVE_ROLE = server ] && sleep 11; exit 0";
+    let output = launch(&["-n", "1", "-s", "1", "--", "sh", "-c", script]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let told = text(&output.stderr);
+    assert!(told.starts_with("sheave: all workers have ended; waiting for server-0 (pid "), "{told}");
+    assert!(told.contains("--drain-timeout-ms") && told.lines().count() == 1, "{told}");
+}
+
+#[test]
+fn f93_who_is_killed_because_it_does_not_end_is_told() {
+    let script = "trap '' TERM; echo ready; while :; do sleep 0.01; done";
+    let mut child = start(&["-n", "1", "--grace-ms", "100", "--", "sh", "-c", script]);
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(|line| line.unwrap());
+    assert_eq!(lines.next().unwrap(), "rank-0 | ready");
+    signal(&child, rustix::process::Signal::TERM);
+    let output = finish(child);
+    assert_eq!(output.status.code(), Some(143), "{output:?}");
+    let told: Vec<&str> = text(&output.stderr).lines().collect();
+    assert!(told[0].starts_with("sheave: rank-0 (pid ") && told[0].contains("--grace-ms"), "{told:?}");
+    assert_eq!(told[1..], ["sheave: the job was ended by signal 15 (SIGTERM)"]);
+}
+
+#[test]
+fn f93_a_child_that_answers_a_signal_with_a_code_is_not_to_blame() {
+    let script = "trap 'echo told >&2; exit 9' TERM; echo ready; while :; do sleep 0.01; done";
+    for _ in 0..5 {
+        let mut child = start(&["-n", "1", "--grace-ms", "60000", "--", "sh", "-c", script]);
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(|line| line.unwrap());
+        assert_eq!(lines.next().unwrap(), "rank-0 | ready");
+        signal(&child, rustix::process::Signal::TERM);
+        let output = finish(child);
+        assert_eq!(output.status.code(), Some(143), "{output:?}");
+        // The shell may say besides that its sleep was terminated too.
+        let told: Vec<&str> = text(&output.stderr).lines().filter(|line| line.starts_with("sheave: ")).collect();
+        assert_eq!(told, ["sheave: the job was ended by signal 15 (SIGTERM)"], "{output:?}");
+    }
+}
+
+#[test]
+fn f93_output_that_cannot_be_written_is_a_failure() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sheave"));
+    command.args(["launch", "-n", "1", "--", "echo", "important"]).stdin(Stdio::null()).stderr(Stdio::piped());
+    command.stdout(std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap());
+    let output = finish(command.spawn().unwrap());
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let told = text(&output.stderr);
+    assert!(told.contains("No space left") && told.contains("hint: ") && told.lines().count() == 1, "{told}");
+}
+
+#[test]
+fn f75_a_progress_bar_is_seen_while_it_moves() {
+    let script = "n=0; until [ -e \"$0/seen\" ]; do n=$((n+1)); printf '\\r%s done' $n; sleep 0.05; done; echo";
+    let folder = tempfile::tempdir().unwrap();
+    let mut child = start(&["-n", "1", "--", "sh", "-c", script, folder.path().to_str().unwrap()]);
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(|line| line.unwrap());
+    for _ in 0..2 {
+        let line = lines.next().unwrap();
+        assert!(line.starts_with("rank-0 | ") && line.ends_with(" done") && !line.contains('\r'), "{line:?}");
+    }
+    std::fs::write(folder.path().join("seen"), "").unwrap();
+    assert!(lines.count() <= 2);
+    assert_eq!(finish(child).status.code(), Some(0));
+}
+
+#[test]
+fn f75_one_process_reads_standard_input_and_several_say_that_they_cannot() {
+    let run = |workers: &str, command: &[&str]| {
+        let mut launched = Command::new(env!("CARGO_BIN_EXE_sheave"));
+        launched.args(["launch", "-n", workers, "--"]).args(command);
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("program"), "echo it runs\n").unwrap();
+        launched.stdin(std::fs::File::open(folder.path().join("program")).unwrap());
+        finish(launched.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+    };
+    for command in [&["sh"][..], &["sh", "-"], &["cat"]] {
+        let output = run("1", command);
+        let said = if command == ["cat"] { "rank-0 | echo it runs\n" } else { "rank-0 | it runs\n" };
+        assert_eq!((output.status.code(), text(&output.stdout)), (Some(0), said), "{output:?}");
+    }
+    for command in [&["python3", "-"][..], &["/bin/sh"]] {
+        let output = run("2", command);
+        let told = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        assert!(told.contains("standard input") && told.contains("hint: ") && told.lines().count() == 1, "{told}");
+    }
+    assert_eq!(run("2", &["cat"]).status.code(), Some(0), "others find nothing there");
+}
+
+#[test]
+fn f32_the_secret_is_in_no_environment() {
+    let script =
+        "tr '\\0' '\\n' < /proc/self/environ | grep -c \"$(cat $SHEAVE_SECRET_FILE)\"; stat -Lc %a $SHEAVE_SECRET_FILE";
+    let output = launch(&["-n", "1", "--", "sh", "-c", script]);
+    assert_eq!(text(&output.stdout), "rank-0 | 0\nrank-0 | 400\n", "{output:?}");
 }

@@ -1,8 +1,8 @@
 //! What a mesh is joined with.
 
 use crate::engine::{Expected, Role};
-use crate::environment::Membership;
-use sheave_base::config::{Endpoint, Settings, check_names};
+use crate::environment::{Launcher, Membership};
+use sheave_base::config::{Endpoint, LOSSES_VARIABLE, Settings, check_names};
 use sheave_base::{Error, ErrorKind, Result, limits};
 use sheave_net::NodeConfig;
 use std::ffi::OsString;
@@ -39,8 +39,12 @@ pub struct Config {
     pub bind: SocketAddr,
     /// The address that the others are told, if it is not the bound one.
     pub host: Option<String>,
+    /// Whether it listens at `host`, instead of `bind`, with the port of `bind`.
+    pub binds_host: bool,
     /// Permits addresses that other hosts can reach, without TLS.
     pub insecure: bool,
+    /// The pipe in which this process notes whom it has lost, for its launcher; see [`sheave_base::loss`].
+    pub losses: Option<PathBuf>,
     /// The file with the rules of collective operations, for the room that has them.
     pub collective_table: Option<PathBuf>,
     /// The node's own settings. Its name, role and rank are filled in by the join. Nodes that join from threads of one
@@ -61,7 +65,9 @@ impl Config {
             join_timeout: limits::JOIN_TIMEOUT,
             bind: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
             host: None,
+            binds_host: false,
             insecure: false,
+            losses: None,
             collective_table: None,
             node: NodeConfig::named(""),
         }
@@ -85,7 +91,17 @@ impl Config {
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Option<Self>> {
         let settings = Settings::from_lookup(&lookup)?;
         let membership = Membership::from_lookup(&lookup)?;
-        Ok(membership.map(|membership| Self::of(membership, &settings)))
+        let given = |name: &str| lookup(name).filter(|value| !value.is_empty());
+        let is_bound = given("SHEAVE_BIND").is_some();
+        let losses = given(LOSSES_VARIABLE).map(PathBuf::from);
+        Ok(membership.map(|membership| {
+            // DMLC names the address to listen on; without leave to be reached from outside it stays loopback.
+            let names_bind = membership.source == Launcher::Dmlc && given("SHEAVE_HOST").is_none() && !is_bound;
+            let config = Self::of(membership, &settings);
+            let binds_host = names_bind && config.host.is_some() && settings.insecure;
+            let host = config.host.filter(|_| !names_bind || binds_host);
+            Self { host, binds_host, losses, ..config }
+        }))
     }
 
     fn of(membership: Membership, settings: &Settings) -> Self {

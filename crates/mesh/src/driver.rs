@@ -13,6 +13,8 @@ use crate::attend::Attendant;
 use crate::call::Calls;
 use crate::departure::Departures;
 use crate::engine::{Effect, Engine, Event, FAILED, Member, Message, OperationId, Outcome};
+use crate::hosts;
+use crate::losses::Losses;
 use crate::reference::{self, References};
 use crate::routes::{LAST_WORDS, Routes};
 use crate::time::Ticker;
@@ -104,6 +106,10 @@ pub(crate) struct Shared {
     pub(crate) attendants: RwLock<SmallVec<[Weak<dyn Attendant>; 1]>>,
     /// For the room that has collective operations.
     pub(crate) collective_table: OnceLock<PathBuf>,
+    /// Where this node notes whom it has lost.
+    pub(crate) losses: Losses,
+    /// This node has begun to leave, or to fail: whom it loses from then on is no reason for anything.
+    pub(crate) is_going: AtomicBool,
     /// Grows whenever the engine may know something new.
     news: AtomicU64,
     /// What ended the engine.
@@ -141,6 +147,8 @@ impl Shared {
             finish: Mutex::default(),
             attendants: RwLock::default(),
             collective_table: OnceLock::new(),
+            losses: Losses::default(),
+            is_going: AtomicBool::new(false),
             news: AtomicU64::new(0),
             failure: OnceLock::new(),
             stopping: AtomicBool::new(false),
@@ -282,7 +290,12 @@ impl Shared {
             Told::Reached(node) => engine.handle(now, Event::Reached(node)),
             Told::Turned(what) => engine.handle(now, Event::Turned { what }),
             Told::Word { from, word } => match from_control::<Message>(&word) {
-                Ok(message) => engine.handle(now, Event::Received { from, message }),
+                Ok(message) => {
+                    if matches!(message, Message::Failed { .. }) {
+                        self.note_loss(from, false);
+                    }
+                    engine.handle(now, Event::Received { from, message });
+                }
                 Err(error) => engine.handle(now, Event::LinkLost { peer: from, reason: error.what().to_owned() }),
             },
             Told::Ended { link, node, reason } => {
@@ -321,7 +334,12 @@ impl Shared {
             }
             Effect::Joined => {
                 let _ = self.table.set(state.engine.table().to_vec());
-                after.joined = state.joining.take().map(|joining| (joining, Ok(())));
+                // Somebody has said on which host this node is: then it can be reached all the same.
+                let checked = if self.config.host_id.is_some() { Ok(()) } else { hosts::check(self.table()) };
+                if let Err(error) = &checked {
+                    let _ = self.failure.set(error.clone());
+                }
+                after.joined = state.joining.take().map(|joining| (joining, checked));
             }
             Effect::Complete { operation, outcome } => {
                 after.endings.extend(state.operations.remove(&operation).map(|ending| (ending, outcome)));
@@ -340,6 +358,8 @@ impl Shared {
 
     /// What may call foreign code, or closes links.
     fn finish(self: &Arc<Self>, after: Afterwards) {
+        after.dead.iter().for_each(|(node, _)| self.note_loss(*node, false));
+        after.departed.iter().for_each(|node| self.note_loss(*node, true));
         let is_somebody_gone = !after.departed.is_empty() || !after.dead.is_empty() || after.failed.is_some();
         if is_somebody_gone || !after.cut.is_empty() {
             self.routes.note_change();
@@ -376,6 +396,7 @@ impl Shared {
             self.tell_departures();
         }
         for (ending, outcome) in after.endings {
+            outcome.as_ref().err().into_iter().for_each(|error| self.note_error(error));
             ending(outcome);
         }
         self.each_attendant(|attendant| attendant.groups_changed());
@@ -407,10 +428,16 @@ impl Shared {
 
     /// An error of a link, with all that the mesh knows about its peer.
     pub(crate) fn explain(&self, error: Error) -> Error {
-        match error.about().and_then(|peer| peer.node).and_then(|node| self.member(node)) {
+        let member = error.about().and_then(|peer| peer.node).and_then(|node| self.member(node));
+        let error = match member {
             Some(member) => error.peer(member.peer()),
             None => error,
+        };
+        // The end of a link alone may be that of a peer that leaves in order.
+        if !was_closed_in_order(&error) {
+            self.note_error(&error);
         }
+        error
     }
 
     pub(crate) fn epoch(&self) -> Epoch {
@@ -462,6 +489,9 @@ impl Observer for Shared {
 
     fn link_ended(&self, link: LinkId, peer: &Peer, reason: &Error) {
         let node = self.node_of(peer);
+        if !was_closed_in_order(reason) {
+            self.note_loss(node, false);
+        }
         self.calls.link_ended(link, reason);
         self.has_said_all(node);
         self.tell(Told::Ended { link, node, reason: reason.clone() });

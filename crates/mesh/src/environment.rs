@@ -130,6 +130,7 @@ impl Membership {
             Launcher::Slurm => read::slurm(&place, &variables),
         }?;
         membership.name = place.name;
+        membership.host = place.host.or(membership.host);
         membership.join_timeout = place.join_timeout;
         if let Some(local_rank) = place.local_rank {
             membership.local_rank = Some(local_rank);

@@ -101,7 +101,9 @@ impl Group {
     #[must_use]
     pub fn broken(&self) -> Option<Error> {
         let broken = || self.shared.look(|engine| engine.broken(self.id).cloned());
-        self.refused.clone().or_else(broken).or_else(|| self.shared.failure().cloned())
+        let broken = self.refused.clone().or_else(broken).or_else(|| self.shared.failure().cloned());
+        broken.iter().for_each(|error| self.shared.note_error(error));
+        broken
     }
 
     /// A number that grows whenever the mesh may know something new, such as why a group is broken: who has seen it and
@@ -150,6 +152,7 @@ impl Group {
     /// number `failed_from` and up. The others are told the error's text, as `Mismatch` if it is one and else as
     /// `Cancelled`. What broke the group first stays; the smallest number counts.
     pub fn break_because(&self, error: Error, failed_from: u64) {
+        self.shared.note_error(&error);
         self.shared.with_engine(|state, _| state.engine.break_because(self.id, error, failed_from));
     }
 

@@ -13,6 +13,8 @@ mod driver;
 pub mod engine;
 pub mod environment;
 mod group;
+mod hosts;
+mod losses;
 mod mesh;
 mod reference;
 mod rendezvous;

@@ -92,12 +92,16 @@ impl Mesh {
     /// As [`Mesh::join`], and whatever `interrupt` says.
     #[expect(clippy::needless_pass_by_value, reason = "the config is used up: its port and its names are taken now")]
     pub fn join_interruptible(config: Config, interrupt: Option<Interrupt<'_>>) -> Result<Self> {
-        let joining = rendezvous::begin(&config)?;
+        let mut interrupt = interrupt;
+        let joining = rendezvous::begin(&config, &mut interrupt)?;
         let shared = Arc::clone(&joining.shared);
         let observer = Arc::clone(&shared) as Arc<dyn sheave_net::Observer>;
         shared.node.observe(&observer);
         if let Some(path) = &config.collective_table {
             let _ = shared.collective_table.set(path.clone());
+        }
+        if let Some(path) = &config.losses {
+            let _ = shared.losses.path.set(path.clone());
         }
         // From here on the owner ends it all if something fails.
         let (has_left, thread) = (AtomicBool::new(false), Mutex::new(None));
@@ -511,6 +515,7 @@ impl Owner {
         if self.has_left.swap(true, SeqCst) {
             return Ok(());
         }
+        self.shared.is_going.store(true, SeqCst);
         let timeout = self.shared.node_config().liveness.timeout;
         let begun = Instant::now();
         let outcome = if self.shared.failure().is_none() && !self.shared.table().is_empty() {
@@ -545,6 +550,7 @@ impl Owner {
         if self.has_left.swap(true, SeqCst) {
             return;
         }
+        self.shared.is_going.store(true, SeqCst);
         let reason = reason.chars().take(limits::FAILURE_CHARACTERS_MAX).collect();
         self.shared.with_engine(|state, now| state.engine.handle(now, Event::Fail { reason }));
         self.end(Duration::ZERO);

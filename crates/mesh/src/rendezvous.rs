@@ -9,15 +9,23 @@ use crate::driver::{Shared, Told};
 use crate::engine::{self, Engine, Introduction};
 use sheave_base::clock::Time;
 use sheave_base::config::{Endpoint, Transport};
+use sheave_base::limits::WAIT_NOTICE;
 use sheave_base::work::Interrupt;
 use sheave_base::{Error, ErrorKind, Result, Work, secret};
 use sheave_net::{Address, ListenConfig, Node, NodeConfig};
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::cell::Cell;
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long one look at the join lasts before the link to the root is looked at again.
 const SLICE: Duration = Duration::from_millis(100);
+
+/// How long a root waits for its port, if that is in use: as long as a process needs to end.
+const PORT_PATIENCE: Duration = Duration::from_secs(3);
+
+/// Pause between two looks at that port.
+const PORT_PAUSE: Duration = Duration::from_millis(20);
 
 /// A node that has begun to join.
 pub(crate) struct Joining {
@@ -29,7 +37,8 @@ pub(crate) struct Joining {
     begun: Instant,
 }
 
-pub(crate) fn begin(config: &Config) -> Result<Joining> {
+/// Finds the secret and the root, and listens. `interrupt` is asked while the root's port is in use.
+pub(crate) fn begin(config: &Config, interrupt: &mut Option<Interrupt<'_>>) -> Result<Joining> {
     config.check()?;
     let begun = Instant::now();
     let secret = match &config.node.secret {
@@ -49,7 +58,12 @@ pub(crate) fn begin(config: &Config) -> Result<Joining> {
     let node = Node::start(node_config.clone())?;
     node.expect_observer();
     let root = resolve(&config.root)?;
-    let address = if config.hosts() { listen_at_root(&node, config, root)? } else { listen(&node, config, root)? };
+    let address = if config.hosts() {
+        await_port(root, config.join_timeout.min(PORT_PATIENCE), interrupt)?;
+        listen_at_root(&node, config, root)?
+    } else {
+        listen(&node, config, root)?
+    };
     let introduction = Introduction {
         name: config.chosen_name().unwrap_or_default(),
         role: config.role,
@@ -79,6 +93,8 @@ impl Joining {
     /// Blocks until the mesh stands.
     pub(crate) fn finish(self, mut interrupt: Option<Interrupt<'_>>) -> Result<Arc<Shared>> {
         let shared = &self.shared;
+        let notice_at = self.begun + WAIT_NOTICE;
+        let is_noticed = Cell::new(false);
         let mut refusals = 0;
         let mut coordinator = None;
         loop {
@@ -86,8 +102,14 @@ impl Joining {
                 && coordinator.is_none_or(|coordinator| shared.routes.get(coordinator).is_none())
                 && !self.joined.is_done()
             {
-                let asked = interrupt.as_mut().map(|interrupt| interrupt as Interrupt<'_>);
-                let link = shared.node.connect_interruptible(root, self.until, asked);
+                let mut asked = || {
+                    if Instant::now() >= notice_at && !is_noticed.replace(true) {
+                        let what = format!("join has been waiting for {} s", WAIT_NOTICE.as_secs());
+                        shared.node.notice(&format!("{what}: nobody is met at {}", self.root_name));
+                    }
+                    interrupt.as_mut().map_or(Ok(()), |interrupt| interrupt())
+                };
+                let link = shared.node.connect_interruptible(root, self.until, Some(&mut asked));
                 let link = link.map_err(|error| self.not_reached(error))?;
                 // A link that has ended already is made again.
                 coordinator = shared.node.link(link).ok().and_then(|link| link.peer().node);
@@ -101,12 +123,24 @@ impl Joining {
                 break;
             }
             refusals = self.tell_refusals(refusals);
+            if Instant::now() >= notice_at && !is_noticed.replace(true) {
+                self.tell_missing();
+            }
         }
         self.joined.wait().map_err(|error| {
             let error = error.operation("join");
             if error.after().is_none() { error.elapsed(self.begun.elapsed()) } else { error }
         })?;
         Ok(self.shared)
+    }
+
+    /// The coordinator says to its user who is missing; the others are told when the join fails.
+    fn tell_missing(&self) {
+        let missing = self.shared.with_engine(|state, _| state.engine.missing_at_rendezvous());
+        if let Some(missing) = missing {
+            let what = format!("join has been waiting for {} s", WAIT_NOTICE.as_secs());
+            self.shared.node.notice(&format!("{what}: {missing}"));
+        }
     }
 
     /// Strangers that were turned away at the door may be those who are missing.
@@ -166,6 +200,19 @@ fn root_address(node: &Node, root: SocketAddr) -> Address {
     address
 }
 
+/// Waits until nobody listens at the root's port, or it is too late: a scheduler that is ending may still.
+fn await_port(root: SocketAddr, patience: Duration, interrupt: &mut Option<Interrupt<'_>>) -> Result<()> {
+    let until = Instant::now() + patience;
+    let is_in_use = || TcpListener::bind(root).is_err_and(|error| error.kind() == std::io::ErrorKind::AddrInUse);
+    while is_in_use() && Instant::now() < until {
+        if let Some(interrupt) = interrupt {
+            interrupt()?;
+        }
+        std::thread::sleep(PORT_PAUSE);
+    }
+    Ok(())
+}
+
 fn listen_at_root(node: &Node, config: &Config, root: SocketAddr) -> Result<Address> {
     let nothing = ListenConfig { tcp: None, unix: false, unix_name: None, insecure: config.insecure };
     let shares = config.node.transport != Transport::Tcp;
@@ -173,7 +220,13 @@ fn listen_at_root(node: &Node, config: &Config, root: SocketAddr) -> Result<Addr
     let unix = ListenConfig { unix: true, unix_name: Some(unix_name(root.port())), ..nothing.clone() };
     let near = if shares { node.listen(unix).ok() } else { None };
     let far = node.listen(ListenConfig { tcp: Some(root), ..nothing.clone() });
-    let mut address = far.map_err(|error| error.context(format!("meeting at {root}")))?;
+    let mut address = far.map_err(|error| {
+        let error = error.context(format!("meeting at {root}"));
+        if error.kind() != ErrorKind::AlreadyExists {
+            return error;
+        }
+        error.hint("end that process, or choose another port for the root, the same for all processes")
+    })?;
     let near = match near {
         None if shares => node.listen(ListenConfig { unix: true, ..nothing }).ok(),
         near => near,
@@ -184,12 +237,22 @@ fn listen_at_root(node: &Node, config: &Config, root: SocketAddr) -> Result<Addr
 
 fn listen(node: &Node, config: &Config, root: SocketAddr) -> Result<Address> {
     let transport = config.node.transport;
-    let tcp = (transport != Transport::Shm).then_some(config.bind);
+    let told = |port| config.host.clone().map(|host| resolve(&Endpoint { host, port })).transpose();
+    let bind = if config.binds_host { told(config.bind.port())?.unwrap_or(config.bind) } else { config.bind };
+    let tcp = (transport != Transport::Shm).then_some(bind);
     let unix = transport != Transport::Tcp;
-    let mut address = node.listen(ListenConfig { tcp, unix, unix_name: None, insecure: config.insecure })?;
+    let listening = node.listen(ListenConfig { tcp, unix, unix_name: None, insecure: config.insecure });
+    let mut address = listening.map_err(|error| match config.binds_host && error.advice().is_none() {
+        true => error.hint("set SHEAVE_BIND to an address of this host; what the launcher names is then only told"),
+        false => error,
+    })?;
     if let Some(tcp) = &mut address.tcp {
-        if let Some(host) = &config.host {
-            let told = resolve(&Endpoint { host: host.clone(), port: tcp.port() })?;
+        if let Some(told) = told(tcp.port())? {
+            if tcp.ip().is_loopback() && !told.ip().is_loopback() {
+                let what = format!("the others are told {told}, but this process listens at {tcp}, which is loopback");
+                let error = Error::new(ErrorKind::InvalidArgument, what).operation("join");
+                return Err(error.hint("set SHEAVE_BIND to an address of this host, or to 0.0.0.0"));
+            }
             tcp.set_ip(told.ip());
         } else if tcp.ip().is_unspecified() {
             tcp.set_ip(ip_towards(root)?);

@@ -20,25 +20,31 @@ impl Inner {
         Ok(known.insert(found).clone())
     }
 
-    /// The host's boot id; empty where the system does not tell.
+    /// The host's boot id, with the network name space in which this node is: containers of one host with networks of
+    /// their own reach each other as hosts do. Empty where the system does not tell.
     pub(crate) fn boot_id(&self) -> &str {
         self.boot_id.get_or_init(|| {
             if let Some(host_id) = &self.config.host_id {
                 return host_id.clone();
             }
             let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-            text.trim().to_owned()
+            let text = text.trim();
+            let space = std::fs::read_link("/proc/self/ns/net").ok();
+            // As in `net:[4026531840]`.
+            let space = space.as_deref().and_then(std::path::Path::to_str).unwrap_or_default();
+            let number: String = space.chars().filter(char::is_ascii_digit).collect();
+            if text.is_empty() { String::new() } else { format!("{text}.{number}") }
         })
     }
 
-    /// This node's hello for a link over `medium`.
+    /// This node's hello for a link over `medium`. Strangers read it: it names no path, nor the host's boot id, by
+    /// which a host could be recognised.
     pub(crate) fn hello(&self, medium: Medium, secret: &Resolved) -> Hello {
         Hello {
             role: self.config.role.to_string(),
             host: self.peer.host.clone().unwrap_or_default(),
-            boot_id: self.boot_id().to_owned(),
             pid: std::process::id(),
-            secret_source: shortened(&secret.source),
+            secret_source: shortened(&without_path(&secret.source)),
             payload: self.config.rank.map(u32::to_le_bytes).map(Vec::from).unwrap_or_default(),
             ..Hello::new(self.id, self.config.name.as_str(), medium)
         }
@@ -56,6 +62,12 @@ pub(crate) fn nonce() -> Result<[u8; NONCE_BYTES]> {
     let mut nonce = [0; NONCE_BYTES];
     getrandom::fill(&mut nonce).map_err(|error| Error::new(ErrorKind::Io, format!("drawing a nonce: {error}")))?;
     Ok(nonce)
+}
+
+/// The kind of a source, as in `cookie file`, without where it lies.
+fn without_path(source: &str) -> String {
+    let words: Vec<&str> = source.split(' ').take_while(|word| !word.contains(['/', '~'])).collect();
+    if words.is_empty() { "a file".to_owned() } else { words.join(" ") }
 }
 
 /// A text that a hello can carry: the end of a long path says more than its start.

@@ -48,6 +48,18 @@ fn a_wrong_secret_is_named_on_both_sides() {
 }
 
 #[test]
+fn f32_a_stranger_is_told_no_path_and_no_boot_id() {
+    let server = node_of("server", SECRET, "SHEAVE_SECRET_FILE ~/secrets/of the job/key", Transport::Tcp);
+    let address = server.listen(ListenConfig { unix: false, ..ListenConfig::default() }).unwrap();
+    let mut stream = dial(&address);
+    stream.write_all(&initiator("a guess of many bytes", |_| {}).1).unwrap();
+    let answer = read_message(&mut stream).unwrap();
+    let told = String::from_utf8_lossy(&answer);
+    assert!(told.contains("SHEAVE_SECRET_FILE") && !told.contains("secrets") && !told.contains("key"), "{told}");
+    assert!(!address.boot_id.is_empty() && !told.contains(&address.boot_id[..36]), "{told}");
+}
+
+#[test]
 fn a_wrong_version_is_refused_on_both_sides() {
     let (server, address) = listening("server");
     let mut stream = dial(&address);

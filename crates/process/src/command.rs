@@ -13,8 +13,8 @@ pub(crate) const JOB_VARIABLE: &str = "SHEAVE_PROCESS_JOB";
 
 /// A program to run as a child of a [`Job`](crate::Job): its arguments, name, environment and working directory.
 ///
-/// The child inherits this process's environment as it is when it is spawned, reads from `/dev/null` and has no other
-/// open descriptors than its standard streams.
+/// The child inherits this process's environment as it is when it is spawned, reads from `/dev/null` unless
+/// [`Command::inherit_input`] says otherwise, and has no other open descriptors than its standard streams.
 ///
 /// ```
 /// use sheave_process::Command;
@@ -30,6 +30,7 @@ pub struct Command {
     directory: Option<PathBuf>,
     name: Option<String>,
     background: bool,
+    reads_input: bool,
 }
 
 impl Command {
@@ -43,6 +44,7 @@ impl Command {
             directory: None,
             name: None,
             background: false,
+            reads_input: false,
         }
     }
 
@@ -103,8 +105,20 @@ impl Command {
         self
     }
 
+    /// Lets the child read this process's standard input. For the only child of a job: two would take it from each
+    /// other.
+    #[must_use]
+    pub fn inherit_input(mut self) -> Self {
+        self.reads_input = true;
+        self
+    }
+
     pub(crate) fn is_background(&self) -> bool {
         self.background
+    }
+
+    pub(crate) fn reads_input(&self) -> bool {
+        self.reads_input
     }
 
     pub(crate) fn name_or(&self, id: u32) -> String {

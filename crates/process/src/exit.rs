@@ -88,7 +88,8 @@ pub struct Exit {
     pub pid: u32,
     /// How it ended.
     pub status: Status,
-    /// Whether the job was ending its children already: then this end says nothing about the child.
+    /// Whether the job was ending its children already, or had forwarded a signal to them: then this end says nothing
+    /// about the child.
     pub asked_for: bool,
 }
 

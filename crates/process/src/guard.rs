@@ -174,8 +174,8 @@ impl Guard {
         };
         match record.verb {
             Verb::Spawn => {
-                let [image, ..] = descriptors;
-                if let Err(errno) = self.spawn(record.id, image) {
+                let [image, input, ..] = descriptors;
+                if let Err(errno) = self.spawn(record.id, image, input.as_ref()) {
                     self.send(Record::new(Verb::Refused, record.id, errno.raw_os_error()), &[]);
                 }
             }
@@ -187,7 +187,7 @@ impl Guard {
         true
     }
 
-    fn spawn(&mut self, id: u32, image: Option<OwnedFd>) -> Result<(), Errno> {
+    fn spawn(&mut self, id: u32, image: Option<OwnedFd>, input: Option<&OwnedFd>) -> Result<(), Errno> {
         let image = Image::map(image.ok_or(Errno::BADF)?)?;
         let slot = self.slots.iter_mut().find(|slot| slot.pid == 0).ok_or(Errno::AGAIN)?;
         // Made here and not in the supervisor, where a fork of another thread could keep a writing end open for ever.
@@ -199,7 +199,10 @@ impl Guard {
         }
         // SAFETY: this process has one thread, and the child goes straight to `become_program`.
         let pid = match unsafe { sys::fork(libc::SIGCHLD) }? {
-            Forked::Child => become_program(self.pid, &image, &status_write, output.as_ref(), errors.as_ref()),
+            Forked::Child => {
+                let streams = Streams { input, output: output.as_ref(), errors: errors.as_ref() };
+                become_program(self.pid, &image, &status_write, &streams)
+            }
             Forked::Parent { pid, .. } => pid,
         };
         *slot = Slot { id, pid };
@@ -325,9 +328,16 @@ fn signal_child(pid: i32, signal: i32) {
 
 type Pipe = (OwnedFd, OwnedFd);
 
+/// What a child's standard streams are, where they are not those of the guard.
+struct Streams<'a> {
+    input: Option<&'a OwnedFd>,
+    output: Option<&'a Pipe>,
+    errors: Option<&'a Pipe>,
+}
+
 /// Turns a fresh fork of the guard into the program of `image`.
-fn become_program(guard: i32, image: &Image, status: &OwnedFd, output: Option<&Pipe>, errors: Option<&Pipe>) -> ! {
-    let (step, errno) = match try_become_program(guard, image, output, errors) {
+fn become_program(guard: i32, image: &Image, status: &OwnedFd, streams: &Streams<'_>) -> ! {
+    let (step, errno) = match try_become_program(guard, image, streams) {
         Ok(never) => match never {},
         Err(failure) => failure,
     };
@@ -342,8 +352,7 @@ fn become_program(guard: i32, image: &Image, status: &OwnedFd, output: Option<&P
 fn try_become_program(
     guard: i32,
     image: &Image,
-    output: Option<&Pipe>,
-    errors: Option<&Pipe>,
+    streams: &Streams<'_>,
 ) -> Result<std::convert::Infallible, (i32, Errno)> {
     let setup = |errno| (STEP_SETUP, errno);
     rustix::process::setpgid(None, None).map_err(setup)?;
@@ -352,9 +361,11 @@ fn try_become_program(
     if rustix::process::getppid().map(|parent| parent.as_raw_nonzero().get()) != Some(guard) {
         sys::exit_now(127);
     }
-    for (pipe, stream) in [(output, 1), (errors, 2)] {
-        if let Some((_, write)) = pipe {
-            sys::duplicate_onto(write.as_raw_fd(), stream).map_err(setup)?;
+    let written = |pipe: Option<&'_ Pipe>| pipe.map(|(_, write)| write.as_raw_fd());
+    let input = streams.input.map(AsRawFd::as_raw_fd);
+    for (descriptor, stream) in [(input, 0), (written(streams.output), 1), (written(streams.errors), 2)] {
+        if let Some(descriptor) = descriptor {
+            sys::duplicate_onto(descriptor, stream).map_err(setup)?;
         }
     }
     sys::change_directory(image).map_err(|errno| (STEP_DIRECTORY, errno))?;

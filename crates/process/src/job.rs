@@ -80,11 +80,17 @@ impl State {
     }
 
     pub(crate) fn exit_of(&self, record: &Record, status: Status) -> Exit {
-        Exit { name: record.name.clone(), pid: record.pid_or_zero(), status, asked_for: self.ending }
+        // A signal that was forwarded asks for the end as the job itself does, however the child answers it.
+        let asked_for = self.ending || self.signal.is_some();
+        Exit { name: record.name.clone(), pid: record.pid_or_zero(), status, asked_for }
     }
 
     fn foreground_lives(&self) -> bool {
         self.living.values().any(|entry| !entry.record.background && !matches!(entry.phase, Phase::Stillborn))
+    }
+
+    fn somebody_lives(&self) -> bool {
+        self.living.values().any(|entry| !matches!(entry.phase, Phase::Stillborn))
     }
 }
 
@@ -307,9 +313,12 @@ impl Job {
         let image = command.seal(&self.shared.mark)?;
         let record = self.enter(command)?;
         let deadline = in_time(limits::SPAWN_TIMEOUT);
+        let input = std::io::stdin();
+        let descriptors = [image.as_fd(), input.as_fd()];
+        let count = if command.reads_input() { 2 } else { 1 };
         let born = self
             .shared
-            .ask(Verb::Spawn, record.id, 0, &[image.as_fd()])
+            .ask(Verb::Spawn, record.id, 0, &descriptors[..count])
             .and_then(|()| start::await_program(&self.shared, &record, command, deadline));
         let mut state = self.shared.state.lock();
         let ended = record.exit.get().is_some();
@@ -399,6 +408,22 @@ impl Job {
         outcome.transpose()
     }
 
+    /// Waits until all children have ended, those in the background and those that fail too, or a signal was forwarded;
+    /// `None` when `deadline` passed before. [`Outcome::AllEnded`] then says nothing about how they ended.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Forked`] in a forked copy of the job's process; [`ErrorKind::PeerLost`] when the guard was killed.
+    pub fn wait_all_ended(&self, deadline: Option<Instant>) -> Result<Option<Outcome>> {
+        self.shared.check_owner()?;
+        let outcome = self.shared.wait_until(deadline, |state| match (state.signal, state.guard) {
+            (Some(signal), _) => Some(Ok(Outcome::Signal(signal))),
+            (None, GuardState::Lost { .. }) => Some(Err(self.guard_lost())),
+            (None, _) => (!state.somebody_lives()).then_some(Ok(Outcome::AllEnded)),
+        })?;
+        outcome.transpose()
+    }
+
     /// Ends the job: SIGTERM to everybody, at most `grace` of time to follow it, then SIGKILL to all descendants.
     /// When this returns, no process of the job is left, unless the report's `trouble` says so. Blocks for at most
     /// `grace` and [`limits::KILL_TIMEOUT`] twice. May be called again, and then only reports.
@@ -470,7 +495,7 @@ impl Job {
                 last_stderr_lines: record.log(Which::Error).last_lines(),
             }),
             signal: state.signal,
-            trouble: trouble.or(lost),
+            trouble: trouble.or(lost).or_else(|| self.shared.pump.trouble()),
             worst_exit_code: state.worst_exit_code,
         }
     }

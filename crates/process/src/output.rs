@@ -2,15 +2,17 @@
 //!
 //! *Lines never interleave*, because one thread writes them all, each batch in one call. *Memory is bounded*: there is
 //! at most [`limits::OUTPUT_LINE_BYTES_MAX`] of a line without an end per stream; what is longer is passed on in
-//! pieces, each on a line of its own, and pieces after the first are marked with `+` instead of `|`. Of the bytes only
-//! the line feed is interpreted. When the reader of *our* output is slow, the children's pipes fill and the children
-//! wait.
+//! pieces, each on a line of its own, and pieces after the first are marked with `+` instead of `|`. When the reader of
+//! *our* output is slow, the children's pipes fill and the children wait.
+//!
+//! *Of the bytes only the line feed is interpreted*, and the carriage return in a line that has no end yet: it is how a
+//! progress bar draws itself anew. What such a line shows last is passed on once in [`REDRAW`], on a line of its own.
 
 use crate::child::Record;
 use crate::log::StreamLog;
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
-use sheave_base::{Result, limits};
+use sheave_base::{Error, Result, limits};
 use std::io::{IsTerminal, Write};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -18,6 +20,9 @@ use std::time::{Duration, Instant};
 
 /// Bytes taken from one pipe in one turn: the usual size of a pipe.
 const READ_BYTES: usize = 64 << 10;
+
+/// How often a line that overwrites itself is passed on: often enough to see that it goes on, and few lines in a log.
+const REDRAW: Duration = Duration::from_secs(1);
 
 /// Whether names before lines are coloured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -99,14 +104,13 @@ impl Sink {
         }
     }
 
-    /// A reader of ours that went away is no reason to stop reading from the children: its error is ignored.
-    fn write(&mut self, which: Which, batch: &[u8]) {
-        let _ = match (self, which) {
+    fn write(&mut self, which: Which, batch: &[u8]) -> std::io::Result<()> {
+        match (self, which) {
             (Self::Standard { .. }, Which::Output) => write_flushed(&mut std::io::stdout().lock(), batch),
             (Self::Standard { .. }, Which::Error) => write_flushed(&mut std::io::stderr().lock(), batch),
             (Self::Writer(writer), _) => write_flushed(writer, batch),
             (Self::Nowhere, _) => Ok(()),
-        };
+        }
     }
 
     fn prefixes(&self, name: &str, colour_number: u32, which: Which) -> Option<[Vec<u8>; 2]> {
@@ -137,6 +141,16 @@ struct Splitter {
     partial: Vec<u8>,
     /// Whether `partial` goes on with a line whose first piece was passed on already.
     continued: bool,
+    /// Whether what the line showed before was passed on already.
+    redrawn: bool,
+}
+
+/// What a line that overwrites itself shows last.
+fn shown_last(line: &[u8]) -> &[u8] {
+    let end = line.iter().rposition(|byte| *byte != b'\r').map_or(0, |last| last + 1);
+    let line = line.get(..end).unwrap_or(line);
+    let begin = line.iter().rposition(|byte| *byte == b'\r').map_or(0, |last| last + 1);
+    line.get(begin..).unwrap_or(line)
 }
 
 impl Splitter {
@@ -151,11 +165,13 @@ impl Splitter {
             bytes = &bytes[taken + usize::from(end.is_some())..];
             if end.is_some() {
                 // A line that ends exactly where a piece was cut has nothing more to say.
-                if !self.continued || !self.partial.is_empty() {
+                if self.redrawn {
+                    self.finish_redrawn(&mut line);
+                } else if !self.continued || !self.partial.is_empty() {
                     line(&self.partial, self.continued);
                 }
                 self.partial.clear();
-                self.continued = false;
+                (self.continued, self.redrawn) = (false, false);
             } else if self.partial.len() == limits::OUTPUT_LINE_BYTES_MAX {
                 line(&self.partial, self.continued);
                 self.partial.clear();
@@ -164,8 +180,32 @@ impl Splitter {
         }
     }
 
+    /// Whether the line has no end yet and overwrites itself.
+    fn overwrites(&self) -> bool {
+        self.partial.contains(&b'\r')
+    }
+
+    /// Gives what the line shows now to `line`, as far as it overwrites itself.
+    fn redraw(&mut self, mut line: impl FnMut(&[u8], bool)) {
+        if self.overwrites() {
+            self.finish_redrawn(&mut line);
+            self.partial.clear();
+            self.redrawn = true;
+        }
+    }
+
+    fn finish_redrawn(&self, line: &mut impl FnMut(&[u8], bool)) {
+        let shown = shown_last(&self.partial);
+        if !shown.is_empty() {
+            line(shown, false);
+        }
+    }
+
     fn finish(&mut self, mut line: impl FnMut(&[u8], bool)) {
-        if !self.partial.is_empty() {
+        if self.redrawn {
+            self.finish_redrawn(&mut line);
+            self.partial.clear();
+        } else if !self.partial.is_empty() {
             line(&self.partial, self.continued);
             self.partial.clear();
         }
@@ -178,6 +218,8 @@ struct Stream {
     which: Which,
     splitter: Splitter,
     prefixes: Option<[Vec<u8>; 2]>,
+    /// When a line that overwrites itself is passed on next.
+    redraw_at: Option<Instant>,
 }
 
 impl Stream {
@@ -187,6 +229,29 @@ impl Stream {
 
     /// Handles what one read returned; nothing means the end. Returns the batch to write.
     fn take(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let batch = self.cut(|splitter, line| match bytes.is_empty() {
+            true => splitter.finish(line),
+            false => splitter.feed(bytes, line),
+        });
+        if self.prefixes.is_none() || !self.splitter.overwrites() {
+            self.redraw_at = None;
+        } else if self.redraw_at.is_none() {
+            self.redraw_at = Some(Instant::now() + REDRAW);
+        }
+        batch
+    }
+
+    /// What is to be written of a line that overwrites itself, if it is time.
+    fn redraw(&mut self) -> Vec<u8> {
+        if self.redraw_at.is_none_or(|at| Instant::now() < at) {
+            return Vec::new();
+        }
+        self.redraw_at = None;
+        self.cut(|splitter, line| splitter.redraw(line))
+    }
+
+    /// The lines that `act` takes out of the splitter, kept and made ready to be written.
+    fn cut(&mut self, act: impl FnOnce(&mut Splitter, &mut dyn FnMut(&[u8], bool))) -> Vec<u8> {
         let mut batch = Vec::new();
         let (splitter, prefixes, log) = (&mut self.splitter, &self.prefixes, self.record.log(self.which));
         let mut line = |line: &[u8], continued: bool| {
@@ -197,11 +262,7 @@ impl Stream {
                 batch.push(b'\n');
             }
         };
-        if bytes.is_empty() {
-            splitter.finish(&mut line);
-        } else {
-            splitter.feed(bytes, &mut line);
-        }
+        act(splitter, &mut line);
         batch
     }
 }
@@ -211,6 +272,8 @@ struct Orders {
     incoming: Vec<(OwnedFd, Arc<Record>, Which)>,
     finish_at: Option<Instant>,
     done: bool,
+    /// Why something could not be written, the first time.
+    trouble: Option<Error>,
 }
 
 /// The thread that reads the pipes, as its job sees it.
@@ -238,6 +301,26 @@ impl Pump {
     pub(crate) fn add(&self, pipe: OwnedFd, record: Arc<Record>, which: Which) {
         self.orders.lock().incoming.push((pipe, record, which));
         self.wake();
+    }
+
+    /// Why some of the children's output could not be passed on.
+    pub(crate) fn trouble(&self) -> Option<Error> {
+        self.orders.lock().trouble.clone()
+    }
+
+    /// Writes what there is. A reader of ours that went away is no reason to stop reading from the children, and none
+    /// to complain; a full disk is one to complain.
+    fn write(&self, sink: &mut Sink, which: Which, batch: &[u8]) {
+        if batch.is_empty() {
+            return;
+        }
+        if let Err(error) = sink.write(which, batch)
+            && error.kind() != std::io::ErrorKind::BrokenPipe
+        {
+            let about = Error::from(error).context("passing on the output of the processes");
+            let about = about.hint("is there room where the output of this program goes?");
+            self.orders.lock().trouble.get_or_insert(about);
+        }
     }
 
     fn wake(&self) {
@@ -276,7 +359,7 @@ impl Pump {
             };
             streams.extend(incoming.into_iter().map(|(pipe, record, which)| {
                 let prefixes = sink.prefixes(&record.name, record.id, which);
-                Stream { pipe, record, which, splitter: Splitter::default(), prefixes }
+                Stream { pipe, record, which, splitter: Splitter::default(), prefixes, redraw_at: None }
             }));
             if finish_at.is_some_and(|at| streams.is_empty() || Instant::now() >= at) {
                 break;
@@ -285,11 +368,14 @@ impl Pump {
             let mut index = 0;
             streams.retain_mut(|stream| {
                 index += 1;
-                !ready[index - 1] || pass_on(stream, &mut buffer, &mut sink)
+                let goes_on = !ready[index - 1] || self.pass_on(stream, &mut buffer, &mut sink);
+                let redrawn = stream.redraw();
+                self.write(&mut sink, stream.which, &redrawn);
+                goes_on
             });
         }
         for stream in &mut streams {
-            end_stream(stream, &mut sink);
+            self.end_stream(stream, &mut sink);
         }
         self.orders.lock().done = true;
         self.changed.notify_all();
@@ -298,7 +384,8 @@ impl Pump {
     fn wait(&self, streams: &[Stream], finish_at: Option<Instant>) -> Vec<bool> {
         let mut events: Vec<_> = streams.iter().map(|stream| PollFd::new(&stream.pipe, PollFlags::IN)).collect();
         events.push(PollFd::new(&self.wake, PollFlags::IN));
-        let timeout = crate::sys::until(finish_at);
+        let redraw_at = streams.iter().filter_map(|stream| stream.redraw_at).min();
+        let timeout = crate::sys::until(finish_at.into_iter().chain(redraw_at).min());
         // An interrupted wait is one without events.
         let polled = rustix::event::poll(&mut events, timeout.as_ref()).is_ok();
         let mut ready: Vec<_> = events.iter().map(|event| polled && !event.revents().is_empty()).collect();
@@ -307,31 +394,27 @@ impl Pump {
         }
         ready
     }
-}
 
-/// Reads once; whether the stream goes on.
-fn pass_on(stream: &mut Stream, buffer: &mut [u8], sink: &mut Sink) -> bool {
-    match rustix::io::retry_on_intr(|| rustix::io::read(&stream.pipe, &mut *buffer)) {
-        Ok(length @ 1..) => {
-            let batch = stream.take(&buffer[..length]);
-            if !batch.is_empty() {
-                sink.write(stream.which, &batch);
+    /// Reads once; whether the stream goes on.
+    fn pass_on(&self, stream: &mut Stream, buffer: &mut [u8], sink: &mut Sink) -> bool {
+        match rustix::io::retry_on_intr(|| rustix::io::read(&stream.pipe, &mut *buffer)) {
+            Ok(length @ 1..) => {
+                let batch = stream.take(&buffer[..length]);
+                self.write(sink, stream.which, &batch);
+                true
             }
-            true
-        }
-        Ok(0) | Err(_) => {
-            end_stream(stream, sink);
-            false
+            Ok(0) | Err(_) => {
+                self.end_stream(stream, sink);
+                false
+            }
         }
     }
-}
 
-fn end_stream(stream: &mut Stream, sink: &mut Sink) {
-    let batch = stream.take(&[]);
-    if !batch.is_empty() {
-        sink.write(stream.which, &batch);
+    fn end_stream(&self, stream: &mut Stream, sink: &mut Sink) {
+        let batch = stream.take(&[]);
+        self.write(sink, stream.which, &batch);
+        stream.log().close();
     }
-    stream.log().close();
 }
 
 #[cfg(test)]
@@ -369,6 +452,25 @@ mod tests {
         let mut exact = vec![b'x'; full];
         exact.push(b'\n');
         assert_eq!(split(&[&exact]).len(), 1);
+    }
+
+    #[test]
+    fn f75_a_line_that_overwrites_itself_is_passed_on_as_it_looks_last() {
+        let mut splitter = Splitter::default();
+        let mut lines = Vec::new();
+        let mut keep =
+            |line: &[u8], continued: bool| lines.push((String::from_utf8_lossy(line).into_owned(), continued));
+        splitter.feed(b"plain", &mut keep);
+        splitter.redraw(&mut keep);
+        splitter.feed(b" text\n\r 10%\r 20%", &mut keep);
+        splitter.redraw(&mut keep);
+        splitter.feed(b"\r 30%\r", &mut keep);
+        splitter.redraw(&mut keep);
+        splitter.redraw(&mut keep);
+        splitter.feed(b"\n\r 40%\rdone\nnext\n", &mut keep);
+        let said: Vec<_> = lines.iter().map(|(line, continued)| (line.as_str(), *continued)).collect();
+        let whole = "\r 40%\rdone";
+        assert_eq!(said, [("plain text", false), (" 20%", false), (" 30%", false), (whole, false), ("next", false)]);
     }
 
     #[test]

@@ -22,7 +22,7 @@ const RECORD_BYTES: usize = 16;
 pub(crate) enum Verb {
     /// Guard: set up; `value` is 0 or the error number for which it gave up.
     Ready = 1,
-    /// Supervisor: start the child `id` from the image in the one descriptor.
+    /// Supervisor: start the child `id` from the image in the first descriptor; a second one is its standard input.
     Spawn,
     /// Supervisor: signal `value` to the child `id` and its process group.
     Signal,

@@ -55,7 +55,12 @@ pub(crate) fn enter<T: Send>(
     match (outcome, raised) {
         (_, Some(raised)) => Err(raised),
         (Ok(value), None) => Ok(value),
-        (Err(error), None) => Err(errors::to_python(py, &error)),
+        (Err(error), None) => {
+            // A signal that has come too counts first, such as Ctrl-C, which ends the peers of a job as well. Left
+            // pending, it would strike the interpreter while that prints the error.
+            py.check_signals()?;
+            Err(errors::to_python(py, &error))
+        }
     }
 }
 

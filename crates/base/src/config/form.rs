@@ -269,6 +269,25 @@ impl Form<Endpoint> for Meeting {
     }
 }
 
+/// A host without a port.
+pub(super) struct Host;
+
+impl Form<String> for Host {
+    const KIND: &'static str = "a host name or an IP address, without a port";
+
+    fn read(text: &OsStr) -> Option<String> {
+        trimmed(text).map(str::to_owned)
+    }
+
+    fn allows(value: &String) -> bool {
+        Endpoint::is_host(value)
+    }
+
+    fn show(value: &String) -> String {
+        value.clone()
+    }
+}
+
 /// What a process is called.
 pub(super) struct Name;
 

@@ -26,7 +26,7 @@ first launcher in this order that has left its mark decides: sheave itself (`SHE
 `SHEAVE_SERVERS`, `SHEAVE_RANK` or `SHEAVE_WORLD_SIZE`), DMLC (`DMLC_ROLE`, `DMLC_PS_ROOT_URI`, `DMLC_PS_ROOT_PORT`,
 `DMLC_NUM_WORKER` or `DMLC_NUM_SERVER`), torchrun (`RANK` and `WORLD_SIZE`), Open MPI (`OMPI_COMM_WORLD_RANK`), PMI as
 MPICH and Intel MPI have it (`PMI_RANK`), Slurm (`SLURM_PROCID` within a step of `srun`). `SHEAVE_ROOT`,
-`SHEAVE_LOCAL_RANK`, `SHEAVE_NAME` and `SHEAVE_JOIN_TIMEOUT_MS` hold beside each of them.
+`SHEAVE_LOCAL_RANK`, `SHEAVE_NAME`, `SHEAVE_HOST` and `SHEAVE_JOIN_TIMEOUT_MS` hold beside each of them.
 
 Where the job meets is `SHEAVE_ROOT` if that is set, else what DMLC says. Otherwise it is a host and a derived port. The
 host is `MASTER_ADDR` if that is set, else this one if all ranks are on it, else the host of mpirun, else the first host

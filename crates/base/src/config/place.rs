@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::Ipv6Addr;
 use std::time::Duration;
 
-use super::form::{Form, Index, Meeting, Milliseconds, Name, Optional, Part, Processes, ProcessesOrNone};
+use super::form::{Form, Host, Index, Meeting, Milliseconds, Name, Optional, Part, Processes, ProcessesOrNone};
 use super::{Key, check, read, settings};
 use crate::{Result, limits};
 
@@ -119,6 +119,10 @@ settings! {
         /// What this process is called in the mesh; unless set, by its role and rank.
         name: Option<String> as Optional<Name> = None, "SHEAVE_NAME", "mesh";
 
+        /// The host, a name or an address, that the others reach this process at, where that is not the address it
+        /// listens on, as behind a translation of addresses.
+        host: Option<String> as Optional<Host> = None, "SHEAVE_HOST", "mesh";
+
         /// How long a join may take; then it says who is missing.
         join_timeout: Duration as Milliseconds = limits::JOIN_TIMEOUT, "SHEAVE_JOIN_TIMEOUT_MS", "mesh";
     }
@@ -163,6 +167,7 @@ mod tests {
             ("SHEAVE_WORLD_SIZE", "16384"),
             ("SHEAVE_LOCAL_RANK", "1"),
             ("SHEAVE_NAME", "the third"),
+            ("SHEAVE_HOST", "gate.example"),
             ("SHEAVE_JOIN_TIMEOUT_MS", "1500"),
         ]);
         let expected = Place {
@@ -174,6 +179,7 @@ mod tests {
             world_size: Some(16384),
             local_rank: Some(1),
             name: Some("the third".into()),
+            host: Some("gate.example".into()),
             join_timeout: Duration::from_millis(1500),
         };
         assert_eq!(read.unwrap(), expected);
@@ -184,13 +190,14 @@ mod tests {
     #[test]
     fn bad_values_are_refused_with_what_is_allowed() {
         let long = "n".repeat(limits::HANDSHAKE_TEXT_BYTES_MAX + 1);
-        let bad: [(&str, &[&str]); 7] = [
+        let bad: [(&str, &[&str]); 8] = [
             ("SHEAVE_ROLE", &["boss", "worker,server"]),
             ("SHEAVE_ROOT", &["node1", "node1:", "node1:0", "node1:65536", ":7000", "::1:7000", "[node1]:7", "a b:7"]),
             ("SHEAVE_WORKERS", &["0", "16385", "-1", "two"]),
             ("SHEAVE_SERVERS", &["-1", "16385"]),
             ("SHEAVE_RANK", &["16384", "1.0"]),
             ("SHEAVE_NAME", &["a\tb", &long]),
+            ("SHEAVE_HOST", &["a b", "node1:7000", "[::1]", "-x"]),
             ("SHEAVE_JOIN_TIMEOUT_MS", &["0"]),
         ];
         for (name, values) in bad {

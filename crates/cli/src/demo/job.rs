@@ -10,7 +10,7 @@ use super::words::{Done, Epoch, GradientBytes, Word, hear};
 use crate::launch::{self, Plan};
 use crate::own;
 use crate::{Failure, one_line};
-use sheave_process::{Child, Exit, Job, Outcome, Output, Report, Status, signal_name};
+use sheave_process::{Child, Job, Outcome, Output, Report, signal_name};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::Write;
@@ -23,9 +23,6 @@ const WORDS_MAX: usize = 1024;
 const LOOK: Duration = Duration::from_millis(20);
 /// How long servers and scheduler may take to end after the workers have.
 const FAREWELL: Duration = Duration::from_secs(5);
-/// How long is waited for whoever was killed, once somebody has failed who was not. The dying let go of their links
-/// first and can be seen to have ended last, so who fails because of that may be seen to have ended before.
-const CAUSE: Duration = Duration::from_millis(500);
 /// How long the others may take to end once one has failed.
 const GRACE: Duration = Duration::from_millis(300);
 
@@ -49,7 +46,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Run, Failure> {
     let relay = Relay { words: sender, line: Vec::new() };
     let job = Job::builder().output(Output::PrefixedInto(Box::new(relay))).start()?;
     let forwarding = job.forward_signals()?;
-    let children = launch::start(&job, plan)?;
+    let children = launch::start(&job, &plan)?;
     let mut listener = Listener::new(arguments);
     let outcome = listener.listen(&job, &words)?;
     if outcome == Outcome::AllEnded {
@@ -57,16 +54,16 @@ pub(super) fn run(arguments: &Arguments) -> Result<Run, Failure> {
             child.wait(Some(Instant::now() + FAREWELL))?;
         }
     }
-    if let Outcome::Failed(first) = &outcome {
-        await_cause(first, &children)?;
+    if let Outcome::Failed(_) = &outcome {
+        launch::await_cause(&job, &children, plan.losses());
     }
     let report = job.end(GRACE);
     drop(forwarding);
     listener.progress.finish();
     words.try_iter().for_each(|(name, word)| listener.hear(&name, word));
-    match verdict(&outcome, &report) {
-        Some(what) => {
-            Err(Failure::Ended { code: 1, what: format!("demo: {what}; the other processes were ended too") })
+    match verdict(&outcome, &report, &plan, &children) {
+        Some((code, what)) => {
+            Err(Failure::Ended { code, what: format!("demo: {what}; the other processes were ended too") })
         }
         None => listener.conclude(arguments),
     }
@@ -178,34 +175,17 @@ impl Listener {
     }
 }
 
-/// Waits until somebody is seen to have been killed or all have ended, because one that ends from now on may have been
-/// asked to. Whoever failed takes the others along, so this takes no longer than they do.
-fn await_cause(first: &Exit, children: &[Child]) -> Result<(), Failure> {
-    let until = Instant::now() + CAUSE;
-    let mut is_found = is_killed(first);
-    for child in children {
-        if !is_found {
-            is_found = child.wait(Some(until))?.is_some_and(|exit| is_killed(&exit));
-        }
-    }
-    Ok(())
-}
-
-/// Whether a signal ended it that this process has not sent.
-fn is_killed(exit: &Exit) -> bool {
-    exit.is_failure() && matches!(exit.status, Status::Signal(_))
-}
-
-/// One line about a job that did not end well. Who was killed comes before who failed because of that.
-fn verdict(outcome: &Outcome, report: &Report) -> Option<String> {
+/// The exit code, and one line about a job that did not end well.
+fn verdict(outcome: &Outcome, report: &Report, plan: &Plan<'_>, children: &[Child]) -> Option<(u8, String)> {
     if let Outcome::Signal(signal) = outcome {
         let name = signal_name(*signal).map(|name| format!(" ({name})")).unwrap_or_default();
-        return Some(format!("it was asked to end by signal {signal}{name}"));
+        let code = u8::try_from(128 + signal).unwrap_or(u8::MAX);
+        return Some((code, format!("it was asked to end by signal {signal}{name}")));
     }
-    if let Some(killed) = report.exits.iter().find(|exit| is_killed(exit)) {
-        return Some(killed.to_string());
-    }
-    let failure = report.first_failure.as_ref()?;
-    let last = failure.last_stderr_lines.last().map(|line| format!(": {}", one_line(line))).unwrap_or_default();
-    Some(format!("{}{last}", failure.exit))
+    let cause = launch::Cause::find(&report.exits, &plan.losses().known())?;
+    // One line: of what is quoted below it, the last.
+    let told = cause.tell(children);
+    let (head, lines) = told.split_once("; its last lines").unwrap_or((&told, ""));
+    let last = lines.lines().skip(1).last().map(|line| format!(": {}", one_line(line))).unwrap_or_default();
+    Some((1, format!("{head}{last}")))
 }

@@ -17,7 +17,7 @@ use crate::Failure;
 use sheave_base::ErrorKind;
 use sheave_nn::{Digits, Schedule};
 use sheave_store::{Compression, Config, Kind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Trains a network on handwritten digits, over a parameter server on this machine.
@@ -163,19 +163,24 @@ fn check_schedule(arguments: &Arguments, digits: &Digits) -> Result<(), Failure>
     schedule.map(drop).map_err(|error| Failure::Usage(format!("--workers {workers} --batch {batch}: {error}")))
 }
 
-/// A place where nothing can be written is found before the work is done.
+/// A place where nothing can be written is found before the work is done, by writing there; what was made for that is
+/// taken away again.
 fn check_folder(arguments: &Arguments) -> Result<(), Failure> {
     let folder = &arguments.out;
-    let existing = folder.ancestors().find(|path| path.as_os_str().is_empty() || path.exists());
-    let existing = existing.filter(|path| !path.as_os_str().is_empty()).unwrap_or(std::path::Path::new("."));
-    let refuse = |why: &str| {
-        let what = format!("--out {}: {} {why}", folder.display(), existing.display());
-        Err(Failure::Usage(format!("{what}; hint: give a folder that you can write to")))
+    let refuse = |what: String| {
+        let hint = "give a folder that you can write to";
+        Err(Failure::Usage(format!("--out {}: {what}; hint: {hint}", folder.display())))
     };
-    match std::fs::metadata(existing) {
-        Ok(found) if !found.is_dir() => refuse("is not a folder"),
-        Ok(_) if rustix::fs::access(existing, rustix::fs::Access::WRITE_OK).is_err() => refuse("cannot be written to"),
-        Ok(_) => Ok(()),
-        Err(_) => refuse("cannot be read"),
+    let is_missing = |path: &&Path| !path.as_os_str().is_empty() && path.symlink_metadata().is_err();
+    let missing: Vec<&Path> = folder.ancestors().take_while(is_missing).collect();
+    let tried = std::fs::create_dir_all(folder).and_then(|()| tempfile::tempfile_in(folder)).map(drop);
+    // The innermost first; one that somebody else uses by now stays.
+    missing.iter().for_each(|path| drop(std::fs::remove_dir(path)));
+    if let Err(error) = tried {
+        return refuse(format!("nothing can be written there: {error}"));
+    }
+    match summary::FILES.into_iter().find(|name| folder.join(name).is_dir()) {
+        Some(name) => refuse(format!("{name} is a folder there")),
+        None => Ok(()),
     }
 }

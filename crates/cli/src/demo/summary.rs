@@ -11,6 +11,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// What is written: the picture and the trace.
+pub(super) const FILES: [&str; 2] = ["learning-curve.svg", "trace.json"];
+
 /// The summary, as `--json` prints it.
 #[derive(Debug, Serialize)]
 struct Summary<'a> {
@@ -49,8 +52,8 @@ pub(super) fn write(arguments: &Arguments, run: &Run, took: Duration) -> Result<
     let mut trace = Vec::new();
     merge(&run.traces, &mut trace)?;
     std::fs::create_dir_all(folder).map_err(|error| unwritten(folder, &error))?;
-    let chart = store(&folder.join("learning-curve.svg"), picture.as_bytes())?;
-    let trace = store(&folder.join("trace.json"), &trace)?;
+    let chart = store(&folder.join(FILES[0]), picture.as_bytes())?;
+    let trace = store(&folder.join(FILES[1]), &trace)?;
     let seconds = last.seconds.max(1e-9);
     let is_distributed = arguments.kind.is_distributed();
     let compression = arguments.compression()?;

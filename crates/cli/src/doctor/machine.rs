@@ -19,6 +19,14 @@ const ARENA_TRIAL_BYTES: usize = 64 << 20;
 /// Fewer descriptors than this leave no room for a job of some dozens of processes.
 const OPEN_FILES_USUAL: u64 = 1024;
 
+/// What one process holds open for itself, and for each peer, rounded up: six ranks on one host that do no more than
+/// meet need 28.
+const OPEN_FILES_OWN: u64 = 16;
+const OPEN_FILES_OF_PEER: u64 = 6;
+
+/// Ranks of one host up to which links to all of them are sure to be made.
+const JOB_RANKS_USUAL: usize = 64;
+
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(super) fn check(settings: &Settings) -> Vec<Finding> {
@@ -26,7 +34,7 @@ pub(super) fn check(settings: &Settings) -> Vec<Finding> {
         settings_in_use(),
         arena(),
         memory(settings),
-        open_files(),
+        open_files(settings),
         cores(settings),
         Finding::of("loopback", loopback(), "does the interface lo exist, and is it up?"),
         Finding::of("bind", bind(settings), "choose an address of this machine with SHEAVE_BIND"),
@@ -112,14 +120,23 @@ fn cgroup_place(line: &str) -> Option<(PathBuf, &str, &'static str)> {
     }
 }
 
-fn open_files() -> Finding {
+fn open_files(settings: &Settings) -> Finding {
     const CHECK: &str = "open files";
     let rustix::process::Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let shown = |limit: Option<u64>| limit.map_or("unlimited".to_owned(), |limit| limit.to_string());
     let fact = format!("{} per process, at most {}", shown(current), shown(maximum));
+    let peers = settings.local_ranks.saturating_sub(1) as u64;
+    let least = OPEN_FILES_OWN + OPEN_FILES_OF_PEER * peers;
     match current {
-        Some(few) if few < OPEN_FILES_USUAL => {
-            Finding::warn(CHECK, fact, format!("raise it with `ulimit -n {OPEN_FILES_USUAL}`; each peer takes some"))
+        // A job of so many would fail when it joins, or later.
+        Some(few) if few < least && settings.local_ranks <= JOB_RANKS_USUAL => Finding::fail(
+            CHECK,
+            fact,
+            format!("{} ranks take {least}; raise it with `ulimit -n`", settings.local_ranks),
+        ),
+        Some(few) if few < least.max(OPEN_FILES_USUAL) => {
+            let wanted = least.max(OPEN_FILES_USUAL);
+            Finding::warn(CHECK, fact, format!("raise it with `ulimit -n {wanted}`; each peer takes some"))
         }
         _ => Finding::ok(CHECK, fact),
     }

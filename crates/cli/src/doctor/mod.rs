@@ -3,6 +3,7 @@
 //! Each check is one line: whether it is well, what was found, and what to do about it. Checks do not depend on each
 //! other, so that one machine's trouble is found in one run.
 
+mod job;
 mod kernel;
 mod links;
 mod machine;
@@ -103,6 +104,7 @@ pub(crate) fn run(arguments: &Arguments) -> std::result::Result<(), Failure> {
     let settings = Settings::from_lookup(|name| std::env::var_os(name))?;
     let mut findings = kernel::check();
     findings.extend(machine::check(&settings));
+    findings.extend(job::check(&settings));
     findings.extend(links::check(&settings));
     findings.extend(tools::check());
     let text = if arguments.json {

@@ -1,7 +1,7 @@
 //! Programs that sheave can do without, and works with where they are.
 
 use super::Finding;
-use sheave_base::Result;
+use sheave_base::{ErrorKind, Result};
 use sheave_process::{Command, Job, Output};
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,8 @@ fn informed(check: &'static str, program: &str, without: &str) -> Finding {
         match version(program) {
             Ok(Some(version)) => version,
             Ok(None) => format!("{program} is found, but does not say its version"),
-            Err(_) => format!("{program} is not found; {without}"),
+            Err(error) if error.kind() == ErrorKind::NotFound => format!("{program} is not found; {without}"),
+            Err(error) => format!("whether there is {program} cannot be said: {}", error.what()),
         },
     )
 }

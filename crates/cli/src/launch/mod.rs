@@ -1,25 +1,42 @@
 //! `sheave launch`: a job of schedulers, servers and workers on this machine, from start to end.
 //!
-//! [`plan`] says who runs with which environment; `sheave_process` starts, watches and ends them, and promises that
-//! nothing is left behind. What remains here is when a job is over, and with which exit code.
+//! [`plan`] says who runs with which environment, [`handed`] what they get besides; `sheave_process` starts, watches
+//! and ends them, and promises that nothing is left behind. What remains here is when a job is over, and with which exit
+//! code; [`cause`] finds who is to blame.
 
+mod cause;
+mod handed;
 mod plan;
 
 use crate::Failure;
+pub(crate) use cause::{Cause, await_cause};
 pub(crate) use plan::Plan;
 pub use plan::variables_of_jobs;
+use sheave_base::limits::{DRAIN_TIMEOUT, WAIT_NOTICE};
 use sheave_base::{Error, ErrorKind};
-use sheave_process::{Child, Colour, Exit, Job, Outcome, Output, Report, Status, signal_name};
+use sheave_process::{Child, Colour, Job, Outcome, Output, Report, Status, signal_name};
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
+
+const DRAIN_TIMEOUT_MS: u64 = DRAIN_TIMEOUT.as_secs() * 1000;
+
+/// Processes that one line names.
+const NAMED_MAX: usize = 8;
+
+/// How often the notes of the processes about each other are read.
+const NOTES_READ: Duration = Duration::from_secs(1);
+
+const SIGKILL: i32 = 9;
 
 /// Runs a command as workers and servers on this machine.
 ///
 /// With servers, one scheduler comes beside them, and all run the same command: it learns from SHEAVE_ROLE what it is.
 /// Without servers there are plain ranks, and rank 0 is where they meet. Each line of output is printed behind the name
-/// of its process; standard input is empty. SIGINT, SIGTERM and SIGHUP are forwarded; a second SIGINT kills. When one
-/// process fails all others are ended, and when all workers have finished the servers are. The exit code is the worst
-/// of the workers', 128 + n after signal n.
+/// of its process; of a line that overwrites itself, as progress bars do, the latest state once a second. Standard
+/// input is empty, unless there is one process alone. SIGINT, SIGTERM and SIGHUP are forwarded; a second SIGINT kills. When
+/// one process fails all others are ended. When all workers have ended well, servers and scheduler end by themselves.
+/// The exit code is that of the process that failed first, by what the processes know of each other; 128 + n after
+/// signal n.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// How many workers run, or plain ranks where there are no servers.
@@ -43,6 +60,11 @@ pub(crate) struct Arguments {
     /// How long a process may take to end once it was asked to, in milliseconds; then it is killed.
     #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(..=3_600_000))]
     grace_ms: u64,
+    /// How long servers and scheduler may take to end by themselves once all workers have ended well, in milliseconds;
+    /// then they are asked to end, and the job has failed. With 0 they are asked to at once, which is no failure.
+    #[arg(long, value_name = "MS", default_value_t = DRAIN_TIMEOUT_MS)]
+    #[arg(value_parser = clap::value_parser!(u64).range(..=86_400_000))]
+    drain_timeout_ms: u64,
     /// The program to run, and its arguments.
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -59,7 +81,8 @@ impl Arguments {
     /// A job of this command, with variables for all of its processes.
     pub(crate) fn of(workers: u32, servers: u32, env: Vec<(String, String)>, command: Vec<OsString>) -> Self {
         let (env_worker, env_server) = (Vec::new(), Vec::new());
-        Self { workers, servers, env, env_worker, env_server, no_dmlc: true, grace_ms: 0, command }
+        let (grace_ms, drain_timeout_ms) = (0, 0);
+        Self { workers, servers, env, env_worker, env_server, no_dmlc: true, grace_ms, drain_timeout_ms, command }
     }
 }
 
@@ -69,27 +92,110 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let plan = Plan::new(arguments)?;
     let job = Job::builder().output(Output::Prefixed { colour: Colour::Auto }).start()?;
     let forwarding = job.forward_signals()?;
-    let children = start(&job, plan)?;
-    let outcome = job.wait_first_failure_or_all(None)?;
-    let report = match outcome {
-        Some(Outcome::Signal(_)) => {
-            // They were told already, each by the signal itself: another would cut short what they do about it.
-            await_all(&children, Instant::now() + grace)?;
-            job.end(Duration::ZERO)
-        }
-        _ => job.end(grace),
-    };
+    let children = start(&job, &plan)?;
+    let mut outcome = await_outcome(&job, &plan)?;
+    let mut cut_off = None;
+    if outcome == Some(Outcome::AllEnded) {
+        outcome = drain(&job, &children, Duration::from_millis(arguments.drain_timeout_ms))?;
+        cut_off = outcome.is_none().then(|| names(living(&children))).filter(|_| arguments.drain_timeout_ms > 0);
+    }
+    if let Some(Outcome::Failed(_)) = outcome {
+        await_cause(&job, &children, plan.losses());
+    }
+    let report = end(&job, &children, grace)?;
     drop(forwarding);
-    match verdict(outcome, &report) {
-        None => Ok(()),
-        Some(what) => Err(Failure::Ended { code: exit_code(&report), what }),
+    let cut_off = cut_off.map(|who| {
+        let after = Duration::from_millis(arguments.drain_timeout_ms);
+        format!(
+            "{who} still ran {after:?} after the last worker, and was ended; hint: --drain-timeout-ms gives more time"
+        )
+    });
+    match verdict(&children, &report, &plan) {
+        Some((code, what)) => Err(Failure::Ended { code, what }),
+        None => cut_off.map_or(Ok(()), |what| Err(Failure::Ended { code: 1, what })),
     }
 }
 
+/// Waits until a process fails, all workers have ended well, or a signal came.
+fn await_outcome(job: &Job, plan: &Plan<'_>) -> Result<Option<Outcome>, Failure> {
+    loop {
+        let outcome = job.wait_first_failure_or_all(Some(Instant::now() + NOTES_READ))?;
+        if outcome.is_some() {
+            return Ok(outcome);
+        }
+        // Notes of many processes in a long job must not fill the pipe.
+        plan.losses().known();
+    }
+}
+
+/// Waits until servers and scheduler have ended by themselves, or a signal came; `None` if some have not in time. One
+/// that fails does not end the others: they may be saving what is theirs.
+fn drain(job: &Job, children: &[Child], timeout: Duration) -> Result<Option<Outcome>, Failure> {
+    let begun = Instant::now();
+    let until = begun + timeout;
+    let outcome = job.wait_all_ended(Some(until.min(begun + WAIT_NOTICE)))?;
+    if outcome.is_some() || timeout <= WAIT_NOTICE {
+        return Ok(outcome);
+    }
+    let who = names(living(children));
+    let limit = until.saturating_duration_since(Instant::now()).as_secs();
+    let hint = "--drain-timeout-ms sets the limit";
+    note(&format!("all workers have ended; waiting for {who} to end, for {limit} s at most; hint: {hint}"));
+    Ok(job.wait_all_ended(Some(until))?)
+}
+
+/// Ends the job, and says whom it had to kill because it did not end when it was asked to.
+fn end(job: &Job, children: &[Child], grace: Duration) -> Result<Report, Failure> {
+    // After a signal they were told already, each by the signal itself: another would cut short what they do about it.
+    let is_told = matches!(job.wait_all_ended(Some(Instant::now())), Ok(Some(Outcome::Signal(_))));
+    let report = if is_told {
+        await_all(children, Instant::now() + grace)?;
+        let late = names(living(children));
+        let report = job.end(Duration::ZERO);
+        tell_killed(&late, grace);
+        report
+    } else {
+        let report = job.end(grace);
+        let killed = |child: &&Child| {
+            let exit = child.exit();
+            exit.is_some_and(|exit| exit.asked_for && exit.status == Status::Signal(SIGKILL))
+        };
+        tell_killed(&names(children.iter().filter(killed)), grace);
+        report
+    };
+    Ok(report)
+}
+
+fn tell_killed(who: &str, grace: Duration) {
+    if !who.is_empty() && !grace.is_zero() {
+        note(&format!(
+            "{who} had not ended {grace:?} after being asked to, and was killed; hint: --grace-ms gives more time"
+        ));
+    }
+}
+
+fn living(children: &[Child]) -> impl Iterator<Item = &Child> {
+    children.iter().filter(|child| child.exit().is_none())
+}
+
+/// Who they are, in one line.
+fn names<'a>(children: impl Iterator<Item = &'a Child>) -> String {
+    let mut names: Vec<String> = children.map(|child| format!("{} (pid {})", child.name(), child.pid())).collect();
+    let more = names.len().saturating_sub(NAMED_MAX);
+    names.truncate(NAMED_MAX);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    names.join(", ") + &more
+}
+
+/// Tells the user what is going on.
+fn note(what: &str) {
+    crate::say(what, true);
+}
+
 /// Starts everybody, as long as all is well.
-pub(crate) fn start(job: &Job, plan: Plan) -> Result<Vec<Child>, Failure> {
+pub(crate) fn start(job: &Job, plan: &Plan<'_>) -> Result<Vec<Child>, Failure> {
     let mut children = Vec::new();
-    for command in plan.into_commands() {
+    for command in plan.commands() {
         let now = Some(Instant::now());
         if matches!(job.wait_first_failure_or_all(now)?, Some(Outcome::Failed(_) | Outcome::Signal(_))) {
             break;
@@ -117,22 +223,25 @@ fn await_all(children: &[Child], deadline: Instant) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What the user is told about a job that did not end well: one line, then the last lines of whoever failed first.
-fn verdict(outcome: Option<Outcome>, report: &Report) -> Option<String> {
-    let by_signal = report.signal.map(|signal| match signal_name(signal) {
-        Some(name) => format!("the job was ended by signal {signal} ({name})"),
-        None => format!("the job was ended by signal {signal}"),
-    });
-    // Whoever was killed by the signal that we forwarded did not fail on its own account.
-    let own_failure = |exit: &Exit| report.signal.is_none_or(|signal| exit.status != Status::Signal(signal));
-    match (outcome, &report.first_failure) {
-        (Some(Outcome::Failed(exit)), Some(failure)) if own_failure(&exit) => Some(failure.to_string()),
-        _ => by_signal.or_else(|| report.trouble.as_ref().map(ToString::to_string)),
+/// The exit code of a job that did not end well, and what the user is told: one line, then the last lines of whoever
+/// failed first.
+fn verdict(children: &[Child], report: &Report, plan: &Plan<'_>) -> Option<(u8, String)> {
+    let cause = Cause::find(&report.exits, &plan.losses().known());
+    // Whoever was killed by the signal that we forwarded did not fail on its own account, even if it got it first.
+    let is_own = |cause: &Cause| report.signal.is_none_or(|signal| cause.exit.status != Status::Signal(signal));
+    if let Some(cause) = cause.filter(is_own) {
+        return Some((exit_code(cause.exit_code()), cause.tell(children)));
     }
+    if let Some(signal) = report.signal {
+        let name = signal_name(signal).map(|name| format!(" ({name})")).unwrap_or_default();
+        return Some((exit_code(128 + signal), format!("the job was ended by signal {signal}{name}")));
+    }
+    report.trouble.as_ref().map(|trouble| (1, trouble.to_string()))
 }
 
-fn exit_code(report: &Report) -> u8 {
-    u8::try_from(report.exit_code()).unwrap_or(u8::MAX).max(1)
+/// Never 0, which would say that all was well.
+fn exit_code(code: i32) -> u8 {
+    u8::try_from(code).unwrap_or(u8::MAX).max(1)
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! Who runs in a job, and with which environment.
 
 use super::Arguments;
+use super::handed::{JobSecret, Losses};
 use crate::Failure;
-use crate::bench::draw_secret;
-use sheave_base::config::{Role, Settings, check_names};
+use sheave_base::config::{LOSSES_VARIABLE, Role, Settings, check_names};
 use sheave_base::secret::{SECRET_FILE_VARIABLE, SECRET_VARIABLE};
 use sheave_base::{limits, port};
 use sheave_process::Command;
@@ -12,7 +12,7 @@ use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 
 /// The variables that a job sets for each of its processes.
-const OWN: [&str; 11] = [
+const OWN: [&str; 13] = [
     "SHEAVE_ROLE",
     "SHEAVE_ROOT",
     "SHEAVE_WORKERS",
@@ -22,9 +22,12 @@ const OWN: [&str; 11] = [
     "SHEAVE_LOCAL_RANK",
     "SHEAVE_LOCAL_RANKS",
     "SHEAVE_NAME",
-    SECRET_VARIABLE,
-    // Not set, but of no effect beside the secret, and another job's.
+    // Not set: the processes of one machine need none, and another job's would lead elsewhere.
+    "SHEAVE_HOST",
     SECRET_FILE_VARIABLE,
+    // Set where there can be no such file; another job's would count before it.
+    SECRET_VARIABLE,
+    LOSSES_VARIABLE,
 ];
 
 /// The same for programs that were written for ps-lite.
@@ -64,11 +67,13 @@ pub(crate) struct Plan<'a> {
     arguments: &'a Arguments,
     members: Vec<Member>,
     root: SocketAddr,
-    secret: String,
+    secret: JobSecret,
+    losses: Losses,
 }
 
 impl<'a> Plan<'a> {
-    /// Checks the command line, finds a free port and draws the job's secret.
+    /// Checks the command line, finds a free port and draws the job's secret, which is lost with the plan: it is to
+    /// outlive the job.
     pub(crate) fn new(arguments: &'a Arguments) -> Result<Self, Failure> {
         let Arguments { workers, servers, env, env_worker, env_server, no_dmlc, .. } = arguments;
         let count = u64::from(*workers) + u64::from(*servers) + u64::from(*servers > 0);
@@ -80,7 +85,8 @@ impl<'a> Plan<'a> {
             check_variables(variables, *no_dmlc)?;
         }
         let members = members(*workers, *servers);
-        Ok(Self { arguments, members, root: free_address()?, secret: draw_secret()? })
+        check_input(arguments, members.len())?;
+        Ok(Self { arguments, members, root: free_address()?, secret: JobSecret::draw()?, losses: Losses::new() })
     }
 
     /// As [`Plan::new`], for a job that meets at this port of loopback, which must be free.
@@ -94,9 +100,13 @@ impl<'a> Plan<'a> {
     }
 
     /// The commands in the order in which they are started: first those that the others look for.
-    pub(crate) fn into_commands(self) -> impl Iterator<Item = Command> + 'a {
-        let members = self.members.clone();
-        members.into_iter().enumerate().map(move |(local_rank, member)| self.command(local_rank, &member))
+    pub(crate) fn commands(&self) -> impl Iterator<Item = Command> {
+        self.members.iter().enumerate().map(|(local_rank, member)| self.command(local_rank, member))
+    }
+
+    /// Whom the processes of the job say they have lost.
+    pub(crate) fn losses(&self) -> &Losses {
+        &self.losses
     }
 
     fn command(&self, local_rank: usize, member: &Member) -> Command {
@@ -108,6 +118,9 @@ impl<'a> Plan<'a> {
         let mut command = Command::new(program).args(rest).name(member.name());
         if matches!(member.role, Role::Scheduler | Role::Server) {
             command = command.background();
+        }
+        if self.members.len() == 1 {
+            command = command.inherit_input();
         }
         if !arguments.no_dmlc {
             // Those of a job around this one would lead elsewhere.
@@ -134,8 +147,9 @@ impl<'a> Plan<'a> {
             ("SHEAVE_LOCAL_RANK", local_rank.to_string()),
             ("SHEAVE_LOCAL_RANKS", self.members.len().to_string()),
             ("SHEAVE_NAME", member.name()),
-            ("SHEAVE_SECRET", self.secret.clone()),
+            self.secret.variable(),
         ];
+        variables.extend(self.losses.variable());
         if member.role == Role::Rank {
             variables.push(("SHEAVE_WORLD_SIZE", workers.to_string()));
         } else {
@@ -172,6 +186,22 @@ fn members(workers: u32, servers: u32) -> Vec<Member> {
         return several(Role::Rank, workers).collect();
     }
     several(Role::Scheduler, 1).chain(several(Role::Server, servers)).chain(several(Role::Worker, workers)).collect()
+}
+
+/// An interpreter that is told to read its program from standard input would find nothing there and end well.
+fn check_input(arguments: &Arguments, processes: usize) -> Result<(), Failure> {
+    let [program, rest @ ..] = arguments.command.as_slice() else { return Ok(()) };
+    let name = std::path::Path::new(program).file_name().unwrap_or(program).to_string_lossy();
+    let interprets =
+        name.starts_with("python") || ["sh", "bash", "dash", "zsh", "perl", "ruby", "node"].contains(&&*name);
+    if processes == 1 || !interprets || !(rest.is_empty() || rest == ["-"]) {
+        return Ok(());
+    }
+    let line = arguments.command.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
+    let hint = "write the program into a file, or launch one process";
+    Err(Failure::Usage(format!(
+        "{line} reads its program from standard input, which {processes} processes cannot share; hint: {hint}"
+    )))
 }
 
 /// A mistake in a setting is found here, before it is found by every process.

@@ -385,7 +385,7 @@ impl Shared {
         if let Some(call) = call {
             let origin = self.node.link(call.link).map(|link| link.peer().clone()).ok();
             let origin = origin.and_then(|peer| peer.node).and_then(|node| self.member(node)).map(Member::peer);
-            call.answered(message, brought, origin);
+            call.answered(message, brought, origin, |error| self.note_error(error));
         }
     }
 

@@ -45,7 +45,14 @@ impl Pending {
         }
     }
 
-    pub(super) fn answered(mut self, message: Message, brought: Brought, origin: Option<Peer>) {
+    /// Ends with the answer. An error in it is shown to `note` before.
+    pub(super) fn answered(
+        mut self,
+        message: Message,
+        brought: Brought,
+        origin: Option<Peer>,
+        note: impl FnOnce(&Error),
+    ) {
         let asked_for_tensors = !self.places.is_empty() && !self.is_landing;
         let outcome = match (self.refusal.take(), decode(message, brought)) {
             (_, Err(error)) => Err(match origin {
@@ -59,6 +66,9 @@ impl Pending {
             )),
             (None, Ok(answer)) => Ok(answer),
         };
+        if let Err(error) = &outcome {
+            note(error);
+        }
         self.end(outcome);
     }
 

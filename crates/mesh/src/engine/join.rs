@@ -151,6 +151,11 @@ impl Engine {
         }
     }
 
+    /// At the coordinator of a join that is not over: who is missing, from where the others came, who did not get in.
+    pub fn missing_at_rendezvous(&mut self) -> Option<String> {
+        (self.config.hosts && self.joining().is_some()).then(|| self.missing())
+    }
+
     /// Who is missing, from where the others came, and who did not get in.
     fn missing(&mut self) -> String {
         let expected = self.config.expected;
