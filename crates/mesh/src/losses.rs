@@ -1,8 +1,8 @@
 //! Notes about lost peers for the launcher of this process, who is to blame the one that ended first.
 //!
-//! A note is written when a link ends, when a member says that it failed, when the mesh has agreed that one is gone, and
-//! when an error about a lost member is about to be handed to somebody: always before an operation of this node fails
-//! for it. So whoever sees this process end because of that finds the note already there.
+//! A note is written when a link ends, when a member says that it failed, when the mesh has agreed that one is gone,
+//! and when an error about a lost member is about to be handed to somebody: always before an operation of this node
+//! fails for it. So whoever sees this process end because of that finds the note already there.
 
 use crate::driver::Shared;
 use parking_lot::Mutex;

@@ -33,7 +33,7 @@ foreign! {
         "DMLC_NODE_RANK": "The group: the rank is this times the group size, plus `STEPMESH_GPU` and the offset.",
         "STEPMESH_GPU": "The local rank within a group; needed where groups have more than one process.",
         "DMLC_RANK_OFFSET": "Added to a rank that comes from `DMLC_NODE_RANK`.",
-        "DMLC_NODE_HOST": "The host that the others are told, and that is listened at with `SHEAVE_INSECURE` and no `SHEAVE_BIND`.",
+        "DMLC_NODE_HOST": "The host that others are told, listened at with `SHEAVE_INSECURE` and no `SHEAVE_BIND`.",
         "DMLC_INTERFACE": "The network interface to be reached at.",
         "DMLC_LOCAL": "Whether all processes are on one host: `1` or `0`.",
     }

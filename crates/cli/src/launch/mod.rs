@@ -1,8 +1,8 @@
 //! `sheave launch`: a job of schedulers, servers and workers on this machine, from start to end.
 //!
 //! [`plan`] says who runs with which environment, [`handed`] what they get besides; `sheave_process` starts, watches
-//! and ends them, and promises that nothing is left behind. What remains here is when a job is over, and with which exit
-//! code; [`cause`] finds who is to blame.
+//! and ends them, and promises that nothing is left behind. What remains here is when a job is over, and with which
+//! exit code; [`cause`] finds who is to blame.
 
 mod cause;
 mod handed;
@@ -33,10 +33,10 @@ const SIGKILL: i32 = 9;
 /// With servers, one scheduler comes beside them, and all run the same command: it learns from SHEAVE_ROLE what it is.
 /// Without servers there are plain ranks, and rank 0 is where they meet. Each line of output is printed behind the name
 /// of its process; of a line that overwrites itself, as progress bars do, the latest state once a second. Standard
-/// input is empty, unless there is one process alone. SIGINT, SIGTERM and SIGHUP are forwarded; a second SIGINT kills. When
-/// one process fails all others are ended. When all workers have ended well, servers and scheduler end by themselves.
-/// The exit code is that of the process that failed first, by what the processes know of each other; 128 + n after
-/// signal n.
+/// input is empty, unless there is one process alone. SIGINT, SIGTERM and SIGHUP are forwarded; a second SIGINT kills.
+/// When one process fails all others are ended. When all workers have ended well, servers and scheduler end by
+/// themselves. The exit code is that of the process that failed first, by what the processes know of each other;
+/// 128 + n after signal n.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// How many workers run, or plain ranks where there are no servers.
