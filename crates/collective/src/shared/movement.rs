@@ -278,20 +278,37 @@ fn tables(run: &Run) -> Result<Vec<Vec<usize>>> {
     if run.header.kind != Kind::AllToAllV {
         return Ok(vec![Vec::new(); size]);
     }
-    let table = |seat: usize, first: usize| -> Vec<usize> {
+    let table = |seat: usize, first: usize| -> Result<Vec<usize>> {
         let lengths = run.board().seats[seat].desk.words().payload(run.sequence).cast::<u64>();
         // SAFETY: every rank has written both its tables before it entered, and leaves them until all have finished.
-        (first..first + size).map(|at| unsafe { lengths.add(at).read() as usize }).collect()
+        let lengths = (first..first + size).map(|at| unsafe { lengths.add(at).read() });
+        credible(run.board().seats[seat].rank, lengths)
     };
-    let sent: Vec<_> = (0..size).map(|seat| table(seat, 0)).collect();
-    for (by, expected) in (0..size).map(|seat| (seat, table(seat, size))) {
-        for (from, (sent, expected)) in sent.iter().zip(expected).enumerate() {
+    let sent = (0..size).map(|seat| table(seat, 0)).collect::<Result<Vec<_>>>()?;
+    for by in 0..size {
+        for (from, (sent, expected)) in sent.iter().zip(table(by, size)?).enumerate() {
             if sent[by] != expected {
                 return Err(differs(&run.header, [from, by], [sent[by], expected], run.sequence));
             }
         }
     }
     Ok(sent)
+}
+
+/// The lengths that another rank has written, if no memory is too short for all of them: then no sum of some of them
+/// wraps around. Whether they are inside what it has shown is seen when they are looked for there.
+fn credible(rank: u32, lengths: impl Iterator<Item = u64>) -> Result<Vec<usize>> {
+    let mut total = 0_u64;
+    let mut checked = Vec::new();
+    for length in lengths {
+        total = total.saturating_add(length);
+        if total > isize::MAX as u64 {
+            let what = format!("rank {rank} has entered all_to_all_v with {total} bytes, more than any memory has");
+            return Err(Error::new(ErrorKind::Protocol, what));
+        }
+        checked.push(length as usize);
+    }
+    Ok(checked)
 }
 
 #[cold]
@@ -302,4 +319,75 @@ fn differs(header: &Header, [from, by]: [usize; 2], bytes: [usize; 2], sequence:
         "rank {from} sends {dtype}[{sent}] to rank {by}, which expects {dtype}[{expected}], sequence {sequence}"
     );
     Error::new(ErrorKind::Mismatch, what).operation("all_to_all_v")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::{Job, Pieces};
+    use crate::memory::Region;
+    use crate::operation::Form;
+    use crate::shared::board::{Board, Seat, TensorWords};
+    use crate::shared::desk::Entry;
+    use crate::table::Algorithm;
+    use sheave_tensor::{Arena, ArenaConfig, Dtype, Tensor};
+    use std::sync::Arc;
+    use std::task::Poll;
+
+    /// Two ranks of one process; the second one enters with whatever lengths a test gives it.
+    fn entered_with(sent: [u64; 2], received: [u64; 2]) -> Result<()> {
+        let arena = Arena::new(ArenaConfig { capacity_bytes: 16 << 20, ..ArenaConfig::default() });
+        let desks = [0, 1].map(|_| TensorWords::memory(&arena).expect("there is room"));
+        let board = |index: usize| {
+            let seat = |rank: u32| Seat::new(rank, desks[rank as usize].clone(), None).expect("it is a desk");
+            Arc::new(Board::new(index, vec![seat(0), seat(1)], arena.clone(), Arc::default()))
+        };
+        let (liar, honest) = (board(0), board(1));
+        let header = Header {
+            kind: Kind::AllToAllV,
+            operator: None,
+            dtype: Dtype::U8,
+            root: 0,
+            form: Form::One,
+            tensors: 0,
+            count: 0,
+            digest: 0,
+            table: 0,
+            rank: 1,
+            part: 0,
+        };
+        let [input, output] = [0, 1].map(|_| Tensor::from_slice(&[1_u8; 64], [64]).expect("memory"));
+        let read = Region::reading(&input, "test").expect("free");
+        let written = Region::writing(&output, "test").expect("free");
+        let pieces = Pieces { sent: vec![0..32, 32..64], received: vec![0..32, 32..64], differ: true };
+        let job = Job { pieces: Some(pieces), ..Job::of(Some(&read), Some(&written), None, None) };
+        let mut run = Run::new(honest, 0, header, job, Algorithm::Direct);
+        let mut moved = false;
+        assert!(run.poll(&mut moved).is_pending(), "the other one has not entered");
+        let lengths = liar.own().words().payload(0).cast::<u64>();
+        for (at, length) in sent.into_iter().chain(received).enumerate() {
+            // SAFETY: the slot is this rank's alone until it has entered, and longer than that.
+            unsafe { lengths.add(at).write(length) };
+        }
+        let own = run.board().own().entered(0).expect("nobody overtakes").expect("it has entered").0;
+        // It names its input as its output, so that what it sends lies where the other one would look.
+        liar.enter(0, &Entry { words: own.words, ..own }).expect("it is whole");
+        match run.poll(&mut moved) {
+            Poll::Ready(outcome) => outcome,
+            Poll::Pending => Ok(()),
+        }
+    }
+
+    #[test]
+    fn f11_lengths_that_wrap_around_are_refused_before_anything_is_touched() {
+        entered_with([32, 32], [32, 32]).expect("the lengths fit");
+        let below = 4096_u64.wrapping_neg();
+        // What it sends to itself nobody else expects; so the place of all that follows would lie before its memory.
+        for (sent, received) in [([below, 32], [below, 32]), ([u64::MAX, 32], [u64::MAX, 32])] {
+            let error = entered_with(sent, received).expect_err("no memory is that long");
+            assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
+        }
+        let error = entered_with([32, 31], [32, 32]).expect_err("32 bytes are expected");
+        assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
+    }
 }
