@@ -96,6 +96,7 @@ impl State {
         if is_alone && !run.ends_in_links() {
             let mut begun = None;
             match spin(&self.hub, &mut run, &mut begun) {
+                Poll::Ready(Ok(())) if run.ends_in_links() => {}
                 Poll::Ready(Ok(())) => return Work::ready(terms.operation, Ok(())),
                 Poll::Ready(Err(error)) => {
                     drop(run);

@@ -7,7 +7,8 @@
 //!    themselves.
 //! 4. *Agreement*: the entries of all others are awaited, in the order of ranks, and compared; nothing moves before all
 //!    have entered and mean the same.
-//! 5. *Work*: [`super::flat`], [`super::reduction`] or [`super::movement`].
+//! 5. *Work*: [`super::flat`], [`super::reduction`] or [`super::movement`]; links, where the table says so or a rank
+//!    has said in its entry that its arena has no room for a window.
 //! 6. *Over*: the slot may be used again.
 //!
 //! **Whoever returns ok has the whole result**: flat results are computed from entries that are all there; the others
@@ -40,6 +41,8 @@ const RESIDENCE_MASK: u64 = 0xff << RESIDENCE_SHIFT;
 const FORM_SHIFT: u32 = 4;
 const INPUT_IS_SHOWN: u64 = 1;
 const OUTPUT_IS_SHOWN: u64 = 2;
+/// This rank has no memory that others can map, so links carry the operation for all.
+const NEEDS_LINKS: u64 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
@@ -131,9 +134,15 @@ impl Run {
         (residence & INPUT_IS_SHOWN != 0, residence & OUTPUT_IS_SHOWN != 0)
     }
 
-    /// Whether only the agreement is made on the board, and links do the rest.
+    /// Whether only the agreement is made on the board, and links do the rest. Where a rank lacks memory for a window
+    /// that is known when all have entered.
     pub(crate) fn ends_in_links(&self) -> bool {
-        !self.algorithm.needs_one_host()
+        !self.algorithm.needs_one_host() || self.lacks_a_window()
+    }
+
+    fn lacks_a_window(&self) -> bool {
+        self.algorithm == Algorithm::Direct
+            && self.entries.iter().any(|entry| entry.header[0] >> RESIDENCE_SHIFT & NEEDS_LINKS != 0)
     }
 
     /// Whom it waits for, of those that have not entered.
@@ -220,14 +229,16 @@ impl Run {
             || kind == Kind::Reduce && self.header.root != self.header.rank;
         let needs_window = matches!(input, Some(None)) || reduces && lends_result;
         if needs_window && self.size() > 1 {
-            let bytes = super::window_bytes(self.size());
-            let window = Region::scratch(&self.board.arena, bytes)?;
-            let exposure = self.board().expose(&window).ok_or_else(|| {
-                Error::new(ErrorKind::LimitExceeded, format!("the arena has no room for a window of {bytes} bytes"))
-                    .hint("raise the arena's capacity, or let tensors go")
-            })?;
-            self.window = Some(window);
-            self.exposed.push(exposure);
+            match self.make_window()? {
+                Some((window, exposure)) => {
+                    self.window = Some(window);
+                    self.exposed.push(exposure);
+                }
+                None => {
+                    self.residence = NEEDS_LINKS;
+                    return Ok(());
+                }
+            }
         }
         let mut words = [0; 4];
         let window = self.exposed.first().map_or([0; 2], |exposure| exposure.words);
@@ -244,6 +255,12 @@ impl Run {
             job.input = Some(copy);
         }
         Ok(())
+    }
+
+    /// Memory through which others reach this rank's, unless the arena has no room for it.
+    fn make_window(&self) -> Result<Option<(Region, Exposure)>> {
+        let window = Region::scratch(&self.board.arena, super::window_bytes(self.size()))?;
+        Ok(self.board().expose(&window).map(|exposure| (window, exposure)))
     }
 
     fn enter(&mut self) -> Result<()> {
@@ -331,6 +348,9 @@ impl Run {
 
     /// None while a segment is not known here yet.
     fn begin_work(&self) -> Result<Option<Data>> {
+        if self.lacks_a_window() {
+            return Ok(Some(Data::Elsewhere));
+        }
         match (self.algorithm, self.header.kind) {
             (Algorithm::Flat, _) | (Algorithm::Direct, Kind::Barrier) => Ok(Some(Data::Flat)),
             (Algorithm::Direct, Kind::AllReduce | Kind::Reduce | Kind::ReduceScatter) => {
