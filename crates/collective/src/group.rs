@@ -49,7 +49,7 @@ const VERDICT_PATIENCE: Duration = Duration::from_millis(300);
 
 /// What sorts of messages a group has: those of its collectives, and what [`mail`] sends.
 const COLLECTIVE_SORTS: [u64; 2] = [exchange::SORT, setup::SORT];
-const MESSAGE_SORTS: [u64; 3] = [mail::OFFERS, mail::ANSWERS, mail::BYTES];
+const MESSAGE_SORTS: [u64; 4] = [mail::OFFERS, mail::ANSWERS, mail::BYTES, mail::WITHDRAWALS];
 
 /// Keys of messages lie above all sequence numbers.
 const MESSAGES: u64 = 1 << 63;
@@ -245,16 +245,19 @@ impl State {
     }
 
     /// What the steps of a task come to. What failed because a link has ended waits for the verdict of the members.
-    async fn judged(self: Arc<Self>, key: u64, steps: Steps) -> Result<Rank> {
+    /// The steps hold the group for as long as they need it.
+    async fn judged(state: Weak<Self>, key: u64, steps: Steps) -> Result<Rank> {
         let outcome = steps.await;
         let Err(error) = outcome else { return outcome };
-        let task = self.tasks.lock().get(&key).cloned();
+        let Some(this) = state.upgrade() else { return Err(error) };
+        let task = this.tasks.lock().get(&key).cloned();
         let Some(task) = task.filter(|_| is_echo(&error)) else { return Err(error) };
-        self.look();
-        if self.verdict().is_some_and(|known| !self.was_only_left(&known)) {
+        this.look();
+        if this.verdict().is_some_and(|known| !this.was_only_left(&known)) {
             return Err(error);
         }
-        self.end_with_verdict(&task, error);
+        // The group is kept until this task is ended.
+        this.end_with_verdict(&task, error);
         std::future::pending().await
     }
 
@@ -325,7 +328,7 @@ impl State {
             key,
             operation: terms.operation,
             is_collective: terms.is_collective,
-            steps: Box::pin(Arc::clone(self).judged(key, steps(Arc::clone(&awaited)))),
+            steps: Box::pin(Self::judged(Arc::downgrade(self), key, steps(Arc::clone(&awaited)))),
             awaited,
         };
         let state = Arc::downgrade(self);

@@ -3,6 +3,13 @@
 //! A sender announces every message: its tag, dtype, length, and a number of the sender's own. Short ones bring their
 //! bytes along. The bytes of longer ones follow when the receiver has said that they are awaited, so that they land in
 //! place and never fill the receiver's memory unasked; if they do not fit, that answer is what both sides fail with.
+//!
+//! **A message that is given up** ends at both ends. A sender that has announced one and gives it up before its bytes
+//! go says so (`withdrawal`), in the order of its announcements, and awaits the one answer that every longer message
+//! gets: that it is forgotten; or that its bytes are awaited, for a receive had taken the announcement by then. That
+//! receive is told that they do not come, and takes another message. A receive that is over before it has asked for the
+//! bytes gives the announcement back; if it has asked, they are received and thrown away.
+//!
 //! Announcements of one sender arrive in order and are matched in order: a receive takes the oldest announcement that
 //! fits, and an announcement the oldest receive that it fits.
 //!
@@ -18,8 +25,8 @@ use crate::communicator::Communicator;
 use crate::group::{State, Terms};
 use crate::memory::{Region, places};
 pub(crate) use mailbox::Mail;
-use mailbox::{Found, Look, Next, Turn, Wish};
-use offer::{Offer, announcement, bytes, decode, whole};
+use mailbox::{Found, Look, Next, Place, Turn, Wish};
+use offer::{Offer, announcement, bytes, decode, whole, withdrawal};
 use sheave_base::{Error, ErrorKind, LinkId, Rank, Result, Tag, Work};
 use sheave_net::{Envelope, Message, Outgoing, Wanted, was_closed_in_order};
 use sheave_tensor::{Dtype, ReadLease, Tensor};
@@ -37,9 +44,13 @@ const LOOKS_MAX: usize = 16;
 pub(crate) const OFFERS: u64 = 2;
 pub(crate) const ANSWERS: u64 = 3;
 pub(crate) const BYTES: u64 = 4;
+/// Contexts of what a receive is told whose bytes do not come.
+pub(crate) const WITHDRAWALS: u64 = 6;
 
 pub(crate) const ANYBODY: u32 = u32::MAX;
 const WELCOME: &[u8] = b"";
+/// The answer to a withdrawal that came in time. No phrase about a misfit is that.
+const FORGOTTEN: &[u8] = &[0];
 
 /// Takes announcements in while receives wait and somebody has the group.
 async fn listen(state: Weak<State>) -> Result<Rank> {
@@ -78,7 +89,19 @@ async fn take_next(state: &Weak<State>) -> Result<bool> {
     })
     .await;
     let offer = decode(offer?, size)?;
-    Ok(state.upgrade().is_some_and(|alive| alive.mail.deliver(offer)))
+    let Some(alive) = state.upgrade() else { return Ok(false) };
+    let delivered = alive.mail.deliver(offer);
+    confirm(&alive, delivered.confirms);
+    Ok(delivered.goes_on)
+}
+
+/// Tells a sender that its message is forgotten.
+fn confirm(state: &State, withdrawn: Option<(u32, u64)>) {
+    let Some((rank, serial)) = withdrawn else { return };
+    // It waits for nothing but this, and a link that has ended says the same.
+    if let Some(link) = state.known_link(rank) {
+        let _ = state.hub.node.isend(link, answer(state, serial, FORGOTTEN.to_vec()));
+    }
 }
 
 /// The error of a receive whose sender has left.
@@ -102,10 +125,12 @@ fn look(state: &State, link: LinkId, wish: Wish) -> Option<Box<Offer>> {
         // A time that has passed: it polls for a few microseconds and takes the receive back.
         let message = state.hub.node.recv(wanted, places(None).ok()?, Some(state.mail.begun), None).ok()?;
         let offer = decode(message, state.size()).ok()?;
-        if wish.fits(&offer) {
+        if wish.fits(&offer) && !offer.is_withdrawn {
             return Some(offer);
         }
-        if !state.mail.put_by(offer) {
+        let put_by = state.mail.put_by(offer);
+        confirm(state, put_by.confirms);
+        if !put_by.goes_on {
             return None;
         }
     }
@@ -149,7 +174,7 @@ impl Awaiting {
     }
 
     /// The message, or why none will come.
-    pub(crate) async fn taken(mut self, state: &State, from: u32) -> Result<Message> {
+    pub(crate) async fn taken(&mut self, state: &State, from: u32) -> Result<Message> {
         poll_fn(|context| {
             // Asked first: what a member has sent that has said all is here by then.
             let departure = state.departure(from);
@@ -178,6 +203,10 @@ impl Awaiting {
                 taken => return Poll::Ready(taken),
             }
         }
+    }
+
+    fn is_done(&self) -> bool {
+        self.work.is_done()
     }
 }
 
@@ -213,6 +242,63 @@ fn await_at(state: &State, context: u64, tag: u64, place: Option<&Region>) -> Re
     Awaiting::post(state, wanted, place)
 }
 
+/// A longer message that was announced. Dropped before its bytes go, it is withdrawn.
+struct Announced {
+    state: Arc<State>,
+    to: u32,
+    serial: u64,
+    /// Of the receiver; taken when it has come.
+    answer: Option<Awaiting>,
+    link: Option<LinkId>,
+}
+
+impl Announced {
+    async fn answered(&mut self) -> Result<Message> {
+        let Some(answer) = &mut self.answer else {
+            return Err(Error::new(ErrorKind::Internal, "an announcement is answered twice"));
+        };
+        let message = answer.taken(&self.state, self.to).await;
+        self.answer = None;
+        message
+    }
+}
+
+impl Drop for Announced {
+    fn drop(&mut self) {
+        let (Some(answer), Some(link)) = (self.answer.take(), self.link) else { return };
+        let (state, to, serial) = (&self.state, self.to, self.serial);
+        if state.broken().is_some() {
+            return;
+        }
+        let news = withdrawal(state.mail.context, state.group.rank().0, serial);
+        let terms = Terms { operation: sheave_base::work::IDLE, limit: None, is_collective: false };
+        if let (Ok(_), Ok((key, _))) = (state.hub.node.isend(link, news), state.reserve(&terms, 1)) {
+            let own = Arc::downgrade(state);
+            drop(state.begin_reserved(terms, key, drop, |_| Box::pin(withdrawn(own, to, serial, answer))));
+        }
+    }
+}
+
+/// Awaits what becomes of a message that was withdrawn. It does not keep the group.
+async fn withdrawn(state: Weak<State>, to: u32, serial: u64, mut answer: Awaiting) -> Result<Rank> {
+    let message = poll_fn(|context| {
+        let Some(alive) = state.upgrade() else {
+            return Poll::Ready(Err(Error::new(ErrorKind::Closed, "the group is gone")));
+        };
+        let departure = alive.departure(to);
+        match answer.poll(&alive, context) {
+            Poll::Pending => departure.map_or(Poll::Pending, |error| Poll::Ready(Err(error))),
+            ready => ready,
+        }
+    })
+    .await?;
+    if let Some(state) = state.upgrade().filter(|_| message.control == WELCOME) {
+        let context = state.context(state.group.rank().0, WITHDRAWALS);
+        hand(&state, to, Outgoing::control(Envelope::data(context, Tag(serial)), Vec::new())).await?;
+    }
+    Ok(Rank(to))
+}
+
 /// Sends a longer message. The lease keeps writers away from the tensor until it is sent.
 async fn send_long(
     state: Arc<State>,
@@ -222,9 +308,23 @@ async fn send_long(
     _lease: ReadLease,
 ) -> Result<Rank> {
     let (me, serial) = (state.group.rank().0, state.mail.next_serial());
-    let answer = await_at(&state, state.context(to, ANSWERS), serial, None)?;
-    hand_in_turn(&state, to, announcement(state.mail.context, me, tag, &tensor, serial), turn).await?;
-    let answer = answer.taken(&state, to).await?;
+    let answer = Some(await_at(&state, state.context(to, ANSWERS), serial, None)?);
+    let mut announced = Announced { state: Arc::clone(&state), to, serial, answer, link: None };
+    let message = announcement(state.mail.context, me, tag, &tensor, serial);
+    if let Some(turn) = turn {
+        // That one before could not be sent is its own affair.
+        let _ = turn.before.await;
+        let link = state.link(to).await?;
+        announced.link = Some(link);
+        let sent = state.hub.node.isend_borrowed(link, message);
+        turn.given.complete(Ok(()));
+        sent?.await?;
+    } else {
+        let link = state.link(to).await?;
+        announced.link = Some(link);
+        state.hub.node.isend_borrowed(link, message)?.await?;
+    }
+    let answer = announced.answered().await?;
     if answer.control != WELCOME {
         return Err(Error::new(ErrorKind::Mismatch, String::from_utf8_lossy(&answer.control).into_owned()));
     }
@@ -261,24 +361,89 @@ fn take(offer: &Offer, me: Rank, dtype: Dtype, place: &Region) -> Result<Rank> {
     Ok(Rank(offer.rank))
 }
 
-async fn receive(state: Arc<State>, coming: Work<Box<Offer>>, dtype: Dtype, place: Region) -> Result<Rank> {
-    poll_fn(|context| coming.poll_done(context)).await;
-    take_in(state, coming.taken()?, dtype, place).await
+async fn receive(state: Arc<State>, wish: Wish, coming: Place, dtype: Dtype, place: Region) -> Result<Rank> {
+    let offer = coming.taken().await?;
+    take_in(state, wish, offer, dtype, place).await
 }
 
-async fn take_in(state: Arc<State>, offer: Box<Offer>, dtype: Dtype, place: Region) -> Result<Rank> {
+/// A longer message that a receive has taken. Dropped before its bytes are asked for it is given back, and afterwards
+/// they are thrown away.
+struct Taken {
+    state: Arc<State>,
+    /// Until the bytes are asked for.
+    offer: Option<Box<Offer>>,
+    /// Of the sender, while its bytes may come.
+    awaited: Option<(u32, u64)>,
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        if let Some(offer) = self.offer.take() {
+            return self.state.mail.give_back(offer);
+        }
+        let Some((rank, serial)) = self.awaited.take() else { return };
+        // Its bytes come, or that they do not.
+        for sort in [BYTES, WITHDRAWALS] {
+            if let Ok(coming) = await_at(&self.state, self.state.context(rank, sort), serial, None) {
+                self.state.mail.do_without(coming);
+            }
+        }
+    }
+}
+
+async fn take_in(state: Arc<State>, wish: Wish, mut offer: Box<Offer>, dtype: Dtype, place: Region) -> Result<Rank> {
     let me = state.group.rank();
-    if is_eager(&offer) {
-        return take(&offer, me, dtype, &place);
+    loop {
+        if is_eager(&offer) {
+            return take(&offer, me, dtype, &place);
+        }
+        if let Some(error) = misfit(&offer, me, dtype, &place) {
+            hand(&state, offer.rank, answer(&state, offer.serial, error.what().as_bytes().to_vec())).await?;
+            return Err(error);
+        }
+        let (rank, serial) = (offer.rank, offer.serial);
+        let mut taken = Taken { state: Arc::clone(&state), offer: Some(offer), awaited: None };
+        let mut bytes = await_at(&state, state.context(rank, BYTES), serial, Some(&place))?;
+        let mut withdrawn = await_at(&state, state.context(rank, WITHDRAWALS), serial, None)?;
+        let link = state.link(rank).await?;
+        let asked = state.hub.node.isend_borrowed(link, answer(&state, serial, WELCOME.to_vec()))?;
+        (taken.offer, taken.awaited) = (None, Some((rank, serial)));
+        asked.await?;
+        let has_come = poll_fn(|context| {
+            // Asked first: what a member has sent that has said all is here by then.
+            let departure = state.departure(rank);
+            if let Poll::Ready(come) = bytes.poll(&state, context) {
+                return Poll::Ready(come.map(|_| true));
+            }
+            if let Poll::Ready(news) = withdrawn.poll(&state, context) {
+                return Poll::Ready(news.map(|_| false));
+            }
+            departure.map_or(Poll::Pending, |error| Poll::Ready(Err(error)))
+        });
+        let has_come = has_come.await;
+        taken.awaited = None;
+        if has_come? {
+            return Ok(Rank(rank));
+        }
+        drop((bytes, taken));
+        offer = next(&state, wish).await?;
     }
-    if let Some(error) = misfit(&offer, me, dtype, &place) {
-        hand(&state, offer.rank, answer(&state, offer.serial, error.what().as_bytes().to_vec())).await?;
-        return Err(error);
+}
+
+/// The next announcement for a receive whose message was withdrawn.
+async fn next(state: &Arc<State>, wish: Wish) -> Result<Box<Offer>> {
+    let (found, must_listen) = state.mail.find_again(wish);
+    if must_listen {
+        start_listener(state);
     }
-    let bytes = await_at(&state, state.context(offer.rank, BYTES), offer.serial, Some(&place))?;
-    hand(&state, offer.rank, answer(&state, offer.serial, WELCOME.to_vec())).await?;
-    bytes.taken(&state, offer.rank).await?;
-    Ok(Rank(offer.rank))
+    match found {
+        Found::Offer(offer) => Ok(offer),
+        Found::Coming(coming) => {
+            let coming = coming.of(state);
+            state.look_for_departures();
+            coming.taken().await
+        }
+    }
 }
 
 impl Communicator {
@@ -321,7 +486,13 @@ impl Communicator {
         let sent = state.hub.node.isend_borrowed(link, message);
         match &sent {
             Ok(work) if work.is_done() && work.result().is_some_and(|sent| sent.is_ok()) => Work::ready(NAME, Ok(())),
-            _ => state.begin_reserved(terms, key, drop, |_| Box::pin(async move { sent?.await.map(|()| to) })),
+            _ => state.begin_reserved(terms, key, drop, |_| {
+                Box::pin(async move {
+                    // Until it ends nothing else may hold the group.
+                    let _group = own;
+                    sent?.await.map(|()| to)
+                })
+            }),
         }
     }
 
@@ -346,18 +517,19 @@ impl Communicator {
         };
         let is_pair = self.size() == 2;
         let from = from.or_else(|| is_pair.then(|| Rank(1 - self.rank().0)));
-        let own = Arc::clone(&state);
-        match find(&state, Wish { from, tag }) {
+        let (own, wish) = (Arc::clone(&state), Wish { from, tag });
+        match find(&state, wish) {
             Found::Offer(offer) if is_eager(&offer) => match take(&offer, self.rank(), dtype, &place) {
                 Ok(rank) => Work::ready(NAME, Ok(rank)),
                 Err(error) => state.begin_reserved(terms, key, |rank| rank, |_| Box::pin(async { Err(error) })),
             },
             Found::Offer(offer) => {
-                state.begin_reserved(terms, key, |rank| rank, |_| Box::pin(take_in(own, offer, dtype, place)))
+                state.begin_reserved(terms, key, |rank| rank, |_| Box::pin(take_in(own, wish, offer, dtype, place)))
             }
             Found::Coming(coming) => {
+                let coming = coming.of(&state);
                 state.look_for_departures();
-                state.begin_reserved(terms, key, |rank| rank, |_| Box::pin(receive(own, coming, dtype, place)))
+                state.begin_reserved(terms, key, |rank| rank, |_| Box::pin(receive(own, wish, coming, dtype, place)))
             }
         }
     }

@@ -6,17 +6,26 @@
 //! wait. Whoever ceases to listen hands over to a task if receives wait by then. When as many announcements wait for
 //! receives as may, the others stay with their senders' links, and each further receive takes in one more.
 
+use super::Awaiting;
 use super::offer::Offer;
+use crate::group::State;
 use parking_lot::Mutex;
 use sheave_base::work::{Completer, pair};
-use sheave_base::{Error, LinkId, Rank, Work};
+use sheave_base::{Error, ErrorKind, LinkId, Rank, Result, Work};
 use std::collections::{BTreeMap, VecDeque};
+use std::future::poll_fn;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 /// Announcements that wait for a receive.
 const OFFERS_MAX: usize = 1024;
+
+/// Receives in place of others that were over when they had asked for the bytes: one for the bytes, and one for the
+/// news that they do not come. What comes for older ones stays with the node, within its limits for what nobody has
+/// asked for.
+const UNWANTED_MAX: usize = 64;
 
 /// After so many receives in a row for which it was in vain, looking whether the message comes at once is tried now and
 /// then only.
@@ -40,7 +49,46 @@ impl Wish {
 
 struct Waiter {
     wish: Wish,
-    offer: Completer<Box<Offer>>,
+    offer: Completer<()>,
+    slot: Arc<Mutex<Slot>>,
+}
+
+/// Where an announcement lies that a receive gets.
+enum Slot {
+    Empty,
+    Full(Box<Offer>),
+    /// The receive has it, or is over.
+    Closed,
+}
+
+/// The place of a receive in the queue. An announcement that comes when the receive is over is given back.
+pub(super) struct Place {
+    state: Weak<State>,
+    ready: Work<()>,
+    slot: Arc<Mutex<Slot>>,
+}
+
+impl Place {
+    pub(super) async fn taken(&self) -> Result<Box<Offer>> {
+        poll_fn(|context| self.ready.poll_done(context)).await;
+        match std::mem::replace(&mut *self.slot.lock(), Slot::Closed) {
+            Slot::Full(offer) => Ok(offer),
+            Slot::Empty | Slot::Closed => Err(self.ready.taken().err().unwrap_or_else(Self::gone)),
+        }
+    }
+
+    fn gone() -> Error {
+        Error::new(ErrorKind::Internal, "an announcement was taken twice")
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let slot = std::mem::replace(&mut *self.slot.lock(), Slot::Closed);
+        if let (Slot::Full(offer), Some(state)) = (slot, self.state.upgrade()) {
+            state.mail.give_back(offer);
+        }
+    }
 }
 
 pub(crate) struct Mail {
@@ -50,6 +98,8 @@ pub(crate) struct Mail {
     pub(super) begun: Instant,
     inner: Mutex<Inner>,
     serial: AtomicU64,
+    /// Receives of bytes that nobody wants any more.
+    unwanted: Mutex<VecDeque<Awaiting>>,
     /// Of each member to which sends wait for a link or for each other: when the last of them is given to the link.
     lanes: Mutex<BTreeMap<u32, Work<()>>>,
 }
@@ -92,19 +142,47 @@ pub(super) enum Next {
     Looks(Look),
 }
 
+/// A place in the queue, which [`Waiting::of`] makes one of a group's.
+pub(super) struct Waiting(Work<()>, Arc<Mutex<Slot>>);
+
+impl Waiting {
+    pub(super) fn of(self, state: &Arc<State>) -> Place {
+        Place { state: Arc::downgrade(state), ready: self.0, slot: self.1 }
+    }
+}
+
 /// What a receive finds.
 pub(super) enum Found {
     /// The oldest announcement that fits.
     Offer(Box<Offer>),
     /// Nothing yet; it waits.
-    Coming(Work<Box<Offer>>),
+    Coming(Waiting),
+}
+
+/// An announcement and the receive that gets it.
+type Met = Option<(Waiter, Box<Offer>)>;
+
+/// What becomes of what came.
+pub(super) struct Delivered {
+    /// Whether whoever listens is to go on.
+    pub(super) goes_on: bool,
+    /// Who must be told that its message of this serial number is withdrawn.
+    pub(super) confirms: Option<(u32, u64)>,
 }
 
 impl Inner {
-    fn wait(&mut self, wish: Wish) -> Work<Box<Offer>> {
-        let (completer, work) = pair("recv");
-        self.waiters.push_back(Waiter { wish, offer: completer });
-        work
+    fn take_in(&mut self, offer: Box<Offer>) -> (Met, Option<(u32, u64)>) {
+        if !offer.is_withdrawn {
+            return (self.meet(offer), None);
+        }
+        let confirms = self.withdraw(&offer).then_some((offer.rank, offer.serial));
+        (None, confirms)
+    }
+
+    fn wait(&mut self, wish: Wish) -> Waiting {
+        let (waiter, waiting) = waiter(wish);
+        self.waiters.push_back(waiter);
+        waiting
     }
 
     /// Sets out to listen where receives wait and nobody does; true if the caller must see to it.
@@ -114,8 +192,15 @@ impl Inner {
         must
     }
 
+    /// Forgets an announcement that a receive could still take. False if there is none.
+    fn withdraw(&mut self, withdrawal: &Offer) -> bool {
+        let is_meant = |offer: &Offer| offer.rank == withdrawal.rank && offer.serial == withdrawal.serial;
+        let at = self.offers.iter().position(|offer| is_meant(offer) && !super::is_eager(offer));
+        at.and_then(|at| self.offers.remove(at)).is_some()
+    }
+
     /// Finds the oldest receive that an announcement fits, or keeps it.
-    fn meet(&mut self, offer: Box<Offer>) -> Option<(Waiter, Box<Offer>)> {
+    fn meet(&mut self, offer: Box<Offer>) -> Met {
         self.links.insert(offer.rank, offer.message.source);
         self.waiters.retain(|waiter| waiter.offer.is_awaited());
         let at = self.waiters.iter().position(|waiter| waiter.wish.fits(&offer));
@@ -140,14 +225,26 @@ impl Inner {
     }
 }
 
-/// Completes a receive's wait with no lock held.
-fn tell(met: Option<(Waiter, Box<Offer>)>) {
-    if let Some((waiter, offer)) = met {
-        waiter.offer.complete(Ok(offer));
-    }
+fn waiter(wish: Wish) -> (Waiter, Waiting) {
+    let (completer, work) = pair("recv");
+    let slot = Arc::new(Mutex::new(Slot::Empty));
+    (Waiter { wish, offer: completer, slot: Arc::clone(&slot) }, Waiting(work, slot))
 }
 
 impl Mail {
+    /// Completes a receive's wait with no lock held. If that is over by now the announcement is given back.
+    fn tell(&self, met: Met) {
+        let Some((waiter, offer)) = met else { return };
+        let mut slot = waiter.slot.lock();
+        if matches!(*slot, Slot::Empty) {
+            *slot = Slot::Full(offer);
+            drop(slot);
+            return waiter.offer.complete(Ok(()));
+        }
+        drop(slot);
+        self.give_back(offer);
+    }
+
     /// Of a group whose announcements have this context.
     pub(crate) fn new(context: u64) -> Self {
         Self {
@@ -155,6 +252,7 @@ impl Mail {
             begun: Instant::now(),
             inner: Mutex::default(),
             serial: AtomicU64::new(0),
+            unwanted: Mutex::default(),
             lanes: Mutex::default(),
         }
     }
@@ -192,6 +290,47 @@ impl Mail {
         Next::Takes(Found::Coming(inner.wait(wish)), inner.must_listen())
     }
 
+    /// As [`Mail::find`], for a receive whose message was withdrawn: it is older than those that wait.
+    pub(super) fn find_again(&self, wish: Wish) -> (Found, bool) {
+        let mut inner = self.inner.lock();
+        let at = inner.offers.iter().position(|offer| wish.fits(offer));
+        let found = match at.and_then(|at| inner.offers.remove(at)) {
+            Some(offer) => Found::Offer(offer),
+            None => {
+                let (waiter, waiting) = waiter(wish);
+                inner.waiters.push_front(waiter);
+                Found::Coming(waiting)
+            }
+        };
+        (found, inner.must_listen())
+    }
+
+    /// Gives back an announcement that a receive had taken which is over. It is older than those that wait.
+    pub(super) fn give_back(&self, offer: Box<Offer>) {
+        let mut inner = self.inner.lock();
+        inner.waiters.retain(|waiter| waiter.offer.is_awaited());
+        let at = inner.waiters.iter().position(|waiter| waiter.wish.fits(&offer));
+        let met = match at.and_then(|at| inner.waiters.remove(at)) {
+            Some(waiter) => Some((waiter, offer)),
+            None => {
+                inner.offers.push_front(offer);
+                None
+            }
+        };
+        drop(inner);
+        self.tell(met);
+    }
+
+    /// Takes in what comes for a receive that is over.
+    pub(super) fn do_without(&self, coming: Awaiting) {
+        let mut unwanted = self.unwanted.lock();
+        unwanted.retain(|coming| !coming.is_done());
+        unwanted.push_back(coming);
+        let oldest = if unwanted.len() > UNWANTED_MAX { unwanted.pop_front() } else { None };
+        drop(unwanted);
+        drop(oldest);
+    }
+
     /// A receive ceases to listen, with what it found, perhaps after it gave way, or to wait. True if the caller must
     /// start the listener.
     pub(super) fn cease(&self, wish: Wish, found: Option<Box<Offer>>, gave_way: bool) -> (Found, bool) {
@@ -207,25 +346,27 @@ impl Mail {
 
     /// Hands an announcement to the oldest receive that it fits, if there is one. True when the listener is to go on:
     /// a receive waits, and there is room for another announcement. Else nobody listens any more.
-    pub(super) fn deliver(&self, offer: Box<Offer>) -> bool {
+    ///
+    /// A withdrawal ends the announcement that it is about, unless a receive has taken that one.
+    pub(super) fn deliver(&self, offer: Box<Offer>) -> Delivered {
         let mut inner = self.inner.lock();
-        let met = inner.meet(offer);
+        let (met, confirms) = inner.take_in(offer);
         inner.is_listening = !inner.waiters.is_empty() && inner.offers.len() < OFFERS_MAX;
         let goes_on = inner.is_listening;
         drop(inner);
-        tell(met);
-        goes_on
+        self.tell(met);
+        Delivered { goes_on, confirms }
     }
 
     /// As [`Mail::deliver`], for a receive that listens and has no use for it, and that listens on. False when there is
     /// no room for another one.
-    pub(super) fn put_by(&self, offer: Box<Offer>) -> bool {
+    pub(super) fn put_by(&self, offer: Box<Offer>) -> Delivered {
         let mut inner = self.inner.lock();
-        let met = inner.meet(offer);
-        let has_room = inner.offers.len() < OFFERS_MAX;
+        let (met, confirms) = inner.take_in(offer);
+        let goes_on = inner.offers.len() < OFFERS_MAX;
         drop(inner);
-        tell(met);
-        has_room
+        self.tell(met);
+        Delivered { goes_on, confirms }
     }
 
     /// Ends the receives that only members could end that are gone. All that they have announced was delivered before.

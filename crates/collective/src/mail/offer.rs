@@ -2,13 +2,18 @@
 //!
 //! A short message that is not empty is its own announcement: its tensor, with tag and sender in the envelope, where
 //! data messages have no other use for correlation and epoch. Without a control part a link takes it in its shortest
-//! form. Any other announcement is a control part of [`OFFER_BYTES`]; an empty message is no more than that.
+//! form. Any other announcement is a control part of [`OFFER_BYTES`]; an empty message is no more than that. So is the
+//! news that a longer one, which was announced before, does not come.
 
 use sheave_base::{Error, ErrorKind, Result, Tag};
 use sheave_net::{Envelope, Message, Outgoing, Part};
 use sheave_tensor::{Dtype, Mode, Tensor};
 
 const OFFER_BYTES: usize = 32;
+/// Where in an announcement stands what it is.
+const SORT_AT: usize = 5;
+const ANNOUNCED: u8 = 0;
+const WITHDRAWN: u8 = 1;
 
 /// A message that is announced.
 #[derive(Debug)]
@@ -19,6 +24,8 @@ pub(super) struct Offer {
     pub(super) count: u64,
     /// By which the bytes of a longer one are asked for.
     pub(super) serial: u64,
+    /// The message of that serial number does not come after all.
+    pub(super) is_withdrawn: bool,
     /// Its bytes, if they came along.
     pub(super) message: Message,
 }
@@ -34,10 +41,19 @@ pub(super) fn whole(context: u64, rank: u32, tag: u64, tensor: &Tensor) -> Outgo
 
 /// A message whose bytes are asked for by `serial`.
 pub(super) fn announcement(context: u64, rank: u32, tag: u64, tensor: &Tensor, serial: u64) -> Outgoing {
+    offer(context, rank, [tensor.dtype().code(), ANNOUNCED], [tag, tensor.elements() as u64, serial])
+}
+
+/// The news that the message of this serial number does not come.
+pub(super) fn withdrawal(context: u64, rank: u32, serial: u64) -> Outgoing {
+    offer(context, rank, [Dtype::U8.code(), WITHDRAWN], [0, 0, serial])
+}
+
+fn offer(context: u64, rank: u32, [dtype, sort]: [u8; 2], numbers: [u64; 3]) -> Outgoing {
     let mut bytes = Vec::with_capacity(OFFER_BYTES);
     bytes.extend(rank.to_le_bytes());
-    bytes.extend([tensor.dtype().code(), 0, 0, 0]);
-    [tag, tensor.elements() as u64, serial].iter().for_each(|number| bytes.extend(number.to_le_bytes()));
+    bytes.extend([dtype, sort, 0, 0]);
+    numbers.iter().for_each(|number| bytes.extend(number.to_le_bytes()));
     Outgoing::control(Envelope::data(context, Tag(0)), bytes)
 }
 
@@ -55,14 +71,19 @@ pub(super) fn decode(message: Message, size: u32) -> Result<Box<Offer>> {
         [part] if message.control.is_empty() => {
             let (dtype, count) = (part.dtype(), part.elements() as u64);
             let Envelope { correlation, epoch, .. } = message.envelope;
-            Offer { rank: epoch, tag: correlation, dtype, count, serial: 0, message }
+            Offer { rank: epoch, tag: correlation, dtype, count, serial: 0, is_withdrawn: false, message }
         }
         _ => {
             let bytes: &[u8; OFFER_BYTES] = message.control.as_slice().try_into().map_err(|_| strange())?;
             let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
             let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
             let dtype = Dtype::from_code(bytes[4]).ok_or_else(strange)?;
-            Offer { rank: word(0), tag: long(8), dtype, count: long(16), serial: long(24), message }
+            let is_withdrawn = match bytes[SORT_AT] {
+                ANNOUNCED => false,
+                WITHDRAWN => true,
+                _ => return Err(strange()),
+            };
+            Offer { rank: word(0), tag: long(8), dtype, count: long(16), serial: long(24), is_withdrawn, message }
         }
     };
     if offer.rank < size { Ok(Box::new(offer)) } else { Err(strange()) }
