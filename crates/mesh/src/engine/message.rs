@@ -1,6 +1,6 @@
 //! What engines say to each other, what they are told, and what they ask for.
 
-use super::member::{Introduction, Member};
+use super::member::{Expected, Introduction, Member};
 use serde::{Deserialize, Serialize};
 use sheave_base::clock::Time;
 use sheave_base::{Epoch, Error, ErrorKind, NodeId, Result};
@@ -49,8 +49,8 @@ pub struct Death {
 /// A message between two engines. All but those of the rendezvous carry the sender's epoch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
-    /// To the coordinator: who I am. Repeated with each beat until it is answered.
-    Introduce(Introduction),
+    /// To the coordinator: who I am, and how many I was told to expect. Repeated with each beat until it is answered.
+    Introduce(Introduction, Expected),
     /// From the coordinator: heard you; who is missing.
     Waiting {
         /// A phrase for the joiner's error, should its deadline pass.
@@ -208,7 +208,7 @@ impl Message {
     #[must_use]
     pub fn epoch(&self) -> Option<Epoch> {
         match self {
-            Self::Introduce(_) | Self::Waiting { .. } | Self::Refuse { .. } | Self::Welcome { .. } => None,
+            Self::Introduce(..) | Self::Waiting { .. } | Self::Refuse { .. } | Self::Welcome { .. } => None,
             Self::Beat { epoch, .. }
             | Self::Accuse { epoch, .. }
             | Self::Leave { epoch }

@@ -9,6 +9,7 @@
 //! Every node sends `Introduce` to the coordinator and repeats it with each beat. The coordinator answers `Waiting`
 //! (who is missing), `Refuse`, or, once all are there, `Welcome` with the table. It alone makes the table, once,
 //! from what it was told, so everybody begins [`FIRST_EPOCH`] with the same members. It names those who have no name.
+//! A node that was told to expect other numbers belongs to another mesh: it is refused, and so is everybody else.
 //!
 //! # Suspicion
 //!
@@ -384,7 +385,9 @@ impl Engine {
         match (&self.phase, message) {
             (Phase::Failed(_), _) => {}
             (Phase::Joining(_), message) => self.receive_joining(from, message),
-            (Phase::Active, Message::Introduce(introduction)) => self.introduced(from, introduction),
+            (Phase::Active, Message::Introduce(introduction, expected)) => {
+                self.introduced(from, introduction, expected);
+            }
             (Phase::Active, message) if self.member(from).is_some() => self.receive_active(from, message),
             (Phase::Active, _) | (Phase::Left, Message::Commit { .. }) => {}
             (Phase::Left, message) if message.epoch().is_some() && from != self.me && self.member(from).is_some() => {
@@ -438,7 +441,7 @@ impl Engine {
             Message::Accept { ballot, deaths, .. } => self.accept(from, ballot, deaths),
             Message::Accepted { ballot, .. } => self.accepted(from, ballot),
             Message::Rejected { promised, .. } => self.rejected(promised),
-            Message::Introduce(_) | Message::Waiting { .. } | Message::Refuse { .. } | Message::Welcome { .. } => {}
+            Message::Introduce(..) | Message::Waiting { .. } | Message::Refuse { .. } | Message::Welcome { .. } => {}
             Message::Beat { answer: true, .. } => {}
         }
     }
