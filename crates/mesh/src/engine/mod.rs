@@ -425,8 +425,10 @@ impl Engine {
             Message::Broken { group, by_death, kind, about, reason, failed_from, .. } => {
                 let cause = if by_death { ErrorKind::PeerLost } else { kind };
                 // After a leave barriers may still be released, until the first member says that they are not.
-                let is_first = self.nodes_of(group).and_then(<[NodeId]>::first) == Some(&from);
-                if !by_death || is_first || !self.has_left_in_order(about) {
+                let first = self.nodes_of(group).map(<[NodeId]>::first);
+                // Who has not made the group may be that first member.
+                let is_told = first.is_none_or(|first| first == Some(&from));
+                if !by_death || is_told || !self.has_left_in_order(about) {
                     self.told_broken(from, group, cause, about, reason);
                 }
                 self.failed_from(group, failed_from);
