@@ -3,9 +3,10 @@
 A `Mesh` is the processes of a job, as one of them; `init` joins the one that the environment describes, whoever has
 launched it, and remembers it as the default. Its `Group` of all members, `mesh.world`, and every other group have the
 collective operations, which the functions of this module do for the default mesh: `all_reduce`, `broadcast`,
-`all_gather` and the like. Arrays are whatever speaks the buffer protocol or DLPack, such as numpy's and torch's; they
-are used where they lie, and results come back as what was put in. An operation waits, or is a `Work` that can be waited
-for, awaited and cancelled.
+`all_gather` and the like. These act on the members of this process's role, which `mesh.rank` and `mesh.size` count: in
+a worker on the workers, not on servers and the scheduler. Arrays are whatever speaks the buffer protocol or DLPack,
+such as numpy's and torch's; they are used where they lie, and results come back as what was put in. An operation waits,
+or is a `Work` that can be waited for, awaited and cancelled.
 
 >>> import numpy as np, sheave
 >>> with sheave.init() as mesh:

@@ -511,7 +511,8 @@ def test_servers_and_workers_have_groups_of_their_own(start):
                 mesh.until_gone()
             else:
                 group = mesh.role_group()
-                print(mesh.role, mesh.role_rank, mesh.rank, group.all_reduce(np.ones(1), timeout=20)[0])
+                total = group.all_reduce(np.ones(1), timeout=20)[0]
+                print(mesh.role, mesh.role_rank, mesh.rank, mesh.size, mesh.world.rank, mesh.world.size, total)
                 group.barrier()
     """
     root = free_root()
@@ -522,4 +523,4 @@ def test_servers_and_workers_have_groups_of_their_own(start):
         for role, number in places
     ]
     said = sorted(line for one in programs for line in one.succeed().splitlines())
-    assert said == ["server 0 1 1.0", "worker 0 2 2.0", "worker 1 3 2.0"]
+    assert said == ["server 0 0 1 1 4 1.0", "worker 0 0 2 2 4 2.0", "worker 1 1 2 3 4 2.0"]

@@ -179,6 +179,19 @@ def test_servers_run_what_is_given():
     assert "ValueError: a server's" in str(caught.value)
 
 
+def act_among_workers():
+    mesh = sheave.default_mesh()
+    total = sheave.all_reduce(np.array([mesh.rank + 1.0]), timeout=20)[0]
+    sheave.barrier(timeout=20)
+    pair = mesh.group([1, 0], "pair")
+    return mesh.rank, mesh.size, mesh.world.rank, mesh.world.size, total, pair.rank
+
+
+def test_f65_functions_without_a_group_act_among_workers():
+    results = sheave.spawn(act_among_workers, 2, servers=1)
+    assert results == [(0, 2, 2, 4, 3.0, 1), (1, 2, 3, 4, 3.0, 0)]
+
+
 def test_a_failure_names_its_rank_and_has_its_traceback():
     with pytest.raises(sheave.Remote, match="rank-1 failed") as caught:
         sheave.spawn(fail_at, 3, (1,))

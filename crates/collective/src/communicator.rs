@@ -9,7 +9,7 @@ use sheave_tensor::{Dtype, Tensor};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Groups that one node has made for operations: more are a leak.
+/// Groups at a time that one node has for operations, or others still have: more are a leak.
 const GROUPS_MAX: usize = 4096;
 
 /// Collective operations on one node of a mesh: where its groups come from. Clones are handles to the same.
@@ -63,11 +63,12 @@ impl Collectives {
         Hub::new(mesh, table).map(Self)
     }
 
-    /// The operations of a group. Nobody else is asked. Handles of the same group share its sequence numbers.
+    /// The operations of a group. Nobody else is asked. Handles of the same group share its sequence numbers. What a
+    /// group needs, shared memory above all, is given back when all its members have dropped their handles.
     ///
     /// # Errors
     ///
-    /// `LimitExceeded` for too many groups. A group with a dead member is made, and its operations fail.
+    /// `LimitExceeded` for too many groups at a time. A group with a dead member is made, and its operations fail.
     pub fn group(&self, group: &Group) -> Result<Communicator> {
         Communicator::of(&self.0, group)
     }
@@ -90,7 +91,8 @@ impl std::fmt::Debug for Collectives {
 /// **Calls.** All members make the same calls in the same order. Each call returns a [`sheave_base::Work`]: `wait` on
 /// it blocks until this rank's part is done, from any thread. A call itself may work for as long as a wait spins, and
 /// have ended when it returns. Several operations may be in flight; they are numbered in the order of the calls and end
-/// independently. Dropping a work does not end its operation. Ranks are ranks of the group.
+/// independently. Dropping a work does not end its operation. Ranks are ranks of the group. The barriers of its
+/// [`Group`] are in the same order as its operations.
 ///
 /// **Tensors** are flat: shapes do not matter, numbers of elements do. They are borrowed until the work ends: nobody
 /// may write what an operation reads, nor touch what it writes (`BufferInUse`). Input and output may be the same tensor
@@ -117,12 +119,16 @@ impl Communicator {
             return Ok(Self { state, limit: None });
         }
         if groups.len() >= GROUPS_MAX {
-            let what = format!("this node has made {GROUPS_MAX} groups for collective operations");
-            return Err(Error::new(ErrorKind::LimitExceeded, what).operation("group"));
+            groups.retain(|_, known| known.record.strong_count() > 0);
         }
-        let lasting = groups.get(&group.id()).map_or_else(Arc::default, |known| Arc::clone(&known.lasting));
-        let state = State::new(Arc::clone(hub), group.clone(), Arc::clone(&lasting));
-        groups.insert(group.id(), Known { state: Arc::downgrade(&state), group: group.clone(), lasting });
+        if groups.len() >= GROUPS_MAX {
+            let what = format!("{GROUPS_MAX} groups are there for collective operations on this node or on others");
+            let error = Error::new(ErrorKind::LimitExceeded, what).operation("group").group(group.label());
+            return Err(error.hint("let groups go, on all their members"));
+        }
+        let state = State::new(Arc::clone(hub), group.clone());
+        let record = Arc::downgrade(group.record());
+        groups.insert(group.id(), Known { state: Arc::downgrade(&state), record });
         drop(groups);
         // What broke it in between was told to those that were known.
         state.look();
@@ -202,7 +208,7 @@ impl Communicator {
         let own = [color.map_or(-1, i64::from), key];
         let input = Tensor::from_slice(&own, [2])?;
         let all = Tensor::private(Dtype::I64, [2 * u64::from(self.size())])?;
-        let number = self.mesh()?.next_number(&format!("split {}", self.state.group.id()));
+        let number = self.state.group.record().next_split();
         self.all_gather(&input, &all).wait()?;
         let Some(color) = color else { return Ok(None) };
         let told = all.to_vec::<i64>()?;
@@ -214,7 +220,10 @@ impl Communicator {
         members.sort_unstable();
         let ranks: Vec<Rank> = members.into_iter().map(|(_, rank)| Rank(rank)).collect();
         let label = format!("{}/split {number}/{color}", self.state.group.label());
-        self.subgroup(&label, &ranks).map(Some)
+        let made = self.subgroup(&label, &ranks)?;
+        // While it lives its label means it, so this group goes on counting.
+        made.state.keep_parent(&self.state.group);
+        Ok(Some(made))
     }
 
     /// The group of the survivors after a death, once all agree who they are. Blocks until then.

@@ -54,22 +54,26 @@ const MESSAGE_SORTS: [u64; 4] = [mail::OFFERS, mail::ANSWERS, mail::BYTES, mail:
 /// Keys of messages lie above all sequence numbers.
 const MESSAGES: u64 = 1 << 63;
 
-/// What a group goes on with when its handles are dropped and it is made again.
+/// What a group goes on with when its handles are dropped and it is made again, until all members have dropped theirs:
+/// the mesh keeps it beside the group's numbers.
 #[derive(Default)]
 pub(crate) struct Lasting {
-    /// How many collectives this node has begun.
-    begun: AtomicU64,
     /// Set when the ranks have found out whether they share memory; what none could have fails operations.
     board: OnceLock<Option<Arc<Board>>>,
     /// What finds that out.
     setup: Mutex<Option<Work<()>>>,
 }
 
-impl Lasting {
-    pub(crate) fn begun(&self) -> u64 {
-        self.begun.load(SeqCst)
+impl Drop for Lasting {
+    fn drop(&mut self) {
+        // No operation of this node is under way, and others may wait until it says so.
+        if let Some(board) = self.board() {
+            board.break_up();
+        }
     }
+}
 
+impl Lasting {
     pub(crate) fn board(&self) -> Option<&Arc<Board>> {
         self.board.get()?.as_ref()
     }
@@ -97,6 +101,8 @@ pub(crate) struct State {
     links: Vec<OnceLock<LinkId>>,
     driver: Arc<dyn Drive>,
     pub(crate) mail: crate::mail::Mail,
+    /// The group that this one was split off.
+    parent: OnceLock<Group>,
 }
 
 /// What finds out whether the ranks of a group share memory is called so where people look on, but not in errors.
@@ -111,7 +117,8 @@ pub(crate) struct Terms {
 }
 
 impl State {
-    pub(crate) fn new(hub: Arc<Hub>, group: Group, lasting: Arc<Lasting>) -> Arc<Self> {
+    pub(crate) fn new(hub: Arc<Hub>, group: Group) -> Arc<Self> {
+        let lasting = group.record().keep();
         let links = (0..group.size()).map(|_| OnceLock::new()).collect();
         let mail = mail::Mail::new(digest([group.id().0, mail::OFFERS, u64::from(mail::ANYBODY)]));
         let state = Arc::new_cyclic(|me: &Weak<Self>| Self {
@@ -129,6 +136,7 @@ impl State {
             hosts: Mutex::default(),
             links,
             mail,
+            parent: OnceLock::new(),
         });
         state.look();
         state
@@ -136,6 +144,11 @@ impl State {
 
     pub(crate) fn size(&self) -> u32 {
         self.links.len() as u32
+    }
+
+    /// Keeps the group that this one was split off from being forgotten.
+    pub(crate) fn keep_parent(&self, parent: &Group) {
+        let _ = self.parent.set(parent.clone());
     }
 
     /// What messages of `sender` are matched by: its group, its rank and what sort they are.
@@ -309,8 +322,11 @@ impl State {
             return Err(error.hint("wait for some of them before starting more"));
         }
         let is_alone = tasks.first_key_value().is_none_or(|(key, _)| *key >= MESSAGES);
-        let counter = if terms.is_collective { &self.lasting.begun } else { &self.messages };
-        Ok((counter.fetch_add(count, SeqCst), is_alone))
+        let number = match terms.is_collective {
+            true => self.group.record().begin_operations(count),
+            false => self.messages.fetch_add(count, SeqCst),
+        };
+        Ok((number, is_alone))
     }
 
     /// As [`State::begin`], with a number that was reserved.
@@ -338,7 +354,10 @@ impl State {
                 state.cancelled(canceller.1);
             }
         });
+        let record = terms.is_collective.then(|| Arc::clone(self.group.record()));
+        record.iter().for_each(|record| record.note_in_flight());
         let task = Task::new(&self.hub, plan, move |outcome| {
+            record.iter().for_each(|record| record.note_ended());
             let outcome = match state.upgrade() {
                 Some(state) => state.ended(key, outcome),
                 None => outcome,

@@ -53,7 +53,7 @@ pub(crate) fn host_of(mesh: &Mesh, state: &State, rank: u32) -> Option<String> {
 
 impl Hosts {
     /// The groups of this rank; none if all ranks are on one host, or no two are.
-    pub(crate) fn of(state: &State) -> Result<Option<Self>> {
+    pub(crate) async fn of(state: &State) -> Result<Option<Self>> {
         let Some(mesh) = state.hub.mesh() else { return Ok(None) };
         let mut members: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
         let mut first: BTreeMap<String, u32> = BTreeMap::new();
@@ -69,19 +69,16 @@ impl Hosts {
             places.push((host, there.len() as u32));
             there.push(rank);
         }
+        drop(mesh);
         if members.len() == 1 || members.len() == state.size() as usize {
             return Ok(None);
         }
-        let group = |label: String, ranks: &[u32]| -> Result<Arc<State>> {
-            let nodes: Vec<_> = ranks.iter().filter_map(|rank| state.group.node(Rank(*rank))).collect();
-            Communicator::of(&state.hub, &mesh.group(&label, &nodes)?).map(|made| Arc::clone(made.state()))
-        };
         let label = state.group.label();
         let (own, at) = places[state.group.rank().0 as usize];
         let here = members.get(&own).map(Vec::as_slice).unwrap_or_default();
-        let host = if here.len() > 1 { Some(group(format!("{label}/host {own}"), here)?) } else { None };
+        let host = if here.len() > 1 { Some(group(state, &format!("{label}/host {own}"), here).await?) } else { None };
         let first: Vec<u32> = members.values().filter_map(|ranks| ranks.first().copied()).collect();
-        let leaders = if at == 0 { Some(group(format!("{label}/leaders"), &first)?) } else { None };
+        let leaders = if at == 0 { Some(group(state, &format!("{label}/leaders"), &first).await?) } else { None };
         Ok(Some(Self { host, leaders, places }))
     }
 
@@ -91,6 +88,16 @@ impl Hosts {
             state.break_because(error, 0);
         }
     }
+}
+
+/// The group of some ranks. It may be waited for, but not on this thread, which polls.
+async fn group(state: &State, label: &str, ranks: &[u32]) -> Result<Arc<State>> {
+    let nodes: Vec<_> = ranks.iter().filter_map(|rank| state.group.node(Rank(*rank))).collect();
+    let mesh = state.hub.mesh().ok_or_else(|| Error::new(ErrorKind::Closed, "this node has left the mesh"));
+    // A task must not keep this node in the mesh while it waits.
+    let (made, ready) = mesh.and_then(|mesh| mesh.begin_group(label, &nodes))?;
+    ready.await?;
+    Communicator::of(&state.hub, &made.renewed()).map(|made| Arc::clone(made.state()))
 }
 
 /// What this rank means in one of the two groups.

@@ -15,7 +15,7 @@ use sheave_base::limits::WAIT_NOTICE;
 use sheave_base::park::Parker;
 use sheave_base::work::{Drive, IDLE, Interrupt, Target};
 use sheave_base::{Error, ErrorKind, LinkId, Result};
-use sheave_mesh::{Attendant, Group, GroupId, Mesh, Request, Service, WeakMesh};
+use sheave_mesh::{Attendant, GroupId, GroupRecord, Mesh, Request, Service, WeakMesh};
 use sheave_net::{Node, Source};
 use sheave_wire::Value;
 use smallvec::SmallVec;
@@ -32,11 +32,10 @@ const SERVICE: &str = "sheave.collective";
 /// How long a member may take to answer that.
 const ANSWER_PATIENCE: Duration = Duration::from_millis(300);
 
-/// A group as the hub knows it. Numbers and board outlive the handles: a group that is made again goes on with them.
+/// A group as the hub knows it, until all its members have dropped it.
 pub(crate) struct Known {
     pub(crate) state: Weak<State>,
-    pub(crate) group: Group,
-    pub(crate) lasting: Arc<Lasting>,
+    pub(crate) record: Weak<GroupRecord>,
 }
 
 pub(crate) struct Hub {
@@ -187,8 +186,8 @@ impl Attendant for Hub {
 
 impl Known {
     fn board_of_dropped(&self) -> Option<Arc<Board>> {
-        let board = self.lasting.board()?;
-        (self.state.strong_count() == 0 && self.group.broken().is_some()).then(|| Arc::clone(board))
+        let record = self.record.upgrade().filter(|record| self.state.strong_count() == 0 && record.is_broken())?;
+        record.kept::<Lasting>()?.board().cloned()
     }
 }
 
@@ -267,7 +266,7 @@ impl Service for Answers {
         let begun = || {
             let Value::Int(id) = request.args else { return None };
             let id = GroupId(u64::from_le_bytes(id.to_le_bytes()));
-            Some(self.0.upgrade()?.groups.lock().get(&id)?.lasting.begun())
+            Some(self.0.upgrade()?.groups.lock().get(&id)?.record.upgrade()?.operations())
         };
         let answer = begun().and_then(|begun| i64::try_from(begun).ok());
         request.reply.value(answer.map_or(Value::None, Value::Int));

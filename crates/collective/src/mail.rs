@@ -80,7 +80,7 @@ async fn take_next(state: &Weak<State>) -> Result<bool> {
         let alive = state.upgrade();
         // Asked first: what a member has sent that has said all is here by then.
         let gone = alive.as_ref().map(|alive| alive.departures()).unwrap_or_default();
-        let Some(alive) = alive else { return coming.poll_alone(context) };
+        let Some(alive) = alive else { return coming.work.poll_done(context).map(|()| coming.work.taken()) };
         let polled = coming.poll(&alive, context);
         if polled.is_pending() && !gone.is_empty() {
             alive.mail.end_hopeless(&gone, size, |rank| departed(&alive, rank));
@@ -186,11 +186,6 @@ impl Awaiting {
         .await
     }
 
-    /// Looks whether the message has come, of a group that nobody holds any more.
-    fn poll_alone(&mut self, context: &mut Context<'_>) -> Poll<Result<Message>> {
-        self.work.poll_done(context).map(|()| self.work.taken())
-    }
-
     fn poll(&mut self, state: &State, context: &mut Context<'_>) -> Poll<Result<Message>> {
         loop {
             if self.work.poll_done(context).is_pending() {
@@ -287,7 +282,9 @@ impl Drop for Announced {
 /// Awaits what becomes of a message that was withdrawn. It does not keep the group.
 async fn withdrawn(state: Weak<State>, to: u32, serial: u64, mut answer: Awaiting) -> Result<Rank> {
     let message = poll_fn(|context| {
-        let Some(alive) = state.upgrade() else { return answer.poll_alone(context) };
+        let Some(alive) = state.upgrade() else {
+            return Poll::Ready(Err(Error::new(ErrorKind::Closed, "the group is gone")));
+        };
         let departure = alive.departure(to);
         match answer.poll(&alive, context) {
             Poll::Pending => departure.map_or(Poll::Pending, |error| Poll::Ready(Err(error))),
@@ -415,17 +412,17 @@ async fn take_in(state: Arc<State>, wish: Wish, mut offer: Box<Offer>, dtype: Dt
         let has_come = poll_fn(|context| {
             // Asked first: what a member has sent that has said all is here by then.
             let departure = state.departure(rank);
-            if let Poll::Ready(message) = bytes.poll(&state, context) {
-                return Poll::Ready(message.map(|_| true));
+            if let Poll::Ready(come) = bytes.poll(&state, context) {
+                return Poll::Ready(come.map(|_| true));
             }
-            match withdrawn.poll(&state, context) {
-                Poll::Ready(message) => Poll::Ready(message.map(|_| false)),
-                Poll::Pending => departure.map_or(Poll::Pending, |error| Poll::Ready(Err(error))),
+            if let Poll::Ready(news) = withdrawn.poll(&state, context) {
+                return Poll::Ready(news.map(|_| false));
             }
+            departure.map_or(Poll::Pending, |error| Poll::Ready(Err(error)))
         });
-        let has_come = has_come.await?;
+        let has_come = has_come.await;
         taken.awaited = None;
-        if has_come {
+        if has_come? {
             return Ok(Rank(rank));
         }
         drop((bytes, taken));

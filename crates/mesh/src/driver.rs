@@ -12,7 +12,7 @@
 use crate::attend::Attendant;
 use crate::call::Calls;
 use crate::departure::Departures;
-use crate::engine::{Effect, Engine, Event, FAILED, Member, Message, OperationId, Outcome};
+use crate::engine::{Effect, Engine, Event, FAILED, GroupId, GroupRecord, Member, Message, OperationId, Outcome};
 use crate::hosts;
 use crate::losses::Losses;
 use crate::reference::{self, References};
@@ -82,6 +82,8 @@ struct Afterwards {
     dead: Vec<(NodeId, String)>,
     departed: Vec<NodeId>,
     failed: Option<Error>,
+    /// What belonged to groups that all members have dropped.
+    forgotten: Vec<Arc<GroupRecord>>,
 }
 
 pub(crate) struct Shared {
@@ -90,6 +92,8 @@ pub(crate) struct Shared {
     config: NodeConfig,
     clock: SystemClock,
     told: Mutex<VecDeque<Told>>,
+    /// Groups of which a handle was dropped, once for each. Nothing hurries.
+    pub(crate) released: Mutex<Vec<GroupId>>,
     /// A word had to stay on its link, because too many wait here.
     choked: AtomicBool,
     state: Mutex<State>,
@@ -129,6 +133,7 @@ impl Shared {
             config,
             clock: SystemClock::default(),
             told: Mutex::default(),
+            released: Mutex::default(),
             choked: AtomicBool::new(false),
             state: Mutex::new(State {
                 engine,
@@ -255,6 +260,10 @@ impl Shared {
             let Some(told) = self.told.lock().pop_front() else { break };
             self.hear(state, told);
         }
+        let released = std::mem::take(&mut *self.released.lock());
+        for group in released {
+            state.engine.release(group);
+        }
         let now = self.clock.now();
         if state.timer.is_none_or(|timer| now >= timer) {
             // A link that stands is watched by its own signs of life; the engine need not ask again.
@@ -266,6 +275,7 @@ impl Shared {
         for effect in state.engine.poll(now) {
             self.perform(state, effect, &mut after);
         }
+        after.forgotten = state.engine.take_forgotten();
         self.ticker.engine_at(state.parting.iter().map(|(until, ..)| *until).chain(state.timer).min());
         self.news.fetch_add(1, SeqCst);
         after
@@ -399,10 +409,18 @@ impl Shared {
             outcome.as_ref().err().into_iter().for_each(|error| self.note_error(error));
             ending(outcome);
         }
+        drop(after.forgotten);
         self.each_attendant(|attendant| attendant.groups_changed());
         if let Some((joining, outcome)) = after.joined {
             joining.complete(outcome);
         }
+    }
+
+    /// Gives back what groups without handles keep, before this node leaves.
+    pub(crate) fn empty_idle_groups(&self) {
+        // Handles that were dropped just now are counted by the first of these turns.
+        self.with_engine(|_, _| ());
+        self.with_engine(|state, _| state.engine.empty_idle_groups());
     }
 
     /// This node is no member any more: its groups are broken, if nothing has broken them before. Operations that
@@ -410,7 +428,10 @@ impl Shared {
     pub(crate) fn end_groups(&self, reason: Error) {
         let _ = self.failure.set(reason);
         self.news.fetch_add(1, SeqCst);
+        let records = self.state.lock().engine.end_records();
         self.each_attendant(|attendant| attendant.groups_changed());
+        // Services may hold what holds this node.
+        drop(records);
     }
 
     /// Why `node` cannot be reached any more, if that is known.

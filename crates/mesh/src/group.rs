@@ -1,7 +1,7 @@
 //! Groups of members, and their barriers.
 
 use crate::driver::Shared;
-use crate::engine::{Event, GroupId, Member, OperationId, Outcome, group_id};
+use crate::engine::{Event, GroupId, GroupRecord, Member, OperationId, Outcome, group_id};
 use crate::mesh::Mesh;
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Rank, Result, Work};
 use std::sync::{Arc, OnceLock};
@@ -10,6 +10,12 @@ use std::time::Duration;
 /// An ordered set of members that do things together. Clones are handles to the same group.
 ///
 /// Ranks in a group are counted from 0 in its own order; [`Group::node`] and [`Group::rank_of`] convert.
+///
+/// **Order.** All members enter a group's barriers and begin its communicator's operations in one order. Of two that
+/// wait for each other because they did not, each gets `Mismatch`.
+///
+/// **Forgetting.** A group that is made again is the same one. When all its members have dropped all their handles it
+/// is forgotten; who makes it then begins anew.
 #[derive(Clone)]
 pub struct Group {
     shared: Arc<Shared>,
@@ -18,15 +24,81 @@ pub struct Group {
     nodes: Arc<[NodeId]>,
     /// Why the group could not be made: a member was gone already.
     refused: Option<Error>,
+    record: Arc<GroupRecord>,
+    /// Held for its drop.
+    _handle: Arc<Handle>,
+}
+
+/// What the engine counts.
+struct Handle {
+    shared: Arc<Shared>,
+    group: GroupId,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // Whoever drops may hold locks, so the engine is told when it next turns.
+        self.shared.released.lock().push(self.group);
+    }
 }
 
 impl Group {
     /// The group that this mesh's engine has made, or makes now: that fails only for dead members, and then so does
-    /// every operation.
-    pub(crate) fn of(mesh: &Mesh, label: &str, nodes: &[NodeId]) -> Self {
+    /// every operation. The work ends when the group may be used, which it may at once unless this node dropped it some
+    /// time ago.
+    pub(crate) fn begin(mesh: &Mesh, label: &str, nodes: &[NodeId]) -> (Self, Work<()>) {
         let shared = Arc::clone(&mesh.shared);
-        let refused = shared.with_engine(|state, _| state.engine.group(label, nodes)).err();
-        Self { shared, id: group_id(label, nodes), label: label.into(), nodes: nodes.into(), refused }
+        let id = group_id(label, nodes);
+        let made = shared.with_engine(|state, _| (state.engine.group(label, nodes).err(), state.engine.hold(id)));
+        let (refused, is_sure) = made;
+        Self::held(shared, id, label.into(), nodes.into(), refused, is_sure)
+    }
+
+    fn held(
+        shared: Arc<Shared>,
+        id: GroupId,
+        label: Arc<str>,
+        nodes: Arc<[NodeId]>,
+        refused: Option<Error>,
+        is_sure: bool,
+    ) -> (Self, Work<()>) {
+        let handle = Arc::new(Handle { shared: Arc::clone(&shared), group: id });
+        // A node that is no member any more is told nothing.
+        let is_sure = is_sure || shared.failure().is_some();
+        let ready = if is_sure { Work::ready("group", Ok(())) } else { Self::confirmed(&shared, id) };
+        let record = shared.look(|engine| engine.record_of(id).cloned()).unwrap_or_default();
+        (Self { shared, id, label, nodes, refused, record, _handle: handle }, ready)
+    }
+
+    fn confirmed(shared: &Arc<Shared>, group: GroupId) -> Work<()> {
+        let (completer, work) = shared.node.pair("group", None);
+        let ending = |outcome: Result<Outcome>| completer.complete(outcome.map(drop));
+        shared.begin(|operation, _| Event::Confirm { operation, group }, ending);
+        work
+    }
+
+    /// As [`Group::begin`]; blocks until the group may be used.
+    pub(crate) fn of(mesh: &Mesh, label: &str, nodes: &[NodeId]) -> Self {
+        let (group, ready) = Self::begin(mesh, label, nodes);
+        if ready.is_done() {
+            return group;
+        }
+        // That it failed says every operation of the group.
+        let _ = ready.wait();
+        group.renewed()
+    }
+
+    /// This group with the record that it has once it may be used.
+    #[must_use]
+    pub fn renewed(mut self) -> Self {
+        self.record = self.shared.look(|engine| engine.record_of(self.id).cloned()).unwrap_or_default();
+        self
+    }
+
+    /// What this node keeps of the group, whatever becomes of the handles, until all members have dropped theirs.
+    #[must_use]
+    pub fn record(&self) -> &Arc<GroupRecord> {
+        &self.record
     }
 
     /// Its identity, the same on every member.
@@ -208,13 +280,11 @@ impl Group {
             return Err(Error::new(ErrorKind::Internal, "a shrink ended without a group"));
         };
         let nodes = self.shared.look(|engine| engine.nodes_of(id).map(<[NodeId]>::to_vec)).unwrap_or_default();
-        Ok(Self {
-            shared: Arc::clone(&self.shared),
-            id,
-            label: Arc::clone(&self.label),
-            nodes: nodes.into(),
-            refused: None,
-        })
+        let is_sure = self.shared.with_engine(|state, _| state.engine.hold(id));
+        let (shared, label) = (Arc::clone(&self.shared), Arc::clone(&self.label));
+        let (group, ready) = Self::held(shared, id, label, nodes.into(), None, is_sure);
+        ready.wait()?;
+        Ok(group.renewed())
     }
 
     /// Forgets the group on this node. Its pending operations end with an error, here and on every member.

@@ -25,7 +25,7 @@ mod weak;
 pub use attend::Attendant;
 pub use call::{Answer, Call, Leases, Reply, Request, Service};
 pub use config::Config;
-pub use engine::{Death, Expected, GroupId, Member, Role};
+pub use engine::{Death, Expected, GroupId, GroupRecord, Member, Role};
 pub use group::Group;
 pub use mesh::Mesh;
 pub use reference::Ref;

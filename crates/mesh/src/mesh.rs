@@ -4,7 +4,7 @@ use crate::attend::Attendant;
 use crate::call::{Answer, Call, Service};
 use crate::config::Config;
 use crate::driver::Shared;
-use crate::engine::{Death, Engine, Event, Member, Outcome, Role};
+use crate::engine::{Death, Engine, Event, Member, Outcome, Role, group_id};
 use crate::group::Group;
 use crate::reference::{Name, Ref};
 use crate::rendezvous;
@@ -226,16 +226,41 @@ impl Mesh {
         self.group(&format!("{role}s"), &nodes)
     }
 
-    /// The group of these nodes in this order. Nobody else is asked: the same label and nodes give the same group
-    /// everywhere, and each of its members makes it for itself.
+    /// The group of these nodes in this order. The same label and nodes give the same group everywhere, and each of its
+    /// members makes it for itself. Nobody else is asked, unless this node has dropped the group some time ago: then
+    /// the first member says whether the others still go on with it.
     ///
     /// # Errors
     ///
     /// `InvalidArgument` if the nodes are not distinct members of the mesh with this one among them; `PeerLost` if one
-    /// of them is dead.
+    /// of them is dead; `LimitExceeded` for too many groups at a time.
     pub fn group(&self, label: &str, nodes: &[NodeId]) -> Result<Group> {
-        self.shared.with_engine(|state, _| state.engine.group(label, nodes))?;
+        self.check_group(label, nodes)?;
         Ok(Group::of(self, label, nodes))
+    }
+
+    /// As [`Mesh::group`], for those who must not block: the work ends when the group may be used, and then
+    /// [`Group::renewed`] is that group.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mesh::group`].
+    pub fn begin_group(&self, label: &str, nodes: &[NodeId]) -> Result<(Group, Work<()>)> {
+        self.check_group(label, nodes)?;
+        Ok(Group::begin(self, label, nodes))
+    }
+
+    /// Makes a group in the engine; one that cannot be had is not kept there.
+    fn check_group(&self, label: &str, nodes: &[NodeId]) -> Result<()> {
+        self.shared.with_engine(|state, _| {
+            let made = state.engine.group(label, nodes);
+            if made.is_err() {
+                let id = group_id(label, nodes);
+                state.engine.hold(id);
+                state.engine.release(id);
+            }
+            made.map(drop)
+        })
     }
 
     /// The next number for something of this sort. All members that make such things in the same order give them the
@@ -417,6 +442,7 @@ impl Mesh {
     /// The first half of [`Mesh::finish`], for those who wait in their own way: the barrier of all members.
     #[must_use]
     pub fn begin_finish(&self) -> Work<()> {
+        self.shared.empty_idle_groups();
         let mut finish = self.shared.finish.lock();
         if let Some(begun) = &*finish {
             return begun.clone();
@@ -519,6 +545,7 @@ impl Owner {
         let timeout = self.shared.node_config().liveness.timeout;
         let begun = Instant::now();
         let outcome = if self.shared.failure().is_none() && !self.shared.table().is_empty() {
+            self.shared.empty_idle_groups();
             self.settle(begun + timeout / 2);
             self.agree_to_leave()
         } else {

@@ -33,7 +33,7 @@ fn no_mesh(py: Python<'_>) -> PyErr {
     errors::to_python(py, &error.hint("call sheave.init() first"))
 }
 
-/// The group that is meant: the one given, or the default mesh's world.
+/// The group that is meant: the one given, or that of this process's role in the default mesh.
 fn within<R>(
     py: Python<'_>,
     group: Option<&Bound<'_, PyGroup>>,
@@ -43,12 +43,13 @@ fn within<R>(
         Some(group) => act(group.get()),
         None => {
             let mesh = mesh::default_mesh(py).ok_or_else(|| no_mesh(py))?;
-            act(mesh.get().world_group(py)?.get())
+            act(mesh.get().default_group(py)?.get())
         }
     }
 }
 
-/// Join a mesh and remember it as the default one, which functions without a group or mesh act on.
+/// Join a mesh and remember it as the default one, which functions without a group or mesh act on: on the members of
+/// this process's role, so among the workers in a worker. All members, servers included, are the group mesh.world.
 ///
 /// Takes the arguments of Mesh. Without any it joins as the environment of whatever launched this process says; a
 /// process that nobody has launched is a mesh of its own. While the default mesh lives, a call without arguments
@@ -97,7 +98,7 @@ fn empty(py: Python<'_>, shape: &Bound<'_, PyAny>, dtype: Option<&Bound<'_, PyAn
     mesh.get().empty(py, shape, dtype)
 }
 
-/// Wait until every member has come here.
+/// Wait until every member of this process's role has come here. See Mesh.barrier for all members.
 ///
 /// >>> sheave.barrier()
 #[pyfunction]

@@ -144,7 +144,8 @@ impl PyGroup {
     #[pyo3(signature = (ranks, label = "group"))]
     fn subgroup(&self, py: Python<'_>, ranks: Vec<u32>, label: &str) -> PyResult<Self> {
         let ranks: Vec<Rank> = ranks.into_iter().map(Rank).collect();
-        let made = self.communicator().or_raise(py)?.subgroup(label, &ranks).or_raise(py)?;
+        let communicator = self.communicator().or_raise(py)?;
+        let made = py.detach(|| communicator.subgroup(label, &ranks)).or_raise(py)?;
         Ok(Self::of(&self.home, made))
     }
 

@@ -128,7 +128,7 @@ pub(crate) struct PyMember {
     name: String,
     /// What it is there for: `worker`, `server`, `scheduler` or `rank`.
     role: String,
-    /// Its rank in the mesh: schedulers first, then servers, workers and plain ranks.
+    /// Its rank among all members: schedulers first, then servers, workers and plain ranks.
     rank: u32,
     /// Its rank among the members of its role.
     role_rank: u32,
@@ -213,6 +213,8 @@ impl PyDeath {
 pub(crate) struct PyMesh {
     home: Arc<Home>,
     world: PyOnceLock<Py<PyGroup>>,
+    /// That of this node's role, where there are several.
+    peers: PyOnceLock<Py<PyGroup>>,
 }
 
 impl PyMesh {
@@ -241,7 +243,7 @@ impl PyMesh {
         });
         let living: std::sync::Weak<Home> = Arc::downgrade(&home);
         life::remember(living);
-        Ok(Self { home, world: PyOnceLock::new() })
+        Ok(Self { home, world: PyOnceLock::new(), peers: PyOnceLock::new() })
     }
 
     fn is_alive(&self) -> bool {
@@ -261,10 +263,27 @@ impl PyMesh {
         Ok(self.world.get_or_init(py, || made))
     }
 
+    /// The group that functions act on which are given none: the members of this node's role.
+    pub(crate) fn default_group(&self, py: Python<'_>) -> PyResult<&Py<PyGroup>> {
+        if let Some(peers) = self.peers.get(py) {
+            return Ok(peers);
+        }
+        let mesh = self.mesh().or_raise(py)?;
+        let role = mesh.me().introduction.role;
+        if mesh.of_role(role).count() == mesh.members().len() {
+            return self.world_group(py);
+        }
+        let group = py.detach(|| mesh.role_group(role)).or_raise(py)?;
+        let made = Py::new(py, PyGroup::new(py, &self.home, &group)?)?;
+        Ok(self.peers.get_or_init(py, || made))
+    }
+
+    /// The member of this node's role that has this rank among them.
     fn node(mesh: &Mesh, rank: u32) -> Result<NodeId> {
-        let found = mesh.members().iter().find(|member| member.rank.0 == rank).map(|member| member.node);
+        let role = mesh.me().introduction.role;
+        let found = mesh.of_role(role).find(|member| member.role_rank == rank).map(|member| member.node);
         found.ok_or_else(|| {
-            let what = format!("rank {rank} is outside a mesh of {}", mesh.members().len());
+            let what = format!("rank {rank} is outside the {} {role}s of the mesh", mesh.of_role(role).count());
             Error::new(ErrorKind::InvalidArgument, what).operation("group")
         })
     }
@@ -325,22 +344,26 @@ impl PyMesh {
         Self::join(py, &place)
     }
 
-    /// This node's rank in the mesh: schedulers first, then servers, workers and plain ranks.
+    /// This node's rank among the members of its role: that of a worker among the workers. Its rank among all members
+    /// is `mesh.world.rank`.
     #[getter]
     fn rank(&self, py: Python<'_>) -> PyResult<u32> {
-        self.me(py, |me| me.rank.0)
+        self.me(py, |me| me.role_rank)
     }
 
-    /// This node's rank among the members of its role.
+    /// The same as `rank`.
     #[getter]
     fn role_rank(&self, py: Python<'_>) -> PyResult<u32> {
         self.me(py, |me| me.role_rank)
     }
 
-    /// The number of members, those who are gone included.
+    /// The number of members of this node's role, those who are gone included: of workers for a worker. That of all
+    /// members is `mesh.world.size`.
     #[getter]
     fn size(&self, py: Python<'_>) -> PyResult<usize> {
-        self.home.table().map(|(_, members)| members.len()).or_raise(py)
+        let table = self.home.table().or_raise(py)?;
+        let role = table.0.introduction.role;
+        Ok(table.1.iter().filter(|member| member.introduction.role == role).count())
     }
 
     /// What this node is there for: "worker", "server", "scheduler" or "rank".
@@ -373,7 +396,7 @@ impl PyMesh {
         !self.is_alive()
     }
 
-    /// The group of all members.
+    /// The group of all members, schedulers and servers included.
     ///
     /// >>> mesh.world.size
     /// 1
@@ -383,9 +406,10 @@ impl PyMesh {
         self.world_group(py).map(|world| world.clone_ref(py))
     }
 
-    /// The group of the members of these mesh ranks, in this order, this node among them. Nobody else is asked.
+    /// The group of the members of these ranks, in this order, this node among them. Nobody else is asked.
     ///
-    /// Every member of the group makes it for itself; the same label and ranks are the same group.
+    /// Ranks are those of this node's role, as `rank` is; members of several roles are a subgroup of mesh.world. Every
+    /// member of the group makes it for itself; the same label and ranks are the same group.
     ///
     /// >>> mesh.group([0], "alone").all_reduce(np.array([3]))
     /// array([3])
@@ -393,7 +417,7 @@ impl PyMesh {
     fn group(&self, py: Python<'_>, ranks: Vec<u32>, label: &str) -> PyResult<PyGroup> {
         let mesh = self.mesh().or_raise(py)?;
         let nodes = ranks.into_iter().map(|rank| Self::node(&mesh, rank)).collect::<Result<Vec<_>>>().or_raise(py)?;
-        let group = mesh.group(label, &nodes).or_raise(py)?;
+        let group = py.detach(|| mesh.group(label, &nodes)).or_raise(py)?;
         PyGroup::new(py, &self.home, &group)
     }
 
@@ -405,7 +429,7 @@ impl PyMesh {
     fn role_group(&self, py: Python<'_>, role: Option<&str>) -> PyResult<PyGroup> {
         let mesh = self.mesh().or_raise(py)?;
         let role = role.map_or(Ok(mesh.me().introduction.role), role_named).or_raise(py)?;
-        let group = mesh.role_group(role).or_raise(py)?;
+        let group = py.detach(|| mesh.role_group(role)).or_raise(py)?;
         PyGroup::new(py, &self.home, &group)
     }
 

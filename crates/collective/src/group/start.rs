@@ -119,13 +119,16 @@ impl State {
     }
 
     /// The groups by which this rank takes part, if there are several hosts, and several ranks on one.
-    fn hosts(&self) -> Result<Option<Arc<Hosts>>> {
-        let mut known = self.hosts.lock();
-        if known.is_none() {
-            *known = Some(Hosts::of(self)?.map(Arc::new));
-        }
-        let hosts = known.clone().flatten();
-        drop(known);
+    async fn hosts(&self) -> Result<Option<Arc<Hosts>>> {
+        let known = self.hosts.lock().clone();
+        let hosts = match known {
+            Some(known) => known,
+            // Operations that begin together find the same groups.
+            None => {
+                let found = Hosts::of(self).await?.map(Arc::new);
+                self.hosts.lock().get_or_insert(found).clone()
+            }
+        };
         // A death before has not seen them.
         if let Some((error, hosts)) = self.broken.get().filter(|error| self.is_death(error)).zip(hosts.as_ref()) {
             hosts.break_because(error);
@@ -218,7 +221,7 @@ async fn over_links(
     have_agreed: bool,
 ) -> Result<Rank> {
     let rank = state.group.rank();
-    let hosts = if have_agreed || state.size() == 1 { None } else { state.hosts()? };
+    let hosts = if have_agreed || state.size() == 1 { None } else { state.hosts().await? };
     let topology = match (have_agreed, &hosts) {
         (true, _) => Topology::Host,
         (false, Some(_)) => Topology::Hosts,

@@ -3,11 +3,13 @@
 //! A group's first member counts who has entered. It belongs to the group, so nothing needs to be handed over when it
 //! dies: the group is broken then like by any other death.
 
-use super::{Death, Effect, Engine, GroupId, Message, OperationId, Outcome};
+use super::handles::Held;
+use super::{Death, Effect, Engine, GroupId, GroupRecord, Message, OperationId, Outcome};
 use sha2::{Digest, Sha256};
 use sheave_base::clock::Time;
 use sheave_base::{Error, ErrorKind, NodeId, Result};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Groups that others use and this node has not made yet; messages about more are forgotten, since they are repeated.
@@ -24,31 +26,41 @@ const BARRIERS_MAX: usize = 4096;
 
 #[derive(Default)]
 pub(super) struct Group {
-    label: String,
+    pub(super) label: String,
     /// Empty until this node makes the group.
-    nodes: Vec<NodeId>,
+    pub(super) nodes: Vec<NodeId>,
     /// The next barrier that this node enters.
-    next_sequence: u64,
+    pub(super) next_sequence: u64,
     /// At the first member: how many barriers everybody has entered.
-    released: u64,
+    pub(super) released: u64,
     /// At the first member: who has entered which barrier.
-    tallies: BTreeMap<u64, Tally>,
-    broken: Option<Broken>,
+    pub(super) tallies: BTreeMap<u64, Tally>,
+    pub(super) broken: Option<Broken>,
     /// From which number on operations of services have failed at some member.
     failed_from: Option<u64>,
+    /// How many handles this node's users have, and what follows from that.
+    pub(super) handles: usize,
+    pub(super) held: Held,
+    pub(super) record: Arc<GroupRecord>,
+    /// At the first member: who has no handle any more, and under which number it said so.
+    pub(super) dropped: BTreeMap<NodeId, u64>,
+    /// How many members a group has that this node has not made, as others say.
+    pub(super) members: u32,
+    /// How far this node was with the last beat, if it waited then.
+    pub(super) waited_at: Option<[u64; 2]>,
 }
 
 #[derive(Clone)]
-struct Broken {
+pub(super) struct Broken {
     error: Error,
     /// Whether a member died or left.
-    by_death: bool,
+    pub(super) by_death: bool,
     /// Who died, left or gave up.
     about: NodeId,
 }
 
 #[derive(Default)]
-struct Tally {
+pub(super) struct Tally {
     members: BTreeSet<NodeId>,
     messages: usize,
 }
@@ -65,6 +77,10 @@ pub(super) enum Pending {
     Shrink {
         group: GroupId,
         begun: Time,
+    },
+    /// A new handle of a group that this node had dropped.
+    Confirm {
+        group: GroupId,
     },
     Leave {
         begun: Time,
@@ -108,6 +124,7 @@ impl Engine {
             let what = format!("group {label} must name distinct members of the mesh, this node among them");
             return Err(Error::new(ErrorKind::InvalidArgument, what));
         }
+        self.check_room(group_id(label, nodes), label)?;
         if let Some(Death { node, left, reason, .. }) = self.deaths.iter().find(|d| distinct.contains(&d.node)) {
             let about = *node;
             let error = if *left { self.departed(about) } else { self.lost(about, reason) };
@@ -117,6 +134,7 @@ impl Engine {
                 group.nodes = nodes.to_vec();
             }
             group.tallies.clear();
+            group.record.note_broken();
             // Everybody learns of the death from the decision.
             group.broken.get_or_insert_with(|| Broken { error: error.clone(), by_death: true, about });
             return Err(error.operation("group").group(label));
@@ -149,7 +167,12 @@ impl Engine {
     pub fn drop_group(&mut self, group: GroupId) {
         let error = Error::new(ErrorKind::Closed, "the group was dropped by this node");
         self.break_group(group, &Broken { error, by_death: false, about: self.me }, self.is_active());
-        self.groups.remove(&group);
+        let handles = self.groups.get(&group).map_or(0, |group| group.handles);
+        self.forget(group);
+        if handles > 0 {
+            // They are still counted, whatever is made in its place.
+            self.groups.insert(group, Group { handles, held: Held::ByHandles, ..Group::default() });
+        }
     }
 
     /// Breaks a group for all its members, because something on it has failed that the engine knows nothing of: the
@@ -245,7 +268,7 @@ impl Engine {
         if self.leaving.is_wished { Err(error()) } else { Ok(()) }
     }
 
-    fn label_of(&self, group: GroupId) -> String {
+    pub(super) fn label_of(&self, group: GroupId) -> String {
         let label = self.groups.get(&group).map(|group| group.label.as_str()).filter(|label| !label.is_empty());
         label.map_or_else(|| group.to_string(), str::to_owned)
     }
@@ -260,7 +283,7 @@ impl Engine {
     pub(super) fn repeat_entries(&mut self) {
         let entries = self.operations.values().filter_map(|pending| match pending {
             Pending::Barrier { group, sequence, .. } => Some((*group, *sequence)),
-            Pending::Shrink { .. } | Pending::Leave { .. } | Pending::Ask { .. } => None,
+            Pending::Shrink { .. } | Pending::Confirm { .. } | Pending::Leave { .. } | Pending::Ask { .. } => None,
         });
         for (group, sequence) in entries.collect::<Vec<_>>() {
             self.send_entry(group, sequence);
@@ -269,7 +292,7 @@ impl Engine {
 
     /// At a group's first member: somebody has entered.
     pub(super) fn entered(&mut self, from: NodeId, id: GroupId, sequence: u64) {
-        if !self.groups.contains_key(&id) && self.unmade_groups() >= UNMADE_GROUPS_MAX {
+        if !self.groups.contains_key(&id) && !self.may_note_unmade() {
             return;
         }
         let epoch = self.epoch;
@@ -317,7 +340,7 @@ impl Engine {
         }
         let passed = |pending: &Pending| match pending {
             Pending::Barrier { group, sequence, .. } => *group == id && *sequence <= through,
-            Pending::Shrink { .. } | Pending::Leave { .. } | Pending::Ask { .. } => false,
+            Pending::Shrink { .. } | Pending::Confirm { .. } | Pending::Leave { .. } | Pending::Ask { .. } => false,
         };
         for operation in self.operations_where(passed) {
             self.complete(operation, Ok(Outcome::Passed));
@@ -328,7 +351,7 @@ impl Engine {
     /// whose deadline has passed.
     pub(super) fn told_broken(&mut self, from: NodeId, id: GroupId, kind: ErrorKind, about: NodeId, reason: String) {
         let by_death = kind == ErrorKind::PeerLost;
-        if !self.groups.contains_key(&id) && self.unmade_groups() >= UNMADE_GROUPS_MAX {
+        if !self.groups.contains_key(&id) && !self.may_note_unmade() {
             return;
         }
         let hint = match by_death {
@@ -435,7 +458,10 @@ impl Engine {
             return;
         }
         group.broken = Some(broken.clone());
+        group.record.note_broken();
         group.tallies.clear();
+        // Whether it is known any more makes no difference.
+        self.end_confirms(id);
         if tell {
             self.tell_broken(id, broken);
         }
@@ -496,7 +522,7 @@ impl Engine {
     pub(super) fn finish_shrinks(&mut self) {
         let shrinks = self.operations.iter().filter_map(|(operation, pending)| match pending {
             Pending::Shrink { group, .. } => Some((*operation, *group)),
-            Pending::Barrier { .. } | Pending::Leave { .. } | Pending::Ask { .. } => None,
+            Pending::Barrier { .. } | Pending::Confirm { .. } | Pending::Leave { .. } | Pending::Ask { .. } => None,
         });
         for (operation, id) in shrinks.collect::<Vec<_>>() {
             let Some(group) = self.groups.get(&id) else { continue };
@@ -527,7 +553,7 @@ impl Engine {
             Some(Pending::Barrier { group, .. }) => {
                 self.break_group(*group, &Broken { error, by_death: false, about: self.me }, true);
             }
-            Some(Pending::Shrink { .. } | Pending::Leave { .. } | Pending::Ask { .. }) => {
+            Some(Pending::Shrink { .. } | Pending::Confirm { .. } | Pending::Leave { .. } | Pending::Ask { .. }) => {
                 self.end_with(operation, &error);
             }
             None => {}
@@ -538,7 +564,7 @@ impl Engine {
         let now = self.now;
         let late = |pending: &Pending| match pending {
             Pending::Barrier { deadline, .. } => deadline.is_some_and(|deadline| now >= deadline),
-            Pending::Shrink { .. } | Pending::Leave { .. } | Pending::Ask { .. } => false,
+            Pending::Shrink { .. } | Pending::Confirm { .. } | Pending::Leave { .. } | Pending::Ask { .. } => false,
         };
         for operation in self.operations_where(late) {
             let Some(Pending::Barrier { group, sequence, deadline, is_late, .. }) = self.operations.get_mut(&operation)
@@ -578,26 +604,29 @@ impl Engine {
     pub(super) fn deadline_timer(&self) -> Option<Time> {
         let deadline = |pending: &Pending| match pending {
             Pending::Barrier { deadline, .. } => *deadline,
-            Pending::Shrink { .. } | Pending::Leave { .. } | Pending::Ask { .. } => None,
+            Pending::Shrink { .. } | Pending::Confirm { .. } | Pending::Leave { .. } | Pending::Ask { .. } => None,
         };
         self.operations.values().filter_map(deadline).min()
     }
 
-    /// Whom our barriers need: their first member, or, at that, those who have entered.
+    /// Whom our barriers need: their first member, who is also asked about groups, or, at that, those who have entered.
     pub(super) fn partners_in_barriers(&self) -> BTreeSet<NodeId> {
         let firsts = self.operations.values().filter_map(|pending| match pending {
-            Pending::Barrier { group, .. } => self.groups.get(group)?.nodes.first().copied(),
+            Pending::Barrier { group, .. } | Pending::Confirm { group } => {
+                self.groups.get(group)?.nodes.first().copied()
+            }
             Pending::Shrink { .. } | Pending::Leave { .. } | Pending::Ask { .. } => None,
         });
         let entered = self.groups.values().flat_map(|group| group.tallies.values()).flat_map(|tally| &tally.members);
         firsts.chain(entered.copied()).collect()
     }
 
-    fn unmade_groups(&self) -> usize {
-        self.groups.values().filter(|group| group.nodes.is_empty()).count()
+    /// Whether there is room for another group that others use and this node has not made yet.
+    pub(super) fn may_note_unmade(&self) -> bool {
+        self.groups.values().filter(|group| group.nodes.is_empty()).count() < UNMADE_GROUPS_MAX
     }
 
-    fn operations_where(&self, wanted: impl Fn(&Pending) -> bool) -> Vec<OperationId> {
+    pub(super) fn operations_where(&self, wanted: impl Fn(&Pending) -> bool) -> Vec<OperationId> {
         self.operations.iter().filter(|(_, pending)| wanted(pending)).map(|(operation, _)| *operation).collect()
     }
 
@@ -612,6 +641,7 @@ impl Engine {
             Pending::Shrink { group, begun } => {
                 (error.clone().operation("shrink").group(self.label_of(*group)), *begun)
             }
+            Pending::Confirm { group } => (error.clone().operation("group").group(self.label_of(*group)), self.now),
             Pending::Leave { begun } => (error.clone().operation("leave"), *begun),
             Pending::Ask { begun, .. } => (error.clone().operation("num_dead_node"), *begun),
         };

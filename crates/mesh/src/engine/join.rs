@@ -1,6 +1,6 @@
 //! Rendezvous: everybody introduces itself to the coordinator, which sends everybody the table.
 
-use super::member::{Introduction, Role, rank_all};
+use super::member::{Expected, Introduction, Role, rank_all};
 use super::{Effect, Engine, Message, Phase};
 use sheave_base::clock::Time;
 use sheave_base::{Error, ErrorKind, NodeId, limits};
@@ -20,16 +20,19 @@ pub(super) struct Joining {
     /// How many strangers were turned away, or how many attempts failed, and why the last one.
     turned: Option<(u64, String)>,
     stash: Vec<(NodeId, Message)>,
+    /// Somebody was told of another mesh, and until when whoever comes is refused because of that.
+    differs: Option<(String, Time)>,
 }
 
 impl Joining {
     pub(super) fn new(now: Time, deadline: Time) -> Self {
         let (joined, stash) = (BTreeMap::new(), Vec::new());
-        Self { deadline, next_beat: now, coordinator: None, joined, missing: None, turned: None, stash }
+        Self { deadline, next_beat: now, coordinator: None, joined, missing: None, turned: None, stash, differs: None }
     }
 
     pub(super) fn next_timer(&self) -> Time {
-        self.deadline.min(self.next_beat)
+        let end = self.differs.as_ref().map_or(self.deadline, |(_, until)| self.deadline.min(*until));
+        end.min(self.next_beat)
     }
 }
 
@@ -38,20 +41,24 @@ impl Engine {
     pub(super) fn poll_joining(&mut self) {
         let now = self.now;
         let (hosts, beat) = (self.config.hosts, self.config.liveness.beat);
-        let introduction = self.config.introduction.clone();
+        let (introduction, expected) = (self.config.introduction.clone(), self.config.expected);
         let me = self.me;
         if hosts && self.joining().is_some_and(|joining| !joining.joined.contains_key(&me)) {
-            self.introduced(self.me, introduction);
+            self.introduced(self.me, introduction, self.config.expected);
             return;
         }
         let Some(joining) = self.joining() else { return };
+        if let Some((what, _)) = joining.differs.clone().filter(|(_, until)| now >= *until) {
+            let error = self.join_error(ErrorKind::Mismatch, what);
+            return self.fail(error);
+        }
         if now >= joining.deadline {
             return self.join_too_late();
         }
         if now >= joining.next_beat {
             joining.next_beat = now.after(beat);
             if let Some(coordinator) = joining.coordinator {
-                self.send(coordinator, Message::Introduce(introduction));
+                self.send(coordinator, Message::Introduce(introduction, expected));
             }
         }
     }
@@ -72,7 +79,7 @@ impl Engine {
         if let Some(joining) = self.joining() {
             joining.coordinator = Some(coordinator);
             joining.next_beat = next_beat;
-            self.send(coordinator, Message::Introduce(introduction));
+            self.send(coordinator, Message::Introduce(introduction, self.config.expected));
         }
     }
 
@@ -81,7 +88,7 @@ impl Engine {
         let Some(joining) = self.joining() else { return };
         let is_coordinator = joining.coordinator == Some(from);
         match message {
-            Message::Introduce(introduction) => self.introduced(from, introduction),
+            Message::Introduce(introduction, expected) => self.introduced(from, introduction, expected),
             Message::Waiting { missing } if is_coordinator => joining.missing = Some(missing),
             Message::Refuse { kind, reason } if is_coordinator => {
                 let error = self.join_error(kind, reason);
@@ -100,11 +107,14 @@ impl Engine {
     }
 
     /// Somebody wants to join, at any time. Only the host of the rendezvous answers.
-    pub(super) fn introduced(&mut self, from: NodeId, introduction: Introduction) {
+    pub(super) fn introduced(&mut self, from: NodeId, introduction: Introduction, told: Expected) {
         if !self.config.hosts {
             return;
         }
         let expected = self.config.expected;
+        if self.joining().is_some_and(|joining| told != expected || joining.differs.is_some()) {
+            return self.numbers_differ(from, &introduction, told);
+        }
         let Some(joining) = self.joining() else {
             // A member whose welcome is on its way repeats itself; anybody else is too late.
             let message = if self.member(from).is_some() {
@@ -130,6 +140,21 @@ impl Engine {
             self.send(member.node, Message::Welcome { table: table.clone() });
         }
         self.begin(table);
+    }
+
+    /// Somebody was told of another mesh than this one. Who is right nobody here knows, so nobody joins: not those who
+    /// have come, and not those who come within the next beat.
+    fn numbers_differ(&mut self, from: NodeId, theirs: &Introduction, told: Expected) {
+        let (own, expected, me) = (&self.config.introduction, self.config.expected, self.me);
+        let what = format!("{theirs} expects {told}, and {own}, the coordinator, expects {expected}");
+        let until = self.now.after(self.config.liveness.beat);
+        let Some(joining) = self.joining() else { return };
+        let (what, _) = joining.differs.get_or_insert((what, until)).clone();
+        let joined = std::mem::take(&mut joining.joined);
+        joining.joined.extend(joined.get(&me).map(|own| (me, own.clone())));
+        for node in joined.into_keys().chain([from]).filter(|node| *node != me) {
+            self.send(node, Message::Refuse { kind: ErrorKind::Mismatch, reason: what.clone() });
+        }
     }
 
     /// A joiner went away again: its place is free for its successor.
@@ -207,6 +232,10 @@ impl Engine {
 
     /// Why this node did not join. Nodes that wait for each other in vain may know different secrets.
     fn join_error(&self, kind: ErrorKind, what: String) -> Error {
+        if kind == ErrorKind::Mismatch {
+            let hint = "start all nodes of a job with the same numbers of ranks, workers and servers";
+            return Error::new(kind, what).operation("join").hint(hint);
+        }
         if kind != ErrorKind::DeadlineExceeded {
             return Error::new(kind, what).operation("join");
         }

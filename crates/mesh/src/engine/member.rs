@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// How many nodes of each role a mesh has when it starts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Expected {
     /// 0 or 1.
     pub schedulers: u32,
@@ -41,6 +41,22 @@ impl Expected {
     #[must_use]
     pub fn total(&self) -> u32 {
         Role::ALL.iter().map(|role| self.of(*role)).fold(0, u32::saturating_add)
+    }
+}
+
+impl fmt::Display for Expected {
+    /// Those that are expected, such as `1 scheduler, 2 servers and 4 workers`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let phrase = |role: &Role| {
+            let count = self.of(*role);
+            (count > 0).then(|| format!("{count} {role}{}", if count == 1 { "" } else { "s" }))
+        };
+        let phrases: Vec<String> = Role::ALL.iter().filter_map(phrase).collect();
+        match phrases.split_last() {
+            Some((last, rest)) if !rest.is_empty() => write!(f, "{} and {last}", rest.join(", ")),
+            Some((only, _)) => f.write_str(only),
+            None => f.write_str("nobody"),
+        }
     }
 }
 
@@ -173,6 +189,13 @@ mod tests {
             introduction("", Role::Rank, Some(3), 4),
         ];
         assert_eq!(names(&joined), ["rank-0.3", "rank-0", "rank-0.2", "rank-3"]);
+    }
+
+    #[test]
+    fn numbers_are_told_in_words() {
+        let expected = Expected { schedulers: 1, servers: 2, workers: 4, ranks: 0 };
+        assert_eq!(expected.to_string(), "1 scheduler, 2 servers and 4 workers");
+        assert_eq!(Expected::ranks(3).to_string(), "3 ranks");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What engines say to each other, what they are told, and what they ask for.
 
-use super::member::{Introduction, Member};
+use super::member::{Expected, Introduction, Member};
 use serde::{Deserialize, Serialize};
 use sheave_base::clock::Time;
 use sheave_base::{Epoch, Error, ErrorKind, NodeId, Result};
@@ -46,11 +46,24 @@ pub struct Death {
     pub reason: String,
 }
 
+/// How far a node is in a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Steps {
+    /// The group.
+    pub group: GroupId,
+    /// The node's rank there.
+    pub rank: u32,
+    /// How many barriers it has entered.
+    pub barriers: u64,
+    /// How many operations of services it has begun.
+    pub operations: u64,
+}
+
 /// A message between two engines. All but those of the rendezvous carry the sender's epoch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
-    /// To the coordinator: who I am. Repeated with each beat until it is answered.
-    Introduce(Introduction),
+    /// To the coordinator: who I am, and how many I was told to expect. Repeated with each beat until it is answered.
+    Introduce(Introduction, Expected),
     /// From the coordinator: heard you; who is missing.
     Waiting {
         /// A phrase for the joiner's error, should its deadline pass.
@@ -137,6 +150,55 @@ pub enum Message {
         /// Who else wants to leave, as far as the sender knows.
         leaving: Vec<NodeId>,
     },
+    /// To a group's first member: I have no handle any more.
+    Dropped {
+        /// The sender's epoch.
+        epoch: Epoch,
+        /// Which group.
+        group: GroupId,
+        /// Names this message among the sender's.
+        number: u64,
+        /// How many members the group has.
+        members: u32,
+    },
+    /// To a group's first member: I have a handle again. Is the group still known?
+    Hold {
+        /// The sender's epoch.
+        epoch: Epoch,
+        /// Which group.
+        group: GroupId,
+        /// That of the sender's `Dropped`.
+        number: u64,
+    },
+    /// From a group's first member: it is.
+    Kept {
+        /// The sender's epoch.
+        epoch: Epoch,
+        /// Which group.
+        group: GroupId,
+        /// That of the receiver's `Dropped`.
+        number: u64,
+    },
+    /// From a group's first member: no member had a handle any more, and the group is forgotten.
+    Forgotten {
+        /// The sender's epoch.
+        epoch: Epoch,
+        /// Which group.
+        group: GroupId,
+        /// That of the receiver's `Dropped`.
+        number: u64,
+    },
+    /// To the least member of a set of nodes: I have waited in a group of these for a beat. Repeated with each beat.
+    Waits {
+        /// The sender's epoch.
+        epoch: Epoch,
+        /// A hash over the label and the nodes, whatever their order.
+        set: u64,
+        /// What the group is called.
+        label: String,
+        /// How far the sender is in this group, and then in others of the same label and nodes.
+        steps: Vec<Steps>,
+    },
     /// To a group's first member: I have entered this barrier. Repeated with each beat.
     Enter {
         /// The sender's epoch.
@@ -208,7 +270,7 @@ impl Message {
     #[must_use]
     pub fn epoch(&self) -> Option<Epoch> {
         match self {
-            Self::Introduce(_) | Self::Waiting { .. } | Self::Refuse { .. } | Self::Welcome { .. } => None,
+            Self::Introduce(..) | Self::Waiting { .. } | Self::Refuse { .. } | Self::Welcome { .. } => None,
             Self::Beat { epoch, .. }
             | Self::Accuse { epoch, .. }
             | Self::Leave { epoch }
@@ -222,6 +284,11 @@ impl Message {
             | Self::Release { epoch, .. }
             | Self::Broken { epoch, .. }
             | Self::Failed { epoch, .. }
+            | Self::Dropped { epoch, .. }
+            | Self::Hold { epoch, .. }
+            | Self::Kept { epoch, .. }
+            | Self::Forgotten { epoch, .. }
+            | Self::Waits { epoch, .. }
             | Self::Ask { epoch, .. }
             | Self::Answer { epoch, .. } => Some(*epoch),
         }
@@ -267,6 +334,13 @@ pub enum Event {
         /// When it ends with an error, whoever is missing.
         deadline: Option<Time>,
     },
+    /// The user wants to use a group of which [`Engine::hold`](super::Engine::hold) was not sure.
+    Confirm {
+        /// Names the operation; unique.
+        operation: OperationId,
+        /// The group.
+        group: GroupId,
+    },
     /// The user wants the group of the survivors of a broken group.
     Shrink {
         /// Names the operation; unique.
@@ -304,7 +378,7 @@ pub enum Event {
 /// How an operation ended well.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Every member of the group entered this barrier.
+    /// Every member of the group entered this barrier; or the group may be used.
     Passed,
     /// The group of the survivors.
     Group(GroupId),

@@ -9,6 +9,7 @@
 //! Every node sends `Introduce` to the coordinator and repeats it with each beat. The coordinator answers `Waiting`
 //! (who is missing), `Refuse`, or, once all are there, `Welcome` with the table. It alone makes the table, once,
 //! from what it was told, so everybody begins [`FIRST_EPOCH`] with the same members. It names those who have no name.
+//! A node that was told to expect other numbers belongs to another mesh: it is refused, and so is everybody else.
 //!
 //! # Suspicion
 //!
@@ -78,25 +79,38 @@
 //! lost, one of both ends suspects the other, one of them dies, and the death breaks the group for everybody. A
 //! death or a leave is all it takes: node ids are drawn anew by every process, so a group that lacks a member is broken
 //! for ever, and a group of survivors is another group with another id. Groups know no epoch but through their members.
+//!
+//! # Forgetting
+//!
+//! A group's numbers are forgotten when no member has a handle to it any more, by all members at once: see `handles`.
+//!
+//! # Circles
+//!
+//! Members that wait for each other, each in something that the other does not begin, are found out: see `waits`.
 
 mod agree;
 mod ask;
 mod group;
+mod handles;
 mod join;
 mod leave;
 mod look;
 mod member;
 mod message;
+mod record;
+mod waits;
 mod watch;
 
 pub use group::group_id;
 pub use member::{Expected, Introduction, Member, Role};
-pub use message::{Ballot, Death, Effect, Event, FAILED, GroupId, Message, OperationId, Outcome};
+pub use message::{Ballot, Death, Effect, Event, FAILED, GroupId, Message, OperationId, Outcome, Steps};
+pub use record::GroupRecord;
 
 use group::Pending;
 use sheave_base::clock::Time;
 use sheave_base::{Epoch, Error, ErrorKind, NodeId, Peer, Result, limits};
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The epoch that begins with the table.
@@ -195,6 +209,13 @@ pub struct Engine {
     agreement: agree::Agreement,
     groups: BTreeMap<GroupId, group::Group>,
     operations: BTreeMap<OperationId, Pending>,
+    /// Groups without handles that lie here for a moment, and since when; oldest first.
+    idle: VecDeque<(Time, GroupId)>,
+    /// Names what this node says about having dropped a group.
+    next_drop: u64,
+    forgotten: Vec<Arc<GroupRecord>>,
+    /// Who waits in which groups, as they say.
+    waits: waits::Waits,
     leaving: leave::Leaving,
     /// Messages of this node to itself.
     loopback: VecDeque<Message>,
@@ -219,6 +240,10 @@ impl Engine {
             agreement: agree::Agreement::default(),
             groups: BTreeMap::new(),
             operations: BTreeMap::new(),
+            idle: VecDeque::new(),
+            next_drop: 0,
+            forgotten: Vec::new(),
+            waits: waits::Waits::default(),
             leaving: leave::Leaving::default(),
             loopback: VecDeque::new(),
             effects: Vec::new(),
@@ -244,6 +269,7 @@ impl Engine {
             Event::LinkLost { peer, .. } if !self.is_active() => self.link_lost_joining(peer),
             Event::LinkLost { peer, reason } => self.link_lost(peer, reason),
             Event::Barrier { operation, group, deadline } => self.begin_barrier(operation, group, deadline),
+            Event::Confirm { operation, group } => self.confirm(operation, group),
             Event::Shrink { operation, group } => self.begin_shrink(operation, group),
             Event::Leave { operation } => self.begin_leave(operation),
             Event::Fail { reason } => self.fail_openly(&reason),
@@ -384,7 +410,9 @@ impl Engine {
         match (&self.phase, message) {
             (Phase::Failed(_), _) => {}
             (Phase::Joining(_), message) => self.receive_joining(from, message),
-            (Phase::Active, Message::Introduce(introduction)) => self.introduced(from, introduction),
+            (Phase::Active, Message::Introduce(introduction, expected)) => {
+                self.introduced(from, introduction, expected);
+            }
             (Phase::Active, message) if self.member(from).is_some() => self.receive_active(from, message),
             (Phase::Active, _) | (Phase::Left, Message::Commit { .. }) => {}
             (Phase::Left, message) if message.epoch().is_some() && from != self.me && self.member(from).is_some() => {
@@ -422,13 +450,20 @@ impl Engine {
             Message::Broken { group, by_death, kind, about, reason, failed_from, .. } => {
                 let cause = if by_death { ErrorKind::PeerLost } else { kind };
                 // After a leave barriers may still be released, until the first member says that they are not.
-                let is_first = self.nodes_of(group).and_then(<[NodeId]>::first) == Some(&from);
-                if !by_death || is_first || !self.has_left_in_order(about) {
+                let first = self.nodes_of(group).map(<[NodeId]>::first);
+                // Who has not made the group may be that first member.
+                let is_told = first.is_none_or(|first| first == Some(&from));
+                if !by_death || is_told || !self.has_left_in_order(about) {
                     self.told_broken(from, group, cause, about, reason);
                 }
                 self.failed_from(group, failed_from);
             }
             Message::Failed { reason, .. } => self.suspect(from, format!("{FAILED}{reason}")),
+            Message::Dropped { group, number, members, .. } => self.dropped(from, group, number, members),
+            Message::Hold { group, number, .. } => self.held_again(from, group, number),
+            Message::Kept { group, number, .. } => self.kept(from, group, number),
+            Message::Forgotten { group, number, .. } => self.forgotten(from, group, number),
+            Message::Waits { set, label, steps, .. } => self.waits_somewhere(from, set, &label, steps),
             Message::Ask { asker, number, whom, .. } => self.asked_about(from, asker, number, whom),
             Message::Answer { asker, number, whom, .. } => self.answered(from, asker, number, whom),
             _ if !is_current => {}
@@ -438,7 +473,7 @@ impl Engine {
             Message::Accept { ballot, deaths, .. } => self.accept(from, ballot, deaths),
             Message::Accepted { ballot, .. } => self.accepted(from, ballot),
             Message::Rejected { promised, .. } => self.rejected(promised),
-            Message::Introduce(_) | Message::Waiting { .. } | Message::Refuse { .. } | Message::Welcome { .. } => {}
+            Message::Introduce(..) | Message::Waiting { .. } | Message::Refuse { .. } | Message::Welcome { .. } => {}
             Message::Beat { answer: true, .. } => {}
         }
     }

@@ -100,6 +100,8 @@ impl Engine {
                 self.send(node, Message::Beat { epoch: self.epoch, answer: false });
             }
             self.repeat_entries();
+            self.tell_waits();
+            self.drop_idle_groups();
             self.reconsider();
         }
         self.poll_last_words();

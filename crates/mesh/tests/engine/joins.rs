@@ -97,3 +97,27 @@ fn a_second_one_of_a_name_or_a_rank_is_refused() {
     assert_eq!(refusal(introduction(1), introduction(1)), expected);
     assert_eq!(refusal(introduction(1), named("bob", 1)), "a rank from host-1 (pid 101) has the rank that bob wants");
 }
+
+/// Who is right nobody knows, so everybody who has come is told both sides.
+#[test]
+fn f85_other_numbers_than_the_coordinators_are_a_mismatch_on_both_sides() {
+    let mut meshes = Meshes::new(3, 0);
+    for node in 0..3 {
+        let count = if node == 2 { 4 } else { 3 };
+        meshes.nodes[node] = Engine::new(config(introduction(node as u32), count, node == 0), id(node), Time(0));
+        meshes.tell(node, Event::Reached(id(0)));
+    }
+    meshes.settle();
+    meshes.pass(Duration::from_millis(1250));
+    for node in 0..3 {
+        let error = failure(&meshes, node);
+        assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
+        for side in [
+            "a rank from host-2 (pid 102) expects 4 ranks",
+            "a rank from host-0 (pid 100), the coordinator, expects 3 ranks",
+        ] {
+            assert!(error.what().contains(side), "{error}");
+        }
+    }
+    assert!(!meshes.asked.iter().any(|(_, effect)| matches!(effect, Effect::Joined)));
+}

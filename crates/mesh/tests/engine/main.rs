@@ -2,6 +2,7 @@
 
 mod asks;
 mod groups;
+mod handles;
 mod joins;
 mod leaves;
 mod meshes;
