@@ -2,6 +2,7 @@
 
 pub mod clock;
 pub mod config;
+pub mod contain;
 mod error;
 pub mod fork;
 mod id;

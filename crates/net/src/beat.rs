@@ -4,7 +4,7 @@ use crate::counters::Counters;
 use crate::entry::Entry;
 use crate::node::Inner;
 use crate::progress::{Rhythm, Turn, span_until};
-use sheave_base::{Error, ErrorKind, Result};
+use sheave_base::{Error, ErrorKind, Result, contain};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -21,28 +21,37 @@ fn run(inner: &Inner) {
     let mut rhythm = Rhythm::default();
     while !inner.stopping.load(Ordering::SeqCst) {
         let next = inner.next_due().map_or(next_beat, |due| due.min(next_beat));
-        let limit = span_until(Instant::now(), beat, Some(next));
-        let busy = inner.links.all().iter().any(|entry| entry.pollers.load(Ordering::Relaxed) > 0);
-        match inner.progress.thread_turn(&mut rhythm, limit, busy, || inner.arm_all()) {
-            Turn::Led { woken } => {
-                if woken {
-                    Counters::add(&inner.counters.progress_wakeups, 1);
-                }
-                inner.serve_all();
-            }
-            Turn::Ticked => {
-                let found = inner.serve_all();
-                rhythm.looked(found);
-            }
-            Turn::Rested => {}
+        // Users' code is contained where it is called. Whatever else panics must not end this thread, whose peers would
+        // find a silent process.
+        if contain::told("a turn of the progress thread", || turn(inner, &mut rhythm, next)).is_none() {
+            inner.progress.thread_lets_go();
         }
         let now = Instant::now();
         if now >= next_beat {
             // After a stop of this whole process the peers' signs of life are still to be read: they get one more beat.
             let overslept = now.duration_since(next_beat) > beat;
             next_beat = now + beat;
-            beat_all(inner, overslept);
+            contain::told("a beat of the progress thread", || beat_all(inner, overslept));
         }
+    }
+}
+
+/// One turn of the thread, until `next` at most.
+fn turn(inner: &Inner, rhythm: &mut Rhythm, next: Instant) {
+    let limit = span_until(Instant::now(), inner.config.liveness.beat, Some(next));
+    let busy = inner.links.all().iter().any(|entry| entry.pollers.load(Ordering::Relaxed) > 0);
+    match inner.progress.thread_turn(rhythm, limit, busy, || inner.arm_all()) {
+        Turn::Led { woken } => {
+            if woken {
+                Counters::add(&inner.counters.progress_wakeups, 1);
+            }
+            inner.serve_all();
+        }
+        Turn::Ticked => {
+            let found = inner.serve_all();
+            rhythm.looked(found);
+        }
+        Turn::Rested => {}
     }
 }
 

@@ -477,7 +477,7 @@ impl Node {
 
     /// Says something to the user where waits say that they take long.
     pub fn notice(&self, text: &str) {
-        (self.inner.config.notice)(&format!("{}: {text}", self.inner.peer.name));
+        self.inner.notice(text);
     }
 
     /// A work that somebody else completes, whose waiters make progress on this node: on `link`, or on all its links.

@@ -10,7 +10,7 @@ use crate::link::{Arrival, Ground};
 use crate::message::Message;
 use crate::node::{Inner, Node};
 use parking_lot::RwLock;
-use sheave_base::{Error, LinkId, Peer};
+use sheave_base::{Error, LinkId, Peer, contain};
 use sheave_wire::Kind;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
@@ -120,7 +120,8 @@ impl Observed {
     pub(crate) fn attend(&self) {
         while self.due.load(SeqCst) && self.due.swap(false, SeqCst) {
             if let Some(observer) = self.get() {
-                observer.attend();
+                // It may run on a thread that waits for something else.
+                contain::told("what observes the node", || observer.attend());
             }
         }
     }

@@ -10,8 +10,8 @@
 //! is bounded where they are let in.
 
 use parking_lot::Mutex;
-use sheave_base::limits;
 use sheave_base::work::{Completer, IDLE, blocking};
+use sheave_base::{contain, limits};
 use sheave_net::Node;
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -120,7 +120,7 @@ impl Pool {
         let listener: Rc<dyn Fn(bool)> = Rc::new(move |blocks| pool.permit(blocks, &own));
         while let Some(job) = self.next(node) {
             blocking::tell(Some(Rc::clone(&listener)));
-            job();
+            contain::told("a handler", job);
             blocking::tell(None);
             self.state.lock().running -= 1;
         }
