@@ -11,6 +11,7 @@ pub mod numbers;
 pub mod park;
 pub mod port;
 pub mod secret;
+pub mod shortage;
 pub mod sync;
 pub mod thread;
 pub mod trace;

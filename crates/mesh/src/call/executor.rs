@@ -107,9 +107,18 @@ impl Pool {
             Start::Spawn => {
                 let (pool, own) = (Arc::clone(self), node.clone());
                 let spawned = sheave_base::thread::spawn("sheave-executor", move || pool.run(&own));
-                if spawned.is_err() {
-                    // The job waits for one of the threads that there are.
-                    self.state.lock().threads -= 1;
+                if let Err(error) = spawned {
+                    let stranded = {
+                        let mut state = self.state.lock();
+                        state.threads -= 1;
+                        // The job waits for one of the threads that there are, if there are any.
+                        if state.threads == 0 { std::mem::take(&mut state.queue) } else { VecDeque::new() }
+                    };
+                    if !stranded.is_empty() {
+                        node.notice(&format!("{} calls are not answered: {error}", stranded.len()));
+                    }
+                    // Which answers them.
+                    drop(stranded);
                 }
             }
         }

@@ -20,7 +20,7 @@ use channel::{Packet, Received};
 use link::{Material, ShmLink};
 use memory::{Pair, Which};
 use process::PeerProcess;
-pub(crate) use process::check_user;
+pub(crate) use process::{check_user, tracer_of};
 use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -34,8 +34,8 @@ pub(crate) struct Offer {
 
 /// Offers rings over an authenticated socket.
 pub(crate) fn offer(node: &Arc<Inner>, socket: OwnedFd, peer: Peer) -> Result<Offer> {
-    let pair = Pair::create()?;
-    if !channel::send_offer(socket.as_fd(), pair.descriptor(), node.progress.doorbell.as_fd())? {
+    let (pair, rings) = Pair::create()?;
+    if !channel::send_offer(socket.as_fd(), rings.as_fd(), node.progress.doorbell.as_fd())? {
         return Err(Error::new(ErrorKind::PeerLost, "the peer's socket takes no offer").peer(peer));
     }
     Ok(Offer { pair, socket, peer })
