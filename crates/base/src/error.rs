@@ -224,6 +224,9 @@ struct Inner {
     sequence: Option<u64>,
     elapsed: Option<Duration>,
     hint: Option<Cow<'static, str>>,
+    /// To another node it is an error like any other.
+    #[serde(skip)]
+    is_shortage: bool,
 }
 
 /// What happened, to whom, during what, and what to do. One pointer wide and cheap to clone.
@@ -257,6 +260,7 @@ impl Error {
             sequence: None,
             elapsed: None,
             hint: None,
+            is_shortage: false,
         }))
     }
 
@@ -280,9 +284,12 @@ impl Error {
         self.with(|inner| inner.group = Some(group.into()))
     }
 
-    /// Names the peer that the error is about.
+    /// Names the peer that the error is about. A shortage of this process is about nobody else, whomever it met.
     #[must_use]
     pub fn peer(self, peer: Peer) -> Self {
+        if self.0.is_shortage {
+            return self;
+        }
         self.with(|inner| inner.peer = Some(peer))
     }
 
@@ -313,6 +320,12 @@ impl Error {
         self.with(|inner| inner.hint = Some(hint.into()))
     }
 
+    /// Says that this process itself lacks what the system gives: nobody else is to blame.
+    #[must_use]
+    pub fn shortage(self) -> Self {
+        self.with(|inner| inner.is_shortage = true)
+    }
+
     /// Puts `context` before what happened, as in `reading weights.safetensors: no such file`.
     #[must_use]
     pub fn context(self, context: impl fmt::Display) -> Self {
@@ -329,6 +342,12 @@ impl Error {
     #[must_use]
     pub fn what(&self) -> &str {
         &self.0.what
+    }
+
+    /// Whether this process lacks what the system gives, as [`crate::shortage`] says.
+    #[must_use]
+    pub fn is_shortage(&self) -> bool {
+        self.0.is_shortage
     }
 
     /// The operation that failed.
@@ -419,7 +438,8 @@ impl std::error::Error for Error {}
 
 impl From<std::io::Error> for Error {
     fn from(error: std::io::Error) -> Self {
-        Self::new(ErrorKind::Io, error.to_string())
+        let shortage = rustix::io::Errno::from_io_error(&error).and_then(crate::shortage::of);
+        shortage.unwrap_or_else(|| Self::new(ErrorKind::Io, error.to_string()))
     }
 }
 

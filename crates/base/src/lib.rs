@@ -2,6 +2,7 @@
 
 pub mod clock;
 pub mod config;
+pub mod contain;
 mod error;
 pub mod fork;
 mod id;
@@ -11,6 +12,7 @@ pub mod numbers;
 pub mod park;
 pub mod port;
 pub mod secret;
+pub mod shortage;
 pub mod sync;
 pub mod thread;
 pub mod trace;

@@ -15,7 +15,8 @@ static FIRST: OnceLock<ForkMark> = OnceLock::new();
 ///
 /// # Errors
 ///
-/// `Forked` in a child of a process that had started a thread before; `Io` if the system has no room for another one.
+/// `Forked` in a child of a process that had started a thread before; `LimitExceeded`, as a shortage, if the system
+/// has no room for another one.
 pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
     if FIRST.get_or_init(ForkMark::here).is_stale() {
         let what = "this process was forked from one in which sheave had threads";
@@ -29,7 +30,7 @@ pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHand
     Builder::new()
         .name(name.to_owned())
         .spawn(begin)
-        .map_err(|error| Error::from(error).context(format!("starting the thread {name}")))
+        .map_err(|_| crate::shortage::of_threads().context(format!("starting the thread {name}")))
 }
 
 fn block_signals() {

@@ -3,7 +3,8 @@
 //! A [`Completer`] is the single writer, any number of [`Work`] clones are readers. The outcome is stored once under
 //! the slot's lock, together with taking out everybody who waits; `done` is set (release) before the lock is dropped,
 //! so a reader that sees `done` (acquire) finds the outcome, and a waiter that registers under the lock either finds
-//! the outcome or is in the list that the completer takes. Parkers, wakers and callbacks are called with no lock held.
+//! the outcome or is in the list that the completer takes. Parkers, wakers and callbacks are called with no lock held,
+//! and a panic of one costs the others, and the thread that completes the work, nothing ([`contain`]).
 //! A completer that is dropped without an outcome completes its work with an error, so that nobody waits for ever.
 //!
 //! Waiting is caller-driven: a work that was made by a node carries that node's [`Drive`], which makes progress on the
@@ -21,7 +22,7 @@ pub mod blocking;
 
 use crate::park::{Parker, Woken, current_parker};
 use crate::sync::{Arc, AtomicBool, Mutex, Ordering};
-use crate::{Error, ErrorKind, LinkId, Result};
+use crate::{Error, ErrorKind, LinkId, Result, contain};
 use smallvec::SmallVec;
 use std::future::Future;
 use std::pin::Pin;
@@ -117,14 +118,20 @@ impl<T> Core<T> {
         drop(slot);
         drop(cancel);
         for callback in callbacks {
-            callback(self);
+            self.contain("a callback", || callback(self));
         }
         for parker in parkers {
             parker.unpark();
         }
         for waker in wakers {
-            waker.wake();
+            self.contain("a waker", || waker.wake());
         }
+    }
+
+    /// Runs code of whoever waits for this work.
+    fn contain(&self, whose: &str, act: impl FnOnce()) {
+        let operation = if self.operation == IDLE { "a work" } else { self.operation };
+        contain::told(format_args!("{whose} of {operation}"), act);
     }
 
     fn gone(&self) -> Error {
@@ -235,7 +242,7 @@ impl<T> Work<T> {
     }
 
     /// Calls `callback` once with the outcome: now if it is there, else on the thread that completes the work, with no
-    /// lock held. It must not block.
+    /// lock held. It must not block. A panic in it is told on standard error and ends there.
     pub fn on_complete(&self, callback: impl FnOnce(&Result<T>) + Send + 'static)
     where
         T: Clone,
@@ -246,7 +253,7 @@ impl<T> Work<T> {
             return;
         }
         drop(slot);
-        callback(&self.0.cloned());
+        self.0.contain("a callback", || callback(&self.0.cloned()));
     }
 
     /// Blocks until the operation ends or `until` has passed; true when it ended. `interrupt` is asked at least every
@@ -411,6 +418,32 @@ mod tests {
         completer.complete(Ok(5));
         work.on_complete(count(&calls));
         assert_eq!(calls.load(SeqCst), 3);
+    }
+
+    #[test]
+    fn f53_a_panic_of_a_callback_or_a_waker_costs_nobody_else_anything() {
+        struct Panic;
+        impl std::task::Wake for Panic {
+            fn wake(self: std::sync::Arc<Self>) {
+                panic!("a waker of a test");
+            }
+        }
+        let (completer, mut work) = pair::<u8>("sum");
+        let calls = std::sync::Arc::new(AtomicUsize::new(0));
+        let seen = calls.clone();
+        work.on_complete(|_| panic!("a callback of a test"));
+        work.on_complete(move |_| {
+            seen.fetch_add(1, SeqCst);
+        });
+        let waker = Waker::from(std::sync::Arc::new(Panic));
+        assert!(Pin::new(&mut work).poll(&mut Context::from_waker(&waker)).is_pending());
+        let parker = current_parker();
+        assert!(work.0.watch(&parker));
+        completer.complete(Ok(5));
+        assert_eq!(calls.load(SeqCst), 1, "the other callback was not called");
+        assert_eq!(parker.park(Some(Duration::ZERO)), Woken::Notified, "whoever waited was not woken");
+        work.on_complete(|_| panic!("a late callback of a test"));
+        assert_eq!(work.wait().expect("it succeeded"), 5);
     }
 
     #[test]

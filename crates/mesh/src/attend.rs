@@ -1,6 +1,7 @@
 //! Those who do things on the threads that poll a node's links, beside the mesh itself.
 
 use crate::driver::Shared;
+use sheave_base::contain;
 
 /// Somebody with small tasks that messages and deaths set going. It is called with no lock held, by any thread, by
 /// several at once and from within itself; it must not block.
@@ -17,7 +18,8 @@ impl Shared {
         // Called without the lock: whoever attends may name another.
         let attendants = self.attendants.read().clone();
         for attendant in attendants.iter().filter_map(std::sync::Weak::upgrade) {
-            act(&*attendant);
+            // What one of them leaves undone by a panic must not keep the others, or whoever polled, from going on.
+            contain::told("an attendant of the mesh", || act(&*attendant));
         }
     }
 }

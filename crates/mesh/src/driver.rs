@@ -55,6 +55,8 @@ pub(crate) enum Told {
         node: NodeId,
         reason: Error,
     },
+    /// This node lacks descriptors, threads or memory.
+    Short(Error),
     /// The coordinator of the rendezvous answers at this end.
     Reached(NodeId),
     /// A stranger was turned away.
@@ -89,6 +91,8 @@ struct Afterwards {
 pub(crate) struct Shared {
     pub(crate) node: Node,
     pub(crate) me: NodeId,
+    /// This node as it has introduced itself; its table knows it better.
+    pub(crate) introduced: Member,
     config: NodeConfig,
     clock: SystemClock,
     told: Mutex<VecDeque<Told>>,
@@ -127,8 +131,10 @@ impl Shared {
     pub(crate) fn new(node: Node, config: NodeConfig, joining: Completer<()>, engine: Engine) -> Arc<Self> {
         let (operations, next_operation, timer) = (HashMap::new(), 0, None);
         let me = node.id();
+        let introduced = engine.introduced_as();
         Arc::new_cyclic(|weak| Self {
             me,
+            introduced,
             node,
             config,
             clock: SystemClock::default(),
@@ -308,6 +314,10 @@ impl Shared {
                 }
                 Err(error) => engine.handle(now, Event::LinkLost { peer: from, reason: error.what().to_owned() }),
             },
+            Told::Short(error) => engine.handle(now, Event::FellShort { error }),
+            Told::Ended { reason, .. } | Told::Unreachable { reason, .. } if reason.is_shortage() => {
+                engine.handle(now, Event::FellShort { error: reason });
+            }
             Told::Ended { link, node, reason } => {
                 // While another link stands the node lives, and its last words may come over that one.
                 if !self.routes.ended(node, link) || self.routes.is_making(node) {
@@ -516,6 +526,10 @@ impl Observer for Shared {
         self.calls.link_ended(link, reason);
         self.has_said_all(node);
         self.tell(Told::Ended { link, node, reason: reason.clone() });
+    }
+
+    fn fell_short(&self, reason: &Error) {
+        self.tell(Told::Short(reason.clone()));
     }
 
     fn attend(&self) {

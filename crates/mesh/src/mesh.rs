@@ -116,9 +116,8 @@ impl Mesh {
     /// This node.
     #[must_use]
     pub fn me(&self) -> &Member {
-        let me = self.shared.me;
-        // A mesh is handed out only once its table is there, and this node is in it.
-        self.shared.member(me).expect("a node is a member of its mesh")
+        // A mesh is handed out only once its table is there, which was refused if this node were not in it.
+        self.shared.member(self.shared.me).unwrap_or(&self.shared.introduced)
     }
 
     /// The file with the rules of collective operations, if this node was configured with one.

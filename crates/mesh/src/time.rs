@@ -3,6 +3,7 @@
 use crate::driver::Shared;
 use parking_lot::{Condvar, Mutex};
 use sheave_base::clock::{Clock, SystemClock, Time};
+use sheave_base::contain;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
@@ -83,17 +84,24 @@ impl Shared {
     /// Runs until the mesh has ended.
     pub(crate) fn keep_time(self: &Arc<Self>) {
         while self.ticker.sleep(self.clock()) {
-            if self.look_at_leavers() {
-                self.serve();
+            // The mesh needs this thread, whatever is wrong with what it runs.
+            if contain::told("a turn of the mesh", || self.keep_time_once()).is_none() {
+                self.ticker.ring_at(self.deadline(self.node_config().liveness.beat));
             }
-            self.with_engine(|_, _| ());
-            self.references.due.store(true, SeqCst);
-            self.tend_references();
-            let now = Instant::now();
-            self.expire_calls(now);
-            if let Some(next) = self.calls.next_deadline() {
-                self.calls_until(next);
-            }
+        }
+    }
+
+    fn keep_time_once(self: &Arc<Self>) {
+        if self.look_at_leavers() {
+            self.serve();
+        }
+        self.with_engine(|_, _| ());
+        self.references.due.store(true, SeqCst);
+        self.tend_references();
+        let now = Instant::now();
+        self.expire_calls(now);
+        if let Some(next) = self.calls.next_deadline() {
+            self.calls_until(next);
         }
     }
 

@@ -4,7 +4,7 @@ use crate::counters::Counters;
 use crate::entry::Entry;
 use crate::node::Inner;
 use crate::progress::{Rhythm, Turn, span_until};
-use sheave_base::{Error, ErrorKind, Result};
+use sheave_base::{Error, ErrorKind, Result, contain};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -21,42 +21,73 @@ fn run(inner: &Inner) {
     let mut rhythm = Rhythm::default();
     while !inner.stopping.load(Ordering::SeqCst) {
         let next = inner.next_due().map_or(next_beat, |due| due.min(next_beat));
-        let limit = span_until(Instant::now(), beat, Some(next));
-        let busy = inner.links.all().iter().any(|entry| entry.pollers.load(Ordering::Relaxed) > 0);
-        match inner.progress.thread_turn(&mut rhythm, limit, busy, || inner.arm_all()) {
-            Turn::Led { woken } => {
-                if woken {
-                    Counters::add(&inner.counters.progress_wakeups, 1);
-                }
-                inner.serve_all();
-            }
-            Turn::Ticked => {
-                let found = inner.serve_all();
-                rhythm.looked(found);
-            }
-            Turn::Rested => {}
+        // Users' code is contained where it is called. Whatever else panics must not end this thread, whose peers would
+        // find a silent process.
+        if contain::told("a turn of the progress thread", || turn(inner, &mut rhythm, next)).is_none() {
+            inner.progress.thread_lets_go();
         }
         let now = Instant::now();
         if now >= next_beat {
             // After a stop of this whole process the peers' signs of life are still to be read: they get one more beat.
             let overslept = now.duration_since(next_beat) > beat;
             next_beat = now + beat;
-            beat_all(inner, overslept);
+            let verdict = contain::told("a beat of the progress thread", || beat_all(inner, overslept)).flatten();
+            next_beat = verdict.map_or(next_beat, |verdict| next_beat.min(now + verdict));
         }
     }
 }
 
-fn beat_all(inner: &Inner, overslept: bool) {
+/// One turn of the thread, until `next` at most.
+fn turn(inner: &Inner, rhythm: &mut Rhythm, next: Instant) {
+    let limit = span_until(Instant::now(), inner.config.liveness.beat, Some(next));
+    let busy = inner.links.all().iter().any(|entry| entry.pollers.load(Ordering::Relaxed) > 0);
+    match inner.progress.thread_turn(rhythm, limit, busy, || inner.arm_all()) {
+        Turn::Led { woken } => {
+            if woken {
+                Counters::add(&inner.counters.progress_wakeups, 1);
+            }
+            inner.serve_all();
+        }
+        Turn::Ticked => {
+            let found = inner.serve_all();
+            rhythm.looked(found);
+        }
+        Turn::Rested => {}
+    }
+}
+
+/// Returns in how long a peer is to be declared dead, if that is before the next beat.
+fn beat_all(inner: &Inner, overslept: bool) -> Option<Duration> {
     inner.listening.sweep();
-    let timeout = inner.config.liveness.timeout;
+    let liveness = inner.config.liveness;
+    let mut verdict: Option<Duration> = None;
     for entry in inner.links.all().iter() {
         inner.poll(entry);
         inner.settle(entry);
         let silence = entry.link.beat();
-        if silence > timeout && !overslept {
+        inner.probe(entry, silence);
+        // A sign of life is due with each beat. On a path that is cut the cut is what must not last too long, and it
+        // may have begun right before the next sign, so the last moment counts.
+        let is_cut = silence > liveness.beat && entry.link.is_stuck();
+        let patience = liveness.timeout + if is_cut { liveness.beat } else { Duration::ZERO };
+        if silence <= patience || overslept {
+            let left = patience.saturating_sub(silence) + Duration::from_millis(1);
+            verdict = verdict.into_iter().chain(is_cut.then_some(left)).min();
+        } else if !is_traced(inner, entry) {
             declare_dead(inner, entry, silence);
         }
     }
+    verdict.filter(|verdict| *verdict < liveness.beat)
+}
+
+/// Whether somebody looks into the peer's process with a debugger: it is silent because its user has stopped it.
+fn is_traced(inner: &Inner, entry: &Entry) -> bool {
+    let Some(tracer) = entry.link.tracer() else { return false };
+    if !entry.is_noticed.swap(true, Ordering::SeqCst) {
+        let peer = entry.link.peer();
+        inner.notice(&format!("{peer} is silent, but process {tracer} traces it, so it is not held for dead"));
+    }
+    true
 }
 
 fn declare_dead(inner: &Inner, entry: &Arc<Entry>, silence: Duration) {

@@ -9,6 +9,7 @@
 use crate::address::Address;
 use crate::greeting::{nonce, peer_of};
 use crate::node::{Inner, Node};
+use crate::probe::PAYLOAD;
 use crate::{inproc, shm, tcp};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -30,6 +31,8 @@ use std::time::{Duration, Instant};
 /// First and longest wait between two attempts.
 const RETRY_MIN: Duration = Duration::from_millis(5);
 const RETRY_MAX: Duration = Duration::from_millis(320);
+/// How long this process may lack descriptors or memory before an attempt is given up: others may be about to free some.
+pub(crate) const SHORTAGE_PATIENCE: Duration = Duration::from_secs(1);
 /// How long one sleep lasts at most before the interrupt is asked.
 const SLICE: Duration = Duration::from_millis(100);
 
@@ -41,7 +44,8 @@ impl Node {
     /// `DeadlineExceeded` if nobody answered in time, with the last cause; `Unauthenticated` if the two sides hold
     /// different secrets, naming where each came from; `Protocol` for another version; `Mismatch` if another node than
     /// the address names listens there; `InvalidArgument` or `Unsupported` if the address has nothing that the
-    /// configured transport can use.
+    /// configured transport can use; `LimitExceeded`, as a shortage, if this process has no descriptors or no memory for
+    /// a link and gets none within a second.
     pub fn connect(&self, address: &Address, until: Instant) -> Result<LinkId> {
         self.connect_interruptible(address, until, None)
     }
@@ -81,9 +85,17 @@ impl Node {
         let begun = Instant::now();
         let mut attempt = Attempt { node: &self.inner, address, patience: Patience { until, interrupt } };
         let mut pause = RETRY_MIN;
+        let mut short_since: Option<Instant> = None;
         loop {
             let cause = match attempt.once() {
                 Ok(link) => return Ok(link),
+                Err(Failure::Passing(cause)) if cause.is_shortage() => {
+                    let since = *short_since.get_or_insert_with(Instant::now);
+                    if since.elapsed() >= SHORTAGE_PATIENCE || Instant::now() >= until {
+                        return Err(cause.operation("connect").elapsed(begun.elapsed()));
+                    }
+                    cause
+                }
                 Err(Failure::Absent(cause)) if !is_known => cause,
                 Err(Failure::Absent(error)) => return Err(error.operation("connect").elapsed(begun.elapsed())),
                 Err(Failure::Final(error)) => {
@@ -100,6 +112,21 @@ impl Node {
             pause = (pause * 2).min(RETRY_MAX);
         }
     }
+}
+
+/// Has the node at `address` prove over a fresh connection that it is alive, and proves the same to it.
+pub(crate) fn probe(
+    node: &Arc<Inner>,
+    address: &Address,
+    connected_by: Instant,
+    until: Instant,
+    interrupt: Interrupt<'_>,
+) -> Result<()> {
+    let tcp = address.tcp.ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "no TCP address to probe"))?;
+    let mut attempt = Attempt { node, address, patience: Patience { until: connected_by, interrupt: Some(interrupt) } };
+    let socket = attempt.connect_tcp(tcp)?;
+    attempt.patience.until = until;
+    attempt.shake(&socket, Medium::Tcp, Some(PAYLOAD)).map(drop)
 }
 
 impl Inner {
@@ -243,7 +270,7 @@ impl Attempt<'_, '_> {
     }
 
     fn link_shm(&mut self, socket: OwnedFd) -> std::result::Result<LinkId, Failure> {
-        let (peer, early) = self.shake(&socket, Medium::SharedMemory)?;
+        let (peer, early) = self.shake(&socket, Medium::SharedMemory, None)?;
         if let Some(neighbour) = self.neighbour(&peer) {
             return self.link_within(&neighbour);
         }
@@ -267,11 +294,11 @@ impl Attempt<'_, '_> {
         if let Some(near) = self.connect_near()? {
             return self.link_shm(near);
         }
-        let (peer, early) = self.shake(&socket, Medium::Tcp)?;
+        let (peer, early) = self.shake(&socket, Medium::Tcp, None)?;
         if let Some(neighbour) = self.neighbour(&peer) {
             return self.link_within(&neighbour);
         }
-        Ok(tcp::add(self.node, socket, peer, &early)?)
+        Ok(tcp::add(self.node, socket, peer, &early, Some(tcp))?)
     }
 
     fn connect_tcp(&mut self, tcp: SocketAddr) -> Result<OwnedFd> {
@@ -295,11 +322,12 @@ impl Attempt<'_, '_> {
     }
 
     /// Proves to the other side that this one knows the secret, and the reverse. Returns who it is, and what it sent
-    /// beyond the handshake.
-    fn shake(&mut self, socket: &OwnedFd, medium: Medium) -> Result<(Peer, Vec<u8>)> {
+    /// beyond the handshake. `payload` takes the place of what a hello says otherwise.
+    fn shake(&mut self, socket: &OwnedFd, medium: Medium, payload: Option<&[u8]>) -> Result<(Peer, Vec<u8>)> {
         let until = Instant::now() + self.node.config.handshake_timeout;
         let secret = self.node.secret()?;
-        let hello = self.node.hello(medium, &secret);
+        let mut hello = self.node.hello(medium, &secret);
+        hello.payload = payload.map_or(hello.payload, Vec::from);
         let (mut initiator, words) = Initiator::new(hello, secret.secret, nonce()?)?;
         self.say(socket, &words, until)?;
         let mut bytes = [0; HANDSHAKE_BYTES_MAX + 4];

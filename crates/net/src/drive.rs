@@ -9,7 +9,7 @@ use crate::progress::{Interest, Watched, span_until};
 use sheave_base::limits::WAIT_NOTICE;
 use sheave_base::park::{Parker, current_parker};
 use sheave_base::work::{Drive, IDLE, Interrupt, Target, blocking};
-use sheave_base::{LinkId, Result, Work};
+use sheave_base::{LinkId, Result, Work, contain};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
@@ -249,12 +249,12 @@ impl Inner {
             Some(link) => self.peer_of(link).to_string(),
             None => "any peer".to_owned(),
         };
-        (self.config.notice)(&format!(
-            "{}: {} has been waiting for {whom} for {} s",
-            self.peer.name,
-            target.operation(),
-            WAIT_NOTICE.as_secs()
-        ));
+        self.notice(&format!("{} has been waiting for {whom} for {} s", target.operation(), WAIT_NOTICE.as_secs()));
+    }
+
+    /// Says something to the user.
+    pub(crate) fn notice(&self, text: &str) {
+        contain::told("the node's notice", || (self.config.notice)(&format!("{}: {text}", self.peer.name)));
     }
 
     /// Polls one link once. True when something moved.

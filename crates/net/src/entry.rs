@@ -20,6 +20,10 @@ pub(crate) struct Entry {
     pub(crate) pollers: AtomicU32,
     /// Its next message waits for room.
     pub(crate) paused: AtomicBool,
+    /// A thread tries to reach its peer beside it.
+    pub(crate) is_probed: AtomicBool,
+    /// The user was told that its peer is being debugged.
+    pub(crate) is_noticed: AtomicBool,
     /// What its descriptor is watched for, and under which key.
     pub(crate) interest: Mutex<Option<(u64, Interest)>>,
 }
@@ -56,6 +60,8 @@ impl Links {
             link: make(id)?,
             pollers: AtomicU32::new(0),
             paused: AtomicBool::new(false),
+            is_probed: AtomicBool::new(false),
+            is_noticed: AtomicBool::new(false),
             interest: Mutex::new(None),
         });
         let mut alive = self.alive.write();

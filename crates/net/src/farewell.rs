@@ -23,8 +23,22 @@ pub(crate) fn closed_by_peer(code: u64, peer: &Peer) -> Error {
         Some(CloseReason::Protocol) => {
             Error::new(ErrorKind::Protocol, "the peer closed the link: it could not make sense of what we sent")
         }
+        Some(CloseReason::Short) => {
+            Error::new(ErrorKind::PeerLost, "it has given up: it lacks file descriptors, memory or threads")
+                .hint("its own output says what it lacks, and what raises the limit")
+        }
         Some(CloseReason::Failed) => Error::new(ErrorKind::PeerLost, "the peer failed and closed the link"),
         _ => Error::new(ErrorKind::PeerLost, IN_ORDER),
     }
     .peer(peer.clone())
+}
+
+/// What the peer is told when this side cannot go on because of `error`.
+pub(crate) fn code_for(error: &Error) -> CloseReason {
+    match error.kind() {
+        _ if error.is_shortage() => CloseReason::Short,
+        ErrorKind::Protocol | ErrorKind::LimitExceeded | ErrorKind::Mismatch => CloseReason::Protocol,
+        ErrorKind::PeerLost | ErrorKind::DeclaredDead => CloseReason::Finished,
+        _ => CloseReason::Failed,
+    }
 }

@@ -41,6 +41,7 @@ mod neighbourhood;
 mod node;
 mod observer;
 mod outbox;
+mod probe;
 mod progress;
 pub mod shm;
 mod tcp;

@@ -20,6 +20,7 @@ use sheave_base::{Error, ErrorKind, LinkId, Peer, Result, Work};
 use sheave_tensor::{Segment, SegmentId, Tensor, WriteLease};
 use sheave_wire::{Part, TensorSpec};
 use smallvec::SmallVec;
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -242,6 +243,24 @@ pub trait Link: Send + Sync {
 
     /// Counts the messages that `send` took and that have not left this side's own queues.
     fn unsent(&self) -> usize;
+
+    /// Whether what this side has sent is lost again and again on its way.
+    fn is_stuck(&self) -> bool {
+        false
+    }
+
+    /// Where a fresh connection would reach the peer, for a side that has made the link so.
+    fn made_to(&self) -> Option<SocketAddr> {
+        None
+    }
+
+    /// The peer has shown a sign of life beside the link.
+    fn vouch(&self) {}
+
+    /// The process at the other end, if it is on this host and somebody has stopped it to look into it: who traces it.
+    fn tracer(&self) -> Option<u32> {
+        None
+    }
 
     /// Ends the link: what has left the queues still arrives, then the peer sees `reason`. Never blocks. Idempotent.
     fn close(&self, reason: &Error);

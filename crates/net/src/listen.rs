@@ -10,6 +10,7 @@
 //! thread that finds the slot empty has nothing to do.
 
 use crate::address::Address;
+use crate::connect::SHORTAGE_PATIENCE;
 use crate::greeting::{nonce, peer_of};
 use crate::node::{Inner, Node};
 use crate::progress::{Interest, Watched};
@@ -191,6 +192,8 @@ pub(crate) struct Listening {
     acceptors: Mutex<Vec<Arc<Acceptor>>>,
     pending: Mutex<Handshakes>,
     refusals: Mutex<Refusals>,
+    /// Since when no link could be made here because this process lacks something, and when that was found last.
+    short_since: Mutex<Option<(Instant, Instant)>>,
 }
 
 #[derive(Default)]
@@ -202,7 +205,8 @@ struct Handshakes {
 
 impl Listening {
     pub(crate) fn of(node: Weak<Inner>) -> Arc<Self> {
-        Arc::new(Self { node, acceptors: Mutex::default(), pending: Mutex::default(), refusals: Mutex::default() })
+        let (acceptors, pending, refusals) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Arc::new(Self { node, acceptors, pending, refusals, short_since: Mutex::new(None) })
     }
 
     fn serve(self: &Arc<Self>, node: &Arc<Inner>, socket: OwnedFd, medium: Medium) -> Result<()> {
@@ -289,7 +293,33 @@ impl Listening {
         self.pending.lock().by_number.remove(&number);
     }
 
+    /// A link was made: there is what it takes.
+    fn is_short_no_more(&self) {
+        *self.short_since.lock() = None;
+    }
+
+    /// A peer could not link to this node, which lacks something. If that lasts, the node cannot stay in a job whose
+    /// members may need it.
+    fn note_shortage(&self, error: &Error) {
+        let Some(node) = self.node.upgrade() else { return };
+        let now = Instant::now();
+        // What is tried again is so within a beat; a shortage that was found long ago was another one.
+        let memory = SHORTAGE_PATIENCE + node.config.liveness.beat * 2;
+        let mut short_since = self.short_since.lock();
+        let since = short_since.filter(|(_, last)| now.duration_since(*last) < memory).map_or(now, |(since, _)| since);
+        *short_since = Some((since, now));
+        drop(short_since);
+        if now.duration_since(since) >= SHORTAGE_PATIENCE {
+            node.observed.tell(|observer| observer.fell_short(error));
+            // Whoever polls next attends to it; nobody may be about to.
+            node.progress.ring();
+        }
+    }
+
     fn note_refusal(&self, error: Error) {
+        if error.is_shortage() {
+            self.note_shortage(&error);
+        }
         let mut refusals = self.refusals.lock();
         refusals.count += 1;
         if refusals.last.len() >= REFUSALS_KEPT {
@@ -323,7 +353,8 @@ impl Watched for Acceptor {
                 Err(Errno::AGAIN) => return,
                 // Somebody gave up before he was accepted.
                 Err(Errno::CONNABORTED | Errno::INTR | Errno::PROTO | Errno::PERM) => {}
-                Err(_) => {
+                Err(errno) => {
+                    listening.note_shortage(&Error::from(errno).context("accepting a link").operation("accept"));
                     // No descriptors or no memory: the connection stays in the kernel's queue, which would wake the
                     // leader again at once.
                     self.exhausted.store(true, SeqCst);
@@ -450,6 +481,9 @@ impl Stage {
             Talk::Offering(peer) => {
                 let peer = std::mem::take(peer);
                 let answered = shm::answer(node, self.socket, peer)?;
+                if answered.is_ok() {
+                    node.listening.is_short_no_more();
+                }
                 return Ok(answered.err().map(|(socket, peer)| Self {
                     socket,
                     medium: self.medium,
@@ -491,6 +525,10 @@ impl Stage {
 
     /// The peer is who it says it is.
     fn become_link(self, node: &Arc<Inner>, peer: &Hello, early: &[u8]) -> Result<Option<Self>> {
+        if peer.payload == crate::probe::PAYLOAD {
+            node.vouched_for(peer.node);
+            return Ok(None);
+        }
         let peer = peer_of(peer);
         if peer.node.and_then(|peer| node.find_neighbour(peer)).is_some() {
             // It knows the same of this node and makes the link in process.
@@ -498,7 +536,8 @@ impl Stage {
         }
         match self.medium {
             Medium::Tcp => {
-                let link = tcp::add(node, self.socket, peer, early)?;
+                let link = tcp::add(node, self.socket, peer, early, None)?;
+                node.listening.is_short_no_more();
                 node.announce_arrival(link);
                 Ok(None)
             }

@@ -181,14 +181,16 @@ struct Arrivals {
 }
 
 impl Node {
-    /// Starts a node without any link. Spawns its progress thread.
+    /// Starts a node without any link. Spawns its progress thread. The first node of a process raises the number of
+    /// descriptors that the process may have (`ulimit -n`) to the highest that the system permits.
     ///
     /// # Errors
     ///
-    /// `LimitExceeded` if its neighbourhood is full; what the system says if it gives no thread or no descriptors.
+    /// `LimitExceeded` if its neighbourhood is full, or the system gives no thread or no descriptors.
     pub fn start(config: NodeConfig) -> Result<Self> {
         let mut id = [0; 8];
         getrandom::fill(&mut id).map_err(|error| Error::new(ErrorKind::Io, format!("drawing a node id: {error}")))?;
+        sheave_base::shortage::raise_descriptors();
         let progress = Progress::new()?;
         let wait = config.wait.unwrap_or_else(|| WaitPolicy::for_ranks(config.local_ranks));
         let id = NodeId(u64::from_le_bytes(id));
@@ -491,7 +493,7 @@ impl Node {
 
     /// Says something to the user where waits say that they take long.
     pub fn notice(&self, text: &str) {
-        (self.inner.config.notice)(&format!("{}: {text}", self.inner.peer.name));
+        self.inner.notice(text);
     }
 
     /// A work that somebody else completes, whose waiters make progress on this node: on `link`, or on all its links.

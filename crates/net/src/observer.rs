@@ -10,7 +10,7 @@ use crate::link::{Arrival, Ground};
 use crate::message::Message;
 use crate::node::{Inner, Node};
 use parking_lot::RwLock;
-use sheave_base::{Error, LinkId, Peer};
+use sheave_base::{Error, LinkId, Peer, contain};
 use sheave_wire::Kind;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
@@ -28,6 +28,10 @@ pub trait Observer: Send + Sync {
 
     /// A link has ended. It is only noted for `attend`.
     fn link_ended(&self, link: LinkId, peer: &Peer, reason: &Error);
+
+    /// This node has lacked descriptors or memory for so long that others who want to link to it cannot. It is only noted
+    /// for `attend`.
+    fn fell_short(&self, _reason: &Error) {}
 
     /// Does something about what was taken and noted. Must not block; may be called from any thread that polls, from
     /// several at once, and from within itself.
@@ -120,7 +124,8 @@ impl Observed {
     pub(crate) fn attend(&self) {
         while self.due.load(SeqCst) && self.due.swap(false, SeqCst) {
             if let Some(observer) = self.get() {
-                observer.attend();
+                // It may run on a thread that waits for something else.
+                contain::told("what observes the node", || observer.attend());
             }
         }
     }

@@ -327,6 +327,14 @@ impl Progress {
         Turn::Rested
     }
 
+    /// The progress thread has come out of a turn by a panic: if it led, it leads no more.
+    pub(crate) fn thread_lets_go(&self) {
+        self.dormant.store(false, SeqCst);
+        if self.leader.compare_exchange(PROGRESS, NOBODY, SeqCst, SeqCst).is_ok() {
+            self.promote();
+        }
+    }
+
     /// Leaves the links to busy callers for a while, unless somebody is in a hurry.
     fn pause(&self, rhythm: &mut Rhythm, limit: Duration) {
         let is_long = rhythm.pause > PAUSE_MIN;

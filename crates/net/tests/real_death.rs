@@ -120,3 +120,33 @@ fn a_stopped_peer_is_declared_dead_and_told_so() {
         assert_eq!(code.unwrap().code(), Some(HEARD_OF_ITS_DEATH), "{transport}");
     }
 }
+
+/// What a debugger does with a process: attaches, and stops it. From one thread, as the system asks.
+fn trace(child: &Child, request: libc::c_uint) {
+    let pid = libc::pid_t::try_from(child.id()).unwrap();
+    // SAFETY: both requests that are used here read no memory of this process.
+    let outcome = unsafe { libc::ptrace(request, pid, 0, 0) };
+    assert_eq!(outcome, 0, "{}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn f27_a_peer_in_a_debugger_is_neither_killed_nor_declared_dead() {
+    let liveness = Liveness { beat: Duration::from_millis(50), timeout: Duration::from_millis(600), kill_silent: true };
+    for transport in ["shm", "tcp"] {
+        let (server, link, child) = with_child(transport, liveness);
+        trace(&child.0, libc::PTRACE_SEIZE);
+        child.signal(Signal::STOP);
+        let waiting = server.irecv(wanted(link, 2), SmallVec::new()).unwrap();
+        let has_ended = waiting.wait_until(Some(Instant::now() + liveness.timeout * 4), None).unwrap();
+        assert!(!has_ended, "{transport}: it was declared dead: {:?}", waiting.taken().unwrap_err());
+        let status = std::fs::read_to_string(format!("/proc/{}/status", child.0.id())).unwrap();
+        assert!(status.contains("stop"), "{transport}: it was killed: {status}");
+        // Whoever stops and is not traced is as dead as before.
+        let mut status = 0;
+        // SAFETY: the process is ours, and the status is writable. A tracee must have been seen to stop.
+        unsafe { libc::waitpid(child.0.id() as libc::pid_t, &raw mut status, libc::WUNTRACED) };
+        trace(&child.0, libc::PTRACE_DETACH);
+        child.signal(Signal::STOP);
+        assert_eq!(waiting.join_timeout(LIMIT).unwrap_err().kind(), ErrorKind::PeerLost, "{transport}");
+    }
+}

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crossbeam_queue::SegQueue;
 use parking_lot::Mutex;
+use sheave_base::contain::Kept;
 use sheave_base::{Error, ErrorKind, Result};
 
 use crate::lease::{ReadLease, Usage, View, WriteLease};
@@ -96,7 +97,7 @@ enum Storage {
     Mapped(#[expect(dead_code, reason = "held for its drop")] Mapping),
     Arena(ArenaBlock),
     Lent(LentBlock),
-    Foreign(#[expect(dead_code, reason = "held for its drop")] Box<dyn Send + Sync>),
+    Foreign(#[expect(dead_code, reason = "held for its drop")] Kept<Box<dyn Send + Sync>>),
 }
 
 struct Inner {
@@ -157,7 +158,8 @@ impl Buffer {
         Self::new(NonNull::<Line>::dangling().cast(), 0, false, Storage::Empty)
     }
 
-    /// Memory of somebody else, such as a numpy array. `owner` is dropped with the last handle, on whatever thread.
+    /// Memory of somebody else, such as a numpy array. `owner` is dropped with the last handle, on whatever thread; a
+    /// panic in its drop is told on standard error and ends there.
     ///
     /// # Safety
     /// `len_bytes` bytes from `start` must be initialised, readable and, unless `read_only`, writable until `owner` is
@@ -165,7 +167,7 @@ impl Buffer {
     /// buffer is marked with [`share`](Self::share) before anything else is done with it.
     #[must_use]
     pub unsafe fn foreign(start: NonNull<u8>, len_bytes: usize, read_only: bool, owner: Box<dyn Send + Sync>) -> Self {
-        Self::new(start, len_bytes, read_only, Storage::Foreign(owner))
+        Self::new(start, len_bytes, read_only, Storage::Foreign(Kept::new("the owner of foreign memory", owner)))
     }
 
     /// A block that a peer lent us in its segment. When the last handle is dropped, `lender` gets the loan back.
@@ -445,5 +447,19 @@ mod tests {
         assert_eq!(drops.load(Ordering::SeqCst), 0);
         std::thread::spawn(move || drop(clone)).join().unwrap();
         assert_eq!(drops.load(Ordering::SeqCst), 10);
+    }
+
+    #[test]
+    fn f53_a_panic_of_a_foreign_owner_ends_with_its_drop() {
+        struct Touchy([u8; 10]);
+        impl Drop for Touchy {
+            fn drop(&mut self) {
+                panic!("an owner of a test is dropped");
+            }
+        }
+        let mut owner = Box::new(Touchy([5; 10]));
+        let start = NonNull::new(owner.0.as_mut_ptr()).unwrap();
+        // SAFETY: the ten bytes live in the owner, and nobody touches them otherwise.
+        drop(unsafe { Buffer::foreign(start, 10, true, owner) });
     }
 }

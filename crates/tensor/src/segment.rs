@@ -17,7 +17,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 use sheave_base::limits::PART_BYTES_MAX;
-use sheave_base::{Error, ErrorKind, Result};
+use sheave_base::{Error, ErrorKind, Result, shortage};
 
 use crate::mapping::Mapping;
 
@@ -36,7 +36,8 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 /// A mapped, sealed piece of shared memory. The mapping lives as long as its last [`Arc`].
 pub struct Segment {
     id: SegmentId,
-    file: OwnedFd,
+    /// Of one that was made here; one of a peer's needs none, once it is mapped.
+    file: Option<OwnedFd>,
     inode: u64,
     mapping: Mapping,
     retirements: AtomicU32,
@@ -61,7 +62,7 @@ impl Segment {
         getrandom(&mut id, GetRandomFlags::empty()).map_err(failed)?;
         let mapping = Mapping::shared(file.as_fd(), len_bytes).map_err(failed)?;
         let id = SegmentId(u64::from_ne_bytes(id));
-        Ok(Arc::new(Self { id, file, inode, mapping, retirements: AtomicU32::new(0) }))
+        Ok(Arc::new(Self { id, file: Some(file), inode, mapping, retirements: AtomicU32::new(0) }))
     }
 
     /// Maps a segment that a peer made, after checking with the kernel that it is what the peer says.
@@ -90,10 +91,13 @@ impl Segment {
         }
         let mapping = usize::try_from(len_bytes).map_err(|_| Errno::NOMEM);
         let mapping = mapping.and_then(|len_bytes| Mapping::shared(file.as_fd(), len_bytes)).map_err(|errno| {
-            let kind = if errno == Errno::NOMEM { ErrorKind::LimitExceeded } else { ErrorKind::Protocol };
-            Error::new(kind, format!("segment {id} of {len_bytes} bytes cannot be mapped: {errno}"))
+            let what = format!("segment {id} of {len_bytes} bytes cannot be mapped");
+            let refused = || Error::new(ErrorKind::Protocol, errno.to_string());
+            shortage::of(errno).unwrap_or_else(refused).context(what)
         })?;
-        Ok(Arc::new(Self { id, file, inode: stat.st_ino, mapping, retirements: AtomicU32::new(0) }))
+        // The mapping keeps the memory, and a process may have few descriptors.
+        drop(file);
+        Ok(Arc::new(Self { id, file: None, inode: stat.st_ino, mapping, retirements: AtomicU32::new(0) }))
     }
 
     /// Its name, the same in every process.
@@ -102,10 +106,10 @@ impl Segment {
         self.id
     }
 
-    /// The descriptor, to be sent to a peer.
+    /// The descriptor, to be sent to a peer; none for a segment that a peer made.
     #[must_use]
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_ref().map(AsFd::as_fd)
     }
 
     /// Its length.
@@ -151,11 +155,15 @@ impl fmt::Debug for Segment {
 }
 
 fn creation_error(errno: Errno, len_bytes: usize) -> Error {
-    let what = format!("a shared memory segment of {len_bytes} bytes cannot be made: {errno}");
+    let what = format!("a shared memory segment of {len_bytes} bytes cannot be made");
+    if let Some(error) = shortage::of(errno) {
+        return error.context(what);
+    }
+    let what = format!("{what}: {errno}");
     match errno {
-        Errno::NOMEM | Errno::NOSPC | Errno::MFILE | Errno::NFILE | Errno::FBIG => {
-            Error::new(ErrorKind::LimitExceeded, what).hint("free memory, or give the arena a smaller capacity")
-        }
+        Errno::NOSPC | Errno::FBIG => Error::new(ErrorKind::LimitExceeded, what)
+            .hint("free memory, or give the arena a smaller capacity")
+            .shortage(),
         _ => Error::new(ErrorKind::Io, what),
     }
 }

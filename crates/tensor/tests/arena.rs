@@ -22,7 +22,7 @@ fn fill(buffer: &mut Buffer, byte: u8) {
 }
 
 fn import(segment: &Segment) -> Arc<Segment> {
-    let file = segment.fd().try_clone_to_owned().unwrap();
+    let file = segment.fd().unwrap().try_clone_to_owned().unwrap();
     Segment::import(file, segment.id(), segment.len_bytes()).unwrap()
 }
 

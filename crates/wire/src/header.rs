@@ -117,6 +117,8 @@ coded! {
         Protocol = 3,
         /// The receiver of this message was declared dead and must join again.
         DeclaredDead = 4,
+        /// The other end lacks file descriptors, memory or threads.
+        Short = 5,
     }
 }
 

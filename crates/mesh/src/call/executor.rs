@@ -10,8 +10,8 @@
 //! is bounded where they are let in.
 
 use parking_lot::Mutex;
-use sheave_base::limits;
 use sheave_base::work::{Completer, IDLE, blocking};
+use sheave_base::{contain, limits};
 use sheave_net::Node;
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -107,9 +107,18 @@ impl Pool {
             Start::Spawn => {
                 let (pool, own) = (Arc::clone(self), node.clone());
                 let spawned = sheave_base::thread::spawn("sheave-executor", move || pool.run(&own));
-                if spawned.is_err() {
-                    // The job waits for one of the threads that there are.
-                    self.state.lock().threads -= 1;
+                if let Err(error) = spawned {
+                    let stranded = {
+                        let mut state = self.state.lock();
+                        state.threads -= 1;
+                        // The job waits for one of the threads that there are, if there are any.
+                        if state.threads == 0 { std::mem::take(&mut state.queue) } else { VecDeque::new() }
+                    };
+                    if !stranded.is_empty() {
+                        node.notice(&format!("{} calls are not answered: {error}", stranded.len()));
+                    }
+                    // Which answers them.
+                    drop(stranded);
                 }
             }
         }
@@ -120,7 +129,7 @@ impl Pool {
         let listener: Rc<dyn Fn(bool)> = Rc::new(move |blocks| pool.permit(blocks, &own));
         while let Some(job) = self.next(node) {
             blocking::tell(Some(Rc::clone(&listener)));
-            job();
+            contain::told("a handler", job);
             blocking::tell(None);
             self.state.lock().running -= 1;
         }

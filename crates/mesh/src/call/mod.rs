@@ -40,7 +40,7 @@ use parking_lot::{Mutex, RwLock};
 use pending::Pending;
 use sha2::{Digest, Sha256};
 use sheave_base::work::Completer;
-use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, Work, limits};
+use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, Work, contain, limits};
 use sheave_net::{Admission, Arrival, Envelope, Ground, Hold, Kind, Message, Outgoing, Parts, Tensors, WriteLeases};
 use sheave_tensor::{Tensor, WriteLease};
 use sheave_wire::Value;
@@ -196,7 +196,7 @@ impl Calls {
         let Some(member) = member else { return };
         let services: Vec<_> = self.services.read().values().map(|(_, service)| Arc::clone(service)).collect();
         for service in services {
-            service.lost(member, error);
+            contain::told("a service that heard of a loss", || service.lost(member, error));
         }
     }
 
@@ -245,7 +245,9 @@ impl Shared {
 
     /// Takes a service away; its requests are refused from now on.
     pub(crate) fn serve_no_more(&self, name: &str) {
-        self.calls.services.write().remove(&number_of(name));
+        let removed = self.calls.services.write().remove(&number_of(name));
+        // Not under the lock: its drop may do anything.
+        drop(removed);
     }
 
     /// Calls a method on `to`.

@@ -5,12 +5,12 @@ use super::answer::encode;
 use crate::driver::Shared;
 use crate::engine::Member;
 use crate::reference::{Brought, Ref, names_in};
-use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, limits};
+use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, contain, limits};
 use sheave_net::{Envelope, Hold, Kind, Message, Outgoing, Part, Parts, Tensors};
 use sheave_tensor::{Mode, Tensor};
 use sheave_wire::{Value, codec};
 use smallvec::{SmallVec, smallvec};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::cell::RefCell;
 use std::sync::{Arc, Weak};
 
 /// Something on a node that others call by name.
@@ -105,6 +105,11 @@ struct Way {
     correlation: u64,
 }
 
+thread_local! {
+    /// The ways back that a panic took from the handlers that run on this thread, each handler's in a list of its own.
+    static DROPPED: RefCell<Vec<Vec<Way>>> = const { RefCell::new(Vec::new()) };
+}
+
 /// The way back to the caller. Answered once; dropped without an answer it says so.
 pub struct Reply {
     way: Option<Way>,
@@ -160,14 +165,30 @@ impl Reply {
 
 impl Drop for Reply {
     fn drop(&mut self) {
-        if let Some(way) = self.way.take() {
-            let error = Error::new(ErrorKind::Remote, "the handler ended without an answer");
-            way.answer(Err(error.hint("look at the output of the node that was called")), Hold::Capture);
+        let Some(way) = self.way.take() else { return };
+        if !std::thread::panicking() {
+            return way.end_without_an_answer("the handler ended without an answer".to_owned());
+        }
+        // What the panic says is known to whoever catches it.
+        let mut way = Some(way);
+        // A thread that ends has no such list any more.
+        let _ = DROPPED.try_with(|handlers| {
+            if let Some(dropped) = handlers.borrow_mut().last_mut() {
+                dropped.extend(way.take());
+            }
+        });
+        if let Some(way) = way {
+            way.end_without_an_answer("the thread that was to answer panicked".to_owned());
         }
     }
 }
 
 impl Way {
+    fn end_without_an_answer(self, what: String) {
+        let error = Error::new(ErrorKind::Remote, what).hint("look at the output of the node that was called");
+        self.answer(Err(error), Hold::Capture);
+    }
+
     fn answer(self, outcome: Result<(Value, Parts)>, hold: Hold) {
         let outcome = outcome.and_then(|(value, parts)| {
             value.check_tensors(parts.len())?;
@@ -212,8 +233,16 @@ fn send(
     shared.send_answer(link, message, hold).inspect_err(|_| shared.references.take_back(to, &refs))
 }
 
-/// Runs a handler; a panic becomes an error on the caller's side.
+/// Runs a handler; a panic becomes an error on the caller's side, with its text.
 pub(super) fn run(service: &dyn Service, request: Request) {
-    // The request's reply is dropped by the unwinding, and answers; the panic hook has printed the rest.
-    let _ = catch_unwind(AssertUnwindSafe(|| service.handle(request)));
+    DROPPED.with_borrow_mut(|handlers| handlers.push(Vec::new()));
+    let outcome = contain::run(|| service.handle(request));
+    // Taken out before anybody is answered, which may run other handlers here.
+    let dropped = DROPPED.with_borrow_mut(Vec::pop).unwrap_or_default();
+    for way in dropped {
+        way.end_without_an_answer(match &outcome {
+            Err(text) => format!("the handler panicked: {text}"),
+            Ok(()) => "the handler ended without an answer, after a panic that it caught itself".to_owned(),
+        });
+    }
 }

@@ -1,10 +1,10 @@
 //! Rendezvous: everybody introduces itself to the coordinator, which sends everybody the table.
 
-use super::member::{Expected, Introduction, Role, rank_all};
+use super::member::{Expected, Introduction, Member, Role, rank_all};
 use super::{Effect, Engine, Message, Phase};
 use sheave_base::clock::Time;
-use sheave_base::{Error, ErrorKind, NodeId, limits};
-use std::collections::BTreeMap;
+use sheave_base::{Error, ErrorKind, NodeId, Rank, limits};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Messages that came before the table; more are forgotten, since all that matter are repeated.
 const STASH_MAX: usize = 4096;
@@ -37,6 +37,13 @@ impl Joining {
 }
 
 impl Engine {
+    /// This node as far as it can be known before there is a table.
+    pub(crate) fn introduced_as(&self) -> Member {
+        let introduction = self.config.introduction.clone();
+        let rank = introduction.wanted_rank.unwrap_or_default();
+        Member { node: self.me, rank: Rank(rank), role_rank: rank, introduction }
+    }
+
     /// The joining half of a poll.
     pub(super) fn poll_joining(&mut self) {
         let now = self.now;
@@ -96,6 +103,10 @@ impl Engine {
             }
             Message::Welcome { table } if is_coordinator => {
                 let stash = std::mem::take(&mut joining.stash);
+                if let Err(what) = check_table(&table, self.me, &self.config.introduction) {
+                    let error = Error::new(ErrorKind::Protocol, format!("the coordinator's table of members {what}"));
+                    return self.fail(error.operation("join").hint("do all processes run the same version of sheave?"));
+                }
                 self.begin(table);
                 for (from, message) in stash {
                     self.receive(from, message);
@@ -250,6 +261,41 @@ impl Engine {
         self.phase = Phase::Active;
         self.watch.begin(self.now);
         self.effects.push(Effect::Joined);
+    }
+}
+
+/// Says what is wrong with a table that the coordinator has sent, if anything is: everybody must be in it once, in the
+/// order of the ranks, and this node as what it has said that it is.
+fn check_table(table: &[Member], me: NodeId, said: &Introduction) -> Result<(), String> {
+    // How many there are is the coordinator's word, but no node can have links to more.
+    if table.len() > limits::LINKS_MAX {
+        return Err(format!("has {} members; expected {} at most", table.len(), limits::LINKS_MAX));
+    }
+    let (mut nodes, mut names) = (BTreeSet::new(), BTreeSet::new());
+    let mut of_role = BTreeMap::<Role, u32>::new();
+    for (rank, member) in (0..).zip(table) {
+        let about = &member.introduction;
+        let next = of_role.entry(about.role).or_default();
+        if (member.rank.0, member.role_rank) != (rank, *next) {
+            let found = format!("{} and {} {}", member.rank, about.role, member.role_rank);
+            return Err(format!("gives {} rank {found}; expected rank {rank} and {} {next}", about.name, about.role));
+        }
+        *next += 1;
+        if about.name.is_empty() || about.name.len() > limits::HANDSHAKE_TEXT_BYTES_MAX {
+            let most = limits::HANDSHAKE_TEXT_BYTES_MAX;
+            return Err(format!("names rank {rank} in {} bytes; expected 1 to {most}", about.name.len()));
+        }
+        if !nodes.insert(member.node) || !names.insert(&about.name) {
+            return Err(format!("has rank {rank}, {} (node {}), twice", about.name, member.node));
+        }
+    }
+    let own = table.iter().find(|member| member.node == me).map(|member| &member.introduction);
+    match own {
+        None => Err(format!("lacks this node, {said}")),
+        Some(own) if own.role != said.role || (!said.name.is_empty() && own.name != said.name) => {
+            Err(format!("has this node, {said}, as {} {}", own.role, own.name))
+        }
+        Some(_) => Ok(()),
     }
 }
 

@@ -88,7 +88,8 @@ pub enum Message {
         /// Whether this answers another beat.
         answer: bool,
     },
-    /// To whom the sender holds for the coordinator: somebody looks dead.
+    /// To whom the sender holds for the coordinator: somebody looks dead. About the sender itself, to everybody: it
+    /// ends, and why.
     Accuse {
         /// The sender's epoch.
         epoch: Epoch,
@@ -317,6 +318,11 @@ pub enum Event {
     Alive {
         /// Who lives.
         peer: NodeId,
+    },
+    /// This node lacks something that the system does not give it: it says so and ends, and accuses nobody.
+    FellShort {
+        /// What it lacks, and what raises the limit.
+        error: Error,
     },
     /// A link ended, or could not be made: evidence that the peer is dead. What came before the end is told before it.
     LinkLost {

@@ -19,6 +19,10 @@
 //! groups that both are in, and sends `Accuse` to the first living member it does not suspect. Whoever is that to
 //! itself ends the epoch.
 //!
+//! A node that lacks descriptors, threads or memory cannot tell a peer that it cannot reach from one that is dead, so
+//! it suspects nobody for that: it accuses itself, with the reason, to all that it has links to, and fails. Who hears
+//! that suspects it for this reason.
+//!
 //! Who wants to know earlier who is silent asks (`Ask`), through the coordinator or directly, and counts those who give
 //! no `Answer` in the time that it chooses. Nobody is suspected for that.
 //!
@@ -266,6 +270,7 @@ impl Engine {
             Event::Turned { what } => self.turned(&what),
             Event::Received { from, message } => self.receive(from, message),
             Event::Alive { peer } => self.watch_hears(peer),
+            Event::FellShort { error } => self.fell_short(error),
             Event::LinkLost { peer, .. } if !self.is_active() => self.link_lost_joining(peer),
             Event::LinkLost { peer, reason } => self.link_lost(peer, reason),
             Event::Barrier { operation, group, deadline } => self.begin_barrier(operation, group, deadline),
@@ -443,6 +448,7 @@ impl Engine {
                     self.last_word(from);
                 }
             }
+            Message::Accuse { suspect, reason, .. } if suspect == from => self.suspect(from, reason),
             Message::Leave { .. } => self.asked_to_leave(from),
             Message::Beat { answer: false, .. } => self.send(from, Message::Beat { epoch: self.epoch, answer: true }),
             Message::Enter { group, sequence, .. } => self.entered(from, group, sequence),

@@ -184,6 +184,17 @@ impl Engine {
         self.reconsider();
     }
 
+    /// This node cannot do its part for want of something of its own. The others learn that from itself.
+    pub(super) fn fell_short(&mut self, error: Error) {
+        if self.is_active() {
+            let reason = format!("it has given up: {}", error.what());
+            let message = Message::Accuse { epoch: self.epoch, suspect: self.me, reason };
+            let nodes = self.table.iter().map(|member| member.node).collect();
+            self.effects.push(Effect::Farewell { nodes, message });
+        }
+        self.fail(error);
+    }
+
     pub(super) fn accuse(&mut self, accuser: NodeId, suspect: NodeId, reason: String) {
         if self.is_living(suspect) && suspect != self.me && suspect != accuser {
             self.watch.accused(suspect, accuser, reason);
@@ -254,8 +265,8 @@ impl Engine {
             let what = "the others did not decide that this node may leave";
             return self.fail(Error::new(ErrorKind::DeadlineExceeded, what));
         }
-        let names = self.watch.suspected.keys().filter_map(|node| self.member(*node));
-        let names: Vec<_> = names.map(|member| member.introduction.name.as_str()).collect();
+        let names = self.watch.suspected.iter().filter_map(|(node, reason)| Some((self.member(*node)?, reason)));
+        let names: Vec<_> = names.map(|(member, reason)| format!("{} ({reason})", member.introduction.name)).collect();
         let what = format!(
             "this node cannot reach the majority of the {} members of epoch {}: no sign of {}",
             self.living().count(),

@@ -30,7 +30,8 @@
 //! links between the same nodes was cut, keeps its count until that receiver leaves.
 //!
 //! **Drops.** The drop of a `Ref` takes one short lock, queues a word and rings the mesh's own thread; it neither
-//! blocks nor touches a link. Objects and references are dropped with no lock held.
+//! blocks nor touches a link. Objects and references are dropped with no lock held; an object that panics then is told
+//! on standard error and freed all the same.
 
 mod table;
 mod words;
@@ -47,6 +48,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 /// Anything that others can hold references to.
 pub(crate) type Object = Arc<dyn Any + Send + Sync>;
+
+/// An object that may be freed on any thread.
+type Kept = sheave_base::contain::Kept<Object>;
+
+fn keep(object: Object) -> Kept {
+    Kept::new("an exported object", object)
+}
 
 /// An object, by its owner and its name there. Names are never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -82,7 +90,7 @@ pub(crate) struct Hold {
     references: Arc<References>,
     name: Name,
     /// On the owner.
-    object: Option<Object>,
+    object: Option<Kept>,
     /// Counts of this node at the owner that this hold gives back.
     counts: AtomicU64,
     /// The owner has said that it has no such object any more.
@@ -110,7 +118,7 @@ impl Ref {
     /// the object has another type.
     pub fn get<T: Any + Send + Sync>(&self) -> Result<Arc<T>> {
         match &self.0.object {
-            Some(object) => Arc::clone(object).downcast().map_err(|_| {
+            Some(object) => Arc::clone(&**object).downcast().map_err(|_| {
                 Error::new(ErrorKind::Mismatch, format!("the referenced object is not of type {}", type_name::<T>()))
                     .operation("get")
             }),

@@ -4,7 +4,7 @@
 //! what goes is put aside as garbage.
 
 use super::words::Word;
-use super::{Hold, Name, Object, Ref};
+use super::{Hold, Kept, Name, Object, Ref, keep};
 use crate::driver::Shared;
 use parking_lot::Mutex;
 use sheave_base::work::Completer;
@@ -60,7 +60,7 @@ struct Tables {
 
 /// An object of this node.
 struct Owned {
-    object: Object,
+    object: Kept,
     own: Weak<Hold>,
     holders: HashMap<NodeId, u64>,
 }
@@ -68,7 +68,7 @@ struct Owned {
 /// What is to be dropped, or ended, with no lock held.
 #[derive(Default)]
 pub(crate) struct Garbage {
-    objects: Vec<Object>,
+    objects: Vec<Kept>,
     refs: Vec<Ref>,
     settled: Vec<Completer<()>>,
 }
@@ -119,7 +119,7 @@ impl References {
         tables.last_id += 1;
         let id = tables.last_id;
         let hold = self.hold(Name { owner: self.me, id }, Some(Arc::clone(&object)));
-        tables.owned.insert(id, Owned { object, own: Arc::downgrade(&hold), holders: HashMap::new() });
+        tables.owned.insert(id, Owned { object: keep(object), own: Arc::downgrade(&hold), holders: HashMap::new() });
         Ok(Ref(hold))
     }
 
@@ -143,7 +143,7 @@ impl References {
 
     fn hold(self: &Arc<Self>, name: Name, object: Option<Object>) -> Arc<Hold> {
         let (counts, is_gone) = (AtomicU64::new(0), AtomicBool::new(false));
-        Arc::new(Hold { references: Arc::clone(self), name, object, counts, is_gone })
+        Arc::new(Hold { references: Arc::clone(self), name, object: object.map(keep), counts, is_gone })
     }
 
     /// Counts references that are about to leave for `to`. The returned ones must be kept until the message has left;

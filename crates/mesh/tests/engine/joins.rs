@@ -2,7 +2,7 @@
 
 use crate::meshes::{Meshes, config, id, introduction};
 use sheave_base::{Error, ErrorKind, clock::Time};
-use sheave_mesh::engine::{Effect, Engine, Event};
+use sheave_mesh::engine::{Effect, Engine, Event, Member, Message, Role};
 use std::time::Duration;
 
 fn failure(meshes: &Meshes, node: usize) -> Error {
@@ -120,4 +120,75 @@ fn f85_other_numbers_than_the_coordinators_are_a_mismatch_on_both_sides() {
         }
     }
     assert!(!meshes.asked.iter().any(|(_, effect)| matches!(effect, Effect::Joined)));
+}
+
+/// What becomes of a joiner that is sent this table, made of the sound one of four ranks.
+fn welcomed(change: impl FnOnce(&mut Vec<Member>)) -> Engine {
+    let (meshes, _) = Meshes::joined(4, 0);
+    let mut table = meshes.nodes[0].table().to_vec();
+    change(&mut table);
+    let mut engine = Engine::new(config(introduction(2), 4, false), id(2), Time(0));
+    engine.handle(Time(0), Event::Reached(id(0)));
+    engine.handle(Time(0), Event::Received { from: id(0), message: Message::Welcome { table } });
+    engine.poll(Time(0));
+    engine
+}
+
+#[test]
+fn f30_a_table_that_makes_no_sense_is_refused() {
+    assert!(welcomed(|_| ()).is_active());
+    type Change = fn(&mut Vec<Member>);
+    let cases: [(Change, &str); 9] = [
+        (Vec::clear, "lacks this node, a rank from host-2 (pid 102)"),
+        (|table| drop(table.pop()), ""),
+        (|table| table[2].node = id(9), "lacks this node"),
+        (|table| table[3].node = id(1), "has rank 3, rank-3 (node "),
+        (|table| table[3].introduction.name = "rank-0".into(), "has rank 3, rank-0 (node "),
+        (|table| table[1].introduction.name.clear(), "names rank 1 in 0 bytes; expected 1 to 256"),
+        (|table| table[1].introduction.name = "x".repeat(300), "names rank 1 in 300 bytes"),
+        (|table| table.swap(0, 1), "gives rank-1 rank 1 and rank 1; expected rank 0 and rank 0"),
+        (|table| table[3].role_rank = 7, "gives rank-3 rank 3 and rank 7; expected rank 3 and rank 3"),
+    ];
+    for (change, what) in cases {
+        let engine = welcomed(change);
+        if what.is_empty() {
+            // How many there are is the coordinator's word.
+            assert!(engine.is_active());
+            continue;
+        }
+        let error = engine.failure().expect(what);
+        assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
+        assert!(error.what().starts_with("the coordinator's table of members "), "{error}");
+        assert!(error.what().contains(what), "{error}");
+    }
+    let others = |table: &mut Vec<Member>| table[2].introduction.role = Role::Server;
+    assert!(welcomed(others).failure().is_some(), "this node is no server");
+}
+
+fn short() -> Event {
+    let error = Error::new(ErrorKind::LimitExceeded, "this process has no file descriptor left").shortage();
+    Event::FellShort { error }
+}
+
+#[test]
+fn f21_who_lacks_something_accuses_itself_alone_and_all_learn_why() {
+    for node in [0, 2, 3] {
+        let (mut meshes, world) = Meshes::joined(4, 0);
+        let other = (node + 1) % 4;
+        let waits = meshes.barrier(other, world);
+        let own = meshes.barrier(node, world);
+        meshes.tell(node, short());
+        meshes.settle();
+        assert_eq!(meshes.nodes[node].failure().expect("it gave up").kind(), ErrorKind::LimitExceeded);
+        assert!(meshes.error_of(own).contains("no file descriptor left"), "{}", meshes.error_of(own));
+        meshes.kill(node);
+        meshes.settle();
+        let reason = "it has given up: this process has no file descriptor left";
+        let text = meshes.error_of(waits);
+        assert!(text.contains(reason) && text.contains(&format!("rank-{node}")), "{text}");
+        for (rank, engine) in meshes.nodes.iter().enumerate().filter(|(rank, _)| *rank != node) {
+            let deaths: Vec<_> = engine.deaths().iter().map(|death| (death.node, death.reason.as_str())).collect();
+            assert_eq!(deaths, [(id(node), reason)], "as rank {rank} knows it");
+        }
+    }
 }

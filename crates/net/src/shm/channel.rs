@@ -3,8 +3,8 @@
 //! It is a sequenced-packet socket, so that a descriptor always arrives with the few words that describe it.
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
 };
 use sheave_base::{Error, ErrorKind, Result};
 use std::io::{IoSlice, IoSliceMut};
@@ -39,6 +39,9 @@ const ANSWER: u64 = 2;
 const SEGMENT: u64 = 3;
 const FORGET: u64 = 4;
 const PACKET_BYTES: usize = 24;
+
+/// Descriptors that are looked at in one packet, two more than any packet brings.
+const DESCRIPTORS_MAX: usize = 4;
 
 fn encode(kind: u64, id: u64, length_bytes: u64) -> [u8; PACKET_BYTES] {
     let mut bytes = [0; PACKET_BYTES];
@@ -86,7 +89,7 @@ pub(crate) fn send_forget(socket: BorrowedFd<'_>, id: u64) -> Result<bool> {
 pub(crate) fn receive(socket: impl AsFd) -> Result<Received> {
     // One byte more than any packet, so that a longer one is noticed.
     let mut bytes = [0; PACKET_BYTES + 1];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let received = match recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags) {
@@ -95,10 +98,12 @@ pub(crate) fn receive(socket: impl AsFd) -> Result<Received> {
         Err(rustix::io::Errno::CONNRESET) => return Ok(Received::End),
         Err(errno) => return Err(Error::from(errno).context("reading a link's socket")),
     };
-    let mut descriptors = ancillary.drain().flat_map(|message| match message {
+    let is_cut = received.flags.contains(ReturnFlags::CTRUNC);
+    let descriptors = ancillary.drain().flat_map(|message| match message {
         RecvAncillaryMessage::ScmRights(descriptors) => descriptors.collect::<Vec<_>>(),
         _ => Vec::new(),
     });
+    let descriptors: Vec<OwnedFd> = descriptors.collect();
     if received.bytes == 0 {
         return Ok(Received::End);
     }
@@ -106,7 +111,12 @@ pub(crate) fn receive(socket: impl AsFd) -> Result<Received> {
     if received.bytes != PACKET_BYTES {
         return Err(wrong());
     }
+    // Where fewer arrived than there was room for, the kernel found no number for one: this process has too many.
+    if is_cut && descriptors.len() < DESCRIPTORS_MAX {
+        return Err(Error::from(rustix::io::Errno::MFILE).context("taking a descriptor that a peer has sent"));
+    }
     let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|index| bytes[at * 8 + index]));
+    let mut descriptors = descriptors.into_iter();
     let packet = match (word(0), descriptors.next(), descriptors.next()) {
         (OFFER, Some(rings), Some(bell)) => Packet::Offer { rings, bell },
         (ANSWER, Some(bell), None) => Packet::Answer { bell },

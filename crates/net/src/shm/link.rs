@@ -8,7 +8,7 @@ use super::ring::{Consumer, Kind as RecordKind, Producer};
 use super::sending::{self, Ended, Sending};
 use crate::counters::Counters;
 use crate::doorbell::Doorbell;
-use crate::farewell::closed_by_peer;
+use crate::farewell::{closed_by_peer, code_for};
 use crate::link::{Handover, Hold, Link, Medium, Polled, Readiness, Sink};
 use crate::matching::Wanted;
 use crate::message::{Envelope, Outgoing, Tensors};
@@ -286,8 +286,9 @@ impl Link for ShmLink {
             Ok(taken) => taken,
             Err(error) => {
                 drop(receiving);
+                let code = code_for(&error);
                 let reason = error.peer(self.peer.clone());
-                self.end(&reason, CloseReason::Protocol);
+                self.end(&reason, code);
                 return Polled::Ended(reason);
             }
         };
@@ -307,8 +308,9 @@ impl Link for ShmLink {
         }
         match self.push_out() {
             Err(error) => {
+                let code = code_for(&error);
                 let reason = error.peer(self.peer.clone());
-                self.end(&reason, CloseReason::Protocol);
+                self.end(&reason, code);
                 Polled::Ended(reason)
             }
             Ok(pushed) if pushed || taken.moved => Polled::Moved,
@@ -393,6 +395,10 @@ impl Link for ShmLink {
         self.shore().ring();
     }
 
+    fn tracer(&self) -> Option<u32> {
+        self.process.tracer()
+    }
+
     fn is_peer_gone(&self) -> bool {
         self.process.is_known_to_have_ended() || self.process.has_ended()
     }
@@ -402,7 +408,8 @@ impl Link for ShmLink {
             && let Err(error) = receiving.read_socket(&self.socket)
         {
             drop(receiving);
-            self.end(&error.peer(self.peer.clone()), CloseReason::Protocol);
+            let code = code_for(&error);
+            self.end(&error.peer(self.peer.clone()), code);
         }
     }
 

@@ -4,25 +4,24 @@ use super::ring::{Memory, WORDS};
 use rustix::fs::{MemfdFlags, SealFlags};
 use sheave_base::sync::AtomicU64;
 use sheave_base::{Error, ErrorKind, Result};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 const BYTES: usize = 2 * WORDS * size_of::<AtomicU64>();
 
 /// A mapped pair of rings. The mapping lives as long as anybody holds it.
 pub(crate) struct Pair {
-    file: OwnedFd,
     map: memmap2::MmapRaw,
 }
 
 impl Pair {
-    /// Fresh, zeroed rings that a peer can map.
-    pub(crate) fn create() -> Result<Arc<Self>> {
+    /// Fresh, zeroed rings, and the file for the peer to map. Neither side needs it any longer than that.
+    pub(crate) fn create() -> Result<(Arc<Self>, OwnedFd)> {
         let file = rustix::fs::memfd_create("sheave-link", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(|errno| Error::from(errno).context("making the shared memory of a link"))?;
         rustix::fs::ftruncate(&file, BYTES as u64)?;
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        Self::map(file)
+        Ok((Self::map(&file)?, file))
     }
 
     /// A peer's rings. Size and seals are checked first, so that no later access can fault.
@@ -36,21 +35,19 @@ impl Pair {
         if length != BYTES as i64 {
             return Err(wrong(format!("has {length} bytes where {BYTES} were expected")));
         }
-        Self::map(file)
+        let pair = Self::map(&file);
+        // The mapping keeps the memory, and a process may have few descriptors.
+        drop(file);
+        pair
     }
 
-    fn map(file: OwnedFd) -> Result<Arc<Self>> {
+    fn map(file: &OwnedFd) -> Result<Arc<Self>> {
         let map = memmap2::MmapOptions::new()
             .len(BYTES)
             .populate()
-            .map_raw(&file)
+            .map_raw(file)
             .map_err(|error| Error::from(error).context("mapping the shared memory of a link"))?;
-        Ok(Arc::new(Self { file, map }))
-    }
-
-    /// The descriptor to hand to the peer.
-    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+        Ok(Arc::new(Self { map }))
     }
 
     /// One of the two rings.
@@ -89,8 +86,8 @@ mod tests {
 
     #[test]
     fn both_sides_see_the_same_words() {
-        let ours = Pair::create().expect("memory");
-        let theirs = Pair::import(ours.descriptor().try_clone_to_owned().expect("a descriptor")).expect("sound");
+        let (ours, file) = Pair::create().expect("memory");
+        let theirs = Pair::import(file).expect("sound");
         ours.ring(Which::FromResponder).word(5).store(77, SeqCst);
         assert_eq!(theirs.ring(Which::FromResponder).word(5).load(SeqCst), 77);
         assert_eq!(theirs.ring(Which::FromInitiator).word(5).load(SeqCst), 0);

@@ -20,7 +20,7 @@ use channel::{Packet, Received};
 use link::{Material, ShmLink};
 use memory::{Pair, Which};
 use process::PeerProcess;
-pub(crate) use process::check_user;
+pub(crate) use process::{check_user, tracer_of};
 use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -30,15 +30,25 @@ pub(crate) struct Offer {
     pair: Arc<Pair>,
     socket: OwnedFd,
     peer: Peer,
+    process: (Arc<PeerProcess>, u32),
+    /// Keeps a descriptor for the doorbell that the answer brings. What is lacking must be known before the peer has
+    /// made its end of the link, which would look like one that was dropped.
+    spare: OwnedFd,
 }
 
 /// Offers rings over an authenticated socket.
 pub(crate) fn offer(node: &Arc<Inner>, socket: OwnedFd, peer: Peer) -> Result<Offer> {
-    let pair = Pair::create()?;
-    if !channel::send_offer(socket.as_fd(), pair.descriptor(), node.progress.doorbell.as_fd())? {
+    let process = PeerProcess::of_socket(socket.as_fd())?;
+    let (pair, rings) = Pair::create()?;
+    let spare = spare(&socket)?;
+    if !channel::send_offer(socket.as_fd(), rings.as_fd(), node.progress.doorbell.as_fd())? {
         return Err(Error::new(ErrorKind::PeerLost, "the peer's socket takes no offer").peer(peer));
     }
-    Ok(Offer { pair, socket, peer })
+    Ok(Offer { pair, socket, peer, process, spare })
+}
+
+fn spare(socket: &OwnedFd) -> Result<OwnedFd> {
+    rustix::io::fcntl_dupfd_cloexec(socket, 0).map_err(|errno| Error::from(errno).context("preparing a link"))
 }
 
 impl Offer {
@@ -49,17 +59,21 @@ impl Offer {
 
     /// Takes the answer and adds the link; gives the offer back while there is no answer.
     pub(crate) fn finish(self, node: &Arc<Inner>) -> Result<std::result::Result<LinkId, Self>> {
-        let bell = match channel::receive(&self.socket)? {
-            Received::Empty => return Ok(Err(self)),
+        let Self { pair, socket, peer, process, spare: kept } = self;
+        drop(kept);
+        let bell = match channel::receive(&socket)? {
+            Received::Empty => {
+                let spare = spare(&socket)?;
+                return Ok(Err(Self { pair, socket, peer, process, spare }));
+            }
             Received::Packet(Packet::Answer { bell }) => bell,
             Received::Packet(_) => return Err(Error::new(ErrorKind::Protocol, "the peer did not answer the offer")),
             Received::End => {
-                return Err(Error::new(ErrorKind::PeerLost, "it closed the link while it was made").peer(self.peer));
+                return Err(Error::new(ErrorKind::PeerLost, "it closed the link while it was made").peer(peer));
             }
         };
-        let Self { pair, socket, peer } = self;
         let outbound = Which::FromInitiator;
-        add(node, Material { pair, outbound, socket, bell, peer }).map(Ok)
+        add(node, Material { pair, outbound, socket, bell, peer }, process).map(Ok)
     }
 }
 
@@ -86,19 +100,19 @@ pub(crate) fn answer(
         Received::Empty => Ok(Err((socket, peer))),
         Received::Packet(Packet::Offer { rings, bell }) => {
             let pair = Pair::import(rings)?;
+            let process = PeerProcess::of_socket(socket.as_fd())?;
             if !channel::send_answer(socket.as_fd(), node.progress.doorbell.as_fd())? {
                 return Err(Error::new(ErrorKind::PeerLost, "the peer's socket takes no answer").peer(peer));
             }
             let outbound = Which::FromResponder;
-            add(node, Material { pair, outbound, socket, bell, peer }).map(Ok)
+            add(node, Material { pair, outbound, socket, bell, peer }, process).map(Ok)
         }
         Received::Packet(_) => Err(Error::new(ErrorKind::Protocol, "the peer made no offer")),
         Received::End => Err(Error::new(ErrorKind::PeerLost, "it closed the link while it was made").peer(peer)),
     }
 }
 
-fn add(node: &Arc<Inner>, mut material: Material) -> Result<LinkId> {
-    let (process, pid) = PeerProcess::of_socket(material.socket.as_fd())?;
+fn add(node: &Arc<Inner>, mut material: Material, (process, pid): (Arc<PeerProcess>, u32)) -> Result<LinkId> {
     material.peer.pid = Some(pid);
     let from_peer = material.outbound == Which::FromResponder;
     let make = |id| Ok(Arc::new(ShmLink::new(id, node, material, Arc::clone(&process))) as Arc<dyn crate::Link>);

@@ -7,6 +7,7 @@ use crate::node::Inner;
 use crate::progress::Watched;
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::UCred;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use sheave_base::{Error, ErrorKind, Result};
@@ -43,8 +44,10 @@ impl PeerProcess {
         let descriptor = match pidfd_of(socket) {
             Some(descriptor) => descriptor,
             // Older kernels: the number may have been reused only if the peer is gone, and then its socket says so.
-            None => pidfd_open(peer.pid, PidfdFlags::empty())
-                .map_err(|errno| Error::new(ErrorKind::PeerLost, format!("its process is gone ({errno})")))?,
+            None => pidfd_open(peer.pid, PidfdFlags::empty()).map_err(|errno| match errno {
+                Errno::SRCH => Error::new(ErrorKind::PeerLost, "its process is gone"),
+                errno => Error::from(errno).context("opening the peer's process"),
+            })?,
         };
         let pid = u32::try_from(Pid::as_raw(Some(peer.pid))).unwrap_or(0);
         Ok((
@@ -71,9 +74,15 @@ impl PeerProcess {
         self.seen_to_end.load(SeqCst)
     }
 
+    /// The process that traces it, a debugger for example, if any does.
+    pub(crate) fn tracer(&self) -> Option<u32> {
+        tracer_of(self.pid)
+    }
+
     /// Ends the process, if this user may and it is another one: several nodes may live in one process.
     pub(crate) fn kill(&self) {
-        if self.pid == std::process::id() {
+        // One that is traced was stopped by its user, who is looking into it; its memory stays set aside.
+        if self.pid == std::process::id() || self.tracer().is_some() {
             return;
         }
         // Not permitted, or gone already: its memory stays set aside, or is free.
@@ -133,6 +142,13 @@ impl Watched for Watch {
         }
         self.process.release();
     }
+}
+
+/// Who traces a process of this host, if anybody does.
+pub(crate) fn tracer_of(pid: u32) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"))?;
+    tracer.trim().parse().ok().filter(|tracer| *tracer != 0)
 }
 
 /// `SO_PEERPIDFD`, Linux 6.5 and later: free of the race between a process number and its reuse.

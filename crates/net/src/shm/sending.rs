@@ -531,7 +531,10 @@ fn announce(known: &mut HashMap<SegmentId, Weak<Segment>>, segment: &Arc<Segment
     if known.contains_key(&segment.id()) {
         return Ok(true);
     }
-    let sent = channel::send_segment(shore.socket.as_fd(), segment.id().0, segment.len_bytes(), segment.fd())?;
+    let Some(file) = segment.fd() else {
+        return Err(Error::new(ErrorKind::Internal, "a segment of another process is shown by its owner alone"));
+    };
+    let sent = channel::send_segment(shore.socket.as_fd(), segment.id().0, segment.len_bytes(), file)?;
     if sent {
         known.insert(segment.id(), Arc::downgrade(segment));
     }

@@ -1,25 +1,33 @@
 //! The TCP link: a socket, what waits to be written and what is half read.
 
 use super::reading::{self, Reading, Taken, has_hung_up};
+use super::stays_on_this_host;
 use super::writing::{self, Finished, Writing};
 use crate::counters::Counters;
+use crate::farewell::code_for;
 use crate::link::{Handover, Hold, Link, Medium, Polled, Readiness, Sink};
 use crate::message::Outgoing;
 use crate::node::Inner;
 use crate::outbox::SendDriver;
+use crate::shm::tracer_of;
 use parking_lot::Mutex;
 use rustix::net::{RecvFlags, Shutdown};
-use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
+use sheave_base::{Error, LinkId, Peer, Result};
 use sheave_wire::CloseReason;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub(crate) struct TcpLink {
     id: LinkId,
     peer: Peer,
     socket: OwnedFd,
+    /// Where this side has connected to, if it was this side.
+    made_to: Option<SocketAddr>,
+    /// When the peer was last found alive beside this connection.
+    vouched: Mutex<Option<Instant>>,
     writing: Mutex<Writing>,
     /// Whether `writing` waits for room; only a hint for those who do not hold its lock.
     waits: AtomicBool,
@@ -32,11 +40,19 @@ pub(crate) struct TcpLink {
 }
 
 impl TcpLink {
-    pub(crate) fn new(id: LinkId, node: &Inner, socket: OwnedFd, peer: Peer, early: &[u8]) -> Result<Self> {
+    pub(crate) fn new(
+        id: LinkId,
+        node: &Inner,
+        (socket, made_to): (OwnedFd, Option<SocketAddr>),
+        peer: Peer,
+        early: &[u8],
+    ) -> Result<Self> {
         Ok(Self {
             id,
             peer,
             socket,
+            made_to,
+            vouched: Mutex::new(None),
             writing: Mutex::default(),
             waits: AtomicBool::new(false),
             has_had_its_turn: AtomicBool::new(false),
@@ -138,15 +154,6 @@ impl TcpLink {
     }
 }
 
-/// What the peer is told when this side cannot go on.
-fn code_for(error: &Error) -> CloseReason {
-    match error.kind() {
-        ErrorKind::Protocol | ErrorKind::LimitExceeded | ErrorKind::Mismatch => CloseReason::Protocol,
-        ErrorKind::PeerLost | ErrorKind::DeclaredDead => CloseReason::Finished,
-        _ => CloseReason::Failed,
-    }
-}
-
 impl Link for TcpLink {
     fn medium(&self) -> Medium {
         Medium::Tcp
@@ -216,7 +223,40 @@ impl Link for TcpLink {
             self.waits.store(writing.waits(), SeqCst);
         }
         let silence = self.reading.try_lock().map(|reading| reading.silence(self.socket.as_fd()));
-        silence.unwrap_or(Duration::ZERO)
+        let vouched = self.vouched.lock().map(|vouched| vouched.elapsed());
+        vouched.into_iter().fold(silence.unwrap_or(Duration::ZERO), Duration::min)
+    }
+
+    fn is_stuck(&self) -> bool {
+        // The third byte counts how often the kernel has sent the same again, since the peer's last sign of having it.
+        const RETRANSMITS: usize = 2;
+        let mut info = [0_u8; 8];
+        let mut length = info.len() as libc::socklen_t;
+        // SAFETY: the option writes at most as many bytes as it is told, into memory of that size.
+        let outcome = unsafe {
+            libc::getsockopt(
+                self.socket.as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_INFO,
+                info.as_mut_ptr().cast(),
+                &raw mut length,
+            )
+        };
+        outcome == 0 && length as usize > RETRANSMITS && info[RETRANSMITS] > 1
+    }
+
+    fn tracer(&self) -> Option<u32> {
+        // Both ends of a connection that has one address are on one host, and see each other's processes.
+        let pid = self.peer.pid.filter(|_| stays_on_this_host(&self.socket))?;
+        tracer_of(pid)
+    }
+
+    fn made_to(&self) -> Option<SocketAddr> {
+        self.made_to
+    }
+
+    fn vouch(&self) {
+        *self.vouched.lock() = Some(Instant::now());
     }
 
     fn close(&self, reason: &Error) {

@@ -5,7 +5,7 @@
 //! ([`reading`]). What does not fit in the socket waits in the sender's outbox.
 //!
 //! **Life.** A side that has sent nothing for a beat sends a frame of kind `Beat`; every byte that arrives is a sign of
-//! life. **End.** The last frame is of kind `Close` and says why; an end of the stream without one is a lost peer.
+//! life, and so is a probe of [`crate::probe`]. **End.** The last frame is of kind `Close` and says why; an end of the stream without one is a lost peer.
 
 mod link;
 mod reading;
@@ -26,8 +26,15 @@ const TURN_BYTES: usize = 1 << 20;
 /// never idle, and left to itself the kernel holds megabytes, which have left the cache when they are read.
 const LOCAL_SEND_BUFFER_BYTES: usize = 512 << 10;
 
-/// Makes a link of a connected and authenticated socket. `early` is what was read from it beyond the handshake.
-pub(crate) fn add(node: &Arc<Inner>, socket: OwnedFd, peer: Peer, early: &[u8]) -> Result<LinkId> {
+/// Makes a link of a connected and authenticated socket. `early` is what was read from it beyond the handshake, and
+/// `made_to` where this side has connected to, if it was this side.
+pub(crate) fn add(
+    node: &Arc<Inner>,
+    socket: OwnedFd,
+    peer: Peer,
+    early: &[u8],
+    made_to: Option<SocketAddr>,
+) -> Result<LinkId> {
     rustix::net::sockopt::set_tcp_nodelay(&socket, true)
         .map_err(|errno| Error::from(errno).context("asking the socket for low latency"))?;
     rustix::io::ioctl_fionbio(&socket, true)
@@ -36,7 +43,7 @@ pub(crate) fn add(node: &Arc<Inner>, socket: OwnedFd, peer: Peer, early: &[u8]) 
         rustix::net::sockopt::set_socket_send_buffer_size(&socket, LOCAL_SEND_BUFFER_BYTES)
             .map_err(|errno| Error::from(errno).context("bounding what the socket holds"))?;
     }
-    let make = |id| Ok(Arc::new(TcpLink::new(id, node, socket, peer, early)?) as Arc<dyn crate::Link>);
+    let make = |id| Ok(Arc::new(TcpLink::new(id, node, (socket, made_to), peer, early)?) as Arc<dyn crate::Link>);
     Ok(node.add_link(make)?.id)
 }
 

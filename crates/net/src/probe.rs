@@ -1,0 +1,76 @@
+//! Signs of life beside a connection that is stuck.
+//!
+//! What the network loses the kernel sends again, but each time later than the time before: after a cut of four
+//! seconds nothing may come through for another two, though all is well, and a peer would be declared dead that could
+//! be reached. So while bytes are stuck on the way to a peer, or it has been silent for two beats, the side that has
+//! made the link tries to reach it over a fresh connection, where it has made the link to, several times in a second.
+//! Both sides prove there who they are, as at the beginning of a link; nothing else is said, and no link comes of it.
+//! Who has proven itself is alive: its links count as heard of, until the kernel gets through again.
+//!
+//! A peer that is stopped, or whose host is gone, answers no such probe, so no death is found any later.
+
+use crate::address::Address;
+use crate::connect;
+use crate::entry::Entry;
+use crate::node::Inner;
+use sheave_base::{Error, ErrorKind, NodeId, Result};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+/// What a hello says that makes no link.
+pub(crate) const PAYLOAD: &[u8] = b"?";
+
+/// How long one attempt to connect may take, and what lies between two of them.
+const ATTEMPT: Duration = Duration::from_millis(200);
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// How long the peer may take to prove who it is.
+const PROOF: Duration = Duration::from_secs(1);
+
+impl Inner {
+    /// Probes the peer of a link, if it should be, on a thread of its own.
+    pub(crate) fn probe(&self, entry: &Arc<Entry>, silence: Duration) {
+        let is_suspicious = silence > self.config.liveness.beat * 2 || entry.link.is_stuck();
+        let Some(address) = entry.link.made_to().filter(|_| is_suspicious) else { return };
+        if entry.is_probed.swap(true, SeqCst) {
+            return;
+        }
+        let (node, probed) = (self.weak.clone(), Arc::clone(entry));
+        let probe = move || {
+            while let Some(node) = node.upgrade().filter(|node| !node.stopping.load(SeqCst)) {
+                if node.links.get(probed.id).is_err() || probe_once(&node, &probed, address).is_ok() {
+                    break;
+                }
+                drop(node);
+                std::thread::sleep(PAUSE);
+            }
+            probed.is_probed.store(false, SeqCst);
+        };
+        if sheave_base::thread::spawn("sheave-probe", probe).is_err() {
+            // Then the kernel alone decides when the peer is heard of again.
+            entry.is_probed.store(false, SeqCst);
+        }
+    }
+
+    /// This node has proven over another connection that it is alive.
+    pub(crate) fn vouched_for(&self, peer: NodeId) {
+        self.links.all().iter().filter(|entry| entry.link.peer().node == Some(peer)).for_each(|entry| {
+            entry.link.vouch();
+        });
+    }
+}
+
+fn probe_once(node: &Arc<Inner>, entry: &Entry, address: SocketAddr) -> Result<()> {
+    let peer = entry.link.peer().node.unwrap_or_default();
+    let address = Address { node: peer, ..Address::of_socket(address) };
+    let mut interrupt = || match node.stopping.load(SeqCst) {
+        true => Err(Error::new(ErrorKind::Closed, "the node was shut down")),
+        false => Ok(()),
+    };
+    let begun = Instant::now();
+    connect::probe(node, &address, begun + ATTEMPT, begun + ATTEMPT + PROOF, &mut interrupt)?;
+    node.vouched_for(peer);
+    Ok(())
+}
