@@ -133,6 +133,13 @@ pub const TRACE_LANES_MAX: usize = 1024;
 /// Memory of one node for the slots of streams between processes: 256 streams at once.
 pub const STREAM_SLOT_BYTES_MAX: u64 = 256 << 20;
 
+/// Memory that a node sets aside block by block for one peer process whose links have ended while it goes on; beyond it
+/// whole segments are taken out of use, which cost nothing once they are empty.
+pub const SET_ASIDE_BYTES_MAX: u64 = 64 << 20;
+
+/// Ended links to one peer process whose memory is set aside so.
+pub const SET_ASIDE_LINKS_MAX: usize = 256;
+
 /// Children of one job that live at the same time. Each holds two pipes, so that a default of 1,024 open files ends
 /// some way below; the guard keeps its table of them on its stack.
 pub const JOB_CHILDREN_MAX: usize = 1024;

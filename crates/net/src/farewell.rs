@@ -28,3 +28,12 @@ pub(crate) fn closed_by_peer(code: u64, peer: &Peer) -> Error {
     }
     .peer(peer.clone())
 }
+
+/// What the peer is told when this side cannot go on because of `error`.
+pub(crate) fn code_for(error: &Error) -> CloseReason {
+    match error.kind() {
+        ErrorKind::Protocol | ErrorKind::LimitExceeded | ErrorKind::Mismatch => CloseReason::Protocol,
+        ErrorKind::PeerLost | ErrorKind::DeclaredDead => CloseReason::Finished,
+        _ => CloseReason::Failed,
+    }
+}

@@ -18,6 +18,7 @@ use crate::neighbourhood::Neighbourhood;
 use crate::observer::{Admission, Observed, Observer};
 use crate::outbox::SendDriver;
 use crate::progress::{Progress, WaitPolicy};
+use crate::shm::PeerProcesses;
 use parking_lot::Mutex;
 use sheave_base::config::{Role, Settings, Transport};
 use sheave_base::fork::ForkMark;
@@ -169,6 +170,7 @@ pub(crate) struct Inner {
     pub(crate) observed: Observed,
     pub(crate) exchange: Observed,
     pub(crate) sources: Sources,
+    pub(crate) processes: PeerProcesses,
     pub(crate) matcher: Matching,
     arrivals: Mutex<Arrivals>,
 }
@@ -219,6 +221,7 @@ impl Node {
             observed: Observed::calls(),
             exchange: Observed::exchange(),
             sources: Sources::default(),
+            processes: PeerProcesses::default(),
             matcher: Matching::default(),
             arrivals: Mutex::default(),
         });
@@ -529,6 +532,7 @@ impl Owner {
         self.inner.end_everything();
         self.inner.progress.forget_all();
         linger(&links, stalled);
+        self.inner.processes.forget_all();
     }
 }
 

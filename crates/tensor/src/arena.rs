@@ -309,6 +309,8 @@ impl State {
 
     /// Maps one more segment and cuts the block from it.
     fn grow(&mut self, block_bytes: u64, config: &ArenaConfig) -> Result<(Arc<Segment>, ReturnedBlock)> {
+        // Those that are out of use neither hold room nor say how much is needed.
+        self.release_empty(u64::MAX);
         let needed_bytes = block_bytes.checked_next_multiple_of(PAGE_BYTES);
         let needed_bytes = needed_bytes.ok_or_else(|| too_much(config, self.used_bytes, block_bytes))?;
         if needed_bytes > config.capacity_bytes.saturating_sub(self.mapped_bytes) {
@@ -318,7 +320,8 @@ impl State {
         if needed_bytes > room_bytes {
             return Err(too_much(config, self.used_bytes, block_bytes));
         }
-        let largest_bytes = self.spaces.iter().flatten().map(|space| space.segment.len_bytes()).max();
+        let usable = self.spaces.iter().flatten().filter(|space| !space.segment.is_retired());
+        let largest_bytes = usable.map(|space| space.segment.len_bytes()).max();
         let wished_bytes = largest_bytes.map_or(config.first_segment_bytes, |bytes| bytes.saturating_mul(2));
         let wished_bytes = wished_bytes.clamp(PAGE_BYTES, SEGMENT_BYTES_MAX).next_multiple_of(PAGE_BYTES);
         let segment_bytes = wished_bytes.max(needed_bytes).min(room_bytes);

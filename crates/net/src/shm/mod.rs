@@ -19,8 +19,7 @@ use crate::node::{Inner, Node};
 use channel::{Packet, Received};
 use link::{Material, ShmLink};
 use memory::{Pair, Which};
-use process::PeerProcess;
-pub(crate) use process::check_user;
+pub(crate) use process::{PeerProcesses, check_user};
 use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -98,14 +97,40 @@ pub(crate) fn answer(
 }
 
 fn add(node: &Arc<Inner>, mut material: Material) -> Result<LinkId> {
-    let (process, pid) = PeerProcess::of_socket(material.socket.as_fd())?;
-    material.peer.pid = Some(pid);
+    let process = PeerProcesses::of_socket(node, material.socket.as_fd())?;
+    material.peer.pid = Some(process.pid());
     let from_peer = material.outbound == Which::FromResponder;
-    let make = |id| Ok(Arc::new(ShmLink::new(id, node, material, Arc::clone(&process))) as Arc<dyn crate::Link>);
+    let link = |id| ShmLink::new(id, node, material, process).map(Arc::new);
+    let mut made = None;
+    let make = |id| link(id).map(|link| Arc::clone(made.insert(link)) as Arc<dyn crate::Link>);
     let entry = node.add_link(make)?;
-    PeerProcess::watch(&process, node, &entry)?;
+    if let Some(link) = made {
+        link.serve_to_the_end(node, &entry);
+    }
     if from_peer {
         node.announce_arrival(entry.id);
     }
     Ok(entry.id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::NodeConfig;
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    /// A peer's descriptor that blocks makes no link, which whoever sends over it would wait on for ever.
+    #[test]
+    fn f26_an_offer_with_a_doorbell_that_blocks_makes_no_link() {
+        let node = Node::start(NodeConfig::named("test")).expect("a node");
+        let pair = Pair::create().expect("memory");
+        let flags = SocketFlags::CLOEXEC;
+        let (theirs, ours) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("sockets");
+        let bell = eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
+        assert!(channel::send_offer(theirs.as_fd(), pair.descriptor(), bell.as_fd()).expect("there is room"));
+        let refused = answer(&node.inner, ours, Peer::named("stranger")).map(|_| ()).expect_err("it may block");
+        assert_eq!(refused.kind(), ErrorKind::Protocol, "{refused}");
+        assert_eq!(node.links().len(), 0);
+    }
 }

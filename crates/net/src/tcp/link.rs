@@ -3,13 +3,14 @@
 use super::reading::{self, Reading, Taken, has_hung_up};
 use super::writing::{self, Finished, Writing};
 use crate::counters::Counters;
+use crate::farewell::code_for;
 use crate::link::{Handover, Hold, Link, Medium, Polled, Readiness, Sink};
 use crate::message::Outgoing;
 use crate::node::Inner;
 use crate::outbox::SendDriver;
 use parking_lot::Mutex;
 use rustix::net::{RecvFlags, Shutdown};
-use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
+use sheave_base::{Error, LinkId, Peer, Result};
 use sheave_wire::CloseReason;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -135,15 +136,6 @@ impl TcpLink {
         // SAFETY: the request writes one int to the address that it is given.
         let outcome = unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
         if outcome == 0 { u64::try_from(bytes).unwrap_or(0) } else { 0 }
-    }
-}
-
-/// What the peer is told when this side cannot go on.
-fn code_for(error: &Error) -> CloseReason {
-    match error.kind() {
-        ErrorKind::Protocol | ErrorKind::LimitExceeded | ErrorKind::Mismatch => CloseReason::Protocol,
-        ErrorKind::PeerLost | ErrorKind::DeclaredDead => CloseReason::Finished,
-        _ => CloseReason::Failed,
     }
 }
 
