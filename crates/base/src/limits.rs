@@ -45,6 +45,18 @@ pub const UNEXPECTED_MESSAGES_MAX: usize = 65_536;
 /// Bytes of such messages, per node. A single larger message is let in when nothing else waits.
 pub const UNEXPECTED_BYTES_MAX: u64 = 1 << 30;
 
+/// Bytes of messages, per node, that have begun to arrive and for which nobody has named a place; one more stays on its
+/// link. A single larger message is let in when there is no other.
+pub const ANNOUNCED_BYTES_MAX: u64 = 1 << 30;
+
+/// Messages with fewer bytes are not counted so: a link carries one at a time, and all links of a node together carry
+/// no more than the limit.
+pub const ANNOUNCED_BYTES_MIN: u64 = ANNOUNCED_BYTES_MAX / LINKS_MAX as u64;
+
+/// Memory that a node maps and pre-faults for a tensor because of its header alone: some milliseconds. Larger ones get
+/// pages as their bytes come, until one as large has come whole.
+pub const UNPROVEN_BYTES_MAX: u64 = 16 << 20;
+
 /// Contexts of groups that are broken, of which a node throws messages away: a group has a few for each member. Beyond
 /// it messages of more broken groups wait for nobody.
 pub const REFUSED_CONTEXTS_MAX: usize = 1 << 18;

@@ -150,6 +150,14 @@ impl Landing {
         }
     }
 
+    /// Whether the receiver has named places.
+    pub(crate) fn has_places(&self) -> bool {
+        match &self.receive {
+            Some(receive) => self.refusal.is_none() && !receive.places.is_empty(),
+            None => !self.ground.places.is_empty(),
+        }
+    }
+
     /// The link ended before the message was whole.
     pub fn fail(self, reason: &Error) {
         if let Some(receive) = self.receive {
