@@ -145,6 +145,10 @@ pub const TRACE_LANES_MAX: usize = 1024;
 /// Memory of one node for the slots of streams between processes: 256 streams at once.
 pub const STREAM_SLOT_BYTES_MAX: u64 = 256 << 20;
 
+/// Segments of shared memory that a node has mapped of one peer at a time. An arena has some dozens, and each is a
+/// descriptor on both sides.
+pub const SEGMENTS_SHOWN_MAX: usize = 4096;
+
 /// Memory that a node sets aside block by block for one peer process whose links have ended while it goes on; beyond it
 /// whole segments are taken out of use, which cost nothing once they are empty.
 pub const SET_ASIDE_BYTES_MAX: u64 = 64 << 20;

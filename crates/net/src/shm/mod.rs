@@ -133,4 +133,34 @@ mod tests {
         assert_eq!(refused.kind(), ErrorKind::Protocol, "{refused}");
         assert_eq!(node.links().len(), 0);
     }
+
+    /// A peer that shows one segment after the other, and takes none back, is told to stop.
+    #[test]
+    fn f16_a_peer_shows_a_bounded_number_of_segments() {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let limit = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).expect("up to the hard limit");
+        let node = Node::start(NodeConfig::named("test")).expect("a node");
+        let pair = Pair::create().expect("memory");
+        let flags = SocketFlags::CLOEXEC;
+        let (theirs, ours) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("sockets");
+        let bell = crate::doorbell::Doorbell::new().expect("a doorbell");
+        assert!(channel::send_offer(theirs.as_fd(), pair.descriptor(), bell.as_fd()).expect("there is room"));
+        let link =
+            answer(&node.inner, ours, Peer::named("shower")).expect("sound").unwrap_or_else(|_| panic!("no offer"));
+        let segment = sheave_tensor::Segment::create(1).expect("memory");
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        let mut shown = 0;
+        while node.link(link).is_ok() {
+            assert!(std::time::Instant::now() < until, "{shown} segments, and the link stands");
+            match channel::send_segment(theirs.as_fd(), shown, segment.len_bytes(), segment.fd()) {
+                Ok(true) => shown += 1,
+                Ok(false) => std::thread::yield_now(),
+                Err(_) => break,
+            }
+        }
+        let reason = node.close(link).expect_err("it has ended");
+        assert!(reason.to_string().contains("more than 4096 segments"), "{reason}");
+        assert!(shown as usize > sheave_base::limits::SEGMENTS_SHOWN_MAX, "{shown} segments");
+    }
 }

@@ -12,7 +12,7 @@ use crate::link::{Arrival, Landing, Sink, Verdict};
 use crate::matching::Wanted;
 use crate::message::{Envelope, Message, Tensors};
 use parking_lot::Mutex;
-use sheave_base::limits::CONTROL_BYTES_MAX;
+use sheave_base::limits::{CONTROL_BYTES_MAX, SEGMENTS_SHOWN_MAX};
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, LinkId, Peer, Result, Tag};
 use sheave_tensor::{Arena, Buffer, Dtype, Segment, SegmentId, Shape, Tensor};
@@ -168,6 +168,9 @@ impl Receiving {
             match channel::receive(socket)? {
                 Received::Empty => return Ok(()),
                 Received::End => self.socket_ended = true,
+                Received::Packet(Packet::Segment { .. }) if self.segments.len() >= SEGMENTS_SHOWN_MAX => {
+                    return Err(impossible(format!("more than {SEGMENTS_SHOWN_MAX} segments")));
+                }
                 Received::Packet(Packet::Segment { id, length_bytes, file }) => {
                     let segment = Segment::import(file, SegmentId(id), length_bytes)?;
                     self.segments.insert(id, segment);
