@@ -1,8 +1,11 @@
 //! Meshes that are made, used and left, again and again: a process ends with what it began with.
 
 mod common;
+#[path = "../../net/tests/common/held.rs"]
+mod held;
 
 use common::{PATIENCE, free_port, hear, job, part, say, start_all};
+use held::held;
 use sheave_base::config::Transport;
 use sheave_collective::{Collectives, Operator};
 use sheave_mesh::{Config, Mesh};
@@ -11,18 +14,6 @@ use sheave_tensor::Tensor;
 const PORTS: &str = "SHEAVE_TEST_PORTS";
 const CYCLES: usize = 24;
 const WARM: usize = 6;
-
-/// Open descriptors of this process, and the bytes of shared memory that it has mapped.
-fn held() -> (usize, u64) {
-    let descriptors = std::fs::read_dir("/proc/self/fd").expect("proc").count();
-    let maps = std::fs::read_to_string("/proc/self/maps").expect("proc");
-    let mapped = maps.lines().filter(|line| line.contains("/memfd:sheave")).map(|line| {
-        let (from, to) = line.split(' ').next().and_then(|range| range.split_once('-')).expect("a range");
-        let address = |text| u64::from_str_radix(text, 16).expect("an address");
-        address(to) - address(from)
-    });
-    (descriptors, mapped.sum())
-}
 
 fn cycle(config: Config) {
     let mesh = Mesh::join(config).expect("everybody comes");

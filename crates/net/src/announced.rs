@@ -39,23 +39,21 @@ pub(crate) fn bytes_to_come(arrival: &Arrival<'_>) -> Result<u64> {
     Ok(if bytes < ANNOUNCED_BYTES_MIN { 0 } else { bytes })
 }
 
+/// Refuses more than this host could ever hold.
+pub(crate) fn check_host(bytes: u64) -> Result<()> {
+    let host_bytes = memory_of_host();
+    if bytes <= host_bytes {
+        return Ok(());
+    }
+    let what = format!("a message of {bytes} bytes; this host has {host_bytes} bytes of memory");
+    Err(Error::new(ErrorKind::LimitExceeded, what).hint("send it in pieces, or receive it into a buffer of its size"))
+}
+
 impl Announced {
     /// Whether so many bytes may be announced now. They may be more than the limit where nothing else is.
-    ///
-    /// # Errors
-    ///
-    /// `LimitExceeded` for more than this host could ever hold.
-    pub(crate) fn has_room(&self, bytes: u64) -> Result<bool> {
-        if bytes == 0 {
-            return Ok(true);
-        }
-        let host_bytes = memory_of_host();
-        if bytes > host_bytes {
-            let what = format!("a message of {bytes} bytes; this host has {host_bytes} bytes of memory");
-            return Err(Error::new(ErrorKind::LimitExceeded, what).hint("send it in pieces"));
-        }
+    pub(crate) fn has_room(&self, bytes: u64) -> bool {
         let announced = self.bytes.load(SeqCst);
-        Ok(announced == 0 || announced.saturating_add(bytes) <= ANNOUNCED_BYTES_MAX)
+        bytes == 0 || announced == 0 || announced.saturating_add(bytes) <= ANNOUNCED_BYTES_MAX
     }
 
     /// A message of so many bytes begins to arrive.

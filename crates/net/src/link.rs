@@ -248,7 +248,8 @@ pub trait Link: Send + Sync {
     /// Shows the peer a sign of life and says for how long the peer has shown none.
     fn beat(&self) -> Duration;
 
-    /// Counts the messages that `send` took and that have not left this side's own queues.
+    /// Counts the messages that `send` took and that have not left this side's own queues, or that the peer has yet to
+    /// copy from the sender's tensor.
     fn unsent(&self) -> usize;
 
     /// Ends the link: what has left the queues still arrives, then the peer sees `reason`. Never blocks. Idempotent.

@@ -757,17 +757,21 @@ fn lease(places: &[Tensor]) -> Result<WriteLeases> {
 impl Sink for Inner {
     fn begin(&self, link: LinkId, arrival: &Arrival<'_>) -> Result<Verdict> {
         let bytes = announced::bytes_to_come(arrival)?;
-        let has_room = self.announced.has_room(bytes)? || arrival.ending;
-        let verdict = self.receiver_of(link, arrival, has_room);
-        if let Verdict::Land(landing) = &verdict
-            && !landing.has_places()
-        {
-            if !has_room {
-                return Ok(Verdict::Pause);
+        let has_room = self.announced.has_room(bytes) || arrival.ending;
+        match self.receiver_of(link, arrival, has_room) {
+            Verdict::Land(landing) if !landing.has_places() => {
+                if !has_room {
+                    return Ok(Verdict::Pause);
+                }
+                if let Err(error) = announced::check_host(bytes) {
+                    landing.fail(&error);
+                    return Err(error);
+                }
+                self.announced.begin(link, bytes);
+                Ok(Verdict::Land(landing))
             }
-            self.announced.begin(link, bytes);
+            verdict => Ok(verdict),
         }
-        Ok(verdict)
     }
 
     fn deliver(&self, landing: Landing, message: Message) {

@@ -1,8 +1,11 @@
 //! What is lent when a link or a node ends: memory that is given back, and tensors that stay as they were sent.
 
 mod common;
+#[path = "common/held.rs"]
+mod held;
 
 use common::{accepted, config, hear, job, listening, number, receive, say, send, soon, start};
+use held::held;
 use sheave_base::{LinkId, Tag};
 use sheave_net::{Envelope, Node, Outgoing, Transport, shm};
 use sheave_process::Child;
@@ -26,18 +29,6 @@ fn actor() {
         "sleeper" => sleep(),
         other => panic!("unknown part {other}"),
     }
-}
-
-/// Open descriptors of this process, and the bytes of shared memory that it has mapped.
-fn held() -> (usize, u64) {
-    let descriptors = std::fs::read_dir("/proc/self/fd").expect("proc").count();
-    let maps = std::fs::read_to_string("/proc/self/maps").expect("proc");
-    let mapped = maps.lines().filter(|line| line.contains("/memfd:sheave")).map(|line| {
-        let (from, to) = line.split(' ').next().and_then(|range| range.split_once('-')).expect("a range");
-        let address = |text| u64::from_str_radix(text, 16).expect("an address");
-        address(to) - address(from)
-    });
-    (descriptors, mapped.sum())
 }
 
 fn filled(node: &Node, length_bytes: u64, value: u8) -> Tensor {
