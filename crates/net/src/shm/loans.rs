@@ -68,7 +68,8 @@ impl Lent {
 
     /// Counts the borrowed tensors that the peer was told of and has not copied, having read up to this line.
     pub(crate) fn uncopied(&self, read_up_to: u64) -> usize {
-        let waits = |loan: &&Loan| loan.borrowed.as_ref().and_then(|one| one.behind).is_some_and(|line| line > read_up_to);
+        let waits =
+            |loan: &&Loan| loan.borrowed.as_ref().and_then(|one| one.behind).is_some_and(|line| line > read_up_to);
         self.loans.values().filter(waits).count()
     }
 
