@@ -45,6 +45,18 @@ pub const UNEXPECTED_MESSAGES_MAX: usize = 65_536;
 /// Bytes of such messages, per node. A single larger message is let in when nothing else waits.
 pub const UNEXPECTED_BYTES_MAX: u64 = 1 << 30;
 
+/// Bytes of messages, per node, that have begun to arrive and for which nobody has named a place; one more stays on its
+/// link. A single larger message is let in when there is no other.
+pub const ANNOUNCED_BYTES_MAX: u64 = 1 << 30;
+
+/// Messages with fewer bytes are not counted so: a link carries one at a time, and all links of a node together carry
+/// no more than the limit.
+pub const ANNOUNCED_BYTES_MIN: u64 = ANNOUNCED_BYTES_MAX / LINKS_MAX as u64;
+
+/// Memory that a node maps and pre-faults for a tensor because of its header alone: some milliseconds. Larger ones get
+/// pages as their bytes come, until one as large has come whole.
+pub const UNPROVEN_BYTES_MAX: u64 = 16 << 20;
+
 /// Contexts of groups that are broken, of which a node throws messages away: a group has a few for each member. Beyond
 /// it messages of more broken groups wait for nobody.
 pub const REFUSED_CONTEXTS_MAX: usize = 1 << 18;
@@ -132,6 +144,17 @@ pub const TRACE_LANES_MAX: usize = 1024;
 
 /// Memory of one node for the slots of streams between processes: 256 streams at once.
 pub const STREAM_SLOT_BYTES_MAX: u64 = 256 << 20;
+
+/// Segments of shared memory that a node has mapped of one peer at a time. An arena has some dozens, and each is a
+/// descriptor on both sides.
+pub const SEGMENTS_SHOWN_MAX: usize = 4096;
+
+/// Memory that a node sets aside block by block for one peer process whose links have ended while it goes on; beyond it
+/// whole segments are taken out of use, which cost nothing once they are empty.
+pub const SET_ASIDE_BYTES_MAX: u64 = 64 << 20;
+
+/// Ended links to one peer process whose memory is set aside so.
+pub const SET_ASIDE_LINKS_MAX: usize = 256;
 
 /// Children of one job that live at the same time. Each holds two pipes, so that a default of 1,024 open files ends
 /// some way below; the guard keeps its table of them on its stack.

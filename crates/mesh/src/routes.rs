@@ -32,6 +32,13 @@ struct Route {
     backlog: Vec<Vec<u8>>,
 }
 
+impl Route {
+    /// Whether nothing is known of it any more.
+    fn is_idle(&self) -> bool {
+        self.links.is_empty() && self.making.is_none() && self.backlog.is_empty()
+    }
+}
+
 #[derive(Default)]
 pub(crate) struct Routes {
     by_node: Mutex<HashMap<NodeId, Route>>,
@@ -82,7 +89,11 @@ impl Routes {
         let Some(route) = routes.get_mut(&node) else { return false };
         let before = route.links.len();
         route.links.retain(|known| *known != link);
-        before > 0 && route.links.is_empty()
+        let is_last = before > 0 && route.links.is_empty();
+        if route.is_idle() {
+            routes.remove(&node);
+        }
+        is_last
     }
 
     /// A link was made, somebody has gone, or this node is stopping: who waits for such a thing looks again.
@@ -111,7 +122,11 @@ impl Routes {
         let mut routes = self.by_node.lock();
         let route = routes.get_mut(&node)?;
         route.backlog.clear();
-        route.making.take().map(|(_, completer)| completer)
+        let completer = route.making.take().map(|(_, completer)| completer);
+        if route.is_idle() {
+            routes.remove(&node);
+        }
+        completer
     }
 }
 
@@ -247,5 +262,26 @@ impl Shared {
         let mut address: Address = member.introduction.address.parse()?;
         address.node = node;
         Ok(address)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Nodes come and go for as long as a mesh lives: what is known of one goes with its last link.
+    #[test]
+    fn f16_routes_to_nodes_that_are_gone_are_forgotten() {
+        let routes = Routes::default();
+        for number in 1..=1000_u32 {
+            let (node, link) = (NodeId(number.into()), LinkId(number));
+            let (backlog, completer) = routes.made(node, link);
+            assert!(backlog.is_empty() && completer.is_none());
+            assert!(routes.ended(node, link), "it was the last");
+            let unreachable = NodeId(u64::from(number) << 32);
+            routes.by_node.lock().entry(unreachable).or_default().backlog.push(vec![1]);
+            assert!(routes.failed(unreachable).is_none(), "nobody waited");
+        }
+        assert_eq!(routes.by_node.lock().len(), 0);
     }
 }

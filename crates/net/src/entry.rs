@@ -3,12 +3,12 @@
 use crate::link::Link;
 use crate::progress::Interest;
 use parking_lot::{Mutex, RwLock};
-use sheave_base::limits::LINKS_MAX;
+use sheave_base::limits::{LINKS_MAX, UNPROVEN_BYTES_MAX};
 use sheave_base::numbers::Numbered;
 use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
 use sheave_tensor::{Arena, Dtype, Shape, Tensor};
 use sheave_wire::TensorSpec;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -32,7 +32,7 @@ pub(crate) struct Entry {
 #[derive(Default)]
 pub(crate) struct Links {
     alive: RwLock<Alive>,
-    ended: Mutex<HashMap<LinkId, (Peer, Error)>>,
+    ended: Mutex<BTreeMap<LinkId, (Peer, Error)>>,
     version: AtomicU64,
     /// Links whose next message waits for room.
     pub(crate) paused: AtomicU32,
@@ -112,10 +112,8 @@ impl Links {
             // The reason is there before the entry is seen to be gone.
             let mut ended = self.ended.lock();
             ended.insert(entry.id, (entry.link.peer().clone(), reason.clone()));
-            if ended.len() > LINKS_MAX
-                && let Some(oldest) = ended.keys().min().copied()
-            {
-                ended.remove(&oldest);
+            if ended.len() > LINKS_MAX {
+                ended.pop_first();
             }
             drop(ended);
             alive.relist();
@@ -133,12 +131,23 @@ impl Alive {
     }
 }
 
-/// Memory for a tensor that nobody named a place for: in the arena while it has room, private beyond.
+/// Memory for a tensor of this node's own: in the arena while it has room, private beyond.
 pub(crate) fn place(arena: &Arena, spec: &TensorSpec) -> Result<Tensor> {
+    place_within(arena, spec, u64::MAX)
+}
+
+/// Memory for a tensor that a peer announces and nobody named a place for: in the arena while it has room, private
+/// beyond. The arena grows for it by `proven_bytes` at most, what a peer has sent in one piece before, and some more;
+/// private memory is taken from the system as the bytes come.
+pub(crate) fn place_announced(arena: &Arena, spec: &TensorSpec, proven_bytes: u64) -> Result<Tensor> {
+    place_within(arena, spec, proven_bytes.max(UNPROVEN_BYTES_MAX))
+}
+
+fn place_within(arena: &Arena, spec: &TensorSpec, growth_bytes_max: u64) -> Result<Tensor> {
     let dtype = Dtype::from_code(spec.dtype)
         .ok_or_else(|| Error::new(ErrorKind::Protocol, format!("a tensor of unknown dtype {}", spec.dtype)))?;
     let shape = Shape::new(&spec.dims)?;
-    match Tensor::empty(arena, dtype, shape.clone()) {
+    match Tensor::empty_within(arena, dtype, shape.clone(), growth_bytes_max) {
         Err(error) if error.kind() == ErrorKind::LimitExceeded => Tensor::private(dtype, shape),
         other => other,
     }

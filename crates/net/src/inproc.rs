@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use sheave_base::park::Bell;
 use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
 use sheave_tensor::{Arena, Mode, Segment, SegmentId, Tensor};
-use sheave_wire::{Part, Parts};
+use sheave_wire::{Part, Parts, Placement};
 use smallvec::SmallVec;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -195,7 +195,10 @@ impl InprocLink {
         let verdict = {
             let queue = self.inbound.queue.lock();
             let Some(message) = queue.front() else { return Ok(None) };
-            let parts: Parts = message.parts.iter().map(|part| Part::inline(spec_of(part))).collect();
+            // Whatever they are, they are here already, as blocks are.
+            let placement = Placement::Block { segment: 0, offset: 0, loan: 0 };
+            let part = |part: &Tensor| Part { spec: spec_of(part), placement, shared: false };
+            let parts: Parts = message.parts.iter().map(part).collect();
             let (envelope, sequence) = (message.envelope, message.sequence);
             let payload_bytes = message.parts.iter().map(|part| part.len_bytes() as u64).sum();
             let control_bytes = message.control.len();

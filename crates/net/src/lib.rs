@@ -20,6 +20,7 @@
 //! ```
 
 mod address;
+mod announced;
 mod beat;
 pub mod chaos;
 mod connect;

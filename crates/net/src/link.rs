@@ -151,6 +151,14 @@ impl Landing {
         }
     }
 
+    /// Whether the receiver has named places.
+    pub(crate) fn has_places(&self) -> bool {
+        match &self.receive {
+            Some(receive) => self.refusal.is_none() && !receive.places.is_empty(),
+            None => !self.ground.places.is_empty(),
+        }
+    }
+
     /// The link ended before the message was whole.
     pub fn fail(self, reason: &Error) {
         if let Some(receive) = self.receive {
@@ -241,7 +249,8 @@ pub trait Link: Send + Sync {
     /// Shows the peer a sign of life and says for how long the peer has shown none.
     fn beat(&self) -> Duration;
 
-    /// Counts the messages that `send` took and that have not left this side's own queues.
+    /// Counts the messages that `send` took and that have not left this side's own queues, or that the peer has yet to
+    /// copy from the sender's tensor.
     fn unsent(&self) -> usize;
 
     /// Whether what this side has sent is lost again and again on its way.

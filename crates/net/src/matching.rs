@@ -154,10 +154,19 @@ impl Matcher {
         Some(message)
     }
 
-    /// A message arrives: finds its receive. Shapes are checked here, before anything moves.
-    pub(crate) fn begin(&mut self, link: LinkId, arrival: &Arrival<'_>) -> Verdict {
+    /// A message arrives: finds its receive. Shapes are checked here, before anything moves. Without `has_room` the
+    /// message waits unless its receive has named places for it.
+    pub(crate) fn begin(&mut self, link: LinkId, arrival: &Arrival<'_>, has_room: bool) -> Verdict {
         let envelope = &arrival.envelope;
         let found = self.posted.iter().position(|(_, posted)| posted.wanted.fits(link, envelope.context, envelope.tag));
+        let has_place = |at: usize| {
+            self.posted
+                .get(at)
+                .is_some_and(|(_, posted)| !posted.places.is_empty() && check_places(&posted.places, arrival).is_ok())
+        };
+        if !has_room && !found.is_some_and(has_place) {
+            return Verdict::Pause;
+        }
         let Some((_, posted)) = found.and_then(|at| self.posted.remove(at)) else {
             return self.admit_unexpected(arrival);
         };

@@ -5,6 +5,7 @@
 //! the last handle is dropped the links are closed in order, every pending operation ends with an error, and the thread
 //! is gone before `drop` returns.
 
+use crate::announced::{self, Announced};
 use crate::chaos::{self, ChaosConfig};
 use crate::counters::{Counters, Counts};
 use crate::ending::linger;
@@ -18,6 +19,7 @@ use crate::neighbourhood::Neighbourhood;
 use crate::observer::{Admission, Observed, Observer};
 use crate::outbox::SendDriver;
 use crate::progress::{Progress, WaitPolicy};
+use crate::shm::PeerProcesses;
 use parking_lot::Mutex;
 use sheave_base::config::{Role, Settings, Transport};
 use sheave_base::fork::ForkMark;
@@ -28,7 +30,7 @@ use sheave_base::{Error, ErrorKind, LinkId, NodeId, Peer, Result, Work};
 use sheave_tensor::{Arena, ArenaConfig, Mode, Tensor};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -169,6 +171,10 @@ pub(crate) struct Inner {
     pub(crate) observed: Observed,
     pub(crate) exchange: Observed,
     pub(crate) sources: Sources,
+    pub(crate) processes: PeerProcesses,
+    pub(crate) announced: Announced,
+    /// The largest tensor that a peer has sent.
+    proven_bytes: AtomicU64,
     pub(crate) matcher: Matching,
     arrivals: Mutex<Arrivals>,
 }
@@ -221,6 +227,9 @@ impl Node {
             observed: Observed::calls(),
             exchange: Observed::exchange(),
             sources: Sources::default(),
+            processes: PeerProcesses::default(),
+            announced: Announced::default(),
+            proven_bytes: AtomicU64::new(0),
             matcher: Matching::default(),
             arrivals: Mutex::default(),
         });
@@ -531,6 +540,7 @@ impl Owner {
         self.inner.end_everything();
         self.inner.progress.forget_all();
         linger(&links, stalled);
+        self.inner.processes.forget_all();
     }
 }
 
@@ -595,7 +605,13 @@ impl Inner {
                 drop(arrivals);
                 completer.complete(Ok(link));
             }
-            None => arrivals.links.push_back(link),
+            None => {
+                arrivals.links.push_back(link);
+                // Where nobody accepts, the oldest have ended long ago.
+                if arrivals.links.len() > limits::LINKS_MAX {
+                    arrivals.links.pop_front();
+                }
+            }
         }
     }
 
@@ -673,6 +689,7 @@ impl Inner {
         Counters::add(&self.counters.links_ended, 1);
         self.unpause(entry);
         self.unwatch(entry);
+        self.announced.end(entry.id);
         let hopeless = self.matcher.lock().link_ended(entry.id, self.links.is_empty());
         for posted in hopeless {
             posted.finish(Err(reason.clone()));
@@ -693,6 +710,25 @@ impl Inner {
         }
         self.matcher.lock().put_back(message);
         Ok(())
+    }
+
+    /// Whom a message is for, and where it goes.
+    fn receiver_of(&self, link: LinkId, arrival: &Arrival<'_>, has_room: bool) -> Verdict {
+        if let Some(observer) = self.observer_of(arrival.envelope.kind) {
+            return match observer.admit(link, arrival) {
+                Admission::Land(ground) => Verdict::Land(Landing::at(ground)),
+                Admission::Pause if arrival.ending => Verdict::Land(Landing::default()),
+                Admission::Pause => Verdict::Pause,
+            };
+        }
+        if self.observed.is_awaited_by(arrival.envelope.kind) {
+            return Verdict::Pause;
+        }
+        if self.exchange.is_for(arrival.envelope.kind) {
+            // Nobody here exchanges anything any more.
+            return Verdict::Land(Landing::default());
+        }
+        self.matcher.lock().begin(link, arrival, has_room)
     }
 
     fn observer_of(&self, kind: Kind) -> Option<Arc<dyn Observer>> {
@@ -722,25 +758,30 @@ fn lease(places: &[Tensor]) -> Result<WriteLeases> {
 
 impl Sink for Inner {
     fn begin(&self, link: LinkId, arrival: &Arrival<'_>) -> Result<Verdict> {
-        if let Some(observer) = self.observer_of(arrival.envelope.kind) {
-            return Ok(match observer.admit(link, arrival) {
-                Admission::Land(ground) => Verdict::Land(Landing::at(ground)),
-                Admission::Pause if arrival.ending => Verdict::Land(Landing::default()),
-                Admission::Pause => Verdict::Pause,
-            });
+        let bytes = announced::bytes_to_come(arrival)?;
+        let has_room = self.announced.has_room(bytes) || arrival.ending;
+        match self.receiver_of(link, arrival, has_room) {
+            Verdict::Land(landing) if !landing.has_places() => {
+                if !has_room {
+                    return Ok(Verdict::Pause);
+                }
+                if let Err(error) = announced::check_host(bytes) {
+                    landing.fail(&error);
+                    return Err(error);
+                }
+                self.announced.begin(link, bytes);
+                Ok(Verdict::Land(landing))
+            }
+            verdict => Ok(verdict),
         }
-        if self.observed.is_awaited_by(arrival.envelope.kind) {
-            return Ok(Verdict::Pause);
-        }
-        if self.exchange.is_for(arrival.envelope.kind) {
-            // Nobody here exchanges anything any more.
-            return Ok(Verdict::Land(Landing::default()));
-        }
-        Ok(self.matcher.lock().begin(link, arrival))
     }
 
     fn deliver(&self, landing: Landing, message: Message) {
         Counters::add(&self.counters.messages_received, 1);
+        self.announced.end(message.source);
+        for part in message.parts.iter().filter(|part| part.len_bytes() as u64 > limits::UNPROVEN_BYTES_MAX) {
+            self.proven_bytes.fetch_max(part.len_bytes() as u64, Ordering::Relaxed);
+        }
         for observed in [&self.observed, &self.exchange] {
             if let Some(observer) = observed.of_kind(message.envelope.kind) {
                 // Its places are free before anybody can learn that the message is there.
@@ -764,7 +805,7 @@ impl Sink for Inner {
     }
 
     fn place(&self, spec: &sheave_wire::TensorSpec) -> Result<Tensor> {
-        crate::entry::place(&self.arena, spec)
+        crate::entry::place_announced(&self.arena, spec, self.proven_bytes.load(Ordering::Relaxed))
     }
 
     fn is_empty(&self) -> bool {

@@ -178,6 +178,9 @@ impl Node {
 impl Inner {
     /// Lets all observers do what is due. No lock may be held.
     pub(crate) fn attend(&self) {
+        if self.announced.take_room() {
+            self.resume_paused();
+        }
         self.observed.attend();
         self.exchange.attend();
     }

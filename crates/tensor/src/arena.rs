@@ -137,6 +137,15 @@ impl Arena {
     /// # Errors
     /// [`ErrorKind::LimitExceeded`] when the capacity or the machine's memory is used up.
     pub fn allocate(&self, len_bytes: usize) -> Result<Buffer> {
+        self.allocate_within(len_bytes, u64::MAX)
+    }
+
+    /// As [`allocate`](Self::allocate), but where no segment has room the arena grows by `growth_bytes_max` bytes at
+    /// most: for memory that somebody else asks for.
+    ///
+    /// # Errors
+    /// [`ErrorKind::LimitExceeded`] also when it would have to grow by more.
+    pub fn allocate_within(&self, len_bytes: usize, growth_bytes_max: u64) -> Result<Buffer> {
         if len_bytes == 0 {
             return Ok(Buffer::empty());
         }
@@ -145,7 +154,7 @@ impl Arena {
         let (segment, returned) = {
             let mut state = self.0.state.lock();
             state.drain(&self.0.returns);
-            let allocated = state.allocate(block_bytes, config);
+            let allocated = state.allocate(block_bytes, config, growth_bytes_max);
             self.0.note_extents(&mut state);
             allocated?
         };
@@ -265,7 +274,12 @@ impl State {
         true
     }
 
-    fn allocate(&mut self, block_bytes: u64, config: &ArenaConfig) -> Result<(Arc<Segment>, ReturnedBlock)> {
+    fn allocate(
+        &mut self,
+        block_bytes: u64,
+        config: &ArenaConfig,
+        growth_bytes_max: u64,
+    ) -> Result<(Arc<Segment>, ReturnedBlock)> {
         // Before the block is taken: a program that holds one tensor at a time has an empty arena now.
         if self.allocations.is_multiple_of(WINDOW_ALLOCATIONS) {
             self.turn_window(config);
@@ -276,7 +290,7 @@ impl State {
                 while self.merge_oldest() {}
                 match self.cut(block_bytes) {
                     Some(found) => found,
-                    None => self.grow(block_bytes, config)?,
+                    None => self.grow(block_bytes, config, growth_bytes_max)?,
                 }
             }
         };
@@ -308,7 +322,14 @@ impl State {
     }
 
     /// Maps one more segment and cuts the block from it.
-    fn grow(&mut self, block_bytes: u64, config: &ArenaConfig) -> Result<(Arc<Segment>, ReturnedBlock)> {
+    fn grow(
+        &mut self,
+        block_bytes: u64,
+        config: &ArenaConfig,
+        growth_bytes_max: u64,
+    ) -> Result<(Arc<Segment>, ReturnedBlock)> {
+        // Those that are out of use neither hold room nor say how much is needed.
+        self.release_empty(u64::MAX);
         let needed_bytes = block_bytes.checked_next_multiple_of(PAGE_BYTES);
         let needed_bytes = needed_bytes.ok_or_else(|| too_much(config, self.used_bytes, block_bytes))?;
         if needed_bytes > config.capacity_bytes.saturating_sub(self.mapped_bytes) {
@@ -318,7 +339,12 @@ impl State {
         if needed_bytes > room_bytes {
             return Err(too_much(config, self.used_bytes, block_bytes));
         }
-        let largest_bytes = self.spaces.iter().flatten().map(|space| space.segment.len_bytes()).max();
+        if needed_bytes > growth_bytes_max {
+            let what = format!("the arena would have to grow by {needed_bytes} bytes, more than {growth_bytes_max}");
+            return Err(Error::new(ErrorKind::LimitExceeded, what));
+        }
+        let usable = self.spaces.iter().flatten().filter(|space| !space.segment.is_retired());
+        let largest_bytes = usable.map(|space| space.segment.len_bytes()).max();
         let wished_bytes = largest_bytes.map_or(config.first_segment_bytes, |bytes| bytes.saturating_mul(2));
         let wished_bytes = wished_bytes.clamp(PAGE_BYTES, SEGMENT_BYTES_MAX).next_multiple_of(PAGE_BYTES);
         let segment_bytes = wished_bytes.max(needed_bytes).min(room_bytes);

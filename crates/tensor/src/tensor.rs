@@ -40,10 +40,18 @@ impl Tensor {
     /// # Errors
     /// [`ErrorKind::LimitExceeded`] when the arena is used up or the shape is too large.
     pub fn empty(arena: &Arena, dtype: Dtype, shape: impl Into<Shape>) -> Result<Self> {
+        Self::empty_within(arena, dtype, shape, u64::MAX)
+    }
+
+    /// As [`empty`](Self::empty), in an arena that maps at most `growth_bytes_max` bytes more for it.
+    ///
+    /// # Errors
+    /// As [`Arena::allocate_within`], and [`ErrorKind::InvalidArgument`] for a shape that is too large.
+    pub fn empty_within(arena: &Arena, dtype: Dtype, shape: impl Into<Shape>, growth_bytes_max: u64) -> Result<Self> {
         let shape = shape.into();
         let len_bytes = len_bytes(dtype, &shape)?;
         Ok(Self {
-            buffer: arena.allocate(len_bytes)?,
+            buffer: arena.allocate_within(len_bytes, growth_bytes_max)?,
             dtype,
             shape,
             device: Device::default(),

@@ -1,13 +1,14 @@
 //! The shared-memory link: two rings, a socket for descriptors, the peer's doorbell and its process.
 
-use super::loans::{Debts, Lent, SetAside};
+use super::loans::{Borrowed, Debts, Lent, SetAside};
 use super::memory::{Pair, Which};
-use super::process::PeerProcess;
+use super::process::ProcessOfLink;
 use super::receiving::{self, NotTaken, Receiving, Step};
 use super::ring::{Consumer, Kind as RecordKind, Producer};
 use super::sending::{self, Ended, Sending};
 use crate::counters::Counters;
 use crate::doorbell::Doorbell;
+use crate::entry::Entry;
 use crate::farewell::{closed_by_peer, code_for};
 use crate::link::{Handover, Hold, Link, Medium, Polled, Readiness, Sink};
 use crate::matching::Wanted;
@@ -21,7 +22,7 @@ use sheave_tensor::{Arena, Lender, Segment, SegmentId};
 use sheave_wire::CloseReason;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Loans given back in one record.
@@ -30,10 +31,9 @@ const RETURNS_PER_RECORD: usize = 256;
 pub(crate) struct ShmLink {
     id: LinkId,
     peer: Peer,
-    node: Weak<Inner>,
     socket: OwnedFd,
     peer_bell: Doorbell,
-    process: Arc<PeerProcess>,
+    process: ProcessOfLink,
     sending: Mutex<Sending>,
     receiving: Mutex<Receiving>,
     lent: Mutex<Lent>,
@@ -65,18 +65,18 @@ pub(crate) struct Material {
 }
 
 impl ShmLink {
-    pub(crate) fn new(id: LinkId, node: &Inner, material: Material, process: Arc<PeerProcess>) -> Self {
+    /// Fails where the peer has sent something else than a doorbell.
+    pub(crate) fn new(id: LinkId, node: &Inner, material: Material, process: ProcessOfLink) -> Result<Self> {
         let Material { pair, outbound, socket, bell, peer } = material;
         let inbound = match outbound {
             Which::FromInitiator => Which::FromResponder,
             Which::FromResponder => Which::FromInitiator,
         };
-        Self {
+        Ok(Self {
             id,
             peer,
-            node: node.weak.clone(),
             socket,
-            peer_bell: Doorbell::from_descriptor(bell),
+            peer_bell: Doorbell::of_peer(bell)?,
             process,
             sending: Mutex::new(Sending::new(Producer::new(pair.ring(outbound)))),
             receiving: Mutex::new(Receiving::new(Consumer::new(pair.ring(inbound)))),
@@ -90,6 +90,15 @@ impl ShmLink {
             counters: Arc::clone(&node.counters),
             driver: SendDriver::new(node, id),
             kill_silent: node.config.liveness.kill_silent,
+        })
+    }
+
+    /// From now on the link ends with the peer's process, if it has not ended already.
+    pub(crate) fn serve_to_the_end(&self, node: &Inner, entry: &Arc<Entry>) {
+        self.process.serve(entry);
+        if self.process.is_known_to_have_ended() {
+            while node.poll(entry) {}
+            node.progress.ring();
         }
     }
 
@@ -139,6 +148,7 @@ impl ShmLink {
     fn take_in(&self, receiving: &mut Receiving, sink: &dyn Sink, budget: usize, ending: bool) -> Result<Taken> {
         let shore = receiving::Shore {
             id: self.id,
+            peer: &self.peer,
             socket: &self.socket,
             lent: &self.lent,
             debts: &self.debts,
@@ -197,31 +207,48 @@ impl ShmLink {
         }
     }
 
+    /// Ends this side because of trouble with the link.
+    fn fail(&self, error: Error) -> Polled {
+        let code = code_for(&error);
+        let reason = error.peer(self.peer.clone());
+        self.end(&reason, code);
+        Polled::Ended(reason)
+    }
+
     /// Ends this side: everything that waits fails, the peer is told, and what it may still write is set aside.
     fn end(&self, reason: &Error, code: CloseReason) {
         if self.ended.set(reason.clone()).is_err() {
             // Somebody else ends it; but whoever has called this may rely on it that nobody writes to places any more.
             return self.give_up_landing(reason);
         }
-        let Ended { waiting, segments, slots } = {
+        let (Ended { waiting, segments, slots }, read_up_to) = {
             let mut sending = self.sending.lock();
             let ended = sending.end();
+            // What the peer reads after the close it does not copy any more, so this is asked before.
+            let read_up_to = sending.producer.read_up_to();
             sending.producer.close(code.code());
-            ended
+            (ended, read_up_to)
         };
         self.peer_bell.ring();
         self.give_up_landing(reason);
         for done in waiting {
             done.complete(Err(reason.clone()));
         }
-        let mut lent = std::mem::take(&mut *self.lent.lock());
-        for done in lent.abandon_borrowed() {
-            done.complete(Err(reason.clone()));
+        let (lent, borrowed) = {
+            let mut lent = self.lent.lock();
+            let borrowed = lent.take_borrowed(&self.arena);
+            (std::mem::take(&mut *lent), borrowed)
+        };
+        for (buffer, Borrowed { done, lease, behind }) in borrowed {
+            // What the peer has read it has copied before the ring was closed.
+            let is_copied = behind.is_some_and(|line| line <= read_up_to);
+            drop((buffer, lease));
+            done.complete(if is_copied { Ok(()) } else { Err(reason.clone()) });
         }
-        if !lent.is_empty() || slots.is_some() || code == CloseReason::DeclaredDead {
-            let retired = if code == CloseReason::DeclaredDead { segments } else { Vec::new() };
-            let aside = SetAside::new(lent, slots, retired, self.arena.clone());
-            PeerProcess::keep_until_end(&self.process, aside, &self.node);
+        let retired = if code == CloseReason::DeclaredDead { segments } else { Vec::new() };
+        let aside = SetAside::new(lent, slots, retired, &self.arena);
+        if !aside.is_empty() {
+            self.process.keep_until_end(aside);
         }
         if code != CloseReason::DeclaredDead {
             let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write);
@@ -286,10 +313,7 @@ impl Link for ShmLink {
             Ok(taken) => taken,
             Err(error) => {
                 drop(receiving);
-                let code = code_for(&error);
-                let reason = error.peer(self.peer.clone());
-                self.end(&reason, code);
-                return Polled::Ended(reason);
+                return self.fail(error);
             }
         };
         let returned = receiving.take_returned();
@@ -307,12 +331,7 @@ impl Link for ShmLink {
             };
         }
         match self.push_out() {
-            Err(error) => {
-                let code = code_for(&error);
-                let reason = error.peer(self.peer.clone());
-                self.end(&reason, code);
-                Polled::Ended(reason)
-            }
+            Err(error) => self.fail(error),
             Ok(pushed) if pushed || taken.moved => Polled::Moved,
             Ok(_) if taken.paused => Polled::Paused,
             Ok(_) => Polled::Idle,
@@ -408,8 +427,7 @@ impl Link for ShmLink {
             && let Err(error) = receiving.read_socket(&self.socket)
         {
             drop(receiving);
-            let code = code_for(&error);
-            self.end(&error.peer(self.peer.clone()), code);
+            let _ = self.fail(error);
         }
     }
 
@@ -435,7 +453,8 @@ impl Link for ShmLink {
     }
 
     fn unsent(&self) -> usize {
-        self.sending.lock().unsent()
+        let sending = self.sending.lock();
+        sending.unsent() + self.lent.lock().uncopied(sending.producer.read_up_to())
     }
 
     fn abandon(&self, reason: &Error) {

@@ -2,7 +2,10 @@
 //!
 //! A *loan* is a block that the peer may use: this side keeps the buffer's handle in [`Lent`] until the peer gives the
 //! loan back, over the ring, as soon as its last handle is dropped. The peer's end, not the link's, ends a loan for
-//! sure: after a link has ended, its loans are kept until the peer's process is known to be gone.
+//! sure: after a link has ended, its loans are set aside until the peer's process is known to be gone ([`SetAside`]).
+//!
+//! A *borrowed* tensor is the exception: the peer copies it while its sender waits, and copies none any more once it
+//! sees that the ring is closed. So its owner may write it as soon as the link has ended.
 //!
 //! A *debt* is a block that the peer lent us. Dropping its buffer only notes the loan's number here ([`Debts`]),
 //! whatever thread does it; the link sends the numbers with its next progress.
@@ -12,7 +15,7 @@ use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_tensor::{Arena, Buffer, Lender, ReadLease, Segment};
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// A buffer that the peer may use.
 pub(crate) struct Loan {
@@ -27,7 +30,9 @@ pub(crate) struct Loan {
 pub(crate) struct Borrowed {
     pub(crate) done: Completer<()>,
     /// Keeps writers away meanwhile.
-    pub(crate) _lease: Option<ReadLease>,
+    pub(crate) lease: Option<ReadLease>,
+    /// The line of the ring behind the record that names the tensor; none while there is no such record.
+    pub(crate) behind: Option<u64>,
 }
 
 /// All loans of a link.
@@ -45,6 +50,13 @@ impl Lent {
         self.next
     }
 
+    /// Notes that the peer can read of a borrowed tensor, in the record that ends before this line of the ring.
+    pub(crate) fn announced(&mut self, number: u64, behind: u64) {
+        if let Some(borrowed) = self.loans.get_mut(&number).and_then(|loan| loan.borrowed.as_mut()) {
+            borrowed.behind = Some(behind);
+        }
+    }
+
     /// Ends a loan. The caller drops the buffer, and completes its sender's work, with no lock held.
     pub(crate) fn end(&mut self, number: u64, arena: &Arena) -> Result<Loan> {
         let loan = self.loans.remove(&number).ok_or_else(|| {
@@ -54,56 +66,93 @@ impl Lent {
         Ok(loan)
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.loans.is_empty()
+    /// Counts the borrowed tensors that the peer was told of and has not copied, having read up to this line.
+    pub(crate) fn uncopied(&self, read_up_to: u64) -> usize {
+        let waits =
+            |loan: &&Loan| loan.borrowed.as_ref().and_then(|one| one.behind).is_some_and(|line| line > read_up_to);
+        self.loans.values().filter(waits).count()
     }
 
-    /// The senders that wait for a peer that will not answer any more. Their tensors stay set aside with the loans.
-    pub(crate) fn abandon_borrowed(&mut self) -> Vec<Completer<()>> {
-        self.loans.values_mut().filter_map(|loan| loan.borrowed.take()).map(|borrowed| borrowed.done).collect()
+    /// Takes out the borrowed tensors of a link that is closed, so that the peer copies none of them any more. The
+    /// caller completes their senders' works, and drops them, with no lock held.
+    pub(crate) fn take_borrowed(&mut self, arena: &Arena) -> Vec<(Buffer, Borrowed)> {
+        let borrowed = self.loans.extract_if(|_, loan| loan.borrowed.is_some());
+        let take = |(_, loan): (u64, Loan)| {
+            arena.lend_ended(loan.counted_bytes);
+            loan.borrowed.map(|borrowed| (loan.buffer, borrowed))
+        };
+        borrowed.filter_map(take).collect()
     }
 }
 
-/// Loans and segments of a peer that is declared dead but may still be running, set aside until it is gone.
+/// Memory that a peer may still use after its link has ended: what it was lent, and, of one that is declared dead but
+/// may go on, the segments that it can write. It is set aside until the peer's process is gone.
+///
+/// Dropped before that, it leaves its segments *retired*: their blocks come back to the arena, which cuts no other ones
+/// from there and gives a segment back to the system when the last is back. What the peer writes in its own mapping of
+/// it hurts nobody then.
 pub(crate) struct SetAside {
-    lent: Lent,
-    /// Slots whose last chunks the peer may not have copied yet.
-    slots: Option<Buffer>,
+    loans: Vec<Buffer>,
+    bytes: u64,
     segments: Vec<Arc<Segment>>,
-    arena: Arena,
-    /// False once the peer is gone; what is dropped before that is leaked on purpose.
-    dangerous: bool,
 }
 
 impl SetAside {
-    pub(crate) fn new(lent: Lent, slots: Option<Buffer>, segments: Vec<Arc<Segment>>, arena: Arena) -> Self {
+    /// What the peer may use of these. Loans that are set aside are counted as lent no more, for the peer cannot give
+    /// them back.
+    pub(crate) fn new(mut lent: Lent, slots: Option<Buffer>, segments: Vec<Arc<Segment>>, arena: &Arena) -> Self {
         for segment in &segments {
             segment.retire();
         }
-        Self { lent, slots, segments, arena, dangerous: true }
+        let loans = std::mem::take(&mut lent.loans).into_values();
+        let loans = loans.map(|loan| {
+            arena.lend_ended(loan.counted_bytes);
+            loan.buffer
+        });
+        let loans: Vec<Buffer> = loans.chain(slots).collect();
+        let bytes = loans.iter().map(|loan| loan.len_bytes() as u64).sum();
+        Self { loans, bytes, segments }
+    }
+
+    /// Whether there is nothing that the peer may use.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.loans.is_empty() && self.segments.is_empty()
+    }
+
+    /// Bytes of the blocks in it.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// The peer's process has ended: everything may be used again.
     pub(crate) fn peer_is_gone(mut self) {
-        self.dangerous = false;
+        self.loans.clear();
+        for segment in std::mem::take(&mut self.segments) {
+            segment.release();
+        }
+    }
+
+    /// Gives the blocks up, as a drop does. Returns the segments that are retired, each once for every retirement.
+    pub(crate) fn retire(mut self) -> Vec<Weak<Segment>> {
+        self.retire_loans();
+        std::mem::take(&mut self.segments).iter().map(Arc::downgrade).collect()
+    }
+
+    fn retire_loans(&mut self) {
+        for loan in self.loans.drain(..) {
+            let Some(location) = loan.location() else { continue };
+            if !self.segments.iter().any(|segment| segment.id() == location.segment.id()) {
+                // Before the block comes back, so that nobody else gets it.
+                location.segment.retire();
+                self.segments.push(location.segment);
+            }
+        }
     }
 }
 
 impl Drop for SetAside {
     fn drop(&mut self) {
-        let loans = std::mem::take(&mut self.lent.loans);
-        if self.dangerous {
-            // The peer may write these blocks at any time: nobody else may ever get them.
-            std::mem::forget(loans);
-            std::mem::forget(self.slots.take());
-            return;
-        }
-        for loan in loans.into_values() {
-            self.arena.lend_ended(loan.counted_bytes);
-        }
-        for segment in &self.segments {
-            segment.release();
-        }
+        self.retire_loans();
     }
 }
 

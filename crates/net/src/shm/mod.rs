@@ -19,8 +19,8 @@ use crate::node::{Inner, Node};
 use channel::{Packet, Received};
 use link::{Material, ShmLink};
 use memory::{Pair, Which};
-use process::PeerProcess;
-pub(crate) use process::{check_user, tracer_of};
+use process::ProcessOfLink;
+pub(crate) use process::{PeerProcesses, check_user, tracer_of};
 use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub(crate) struct Offer {
     pair: Arc<Pair>,
     socket: OwnedFd,
     peer: Peer,
-    process: (Arc<PeerProcess>, u32),
+    process: ProcessOfLink,
     /// Keeps a descriptor for the doorbell that the answer brings. What is lacking must be known before the peer has
     /// made its end of the link, which would look like one that was dropped.
     spare: OwnedFd,
@@ -38,7 +38,7 @@ pub(crate) struct Offer {
 
 /// Offers rings over an authenticated socket.
 pub(crate) fn offer(node: &Arc<Inner>, socket: OwnedFd, peer: Peer) -> Result<Offer> {
-    let process = PeerProcess::of_socket(socket.as_fd())?;
+    let process = PeerProcesses::of_socket(node, socket.as_fd())?;
     let (pair, rings) = Pair::create()?;
     let spare = spare(&socket)?;
     if !channel::send_offer(socket.as_fd(), rings.as_fd(), node.progress.doorbell.as_fd())? {
@@ -100,7 +100,7 @@ pub(crate) fn answer(
         Received::Empty => Ok(Err((socket, peer))),
         Received::Packet(Packet::Offer { rings, bell }) => {
             let pair = Pair::import(rings)?;
-            let process = PeerProcess::of_socket(socket.as_fd())?;
+            let process = PeerProcesses::of_socket(node, socket.as_fd())?;
             if !channel::send_answer(socket.as_fd(), node.progress.doorbell.as_fd())? {
                 return Err(Error::new(ErrorKind::PeerLost, "the peer's socket takes no answer").peer(peer));
             }
@@ -112,14 +112,70 @@ pub(crate) fn answer(
     }
 }
 
-fn add(node: &Arc<Inner>, mut material: Material, (process, pid): (Arc<PeerProcess>, u32)) -> Result<LinkId> {
-    material.peer.pid = Some(pid);
+fn add(node: &Arc<Inner>, mut material: Material, process: ProcessOfLink) -> Result<LinkId> {
+    material.peer.pid = Some(process.pid());
     let from_peer = material.outbound == Which::FromResponder;
-    let make = |id| Ok(Arc::new(ShmLink::new(id, node, material, Arc::clone(&process))) as Arc<dyn crate::Link>);
+    let link = |id| ShmLink::new(id, node, material, process).map(Arc::new);
+    let mut made = None;
+    let make = |id| link(id).map(|link| Arc::clone(made.insert(link)) as Arc<dyn crate::Link>);
     let entry = node.add_link(make)?;
-    PeerProcess::watch(&process, node, &entry)?;
+    if let Some(link) = made {
+        link.serve_to_the_end(node, &entry);
+    }
     if from_peer {
         node.announce_arrival(entry.id);
     }
     Ok(entry.id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::NodeConfig;
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    /// A peer's descriptor that blocks makes no link, which whoever sends over it would wait on for ever.
+    #[test]
+    fn f26_an_offer_with_a_doorbell_that_blocks_makes_no_link() {
+        let node = Node::start(NodeConfig::named("test")).expect("a node");
+        let (_pair, rings) = Pair::create().expect("memory");
+        let flags = SocketFlags::CLOEXEC;
+        let (theirs, ours) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("sockets");
+        let bell = eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
+        assert!(channel::send_offer(theirs.as_fd(), rings.as_fd(), bell.as_fd()).expect("there is room"));
+        let refused = answer(&node.inner, ours, Peer::named("stranger")).map(|_| ()).expect_err("it may block");
+        assert_eq!(refused.kind(), ErrorKind::Protocol, "{refused}");
+        assert_eq!(node.links().len(), 0);
+    }
+
+    /// A peer that shows one segment after the other, and takes none back, is told to stop.
+    #[test]
+    fn f16_a_peer_shows_a_bounded_number_of_segments() {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let limit = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).expect("up to the hard limit");
+        let node = Node::start(NodeConfig::named("test")).expect("a node");
+        let (_pair, rings) = Pair::create().expect("memory");
+        let flags = SocketFlags::CLOEXEC;
+        let (theirs, ours) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("sockets");
+        let bell = crate::doorbell::Doorbell::new().expect("a doorbell");
+        assert!(channel::send_offer(theirs.as_fd(), rings.as_fd(), bell.as_fd()).expect("there is room"));
+        let link =
+            answer(&node.inner, ours, Peer::named("shower")).expect("sound").unwrap_or_else(|_| panic!("no offer"));
+        let segment = sheave_tensor::Segment::create(1).expect("memory");
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        let mut shown = 0;
+        while node.link(link).is_ok() {
+            assert!(std::time::Instant::now() < until, "{shown} segments, and the link stands");
+            match channel::send_segment(theirs.as_fd(), shown, segment.len_bytes(), segment.fd().expect("its own")) {
+                Ok(true) => shown += 1,
+                Ok(false) => std::thread::yield_now(),
+                Err(_) => break,
+            }
+        }
+        let reason = node.close(link).expect_err("it has ended");
+        assert!(reason.to_string().contains("more than 4096 segments"), "{reason}");
+        assert!(shown as usize > sheave_base::limits::SEGMENTS_SHOWN_MAX, "{shown} segments");
+    }
 }

@@ -7,13 +7,14 @@ use super::memory::RingMemory;
 use super::ring::{Consumer, Kind as RecordKind, Record};
 use super::sending::{CHUNK_BYTES, CHUNKS};
 use crate::counters::Counters;
+use crate::farewell::closed_by_peer;
 use crate::link::{Arrival, Landing, Sink, Verdict};
 use crate::matching::Wanted;
 use crate::message::{Envelope, Message, Tensors};
 use parking_lot::Mutex;
-use sheave_base::limits::CONTROL_BYTES_MAX;
+use sheave_base::limits::{CONTROL_BYTES_MAX, SEGMENTS_SHOWN_MAX};
 use sheave_base::work::Completer;
-use sheave_base::{Error, ErrorKind, LinkId, Result, Tag};
+use sheave_base::{Error, ErrorKind, LinkId, Peer, Result, Tag};
 use sheave_tensor::{Arena, Buffer, Dtype, Segment, SegmentId, Shape, Tensor};
 use sheave_wire::{HEADER_BYTES, Header, Kind, Part, Placement};
 use smallvec::SmallVec;
@@ -24,6 +25,7 @@ use std::sync::Arc;
 /// The parts of a link that receiving needs and does not own.
 pub(crate) struct Shore<'a> {
     pub(crate) id: LinkId,
+    pub(crate) peer: &'a Peer,
     pub(crate) socket: &'a OwnedFd,
     pub(crate) lent: &'a Mutex<Lent>,
     pub(crate) debts: &'a Arc<Debts>,
@@ -166,6 +168,9 @@ impl Receiving {
             match channel::receive(socket)? {
                 Received::Empty => return Ok(()),
                 Received::End => self.socket_ended = true,
+                Received::Packet(Packet::Segment { .. }) if self.segments.len() >= SEGMENTS_SHOWN_MAX => {
+                    return Err(impossible(format!("more than {SEGMENTS_SHOWN_MAX} segments")));
+                }
                 Received::Packet(Packet::Segment { id, length_bytes, file }) => {
                     let segment = Segment::import(file, SegmentId(id), length_bytes)?;
                     self.segments.insert(id, segment);
@@ -278,6 +283,11 @@ impl Receiving {
             &far
         };
         let (parts, control) = sheave_wire::parts::decode(area, header.part_count.into())?;
+        let borrows = parts.iter().any(|part| matches!(part.placement, Placement::Borrow { .. }));
+        if borrows && self.consumer.closed_meanwhile().is_some() {
+            // Its owner has it again. Nothing behind it is delivered either, so that no message is left out.
+            return Ok(Step::Nothing);
+        }
         let arrival = arrival(&header, &parts, control.len(), shore.ending);
         let mut landing = match shore.sink.begin(shore.id, &arrival)? {
             Verdict::Pause => return Ok(Step::Paused),
@@ -291,6 +301,11 @@ impl Receiving {
                 return Err(error);
             }
         };
+        if borrows && let Some(code) = self.consumer.closed_meanwhile() {
+            // What was copied may be what its owner has written there since.
+            landing.fail(&closed_by_peer(code.into(), shore.peer));
+            return Ok(Step::Nothing);
+        }
         self.area.clear();
         self.sequence += 1;
         self.consumer.release(record);

@@ -201,9 +201,21 @@ impl<M: Memory> Producer<M> {
         fence(Ordering::SeqCst);
     }
 
-    /// Says that nothing more comes, and why (a close reason's code, never zero).
+    /// Says that nothing more comes, and why (a close reason's code, never zero). A consumer sees it before it sees
+    /// anything that this side writes afterwards.
     pub(crate) fn close(&self, code: u8) {
         self.memory.word(CLOSED).store(u64::from(code), Ordering::Release);
+        fence(Ordering::SeqCst);
+    }
+
+    /// The line behind the last record.
+    pub(crate) fn end_line(&self) -> u64 {
+        self.tail
+    }
+
+    /// The line up to which the consumer has read and released, as it says.
+    pub(crate) fn read_up_to(&self) -> u64 {
+        self.memory.word(HEAD).load(Ordering::SeqCst)
     }
 
     /// Shows a sign of life.
@@ -322,6 +334,13 @@ impl<M: Memory> Consumer<M> {
     pub(crate) fn closed(&self) -> Option<u8> {
         let code = self.memory.word(CLOSED).load(Ordering::Acquire);
         (code != 0).then_some(code as u8)
+    }
+
+    /// As [`Consumer::closed`], for memory of the producer's: where nothing is said, what was read there before is what
+    /// the producer has sent.
+    pub(crate) fn closed_meanwhile(&self) -> Option<u8> {
+        fence(Ordering::SeqCst);
+        self.closed()
     }
 
     /// The producer's signs of life, counted.

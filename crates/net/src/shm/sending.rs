@@ -7,6 +7,7 @@
 //! | the whole message fits in a record | inline, in the ring | 1 |
 //! | moved, a block of the peer's | *home*: only its loan's number travels | 0 |
 //! | moved or shared, in shared memory, within the lending cap | *block*: lent | 0 |
+//! | shared, beyond the cap | *stream*: the receiver gets a copy of its own | 1 |
 //! | copied, of the arena, from [`BORROW_BYTES_MIN`] on, the sender waits | *borrow*: the peer copies from it | 0 |
 //! | copied, up to [`BLOCK_BYTES_MAX`], within the cap | *block*: captured in the arena and lent | 1 |
 //! | everything else | *stream*: through four slots of [`CHUNK_BYTES`], which stay in cache | 1 |
@@ -81,6 +82,8 @@ pub(crate) struct Sending {
     finished: Vec<Completer<()>>,
     /// Segments whose descriptor the peer has. The arena may give one back to the system when nothing lies in it.
     announced: HashMap<SegmentId, Weak<Segment>>,
+    /// Why nothing more can be sent.
+    failure: Option<Error>,
 }
 
 /// What a link leaves behind.
@@ -98,8 +101,15 @@ struct Assembly {
     area: Vec<u8>,
     sent_bytes: usize,
     streamed: Parts,
-    /// Absent where the peer's copy completes the sender's work.
-    done: Option<Completer<()>>,
+    ends: Until,
+}
+
+/// What completes the sender's work.
+enum Until {
+    /// That all has left.
+    Sent(Completer<()>),
+    /// That the peer has copied the borrowed tensor of this loan, which has the work.
+    Copied(u64),
 }
 
 /// A message whose bytes pass through the slots.
@@ -127,6 +137,7 @@ impl Sending {
             chunks_filled: 0,
             finished: Vec::new(),
             announced: HashMap::new(),
+            failure: None,
         }
     }
 
@@ -141,11 +152,14 @@ impl Sending {
         announce(&mut self.announced, segment, shore)
     }
 
-    /// Takes a message into the outbox, from where it may leave at once; then its work is among the finished.
+    /// Takes a message into the outbox, from where it may leave at once; then its work is among the finished. What goes
+    /// wrong with the messages before it is the link's end, and found by the next poll.
     pub(crate) fn queue(&mut self, message: Outgoing, hold: Hold, shore: &Shore<'_>) -> Result<Work<()>> {
         check(&message, shore)?;
         let work = self.outbox.push(message, hold, shore.driver)?;
-        self.flush(shore)?;
+        if let Err(error) = self.flush(shore) {
+            self.failure.get_or_insert(error);
+        }
         Ok(work)
     }
 
@@ -156,10 +170,13 @@ impl Sending {
 
     /// Moves what waits into the ring. True when something moved.
     pub(crate) fn flush(&mut self, shore: &Shore<'_>) -> Result<bool> {
+        if let Some(error) = &self.failure {
+            return Err(error.clone());
+        }
         let mut moved = false;
         loop {
             if self.assembly.is_some() {
-                moved |= self.assemble()?;
+                moved |= self.assemble(shore)?;
             }
             if self.stream.is_some() {
                 moved |= self.pump(shore)?;
@@ -185,7 +202,7 @@ impl Sending {
 
     /// True when something waits for room.
     pub(crate) fn waits(&self) -> bool {
-        self.assembly.is_some() || self.stream.is_some() || !self.outbox.is_empty()
+        self.assembly.is_some() || self.stream.is_some() || !self.outbox.is_empty() || self.failure.is_some()
     }
 
     /// Counts the messages that are not in the ring whole.
@@ -216,7 +233,9 @@ impl Sending {
     /// Ends everything that waits, for a link that has ended. The caller completes it with no lock held.
     pub(crate) fn end(&mut self) -> Ended {
         let mut waiting: Vec<_> = self.outbox.drain().into_iter().map(|waiting| waiting.done).collect();
-        waiting.extend(self.assembly.take().and_then(|assembly| assembly.done));
+        if let Some(Until::Sent(done)) = self.assembly.take().map(|assembly| assembly.ends) {
+            waiting.push(done);
+        }
         waiting.extend(self.stream.take().map(|stream| stream.done));
         let segments = std::mem::take(&mut self.announced);
         let segments = segments.into_values().filter_map(|segment| segment.upgrade()).collect();
@@ -314,14 +333,14 @@ impl Sending {
             return Ok(Some(waiting));
         };
         let payload_bytes = part.tensor.len_bytes() as u64;
-        let borrowed = Some(Borrowed { done: waiting.done, _lease: part.lease.take() });
+        let borrowed = Some(Borrowed { done: waiting.done, lease: part.lease.take(), behind: None });
         let loan = Loan { buffer: part.tensor.buffer().clone(), counted_bytes, borrowed };
         let loan = shore.lent.lock().add(loan);
         let (segment, offset) = (location.segment.id().0, location.offset_bytes + part.tensor.offset_bytes() as u64);
         let placement = Placement::Borrow { segment, offset, loan };
         let table = [WirePart { spec: spec_of(&part.tensor), placement, shared: false }];
         waiting.message.parts.clear();
-        self.assemble_next(waiting.message, &table, payload_bytes, SmallVec::new(), None)?;
+        self.assemble_next(waiting.message, &table, payload_bytes, SmallVec::new(), Until::Copied(loan))?;
         Ok(None)
     }
 
@@ -330,7 +349,7 @@ impl Sending {
         let mut table = SmallVec::<[WirePart; 2]>::new();
         let mut streamed = SmallVec::new();
         for part in std::mem::take(&mut message.parts) {
-            let (spec, shared) = (spec_of(&part.tensor), part.mode == Mode::Share);
+            let (spec, mode) = (spec_of(&part.tensor), part.mode);
             let placement = match self.place(part, shore)? {
                 Placed::At(placement) => placement,
                 Placed::Streamed(part) => {
@@ -338,9 +357,11 @@ impl Sending {
                     Placement::Stream
                 }
             };
+            // A shared tensor that could not be lent is a copy of the receiver's own.
+            let shared = mode == Mode::Share && matches!(placement, Placement::Block { .. });
             table.push(WirePart { spec, placement, shared });
         }
-        self.assemble_next(message, &table, payload_bytes, streamed, Some(done))
+        self.assemble_next(message, &table, payload_bytes, streamed, Until::Sent(done))
     }
 
     fn assemble_next(
@@ -349,19 +370,19 @@ impl Sending {
         table: &[WirePart],
         payload_bytes: u64,
         streamed: Parts,
-        done: Option<Completer<()>>,
+        ends: Until,
     ) -> Result<()> {
         // Room for a few dimensions per part: growing it piece by piece scatters the heap.
         let mut area = Vec::with_capacity(64 * table.len() + message.control.len());
         sheave_wire::parts::encode(table, &mut area)?;
         area.append(&mut message.control);
         let header = self.header(&message, table.len(), area.len(), payload_bytes).encode_unsummed();
-        self.assembly = Some(Assembly { header, area, sent_bytes: 0, streamed, done });
+        self.assembly = Some(Assembly { header, area, sent_bytes: 0, streamed, ends });
         Ok(())
     }
 
     /// Sends the control area ahead in pieces while it is too long for a record, then the message.
-    fn assemble(&mut self) -> Result<bool> {
+    fn assemble(&mut self, shore: &Shore<'_>) -> Result<bool> {
         let Some(assembly) = &mut self.assembly else { return Ok(false) };
         let mut moved = false;
         while assembly.area.len() - assembly.sent_bytes > AREA_BYTES_MAX {
@@ -377,11 +398,11 @@ impl Sending {
             return Ok(moved);
         }
         self.sequence += 1;
-        if let Some(Assembly { streamed, done, .. }) = self.assembly.take() {
-            if streamed.is_empty() {
-                self.finished.extend(done);
-            } else if let Some(done) = done {
-                self.stream = Some(Stream { parts: streamed, part: 0, offset_bytes: 0, done });
+        if let Some(Assembly { streamed, ends, .. }) = self.assembly.take() {
+            match ends {
+                Until::Sent(done) if streamed.is_empty() => self.finished.push(done),
+                Until::Sent(done) => self.stream = Some(Stream { parts: streamed, part: 0, offset_bytes: 0, done }),
+                Until::Copied(loan) => shore.lent.lock().announced(loan, self.producer.end_line()),
             }
         }
         Ok(true)
@@ -459,7 +480,7 @@ impl Sending {
         }
         match part.mode {
             Mode::Move => Ok(place_moved(part, shore)),
-            Mode::Share => lend(&part.tensor, shore).map(Placed::At).ok_or_else(too_much_lent),
+            Mode::Share => Ok(lend(&part.tensor, shore).map_or(Placed::Streamed(part), Placed::At)),
             Mode::Copy if length_bytes > BLOCK_BYTES_MAX => Ok(Placed::Streamed(part)),
             Mode::Copy => {
                 let Ok(block) = Tensor::empty(shore.arena, part.tensor.dtype(), part.tensor.shape().clone()) else {
@@ -534,11 +555,15 @@ fn announce(known: &mut HashMap<SegmentId, Weak<Segment>>, segment: &Arc<Segment
     let Some(file) = segment.fd() else {
         return Err(Error::new(ErrorKind::Internal, "a segment of another process is shown by its owner alone"));
     };
-    let sent = channel::send_segment(shore.socket.as_fd(), segment.id().0, segment.len_bytes(), file)?;
-    if sent {
-        known.insert(segment.id(), Arc::downgrade(segment));
+    match channel::send_segment(shore.socket.as_fd(), segment.id().0, segment.len_bytes(), file) {
+        Ok(true) => {
+            known.insert(segment.id(), Arc::downgrade(segment));
+            Ok(true)
+        }
+        // What the peer sent before it closed its socket is still to be read; the end is found behind it.
+        Err(error) if error.kind() == ErrorKind::PeerLost => Ok(false),
+        other => other,
     }
-    Ok(sent)
 }
 
 fn fits_inline(message: &Outgoing) -> bool {
@@ -571,9 +596,4 @@ fn check(message: &Outgoing, shore: &Shore<'_>) -> Result<()> {
         }
     }
     Ok(())
-}
-
-fn too_much_lent() -> Error {
-    Error::new(ErrorKind::LimitExceeded, "too much of the arena is lent to peers already")
-        .hint("let receivers drop what they hold, or make the arena larger")
 }

@@ -200,7 +200,7 @@ impl Reading {
         let empty = header.part_count == 0 && header.control_bytes == 0 && header.payload_bytes == 0;
         match header.kind {
             kind if kind.is_message() => {
-                self.area.resize(header.control_bytes as usize, 0);
+                self.area.resize((header.control_bytes as usize).min(AREA_KEPT_BYTES), 0);
                 self.state = State::Area { header, filled_bytes: 0 };
                 Ok(Step::Moved)
             }
@@ -215,9 +215,14 @@ impl Reading {
         self.area[filled_bytes..][..taken_bytes].copy_from_slice(&self.ahead[self.begin..][..taken_bytes]);
         self.begin += taken_bytes;
         let filled_bytes = filled_bytes + taken_bytes;
-        if filled_bytes < self.area.len() {
+        if filled_bytes < header.control_bytes as usize {
+            if filled_bytes == self.area.len() {
+                // As much again as has come.
+                self.area.resize((2 * filled_bytes).min(header.control_bytes as usize), 0);
+            }
+            let is_starved = self.begin == self.end;
             self.state = State::Area { header, filled_bytes };
-            return Ok(Step::Starved);
+            return Ok(if is_starved { Step::Starved } else { Step::Moved });
         }
         let (parts, control) = sheave_wire::parts::decode(&self.area, header.part_count.into())?;
         let mut payload_bytes = 0u64;

@@ -1,0 +1,151 @@
+//! Bytes that peers have announced and not sent yet.
+//!
+//! A header says how large a message is before a byte of it has come, and a peer may say anything. Where the receiver
+//! has named a place the bytes land there. All other messages, whatever their kind, are counted from the header on,
+//! until they are whole or their link has ended; beyond the limit a message stays on its link. What waits for that goes
+//! on as soon as another is whole, which does not depend on those that wait.
+//!
+//! What a header costs besides is bounded by [`crate::entry::place_announced`]: memory is taken as the bytes come.
+
+use crate::link::Arrival;
+use parking_lot::Mutex;
+use sheave_base::limits::{ANNOUNCED_BYTES_MAX, ANNOUNCED_BYTES_MIN};
+use sheave_base::{Error, ErrorKind, LinkId, Result};
+use sheave_wire::Placement;
+use std::collections::HashMap;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+
+/// The messages of a node that have begun to arrive, by their links: each carries one at a time.
+#[derive(Default)]
+pub(crate) struct Announced {
+    by_link: Mutex<HashMap<LinkId, u64>>,
+    /// Of all links. Written under the lock.
+    bytes: AtomicU64,
+    has_made_room: AtomicBool,
+}
+
+/// The bytes of a message that are still to come, if they are many: those of short ones and of lent blocks are here.
+pub(crate) fn bytes_to_come(arrival: &Arrival<'_>) -> Result<u64> {
+    if arrival.payload_bytes < ANNOUNCED_BYTES_MIN {
+        return Ok(0);
+    }
+    let mut bytes = 0_u64;
+    for part in arrival.parts {
+        if matches!(part.placement, Placement::Inline | Placement::Stream) {
+            bytes = bytes.saturating_add(part.spec.length_bytes()?);
+        }
+    }
+    Ok(if bytes < ANNOUNCED_BYTES_MIN { 0 } else { bytes })
+}
+
+/// Refuses more than this host could ever hold.
+pub(crate) fn check_host(bytes: u64) -> Result<()> {
+    let host_bytes = memory_of_host();
+    if bytes <= host_bytes {
+        return Ok(());
+    }
+    let what = format!("a message of {bytes} bytes; this host has {host_bytes} bytes of memory");
+    Err(Error::new(ErrorKind::LimitExceeded, what).hint("send it in pieces, or receive it into a buffer of its size"))
+}
+
+impl Announced {
+    /// Whether so many bytes may be announced now. They may be more than the limit where nothing else is.
+    pub(crate) fn has_room(&self, bytes: u64) -> bool {
+        let announced = self.bytes.load(SeqCst);
+        bytes == 0 || announced == 0 || announced.saturating_add(bytes) <= ANNOUNCED_BYTES_MAX
+    }
+
+    /// A message of so many bytes begins to arrive.
+    pub(crate) fn begin(&self, link: LinkId, bytes: u64) {
+        if bytes > 0 {
+            let mut by_link = self.by_link.lock();
+            let before = by_link.insert(link, bytes).unwrap_or(0);
+            self.bytes.fetch_sub(before, SeqCst);
+            self.bytes.fetch_add(bytes, SeqCst);
+        }
+    }
+
+    /// The message of this link is whole, or will never be.
+    pub(crate) fn end(&self, link: LinkId) {
+        if self.bytes.load(SeqCst) == 0 {
+            return;
+        }
+        let mut by_link = self.by_link.lock();
+        if let Some(bytes) = by_link.remove(&link) {
+            self.bytes.fetch_sub(bytes, SeqCst);
+            self.has_made_room.store(true, SeqCst);
+        }
+    }
+
+    /// Whether something has ended since the last time, so that what waits is to be asked again.
+    pub(crate) fn take_room(&self) -> bool {
+        self.has_made_room.load(SeqCst) && self.has_made_room.swap(false, SeqCst)
+    }
+}
+
+/// All memory of this host, in bytes.
+fn memory_of_host() -> u64 {
+    static BYTES: OnceLock<u64> = OnceLock::new();
+    *BYTES.get_or_init(|| {
+        let info = rustix::system::sysinfo();
+        (info.totalram as u64).saturating_add(info.totalswap as u64).saturating_mul(u64::from(info.mem_unit))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::{Sink, Verdict};
+    use crate::message::{Envelope, Kind, Message};
+    use crate::observer::{Admission, Observer};
+    use crate::{Node, NodeConfig};
+    use sheave_base::{Peer, Tag};
+    use sheave_tensor::Dtype;
+    use sheave_wire::{Part, TensorSpec};
+    use std::sync::Arc;
+
+    /// Lets everything in.
+    struct Open;
+
+    impl Observer for Open {
+        fn admit(&self, _link: LinkId, _arrival: &Arrival<'_>) -> Admission {
+            Admission::Land(crate::link::Ground::default())
+        }
+        fn take(&self, _message: Message) {}
+        fn link_ended(&self, _link: LinkId, _peer: &Peer, _reason: &Error) {}
+        fn attend(&self) {}
+    }
+
+    fn begins(node: &Node, link: u32, kind: Kind, bytes: u64) -> Result<bool> {
+        let envelope = Envelope { kind, ..Envelope::data(0, Tag(1)) };
+        let parts = [Part::inline(TensorSpec::new(Dtype::U8.code(), &[bytes]))];
+        let arrival =
+            Arrival { envelope, sequence: 1, parts: &parts, payload_bytes: bytes, control_bytes: 0, ending: false };
+        Ok(matches!(node.inner.begin(LinkId(link), &arrival)?, Verdict::Land(_)))
+    }
+
+    /// Messages of all kinds, answers too, that have begun are counted together, and together held against one limit.
+    #[test]
+    fn f14_what_is_announced_is_counted_before_it_has_come() {
+        let node = Node::start(NodeConfig::named("test")).expect("a node");
+        let open: Arc<dyn Observer> = Arc::new(Open);
+        assert!(node.observe(&open));
+        for kind in [Kind::Data, Kind::Request, Kind::Response] {
+            let most = ANNOUNCED_BYTES_MAX;
+            assert!(begins(&node, 1, kind, most - 1).expect("sound"), "a first {kind:?}");
+            assert!(!begins(&node, 2, kind, 1 << 20).expect("sound"), "a second {kind:?} beyond the limit");
+            assert!(begins(&node, 3, kind, 1024).expect("sound"), "a short {kind:?}");
+            node.inner.announced.end(LinkId(1));
+            assert!(begins(&node, 2, kind, 1 << 20).expect("sound"), "a second {kind:?} after the first");
+            node.inner.announced.end(LinkId(2));
+        }
+    }
+
+    #[test]
+    fn f14_more_than_the_host_holds_is_refused() {
+        let node = Node::start(NodeConfig::named("test")).expect("a node");
+        let refused = begins(&node, 1, Kind::Data, 1 << 40).expect_err("no test machine has so much");
+        assert_eq!(refused.kind(), ErrorKind::LimitExceeded, "{refused}");
+    }
+}

@@ -1,0 +1,64 @@
+//! What happens where a node may lend no more of its memory.
+
+mod common;
+
+use common::{config, receive, send, soon};
+use sheave_base::{LinkId, Tag};
+use sheave_net::{Envelope, Node, Outgoing, Transport, shm};
+use sheave_tensor::{ArenaConfig, Dtype, Mode, Tensor};
+
+const BYTES: usize = 64 << 10;
+
+/// Two nodes and their link. The first may lend nothing.
+fn without_credit() -> (Node, LinkId, Node, LinkId) {
+    let mut poor = config("poor", Transport::Shm);
+    poor.arena = ArenaConfig { lent_fraction: 0.0, ..ArenaConfig::default() };
+    let poor = Node::start(poor).expect("a node");
+    let other = Node::start(config("other", Transport::Shm)).expect("a node");
+    let (forth, back) = shm::connect(&poor, &other).expect("two nodes of one host");
+    (poor, forth, other, back)
+}
+
+fn filled(node: &Node, length_bytes: usize, value: u8) -> Tensor {
+    let mut tensor = Tensor::empty(node.arena(), Dtype::U8, [length_bytes as u64]).expect("room");
+    tensor.as_mut_slice::<u8>().expect("fresh").fill(value);
+    tensor
+}
+
+fn message(tag: u64, tensor: Tensor, mode: Mode) -> Outgoing {
+    Outgoing::tensor(Envelope::data(0, Tag(tag)), tensor, mode)
+}
+
+/// What is shared beyond the cap arrives as a copy of the receiver's own.
+#[test]
+fn f04_share_beyond_the_lending_cap_is_a_copy() {
+    let (poor, forth, other, back) = without_credit();
+    for (tag, length_bytes) in [(1, 8), (2, BYTES), (3, 3 << 20)] {
+        send(&poor, forth, tag, filled(&poor, length_bytes, tag as u8), Mode::Share).expect("a copy comes instead");
+        let got = receive(&other, Some(back), tag).expect("a tensor").into_tensor().expect("one");
+        assert!(!got.buffer().is_shared_alias(), "it is the receiver's own");
+        assert_eq!(got.to_vec::<u8>().expect("ours"), vec![tag as u8; length_bytes]);
+    }
+    assert_eq!(poor.arena().stats().lent_bytes, 0);
+}
+
+/// One that waits behind a stream ends no link, and nobody else's send.
+#[test]
+fn f04_a_share_that_waits_ends_nobody_elses_send() {
+    let (poor, forth, other, back) = without_credit();
+    // More than the slots of a stream and the ring hold, so that what follows waits.
+    let long = Tensor::from_slice(&vec![7_u8; 32 << 20], [32 << 20]).expect("memory");
+    let long = poor.isend(forth, message(1, long, Mode::Copy)).expect("the link stands");
+    let shared = poor.isend(forth, message(2, filled(&poor, BYTES, 2), Mode::Share)).expect("a copy comes instead");
+    let last = poor.isend(forth, message(3, filled(&poor, BYTES, 3), Mode::Copy)).expect("not the error of another");
+    for tag in 1..=3 {
+        let got = receive(&other, Some(back), tag).expect("the link stands").into_tensor().expect("one");
+        let value = if tag == 1 { 7 } else { tag as u8 };
+        assert!(got.as_slice::<u8>().expect("ours").iter().all(|byte| *byte == value), "message {tag}");
+    }
+    for work in [long, shared, last] {
+        assert!(work.wait_until(Some(soon()), None).expect("no interrupt"), "it has left");
+        work.wait().expect("it was sent");
+    }
+    assert_eq!((poor.links().len(), other.links().len()), (1, 1), "the link stands");
+}
