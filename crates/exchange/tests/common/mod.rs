@@ -13,7 +13,7 @@ use sheave_base::config::Transport;
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_exchange::{Batch, Config, Handle, Server, Worker};
 use sheave_mesh::{Mesh, Role};
-use sheave_net::{Medium, Neighbourhood, WaitPolicy};
+use sheave_net::{Medium, Neighbourhood};
 use sheave_tensor::{Dtype, Tensor};
 
 /// What the links of an exchange of threads may run over.
@@ -28,18 +28,6 @@ pub(crate) fn play<T: Send + 'static>(
     worker: impl Fn(&Mesh, &Worker) -> T + Clone + Send + 'static,
     server: impl Fn(&Mesh, &Server) + Clone + Send + 'static,
 ) -> Vec<T> {
-    play_with((servers, workers), medium, config, None, worker, server)
-}
-
-/// As [`play`], with this way to wait.
-pub(crate) fn play_with<T: Send + 'static>(
-    (servers, workers): (u32, u32),
-    medium: Medium,
-    config: Config,
-    wait: Option<WaitPolicy>,
-    worker: impl Fn(&Mesh, &Worker) -> T + Clone + Send + 'static,
-    server: impl Fn(&Mesh, &Server) + Clone + Send + 'static,
-) -> Vec<T> {
     let here = Neighbourhood::default();
     let transport = match medium {
         Medium::Tcp => Transport::Tcp,
@@ -49,7 +37,6 @@ pub(crate) fn play_with<T: Send + 'static>(
     let change = |config: &mut sheave_mesh::Config| {
         config.node.neighbourhood = Some(here.clone());
         config.node.arena.capacity_bytes = 256 << 20;
-        config.node.wait = wait;
     };
     let outcomes = together_with(roles(servers, workers), transport, change, move |mesh| {
         let outcome = match mesh.me().introduction.role {
