@@ -3,9 +3,9 @@
 
 mod common;
 
-use common::{done, floats, next_batch, play, play_with, soon, zeros};
+use common::{done, floats, next_batch, play, soon, zeros};
 use sheave_exchange::{Batch, Config, Pull, Push, Scope};
-use sheave_net::{Medium, WaitPolicy};
+use sheave_net::Medium;
 use sheave_tensor::Tensor;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -80,17 +80,11 @@ impl Cost {
 
 /// The costs of a worker and of its server.
 fn measure(medium: Medium, pushes: u64, registered: bool) -> (Cost, Cost) {
-    measure_with(medium, pushes, registered, None)
-}
-
-/// As [`measure`], with this way to wait.
-fn measure_with(medium: Medium, pushes: u64, registered: bool, wait: Option<WaitPolicy>) -> (Cost, Cost) {
     let (sender, served) = std::sync::mpsc::channel();
-    let counted = play_with(
+    let counted = play(
         (1, 1),
         medium,
         Config::default(),
-        wait,
         move |mesh, worker| {
             let x: Vec<Tensor> = (0..pushes).map(|key| floats(&[key as f32; 64])).collect();
             let y = zeros(64);
@@ -161,19 +155,6 @@ fn a_warm_request_allocates_nothing() {
     }
 }
 
-/// Where nobody polls, every wait goes to sleep.
-#[test]
-fn a_request_that_is_slept_for_allocates_little() {
-    let at_once = WaitPolicy { spin: Duration::ZERO, yielding: Duration::ZERO };
-    for medium in [Medium::SharedMemory, Medium::Tcp] {
-        let (worker, server) = measure_with(medium, 1, true, Some(at_once));
-        check("worker", &worker, 0);
-        check("server", &server, 0);
-        let parked = worker.counts.waits_parked + server.counts.waits_parked;
-        assert!(parked > COUNTED as u64 / 2, "{parked} waits went to sleep: too few to tell");
-    }
-}
-
 #[test]
 fn a_request_of_two_tensors_allocates_nothing_either() {
     for (pushes, medium) in [(2, Medium::SharedMemory), (2, Medium::Tcp), (1, Medium::Tcp)] {
@@ -193,7 +174,7 @@ fn a_request_of_many_tensors_allocates_little() {
 
 /// A million requests; the arena, what waits, and the process itself are no larger in the end than after a tenth.
 #[test]
-#[ignore = "soak suite: takes many seconds"]
+#[ignore = "takes many seconds; part of the soak lane"]
 fn nothing_grows_over_a_million_requests() {
     const REQUESTS: usize = 1_000_000;
     fn resident_kib() -> u64 {
