@@ -1,6 +1,11 @@
 //! Thousands of jobs and their troubles, each from a seed. `SHEAVE_SIM_SEEDS` says how many.
 
+#[path = "../../crates/mesh/tests/common/seeds.rs"]
+mod seeds;
+
+use seeds::fresh_seeds;
 use sheave_sim::{Faults, Scenario, World, run};
+use std::time::Duration;
 
 fn seeds() -> u64 {
     match std::env::var("SHEAVE_SIM_SEEDS") {
@@ -43,6 +48,23 @@ fn every_promise_holds_for_every_seed() {
     assert!(passed > 10 * seeds() && failed > seeds(), "{passed} barriers passed and {failed} failed: too few to tell");
     assert!(left > seeds(), "{left} nodes left: too few to tell");
     println!("{} seeds: {passed} barriers passed, {failed} failed, {left} nodes left", seeds());
+}
+
+fn any(seed: u64) {
+    if let Err(message) = run(seed, Faults::default()) {
+        panic!("seed {seed} is wrong: {message}");
+    }
+}
+
+#[test]
+fn fresh_seeds_of_jobs() {
+    fresh_seeds(Duration::from_secs(2), 2, any);
+}
+
+#[test]
+#[ignore = "chaos suite: takes minutes"]
+fn many_fresh_seeds_of_jobs() {
+    fresh_seeds(Duration::from_secs(120), 2, any);
 }
 
 /// The first seed that a planted bug makes fail, and how.

@@ -8,6 +8,7 @@ mod generate;
 mod group;
 mod lanes;
 mod shell;
+mod suites;
 mod test;
 mod tidy;
 mod watch;
@@ -15,6 +16,7 @@ mod watch;
 use std::process::ExitCode;
 
 use shell::{Outcome, Workspace};
+use suites::Suite;
 
 const USAGE: &str = "\
 usage: cargo xtask <command> [flags]
@@ -28,9 +30,14 @@ usage: cargo xtask <command> [flags]
   tidy              the rules on files, functions, floors, links and generated files
   generate          the files that a program writes: docs/configuration.md
   loom              the concurrency models, every interleaving
-  miri              the ground floor's tests under miri (nightly)
+  miri              the tests under miri that it can run (nightly)
   fuzz              every fuzz target in turn (nightly, cargo-fuzz)
-      --seconds N   time for each target, 60 unless told";
+      --seconds N   time for each target, 60 unless told
+  chaos [NAME]      many seeds of delays, cuts and silences; each test within 15 minutes
+  soak [NAME]       millions of operations, and figures; each test within 30 minutes
+  adversity [NAME]  whole jobs in hostile surroundings; each test within 5 minutes (root)
+      --release     build these tests as for users
+      NAME          only tests with this in their names";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -55,6 +62,7 @@ enum Command {
     Loom,
     Miri,
     Fuzz { seconds: u64 },
+    Suite(Suite, suites::Options),
 }
 
 impl Command {
@@ -67,7 +75,11 @@ impl Command {
             ["miri"] => Some(Command::Miri),
             ["fuzz"] => Some(Command::Fuzz { seconds: 60 }),
             ["fuzz", "--seconds", seconds] => seconds.parse().ok().map(|seconds| Command::Fuzz { seconds }),
-            _ => None,
+            [name, words @ ..] => {
+                let suite = Suite::ALL.into_iter().find(|suite| suite.name() == *name)?;
+                suites::Options::parse(words).map(|options| Command::Suite(suite, options))
+            }
+            [] => None,
         }
     }
 
@@ -78,9 +90,10 @@ impl Command {
             Command::Test(options) => return Ok(test::run(workspace, &options)),
             Command::Tidy => tidy::run(&workspace)?,
             Command::Generate => generate::run(&workspace)?,
-            Command::Loom => lanes::loom(&workspace)?,
-            Command::Miri => lanes::miri(&workspace)?,
-            Command::Fuzz { seconds } => lanes::fuzz(&workspace, seconds)?,
+            Command::Loom => return lanes::loom(&workspace),
+            Command::Miri => return lanes::miri(&workspace),
+            Command::Fuzz { seconds } => return lanes::fuzz(&workspace, seconds),
+            Command::Suite(suite, options) => return suites::run(&workspace, suite, &options),
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -96,6 +109,8 @@ mod tests {
         assert!(Command::parse(&["test", "--rustonly"]).is_none());
         assert!(Command::parse(&["fuzz", "--seconds", "soon"]).is_none());
         assert!(Command::parse(&["fuzz", "--seconds", "5"]).is_some());
+        assert!(Command::parse(&["chaos", "--release", "cuts"]).is_some());
+        assert!(Command::parse(&["adversity", "--fast"]).is_none());
         assert!(Command::parse(&["tidy", "now"]).is_none());
         assert!(Command::parse(&["generate", "--check"]).is_none());
         assert!(Command::parse(&[]).is_none());

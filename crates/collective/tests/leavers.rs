@@ -4,7 +4,7 @@ mod common;
 
 use common::oracle::Memory;
 use common::player::{MESSAGES, OPERATIONS, Player};
-use common::{MEDIA, config_over, free_port, until, wait};
+use common::{MEDIA, config_over, free_port, fresh_seeds, until, wait};
 use sheave_base::Rank;
 use sheave_base::clock::SeededEntropy;
 use sheave_collective::{Collectives, Communicator};
@@ -68,8 +68,24 @@ fn f01_a_slow_message_outlasts_the_leave_of_others() {
     one(2507, 7);
 }
 
+/// Any number is a seed here; the operation is a part of it.
+fn any(seed: u64) {
+    one(seed, (seed % 100) as usize % MESSAGES);
+}
+
 #[test]
-#[ignore = "soak suite: takes a minute"]
+fn fresh_seeds_of_leavers() {
+    fresh_seeds(Duration::from_secs(3), 1, any);
+}
+
+#[test]
+#[ignore = "chaos suite: takes minutes"]
+fn many_fresh_seeds_of_leavers() {
+    fresh_seeds(Duration::from_secs(180), 2, any);
+}
+
+#[test]
+#[ignore = "chaos suite: takes a minute"]
 fn whoever_leaves_at_once_fails_nobody_ever() {
     all(10..30);
 }

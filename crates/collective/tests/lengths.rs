@@ -103,7 +103,7 @@ proptest! {
     #![proptest_config(config(600))]
 
     #[test]
-    #[ignore = "takes a minute"]
+    #[ignore = "soak suite: takes a minute"]
     fn pieces_of_any_length_arrive_where_they_belong_very_often(case in case()) {
         run(case)?;
     }

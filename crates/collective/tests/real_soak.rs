@@ -177,9 +177,8 @@ fn many_small_operations_leave_nothing_behind() {
     soak(2, Transport::Tcp, 40_000);
 }
 
-/// `cargo test --release -p sheave-collective --test real_soak -- --ignored --nocapture`
 #[test]
-#[ignore = "it takes minutes"]
+#[ignore = "soak suite: takes minutes"]
 fn a_million_small_operations_leave_nothing_behind() {
     soak(3, Transport::Shm, 1_000_000);
 }

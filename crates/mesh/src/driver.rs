@@ -319,13 +319,16 @@ impl Shared {
                 engine.handle(now, Event::FellShort { error: reason });
             }
             Told::Ended { link, node, reason } => {
-                // While another link stands the node lives, and its last words may come over that one.
-                if !self.routes.ended(node, link) || self.routes.is_making(node) {
-                    // A link that is being made tells what has become of the node.
+                let was_last = self.routes.ended(node, link) && !self.routes.is_making(node);
+                let in_order = was_closed_in_order(&reason);
+                if !was_last && in_order {
+                    // While another link stands the node lives, and its last words may come over that one; a link
+                    // that is being made tells what has become of the node. A link that broke is another matter: what
+                    // was under way on it is lost, and whoever waits for that would wait for ever.
                     return;
                 }
                 let what = reason.what().to_owned();
-                if was_closed_in_order(&reason) && self.table.get().is_some() {
+                if in_order && self.table.get().is_some() {
                     // The news of its leave may be on a link that it has made and that is not known here yet.
                     parting.push((now.after(LAST_WORDS), node, what));
                 } else {

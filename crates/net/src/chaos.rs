@@ -75,6 +75,17 @@ pub struct ChaosConfig {
     pub cut_after_messages: Option<u64>,
     /// After so many messages in that direction let nothing through in that direction, silently.
     pub partition_after_messages: Option<(Direction, u64)>,
+    /// Told when the first link is cut or begins to swallow messages: what the time to an error counts from.
+    pub began: Option<&'static OnceLock<Instant>>,
+}
+
+impl ChaosConfig {
+    /// A cut or a partition begins now, unless one has begun before.
+    fn begins(&self) {
+        if let Some(began) = self.began {
+            let _ = began.set(Instant::now());
+        }
+    }
 }
 
 /// When the messages of one direction are due.
@@ -165,6 +176,9 @@ impl ChaosLink {
         // Links of one node, and the two directions of a link, have schedules of their own.
         let mut seeds = SeededEntropy::new(config.seed ^ (u64::from(id.0) << 32));
         let now = Instant::now();
+        if matches!(config.partition_after_messages, Some((_, 0))) {
+            config.begins();
+        }
         let outbound = Outbound {
             schedule: Schedule::new(seeds.next_u64(), config.outbound),
             held: Outbox::default(),
@@ -198,6 +212,14 @@ impl ChaosLink {
             Some((Direction::Outbound, after)) if outbound.sent_messages >= after)
     }
 
+    /// A message goes out; it may be the last.
+    fn count_sent(&self, outbound: &mut Outbound) {
+        outbound.sent_messages += 1;
+        if self.is_mute(outbound) {
+            self.config.begins();
+        }
+    }
+
     fn has_room_ahead(&self) -> bool {
         self.ahead_messages.load(SeqCst) < AHEAD_MESSAGES_MAX
     }
@@ -208,6 +230,7 @@ impl ChaosLink {
         if self.config.cut_after_messages == Some(passed) {
             let reason = Error::new(ErrorKind::PeerLost, format!("the link was cut after {passed} messages"));
             let _ = self.cut.set(reason.peer(self.inner.peer().clone()));
+            self.config.begins();
             self.bell.ring();
         }
     }
@@ -247,7 +270,7 @@ impl ChaosLink {
             return None;
         }
         outbound.dues.pop_front();
-        outbound.sent_messages += 1;
+        self.count_sent(&mut outbound);
         outbound.held.pop()
     }
 
@@ -318,6 +341,7 @@ impl Sink for Gate<'_> {
             let last = (Direction::Inbound, inbound.taken_messages);
             if self.link.config.partition_after_messages == Some(last) {
                 inbound.deaf_since = Some(self.now);
+                self.link.config.begins();
             }
         }
         Ok(verdict)
@@ -364,7 +388,7 @@ impl Link for ChaosLink {
             self.bell.ring();
             return Ok(Handover::Queued(work));
         }
-        outbound.sent_messages += 1;
+        self.count_sent(&mut outbound);
         drop(outbound);
         let handover = self.inner.send(message, hold)?;
         self.count_message();

@@ -81,7 +81,7 @@ fn adam_learns_the_digits() {
 }
 
 #[test]
-#[ignore = "takes a minute; for judging the network and its settings"]
+#[ignore = "soak suite: takes a minute; for judging the network and its settings"]
 fn every_seed_learns_the_digits() {
     reaches(sgd, 10);
     reaches(adam, 10);

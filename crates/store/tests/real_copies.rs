@@ -15,8 +15,9 @@ use std::time::Instant;
 const ELEMENTS: u64 = 1_440_000;
 const WARM_ROUNDS: usize = 50;
 const ROUNDS: usize = 400;
-/// The system may move pages at any time, so a reading that is disturbed is taken again.
-const ATTEMPTS: usize = 3;
+/// The system may move pages at any time, which is a fault for each: so the window in the middle counts, and one of
+/// three may be disturbed. Nothing that the system does makes memory grow, so all windows count for that.
+const WINDOWS: usize = 3;
 
 /// Names the file that the test makes once it has looked at the processes for the last time.
 const GATE: &str = "SHEAVE_TEST_GATE";
@@ -36,9 +37,9 @@ fn actor() {
         store.init(&places).expect("it is new");
         let round = || wait(&store.push_pull(&gradients, &places).expect("it is sent")).expect("both push");
         (0..WARM_ROUNDS).for_each(|_| round());
-        for attempt in 0..ATTEMPTS {
+        for window in 0..WINDOWS {
             store.barrier().expect("both are there");
-            say(&format!("begins {attempt}"));
+            say(&format!("begins {window}"));
             let mut times_us: Vec<u128> = Vec::with_capacity(ROUNDS);
             for _ in 0..ROUNDS {
                 let begun = Instant::now();
@@ -47,7 +48,7 @@ fn actor() {
             }
             store.barrier().expect("both are there");
             times_us.sort_unstable();
-            say(&format!("ended {attempt}: {}", times_us[ROUNDS / 2]));
+            say(&format!("ended {window}: {}", times_us[ROUNDS / 2]));
         }
         let gate = PathBuf::from(std::env::var_os(GATE).expect("the test names it"));
         until("the test has seen enough", || gate.exists());
@@ -73,21 +74,27 @@ fn a_warm_push_pull_faults_no_page_in_and_keeps_nothing() {
     let children = start_all(&job, roles(1, 2), Transport::Shm, &variables);
     let busy: Vec<&Child> = children.iter().filter(|child| !child.name().starts_with("scheduler")).collect();
     let worker = children.iter().find(|child| child.name() == "worker-0").expect("there is one");
-    let (mut best_faults, mut grown) = (f64::INFINITY, i64::MAX);
-    for attempt in 0..ATTEMPTS {
-        hear(worker, &format!("begins {attempt}"));
+    let mut most_faults: Vec<f64> = Vec::new();
+    let mut seen: Vec<Vec<(u64, u64)>> = Vec::new();
+    for window in 0..WINDOWS {
+        hear(worker, &format!("begins {window}"));
         let before: Vec<_> = busy.iter().map(|child| memory_of(child)).collect();
-        let time_us = hear(worker, &format!("ended {attempt}:"));
+        let time_us = hear(worker, &format!("ended {window}:"));
         let after: Vec<_> = busy.iter().map(|child| memory_of(child)).collect();
         let faults: Vec<f64> = before.iter().zip(&after).map(|(b, a)| (a.0 - b.0) as f64 / ROUNDS as f64).collect();
-        let growth = before.iter().zip(&after).map(|(b, a)| a.1 as i64 - b.1 as i64).max().expect("some");
-        note(&format!("push_pull of 5.76 MB: p50 {time_us} µs, page faults {faults:?} each, memory grew {growth} B"));
-        best_faults = best_faults.min(faults.iter().copied().fold(0.0, f64::max));
-        grown = grown.min(growth);
+        note(&format!("push_pull of 5.76 MB: p50 {time_us} µs, page faults {faults:?} each"));
+        most_faults.push(faults.iter().copied().fold(0.0, f64::max));
+        seen.extend([before, after]);
     }
     std::fs::write(&gate, "").expect("there is room");
     ended_well(&children);
     std::fs::remove_file(&gate).expect("it is there");
-    assert!(best_faults < 0.1, "{best_faults} page faults per push_pull");
-    assert!(grown < 1 << 20, "memory grew by {grown} bytes");
+    most_faults.sort_by(f64::total_cmp);
+    assert!(most_faults[WINDOWS / 2] < 0.1, "{most_faults:?} page faults per push_pull");
+    for (at, child) in busy.iter().enumerate() {
+        let resident: Vec<i64> = seen.iter().map(|moment| moment[at].1 as i64).collect();
+        let grown = resident[resident.len() - 1] - resident[0];
+        note(&format!("{}: memory grew by {grown} B in {} push_pulls", child.name(), WINDOWS * ROUNDS));
+        assert!(grown < 1 << 20, "{}: memory grew by {grown} bytes: {resident:?}", child.name());
+    }
 }

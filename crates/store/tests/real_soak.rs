@@ -246,9 +246,8 @@ fn a_hundred_thousand_small_operations_leave_nothing_behind() {
     soak(100_000);
 }
 
-/// `cargo test --release -p sheave-store --test real_soak -- --ignored --nocapture`
 #[test]
-#[ignore = "it takes minutes"]
+#[ignore = "soak suite: takes minutes"]
 fn a_million_small_operations_leave_nothing_behind() {
     soak(1_000_000);
 }

@@ -79,7 +79,7 @@ fn memory_is_that_of_the_table_and_of_what_is_in_flight() {
 }
 
 #[test]
-#[ignore = "prints figures; run it alone, with --nocapture"]
+#[ignore = "soak suite: prints figures, best with --release"]
 fn figures() {
     const ROUNDS: usize = 60;
     let figures = job_of(1, 2, Transport::Shm, ServerConfig::default(), |mesh| {

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 
 use crate::group::Group;
-use crate::shell::{Outcome, Workspace, output, words};
+use crate::shell::{Outcome, output, words};
 use crate::watch::FOREVER;
 
 /// One binary full of tests.
@@ -45,13 +45,22 @@ impl Binary {
         all.retain(|name| !ignored.contains(name));
         Ok((all, ignored))
     }
+
+    /// The reasons why these tests, which are marked as ignored, are not run: their names, and what stands there.
+    pub(crate) fn reasons(&self, ignored: &[String]) -> Outcome<Vec<(String, String)>> {
+        if ignored.is_empty() {
+            // Without a name everything would run.
+            return Ok(Vec::new());
+        }
+        let mut command = self.command();
+        command.arg("--exact").args(ignored).args(["--format", "pretty"]);
+        Ok(output(command)?.lines().filter_map(reason).collect())
+    }
 }
 
-/// Builds every test binary of the workspace.
-pub(crate) fn build(workspace: &Workspace) -> Outcome<Vec<Binary>> {
-    let mut command =
-        workspace.cargo(&["test", "--workspace", "--no-run", "--message-format", "json-render-diagnostics"]);
-    command.stdout(Stdio::piped());
+/// Builds the test binaries that `command`, a `cargo test --no-run`, is about.
+pub(crate) fn build(mut command: Command) -> Outcome<Vec<Binary>> {
+    command.args(["--message-format", "json-render-diagnostics"]).stdout(Stdio::piped());
     let words = words(&command);
     let mut group = Group::spawn(command)?;
     let messages = group.take_stdout().ok_or("cargo's messages cannot be read")?;
@@ -129,6 +138,12 @@ fn names(lines: &str) -> Vec<String> {
     lines.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect()
 }
 
+/// Reads `test NAME ... ignored, REASON`.
+fn reason(line: &str) -> Option<(String, String)> {
+    let (name, reason) = line.strip_prefix("test ")?.split_once(" ... ignored, ")?;
+    Some((name.to_owned(), reason.to_owned()))
+}
+
 #[cfg(test)]
 impl Binary {
     /// A script that speaks as a test binary does.
@@ -152,7 +167,16 @@ mod tests {
     fn ignored_tests_are_listed_apart() {
         let (tests, ignored) = Binary::fixture().tests().unwrap();
         assert_eq!(tests, ["good", "bad", "hangs"]);
-        assert_eq!(ignored, ["needs_two_machines"]);
+        assert_eq!(ignored, ["needs_two_machines", "needs_minutes"]);
+    }
+
+    #[test]
+    fn ignored_tests_say_why() {
+        let ignored = ["needs_two_machines".to_owned(), "needs_minutes".to_owned()];
+        let reasons = Binary::fixture().reasons(&ignored).unwrap();
+        let wanted = ["two machines are needed", "soak suite: takes minutes"];
+        assert_eq!(reasons, [0, 1].map(|at| (ignored[at].clone(), wanted[at].to_owned())));
+        assert_eq!(Binary::fixture().reasons(&[]).unwrap(), []);
     }
 
     fn artifact(target: &str, kind: &str, is_test: bool) -> Artifact {

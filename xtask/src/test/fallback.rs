@@ -17,83 +17,147 @@ use crate::group::Group;
 use crate::shell::{Outcome, Workspace};
 
 /// One test of one binary.
-struct Test<'a> {
-    binary: &'a Binary,
-    name: String,
+pub(crate) struct Test<'a> {
+    pub(crate) binary: &'a Binary,
+    pub(crate) name: String,
+}
+
+impl Test<'_> {
+    /// `package::target name`, as cargo-nextest writes it.
+    pub(crate) fn title(&self) -> String {
+        format!("{} {}", self.binary.id, self.name)
+    }
+
+    /// The name of the binary alone.
+    pub(crate) fn target(&self) -> &str {
+        &self.binary.target
+    }
+}
+
+/// Which output of tests is shown besides that of those that fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Show {
+    /// That of tests which draw something new in every run and say what.
+    WhatIsDrawn,
+    /// That of every test, with its time.
+    Everything,
+}
+
+/// How a test fared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Passed,
+    Failed,
+    /// The test itself has said that it cannot run here.
+    Skipped,
 }
 
 /// Builds, lists and runs every test but the doctests.
 pub(crate) fn run(workspace: &Workspace) -> Outcome<Tally> {
-    let binaries = binaries::build(workspace)?;
+    let binaries = binaries::build(workspace.cargo(&["test", "--workspace", "--no-run"]))?;
     let mut tally = Tally::default();
     let (mut shared, mut alone) = (VecDeque::new(), VecDeque::new());
     for binary in &binaries {
         let (names, ignored) = binary.tests()?;
         tally.skipped += ignored.len() as u64;
-        let queue = if needs_the_machine(&binary.target) { &mut alone } else { &mut shared };
+        let queue = if is_serial(&binary.target) { &mut alone } else { &mut shared };
         queue.extend(names.into_iter().map(|name| Test { binary, name }));
     }
     let workers = std::thread::available_parallelism().map_or(1, usize::from);
-    tally += run_all(shared, workers, LIMIT)?;
-    tally += run_all(alone, 1, LIMIT)?;
+    let runner = Runner { limit: LIMIT, flags: &[], show: Show::WhatIsDrawn };
+    tally += runner.run_all(shared, workers)?;
+    tally += runner.run_all(alone, 1)?;
     Ok(tally)
 }
 
-/// The same rule as the override in `.config/nextest.toml`.
-fn needs_the_machine(target: &str) -> bool {
+/// The same rule as the override in `.config/nextest.toml`: these tests have the machine to themselves.
+pub(crate) fn is_serial(target: &str) -> bool {
     target.starts_with("process_") || target.starts_with("real_")
 }
 
-/// Runs the tests of `queue` on `workers` threads; a failing test does not stop the others.
-fn run_all(queue: VecDeque<Test>, workers: usize, limit: Duration) -> Outcome<Tally> {
-    let queue = Mutex::new(queue);
-    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-    let work = || {
-        let mut tally = Tally::default();
-        while let Some(test) = next() {
-            if one(&test, limit)? {
-                tally.passed += 1;
-            } else {
-                tally.failed += 1;
-            }
-        }
-        Ok(tally)
-    };
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
-        let mut total = Tally::default();
-        for thread in threads {
-            let tally: Outcome<Tally> = thread.join().map_err(|_| "a thread that runs tests panicked")?;
-            total += tally?;
-        }
-        Ok(total)
-    })
+/// How tests are run.
+pub(crate) struct Runner<'a> {
+    /// The longest time for one of them.
+    pub(crate) limit: Duration,
+    /// What the binaries are told besides the test's name.
+    pub(crate) flags: &'a [&'a str],
+    pub(crate) show: Show,
 }
 
-/// Runs one test and says whether it passed. Only a test that could not be run at all is an error.
-fn one(test: &Test, limit: Duration) -> Outcome<bool> {
-    let title = format!("{} {}", test.binary.id, test.name);
-    let failure = |error: std::io::Error| format!("the output of {title} cannot be kept: {error}");
-    let mut kept =
-        File::from(memfd_create("output of a test", MemfdFlags::CLOEXEC).map_err(|error| failure(error.into()))?);
-    let mut command = test.binary.command();
-    command.args(["--exact", &test.name, "--nocapture"]);
-    command.stdout(kept.try_clone().map_err(failure)?).stderr(kept.try_clone().map_err(failure)?);
-    let started = Instant::now();
-    let status = Group::spawn(command)?.wait(limit)?;
-    let seconds = started.elapsed().as_secs_f64();
-    if status.is_some_and(|status| status.success()) {
-        if started.elapsed() >= SLOW {
+impl Runner<'_> {
+    /// Runs the tests of `queue` on `workers` threads; a failing test does not stop the others.
+    pub(crate) fn run_all(&self, queue: VecDeque<Test>, workers: usize) -> Outcome<Tally> {
+        let queue = Mutex::new(queue);
+        let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        let work = || {
+            let mut tally = Tally::default();
+            while let Some(test) = next() {
+                match self.one(&test)? {
+                    Fate::Passed => tally.passed += 1,
+                    Fate::Failed => tally.failed += 1,
+                    Fate::Skipped => tally.skipped += 1,
+                }
+            }
+            Ok(tally)
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+            let mut total = Tally::default();
+            for thread in threads {
+                let tally: Outcome<Tally> = thread.join().map_err(|_| "a thread that runs tests panicked")?;
+                total += tally?;
+            }
+            Ok(total)
+        })
+    }
+
+    /// Runs one test. Only a test that could not be run at all is an error.
+    fn one(&self, test: &Test) -> Outcome<Fate> {
+        let title = test.title();
+        let failure = |error: std::io::Error| format!("the output of {title} cannot be kept: {error}");
+        let kept = memfd_create("output of a test", MemfdFlags::CLOEXEC).map_err(|error| failure(error.into()))?;
+        let mut kept = File::from(kept);
+        let mut command = test.binary.command();
+        command.args(["--exact", &test.name, "--nocapture"]).args(self.flags);
+        command.stdout(kept.try_clone().map_err(failure)?).stderr(kept.try_clone().map_err(failure)?);
+        let started = Instant::now();
+        let status = Group::spawn(command)?.wait(self.limit)?;
+        let seconds = started.elapsed().as_secs_f64();
+        kept.rewind().map_err(failure)?;
+        let mut words = Vec::new();
+        kept.read_to_end(&mut words).map_err(failure)?;
+        let words = String::from_utf8_lossy(&words);
+        if !status.is_some_and(|status| status.success()) {
+            let how = status.map_or_else(|| "did not end, was killed".to_owned(), |status| status.to_string());
+            println!("FAILED: {title}: {how} after {seconds:.1} s\n{words}");
+            return Ok(Fate::Failed);
+        }
+        if let Some(why) = words.lines().find_map(|line| line.strip_prefix("skipped: ")) {
+            println!("skipped: {title}: {why}");
+            return Ok(Fate::Skipped);
+        }
+        if self.show == Show::Everything {
+            println!("passed: {title} in {seconds:.1} s\n{}", said(&words));
+        } else if test.name.contains(DRAWS) {
+            println!("{title}:\n{}", said(&words));
+        }
+        if self.show != Show::Everything && started.elapsed() >= SLOW {
             println!("slow: {title} took {seconds:.1} s");
         }
-        return Ok(true);
+        Ok(Fate::Passed)
     }
-    kept.rewind().map_err(failure)?;
-    let mut words = Vec::new();
-    kept.read_to_end(&mut words).map_err(failure)?;
-    let how = status.map_or_else(|| "did not end, was killed".to_owned(), |status| status.to_string());
-    println!("FAILED: {title}: {how} after {seconds:.1} s\n{}", String::from_utf8_lossy(&words));
-    Ok(false)
+}
+
+/// A part of the names of tests that draw something new in every run; `.config/nextest.toml` shows their output too.
+const DRAWS: &str = "fresh_seeds";
+
+/// What a test has said, without what its harness says around it.
+fn said(words: &str) -> String {
+    let is_harness = |line: &str| {
+        line.is_empty() || ["running ", "test result: "].iter().any(|start| line.starts_with(start)) || line == "ok"
+    };
+    let lines = words.lines().map(|line| line.trim_start_matches("[actor] "));
+    lines.filter(|line| !is_harness(line)).map(|line| format!("    {line}\n")).collect()
 }
 
 #[cfg(test)]
@@ -102,10 +166,14 @@ mod tests {
 
     const ENOUGH: Duration = Duration::from_secs(60);
 
+    fn runner(limit: Duration) -> Runner<'static> {
+        Runner { limit, flags: &[], show: Show::WhatIsDrawn }
+    }
+
     fn run_one(name: &str, limit: Duration) -> Tally {
         let binary = Binary::fixture();
         let test = Test { binary: &binary, name: name.to_owned() };
-        run_all(VecDeque::from([test]), 2, limit).unwrap()
+        runner(limit).run_all(VecDeque::from([test]), 2).unwrap()
     }
 
     #[test]
@@ -116,6 +184,11 @@ mod tests {
     #[test]
     fn a_failing_test_is_counted() {
         assert_eq!(run_one("bad", ENOUGH), Tally { failed: 1, ..Tally::default() });
+    }
+
+    #[test]
+    fn a_test_that_cannot_run_here_is_counted_as_skipped() {
+        assert_eq!(run_one("lacks", ENOUGH), Tally { skipped: 1, ..Tally::default() });
     }
 
     #[test]
@@ -130,14 +203,15 @@ mod tests {
         let binary = Binary::fixture();
         let names = ["bad", "good", "bad", "good", "good"];
         let queue = names.iter().map(|name| Test { binary: &binary, name: (*name).to_owned() }).collect();
-        assert_eq!(run_all(queue, 2, ENOUGH).unwrap(), Tally { passed: 3, failed: 2, skipped: 0 });
+        assert_eq!(runner(ENOUGH).run_all(queue, 2).unwrap(), Tally { passed: 3, failed: 2, skipped: 0 });
     }
 
     #[test]
     fn tests_on_real_processes_are_told_apart_by_their_binary() {
-        assert!(needs_the_machine("process_kill") && needs_the_machine("real_links"));
-        assert!(!needs_the_machine("sheave_process") && !needs_the_machine("unreal_links"));
-        let rule = "binary(/^(process|real)_|";
-        assert!(include_str!("../../../.config/nextest.toml").contains(rule), "{rule}");
+        assert!(is_serial("process_kill") && is_serial("real_links"));
+        assert!(!is_serial("sheave_process") && !is_serial("unreal_links"));
+        for rule in ["binary(/^(process|real)_|", &format!("test(/{DRAWS}/)")] {
+            assert!(include_str!("../../../.config/nextest.toml").contains(rule), "{rule}");
+        }
     }
 }

@@ -1,8 +1,8 @@
 //! `cargo xtask test`: one stage after the other, each announced, each with its time, stopping at the first failure.
 
-mod binaries;
+pub(crate) mod binaries;
 mod doctests;
-mod fallback;
+pub(crate) mod fallback;
 mod nextest;
 mod python;
 mod simulation;
@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use crate::group;
 use crate::shell::{Outcome, Workspace, run as run_command};
 use crate::tidy;
+pub(crate) use fallback::is_serial;
 use python::Preparation;
 pub(crate) use tally::Tally;
 use venv::Interpreter;

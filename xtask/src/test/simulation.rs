@@ -14,7 +14,7 @@ pub(crate) fn run(workspace: &Workspace) -> Outcome<Tally> {
     clippy.args(manifest).args(["--", "-D", "warnings"]).env("CARGO_TARGET_DIR", &target);
     crate::shell::run(clippy)?;
     let mut command = workspace.cargo(&["test", "--quiet", "--no-fail-fast"]);
-    command.args(manifest).args(["--", "--format=pretty"]).env("CARGO_TARGET_DIR", &target);
+    command.args(manifest).args(["--", "--format=pretty", "--show-output"]).env("CARGO_TARGET_DIR", &target);
     let mut tally = Tally::default();
     let ended = watch(command, BUILD_LIMIT, |line| {
         let is_result = tally.count_libtest(line);

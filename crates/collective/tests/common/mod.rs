@@ -9,8 +9,11 @@ pub(crate) mod player;
 
 #[path = "../../../mesh/tests/common/meshes.rs"]
 mod meshes;
+#[path = "../../../mesh/tests/common/seeds.rs"]
+mod seeds;
 
-pub(crate) use meshes::{PATIENCE, free_port, hear, job, say, soon, until, wait};
+pub(crate) use meshes::{PATIENCE, free_port, hear, job, note, say, soon, until, wait};
+pub(crate) use seeds::fresh_seeds;
 use sheave_base::config::Transport;
 use sheave_collective::{Collectives, Communicator, Table};
 use sheave_mesh::{Config, Expected, Mesh, Role};

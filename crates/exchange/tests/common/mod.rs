@@ -1,11 +1,14 @@
 //! Exchanges for tests: of threads with nodes of their own, or of processes.
 
-#![allow(dead_code, reason = "each test binary uses its part")]
+#![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 
 #[path = "../../../mesh/tests/common/meshes.rs"]
 mod meshes;
+#[path = "../../../mesh/tests/common/seeds.rs"]
+mod seeds;
 
 pub(crate) use meshes::*;
+pub(crate) use seeds::fresh_seeds;
 use sheave_base::config::Transport;
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_exchange::{Batch, Config, Handle, Server, Worker};

@@ -302,7 +302,7 @@ fn what_cannot_be_is_refused() {
 }
 
 #[test]
-#[ignore = "prints figures; run with --release and --nocapture"]
+#[ignore = "soak suite: prints figures, best with --release"]
 fn figures() {
     for elements in [16 << 10, 1 << 20, 16 << 20] {
         let gradient: Vec<f32> = (0..elements as u32)

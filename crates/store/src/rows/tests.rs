@@ -400,7 +400,7 @@ fn assigning_looks_at_changed_rows_only() {
 }
 
 #[test]
-#[ignore = "prints figures; run with --release and --nocapture"]
+#[ignore = "soak suite: prints figures, best with --release"]
 fn figures() {
     const TABLE: u64 = 1_000_000;
     const COLUMNS: u64 = 64;
