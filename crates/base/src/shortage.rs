@@ -28,7 +28,7 @@ pub fn of(errno: Errno) -> Option<Error> {
                 "the system gives this process no more memory{}",
                 of_at_most(Resource::As, "bytes that it may map")
             ),
-            "raise the limit, with `ulimit -v`, vm.max_map_count or the memory of its cgroup for example, or free memory",
+            "raise the limit, such as `ulimit -v`, vm.max_map_count or the memory of its cgroup, or free memory",
         ),
         Errno::NOBUFS => (
             "the system has no more memory for sockets".to_owned(),

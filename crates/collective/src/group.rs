@@ -2,8 +2,8 @@
 //!
 //! **Broken.** A group breaks once, with one error: a member died or left (the mesh says so), members disagreed about
 //! an operation, a deadline passed, an operation was cancelled, or a link ended. Every later collective fails with it.
-//! What is not a death is told to all members through the mesh, which remembers it for those who have not made the group
-//! yet; with it goes the number of the first operation that has failed.
+//! What is not a death is told to all members through the mesh, which remembers it for those who have not made the
+//! group yet; with it goes the number of the first operation that has failed.
 //!
 //! **In flight.** What becomes of an operation that is in flight when its group breaks is never guessed by time:
 //! - After a death it ends at once.

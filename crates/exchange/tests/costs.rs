@@ -174,7 +174,7 @@ fn a_request_of_many_tensors_allocates_little() {
 
 /// A million requests; the arena, what waits, and the process itself are no larger in the end than after a tenth.
 #[test]
-#[ignore = "takes many seconds; part of the soak lane"]
+#[ignore = "soak suite: takes many seconds"]
 fn nothing_grows_over_a_million_requests() {
     const REQUESTS: usize = 1_000_000;
     fn resident_kib() -> u64 {

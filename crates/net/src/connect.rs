@@ -31,7 +31,8 @@ use std::time::{Duration, Instant};
 /// First and longest wait between two attempts.
 const RETRY_MIN: Duration = Duration::from_millis(5);
 const RETRY_MAX: Duration = Duration::from_millis(320);
-/// How long this process may lack descriptors or memory before an attempt is given up: others may be about to free some.
+/// How long this process may lack descriptors or memory before an attempt is given up: others may be about to free
+/// some.
 pub(crate) const SHORTAGE_PATIENCE: Duration = Duration::from_secs(1);
 /// How long one sleep lasts at most before the interrupt is asked.
 const SLICE: Duration = Duration::from_millis(100);
@@ -44,8 +45,8 @@ impl Node {
     /// `DeadlineExceeded` if nobody answered in time, with the last cause; `Unauthenticated` if the two sides hold
     /// different secrets, naming where each came from; `Protocol` for another version; `Mismatch` if another node than
     /// the address names listens there; `InvalidArgument` or `Unsupported` if the address has nothing that the
-    /// configured transport can use; `LimitExceeded`, as a shortage, if this process has no descriptors or no memory for
-    /// a link and gets none within a second.
+    /// configured transport can use; `LimitExceeded`, as a shortage, if this process has no descriptors or no memory
+    /// for a link and gets none within a second.
     pub fn connect(&self, address: &Address, until: Instant) -> Result<LinkId> {
         self.connect_interruptible(address, until, None)
     }

@@ -29,8 +29,8 @@ pub trait Observer: Send + Sync {
     /// A link has ended. It is only noted for `attend`.
     fn link_ended(&self, link: LinkId, peer: &Peer, reason: &Error);
 
-    /// This node has lacked descriptors or memory for so long that others who want to link to it cannot. It is only noted
-    /// for `attend`.
+    /// This node has lacked descriptors or memory for so long that others who want to link to it cannot. It is only
+    /// noted for `attend`.
     fn fell_short(&self, _reason: &Error) {}
 
     /// Does something about what was taken and noted. Must not block; may be called from any thread that polls, from

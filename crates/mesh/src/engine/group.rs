@@ -211,8 +211,8 @@ impl Engine {
         }
     }
 
-    /// Tells the group's first living member, or, being that, all the others. Why the group is broken may be a leave, of
-    /// which they have not heard.
+    /// Tells the group's first living member, or, being that, all the others. Why the group is broken may be a leave
+    /// of which they have not heard.
     fn tell_broken_again(&mut self, id: GroupId) {
         let Some(group) = self.groups.get(&id).filter(|_| self.is_active()) else { return };
         let Some(broken) = group.broken.clone() else { return };

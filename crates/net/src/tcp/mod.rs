@@ -5,7 +5,9 @@
 //! ([`reading`]). What does not fit in the socket waits in the sender's outbox.
 //!
 //! **Life.** A side that has sent nothing for a beat sends a frame of kind `Beat`; every byte that arrives is a sign of
-//! life, and so is a probe of [`crate::probe`]. **End.** The last frame is of kind `Close` and says why; an end of the stream without one is a lost peer.
+//! life, and so is a probe of [`crate::probe`].
+//!
+//! **End.** The last frame is of kind `Close` and says why; an end of the stream without one is a lost peer.
 
 mod link;
 mod reading;
