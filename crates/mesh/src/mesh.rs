@@ -26,8 +26,8 @@ const FINISH: &str = "finish";
 /// The nodes of a job, as one of them. Clones are handles to the same membership.
 ///
 /// A program ends its membership with [`Mesh::finish`] or [`Mesh::leave`]. Dropping the last handle without either
-/// says that this node has failed, as [`Mesh::fail`] does: a program that returns early with an error, or panics, is named by
-/// the others as the cause of theirs.
+/// says that this node has failed, as [`Mesh::fail`] does: a program that returns early with an error, or panics, is
+/// named by the others as the cause of theirs.
 ///
 /// ```
 /// use sheave_mesh::{Config, Expected, Mesh, Role};
