@@ -33,11 +33,16 @@ fn free(tensors: &[Tensor]) {
 /// Runs `act` as every rank; the last argument is the thread's mesh, which the victim drops.
 fn ranks(medium: Medium, act: impl Fn(Communicator, Mesh) + Clone + Send + 'static) {
     let (port, neighbourhood) = (free_port(), Neighbourhood::default());
+    let all = Arc::new(Barrier::new(RANKS as usize));
     let start = |rank: u32| {
         let (config, act) = (config_over(rank, RANKS, port, medium, &neighbourhood), act.clone());
+        let all = Arc::clone(&all);
         std::thread::spawn(move || {
             let mesh = Mesh::join(config).expect("everybody comes");
             let world = Collectives::new(&mesh).expect("the first").group(&mesh.world()).expect("few");
+            wait(&world.barrier()).expect("all come");
+            // A drop is a death, which nobody is to see who is still on the way.
+            all.wait();
             act(world, mesh);
         })
     };
@@ -60,7 +65,6 @@ fn dropped_between(medium: Medium, memory: Memory, count: usize) {
     let (dropped, gone) = (Arc::new(Mutex::new(None)), Arc::new(Barrier::new(2)));
     let under_way = Arc::new(Barrier::new(RANKS as usize - 1));
     ranks(medium, move |world, mesh| {
-        wait(&world.barrier()).expect("all come");
         let rank = world.rank().0;
         let [input, output] = filled(&mesh, memory, rank, count);
         if rank == 0 {
@@ -105,7 +109,6 @@ fn dropped_within(medium: Medium, round: u64) {
     let (least, most) = (Arc::new(AtomicU64::new(u64::MAX)), Arc::new(AtomicU64::new(0)));
     let ends = (Arc::clone(&least), Arc::clone(&most));
     ranks(medium, move |world, mesh| {
-        wait(&world.barrier()).expect("all come");
         let (rank, begun) = (world.rank().0, Instant::now());
         let tensors = filled(&mesh, memory, rank, count);
         let [input, output] = &tensors;

@@ -330,6 +330,8 @@ impl Board {
             Some((location.segment, location.offset_bytes))
         };
         let (segment, offset_bytes) = region.location().or_else(located)?;
+        // Memory that another process has lent is for its owner to show.
+        segment.fd()?;
         Some(Exposure { words: [segment.id().0, offset_bytes], segment: Some(segment) })
     }
 
