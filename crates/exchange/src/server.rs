@@ -474,9 +474,11 @@ impl End {
     /// A push waits for views that may have gone by now. An error if they have not.
     fn look_again(&self, rank: usize, error: Error) -> Result<()> {
         self.node.resume();
-        let blocked = self.workers[rank].lock().blocked;
-        match blocked {
-            Some(Blocked::Viewed(_)) => Err(error
+        let inbound = self.workers[rank].lock();
+        // Another thread may be about to land it: what was found before says nothing of now.
+        let is_viewed = |key: u64| inbound.pieces.get(&key).is_some_and(|piece| !piece.clear());
+        match inbound.blocked {
+            Some(Blocked::Viewed(key)) if is_viewed(key) => Err(error
                 .peer(self.peer(rank))
                 .hint("drop the views and arrays of earlier batches, or copy what is needed for longer")),
             _ => Ok(()),

@@ -183,6 +183,10 @@ impl ShmLink {
             return Some(self.process_ended());
         }
         if receiving.socket_ended() {
+            // A peer that ends the link in order closes its ring first, perhaps since the look above.
+            if let Some(code) = receiving.consumer.closed() {
+                return Some(closed_by_peer(code.into(), &self.peer));
+            }
             // The process may have died, which its pidfd says better and a moment later.
             return Some(if self.process.has_ended() { self.process_ended() } else { self.let_go() });
         }
