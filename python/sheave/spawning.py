@@ -351,9 +351,9 @@ class _Job:
         losses = self.handed.losses()
         suspects = {process.name for process in self.processes if not process.is_heard}
         suspects |= {process.name for process, _ in self.failures}
-        for process, failure in self.failures:
+        for process, cause in self.failures:
             if not process.is_witness and not any(by == process.name and of in suspects for by, of in losses):
-                raise failure
+                raise cause
         self.fails_at = self.fails_at or time.monotonic() + _CAUSE_PATIENCE_S
 
     def kill(self) -> None:

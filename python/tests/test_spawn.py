@@ -53,9 +53,8 @@ def add_views_in_a_full_arena():
     for work in works:
         work.wait(timeout=20)
     result = view.copy()
-    # Either this rank finds that out or it hears of the other, which has.
-    with pytest.raises((sheave.LimitExceeded, sheave.Cancelled), match="no room for a window"):
-        sheave.all_reduce(np.ones(count, np.float32))
+    # Memory of this process alone, for which the full arena has no room, goes over links.
+    assert sheave.all_reduce(np.ones(count, np.float32), timeout=20).tolist() == [2.0] * count
     return result
 
 
@@ -180,7 +179,7 @@ def test_servers_run_what_is_given():
 
 
 def act_among_workers():
-    mesh = sheave.default_mesh()
+    mesh = sheave.init()
     total = sheave.all_reduce(np.array([mesh.rank + 1.0]), timeout=20)[0]
     sheave.barrier(timeout=20)
     pair = mesh.group([1, 0], "pair")
