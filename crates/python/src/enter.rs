@@ -55,27 +55,8 @@ pub(crate) fn enter<T: Send>(
     match (outcome, raised) {
         (_, Some(raised)) => Err(raised),
         (Ok(value), None) => Ok(value),
-        (Err(error), None) => {
-            // A signal that has come too counts first, such as Ctrl-C, which ends the peers of a job as well. Left
-            // pending, it would strike the interpreter while that prints the error.
-            py.check_signals()?;
-            if error.kind() == ErrorKind::PeerLost && is_main_thread() {
-                await_signal(py)?;
-            }
-            Err(errors::to_python(py, &error))
-        }
+        (Err(error), None) => Err(errors::raised(py, &error)),
     }
-}
-
-/// Waits for the signal that may have ended the peer which this process has just lost: whoever ends a job signals its
-/// processes one after the other, and the news of a loss may be faster. Raises what the signal's handler does.
-fn await_signal(py: Python<'_>) -> PyResult<()> {
-    let until = Instant::now() + SIGNAL_PERIOD * 3;
-    while Instant::now() < until {
-        py.detach(|| std::thread::sleep(Duration::from_millis(2)));
-        py.check_signals()?;
-    }
-    Ok(())
 }
 
 thread_local! {

@@ -72,6 +72,13 @@ pub(crate) fn to_python(py: Python<'_>, error: &Error) -> PyErr {
     build(py, error).unwrap_or_else(|failure| failure)
 }
 
+/// The exception that Python gets: of a signal that has come too, where a peer is lost, such as Ctrl-C, which ends the
+/// peers of a job as well. Left pending, it would strike the interpreter while that prints the error.
+pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
+    let signalled = if error.kind() == ErrorKind::PeerLost { py.check_signals().err() } else { None };
+    signalled.unwrap_or_else(|| to_python(py, error))
+}
+
 fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
     let index = ErrorKind::ALL.iter().position(|kind| *kind == error.kind());
     let class = CLASSES.get(py).zip(index).and_then(|(classes, index)| classes.get(index));
@@ -94,6 +101,6 @@ pub(crate) trait OrRaise<T> {
 
 impl<T> OrRaise<T> for Result<T> {
     fn or_raise(self, py: Python<'_>) -> PyResult<T> {
-        self.map_err(|error| to_python(py, &error))
+        self.map_err(|error| raised(py, &error))
     }
 }

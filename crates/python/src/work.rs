@@ -36,7 +36,7 @@ impl Outcome {
     pub(crate) fn to_python(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         match self {
             Self::Value(value) => Ok(value.clone_ref(py)),
-            Self::Failed(error) => Err(errors::to_python(py, error)),
+            Self::Failed(error) => Err(errors::raised(py, error)),
             Self::Raised(error) => Err(error.clone_ref(py)),
         }
     }

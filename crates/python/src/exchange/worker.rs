@@ -73,7 +73,7 @@ fn pushes(py: Python<'_>, keys: &[u64], arrays: &Objects<'_>, moved: bool) -> Py
             Err(error) => {
                 // Nothing is moved then.
                 taken.into_iter().for_each(|(ours, tensor)| ours.put_back(tensor));
-                return Err(errors::to_python(py, &error.operation("push_pull")));
+                return Err(errors::raised(py, &error.operation("push_pull")));
             }
         }
     }
