@@ -46,7 +46,7 @@ pub(super) enum Held {
 }
 
 impl Engine {
-    /// Counts one more handle of a group. False if [`Engine::confirm`] must be waited for before it is used.
+    /// Counts one more handle of a group. False if `confirm` must be waited for before it is used.
     pub fn hold(&mut self, id: GroupId) -> bool {
         let Some(group) = self.groups.get_mut(&id) else { return true };
         group.handles += 1;

@@ -428,7 +428,11 @@ impl Engine {
     }
 
     fn receive_active(&mut self, from: NodeId, message: Message) {
-        self.watch.heard(from, self.now);
+        // What a member says unasked is no sign that it hears: of two that are cut off in one direction, one would wait
+        // for ever for an answer.
+        if !matches!(message, Message::Waits { .. }) {
+            self.watch.heard(from, self.now);
+        }
         let Some(epoch) = message.epoch() else { return };
         let is_commit = matches!(message, Message::Commit { .. });
         if epoch < self.epoch && !is_commit {
