@@ -36,6 +36,9 @@ use std::time::Duration;
 /// Words that wait for the engine; more stay on their links. It handles thousands in a millisecond.
 const TOLD_MAX: usize = 65_536;
 
+/// How long a link that broke beside another one is not held against its node, which may say more over the other.
+const BROKEN_PATIENCE: Duration = Duration::from_millis(250);
+
 /// What happened on the links, for the engine.
 pub(crate) enum Told {
     Made {
@@ -71,8 +74,8 @@ pub(crate) struct State {
     next_operation: u64,
     joining: Option<Completer<()>>,
     timer: Option<Time>,
-    /// Members whose last link was closed in order, and until when news of their leave may come another way.
-    parting: Vec<(Time, NodeId, String)>,
+    /// Members whose last link was closed in order, or (true) one of several broke, and until when other news may come.
+    parting: Vec<(Time, NodeId, String, bool)>,
 }
 
 /// What a turn of the engine leaves to be done once it was let go.
@@ -290,8 +293,8 @@ impl Shared {
     /// Who has closed its last link in order and has not said anywhere that it leaves is lost after all.
     fn end_partings(&self, state: &mut State, now: Time) {
         let State { engine, parting, .. } = state;
-        parting.retain(|(until, node, reason)| {
-            if now >= *until && self.routes.get(*node).is_none() {
+        parting.retain(|(until, node, reason, is_broken)| {
+            if now >= *until && (*is_broken || self.routes.get(*node).is_none()) {
                 engine.handle(now, Event::LinkLost { peer: *node, reason: reason.clone() });
             }
             now < *until
@@ -330,7 +333,10 @@ impl Shared {
                 let what = reason.what().to_owned();
                 if in_order && self.table.get().is_some() {
                     // The news of its leave may be on a link that it has made and that is not known here yet.
-                    parting.push((now.after(LAST_WORDS), node, what));
+                    parting.push((now.after(LAST_WORDS), node, what, false));
+                } else if !was_last {
+                    // Its node may be about to end all of them, and to say so over another one.
+                    parting.push((now.after(BROKEN_PATIENCE), node, what, true));
                 } else {
                     engine.handle(now, Event::LinkLost { peer: node, reason: what });
                 }
