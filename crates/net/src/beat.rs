@@ -3,12 +3,16 @@
 use crate::counters::Counters;
 use crate::entry::Entry;
 use crate::node::Inner;
+use crate::probe;
 use crate::progress::{Rhythm, Turn, span_until};
 use sheave_base::{Error, ErrorKind, Result, contain};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+/// When a peer is looked at again whose silence could not be told.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// Starts the thread. It ends when the node is stopping.
 pub(crate) fn spawn(inner: Arc<Inner>) -> Result<JoinHandle<()>> {
@@ -64,12 +68,18 @@ fn beat_all(inner: &Inner, overslept: bool) -> Option<Duration> {
     for entry in inner.links.all().iter() {
         inner.poll(entry);
         inner.settle(entry);
-        let silence = entry.link.beat();
+        let Some(silence) = entry.link.beat() else {
+            // Who is on the point of being declared dead must not gain a whole beat by chance.
+            verdict = Some(verdict.map_or(LOOK_AGAIN, |verdict| verdict.min(LOOK_AGAIN)));
+            continue;
+        };
         inner.probe(entry, silence);
         // A sign of life is due with each beat. On a path that is cut the cut is what must not last too long, and it
-        // may have begun right before the next sign, so the last moment counts.
+        // may have begun right before the next sign, so the last moment counts; and whoever can be reached again is
+        // found by the next attempt.
         let is_cut = silence > liveness.beat && entry.link.is_stuck();
-        let patience = liveness.timeout + if is_cut { liveness.beat } else { Duration::ZERO };
+        let more = if is_cut { liveness.beat + probe::attempt(entry) } else { Duration::ZERO };
+        let patience = liveness.timeout + more;
         if silence <= patience || overslept {
             let left = patience.saturating_sub(silence) + Duration::from_millis(1);
             verdict = verdict.into_iter().chain(is_cut.then_some(left)).min();

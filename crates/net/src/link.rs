@@ -246,8 +246,9 @@ pub trait Link: Send + Sync {
         false
     }
 
-    /// Shows the peer a sign of life and says for how long the peer has shown none.
-    fn beat(&self) -> Duration;
+    /// Shows the peer a sign of life and says for how long the peer has shown none; `None` while another thread looks at
+    /// the link, and may be seeing one.
+    fn beat(&self) -> Option<Duration>;
 
     /// Counts the messages that `send` took and that have not left this side's own queues, or that the peer has yet to
     /// copy from the sender's tensor.
@@ -256,6 +257,11 @@ pub trait Link: Send + Sync {
     /// Whether what this side has sent is lost again and again on its way.
     fn is_stuck(&self) -> bool {
         false
+    }
+
+    /// How long a small message and its answer have taken, as far as that is known.
+    fn round_trip(&self) -> Duration {
+        Duration::ZERO
     }
 
     /// Where a fresh connection would reach the peer, for a side that has made the link so.

@@ -3,7 +3,7 @@
 //! What the network loses the kernel sends again, but each time later than the time before: after a cut of four
 //! seconds nothing may come through for another two, though all is well, and a peer would be declared dead that could
 //! be reached. So while bytes are stuck on the way to a peer, or it has been silent for two beats, the side that has
-//! made the link tries to reach it over a fresh connection, where it has made the link to, several times in a second.
+//! made the link tries to reach it over a fresh connection, where it has made the link to, many times in a second.
 //! Both sides prove there who they are, as at the beginning of a link; nothing else is said, and no link comes of it.
 //! Who has proven itself is alive: its links count as heard of, until the kernel gets through again.
 //!
@@ -22,9 +22,12 @@ use std::time::{Duration, Instant};
 /// What a hello says that makes no link.
 pub(crate) const PAYLOAD: &[u8] = b"?";
 
-/// How long one attempt to connect may take, and what lies between two of them.
-const ATTEMPT: Duration = Duration::from_millis(200);
-const PAUSE: Duration = Duration::from_millis(50);
+/// What lies between two attempts to connect, and how long one may take beyond two round trips.
+const PAUSE: Duration = Duration::from_millis(10);
+const ATTEMPT: Duration = Duration::from_millis(20);
+
+/// The longest attempt, on the slowest of networks.
+const ATTEMPT_MAX: Duration = Duration::from_secs(1);
 
 /// How long the peer may take to prove who it is.
 const PROOF: Duration = Duration::from_secs(1);
@@ -62,6 +65,12 @@ impl Inner {
     }
 }
 
+/// How long an attempt to reach the peer of a link takes at most. What is lost is not sent again within one, so the
+/// shorter it is, the sooner a peer is found that can be reached again.
+pub(crate) fn attempt(entry: &Entry) -> Duration {
+    (PAUSE + ATTEMPT + 2 * entry.link.round_trip()).min(ATTEMPT_MAX)
+}
+
 fn probe_once(node: &Arc<Inner>, entry: &Entry, address: SocketAddr) -> Result<()> {
     let peer = entry.link.peer().node.unwrap_or_default();
     let address = Address { node: peer, ..Address::of_socket(address) };
@@ -69,8 +78,8 @@ fn probe_once(node: &Arc<Inner>, entry: &Entry, address: SocketAddr) -> Result<(
         true => Err(Error::new(ErrorKind::Closed, "the node was shut down")),
         false => Ok(()),
     };
-    let begun = Instant::now();
-    connect::probe(node, &address, begun + ATTEMPT, begun + ATTEMPT + PROOF, &mut interrupt)?;
+    let until = Instant::now() + attempt(entry);
+    connect::probe(node, &address, until, until + PROOF, &mut interrupt)?;
     node.vouched_for(peer);
     Ok(())
 }

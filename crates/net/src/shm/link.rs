@@ -435,19 +435,19 @@ impl Link for ShmLink {
         }
     }
 
-    fn beat(&self) -> Duration {
+    fn beat(&self) -> Option<Duration> {
         {
             let mut sending = self.sending.lock();
             sending.producer.beat();
             sending.rest(self.socket.as_fd());
         }
-        let Some(receiving) = self.receiving.try_lock() else { return Duration::ZERO };
+        let receiving = self.receiving.try_lock()?;
         let mut life = self.life.lock();
         let beats = receiving.consumer.beats();
         if beats != life.beats {
             *life = Life { beats, seen: Instant::now() };
         }
-        life.seen.elapsed()
+        Some(life.seen.elapsed())
     }
 
     fn close(&self, reason: &Error) {

@@ -40,6 +40,23 @@ pub(crate) struct TcpLink {
 }
 
 impl TcpLink {
+    /// The beginning of what the kernel knows about the connection, laid out as its `tcp_info`.
+    fn kernel_info(&self) -> Option<[u8; 72]> {
+        let mut info = [0_u8; 72];
+        let mut length = info.len() as libc::socklen_t;
+        // SAFETY: the option writes at most as many bytes as it is told, into memory of that size.
+        let outcome = unsafe {
+            libc::getsockopt(
+                self.socket.as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_INFO,
+                info.as_mut_ptr().cast(),
+                &raw mut length,
+            )
+        };
+        (outcome == 0 && length as usize == info.len()).then_some(info)
+    }
+
     pub(crate) fn new(
         id: LinkId,
         node: &Inner,
@@ -213,7 +230,7 @@ impl Link for TcpLink {
         Some(Readiness { descriptor: self.socket.as_fd(), writable: self.waits.load(SeqCst) })
     }
 
-    fn beat(&self) -> Duration {
+    fn beat(&self) -> Option<Duration> {
         // To a peer that has ended the stream a beat says nothing, and the reset that answers it may throw away the
         // last words that are still to be read here.
         if !has_hung_up(self.socket.as_fd())
@@ -222,27 +239,23 @@ impl Link for TcpLink {
             writing.beat(&self.shore());
             self.waits.store(writing.waits(), SeqCst);
         }
-        let silence = self.reading.try_lock().map(|reading| reading.silence(self.socket.as_fd()));
+        let silence = self.reading.try_lock()?.silence(self.socket.as_fd());
         let vouched = self.vouched.lock().map(|vouched| vouched.elapsed());
-        vouched.into_iter().fold(silence.unwrap_or(Duration::ZERO), Duration::min)
+        Some(vouched.into_iter().fold(silence, Duration::min))
     }
 
     fn is_stuck(&self) -> bool {
         // The third byte counts how often the kernel has sent the same again, since the peer's last sign of having it.
         const RETRANSMITS: usize = 2;
-        let mut info = [0_u8; 8];
-        let mut length = info.len() as libc::socklen_t;
-        // SAFETY: the option writes at most as many bytes as it is told, into memory of that size.
-        let outcome = unsafe {
-            libc::getsockopt(
-                self.socket.as_raw_fd(),
-                libc::IPPROTO_TCP,
-                libc::TCP_INFO,
-                info.as_mut_ptr().cast(),
-                &raw mut length,
-            )
-        };
-        outcome == 0 && length as usize > RETRANSMITS && info[RETRANSMITS] > 1
+        self.kernel_info().is_some_and(|info| info[RETRANSMITS] > 1)
+    }
+
+    fn round_trip(&self) -> Duration {
+        // In microseconds, smoothed.
+        const ROUND_TRIP: std::ops::Range<usize> = 68..72;
+        let info = self.kernel_info();
+        let of_kernel = info.and_then(|info| info[ROUND_TRIP].try_into().ok()).map_or(0, u32::from_ne_bytes);
+        Duration::from_micros(of_kernel.into())
     }
 
     fn tracer(&self) -> Option<u32> {
