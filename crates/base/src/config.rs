@@ -6,26 +6,29 @@
 //! itself fills in a [`Settings`] in code.
 //!
 //! A variable that is set to nothing counts as not set. A name that begins with `SHEAVE_` and is not on the list is
-//! refused by [`check_names`], because a misspelt setting that is ignored looks exactly like one that does not work.
+//! found by [`check_names`], because a misspelt setting that is ignored looks exactly like one that does not work. It
+//! is told and no more, for others may put such names there; `SHEAVE_STRICT` makes it an error.
 //!
 //! ```
 //! use sheave_base::config::{Settings, Transport, check_names};
 //!
 //! # fn main() -> sheave_base::Result<()> {
 //! let environment = [("SHEAVE_TRANSPORT", "tcp"), ("SHEAVE_ARENA_BYTES", "256MiB")];
-//! check_names(environment.map(|(name, _)| name))?;
+//! assert!(check_names(environment)?.is_empty());
 //! let lookup = |name: &str| environment.iter().find(|entry| entry.0 == name).map(|entry| entry.1.into());
 //! let settings = Settings::from_lookup(lookup)?;
 //! assert_eq!(settings, Settings { transport: Transport::Tcp, arena_bytes: 256 << 20, ..Settings::default() });
 //!
-//! let error = check_names(["SHEAVE_TRANPORT"]).unwrap_err();
-//! assert_eq!(error.to_string(), "SHEAVE_TRANPORT is no setting of sheave; hint: did you mean SHEAVE_TRANSPORT?");
+//! let warnings = check_names([("SHEAVE_TRANPORT", "tcp")])?;
+//! let expected = "SHEAVE_TRANPORT is no setting of sheave; hint: did you mean SHEAVE_TRANSPORT?";
+//! assert_eq!(warnings[0].to_string(), expected);
 //! # Ok(())
 //! # }
 //! ```
 
 mod foreign;
 mod form;
+mod names;
 mod page;
 mod place;
 
@@ -40,14 +43,9 @@ use crate::secret::{SECRET_FILE_VARIABLE, SECRET_VARIABLE};
 use crate::{Error, ErrorKind, Result};
 pub use foreign::{FOREIGN, Foreign};
 use form::{Address, Bytes, Count, Form, Fraction, Medium, Microseconds, Milliseconds, Optional, Output, Switch};
+pub use names::{check_names, unknown_names};
 pub use page::documentation;
 pub use place::{Endpoint, Place, Role};
-
-/// What the names of all variables of sheave begin with.
-const PREFIX: &str = "SHEAVE_";
-
-/// Names that sheave's own tests may use as they like.
-const TEST_PREFIX: &str = "SHEAVE_TEST_";
 
 /// The most characters of a foreign name or value that a message shows.
 const SHOWN_CHARACTERS_MAX: usize = 80;
@@ -165,21 +163,20 @@ settings! {
         /// The part of the arena that peers may hold; beyond it receivers get private copies.
         arena_lent_fraction: f64 as Fraction = limits::ARENA_LENT_FRACTION, "SHEAVE_ARENA_LENT_FRACTION", "tensor";
 
-        /// The busy processes of the job on this host; where they outnumber the cores, waits give a core away at once.
-        local_ranks: usize as Count = 2, "SHEAVE_LOCAL_RANKS", "net";
+        /// The processes of the job on this host; unless set, they are counted once they have met. Where those that are
+        /// no schedulers outnumber the cores that they may use together, waits give a core away at once.
+        local_ranks: Option<usize> as Optional<Count> = None, "SHEAVE_LOCAL_RANKS", "net";
 
-        /// How long a wait polls without giving its core away; unless set, by local ranks and cores.
+        /// The longest that a wait polls without giving its core away; unless set, by local ranks and cores. Waits learn
+        /// from those before them how much of it pays.
         wait_spin: Option<Duration> as Optional<Microseconds> = None, "SHEAVE_WAIT_SPIN_US", "net";
 
-        /// How long a wait then polls with its core given away in between; unless set, by local ranks and cores.
+        /// The longest that a wait then polls with its core given away in between; unless set, by local ranks and cores.
         wait_yield: Option<Duration> as Optional<Microseconds> = None, "SHEAVE_WAIT_YIELD_US", "net";
 
         /// The file with the rules by which collective operations choose their algorithms, the same on all ranks;
         /// unless set, the rules that `sheave tune` shows.
         collective_table: Option<PathBuf> as Optional<Output> = None, "SHEAVE_COLLECTIVE_TABLE", "collective";
-
-        /// The file to write a trace to at exit, for Perfetto; unless set, nothing is traced.
-        trace: Option<PathBuf> as Optional<Output> = None, "SHEAVE_TRACE", "the faces";
     }
 }
 
@@ -239,6 +236,14 @@ pub fn keys() -> Vec<Key> {
     keys.extend(Place::declared());
     keys.extend(Settings::declared());
     keys.push(Key {
+        name: names::STRICT,
+        kind: <form::Switch as Form<bool>>::KIND,
+        unit: "",
+        default: false.to_string(),
+        doc: "Makes a name that begins with `SHEAVE_` and is no setting an error; else it is told once and ignored.",
+        read_by: "the faces",
+    });
+    keys.push(Key {
         name: "SHEAVE_PROCESS_JOB",
         kind: "text",
         unit: "",
@@ -255,29 +260,6 @@ pub fn keys() -> Vec<Key> {
         read_by: "base",
     });
     keys
-}
-
-/// Checks that every name which begins with `SHEAVE_` is one that sheave reads. Names that begin with `SHEAVE_TEST_`
-/// belong to sheave's tests, and those without the prefix to others; both are passed over.
-///
-/// # Errors
-///
-/// `InvalidArgument` about the first name that is not known, with the nearest known name as its hint.
-pub fn check_names<N: AsRef<OsStr>>(names: impl IntoIterator<Item = N>) -> Result<()> {
-    let known: Vec<&str> = keys().iter().map(|key| key.name).collect();
-    for name in names {
-        let name = name.as_ref().to_string_lossy();
-        if !name.starts_with(PREFIX) || name.starts_with(TEST_PREFIX) || known.contains(&&*name) {
-            continue;
-        }
-        let error = Error::new(ErrorKind::InvalidArgument, format!("{} is no setting of sheave", shown(&name)));
-        let nearest = known.iter().min_by_key(|known| strsim::osa_distance(known, &name));
-        return Err(match nearest {
-            Some(nearest) => error.hint(format!("did you mean {nearest}?")),
-            None => error,
-        });
-    }
-    Ok(())
 }
 
 fn read<T, F: Form<T>>(name: &str, text: &OsStr) -> Result<T> {
@@ -353,7 +335,6 @@ mod tests {
             ("SHEAVE_WAIT_SPIN_US", "0"),
             ("SHEAVE_WAIT_YIELD_US", "70"),
             ("SHEAVE_COLLECTIVE_TABLE", "/tmp/rules"),
-            ("SHEAVE_TRACE", "/tmp/trace.json"),
         ]);
         let expected = Settings {
             transport: Transport::Shm,
@@ -365,11 +346,10 @@ mod tests {
             kill_silent: false,
             arena_bytes: 3 << 30,
             arena_lent_fraction: 0.25,
-            local_ranks: 8,
+            local_ranks: Some(8),
             wait_spin: Some(Duration::ZERO),
             wait_yield: Some(Duration::from_micros(70)),
             collective_table: Some("/tmp/rules".into()),
-            trace: Some("/tmp/trace.json".into()),
         };
         assert_eq!(read.unwrap(), expected);
     }
@@ -423,22 +403,8 @@ mod tests {
         let lookup = |wanted: &'static str| move |name: &str| (name == wanted).then(|| bytes.to_os_string());
         let error = Settings::from_lookup(lookup("SHEAVE_TRANSPORT")).unwrap_err();
         assert!(error.what().contains("\"caf\u{fffd}\\n\""), "{error}");
-        assert_eq!(Settings::from_lookup(lookup("SHEAVE_TRACE")).unwrap().trace.unwrap().as_os_str(), bytes);
-    }
-
-    #[test]
-    fn an_unknown_name_is_answered_with_the_nearest() {
-        let nearest = |name: &str| check_names([name]).unwrap_err().advice().unwrap().to_owned();
-        assert_eq!(nearest("SHEAVE_SECRETFILE"), "did you mean SHEAVE_SECRET_FILE?");
-        assert_eq!(nearest("SHEAVE_LIVENESS_TIMEOUT"), "did you mean SHEAVE_LIVENESS_TIMEOUT_MS?");
-        assert_eq!(nearest("SHEAVE_ARENA_SIZE"), "did you mean SHEAVE_ARENA_BYTES?");
-    }
-
-    #[test]
-    fn known_names_and_those_of_others_pass() {
-        assert!(check_names(keys().iter().map(|key| key.name)).is_ok());
-        assert!(check_names(["PATH", "SHEAVE", "sheave_transport", "SHEAVE_TEST_ROLE"]).is_ok());
-        assert!(check_names(std::iter::empty::<OsString>()).is_ok());
+        let settings = Settings::from_lookup(lookup("SHEAVE_COLLECTIVE_TABLE")).unwrap();
+        assert_eq!(settings.collective_table.unwrap().as_os_str(), bytes);
     }
 
     #[test]
@@ -458,13 +424,6 @@ mod tests {
             if let Err(error) = Settings::from_lookup(lookup) {
                 let text = error.to_string();
                 prop_assert!(!text.contains(char::is_control) && text.contains(wanted), "{text:?}");
-            }
-        }
-
-        #[test]
-        fn no_name_panics(name in "SHEAVE_.*") {
-            if let Err(error) = check_names([&name]) {
-                prop_assert!(!error.to_string().contains(char::is_control));
             }
         }
     }

@@ -71,7 +71,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>, own: Vec<OsString>) -
     own::name(own);
     let line = std::iter::once("sheave".into()).chain(arguments);
     let outcome = match Arguments::try_parse_from(line) {
-        Ok(Arguments { command }) => check_environment().and_then(|()| run(command)),
+        Ok(Arguments { command }) => check_environment(&command).and_then(|()| run(command)),
         Err(error) if error.use_stderr() => {
             let asks_for_help = error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
             let text = error.render().to_string();
@@ -111,11 +111,21 @@ fn run(command: Command) -> Result<(), Failure> {
     }
 }
 
-/// A misspelt variable or a value out of range is a mistake on the command line.
-fn check_environment() -> Result<(), Failure> {
-    let names = std::env::vars_os().map(|(name, _)| name);
-    let checked = sheave_base::config::check_names(names)
-        .and_then(|()| sheave_base::config::Settings::from_lookup(|name| std::env::var_os(name)));
+/// A value out of range is a mistake on the command line, and a misspelt name where the user is strict. Else such names
+/// are told by the process that the user has started, or by the first process of a job.
+fn check_environment(command: &Command) -> Result<(), Failure> {
+    let is_told_elsewhere = match command {
+        Command::Bench(command) => command.is_part(),
+        Command::Demo(arguments) => arguments.part,
+        Command::Launch(_) => true,
+        Command::Doctor(_) | Command::Tune(_) => false,
+    };
+    let names = if is_told_elsewhere {
+        sheave_base::config::check_names(std::env::vars_os().collect::<Vec<_>>()).map(drop)
+    } else {
+        sheave_mesh::check_environment()
+    };
+    let checked = names.and_then(|()| sheave_base::config::Settings::from_lookup(|name| std::env::var_os(name)));
     checked.map(|_| ()).map_err(|error| Failure::Usage(error.to_string()))
 }
 

@@ -140,7 +140,7 @@ fn look(state: &State, link: LinkId, wish: Wish) -> Option<Box<Offer>> {
 /// The announcement for a receive, or a work that has it when it comes.
 fn find(state: &Arc<State>, wish: Wish) -> Found {
     // With more ranks than cores there is no time to lose with looking.
-    let tries = !state.hub.node.wait_policy().spin.is_zero();
+    let tries = state.hub.node.keeps_cores();
     let (found, must_listen) = match state.mail.find(wish, tries) {
         Next::Takes(found, must_listen) => (found, must_listen),
         Next::Looks(Look { link, mut gives_way }) => {
@@ -148,7 +148,7 @@ fn find(state: &Arc<State>, wish: Wish) -> Found {
             if offer.is_none() {
                 // The sender may need this very core.
                 gives_way = true;
-                std::thread::yield_now();
+                state.hub.node.give_way();
                 offer = look(state, link, wish);
             }
             state.mail.cease(wish, offer, gives_way)

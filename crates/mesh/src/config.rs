@@ -6,9 +6,31 @@ use sheave_base::config::{Endpoint, LOSSES_VARIABLE, Settings, check_names};
 use sheave_base::{Error, ErrorKind, Result, limits};
 use sheave_net::NodeConfig;
 use std::ffi::OsString;
+use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
+
+/// Tells on standard error, once in the life of this process, which names in its environment begin as settings do and
+/// are none. Of the processes of one job on a host the first one tells it.
+///
+/// # Errors
+///
+/// `InvalidArgument` about the first of them if `SHEAVE_STRICT` is set, or about that variable itself.
+pub fn check_environment() -> Result<()> {
+    static TOLD: std::sync::Once = std::sync::Once::new();
+    let unknown = check_names(std::env::vars_os().collect::<Vec<_>>())?;
+    let is_first = std::env::var_os("SHEAVE_LOCAL_RANK").is_none_or(|rank| rank.is_empty() || rank == "0");
+    if is_first && !unknown.is_empty() {
+        TOLD.call_once(|| {
+            for warning in unknown {
+                // Nobody to tell is no reason to fail.
+                let _ = writeln!(std::io::stderr(), "sheave: {warning}");
+            }
+        });
+    }
+    Ok(())
+}
 
 /// Who a process is in its job, where the job meets, and how its node is set up.
 ///
@@ -41,8 +63,13 @@ pub struct Config {
     pub host: Option<String>,
     /// Whether it listens at `host`, instead of `bind`, with the port of `bind`.
     pub binds_host: bool,
+    /// The network interface whose address is bound, unless `bind` names one, and told, unless `host` does.
+    pub interface: Option<String>,
     /// Permits addresses that other hosts can reach, without TLS.
     pub insecure: bool,
+    /// The processes of the job on this host, those without work included, where they are not only those that join this
+    /// mesh; if `None`, they are counted when all have met.
+    pub local_ranks: Option<usize>,
     /// The pipe in which this process notes whom it has lost, for its launcher; see [`sheave_base::loss`].
     pub losses: Option<PathBuf>,
     /// The file with the rules of collective operations, for the room that has them.
@@ -66,7 +93,9 @@ impl Config {
             bind: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
             host: None,
             binds_host: false,
+            interface: None,
             insecure: false,
+            local_ranks: None,
             losses: None,
             collective_table: None,
             node: NodeConfig::named(""),
@@ -79,7 +108,7 @@ impl Config {
     ///
     /// `InvalidArgument` that names the variable, its value and what is allowed.
     pub fn from_env() -> Result<Option<Self>> {
-        check_names(std::env::vars_os().map(|(name, _)| name))?;
+        check_environment()?;
         Self::from_lookup(|name| std::env::var_os(name))
     }
 
@@ -100,7 +129,8 @@ impl Config {
             let config = Self::of(membership, &settings);
             let binds_host = names_bind && config.host.is_some() && settings.insecure;
             let host = config.host.filter(|_| !names_bind || binds_host);
-            Self { host, binds_host, losses, ..config }
+            let interface = config.interface.filter(|_| !is_bound && settings.insecure);
+            Self { host, binds_host, interface, losses, ..config }
         }))
     }
 
@@ -109,14 +139,20 @@ impl Config {
             Role::Rank => Expected::ranks(membership.workers),
             _ => Expected { schedulers: 1, servers: membership.servers, workers: membership.workers, ranks: 0 },
         };
+        let mut node = NodeConfig::with_settings("", settings);
+        if let (None, Some(local_size)) = (settings.local_ranks, membership.local_size) {
+            node.local_ranks = local_size as usize;
+        }
         Self {
             name: membership.name,
             join_timeout: membership.join_timeout,
             bind: settings.bind,
             host: membership.host,
+            interface: membership.interface,
             insecure: settings.insecure,
+            local_ranks: settings.local_ranks,
             collective_table: settings.collective_table.clone(),
-            node: NodeConfig::with_settings("", settings),
+            node,
             ..Self::new(membership.role, membership.rank, expected, membership.root)
         }
     }

@@ -7,6 +7,7 @@
 
 mod attend;
 mod call;
+mod company;
 mod config;
 mod departure;
 mod driver;
@@ -24,7 +25,7 @@ mod weak;
 
 pub use attend::Attendant;
 pub use call::{Answer, Call, Leases, Reply, Request, Service};
-pub use config::Config;
+pub use config::{Config, check_environment};
 pub use engine::{Death, Expected, GroupId, GroupRecord, Member, Role};
 pub use group::Group;
 pub use mesh::Mesh;

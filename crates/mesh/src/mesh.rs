@@ -2,6 +2,7 @@
 
 use crate::attend::Attendant;
 use crate::call::{Answer, Call, Service};
+use crate::company;
 use crate::config::Config;
 use crate::driver::Shared;
 use crate::engine::{Death, Engine, Event, Member, Outcome, Role, group_id};
@@ -110,6 +111,7 @@ impl Mesh {
         *owner.thread.lock() = Some(sheave_base::thread::spawn("sheave-mesh", move || own.keep_time())?);
         shared.with_engine(|_, _| ());
         joining.finish(interrupt)?;
+        company::share_host(&shared, config.local_ranks);
         Ok(Self { shared, owner })
     }
 

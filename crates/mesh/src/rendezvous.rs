@@ -12,7 +12,7 @@ use sheave_base::config::{Endpoint, Transport};
 use sheave_base::limits::WAIT_NOTICE;
 use sheave_base::work::Interrupt;
 use sheave_base::{Error, ErrorKind, Result, Work, secret};
-use sheave_net::{Address, ListenConfig, Node, NodeConfig};
+use sheave_net::{Address, ListenConfig, Node, NodeConfig, interface};
 use std::cell::Cell;
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
 use std::sync::Arc;
@@ -238,7 +238,7 @@ fn listen_at_root(node: &Node, config: &Config, root: SocketAddr) -> Result<Addr
 fn listen(node: &Node, config: &Config, root: SocketAddr) -> Result<Address> {
     let transport = config.node.transport;
     let told = |port| config.host.clone().map(|host| resolve(&Endpoint { host, port })).transpose();
-    let bind = if config.binds_host { told(config.bind.port())?.unwrap_or(config.bind) } else { config.bind };
+    let bind = if config.binds_host { told(config.bind.port())?.unwrap_or(config.bind) } else { bound(config)? };
     let tcp = (transport != Transport::Shm).then_some(bind);
     let unix = transport != Transport::Tcp;
     let listening = node.listen(ListenConfig { tcp, unix, unix_name: None, insecure: config.insecure });
@@ -259,6 +259,17 @@ fn listen(node: &Node, config: &Config, root: SocketAddr) -> Result<Address> {
         }
     }
     Ok(address)
+}
+
+/// The address to listen on: that of the interface, if one is named and the config names no address but the usual one.
+fn bound(config: &Config) -> Result<SocketAddr> {
+    match &config.interface {
+        Some(interface) if config.bind.ip().is_loopback() && config.host.is_none() => {
+            let ip = interface::address_of(interface).map_err(|error| error.operation("join"))?;
+            Ok(SocketAddr::new(ip, config.bind.port()))
+        }
+        _ => Ok(config.bind),
+    }
 }
 
 /// The address that this host shows to the root. Nothing is sent.

@@ -21,7 +21,7 @@ impl Inner {
             return None;
         }
         self.progress.note_activity();
-        let rounds = if self.wait.spin.is_zero() { 1 } else { BRIEF_ROUNDS };
+        let rounds = if self.patience.may_keep() { BRIEF_ROUNDS } else { 1 };
         entry.link.take(self, wanted, places, rounds)
     }
 }

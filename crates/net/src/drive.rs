@@ -5,6 +5,7 @@ use crate::entry::Entry;
 use crate::link::Polled;
 use crate::neighbour::Source;
 use crate::node::Inner;
+use crate::patience::Course;
 use crate::progress::{Interest, Watched, span_until};
 use sheave_base::limits::WAIT_NOTICE;
 use sheave_base::park::{Parker, current_parker};
@@ -33,10 +34,18 @@ impl Drive for Inner {
     fn drive(&self, target: &dyn Target, until: Option<Instant>, interrupt: Option<Interrupt<'_>>) -> Result<bool> {
         self.fork.check("work")?;
         self.progress.note_activity();
-        if self.spin(&Polling::begin(self, target.link()), target, until) {
+        let mut course = self.patience.begin();
+        if self.spin(&mut course, &Polling::begin(self, target.link()), target, until) {
+            course.is_over();
             return Ok(true);
         }
-        self.sleep_until_done(target, until, interrupt)
+        let quiet_since = course.quiet_since();
+        let outcome = self.sleep_until_done(target, until, interrupt);
+        // A thread that waits for nothing in particular teaches nothing.
+        if matches!(outcome, Ok(true)) && target.operation() != IDLE {
+            self.patience.slept(quiet_since);
+        }
+        outcome
     }
 }
 
@@ -112,7 +121,7 @@ impl Inner {
         }
         self.progress.note_activity();
         let polling = Polling::begin(self, link);
-        for _ in 0..if self.wait.spin.is_zero() { 1 } else { BRIEF_ROUNDS } {
+        for _ in 0..if self.patience.may_keep() { BRIEF_ROUNDS } else { 1 } {
             for entry in polling.entries() {
                 self.poll(entry);
             }
@@ -125,14 +134,16 @@ impl Inner {
         false
     }
 
-    /// Polls until the work is done, `until` has passed, nothing has moved for as long as a wait spins, or it has gone
+    /// Polls until the work is done, `until` has passed, nothing has moved for as long as the course goes, or it has gone
     /// on for so long that the other descriptors must be looked at. True when the work is done.
-    fn spin(&self, polling: &Polling<'_>, target: &dyn Target, until: Option<Instant>) -> bool {
-        let begun = Instant::now();
-        let limit = self.wait.spin + self.wait.yielding;
-        let (mut quiet_since, mut has_moved) = (begun, false);
-        let mut gives_way = self.wait.spin.is_zero();
-        for round in 1u32.. {
+    fn spin(
+        &self,
+        course: &mut Course<'_>,
+        polling: &Polling<'_>,
+        target: &dyn Target,
+        until: Option<Instant>,
+    ) -> bool {
+        loop {
             let mut moved = polling.poll_source();
             for entry in polling.entries().iter().filter(|entry| polling.is_ours(entry)) {
                 moved |= self.poll(entry);
@@ -143,31 +154,15 @@ impl Inner {
             if target.is_done() {
                 return true;
             }
-            has_moved |= moved;
-            // The clock costs as much as a few polls, so it is read now and then only.
-            if round % 16 == 0 {
-                let now = Instant::now();
-                if std::mem::take(&mut has_moved) {
-                    quiet_since = now;
-                }
-                let quiet = now.duration_since(quiet_since);
-                let is_late = until.is_some_and(|until| now >= until) || now.duration_since(begun) >= SPIN_MAX;
-                if quiet >= limit || is_late {
-                    return false;
-                }
-                gives_way = quiet >= self.wait.spin;
+            if !course.goes_on(moved) {
+                return false;
             }
-            if moved {
-                continue;
-            }
-            // Whoever is waited for may need this very core, and some links ask the system at every poll.
-            if gives_way {
-                std::thread::yield_now();
-            } else {
-                std::hint::spin_loop();
+            if let (Some(begun), Some(now)) = (course.begun(), course.looked())
+                && (until.is_some_and(|until| now >= until) || now.duration_since(begun) >= SPIN_MAX)
+            {
+                return false;
             }
         }
-        false
     }
 
     fn sleep_until_done(
@@ -232,7 +227,7 @@ impl Inner {
             let limit = if is_quiet { span_until(now, limit, self.next_due()) } else { Duration::ZERO };
             let woken = self.progress.sleep(limit, Some(parker));
             if (self.poll_all() || woken) && !target.is_done() {
-                self.spin(&Polling::lead(self), target, None);
+                self.spin(&mut self.patience.begin(), &Polling::lead(self), target, None);
             }
             return;
         }

@@ -11,11 +11,12 @@
 use crate::entry::Entry;
 use crate::link::Medium;
 use crate::node::{Inner, Node};
-use crate::progress::WaitPolicy;
+use crate::patience::{Course, WaitPolicy};
 use sheave_base::{LinkId, Result};
 use sheave_tensor::{Segment, SegmentId};
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 /// A node of this host, at the other end of a link.
 #[derive(Clone)]
@@ -134,10 +135,33 @@ impl Inner {
 }
 
 impl Node {
-    /// How its threads wait.
+    /// How long its threads poll at most before they sleep.
     #[must_use]
     pub fn wait_policy(&self) -> WaitPolicy {
-        self.inner.wait
+        self.inner.patience.most()
+    }
+
+    /// Begins to poll for something, as this node's waits do it.
+    #[must_use]
+    pub fn poll_for(&self) -> Course<'_> {
+        self.inner.patience.begin()
+    }
+
+    /// The longest that a wait keeps its core.
+    #[must_use]
+    pub fn spin_most(&self) -> Duration {
+        self.inner.patience.most_spin()
+    }
+
+    /// Whether waits keep their core at all, which they do not where ranks outnumber the cores.
+    #[must_use]
+    pub fn keeps_cores(&self) -> bool {
+        self.inner.patience.may_keep()
+    }
+
+    /// Gives the core of the calling thread to whoever wants it, unless strangers are there who would keep it.
+    pub fn give_way(&self) {
+        self.inner.patience.give_way();
     }
 
     /// The peer of a link, if it lives on this host and shares memory with this node.

@@ -7,6 +7,7 @@
 
 use crate::announced::{self, Announced};
 use crate::chaos::{self, ChaosConfig};
+use crate::cores;
 use crate::counters::{Counters, Counts};
 use crate::ending::linger;
 use crate::entry::{Entry, Links};
@@ -18,7 +19,8 @@ use crate::neighbour::Sources;
 use crate::neighbourhood::Neighbourhood;
 use crate::observer::{Admission, Observed, Observer};
 use crate::outbox::SendDriver;
-use crate::progress::{Progress, WaitPolicy};
+use crate::patience::{Patience, WaitPolicy};
+use crate::progress::Progress;
 use crate::shm::PeerProcesses;
 use parking_lot::Mutex;
 use sheave_base::config::{Role, Settings, Transport};
@@ -55,6 +57,9 @@ impl Default for Liveness {
     }
 }
 
+/// Busy processes on a host of which nothing is known: this one, and whoever it talks to.
+const LOCAL_RANKS: usize = 2;
+
 /// What a node is made from.
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
@@ -64,13 +69,14 @@ pub struct NodeConfig {
     pub role: Role,
     /// Its rank, if it has one already.
     pub rank: Option<u32>,
-    /// Busy processes expected on this host, this one included; decides whether waits spin.
+    /// Busy processes expected on this host, this one included, until [`Node::share_host`] says who is there; decides
+    /// whether waits keep their cores.
     pub local_ranks: usize,
     /// Where its tensors live.
     pub arena: ArenaConfig,
     /// When its peers are declared dead.
     pub liveness: Liveness,
-    /// How its threads wait; by `local_ranks` if `None`.
+    /// How long its threads poll at most before they sleep; by busy processes and cores if `None`.
     pub wait: Option<WaitPolicy>,
     /// Trouble for every link, to test how its users take it.
     pub chaos: Option<ChaosConfig>,
@@ -107,12 +113,13 @@ impl NodeConfig {
     /// A node of this name as the user has set it up.
     #[must_use]
     pub fn with_settings(name: impl Into<String>, settings: &Settings) -> Self {
-        let usual = WaitPolicy::for_ranks(settings.local_ranks);
+        let local_ranks = settings.local_ranks.unwrap_or(LOCAL_RANKS);
+        let usual = WaitPolicy::for_ranks(local_ranks, cores::usable([]));
         Self {
             name: name.into(),
             role: Role::Rank,
             rank: None,
-            local_ranks: settings.local_ranks,
+            local_ranks,
             arena: ArenaConfig {
                 capacity_bytes: settings.arena_bytes,
                 lent_fraction: settings.arena_lent_fraction,
@@ -161,7 +168,9 @@ pub(crate) struct Inner {
     pub(crate) counters: Arc<Counters>,
     pub(crate) progress: Progress,
     pub(crate) links: Links,
-    pub(crate) wait: WaitPolicy,
+    pub(crate) patience: Patience,
+    /// Busy processes on this host, and the cores that they may use.
+    company: Mutex<(usize, usize)>,
     pub(crate) weak: Weak<Inner>,
     pub(crate) stopping: AtomicBool,
     pub(crate) fork: ForkMark,
@@ -198,7 +207,8 @@ impl Node {
         getrandom::fill(&mut id).map_err(|error| Error::new(ErrorKind::Io, format!("drawing a node id: {error}")))?;
         sheave_base::shortage::raise_descriptors();
         let progress = Progress::new()?;
-        let wait = config.wait.unwrap_or_else(|| WaitPolicy::for_ranks(config.local_ranks));
+        let company = (config.local_ranks, cores::usable([]));
+        let patience = Patience::new(config.wait.unwrap_or_else(|| WaitPolicy::for_ranks(company.0, company.1)));
         let id = NodeId(u64::from_le_bytes(id));
         let peer = Peer {
             name: config.name.clone(),
@@ -217,7 +227,8 @@ impl Node {
             counters: Arc::default(),
             progress,
             links: Links::default(),
-            wait,
+            patience,
+            company: Mutex::new(company),
             weak: weak.clone(),
             stopping: AtomicBool::new(false),
             fork: ForkMark::here(),
@@ -258,6 +269,28 @@ impl Node {
     #[must_use]
     pub fn boot_id(&self) -> &str {
         self.inner.boot_id()
+    }
+
+    /// Says that so many busy processes share this host, this one among them, and which they are: their waits follow
+    /// how many they are, and how many cores all of them together may use. Replaces what the config has guessed.
+    pub fn share_host(&self, local_ranks: usize, pids: impl IntoIterator<Item = u32>) {
+        let cores = cores::usable(pids);
+        *self.inner.company.lock() = (local_ranks, cores);
+        if self.inner.config.wait.is_none() {
+            self.inner.patience.limit(WaitPolicy::for_ranks(local_ranks, cores));
+        }
+    }
+
+    /// The busy processes on this host, as far as the node knows.
+    #[must_use]
+    pub fn local_ranks(&self) -> usize {
+        self.inner.company.lock().0
+    }
+
+    /// The cores that the busy processes on this host may use together, as far as the node knows.
+    #[must_use]
+    pub fn cores(&self) -> usize {
+        self.inner.company.lock().1
     }
 
     /// Where the node's tensors live.

@@ -36,30 +36,6 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// How long a waiting thread spins and yields before it sleeps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WaitPolicy {
-    /// Time spent polling without giving the core away.
-    pub spin: Duration,
-    /// Time spent polling with `sched_yield` in between.
-    pub yielding: Duration,
-}
-
-impl WaitPolicy {
-    /// The policy for `local_ranks` busy processes on this machine: spin for a moment while everybody has a core of its
-    /// own, then give the core away between polls, for the scheduler may have put two ranks on one core all the same;
-    /// with more ranks than cores, give it away at once. Cores are counted by affinity and cgroup quota.
-    #[must_use]
-    pub fn for_ranks(local_ranks: usize) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        if local_ranks <= cores {
-            Self { spin: Duration::from_micros(5), yielding: Duration::from_micros(150) }
-        } else {
-            Self { spin: Duration::ZERO, yielding: Duration::from_micros(100) }
-        }
-    }
-}
-
 /// Who leads.
 const NOBODY: u32 = 0;
 const PROGRESS: u32 = 1;

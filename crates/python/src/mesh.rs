@@ -11,11 +11,11 @@ use crate::tensor::PyTensor;
 use crate::{life, places};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use sheave_base::config::{Role, check_names};
+use sheave_base::config::Role;
 use sheave_base::fork::ForkMark;
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work, secret};
 use sheave_collective::Collectives;
-use sheave_mesh::{Death, Member, Mesh};
+use sheave_mesh::{Death, Member, Mesh, check_environment};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// What changes in a mesh while it lives.
@@ -225,7 +225,7 @@ impl PyMesh {
 
     pub(crate) fn join(py: Python<'_>, place: &places::Place) -> PyResult<Self> {
         // Here and not in the wait: others may write the environment while the interpreter is let go.
-        check_names(std::env::vars_os().map(|(name, _)| name)).or_raise(py)?;
+        check_environment().or_raise(py)?;
         let mut config = place.config().or_raise(py)?;
         if config.node.secret.is_none() {
             let resolved = secret::resolve(|name| std::env::var_os(name));

@@ -34,8 +34,8 @@ foreign! {
         "STEPMESH_GPU": "The local rank within a group; needed where groups have more than one process.",
         "DMLC_RANK_OFFSET": "Added to a rank that comes from `DMLC_NODE_RANK`.",
         "DMLC_NODE_HOST": "The host that others are told, listened at with `SHEAVE_INSECURE` and no `SHEAVE_BIND`.",
-        "DMLC_INTERFACE": "The network interface to be reached at.",
-        "DMLC_LOCAL": "Whether all processes are on one host: `1` or `0`.",
+        "DMLC_INTERFACE": "The interface to listen on and be reached at, with `SHEAVE_INSECURE`, if `DMLC_NODE_HOST` is not set.",
+        "DMLC_LOCAL": "Whether all are on one host, `1` or `0`: then they meet on loopback, whatever hosts are named.",
     }
     "torchrun" {
         "RANK": "The rank.",

@@ -93,6 +93,26 @@ pub(crate) enum Command {
     MeshChild,
 }
 
+impl Command {
+    /// Whether this is a part of a measurement that another process began.
+    pub(crate) fn is_part(&self) -> bool {
+        match self {
+            Self::Link(_)
+            | Self::Store(_)
+            | Self::Mesh(_)
+            | Self::Collective(_)
+            | Self::Exchange(_)
+            | Self::Python(_) => false,
+            Self::LinkChild
+            | Self::CollectiveChild
+            | Self::LimitChild
+            | Self::ExchangeChild
+            | Self::StoreChild
+            | Self::MeshChild => true,
+        }
+    }
+}
+
 /// What `sheave bench collective` measures.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct CollectiveArguments {

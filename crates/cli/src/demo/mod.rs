@@ -71,7 +71,7 @@ pub(crate) struct Arguments {
     json: bool,
     /// Be a process of a job that is running.
     #[arg(long, hide = true)]
-    part: bool,
+    pub(crate) part: bool,
 }
 
 /// How the bytes travel.

@@ -57,6 +57,11 @@ fn arena() -> Finding {
     Finding::of("arena", mapped, "free memory, or raise the limit of the container")
 }
 
+/// The ranks that a job has here: as many as it says, or two, which is the least that talk to each other.
+fn local_ranks(settings: &Settings) -> usize {
+    settings.local_ranks.unwrap_or(2)
+}
+
 /// The arenas of all local ranks against what the machine and the container have.
 fn memory(settings: &Settings) -> Finding {
     const CHECK: &str = "memory";
@@ -65,18 +70,15 @@ fn memory(settings: &Settings) -> Finding {
     let Some(room) = [available, limit].into_iter().flatten().min() else {
         return Finding::warn(CHECK, "neither /proc/meminfo nor a cgroup limit can be read", "is /proc mounted?");
     };
-    let wanted = settings.arena_bytes.saturating_mul(settings.local_ranks as u64);
+    let ranks = local_ranks(settings);
+    let wanted = settings.arena_bytes.saturating_mul(ranks as u64);
     let limited = limit.map_or("no cgroup limit".to_owned(), |limit| format!("a cgroup limit of {}", mib(limit)));
     let shown = available.map_or("unknown".to_owned(), mib);
-    let fact = format!(
-        "{shown} available, {limited}; {} ranks may take {} each",
-        settings.local_ranks,
-        mib(settings.arena_bytes)
-    );
+    let fact = format!("{shown} available, {limited}; {ranks} ranks may take {} each", mib(settings.arena_bytes));
     if wanted <= room {
         return Finding::ok(CHECK, fact);
     }
-    let share = mib(room / settings.local_ranks.max(1) as u64 / 2);
+    let share = mib(room / ranks.max(1) as u64 / 2);
     Finding::warn(CHECK, fact, format!("if tensors fill the arenas, ranks are killed; SHEAVE_ARENA_BYTES={share} fits"))
 }
 
@@ -125,15 +127,14 @@ fn open_files(settings: &Settings) -> Finding {
     let rustix::process::Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let shown = |limit: Option<u64>| limit.map_or("unlimited".to_owned(), |limit| limit.to_string());
     let fact = format!("{} per process, at most {}", shown(current), shown(maximum));
-    let peers = settings.local_ranks.saturating_sub(1) as u64;
+    let ranks = local_ranks(settings);
+    let peers = ranks.saturating_sub(1) as u64;
     let least = OPEN_FILES_OWN + OPEN_FILES_OF_PEER * peers;
     match current {
         // A job of so many would fail when it joins, or later.
-        Some(few) if few < least && settings.local_ranks <= JOB_RANKS_USUAL => Finding::fail(
-            CHECK,
-            fact,
-            format!("{} ranks take {least}; raise it with `ulimit -n`", settings.local_ranks),
-        ),
+        Some(few) if few < least && ranks <= JOB_RANKS_USUAL => {
+            Finding::fail(CHECK, fact, format!("{ranks} ranks take {least}; raise it with `ulimit -n`"))
+        }
         Some(few) if few < least.max(OPEN_FILES_USUAL) => {
             let wanted = least.max(OPEN_FILES_USUAL);
             Finding::warn(CHECK, fact, format!("raise it with `ulimit -n {wanted}`; each peer takes some"))
@@ -149,7 +150,7 @@ fn cores(settings: &Settings) -> Finding {
     // The standard library counts what affinity and quota leave.
     let usable = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let by_affinity = affinity.map_or("an unknown number".to_owned(), |count| count.to_string());
-    let ranks = settings.local_ranks;
+    let ranks = local_ranks(settings);
     let fact = format!("{by_affinity} by affinity, {usable} with the cgroup quota, for {ranks} local ranks");
     if usable >= ranks {
         return Finding::ok(CHECK, fact);

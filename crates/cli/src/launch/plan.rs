@@ -3,7 +3,7 @@
 use super::Arguments;
 use super::handed::{JobSecret, Losses};
 use crate::Failure;
-use sheave_base::config::{LOSSES_VARIABLE, Role, Settings, check_names};
+use sheave_base::config::{LOSSES_VARIABLE, Role, Settings, unknown_names};
 use sheave_base::secret::{SECRET_FILE_VARIABLE, SECRET_VARIABLE};
 use sheave_base::{limits, port};
 use sheave_process::Command;
@@ -213,7 +213,10 @@ fn check_variables(variables: &[(String, String)], no_dmlc: bool) -> Result<(), 
         }
     }
     let usage = |error: sheave_base::Error| Failure::Usage(error.to_string());
-    check_names(variables.iter().map(|(name, _)| name)).map_err(usage)?;
+    // Whoever names a variable here means it, so that an unknown one is a mistake.
+    if let Some(error) = unknown_names(variables.iter().map(|(name, value)| (name, value))).into_iter().next() {
+        return Err(usage(error));
+    }
     // What is not given here was checked already in our own environment.
     let given = |name: &str| variables.iter().rfind(|(given, _)| given == name).map(|(_, value)| value.into());
     Settings::from_lookup(|name| given(name).or_else(|| std::env::var_os(name))).map_err(usage)?;

@@ -241,34 +241,18 @@ async fn over_links(
 /// Where a rank that is waited for comes only after the core was given away, it may well need this very core; so the
 /// next operations of the board spin half as long each, and twice as long again when spinning was enough.
 fn spin(hub: &Hub, run: &mut Run, begun: &mut Option<Instant>) -> Poll<Result<()>> {
-    /// Polls between two looks at the clock.
-    const ROUNDS: u32 = 16;
-    let policy = hub.node.wait_policy();
-    let spins = policy.spin.min(run.board().patience());
-    let mut quiet_since: Option<Instant> = None;
-    let mut gives_way = policy.spin.is_zero();
-    let mut rounds = 0_u32;
+    let mut course = hub.node.poll_for().keeping_for(run.board().patience());
     loop {
         let mut moved = false;
         let polled = run.poll(&mut moved);
         if polled.is_ready() {
-            run.board().learn_patience(policy.spin, gives_way);
+            run.board().learn_patience(hub.node.spin_most(), course.has_given_way());
+            course.is_over();
             return polled;
         }
-        rounds += 1;
-        if moved {
-            (quiet_since, rounds) = (None, 0);
-            continue;
+        if !course.goes_on(moved) {
+            *begun = begun.or(course.begun());
+            return Poll::Pending;
         }
-        if gives_way || rounds.is_multiple_of(ROUNDS) {
-            let now = Instant::now();
-            begun.get_or_insert(now);
-            let quiet = now.duration_since(*quiet_since.get_or_insert(now));
-            if quiet >= policy.spin + policy.yielding {
-                return Poll::Pending;
-            }
-            gives_way |= quiet >= spins;
-        }
-        if gives_way { std::thread::yield_now() } else { std::hint::spin_loop() }
     }
 }

@@ -89,10 +89,15 @@ pub(super) fn dmlc(place: &Place, variables: &Variables<'_>) -> Result<Named> {
         Role::from_name(text).filter(|role| *role != Role::Rank)
     })?;
     let role = role.unwrap_or(Role::Worker);
+    let is_one_host = variables.number("DMLC_LOCAL", 0, 1)? == Some(1);
+    let named = variables.host("DMLC_PS_ROOT_URI")?;
     let root = match &place.root {
         Some(root) => root.clone(),
         None => Endpoint {
-            host: needed(variables.host("DMLC_PS_ROOT_URI")?, "DMLC_PS_ROOT_URI", source)?,
+            host: match named {
+                _ if is_one_host => "127.0.0.1".to_owned(),
+                named => needed(named, "DMLC_PS_ROOT_URI", source)?,
+            },
             port: needed(variables.port("DMLC_PS_ROOT_PORT")?, "DMLC_PS_ROOT_PORT", source)?,
         },
     };
@@ -105,6 +110,7 @@ pub(super) fn dmlc(place: &Place, variables: &Variables<'_>) -> Result<Named> {
     let interface = variables.read("DMLC_INTERFACE", "the name of a network interface, or `auto`", |text| {
         is_interface(text).then(|| text.to_owned())
     })?;
+    let host = variables.host("DMLC_NODE_HOST")?;
     let rank = if role == Role::Scheduler { None } else { dmlc_rank(variables, role, group_size, local_rank)? };
     let names = Names {
         rank: rank.map_or("the rank", |(name, _)| name),
@@ -121,9 +127,10 @@ pub(super) fn dmlc(place: &Place, variables: &Variables<'_>) -> Result<Named> {
         local_rank,
         local_size: local_rank.map(|_| group_size),
         group_size,
-        host: variables.host("DMLC_NODE_HOST")?,
-        interface: interface.filter(|name| name != "auto"),
-        is_one_host: variables.number("DMLC_LOCAL", 0, 1)? == Some(1),
+        // On one host they reach each other over loopback, whatever its addresses to the world are.
+        host: host.filter(|_| !is_one_host),
+        interface: interface.filter(|name| name != "auto" && !is_one_host),
+        is_one_host,
         ..plain(source, role, root)
     };
     Ok((membership, names))
