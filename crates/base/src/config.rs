@@ -167,11 +167,12 @@ settings! {
         /// no schedulers outnumber the cores that they may use together, waits give a core away at once.
         local_ranks: Option<usize> as Optional<Count> = None, "SHEAVE_LOCAL_RANKS", "net";
 
-        /// The longest that a wait polls without giving its core away; unless set, by local ranks and cores. Waits learn
-        /// from those before them how much of it pays.
+        /// The longest that a wait polls without giving its core away; unless set, by local ranks and cores. Waits
+        /// learn from those before them how much of it pays.
         wait_spin: Option<Duration> as Optional<Microseconds> = None, "SHEAVE_WAIT_SPIN_US", "net";
 
-        /// The longest that a wait then polls with its core given away in between; unless set, by local ranks and cores.
+        /// The longest that a wait then polls with its core given away in between; unless set, by local ranks and
+        /// cores.
         wait_yield: Option<Duration> as Optional<Microseconds> = None, "SHEAVE_WAIT_YIELD_US", "net";
 
         /// The file with the rules by which collective operations choose their algorithms, the same on all ranks;

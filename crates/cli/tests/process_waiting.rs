@@ -55,11 +55,11 @@ fn actor() {
     let pause = Duration::from_micros(words[3].parse().unwrap());
     let config = Config::from_env().expect("it makes sense").expect("it is a job");
     if words[2] == "before" {
-        pin(config.rank.unwrap_or(0) as usize % 2);
+        pin((config.rank.unwrap_or(0) as usize + usize::from(config.role == Role::Server)) % 2);
     }
     let mesh = Mesh::join(config).expect("all meet");
     if words[2] == "after" {
-        pin(mesh.me().role_rank as usize % 2 + usize::from(mesh.me().introduction.role == Role::Server));
+        pin((mesh.me().role_rank as usize + usize::from(mesh.me().introduction.role == Role::Server)) % 2);
     }
     match words[0] {
         "all_reduce" => all_reduce(&mesh, count, pause),
@@ -233,7 +233,8 @@ fn p99(transport: &str, part: &str) -> f64 {
 #[ignore = "soak suite: measures times beside a busy machine for a minute"]
 fn f36_beside_strangers_shared_memory_is_not_slower_than_tcp() {
     let _strangers: Vec<Stranger> = (0..cores()).map(Stranger::on).collect();
-    for part in ["all_reduce 20000 no 0", "all_reduce 2000 no 100", "all_reduce 2000 before 100"] {
+    // Who is pinned beside a stranger and wants more than half of the core waits for time slices anyhow.
+    for part in ["all_reduce 20000 no 0", "all_reduce 2000 no 100", "all_reduce 20000 before 0"] {
         let [shm, tcp] = ["shm", "tcp"].map(|transport| p99(transport, part));
         writeln!(std::io::stdout(), "{part}: p99 {shm:.1} µs over shared memory, {tcp:.1} µs over TCP").unwrap();
         assert!(shm <= 3.0 * tcp, "{part}: {shm:.1} µs over shared memory, {tcp:.1} µs over TCP");

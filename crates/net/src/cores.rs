@@ -50,8 +50,8 @@ fn quota() -> Option<usize> {
     }
 }
 
-/// Where the quota of a line of `/proc/self/cgroup` stands: the folder of the hierarchy, the group in it, and whether it
-/// is the unified one.
+/// Where the quota of a line of `/proc/self/cgroup` stands: the folder of the hierarchy, the group in it, and whether
+/// it is the unified one.
 fn place_of(line: &str) -> Option<(&'static str, &str, bool)> {
     let (_, line) = line.split_once(':')?;
     let (controllers, group) = line.split_once(':')?;

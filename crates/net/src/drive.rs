@@ -134,8 +134,8 @@ impl Inner {
         false
     }
 
-    /// Polls until the work is done, `until` has passed, nothing has moved for as long as the course goes, or it has gone
-    /// on for so long that the other descriptors must be looked at. True when the work is done.
+    /// Polls until the work is done, `until` has passed, nothing has moved for as long as the course goes, or it has
+    /// gone on for so long that the other descriptors must be looked at. True when the work is done.
     fn spin(
         &self,
         course: &mut Course<'_>,

@@ -246,8 +246,8 @@ pub trait Link: Send + Sync {
         false
     }
 
-    /// Shows the peer a sign of life and says for how long the peer has shown none; `None` while another thread looks at
-    /// the link, and may be seeing one.
+    /// Shows the peer a sign of life and says for how long the peer has shown none; `None` while another thread looks
+    /// at the link, and may be seeing one.
     fn beat(&self) -> Option<Duration>;
 
     /// Counts the messages that `send` took and that have not left this side's own queues, or that the peer has yet to

@@ -1,9 +1,9 @@
 //! How long a wait polls before it sleeps, learnt from the waits before it.
 //!
 //! A thread that waits has three ways: it polls and keeps its core, it polls and gives the core away in between, or it
-//! sleeps and is woken. The first is the fastest where whoever is waited for has another core, the second where it needs
-//! this very one, and the third where somebody else takes the core or the wait is long. [`WaitPolicy`] says how much of
-//! the first two there may be at most; how much there is follows from three things that waits tell:
+//! sleeps and is woken. The first is the fastest where whoever is waited for has another core, the second where it
+//! needs this very one, and the third where somebody else takes the core or the wait is long. [`WaitPolicy`] says how
+//! much of the first two there may be at most; how much there is follows from three things that waits tell:
 //!
 //! * **The core was needed.** Waits that end only after the core was given away have kept it in vain, and the next ones
 //!   keep it half as long; those that end before, twice as long again.

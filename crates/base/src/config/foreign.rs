@@ -34,7 +34,7 @@ foreign! {
         "STEPMESH_GPU": "The local rank within a group; needed where groups have more than one process.",
         "DMLC_RANK_OFFSET": "Added to a rank that comes from `DMLC_NODE_RANK`.",
         "DMLC_NODE_HOST": "The host that others are told, listened at with `SHEAVE_INSECURE` and no `SHEAVE_BIND`.",
-        "DMLC_INTERFACE": "The interface to listen on and be reached at, with `SHEAVE_INSECURE`, if `DMLC_NODE_HOST` is not set.",
+        "DMLC_INTERFACE": "The interface to listen on, with `SHEAVE_INSECURE`, where no `DMLC_NODE_HOST` is set.",
         "DMLC_LOCAL": "Whether all are on one host, `1` or `0`: then they meet on loopback, whatever hosts are named.",
     }
     "torchrun" {

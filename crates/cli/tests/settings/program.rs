@@ -148,7 +148,8 @@ checks! {
         assert_eq!(sheave(&["launch", "-n", "1", "--", "true"], &[MISSPELT]).status.code(), Some(0));
         let strict = [MISSPELT, ("SHEAVE_STRICT", "1"), ("SHEAVE_RANK", "0"), ("SHEAVE_WORLD_SIZE", "1")];
         let line = member_line();
-        let output = run(Command::new(&line[0]).args(&line[1..]), &[&strict[..], &[("SHEAVE_TEST_MEMBER", "1")]].concat());
+        let strict = [&strict[..], &[("SHEAVE_TEST_MEMBER", "1")]].concat();
+        let output = run(Command::new(&line[0]).args(&line[1..]), &strict);
         assert!(!output.status.success() && text(&output.stderr).contains("SHEAVE_TRANPORT"), "{output:?}");
     }
 
@@ -169,7 +170,8 @@ checks! {
         rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RWXU).expect("a pipe");
         let mut pipe = std::fs::OpenOptions::new().read(true).write(true).open(&path).expect("it is there");
         let path = path.to_str().expect("text").to_owned();
-        let ranks = ["0", "1"].map(|rank| [("SHEAVE_RANK", rank), ("SHEAVE_WORLD_SIZE", "2"), ("SHEAVE_PROCESS_LOSSES", &*path)]);
+        let rank = |rank| [("SHEAVE_RANK", rank), ("SHEAVE_WORLD_SIZE", "2"), ("SHEAVE_PROCESS_LOSSES", &*path)];
+        let ranks = ["0", "1"].map(rank);
         let ended = super::join_all(&[&ranks[0], &ranks[1]], |mesh| {
             if mesh.me().rank.0 == 1 {
                 mesh.fail("it had enough");
