@@ -2,12 +2,22 @@
 
 use super::ring::{Memory, WORDS};
 use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
 use sheave_base::sync::AtomicU64;
 use sheave_base::{Error, ErrorKind, Result};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 const BYTES: usize = 2 * WORDS * size_of::<AtomicU64>();
+
+/// Why there is no memory. What the system never lets this process do is no reason to try again.
+fn not_made(errno: Errno) -> Error {
+    if ![Errno::PERM, Errno::ACCESS, Errno::NOSYS].contains(&errno) {
+        return errno.into();
+    }
+    let what = format!("the system denies memfd_create to this process: {}", std::io::Error::from(errno));
+    Error::new(ErrorKind::Unsupported, what).hint("allow it, in the container's seccomp profile for example")
+}
 
 /// A mapped pair of rings. The mapping lives as long as anybody holds it.
 pub(crate) struct Pair {
@@ -18,7 +28,7 @@ impl Pair {
     /// Fresh, zeroed rings, and the file for the peer to map. Neither side needs it any longer than that.
     pub(crate) fn create() -> Result<(Arc<Self>, OwnedFd)> {
         let file = rustix::fs::memfd_create("sheave-link", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-            .map_err(|errno| Error::from(errno).context("making the shared memory of a link"))?;
+            .map_err(|errno| not_made(errno).context("making the shared memory of a link"))?;
         rustix::fs::ftruncate(&file, BYTES as u64)?;
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok((Self::map(&file)?, file))
