@@ -56,7 +56,7 @@ pub(super) struct Broken {
     /// Whether a member died or left.
     pub(super) by_death: bool,
     /// Who died, left or gave up.
-    about: NodeId,
+    pub(super) about: NodeId,
 }
 
 #[derive(Default)]
@@ -496,10 +496,10 @@ impl Engine {
         Message::Broken { epoch, group, by_death: *by_death, kind, about: *about, reason, failed_from }
     }
 
-    /// Why groups are broken for other reasons than that members are gone, for their members.
-    pub(super) fn words_about_broken_groups(&self) -> Vec<(Vec<NodeId>, Message)> {
+    /// Why groups are broken, for their members, as far as it is to be told.
+    pub(super) fn words_about_broken_groups(&self, is_told: impl Fn(&Broken) -> bool) -> Vec<(Vec<NodeId>, Message)> {
         let word = |(id, group): (&GroupId, &Group)| {
-            let broken = group.broken.as_ref().filter(|broken| !broken.by_death)?;
+            let broken = group.broken.as_ref().filter(|broken| is_told(broken))?;
             Some((group.nodes.clone(), self.broken_message(*id, broken)))
         };
         self.groups.iter().filter_map(word).collect()

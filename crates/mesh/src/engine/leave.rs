@@ -65,8 +65,8 @@ impl Engine {
     /// coordinator and its successor in any case: the one that decided may be gone before it has told them.
     pub(super) fn depart(&mut self) {
         let message = self.commit();
-        // What broke a group is told before this departure, which would break it too.
-        let words = self.words_about_broken_groups();
+        // What broke a group is told before this departure, which would break it too. That a member is gone all know.
+        let words = self.words_about_broken_groups(|broken| !broken.by_death);
         for next in self.living().take(2).collect::<Vec<_>>() {
             let to_it = words.iter().filter(|(nodes, _)| nodes.contains(&next));
             for word in to_it.map(|(_, word)| word.clone()).chain([message.clone()]).collect::<Vec<_>>() {
@@ -87,12 +87,20 @@ impl Engine {
 
     /// This node gives up its membership, and says why on every link that it has. Whoever has none hears it from them.
     pub(super) fn fail_openly(&mut self, reason: &str) {
+        self.say_failed(reason);
+        self.fail(Error::new(ErrorKind::Closed, format!("this node has failed: {reason}")));
+    }
+
+    pub(super) fn say_failed(&mut self, reason: &str) {
         if self.is_active() {
+            // What has broken its groups is why it fails, if the others do not know of that yet: they must read of it
+            // first. Of whom has left nobody is told by anybody but a group's first member.
+            let words = self.words_about_broken_groups(|broken| !self.has_left_in_order(broken.about));
+            self.effects.extend(words.into_iter().map(|(nodes, message)| Effect::Farewell { nodes, message }));
             let nodes = self.table.iter().map(|member| member.node).collect();
             let message = Message::Failed { epoch: self.epoch, reason: reason.to_owned() };
             self.effects.push(Effect::Farewell { nodes, message });
         }
-        self.fail(Error::new(ErrorKind::Closed, format!("this node has failed: {reason}")));
     }
 
     /// The error about a member that left.

@@ -2,6 +2,7 @@
 
 use super::{Death, Effect, Engine, FAILED, Message};
 use sheave_base::clock::Time;
+use sheave_base::limits::FAILURE_CHARACTERS_MAX;
 use sheave_base::{Epoch, Error, ErrorKind, NodeId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -268,11 +269,15 @@ impl Engine {
         let names = self.watch.suspected.iter().filter_map(|(node, reason)| Some((self.member(*node)?, reason)));
         let names: Vec<_> = names.map(|(member, reason)| format!("{} ({reason})", member.introduction.name)).collect();
         let what = format!(
-            "this node cannot reach the majority of the {} members of epoch {}: no sign of {}",
+            "cannot reach the majority of the {} members of epoch {}: no sign of {}",
             self.living().count(),
             self.epoch,
             names.join(", ")
         );
+        // Who can still be reached may need nobody else, and would see no more than a link that ends.
+        let reason = format!("it {what}");
+        self.say_failed(&reason.chars().take(FAILURE_CHARACTERS_MAX).collect::<String>());
+        let what = format!("this node {what}");
         let first = self.watch.suspected.keys().next().and_then(|node| self.member(*node)).map(super::Member::peer);
         let error = Error::new(ErrorKind::PeerLost, what).hint("the others go on without this node; start it again");
         self.fail(match first {

@@ -133,6 +133,28 @@ fn who_breaks_a_group_and_leaves_is_known_for_why_it_broke() {
     }
 }
 
+/// One that fails because it has lost another is not what the rest may name, whichever news comes first.
+#[test]
+fn f52_who_fails_for_a_loss_is_not_named_for_it() {
+    for seed in 0..200 {
+        let (mut meshes, world) = Meshes::joined(4, seed);
+        meshes.link_all();
+        meshes.kill(3);
+        meshes.deliver(3, 1);
+        meshes.tell(1, Event::Fail { reason: "its mesh was dropped".into() });
+        meshes.kill(1);
+        // Node 2 hears of it from node 1 alone.
+        meshes.deliver(1, 2);
+        let broken = meshes.nodes[2].broken(world).expect("it is broken").to_string();
+        assert!(broken.contains("rank-3"), "{broken}");
+        meshes.settle();
+        for node in [0, 2] {
+            let broken = meshes.nodes[node].broken(world).expect("it is broken").to_string();
+            assert!(broken.contains("rank-3"), "seed {seed}, node {node}: {broken}");
+        }
+    }
+}
+
 #[test]
 fn a_leave_ends_barriers_of_a_group_that_its_first_member_has_not_made() {
     let (mut meshes, _) = Meshes::joined(3, 7);
