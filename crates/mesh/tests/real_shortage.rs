@@ -51,6 +51,8 @@ fn be_short(mesh: &Mesh, case: &str) {
         }
         say("short");
     }
+    // Over the links that there are: nobody needs anything of it before it is short.
+    mesh.world().barrier().expect("all are there");
     let member = |rank: usize| mesh.members()[rank].node;
     match (who, me) {
         ("calls", SHORT) => {
