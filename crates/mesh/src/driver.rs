@@ -12,6 +12,7 @@
 use crate::attend::Attendant;
 use crate::call::Calls;
 use crate::departure::Departures;
+use crate::ended;
 use crate::engine::{Effect, Engine, Event, FAILED, GroupId, GroupRecord, Member, Message, OperationId, Outcome};
 use crate::hosts;
 use crate::losses::Losses;
@@ -23,11 +24,11 @@ use sheave_base::clock::{Clock, SystemClock, Time};
 use sheave_base::work::Completer;
 use sheave_base::{Epoch, Error, ErrorKind, LinkId, NodeId, Peer, Result, Work};
 use sheave_net::{
-    Admission, Arrival, Ground, Kind, Message as Arrived, Node, NodeConfig, Observer, was_closed_in_order,
+    Admission, Arrival, Ground, Kind, Message as Arrived, Node, NodeConfig, Observer, was_closed_in_order, was_dropped,
 };
 use sheave_wire::{from_control, to_control};
 use smallvec::SmallVec;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, Weak};
@@ -76,6 +77,8 @@ pub(crate) struct State {
     timer: Option<Time>,
     /// Members whose last link was closed in order, or (true) one of several broke, and until when other news may come.
     parting: Vec<(Time, NodeId, String, bool)>,
+    /// Members whose links ended in another way than with their processes: those may have decided something since.
+    lived_on: BTreeSet<NodeId>,
 }
 
 /// What a turn of the engine leaves to be done once it was let go.
@@ -151,6 +154,7 @@ impl Shared {
                 joining: Some(joining),
                 timer,
                 parting: Vec::new(),
+                lived_on: BTreeSet::new(),
             }),
             routes: Routes::default(),
             calls: Calls::default(),
@@ -281,6 +285,7 @@ impl Shared {
             }
         }
         self.end_partings(state, now);
+        self.find_ended(state, now);
         for effect in state.engine.poll(now) {
             self.perform(state, effect, &mut after);
         }
@@ -288,6 +293,17 @@ impl Shared {
         self.ticker.engine_at(state.parting.iter().map(|(until, ..)| *until).chain(state.timer).min());
         self.news.fetch_add(1, SeqCst);
         after
+    }
+
+    /// Tells the engine which of its suspects are dead for sure.
+    fn find_ended(&self, state: &mut State, now: Time) {
+        let suspects = state.engine.suspects_that_may_live();
+        for peer in suspects.into_iter().filter(|peer| !state.lived_on.contains(peer)).collect::<Vec<_>>() {
+            let process = self.member(peer).map(|member| member.introduction.process.as_str());
+            if process.is_some_and(|process| ended::has_ended(&self.introduced.introduction.process, process)) {
+                state.engine.handle(now, Event::Ended { peer });
+            }
+        }
     }
 
     /// Who has closed its last link in order and has not said anywhere that it leaves is lost after all.
@@ -303,7 +319,7 @@ impl Shared {
 
     fn hear(self: &Arc<Self>, state: &mut State, told: Told) {
         let now = self.clock.now();
-        let State { engine, parting, .. } = state;
+        let State { engine, parting, lived_on, .. } = state;
         match told {
             Told::Made { link, node } => self.link_made(node, link),
             Told::Reached(node) => engine.handle(now, Event::Reached(node)),
@@ -323,6 +339,9 @@ impl Shared {
             }
             Told::Ended { link, node, reason } => {
                 let was_last = self.routes.ended(node, link) && !self.routes.is_making(node);
+                if !was_dropped(&reason) {
+                    lived_on.insert(node);
+                }
                 let in_order = was_closed_in_order(&reason);
                 if !was_last && in_order {
                     // While another link stands the node lives, and its last words may come over that one; a link
@@ -342,6 +361,10 @@ impl Shared {
                 }
             }
             Told::Unreachable { node, reason } => {
+                // Of one that does not listen any more this is the kind.
+                if reason.kind() != ErrorKind::PeerLost {
+                    lived_on.insert(node);
+                }
                 engine.handle(now, Event::LinkLost { peer: node, reason: reason.what().to_owned() });
             }
         }

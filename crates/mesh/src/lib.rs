@@ -10,6 +10,7 @@ mod call;
 mod config;
 mod departure;
 mod driver;
+mod ended;
 pub mod engine;
 pub mod environment;
 mod group;
