@@ -10,7 +10,7 @@
 //! links happens after it was let go.
 
 use crate::attend::Attendant;
-use crate::call::Calls;
+use crate::call::{Calls, HANDSHAKE_LOOK};
 use crate::departure::Departures;
 use crate::ended;
 use crate::engine::{Effect, Engine, Event, FAILED, GroupId, GroupRecord, Member, Message, OperationId, Outcome};
@@ -36,9 +36,6 @@ use std::time::Duration;
 
 /// Words that wait for the engine; more stay on their links. It handles thousands in a millisecond.
 const TOLD_MAX: usize = 65_536;
-
-/// How long a link that broke beside another one is not held against its node, which may say more over the other.
-const BROKEN_PATIENCE: Duration = Duration::from_millis(250);
 
 /// What happened on the links, for the engine.
 pub(crate) enum Told {
@@ -75,8 +72,8 @@ pub(crate) struct State {
     next_operation: u64,
     joining: Option<Completer<()>>,
     timer: Option<Time>,
-    /// Members whose last link was closed in order, or (true) one of several broke, and until when other news may come.
-    parting: Vec<(Time, NodeId, String, bool)>,
+    /// Members whose last link was closed in order, and until when news of their leave may come another way.
+    parting: Vec<(Time, NodeId, String)>,
     /// Members whose links ended in another way than with their processes: those may have decided something since.
     lived_on: BTreeSet<NodeId>,
 }
@@ -309,11 +306,20 @@ impl Shared {
     /// Who has closed its last link in order and has not said anywhere that it leaves is lost after all.
     fn end_partings(&self, state: &mut State, now: Time) {
         let State { engine, parting, .. } = state;
-        parting.retain(|(until, node, reason, is_broken)| {
-            if now >= *until && (*is_broken || self.routes.get(*node).is_none()) {
+        let is_greeting = self.node.is_greeting();
+        parting.retain_mut(|(until, node, reason)| {
+            if now < *until {
+                return true;
+            }
+            if is_greeting {
+                // The link on which it says so may be the one that is being made.
+                *until = now.after(HANDSHAKE_LOOK);
+                return true;
+            }
+            if self.routes.get(*node).is_none() {
                 engine.handle(now, Event::LinkLost { peer: *node, reason: reason.clone() });
             }
-            now < *until
+            false
         });
     }
 
@@ -346,16 +352,14 @@ impl Shared {
                 if !was_last && in_order {
                     // While another link stands the node lives, and its last words may come over that one; a link
                     // that is being made tells what has become of the node. A link that broke is another matter: what
-                    // was under way on it is lost, and whoever waits for that would wait for ever.
+                    // was under way on it is lost, and whoever waits for that would wait for ever. A node that ends
+                    // breaks none, for it closes in order those too whose making it has not seen the end of.
                     return;
                 }
                 let what = reason.what().to_owned();
                 if in_order && self.table.get().is_some() {
                     // The news of its leave may be on a link that it has made and that is not known here yet.
-                    parting.push((now.after(LAST_WORDS), node, what, false));
-                } else if !was_last {
-                    // Its node may be about to end all of them, and to say so over another one.
-                    parting.push((now.after(BROKEN_PATIENCE), node, what, true));
+                    parting.push((now.after(LAST_WORDS), node, what));
                 } else {
                     engine.handle(now, Event::LinkLost { peer: node, reason: what });
                 }
