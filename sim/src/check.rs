@@ -31,7 +31,8 @@ pub struct Check {
     /// The earliest barrier of a group that ended with an error anywhere.
     first_error: BTreeMap<GroupId, u64>,
     latest_ok: BTreeMap<GroupId, u64>,
-    views: BTreeMap<u32, View>,
+    /// What each epoch was like, and who saw it so.
+    views: BTreeMap<u32, (View, BTreeSet<NodeId>)>,
     epochs: BTreeMap<NodeId, u32>,
     pub passed: u64,
     pub failed: u64,
@@ -78,8 +79,9 @@ impl Check {
         }
     }
 
-    /// All agree on the members of an epoch, and epochs only grow.
-    pub fn view(&mut self, engine: &Engine) -> Result<(), String> {
+    /// All agree on the members of an epoch, and epochs only grow. What nobody knew but processes that were killed is
+    /// as if it had never been.
+    pub fn view(&mut self, engine: &Engine, was_killed: impl Fn(NodeId) -> bool) -> Result<(), String> {
         let (node, epoch) = (engine.me(), engine.epoch().0);
         let before = self.epochs.insert(node, epoch).unwrap_or(0);
         if epoch < before {
@@ -87,10 +89,14 @@ impl Check {
         }
         let gone = engine.deaths().iter().map(|death| (death.node, death.left)).collect();
         let view = View { members: engine.living().collect(), gone };
-        let agreed = self.views.entry(epoch).or_insert_with(|| view.clone());
+        let (agreed, seers) = self.views.entry(epoch).or_insert_with(|| (view.clone(), BTreeSet::new()));
         if *agreed != view {
-            return Err(format!("node {node} has {view:?} in epoch {epoch}, others have {agreed:?}"));
+            if !seers.iter().all(|seer| was_killed(*seer)) {
+                return Err(format!("node {node} has {view:?} in epoch {epoch}, others have {agreed:?}"));
+            }
+            (*agreed, *seers) = (view, BTreeSet::new());
         }
+        seers.insert(node);
         Ok(())
     }
 

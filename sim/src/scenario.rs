@@ -40,6 +40,8 @@ pub struct Scenario {
     pub is_full_mesh: bool,
     /// Everybody leaves after this barrier of a group of all.
     pub ends_after: Option<u64>,
+    /// Whether all processes are of one host, whose system says which of them have ended.
+    pub is_one_host: bool,
 }
 
 impl Scenario {
@@ -68,6 +70,7 @@ impl Scenario {
         let has_names = dice.below(2) == 0;
         let ends_after = (dice.below(4) == 0).then(|| dice.below(6));
         let is_full_mesh = dice.below(2) == 0;
+        let is_one_host = dice.below(2) == 0;
         Self {
             seed,
             expected,
@@ -78,6 +81,7 @@ impl Scenario {
             has_names,
             is_full_mesh,
             ends_after,
+            is_one_host,
         }
     }
 
@@ -85,14 +89,15 @@ impl Scenario {
         self.troubles.iter().filter(|(_, trouble)| which(trouble)).count()
     }
 
-    /// Whether nothing happens but that some leave and less than half of the others crash.
-    pub fn only_a_minority_crashes(&self) -> bool {
+    /// Whether nothing happens but that some leave and some crash, and those who live can know that they may go on:
+    /// they see that the others have ended, or those are the lesser half of all who stay.
+    pub fn survivors_go_on(&self) -> bool {
         let crashes = self.count(|trouble| matches!(trouble, Trouble::Crash(_)));
         let leaves = self.count(|trouble| matches!(trouble, Trouble::Leave(_)));
         let others =
             self.count(|trouble| !matches!(trouble, Trouble::Crash(_) | Trouble::Restart(_) | Trouble::Leave(_)));
-        // Who leaves at the end may leave the crashed in the majority.
-        others == 0 && (crashes == 0 || (2 * crashes + leaves < self.nodes() && self.ends_after.is_none()))
+        let stay = if self.ends_after.is_none() { self.nodes().saturating_sub(leaves) } else { 0 };
+        others == 0 && (self.is_one_host || crashes == 0 || 2 * crashes < stay)
     }
 
     /// Whether nothing goes wrong at all, although members may leave.

@@ -73,6 +73,8 @@ pub struct World {
     left: BTreeMap<NodeId, Time>,
     /// Who was declared dead to anybody.
     declared: BTreeSet<NodeId>,
+    /// Links that the first has closed to the second while it lived.
+    closed: BTreeSet<(NodeId, NodeId)>,
     last_trouble: Time,
     pub check: Check,
     /// Everything that happened, if it is to be kept.
@@ -101,6 +103,7 @@ impl World {
             crashed: BTreeMap::new(),
             left: BTreeMap::new(),
             declared: BTreeSet::new(),
+            closed: BTreeSet::new(),
             last_trouble: Time(0),
             check: Check::default(),
             log: None,
@@ -115,6 +118,7 @@ impl World {
                     pid: rank,
                     secret_source: "the scenario".into(),
                     address: String::new(),
+                    process: String::new(),
                 };
                 world.start(introduction);
             }
@@ -216,7 +220,23 @@ impl World {
         self.poll(number)
     }
 
+    /// What the system knows of the processes of its host.
+    fn tell_ends(&mut self, number: usize) {
+        let suspects = self.nodes[number].engine.suspects_that_may_live();
+        let me = self.nodes[number].engine.me();
+        let has_ended = |peer: &NodeId| !self.nodes[self.index[peer]].lives && !self.closed.contains(&(*peer, me));
+        let ended: Vec<NodeId> = suspects.into_iter().filter(has_ended).collect();
+        for peer in ended {
+            let event = Event::Ended { peer };
+            self.note(number, &event);
+            self.nodes[number].engine.handle(self.now, event);
+        }
+    }
+
     fn poll(&mut self, number: usize) -> Result<(), String> {
+        if self.scenario.is_one_host {
+            self.tell_ends(number);
+        }
         let effects = self.nodes[number].engine.poll(self.now);
         for effect in effects {
             if !matches!(effect, Effect::SetTimer(_)) {
@@ -225,7 +245,8 @@ impl World {
             self.obey(number, effect)?;
         }
         if self.nodes[number].engine.is_active() || self.nodes[number].engine.has_left() {
-            self.check.view(&self.nodes[number].engine)?;
+            let crashed = &self.crashed;
+            self.check.view(&self.nodes[number].engine, |node| crashed.contains_key(&node))?;
         }
         Ok(())
     }
@@ -246,8 +267,11 @@ impl World {
             }
             Effect::Joined => self.joined(number),
             Effect::Complete { operation, outcome } => self.completed(operation, outcome)?,
-            Effect::CutLink { node } => self.close(me, node),
-            Effect::Failed(_) => self.close_all(me),
+            Effect::CutLink { node } => {
+                self.closed.insert((me, node));
+                self.close(me, node);
+            }
+            Effect::Failed(_) => self.close_in_order(me),
             Effect::Farewell { nodes, message } => {
                 let others: Vec<NodeId> = nodes.into_iter().filter(|to| self.network.is_linked(me, *to)).collect();
                 for to in others {
@@ -256,7 +280,9 @@ impl World {
             }
             Effect::DeclareDead { node, reason } => {
                 self.declared.insert(node);
-                if self.left.contains_key(&node) {
+                // Of what was swallowed on the way nobody knows.
+                let is_told = !self.scenario.is_one_host || self.network.carries(node, me);
+                if is_told && self.left.contains_key(&node) {
                     return Err(format!("node {me} is told that {node} died, which had left: {reason}"));
                 }
             }
@@ -286,6 +312,13 @@ impl World {
         }
     }
 
+    /// The links of a node that ends by its own will.
+    fn close_in_order(&mut self, node: NodeId) {
+        let linked = self.index.keys().filter(|other| self.network.is_linked(node, **other));
+        self.closed.extend(linked.map(|other| (node, *other)));
+        self.close_all(node);
+    }
+
     fn close_all(&mut self, node: NodeId) {
         let others: Vec<NodeId> = self.index.keys().copied().filter(|other| *other != node).collect();
         for other in others {
@@ -298,6 +331,8 @@ impl World {
         self.last_trouble = self.now;
         let id = |world: &Self, number: usize| world.nodes[number].engine.me();
         match trouble {
+            // One that has exited has nothing left to lose.
+            Trouble::Crash(number) if !self.nodes[*number].lives => {}
             Trouble::Crash(number) => {
                 let node = id(self, *number);
                 self.nodes[*number].lives = false;
@@ -370,7 +405,7 @@ impl World {
     fn exit(&mut self, number: usize) {
         let me = self.nodes[number].engine.me();
         self.nodes[number].lives = false;
-        self.close_all(me);
+        self.close_in_order(me);
     }
 
     fn joined(&mut self, number: usize) {
@@ -487,8 +522,8 @@ impl World {
                 self.push(self.now.after(milliseconds(linger)), number, What::Exit);
             }
             Ok(other) => return Err(format!("node {me} wanted to leave and got {other:?}")),
-            Err(error) if self.scenario.only_a_minority_crashes() && error.kind() != ErrorKind::Closed => {
-                return Err(format!("node {me} could not leave although a majority lives: {error}"));
+            Err(error) if self.scenario.survivors_go_on() && error.kind() != ErrorKind::Closed => {
+                return Err(format!("node {me} could not leave although it could go on: {error}"));
             }
             Err(_) => {}
         }
@@ -502,7 +537,7 @@ impl World {
 
     fn in_time(&self, begun: Time, nodes: &[NodeId]) -> Result<(), String> {
         let crashed = nodes.iter().filter_map(|node| self.crashed.get(node)).min();
-        let quick = self.scenario.only_a_minority_crashes() && self.scenario.delay_ms_max <= 20;
+        let quick = self.scenario.survivors_go_on() && self.scenario.delay_ms_max <= 20;
         if let Some(crashed) = crashed.filter(|crashed| quick && self.now.since(begun.max(**crashed)) > KILL_BOUND) {
             let late = self.now.since(begun.max(*crashed));
             return Err(format!("a barrier that needs a killed node ended {late:?} after its end"));
@@ -526,7 +561,7 @@ impl World {
             }
         }
         self.check.end(&self.nodes)?;
-        if self.scenario.only_a_minority_crashes() {
+        if self.scenario.survivors_go_on() {
             let killed = self.crashed.keys().copied().filter(|node| !self.left.contains_key(node));
             // One that was killed while it left may count as either.
             let (killed, leaving): (Vec<NodeId>, Vec<NodeId>) =
@@ -534,7 +569,7 @@ impl World {
             for node in self.nodes[..self.scenario.nodes()].iter().filter(|node| node.lives && !node.wants_to_leave) {
                 let (me, dead) = (node.engine.me(), node.engine.num_dead());
                 if let Some(error) = node.engine.failure() {
-                    return Err(format!("node {me} failed although a majority lives: {error}"));
+                    return Err(format!("node {me} failed although it could go on: {error}"));
                 }
                 if !(killed.len()..=killed.len() + leaving.len()).contains(&dead) {
                     return Err(format!("node {me} knows {dead} dead, there are {killed:?} and perhaps {leaving:?}"));

@@ -10,8 +10,9 @@
 //! links happens after it was let go.
 
 use crate::attend::Attendant;
-use crate::call::Calls;
+use crate::call::{Calls, HANDSHAKE_LOOK};
 use crate::departure::Departures;
+use crate::ended;
 use crate::engine::{Effect, Engine, Event, FAILED, GroupId, GroupRecord, Member, Message, OperationId, Outcome};
 use crate::hosts;
 use crate::losses::Losses;
@@ -23,11 +24,11 @@ use sheave_base::clock::{Clock, SystemClock, Time};
 use sheave_base::work::Completer;
 use sheave_base::{Epoch, Error, ErrorKind, LinkId, NodeId, Peer, Result, Work};
 use sheave_net::{
-    Admission, Arrival, Ground, Kind, Message as Arrived, Node, NodeConfig, Observer, was_closed_in_order,
+    Admission, Arrival, Ground, Kind, Message as Arrived, Node, NodeConfig, Observer, was_closed_in_order, was_dropped,
 };
 use sheave_wire::{from_control, to_control};
 use smallvec::SmallVec;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, Weak};
@@ -35,9 +36,6 @@ use std::time::Duration;
 
 /// Words that wait for the engine; more stay on their links. It handles thousands in a millisecond.
 const TOLD_MAX: usize = 65_536;
-
-/// How long a link that broke beside another one is not held against its node, which may say more over the other.
-const BROKEN_PATIENCE: Duration = Duration::from_millis(250);
 
 /// What happened on the links, for the engine.
 pub(crate) enum Told {
@@ -74,8 +72,10 @@ pub(crate) struct State {
     next_operation: u64,
     joining: Option<Completer<()>>,
     timer: Option<Time>,
-    /// Members whose last link was closed in order, or (true) one of several broke, and until when other news may come.
-    parting: Vec<(Time, NodeId, String, bool)>,
+    /// Members whose last link was closed in order, and until when news of their leave may come another way.
+    parting: Vec<(Time, NodeId, String)>,
+    /// Members whose links ended in another way than with their processes: those may have decided something since.
+    lived_on: BTreeSet<NodeId>,
 }
 
 /// What a turn of the engine leaves to be done once it was let go.
@@ -151,6 +151,7 @@ impl Shared {
                 joining: Some(joining),
                 timer,
                 parting: Vec::new(),
+                lived_on: BTreeSet::new(),
             }),
             routes: Routes::default(),
             calls: Calls::default(),
@@ -281,6 +282,7 @@ impl Shared {
             }
         }
         self.end_partings(state, now);
+        self.find_ended(state, now);
         for effect in state.engine.poll(now) {
             self.perform(state, effect, &mut after);
         }
@@ -290,20 +292,40 @@ impl Shared {
         after
     }
 
+    /// Tells the engine which of its suspects are dead for sure.
+    fn find_ended(&self, state: &mut State, now: Time) {
+        let suspects = state.engine.suspects_that_may_live();
+        for peer in suspects.into_iter().filter(|peer| !state.lived_on.contains(peer)).collect::<Vec<_>>() {
+            let process = self.member(peer).map(|member| member.introduction.process.as_str());
+            if process.is_some_and(|process| ended::has_ended(&self.introduced.introduction.process, process)) {
+                state.engine.handle(now, Event::Ended { peer });
+            }
+        }
+    }
+
     /// Who has closed its last link in order and has not said anywhere that it leaves is lost after all.
     fn end_partings(&self, state: &mut State, now: Time) {
         let State { engine, parting, .. } = state;
-        parting.retain(|(until, node, reason, is_broken)| {
-            if now >= *until && (*is_broken || self.routes.get(*node).is_none()) {
+        let is_greeting = self.node.is_greeting();
+        parting.retain_mut(|(until, node, reason)| {
+            if now < *until {
+                return true;
+            }
+            if is_greeting {
+                // The link on which it says so may be the one that is being made.
+                *until = now.after(HANDSHAKE_LOOK);
+                return true;
+            }
+            if self.routes.get(*node).is_none() {
                 engine.handle(now, Event::LinkLost { peer: *node, reason: reason.clone() });
             }
-            now < *until
+            false
         });
     }
 
     fn hear(self: &Arc<Self>, state: &mut State, told: Told) {
         let now = self.clock.now();
-        let State { engine, parting, .. } = state;
+        let State { engine, parting, lived_on, .. } = state;
         match told {
             Told::Made { link, node } => self.link_made(node, link),
             Told::Reached(node) => engine.handle(now, Event::Reached(node)),
@@ -323,25 +345,30 @@ impl Shared {
             }
             Told::Ended { link, node, reason } => {
                 let was_last = self.routes.ended(node, link) && !self.routes.is_making(node);
+                if !was_dropped(&reason) {
+                    lived_on.insert(node);
+                }
                 let in_order = was_closed_in_order(&reason);
                 if !was_last && in_order {
                     // While another link stands the node lives, and its last words may come over that one; a link
                     // that is being made tells what has become of the node. A link that broke is another matter: what
-                    // was under way on it is lost, and whoever waits for that would wait for ever.
+                    // was under way on it is lost, and whoever waits for that would wait for ever. A node that ends
+                    // breaks none, for it closes in order those too whose making it has not seen the end of.
                     return;
                 }
                 let what = reason.what().to_owned();
                 if in_order && self.table.get().is_some() {
                     // The news of its leave may be on a link that it has made and that is not known here yet.
-                    parting.push((now.after(LAST_WORDS), node, what, false));
-                } else if !was_last {
-                    // Its node may be about to end all of them, and to say so over another one.
-                    parting.push((now.after(BROKEN_PATIENCE), node, what, true));
+                    parting.push((now.after(LAST_WORDS), node, what));
                 } else {
                     engine.handle(now, Event::LinkLost { peer: node, reason: what });
                 }
             }
             Told::Unreachable { node, reason } => {
+                // Of one that does not listen any more this is the kind.
+                if reason.kind() != ErrorKind::PeerLost {
+                    lived_on.insert(node);
+                }
                 engine.handle(now, Event::LinkLost { peer: node, reason: reason.what().to_owned() });
             }
         }

@@ -50,6 +50,7 @@ mod tests {
                 secret_source: "a test".into(),
                 address: Address { boot_id: (*host).to_owned(), ..Address::of_socket(at.parse().expect("it is one")) }
                     .to_string(),
+                process: String::new(),
             },
         };
         (0..).zip(members).map(member).collect()

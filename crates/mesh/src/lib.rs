@@ -11,6 +11,7 @@ mod company;
 mod config;
 mod departure;
 mod driver;
+mod ended;
 pub mod engine;
 pub mod environment;
 mod group;

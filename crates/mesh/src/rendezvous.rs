@@ -6,6 +6,7 @@
 
 use crate::config::Config;
 use crate::driver::{Shared, Told};
+use crate::ended;
 use crate::engine::{self, Engine, Introduction};
 use sheave_base::clock::Time;
 use sheave_base::config::{Endpoint, Transport};
@@ -72,6 +73,7 @@ pub(crate) fn begin(config: &Config, interrupt: &mut Option<Interrupt<'_>>) -> R
         pid: std::process::id(),
         secret_source,
         address: address.to_string(),
+        process: ended::mark(node.boot_id()),
     };
     let liveness = engine::Liveness { beat: config.node.liveness.beat, timeout: config.node.liveness.timeout };
     let engine_config = engine::Config {

@@ -101,3 +101,23 @@ fn f52_a_mesh_that_is_dropped_or_fails_is_named_with_its_reason() {
         });
     }
 }
+
+/// All leave at once while links are being made, in both directions, that nobody has needed before.
+#[test]
+fn all_leave_at_once_in_the_middle_of_making_links() {
+    for _ in 0..10 {
+        for transport in [Transport::Tcp, Transport::Shm] {
+            together(roles(2, 3), transport, |mesh| {
+                mesh.world().barrier().expect("all are there");
+                // Without waiting for them: the leave comes in between.
+                let own = mesh.clone();
+                let linking = std::thread::spawn(move || {
+                    let others = own.members().iter().map(|member| member.node).filter(|node| *node != own.me().node);
+                    others.filter(|node| own.link_to(*node).is_ok()).count()
+                });
+                mesh.leave().expect("all agree");
+                linking.join().expect("no panic");
+            });
+        }
+    }
+}

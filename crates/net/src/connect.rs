@@ -281,7 +281,7 @@ impl Attempt<'_, '_> {
         let until = Instant::now() + self.node.config.handshake_timeout;
         let mut offer = shm::offer(self.node, socket, peer)?;
         loop {
-            self.patience.ready(offer.socket(), PollFlags::IN, until)?;
+            self.patience.ready(offer.socket(), PollFlags::IN, until).inspect_err(|_| offer.withdraw())?;
             match offer.finish(self.node)? {
                 Ok(link) => return Ok(link),
                 Err(again) => offer = again,
@@ -331,6 +331,23 @@ impl Attempt<'_, '_> {
         hello.payload = payload.map_or(hello.payload, Vec::from);
         let (mut initiator, words) = Initiator::new(hello, secret.secret, nonce()?)?;
         self.say(socket, &words, until)?;
+        let mut has_proven = false;
+        let shaken = self.prove(socket, &mut initiator, until, &mut has_proven);
+        if shaken.is_err() && has_proven && medium == Medium::Tcp && payload.is_none() {
+            // The other side may have had the proof, and take the link for made.
+            tcp::withdraw(socket);
+        }
+        shaken
+    }
+
+    /// The rest of the handshake, after this side's first words. Says whether the other side has this side's proof.
+    fn prove(
+        &mut self,
+        socket: &OwnedFd,
+        initiator: &mut Initiator,
+        until: Instant,
+        has_proven: &mut bool,
+    ) -> Result<(Peer, Vec<u8>)> {
         let mut bytes = [0; HANDSHAKE_BYTES_MAX + 4];
         loop {
             self.patience.ready(socket, PollFlags::IN, until)?;
@@ -353,7 +370,10 @@ impl Attempt<'_, '_> {
                 rest = &rest[progress.consumed_bytes..];
                 match progress.step {
                     Step::Need => {}
-                    Step::Send(words) => self.say(socket, &words, until)?,
+                    Step::Send(words) => {
+                        *has_proven = true;
+                        self.say(socket, &words, until)?;
+                    }
                     Step::Done { peer, .. } => {
                         self.check_identity(&peer)?;
                         return Ok((peer_of(&peer), rest.to_vec()));

@@ -5,6 +5,9 @@
 //! peer maps too, or acknowledged by the peer's kernel. From then on the peer reads all of it, whatever becomes of this
 //! process. A peer that has ended has nothing to lose.
 //!
+//! A link that is being made may stand for the other side already. A side that stops, or gives up, before it has seen
+//! the link closes it in order too, so that no peer ever sees a link of a node that ends dropped without a word.
+//!
 //! **No time is guessed.** Both steps last for as long as something moves, however slowly. They give up when nothing
 //! has moved for a span that the caller names, or, sooner, when a peer is found dead, which ends its link.
 
@@ -100,5 +103,81 @@ pub(crate) fn linger(entries: &[Arc<Entry>], stalled: Duration) {
             return;
         }
         std::thread::sleep(stall.look);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::farewell::was_closed_in_order;
+    use crate::{NodeConfig, Wanted, shm, tcp};
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use sheave_base::LinkId;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::OwnedFd;
+    use std::sync::atomic::Ordering::SeqCst;
+
+    fn node(name: &str) -> Node {
+        Node::start(NodeConfig::named(name)).expect("a node")
+    }
+
+    fn connection() -> (OwnedFd, OwnedFd) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let one = TcpStream::connect(listener.local_addr().expect("an address")).expect("it listens");
+        let (other, _) = listener.accept().expect("one has connected");
+        (one.into(), other.into())
+    }
+
+    fn sockets() -> (OwnedFd, OwnedFd) {
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("sockets")
+    }
+
+    fn assert_ends_in_order(node: &Node, link: LinkId) {
+        let until = Instant::now() + Duration::from_secs(30);
+        let wanted = Wanted { source: Some(link), context: 0, tag: sheave_base::Tag(0) };
+        let reason = node.recv(wanted, crate::message::Tensors::new(), Some(until), None).expect_err("the link ends");
+        let reason = node.link(link).map(|_| ()).expect_err(&format!("it has ended: {reason}"));
+        assert!(was_closed_in_order(&reason), "{reason}");
+    }
+
+    /// Makes a link with `other` in the moment when that node begins to stop.
+    fn while_stopping<T>(other: &Node, make: impl FnOnce() -> Result<T>) {
+        other.inner.stopping.store(true, SeqCst);
+        let refused = make().map(drop).expect_err("it stops");
+        assert_eq!(refused.kind(), ErrorKind::Closed, "{refused}");
+        assert!(other.links().is_empty());
+        other.inner.stopping.store(false, SeqCst);
+    }
+
+    #[test]
+    fn a_link_that_is_made_while_its_node_stops_is_closed_in_order() {
+        let (one, other) = (node("one"), node("other"));
+        let (left, right) = connection();
+        let link = tcp::add(&one.inner, left, other.peer().clone(), &[], None).expect("it stands here");
+        while_stopping(&other, || tcp::add(&other.inner, right, one.peer().clone(), &[], None));
+        assert_ends_in_order(&one, link);
+
+        let (left, right) = sockets();
+        let offer = shm::offer(&one.inner, left, other.peer().clone()).expect("there is room");
+        while_stopping(&other, || shm::answer(&other.inner, right, one.peer().clone()).map(drop));
+        let link = offer.finish(&one.inner).expect("it was answered").unwrap_or_else(|_| panic!("no answer"));
+        assert_ends_in_order(&one, link);
+    }
+
+    #[test]
+    fn a_link_that_its_maker_gives_up_is_closed_in_order() {
+        let (one, other) = (node("one"), node("other"));
+        let (left, right) = connection();
+        let link = tcp::add(&other.inner, right, one.peer().clone(), &[], None).expect("it stands there");
+        tcp::withdraw(&left);
+        drop(left);
+        assert_ends_in_order(&other, link);
+
+        let (left, right) = sockets();
+        let offer = shm::offer(&one.inner, left, other.peer().clone()).expect("there is room");
+        let link = shm::answer(&other.inner, right, one.peer().clone()).expect("sound");
+        offer.withdraw();
+        drop(offer);
+        assert_ends_in_order(&other, link.unwrap_or_else(|_| panic!("no offer")));
     }
 }

@@ -12,6 +12,22 @@ pub fn was_closed_in_order(reason: &Error) -> bool {
     reason.kind() == ErrorKind::PeerLost && reason.what() == IN_ORDER
 }
 
+/// Says that the other end of a link is gone without a word, as that of a process that was killed.
+pub(crate) const DROPPED: &str = "its end of the link was dropped without a word";
+pub(crate) const PROCESS_ENDED: &str = "its process ended";
+/// What the reasons of broken connections begin with.
+pub(crate) const CONNECTION_DROPPED: &str = "its end of the connection was dropped";
+pub(crate) const CONNECTION_BROKE: &str = "the connection broke";
+
+/// Whether a link ended with this reason because its peer, or the way to it, was gone: the peer has neither closed the
+/// link nor been silent.
+#[must_use]
+pub fn was_dropped(reason: &Error) -> bool {
+    let what = reason.what();
+    let is_one = [DROPPED, PROCESS_ENDED, CONNECTION_DROPPED, CONNECTION_BROKE].iter().any(|one| what.starts_with(one));
+    reason.kind() == ErrorKind::PeerLost && is_one
+}
+
 /// The reason of a link that its other end has closed with `code`, a [`CloseReason`] or something unknown.
 pub(crate) fn closed_by_peer(code: u64, peer: &Peer) -> Error {
     match u8::try_from(code).ok().and_then(CloseReason::from_code) {

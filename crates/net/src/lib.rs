@@ -53,7 +53,7 @@ mod tcp;
 pub use address::Address;
 pub use counters::{Counters, Counts};
 pub use doorbell::Doorbell;
-pub use farewell::was_closed_in_order;
+pub use farewell::{was_closed_in_order, was_dropped};
 pub use link::{Arrival, Ground, Hold, Link, Medium};
 pub use listen::{ListenConfig, Refusals};
 pub use matching::{Wanted, check_places};

@@ -614,14 +614,29 @@ impl Inner {
         if self.stopping.load(Ordering::SeqCst) {
             return Err(Error::new(ErrorKind::Closed, "the node was shut down"));
         }
+        self.insert(make)
+    }
+
+    fn insert(&self, make: impl FnOnce(LinkId) -> Result<Arc<dyn Link>>) -> Result<Arc<Entry>> {
         let entry = self.links.add(|id| make(id).map(|link| chaos::wrap(link, self, id)))?;
         self.watch(&entry)?;
         Ok(entry)
     }
 
-    /// Adds a link that is ready for traffic, and tells whoever observes this node.
+    /// Adds a link that is ready for traffic, and tells whoever observes this node. For the other side the link may
+    /// stand already, so a node that is stopping makes it too, and closes it in order.
     pub(crate) fn add_link(&self, make: impl FnOnce(LinkId) -> Result<Arc<dyn Link>>) -> Result<Arc<Entry>> {
-        let entry = self.insert_link(make)?;
+        let entry = self.insert(make)?;
+        // A node that stops lists its links after it has said so: either it has found this one, or it is seen here.
+        if self.stopping.load(Ordering::SeqCst) {
+            let reason = Error::new(ErrorKind::Closed, "the node was shut down");
+            entry.link.close(&reason);
+            if self.links.remove(&entry, &reason) {
+                self.unwatch(&entry);
+            }
+            linger(&[entry], LINGER);
+            return Err(reason);
+        }
         // Whoever sleeps as leader has not armed the new link; the ring makes it look again.
         self.progress.ring();
         self.tell_link_made(entry.id, entry.link.peer());

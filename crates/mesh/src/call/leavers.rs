@@ -38,7 +38,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 /// How soon it is looked again whether a handshake that may be a leaver's is over.
-const HANDSHAKE_LOOK: Duration = Duration::from_millis(1);
+pub(crate) const HANDSHAKE_LOOK: Duration = Duration::from_millis(1);
 
 /// Members that have left.
 #[derive(Default)]

@@ -35,6 +35,7 @@ use crate::driver::Shared;
 use crate::engine::Member;
 use crate::reference::{Brought, names_in};
 use executor::Executor;
+pub(crate) use leavers::HANDSHAKE_LOOK;
 use leavers::Leavers;
 use parking_lot::{Mutex, RwLock};
 use pending::Pending;

@@ -23,6 +23,8 @@ pub(super) struct Agreement {
 struct Proposal {
     ballot: Ballot,
     stage: Stage,
+    /// The members without which all others are a quorum.
+    ended: BTreeSet<NodeId>,
 }
 
 enum Stage {
@@ -31,9 +33,14 @@ enum Stage {
 }
 
 impl Engine {
-    /// Whether `nodes` decide: more than half of the epoch's members, or exactly half with the first of them. Two such
-    /// sets always share a member.
-    pub(super) fn is_quorum(&self, nodes: &BTreeSet<NodeId>) -> bool {
+    /// Whether `nodes` decide: a majority, or all members but those whose processes have ended.
+    pub(super) fn is_quorum(&self, nodes: &BTreeSet<NodeId>, ended: &BTreeSet<NodeId>) -> bool {
+        self.is_majority(nodes) || self.living().all(|node| nodes.contains(&node) || ended.contains(&node))
+    }
+
+    /// Whether `nodes` are more than half of the epoch's members, or exactly half with the first of them. Two such sets
+    /// always share a member.
+    pub(super) fn is_majority(&self, nodes: &BTreeSet<NodeId>) -> bool {
         let (mut members, mut present) = (0, 0);
         for node in self.living() {
             members += 1;
@@ -49,6 +56,11 @@ impl Engine {
             return;
         }
         self.agreement.retry = None;
+        let ended = self.ended_to_renounce();
+        if let Some(old) = self.agreement.proposal.take_if(|old| !ended.is_subset(&old.ended)) {
+            // The next attempt comes after this one, whoever has answered it.
+            self.agreement.promised = self.agreement.promised.max(Some(old.ballot));
+        }
         if self.agreement.proposal.is_none() {
             let rank = self.member(self.me).map_or(u32::MAX, |member| member.rank.0);
             let is_first = self.living().next() == Some(self.me);
@@ -56,7 +68,7 @@ impl Engine {
                 None if is_first => (0, Stage::Accepting(self.proposed_deaths(), BTreeSet::new())),
                 promised => (promised.map_or(0, |ballot| ballot.round) + 1, Stage::Preparing(BTreeMap::new())),
             };
-            self.agreement.proposal = Some(Proposal { ballot: Ballot { round, rank }, stage });
+            self.agreement.proposal = Some(Proposal { ballot: Ballot { round, rank }, stage, ended });
         }
         self.repeat_proposal();
     }
@@ -64,11 +76,13 @@ impl Engine {
     fn repeat_proposal(&mut self) {
         let epoch = self.epoch;
         let Some(proposal) = &self.agreement.proposal else { return };
-        let ballot = proposal.ballot;
+        let (ballot, ended) = (proposal.ballot, proposal.ended.iter().copied().collect());
         let (message, answered): (Message, BTreeSet<NodeId>) = match &proposal.stage {
-            Stage::Preparing(promises) => (Message::Prepare { epoch, ballot }, promises.keys().copied().collect()),
+            Stage::Preparing(promises) => {
+                (Message::Prepare { epoch, ballot, ended }, promises.keys().copied().collect())
+            }
             Stage::Accepting(deaths, accepts) => {
-                (Message::Accept { epoch, ballot, deaths: deaths.clone() }, accepts.clone())
+                (Message::Accept { epoch, ballot, deaths: deaths.clone(), ended }, accepts.clone())
             }
         };
         let voters: Vec<NodeId> = self.living().filter(|node| !answered.contains(node)).collect();
@@ -92,8 +106,12 @@ impl Engine {
         }
     }
 
-    pub(super) fn prepare(&mut self, from: NodeId, ballot: Ballot) {
+    pub(super) fn prepare(&mut self, from: NodeId, ballot: Ballot, ended: &[NodeId]) {
         let epoch = self.epoch;
+        self.renounce(ended);
+        if !self.is_active() {
+            return;
+        }
         if let Some(promised) = self.agreement.promised.filter(|promised| *promised > ballot) {
             return self.send(from, Message::Rejected { epoch, promised });
         }
@@ -108,18 +126,23 @@ impl Engine {
         let Stage::Preparing(promises) = &mut proposal.stage else { return };
         promises.insert(from, accepted);
         let voters: BTreeSet<NodeId> = promises.keys().copied().collect();
+        let ended = proposal.ended.clone();
         let earlier = promises.values().flatten().max_by_key(|(ballot, _)| *ballot).map(|(_, deaths)| deaths.clone());
-        if self.is_quorum(&voters) {
+        if self.is_quorum(&voters, &ended) {
             // What may have been decided already must be decided again.
             let deaths = earlier.unwrap_or_else(|| self.proposed_deaths());
             let stage = Stage::Accepting(deaths, BTreeSet::new());
-            self.agreement.proposal = Some(Proposal { ballot, stage });
+            self.agreement.proposal = Some(Proposal { ballot, stage, ended });
             self.repeat_proposal();
         }
     }
 
-    pub(super) fn accept(&mut self, from: NodeId, ballot: Ballot, deaths: Vec<Death>) {
+    pub(super) fn accept(&mut self, from: NodeId, ballot: Ballot, deaths: Vec<Death>, ended: &[NodeId]) {
         let epoch = self.epoch;
+        self.renounce(ended);
+        if !self.is_active() {
+            return;
+        }
         if let Some(promised) = self.agreement.promised.filter(|promised| *promised > ballot) {
             return self.send(from, Message::Rejected { epoch, promised });
         }
@@ -134,8 +157,8 @@ impl Engine {
         };
         let Stage::Accepting(deaths, accepts) = &mut proposal.stage else { return };
         accepts.insert(from);
-        let (deaths, accepts) = (deaths.clone(), accepts.clone());
-        if self.is_quorum(&accepts) {
+        let (deaths, accepts, ended) = (deaths.clone(), accepts.clone(), proposal.ended.clone());
+        if self.is_quorum(&accepts, &ended) {
             let epoch = Epoch(self.epoch.0 + 1);
             let is_out = |node: &NodeId| deaths.iter().any(|death| death.node == *node);
             let leaving: Vec<NodeId> = self.leaving.wishes.iter().copied().filter(|node| !is_out(node)).collect();

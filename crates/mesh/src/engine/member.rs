@@ -77,6 +77,8 @@ pub struct Introduction {
     pub secret_source: String,
     /// Where it can be reached, as the driver writes it; the engine only carries it.
     pub address: String,
+    /// Which process of which host it is, as the driver writes it; empty if that cannot be told.
+    pub process: String,
 }
 
 impl fmt::Display for Introduction {
@@ -159,7 +161,8 @@ mod tests {
 
     fn introduction(name: &str, role: Role, wanted_rank: Option<u32>, pid: u32) -> Introduction {
         let (host, secret_source, address) = ("here".into(), "a test".into(), "there:1".into());
-        Introduction { name: name.into(), role, wanted_rank, host, pid, secret_source, address }
+        let process = String::new();
+        Introduction { name: name.into(), role, wanted_rank, host, pid, secret_source, address, process }
     }
 
     fn names(joined: &[Introduction]) -> Vec<String> {

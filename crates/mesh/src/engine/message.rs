@@ -97,6 +97,8 @@ pub enum Message {
         suspect: NodeId,
         /// What was seen.
         reason: String,
+        /// Whether the process of the suspect has ended for sure.
+        has_ended: bool,
     },
     /// To whom the sender holds for the coordinator: take me out. Repeated with each beat.
     Leave {
@@ -109,6 +111,8 @@ pub enum Message {
         epoch: Epoch,
         /// The attempt.
         ballot: Ballot,
+        /// Whose processes have ended, where no majority is left without them. An answer renounces them.
+        ended: Vec<NodeId>,
     },
     /// You may, and this is what I accepted before.
     Promise {
@@ -127,6 +131,8 @@ pub enum Message {
         ballot: Ballot,
         /// Who died or left.
         deaths: Vec<Death>,
+        /// As in `Prepare`.
+        ended: Vec<NodeId>,
     },
     /// I accept.
     Accepted {
@@ -323,6 +329,12 @@ pub enum Event {
     FellShort {
         /// What it lacks, and what raises the limit.
         error: Error,
+    },
+    /// The process of this peer has ended, as the system has said: it decides nothing any more, whatever it decided
+    /// before.
+    Ended {
+        /// Whose process.
+        peer: NodeId,
     },
     /// A link ended, or could not be made: evidence that the peer is dead. What came before the end is told before it.
     LinkLost {

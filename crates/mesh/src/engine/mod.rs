@@ -39,6 +39,7 @@
 //! - A value is decided when a quorum accepted it: more than half of M(*e*), or exactly half with its first member.
 //!   Any two quorums share a member, and a later proposer takes over the value of the highest ballot that its quorum
 //!   accepted; so every later ballot carries the value decided, and at most one is decided for each *e*.
+//! - Where too many have died for that, all members that live decide: see below.
 //! - `Commit` carries *e*+1 and all deaths so far, and is sent only for a decision. Adopting it therefore gives the
 //!   same M(*e*+1) to everybody, from whomever and however late it comes, and also to a node that missed epochs
 //!   between. One that is not newer than what a node knows is ignored: this check keeps epochs from running
@@ -72,6 +73,33 @@
 //! A node that suspects so many that the rest is no quorum fails, and so does one whose suspicion has not led to a
 //! new epoch in five timeouts; every suspicion is therefore followed by a new epoch or by a failure. Of two sides
 //! of a partition at most one holds a quorum of M(*e*); the other one fails and never begins *e*+1.
+//!
+//! # Ended processes
+//!
+//! When more than half of M(*e*) die within one epoch, no quorum is left, although nobody may be cut off: a parent with
+//! workers that are all killed at once, or the few who stay when most have left and the coordinator dies just then.
+//! From a member that nothing is heard of nobody can tell whether it is such a one. But the system can say that the
+//! process of a member has *ended* ([`Event::Ended`]; for processes of its own host, see `ended` in this crate), and
+//! that is another matter than silence: an ended process decides nothing any more, and goes on nowhere.
+//!
+//! So a set of members is a quorum as well if it is all of M(*e*) but D, a set of members whose processes have ended.
+//! `Prepare` and `Accept` carry D, and a member that answers them *renounces* D: it ignores for ever what comes from
+//! there, and what it accepts or promises was so when D was dead. Let a quorum Q = M(*e*) - D have answered, and let
+//! some other quorum R share no member with it. Then R is a part of D: its answers were given before its members ended,
+//! by members that Q has renounced, and whoever may have learned what R decided is in D too, for all the others are in
+//! Q, and were in *e* when they answered. Nobody who lives learns of R's decision any more, nor of what followed from
+//! it; it is as if it had never been made. If R shares a member with Q, that member keeps them to one value as always.
+//! Only one side of a partition can be such a quorum: neither is while any member of the other side lives.
+//!
+//! That covers what D has decided, but a member of Q may have been taken out by it: members that held it for dead went
+//! on without it, did their work and ended in order, and then it must not go on from where it was. Whoever takes a
+//! member out has suspected it, and so has cut its own link to it first. So the end of a process counts only for a
+//! node that has seen its link to it break by that end, or has no link to it; not after a silence, for silence has two
+//! sides, and not for a node that was itself stopped for half of the liveness timeout. A member that has said in this
+//! very epoch that it failed has ended as well, wherever it is.
+//!
+//! A proposal that counts on D names it from its first message on; when D grows, a new one begins. Where a majority
+//! is in sight D is empty, and nothing is renounced.
 //!
 //! # Barriers
 //!
@@ -187,6 +215,7 @@ enum Phase {
 ///     pid: 1,
 ///     secret_source: "the user's cookie file".into(),
 ///     address: "127.0.0.1:7000".into(),
+///     process: String::new(),
 /// };
 /// let (expected, liveness) = (Expected::ranks(1), Liveness::default());
 /// let config = Config { introduction, expected, hosts: true, liveness, join_timeout: Duration::from_secs(60) };
@@ -271,6 +300,7 @@ impl Engine {
             Event::Received { from, message } => self.receive(from, message),
             Event::Alive { peer } => self.watch_hears(peer),
             Event::FellShort { error } => self.fell_short(error),
+            Event::Ended { peer } => self.saw_end(peer),
             Event::LinkLost { peer, .. } if !self.is_active() => self.link_lost_joining(peer),
             Event::LinkLost { peer, reason } => self.link_lost(peer, reason),
             Event::Barrier { operation, group, deadline } => self.begin_barrier(operation, group, deadline),
@@ -434,6 +464,9 @@ impl Engine {
             self.watch.heard(from, self.now);
         }
         let Some(epoch) = message.epoch() else { return };
+        if self.watch.has_renounced(from) {
+            return;
+        }
         let is_commit = matches!(message, Message::Commit { .. });
         if epoch < self.epoch && !is_commit {
             self.send(from, self.commit());
@@ -468,7 +501,12 @@ impl Engine {
                 }
                 self.failed_from(group, failed_from);
             }
-            Message::Failed { reason, .. } => self.suspect(from, format!("{FAILED}{reason}")),
+            Message::Failed { reason, .. } => {
+                self.suspect(from, format!("{FAILED}{reason}"));
+                if is_current {
+                    self.process_ended(from);
+                }
+            }
             Message::Dropped { group, number, members, .. } => self.dropped(from, group, number, members),
             Message::Hold { group, number, .. } => self.held_again(from, group, number),
             Message::Kept { group, number, .. } => self.kept(from, group, number),
@@ -477,10 +515,10 @@ impl Engine {
             Message::Ask { asker, number, whom, .. } => self.asked_about(from, asker, number, whom),
             Message::Answer { asker, number, whom, .. } => self.answered(from, asker, number, whom),
             _ if !is_current => {}
-            Message::Accuse { suspect, reason, .. } => self.accuse(from, suspect, reason),
-            Message::Prepare { ballot, .. } => self.prepare(from, ballot),
+            Message::Accuse { suspect, reason, has_ended, .. } => self.accuse(from, suspect, reason, has_ended),
+            Message::Prepare { ballot, ended, .. } => self.prepare(from, ballot, &ended),
             Message::Promise { ballot, accepted, .. } => self.promise(from, ballot, accepted),
-            Message::Accept { ballot, deaths, .. } => self.accept(from, ballot, deaths),
+            Message::Accept { ballot, deaths, ended, .. } => self.accept(from, ballot, deaths, &ended),
             Message::Accepted { ballot, .. } => self.accepted(from, ballot),
             Message::Rejected { promised, .. } => self.rejected(promised),
             Message::Introduce(..) | Message::Waiting { .. } | Message::Refuse { .. } | Message::Welcome { .. } => {}

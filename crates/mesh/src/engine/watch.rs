@@ -23,6 +23,14 @@ pub(super) struct Watch {
     asked: BTreeMap<NodeId, Time>,
     /// Living members that look dead to us, and why.
     pub(super) suspected: BTreeMap<NodeId, String>,
+    /// Living members whose processes have ended for sure.
+    ended: BTreeSet<NodeId>,
+    /// Members that were silent when this node suspected them. It may have been silent to them too.
+    silent: BTreeSet<NodeId>,
+    /// This node was stopped in this epoch for so long that the others may have gone on without it.
+    was_away: bool,
+    /// Those whom this node has answered a proposal without; what they said before they ended is never heard here.
+    renounced: BTreeSet<NodeId>,
     /// What others told us: the suspect, who said so, and why. Used once we coordinate.
     accusations: BTreeMap<NodeId, (NodeId, String)>,
     patience_began: Time,
@@ -44,9 +52,15 @@ impl Watch {
         self.suspected.contains_key(&node)
     }
 
+    pub(super) fn has_renounced(&self, node: NodeId) -> bool {
+        self.renounced.contains(&node)
+    }
+
     /// Forgets a dead node.
     pub(super) fn forget(&mut self, node: NodeId) {
         self.heard.remove(&node);
+        self.ended.remove(&node);
+        self.silent.remove(&node);
         self.asked.remove(&node);
         self.suspected.remove(&node);
         self.accusations.remove(&node);
@@ -64,6 +78,7 @@ impl Watch {
     pub(super) fn epoch_began(&mut self, now: Time) {
         self.patience_began = now;
         self.minority_since = None;
+        self.was_away = false;
     }
 
     fn last_sign(&self, node: NodeId, since: Time) -> Time {
@@ -92,6 +107,7 @@ impl Engine {
         };
         let silent: Vec<_> = self.watch.asked.iter().filter_map(silent).collect();
         for (node, silence) in silent {
+            self.watch.silent.insert(node);
             self.suspect(node, format!("it gave no sign of life for {} ms", silence.as_millis()));
         }
         if now >= self.watch.next_beat {
@@ -162,6 +178,7 @@ impl Engine {
         // If nobody polled us for long we were stopped, and the silence was ours.
         if now.since(self.watch.polled) > self.config.liveness.beat * 2 {
             self.watch.asked.clear();
+            self.watch.was_away |= now.since(self.watch.polled) >= self.config.liveness.timeout / 2;
         }
         self.watch.polled = now;
         for node in wanted {
@@ -189,16 +206,62 @@ impl Engine {
     pub(super) fn fell_short(&mut self, error: Error) {
         if self.is_active() {
             let reason = format!("it has given up: {}", error.what());
-            let message = Message::Accuse { epoch: self.epoch, suspect: self.me, reason };
+            let message = Message::Accuse { epoch: self.epoch, suspect: self.me, reason, has_ended: false };
             let nodes = self.table.iter().map(|member| member.node).collect();
             self.effects.push(Effect::Farewell { nodes, message });
         }
         self.fail(error);
     }
 
-    pub(super) fn accuse(&mut self, accuser: NodeId, suspect: NodeId, reason: String) {
+    /// Living members that this node suspects and that count as such that may live, unless [`Event::Ended`] says
+    /// otherwise.
+    ///
+    /// [`Event::Ended`]: super::Event::Ended
+    #[must_use]
+    pub fn suspects_that_may_live(&self) -> Vec<NodeId> {
+        let Watch { suspected, ended, silent, was_away, .. } = &self.watch;
+        let may_end = |node: &NodeId| !was_away && !ended.contains(node) && !silent.contains(node);
+        suspected.keys().copied().filter(may_end).collect()
+    }
+
+    /// The system says that the process of a member has ended.
+    pub(super) fn saw_end(&mut self, node: NodeId) {
+        if !self.watch.was_away && !self.watch.silent.contains(&node) {
+            self.process_ended(node);
+        }
+    }
+
+    /// It is certain that a member decides nothing any more, and has decided nothing that this node does not know.
+    pub(super) fn process_ended(&mut self, node: NodeId) {
+        if !self.is_active() || node == self.me || !self.is_living(node) || !self.watch.ended.insert(node) {
+            return;
+        }
+        match self.watch.suspects(node) {
+            true => self.reconsider(),
+            false => self.suspect(node, "its process has ended".to_owned()),
+        }
+    }
+
+    /// A proposal counts on it that the processes of these have ended.
+    pub(super) fn renounce(&mut self, ended: &[NodeId]) {
+        for node in ended.iter().copied().filter(|node| *node != self.me).collect::<Vec<_>>() {
+            self.watch.renounced.insert(node);
+            self.process_ended(node);
+        }
+    }
+
+    /// The members whose end a proposal has to count on: none, where a majority is in sight.
+    pub(super) fn ended_to_renounce(&self) -> BTreeSet<NodeId> {
+        let unsuspected = self.living().filter(|node| !self.watch.suspects(*node)).collect();
+        if self.is_majority(&unsuspected) { BTreeSet::new() } else { self.watch.ended.clone() }
+    }
+
+    pub(super) fn accuse(&mut self, accuser: NodeId, suspect: NodeId, reason: String, has_ended: bool) {
         if self.is_living(suspect) && suspect != self.me && suspect != accuser {
             self.watch.accused(suspect, accuser, reason);
+            if has_ended {
+                self.watch.ended.insert(suspect);
+            }
             self.reconsider();
         }
     }
@@ -209,7 +272,7 @@ impl Engine {
             return;
         }
         let unsuspected: BTreeSet<NodeId> = self.living().filter(|node| !self.watch.suspects(*node)).collect();
-        if !self.is_quorum(&unsuspected) {
+        if !self.is_quorum(&unsuspected, &self.watch.ended) {
             let since = *self.watch.minority_since.get_or_insert(self.now);
             if self.now >= since.after(MINORITY_GRACE) {
                 self.isolated();
@@ -220,7 +283,8 @@ impl Engine {
         let coordinator = self.acting_coordinator();
         if coordinator != self.me {
             for (suspect, reason) in self.watch.suspected.clone() {
-                self.send(coordinator, Message::Accuse { epoch: self.epoch, suspect, reason });
+                let has_ended = self.watch.ended.contains(&suspect);
+                self.send(coordinator, Message::Accuse { epoch: self.epoch, suspect, reason, has_ended });
             }
             if self.leaving.is_wished {
                 self.send(coordinator, Message::Leave { epoch: self.epoch });
@@ -279,7 +343,10 @@ impl Engine {
         self.say_failed(&reason.chars().take(FAILURE_CHARACTERS_MAX).collect::<String>());
         let what = format!("this node {what}");
         let first = self.watch.suspected.keys().next().and_then(|node| self.member(*node)).map(super::Member::peer);
-        let error = Error::new(ErrorKind::PeerLost, what).hint("the others go on without this node; start it again");
+        let error = Error::new(ErrorKind::PeerLost, what).hint(
+            "if they live they go on without this node, and what has not seen their processes end cannot know; start \
+             it again",
+        );
         self.fail(match first {
             Some(peer) => error.peer(peer),
             None => error,

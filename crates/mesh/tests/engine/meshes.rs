@@ -23,6 +23,7 @@ pub(crate) fn introduction(rank: u32) -> Introduction {
         pid: 100 + rank,
         secret_source: format!("the cookie of host-{rank}"),
         address: format!("127.0.0.1:{}", 7000 + rank),
+        process: String::new(),
     }
 }
 
@@ -42,6 +43,8 @@ pub(crate) struct Meshes {
     silent: BTreeSet<(usize, usize)>,
     /// Whether the processes of those who left stay to answer.
     pub(crate) has_lingerers: bool,
+    /// Whether all processes are of one host, which knows those that have ended.
+    pub(crate) sees_ends: bool,
     /// Chooses which link is served next.
     dice: SeededEntropy,
     operations: u64,
@@ -60,6 +63,7 @@ impl Meshes {
             gone: BTreeSet::new(),
             silent: BTreeSet::new(),
             has_lingerers: false,
+            sees_ends: false,
             dice: SeededEntropy::new(seed),
             operations: 0,
         }
@@ -129,6 +133,13 @@ impl Meshes {
     }
 
     pub(crate) fn poll(&mut self, node: usize) {
+        if self.sees_ends {
+            for peer in self.nodes[node].suspects_that_may_live() {
+                if self.gone.contains(&number(peer)) {
+                    self.nodes[node].handle(self.now, Event::Ended { peer });
+                }
+            }
+        }
         for effect in self.nodes[node].poll(self.now) {
             match effect {
                 Effect::Send { to, message } => {
@@ -201,6 +212,11 @@ impl Meshes {
         for event in self.links.remove(&(from, to)).unwrap_or_default() {
             self.tell(to, event);
         }
+    }
+
+    /// What is on the way from one node to another never arrives.
+    pub(crate) fn lose(&mut self, from: usize, to: usize) {
+        self.links.remove(&(from, to));
     }
 
     /// Delivers one message; false if there is none.

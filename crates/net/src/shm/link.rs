@@ -9,7 +9,7 @@ use super::sending::{self, Ended, Sending};
 use crate::counters::Counters;
 use crate::doorbell::Doorbell;
 use crate::entry::Entry;
-use crate::farewell::{closed_by_peer, code_for};
+use crate::farewell::{DROPPED, PROCESS_ENDED, closed_by_peer, code_for};
 use crate::link::{Handover, Hold, Link, Medium, Polled, Readiness, Sink};
 use crate::matching::Wanted;
 use crate::message::{Envelope, Outgoing, Tensors};
@@ -194,13 +194,13 @@ impl ShmLink {
     }
 
     fn process_ended(&self) -> Error {
-        Error::new(ErrorKind::PeerLost, "its process ended")
+        Error::new(ErrorKind::PeerLost, PROCESS_ENDED)
             .peer(self.peer.clone())
             .hint("its own output or exit status says why")
     }
 
     fn let_go(&self) -> Error {
-        Error::new(ErrorKind::PeerLost, "its end of the link was dropped without a word").peer(self.peer.clone())
+        Error::new(ErrorKind::PeerLost, DROPPED).peer(self.peer.clone())
     }
 
     /// Waits for whoever polls; from then on, since the link has a reason to have ended, nobody receives anything.

@@ -21,7 +21,9 @@ use link::{Material, ShmLink};
 use memory::{Pair, Which};
 use process::ProcessOfLink;
 pub(crate) use process::{PeerProcesses, check_user, tracer_of};
+use ring::Producer;
 use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
+use sheave_wire::CloseReason;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -55,6 +57,11 @@ impl Offer {
     /// The socket, to wait for the answer on.
     pub(crate) fn socket(&self) -> &OwnedFd {
         &self.socket
+    }
+
+    /// Gives the link up in order: the peer may have answered, and take it for made.
+    pub(crate) fn withdraw(&self) {
+        Producer::new(self.pair.ring(Which::FromInitiator)).close(CloseReason::Finished.code());
     }
 
     /// Takes the answer and adds the link; gives the offer back while there is no answer.

@@ -15,7 +15,9 @@ mod writing;
 
 use crate::node::Inner;
 use link::TcpLink;
+use rustix::net::{SendFlags, Shutdown};
 use sheave_base::{Error, LinkId, Peer, Result};
+use sheave_wire::{CloseReason, Header, Kind};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -47,6 +49,15 @@ pub(crate) fn add(
     }
     let make = |id| Ok(Arc::new(TcpLink::new(id, node, (socket, made_to), peer, early)?) as Arc<dyn crate::Link>);
     Ok(node.add_link(make)?.id)
+}
+
+/// Says on a connection that no link was made of at this end that it ends in order.
+pub(crate) fn withdraw(socket: &OwnedFd) {
+    let code = CloseReason::Finished.code().into();
+    let words = Header { sequence: 1, tag: code, ..Header::new(Kind::Close) }.encode();
+    // What cannot be said is the loss of a link that hardly was one.
+    let _ = rustix::net::send(socket, &words, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    let _ = rustix::net::shutdown(socket, Shutdown::Write);
 }
 
 /// Whether both ends of a connection have one address. Where that cannot be told, the kernel's own bounds are right.

@@ -10,7 +10,7 @@
 
 use super::TURN_BYTES;
 use crate::counters::Counters;
-use crate::farewell::closed_by_peer;
+use crate::farewell::{CONNECTION_BROKE, CONNECTION_DROPPED, closed_by_peer};
 use crate::link::{Arrival, Landing, Sink, Verdict};
 use crate::message::{Envelope, Message};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -363,12 +363,10 @@ impl Reading {
 
     fn stream_ended(&self, peer: &Peer) -> Error {
         let between = matches!(self.state, State::Header) && self.begin == self.end;
-        let what = if between {
-            "its end of the connection was dropped without a word"
-        } else {
-            "its end of the connection was dropped in the middle of a message"
-        };
-        Error::new(ErrorKind::PeerLost, what).peer(peer.clone()).hint("its own output or exit status says why")
+        let what = if between { "without a word" } else { "in the middle of a message" };
+        Error::new(ErrorKind::PeerLost, format!("{CONNECTION_DROPPED} {what}"))
+            .peer(peer.clone())
+            .hint("its own output or exit status says why")
     }
 }
 
@@ -409,7 +407,7 @@ pub(crate) fn has_hung_up(socket: BorrowedFd<'_>) -> bool {
 }
 
 fn connection_lost(errno: Errno, peer: &Peer) -> Error {
-    Error::new(ErrorKind::PeerLost, format!("the connection broke ({errno})"))
+    Error::new(ErrorKind::PeerLost, format!("{CONNECTION_BROKE} ({errno})"))
         .peer(peer.clone())
         .hint("its own output or exit status says why")
 }
