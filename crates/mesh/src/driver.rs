@@ -441,6 +441,8 @@ impl Shared {
         after.departed.iter().for_each(|node| self.references.lost(*node));
         self.have_left(after.departed);
         if let Some(error) = after.failed {
+            // Whoever tries to reach this node learns that it is no member any more, instead of making a link to it.
+            self.node.stop_listening();
             for link in self.node.links() {
                 let _ = self.node.close_because(link, &error);
             }

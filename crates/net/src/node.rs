@@ -510,6 +510,11 @@ impl Node {
         Ok(())
     }
 
+    /// Listens no more: nobody makes a link to this node from now on. Its links stay. Idempotent.
+    pub fn stop_listening(&self) {
+        self.inner.listening.close();
+    }
+
     /// Like [`Node::close`], but does not block; what waits for the link on this side ends with `reason`.
     pub fn close_because(&self, link: LinkId, reason: &Error) -> Result<()> {
         let entry = self.inner.entry(link)?;
