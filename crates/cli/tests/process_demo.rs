@@ -293,7 +293,8 @@ fn mistakes_are_one_line_with_a_hint() {
         refused(&demo.run(line), &parts);
     }
     let mut command = demo.command(&[]);
-    refused(&finish(command.env("SHEAVE_TRANPORT", "tcp").spawn().unwrap()), &["SHEAVE_TRANPORT", "SHEAVE_TRANSPORT"]);
+    command.envs([("SHEAVE_TRANPORT", "tcp"), ("SHEAVE_STRICT", "1")]);
+    refused(&finish(command.spawn().unwrap()), &["SHEAVE_TRANPORT", "SHEAVE_TRANSPORT"]);
     let mut command = demo.command(&[]);
     refused(&finish(command.env("SHEAVE_ARENA_BYTES", "lots").spawn().unwrap()), &["SHEAVE_ARENA_BYTES", "hint"]);
 }

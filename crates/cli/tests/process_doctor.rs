@@ -113,7 +113,7 @@ fn what_fails_is_told_with_a_hint_and_the_exit_code() {
 fn a_broken_setting_is_one_line_and_exit_code_2() {
     let home = tempfile::tempdir().unwrap();
     for (name, value) in [("SHEAVE_ARENA_BYTES", "banana"), ("SHEAVE_ARENA_BYTE", "1MiB")] {
-        let output = doctor(home.path(), &[], &[(name, value)]);
+        let output = doctor(home.path(), &[], &[(name, value), ("SHEAVE_STRICT", "1")]);
         assert_eq!(output.status.code(), Some(2), "{output:?}");
         let complaint = text(&output.stderr);
         assert!(complaint.starts_with("sheave: ") && complaint.contains(name), "{complaint}");

@@ -138,9 +138,9 @@ impl Lengths {
     fn best(&self, most: Duration) -> Duration {
         let most_ns = u64::try_from(most.as_nanos()).unwrap_or(u64::MAX);
         let of_class = |class: usize| 1_000_u64 << class;
-        let steps = (0..Self::CLASSES - 1).map(of_class).take_while(|limit_ns| *limit_ns < most_ns);
         // The longer time first: it wins where nothing tells against it.
-        let candidates = [most_ns].into_iter().chain(steps.collect::<Vec<_>>().into_iter().rev()).chain([0]);
+        let steps = (0..Self::CLASSES - 1).rev().map(of_class).filter(|limit_ns| *limit_ns < most_ns);
+        let candidates = [most_ns].into_iter().chain(steps).chain([0]);
         let cost = |limit_ns: u64| -> u64 {
             let per_class = self.counts.iter().enumerate().map(|(class, count)| {
                 let is_caught = class < Self::CLASSES - 1 && of_class(class) <= limit_ns;

@@ -347,9 +347,10 @@ impl Engine {
         }
     }
 
-    /// Somebody's news that a group is broken; its first member tells the others, and says who is missing to those
-    /// whose deadline has passed.
-    pub(super) fn told_broken(&mut self, from: NodeId, id: GroupId, kind: ErrorKind, about: NodeId, reason: String) {
+    /// Somebody's news that a group is broken; its first member tells the others, if `tell` says so, and says who is
+    /// missing to those whose deadline has passed.
+    pub(super) fn told_broken(&mut self, from: NodeId, id: GroupId, about: NodeId, word: &Error, tell: bool) {
+        let (kind, reason) = (word.kind(), word.what().to_owned());
         let by_death = kind == ErrorKind::PeerLost;
         if !self.groups.contains_key(&id) && !self.may_note_unmade() {
             return;
@@ -370,7 +371,7 @@ impl Engine {
         let error = Error::new(kind, reason).peer(self.peer_of(about)).hint(hint);
         let is_unmade = self.groups.entry(id).or_default().nodes.is_empty();
         let broken = Broken { error, by_death, about };
-        self.break_group(id, &broken, true);
+        self.break_group(id, &broken, tell);
         if asks && is_unmade {
             self.send(from, self.broken_message(id, &broken));
         }

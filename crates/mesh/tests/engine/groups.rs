@@ -1,7 +1,7 @@
 //! Groups that break, and who is named for it.
 
 use crate::meshes::{Meshes, id};
-use sheave_base::{ErrorKind, clock::Time};
+use sheave_base::{Error, ErrorKind, clock::Time};
 use sheave_mesh::engine::{Event, Outcome};
 use std::time::Duration;
 
@@ -164,4 +164,23 @@ fn a_first_member_that_does_not_answer_is_named_itself() {
     let error = meshes.end_of(operation).expect("it has ended").expect_err("nobody else has entered");
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
     assert_eq!(error.about().map(|peer| peer.name.as_str()), Some("rank-0"), "{error}");
+}
+
+/// News that is passed on without its number would end operations of earlier numbers, which may still succeed.
+#[test]
+fn nobody_learns_that_operations_failed_without_from_which_number_on() {
+    for seed in 0..50 {
+        for breaker in 0..4 {
+            let (mut meshes, world) = Meshes::joined(4, seed);
+            meshes.nodes[breaker].break_because(world, Error::new(ErrorKind::Mismatch, "they disagree"), 3);
+            meshes.poll(breaker);
+            while meshes.step() {
+                for (node, engine) in meshes.nodes.iter().enumerate() {
+                    let number = engine.broken(world).map(|_| engine.operations_failed_from(world));
+                    assert_eq!(number.unwrap_or(Some(3)), Some(3), "seed {seed}, {breaker} broke it, node {node}");
+                }
+            }
+            assert!(meshes.nodes.iter().all(|engine| engine.broken(world).is_some()));
+        }
+    }
 }
