@@ -1,6 +1,7 @@
 """Meshes of real processes: joining, ends, deaths, deadlines, strangers, Ctrl-C, fork and exit."""
 
 import os
+import re
 import signal
 import threading
 import time
@@ -524,3 +525,47 @@ def test_servers_and_workers_have_groups_of_their_own(start):
     ]
     said = sorted(line for one in programs for line in one.succeed().splitlines())
     assert said == ["server 0 0 1 1 4 1.0", "worker 0 0 2 2 4 2.0", "worker 1 1 2 3 4 2.0"]
+
+
+FAILURES = {
+    "exits with a status": ("sys.exit(3)", 3, "rank-1 failed: its program ended with exit status 3"),
+    "exits with a text": ("sys.exit('the disk is full')", 1, "rank-1 failed: its program ended with exit status 1"),
+    "raises": ("raise ValueError('no')", 1, "rank-1 failed: an exception that nobody caught ended its program"),
+    "aborts": ("os.abort()", -signal.SIGABRT, "rank-1 looks dead: "),
+    "is gone at once": ("os._exit(0)", 0, "rank-1 looks dead: "),
+    "drops its mesh": (
+        "del mesh; gc.collect(); sys.stdin.readline()",
+        0,
+        "rank-1 failed: its mesh was dropped without `leave` or `finish`",
+    ),
+    "exits inside of a block": ("with mesh: sys.exit(3)", 3, "rank-1 failed: SystemExit: 3"),
+}
+
+
+@pytest.mark.parametrize("how", FAILURES)
+def test_f66_whatever_does_not_leave_in_order_has_failed(start, how):
+    act, status, words = FAILURES[how]
+    root = free_root()
+    program = "import gc, os, sys, sheave\nmesh = sheave.Mesh(rank={}, size=2, root={!r})\n"
+    child = start(program.format(1, root) + "mesh.barrier(timeout=20)\n" + act)
+    with join(0, 2, root) as mesh:
+        mesh.barrier(timeout=20)
+        with pytest.raises(sheave.PeerLost, match=re.escape(words)) as caught:
+            mesh.barrier(timeout=20)
+        assert caught.value.peer.name == "rank-1"
+        assert [(death.member.name, death.left) for death in mesh.deaths()] == [("rank-1", False)]
+        if "readline" in act:
+            child.tell()
+        assert child.finish()[0] == status
+
+
+@pytest.mark.parametrize("act", ["", "sys.exit(0)", "sys.exit()", "with mesh: sys.exit(0)"])
+def test_f66_a_program_that_ends_well_has_left(start, act):
+    root = free_root()
+    program = f"import sys, sheave\nmesh = sheave.Mesh(rank=1, size=2, root={root!r})\nmesh.barrier(timeout=20)\n{act}"
+    child = start(program)
+    with join(0, 2, root) as mesh:
+        mesh.barrier(timeout=20)
+        mesh.until_gone()
+        assert [(death.member.name, death.left) for death in mesh.deaths()] == [("rank-1", True)]
+        child.succeed()

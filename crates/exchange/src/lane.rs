@@ -105,13 +105,21 @@ impl Lane {
         self.mesh.member(node).map(Member::peer).unwrap_or_default()
     }
 
-    /// Why somebody says farewell: because another node was lost, as it may say, or else as `left` does.
+    /// Why somebody says farewell: because another node was lost, as it may say, or as is known here, or else as `left`
+    /// does.
     pub(crate) fn reason(&self, control: &[u8], left: Error) -> Error {
         if control.is_empty() {
-            return left;
+            return self.loss().unwrap_or(left);
         }
         let (error, node) = word::read_refusal(control);
         node.map_or(left, |node| error.peer(self.peer(node)))
+    }
+
+    /// The loss of a member of the lane that the mesh knows of, if it does. Those who left in order are none.
+    pub(crate) fn loss(&self) -> Option<Error> {
+        let broken = self.everybody.broken().filter(|error| error.kind() == ErrorKind::PeerLost)?;
+        let rank = broken.about().and_then(|peer| peer.node).and_then(|node| self.everybody.rank_of(node))?;
+        (!self.everybody.has_left(rank)).then_some(broken)
     }
 
     /// Blocks until everybody in `scope` has come; in this lane, or in all lanes.

@@ -730,7 +730,8 @@ impl End {
             return;
         }
         let gone = self.workers.iter().filter_map(|worker| worker.lock().gone.clone());
-        let loss = gone.into_iter().find(|error| error.kind() == ErrorKind::PeerLost);
+        // The mesh may know of a loss before the links do.
+        let loss = gone.into_iter().find(|error| error.kind() == ErrorKind::PeerLost).or_else(|| self.lane.loss());
         for link in self.node.links() {
             // Whoever hears it on a link over which it sends nothing does not listen.
             if self.worker_behind(link).is_some() {

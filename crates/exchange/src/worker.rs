@@ -725,9 +725,10 @@ impl End {
         if self.is_closed.swap(true, SeqCst) {
             return;
         }
+        let loss = self.loss.get().cloned().or_else(|| self.lane.loss());
         for (index, seat) in self.servers.iter().enumerate() {
             if seat.gone.get().is_none() {
-                let why = self.loss.get().map(word::refusal).unwrap_or_default();
+                let why = loss.as_ref().map(word::refusal).unwrap_or_default();
                 let farewell = Outgoing::control(Word::Farewell.envelope(self.lane.context), why);
                 let _ = self.node.post(seat.link, farewell);
             }

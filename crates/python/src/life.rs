@@ -2,15 +2,18 @@
 //!
 //! At interpreter exit every mesh is left and every node closed before Python tears itself down, which ends every wait
 //! with an error, and then those who waited get a bounded time to come back, because a thread that comes back to a
-//! torn-down interpreter is killed where it stands. Who ends by an exception that nobody caught leaves no mesh in
-//! order: the others are to find it dead. In a forked child nothing of this happens: all is the parent's.
+//! torn-down interpreter is killed where it stands. A program that ends by an exception that nobody caught, or with an
+//! exit status other than 0, leaves no mesh in order: it has failed, and the others are told so. The interpreter does
+//! not say with which status the process is about to exit, so the fate of a mesh that nobody waits in is left to a
+//! handler of the C library, which is told ([`when_status_is_known`]). In a forked child nothing of this happens: all
+//! is the parent's.
 
 use crate::callbacks;
 use pyo3::prelude::*;
 use sheave_base::fork::ForkMark;
 use sheave_base::{Error, ErrorKind, Result};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// How long the exit of the interpreter waits for calls that are on their way back.
@@ -18,9 +21,89 @@ const EXIT_PATIENCE: Duration = Duration::from_millis(500);
 
 /// What is to be ended before the interpreter ends.
 pub(crate) trait Living: Send + Sync {
-    /// Ends it for every thread, without the interpreter. `in_order` is false after an exception that nobody caught.
-    fn end(&self, in_order: bool);
+    /// Ends it for every thread, without the interpreter.
+    fn end(&self, how: End);
 }
+
+/// How a program ends, as far as is known while its interpreter ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    /// By an exception that nobody caught.
+    Uncaught,
+    /// With a status that is not known yet, and calls are under way that must end now.
+    Waited,
+    /// With a status that is not known yet.
+    Quiet,
+}
+
+type Verdict = Box<dyn FnOnce(i32) + Send>;
+
+/// What waits for the status with which the process exits.
+struct Exit {
+    verdicts: Vec<Verdict>,
+    has_thread: bool,
+    status: Option<i32>,
+    is_over: bool,
+}
+
+static EXIT: Mutex<Exit> = Mutex::new(Exit { verdicts: Vec::new(), has_thread: false, status: None, is_over: false });
+static EXIT_CHANGED: Condvar = Condvar::new();
+
+/// Calls `verdict` with the exit status of the process, when the interpreter has ended; at once, as if it were 0, where
+/// the C library does not tell. A thread does so that is made now: when the process exits, the variables that its main
+/// thread has for itself are gone.
+pub(crate) fn when_status_is_known(verdict: impl FnOnce(i32) + Send + 'static) {
+    let mut exit = EXIT.lock().unwrap_or_else(PoisonError::into_inner);
+    if cfg!(target_env = "gnu") && exit.status.is_none() {
+        exit.has_thread = exit.has_thread || sheave_base::thread::spawn("sheave-exit", pass_verdicts).is_ok();
+        if exit.has_thread {
+            return exit.verdicts.push(Box::new(verdict));
+        }
+    }
+    drop(exit);
+    verdict(0);
+}
+
+fn pass_verdicts() {
+    let exit = EXIT.lock().unwrap_or_else(PoisonError::into_inner);
+    let exit = EXIT_CHANGED.wait_while(exit, |exit| exit.status.is_none());
+    let mut exit = exit.unwrap_or_else(PoisonError::into_inner);
+    let (status, verdicts) = (exit.status.unwrap_or_default(), std::mem::take(&mut exit.verdicts));
+    drop(exit);
+    // Whoever waits for this goes on in any case.
+    let pass = || verdicts.into_iter().for_each(|verdict| verdict(status));
+    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(pass));
+    EXIT.lock().unwrap_or_else(PoisonError::into_inner).is_over = true;
+    EXIT_CHANGED.notify_all();
+}
+
+/// Whether the interpreter is about to end, or has ended.
+pub(crate) fn is_ending() -> bool {
+    ENDING.load(SeqCst)
+}
+
+#[cfg(target_env = "gnu")]
+fn hear_exit_status() {
+    use std::ffi::{c_int, c_void};
+    unsafe extern "C" {
+        fn on_exit(function: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
+    }
+    extern "C" fn tell_status(status: c_int, _: *mut c_void) {
+        // In a forked child the thread is the parent's, and so is what it ends.
+        if MODULE_MARK.get().is_none_or(|mark| mark.is_stale()) {
+            return;
+        }
+        let mut exit = EXIT.lock().unwrap_or_else(PoisonError::into_inner);
+        exit.status = Some(status);
+        EXIT_CHANGED.notify_all();
+        drop(EXIT_CHANGED.wait_while(exit, |exit| exit.has_thread && !exit.is_over));
+    }
+    // SAFETY: the function is of the type that the C library calls, and stays: Python unloads no extension modules.
+    let _ = unsafe { on_exit(tell_status, std::ptr::null_mut()) };
+}
+
+#[cfg(not(target_env = "gnu"))]
+fn hear_exit_status() {}
 
 /// Nodes and meshes of this process. Locked with the interpreter held only, so that a fork never finds it locked.
 static LIVING: Mutex<Vec<Weak<dyn Living>>> = Mutex::new(Vec::new());
@@ -33,6 +116,8 @@ pub(crate) fn install(module: &Bound<'_, PyModule>) -> PyResult<()> {
     MODULE_MARK.get_or_init(ForkMark::here);
     let hook = wrap_pyfunction!(close_all, module)?;
     module.py().import("atexit")?.call_method1("register", (hook,))?;
+    static HEARS: std::sync::Once = std::sync::Once::new();
+    HEARS.call_once(hear_exit_status);
     Ok(())
 }
 
@@ -50,11 +135,15 @@ fn close_all(py: Python<'_>) {
     }
     ENDING.store(true, SeqCst);
     let living = std::mem::take(&mut *LIVING.lock().unwrap_or_else(PoisonError::into_inner));
-    let in_order = !ends_by_exception(py);
+    let how = match ends_by_exception(py) {
+        true => End::Uncaught,
+        false if VISITS.load(SeqCst) > 0 => End::Waited,
+        false => End::Quiet,
+    };
     callbacks::end();
     py.detach(|| {
         for one in living.iter().filter_map(Weak::upgrade) {
-            one.end(in_order);
+            one.end(how);
         }
     });
     py.detach(await_visits);

@@ -88,14 +88,24 @@ impl Home {
 }
 
 impl life::Living for Home {
-    fn end(&self, in_order: bool) {
+    fn end(&self, how: life::End) {
         let Some(mesh) = self.take() else { return };
-        if in_order {
+        match how {
+            life::End::Uncaught => mesh.fail("an exception that nobody caught ended its program"),
             // Nobody is left to be told.
-            let _ = mesh.leave();
-        } else {
-            mesh.fail("an exception that nobody caught ended its program");
+            life::End::Waited => drop(mesh.leave()),
+            life::End::Quiet => life::when_status_is_known(move |status| end_with_status(&mesh, status)),
         }
+    }
+}
+
+/// Ends a mesh with its process.
+fn end_with_status(mesh: &Mesh, status: i32) {
+    if status == 0 {
+        // Nobody is left to be told.
+        let _ = mesh.leave();
+    } else {
+        mesh.fail(&format!("its program ended with exit status {status}"));
     }
 }
 
@@ -109,10 +119,14 @@ impl Drop for Home {
             return;
         }
         let Some(mesh) = self.take() else { return };
-        // Leaving may take a second, which is not the other threads' affair.
-        let mut left = Some(mesh);
-        Python::try_attach(|py| py.detach(|| left.take().map(|mesh| mesh.leave())));
-        drop(left);
+        if life::is_ending() {
+            // It was made while the interpreter ended.
+            return life::when_status_is_known(move |status| end_with_status(&mesh, status));
+        }
+        // Ending may take a moment, which is not the other threads' affair. What is dropped has failed.
+        let mut dropped = Some(mesh);
+        Python::try_attach(|py| py.detach(|| drop(dropped.take())));
+        drop(dropped);
     }
 }
 
@@ -187,10 +201,10 @@ impl PyDeath {
 /// The nodes of a job, as one of them.
 ///
 /// Every method may be called from any thread. Waits let other Python threads run, end at Ctrl-C, and fail with
-/// PeerLost as soon as a member that they need is gone. Dropping the mesh and all its groups leaves it in order; as a
-/// context manager it is left at the end, and has failed after an exception, of which the others are told. What
-/// it says of itself and its members it still says when it was left, as it was then; whatever does something raises
-/// Closed.
+/// PeerLost as soon as a member that they need is gone. A program ends its part with finish or leave. As a context
+/// manager the mesh is left at the end, and has failed after an exception; a program that ends with status 0 leaves,
+/// and any other has failed, as has one that drops the mesh and all its groups: the others are told. What it says of
+/// itself and its members it still says when it was left, as it was then; whatever does something raises Closed.
 ///
 /// Each argument that is given stands for the variable of the environment of the same meaning, and what is not given is
 /// read from there, as the launcher of this process has written it (SHEAVE_*, DMLC_*, torchrun's, MPI's or Slurm's).
@@ -287,6 +301,15 @@ impl PyMesh {
             Error::new(ErrorKind::InvalidArgument, what).operation("group")
         })
     }
+}
+
+/// Whether an exception ends the program with status 0.
+fn is_orderly_exit(exception: &Bound<'_, PyAny>) -> bool {
+    let is_exit = exception.is_instance_of::<pyo3::exceptions::PySystemExit>();
+    is_exit
+        && exception
+            .getattr("code")
+            .is_ok_and(|code| code.is_none() || code.extract::<i64>().is_ok_and(|code| code == 0))
 }
 
 pub(crate) fn role_named(name: &str) -> Result<Role> {
@@ -565,7 +588,7 @@ impl PyMesh {
         value: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) {
-        if kind.is_none() {
+        if kind.is_none() || is_orderly_exit(value) {
             return self.close(py);
         }
         if let Some(mesh) = self.home.take() {

@@ -50,7 +50,7 @@ impl Slot {
 }
 
 impl life::Living for Slot {
-    fn end(&self, _in_order: bool) {
+    fn end(&self, _how: life::End) {
         self.close();
     }
 }
