@@ -8,6 +8,7 @@ use sheave_base::config::Transport;
 use sheave_base::{ErrorKind, Result};
 use sheave_mesh::{Mesh, Role};
 use sheave_optim::{Lamb, Rule};
+use sheave_process::Child;
 use sheave_store::{Config, Key, Kind, KvStore, Server, ServerConfig};
 use sheave_tensor::Tensor;
 use std::path::Path;
@@ -88,6 +89,17 @@ fn tell(at: usize, outcome: Result<()>) {
     say(&format!("{at}: {error}"));
 }
 
+/// Stops a process, and waits until all its threads have: beside others that want the cores that takes its time.
+fn stop(child: &Child) {
+    child.kill(SIGSTOP).expect("it lives");
+    let tasks = format!("/proc/{}/task", child.pid());
+    let has_stopped = |task: std::io::Result<std::fs::DirEntry>| {
+        let stat = std::fs::read_to_string(task.expect("a task").path().join("stat")).expect("it lives");
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+    };
+    until("all threads have stopped", || std::fs::read_dir(&tasks).expect("it lives").all(has_stopped));
+}
+
 /// A server is stopped, so that the other slices wait for its own; then `victim` is killed.
 fn end(victim: &str, transport: Transport) {
     let folder = std::env::temp_dir().join(format!("sheave-norms-{}-{victim}-{transport:?}", std::process::id()));
@@ -98,9 +110,9 @@ fn end(victim: &str, transport: Transport) {
     let mut children = start_all(&job, roles(SERVERS, WORKERS), transport, &variables);
     children.iter().filter(|child| !child.name().starts_with("scheduler")).for_each(|child| drop(hear(child, "ready")));
     let stopped = children.iter().position(|child| child.name() == "server-2").expect("it is one of them");
-    children[stopped].kill(SIGSTOP).expect("it lives");
+    stop(&children[stopped]);
     std::fs::write(&flag, "").expect("a file");
-    let workers = |child: &&sheave_process::Child| child.name().starts_with("worker");
+    let workers = |child: &&Child| child.name().starts_with("worker");
     children.iter().filter(workers).for_each(|child| drop(hear(child, "halfway")));
     let at = children.iter().position(|child| child.name() == victim).expect("it is one of them");
     let begun = Instant::now();
