@@ -11,7 +11,7 @@
 //! sides, which the mesh tells to all. And nobody can have ended well meanwhile: in every algorithm a rank ends only
 //! after messages have reached it, through ranks that checked them, from every other rank.
 
-use crate::group::State;
+use crate::group::{State, unnamed};
 use crate::memory::{Region, places};
 use crate::operation::Header;
 use crate::task::Awaited;
@@ -90,9 +90,9 @@ impl Exchange {
         if let Some(part) = part.filter(|part| part.len_bytes() > 0) {
             message.parts.push(Part::new(part.tensor()?, Mode::Copy));
         }
-        let work = self.state.hub.node.isend_borrowed(link, message)?;
+        let work = self.state.hub.node.isend_borrowed(link, message).map_err(|error| unnamed(&error))?;
         if work.is_done() {
-            return work.taken();
+            return work.taken().map_err(|error| unnamed(&error));
         }
         let mut sends = self.sends.lock();
         sends.retain(|send| !send.is_done() || matches!(send.result(), Some(Err(_))));

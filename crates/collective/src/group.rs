@@ -585,8 +585,8 @@ fn named(error: Error, operation: &'static str) -> Error {
 }
 
 /// The same error with no operation's name, which whoever called for it gives it: nobody has called for the sends and
-/// receives of a set-up.
-fn unnamed(error: &Error) -> Error {
+/// receives of which a collective is made.
+pub(crate) fn unnamed(error: &Error) -> Error {
     let mut bare = Error::new(error.kind(), error.what().to_owned());
     if let Some(peer) = error.about() {
         bare = bare.peer(peer.clone());
