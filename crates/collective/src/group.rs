@@ -310,10 +310,10 @@ impl State {
     pub(crate) fn reserve(self: &Arc<Self>, terms: &Terms, count: u64) -> Result<(u64, bool)> {
         // The mesh may know what this room has not been told yet, and so may the caller.
         self.look();
-        if let Some(error) = self.broken.get()
-            && (terms.is_collective || !self.was_only_left(error))
+        if let Some(error) = self.verdict()
+            && (terms.is_collective || !self.was_only_left(&error))
         {
-            return Err(self.explained(error.clone(), terms.operation, None, Duration::ZERO));
+            return Err(self.explained(error, terms.operation, None, Duration::ZERO));
         }
         let tasks = self.tasks.lock();
         if tasks.len() >= OPERATIONS_MAX {
