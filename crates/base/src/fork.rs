@@ -52,6 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "it forks")]
     fn only_the_child_sees_a_stale_mark() {
         let mark = ForkMark::here();
         // SAFETY: the child calls only async-signal-safe functions (an atomic load and `_exit`).

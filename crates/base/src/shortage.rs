@@ -69,6 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "it asks for limits")]
     fn f21_a_shortage_names_the_limit_and_what_raises_it() {
         let error = Error::from(Errno::MFILE).context("making a socket");
         assert_eq!(error.kind(), ErrorKind::LimitExceeded, "{error}");

@@ -47,6 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "it forks")]
     fn a_child_of_a_process_with_threads_starts_none() {
         spawn("sheave-test", || {}).expect("there is room").join().expect("it does nothing");
         // SAFETY: the child allocates a little, which glibc lets it, and ends without running any destructor.
@@ -63,6 +64,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "it asks for signals")]
     fn all_signals_that_can_be_blocked_are() {
         let thread = spawn("sheave-test", || {
             let status = std::fs::read_to_string("/proc/thread-self/status").expect("it is there");

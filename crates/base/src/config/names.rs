@@ -167,6 +167,7 @@ mod tests {
 
     proptest! {
         #[test]
+        #[cfg_attr(miri, ignore = "it takes minutes there")]
         fn no_name_panics(name in "SHEAVE_.*", value in ".*") {
             if let Some(error) = unknown(&name, &value) {
                 prop_assert!(!error.to_string().contains(char::is_control));
