@@ -497,7 +497,7 @@ impl Engine {
                 // Who has not made the group may be that first member.
                 let is_told = first.is_none_or(|first| first == Some(&from));
                 if !by_death || is_told || !self.has_left_in_order(about) {
-                    // The number, where there is one, is passed on with the news: without it earlier operations would end.
+                    // The number, where there is one, goes on with the news: without it earlier operations would end.
                     self.told_broken(from, group, about, &Error::new(cause, reason), failed_from.is_none());
                 }
                 self.failed_from(group, failed_from);
