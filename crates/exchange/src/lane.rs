@@ -117,9 +117,7 @@ impl Lane {
 
     /// The loss of a member of the lane that the mesh knows of, if it does. Those who left in order are none.
     pub(crate) fn loss(&self) -> Option<Error> {
-        let broken = self.everybody.broken().filter(|error| error.kind() == ErrorKind::PeerLost)?;
-        let rank = broken.about().and_then(|peer| peer.node).and_then(|node| self.everybody.rank_of(node))?;
-        (!self.everybody.has_left(rank)).then_some(broken)
+        self.everybody.broken().filter(|error| error.kind() == ErrorKind::PeerLost && !self.everybody.was_left())
     }
 
     /// Blocks until everybody in `scope` has come; in this lane, or in all lanes.
