@@ -505,6 +505,13 @@ impl State {
         }
     }
 
+    /// The number of the first collective that has not ended here: of those in flight, or else the next one.
+    pub(crate) fn first_open(&self) -> u64 {
+        let tasks = self.tasks.lock();
+        let in_flight = tasks.values().find(|task| task.is_collective && !task.is_done()).map(|task| task.key);
+        in_flight.unwrap_or_else(|| self.group.record().operations())
+    }
+
     /// Ends a task from outside.
     fn end_task(self: &Arc<Self>, task: &Arc<Task>, error: Error) {
         if let Some(ending) = task.take_ending() {

@@ -82,10 +82,11 @@ impl Hosts {
         Ok(Some(Self { host, leaders, places }))
     }
 
-    /// The group of the whole is broken.
+    /// The group of the whole is broken. What this rank has done of earlier operations is all that the others need for
+    /// these.
     pub(crate) fn break_because(&self, error: &Error) {
         for state in self.host.iter().chain(&self.leaders) {
-            state.break_because(error, 0);
+            state.break_because(error, state.first_open());
         }
     }
 }
