@@ -11,8 +11,9 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// When a peer is looked at again whose silence could not be told.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+/// A peer whose silence could not be told is looked at again after this part of a beat: soon enough for a death to be
+/// found in time, and not so often that beats disturb a thread that polls its link all the time.
+const LOOKS_PER_BEAT: u32 = 8;
 
 /// Starts the thread. It ends when the node is stopping.
 pub(crate) fn spawn(inner: Arc<Inner>) -> Result<JoinHandle<()>> {
@@ -70,7 +71,7 @@ fn beat_all(inner: &Inner, overslept: bool) -> Option<Duration> {
         inner.settle(entry);
         let Some(silence) = entry.link.beat() else {
             // Who is on the point of being declared dead must not gain a whole beat by chance.
-            verdict = Some(verdict.map_or(LOOK_AGAIN, |verdict| verdict.min(LOOK_AGAIN)));
+            verdict = verdict.into_iter().chain([liveness.beat / LOOKS_PER_BEAT]).min();
             continue;
         };
         inner.probe(entry, silence);
