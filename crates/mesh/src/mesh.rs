@@ -580,6 +580,8 @@ impl Owner {
         }
         self.shared.is_going.store(true, SeqCst);
         let reason = reason.chars().take(limits::FAILURE_CHARACTERS_MAX).collect();
+        // What was seen before this is among what the others are told.
+        self.shared.with_engine(|_, _| ());
         self.shared.with_engine(|state, now| state.engine.handle(now, Event::Fail { reason }));
         self.end(Duration::ZERO);
     }

@@ -8,6 +8,7 @@
 //! waits, as a death does. The first member breaks the group and says so on the link on which it has said `Release`; if
 //! it is the one that left, its last word on that link is the `Commit` that takes it out.
 
+use super::message::AFTER_LOSS;
 use super::{Effect, Engine, Message, OperationId, Outcome, Pending, Phase};
 use sheave_base::clock::Time;
 use sheave_base::{Error, ErrorKind, NodeId};
@@ -87,8 +88,25 @@ impl Engine {
 
     /// This node gives up its membership, and says why on every link that it has. Whoever has none hears it from them.
     pub(super) fn fail_openly(&mut self, reason: &str) {
+        let reason = &format!("{reason}{}", self.after_losses());
         self.say_failed(reason);
         self.fail(Error::new(ErrorKind::Closed, format!("this node has failed: {reason}")));
+    }
+
+    /// Whom this node has lost in this epoch, who may be why it fails: most programs end when they read of that. Of one
+    /// that failed for a loss itself, those whom it had lost.
+    fn after_losses(&self) -> String {
+        let died = self.deaths.iter().filter(|death| !death.left && death.epoch == self.epoch);
+        let died = died.map(|death| (death.node, death.reason.as_str()));
+        let suspected = self.watch.suspected.iter().map(|(node, reason)| (*node, reason.as_str()));
+        let mut causes: Vec<String> = Vec::new();
+        for (node, reason) in died.chain(suspected) {
+            let cause = reason.rsplit_once(AFTER_LOSS).map_or_else(|| self.peer_of(node).name, |(_, names)| names.into());
+            if !causes.contains(&cause) {
+                causes.push(cause);
+            }
+        }
+        if causes.is_empty() { String::new() } else { format!("{AFTER_LOSS}{}", causes.join(" and ")) }
     }
 
     pub(super) fn say_failed(&mut self, reason: &str) {

@@ -155,6 +155,25 @@ fn f52_who_fails_for_a_loss_is_not_named_for_it() {
     }
 }
 
+/// Who shares no group with the lost one reads of it nevertheless, through others that failed for it.
+#[test]
+fn f52_who_fails_for_a_loss_says_whom_it_had_lost() {
+    for seed in 0..50 {
+        let (mut meshes, _) = Meshes::joined(5, seed);
+        meshes.link_all();
+        meshes.kill(4);
+        meshes.deliver(4, 3);
+        for (failing, next) in [(3, 2), (2, 1)] {
+            meshes.tell(failing, Event::Fail { reason: "its mesh was dropped".into() });
+            meshes.kill(failing);
+            meshes.deliver(failing, next);
+        }
+        let death = meshes.nodes[1].why_lost(id(2)).expect("it failed").to_string();
+        assert!(death.contains("rank-2 failed: its mesh was dropped, after it had lost rank-4"), "{death}");
+        assert!(!death.contains("rank-3"), "it failed for the loss itself: {death}");
+    }
+}
+
 #[test]
 fn a_leave_ends_barriers_of_a_group_that_its_first_member_has_not_made() {
     let (mut meshes, _) = Meshes::joined(3, 7);
