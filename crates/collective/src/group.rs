@@ -9,10 +9,13 @@
 //! - After a death it ends at once.
 //! - One with a number from the first failed one on ends at once, for some member will not do its part. One before that
 //!   goes on: the member that has failed had done its part of it, or fails it too and says so.
-//! - A leave alone ends nothing: the member that has left may have done its part, and then everything that the others
+//! - A leave alone ends nothing that has begun: the member that has left may have done its part, and then everything that the others
 //!   need of it is in their memory or on its way, because a leave is lossless. What waits for a member's words fails
 //!   when that member has said all that it ever will ([`State::departure`]); then its number is told, so that those
 //!   learn of it who wait for others.
+//!
+//! **Too late.** A collective that begins when this node knows that a member has left fails, after the moment that the
+//! verdict takes, and its number is told like that of any other that fails: others may be in it and wait for this node.
 //!
 //! **Messages** between two members need those two only. A leave ends none between others, and one that was delivered
 //! can be received after its sender has left.
@@ -35,6 +38,7 @@ use sheave_base::work::{Drive, driven};
 use sheave_base::{Error, ErrorKind, LinkId, Rank, Result, Work};
 use sheave_mesh::Group;
 use std::collections::BTreeMap;
+use std::future::ready;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock, Weak};
@@ -114,6 +118,16 @@ pub(crate) struct Terms {
     pub(crate) operation: &'static str,
     pub(crate) limit: Option<Duration>,
     pub(crate) is_collective: bool,
+}
+
+/// The number of an operation that is about to begin.
+#[derive(Clone, Copy)]
+pub(crate) struct Reserved {
+    pub(crate) number: u64,
+    /// Whether no other collective is in flight.
+    pub(crate) is_alone: bool,
+    /// Whether it fails because a member has left, unless the members turn out to have disagreed before.
+    pub(crate) is_too_late: bool,
 }
 
 impl State {
@@ -300,20 +314,22 @@ impl State {
         steps: impl FnOnce(u64, Arc<Awaited>) -> Steps,
     ) -> Work<T> {
         match self.reserve(&terms, 1) {
-            Ok((key, _)) => self.begin_reserved(terms, key, result, |awaited| steps(key, awaited)),
+            Ok(reserved) => self.begin_reserved(terms, reserved, result, |awaited| steps(reserved.number, awaited)),
             Err(error) => Work::ready(terms.operation, Err(error)),
         }
     }
 
-    /// The number of an operation that begins now, and perhaps of its parts; and whether no other collective is in
-    /// flight.
-    pub(crate) fn reserve(self: &Arc<Self>, terms: &Terms, count: u64) -> Result<(u64, bool)> {
+    /// The number of an operation that begins now, and perhaps of its parts.
+    pub(crate) fn reserve(self: &Arc<Self>, terms: &Terms, count: u64) -> Result<Reserved> {
         // The mesh may know what this room has not been told yet, and so may the caller.
         self.look();
-        if let Some(error) = self.verdict()
-            && (terms.is_collective || !self.was_only_left(&error))
-        {
-            return Err(self.explained(error, terms.operation, None, Duration::ZERO));
+        let verdict = self.verdict();
+        let was_only_left = verdict.as_ref().is_some_and(|error| self.was_only_left(error));
+        if let Some(error) = verdict {
+            let has_failed = terms.is_collective && self.group.record().operations() >= self.hopeless_from(&error);
+            if !was_only_left || has_failed {
+                return Err(self.explained(error, terms.operation, None, Duration::ZERO));
+            }
         }
         let tasks = self.tasks.lock();
         if tasks.len() >= OPERATIONS_MAX {
@@ -326,11 +342,25 @@ impl State {
             true => self.group.record().begin_operations(count),
             false => self.messages.fetch_add(count, SeqCst),
         };
-        Ok((number, is_alone))
+        Ok(Reserved { number, is_alone, is_too_late: terms.is_collective && was_only_left })
     }
 
     /// As [`State::begin`], with a number that was reserved.
     pub(crate) fn begin_reserved<T: Send + 'static>(
+        self: &Arc<Self>,
+        terms: Terms,
+        reserved: Reserved,
+        result: impl FnOnce(Rank) -> T + Send + 'static,
+        steps: impl FnOnce(Arc<Awaited>) -> Steps,
+    ) -> Work<T> {
+        if let Some(error) = self.broken.get().filter(|_| reserved.is_too_late) {
+            let error = error.clone();
+            return self.begin_steps(terms, reserved.number, result, |_| Box::pin(ready(Err(error))));
+        }
+        self.begin_steps(terms, reserved.number, result, steps)
+    }
+
+    fn begin_steps<T: Send + 'static>(
         self: &Arc<Self>,
         terms: Terms,
         key: u64,

@@ -113,7 +113,7 @@ fn start_listener(state: &Arc<State>) {
     let listener = Arc::downgrade(state);
     let terms = Terms { operation: sheave_base::work::IDLE, limit: None, is_collective: false };
     match state.reserve(&terms, 1) {
-        Ok((key, _)) => drop(state.begin_reserved(terms, key, drop, |_| Box::pin(listen(listener)))),
+        Ok(key) => drop(state.begin_reserved(terms, key, drop, |_| Box::pin(listen(listener)))),
         Err(_) => state.mail.stop(),
     }
 }
@@ -272,7 +272,7 @@ impl Drop for Announced {
         }
         let news = withdrawal(state.mail.context, state.group.rank().0, serial);
         let terms = Terms { operation: sheave_base::work::IDLE, limit: None, is_collective: false };
-        if let (Ok(_), Ok((key, _))) = (state.hub.node.isend(link, news), state.reserve(&terms, 1)) {
+        if let (Ok(_), Ok(key)) = (state.hub.node.isend(link, news), state.reserve(&terms, 1)) {
             let own = Arc::downgrade(state);
             drop(state.begin_reserved(terms, key, drop, |_| Box::pin(withdrawn(own, to, serial, answer))));
         }
@@ -463,7 +463,7 @@ impl Communicator {
             return Work::ready(NAME, Err(error.operation(NAME).group(state.group.label())));
         }
         let (lease, key) = match (tensor.read_lease(NAME), state.reserve(&terms, 1)) {
-            (Ok(lease), Ok((key, _))) => (lease, key),
+            (Ok(lease), Ok(key)) => (lease, key),
             (Err(error), _) | (_, Err(error)) => return Work::ready(NAME, Err(error)),
         };
         let known = state.known_link(to.0);
@@ -512,7 +512,7 @@ impl Communicator {
         };
         let (state, dtype, terms) = (Arc::clone(self.state()), tensor.dtype(), self.terms(NAME));
         let key = match state.reserve(&terms, 1) {
-            Ok((key, _)) => key,
+            Ok(key) => key,
             Err(error) => return Work::ready(NAME, Err(error)),
         };
         let is_pair = self.size() == 2;

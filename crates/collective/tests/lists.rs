@@ -183,7 +183,8 @@ fn disagree(words: &[&str], act: impl Fn(&Communicator) -> Work<()> + Clone + Se
         let act = act.clone();
         let errors = together(3, medium, move |_, world| {
             let error = wait(&act(world)).expect_err("they disagree");
-            assert_eq!(wait(&world.barrier()).expect_err("the group is broken").kind(), ErrorKind::Mismatch);
+            let later = wait(&world.barrier()).expect_err("the group is broken");
+            assert_eq!(later.kind(), ErrorKind::Mismatch, "{later}, after {error}");
             error
         });
         for error in errors {

@@ -49,7 +49,12 @@ impl Group {
     pub(crate) fn begin(mesh: &Mesh, label: &str, nodes: &[NodeId]) -> (Self, Work<()>) {
         let shared = Arc::clone(&mesh.shared);
         let id = group_id(label, nodes);
-        let made = shared.with_engine(|state, _| (state.engine.group(label, nodes).err(), state.engine.hold(id)));
+        let made = shared.with_engine(|state, _| {
+            let made = state.engine.group(label, nodes);
+            // Why a group is broken may be known better later.
+            let refused = made.err().filter(|_| state.engine.broken(id).is_none());
+            (refused, state.engine.hold(id))
+        });
         let (refused, is_sure) = made;
         Self::held(shared, id, label.into(), nodes.into(), refused, is_sure)
     }

@@ -1,7 +1,7 @@
 //! How collectives begin: over shared memory where all ranks have it, there on the caller's thread if the others are
 //! as quick; as tasks, over links, else.
 
-use super::{SET_UP, State, Terms, unnamed};
+use super::{Reserved, SET_UP, State, Terms, is_echo, unnamed};
 use crate::algorithm::barrier;
 use crate::carrier::{Carrier, Way};
 use crate::exchange::{Exchange, entered};
@@ -16,7 +16,7 @@ use crate::shared::setup;
 use crate::table::{Algorithm, Topology};
 use crate::task::Awaited;
 use sheave_base::{Error, ErrorKind, Rank, Result, Work};
-use std::future::{Future, poll_fn};
+use std::future::{Future, poll_fn, ready};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -25,25 +25,26 @@ impl State {
     /// Begins a collective.
     pub(crate) fn start(self: &Arc<Self>, header: Header, job: Job, limit: Option<Duration>) -> Work<()> {
         let terms = Terms { operation: header.name(), limit, is_collective: true };
-        let (sequence, is_alone) = match self.reserve(&terms, 1) {
+        let reserved = match self.reserve(&terms, 1) {
             Ok(reserved) => reserved,
             Err(error) => return Work::ready(terms.operation, Err(error)),
         };
+        let sequence = reserved.number;
         let known = if self.size() == 1 { Some(&None) } else { self.lasting.board.get() };
         match known {
             Some(Some(board)) => {
                 let run = self.on_board(board, header, sequence, job);
-                self.start_on_board(terms, run, is_alone)
+                self.start_on_board(terms, run, reserved)
             }
             Some(None) => {
                 let state = Arc::clone(self);
-                self.begin_reserved(terms, sequence, drop, move |awaited| {
+                self.begin_reserved(terms, reserved, drop, move |awaited| {
                     Box::pin(over_links(state, header, sequence, job, awaited, false))
                 })
             }
             None => {
                 let state = Arc::clone(self);
-                self.begin_reserved(terms, sequence, drop, move |awaited| {
+                self.begin_reserved(terms, reserved, drop, move |awaited| {
                     Box::pin(after_setup(state, header, sequence, job, awaited))
                 })
             }
@@ -62,12 +63,12 @@ impl State {
         F: Future<Output = Result<()>> + Send + 'static,
     {
         let terms = Terms { operation: header.name(), limit, is_collective: true };
-        let sequence = match self.reserve(&terms, 1 + parts as u64) {
-            Ok((sequence, _)) => sequence,
+        let reserved = match self.reserve(&terms, 1 + parts as u64) {
+            Ok(reserved) => reserved,
             Err(error) => return Work::ready(terms.operation, Err(error)),
         };
-        let state = Arc::clone(self);
-        self.begin_reserved(terms, sequence, drop, move |awaited| {
+        let (state, sequence) = (Arc::clone(self), reserved.number);
+        self.begin_reserved(terms, reserved, drop, move |awaited| {
             Box::pin(async move {
                 if state.size() > 1 && state.lasting.board.get().is_none() {
                     state.setup().await?;
@@ -91,24 +92,28 @@ impl State {
 
     /// Begins it where all ranks share memory, and ends it here and now if the others are as quick.
     #[inline]
-    fn start_on_board(self: &Arc<Self>, terms: Terms, mut run: Run, is_alone: bool) -> Work<()> {
-        let sequence = run.sequence;
-        if is_alone && !run.ends_in_links() {
+    fn start_on_board(self: &Arc<Self>, terms: Terms, mut run: Run, reserved: Reserved) -> Work<()> {
+        if reserved.is_alone && !reserved.is_too_late && !run.ends_in_links() {
             let mut begun = None;
             match spin(&self.hub, &mut run, &mut begun) {
                 Poll::Ready(Ok(())) if run.ends_in_links() => {}
                 Poll::Ready(Ok(())) => return Work::ready(terms.operation, Ok(())),
+                // The verdict may be another one, and comes later.
+                Poll::Ready(Err(error)) if is_echo(&error) => {
+                    drop(run);
+                    return self.begin_steps(terms, reserved.number, drop, |_| Box::pin(ready(Err(error))));
+                }
                 Poll::Ready(Err(error)) => {
                     drop(run);
                     let elapsed = begun.map_or(Duration::ZERO, |begun| begun.elapsed());
-                    let error = self.failed(self.cause(error), terms.operation, sequence, elapsed);
+                    let error = self.failed(error, terms.operation, reserved.number, elapsed);
                     return Work::ready(terms.operation, Err(error));
                 }
                 Poll::Pending => {}
             }
         }
         let state = Arc::clone(self);
-        self.begin_reserved(terms, sequence, drop, move |awaited| Box::pin(go_on(state, run, awaited)))
+        self.begin_reserved(terms, reserved, drop, move |awaited| Box::pin(go_on(state, run, awaited)))
     }
 
     #[inline]

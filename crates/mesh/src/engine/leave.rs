@@ -101,7 +101,8 @@ impl Engine {
         let suspected = self.watch.suspected.iter().map(|(node, reason)| (*node, reason.as_str()));
         let mut causes: Vec<String> = Vec::new();
         for (node, reason) in died.chain(suspected) {
-            let cause = reason.rsplit_once(AFTER_LOSS).map_or_else(|| self.peer_of(node).name, |(_, names)| names.into());
+            let cause =
+                reason.rsplit_once(AFTER_LOSS).map_or_else(|| self.peer_of(node).name, |(_, names)| names.into());
             if !causes.contains(&cause) {
                 causes.push(cause);
             }
