@@ -46,9 +46,17 @@ pub(crate) struct Hosts {
 
 /// What a member has said when it joined about the host that it runs on.
 pub(crate) fn host_of(mesh: &Mesh, state: &State, rank: u32) -> Option<String> {
-    let member = mesh.member(state.group.node(Rank(rank))?)?;
-    let address: Address = member.introduction.address.parse().ok()?;
-    Some(address.boot_id).filter(|boot_id| !boot_id.is_empty())
+    address_of(mesh, state, rank).map(|address| address.boot_id).filter(|boot_id| !boot_id.is_empty())
+}
+
+/// As [`host_of`], of a member that links over shared memory may be made to: it listens for them.
+pub(crate) fn shared_host_of(mesh: &Mesh, state: &State, rank: u32) -> Option<String> {
+    address_of(mesh, state, rank)?.unix?;
+    host_of(mesh, state, rank)
+}
+
+fn address_of(mesh: &Mesh, state: &State, rank: u32) -> Option<Address> {
+    mesh.member(state.group.node(Rank(rank))?)?.introduction.address.parse().ok()
 }
 
 impl Hosts {

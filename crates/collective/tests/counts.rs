@@ -2,11 +2,12 @@
 
 mod common;
 
-use common::{together_with, wait};
+use common::{together, together_with, wait};
 use sheave_base::{Rank, Work};
 use sheave_collective::{Communicator, Operator, Table};
 use sheave_net::Medium;
 use sheave_tensor::{Dtype, Tensor};
+use std::collections::BTreeSet;
 use std::sync::{Arc, Barrier};
 
 const SEGMENT_BYTES: usize = 256 << 10;
@@ -121,4 +122,17 @@ fn an_all_to_all_sends_each_piece_straight() {
         });
         assert_eq!(told, vec![2 * others + 1; ranks as usize]);
     }
+}
+
+/// Whether members share memory is known before they are linked, so an operation over TCP links those who talk in it.
+#[test]
+fn f92_the_first_operation_over_tcp_links_few() {
+    const RANKS: u32 = 16;
+    let peers = together(RANKS, Medium::Tcp, |mesh, world| {
+        wait(&world.all_reduce(&bytes(8), &bytes(8), Operator::Sum)).expect("all live");
+        let links = mesh.node().links().into_iter().filter_map(|link| mesh.node().link(link).ok());
+        links.map(|link| link.peer().name.clone()).collect::<BTreeSet<_>>().len()
+    });
+    // One for each step of the doubling, one for the entry, and the mesh's centre, which is rank 0.
+    assert!(peers[1..].iter().all(|peers| *peers <= 6), "{peers:?}");
 }

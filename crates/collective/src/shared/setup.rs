@@ -1,16 +1,17 @@
 //! How the ranks of one host get a board.
 //!
-//! Whether all members are on one host, every rank reads in what members have told about themselves when they joined.
-//! If so, each sends its desk to all others, as memory to share, or says that it has none to give; and then tells all
-//! whether it has got everybody's. There is a board if all have got all; so either everybody has one or nobody. It
-//! takes two messages from each rank to each other one, once in the life of a group, when its first operation begins.
+//! Whether all members are on one host, and may share memory there, every rank reads in what members have told about
+//! themselves when they joined. So a group whose members talk over TCP needs no links for this. Else each sends its
+//! desk to all others, as memory to share, or says that it has none to give; and then tells all whether it has got
+//! everybody's. There is a board if all have got all; so either everybody has one or nobody. It takes two messages from
+//! each rank to each other one, once in the life of a group, when its first operation begins.
 //!
 //! A rank with another table of algorithms is no part of a board either: over links all are told how the tables differ.
 //! A rank without shared memory, be it that its configuration or its container forbids it, makes the group use links.
 
 use super::board::{Board, Seat, TensorWords};
 use crate::group::State;
-use crate::hosts::host_of;
+use crate::hosts::shared_host_of;
 use crate::mail::Awaiting;
 use sheave_base::{Error, ErrorKind, Result, Tag};
 use sheave_mesh::Mesh;
@@ -59,9 +60,9 @@ pub(crate) async fn board(state: &Arc<State>) -> Result<Option<Arc<Board>>> {
     Ok(seats.filter(|_| all_have).map(|seats| Arc::new(Board::new(own as usize, seats, arena, graves))))
 }
 
-/// Whether all members say that they run on one host.
+/// Whether all members say that they run on one host, and listen for links over shared memory.
 fn is_one_host(mesh: &Mesh, state: &State) -> bool {
-    let host = |rank: u32| host_of(mesh, state, rank);
+    let host = |rank: u32| shared_host_of(mesh, state, rank);
     let first = host(0);
     first.is_some() && (1..state.size()).all(|rank| host(rank) == first)
 }
