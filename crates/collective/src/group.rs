@@ -9,10 +9,10 @@
 //! - After a death it ends at once.
 //! - One with a number from the first failed one on ends at once, for some member will not do its part. One before that
 //!   goes on: the member that has failed had done its part of it, or fails it too and says so.
-//! - A leave alone ends nothing that has begun: the member that has left may have done its part, and then everything that the others
-//!   need of it is in their memory or on its way, because a leave is lossless. What waits for a member's words fails
-//!   when that member has said all that it ever will ([`State::departure`]); then its number is told, so that those
-//!   learn of it who wait for others.
+//! - A leave alone ends nothing that has begun: the member that has left may have done its part, and then everything
+//!   that the others need of it is in their memory or on its way, because a leave is lossless. What waits for a
+//!   member's words fails when that member has said all that it ever will ([`State::departure`]); then its number is
+//!   told, so that those learn of it who wait for others.
 //!
 //! **Too late.** A collective that begins when this node knows that a member has left fails, after the moment that the
 //! verdict takes, and its number is told like that of any other that fails: others may be in it and wait for this node.
