@@ -280,9 +280,9 @@ impl World {
             }
             Effect::DeclareDead { node, reason } => {
                 self.declared.insert(node);
-                // Of what was swallowed on the way nobody knows.
+                // Of what was swallowed on the way nobody knows, nor of what one was killed with that was still leaving.
                 let is_told = !self.scenario.is_one_host || self.network.carries(node, me);
-                if is_told && self.left.contains_key(&node) {
+                if is_told && !self.crashed.contains_key(&node) && self.left.contains_key(&node) {
                     return Err(format!("node {me} is told that {node} died, which had left: {reason}"));
                 }
             }
