@@ -15,8 +15,8 @@
 //!
 //! The acting coordinator asks all members for signs of life, all ask it, and both sides of a pending barrier ask
 //! each other (`Beat` and its answer). Silence for the liveness timeout, or a lost link, makes a node *suspect*
-//! another: it closes the link, so that the other learns it too, ignores what still comes from there, breaks the
-//! groups that both are in, and sends `Accuse` to the first living member it does not suspect. Whoever is that to
+//! another: it closes the link, so that the other learns it too, ignores what still comes from there but tells so who
+//! has made a new link, breaks the groups that both are in, and sends `Accuse` to the first living member it does not suspect. Whoever is that to
 //! itself ends the epoch.
 //!
 //! A node that lacks descriptors, threads or memory cannot tell a peer that it cannot reach from one that is dead, so
@@ -139,6 +139,7 @@ pub use message::{Ballot, Death, Effect, Event, FAILED, GroupId, Message, Operat
 pub use record::GroupRecord;
 
 use group::Pending;
+use message::HOLDS_DEAD;
 use sheave_base::clock::Time;
 use sheave_base::{Epoch, Error, ErrorKind, NodeId, Peer, Result, limits};
 use std::collections::{BTreeMap, VecDeque};
@@ -474,7 +475,7 @@ impl Engine {
             self.send(from, Message::Beat { epoch: self.epoch, answer: false });
         }
         if self.watch.suspects(from) && !is_commit {
-            return;
+            return self.tell_suspect(from);
         }
         let is_current = epoch == self.epoch;
         match message {
@@ -486,6 +487,9 @@ impl Engine {
                 }
             }
             Message::Accuse { suspect, reason, .. } if suspect == from => self.suspect(from, reason),
+            Message::Accuse { suspect, reason, .. } if suspect == self.me => {
+                self.suspect(from, format!("{HOLDS_DEAD}{reason}"));
+            }
             Message::Leave { .. } => self.asked_to_leave(from),
             Message::Beat { answer: false, .. } => self.send(from, Message::Beat { epoch: self.epoch, answer: true }),
             Message::Enter { group, sequence, .. } => self.entered(from, group, sequence),

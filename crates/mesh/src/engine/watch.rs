@@ -1,5 +1,6 @@
 //! Liveness: who is asked whether it lives, who is suspected, and what a suspicion leads to.
 
+use super::message::HOLDS_DEAD;
 use super::{Death, Effect, Engine, FAILED, Message};
 use sheave_base::clock::Time;
 use sheave_base::limits::FAILURE_CHARACTERS_MAX;
@@ -200,6 +201,16 @@ impl Engine {
         self.effects.push(Effect::CutLink { node });
         self.break_groups_with(node, &error, true);
         self.reconsider();
+    }
+
+    /// Something came from a suspected member: it has made a new link, and would wait in vain for what was lost with the
+    /// old one.
+    pub(super) fn tell_suspect(&mut self, node: NodeId) {
+        if let Some(reason) = self.watch.suspected.get(&node).filter(|reason| !reason.starts_with(HOLDS_DEAD)) {
+            let message =
+                Message::Accuse { epoch: self.epoch, suspect: node, reason: reason.clone(), has_ended: false };
+            self.effects.push(Effect::Farewell { nodes: vec![node], message });
+        }
     }
 
     /// This node cannot do its part for want of something of its own. The others learn that from itself.

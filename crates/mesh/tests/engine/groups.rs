@@ -1,6 +1,6 @@
 //! Groups that break, and who is named for it.
 
-use crate::meshes::{Meshes, id};
+use crate::meshes::{LIVENESS, Meshes, id};
 use sheave_base::{Error, ErrorKind, clock::Time};
 use sheave_mesh::engine::{Event, Outcome};
 use std::time::Duration;
@@ -182,5 +182,25 @@ fn nobody_learns_that_operations_failed_without_from_which_number_on() {
             }
             assert!(meshes.nodes.iter().all(|engine| engine.broken(world).is_some()));
         }
+    }
+}
+
+/// The link of a pair has ended for one of them only, or the other has made a new one before it looked.
+#[test]
+fn who_makes_a_new_link_to_one_that_suspects_it_is_told_so() {
+    for seed in 0..50 {
+        let (mut meshes, world) = Meshes::joined(4, seed);
+        let barriers: Vec<_> = (0..3).map(|node| meshes.barrier(node, world)).collect();
+        meshes.settle();
+        // Node 0 has not seen it end.
+        meshes.tell(3, Event::LinkLost { peer: id(0), reason: "the link was cut".into() });
+        meshes.settle();
+        meshes.pass(LIVENESS.beat * 2);
+        for barrier in barriers {
+            let error = meshes.error_of(barrier);
+            assert!(error.contains("the link was cut"), "seed {seed}: {error}");
+        }
+        let members: Vec<_> = meshes.nodes[1].living().collect();
+        assert_eq!(members.len(), 3, "seed {seed}: one of the pair goes");
     }
 }
