@@ -280,7 +280,7 @@ impl World {
             }
             Effect::DeclareDead { node, reason } => {
                 self.declared.insert(node);
-                // Of what was swallowed on the way nobody knows, nor of what one was killed with that was still leaving.
+                // Of what was swallowed on the way nobody knows, nor of what one that was killed had not yet sent off.
                 let is_told = !self.scenario.is_one_host || self.network.carries(node, me);
                 if is_told && !self.crashed.contains_key(&node) && self.left.contains_key(&node) {
                     return Err(format!("node {me} is told that {node} died, which had left: {reason}"));

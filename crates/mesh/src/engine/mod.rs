@@ -15,9 +15,9 @@
 //!
 //! The acting coordinator asks all members for signs of life, all ask it, and both sides of a pending barrier ask
 //! each other (`Beat` and its answer). Silence for the liveness timeout, or a lost link, makes a node *suspect*
-//! another: it closes the link, so that the other learns it too, ignores what still comes from there but tells so who
-//! has made a new link, breaks the groups that both are in, and sends `Accuse` to the first living member it does not suspect. Whoever is that to
-//! itself ends the epoch.
+//! another: it closes the link, so that the other learns it too, ignores what still comes from there but says so to
+//! one that has made a new link, breaks the groups that both are in, and sends `Accuse` to the first living member it
+//! does not suspect. Whoever is that to itself ends the epoch.
 //!
 //! A node that lacks descriptors, threads or memory cannot tell a peer that it cannot reach from one that is dead, so
 //! it suspects nobody for that: it accuses itself, with the reason, to all that it has links to, and fails. Who hears
@@ -139,7 +139,6 @@ pub use message::{Ballot, Death, Effect, Event, FAILED, GroupId, Message, Operat
 pub use record::GroupRecord;
 
 use group::Pending;
-use message::HOLDS_DEAD;
 use sheave_base::clock::Time;
 use sheave_base::{Epoch, Error, ErrorKind, NodeId, Peer, Result, limits};
 use std::collections::{BTreeMap, VecDeque};
@@ -487,9 +486,7 @@ impl Engine {
                 }
             }
             Message::Accuse { suspect, reason, .. } if suspect == from => self.suspect(from, reason),
-            Message::Accuse { suspect, reason, .. } if suspect == self.me => {
-                self.suspect(from, format!("{HOLDS_DEAD}{reason}"));
-            }
+            Message::Accuse { suspect, reason, .. } if suspect == self.me => self.suspected_by(from, &reason),
             Message::Leave { .. } => self.asked_to_leave(from),
             Message::Beat { answer: false, .. } => self.send(from, Message::Beat { epoch: self.epoch, answer: true }),
             Message::Enter { group, sequence, .. } => self.entered(from, group, sequence),

@@ -203,14 +203,19 @@ impl Engine {
         self.reconsider();
     }
 
-    /// Something came from a suspected member: it has made a new link, and would wait in vain for what was lost with the
-    /// old one.
+    /// Something came from a suspected member: it has made a new link, and would wait in vain for what was lost with
+    /// the old one.
     pub(super) fn tell_suspect(&mut self, node: NodeId) {
         if let Some(reason) = self.watch.suspected.get(&node).filter(|reason| !reason.starts_with(HOLDS_DEAD)) {
             let message =
                 Message::Accuse { epoch: self.epoch, suspect: node, reason: reason.clone(), has_ended: false };
             self.effects.push(Effect::Farewell { nodes: vec![node], message });
         }
+    }
+
+    /// A member suspects this node, and listens to it no more.
+    pub(super) fn suspected_by(&mut self, node: NodeId, reason: &str) {
+        self.suspect(node, format!("{HOLDS_DEAD}{reason}"));
     }
 
     /// This node cannot do its part for want of something of its own. The others learn that from itself.
