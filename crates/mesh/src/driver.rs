@@ -72,10 +72,16 @@ pub(crate) struct State {
     next_operation: u64,
     joining: Option<Completer<()>>,
     timer: Option<Time>,
-    /// Members whose last link was closed in order, and until when news of their leave may come another way.
-    parting: Vec<(Time, NodeId, String)>,
+    parting: Vec<Parting>,
     /// Members whose links ended in another way than with their processes: those may have decided something since.
     lived_on: BTreeSet<NodeId>,
+}
+
+/// A member whose last link was closed in order, for `reason`: news of its leave may come another way until then.
+struct Parting {
+    node: NodeId,
+    until: Time,
+    reason: String,
 }
 
 /// What a turn of the engine leaves to be done once it was let go.
@@ -287,7 +293,7 @@ impl Shared {
             self.perform(state, effect, &mut after);
         }
         after.forgotten = state.engine.take_forgotten();
-        self.ticker.engine_at(state.parting.iter().map(|(until, ..)| *until).chain(state.timer).min());
+        self.ticker.engine_at(state.parting.iter().map(|parting| parting.until).chain(state.timer).min());
         self.news.fetch_add(1, SeqCst);
         after
     }
@@ -307,7 +313,7 @@ impl Shared {
     fn end_partings(&self, state: &mut State, now: Time) {
         let State { engine, parting, .. } = state;
         let is_greeting = self.node.is_greeting();
-        parting.retain_mut(|(until, node, reason)| {
+        parting.retain_mut(|Parting { node, until, reason }| {
             if now < *until {
                 return true;
             }
@@ -359,7 +365,7 @@ impl Shared {
                 let what = reason.what().to_owned();
                 if in_order && self.table.get().is_some() {
                     // The news of its leave may be on a link that it has made and that is not known here yet.
-                    parting.push((now.after(LAST_WORDS), node, what));
+                    parting.push(Parting { node, until: now.after(LAST_WORDS), reason: what });
                 } else {
                     engine.handle(now, Event::LinkLost { peer: node, reason: what });
                 }

@@ -158,6 +158,21 @@ struct Owner {
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
 
+/// The busy processes of a host, as far as a node knows.
+#[derive(Clone, Copy)]
+struct Company {
+    /// Busy processes, this one among them.
+    local_ranks: usize,
+    /// Cores that all of them may use.
+    cores: usize,
+}
+
+impl Company {
+    fn wait_policy(self) -> WaitPolicy {
+        WaitPolicy::for_ranks(self.local_ranks, self.cores)
+    }
+}
+
 pub(crate) struct Inner {
     pub(crate) id: NodeId,
     pub(crate) peer: Peer,
@@ -169,8 +184,7 @@ pub(crate) struct Inner {
     pub(crate) progress: Progress,
     pub(crate) links: Links,
     pub(crate) patience: Patience,
-    /// Busy processes on this host, and the cores that they may use.
-    company: Mutex<(usize, usize)>,
+    company: Mutex<Company>,
     pub(crate) weak: Weak<Inner>,
     pub(crate) stopping: AtomicBool,
     pub(crate) fork: ForkMark,
@@ -207,8 +221,8 @@ impl Node {
         getrandom::fill(&mut id).map_err(|error| Error::new(ErrorKind::Io, format!("drawing a node id: {error}")))?;
         sheave_base::shortage::raise_descriptors();
         let progress = Progress::new()?;
-        let company = (config.local_ranks, cores::usable([]));
-        let patience = Patience::new(config.wait.unwrap_or_else(|| WaitPolicy::for_ranks(company.0, company.1)));
+        let company = Company { local_ranks: config.local_ranks, cores: cores::usable([]) };
+        let patience = Patience::new(config.wait.unwrap_or_else(|| company.wait_policy()));
         let id = NodeId(u64::from_le_bytes(id));
         let peer = Peer {
             name: config.name.clone(),
@@ -274,23 +288,23 @@ impl Node {
     /// Says that so many busy processes share this host, this one among them, and which they are: their waits follow
     /// how many they are, and how many cores all of them together may use. Replaces what the config has guessed.
     pub fn share_host(&self, local_ranks: usize, pids: impl IntoIterator<Item = u32>) {
-        let cores = cores::usable(pids);
-        *self.inner.company.lock() = (local_ranks, cores);
+        let company = Company { local_ranks, cores: cores::usable(pids) };
+        *self.inner.company.lock() = company;
         if self.inner.config.wait.is_none() {
-            self.inner.patience.limit(WaitPolicy::for_ranks(local_ranks, cores));
+            self.inner.patience.limit(company.wait_policy());
         }
     }
 
     /// The busy processes on this host, as far as the node knows.
     #[must_use]
     pub fn local_ranks(&self) -> usize {
-        self.inner.company.lock().0
+        self.inner.company.lock().local_ranks
     }
 
     /// The cores that the busy processes on this host may use together, as far as the node knows.
     #[must_use]
     pub fn cores(&self) -> usize {
-        self.inner.company.lock().1
+        self.inner.company.lock().cores
     }
 
     /// Where the node's tensors live.
