@@ -352,6 +352,9 @@ impl Engine {
     pub(super) fn told_broken(&mut self, from: NodeId, id: GroupId, about: NodeId, word: &Error, tell: bool) {
         let (kind, reason) = (word.kind(), word.what().to_owned());
         let by_death = kind == ErrorKind::PeerLost;
+        if by_death && about != self.me && self.is_living(about) {
+            self.watch.hears_of_loss(about, &reason);
+        }
         if !self.groups.contains_key(&id) && !self.may_note_unmade() {
             return;
         }

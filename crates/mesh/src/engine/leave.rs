@@ -93,14 +93,15 @@ impl Engine {
         self.fail(Error::new(ErrorKind::Closed, format!("this node has failed: {reason}")));
     }
 
-    /// Whom this node has lost in this epoch, who may be why it fails: most programs end when they read of that. Of one
-    /// that failed for a loss itself, those whom it had lost.
+    /// The members that are lost in this epoch, as far as this node knows: they may be why it fails, for most programs
+    /// end when they read of that. Of one that failed for a loss itself, those whom it had lost.
     fn after_losses(&self) -> String {
         let died = self.deaths.iter().filter(|death| !death.left && death.epoch == self.epoch);
         let died = died.map(|death| (death.node, death.reason.as_str()));
-        let suspected = self.watch.suspected.iter().map(|(node, reason)| (*node, reason.as_str()));
+        let lost = self.watch.suspected.iter().chain(&self.watch.lost_by_others);
+        let lost = lost.map(|(node, reason)| (*node, reason.as_str()));
         let mut causes: Vec<String> = Vec::new();
-        for (node, reason) in died.chain(suspected) {
+        for (node, reason) in died.chain(lost) {
             let cause =
                 reason.rsplit_once(AFTER_LOSS).map_or_else(|| self.peer_of(node).name, |(_, names)| names.into());
             if !causes.contains(&cause) {

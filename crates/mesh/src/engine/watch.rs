@@ -32,6 +32,8 @@ pub(super) struct Watch {
     was_away: bool,
     /// Those whom this node has answered a proposal without; what they said before they ended is never heard here.
     renounced: BTreeSet<NodeId>,
+    /// Living members that others have lost, and why, as they said when groups broke for it.
+    pub(super) lost_by_others: BTreeMap<NodeId, String>,
     /// What others told us: the suspect, who said so, and why. Used once we coordinate.
     accusations: BTreeMap<NodeId, (NodeId, String)>,
     patience_began: Time,
@@ -64,6 +66,7 @@ impl Watch {
         self.silent.remove(&node);
         self.asked.remove(&node);
         self.suspected.remove(&node);
+        self.lost_by_others.remove(&node);
         self.accusations.remove(&node);
         self.accusations.retain(|_, (accuser, _)| *accuser != node);
     }
@@ -84,6 +87,11 @@ impl Watch {
 
     fn last_sign(&self, node: NodeId, since: Time) -> Time {
         self.heard.get(&node).map_or(since, |heard| since.max(*heard))
+    }
+
+    /// Another member says that it has lost `node`.
+    pub(super) fn hears_of_loss(&mut self, node: NodeId, reason: &str) {
+        self.lost_by_others.entry(node).or_insert_with(|| reason.to_owned());
     }
 
     pub(super) fn accused(&mut self, suspect: NodeId, accuser: NodeId, reason: String) {

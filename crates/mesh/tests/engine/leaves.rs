@@ -174,6 +174,21 @@ fn f52_who_fails_for_a_loss_says_whom_it_had_lost() {
     }
 }
 
+/// Nor who has read of the loss only, and has dropped the group since.
+#[test]
+fn f52_who_fails_for_a_loss_that_it_was_told_of_says_so() {
+    let (mut meshes, world) = Meshes::joined(4, 1);
+    meshes.link_all();
+    meshes.kill(3);
+    meshes.deliver(3, 0);
+    meshes.deliver(0, 2);
+    meshes.nodes[2].drop_group(world);
+    meshes.tell(2, Event::Fail { reason: "its mesh was dropped".into() });
+    meshes.deliver(2, 1);
+    let death = meshes.nodes[1].why_lost(id(2)).expect("it failed").to_string();
+    assert!(death.contains("its mesh was dropped, after it had lost rank-3"), "{death}");
+}
+
 #[test]
 fn a_leave_ends_barriers_of_a_group_that_its_first_member_has_not_made() {
     let (mut meshes, _) = Meshes::joined(3, 7);
