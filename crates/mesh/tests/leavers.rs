@@ -92,7 +92,9 @@ fn what_is_still_on_the_link_of_a_leaver_comes_before_the_news_of_its_leave() {
                     meet(&mesh, &nodes[1..]);
                     let _last = send(&mesh, nodes[1], "notes", "last", &Value::Int(7));
                     mesh.leave().expect("the others agree");
-                    assert!(works.iter().all(|work| wait(work).is_err()), "nobody has answered");
+                    // Answers may come for as long as it leaves; what has none by then fails, and nothing waits on.
+                    let ends = |work| !matches!(wait(work), Err(error) if error.kind() == ErrorKind::DeadlineExceeded);
+                    assert!(works.iter().all(ends), "none waits on");
                     return;
                 }
                 _ => {}
