@@ -84,7 +84,7 @@ impl Node {
     ) -> Result<LinkId> {
         self.inner.fork.check("node")?;
         let begun = Instant::now();
-        let mut attempt = Attempt { node: &self.inner, address, patience: Patience { until, interrupt } };
+        let mut attempt = Attempt { node: &self.inner, address, deadline: Deadline { until, interrupt } };
         let mut pause = RETRY_MIN;
         let mut short_since: Option<Instant> = None;
         loop {
@@ -109,7 +109,7 @@ impl Node {
             if rest.is_zero() {
                 return Err(self.inner.gave_up(address, &cause).elapsed(begun.elapsed()));
             }
-            attempt.patience.pause(pause.min(rest))?;
+            attempt.deadline.pause(pause.min(rest))?;
             pause = (pause * 2).min(RETRY_MAX);
         }
     }
@@ -124,9 +124,9 @@ pub(crate) fn probe(
     interrupt: Interrupt<'_>,
 ) -> Result<()> {
     let tcp = address.tcp.ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "no TCP address to probe"))?;
-    let mut attempt = Attempt { node, address, patience: Patience { until: connected_by, interrupt: Some(interrupt) } };
+    let mut attempt = Attempt { node, address, deadline: Deadline { until: connected_by, interrupt: Some(interrupt) } };
     let socket = attempt.connect_tcp(tcp)?;
-    attempt.patience.until = until;
+    attempt.deadline.until = until;
     attempt.shake(&socket, Medium::Tcp, Some(PAYLOAD)).map(drop)
 }
 
@@ -161,13 +161,13 @@ impl From<Error> for Failure {
     }
 }
 
-/// Waits on behalf of a caller.
-struct Patience<'a> {
+/// A caller's deadline, and what may interrupt it.
+struct Deadline<'a> {
     until: Instant,
     interrupt: Option<Interrupt<'a>>,
 }
 
-impl Patience<'_> {
+impl Deadline<'_> {
     /// Waits until the socket is ready, or fails when the time is up.
     fn ready(&mut self, socket: &OwnedFd, flags: PollFlags, until: Instant) -> Result<()> {
         let until = until.min(self.until);
@@ -212,7 +212,7 @@ impl Patience<'_> {
 struct Attempt<'a, 'i> {
     node: &'a Arc<Inner>,
     address: &'a Address,
-    patience: Patience<'i>,
+    deadline: Deadline<'i>,
 }
 
 impl Attempt<'_, '_> {
@@ -281,7 +281,7 @@ impl Attempt<'_, '_> {
         let until = Instant::now() + self.node.config.handshake_timeout;
         let mut offer = shm::offer(self.node, socket, peer)?;
         loop {
-            self.patience.ready(offer.socket(), PollFlags::IN, until).inspect_err(|_| offer.withdraw())?;
+            self.deadline.ready(offer.socket(), PollFlags::IN, until).inspect_err(|_| offer.withdraw())?;
             match offer.finish(self.node)? {
                 Ok(link) => return Ok(link),
                 Err(again) => offer = again,
@@ -310,7 +310,7 @@ impl Attempt<'_, '_> {
         match connect(&socket, &tcp) {
             Ok(()) => {}
             Err(Errno::INPROGRESS | Errno::INTR) => {
-                self.patience.ready(&socket, PollFlags::OUT, self.patience.until)?;
+                self.deadline.ready(&socket, PollFlags::OUT, self.deadline.until)?;
                 sockopt::socket_error(&socket).and_then(|outcome| outcome).map_err(refused)?;
             }
             Err(errno) => return Err(refused(errno)),
@@ -350,7 +350,7 @@ impl Attempt<'_, '_> {
     ) -> Result<(Peer, Vec<u8>)> {
         let mut bytes = [0; HANDSHAKE_BYTES_MAX + 4];
         loop {
-            self.patience.ready(socket, PollFlags::IN, until)?;
+            self.deadline.ready(socket, PollFlags::IN, until)?;
             let length = match recv(socket, &mut bytes[..], RecvFlags::DONTWAIT) {
                 Ok((0, _)) => return Err(hung_up("closed the connection")),
                 Ok((length, _)) => length,
@@ -396,7 +396,7 @@ impl Attempt<'_, '_> {
         while !rest.is_empty() {
             match send(socket, rest, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Ok(length) => rest = &rest[length..],
-                Err(Errno::AGAIN | Errno::INTR) => self.patience.ready(socket, PollFlags::OUT, until)?,
+                Err(Errno::AGAIN | Errno::INTR) => self.deadline.ready(socket, PollFlags::OUT, until)?,
                 // It may have said why before it hung up; reading finds that.
                 Err(Errno::PIPE | Errno::CONNRESET) => return Ok(()),
                 Err(errno) => return Err(hung_up(&format!("broke the connection ({errno})"))),
