@@ -19,9 +19,10 @@
 //! soon as it knows that it has left, or has run out of patience; the system closes them if its process ends; and a
 //! node ends a link that shows no sign of life. A link that must wait for room is read on when handlers return.
 //!
-//! **Links that are not known yet.** The leaver may have made a link in its last moment that this node's table does not
-//! have yet; but then its handshake is under way here, because the leaver has had this node's last word of it. So the
-//! news wait until no handshake is at that point.
+//! **Links that are not known yet.** In its last moment the leaver may have got a link that this node's table does not
+//! have yet. If the leaver has made it, its handshake is under way here, because the leaver has had this node's last
+//! word of it; if this node makes it, it has not read the leaver's last word yet. So the news wait until no handshake
+//! is at that point, and until this node makes no link to the leaver.
 //!
 //! What goes beyond this: a link that this node has cut itself, because the leaver looked dead before it was agreed
 //! that it had left, is not read to its end.
@@ -103,7 +104,7 @@ impl Shared {
     /// Queues what is to be told of a leaver, unless a link to it still stands or may be about to.
     fn queue_news_of(&self, node: NodeId) -> bool {
         // Before the table of links is looked at: a handshake that is over is a link in it.
-        if self.node.is_greeting() {
+        if self.node.is_greeting() || self.routes.is_making(node) {
             self.ticker.ring_at(self.clock().now().after(HANDSHAKE_LOOK));
             return false;
         }
