@@ -188,14 +188,14 @@ proptest! {
 
 #[test]
 fn all_halves_are_widened_and_rounded_right() {
-    let zeros = [0_u8; 2 * 65536];
-    let all: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_ne_bytes).collect();
+    let every = || (0..=u16::MAX).step_by(if cfg!(miri) { 257 } else { 1 });
+    let all: Vec<u8> = every().flat_map(u16::to_ne_bytes).collect();
+    // Adding −0 changes nothing but NaNs; so every value survives the way up and down.
+    let negative_zeros: Vec<u8> = every().flat_map(|_| 0x8000_u16.to_ne_bytes()).collect();
     for level in Level::available() {
         for (dtype, nan) in [(Dtype::F16, 0x7e00_u16), (Dtype::Bf16, 0x7fc0)] {
-            // Adding −0 changes nothing but NaNs; so every value survives the way up and down.
-            let negative_zeros: Vec<u8> = zeros.chunks(2).flat_map(|_| 0x8000_u16.to_ne_bytes()).collect();
             let sums = reduced(level, Op::Sum, dtype, &all, &negative_zeros);
-            for (bits, sum) in (0..=u16::MAX).zip(sums.chunks(2)) {
+            for (bits, sum) in every().zip(sums.chunks(2)) {
                 let is_nan = match dtype {
                     Dtype::F16 => f16::from_bits(bits).is_nan(),
                     _ => bf16::from_bits(bits).is_nan(),
