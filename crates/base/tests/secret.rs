@@ -142,6 +142,19 @@ fn without_a_home_the_error_says_what_to_set() {
     assert!(error.advice().unwrap().contains("SHEAVE_SECRET"));
 }
 
+/// A wrong HOME shows in the path, which is not abbreviated; what to set instead is said.
+#[test]
+fn f93_a_home_that_is_no_folder_is_shown_and_what_to_set() {
+    let folder = tempfile::tempdir().unwrap();
+    let home = folder.path().join("home");
+    write(&home, b"a file", 0o600);
+    let error = resolve_with(&[("HOME", &home)]).unwrap_err();
+    let cookie = home.join(".config/sheave/cookie");
+    assert!(error.what().contains(cookie.to_str().unwrap()), "{error}");
+    let hint = error.advice().unwrap_or_default();
+    assert!(["SHEAVE_SECRET", "SHEAVE_SECRET_FILE", "HOME"].iter().all(|name| hint.contains(name)), "{error}");
+}
+
 #[test]
 fn sixteen_threads_at_once_make_one_cookie() {
     for _ in 0..20 {
