@@ -131,6 +131,7 @@ fn a_trace_that_is_off_records_nothing_and_does_not_even_read_the_clock() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it takes minutes there")]
 fn names_and_lanes_are_kept_once_and_are_bounded() {
     let (trace, _) = trace(1);
     assert_eq!(trace.name("send"), trace.name("send"));

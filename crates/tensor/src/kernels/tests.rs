@@ -14,6 +14,9 @@ fn config() -> ProptestConfig {
     ProptestConfig { failure_persistence: None, cases: if cfg!(miri) { 4 } else { 64 }, ..ProptestConfig::default() }
 }
 
+/// Elements of one case. Under miri each byte that is drawn takes a long time.
+const ELEMENTS_MAX: usize = if cfg!(miri) { 40 } else { 600 };
+
 /// Bytes with many special values: infinities, NaNs with payloads, zeros of both signs, subnormals.
 fn bytes(len_bytes: usize) -> impl Strategy<Value = Vec<u8>> {
     let special = prop::sample::select(vec![0x00_u8, 0x80, 0x7f, 0xff, 0x7c, 0xfc, 0x01, 0xf0]);
@@ -136,7 +139,10 @@ proptest! {
     /// All operations and dtypes, any length, any misalignment on both sides.
     #[test]
     fn every_level_gives_the_oracles_bits(
-        elements in 0_usize..600, shifts in (0_usize..17, 0_usize..17), left in bytes(10_000), right in bytes(10_000)
+        elements in 0..ELEMENTS_MAX,
+        shifts in (0_usize..17, 0_usize..17),
+        left in bytes(16 * ELEMENTS_MAX + 17),
+        right in bytes(16 * ELEMENTS_MAX + 17),
     ) {
         for (op, dtype) in supported() {
             let len_bytes = elements * dtype.size_bytes();
@@ -153,7 +159,12 @@ proptest! {
 
     /// Out of place at odd addresses, with the target on either input, and nothing written beside it.
     #[test]
-    fn targets_may_be_inputs(elements in 0_usize..300, shift in 0_usize..9, left in bytes(1200), right in bytes(1200)) {
+    fn targets_may_be_inputs(
+        elements in 0..ELEMENTS_MAX,
+        shift in 0_usize..9,
+        left in bytes(4 * ELEMENTS_MAX),
+        right in bytes(4 * ELEMENTS_MAX),
+    ) {
         let len_bytes = elements * 4;
         let expected = reduced(Level::Plain, Op::Min, Dtype::F32, &left[..len_bytes], &right[..len_bytes]);
         let mut apart = vec![0xa5; shift + len_bytes + 64];
@@ -172,7 +183,11 @@ proptest! {
     }
 
     #[test]
-    fn scaling_has_the_same_bits_everywhere(elements in 0_usize..400, factor in any::<f64>(), values in bytes(6400)) {
+    fn scaling_has_the_same_bits_everywhere(
+        elements in 0..ELEMENTS_MAX,
+        factor in any::<f64>(),
+        values in bytes(16 * ELEMENTS_MAX),
+    ) {
         for dtype in [Dtype::F16, Dtype::Bf16, Dtype::F32, Dtype::F64, Dtype::Complex64, Dtype::Complex128] {
             let mut plain = values[..elements * dtype.size_bytes()].to_vec();
             let original = plain.clone();
