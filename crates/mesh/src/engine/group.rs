@@ -211,8 +211,7 @@ impl Engine {
         }
     }
 
-    /// Tells the group's first living member, or, being that, all the others. Why the group is broken may be a leave
-    /// of which they have not heard.
+    /// Tells the group's first living member, or, being that, all the others.
     fn tell_broken_again(&mut self, id: GroupId) {
         let Some(group) = self.groups.get(&id).filter(|_| self.is_active()) else { return };
         let Some(broken) = group.broken.clone() else { return };
@@ -221,13 +220,7 @@ impl Engine {
         if told.first() != Some(&self.me) {
             told.truncate(1);
         }
-        told.retain(|node| *node != self.me);
-        let epoch_word = broken.by_death.then(|| self.commit());
-        let message = self.broken_message(id, &broken);
-        for node in told {
-            epoch_word.iter().for_each(|word| self.effects.push(Effect::Send { to: node, message: word.clone() }));
-            self.send(node, message.clone());
-        }
+        self.send_broken(id, &broken, told);
     }
 
     /// Why the group's operations fail, if they do.
@@ -485,8 +478,15 @@ impl Engine {
             Some(first) if *first == self.me => group.nodes.clone(),
             first => first.copied().into_iter().collect(),
         };
+        self.send_broken(id, broken, told);
+    }
+
+    /// Why a group is broken may be a leave of which they have not heard: they would take it for a death.
+    fn send_broken(&mut self, id: GroupId, broken: &Broken, told: Vec<NodeId>) {
+        let epoch_word = broken.by_death.then(|| self.commit());
         let message = self.broken_message(id, broken);
         for node in told.into_iter().filter(|node| *node != self.me && self.is_living(*node)).collect::<Vec<_>>() {
+            epoch_word.iter().for_each(|word| self.send(node, word.clone()));
             self.send(node, message.clone());
         }
     }

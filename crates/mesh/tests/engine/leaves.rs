@@ -311,3 +311,19 @@ fn a_sign_of_life_on_the_link_is_as_good_as_a_message() {
     meshes.pass(LIVENESS.timeout + step);
     assert_eq!(meshes.nodes[0].num_dead(), 1);
 }
+
+/// Who hears from a group's first member that somebody has left hears of the decision first, which may still be on its
+/// way from the coordinator: else it would hold the leave for a death.
+#[test]
+fn a_broken_group_and_the_leave_that_broke_it_come_together() {
+    let (mut meshes, _) = Meshes::joined(4, 3);
+    let group = meshes.group("apart", &[1, 2, 3]);
+    meshes.link_all();
+    let _ = meshes.leave(3);
+    // Node 0 and another one are enough to decide it.
+    for (from, to) in [(3, 0), (0, 1), (1, 0), (0, 1), (1, 2)] {
+        meshes.deliver(from, to);
+    }
+    assert!(meshes.nodes[2].broken(group).is_some(), "node 1 has told it");
+    assert!(meshes.nodes[2].has_left_in_order(id(3)), "and why");
+}
