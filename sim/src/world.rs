@@ -282,7 +282,11 @@ impl World {
                 self.declared.insert(node);
                 // Of what was swallowed on the way nobody knows, nor of what one that was killed had not yet sent off.
                 let is_told = !self.scenario.is_one_host || self.network.carries(node, me);
-                if is_told && !self.crashed.contains_key(&node) && self.left.contains_key(&node) {
+                let has_left =
+                    |entry: &Node| entry.engine.deaths().iter().any(|death| death.node == node && death.left);
+                let is_known = self.nodes.iter().any(|entry| entry.lives && has_left(entry));
+                let is_told = is_told && (is_known || !self.crashed.contains_key(&node));
+                if is_told && self.left.contains_key(&node) {
                     return Err(format!("node {me} is told that {node} died, which had left: {reason}"));
                 }
             }

@@ -14,6 +14,12 @@ use sheave_base::clock::Time;
 use sheave_base::{Error, ErrorKind, NodeId};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Lost members that the reason of a failure names. It is repeated in the errors of all others.
+const CAUSES_MAX: usize = 4;
+
+/// The word between them.
+const AND: &str = " and ";
+
 #[derive(Default)]
 pub(super) struct Leaving {
     /// Whether this node wants to leave.
@@ -102,13 +108,15 @@ impl Engine {
         let lost = lost.map(|(node, reason)| (*node, reason.as_str()));
         let mut causes: Vec<String> = Vec::new();
         for (node, reason) in died.chain(lost) {
-            let cause =
-                reason.rsplit_once(AFTER_LOSS).map_or_else(|| self.peer_of(node).name, |(_, names)| names.into());
-            if !causes.contains(&cause) {
-                causes.push(cause);
+            let own = self.peer_of(node).name;
+            let names = reason.rsplit_once(AFTER_LOSS).map_or(own.as_str(), |(_, names)| names);
+            for name in names.split(AND) {
+                if causes.len() < CAUSES_MAX && causes.iter().all(|cause| cause != name) {
+                    causes.push(name.to_owned());
+                }
             }
         }
-        if causes.is_empty() { String::new() } else { format!("{AFTER_LOSS}{}", causes.join(" and ")) }
+        if causes.is_empty() { String::new() } else { format!("{AFTER_LOSS}{}", causes.join(AND)) }
     }
 
     pub(super) fn say_failed(&mut self, reason: &str) {

@@ -33,10 +33,10 @@ pub struct Ballot {
 /// What the reason of a death begins with that the dead member announced itself.
 pub const FAILED: &str = "it failed: ";
 
-/// What the reason of a death begins with if the dead member suspected first who saw this.
+/// The beginning of the reason of a death if the dead member suspected first who saw this.
 pub(super) const HOLDS_DEAD: &str = "it holds this node for dead: ";
 
-/// What the reason of a failure ends with, before the members that the failed one had lost itself: the cause is there.
+/// The part of a failure's reason before the members that the failed one had lost itself: the cause is there.
 pub(super) const AFTER_LOSS: &str = ", after it had lost ";
 
 /// Somebody's end: it died, or it left.

@@ -155,7 +155,7 @@ fn f52_who_fails_for_a_loss_is_not_named_for_it() {
     }
 }
 
-/// Who shares no group with the lost one reads of it nevertheless, through others that failed for it.
+/// The lost one is read of by those too who share no group with it, through others that failed for it.
 #[test]
 fn f52_who_fails_for_a_loss_says_whom_it_had_lost() {
     for seed in 0..50 {
@@ -174,7 +174,7 @@ fn f52_who_fails_for_a_loss_says_whom_it_had_lost() {
     }
 }
 
-/// Nor who has read of the loss only, and has dropped the group since.
+/// A failure names a lost member that it was only told of, whose group it has dropped since.
 #[test]
 fn f52_who_fails_for_a_loss_that_it_was_told_of_says_so() {
     let (mut meshes, world) = Meshes::joined(4, 1);
@@ -312,8 +312,8 @@ fn a_sign_of_life_on_the_link_is_as_good_as_a_message() {
     assert_eq!(meshes.nodes[0].num_dead(), 1);
 }
 
-/// Who hears from a group's first member that somebody has left hears of the decision first, which may still be on its
-/// way from the coordinator: else it would hold the leave for a death.
+/// A leave is told before the group that it broke, by the group's first member: the decision may still be on its way
+/// from the coordinator, and without it the leave would be held for a death.
 #[test]
 fn a_broken_group_and_the_leave_that_broke_it_come_together() {
     let (mut meshes, _) = Meshes::joined(4, 3);
@@ -326,4 +326,19 @@ fn a_broken_group_and_the_leave_that_broke_it_come_together() {
     }
     assert!(meshes.nodes[2].broken(group).is_some(), "node 1 has told it");
     assert!(meshes.nodes[2].has_left_in_order(id(3)), "and why");
+}
+
+/// The reason of a failure stays short, however many are lost.
+#[test]
+fn a_failure_names_few_of_many_lost_members() {
+    let (mut meshes, _) = Meshes::joined(20, 1);
+    meshes.link_all();
+    for lost in 2..9 {
+        meshes.kill(lost);
+        meshes.deliver(lost, 1);
+    }
+    meshes.tell(1, Event::Fail { reason: "its mesh was dropped".into() });
+    meshes.deliver(1, 0);
+    let death = meshes.nodes[0].why_lost(id(1)).expect("it failed").to_string();
+    assert!(death.contains("after it had lost rank-2 and rank-3 and rank-4 and rank-5;"), "{death}");
 }
