@@ -39,13 +39,7 @@ impl Drive for Inner {
             course.is_over();
             return Ok(true);
         }
-        let quiet_since = course.quiet_since();
-        let outcome = self.sleep_until_done(target, until, interrupt);
-        // A thread that waits for nothing in particular teaches nothing.
-        if matches!(outcome, Ok(true)) && target.operation() != IDLE {
-            self.patience.slept(quiet_since);
-        }
-        outcome
+        self.sleep_until_done(target, until, interrupt)
     }
 }
 

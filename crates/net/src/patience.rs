@@ -3,18 +3,19 @@
 //! A thread that waits has three ways: it polls and keeps its core, it polls and gives the core away in between, or it
 //! sleeps and is woken. The first is the fastest where whoever is waited for has another core, the second where it
 //! needs this very one, and the third where somebody else takes the core or the wait is long. [`WaitPolicy`] says how
-//! much of the first two there may be at most; how much there is follows from three things that waits tell:
+//! much of the first two there may be at most; how much there is follows from two things that waits tell:
 //!
 //! * **The core was needed.** Waits that end only after the core was given away have kept it in vain, and the next ones
 //!   keep it half as long; those that end before, twice as long again.
-//! * **How long waits are.** A sleep costs both sides some time, and polling costs a core that perhaps nobody else
-//!   wants. The last waits say for how long polling would have cost the least ([`Lengths`]): as long as most waits
-//!   are, and not at all if nearly all are longer than polling may ever take.
 //! * **Strangers.** A core that is given away usually comes back within microseconds. From a stranger who computes it
 //!   comes back after a time slice, which is a thousand times longer, while a thread that is woken gets it nearly at
-//!   once. So each turn is measured, and after a long one waits do not give way but sleep, for many times as long as
-//!   was lost, and twice as long again if the next try loses as much ([`Strangers`]). A core that is taken away tells
-//!   the same.
+//!   once. So each turn is measured, and where one long turn after the other costs more than sleeping would, waits do
+//!   not give way but sleep, for sixteen times as long as the next try loses ([`Strangers`]). A core that is taken away
+//!   tells the same. With more ranks than cores a long turn tells nothing: it may be that of a rank that computes.
+//!
+//! A wait that gives its core away in between does so for as long as the policy says, however long the last ones were:
+//! who polls so hinders nobody, and to sleep instead would make the others' waits long in turn, so that all of them
+//! would sleep for having slept.
 //!
 //! All of this is arithmetic on points in time that others measure ([`Processor`]), so that tests play it.
 
@@ -53,27 +54,19 @@ const ROUNDS: u32 = 16;
 /// microseconds between two turns, and a time slice has milliseconds.
 const TURN_LONG: Duration = Duration::from_micros(500);
 
-/// So many times what was lost to a stranger, the core is not given away at first. A pause of the whole machine looks
-/// the same, and must not be paid for long.
-const PENALTY_FACTOR: u32 = 2;
+/// Long turns in a row that are borne before strangers are kept off: ranks that start have work of their own, and so
+/// has a system that cleans up behind the last ones.
+const TURNS_BORNE: u32 = 8;
 
-/// The core is given away for a try after this time at the latest.
-const PENALTY_MAX: Duration = Duration::from_secs(1);
+/// A time slice of most systems: who had the core for longer has not had it for the first time.
+const TURN_MAX: Duration = Duration::from_millis(4);
 
-/// Short turns after which strangers are forgotten.
-const TURNS_SHORT: u32 = 64;
+/// For so many turns strangers are kept off until the core is given away for a try, so that tries cost a sixteenth of
+/// the time, and who has gone is not kept off for long.
+const PENALTY_TURNS: u32 = 16;
 
 /// What a sleep costs those who wait: both sides' system calls, and the way of the woken thread to a core.
 const SLEEP_COST_NS: u64 = 25_000;
-
-/// Polling for so long costs as much as one unit of waiting: the core may be free.
-const POLLING_PER_COST: u64 = 8;
-
-/// Waits after which what is known of older ones counts half.
-const WAITS_REMEMBERED: u32 = 64;
-
-/// Waits between two looks at what they tell.
-const WAITS_PER_LOOK: u32 = 16;
 
 /// Shortest time of keeping the core that is halved no more.
 const SPIN_NS_MIN: u64 = 200;
@@ -100,85 +93,30 @@ pub(crate) struct Plan {
     gives_way: bool,
 }
 
-/// How a wait has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ended {
-    /// While it kept its core.
-    Kept,
-    /// After it had given its core away.
-    GaveWay,
-    /// After a sleep, or a turn of strangers, which says nothing about those who are waited for.
-    Slept,
-}
-
-/// The lengths of the last waits, in powers of two of microseconds.
-#[derive(Clone, Debug, Default)]
-struct Lengths {
-    /// How many waits were below 2^index µs and not below half of that; the last one has all that are longer.
-    counts: [u32; Self::CLASSES],
-    since_halved: u32,
-}
-
-impl Lengths {
-    /// The longest time that polling is reckoned for is 1,024 µs.
-    const CLASSES: usize = 12;
-
-    fn add(&mut self, length: Duration) {
-        let length_us = u64::try_from(length.as_micros()).unwrap_or(u64::MAX);
-        let class = (u64::BITS - length_us.leading_zeros()) as usize;
-        self.counts[class.min(Self::CLASSES - 1)] += 2;
-        self.since_halved += 1;
-        if self.since_halved >= WAITS_REMEMBERED {
-            self.since_halved = 0;
-            self.counts.iter_mut().for_each(|count| *count /= 2);
-        }
-    }
-
-    /// For how long polling would have cost the waits the least, of zero and the times up to `most`.
-    fn best(&self, most: Duration) -> Duration {
-        let most_ns = u64::try_from(most.as_nanos()).unwrap_or(u64::MAX);
-        let of_class = |class: usize| 1_000_u64 << class;
-        // The longer time first: it wins where nothing tells against it.
-        let steps = (0..Self::CLASSES - 1).rev().map(of_class).filter(|limit_ns| *limit_ns < most_ns);
-        let candidates = [most_ns].into_iter().chain(steps).chain([0]);
-        let cost = |limit_ns: u64| -> u64 {
-            let per_class = self.counts.iter().enumerate().map(|(class, count)| {
-                let is_caught = class < Self::CLASSES - 1 && of_class(class) <= limit_ns;
-                let each = if is_caught {
-                    of_class(class) / POLLING_PER_COST
-                } else {
-                    limit_ns / POLLING_PER_COST + SLEEP_COST_NS
-                };
-                u64::from(*count).saturating_mul(each)
-            });
-            per_class.sum()
-        };
-        Duration::from_nanos(candidates.min_by_key(|limit_ns| cost(*limit_ns)).unwrap_or(most_ns))
-    }
-}
-
 /// What is known of those outside the job who want the same cores.
 #[derive(Clone, Debug, Default)]
 struct Strangers {
     /// Until when the core is not given away.
     until: Option<Instant>,
-    penalty: Duration,
-    short_turns: u32,
+    /// Turns in a row that were too long.
+    turns: u32,
 }
 
 impl Strangers {
-    /// The core was given away, or taken, and came back after `turn`.
-    fn had_a_turn(&mut self, now: Instant, turn: Duration) {
-        if turn < TURN_LONG {
-            self.short_turns += 1;
-            if self.short_turns >= TURNS_SHORT {
-                *self = Self::default();
-            }
+    /// The core was given away, or taken, and came back after `turn`, which is long, and so many waits have given it
+    /// away since the last long turn and got it back at once.
+    ///
+    /// Had all of them slept instead, that would have cost so much each. If this turn was shorter than that together,
+    /// giving way is the cheaper way. If it was longer, and the ones before it too, whoever has had it is kept off.
+    fn had_a_turn(&mut self, now: Instant, turn: Duration, waits_since: u64) {
+        if SLEEP_COST_NS.saturating_mul(waits_since) >= nanoseconds(turn) {
+            *self = Self::default();
             return;
         }
-        self.short_turns = 0;
-        self.penalty = (self.penalty * 2).max(turn.saturating_mul(PENALTY_FACTOR)).min(PENALTY_MAX);
-        self.until = Some(now + self.penalty);
+        self.turns = self.turns.saturating_add(1);
+        if self.turns >= TURNS_BORNE {
+            self.until = Some(now + turn.min(TURN_MAX).saturating_mul(PENALTY_TURNS));
+        }
     }
 }
 
@@ -187,43 +125,18 @@ impl Strangers {
 struct Lessons {
     most: WaitPolicy,
     spin_ns: u64,
-    polling: Duration,
-    lengths: Lengths,
-    waits: u32,
     strangers: Strangers,
 }
 
 impl Lessons {
     fn new(most: WaitPolicy) -> Self {
-        Self {
-            most,
-            spin_ns: nanoseconds(most.spin),
-            polling: most.spin + most.yielding,
-            lengths: Lengths::default(),
-            waits: 0,
-            strangers: Strangers::default(),
-        }
+        Self { most, spin_ns: nanoseconds(most.spin), strangers: Strangers::default() }
     }
 
-    /// The plan, and until when strangers are to be kept off.
-    fn plan(&self) -> (Plan, Option<Instant>) {
-        let plan = Plan { spin: Duration::from_nanos(self.spin_ns), polling: self.polling, gives_way: true };
-        (plan, self.strangers.until)
-    }
-
-    /// A wait of this length is over, without anything that moved in its last part, which is what counts.
-    fn wait_ended(&mut self, ended: Ended, length: Duration) {
-        let most_ns = nanoseconds(self.most.spin);
-        match ended {
-            Ended::Kept => self.spin_ns = self.spin_ns.saturating_mul(2).max(SPIN_NS_MIN).min(most_ns),
-            Ended::GaveWay => self.spin_ns = (self.spin_ns / 2).max(SPIN_NS_MIN).min(most_ns),
-            Ended::Slept => {}
-        }
-        self.lengths.add(length);
-        self.waits += 1;
-        if self.waits.is_multiple_of(WAITS_PER_LOOK) {
-            self.polling = self.lengths.best(self.most.spin + self.most.yielding);
-        }
+    /// A wait has ended while it kept its core, or after it had given it away.
+    fn wait_ended(&mut self, gave_way: bool) {
+        let spin_ns = if gave_way { self.spin_ns / 2 } else { self.spin_ns.saturating_mul(2) };
+        self.spin_ns = spin_ns.max(SPIN_NS_MIN).min(nanoseconds(self.most.spin));
     }
 }
 
@@ -263,8 +176,10 @@ impl Processor for ThisProcessor {
 pub(crate) struct Patience<P = ThisProcessor> {
     processor: P,
     lessons: Mutex<Lessons>,
-    /// What waits go by, so that they need no lock: the plan's times in nanoseconds, and the end of the penalty in
-    /// nanoseconds since `begun`; zero if there is none.
+    /// Waits that have given the core away since the last long turn. Some may be lost where threads count at once.
+    waits_since: AtomicU64,
+    /// What waits go by, so that they need no lock: times in nanoseconds, and the end of the penalty in nanoseconds
+    /// since `begun`; zero if there is none.
     spin_ns: AtomicU64,
     polling_ns: AtomicU64,
     most_spin_ns: AtomicU64,
@@ -285,6 +200,8 @@ impl<P: Processor> Patience<P> {
         let patience = Self {
             processor,
             lessons: Mutex::new(Lessons::new(most)),
+            // Nobody has been seen: the first long turn is not taken for the second.
+            waits_since: AtomicU64::new(u64::MAX),
             spin_ns: AtomicU64::new(0),
             polling_ns: AtomicU64::new(0),
             most_spin_ns: AtomicU64::new(0),
@@ -319,15 +236,11 @@ impl<P: Processor> Patience<P> {
         !self.most_spin().is_zero()
     }
 
-    fn keeps_less_than_it_may(&self) -> bool {
-        self.spin_ns.load(Relaxed) < self.most_spin_ns.load(Relaxed)
-    }
-
     fn publish(&self, lessons: &Lessons) {
-        let (plan, until) = lessons.plan();
-        self.spin_ns.store(nanoseconds(plan.spin), Relaxed);
-        self.polling_ns.store(nanoseconds(plan.polling), Relaxed);
+        self.spin_ns.store(lessons.spin_ns, Relaxed);
+        self.polling_ns.store(nanoseconds(lessons.most.spin + lessons.most.yielding), Relaxed);
         self.most_spin_ns.store(nanoseconds(lessons.most.spin), Relaxed);
+        let until = lessons.strangers.until;
         let penalty_end_ns = until.map_or(0, |until| nanoseconds(until.saturating_duration_since(self.begun)));
         self.penalty_end_ns.store(penalty_end_ns, Relaxed);
     }
@@ -372,17 +285,27 @@ impl<P: Processor> Patience<P> {
         true
     }
 
-    fn had_a_turn(&self, now: Instant, turn: Duration) {
-        // Short turns only count where there is something to forget.
-        if turn >= TURN_LONG || self.penalty_end_ns.load(Relaxed) > 0 {
-            self.learn(|lessons| lessons.strangers.had_a_turn(now, turn));
+    /// Whether this turn was a stranger's. Where waits never keep their cores, more ranks are there than cores, and a
+    /// long turn is as likely that of one who computes what is waited for.
+    fn had_a_turn(&self, now: Instant, turn: Duration) -> bool {
+        let is_stranger = turn >= TURN_LONG && self.may_keep();
+        if is_stranger {
+            let waits_since = self.waits_since.swap(0, Relaxed);
+            self.learn(|lessons| lessons.strangers.had_a_turn(now, turn, waits_since));
         }
+        is_stranger
     }
 
-    /// A wait that has slept is over; nothing had moved since then.
-    pub(crate) fn slept(&self, quiet_since: Instant) {
-        let length = self.processor.now().saturating_duration_since(quiet_since);
-        self.learn(|lessons| lessons.wait_ended(Ended::Slept, length));
+    /// A wait has ended while it polled, which teaches something unless its time of keeping the core cannot change.
+    fn wait_ended(&self, gave_way: bool) {
+        if gave_way {
+            self.waits_since.store(self.waits_since.load(Relaxed).saturating_add(1), Relaxed);
+        }
+        let (spin_ns, most_ns) = (self.spin_ns.load(Relaxed), self.most_spin_ns.load(Relaxed));
+        let is_settled = if gave_way { spin_ns <= SPIN_NS_MIN.min(most_ns) } else { spin_ns >= most_ns };
+        if !is_settled {
+            self.learn(|lessons| lessons.wait_ended(gave_way));
+        }
     }
 }
 
@@ -441,11 +364,6 @@ impl<'a, P: Processor> Course<'a, P> {
         self.gives_way || self.is_left
     }
 
-    /// When something has moved last, as far as it has looked.
-    pub(crate) fn quiet_since(&self) -> Instant {
-        self.quiet_since.unwrap_or_else(|| self.patience.processor.now())
-    }
-
     /// Does what is to be done between two polls, of which the last has moved something or not. False when it is time
     /// to sleep.
     #[must_use]
@@ -460,10 +378,9 @@ impl<'a, P: Processor> Course<'a, P> {
                 let now = self.patience.processor.now();
                 self.looked = Some(now);
                 let turn = now.saturating_duration_since(before);
-                if turn >= TURN_LONG {
+                if self.patience.had_a_turn(now, turn) {
                     self.leave_to_strangers();
                 }
-                self.patience.had_a_turn(now, turn);
             }
         }
         true
@@ -491,11 +408,10 @@ impl<'a, P: Processor> Course<'a, P> {
             self.gives_way &= self.plan.spin.is_zero();
         } else if let Some(before) = before
             && !self.gives_way
-            && now.saturating_duration_since(before) >= TURN_LONG
+            && self.patience.had_a_turn(now, now.saturating_duration_since(before))
         {
             // Nothing moved and yet it took so long: the core was taken away.
             self.leave_to_strangers();
-            self.patience.had_a_turn(now, now.saturating_duration_since(before));
         }
         let quiet = now.saturating_duration_since(*self.quiet_since.get_or_insert(now));
         if quiet >= self.plan.polling && !moved {
@@ -505,22 +421,12 @@ impl<'a, P: Processor> Course<'a, P> {
         if self.gives_way && !moved { Step::GiveWay } else { Step::Keep }
     }
 
-    /// What was waited for has come.
+    /// What was waited for has come while it polled.
     pub fn is_over(self) {
-        let Some(quiet_since) = self.quiet_since else {
-            // Too short for a look at the clock: it teaches only that others have cores of their own.
-            if self.patience.keeps_less_than_it_may() {
-                self.patience.learn(|lessons| lessons.wait_ended(Ended::Kept, Duration::ZERO));
-            }
-            return;
-        };
-        let ended = match (self.is_left, self.gives_way) {
-            (true, _) => Ended::Slept,
-            (false, true) => Ended::GaveWay,
-            (false, false) => Ended::Kept,
-        };
-        let length = self.patience.processor.now().saturating_duration_since(quiet_since);
-        self.patience.learn(|lessons| lessons.wait_ended(ended, length));
+        // After a turn of strangers it says nothing about those who are waited for.
+        if !self.is_left {
+            self.patience.wait_ended(self.gives_way);
+        }
     }
 }
 

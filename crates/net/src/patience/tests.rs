@@ -61,6 +61,17 @@ fn played() -> Played {
     }
 }
 
+/// How a wait has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    /// While it kept its core.
+    Kept,
+    /// After it had given its core away.
+    GaveWay,
+    /// After a sleep.
+    Slept,
+}
+
 /// What a sleep takes until the message that ended it is seen, beyond the message's own time.
 const WAKE: Duration = Duration::from_micros(20);
 
@@ -85,12 +96,10 @@ fn wait(patience: &Patience<&Played>, length: Duration) -> (Ended, Duration) {
             break;
         }
     }
-    let quiet_since = course.quiet_since();
     // A peer is given the core by the sleep.
     let left =
         if is_peer { Duration::from_micros(2) } else { (begun + length).saturating_duration_since(played.now.get()) };
     played.pass(left + WAKE);
-    patience.slept(quiet_since);
     (Ended::Slept, played.now.get() - begun)
 }
 
@@ -108,26 +117,50 @@ fn f36_a_stranger_costs_few_time_slices_and_is_forgotten_when_it_has_gone() {
     played.others.set(Others::Stranger);
     let times = waits(&patience, 10_000, Duration::from_micros(30));
     // Giving way at every wait would lose 40 s.
-    assert!(played.lost.get() <= Duration::from_millis(60), "{:?} were lost in 10,000 waits", played.lost.get());
+    assert!(played.lost.get() <= Duration::from_millis(100), "{:?} were lost in 10,000 waits", played.lost.get());
     let p99 = times[times.len() * 99 / 100];
     assert!(p99 <= Duration::from_micros(80), "{p99:?}");
     played.others.set(Others::Nobody);
-    // What was learnt is forgotten after the longest penalty.
-    played.pass(PENALTY_MAX);
+    // What was learnt is forgotten after the longest penalty, sixteen turns.
+    played.pass(Duration::from_millis(64));
     waits(&patience, 100, Duration::from_micros(30));
     assert_eq!(wait(&patience, Duration::from_micros(30)).0, Ended::GaveWay);
     assert!(wait(&patience, Duration::from_micros(30)).1 < Duration::from_micros(32));
 }
 
 #[test]
-fn f36_one_pause_of_the_machine_is_paid_for_as_long_as_it_was_twice() {
+fn f36_pauses_are_borne_unless_they_cost_more_than_sleeping_for_long() {
     let played = played();
     let patience = Patience::on(&played, MOST);
-    played.others.set(Others::Stranger);
-    wait(&patience, Duration::from_micros(30));
-    played.others.set(Others::Nobody);
+    let pause = || {
+        played.others.set(Others::Stranger);
+        wait(&patience, Duration::from_micros(30));
+        played.others.set(Others::Nobody);
+        patience.is_beside_strangers()
+    };
+    // 160 sleeps cost as much as one pause of 4 ms.
+    for _ in 0..30 {
+        assert!(!pause());
+        waits(&patience, 170, Duration::from_micros(30));
+    }
+    for number in 0..TURNS_BORNE {
+        assert!(!pause(), "{number}");
+        waits(&patience, 100, Duration::from_micros(30));
+    }
+    assert!(pause());
     assert_eq!(wait(&patience, Duration::from_micros(30)).0, Ended::Slept);
-    played.pass(Duration::from_millis(8));
+    played.pass(Duration::from_millis(64));
+    assert_eq!(wait(&patience, Duration::from_micros(30)).0, Ended::GaveWay);
+    assert!(pause(), "one try is enough then");
+}
+
+#[test]
+fn with_more_ranks_than_cores_a_long_turn_is_borne() {
+    let played = played();
+    let patience = Patience::on(&played, WaitPolicy::for_ranks(4, 2));
+    played.others.set(Others::Stranger);
+    waits(&patience, 100, Duration::from_micros(30));
+    assert!(!patience.is_beside_strangers());
     assert_eq!(wait(&patience, Duration::from_micros(30)).0, Ended::GaveWay);
 }
 
@@ -135,14 +168,17 @@ fn f36_one_pause_of_the_machine_is_paid_for_as_long_as_it_was_twice() {
 fn f36_a_core_that_is_taken_away_tells_of_strangers_too() {
     let played = played();
     let patience = Patience::on(&played, WaitPolicy { spin: Duration::from_millis(1), ..MOST });
-    let mut course = patience.begin();
-    for _ in 0..40 {
-        assert!(course.goes_on(false));
-        played.pass(POLL);
-    }
-    played.pass(Duration::from_millis(3));
-    while course.goes_on(false) {
-        played.pass(POLL);
+    for _ in 0..=TURNS_BORNE {
+        assert!(!patience.is_beside_strangers());
+        let mut course = patience.begin();
+        for _ in 0..40 {
+            assert!(course.goes_on(false));
+            played.pass(POLL);
+        }
+        played.pass(Duration::from_millis(3));
+        while course.goes_on(false) {
+            played.pass(POLL);
+        }
     }
     assert!(patience.is_beside_strangers());
     assert_eq!(played.given.get(), 0, "who takes the core is not given it");
@@ -167,21 +203,13 @@ fn f37_a_core_that_the_peer_needs_is_kept_shorter_and_shorter_whatever_is_set() 
 }
 
 #[test]
-fn f37_waits_poll_for_as_long_as_they_last_and_not_at_all_where_that_is_in_vain() {
+fn f37_a_wait_gives_its_core_away_for_as_long_as_it_may_whatever_the_last_ones_were() {
     let played = played();
     let patience = Patience::on(&played, MOST);
     waits(&patience, 200, Duration::from_millis(2));
-    let before = played.given.get();
-    assert_eq!(wait(&patience, Duration::from_millis(2)).0, Ended::Slept);
-    assert_eq!(played.given.get(), before, "nobody polls for what never comes in time");
-    // They are short again: a few waits later they are polled for.
-    let times: Vec<Duration> = (0..200).map(|_| wait(&patience, Duration::from_micros(40)).1).collect();
-    assert!(times[199] < Duration::from_micros(42), "{:?}", times[199]);
-    // Most are short and some are long: polling goes on for the short ones.
-    for number in 0..400 {
-        wait(&patience, if number % 4 == 0 { Duration::from_millis(5) } else { Duration::from_micros(20) });
-    }
-    assert_ne!(wait(&patience, Duration::from_micros(20)).0, Ended::Slept);
+    let (ended, time) = wait(&patience, Duration::from_micros(140));
+    assert_eq!(ended, Ended::GaveWay);
+    assert!(time < Duration::from_micros(142), "{time:?}");
 }
 
 #[test]
@@ -201,20 +229,4 @@ fn what_nothing_was_learnt_about_goes_by_the_policy() {
     let given = played.given.get();
     assert_eq!(wait(&never, Duration::from_micros(100)).0, Ended::Slept);
     assert_eq!(played.given.get(), given);
-}
-
-#[test]
-fn the_best_length_follows_the_costs() {
-    let most = MOST.spin + MOST.yielding;
-    let best = |lengths_us: &[u64]| {
-        let mut lengths = Lengths::default();
-        lengths_us.iter().for_each(|length_us| lengths.add(Duration::from_micros(*length_us)));
-        lengths.best(most)
-    };
-    assert_eq!(best(&[]), most);
-    assert_eq!(best(&[10; 30]), most, "a longer time costs such waits nothing");
-    assert_eq!(best(&[100; 30]), most);
-    assert_eq!(best(&[1_000_000; 30]), Duration::ZERO);
-    let mixed = best(&[&[20; 20][..], &[10_000; 20]].concat());
-    assert!(mixed >= Duration::from_micros(32) && mixed < most, "{mixed:?}");
 }
