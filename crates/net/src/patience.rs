@@ -5,13 +5,14 @@
 //! needs this very one, and the third where somebody else takes the core or the wait is long. [`WaitPolicy`] says how
 //! much of the first two there may be at most; how much there is follows from two things that waits tell:
 //!
-//! * **The core was needed.** Waits that end only after the core was given away have kept it in vain, and the next ones
-//!   keep it half as long; those that end before, twice as long again.
+//! * **The core was needed.** Waits that end with the first turn for which the core was given away have kept it in
+//!   vain, and the next ones keep it half as long; those that end before, or soon after it, twice as long again.
 //! * **Strangers.** A core that is given away usually comes back within microseconds. From a stranger who computes it
 //!   comes back after a time slice, which is a thousand times longer, while a thread that is woken gets it nearly at
 //!   once. So each turn is measured, and where one long turn after the other costs more than sleeping would, waits do
-//!   not give way but sleep, for sixteen times as long as the next try loses ([`Strangers`]). A core that is taken away
-//!   tells the same. With more ranks than cores a long turn tells nothing: it may be that of a rank that computes.
+//!   not give way but sleep, for sixteen times as long as was lost, and twice as long again whenever the next try loses
+//!   as much ([`Strangers`]). A core that is taken away tells the same. With more ranks than cores a long turn tells
+//!   nothing: it may be that of a rank that computes.
 //!
 //! A wait that gives its core away in between does so for as long as the policy says, however long the last ones were:
 //! who polls so hinders nobody, and to sleep instead would make the others' waits long in turn, so that all of them
@@ -50,20 +51,25 @@ impl WaitPolicy {
 /// Polls between two looks at the clock, which costs as much as a few polls.
 const ROUNDS: u32 = 16;
 
+/// Turns between two looks at the clock where more ranks are there than cores, and nobody measures turns.
+const TURNS_PER_LOOK: u32 = 4;
+
 /// A turn of others on the core that is this long was a stranger's: ranks that wait for each other poll for
 /// microseconds between two turns, and a time slice has milliseconds.
 const TURN_LONG: Duration = Duration::from_micros(500);
 
 /// Long turns in a row that are borne before strangers are kept off: ranks that start have work of their own, and so
 /// has a system that cleans up behind the last ones.
-const TURNS_BORNE: u32 = 8;
+const TURNS_BORNE: u32 = 2;
 
 /// A time slice of most systems: who had the core for longer has not had it for the first time.
 const TURN_MAX: Duration = Duration::from_millis(4);
 
-/// For so many turns strangers are kept off until the core is given away for a try, so that tries cost a sixteenth of
-/// the time, and who has gone is not kept off for long.
+/// For so many turns strangers are kept off at first.
 const PENALTY_TURNS: u32 = 16;
+
+/// The core is given away for a try after this time at the latest.
+const PENALTY_MAX: Duration = Duration::from_secs(1);
 
 /// What a sleep costs those who wait: both sides' system calls, and the way of the woken thread to a core.
 const SLEEP_COST_NS: u64 = 25_000;
@@ -98,6 +104,7 @@ pub(crate) struct Plan {
 struct Strangers {
     /// Until when the core is not given away.
     until: Option<Instant>,
+    penalty: Duration,
     /// Turns in a row that were too long.
     turns: u32,
 }
@@ -115,7 +122,9 @@ impl Strangers {
         }
         self.turns = self.turns.saturating_add(1);
         if self.turns >= TURNS_BORNE {
-            self.until = Some(now + turn.min(TURN_MAX).saturating_mul(PENALTY_TURNS));
+            let penalty = turn.min(TURN_MAX).saturating_mul(PENALTY_TURNS);
+            self.penalty = (self.penalty * 2).max(penalty).min(PENALTY_MAX);
+            self.until = Some(now + self.penalty);
         }
     }
 }
@@ -133,9 +142,9 @@ impl Lessons {
         Self { most, spin_ns: nanoseconds(most.spin), strangers: Strangers::default() }
     }
 
-    /// A wait has ended while it kept its core, or after it had given it away.
-    fn wait_ended(&mut self, gave_way: bool) {
-        let spin_ns = if gave_way { self.spin_ns / 2 } else { self.spin_ns.saturating_mul(2) };
+    /// A wait has ended whose core was needed by whoever was waited for, or was not.
+    fn wait_ended(&mut self, was_core_needed: bool) {
+        let spin_ns = if was_core_needed { self.spin_ns / 2 } else { self.spin_ns.saturating_mul(2) };
         self.spin_ns = spin_ns.max(SPIN_NS_MIN).min(nanoseconds(self.most.spin));
     }
 }
@@ -296,15 +305,16 @@ impl<P: Processor> Patience<P> {
         is_stranger
     }
 
+    fn count_given_way(&self) {
+        self.waits_since.store(self.waits_since.load(Relaxed).saturating_add(1), Relaxed);
+    }
+
     /// A wait has ended while it polled, which teaches something unless its time of keeping the core cannot change.
-    fn wait_ended(&self, gave_way: bool) {
-        if gave_way {
-            self.waits_since.store(self.waits_since.load(Relaxed).saturating_add(1), Relaxed);
-        }
+    fn wait_ended(&self, was_core_needed: bool) {
         let (spin_ns, most_ns) = (self.spin_ns.load(Relaxed), self.most_spin_ns.load(Relaxed));
-        let is_settled = if gave_way { spin_ns <= SPIN_NS_MIN.min(most_ns) } else { spin_ns >= most_ns };
+        let is_settled = if was_core_needed { spin_ns <= SPIN_NS_MIN.min(most_ns) } else { spin_ns >= most_ns };
         if !is_settled {
-            self.learn(|lessons| lessons.wait_ended(gave_way));
+            self.learn(|lessons| lessons.wait_ended(was_core_needed));
         }
     }
 }
@@ -320,6 +330,9 @@ pub struct Course<'a, P = ThisProcessor> {
     quiet_since: Option<Instant>,
     looked: Option<Instant>,
     gives_way: bool,
+    /// Times that it has given its core away since something moved.
+    turns: u32,
+    measures_turns: bool,
     /// Strangers had the core.
     is_left: bool,
 }
@@ -336,6 +349,8 @@ impl<'a, P: Processor> Course<'a, P> {
             quiet_since: None,
             looked: None,
             gives_way,
+            turns: 0,
+            measures_turns: patience.may_keep(),
             is_left: false,
         }
     }
@@ -358,10 +373,20 @@ impl<'a, P: Processor> Course<'a, P> {
         self.looked
     }
 
-    /// Whether it has come so far that it gives its core away.
+    /// Whether whoever was waited for has needed this core, if it has come while this wait polled, and that can be
+    /// told: it came with the first turn that it was given. Where it came later, within the time for which waits keep
+    /// their cores, it has a core of its own; a wait that was longer says nothing.
     #[must_use]
-    pub fn has_given_way(&self) -> bool {
-        self.gives_way || self.is_left
+    pub fn was_core_needed(&self) -> Option<bool> {
+        match self.turns {
+            _ if self.is_left => None,
+            0 => Some(false),
+            1 => Some(true),
+            _ => {
+                let length = self.looked?.saturating_duration_since(self.quiet_since?);
+                (length <= self.patience.most_spin()).then_some(false)
+            }
+        }
     }
 
     /// Does what is to be done between two polls, of which the last has moved something or not. False when it is time
@@ -372,7 +397,12 @@ impl<'a, P: Processor> Course<'a, P> {
             Step::Sleep => return false,
             Step::Keep if moved => {}
             Step::Keep => self.patience.processor.relax(),
+            Step::GiveWay if !self.measures_turns => {
+                self.turns += 1;
+                self.patience.processor.give_way();
+            }
             Step::GiveWay => {
+                self.turns += 1;
                 let before = self.looked.unwrap_or_else(|| self.patience.processor.now());
                 self.patience.processor.give_way();
                 let now = self.patience.processor.now();
@@ -395,11 +425,20 @@ impl<'a, P: Processor> Course<'a, P> {
     fn step(&mut self, moved: bool) -> Step {
         self.rounds += 1;
         self.has_moved |= moved;
-        if !self.gives_way && !self.rounds.is_multiple_of(ROUNDS) && !self.plan.polling.is_zero() {
-            return Step::Keep;
+        if moved {
+            self.turns = 0;
+        }
+        let rounds_per_look = match (self.gives_way, self.measures_turns) {
+            (false, _) => ROUNDS,
+            (true, false) => TURNS_PER_LOOK,
+            (true, true) => 1,
+        };
+        if !self.rounds.is_multiple_of(rounds_per_look) && !self.plan.polling.is_zero() {
+            return self.step_without_a_look(moved);
         }
         // The end of the last turn is as good, and saves a look for each of them.
-        let last_turn = self.looked.filter(|_| self.gives_way && !self.has_moved);
+        let is_measured = self.gives_way && self.measures_turns && !self.has_moved;
+        let last_turn = self.looked.filter(|_| is_measured);
         let now = last_turn.unwrap_or_else(|| self.patience.processor.now());
         self.begun.get_or_insert(now);
         let before = self.looked.replace(now);
@@ -418,14 +457,20 @@ impl<'a, P: Processor> Course<'a, P> {
             return Step::Sleep;
         }
         self.gives_way |= self.plan.gives_way && quiet >= self.plan.spin;
+        self.step_without_a_look(moved)
+    }
+
+    fn step_without_a_look(&self, moved: bool) -> Step {
         if self.gives_way && !moved { Step::GiveWay } else { Step::Keep }
     }
 
     /// What was waited for has come while it polled.
     pub fn is_over(self) {
-        // After a turn of strangers it says nothing about those who are waited for.
-        if !self.is_left {
-            self.patience.wait_ended(self.gives_way);
+        if self.turns > 0 && !self.is_left {
+            self.patience.count_given_way();
+        }
+        if let Some(was_needed) = self.was_core_needed() {
+            self.patience.wait_ended(was_needed);
         }
     }
 }

@@ -88,7 +88,7 @@ fn wait(patience: &Patience<&Played>, length: Duration) -> (Ended, Duration) {
     loop {
         played.pass(POLL);
         if has_come() {
-            let ended = if course.has_given_way() { Ended::GaveWay } else { Ended::Kept };
+            let ended = if course.turns > 0 { Ended::GaveWay } else { Ended::Kept };
             course.is_over();
             return (ended, played.now.get() - begun);
         }
@@ -121,8 +121,8 @@ fn f36_a_stranger_costs_few_time_slices_and_is_forgotten_when_it_has_gone() {
     let p99 = times[times.len() * 99 / 100];
     assert!(p99 <= Duration::from_micros(80), "{p99:?}");
     played.others.set(Others::Nobody);
-    // What was learnt is forgotten after the longest penalty, sixteen turns.
-    played.pass(Duration::from_millis(64));
+    // What was learnt is forgotten after the longest penalty.
+    played.pass(PENALTY_MAX);
     waits(&patience, 100, Duration::from_micros(30));
     assert_eq!(wait(&patience, Duration::from_micros(30)).0, Ended::GaveWay);
     assert!(wait(&patience, Duration::from_micros(30)).1 < Duration::from_micros(32));
@@ -200,6 +200,20 @@ fn f37_a_core_that_the_peer_needs_is_kept_shorter_and_shorter_whatever_is_set() 
         waits(&patience, 40, Duration::from_nanos(1500));
         assert_eq!(wait(&patience, Duration::from_nanos(spin_us.min(4) * 1000)).0, Ended::Kept, "{spin_us}");
     }
+}
+
+#[test]
+fn f37_long_waits_do_not_make_short_ones_give_their_cores_away() {
+    let played = played();
+    let patience = Patience::on(&played, MOST);
+    waits(&patience, 100, Duration::from_micros(50));
+    assert_eq!(wait(&patience, Duration::from_micros(3)).0, Ended::Kept);
+    // Nor does a peer on the same core, once it has gone.
+    played.others.set(Others::Peer);
+    waits(&patience, 40, Duration::ZERO);
+    played.others.set(Others::Nobody);
+    waits(&patience, 40, Duration::from_micros(3));
+    assert_eq!(wait(&patience, Duration::from_micros(3)).0, Ended::Kept);
 }
 
 #[test]
