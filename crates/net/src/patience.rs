@@ -9,10 +9,9 @@
 //!   vain, and the next ones keep it half as long; those that end before, or soon after it, twice as long again.
 //! * **Strangers.** A core that is given away usually comes back within microseconds. From a stranger who computes it
 //!   comes back after a time slice, which is a thousand times longer, while a thread that is woken gets it nearly at
-//!   once. So each turn is measured, and where one long turn after the other costs more than sleeping would, waits do
-//!   not give way but sleep, for sixteen times as long as was lost, and twice as long again whenever the next try loses
-//!   as much ([`Strangers`]). A core that is taken away tells the same. With more ranks than cores a long turn tells
-//!   nothing: it may be that of a rank that computes.
+//!   once. So each turn is measured, and after a long one waits do not give way but sleep, for twice as long as was
+//!   lost, and twice as long again whenever the next try loses as much ([`Strangers`]). A core that is taken away tells
+//!   the same. With more ranks than cores a long turn tells nothing: it may be that of a rank that computes.
 //!
 //! A wait that gives its core away in between does so for as long as the policy says, however long the last ones were:
 //! who polls so hinders nobody, and to sleep instead would make the others' waits long in turn, so that all of them
@@ -58,21 +57,18 @@ const TURNS_PER_LOOK: u32 = 4;
 /// microseconds between two turns, and a time slice has milliseconds.
 const TURN_LONG: Duration = Duration::from_micros(500);
 
-/// Long turns in a row that are borne before strangers are kept off: ranks that start have work of their own, and so
-/// has a system that cleans up behind the last ones.
-const TURNS_BORNE: u32 = 2;
+/// Waits that give the core away and get it back at once, after which strangers are forgotten.
+const WAITS_SHORT: u64 = 512;
 
 /// A time slice of most systems: who had the core for longer has not had it for the first time.
 const TURN_MAX: Duration = Duration::from_millis(4);
 
-/// For so many turns strangers are kept off at first.
-const PENALTY_TURNS: u32 = 16;
+/// For so many turns strangers are kept off at first. A pause of the whole machine looks the same, and must not be paid
+/// for long.
+const PENALTY_TURNS: u32 = 2;
 
 /// The core is given away for a try after this time at the latest.
 const PENALTY_MAX: Duration = Duration::from_secs(1);
-
-/// What a sleep costs those who wait: both sides' system calls, and the way of the woken thread to a core.
-const SLEEP_COST_NS: u64 = 25_000;
 
 /// Shortest time of keeping the core that is halved no more.
 const SPIN_NS_MIN: u64 = 200;
@@ -105,27 +101,18 @@ struct Strangers {
     /// Until when the core is not given away.
     until: Option<Instant>,
     penalty: Duration,
-    /// Turns in a row that were too long.
-    turns: u32,
 }
 
 impl Strangers {
     /// The core was given away, or taken, and came back after `turn`, which is long, and so many waits have given it
     /// away since the last long turn and got it back at once.
-    ///
-    /// Had all of them slept instead, that would have cost so much each. If this turn was shorter than that together,
-    /// giving way is the cheaper way. If it was longer, and the ones before it too, whoever has had it is kept off.
     fn had_a_turn(&mut self, now: Instant, turn: Duration, waits_since: u64) {
-        if SLEEP_COST_NS.saturating_mul(waits_since) >= nanoseconds(turn) {
+        if waits_since >= WAITS_SHORT {
             *self = Self::default();
-            return;
         }
-        self.turns = self.turns.saturating_add(1);
-        if self.turns >= TURNS_BORNE {
-            let penalty = turn.min(TURN_MAX).saturating_mul(PENALTY_TURNS);
-            self.penalty = (self.penalty * 2).max(penalty).min(PENALTY_MAX);
-            self.until = Some(now + self.penalty);
-        }
+        let penalty = turn.min(TURN_MAX).saturating_mul(PENALTY_TURNS);
+        self.penalty = (self.penalty * 2).max(penalty).min(PENALTY_MAX);
+        self.until = Some(now + self.penalty);
     }
 }
 
@@ -209,8 +196,7 @@ impl<P: Processor> Patience<P> {
         let patience = Self {
             processor,
             lessons: Mutex::new(Lessons::new(most)),
-            // Nobody has been seen: the first long turn is not taken for the second.
-            waits_since: AtomicU64::new(u64::MAX),
+            waits_since: AtomicU64::new(0),
             spin_ns: AtomicU64::new(0),
             polling_ns: AtomicU64::new(0),
             most_spin_ns: AtomicU64::new(0),

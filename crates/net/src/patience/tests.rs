@@ -129,29 +129,28 @@ fn f36_a_stranger_costs_few_time_slices_and_is_forgotten_when_it_has_gone() {
 }
 
 #[test]
-fn f36_pauses_are_borne_unless_they_cost_more_than_sleeping_for_long() {
+fn f36_one_pause_is_paid_for_with_twice_its_length_and_the_next_with_more() {
     let played = played();
     let patience = Patience::on(&played, MOST);
+    let goes = || wait(&patience, Duration::from_micros(30)).0;
     let pause = || {
         played.others.set(Others::Stranger);
         wait(&patience, Duration::from_micros(30));
         played.others.set(Others::Nobody);
-        patience.is_beside_strangers()
+        assert_eq!(goes(), Ended::Slept);
     };
-    // 160 sleeps cost as much as one pause of 4 ms.
-    for _ in 0..30 {
-        assert!(!pause());
-        waits(&patience, 170, Duration::from_micros(30));
-    }
-    for number in 0..TURNS_BORNE {
-        assert!(!pause(), "{number}");
-        waits(&patience, 100, Duration::from_micros(30));
-    }
-    assert!(pause());
-    assert_eq!(wait(&patience, Duration::from_micros(30)).0, Ended::Slept);
-    played.pass(Duration::from_millis(64));
-    assert_eq!(wait(&patience, Duration::from_micros(30)).0, Ended::GaveWay);
-    assert!(pause(), "one try is enough then");
+    pause();
+    played.pass(Duration::from_millis(8));
+    assert_eq!(goes(), Ended::GaveWay);
+    pause();
+    played.pass(Duration::from_millis(8));
+    assert_eq!(goes(), Ended::Slept);
+    played.pass(Duration::from_millis(8));
+    waits(&patience, 520, Duration::from_micros(30));
+    // Forgotten by now.
+    pause();
+    played.pass(Duration::from_millis(8));
+    assert_eq!(goes(), Ended::GaveWay);
 }
 
 #[test]
@@ -168,17 +167,14 @@ fn with_more_ranks_than_cores_a_long_turn_is_borne() {
 fn f36_a_core_that_is_taken_away_tells_of_strangers_too() {
     let played = played();
     let patience = Patience::on(&played, WaitPolicy { spin: Duration::from_millis(1), ..MOST });
-    for _ in 0..=TURNS_BORNE {
-        assert!(!patience.is_beside_strangers());
-        let mut course = patience.begin();
-        for _ in 0..40 {
-            assert!(course.goes_on(false));
-            played.pass(POLL);
-        }
-        played.pass(Duration::from_millis(3));
-        while course.goes_on(false) {
-            played.pass(POLL);
-        }
+    let mut course = patience.begin();
+    for _ in 0..40 {
+        assert!(course.goes_on(false));
+        played.pass(POLL);
+    }
+    played.pass(Duration::from_millis(3));
+    while course.goes_on(false) {
+        played.pass(POLL);
     }
     assert!(patience.is_beside_strangers());
     assert_eq!(played.given.get(), 0, "who takes the core is not given it");
