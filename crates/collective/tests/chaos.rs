@@ -164,7 +164,8 @@ fn cuts_end_operations_on_all_ranks_and_never_with_half_a_result() {
 
 #[test]
 fn silence_ends_operations_too() {
-    failures(0..12, Fate::Silence);
+    // Only half of the messages count, so that in half of the runs all is over before; among few, chance decides.
+    failures(0..24, Fate::Silence);
 }
 
 /// Rank 3 hears nothing any more over one of its two links to rank 2, the one that carries the operation; the other
