@@ -2,10 +2,12 @@
 
 mod common;
 
-use common::{config, receive, send, soon};
-use sheave_base::{LinkId, Tag};
+use common::{config, receive, send, soon, wanted};
+use sheave_base::{LinkId, Tag, Work};
 use sheave_net::{Envelope, Node, Outgoing, Transport, shm};
 use sheave_tensor::{ArenaConfig, Dtype, Mode, Tensor};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Wake, Waker};
 
 const BYTES: usize = 64 << 10;
 
@@ -61,4 +63,49 @@ fn f04_a_share_that_waits_ends_nobody_elses_send() {
         work.wait().expect("it was sent");
     }
     assert_eq!((poor.links().len(), other.links().len()), (1, 1), "the link stands");
+}
+
+/// Does something as soon as a work is done, on the thread that completes it.
+struct AtOnce<F>(Mutex<Option<F>>);
+
+impl<F: FnOnce() + Send + 'static> AtOnce<F> {
+    fn after<T>(work: &Work<T>, act: F) {
+        let waker = Waker::from(Arc::new(Self(Mutex::new(Some(act)))));
+        assert!(work.poll_done(&Context::from_waker(&waker)).is_pending(), "nothing has been sent");
+    }
+}
+
+impl<F: FnOnce() + Send + 'static> Wake for AtOnce<F> {
+    fn wake(self: Arc<Self>) {
+        let act = self.0.lock().expect("nobody panics").take();
+        act.into_iter().for_each(|act| act());
+    }
+}
+
+/// The receiver answers before the poll that has taken the tensor is over, and the sender looks at its tensor where the
+/// answer is delivered: nothing but the order on the link says that it may write there again.
+#[test]
+fn a_borrowed_tensor_is_free_for_whoever_hears_that_it_has_come() {
+    let one = Node::start(config("one", Transport::Shm)).expect("a node");
+    let other = Node::start(config("other", Transport::Shm)).expect("a node");
+    let (forth, back) = shm::connect(&one, &other).expect("two nodes of one host");
+    for round in 0..100 {
+        let tensor = filled(&one, BYTES, 1);
+        let (tell, told) = std::sync::mpsc::channel();
+        let written = tensor.clone();
+        let answer = one.irecv(wanted(Some(forth), 2), Default::default()).expect("the link stands");
+        AtOnce::after(&answer, move || {
+            tell.send(written.write_lease("test").map(drop)).expect("somebody listens");
+        });
+        let answering = other.clone();
+        let taken = other.irecv(wanted(Some(back), 1), Default::default()).expect("the link stands");
+        AtOnce::after(&taken, move || {
+            let small = Tensor::from_slice(&[2_u8], [1]).expect("it fits");
+            drop(answering.isend(back, message(2, small, Mode::Copy)).expect("the link stands"));
+        });
+        let sent = one.isend_borrowed(forth, message(1, tensor, Mode::Copy)).expect("the link stands");
+        assert!(answer.wait_until(Some(soon()), None).expect("no interrupt"), "round {round}: no answer");
+        told.recv_timeout(std::time::Duration::from_secs(10)).expect("it was told").expect("nobody reads it");
+        assert!(sent.wait_until(Some(soon()), None).expect("no interrupt"), "round {round}: not sent");
+    }
 }

@@ -126,6 +126,20 @@ impl ShmLink {
     }
 
     fn push_out_locked(&self, sending: &mut Sending) -> Result<bool> {
+        let mut moved = self.return_loans(sending)?;
+        if sending.waits() {
+            moved |= sending.flush(&self.shore())?;
+        }
+        self.outbound_waits.store(sending.waits(), SeqCst);
+        if moved && sending.producer.must_ring() {
+            self.shore().ring();
+        }
+        Ok(moved)
+    }
+
+    /// Gives back the peer's loans that are done with, as far as there is room. They go ahead of messages: who hears
+    /// from a peer that it has a tensor may write there again.
+    fn return_loans(&self, sending: &mut Sending) -> Result<bool> {
         let mut moved = false;
         while !self.debts.is_empty() && sending.can_move()? {
             let numbers = self.debts.take(RETURNS_PER_RECORD);
@@ -134,13 +148,6 @@ impl ShmLink {
                 return Err(Error::new(ErrorKind::Internal, "the ring lost room that it had"));
             }
             moved = true;
-        }
-        if sending.waits() {
-            moved |= sending.flush(&self.shore())?;
-        }
-        self.outbound_waits.store(sending.waits(), SeqCst);
-        if moved && sending.producer.must_ring() {
-            self.shore().ring();
         }
         Ok(moved)
     }
@@ -280,6 +287,7 @@ impl Link for ShmLink {
         if let Some(reason) = self.ended.get() {
             return Err(reason.clone());
         }
+        self.return_loans(&mut sending).map_err(|error| error.peer(self.peer.clone()))?;
         let at_once = sending.send_at_once(&message, &self.shore());
         if let Ok(true) = at_once {
             if sending.producer.must_ring() {
