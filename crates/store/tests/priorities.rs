@@ -6,8 +6,9 @@ use common::{job_of, wait};
 use sheave_base::config::Transport;
 use sheave_store::{Compression, Config, Key, Kind, KvStore, Options, ServerConfig, Updater};
 use sheave_tensor::Tensor;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 
 fn full(elements: usize, value: f32) -> Tensor {
     Tensor::from_slice(&vec![value; elements], [elements as u64]).expect("it fits")
@@ -28,21 +29,28 @@ fn an_important_slice_overtakes_a_big_tensor_that_was_pushed_before_it() {
         // In which order the server merges: slices of the big one before the small one.
         let (merged, before_small) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(usize::MAX)));
         let (count, seen) = (Arc::clone(&merged), Arc::clone(&before_small));
+        // The server merges nothing of the big one before the small one is on its way, however slow its worker is.
+        let (queue, is_queued) = mpsc::channel();
+        let is_queued = Mutex::new(Some(is_queued));
         let note = move |key: &Key, _: &Tensor, _: &mut Tensor| {
             if *key == Key::from("small") {
                 seen.store(count.load(SeqCst), SeqCst);
             } else {
+                if let Some(is_queued) = is_queued.lock().expect("nobody panics").take() {
+                    is_queued.recv_timeout(Duration::from_secs(20)).expect("the small one is queued");
+                }
                 count.fetch_add(1, SeqCst);
             }
             Ok(())
         };
-        job_of(1, 1, transport, ServerConfig::default().function("note", note), |mesh| {
+        job_of(1, 1, transport, ServerConfig::default().function("note", note), move |mesh| {
             let store = KvStore::open(mesh, Kind::DistAsync).expect("all servers serve");
             store.init(&pair("big", BIG, 0.0)).expect("it is new");
             store.init(&pair("small", 10, 0.0)).expect("it is new");
             store.set_updater(Updater::Named("note".into())).expect("servers have it");
             let big = store.push_with(&pair("big", BIG, 1.0), with(-5)).expect("it is queued");
             let small = store.push_with(&pair("small", 10, 1.0), with(5)).expect("it is queued");
+            queue.send(()).expect("the server waits for it");
             wait(&small).expect("it is merged");
             wait(&big).expect("it is merged");
         });
