@@ -1,7 +1,6 @@
 //! The first operation of a group makes its ranks see each other's memory, by messages that nobody has called for: what
-//! fails there is an error of the operation that was called. Over TCP nothing is set
-//! up; whether the operation itself finds room on a link that was full a moment ago, or waits for the stopped peer and
-//! loses it, is open there.
+//! fails there is an error of the operation that was called. Over TCP nothing is set up; whether the operation itself
+//! finds room on a link that was full a moment ago, or waits for the stopped peer and loses it, is open there.
 
 mod common;
 

@@ -174,7 +174,7 @@ pub(crate) struct Patience<P = ThisProcessor> {
     lessons: Mutex<Lessons>,
     /// Waits that have given the core away since the last long turn. Some may be lost where threads count at once.
     waits_since: AtomicU64,
-    /// What waits go by, so that they need no lock: times in nanoseconds, and the end of the penalty in nanoseconds
+    /// The numbers that waits go by without a lock: times in nanoseconds, and the end of the penalty in nanoseconds
     /// since `begun`; zero if there is none.
     spin_ns: AtomicU64,
     polling_ns: AtomicU64,
@@ -359,11 +359,10 @@ impl<'a, P: Processor> Course<'a, P> {
         self.looked
     }
 
-    /// Whether whoever was waited for has needed this core, if it has come while this wait polled, and that can be
-    /// told: it came with the first turn that it was given. Where it came later, within the time for which waits keep
-    /// their cores, it has a core of its own; a wait that was longer says nothing.
-    #[must_use]
-    pub fn was_core_needed(&self) -> Option<bool> {
+    /// Whether whoever was waited for has needed this core, if that can be told: it came with the first turn that it
+    /// was given. Where it came later, within the time for which waits keep their cores, it has a core of its own; a
+    /// wait that was longer says nothing.
+    fn was_core_needed(&self) -> Option<bool> {
         match self.turns {
             _ if self.is_left => None,
             0 => Some(false),
@@ -450,14 +449,17 @@ impl<'a, P: Processor> Course<'a, P> {
         if self.gives_way && !moved { Step::GiveWay } else { Step::Keep }
     }
 
-    /// What was waited for has come while it polled.
-    pub fn is_over(self) {
+    /// Ends a wait for something that has come while it polled. Returns whether this core was needed by whoever was
+    /// waited for, where that can be told.
+    pub fn is_over(self) -> Option<bool> {
         if self.turns > 0 && !self.is_left {
             self.patience.count_given_way();
         }
-        if let Some(was_needed) = self.was_core_needed() {
+        let was_needed = self.was_core_needed();
+        if let Some(was_needed) = was_needed {
             self.patience.wait_ended(was_needed);
         }
+        was_needed
     }
 }
 

@@ -1,4 +1,4 @@
-//! What happens where a node may lend no more of its memory.
+//! Lending: tensors that a peer reads where they lie, and what happens where a node may lend no more of its memory.
 
 mod common;
 

@@ -251,10 +251,9 @@ fn spin(hub: &Hub, run: &mut Run, begun: &mut Option<Instant>) -> Poll<Result<()
         let mut moved = false;
         let polled = run.poll(&mut moved);
         if polled.is_ready() {
-            if let Some(was_needed) = course.was_core_needed() {
+            if let Some(was_needed) = course.is_over() {
                 run.board().learn_patience(hub.node.spin_most(), was_needed);
             }
-            course.is_over();
             return polled;
         }
         if !course.goes_on(moved) {
