@@ -109,3 +109,45 @@ fn a_borrowed_tensor_is_free_for_whoever_hears_that_it_has_come() {
         assert!(sent.wait_until(Some(soon()), None).expect("no interrupt"), "round {round}: not sent");
     }
 }
+
+/// As above, where the sender has read nothing for a while, so that the ring back to it is more than half full.
+#[test]
+fn a_borrowed_tensor_is_free_for_whoever_hears_it_behind_many_messages() {
+    let one = Node::start(config("one", Transport::Shm)).expect("a node");
+    let other = Node::start(config("other", Transport::Shm)).expect("a node");
+    let (forth, back) = shm::connect(&one, &other).expect("two nodes of one host");
+    for count in 8..14 {
+        // Who polls the link is held up where it delivers this.
+        let (go_on, held_up) = std::sync::mpsc::channel::<()>();
+        let (stop, stopped) = std::sync::mpsc::channel();
+        let first = one.irecv(wanted(Some(forth), 3), Default::default()).expect("the link stands");
+        AtOnce::after(&first, move || {
+            stop.send(()).expect("somebody listens");
+            held_up.recv().expect("somebody goes on");
+        });
+        send(&other, back, 3, filled(&other, 8, 0), Mode::Copy).expect("the link stands");
+        stopped.recv_timeout(std::time::Duration::from_secs(10)).expect("it is delivered");
+        let many: Vec<_> = (0..count)
+            .map(|_| other.isend(back, message(4, filled(&other, 1 << 10, 0), Mode::Copy)).expect("the link stands"))
+            .collect();
+        let tensor = filled(&one, BYTES, 1);
+        let (tell, told) = std::sync::mpsc::channel();
+        let written = tensor.clone();
+        let answer = one.irecv(wanted(Some(forth), 2), Default::default()).expect("the link stands");
+        AtOnce::after(&answer, move || {
+            tell.send(written.write_lease("test").map(drop)).expect("somebody listens");
+        });
+        let sent = one.isend_borrowed(forth, message(1, tensor, Mode::Copy)).expect("the link stands");
+        let got = receive(&other, Some(back), 1).expect("the link stands").into_tensor().expect("one");
+        drop(got);
+        let small = other.isend(back, message(2, filled(&other, 8, 2), Mode::Copy)).expect("the link stands");
+        go_on.send(()).expect("it waits");
+        told.recv_timeout(std::time::Duration::from_secs(10)).expect("it was told").expect("nobody reads it");
+        for _ in 0..count {
+            receive(&one, Some(forth), 4).expect("the link stands");
+        }
+        for work in many.into_iter().chain([small, sent]) {
+            assert!(work.wait_until(Some(soon()), None).expect("no interrupt"), "{count} messages: not sent");
+        }
+    }
+}

@@ -126,8 +126,8 @@ impl ShmLink {
     }
 
     fn push_out_locked(&self, sending: &mut Sending) -> Result<bool> {
-        let mut moved = self.return_loans(sending)?;
-        if sending.waits() {
+        let Returned { all, mut moved } = self.return_loans(sending)?;
+        if all && sending.waits() {
             moved |= sending.flush(&self.shore())?;
         }
         self.outbound_waits.store(sending.waits(), SeqCst);
@@ -137,19 +137,20 @@ impl ShmLink {
         Ok(moved)
     }
 
-    /// Gives back the peer's loans that are done with, as far as there is room. They go ahead of messages: who hears
-    /// from a peer that it has a tensor may write there again.
-    fn return_loans(&self, sending: &mut Sending) -> Result<bool> {
+    /// Gives back the peer's loans that are done with, as far as there is room. They go ahead of messages, which wait
+    /// where there is no room for loans: who hears from a peer that it has a tensor may write there again.
+    fn return_loans(&self, sending: &mut Sending) -> Result<Returned> {
         let mut moved = false;
-        while !self.debts.is_empty() && sending.can_move()? {
+        while !self.debts.is_empty() {
             let numbers = self.debts.take(RETURNS_PER_RECORD);
             let words: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
             if !sending.producer.push(RecordKind::Returns, &[&words])? {
-                return Err(Error::new(ErrorKind::Internal, "the ring lost room that it had"));
+                self.debts.put_back(numbers);
+                return Ok(Returned { all: false, moved });
             }
             moved = true;
         }
-        Ok(moved)
+        Ok(Returned { all: true, moved })
     }
 
     fn take_in(&self, receiving: &mut Receiving, sink: &dyn Sink, budget: usize, ending: bool) -> Result<Taken> {
@@ -272,6 +273,14 @@ struct Taken {
     paused: bool,
 }
 
+/// What became of the loans that are done with.
+struct Returned {
+    /// None is left.
+    all: bool,
+    /// Some went.
+    moved: bool,
+}
+
 impl Link for ShmLink {
     fn medium(&self) -> Medium {
         Medium::SharedMemory
@@ -287,15 +296,15 @@ impl Link for ShmLink {
         if let Some(reason) = self.ended.get() {
             return Err(reason.clone());
         }
-        self.return_loans(&mut sending).map_err(|error| error.peer(self.peer.clone()))?;
-        let at_once = sending.send_at_once(&message, &self.shore());
+        let returned = self.return_loans(&mut sending).map_err(|error| error.peer(self.peer.clone()))?;
+        let at_once = if returned.all { sending.send_at_once(&message, &self.shore()) } else { Ok(false) };
         if let Ok(true) = at_once {
             if sending.producer.must_ring() {
                 self.shore().ring();
             }
             return Ok(Handover::Sent);
         }
-        let queued = at_once.and_then(|_| sending.queue(message, hold, &self.shore()));
+        let queued = at_once.and_then(|_| sending.queue(message, hold, &self.shore(), returned.all));
         self.outbound_waits.store(sending.waits(), SeqCst);
         if sending.producer.must_ring() {
             self.shore().ring();

@@ -171,6 +171,11 @@ impl Debts {
     pub(crate) fn take(&self, most: usize) -> Vec<u64> {
         std::iter::from_fn(|| self.done.pop()).take(most).collect()
     }
+
+    /// Takes back numbers for which there was no room.
+    pub(crate) fn put_back(&self, numbers: Vec<u64>) {
+        numbers.into_iter().for_each(|number| self.done.push(number));
+    }
 }
 
 impl Lender for Debts {

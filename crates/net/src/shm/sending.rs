@@ -152,12 +152,18 @@ impl Sending {
         announce(&mut self.announced, segment, shore)
     }
 
-    /// Takes a message into the outbox, from where it may leave at once; then its work is among the finished. What goes
-    /// wrong with the messages before it is the link's end, and found by the next poll.
-    pub(crate) fn queue(&mut self, message: Outgoing, hold: Hold, shore: &Shore<'_>) -> Result<Work<()>> {
+    /// Takes a message into the outbox, from where it leaves at once if it may and there is room; then its work is
+    /// among the finished. What goes wrong with the messages before it is the link's end, and found by the next poll.
+    pub(crate) fn queue(
+        &mut self,
+        message: Outgoing,
+        hold: Hold,
+        shore: &Shore<'_>,
+        may_leave: bool,
+    ) -> Result<Work<()>> {
         check(&message, shore)?;
         let work = self.outbox.push(message, hold, shore.driver)?;
-        if let Err(error) = self.flush(shore) {
+        if may_leave && let Err(error) = self.flush(shore) {
             self.failure.get_or_insert(error);
         }
         Ok(work)
