@@ -3,9 +3,10 @@
 mod common;
 
 use common::{config, receive, send, soon, wanted};
-use sheave_base::{LinkId, Tag, Work};
-use sheave_net::{Envelope, Node, Outgoing, Transport, shm};
+use sheave_base::{LinkId, Result, Tag, Work};
+use sheave_net::{Envelope, Message, Node, Outgoing, Transport, shm};
 use sheave_tensor::{ArenaConfig, Dtype, Mode, Tensor};
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Wake, Waker};
 
@@ -82,6 +83,17 @@ impl<F: FnOnce() + Send + 'static> Wake for AtOnce<F> {
     }
 }
 
+/// Receives message 2, and says whether its receiver may write a tensor where the message is delivered.
+fn write_when_told(node: &Node, link: LinkId, tensor: &Tensor) -> (Work<Message>, Receiver<Result<()>>) {
+    let (tell, told) = std::sync::mpsc::channel();
+    let written = tensor.clone();
+    let answer = node.irecv(wanted(Some(link), 2), Default::default()).expect("the link stands");
+    AtOnce::after(&answer, move || {
+        tell.send(written.write_lease("test").map(drop)).expect("somebody listens");
+    });
+    (answer, told)
+}
+
 /// The receiver answers before the poll that has taken the tensor is over, and the sender looks at its tensor where the
 /// answer is delivered: nothing but the order on the link says that it may write there again.
 #[test]
@@ -91,12 +103,7 @@ fn a_borrowed_tensor_is_free_for_whoever_hears_that_it_has_come() {
     let (forth, back) = shm::connect(&one, &other).expect("two nodes of one host");
     for round in 0..100 {
         let tensor = filled(&one, BYTES, 1);
-        let (tell, told) = std::sync::mpsc::channel();
-        let written = tensor.clone();
-        let answer = one.irecv(wanted(Some(forth), 2), Default::default()).expect("the link stands");
-        AtOnce::after(&answer, move || {
-            tell.send(written.write_lease("test").map(drop)).expect("somebody listens");
-        });
+        let (answer, told) = write_when_told(&one, forth, &tensor);
         let answering = other.clone();
         let taken = other.irecv(wanted(Some(back), 1), Default::default()).expect("the link stands");
         AtOnce::after(&taken, move || {
@@ -131,17 +138,13 @@ fn a_borrowed_tensor_is_free_for_whoever_hears_it_behind_many_messages() {
             .map(|_| other.isend(back, message(4, filled(&other, 1 << 10, 0), Mode::Copy)).expect("the link stands"))
             .collect();
         let tensor = filled(&one, BYTES, 1);
-        let (tell, told) = std::sync::mpsc::channel();
-        let written = tensor.clone();
-        let answer = one.irecv(wanted(Some(forth), 2), Default::default()).expect("the link stands");
-        AtOnce::after(&answer, move || {
-            tell.send(written.write_lease("test").map(drop)).expect("somebody listens");
-        });
+        let (answer, told) = write_when_told(&one, forth, &tensor);
         let sent = one.isend_borrowed(forth, message(1, tensor, Mode::Copy)).expect("the link stands");
         let got = receive(&other, Some(back), 1).expect("the link stands").into_tensor().expect("one");
         drop(got);
         let small = other.isend(back, message(2, filled(&other, 8, 2), Mode::Copy)).expect("the link stands");
         go_on.send(()).expect("it waits");
+        assert!(answer.wait_until(Some(soon()), None).expect("no interrupt"), "{count} messages: no answer");
         told.recv_timeout(std::time::Duration::from_secs(10)).expect("it was told").expect("nobody reads it");
         for _ in 0..count {
             receive(&one, Some(forth), 4).expect("the link stands");
