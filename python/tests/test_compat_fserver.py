@@ -542,7 +542,8 @@ def test_a_death_is_an_error_that_names_it(job, victim):
     for name, program in programs.items():
         told, kind, peer, op = program.line().split()
         assert (kind, peer) == ("PeerLost", victim), name
-        assert op == ("push_pull" if name.startswith("worker") else "get_batch")
+        # A worker may die between the batch that a server has taken and the answer.
+        assert op in (["push_pull"] if name.startswith("worker") else ["get_batch", "respond"]), name
         assert float(told) - killed < 1.5, name
     for program in (*programs.values(), running.scheduler):
         program.succeed(10)
