@@ -420,6 +420,10 @@ pub(super) mod tests {
         use super::*;
         use proptest::prelude::*;
 
+        /// Records of one case, and rounds of a loop; both go round the ring several times. Under miri each takes long.
+        const RECORDS_MAX: usize = if cfg!(miri) { 40 } else { 200 };
+        const ROUNDS: u64 = if cfg!(miri) { 200 } else { 10_000 };
+
         fn take(consumer: &mut Consumer<Arc<Heap>>) -> Option<Vec<u8>> {
             let record = consumer.peek().expect("the ring is sound")?;
             let mut body = vec![0; record.body_bytes];
@@ -431,7 +435,7 @@ pub(super) mod tests {
         proptest! {
             #[test]
             fn what_goes_in_comes_out_in_order(
-                sizes in prop::collection::vec(0usize..BODY_BYTES_MAX, 1..200),
+                sizes in prop::collection::vec(0usize..BODY_BYTES_MAX, 1..RECORDS_MAX),
                 drain_every in 1usize..8,
             ) {
                 let (_, mut producer, mut consumer) = ring();
@@ -462,7 +466,7 @@ pub(super) mod tests {
         #[test]
         fn payload_that_looks_like_a_ready_word_is_not_a_record() {
             let (_, mut producer, mut consumer) = ring();
-            for number in 1..10_000u64 {
+            for number in 1..ROUNDS {
                 let lookalike: Vec<u8> = (0..40).flat_map(|ahead| (number + ahead).to_ne_bytes()).collect();
                 assert!(producer.push(Kind::Message, &[&lookalike]).expect("it is small"));
                 assert_eq!(take(&mut consumer).expect("one record"), lookalike);
