@@ -566,10 +566,10 @@ impl World {
         }
         self.check.end(&self.nodes)?;
         if self.scenario.survivors_go_on() {
-            let killed = self.crashed.keys().copied().filter(|node| !self.left.contains_key(node));
-            // One that was killed while it left may count as either.
+            // One that was killed while it left, or before its last words had left it, may count as either.
             let (killed, leaving): (Vec<NodeId>, Vec<NodeId>) =
-                killed.partition(|node| !self.nodes[self.index[node]].wants_to_leave);
+                self.crashed.keys().partition(|node| !self.nodes[self.index[node]].wants_to_leave);
+            let all = self.crashed.keys().chain(self.left.keys()).collect::<BTreeSet<_>>().len();
             for node in self.nodes[..self.scenario.nodes()].iter().filter(|node| node.lives && !node.wants_to_leave) {
                 let (me, dead) = (node.engine.me(), node.engine.num_dead());
                 if let Some(error) = node.engine.failure() {
@@ -578,8 +578,8 @@ impl World {
                 if !(killed.len()..=killed.len() + leaving.len()).contains(&dead) {
                     return Err(format!("node {me} knows {dead} dead, there are {killed:?} and perhaps {leaving:?}"));
                 }
-                let (gone, all) = (dead + node.engine.num_left(), self.crashed.len() + self.left.len());
-                if self.crashed.keys().all(|node| !self.left.contains_key(node)) && gone != all {
+                let gone = dead + node.engine.num_left();
+                if gone != all {
                     return Err(format!("node {me} knows {gone} that are gone, there are {all}"));
                 }
                 let is_late = |stream: &Stream| stream.last_ok < self.last_trouble.after(KILL_BOUND);

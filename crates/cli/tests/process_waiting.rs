@@ -252,12 +252,13 @@ fn p99s(transport: &str, part: &str, runs: usize) -> Vec<f64> {
 fn f36_beside_strangers_shared_memory_is_not_slower_than_tcp() {
     let _strangers: Vec<Stranger> = (0..cores()).map(Stranger::on).collect();
     // Of three runs the median. Who computes without a rest wants more than the half of a core that is left beside a
-    // stranger, and in a third of the runs it waits for time slices, over any transport: of nine the best.
+    // stranger, and in a third of the runs it waits for time slices, over any transport; in one of ten it never does.
+    // So it is the fourth best of fifteen.
     let parts = [
         ("all_reduce 20000 no 0", 3, 1),
         ("all_reduce 2000 no 100 300", 3, 1),
         ("all_reduce 20000 before 0", 3, 1),
-        ("all_reduce 2000 no 100", 9, 0),
+        ("all_reduce 2000 no 100", 15, 3),
     ];
     for (part, runs, place) in parts {
         let [shm, tcp] = ["shm", "tcp"].map(|transport| p99s(transport, part, runs)[place]);
