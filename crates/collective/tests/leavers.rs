@@ -44,9 +44,10 @@ fn one(seed: u64, drawn: usize) {
         std::thread::spawn(body)
     };
     let threads: Vec<_> = (0..ranks).map(start).collect();
-    let outcomes: Vec<_> = threads.into_iter().map(|thread| thread.join().expect("no panic")).collect();
+    // Of all, so that a failure shows what became of the others.
+    let outcomes: Vec<_> = threads.into_iter().map(std::thread::JoinHandle::join).collect();
     assert!(
-        outcomes.iter().all(Result::is_ok),
+        outcomes.iter().all(|outcome| matches!(outcome, Ok(Ok(())))),
         "seed {seed}, operation {drawn} of {count} among {ranks} over {medium:?} at {rate:?}: {outcomes:?}"
     );
 }

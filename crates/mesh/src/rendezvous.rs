@@ -96,7 +96,7 @@ impl Joining {
     pub(crate) fn finish(self, mut interrupt: Option<Interrupt<'_>>) -> Result<Arc<Shared>> {
         let shared = &self.shared;
         let notice_at = self.begun + WAIT_NOTICE;
-        let is_noticed = Cell::new(false);
+        let (is_noticed, is_in_vain) = (Cell::new(false), Cell::new(false));
         let mut refusals = 0;
         let mut coordinator = None;
         loop {
@@ -105,14 +105,21 @@ impl Joining {
                 && !self.joined.is_done()
             {
                 let mut asked = || {
+                    is_in_vain.set(self.joined.is_done());
+                    if is_in_vain.get() {
+                        return Err(Error::new(ErrorKind::Cancelled, "the join has ended meanwhile"));
+                    }
                     if Instant::now() >= notice_at && !is_noticed.replace(true) {
                         let what = format!("join has been waiting for {} s", WAIT_NOTICE.as_secs());
                         shared.node.notice(&format!("{what}: nobody is met at {}", self.root_name));
                     }
                     interrupt.as_mut().map_or(Ok(()), |interrupt| interrupt())
                 };
-                let link = shared.node.connect_interruptible(root, self.until, Some(&mut asked));
-                let link = link.map_err(|error| self.not_reached(error))?;
+                let link = match shared.node.connect_interruptible(root, self.until, Some(&mut asked)) {
+                    // What the root has said last came on the link before.
+                    Err(_) if is_in_vain.get() => break,
+                    link => link.map_err(|error| self.not_reached(error))?,
+                };
                 // A link that has ended already is made again.
                 coordinator = shared.node.link(link).ok().and_then(|link| link.peer().node);
                 if let Some(coordinator) = coordinator {
