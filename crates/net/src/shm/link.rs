@@ -273,7 +273,7 @@ struct Taken {
     paused: bool,
 }
 
-/// What became of the loans that are done with.
+/// Outcome of giving back the loans that are done with.
 struct Returned {
     /// None is left.
     all: bool,
