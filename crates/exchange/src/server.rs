@@ -219,7 +219,7 @@ impl Server {
     ///
     /// `NotFound` if there is no such request, or it was answered; `Mismatch` if the answers are not what the worker
     /// pulls, and it can be answered still; `BufferInUse` for a tensor that is being written; `PeerLost` if the worker
-    /// is gone.
+    /// is gone: it names the worker, or whose loss made it leave.
     pub fn respond<A: Into<Answer>>(&self, handler: Handler, answers: impl IntoIterator<Item = A>) -> Result<()> {
         let parts = answers.into_iter().map(|answer| answer.into().part).collect();
         self.end.respond(handler.0, parts).map_err(|error| error.operation(RESPOND))
@@ -529,9 +529,10 @@ impl End {
                 Ok(())
             }
             Err(error) if matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Closed) => {
-                let error = if error.about().is_some() { error } else { error.peer(self.peer(open.worker)) };
                 self.release(&open);
-                Err(error)
+                // The link knows that the worker is gone; why it went it may have said, or the mesh may know.
+                let loss = self.loss(std::slice::from_ref(&self.workers[open.worker]));
+                Err(loss.unwrap_or_else(|| error.peer(self.peer(open.worker))))
             }
             Err(error) => {
                 // Nothing was sent, so it can be answered still.
@@ -725,13 +726,18 @@ impl End {
         }
     }
 
+    /// The loss because of which one of these workers is gone, or of a member of the lane: the mesh may know of it
+    /// before the links do.
+    fn loss(&self, workers: &[Mutex<Inbound>]) -> Option<Error> {
+        let mut gone = workers.iter().filter_map(|worker| worker.lock().gone.clone());
+        gone.find(|error| error.kind() == ErrorKind::PeerLost).or_else(|| self.lane.loss())
+    }
+
     fn close(&self) {
         if self.is_closed.swap(true, SeqCst) {
             return;
         }
-        let gone = self.workers.iter().filter_map(|worker| worker.lock().gone.clone());
-        // The mesh may know of a loss before the links do.
-        let loss = gone.into_iter().find(|error| error.kind() == ErrorKind::PeerLost).or_else(|| self.lane.loss());
+        let loss = self.loss(&self.workers);
         for link in self.node.links() {
             // Whoever hears it on a link over which it sends nothing does not listen.
             if self.worker_behind(link).is_some() {

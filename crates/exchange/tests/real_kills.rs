@@ -3,9 +3,9 @@
 
 mod common;
 
-use common::{PATIENCE, actor as command, floats, free_port, hear, job, note, part_of, roles, say, soon, zeros};
-use sheave_base::Result;
+use common::{PATIENCE, actor as command, floats, free_port, hear, job, note, part_of, roles, say, soon, until, zeros};
 use sheave_base::config::Transport;
+use sheave_base::{LinkId, Result};
 use sheave_exchange::{Config, Pull, Push, Server, Worker};
 use sheave_mesh::{Mesh, Role};
 use sheave_process::Child;
@@ -28,6 +28,22 @@ const PARTS: [&str; 5] = ["scheduler-0", "server-0", "server-1", "worker-0", "wo
 /// What an actor does after some rounds: it does its part in no more of them, so that all others wait for it.
 const VICTIM: &str = "SHEAVE_TEST_VICTIM";
 const ROUNDS: u64 = 20;
+/// Set for all: who has heard of the victim leaves, and a server answers its last batch when its workers have left.
+const LATE: &str = "SHEAVE_TEST_LATE";
+
+fn is_late() -> bool {
+    std::env::var(LATE).is_ok()
+}
+
+/// Waits until no worker is linked to this node.
+fn until_workers_left(mesh: &Mesh) {
+    let workers: Vec<_> = mesh.of_role(Role::Worker).map(|worker| worker.node).collect();
+    let is_worker = |link: LinkId| {
+        let peer = mesh.node().link(link).ok().and_then(|link| link.peer().node);
+        peer.is_some_and(|node| workers.contains(&node))
+    };
+    until("the workers leave", || !mesh.node().links().into_iter().any(is_worker));
+}
 
 fn work(mesh: &Mesh, is_victim: bool) -> Result<()> {
     let worker = Worker::open(mesh, Config::default())?;
@@ -57,6 +73,9 @@ fn serve(mesh: &Mesh, is_victim: bool) -> Result<()> {
         if is_victim && round == ROUNDS {
             std::thread::sleep(PATIENCE);
         }
+        if is_late() && round == ROUNDS {
+            until_workers_left(mesh);
+        }
         for request in &batch {
             server.respond(request.handler, &request.tensors)?;
         }
@@ -84,16 +103,25 @@ fn actor() {
     if let Err(error) = ended {
         say(&format!("ended {:?} {error}", error.kind()));
     }
+    if is_late() {
+        let _ = mesh.leave();
+        return;
+    }
     // Others may need to hear it from this node.
     std::thread::sleep(PATIENCE);
 }
 
 /// Starts everybody, ends the victim when all wait for it, and listens to those who need it.
 fn hear_of(victim: &str, signal: i32, transport: Transport, needy: &[&str]) {
+    hear_where(false, victim, signal, transport, needy);
+}
+
+fn hear_where(is_late: bool, victim: &str, signal: i32, transport: Transport, needy: &[&str]) {
     let (job, port) = (job(), free_port());
     let start = |part: &&str| {
         let command = command(part, port, transport);
         let command = if *part == victim { command.env(VICTIM, "1") } else { command };
+        let command = if is_late { command.env(LATE, "1") } else { command };
         job.spawn(command).expect("a process")
     };
     let children: Vec<Child> = PARTS.iter().map(start).collect();
@@ -137,4 +165,12 @@ fn a_stopped_worker_is_named_to_servers_and_workers() {
 #[test]
 fn a_stopped_server_is_named_to_the_workers() {
     hear_of("server-0", SIGSTOP, Transport::Shm, &["worker-0", "worker-1"]);
+}
+
+/// A server needs no other server, and learns of its death where it answers workers that have left because of it.
+#[test]
+fn an_answer_to_who_has_left_for_a_loss_names_who_was_lost() {
+    for transport in [Transport::Shm, Transport::Tcp] {
+        hear_where(true, "server-1", SIGKILL, transport, &["worker-0", "worker-1", "server-0"]);
+    }
 }
