@@ -491,6 +491,52 @@ def test_exit_with_operations_in_flight(start, pending):
         assert [death.left for death in mesh.deaths()] == [True]
 
 
+@pytest.mark.parametrize("below", ["mesh.world.all_reduce(Slow())", "Loop().run_until_complete(awaited())"])
+def test_exit_while_python_code_runs_below_a_call(start, below):
+    """A thread that comes back to an interpreter that has ended is killed there, and our frames end the process."""
+    program = f"""
+        import asyncio, threading, time, numpy as np, sheave
+
+        mesh, entered = sheave.init(), threading.Event()
+
+        def pause():
+            entered.set()
+            until = time.monotonic() + 0.2
+            while time.monotonic() < until:
+                pass
+
+        class Slow:
+            array = np.zeros(3)
+
+            def __dlpack_device__(self):
+                return self.array.__dlpack_device__()
+
+            def __dlpack__(self, **terms):
+                pause()
+                return self.array.__dlpack__(**terms)
+
+        class Loop(asyncio.SelectorEventLoop):
+            is_slow = False
+
+            def create_future(self):
+                if self.is_slow:
+                    pause()
+                return super().create_future()
+
+        async def awaited():
+            Loop.is_slow = True
+            await mesh.world.irecv(np.zeros(3))
+
+        def run():
+            {below}
+
+        threading.excepthook = lambda arguments: None
+        threading.Thread(target=run, daemon=True).start()
+        entered.wait()
+    """
+    rank(start, program, 0, 1, free_root()).succeed()
+
+
 def test_who_ends_by_an_exception_is_found_dead(start):
     root = free_root()
     child = rank(start, "import sheave; mesh = sheave.init(); raise RuntimeError('on purpose')", 1, 2, root)

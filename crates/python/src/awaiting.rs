@@ -8,8 +8,8 @@
 //! loop weakly. What arrives for a loop that was closed meanwhile is dropped when the next loop gets its inbox.
 
 use crate::errors::OrRaise;
-use crate::released;
 use crate::work::PyWork;
+use crate::{life, released};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use rustix::event::{EventfdFlags, eventfd};
@@ -56,14 +56,22 @@ impl Inbox {
     fn __call__(&self, py: Python<'_>) -> PyResult<()> {
         // First the bell, then the tray: whoever puts something in afterwards rings again.
         let _ = rustix::io::read(&self.0.bell, &mut [0_u8; 8]);
-        let mut failure = None;
-        for Arrival { future, work } in self.0.take() {
-            if let Err(error) = settle(future.bind(py), work.get()) {
-                failure = Some(error);
-            }
+        let arrivals = self.0.take();
+        if life::is_ending() {
+            // Nobody goes on any more, and to let go of them may run Python code.
+            std::mem::forget(arrivals);
+            return Ok(());
         }
-        released::drain(py);
-        failure.map_or(Ok(()), Err)
+        life::below(py, || {
+            let mut failure = None;
+            for Arrival { future, work } in arrivals {
+                if let Err(error) = settle(future.bind(py), work.get()) {
+                    failure = Some(error);
+                }
+            }
+            released::drain(py);
+            failure.map_or(Ok(()), Err)
+        })
     }
 }
 
@@ -82,6 +90,10 @@ fn settle(future: &Bound<'_, PyAny>, work: &PyWork) -> PyResult<()> {
 
 /// A future of the running loop that has the work's outcome once it has ended.
 pub(crate) fn future<'py>(work: &Bound<'py, PyWork>) -> PyResult<Bound<'py, PyAny>> {
+    life::below(work.py(), || made(work))
+}
+
+fn made<'py>(work: &Bound<'py, PyWork>) -> PyResult<Bound<'py, PyAny>> {
     let py = work.py();
     let running = running_loop(py)?;
     let future = running.call_method0("create_future")?;

@@ -50,13 +50,15 @@ pub(crate) fn enter<T: Send>(
         let interrupt: Option<Interrupt<'_>> = if is_main_thread() { Some(&mut look) } else { None };
         operation(until, interrupt)
     });
-    drop(visit);
     released::drain(py);
-    match (outcome, raised) {
+    let outcome = match (outcome, raised) {
         (_, Some(raised)) => Err(raised),
         (Ok(value), None) => Ok(value),
         (Err(error), None) => Err(errors::raised(py, &error)),
-    }
+    };
+    // Until here Python code may have run.
+    drop(visit);
+    outcome
 }
 
 thread_local! {
@@ -95,7 +97,7 @@ pub(crate) fn span(timeout_s: Option<f64>) -> PyResult<Option<Duration>> {
 
 /// Whether Python takes this thread for its main one. The answer costs system calls, so each thread remembers it; a
 /// thread that forks is the child's main one.
-fn is_main_thread() -> bool {
+pub(crate) fn is_main_thread() -> bool {
     thread_local! {
         static KNOWN: Cell<Option<(ForkMark, bool)>> = const { Cell::new(None) };
     }

@@ -6,7 +6,7 @@
 use crate::errors::OrRaise;
 use crate::released::Owner;
 use crate::tensor::PyTensor;
-use crate::{dtype, errors, like};
+use crate::{dtype, errors, life, like};
 use dlpark::DlpackFlags;
 use dlpark::ffi::{DLDevice, DLDeviceType};
 use dlpark::python::ImportedDlpack;
@@ -43,7 +43,7 @@ pub(crate) fn tensor(array: &Bound<'_, PyAny>, access: Access) -> PyResult<Tenso
         Err(refused) => refused,
     };
     if array.hasattr("__dlpack__")? {
-        match import(&settled(array, access)?) {
+        match life::below(array.py(), || import(&settled(array, access)?)) {
             // Its capsules are of before, and do not say so.
             Ok(ImportedDlpack::Legacy(_)) if access == Access::Write && like::is_jax(array)? => {
                 return Err(immutable(array));

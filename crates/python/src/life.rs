@@ -2,13 +2,14 @@
 //!
 //! At interpreter exit every mesh is left and every node closed before Python tears itself down, which ends every wait
 //! with an error, and then those who waited get a bounded time to come back, because a thread that comes back to a
-//! torn-down interpreter is killed where it stands. A program that ends by an exception that nobody caught, or with an
-//! exit status other than 0, leaves no mesh in order: it has failed, and the others are told so. The interpreter does
-//! not say with which status the process is about to exit, so the fate of a mesh that nobody waits in is left to a
-//! handler of the C library, which is told ([`when_status_is_known`]). In a forked child nothing of this happens: all
-//! is the parent's.
+//! torn-down interpreter is killed where it stands, and a frame of ours in its way ends the process. So do those who
+//! run Python code below a frame of ours, for they let the interpreter go at any line of it ([`below`]). A program that
+//! ends by an exception that nobody caught, or with an exit status other than 0, leaves no mesh in order: it has failed
+//! and the others are told so. The interpreter does not say with which status the process is about to exit, so the fate
+//! of a mesh that nobody waits in is left to a handler of the C library, which is told ([`when_status_is_known`]). In a
+//! forked child nothing of this happens: all is the parent's.
 
-use crate::callbacks;
+use crate::{callbacks, enter, errors};
 use pyo3::prelude::*;
 use sheave_base::fork::ForkMark;
 use sheave_base::{Error, ErrorKind, Result};
@@ -110,6 +111,8 @@ static LIVING: Mutex<Vec<Weak<dyn Living>>> = Mutex::new(Vec::new());
 static MODULE_MARK: OnceLock<ForkMark> = OnceLock::new();
 static ENDING: AtomicBool = AtomicBool::new(false);
 static VISITS: AtomicUsize = AtomicUsize::new(0);
+/// Threads that run Python code below our frames.
+static BELOW: AtomicUsize = AtomicUsize::new(0);
 
 /// Registers the exit hook.
 pub(crate) fn install(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -147,17 +150,44 @@ fn close_all(py: Python<'_>) {
         }
     });
     py.detach(await_visits);
-    if VISITS.load(SeqCst) > 0 {
+    if is_visited() {
         callbacks::break_off(py);
         py.detach(await_visits);
     }
 }
 
+fn is_visited() -> bool {
+    VISITS.load(SeqCst) + BELOW.load(SeqCst) > 0
+}
+
 fn await_visits() {
     let begun = Instant::now();
-    while VISITS.load(SeqCst) > 0 && begun.elapsed() < EXIT_PATIENCE {
+    while is_visited() && begun.elapsed() < EXIT_PATIENCE {
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// Runs Python code below a frame of ours. The end of the interpreter waits for it, and from then on none begins but on
+/// the main thread, which is not killed.
+pub(crate) fn below<T>(py: Python<'_>, act: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
+    struct Counted;
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            BELOW.fetch_sub(1, SeqCst);
+        }
+    }
+    BELOW.fetch_add(1, SeqCst);
+    let counted = Counted;
+    if is_ending() && MODULE_MARK.get().is_some_and(|mark| !mark.is_stale()) && !enter::is_main_thread() {
+        return Err(errors::to_python(py, &ended()));
+    }
+    let outcome = act();
+    drop(counted);
+    outcome
+}
+
+fn ended() -> Error {
+    Error::new(ErrorKind::Closed, "the interpreter is shutting down")
 }
 
 /// Whether the interpreter has shown the exception that ends it.
@@ -176,7 +206,7 @@ impl Visit {
         VISITS.fetch_add(1, SeqCst);
         let visit = Self(());
         if ENDING.load(SeqCst) && MODULE_MARK.get().is_some_and(|mark| !mark.is_stale()) {
-            return Err(Error::new(ErrorKind::Closed, "the interpreter is shutting down"));
+            return Err(ended());
         }
         Ok(visit)
     }

@@ -1,6 +1,7 @@
 //! New arrays for results, of the kind that was put in.
 
 use crate::errors::OrRaise;
+use crate::life;
 use crate::tensor::PyTensor;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -21,7 +22,10 @@ impl Given {
     pub(crate) fn done(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         match self {
             Given::Now(array) => Ok(array),
-            Given::Jax(tensor) => Ok(py.import("jax.numpy")?.call_method1("from_dlpack", (tensor,))?.unbind()),
+            Given::Jax(tensor) => {
+                let made = life::below(py, || py.import("jax.numpy")?.call_method1("from_dlpack", (tensor,)))?;
+                Ok(made.unbind())
+            }
         }
     }
 }
@@ -39,7 +43,10 @@ pub(crate) fn array(
     let ours = Bound::new(py, PyTensor::new(tensor.clone()))?;
     let given = match kind(model)? {
         Kind::Numpy => Given::Now(PyTensor::numpy(&ours)?.unbind()),
-        Kind::Torch => Given::Now(py.import("torch")?.call_method1("from_dlpack", (ours,))?.unbind()),
+        Kind::Torch => {
+            let made = life::below(py, || py.import("torch")?.call_method1("from_dlpack", (ours,)))?;
+            Given::Now(made.unbind())
+        }
         Kind::Jax => Given::Jax(ours.unbind()),
         Kind::Other => Given::Now(ours.into_any().unbind()),
     };

@@ -4,7 +4,7 @@ use crate::enter::enter;
 use crate::errors::{self, OrRaise};
 use crate::export::{self, Handle};
 use crate::link::PyLink;
-use crate::{dtype, import, released};
+use crate::{dtype, import, life, released};
 use dlpark::python::{ExportRequest, export_dlpack};
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
@@ -178,7 +178,7 @@ impl PyTensor {
             let error = Error::new(ErrorKind::Unsupported, "torch is not installed here");
             return Err(errors::to_python(py, &error.hint("pip install torch")));
         };
-        torch.call_method1("from_dlpack", (slf,))
+        life::below(py, || torch.call_method1("from_dlpack", (slf,)))
     }
 
     /// numpy's way to ask for an array.

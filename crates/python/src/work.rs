@@ -5,12 +5,12 @@
 //! listens: the callback thread, or the loops of asyncio. It runs on the thread that ends the operation and never
 //! touches the interpreter.
 
-use crate::awaiting;
 use crate::callbacks::Callbacks;
 use crate::enter::{enter, still_running};
 use crate::errors::{self, OrRaise};
 use crate::link::PyLink;
 use crate::tensor::PyTensor;
+use crate::{awaiting, life};
 use pyo3::prelude::*;
 use pyo3::sync::{MutexExt, PyOnceLock};
 use pyo3::types::PyDict;
@@ -322,7 +322,8 @@ impl PyWork {
     /// array([3])
     fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         slf.get().mark.check("work").or_raise(slf.py())?;
-        awaiting::future(slf)?.call_method0("__await__")
+        let future = awaiting::future(slf)?;
+        life::below(slf.py(), || future.call_method0("__await__"))
     }
 
     /// What is known of its course: a dict with "operation", and the stamps "begun_ns" and "ended_ns" in nanoseconds of
