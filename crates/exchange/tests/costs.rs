@@ -126,7 +126,7 @@ const PER_PARK: u64 = 1;
 /// How often a wait that goes to sleep may do so: for itself, and once more as the one that looks after the links.
 const SLEEPS_PER_PARK: u64 = 2;
 
-fn check(what: &str, cost: &Cost, each: u64) {
+fn check(what: &str, cost: &Cost, each: u64) -> Result<(), String> {
     let Cost { allocations, sleeps, counts, .. } = cost;
     common::note(&format!("{what}: {allocations} allocations, {sleeps} sleeps in {COUNTED} requests; {counts:?}"));
     // Each end waits once for each request, and a message rings at most once here, for itself, and there, for its room.
@@ -136,15 +136,29 @@ fn check(what: &str, cost: &Cost, each: u64) {
     assert!(*sleeps <= parked * SLEEPS_PER_PARK + COUNTED as u64 / 100, "{what} waited for locks: {cost:?}");
     // A busy machine also cuts a message in two now and then, where they are a stream.
     let rare = if counts.bytes_streamed > 0 { COUNTED as u64 / 50 } else { 10 };
-    assert!(*allocations <= each * COUNTED as u64 + parked * PER_PARK + rare, "{what}: {cost:?}");
+    let is_cheap = *allocations <= each * COUNTED as u64 + parked * PER_PARK + rare;
+    if is_cheap { Ok(()) } else { Err(format!("{what}: {cost:?}")) }
+}
+
+/// Measures what the worker and the server spend, who may allocate so much for each request, and returns the worker's.
+/// Once in a second a member looks after its mesh, which takes some memory on whatever thread polls; the requests take
+/// a few hundredths, so some attempt sees nothing of that.
+fn measure_cheap(medium: Medium, pushes: u64, registered: bool, [worker_each, server_each]: [u64; 2]) -> Cost {
+    let mut failure = String::new();
+    for _ in 0..5 {
+        let (worker, server) = measure(medium, pushes, registered);
+        match check("worker", &worker, worker_each).and(check("server", &server, server_each)) {
+            Ok(()) => return worker,
+            Err(text) => failure = text,
+        }
+    }
+    panic!("{failure}");
 }
 
 #[test]
 fn a_warm_request_allocates_nothing() {
     for registered in [false, true] {
-        let (worker, server) = measure(Medium::SharedMemory, 1, registered);
-        check("worker", &worker, 0);
-        check("server", &server, 0);
+        let worker = measure_cheap(Medium::SharedMemory, 1, registered, [0, 0]);
         let counts = worker.counts;
         // The mesh has its own words now and then, a few in a second.
         let own = 2 + worker.time.as_millis() as u64 / 100;
@@ -158,18 +172,14 @@ fn a_warm_request_allocates_nothing() {
 #[test]
 fn a_request_of_two_tensors_allocates_nothing_either() {
     for (pushes, medium) in [(2, Medium::SharedMemory), (2, Medium::Tcp), (1, Medium::Tcp)] {
-        let (worker, server) = measure(medium, pushes, true);
-        check("worker", &worker, 0);
-        check("server", &server, 0);
+        measure_cheap(medium, pushes, true, [0, 0]);
     }
 }
 
 /// Lists of more tensors are pieces of memory, each of them one, however long they are.
 #[test]
 fn a_request_of_many_tensors_allocates_little() {
-    let (worker, server) = measure(Medium::SharedMemory, 6, true);
-    check("worker", &worker, 5);
-    check("server", &server, 4);
+    measure_cheap(Medium::SharedMemory, 6, true, [5, 4]);
 }
 
 /// A million requests; the arena, what waits, and the process itself are no larger in the end than after a tenth.
