@@ -330,6 +330,13 @@ impl Slot {
         if arena.owns(self.value.buffer()) { Ok(self.value.clone()) } else { flat_copy(&self.value, arena) }
     }
 
+    /// The value as it is now, whatever is written to the slot's own memory. One that answers hold is left to them by
+    /// whoever writes next; any other one stays where it is.
+    fn kept_aside(&self, arena: &Arena) -> Result<Tensor> {
+        let is_held = arena.owns(self.value.buffer()) && !self.value.buffer().is_unique();
+        if is_held { Ok(self.value.clone()) } else { flat_copy(&self.value, arena) }
+    }
+
     /// Leaves the value to the answers that hold it, if any do, and goes on with a copy.
     fn own(&mut self, arena: &Arena) -> Result<()> {
         if arena.owns(self.value.buffer()) && !self.value.buffer().is_unique() {
@@ -350,11 +357,24 @@ impl Slot {
     }
 }
 
-/// Merges; user code that panics fails this merge and nothing else.
+/// Merges; user code that panics fails this merge and nothing else. A function that fails half-way leaves the value as
+/// it was.
 pub(crate) fn guarded(slot: &mut Slot, merge: &Merge, total: &mut Total, arena: &Arena) -> Result<Option<BlockSums>> {
-    catch_unwind(AssertUnwindSafe(|| slot.merge(merge, total, arena))).unwrap_or_else(|_| {
+    let before = match merge {
+        Merge::Function(_) => Some((slot.kept_aside(arena)?, slot.present.clone())),
+        _ => None,
+    };
+    let merged = catch_unwind(AssertUnwindSafe(|| slot.merge(merge, total, arena))).unwrap_or_else(|_| {
         Err(Error::new(ErrorKind::Remote, format!("the updater panicked on key {}", slot.meta.key)))
-    })
+    });
+    if let (Err(_), Some((value, present))) = (&merged, before) {
+        slot.present = present;
+        match arena.owns(slot.value.buffer()) {
+            true => slot.value = value,
+            false => overwrite(&mut slot.value, &value)?,
+        }
+    }
+    merged
 }
 
 /// Whether nobody else has a part in the memory of a tensor: no other node, no other tensor.
@@ -363,11 +383,11 @@ pub(crate) fn is_own(tensor: &Tensor, arena: &Arena) -> bool {
     arena.owns(buffer) && buffer.is_unique() && tensor.offset_bytes() == 0 && buffer.len_bytes() == tensor.len_bytes()
 }
 
-/// A copy of a tensor in memory of its own, with one dimension.
+/// A copy of a tensor in memory of its own, on the same device, with one dimension.
 pub(crate) fn flat_copy(source: &Tensor, arena: &Arena) -> Result<Tensor> {
     let mut copy = empty(arena, source.dtype(), source.elements() as u64)?;
     overwrite(&mut copy, &source.reshape([source.elements() as u64])?)?;
-    Ok(copy)
+    Ok(copy.on(source.device()))
 }
 
 /// Memory in the arena while it has room, private beyond.

@@ -313,6 +313,29 @@ fn a_closure_updates_a_local_store() {
     assert_eq!(*seen.lock().unwrap(), ["1"]);
 }
 
+/// Small values and such that live in the arena; whoever fails has written before.
+#[test]
+fn f09_an_updater_that_fails_leaves_the_old_value() {
+    for elements in [3usize, 1 << 20] {
+        let store = KvStore::local("local").expect("it is known");
+        store.init(&[(1.into(), tensor(&vec![1.5; elements]))]).expect("it is new");
+        let function: sheave_store::Function = Arc::new(move |_, sum, value| {
+            value.as_mut_slice::<f32>()?[..2].fill(9.0);
+            let first = sum.as_slice::<f32>()?[0];
+            assert!(first != 1.0, "on purpose");
+            if first == 2.0 { Err(Error::new(ErrorKind::Remote, "it does not like it")) } else { Ok(()) }
+        });
+        store.set_updater(Updater::Function(function)).expect("it is here");
+        for first in [1.0, 2.0] {
+            let error = put(&store, 1, &vec![first; elements]).expect_err("it fails");
+            assert_eq!(error.kind(), ErrorKind::Remote, "{error}");
+            assert_eq!(get(&store, 1, elements).expect("it is there"), vec![1.5; elements], "{first}");
+        }
+        put(&store, 1, &vec![3.0; elements]).expect("it is merged");
+        assert_eq!(get(&store, 1, elements).expect("it is there")[..3], [9.0, 9.0, 1.5]);
+    }
+}
+
 #[test]
 fn two_stores_of_different_kinds_do_not_disturb_each_other() {
     for transport in TRANSPORTS {
