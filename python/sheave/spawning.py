@@ -29,7 +29,7 @@ _CAUSE_PATIENCE_S = 5.0
 _DRAIN_S = 3600.0
 """How long servers may take to return after all workers have: time for the largest checkpoint to a slow disk."""
 
-_NOTICE_S = 10.0
+_NOTICES_S = (10.0, 60.0, 600.0)
 """After how long it is said whom is waited for."""
 
 
@@ -260,17 +260,20 @@ class _Job:
         return [process.result for process in self.processes if process.is_worker]
 
     def wait_for_servers(self, until: float | None) -> None:
+        import itertools
         import sys
         import time
 
         begun = time.monotonic()
         until = begun + _DRAIN_S if until is None else until
-        with suppress(TimeoutError):
-            return self.wait(min(until, begun + _NOTICE_S), lambda _: True, may_go_on=begun + _NOTICE_S < until)
-        names = ", ".join(process.name for process in self.processes if not process.is_heard)
-        what = f"sheave: spawn: all workers have returned; waiting for {names}, for {until - begun:.0f} s at most"
-        print(what, file=sys.stderr, flush=True)
-        self.wait(until, lambda _: True)
+        for span_s in itertools.chain(_NOTICES_S, itertools.count(2 * _NOTICES_S[-1], _NOTICES_S[-1])):
+            due = begun + span_s
+            with suppress(TimeoutError):
+                return self.wait(min(until, due), lambda _: True, may_go_on=due < until)
+            names = ", ".join(process.name for process in self.processes if not process.is_heard)
+            left_s = until - time.monotonic()
+            what = f"sheave: spawn: all workers have returned; waiting for {names}, for {left_s:.0f} s at most"
+            print(what, file=sys.stderr, flush=True)
 
     def start(self) -> None:
         import multiprocessing

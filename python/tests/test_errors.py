@@ -19,6 +19,7 @@ BUILTINS = {
     "LimitExceeded": RuntimeError,
     "Mismatch": ValueError,
     "NotFound": LookupError,
+    "NotPermitted": PermissionError,
     "PeerLost": ConnectionError,
     "Protocol": ConnectionError,
     "Remote": RuntimeError,

@@ -122,6 +122,36 @@ def test_sync_equals_numpy(job, transport):
     run(job, worker, SHEAVE_TRANSPORT=transport)
 
 
+def test_f64_a_wait_says_who_has_not_pushed_which_key(job):
+    """Two workers that push keys in another order wait for ever. What they say after 10 s explains it."""
+    worker = """
+        kv = sheave.KVStore("dist_sync")
+        zero = np.zeros(3, np.float32)
+        kv.init(["a", "b"], [zero, zero] if kv.rank == 0 else None)
+        kv.barrier()
+        one, other = ("a", "b") if kv.rank == 0 else ("b", "a")
+        push = kv.push(one, zero)
+        # What the first of them does when its time is up is what the other one waits for.
+        if kv.rank == 0:
+            raises(sheave.DeadlineExceeded, "still running", lambda: push.wait(11.5))
+        else:
+            push.wait()
+        rest = kv.push(other, zero)
+        push.wait()
+        rest.wait()
+        kv.close()
+    """
+    started = job(worker, servers=1, workers=2)
+    ended = [program.finish(60) for program in started.workers]
+    said = "".join(err for _, _, err in ended)
+    assert [status for status, _, _ in ended] == [0, 0], said
+    for rank, key in enumerate("ab"):
+        missing = f'server-0 (key "{key}", round 1: worker-{1 - rank} has not pushed it)'
+        assert f"sheave: worker-{rank}: push has been waiting for {missing}, for 10 s\n" in said
+    for program in (*started.servers, started.scheduler):
+        program.succeed(20)
+
+
 def test_rows_equal_numpy(job):
     worker = """
         with sheave.KVStore("dist_sync", cut_elements=50) as kv:

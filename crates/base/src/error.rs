@@ -75,6 +75,8 @@ pub enum ErrorKind {
     Io,
     /// An invariant of sheave itself does not hold: a bug.
     Internal,
+    /// The other side is not one of those who may ask for that.
+    NotPermitted,
 }
 
 impl ErrorKind {
@@ -101,11 +103,12 @@ impl ErrorKind {
             Self::Remote => "remote error",
             Self::Io => "system error",
             Self::Internal => "internal error",
+            Self::NotPermitted => "not permitted",
         }
     }
 
     /// Every kind, for faces that map them one to one.
-    pub const ALL: [ErrorKind; 19] = [
+    pub const ALL: [ErrorKind; 20] = [
         Self::PeerLost,
         Self::DeclaredDead,
         Self::DeadlineExceeded,
@@ -125,6 +128,7 @@ impl ErrorKind {
         Self::Remote,
         Self::Io,
         Self::Internal,
+        Self::NotPermitted,
     ];
 }
 
@@ -275,6 +279,12 @@ impl Error {
         if self.0.operation.is_some() {
             return self;
         }
+        self.with(|inner| inner.operation = Some(operation.into()))
+    }
+
+    /// Names the operation that the caller has asked for, in place of one that served it.
+    #[must_use]
+    pub fn asked_for(self, operation: impl Into<Cow<'static, str>>) -> Self {
         self.with(|inner| inner.operation = Some(operation.into()))
     }
 

@@ -64,11 +64,16 @@ pub const REFUSED_CONTEXTS_MAX: usize = 1 << 18;
 /// Calls of one node that are not answered: what a burst of asynchronous pushes of every key of a model may be.
 pub const CALLS_PENDING_MAX: usize = 65_536;
 
-/// Requests that one node has let in and not handled, or whose answers wait for room; more stay on their links. One is
-/// always let in.
+/// Requests that one service of a node has let in and not begun, of all members together: each has its share of them.
 pub const REQUESTS_PENDING_MAX: usize = 16_384;
 
-/// Bytes of such requests.
+/// The least share of a member: what keeps a link busy while the word of room is under way.
+pub const WINDOW_REQUESTS_MIN: usize = 64;
+
+/// The least share of a member in bytes.
+pub const WINDOW_BYTES_MIN: u64 = 1 << 20;
+
+/// Bytes of such requests. One of each member is always let in.
 pub const REQUEST_BYTES_MAX: u64 = 1 << 30;
 
 /// Services of one node: they are parts of a program, and more of them are a leak.
@@ -84,11 +89,30 @@ pub const REFERENCES_HELD_MAX: usize = 1 << 20;
 /// most calls pass few.
 pub const REFERENCES_PASSING_MAX: usize = CALLS_PENDING_MAX;
 
-/// Handlers that may run at the same time on one node, those that wait not counted.
-pub const EXECUTOR_PERMITS: usize = 8;
+/// Handlers of one service that may run at the same time, those that wait not counted, unless the service says
+/// otherwise.
+pub const LANE_PERMITS: usize = 8;
 
-/// Threads of one node's executor. Nodes that call each other in circles need one for each turn.
-pub const EXECUTOR_THREADS_MAX: usize = 64;
+/// Threads on which handlers of one service run or wait. Nodes that call each other in circles need one for each turn,
+/// each of them some 30 KiB.
+pub const LANE_THREADS_MAX: usize = 1024;
+
+/// How long all threads of a service may wait, where it may have no more, before what is queued for it is refused:
+/// longer than calls take that come back at all.
+pub const LANE_STUCK: Duration = Duration::from_secs(1);
+
+/// Threads of one node on which handlers run or wait. A service that has fewer than it has permits gets more.
+pub const EXECUTOR_THREADS_MAX: usize = 2048;
+
+/// Threads of one node that wait for handlers to run; more of them end when they have nothing to do.
+pub const EXECUTOR_IDLE_MAX: usize = 16;
+
+/// Tasks of one node that have not ended: what waits on behalf of the calls that one node has begun and of those that
+/// it has let in.
+pub const TASKS_MAX: usize = 2 * CALLS_PENDING_MAX;
+
+/// Timers of one node: a deadline for each call, and as many for tasks and operations.
+pub const TIMERS_MAX: usize = CALLS_PENDING_MAX + TASKS_MAX;
 
 /// Messages queued on one link because the other side has no room; one more is refused.
 pub const OUTBOUND_MESSAGES_MAX: usize = 16_384;
@@ -106,14 +130,26 @@ pub const LIST_BUCKET_BYTES_MAX: usize = 2 << 20;
 /// Links of one node.
 pub const LINKS_MAX: usize = 16_384;
 
+/// Numbers of endpoints of a node, 0 included, which is that of matched receives. Each costs some words of memory, and
+/// a set of them fits into half a machine word; more services than that share endpoints, as calls do.
+pub const ENDPOINTS_MAX: usize = 16;
+
 /// Time without a sign of life after which a peer is declared dead.
 pub const LIVENESS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Time between two signs of life.
 pub const LIVENESS_BEAT: Duration = Duration::from_secs(1);
 
-/// After this long, a blocking wait says whom it waits for.
+/// After this long, a blocking wait says whom it waits for: longer than what is done every day takes, and soon enough
+/// for whoever looks on.
 pub const WAIT_NOTICE: Duration = Duration::from_secs(10);
+
+/// When a blocking wait says so, and from then on each time the last of them has passed again: whoever looks at a job
+/// that is stuck finds it among the last lines, and nobody's output is flooded.
+pub const WAIT_NOTICES: [Duration; 3] = [WAIT_NOTICE, Duration::from_secs(60), Duration::from_secs(600)];
+
+/// How long a notice waits for what other nodes know of the reason.
+pub const WAIT_ANSWER: Duration = Duration::from_secs(1);
 
 /// Longest time for a join, unless the user says otherwise.
 pub const JOIN_TIMEOUT: Duration = Duration::from_secs(60);

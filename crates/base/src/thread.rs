@@ -6,6 +6,7 @@
 use crate::fork::ForkMark;
 use crate::{Error, ErrorKind, Result};
 use std::sync::OnceLock;
+use std::sync::mpsc::channel;
 use std::thread::{Builder, JoinHandle};
 
 /// Of the process that started the first thread.
@@ -31,6 +32,24 @@ pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHand
         .name(name.to_owned())
         .spawn(begin)
         .map_err(|_| crate::shortage::of_threads().context(format!("starting the thread {name}")))
+}
+
+/// As [`spawn`], and returns when the thread runs: what a thread needs to begin, memory for its signals among it, it
+/// has then. One that found none later, when the process is short, would end it without a word of ours. For threads
+/// that live as long as what they are made for.
+///
+/// # Errors
+///
+/// As [`spawn`].
+pub fn start(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let (runs, begun) = channel();
+    let thread = spawn(name, move || {
+        // The other end waits.
+        let _ = runs.send(());
+        run();
+    })?;
+    let _ = begun.recv();
+    Ok(thread)
 }
 
 fn block_signals() {
@@ -61,6 +80,23 @@ mod tests {
         // SAFETY: it is our own child, and the status is writable.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(status, 0, "the child started a thread");
+    }
+
+    /// A thread gives itself its name after all that it needs.
+    #[test]
+    #[cfg_attr(miri, ignore = "it looks into /proc")]
+    fn f21_who_has_started_a_thread_has_one_that_runs() {
+        for number in 0..500 {
+            let name = format!("started-{number}");
+            let (end, ends) = channel::<()>();
+            let wait = move || assert!(ends.recv().is_err(), "nobody sends");
+            let thread = start(&name, wait).expect("there is room");
+            let tasks = std::fs::read_dir("/proc/self/task").expect("it is there").flatten();
+            let mut names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+            assert!(names.any(|other| other.trim_end() == name), "{name} does not run");
+            drop(end);
+            thread.join().expect("it waits");
+        }
     }
 
     #[test]

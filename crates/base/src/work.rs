@@ -18,11 +18,13 @@
 //! assert_eq!(work.wait().unwrap(), 7, "waiting is idempotent");
 //! ```
 
+pub mod awaited;
 pub mod blocking;
 
 use crate::park::{Parker, Woken, current_parker};
 use crate::sync::{Arc, AtomicBool, Mutex, Ordering};
 use crate::{Error, ErrorKind, LinkId, Result, contain};
+use awaited::Awaited;
 use smallvec::SmallVec;
 use std::future::Future;
 use std::pin::Pin;
@@ -41,6 +43,10 @@ pub trait Target {
     fn link(&self) -> Option<LinkId>;
     /// The operation's name, for notices.
     fn operation(&self) -> &'static str;
+    /// Who knows what it waits for; the peer of the link if `None`.
+    fn awaited(&self) -> Option<Awaited> {
+        None
+    }
 }
 
 /// Asked now and then during a long wait; an error ends the wait with it, and the operation goes on.
@@ -65,6 +71,7 @@ struct Slot<T> {
     wakers: SmallVec<[Waker; 1]>,
     callbacks: SmallVec<[Callback<T>; 1]>,
     cancel: Option<Box<dyn FnOnce() + Send>>,
+    awaited: Option<Awaited>,
 }
 
 struct Core<T> {
@@ -94,12 +101,24 @@ pub fn driven<T>(
     driver: Option<std::sync::Arc<dyn Drive>>,
     link: Option<LinkId>,
 ) -> (Completer<T>, Work<T>) {
+    described(operation, driver, link, None)
+}
+
+/// As [`driven`], and `awaited` knows what it waits for.
+#[must_use]
+pub fn described<T>(
+    operation: &'static str,
+    driver: Option<std::sync::Arc<dyn Drive>>,
+    link: Option<LinkId>,
+    awaited: Option<Awaited>,
+) -> (Completer<T>, Work<T>) {
     let slot = Slot {
         outcome: None,
         parkers: SmallVec::new(),
         wakers: SmallVec::new(),
         callbacks: SmallVec::new(),
         cancel: None,
+        awaited,
     };
     let core = Arc::new(Core { done: AtomicBool::new(false), slot: Mutex::new(slot), driver, operation, link });
     (Completer(Some(Arc::clone(&core))), Work(core))
@@ -113,10 +132,10 @@ impl<T> Core<T> {
         let parkers = std::mem::take(&mut slot.parkers);
         let wakers = std::mem::take(&mut slot.wakers);
         let callbacks = std::mem::take(&mut slot.callbacks);
-        let cancel = slot.cancel.take();
+        let (cancel, awaited) = (slot.cancel.take(), slot.awaited.take());
         self.done.store(true, Ordering::Release);
         drop(slot);
-        drop(cancel);
+        drop((cancel, awaited));
         for callback in callbacks {
             self.contain("a callback", || callback(self));
         }
@@ -137,6 +156,14 @@ impl<T> Core<T> {
     fn gone(&self) -> Error {
         Error::new(ErrorKind::InvalidArgument, "the result of this work was taken by another handle")
             .operation(self.operation)
+    }
+
+    fn awaits(&self, awaited: Awaited) {
+        let mut slot = self.slot.lock();
+        // What is done waits for nothing.
+        let before = if self.done.load(Ordering::Acquire) { Some(awaited) } else { slot.awaited.replace(awaited) };
+        drop(slot);
+        drop(before);
     }
 
     fn cloned(&self) -> Result<T>
@@ -165,6 +192,13 @@ impl<T> Completer<T> {
     pub fn on_cancel(&self, cancel: impl FnOnce() + Send + 'static) {
         if let Some(core) = &self.0 {
             core.slot.lock().cancel = Some(Box::new(cancel));
+        }
+    }
+
+    /// Who knows what the work waits for, for notices.
+    pub fn awaits(&self, awaited: Awaited) {
+        if let Some(core) = &self.0 {
+            core.awaits(awaited);
         }
     }
 }
@@ -209,6 +243,10 @@ impl<T> Target for Core<T> {
     fn operation(&self) -> &'static str {
         self.operation
     }
+
+    fn awaited(&self) -> Option<Awaited> {
+        self.slot.lock().awaited.clone()
+    }
 }
 
 impl<T> Work<T> {
@@ -230,6 +268,17 @@ impl<T> Work<T> {
     #[must_use]
     pub fn operation(&self) -> &'static str {
         self.0.operation
+    }
+
+    /// Who knows what it waits for, as far as that was said and it is not done.
+    #[must_use]
+    pub fn awaited(&self) -> Option<Awaited> {
+        Target::awaited(&*self.0)
+    }
+
+    /// As [`Completer::awaits`], for those who learn it later.
+    pub fn awaits(&self, awaited: Awaited) {
+        self.0.awaits(awaited);
     }
 
     /// Asks the operation to end. It completes with [`ErrorKind::Cancelled`] unless it is already past the point where

@@ -24,17 +24,19 @@
 //! failed, and the members agree about what is. A task that has failed for no better reason waits a moment for that
 //! verdict.
 
+mod awaited;
 pub(crate) mod start;
 
 use crate::hosts::Hosts;
-use crate::hub::{Driver, Hub, run};
+use crate::hub::{Driver, Hub};
 use crate::operation::digest;
 use crate::shared::board::Board;
 use crate::shared::setup;
 use crate::task::{Awaited, Plan, Steps, Task};
 use crate::{exchange, mail};
 use parking_lot::Mutex;
-use sheave_base::work::{Drive, driven};
+use sheave_base::work::awaited::Awaited as Awaiting;
+use sheave_base::work::{Completer, Drive, described};
 use sheave_base::{Error, ErrorKind, LinkId, Rank, Result, Work};
 use sheave_mesh::Group;
 use std::collections::BTreeMap;
@@ -42,7 +44,6 @@ use std::future::ready;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock, Weak};
-use std::task::Wake;
 use std::time::{Duration, Instant};
 
 /// Operations of one group in flight on one node: as many as a program starts before it waits for some.
@@ -98,6 +99,8 @@ pub(crate) struct State {
     failed_from: AtomicU64,
     /// It is broken, and all collectives that were in flight have ended.
     is_settled: AtomicBool,
+    /// Those who wait until the mesh knows why the group is broken.
+    verdicts: Mutex<Vec<Completer<()>>>,
     /// The same of messages.
     has_settled_messages: AtomicBool,
     /// Found out with the first operation that needs to know.
@@ -107,6 +110,7 @@ pub(crate) struct State {
     pub(crate) mail: crate::mail::Mail,
     /// The group that this one was split off.
     parent: OnceLock<Group>,
+    me: Weak<Self>,
 }
 
 /// What finds out whether the ranks of a group share memory is called so where people look on, but not in errors.
@@ -118,6 +122,8 @@ pub(crate) struct Terms {
     pub(crate) operation: &'static str,
     pub(crate) limit: Option<Duration>,
     pub(crate) is_collective: bool,
+    /// Of a message: the other side, if it is one rank, and the tag.
+    pub(crate) message: Option<(Option<Rank>, u64)>,
 }
 
 /// The number of an operation that is about to begin.
@@ -136,7 +142,7 @@ impl State {
         let links = (0..group.size()).map(|_| OnceLock::new()).collect();
         let mail = mail::Mail::new(digest([group.id().0, mail::OFFERS, u64::from(mail::ANYBODY)]));
         let state = Arc::new_cyclic(|me: &Weak<Self>| Self {
-            driver: Arc::new(Driver { hub: Arc::downgrade(&hub), state: Weak::clone(me), node: hub.node.driver() }),
+            driver: Arc::new(Driver { hub: Arc::downgrade(&hub), node: hub.node.driver() }),
             group,
             hub,
             lasting,
@@ -146,11 +152,13 @@ impl State {
             seen_news: AtomicU64::new(u64::MAX),
             failed_from: AtomicU64::new(u64::MAX),
             is_settled: AtomicBool::new(false),
+            verdicts: Mutex::default(),
             has_settled_messages: AtomicBool::new(false),
             hosts: Mutex::default(),
             links,
             mail,
             parent: OnceLock::new(),
+            me: Weak::clone(me),
         });
         state.look();
         state
@@ -200,6 +208,7 @@ impl State {
             (Some(_), _) => self.end_what_is_hopeless(),
             (None, None) => {}
         }
+        self.tell_verdict();
     }
 
     /// From which number on operations of a broken group can come to no end.
@@ -225,7 +234,7 @@ impl State {
             };
             match is_hopeless {
                 true if spares_messages => self.end_with_verdict(&task, error.clone()),
-                true => self.end_task(&task, error.clone()),
+                true => task.fail(error.clone()),
                 false => task.wake(),
             }
         }
@@ -297,12 +306,12 @@ impl State {
         let (state, error) = (Arc::downgrade(self), own.clone());
         let act = move |task: &Arc<Task>| {
             if let Some(state) = state.upgrade() {
-                state.end_task(task, error);
+                task.fail(error);
                 state.hub.run_ready();
             }
         };
-        if self.hub.at(Instant::now() + VERDICT_PATIENCE, task, act).is_err() {
-            self.end_task(task, own);
+        if self.hub.after(VERDICT_PATIENCE, task, act).is_err() {
+            task.fail(own);
         }
     }
 
@@ -368,12 +377,14 @@ impl State {
         steps: impl FnOnce(Arc<Awaited>) -> Steps,
     ) -> Work<T> {
         let driver = Some(Arc::clone(&self.driver));
-        let (completer, work) = driven(terms.operation, driver, None);
+        let awaited = Awaiting::new(self.me.clone(), [key, 0]);
+        let (completer, work) = described(terms.operation, driver, None, Some(awaited));
         let awaited = Arc::default();
         let plan = Plan {
             key,
             operation: terms.operation,
             is_collective: terms.is_collective,
+            message: terms.message,
             steps: Box::pin(Self::judged(Arc::downgrade(self), key, steps(Arc::clone(&awaited)))),
             awaited,
         };
@@ -386,7 +397,7 @@ impl State {
         });
         let record = terms.is_collective.then(|| Arc::clone(self.group.record()));
         record.iter().for_each(|record| record.note_in_flight());
-        let task = Task::new(&self.hub, plan, move |outcome| {
+        let (task, prepared) = Task::new(&self.hub.runtime, plan, move |outcome| {
             record.iter().for_each(|record| record.note_ended());
             let outcome = match state.upgrade() {
                 Some(state) => state.ended(key, outcome),
@@ -395,10 +406,13 @@ impl State {
             completer.complete(outcome.map(result));
         });
         self.tasks.lock().insert(key, Arc::clone(&task));
-        run(&task);
+        match prepared {
+            Ok(()) => task.run(),
+            Err(error) => task.fail(error),
+        }
         if !task.is_done() {
             self.watch_over(&task, terms);
-            self.hub.node.source_waits();
+            self.hub.node.endpoint_waits();
         }
         work
     }
@@ -411,8 +425,8 @@ impl State {
                     state.too_late(task);
                 }
             };
-            if let Err(error) = self.hub.at(task.begun + limit, task, late) {
-                self.end_task(task, error);
+            if let Err(error) = self.hub.after(limit.saturating_sub(task.begun.elapsed()), task, late) {
+                task.fail(error);
             }
         }
         // A break that came before the task was noted has not seen it.
@@ -542,27 +556,30 @@ impl State {
         in_flight.unwrap_or_else(|| self.group.record().operations())
     }
 
-    /// Ends a task from outside.
-    fn end_task(self: &Arc<Self>, task: &Arc<Task>, error: Error) {
-        if let Some(ending) = task.take_ending() {
-            task.discard();
-            ending(Err(error));
-            // If it runs just now it goes round once more, and finds that it has ended.
-            Arc::clone(task).wake();
-        }
-    }
-
     fn cancelled(self: &Arc<Self>, key: u64) {
         let task = self.tasks.lock().get(&key).cloned();
         if let Some(task) = task {
-            self.end_task(&task, Error::new(ErrorKind::Cancelled, "the caller no longer waits"));
+            task.fail(Error::new(ErrorKind::Cancelled, "the caller no longer waits"));
             self.hub.run_ready();
         }
     }
 
-    /// The deadline of a task has passed. Blocks for a moment, to find out who is missing.
-    pub(crate) fn too_late(self: &Arc<Self>, task: &Arc<Task>) {
-        let what = match task.is_collective.then(|| self.hub.who_is_missing(self, task.key)) {
+    /// The deadline of a task has passed. It ends when it was found out who is missing, which takes a moment.
+    fn too_late(self: &Arc<Self>, task: &Arc<Task>) {
+        let (state, late) = (Arc::clone(self), Arc::clone(task));
+        let end = self.hub.runtime.spawn(async move { late.fail(state.why_too_late(&late).await) });
+        match end {
+            Ok(end) => end.detach(),
+            Err(error) => task.fail(error),
+        }
+    }
+
+    async fn why_too_late(&self, task: &Task) -> Error {
+        let missing = match task.is_collective {
+            true => Some(self.hub.who_is_missing(self, task.key).await),
+            false => None,
+        };
+        let what = match missing {
             Some(missing) if !missing.is_empty() => format!("not entered: {missing}"),
             Some(_) => match task.awaited.get() {
                 Some(rank) => format!("all members have entered, and rank {rank} has not sent its part"),
@@ -570,26 +587,7 @@ impl State {
             },
             None => "no message came or went".to_owned(),
         };
-        let error = Error::new(ErrorKind::DeadlineExceeded, what);
-        self.end_task(task, error.hint("a member may be late or stuck; look at its output"));
-        self.hub.run_ready();
-    }
-
-    /// The oldest operation in flight and who keeps it waiting, for a notice.
-    pub(crate) fn what_it_waits_for(&self, hub: &Hub) -> Option<String> {
-        let is_asked = |task: &&Arc<Task>| task.operation != sheave_base::work::IDLE;
-        let task = self.tasks.lock().values().find(is_asked).cloned()?;
-        let (operation, label) = (task.operation, self.group.label());
-        if !task.is_collective {
-            return Some(format!("{operation} on group {label} has been waiting for a message"));
-        }
-        let missing = hub.who_is_missing(self, task.key);
-        let whom = match (missing.is_empty(), task.awaited.get()) {
-            (false, _) => format!("{missing} to enter"),
-            (true, Some(rank)) => format!("rank {rank}"),
-            (true, None) => "the others".to_owned(),
-        };
-        Some(format!("{operation} on group {label}, sequence {}, has been waiting for {whom}", task.key))
+        Error::new(ErrorKind::DeadlineExceeded, what).hint("a member may be late or stuck; look at its output")
     }
 
     fn explained(&self, error: Error, operation: &'static str, sequence: Option<u64>, elapsed: Duration) -> Error {
@@ -604,14 +602,27 @@ impl State {
     /// Waits until nobody can touch the memory of this group's failed operations any more.
     pub(crate) fn await_desertion(&self, until: Instant) {
         if let Some(board) = self.lasting.board() {
-            self.hub.graves.await_board(board, until);
+            self.hub.deferred.await_release(&self.hub.node, board, until);
         }
     }
 
     /// Waits until the mesh knows that the group is broken, after this room has seen the end of a link.
     pub(crate) fn await_verdict(&self, until: Instant) {
-        while self.broken.get().is_some() && self.group.broken().is_none() && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(1));
+        if self.broken.get().is_none() {
+            return;
+        }
+        let (completer, verdict) = self.hub.node.pair("shrink", None);
+        self.verdicts.lock().push(completer);
+        // It may have come just before.
+        self.tell_verdict();
+        // Without one the mesh itself says what is wrong.
+        let _ = verdict.wait_until(Some(until), None);
+    }
+
+    fn tell_verdict(&self) {
+        if !self.verdicts.lock().is_empty() && self.group.broken().is_some() {
+            let waiting = std::mem::take(&mut *self.verdicts.lock());
+            waiting.into_iter().for_each(|completer| completer.complete(Ok(())));
         }
     }
 }

@@ -1,25 +1,21 @@
-//! What all groups of one node share: the queue of tasks that can go on, the deadlines, and the answers to those who
-//! ask how far this node is.
+//! What all groups of one node share: who asks and answers how far a node is, and what waits for shared memory.
 //!
-//! Tasks run on whatever thread polls the node's links: a receive that completes wakes its task, which is put into the
-//! queue, and the mesh lets the hub attend right after the poll, with no lock held. Waits look at the queue too, so a
-//! task that was woken elsewhere is never left alone for longer than a wait sleeps.
+//! Operations are tasks of the mesh's runtime. Those that wait for words in shared memory are woken whenever the node's
+//! threads poll, and run by the thread that has woken them.
 
 use crate::group::{Lasting, State};
 use crate::shared::board::Board;
-use crate::shared::graves::Graves;
+use crate::shared::deferred::DeferredRelease;
 use crate::table::Table;
 use crate::task::Task;
-use parking_lot::{Condvar, Mutex};
-use sheave_base::limits::WAIT_NOTICE;
-use sheave_base::park::Parker;
-use sheave_base::work::{Drive, IDLE, Interrupt, Target};
-use sheave_base::{Error, ErrorKind, LinkId, Result};
-use sheave_mesh::{Attendant, GroupId, GroupRecord, Mesh, Request, Service, WeakMesh};
-use sheave_net::{Node, Source};
+use parking_lot::Mutex;
+use sheave_base::work::{Drive, Interrupt, Target};
+use sheave_base::{Error, ErrorKind, NodeId, Rank, Result, Work};
+use sheave_mesh::{Answer, Call, GroupId, GroupNews, GroupRecord, Lane, Mesh, Request, Runtime, Service, WeakMesh};
+use sheave_net::{Endpoint, Node};
 use sheave_wire::Value;
 use smallvec::SmallVec;
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
@@ -28,6 +24,10 @@ use std::time::{Duration, Instant};
 
 /// The service by which members ask each other how many operations of a group they have begun.
 const SERVICE: &str = "sheave.collective";
+
+/// The number under which the hub is registered at its node. No message is for it; `docs/design` lists those of all
+/// services.
+const NUMBER: u8 = 7;
 
 /// How long a member may take to answer that.
 const ANSWER_PATIENCE: Duration = Duration::from_millis(300);
@@ -41,9 +41,10 @@ pub(crate) struct Known {
 pub(crate) struct Hub {
     mesh: WeakMesh,
     pub(crate) node: Node,
+    pub(crate) runtime: Runtime,
     pub(crate) table: Table,
     pub(crate) table_digest: u64,
-    pub(crate) graves: Arc<Graves>,
+    pub(crate) deferred: Arc<DeferredRelease>,
     /// Tasks that wait for words in shared memory.
     watching: Mutex<Watching>,
     /// Grows whenever one of them moves.
@@ -51,8 +52,6 @@ pub(crate) struct Hub {
     /// Others may have been asked to ring.
     is_armed: AtomicBool,
     pub(crate) groups: Mutex<HashMap<GroupId, Known>>,
-    ready: Mutex<VecDeque<Arc<Task>>>,
-    timer: Arc<Timer>,
     me: Weak<Hub>,
 }
 
@@ -62,22 +61,20 @@ impl Hub {
         let hub = Arc::new_cyclic(|me| Self {
             mesh: mesh.downgrade(),
             node: mesh.node().clone(),
+            runtime: mesh.runtime().clone(),
             table_digest: table.digest(),
             table,
-            graves: Arc::default(),
+            deferred: DeferredRelease::new(mesh.runtime().clone()),
             watching: Mutex::new(Watching::default()),
             moves: AtomicU64::new(0),
             is_armed: AtomicBool::new(false),
             groups: Mutex::default(),
-            ready: Mutex::default(),
-            timer: Arc::default(),
             me: Weak::clone(me),
         });
         mesh.serve(SERVICE, Answers(Arc::downgrade(&hub)))?;
-        let attendant: Weak<dyn Attendant> = Arc::downgrade(&hub) as Weak<dyn Attendant>;
-        mesh.attend_with(attendant);
-        let source: Weak<dyn Source> = Arc::downgrade(&hub) as Weak<dyn Source>;
-        if !hub.node.wait_for(&source) {
+        let listener: Weak<dyn GroupNews> = Arc::downgrade(&hub) as Weak<dyn GroupNews>;
+        mesh.tell_group_news_to(listener);
+        if !hub.node.register(NUMBER, &(Arc::clone(&hub) as Arc<dyn Endpoint>)) {
             return Err(Error::new(ErrorKind::AlreadyExists, "something else of this node waits for shared memory"));
         }
         Ok(hub)
@@ -91,86 +88,81 @@ impl Hub {
         self.me.upgrade()
     }
 
-    /// A task can go on.
-    pub(crate) fn enqueue(&self, task: Arc<Task>) {
-        self.ready.lock().push_back(task);
-        self.node.remind_observer();
-    }
-
     /// Runs what can go on.
     pub(crate) fn run_ready(&self) {
-        loop {
-            let Some(task) = self.ready.lock().pop_front() else { return };
-            run(&task);
-        }
+        self.runtime.run_ready();
     }
 
     fn states(&self) -> Vec<Arc<State>> {
         self.groups.lock().values().filter_map(|known| known.state.upgrade()).collect()
     }
 
-    /// Does something about `task` at `deadline`, unless it has ended by then. It may block for a moment.
-    pub(crate) fn at(
+    /// Does something about `task` after `span`, unless it has ended by then. It must not block.
+    pub(crate) fn after(
         &self,
-        deadline: Instant,
+        span: Duration,
         task: &Arc<Task>,
         act: impl FnOnce(&Arc<Task>) + Send + 'static,
     ) -> Result<()> {
-        Timer::add(&self.timer, (deadline, Arc::downgrade(task), Box::new(act)))
+        let weak = Arc::downgrade(task);
+        let timer = self.runtime.at(self.runtime.after(span), move || {
+            if let Some(task) = weak.upgrade().filter(|task| !task.is_done()) {
+                act(&task);
+            }
+        })?;
+        task.keep(timer);
+        Ok(())
     }
 
-    /// Which of the other members have not begun the operation of this number, as a phrase; empty if all have. Blocks
-    /// for a moment.
-    pub(crate) fn who_is_missing(&self, state: &State, sequence: u64) -> String {
-        let Some(mesh) = self.mesh() else { return String::new() };
-        let group = &state.group;
-        let until = Instant::now() + ANSWER_PATIENCE;
-        let asked = group.nodes().iter().enumerate().filter(|(rank, _)| *rank != group.rank().0 as usize);
-        let id = i64::from_le_bytes(group.id().0.to_le_bytes());
-        let calls = asked.map(|(rank, node)| (rank, *node, mesh.call(*node, SERVICE, "begun", Value::Int(id))));
+    /// Which of the other members have not begun the operation of this number, as a phrase; empty if all have. Takes a
+    /// moment.
+    pub(crate) async fn who_is_missing(&self, state: &State, sequence: u64) -> String {
+        let own = state.group.rank().0;
+        let until = self.runtime.after(ANSWER_PATIENCE);
+        let mut asked = Vec::new();
+        // All are asked before the first answer is awaited.
+        for rank in (0..state.size()).filter(|rank| *rank != own) {
+            // A call would wait for the link, and so would the thread that polls this.
+            let link = self.runtime.until(until, state.link(rank)).await;
+            let Some(node) = state.group.node(Rank(rank)) else { continue };
+            let call = match link {
+                Ok(Some(linked)) => linked.and_then(|_| self.ask(node, state.group.id())),
+                Ok(None) => Err(Error::new(ErrorKind::DeadlineExceeded, "no link to the node yet")),
+                Err(error) => Err(error),
+            };
+            asked.push((rank, node, call));
+        }
         let mut missing = Vec::new();
-        for (rank, node, call) in calls.collect::<Vec<_>>() {
-            let name = mesh.member(node).map_or_else(|| node.to_string(), |member| member.introduction.name.clone());
-            let answer = call.and_then(|work| match work.wait_until(Some(until), None)? {
-                true => work.taken().map(Some),
-                false => Ok(None),
-            });
+        for (rank, node, call) in asked {
+            let answer = match call {
+                Ok(work) => work.await,
+                Err(error) => Err(error),
+            };
+            let name = self.name_of(node);
             match answer {
-                Ok(Some(answer)) if matches!(answer.value, Value::Int(begun) if begun > sequence.cast_signed()) => {}
-                Ok(None) => missing.push(format!("rank {rank} ({name}), which does not answer")),
-                Ok(Some(_)) | Err(_) => missing.push(format!("rank {rank} ({name})")),
+                Ok(answer) if matches!(answer.value, Value::Int(begun) if begun > sequence.cast_signed()) => {}
+                Err(error) if error.kind() == ErrorKind::DeadlineExceeded => {
+                    missing.push(format!("rank {rank} ({name}), which does not answer"));
+                }
+                Ok(_) | Err(_) => missing.push(format!("rank {rank} ({name})")),
             }
         }
         missing.join(", ")
     }
 
-    /// Says whom a wait waits for, from a thread of its own.
-    fn give_notice(&self, state: &Arc<State>) {
-        let Some(hub) = self.this() else { return };
-        let state = Arc::clone(state);
-        // That nobody can be asked is no reason to fail.
-        let _ = sheave_base::thread::spawn("sheave-notice", move || {
-            if let Some(what) = state.what_it_waits_for(&hub) {
-                hub.node.notice(&format!("{what}, for {} s", WAIT_NOTICE.as_secs()));
-            }
-        });
+    fn ask(&self, node: NodeId, group: GroupId) -> Result<Work<Answer>> {
+        let mesh = self.mesh().ok_or_else(|| Error::new(ErrorKind::Closed, "this node has left the mesh"))?;
+        let args = Value::Int(i64::from_le_bytes(group.0.to_le_bytes()));
+        mesh.call(node, SERVICE, "begun", Call { args, deadline: Some(ANSWER_PATIENCE), ..Call::default() })
+    }
+
+    fn name_of(&self, node: NodeId) -> String {
+        let name = self.mesh().and_then(|mesh| Some(mesh.member(node)?.introduction.name.clone()));
+        name.unwrap_or_else(|| node.to_string())
     }
 }
 
-/// Runs a task that was taken out of the queue, or is new.
-pub(crate) fn run(task: &Arc<Task>) {
-    if let Some(outcome) = task.run()
-        && let Some(ending) = task.take_ending()
-    {
-        ending(outcome);
-    }
-}
-
-impl Attendant for Hub {
-    fn attend(&self) {
-        self.run_ready();
-    }
-
+impl GroupNews for Hub {
     fn groups_changed(&self) {
         // What arrived before the news may end operations well.
         self.run_ready();
@@ -216,7 +208,11 @@ impl Drop for Watch {
     }
 }
 
-impl Source for Hub {
+impl Endpoint for Hub {
+    fn is_polled(&self) -> bool {
+        true
+    }
+
     fn poll(&self) -> bool {
         let wakers: SmallVec<[Waker; 4]> =
             self.watching.lock().tasks.iter().map(|(_, waker, _)| waker.clone()).collect();
@@ -272,118 +268,22 @@ impl Service for Answers {
         request.reply.value(answer.map_or(Value::None, Value::Int));
     }
 
-    fn is_inline(&self) -> bool {
-        true
+    fn lane(&self) -> Lane {
+        Lane::Inline
     }
 }
 
-/// How a work of this room is waited for: like any other of the node, but the notice says who is missing.
+/// How a work of this room is waited for: like any other of the node, but tasks that can go on are run.
 pub(crate) struct Driver {
     pub(crate) hub: Weak<Hub>,
-    pub(crate) state: Weak<State>,
     pub(crate) node: Arc<dyn Drive>,
 }
 
-/// A target whose wait gives no notice of its own.
-struct Quiet<'a>(&'a dyn Target);
-
-impl Target for Quiet<'_> {
-    fn is_done(&self) -> bool {
-        self.0.is_done()
-    }
-
-    fn watch(&self, parker: &Arc<Parker>) -> bool {
-        self.0.watch(parker)
-    }
-
-    fn unwatch(&self, parker: &Arc<Parker>) {
-        self.0.unwatch(parker);
-    }
-
-    fn link(&self) -> Option<LinkId> {
-        self.0.link()
-    }
-
-    fn operation(&self) -> &'static str {
-        IDLE
-    }
-}
-
 impl Drive for Driver {
-    fn drive(&self, target: &dyn Target, until: Option<Instant>, mut interrupt: Option<Interrupt<'_>>) -> Result<bool> {
-        let (hub, state) = (self.hub.upgrade(), self.state.upgrade());
-        if let Some(hub) = &hub {
+    fn drive(&self, target: &dyn Target, until: Option<Instant>, interrupt: Option<Interrupt<'_>>) -> Result<bool> {
+        if let Some(hub) = self.hub.upgrade() {
             hub.run_ready();
         }
-        let (begun, mut noticed) = (Instant::now(), false);
-        let mut look = || {
-            if let Some((hub, state)) = hub.as_ref().zip(state.as_ref()) {
-                hub.run_ready();
-                if !noticed && begun.elapsed() >= WAIT_NOTICE {
-                    noticed = true;
-                    hub.give_notice(state);
-                }
-            }
-            interrupt.as_mut().map_or(Ok(()), |interrupt| interrupt())
-        };
-        self.node.drive(&Quiet(target), until, Some(&mut look))
-    }
-}
-
-type Due = (Instant, Weak<Task>, Box<dyn FnOnce(&Arc<Task>) + Send>);
-
-/// Ends operations at their deadlines, on a thread that is there while one has a deadline.
-#[derive(Default)]
-struct Timer {
-    dues: Mutex<Dues>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct Dues {
-    list: Vec<Due>,
-    is_running: bool,
-}
-
-impl Timer {
-    /// How often operations that have ended are forgotten.
-    const TICK: Duration = Duration::from_secs(1);
-
-    fn add(timer: &Arc<Self>, due: Due) -> Result<()> {
-        let mut dues = timer.dues.lock();
-        if !dues.is_running {
-            let own = Arc::clone(timer);
-            sheave_base::thread::spawn("sheave-deadlines", move || own.keep())?;
-            dues.is_running = true;
-        }
-        dues.list.push(due);
-        timer.changed.notify_one();
-        Ok(())
-    }
-
-    fn keep(&self) {
-        let mut dues = self.dues.lock();
-        loop {
-            let now = Instant::now();
-            dues.list.retain(|(_, task, _)| task.upgrade().is_some_and(|task| !task.is_done()));
-            let Some(next) = dues.list.iter().map(|(at, ..)| *at).min() else {
-                dues.is_running = false;
-                return;
-            };
-            if next > now {
-                self.changed.wait_until(&mut dues, next.min(now + Self::TICK));
-                continue;
-            }
-            let (late, rest): (Vec<Due>, Vec<Due>) =
-                std::mem::take(&mut dues.list).into_iter().partition(|(at, ..)| *at <= now);
-            dues.list = rest;
-            drop(dues);
-            for (_, task, act) in late {
-                if let Some(task) = task.upgrade() {
-                    act(&task);
-                }
-            }
-            dues = self.dues.lock();
-        }
+        self.node.drive(target, until, interrupt)
     }
 }

@@ -27,6 +27,7 @@ use crate::memory::{Region, places};
 pub(crate) use mailbox::Mail;
 use mailbox::{Found, Look, Next, Place, Turn, Wish};
 use offer::{Offer, announcement, bytes, decode, whole, withdrawal};
+use sheave_base::work::IDLE;
 use sheave_base::{Error, ErrorKind, LinkId, Rank, Result, Tag, Work};
 use sheave_net::{Envelope, Message, Outgoing, Wanted, was_closed_in_order};
 use sheave_tensor::{Dtype, ReadLease, Tensor};
@@ -111,7 +112,7 @@ fn departed(state: &State, rank: u32) -> Error {
 
 fn start_listener(state: &Arc<State>) {
     let listener = Arc::downgrade(state);
-    let terms = Terms { operation: sheave_base::work::IDLE, limit: None, is_collective: false };
+    let terms = Terms { operation: IDLE, limit: None, is_collective: false, message: None };
     match state.reserve(&terms, 1) {
         Ok(key) => drop(state.begin_reserved(terms, key, drop, |_| Box::pin(listen(listener)))),
         Err(_) => state.mail.stop(),
@@ -271,7 +272,7 @@ impl Drop for Announced {
             return;
         }
         let news = withdrawal(state.mail.context, state.group.rank().0, serial);
-        let terms = Terms { operation: sheave_base::work::IDLE, limit: None, is_collective: false };
+        let terms = Terms { operation: IDLE, limit: None, is_collective: false, message: None };
         if let (Ok(_), Ok(key)) = (state.hub.node.isend(link, news), state.reserve(&terms, 1)) {
             let own = Arc::downgrade(state);
             drop(state.begin_reserved(terms, key, drop, |_| Box::pin(withdrawn(own, to, serial, answer))));
@@ -457,7 +458,7 @@ impl Communicator {
         if let Err(error) = self.other(to) {
             return Work::ready(NAME, Err(error.operation(NAME)));
         }
-        let (state, terms) = (self.state(), self.terms(NAME));
+        let (state, terms) = (self.state(), self.terms(NAME, Some(to), tag));
         if let Some(error) = state.broken().filter(|_| state.group.has_left(to)).and_then(|_| state.group.why_lost(to))
         {
             return Work::ready(NAME, Err(error.operation(NAME).group(state.group.label())));
@@ -510,13 +511,13 @@ impl Communicator {
             Ok(place) => place,
             Err(error) => return Work::ready(NAME, Err(error)),
         };
-        let (state, dtype, terms) = (Arc::clone(self.state()), tensor.dtype(), self.terms(NAME));
+        let is_pair = self.size() == 2;
+        let from = from.or_else(|| is_pair.then(|| Rank(1 - self.rank().0)));
+        let (state, dtype, terms) = (Arc::clone(self.state()), tensor.dtype(), self.terms(NAME, from, tag));
         let key = match state.reserve(&terms, 1) {
             Ok(key) => key,
             Err(error) => return Work::ready(NAME, Err(error)),
         };
-        let is_pair = self.size() == 2;
-        let from = from.or_else(|| is_pair.then(|| Rank(1 - self.rank().0)));
         let (own, wish) = (Arc::clone(&state), Wish { from, tag });
         match find(&state, wish) {
             Found::Offer(offer) if is_eager(&offer) => match take(&offer, self.rank(), dtype, &place) {
@@ -534,8 +535,8 @@ impl Communicator {
         }
     }
 
-    fn terms(&self, operation: &'static str) -> Terms {
-        Terms { operation, limit: self.limit(), is_collective: false }
+    fn terms(&self, operation: &'static str, other: Option<Rank>, tag: u64) -> Terms {
+        Terms { operation, limit: self.limit(), is_collective: false, message: Some((other, tag)) }
     }
 
     fn other(&self, rank: Rank) -> Result<()> {

@@ -1,42 +1,38 @@
-//! Operations as tasks: each is a future that a small executor runs on the threads that poll the node's links.
+//! Operations in flight: each is a task of the node's runtime, with what its group knows of it.
 //!
-//! A task is in one of five states. Whoever wakes an idle one queues it; whoever wakes a running one makes its runner
-//! go round once more; so no wake-up is lost and a task runs on one thread at a time. Its ending, which completes the
-//! operation's work, is taken exactly once: by the runner that saw the future end, or by whoever fails the task from
-//! outside, who then wakes it so that a runner drops the future. Nothing here blocks, and endings are called with no
-//! lock held.
+//! Its ending, which completes the operation's work, is taken exactly once: by the steps when they have come to their
+//! end, or by whoever fails the operation from outside. Either way it is called only when the steps are gone, with the
+//! memory that they hold: the steps call it when they have let go of everything, and an operation that is failed while
+//! a thread runs its steps ends when that thread is through with them. So a buffer is free when its operation's end is
+//! known. Nothing here blocks, and endings are called with no lock held.
 
-use crate::hub::Hub;
 use parking_lot::Mutex;
-use sheave_base::{Rank, Result};
+use sheave_base::{Error, ErrorKind, Rank, Result};
+use sheave_mesh::{Runtime, Timer};
+use smallvec::SmallVec;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32};
-use std::sync::{Arc, Weak};
-use std::task::{Context, Poll, Wake, Waker};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::{Arc, OnceLock, Weak};
+use std::task::Waker;
 use std::time::Instant;
-
-const IDLE: u8 = 0;
-const QUEUED: u8 = 1;
-const RUNNING: u8 = 2;
-const AGAIN: u8 = 3;
-const DONE: u8 = 4;
 
 /// No rank in particular.
 const NOBODY: u32 = u32::MAX;
 
-/// Whom a task waits for, for those who ask.
+/// Whom a task waits for, for those who ask, and how it is woken by those who then run it.
 #[derive(Debug)]
 pub(crate) struct Awaited {
     rank: AtomicU32,
     /// The task has failed, and only waits to be told why.
     has_given_up: AtomicBool,
+    waker: OnceLock<Waker>,
 }
 
 impl Default for Awaited {
     fn default() -> Self {
-        Self { rank: AtomicU32::new(NOBODY), has_given_up: AtomicBool::new(false) }
+        Self { rank: AtomicU32::new(NOBODY), has_given_up: AtomicBool::new(false), waker: OnceLock::new() }
     }
 }
 
@@ -57,6 +53,11 @@ impl Awaited {
     pub(crate) fn has_given_up(&self) -> bool {
         self.has_given_up.load(SeqCst)
     }
+
+    /// The waker for those who run themselves what they have woken. It is there while the steps are.
+    pub(crate) fn waker(&self) -> Option<&Waker> {
+        self.waker.get()
+    }
 }
 
 /// What an operation computes: the rank of the other side for a message, its own for a collective.
@@ -66,17 +67,19 @@ type Ending = Box<dyn FnOnce(Result<Rank>) + Send>;
 
 /// An operation in flight.
 pub(crate) struct Task {
-    hub: Weak<Hub>,
     /// Its number in its group; of messages, which have none, just a key.
     pub(crate) key: u64,
     pub(crate) operation: &'static str,
     pub(crate) begun: Instant,
     /// Collectives have a sequence number and break their group when they fail; messages do not.
     pub(crate) is_collective: bool,
+    /// Of a message: the other side, if it is one rank, and the tag.
+    pub(crate) message: Option<(Option<Rank>, u64)>,
     pub(crate) awaited: Arc<Awaited>,
-    state: AtomicU8,
-    steps: Mutex<Option<Steps>>,
+    steps: OnceLock<sheave_mesh::Task>,
     ending: Mutex<Option<Ending>>,
+    /// What is done about it if it takes too long.
+    timers: Mutex<SmallVec<[Timer; 1]>>,
 }
 
 /// What a task is made of.
@@ -84,87 +87,186 @@ pub(crate) struct Plan {
     pub(crate) key: u64,
     pub(crate) operation: &'static str,
     pub(crate) is_collective: bool,
+    pub(crate) message: Option<(Option<Rank>, u64)>,
     pub(crate) awaited: Arc<Awaited>,
     pub(crate) steps: Steps,
 }
 
 impl Task {
-    /// A task that is queued from the start; its maker runs it with [`Task::run`].
-    pub(crate) fn new(hub: &Arc<Hub>, plan: Plan, ending: impl FnOnce(Result<Rank>) + Send + 'static) -> Arc<Self> {
-        let Plan { key, operation, is_collective, awaited, steps } = plan;
-        Arc::new(Self {
-            hub: Arc::downgrade(hub),
+    /// A task that waits for [`Task::run`], or, with the reason, one that can only be ended.
+    pub(crate) fn new(
+        runtime: &Runtime,
+        plan: Plan,
+        ending: impl FnOnce(Result<Rank>) + Send + 'static,
+    ) -> (Arc<Self>, Result<()>) {
+        let Plan { key, operation, is_collective, message, awaited, steps } = plan;
+        let task = Arc::new(Self {
             key,
             operation,
             begun: Instant::now(),
             is_collective,
+            message,
             awaited,
-            state: AtomicU8::new(QUEUED),
-            steps: Mutex::new(Some(steps)),
+            steps: OnceLock::new(),
             ending: Mutex::new(Some(Box::new(ending))),
-        })
+            timers: Mutex::default(),
+        });
+        let end = End(Arc::downgrade(&task));
+        let prepared = runtime.prepare(async move {
+            let end = end;
+            // They are gone at the end of this statement.
+            let outcome = steps.await;
+            end.call(outcome);
+        });
+        let is_prepared = prepared.map(|steps| {
+            let _ = task.awaited.waker.set(steps.quiet_waker());
+            let _ = task.steps.set(steps);
+        });
+        (task, is_prepared)
     }
 
-    /// Runs the task until it waits for something. Returns its result if it ended just now; then
-    /// whoever gets [`Task::take_ending`] calls it.
-    pub(crate) fn run(self: &Arc<Self>) -> Option<Result<Rank>> {
-        let waker = Waker::from(Arc::clone(self));
-        let mut context = Context::from_waker(&waker);
-        loop {
-            self.state.store(RUNNING, SeqCst);
-            let mut steps = self.steps.lock();
-            let polled = match steps.as_mut().filter(|_| self.ending.lock().is_some()) {
-                Some(running) => running.as_mut().poll(&mut context),
-                // It was failed from outside.
-                None => Poll::Ready(Ok(Rank(0))),
-            };
-            let done = if polled.is_ready() { steps.take() } else { None };
-            drop(steps);
-            drop(done);
-            match polled {
-                Poll::Ready(outcome) => {
-                    self.state.store(DONE, SeqCst);
-                    return Some(outcome);
-                }
-                Poll::Pending if self.state.compare_exchange(RUNNING, IDLE, AcqRel, Acquire).is_ok() => return None,
-                Poll::Pending => {}
-            }
+    /// Runs the steps on this thread until they wait for something, unless another thread does.
+    pub(crate) fn run(&self) {
+        if let Some(steps) = self.steps.get() {
+            steps.run();
         }
     }
 
-    /// Takes the ending; whoever gets it calls it.
-    pub(crate) fn take_ending(&self) -> Option<Ending> {
+    /// Has the steps polled once more.
+    pub(crate) fn wake(&self) {
+        if let Some(steps) = self.steps.get() {
+            steps.wake();
+        }
+    }
+
+    /// Ends it with an error, unless it has an end: at once if nobody runs its steps, or else as soon as nobody does.
+    pub(crate) fn fail(&self, error: Error) {
+        let Some(ending) = self.take_ending() else { return };
+        match self.steps.get() {
+            Some(steps) => steps.cancel_then(move || ending(Err(error))),
+            None => ending(Err(error)),
+        }
+    }
+
+    fn take_ending(&self) -> Option<Ending> {
         self.ending.lock().take()
     }
 
-    /// Lets go of what it holds, unless it runs just now; then its runner does.
-    pub(crate) fn discard(&self) {
-        let steps = self.steps.try_lock().and_then(|mut steps| steps.take());
-        drop(steps);
-    }
-
+    /// Whether it is decided how it ends.
     pub(crate) fn is_done(&self) -> bool {
         self.ending.lock().is_none()
     }
+
+    /// Keeps a timer for as long as the task is there.
+    pub(crate) fn keep(&self, timer: Timer) {
+        self.timers.lock().push(timer);
+    }
 }
 
-impl Wake for Task {
-    fn wake(self: Arc<Self>) {
-        let queues = |state: u8| match state {
-            IDLE => Some(QUEUED),
-            RUNNING => Some(AGAIN),
-            _ => None,
-        };
-        if self.state.fetch_update(AcqRel, Acquire, queues) == Ok(IDLE)
-            && let Some(hub) = self.hub.upgrade()
-        {
-            hub.enqueue(self);
+/// Calls a task's ending, with an error if the steps did not come to their end: they have panicked.
+struct End(Weak<Task>);
+
+impl End {
+    fn call(&self, outcome: Result<Rank>) {
+        if let Some(ending) = self.0.upgrade().and_then(|task| task.take_ending()) {
+            ending(outcome);
         }
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let what = "the operation was given up in the middle: it panicked, or its node has ended";
+        self.call(Err(Error::new(ErrorKind::Internal, what)));
     }
 }
 
 impl std::fmt::Debug for Task {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Task").field("operation", &self.operation).field("key", &self.key).finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::memory::Region;
+    use sheave_base::config::Endpoint;
+    use sheave_base::secret::Resolved;
+    use sheave_base::{Secret, port};
+    use sheave_mesh::{Config, Expected, Mesh, Role};
+    use sheave_tensor::Tensor;
+    use std::future::pending;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    fn mesh() -> Mesh {
+        let root = Endpoint { host: "127.0.0.1".into(), port: port::free().expect("there are thousands") };
+        let mut config = Config::new(Role::Rank, Some(0), Expected::ranks(1), root);
+        let secret = Secret::new(b"known to the tests alone").expect("it is long enough");
+        config.node.secret = Some(Resolved { secret, source: "the test".into() });
+        Mesh::join(config).expect("nobody else is expected")
+    }
+
+    fn plan(steps: Steps) -> Plan {
+        Plan { key: 0, operation: "all_reduce", is_collective: true, message: None, awaited: Arc::default(), steps }
+    }
+
+    /// One thread runs an operation's steps, and another one fails the operation meanwhile.
+    #[test]
+    fn the_end_is_told_when_nobody_runs_the_steps_any_more() {
+        let mesh = mesh();
+        let tensor = Tensor::from_slice(&[1.0_f32, 2.0], [2]).expect("memory");
+        let region = Region::writing(&tensor, "all_reduce").expect("nobody else has it");
+        let (enter, entered) = channel();
+        let (release, released) = channel::<()>();
+        let steps = Box::pin(async move {
+            let _region = region;
+            enter.send(()).expect("it waits");
+            released.recv_timeout(LONG).expect("it lets go");
+            pending().await
+        });
+        let (tell, told) = channel();
+        let seen = tensor.clone();
+        let ending = move |outcome: Result<Rank>| {
+            let is_free = seen.write_lease("test").is_ok();
+            tell.send((outcome.expect_err("it was failed").kind(), is_free)).expect("it waits");
+        };
+        let (task, prepared) = Task::new(mesh.runtime(), plan(steps), ending);
+        prepared.expect("there is room");
+        let own = Arc::clone(&task);
+        let runner = std::thread::spawn(move || own.run());
+        entered.recv_timeout(LONG).expect("it runs");
+        task.fail(Error::new(ErrorKind::PeerLost, "a rank of a test is gone"));
+        assert!(task.is_done(), "how it ends is decided");
+        assert!(told.try_recv().is_err(), "the end was told while the steps ran");
+        release.send(()).expect("it waits");
+        assert_eq!(told.recv_timeout(LONG), Ok((ErrorKind::PeerLost, true)), "the memory was in use");
+        runner.join().expect("no panic");
+        mesh.leave().expect("nobody else is there");
+    }
+
+    #[test]
+    fn steps_that_panic_end_with_an_error_and_free_their_memory() {
+        let mesh = mesh();
+        let tensor = Tensor::from_slice(&[1.0_f32, 2.0], [2]).expect("memory");
+        let region = Region::writing(&tensor, "all_reduce").expect("nobody else has it");
+        let steps = Box::pin(async move {
+            let _region = region;
+            panic!("an operation of a test")
+        });
+        let (tell, told) = channel();
+        let seen = tensor.clone();
+        let ending = move |outcome: Result<Rank>| {
+            let is_free = seen.write_lease("test").is_ok();
+            tell.send((outcome.expect_err("it panicked").kind(), is_free)).expect("it waits");
+        };
+        let (task, prepared) = Task::new(mesh.runtime(), plan(steps), ending);
+        prepared.expect("there is room");
+        task.run();
+        assert_eq!(told.recv_timeout(LONG), Ok((ErrorKind::Internal, true)));
+        mesh.leave().expect("nobody else is there");
     }
 }

@@ -27,7 +27,7 @@ fn notices() -> Vec<(Instant, String)> {
 }
 
 #[test]
-fn who_waits_for_ten_seconds_says_for_whom() {
+fn f64_who_waits_for_ten_seconds_says_for_whom() {
     let begun = Instant::now();
     let body = |_: &Mesh, world: &Communicator| {
         wait(&world.barrier()).expect("all come");
@@ -58,7 +58,7 @@ fn who_waits_for_ten_seconds_says_for_whom() {
         let elapsed = at.duration_since(begun);
         assert!(elapsed >= Duration::from_secs(10) && elapsed < Duration::from_secs(20), "after {elapsed:?}");
     }
-    let expected = "rank-0: recv on group pair has been waiting for a message, for 10 s";
+    let expected = "rank-0: recv with tag 4 on group pair has been waiting for rank 1 (rank-1), for 10 s";
     assert!(notices.iter().any(|(_, text)| text == expected), "{notices:?}");
     assert_eq!(notices.len(), 3, "each wait says it once: {notices:?}");
 }

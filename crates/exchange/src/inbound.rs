@@ -71,6 +71,11 @@ fn strange(what: impl std::fmt::Display) -> Error {
 }
 
 impl Inbound {
+    /// The number of the request that comes next.
+    pub(crate) fn next(&self) -> u64 {
+        self.next
+    }
+
     /// Takes a plan.
     pub(crate) fn learn(&mut self, number: u16, plan: Plan) -> Result<()> {
         let number = usize::from(number);

@@ -11,14 +11,15 @@ use crate::waiters::{Until, Waiters};
 use crate::word::{self, Word};
 use parking_lot::Mutex;
 use sheave_base::numbers::Numbered;
+use sheave_base::work::awaited::{Account, Describe, Which, listed};
 use sheave_base::work::{Drive, Interrupt};
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Peer, Result};
 use sheave_mesh::{Mesh, Role};
-use sheave_net::{Admission, Arrival, Ground, Message, Node, Observer, Outgoing, Part, Parts};
+use sheave_net::{Admission, Arrival, Endpoint, Ground, Message, Node, Outgoing, Part, Parts};
 use sheave_tensor::{Mode, Tensor};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 const GET: &str = "get_batch";
@@ -99,6 +100,7 @@ struct End {
     waiters: Waiters,
     recorder: Option<Recorder>,
     is_closed: AtomicBool,
+    me: Weak<dyn Describe>,
 }
 
 impl Server {
@@ -125,7 +127,8 @@ impl Server {
     ) -> Result<Self> {
         let lane = Lane::new(mesh, &config, Role::Server)?;
         let node = mesh.node().clone();
-        let end = Arc::new(End {
+        let end = Arc::new_cyclic(|me: &Weak<End>| End {
+            me: me.clone(),
             workers: lane.workers.iter().map(|_| Mutex::default()).collect(),
             links: lane.workers.iter().map(|_| AtomicU32::new(SILENT)).collect(),
             recorder: config.trace.then(|| Recorder::new("worker", lane.workers.len())),
@@ -140,8 +143,8 @@ impl Server {
             waiters: Waiters::default(),
             is_closed: AtomicBool::new(false),
         });
-        let observer = Arc::clone(&end) as Arc<dyn Observer>;
-        if !end.node.observe_exchange(&observer) {
+        let endpoint = Arc::clone(&end) as Arc<dyn Endpoint>;
+        if !end.node.register(word::NUMBER, &endpoint) {
             return Err(Error::new(ErrorKind::AlreadyExists, "this node has an open end of an exchange")
                 .hint("close that one first"));
         }
@@ -222,7 +225,8 @@ impl Server {
     /// is gone: it names the worker, or whose loss made it leave.
     pub fn respond<A: Into<Answer>>(&self, handler: Handler, answers: impl IntoIterator<Item = A>) -> Result<()> {
         let parts = answers.into_iter().map(|answer| answer.into().part).collect();
-        self.end.respond(handler.0, parts).map_err(|error| error.operation(RESPOND))
+        // Nobody has called for the send of which it is made.
+        self.end.respond(handler.0, parts).map_err(|error| error.asked_for(RESPOND))
     }
 
     /// Answers several requests with the rows of one tensor, which follow each other: the first so many rows answer
@@ -309,7 +313,7 @@ impl Server {
     /// Says farewell to the workers: their requests that are not answered end with `Closed`.
     pub fn close(&self) {
         self.end.close();
-        self.end.node.observe_no_exchange(&(Arc::clone(&self.end) as Arc<dyn Observer>));
+        self.end.node.unregister(&(Arc::clone(&self.end) as Arc<dyn Endpoint>));
     }
 }
 
@@ -352,7 +356,8 @@ impl End {
             self.examine(is_patient)?;
             let begun = *begun.get_or_insert_with(Instant::now);
             let is_met = || self.ready.load(SeqCst) == self.workers.len() || self.news.load(SeqCst) != seen;
-            let there = Until { waiters: &self.waiters, is_met, link: self.only_link(), operation: GET };
+            let (waiters, link, knows) = (&self.waiters, self.only_link(), &self.me);
+            let there = Until { waiters, is_met, link, operation: GET, knows, which: [0; 2] };
             let interrupt = interrupt.as_mut().map(|interrupt| &mut **interrupt as Interrupt<'_>);
             if !self.driver.drive(&there, until, interrupt)? {
                 return Err(self.late(begun));
@@ -759,7 +764,19 @@ fn check_answers(plan: &Plan, parts: &[Part]) -> Result<()> {
     plan.pulls.iter().zip(parts).try_for_each(|(slot, part)| slot.check(part.tensor()))
 }
 
-impl Observer for End {
+/// The next batch.
+impl Describe for End {
+    fn describe(&self, _: Which) -> Option<Account> {
+        let lacks = |(rank, worker): (usize, &Mutex<Inbound>)| {
+            let inbound = worker.lock();
+            inbound.queue.is_empty().then(|| format!("{} to push request {}", self.peer(rank).name, inbound.next()))
+        };
+        let whom = listed(self.workers.iter().enumerate().filter_map(lacks));
+        Some(Account { what: None, whom: Some(whom).filter(|whom| !whom.is_empty()) })
+    }
+}
+
+impl Endpoint for End {
     fn admit(&self, link: LinkId, arrival: &Arrival<'_>) -> Admission {
         let elsewhere = Admission::Land(Ground::default());
         let request = Word::of(&arrival.envelope).filter(|_| arrival.envelope.context == self.lane.context);

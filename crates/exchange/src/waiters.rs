@@ -8,9 +8,10 @@ use parking_lot::Mutex;
 use sheave_base::LinkId;
 use sheave_base::park::Parker;
 use sheave_base::work::Target;
+use sheave_base::work::awaited::{Awaited, Describe, Which};
 use smallvec::SmallVec;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::{Arc, Weak};
 
 #[derive(Default)]
 pub(crate) struct Waiters {
@@ -48,6 +49,9 @@ pub(crate) struct Until<'a, F> {
     pub(crate) is_met: F,
     pub(crate) link: Option<LinkId>,
     pub(crate) operation: &'static str,
+    /// Who knows what it waits for, and under which number.
+    pub(crate) knows: &'a Weak<dyn Describe>,
+    pub(crate) which: Which,
 }
 
 impl<F: Fn() -> bool> Target for Until<'_, F> {
@@ -74,5 +78,9 @@ impl<F: Fn() -> bool> Target for Until<'_, F> {
 
     fn operation(&self) -> &'static str {
         self.operation
+    }
+
+    fn awaited(&self) -> Option<Awaited> {
+        Some(Awaited::new(Weak::clone(self.knows), self.which))
     }
 }

@@ -1,4 +1,4 @@
-//! The words of an exchange, as they stand in the envelopes of messages of [`Kind::Exchange`].
+//! The words of an exchange, as they stand in the envelopes of messages for the endpoint [`NUMBER`].
 //!
 //! | word | number in the tag | what comes along |
 //! |---|---|---|
@@ -9,12 +9,14 @@
 //! | farewell, either way | none | nothing |
 //!
 //! The context is the exchange. The correlation holds the word (8 bits), flags (8 bits) and, in a request, the number
-//! of its plan (16 bits); the field for an epoch holds the step, if there is one. Links keep messages in order, so a
+//! of its plan (16 bits); aux holds the step, if there is one. Links keep messages in order, so a
 //! plan is there before the first request that refers to it, and after the last that meant what it replaces.
 
 use sheave_base::{Error, ErrorKind, NodeId, Tag};
 use sheave_net::Envelope;
-use sheave_wire::Kind;
+
+/// The number under which an exchange takes messages from its node. `docs/design` lists those of all services.
+pub(crate) const NUMBER: u8 = 6;
 
 const PLAN: u64 = 1;
 const REQUEST: u64 = 2;
@@ -57,7 +59,7 @@ impl Word {
             Self::Refusal(number) => (REFUSAL, number, 0),
             Self::Farewell => (FAREWELL, 0, 0),
         };
-        Envelope { kind: Kind::Exchange, correlation: code, epoch: step, ..Envelope::data(context, Tag(tag)) }
+        Envelope { correlation: code, aux: step, ..Envelope::of(NUMBER, Tag(tag), context) }
     }
 
     /// `None` if this version knows no such word.
@@ -69,7 +71,7 @@ impl Word {
             REQUEST if bits >> 32 == 0 => Some(Self::Request {
                 number: tag,
                 plan,
-                step: (bits & HAS_STEP != 0).then_some(envelope.epoch),
+                step: (bits & HAS_STEP != 0).then_some(envelope.aux),
                 wants_stamps: bits & WANTS_STAMPS != 0,
             }),
             ANSWER => Some(Self::Answer(tag)),
@@ -126,7 +128,7 @@ mod tests {
             Word::Farewell,
         ] {
             let envelope = word.envelope(99);
-            assert_eq!((Word::of(&envelope), envelope.context, envelope.kind), (Some(word), 99, Kind::Exchange));
+            assert_eq!((Word::of(&envelope), envelope.context, envelope.endpoint), (Some(word), 99, NUMBER));
         }
     }
 

@@ -9,16 +9,17 @@ use crate::waiters::{Until, Waiters};
 use crate::word::{self, Word};
 use parking_lot::Mutex;
 use sheave_base::limits::{PART_BYTES_MAX, PARTS_MAX};
+use sheave_base::work::awaited::{Account, Awaited, Describe, Which, listed};
 use sheave_base::work::{Completer, Drive, Interrupt};
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Peer, Result, Work};
 use sheave_mesh::{Mesh, Role};
-use sheave_net::{Admission, Arrival, Ground, Message, Node, Observer, Outgoing, Part, Parts, Tensors};
+use sheave_net::{Admission, Arrival, Endpoint, Ground, Message, Node, Outgoing, Part, Parts, Tensors};
 use sheave_tensor::{Dtype, Mode, ReadLease, Shape, Tensor, WriteLease};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 const NAME: &str = "push_pull";
@@ -159,6 +160,7 @@ struct End {
     /// The first loss of a node, which is why this worker leaves if it does.
     loss: OnceLock<Error>,
     is_closed: AtomicBool,
+    me: Weak<dyn Describe>,
 }
 
 impl Worker {
@@ -190,7 +192,8 @@ impl Worker {
         }
         let node = mesh.node().clone();
         let servers_count = servers.len();
-        let end = Arc::new(End {
+        let end = Arc::new_cyclic(|me: &Weak<End>| End {
+            me: me.clone(),
             lane,
             driver: node.driver(),
             node,
@@ -205,8 +208,8 @@ impl Worker {
             loss: OnceLock::new(),
             is_closed: AtomicBool::new(false),
         });
-        let observer = Arc::clone(&end) as Arc<dyn Observer>;
-        if !end.node.observe_exchange(&observer) {
+        let endpoint = Arc::clone(&end) as Arc<dyn Endpoint>;
+        if !end.node.register(word::NUMBER, &endpoint) {
             return Err(Error::new(ErrorKind::AlreadyExists, "this node has an open end of an exchange")
                 .hint("close that one first"));
         }
@@ -289,7 +292,7 @@ impl Worker {
             drop(inner);
             return Work::ready(NAME, self.wait(request, None, None));
         }
-        let (completer, work) = end.node.pair(NAME, end.only_link());
+        let (completer, work) = end.node.described(NAME, end.only_link(), Awaited::new(end.me.clone(), [request.0, 0]));
         inner.completers.push(completer);
         work
     }
@@ -350,7 +353,7 @@ impl Worker {
     /// Says farewell to the servers. Requests that are not done end with `Closed`, and so do later calls.
     pub fn close(&self) {
         self.end.close();
-        self.end.node.observe_no_exchange(&(Arc::clone(&self.end) as Arc<dyn Observer>));
+        self.end.node.unregister(&(Arc::clone(&self.end) as Arc<dyn Endpoint>));
     }
 }
 
@@ -540,7 +543,9 @@ impl End {
             drop(issue);
             let begun = Instant::now();
             let is_met = || entry.is_closed() || self.require_open().is_err();
-            let room = Until { waiters: &self.waiters, is_met, link: None, operation: NAME };
+            let which = [entry.inner.lock().number, 0];
+            let (waiters, knows) = (&self.waiters, &self.me);
+            let room = Until { waiters, is_met, link: None, operation: NAME, knows, which };
             let interrupt = interrupt.as_mut().map(|interrupt| &mut **interrupt as Interrupt<'_>);
             if !self.driver.drive(&room, until, interrupt)? {
                 let what = format!("{} requests are in flight already", self.table.len());
@@ -599,7 +604,8 @@ impl End {
         if !entry.is_done(number) {
             let begun = Instant::now();
             let is_met = || entry.is_done(number);
-            let done = Until { waiters: &self.waiters, is_met, link: self.only_link(), operation: NAME };
+            let (waiters, link, knows) = (&self.waiters, self.only_link(), &self.me);
+            let done = Until { waiters, is_met, link, operation: NAME, knows, which: [number, 0] };
             if !self.driver.drive(&done, until, interrupt)? {
                 let error =
                     late("no answer came", begun).hint("the request goes on: wait again, or look at the server");
@@ -742,7 +748,20 @@ fn closed() -> Error {
     Error::new(ErrorKind::Closed, "this worker has left the exchange").operation(NAME)
 }
 
-impl Observer for End {
+/// A request, by its number.
+impl Describe for End {
+    fn describe(&self, [number, _]: Which) -> Option<Account> {
+        let inner = self.entry(number).inner.lock();
+        if inner.number != number || self.entry(number).is_done(number) {
+            return None;
+        }
+        let open = inner.shares.iter().enumerate().filter(|(_, share)| **share != Share::Settled);
+        let whom = listed(open.map(|(server, _)| self.peer(server).name));
+        Some(Account { what: Some(format!("{NAME}, request {number}")), whom: Some(format!("{whom} to answer")) })
+    }
+}
+
+impl Endpoint for End {
     fn admit(&self, link: LinkId, arrival: &Arrival<'_>) -> Admission {
         let server = self.servers.iter().position(|seat| seat.link == link);
         if arrival.envelope.context == self.lane.context

@@ -339,8 +339,9 @@ fn a_server_that_takes_no_batches_holds_its_worker_back() {
             let error = worker.wait(requests[0], None, Some(&mut interrupt)).expect_err("interrupted");
             assert_eq!(error.kind(), ErrorKind::Interrupted);
             meet(worker);
-            simple(worker, &floats(&[1.0]), &pulled[3]);
-            let works: Vec<_> = requests.iter().map(|request| worker.work(*request)).collect();
+            // Who leaves before its last answer has the server fail.
+            let last = simple(worker, &floats(&[1.0]), &pulled[3]);
+            let works: Vec<_> = requests.iter().chain([&last]).map(|request| worker.work(*request)).collect();
             works.iter().for_each(|work| common::wait(work).expect("an answer"));
         },
         |_, server| {

@@ -9,22 +9,24 @@
 //! Words go out while the engine is held, because their order counts. Everything that may call foreign code or close
 //! links happens after it was let go.
 
-use crate::attend::Attendant;
 use crate::call::{Calls, HANDSHAKE_LOOK};
 use crate::departure::Departures;
 use crate::ended;
+use crate::endpoints::{ALL, ANSWERS, CALLS, ENGINE, REFERENCES};
 use crate::engine::{Effect, Engine, Event, FAILED, GroupId, GroupRecord, Member, Message, OperationId, Outcome};
+use crate::group_news::GroupNews;
 use crate::hosts;
 use crate::losses::Losses;
-use crate::reference::{self, References};
+use crate::reference::References;
 use crate::routes::{LAST_WORDS, Routes};
-use crate::time::Ticker;
+use crate::runtime::Runtime;
+use crate::runtime::timers::Timers;
 use parking_lot::{Mutex, RwLock};
 use sheave_base::clock::{Clock, SystemClock, Time};
 use sheave_base::work::Completer;
 use sheave_base::{Epoch, Error, ErrorKind, LinkId, NodeId, Peer, Result, Work};
 use sheave_net::{
-    Admission, Arrival, Ground, Kind, Message as Arrived, Node, NodeConfig, Observer, was_closed_in_order, was_dropped,
+    Admission, Arrival, Endpoint, Ground, Message as Arrived, Node, NodeConfig, was_closed_in_order, was_dropped,
 };
 use sheave_wire::{from_control, to_control};
 use smallvec::SmallVec;
@@ -120,7 +122,7 @@ pub(crate) struct Shared {
     pub(crate) departures: Departures,
     /// The barrier of all members before they leave, once this node has entered it.
     pub(crate) finish: Mutex<Option<Work<()>>>,
-    pub(crate) attendants: RwLock<SmallVec<[Weak<dyn Attendant>; 1]>>,
+    pub(crate) group_news: RwLock<SmallVec<[Weak<dyn GroupNews>; 1]>>,
     /// For the room that has collective operations.
     pub(crate) collective_table: OnceLock<PathBuf>,
     /// Where this node notes whom it has lost.
@@ -132,7 +134,9 @@ pub(crate) struct Shared {
     /// What ended the engine.
     failure: OnceLock<Error>,
     pub(crate) stopping: AtomicBool,
-    pub(crate) ticker: Ticker,
+    /// What is to be done at a time.
+    pub(crate) ticker: Arc<Timers>,
+    pub(crate) runtime: Runtime,
     weak: Weak<Shared>,
 }
 
@@ -141,12 +145,15 @@ impl Shared {
         let (operations, next_operation, timer) = (HashMap::new(), 0, None);
         let me = node.id();
         let introduced = engine.introduced_as();
+        let clock = SystemClock::default();
+        let ticker = Timers::new(Arc::new(clock));
+        let runtime = Runtime::new(&node, &ticker);
         Arc::new_cyclic(|weak| Self {
             me,
             introduced,
             node,
             config,
-            clock: SystemClock::default(),
+            clock,
             told: Mutex::default(),
             released: Mutex::default(),
             choked: AtomicBool::new(false),
@@ -160,26 +167,31 @@ impl Shared {
                 lived_on: BTreeSet::new(),
             }),
             routes: Routes::default(),
-            calls: Calls::default(),
+            calls: Calls::new(weak.clone()),
             references: References::new(me, weak.clone()),
             table: OnceLock::new(),
             numbers: Mutex::default(),
             departures: Departures::default(),
             finish: Mutex::default(),
-            attendants: RwLock::default(),
+            group_news: RwLock::default(),
             collective_table: OnceLock::new(),
             losses: Losses::default(),
             is_going: AtomicBool::new(false),
             news: AtomicU64::new(0),
             failure: OnceLock::new(),
             stopping: AtomicBool::new(false),
-            ticker: Ticker::default(),
+            ticker,
+            runtime,
             weak: weak.clone(),
         })
     }
 
     pub(crate) fn this(&self) -> Option<Arc<Self>> {
         self.weak.upgrade()
+    }
+
+    pub(crate) fn weak(&self) -> Weak<Self> {
+        self.weak.clone()
     }
 
     pub(crate) fn clock(&self) -> &SystemClock {
@@ -396,6 +408,9 @@ impl Shared {
             }
             Effect::Joined => {
                 let _ = self.table.set(state.engine.table().to_vec());
+                if let Some(me) = self.member(self.me) {
+                    self.node.known_as(&me.introduction.name);
+                }
                 // Somebody has said on which host this node is: then it can be reached all the same.
                 let checked = if self.config.host_id.is_some() { Ok(()) } else { hosts::check(self.table()) };
                 if let Err(error) = &checked {
@@ -464,7 +479,7 @@ impl Shared {
             ending(outcome);
         }
         drop(after.forgotten);
-        self.each_attendant(|attendant| attendant.groups_changed());
+        self.tell_group_news();
         if let Some((joining, outcome)) = after.joined {
             joining.complete(outcome);
         }
@@ -483,7 +498,7 @@ impl Shared {
         let _ = self.failure.set(reason);
         self.news.fetch_add(1, SeqCst);
         let records = self.state.lock().engine.end_records();
-        self.each_attendant(|attendant| attendant.groups_changed());
+        self.tell_group_news();
         // Services may hold what holds this node.
         drop(records);
     }
@@ -530,15 +545,25 @@ impl Shared {
     }
 }
 
-impl Observer for Shared {
+impl Shared {
+    /// Takes the messages of this mesh's endpoint numbers from its node, from now on.
+    pub(crate) fn register(self: &Arc<Self>) {
+        let endpoint = Arc::clone(self) as Arc<dyn Endpoint>;
+        for number in ALL {
+            self.node.register(number, &endpoint);
+        }
+    }
+}
+
+impl Endpoint for Shared {
     fn admit(&self, link: LinkId, arrival: &Arrival<'_>) -> Admission {
-        match arrival.envelope.kind {
-            Kind::Control if self.told.lock().len() < TOLD_MAX => Admission::Land(Ground::default()),
-            Kind::Control => {
+        match arrival.envelope.endpoint {
+            ENGINE | REFERENCES | CALLS if self.told.lock().len() < TOLD_MAX => Admission::Land(Ground::default()),
+            ENGINE | REFERENCES | CALLS => {
                 self.choked.store(true, SeqCst);
                 Admission::Pause
             }
-            _ => self.calls.admit(link, arrival),
+            _ => self.calls.admit(link, arrival, self.table().len()),
         }
     }
 
@@ -546,15 +571,18 @@ impl Observer for Shared {
         let from = self.node.link(message.source).map(|link| self.node_of(link.peer()));
         // Of a link that was cut meanwhile nothing counts.
         let Ok(from) = from else { return };
-        if message.envelope.kind != Kind::Control {
-            let brought = self.references.brought(from, &message);
-            return self.calls.take(from, message, brought);
-        }
-        if message.envelope.context != reference::CONTEXT {
-            return self.tell(Told::Word { from, word: message.control });
-        }
-        if let Err(reason) = self.hear_words(from, &message.control) {
-            self.tell(Told::Unreachable { node: from, reason });
+        match message.envelope.endpoint {
+            ENGINE => self.tell(Told::Word { from, word: message.control }),
+            REFERENCES => {
+                if let Err(reason) = self.hear_words(from, &message.control) {
+                    self.tell(Told::Unreachable { node: from, reason });
+                }
+            }
+            CALLS => self.calls.take_word(message.source, &message.envelope),
+            _ => {
+                let brought = self.references.brought(from, &message);
+                self.calls.take(from, message, brought);
+            }
         }
     }
 
@@ -581,7 +609,12 @@ impl Observer for Shared {
         if let Some(this) = self.this() {
             this.tend_references();
             this.serve();
-            this.each_attendant(|attendant| attendant.attend());
+            this.runtime.run_ready();
         }
+    }
+
+    fn bounds_its_messages(&self, number: u8) -> bool {
+        // Words repeat what has not got through, and whoever answers has bounded what it was asked before.
+        matches!(number, ENGINE | REFERENCES | ANSWERS | CALLS)
     }
 }

@@ -1,5 +1,6 @@
 //! Groups of members, and their barriers.
 
+use crate::awaited::Sort;
 use crate::driver::Shared;
 use crate::engine::{Event, GroupId, GroupRecord, Member, OperationId, Outcome, group_id};
 use crate::mesh::Mesh;
@@ -78,7 +79,8 @@ impl Group {
     fn confirmed(shared: &Arc<Shared>, group: GroupId) -> Work<()> {
         let (completer, work) = shared.node.pair("group", None);
         let ending = |outcome: Result<Outcome>| completer.complete(outcome.map(drop));
-        shared.begin(|operation, _| Event::Confirm { operation, group }, ending);
+        let operation = shared.begin(|operation, _| Event::Confirm { operation, group }, ending);
+        work.awaits(shared.awaited(Sort::Operation, operation.0));
         work
     }
 
@@ -267,6 +269,7 @@ impl Group {
         let deadline = deadline.map(|span| self.shared.deadline(span));
         let operation = self.shared.begin(|operation, _| Event::Barrier { operation, group, deadline }, ending);
         let _ = known.set(operation);
+        work.awaits(self.shared.awaited(Sort::Operation, operation.0));
         work
     }
 
@@ -280,7 +283,8 @@ impl Group {
         let (completer, work) = self.shared.node.pair("shrink", None);
         let group = self.id;
         let ending = |outcome: Result<Outcome>| completer.complete(outcome);
-        self.shared.begin(|operation, _| Event::Shrink { operation, group }, ending);
+        let operation = self.shared.begin(|operation, _| Event::Shrink { operation, group }, ending);
+        work.awaits(self.shared.awaited(Sort::Operation, operation.0));
         let Outcome::Group(id) = work.wait()? else {
             return Err(Error::new(ErrorKind::Internal, "a shrink ended without a group"));
         };

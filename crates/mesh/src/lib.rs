@@ -3,32 +3,36 @@
 //!
 //! [`Mesh::join`] makes a process one of a [`Mesh`], as its [`Config`] or its launcher's environment says.
 //! [`environment`] reads that environment. [`engine`] is the pure core, a state machine without I/O, threads or clocks;
-//! a driver joins it with the links of a node.
+//! a driver joins it with the links of a node. A [`Runtime`] has the timers and tasks that services stand on.
 
-mod attend;
+mod awaited;
 mod call;
 mod company;
 mod config;
 mod departure;
 mod driver;
 mod ended;
+mod endpoints;
 pub mod engine;
 pub mod environment;
 mod group;
+mod group_news;
 mod hosts;
 mod losses;
 mod mesh;
 mod reference;
 mod rendezvous;
 mod routes;
+pub(crate) mod runtime;
 mod time;
 mod weak;
 
-pub use attend::Attendant;
-pub use call::{Answer, Call, Leases, Reply, Request, Service};
+pub use call::{Answer, Call, Callers, Lane, Leases, Reply, Request, Service};
 pub use config::{Config, check_environment};
 pub use engine::{Death, Expected, GroupId, GroupRecord, Member, Role};
 pub use group::Group;
+pub use group_news::GroupNews;
 pub use mesh::Mesh;
 pub use reference::Ref;
+pub use runtime::{Runtime, Sleep, Task, Timer};
 pub use weak::WeakMesh;

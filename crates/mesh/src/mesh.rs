@@ -1,21 +1,25 @@
 //! The mesh as its users see it.
 
-use crate::attend::Attendant;
+use crate::awaited::Sort;
 use crate::call::{Answer, Call, Service};
 use crate::company;
 use crate::config::Config;
 use crate::driver::Shared;
 use crate::engine::{Death, Engine, Event, Member, Outcome, Role, group_id};
 use crate::group::Group;
+use crate::group_news::GroupNews;
 use crate::reference::{Name, Ref};
 use crate::rendezvous;
+use crate::runtime::{Runtime, Timer};
 use crate::weak::WeakMesh;
 use parking_lot::Mutex;
+use sheave_base::clock::Time;
 use sheave_base::work::Interrupt;
 use sheave_base::{Epoch, Error, ErrorKind, LinkId, NodeId, Result, Work, limits};
 use sheave_net::Node;
 use sheave_wire::Value;
 use std::any::Any;
+use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
@@ -96,8 +100,7 @@ impl Mesh {
         let mut interrupt = interrupt;
         let joining = rendezvous::begin(&config, &mut interrupt)?;
         let shared = Arc::clone(&joining.shared);
-        let observer = Arc::clone(&shared) as Arc<dyn sheave_net::Observer>;
-        shared.node.observe(&observer);
+        shared.register();
         if let Some(path) = &config.collective_table {
             let _ = shared.collective_table.set(path.clone());
         }
@@ -108,7 +111,8 @@ impl Mesh {
         let (has_left, thread) = (AtomicBool::new(false), Mutex::new(None));
         let owner = Arc::new(Owner { shared: Arc::clone(&shared), has_left, thread });
         let own = Arc::clone(&shared);
-        *owner.thread.lock() = Some(sheave_base::thread::spawn("sheave-mesh", move || own.keep_time())?);
+        *owner.thread.lock() = Some(sheave_base::thread::start("sheave-mesh", move || own.keep_time())?);
+        shared.serve_awaited()?;
         shared.with_engine(|_, _| ());
         joining.finish(interrupt)?;
         company::share_host(&shared, config.local_ranks);
@@ -194,7 +198,9 @@ impl Mesh {
         let nodes = counted.map(|member| member.node).collect();
         let (completer, work) = self.shared.node.pair("num_dead_node", None);
         let ending = |outcome: Result<Outcome>| completer.complete(outcome);
-        self.shared.begin(|operation, now| Event::Ask { operation, nodes, until: now.after(patience) }, ending);
+        let event = |operation, now: Time| Event::Ask { operation, nodes, until: now.after(patience) };
+        let operation = self.shared.begin(event, ending);
+        work.awaits(self.shared.awaited(Sort::Operation, operation.0));
         let Outcome::Silent(silent) = work.wait()? else {
             return Err(Error::new(ErrorKind::Internal, "asking ended as something else"));
         };
@@ -299,9 +305,56 @@ impl Mesh {
         self.shared.link_to(node).wait()
     }
 
-    /// Names somebody who does things on the threads that poll this node's links.
-    pub fn attend_with(&self, attendant: Weak<dyn Attendant>) {
-        self.shared.attendants.write().push(attendant);
+    /// Names somebody who hears that groups may have changed.
+    pub fn tell_group_news_to(&self, listener: Weak<dyn GroupNews>) {
+        self.shared.group_news.write().push(listener);
+    }
+
+    /// The tasks and timers of this node, for services, which the mesh itself holds.
+    #[must_use]
+    pub fn runtime(&self) -> &Runtime {
+        &self.shared.runtime
+    }
+
+    /// Begins a task: a future that whoever polls this node's links polls, with no lock held. The work of this name
+    /// ends with what comes of it. Cancelling the work cancels the task, and it ends once the future is dropped;
+    /// dropping the work does not.
+    ///
+    /// # Errors
+    ///
+    /// `LimitExceeded` for too many tasks, `Closed` once this node has left.
+    ///
+    /// ```
+    /// # use sheave_mesh::{Config, Expected, Mesh, Role};
+    /// # use sheave_base::config::Endpoint;
+    /// # use std::time::Duration;
+    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    /// # let root = Endpoint { host: "127.0.0.1".into(), port };
+    /// let mesh = Mesh::join(Config::new(Role::Rank, Some(0), Expected::ranks(1), root))?;
+    /// let soon = mesh.runtime().after(Duration::from_millis(2));
+    /// let sleep = mesh.runtime().sleep_until(soon)?;
+    /// let work = mesh.spawn("doze", async move {
+    ///     sleep.await;
+    ///     Ok(7)
+    /// })?;
+    /// assert_eq!(work.wait()?, 7);
+    /// # Ok::<(), sheave_base::Error>(())
+    /// ```
+    pub fn spawn<T: Send + 'static>(
+        &self,
+        operation: &'static str,
+        future: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<Work<T>> {
+        self.shared.runtime.spawn_work(&self.shared.node, operation, future)
+    }
+
+    /// Runs `action` at that time, as [`Runtime::at`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`Runtime::at`].
+    pub fn at(&self, time: Time, action: impl FnOnce() + Send + 'static) -> Result<Timer> {
+        self.shared.runtime.at(time, action)
     }
 
     /// Offers a service under a name that is unique on this node.
@@ -547,6 +600,7 @@ impl Owner {
         let begun = Instant::now();
         let outcome = if self.shared.failure().is_none() && !self.shared.table().is_empty() {
             self.shared.empty_idle_groups();
+            self.shared.send_all_waiting(timeout);
             self.settle(begun + timeout / 2);
             self.agree_to_leave()
         } else {
@@ -569,7 +623,8 @@ impl Owner {
     fn agree_to_leave(&self) -> Result<()> {
         let (completer, left) = self.shared.node.pair("leave", None);
         let ending = move |outcome: Result<_>| completer.complete(outcome.map(drop));
-        self.shared.begin(|operation, _| Event::Leave { operation }, ending);
+        let operation = self.shared.begin(|operation, _| Event::Leave { operation }, ending);
+        left.awaits(self.shared.awaited(Sort::Operation, operation.0));
         left.wait()
     }
 
@@ -607,6 +662,8 @@ impl Owner {
         self.shared.end_groups(closed.clone());
         self.shared.node.shut_down_slowly(stalled);
         self.shared.end_groups(closed);
+        // After everything that ends tasks with a better reason.
+        self.shared.runtime.tasks.stop();
         let thread = self.thread.lock().take();
         if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
             let _ = thread.join();

@@ -4,16 +4,17 @@
 //! Unix socket that is named after the port, so that they meet over shared memory. Everybody else listens at an address
 //! of its own, connects to the root, again and again until the deadline, and introduces itself with that address.
 
+use crate::awaited::Sort;
 use crate::config::Config;
 use crate::driver::{Shared, Told};
 use crate::ended;
+use crate::endpoints;
 use crate::engine::{self, Engine, Introduction};
 use sheave_base::clock::Time;
 use sheave_base::config::{Endpoint, Transport};
-use sheave_base::limits::WAIT_NOTICE;
-use sheave_base::work::Interrupt;
+use sheave_base::work::{IDLE, Interrupt};
 use sheave_base::{Error, ErrorKind, Result, Work, secret};
-use sheave_net::{Address, ListenConfig, Node, NodeConfig, interface};
+use sheave_net::{Address, ListenConfig, Node, NodeConfig, Span, interface};
 use std::cell::Cell;
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
 use std::sync::Arc;
@@ -57,7 +58,7 @@ pub(crate) fn begin(config: &Config, interrupt: &mut Option<Interrupt<'_>>) -> R
         ..config.node.clone()
     };
     let node = Node::start(node_config.clone())?;
-    node.expect_observer();
+    endpoints::ALL.iter().for_each(|number| node.expect(*number));
     let root = resolve(&config.root)?;
     let address = if config.hosts() {
         await_port(root, config.join_timeout.min(PORT_PATIENCE), interrupt)?;
@@ -83,7 +84,8 @@ pub(crate) fn begin(config: &Config, interrupt: &mut Option<Interrupt<'_>>) -> R
         liveness,
         join_timeout: patience(config),
     };
-    let (completer, joined) = node.pair("join", None);
+    // The wait for it is noted by itself, for it is one of many steps.
+    let (completer, joined) = node.pair(IDLE, None);
     let root = (!config.hosts()).then(|| root_address(&node, root));
     let engine = Engine::new(engine_config, node.id(), Time(0));
     let shared = Shared::new(node, node_config, completer, engine);
@@ -95,8 +97,8 @@ impl Joining {
     /// Blocks until the mesh stands.
     pub(crate) fn finish(self, mut interrupt: Option<Interrupt<'_>>) -> Result<Arc<Shared>> {
         let shared = &self.shared;
-        let notice_at = self.begun + WAIT_NOTICE;
-        let (is_noticed, is_in_vain) = (Cell::new(false), Cell::new(false));
+        let waiting = shared.node.enter_wait("join", Some(shared.awaited(Sort::Join, 0)));
+        let (mut notices, is_in_vain) = (shared.node.notices(self.begun), Cell::new(false));
         let mut refusals = 0;
         let mut coordinator = None;
         loop {
@@ -109,8 +111,8 @@ impl Joining {
                     if is_in_vain.get() {
                         return Err(Error::new(ErrorKind::Cancelled, "the join has ended meanwhile"));
                     }
-                    if Instant::now() >= notice_at && !is_noticed.replace(true) {
-                        let what = format!("join has been waiting for {} s", WAIT_NOTICE.as_secs());
+                    if let Some(span) = notices.due(Instant::now()) {
+                        let what = format!("join has been waiting for {span}");
                         shared.node.notice(&format!("{what}: nobody is met at {}", self.root_name));
                     }
                     interrupt.as_mut().map_or(Ok(()), |interrupt| interrupt())
@@ -132,23 +134,23 @@ impl Joining {
                 break;
             }
             refusals = self.tell_refusals(refusals);
-            if Instant::now() >= notice_at && !is_noticed.replace(true) {
-                self.tell_missing();
+            if let Some(span) = notices.due(Instant::now()) {
+                self.tell_missing(span);
             }
         }
         self.joined.wait().map_err(|error| {
             let error = error.operation("join");
             if error.after().is_none() { error.elapsed(self.begun.elapsed()) } else { error }
         })?;
+        drop(waiting);
         Ok(self.shared)
     }
 
     /// The coordinator says to its user who is missing; the others are told when the join fails.
-    fn tell_missing(&self) {
+    fn tell_missing(&self, span: Span) {
         let missing = self.shared.with_engine(|state, _| state.engine.missing_at_rendezvous());
         if let Some(missing) = missing {
-            let what = format!("join has been waiting for {} s", WAIT_NOTICE.as_secs());
-            self.shared.node.notice(&format!("{what}: {missing}"));
+            self.shared.node.notice(&format!("join has been waiting for {span}: {missing}"));
         }
     }
 

@@ -4,12 +4,14 @@
 //! and each end sends over the one that it knew first, so that what one node says to another stays in order. A link
 //! that ends is forgotten; a node that has no link left gets a new one at the next need, if it is still a member.
 
+use crate::awaited::Sort;
 use crate::driver::{Shared, Told};
+use crate::endpoints::ENGINE;
 use crate::engine::Engine;
 use parking_lot::{Condvar, Mutex};
 use sheave_base::work::Completer;
-use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Work};
-use sheave_net::{Address, Envelope, Kind, Outgoing};
+use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, Work};
+use sheave_net::{Address, Envelope, Outgoing};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -146,7 +148,7 @@ impl Shared {
         if let Some((work, _)) = &route.making {
             return work.clone();
         }
-        let (completer, work) = self.node.pair("connect", None);
+        let (completer, work) = self.node.described("connect", None, self.awaited(Sort::Link, node.0));
         route.making = Some((work.clone(), completer));
         drop(routes);
         let shared = Arc::clone(self);
@@ -250,7 +252,7 @@ impl Shared {
     }
 
     fn utter(&self, link: LinkId, word: Vec<u8>) {
-        let envelope = Envelope { kind: Kind::Control, ..Envelope::data(0, sheave_base::Tag(0)) };
+        let envelope = Envelope::of(ENGINE, Tag(0), 0);
         // A link that has ended says so itself. On one that is full the word is lost; all that matter are repeated.
         let _ = self.node.isend(link, Outgoing::control(envelope, word));
     }

@@ -5,7 +5,7 @@ mod common;
 use common::{PATIENCE, together, until, wait};
 use sheave_base::config::Transport;
 use sheave_base::{Error, ErrorKind, NodeId, Rank};
-use sheave_mesh::{Answer, Call, Expected, Mesh, Request, Service};
+use sheave_mesh::{Answer, Call, Expected, Lane, Mesh, Request, Service};
 use sheave_net::Part;
 use sheave_tensor::{Dtype, Mode, Tensor};
 use sheave_wire::Value;
@@ -61,8 +61,8 @@ impl<F: Fn(Request) + Send + Sync + 'static> Service for Inline<F> {
         (self.0)(request);
     }
 
-    fn is_inline(&self) -> bool {
-        true
+    fn lane(&self) -> Lane {
+        Lane::Inline
     }
 }
 

@@ -5,9 +5,9 @@ mod common;
 use common::{roles, together, until, wait};
 use sheave_base::config::Transport;
 use sheave_base::{Error, ErrorKind, NodeId, Rank, Work, limits};
-use sheave_mesh::{Answer, Expected, Member, Mesh, Request, Role, Service};
+use sheave_mesh::{Answer, Expected, Lane, Member, Mesh, Request, Role, Service};
 use sheave_wire::Value;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
 const TRANSPORTS: [Transport; 2] = [Transport::Shm, Transport::Tcp];
@@ -32,8 +32,8 @@ impl Service for Notes {
         request.reply.value(());
     }
 
-    fn is_inline(&self) -> bool {
-        true
+    fn lane(&self) -> Lane {
+        Lane::Inline
     }
 
     fn lost(&self, member: &Member, error: &Error) {
@@ -59,16 +59,18 @@ fn meet(mesh: &Mesh, nodes: &[NodeId]) {
     mesh.group("pair", nodes).expect("they are members").barrier().expect("both come");
 }
 
-/// More requests than a node lets in, so that the last one is still on the leaver's link when its leave is agreed.
+/// More requests than a service lets in, so that many wait at the leaver when it begins to leave.
 #[test]
-fn what_is_still_on_the_link_of_a_leaver_comes_before_the_news_of_its_leave() {
+fn a_service_without_room_holds_up_no_other_and_its_leaving_caller_loses_nothing() {
     for transport in TRANSPORTS {
         let (notes, go) = (Notes::default(), Arc::new(AtomicBool::new(false)));
+        let handled = Arc::new(AtomicUsize::new(0));
         together(Expected::ranks(3), transport, move |mesh| {
             if mesh.me().rank == Rank(1) {
-                let sign = Arc::clone(&go);
+                let (sign, count) = (Arc::clone(&go), Arc::clone(&handled));
                 let slow = move |request: Request| {
                     until("the sign", || sign.load(SeqCst));
+                    count.fetch_add(1, SeqCst);
                     request.reply.value(());
                 };
                 mesh.serve("slow", slow).expect("the name is free");
@@ -79,16 +81,16 @@ fn what_is_still_on_the_link_of_a_leaver_comes_before_the_news_of_its_leave() {
             match mesh.me().rank {
                 Rank(1) => {
                     meet(&mesh, &nodes[1..]);
-                    until("rank 2 has left", || mesh.deaths().len() == 1);
-                    assert_eq!(notes.read(), Vec::<String>::new(), "nothing was let in, and nothing told");
+                    until("the other service was asked", || notes.read().len() == 1);
+                    assert_eq!(handled.load(SeqCst), 0, "none is handled yet");
                     go.store(true, SeqCst);
                     until("services were told", || notes.read().len() == 2);
                     assert_eq!(notes.read(), ["last Int(7)", "lost rank-2"]);
+                    until("all were handled", || handled.load(SeqCst) == limits::REQUESTS_PENDING_MAX);
                 }
                 Rank(2) => {
                     let slow = |_| send(&mesh, nodes[1], "slow", "wait", &Value::None);
                     let works: Vec<_> = (0..limits::REQUESTS_PENDING_MAX).map(slow).collect();
-                    // Over the same link, so all of them are there, and nothing waits on this side.
                     meet(&mesh, &nodes[1..]);
                     let _last = send(&mesh, nodes[1], "notes", "last", &Value::Int(7));
                     mesh.leave().expect("the others agree");
@@ -101,6 +103,38 @@ fn what_is_still_on_the_link_of_a_leaver_comes_before_the_news_of_its_leave() {
             }
             meet(&mesh, &nodes[..2]);
             mesh.leave().expect("the others agree");
+        });
+    }
+}
+
+/// Who answers one that is gone already has not read all that it said.
+#[test]
+fn f67_what_a_leaver_has_asked_is_handled_though_nobody_waits_for_the_answers() {
+    const REQUESTS: usize = 4000;
+    for round in 0..10 {
+        let notes = Notes::default();
+        // The first one decides about the leave, and has no part in it.
+        together(Expected::ranks(3), TRANSPORTS[round % 2], move |mesh| {
+            let nodes: Vec<NodeId> = mesh.members().iter().map(|member| member.node).collect();
+            if mesh.me().rank == Rank(1) {
+                mesh.serve("notes", notes.clone()).expect("the name is free");
+            }
+            mesh.world().barrier().expect("all are there");
+            match mesh.me().rank {
+                Rank(1) => {
+                    until("rank 2 has left", || notes.read().last().is_some_and(|last| last == "lost rank-2"));
+                    assert_eq!(notes.read().len(), REQUESTS + 1, "the rest was lost");
+                }
+                Rank(2) => {
+                    // More than is read at a time.
+                    let text = Value::Str("a long story ".repeat(100));
+                    let _notes: Vec<_> = (0..REQUESTS).map(|_| send(&mesh, nodes[1], "notes", "note", &text)).collect();
+                    return mesh.leave().expect("the others agree");
+                }
+                _ => {}
+            }
+            meet(&mesh, &nodes[..2]);
+            mesh.leave().expect("the other one agrees");
         });
     }
 }

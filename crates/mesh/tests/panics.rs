@@ -5,7 +5,7 @@ mod common;
 use common::{PATIENCE, together, until, wait};
 use sheave_base::config::Transport;
 use sheave_base::{Error, ErrorKind, NodeId, Rank};
-use sheave_mesh::{Expected, Member, Mesh, Request, Service};
+use sheave_mesh::{Expected, Lane, Member, Mesh, Request, Service};
 use sheave_wire::Value;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
@@ -40,8 +40,8 @@ impl Service for Parrot {
         }
     }
 
-    fn is_inline(&self) -> bool {
-        self.inline
+    fn lane(&self) -> Lane {
+        if self.inline { Lane::Inline } else { Lane::default() }
     }
 
     fn lost(&self, _member: &Member, _error: &Error) {

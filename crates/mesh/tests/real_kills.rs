@@ -5,7 +5,7 @@ mod common;
 use common::{free_port, hear, job, note, part, roles, say, start_with, until};
 use sheave_base::config::Transport;
 use sheave_base::{Error, ErrorKind, NodeId};
-use sheave_mesh::{Expected, Group, Mesh, Request, Role, Service};
+use sheave_mesh::{Expected, Group, Lane, Mesh, Request, Role, Service};
 use sheave_process::Child;
 use sheave_wire::Value;
 use std::sync::Mutex;
@@ -28,8 +28,8 @@ impl Service for Keeper {
         self.0.lock().expect("nobody panics").push(request);
     }
 
-    fn is_inline(&self) -> bool {
-        true
+    fn lane(&self) -> Lane {
+        Lane::Inline
     }
 }
 

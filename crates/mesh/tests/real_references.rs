@@ -5,7 +5,7 @@ mod common;
 use common::{free_port, hear, job, note, part, say, start};
 use sheave_base::config::Transport;
 use sheave_base::{ErrorKind, Rank};
-use sheave_mesh::{Expected, Mesh, Ref, Request, Service};
+use sheave_mesh::{Expected, Lane, Mesh, Ref, Request, Service};
 use sheave_wire::Value;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -26,8 +26,8 @@ impl Service for Keeper {
         request.reply.value(());
     }
 
-    fn is_inline(&self) -> bool {
-        true
+    fn lane(&self) -> Lane {
+        Lane::Inline
     }
 }
 

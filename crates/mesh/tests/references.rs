@@ -5,7 +5,7 @@ mod common;
 use common::{together, until, wait};
 use sheave_base::config::Transport;
 use sheave_base::{ErrorKind, NodeId, Rank};
-use sheave_mesh::{Expected, Mesh, Ref, Request, Service};
+use sheave_mesh::{Expected, Lane, Mesh, Ref, Request, Service};
 use sheave_wire::Value;
 use smallvec::smallvec;
 use std::sync::{Arc, Mutex, Weak};
@@ -58,8 +58,8 @@ impl Service for Bag {
         }
     }
 
-    fn is_inline(&self) -> bool {
-        self.is_inline
+    fn lane(&self) -> Lane {
+        if self.is_inline { Lane::Inline } else { Lane::default() }
     }
 }
 

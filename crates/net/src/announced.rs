@@ -96,11 +96,11 @@ fn memory_of_host() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::endpoint::Endpoint;
     use crate::link::{Sink, Verdict};
-    use crate::message::{Envelope, Kind, Message};
-    use crate::observer::{Admission, Observer};
+    use crate::message::Envelope;
     use crate::{Node, NodeConfig};
-    use sheave_base::{Peer, Tag};
+    use sheave_base::Tag;
     use sheave_tensor::Dtype;
     use sheave_wire::{Part, TensorSpec};
     use std::sync::Arc;
@@ -108,36 +108,29 @@ mod tests {
     /// Lets everything in.
     struct Open;
 
-    impl Observer for Open {
-        fn admit(&self, _link: LinkId, _arrival: &Arrival<'_>) -> Admission {
-            Admission::Land(crate::link::Ground::default())
-        }
-        fn take(&self, _message: Message) {}
-        fn link_ended(&self, _link: LinkId, _peer: &Peer, _reason: &Error) {}
-        fn attend(&self) {}
-    }
+    impl Endpoint for Open {}
 
-    fn begins(node: &Node, link: u32, kind: Kind, bytes: u64) -> Result<bool> {
-        let envelope = Envelope { kind, ..Envelope::data(0, Tag(1)) };
+    fn begins(node: &Node, link: u32, endpoint: u8, bytes: u64) -> Result<bool> {
+        let envelope = Envelope::of(endpoint, Tag(1), 0);
         let parts = [Part::inline(TensorSpec::new(Dtype::U8.code(), &[bytes]))];
         let arrival =
             Arrival { envelope, sequence: 1, parts: &parts, payload_bytes: bytes, control_bytes: 0, ending: false };
         Ok(matches!(node.inner.begin(LinkId(link), &arrival)?, Verdict::Land(_)))
     }
 
-    /// Messages of all kinds, answers too, that have begun are counted together, and together held against one limit.
+    /// Messages that have begun, for receives and for endpoints, are counted and held against one limit together.
     #[test]
     fn f14_what_is_announced_is_counted_before_it_has_come() {
         let node = Node::start(NodeConfig::named("test")).expect("a node");
-        let open: Arc<dyn Observer> = Arc::new(Open);
-        assert!(node.observe(&open));
-        for kind in [Kind::Data, Kind::Request, Kind::Response] {
+        let open: Arc<dyn Endpoint> = Arc::new(Open);
+        assert!(node.register(1, &open) && node.register(2, &open));
+        for endpoint in 0..=2 {
             let most = ANNOUNCED_BYTES_MAX;
-            assert!(begins(&node, 1, kind, most - 1).expect("sound"), "a first {kind:?}");
-            assert!(!begins(&node, 2, kind, 1 << 20).expect("sound"), "a second {kind:?} beyond the limit");
-            assert!(begins(&node, 3, kind, 1024).expect("sound"), "a short {kind:?}");
+            assert!(begins(&node, 1, endpoint, most - 1).expect("sound"), "a first for {endpoint}");
+            assert!(!begins(&node, 2, endpoint, 1 << 20).expect("sound"), "a second for {endpoint} beyond the limit");
+            assert!(begins(&node, 3, endpoint, 1024).expect("sound"), "a short for {endpoint}");
             node.inner.announced.end(LinkId(1));
-            assert!(begins(&node, 2, kind, 1 << 20).expect("sound"), "a second {kind:?} after the first");
+            assert!(begins(&node, 2, endpoint, 1 << 20).expect("sound"), "a second for {endpoint} after the first");
             node.inner.announced.end(LinkId(2));
         }
     }
@@ -145,7 +138,7 @@ mod tests {
     #[test]
     fn f14_more_than_the_host_holds_is_refused() {
         let node = Node::start(NodeConfig::named("test")).expect("a node");
-        let refused = begins(&node, 1, Kind::Data, 1 << 40).expect_err("no test machine has so much");
+        let refused = begins(&node, 1, 0, 1 << 40).expect_err("no test machine has so much");
         assert_eq!(refused.kind(), ErrorKind::LimitExceeded, "{refused}");
     }
 }

@@ -17,7 +17,7 @@ const LOOKS_PER_BEAT: u32 = 8;
 
 /// Starts the thread. It ends when the node is stopping.
 pub(crate) fn spawn(inner: Arc<Inner>) -> Result<JoinHandle<()>> {
-    sheave_base::thread::spawn("sheave-progress", move || run(&inner))
+    sheave_base::thread::start("sheave-progress", move || run(&inner))
 }
 
 fn run(inner: &Inner) {

@@ -16,7 +16,8 @@ impl Inner {
     /// Envelope and number of the next message of the wanted link, if it comes at once and is small; its tensor is then
     /// in `places`, which else do not change.
     pub(crate) fn take_at_once(&self, wanted: &Wanted, places: &mut Tensors) -> Option<(Envelope, u64)> {
-        let entry = self.entry(wanted.source?).ok()?;
+        self.fork.check("node").ok()?;
+        let entry = self.links.told(wanted.source?).ok()?;
         if self.progress.is_led() || self.links.paused.load(SeqCst) > 0 {
             return None;
         }

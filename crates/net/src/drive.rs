@@ -1,16 +1,17 @@
 //! Waiting on the caller's thread: spin, yield, sleep. [`crate::progress`] has the argument why nothing is lost.
 
 use crate::counters::Counters;
+use crate::endpoint::Endpoint;
 use crate::entry::Entry;
 use crate::link::Polled;
-use crate::neighbour::Source;
-use crate::node::Inner;
+use crate::node::{Inner, Node};
 use crate::patience::Course;
 use crate::progress::{Interest, Watched, span_until};
-use sheave_base::limits::WAIT_NOTICE;
+use crate::waits::Waiting;
 use sheave_base::park::{Parker, current_parker};
-use sheave_base::work::{Drive, IDLE, Interrupt, Target, blocking};
+use sheave_base::work::{Drive, Interrupt, Target, blocking};
 use sheave_base::{LinkId, Result, Work, contain};
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
@@ -26,6 +27,9 @@ const SPIN_MAX: Duration = Duration::from_millis(2);
 
 /// How long a sleep lasts at most before the interrupt is asked and time is looked at.
 const SLICE: Duration = Duration::from_millis(100);
+
+/// How long any other sleep lasts at most.
+const SLEEP_MAX: Duration = Duration::from_secs(3600);
 
 /// An interrupt is not asked more often than this.
 const INTERRUPT_PAUSE: Duration = Duration::from_millis(20);
@@ -49,23 +53,24 @@ struct Polling<'a> {
     /// All links, unless one link is waited for.
     all: Option<Arc<Vec<Arc<Entry>>>>,
     one: Option<Arc<Entry>>,
-    /// What is waited for beside the links, unless one link is.
-    source: Option<Arc<dyn Source>>,
+    /// The endpoint that is polled, unless one link is waited for.
+    endpoint: Option<Arc<dyn Endpoint>>,
     /// Leaves links to the other threads that poll them.
     yields: bool,
 }
 
 impl<'a> Polling<'a> {
     fn begin(inner: &'a Inner, link: Option<LinkId>) -> Self {
-        let one = link.and_then(|link| inner.links.get(link).ok());
+        let one = link.and_then(|link| inner.links.told(link).ok());
         let all = if link.is_some() { None } else { Some(inner.links.all()) };
-        let source = if link.is_some() { None } else { inner.sources.enter() };
-        Self { inner, all, one, source, yields: false }.count()
+        let endpoint = if link.is_some() { None } else { inner.endpoints.enter() };
+        Self { inner, all, one, endpoint, yields: false }.count()
     }
 
     /// What the leader polls after it was woken: whatever nobody else does.
     fn lead(inner: &'a Inner) -> Self {
-        Self { inner, all: Some(inner.links.all()), one: None, source: inner.sources.enter(), yields: true }.count()
+        let (all, endpoint) = (Some(inner.links.all()), inner.endpoints.enter());
+        Self { inner, all, one: None, endpoint, yields: true }.count()
     }
 
     fn count(self) -> Self {
@@ -80,9 +85,9 @@ impl<'a> Polling<'a> {
         !self.yields || entry.pollers.load(Relaxed) == 1
     }
 
-    /// Polls the source, if it is waited for.
-    fn poll_source(&self) -> bool {
-        self.source.as_ref().is_some_and(|source| source.poll())
+    /// Polls the endpoint, if it is waited for.
+    fn poll_endpoint(&self) -> bool {
+        self.endpoint.as_ref().is_some_and(|endpoint| endpoint.poll())
     }
 
     fn entries(&self) -> &[Arc<Entry>] {
@@ -98,8 +103,43 @@ impl Drop for Polling<'_> {
         for entry in self.entries() {
             self.inner.settle(entry);
         }
-        if let Some(source) = &self.source {
-            self.inner.source_left(&**source);
+        if let Some(endpoint) = &self.endpoint {
+            self.inner.endpoint_left(&**endpoint);
+        }
+    }
+}
+
+thread_local! {
+    /// The address of the node that this thread polls a link of.
+    static POLLS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// This thread polls a link of a node, and lets its endpoints do what is due afterwards, until this is dropped.
+struct Polls(usize);
+
+impl Polls {
+    fn begin(inner: &Inner) -> Self {
+        Self(POLLS.replace(std::ptr::from_ref(inner).addr()))
+    }
+}
+
+impl Drop for Polls {
+    fn drop(&mut self) {
+        POLLS.set(self.0);
+    }
+}
+
+impl Node {
+    /// Has [`Endpoint::attend`] of this number called soon, as [`Node::remind`] does, and wakes a thread for that if
+    /// those that look after this node sleep.
+    ///
+    /// Nothing is lost: the reminder is set before it is asked whether somebody leads, and whoever leads looks at the
+    /// reminder before it sleeps. Where nobody leads, links are polled by waits or with the next tick.
+    pub fn attend_soon(&self, number: u8) {
+        self.remind(number);
+        // A thread that polls a link attends by itself right after.
+        if POLLS.get() != std::ptr::from_ref(&*self.inner).addr() {
+            self.inner.progress.call();
         }
     }
 }
@@ -119,7 +159,7 @@ impl Inner {
             for entry in polling.entries() {
                 self.poll(entry);
             }
-            polling.poll_source();
+            polling.poll_endpoint();
             if work.is_done() {
                 return true;
             }
@@ -138,7 +178,7 @@ impl Inner {
         until: Option<Instant>,
     ) -> bool {
         loop {
-            let mut moved = polling.poll_source();
+            let mut moved = polling.poll_endpoint();
             for entry in polling.entries().iter().filter(|entry| polling.is_ours(entry)) {
                 moved |= self.poll(entry);
                 if target.is_done() {
@@ -171,8 +211,7 @@ impl Inner {
         }
         Counters::add(&self.counters.waits_parked, 1);
         let _blocked = blocking::begin();
-        let begun = Instant::now();
-        let mut noticed = target.operation() == IDLE;
+        let mut waiting = self.enter_wait(target);
         let mut leads = false;
         let mut asked: Option<Instant> = None;
         let outcome = loop {
@@ -195,12 +234,15 @@ impl Inner {
                     break Err(error);
                 }
             }
-            if !noticed && now.duration_since(begun) >= WAIT_NOTICE {
-                noticed = true;
-                self.give_notice(target);
+            if let Some(waiting) = waiting.as_mut().filter(|waiting| waiting.is_due(now)) {
+                // It asks services, and perhaps other nodes.
+                if std::mem::take(&mut leads) {
+                    self.progress.step_down();
+                }
+                waiting.look(now, Some(&parker));
             }
-            let notice = if noticed { Duration::from_secs(3600) } else { WAIT_NOTICE };
-            let longest = if interrupt.is_some() { SLICE } else { notice };
+            let longest = if interrupt.is_some() { SLICE } else { SLEEP_MAX };
+            let longest = span_until(now, longest, waiting.as_ref().and_then(Waiting::next_at));
             leads = leads || self.progress.lead();
             self.sleep_once(target, &parker, leads, span_until(now, longest, until));
         };
@@ -233,21 +275,15 @@ impl Inner {
         self.progress.unfollow(parker);
     }
 
-    fn give_notice(&self, target: &dyn Target) {
-        let whom = match target.link() {
-            Some(link) => self.peer_of(link).to_string(),
-            None => "any peer".to_owned(),
-        };
-        self.notice(&format!("{} has been waiting for {whom} for {} s", target.operation(), WAIT_NOTICE.as_secs()));
-    }
-
     /// Says something to the user.
     pub(crate) fn notice(&self, text: &str) {
-        contain::told("the node's notice", || (self.config.notice)(&format!("{}: {text}", self.peer.name)));
+        let name = self.given_name.get().unwrap_or(&self.peer.name);
+        contain::told("the node's notice", || (self.config.notice)(&format!("{name}: {text}")));
     }
 
     /// Polls one link once. True when something moved.
     pub(crate) fn poll(&self, entry: &Arc<Entry>) -> bool {
+        let _polls = Polls::begin(self);
         match entry.link.poll(self, BUDGET) {
             Polled::Busy => false,
             Polled::Idle => {
@@ -320,7 +356,9 @@ impl Inner {
                 moved |= self.poll(entry);
             }
         }
-        moved | self.sources.unattended().is_some_and(|source| source.poll())
+        // A node without links has something to do all the same.
+        self.attend();
+        moved | self.endpoints.unattended().is_some_and(|endpoint| endpoint.poll())
     }
 
     /// Polls every link that nobody polls, for a thread that is not the leader. True when something moved.
@@ -333,7 +371,8 @@ impl Inner {
                 self.settle(entry);
             }
         }
-        self.source_waits();
+        self.attend();
+        self.endpoint_waits();
         moved
     }
 
@@ -352,6 +391,8 @@ impl Inner {
 
     /// Arms every link that nobody polls. False when there is something to do.
     pub(crate) fn arm_all(&self) -> bool {
+        // Whoever calls for attention from now on sees that somebody leads, and rings.
+        self.attend();
         let version = self.links.version();
         let mut quiet = true;
         for entry in self.links.all().iter() {
@@ -359,7 +400,7 @@ impl Inner {
                 quiet &= self.arm(entry);
             }
         }
-        quiet &= self.sources.unattended().is_none_or(|source| source.arm());
+        quiet &= self.endpoints.unattended().is_none_or(|endpoint| endpoint.arm());
         quiet && version == self.links.version()
     }
 
@@ -424,6 +465,10 @@ struct LinkWatch {
 impl Watched for LinkWatch {
     fn ready(&self) {
         let Some(inner) = self.inner.upgrade() else { return };
+        if !self.entry.is_told.load(SeqCst) {
+            // It is polled in a moment, and the leader is rung for it.
+            return;
+        }
         self.entry.link.attend();
         let polled = self.entry.pollers.load(SeqCst) > 0;
         if polled || self.entry.paused.load(SeqCst) {

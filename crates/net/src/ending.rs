@@ -13,10 +13,10 @@
 
 use crate::entry::Entry;
 use crate::node::{Inner, Node};
-use sheave_base::limits::WAIT_NOTICE;
 use sheave_base::work::IDLE;
+use sheave_base::work::awaited::{Account, Awaited, Describe, Which};
 use sheave_base::{Error, ErrorKind, Result};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// How often it is looked whether a peer has taken what is left; longer after a while.
@@ -48,14 +48,16 @@ impl Stall {
 
 impl Node {
     /// Blocks until every message that the node's links took has left its queues, or its link has ended. Serves the
-    /// links meanwhile. Says after 10 s which peer it waits for.
+    /// links meanwhile. Says now and then which peer it waits for, as every wait does.
     ///
     /// # Errors
     ///
     /// `DeadlineExceeded` that names the peer if nothing has moved for `stalled`.
     pub fn flush(&self, stalled: Duration) -> Result<()> {
         let begun = Instant::now();
-        let (mut stall, mut is_noticed) = (Stall::new(stalled), false);
+        let mut stall = Stall::new(stalled);
+        let slow: Arc<dyn Describe> = Arc::new(Slow(self.inner.weak.clone()));
+        let mut waiting = self.enter_wait("the end of this node", Some(Awaited::new(Arc::downgrade(&slow), [0; 2])));
         loop {
             let Some((slow, unsent)) = self.inner.unsent() else { return Ok(()) };
             let counts = self.counts();
@@ -70,17 +72,21 @@ impl Node {
                 .elapsed(begun.elapsed())
                 .hint("the peer lives and takes nothing; receive there what is sent here"));
             }
-            if !is_noticed && begun.elapsed() >= WAIT_NOTICE {
-                is_noticed = true;
-                let seconds = WAIT_NOTICE.as_secs();
-                self.notice(&format!(
-                    "the end of this node has been waiting for {peer} to take messages, for {seconds} s"
-                ));
-            }
+            waiting.look(Instant::now(), None);
             // Nobody completes it: its wait serves the links.
             let (_completer, never) = self.pair::<()>(IDLE, None);
             never.wait_until(Some(Instant::now() + stall.look), None)?;
         }
+    }
+}
+
+/// The first peer with messages that it has not taken.
+struct Slow(Weak<Inner>);
+
+impl Describe for Slow {
+    fn describe(&self, _: Which) -> Option<Account> {
+        let (slow, _) = self.0.upgrade()?.unsent()?;
+        Some(Account { what: None, whom: Some(format!("{} to take messages", slow.link.peer())) })
     }
 }
 

@@ -18,6 +18,8 @@ pub(crate) struct Entry {
     pub(crate) link: Arc<dyn Link>,
     /// Threads that poll it right now.
     pub(crate) pollers: AtomicU32,
+    /// All endpoints have been told of it, so it may be polled.
+    pub(crate) is_told: AtomicBool,
     /// Its next message waits for room.
     pub(crate) paused: AtomicBool,
     /// A thread tries to reach its peer beside it.
@@ -46,6 +48,7 @@ struct Alive {
 }
 
 impl Links {
+    /// Takes a link into the table: it can be sent on, and is not polled until it is [told](Links::note_told).
     pub(crate) fn add(&self, make: impl FnOnce(LinkId) -> Result<Arc<dyn Link>>) -> Result<Arc<Entry>> {
         let id = {
             let mut alive = self.alive.write();
@@ -59,16 +62,31 @@ impl Links {
             id,
             link: make(id)?,
             pollers: AtomicU32::new(0),
+            is_told: AtomicBool::new(false),
             paused: AtomicBool::new(false),
             is_probed: AtomicBool::new(false),
             is_noticed: AtomicBool::new(false),
             interest: Mutex::new(None),
         });
+        self.alive.write().by_id.insert(id, Arc::clone(&entry));
+        Ok(entry)
+    }
+
+    /// All endpoints know this link: from now on it is polled.
+    pub(crate) fn note_told(&self, entry: &Entry) {
         let mut alive = self.alive.write();
-        alive.by_id.insert(id, Arc::clone(&entry));
+        entry.is_told.store(true, Ordering::SeqCst);
         alive.relist();
         self.version.fetch_add(1, Ordering::Release);
-        Ok(entry)
+    }
+
+    /// As [`Links::get`], for a wait that polls it; a link that is not told yet is left to the next look.
+    pub(crate) fn told(&self, id: LinkId) -> Result<Arc<Entry>> {
+        let entry = self.get(id)?;
+        if entry.is_told.load(Ordering::SeqCst) {
+            return Ok(entry);
+        }
+        Err(Error::new(ErrorKind::NotFound, format!("link {id} is being made")))
     }
 
     pub(crate) fn get(&self, id: LinkId) -> Result<Arc<Entry>> {
@@ -90,7 +108,7 @@ impl Links {
         self.ended.lock().get(&id).map(|(peer, _)| peer.clone()).unwrap_or_default()
     }
 
-    /// The links that are alive, without a copy.
+    /// The links that are alive and told, without a copy.
     pub(crate) fn all(&self) -> Arc<Vec<Arc<Entry>>> {
         Arc::clone(&self.alive.read().list)
     }
@@ -125,7 +143,8 @@ impl Links {
 
 impl Alive {
     fn relist(&mut self) {
-        let mut list: Vec<_> = self.by_id.values().cloned().collect();
+        let mut list: Vec<_> =
+            self.by_id.values().filter(|entry| entry.is_told.load(Ordering::SeqCst)).cloned().collect();
         list.sort_by_key(|entry| entry.id);
         self.list = Arc::new(list);
     }

@@ -118,7 +118,6 @@ pub(crate) fn link(left: &Arc<Inner>, right: &Arc<Inner>) -> Result<(LinkId, Lin
     };
     // The other side first: if it has ended, nobody here has heard of a link.
     let at_right = right.insert_link(make(right, left, &back, &forth))?;
-    right.observed.tell(|observer| observer.link_made(at_right.id, at_right.link.peer()));
     right.progress.ring();
     let at_left = match left.add_link(make(left, right, &forth, &back)) {
         Ok(entry) => entry,

@@ -137,7 +137,7 @@ impl Landing {
         Self { receive, refusal, ground: Ground::default() }
     }
 
-    /// For the observer, with the tensors on this ground, if there is some.
+    /// For its endpoint, with the tensors on this ground, if there is some.
     pub(crate) fn at(ground: Ground) -> Self {
         Self { ground, ..Self::default() }
     }

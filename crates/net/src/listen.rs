@@ -310,7 +310,7 @@ impl Listening {
         *short_since = Some((since, now));
         drop(short_since);
         if now.duration_since(since) >= SHORTAGE_PATIENCE {
-            node.observed.tell(|observer| observer.fell_short(error));
+            node.endpoints.tell(|endpoint| endpoint.fell_short(error));
             // Whoever polls next attends to it; nobody may be about to.
             node.progress.ring();
         }

@@ -2,11 +2,8 @@
 
 use sheave_base::{LinkId, Tag};
 use sheave_tensor::{Mode, ReadLease, Tensor, WriteLease};
-use sheave_wire::Header;
+use sheave_wire::{Header, Kind, TensorSpec};
 use smallvec::{SmallVec, smallvec};
-
-pub use sheave_wire::Kind;
-use sheave_wire::TensorSpec;
 
 /// The tensors of a message, or places for them. As many as most messages have need no memory of their own.
 pub type Tensors = SmallVec<[Tensor; 2]>;
@@ -18,23 +15,48 @@ pub type WriteLeases = SmallVec<[WriteLease; 2]>;
 /// The part of a message that says what it is and whom it is for. It becomes the header on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Envelope {
-    /// Data, request, response …
-    pub kind: Kind,
-    /// What a receiver matches by, besides the source.
+    /// The [endpoint](crate::Endpoint) that takes it, or 0 for a matched receive. The owner of an endpoint decides what
+    /// the other fields mean.
+    pub endpoint: u8,
+    /// The key by which a receive is matched, besides source and context.
     pub tag: Tag,
-    /// The group or service that the message belongs to; a receiver matches by it too.
+    /// The group or service that the message belongs to; a receive is matched by it too.
     pub context: u64,
-    /// Pairs a response with its request; zero otherwise.
+    /// The number that an answer has in common with its request; zero where nothing is answered.
     pub correlation: u64,
-    /// The sender's mesh epoch.
-    pub epoch: u32,
+    /// A word that only the owner of the endpoint reads and writes; zero where it has no use for one.
+    pub aux: u32,
 }
 
 impl Envelope {
-    /// A tagged data message of group `context`.
+    /// A message of group `context` for a matched receive.
     #[must_use]
     pub fn data(context: u64, tag: Tag) -> Self {
-        Self { kind: Kind::Data, tag, context, correlation: 0, epoch: 0 }
+        Self::of(0, tag, context)
+    }
+
+    /// A message for an endpoint.
+    #[must_use]
+    pub const fn of(endpoint: u8, tag: Tag, context: u64) -> Self {
+        Self { endpoint, tag, context, correlation: 0, aux: 0 }
+    }
+
+    /// The header of a message with this envelope; its lengths are zero.
+    pub(crate) fn header(&self) -> Header {
+        Header {
+            tag: self.tag.0,
+            context: self.context,
+            correlation: self.correlation,
+            aux: self.aux,
+            endpoint: self.endpoint,
+            ..Header::new(Kind::Data)
+        }
+    }
+
+    /// The envelope of a message with this header.
+    pub(crate) fn of_header(header: &Header) -> Self {
+        let Header { tag, context, correlation, aux, endpoint, .. } = *header;
+        Self { endpoint, tag: Tag(tag), context, correlation, aux }
     }
 }
 
@@ -102,7 +124,7 @@ impl Outgoing {
         let part_count = u16::try_from(self.parts.len()).unwrap_or(u16::MAX);
         let control_bytes = u32::try_from(self.control.len()).unwrap_or(u32::MAX);
         let payload_bytes = self.payload_bytes();
-        Header { part_count, control_bytes, payload_bytes, ..Header::new(self.envelope.kind) }.check_limits()
+        Header { part_count, control_bytes, payload_bytes, ..self.envelope.header() }.check_limits()
     }
 
     /// Bytes of all tensors.

@@ -4,9 +4,8 @@
 //! messages or by words in shared memory who may touch what and when; this room only makes the memory visible. It tells
 //! when nobody at the other end can touch memory any more, so that buffers are given back to their owners only then.
 //!
-//! Such a service waits for words that a neighbour writes, for which no link rings by itself. It is a [`Source`]: the
-//! node's waiting treats it like one more link, which is polled while threads wait, and armed before one sleeps
-//! ([`crate::progress`]). Whoever changes a word looks whether the other side is armed, and rings.
+//! Such a service waits for words that a neighbour writes, for which no link rings by itself: it is an
+//! [endpoint](crate::endpoint) that is polled.
 
 use crate::entry::Entry;
 use crate::link::Medium;
@@ -14,8 +13,7 @@ use crate::node::{Inner, Node};
 use crate::patience::{Course, WaitPolicy};
 use sheave_base::{LinkId, Result};
 use sheave_tensor::{Segment, SegmentId};
-use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// A node of this host, at the other end of a link.
@@ -54,7 +52,7 @@ impl Neighbour {
         links.iter().filter(|other| other.link.peer().node == Some(peer)).find_map(|other| other.link.shown(id))
     }
 
-    /// Wakes its waiting threads, or its progress thread, so that they poll their [`Source`].
+    /// Wakes its waiting threads, or its progress thread, so that they poll the endpoint that is polled.
     pub fn ring(&self) {
         self.entry.link.ring();
     }
@@ -69,68 +67,6 @@ impl Neighbour {
 impl std::fmt::Debug for Neighbour {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("Neighbour").field(self.entry.link.peer()).finish()
-    }
-}
-
-/// Something that is waited for beside the links. All three are called from any thread that waits, from several at
-/// once, with no lock held, and never block.
-pub trait Source: Send + Sync {
-    /// Looks, and does what can be done. True when something moved.
-    fn poll(&self) -> bool;
-
-    /// Asks those who change things to ring this node, and looks once more. False when something moved.
-    fn arm(&self) -> bool;
-
-    /// Takes the request back, as far as that saves others a system call.
-    fn disarm(&self);
-}
-
-/// The source of a node, and the threads that poll it right now.
-#[derive(Default)]
-pub(crate) struct Sources {
-    source: OnceLock<Weak<dyn Source>>,
-    pollers: AtomicU32,
-}
-
-impl Sources {
-    fn get(&self) -> Option<Arc<dyn Source>> {
-        self.source.get().and_then(Weak::upgrade)
-    }
-
-    /// A thread begins to poll it, until [`Inner::source_left`].
-    pub(crate) fn enter(&self) -> Option<Arc<dyn Source>> {
-        let source = self.get()?;
-        self.pollers.fetch_add(1, SeqCst);
-        source.disarm();
-        Some(source)
-    }
-
-    /// The source, if no thread polls it.
-    pub(crate) fn unattended(&self) -> Option<Arc<dyn Source>> {
-        self.source.get()?;
-        if self.pollers.load(SeqCst) == 0 { self.get() } else { None }
-    }
-}
-
-impl Inner {
-    /// A thread that has polled the source does so no more: it leaves it as a sleeping leader expects it.
-    pub(crate) fn source_left(&self, source: &dyn Source) {
-        self.sources.pollers.fetch_sub(1, SeqCst);
-        self.settle_source(source);
-    }
-
-    /// Polls the source if nobody else does, or arms it for a leader that sleeps.
-    pub(crate) fn source_waits(&self) {
-        if let Some(source) = self.sources.unattended() {
-            source.poll();
-            self.settle_source(&*source);
-        }
-    }
-
-    fn settle_source(&self, source: &dyn Source) {
-        if self.progress.is_led() && self.sources.pollers.load(SeqCst) == 0 {
-            while !source.arm() && source.poll() {}
-        }
     }
 }
 
@@ -172,15 +108,5 @@ impl Node {
     pub fn neighbour(&self, link: LinkId) -> Result<Option<Neighbour>> {
         let entry = self.inner.entry(link)?;
         Ok(entry.link.is_neighbourly().then(|| Neighbour { node: self.inner.weak.clone(), entry }))
-    }
-
-    /// Names the one source of this node. False if there is one already.
-    pub fn wait_for(&self, source: &Weak<dyn Source>) -> bool {
-        self.inner.sources.source.set(Weak::clone(source)).is_ok()
-    }
-
-    /// The source has something new to wait for, which nobody may have armed.
-    pub fn source_waits(&self) {
-        self.inner.source_waits();
     }
 }

@@ -10,24 +10,25 @@ use crate::chaos::{self, ChaosConfig};
 use crate::cores;
 use crate::counters::{Counters, Counts};
 use crate::ending::linger;
+use crate::endpoint::{Admission, Endpoints, Taker};
 use crate::entry::{Entry, Links};
 use crate::link::{Arrival, Handover, Hold, Landing, Link, Medium, Sink, Verdict};
 use crate::listen::Listening;
 use crate::matching::{Matching, PostOutcome, Posted, Wanted, meet};
-use crate::message::{Kind, Message, Outgoing, Tensors, WriteLeases};
-use crate::neighbour::Sources;
+use crate::message::{Message, Outgoing, Tensors, WriteLeases};
 use crate::neighbourhood::Neighbourhood;
-use crate::observer::{Admission, Observed, Observer};
 use crate::outbox::SendDriver;
 use crate::patience::{Patience, WaitPolicy};
 use crate::progress::Progress;
 use crate::shm::PeerProcesses;
+use crate::waits::Waits;
 use parking_lot::Mutex;
 use sheave_base::config::{Role, Settings, Transport};
 use sheave_base::fork::ForkMark;
 use sheave_base::limits;
 use sheave_base::secret::Resolved;
-use sheave_base::work::{Completer, Drive, Interrupt, driven};
+use sheave_base::work::awaited::Awaited;
+use sheave_base::work::{Completer, Drive, Interrupt, described, driven};
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Peer, Result, Work};
 use sheave_tensor::{Arena, ArenaConfig, Mode, Tensor};
 use smallvec::SmallVec;
@@ -82,6 +83,8 @@ pub struct NodeConfig {
     pub chaos: Option<ChaosConfig>,
     /// Where a wait says that it takes long; standard error by default.
     pub notice: fn(&str),
+    /// After how long, and again whenever the last of them has passed; [`limits::WAIT_NOTICES`] by default.
+    pub notices: &'static [Duration],
     /// What its peers must know too; `None` looks in the environment and then for the user's cookie file, when it is
     /// first needed.
     pub secret: Option<Resolved>,
@@ -136,6 +139,7 @@ impl NodeConfig {
             }),
             chaos: None,
             notice: notice_on_stderr,
+            notices: &limits::WAIT_NOTICES,
             secret: None,
             transport: settings.transport,
             host_id: None,
@@ -191,15 +195,16 @@ pub(crate) struct Inner {
     pub(crate) listening: Arc<Listening>,
     pub(crate) secret: Mutex<Option<Resolved>>,
     pub(crate) boot_id: OnceLock<String>,
-    pub(crate) observed: Observed,
-    pub(crate) exchange: Observed,
-    pub(crate) sources: Sources,
+    pub(crate) endpoints: Endpoints,
     pub(crate) processes: PeerProcesses,
     pub(crate) announced: Announced,
     /// The largest tensor that a peer has sent.
     proven_bytes: AtomicU64,
     pub(crate) matcher: Matching,
     arrivals: Mutex<Arrivals>,
+    pub(crate) waits: Waits,
+    /// The name that the node was given after its start.
+    pub(crate) given_name: OnceLock<String>,
 }
 
 /// Links that peers made and nobody has accepted yet, and those who wait for one.
@@ -249,14 +254,14 @@ impl Node {
             listening: Listening::of(weak.clone()),
             secret: Mutex::default(),
             boot_id: OnceLock::new(),
-            observed: Observed::calls(),
-            exchange: Observed::exchange(),
-            sources: Sources::default(),
+            endpoints: Endpoints::default(),
             processes: PeerProcesses::default(),
             announced: Announced::default(),
             proven_bytes: AtomicU64::new(0),
             matcher: Matching::default(),
             arrivals: Mutex::default(),
+            waits: Waits::default(),
+            given_name: OnceLock::new(),
         });
         let thread = crate::beat::spawn(Arc::clone(&inner))?;
         let owner = Arc::new(Owner { inner: Arc::clone(&inner), thread: Mutex::new(Some(thread)) });
@@ -552,6 +557,11 @@ impl Node {
         self.inner.driver()
     }
 
+    /// Says that others know this node by `name`, so that its notices say so too. The first name that is given stays.
+    pub fn known_as(&self, name: &str) {
+        let _ = self.inner.given_name.set(name.to_owned());
+    }
+
     /// Says something to the user where waits say that they take long.
     pub fn notice(&self, text: &str) {
         self.inner.notice(text);
@@ -561,6 +571,17 @@ impl Node {
     #[must_use]
     pub fn pair<T>(&self, operation: &'static str, link: Option<LinkId>) -> (Completer<T>, Work<T>) {
         driven(operation, Some(self.inner.driver()), link)
+    }
+
+    /// As [`Node::pair`], and `awaited` knows what the work waits for.
+    #[must_use]
+    pub fn described<T>(
+        &self,
+        operation: &'static str,
+        link: Option<LinkId>,
+        awaited: Awaited,
+    ) -> (Completer<T>, Work<T>) {
+        described(operation, Some(self.inner.driver()), link, Some(awaited))
     }
 }
 
@@ -628,7 +649,8 @@ impl Inner {
         self.links.peer_of(link)
     }
 
-    /// Adds a link that is ready for traffic. Nobody has been told, and whoever sleeps as leader has not armed it.
+    /// Adds a link that is ready for traffic. Endpoints are told, but have not attended, and whoever sleeps as leader
+    /// has not armed it.
     pub(crate) fn insert_link(&self, make: impl FnOnce(LinkId) -> Result<Arc<dyn Link>>) -> Result<Arc<Entry>> {
         if self.stopping.load(Ordering::SeqCst) {
             return Err(Error::new(ErrorKind::Closed, "the node was shut down"));
@@ -638,27 +660,32 @@ impl Inner {
 
     fn insert(&self, make: impl FnOnce(LinkId) -> Result<Arc<dyn Link>>) -> Result<Arc<Entry>> {
         let entry = self.links.add(|id| make(id).map(|link| chaos::wrap(link, self, id)))?;
-        self.watch(&entry)?;
+        if let Err(error) = self.watch(&entry) {
+            entry.link.close(&error);
+            self.links.remove(&entry, &error);
+            return Err(error);
+        }
+        let _telling = self.endpoints.begin_telling();
+        self.endpoints.tell(|endpoint| endpoint.link_made(entry.id, entry.link.peer()));
+        self.links.note_told(&entry);
         Ok(entry)
     }
 
-    /// Adds a link that is ready for traffic, and tells whoever observes this node. For the other side the link may
-    /// stand already, so a node that is stopping makes it too, and closes it in order.
+    /// Adds a link that is ready for traffic, and lets the endpoints of this node attend to it. For the other side the
+    /// link may stand already, so a node that is stopping makes it too, and closes it in order.
     pub(crate) fn add_link(&self, make: impl FnOnce(LinkId) -> Result<Arc<dyn Link>>) -> Result<Arc<Entry>> {
         let entry = self.insert(make)?;
         // A node that stops lists its links after it has said so: either it has found this one, or it is seen here.
         if self.stopping.load(Ordering::SeqCst) {
             let reason = Error::new(ErrorKind::Closed, "the node was shut down");
             entry.link.close(&reason);
-            if self.links.remove(&entry, &reason) {
-                self.unwatch(&entry);
-            }
+            self.link_ended(&entry, &reason);
             linger(&[entry], LINGER);
             return Err(reason);
         }
         // Whoever sleeps as leader has not armed the new link; the ring makes it look again.
         self.progress.ring();
-        self.tell_link_made(entry.id, entry.link.peer());
+        self.endpoints.attend();
         Ok(entry)
     }
 
@@ -715,7 +742,8 @@ impl Inner {
         leases: WriteLeases,
     ) -> Result<(Work<Message>, Option<u64>)> {
         self.fork.check("node")?;
-        let (completer, work) = driven("recv", Some(self.driver()), wanted.source);
+        let awaited = Awaited::new(self.weak.clone(), [wanted.context, wanted.tag.0]);
+        let (completer, work) = described("recv", Some(self.driver()), wanted.source, Some(awaited));
         let posted = Box::new(Posted { wanted, places, leases, completer });
         let outcome = self.matcher.lock().post(posted);
         let ticket = match outcome {
@@ -750,7 +778,11 @@ impl Inner {
 
     /// A link has ended: completes with `reason` everything that only it could complete. Once per link.
     pub(crate) fn link_ended(&self, entry: &Arc<Entry>, reason: &Error) {
-        if !self.links.remove(entry, reason) {
+        let is_first = {
+            let _telling = self.endpoints.begin_telling();
+            self.links.remove(entry, reason)
+        };
+        if !is_first {
             return;
         }
         Counters::add(&self.counters.links_ended, 1);
@@ -761,9 +793,7 @@ impl Inner {
         for posted in hopeless {
             posted.finish(Err(reason.clone()));
         }
-        for observed in [&self.observed, &self.exchange] {
-            observed.tell(|observer| observer.link_ended(entry.id, entry.link.peer(), reason));
-        }
+        self.endpoints.tell(|endpoint| endpoint.link_ended(entry.id, entry.link.peer(), reason));
         self.attend();
     }
 
@@ -781,25 +811,18 @@ impl Inner {
 
     /// Whom a message is for, and where it goes.
     fn receiver_of(&self, link: LinkId, arrival: &Arrival<'_>, has_room: bool) -> Verdict {
-        if let Some(observer) = self.observer_of(arrival.envelope.kind) {
-            return match observer.admit(link, arrival) {
+        if arrival.envelope.endpoint == 0 {
+            return self.matcher.lock().begin(link, arrival, has_room);
+        }
+        match self.endpoints.taker(arrival.envelope.endpoint) {
+            Taker::Is(endpoint) => match endpoint.admit(link, arrival) {
                 Admission::Land(ground) => Verdict::Land(Landing::at(ground)),
                 Admission::Pause if arrival.ending => Verdict::Land(Landing::default()),
                 Admission::Pause => Verdict::Pause,
-            };
+            },
+            Taker::Expected => Verdict::Pause,
+            Taker::Nobody => Verdict::Land(Landing::default()),
         }
-        if self.observed.is_awaited_by(arrival.envelope.kind) {
-            return Verdict::Pause;
-        }
-        if self.exchange.is_for(arrival.envelope.kind) {
-            // Nobody here exchanges anything any more.
-            return Verdict::Land(Landing::default());
-        }
-        self.matcher.lock().begin(link, arrival, has_room)
-    }
-
-    fn observer_of(&self, kind: Kind) -> Option<Arc<dyn Observer>> {
-        self.observed.of_kind(kind).or_else(|| self.exchange.of_kind(kind))
     }
 
     fn explain(&self, error: Error, operation: &'static str, source: Option<LinkId>, begun: Option<Instant>) -> Error {
@@ -849,15 +872,10 @@ impl Sink for Inner {
         for part in message.parts.iter().filter(|part| part.len_bytes() as u64 > limits::UNPROVEN_BYTES_MAX) {
             self.proven_bytes.fetch_max(part.len_bytes() as u64, Ordering::Relaxed);
         }
-        for observed in [&self.observed, &self.exchange] {
-            if let Some(observer) = observed.of_kind(message.envelope.kind) {
-                // Its places are free before anybody can learn that the message is there.
-                drop(landing);
-                return observed.take(&*observer, message);
-            }
-        }
-        if self.exchange.is_for(message.envelope.kind) {
-            return;
+        if message.envelope.endpoint != 0 {
+            // Its places are free before anybody can learn that the message is there.
+            drop(landing);
+            return self.endpoints.take(message);
         }
         match (landing.receive, landing.refusal) {
             (Some(posted), Some(refusal)) => posted.finish(Err(refusal)),

@@ -3,13 +3,14 @@
 use crate::counters::Counters;
 use crate::entry;
 use crate::link::Hold;
-use crate::message::{Kind, Outgoing, Part, spec_of};
+use crate::message::{Outgoing, Part, spec_of};
 use crate::node::Inner;
 use sheave_base::limits::OUTBOUND_MESSAGES_MAX;
 use sheave_base::work::{Completer, Drive, driven};
 use sheave_base::{Error, ErrorKind, LinkId, Result, Work};
 use sheave_tensor::{Arena, Mode, Tensor};
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
 /// A message that waits.
@@ -26,12 +27,19 @@ pub(crate) struct SendDriver {
     link: LinkId,
     arena: Arena,
     counters: Arc<Counters>,
+    /// Endpoints whose owners bound what they send, as bits.
+    bounded: Arc<AtomicU32>,
 }
 
 impl SendDriver {
     pub(crate) fn new(node: &Inner, link: LinkId) -> Self {
         let (arena, counters) = (node.arena.clone(), Arc::clone(&node.counters));
-        Self { node: node.weak.clone(), link, arena, counters }
+        Self { node: node.weak.clone(), link, arena, counters, bounded: Arc::clone(node.endpoints.bounded()) }
+    }
+
+    /// Whether the owner of this endpoint bounds what it sends.
+    fn is_bounded(&self, endpoint: u8) -> bool {
+        self.bounded.load(Relaxed).checked_shr(endpoint.into()).unwrap_or(0) & 1 != 0
     }
 
     /// A copy of a tensor that is the queue's own, in the arena while that has room.
@@ -79,8 +87,11 @@ impl Outbox {
     /// Queues `message`. With [`Hold::Capture`] its copied tensors are captured first.
     pub(crate) fn push(&mut self, mut message: Outgoing, hold: Hold, driver: &SendDriver) -> Result<Work<()>> {
         // Whoever answers has bounded what it was asked before; its answer must not fail because others wait.
-        let is_bounded_elsewhere = matches!(message.envelope.kind, Kind::Response | Kind::Control);
-        let limit = if is_bounded_elsewhere { 2 * OUTBOUND_MESSAGES_MAX } else { OUTBOUND_MESSAGES_MAX };
+        let limit = if driver.is_bounded(message.envelope.endpoint) {
+            2 * OUTBOUND_MESSAGES_MAX
+        } else {
+            OUTBOUND_MESSAGES_MAX
+        };
         if self.waiting.len() >= limit {
             return Err(Error::new(
                 ErrorKind::LimitExceeded,

@@ -211,6 +211,14 @@ impl Progress {
         self.hurry();
     }
 
+    /// As [`Progress::ring`], but costs nothing while nobody sleeps.
+    pub(crate) fn call(&self) {
+        if self.is_led() {
+            self.doorbell.ring();
+        }
+        self.hurry();
+    }
+
     /// Something was begun that nobody may wait for: the progress thread looks at the links soon.
     pub(crate) fn hurry(&self) {
         if self.patient.load(SeqCst) && self.patient.swap(false, SeqCst) {

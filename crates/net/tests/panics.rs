@@ -4,8 +4,8 @@
 
 mod support;
 
-use sheave_base::{Error, LinkId, Peer, Tag};
-use sheave_net::{Admission, Arrival, Envelope, Ground, Kind, Message, Node, NodeConfig, Observer, Outgoing, Wanted};
+use sheave_base::Tag;
+use sheave_net::{Endpoint, Envelope, Node, NodeConfig, Outgoing, Wanted};
 use sheave_tensor::{Mode, Tensor};
 use smallvec::SmallVec;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,18 +19,10 @@ struct Panicking {
     attended: AtomicUsize,
 }
 
-impl Observer for Panicking {
-    fn admit(&self, _link: LinkId, _arrival: &Arrival<'_>) -> Admission {
-        Admission::Land(Ground::default())
-    }
-
-    fn take(&self, _message: Message) {}
-
-    fn link_ended(&self, _link: LinkId, _peer: &Peer, _reason: &Error) {}
-
+impl Endpoint for Panicking {
     fn attend(&self) {
         self.attended.fetch_add(1, SeqCst);
-        panic!("an observer of a test");
+        panic!("an endpoint of a test");
     }
 }
 
@@ -40,7 +32,7 @@ fn data() -> Outgoing {
 }
 
 fn control() -> Outgoing {
-    let envelope = Envelope { kind: Kind::Control, ..Envelope::data(0, Tag(0)) };
+    let envelope = Envelope::of(1, Tag(0), 0);
     Outgoing::control(envelope, vec![1])
 }
 
@@ -49,8 +41,8 @@ fn f53_a_node_goes_on_whatever_panics_on_its_threads() {
     for connect in [sheave_net::inproc::connect, sheave_net::shm::connect] {
         let (one, other) = (Node::start(config("one")).unwrap(), Node::start(config("other")).unwrap());
         let panicking = Arc::new(Panicking::default());
-        let observer = panicking.clone() as Arc<dyn Observer>;
-        catch_unwind(AssertUnwindSafe(|| other.observe(&observer))).expect("a panic came out of `observe`");
+        let endpoint = panicking.clone() as Arc<dyn Endpoint>;
+        catch_unwind(AssertUnwindSafe(|| other.register(1, &endpoint))).expect("a panic came out of `register`");
         let (link, back) = connect(&one, &other).unwrap();
         let wanted = Wanted { source: Some(back), context: 0, tag: Tag(7) };
         for round in 1..=3 {

@@ -61,7 +61,7 @@ fn many_parts_and_a_long_control() {
     let parts: Vec<Tensor> = (0..700).map(|at| bytes_tensor(at * 13 % 997, at as u8)).collect();
     let control: Vec<u8> = (0..300_000u32).map(|at| at as u8).collect();
     let message = Outgoing {
-        envelope: Envelope { correlation: 9, epoch: 3, ..Envelope::data(5, Tag(1)) },
+        envelope: Envelope { correlation: 9, aux: 3, ..Envelope::data(5, Tag(1)) },
         control: control.clone(),
         parts: parts.iter().map(|part| Part::new(part.clone(), Mode::Copy)).collect(),
     };
@@ -71,7 +71,7 @@ fn many_parts_and_a_long_control() {
     });
     let wanted = sheave_net::Wanted { source: Some(back), context: 5, tag: Tag(1) };
     let message = server.recv(wanted, SmallVec::new(), Some(soon()), None).unwrap();
-    assert_eq!((message.envelope.correlation, message.envelope.epoch), (9, 3));
+    assert_eq!((message.envelope.correlation, message.envelope.aux), (9, 3));
     assert!(message.control == control);
     assert_eq!(message.parts.len(), parts.len());
     for (got, sent) in message.parts.iter().zip(&parts) {

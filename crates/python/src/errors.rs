@@ -57,7 +57,7 @@ fn builtin(py: Python<'_>, kind: ErrorKind) -> Option<Bound<'_, PyType>> {
         Kind::Mismatch | Kind::InvalidArgument | Kind::AlreadyExists => Some(py.get_type::<PyValueError>()),
         Kind::Unsupported => Some(py.get_type::<PyTypeError>()),
         Kind::NotFound => Some(py.get_type::<PyLookupError>()),
-        Kind::Unauthenticated => Some(py.get_type::<PyPermissionError>()),
+        Kind::Unauthenticated | Kind::NotPermitted => Some(py.get_type::<PyPermissionError>()),
         Kind::BufferInUse => Some(py.get_type::<PyBufferError>()),
         Kind::Io => Some(py.get_type::<PyOSError>()),
         Kind::LimitExceeded | Kind::Closed | Kind::Forked | Kind::Remote | Kind::Internal => {

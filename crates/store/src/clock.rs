@@ -5,6 +5,7 @@
 //! *s* behind its own (stale synchronous parallel, Ho et al. 2013, "More Effective Distributed ML via a Stale
 //! Synchronous Parallel Parameter Server"). Without a bound this is an asynchronous store.
 
+use crate::held::Lack;
 use crate::round::Counted;
 use crate::slot::{Merge, Slot, guarded};
 use crate::sum::{Gradient, Sum};
@@ -19,6 +20,8 @@ pub(crate) const UNBOUNDED: u64 = u64::MAX;
 pub(crate) struct Clock {
     /// By rank.
     counts: Vec<u64>,
+    /// How often each worker has pushed: its clock may have been set beyond that.
+    heard: Vec<u64>,
     staleness: u64,
     /// A contribution that is not merged.
     next: Option<(Gradient, RequestId)>,
@@ -28,11 +31,13 @@ pub(crate) struct Clock {
 
 impl Clock {
     pub(crate) fn new(workers: usize, staleness: u64) -> Self {
-        Self { counts: vec![0; workers], staleness, next: None, sum: Sum::default(), waiters: Vec::new() }
+        let zeros = || vec![0; workers];
+        Self { counts: zeros(), heard: zeros(), staleness, next: None, sum: Sum::default(), waiters: Vec::new() }
     }
 
     pub(crate) fn contribute(&mut self, worker: usize, gradient: Gradient, request: RequestId) {
         self.counts[worker] += 1;
+        self.heard[worker] += 1;
         self.next = Some((gradient, request));
     }
 
@@ -81,13 +86,20 @@ impl Clock {
         outcome.map(drop)
     }
 
+    /// What a request that waits lacks.
+    pub(crate) fn lack(&self, counted: &Counted, request: RequestId) -> Option<Lack> {
+        let count = self.waiters.iter().find(|waiter| waiter.request == request)?.after;
+        let missing = (0..self.counts.len()).filter(|worker| counted[*worker] && self.counts[*worker] < count);
+        Some(Lack::Clock { count, missing: missing.collect() })
+    }
+
     pub(crate) fn is_busy(&self) -> bool {
         !self.waiters.is_empty()
     }
 
     /// How often a worker has pushed.
     pub(crate) fn heard(&self, worker: usize) -> u64 {
-        self.counts[worker]
+        self.heard[worker]
     }
 
     /// All workers begin anew at the same clock.
@@ -100,5 +112,39 @@ impl Clock {
         self.next = None;
         self.sum.clear();
         self.waiters.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::Key;
+    use crate::protocol::Storage;
+    use crate::slot::Meta;
+    use sheave_tensor::{ArenaConfig, Dtype, Shape, Tensor};
+
+    /// Servers compare what they have heard of a worker that is lost, and begin anew at different times.
+    #[test]
+    fn what_was_heard_of_a_worker_is_the_same_whenever_all_begin_anew() {
+        let arena = Arena::new(ArenaConfig { capacity_bytes: 1 << 20, ..ArenaConfig::default() });
+        let meta =
+            Meta { key: Key::from("w"), dtype: Dtype::F32, shape: Shape::new(&[4]).unwrap(), storage: Storage::Dense };
+        let value = || Tensor::from_slice(&[1.0f32; 4], [4]).unwrap();
+        let heard = |pushes: &[usize], anew_after: usize| {
+            let mut clock = Clock::new(2, 1);
+            let mut slot = Slot::new(meta.clone(), 0, &value(), &arena).unwrap();
+            for (at, worker) in pushes.iter().enumerate() {
+                if at == anew_after {
+                    clock.level();
+                }
+                clock.contribute(*worker, Gradient::Plain(value()), 1);
+                while clock.advance(&[true; 2], &mut slot, &Merge::Assign, &arena).is_some() {}
+            }
+            [clock.heard(0), clock.heard(1)]
+        };
+        let pushes = [0, 1, 1, 1, 0];
+        for anew_after in 0..=pushes.len() {
+            assert_eq!(heard(&pushes, anew_after), [2, 3], "anew after {anew_after}");
+        }
     }
 }

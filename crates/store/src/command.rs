@@ -1,11 +1,10 @@
 //! Commands: words of the user's own to the user's own code on the servers.
 //!
 //! They have a service of their own beside the store's, so that every number is the user's. Controllers may block, so
-//! they run on the node's executor, and one at a time, so that they need no locks.
+//! they run on a lane, and one at a time, so that they need no locks.
 
-use parking_lot::Mutex;
 use sheave_base::{Error, ErrorKind, NodeId, Result};
-use sheave_mesh::{Mesh, Request, Role};
+use sheave_mesh::{Callers, Lane, Mesh, Request, Role, Service};
 use sheave_wire::Value;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -19,28 +18,44 @@ const METHOD: &str = "command ";
 /// User code that a server runs for each command: its number, its text, and what is answered.
 pub type Controller = Arc<dyn Fn(i32, &[u8]) -> Result<Vec<u8>> + Send + Sync>;
 
+/// Takes commands of workers.
+struct Commands(Option<Controller>);
+
+impl Commands {
+    fn run(&self, method: &str, args: &Value) -> Result<Vec<u8>> {
+        let number = method.strip_prefix(METHOD).and_then(|number| number.parse::<i32>().ok());
+        let (Some(number), Value::Bytes(body)) = (number, args) else {
+            return Err(Error::new(ErrorKind::Protocol, "a command without a number or a text"));
+        };
+        let Some(controller) = &self.0 else {
+            return Err(Error::new(ErrorKind::NotFound, format!("nobody takes command {number} here"))
+                .hint("give every server a controller: ServerConfig::controller"));
+        };
+        std::panic::catch_unwind(AssertUnwindSafe(|| controller(number, body))).unwrap_or_else(|_| {
+            Err(Error::new(ErrorKind::Remote, format!("the controller panicked on command {number}"))
+                .hint("look at the output of the server"))
+        })
+    }
+}
+
+impl Service for Commands {
+    fn handle(&self, request: Request) {
+        let outcome = self.run(&request.method, &request.args);
+        request.reply.send(outcome.map(|answer| (Value::Bytes(answer), Default::default())));
+    }
+
+    fn lane(&self) -> Lane {
+        Lane::Serial
+    }
+
+    fn callers(&self, _: &str) -> Callers {
+        Callers::Workers
+    }
+}
+
 /// Serves the commands of a node.
 pub(crate) fn serve(mesh: &Mesh, controller: Option<Controller>) -> Result<()> {
-    let turn = Mutex::new(());
-    mesh.serve(SERVICE, move |request: Request| {
-        let Request { method, args, reply, .. } = request;
-        let outcome = (|| {
-            let number = method.strip_prefix(METHOD).and_then(|number| number.parse::<i32>().ok());
-            let (Some(number), Value::Bytes(body)) = (number, &args) else {
-                return Err(Error::new(ErrorKind::Protocol, "a command without a number or a text"));
-            };
-            let Some(controller) = &controller else {
-                return Err(Error::new(ErrorKind::NotFound, format!("nobody takes command {number} here"))
-                    .hint("give every server a controller: ServerConfig::controller"));
-            };
-            let _turn = turn.lock();
-            std::panic::catch_unwind(AssertUnwindSafe(|| controller(number, body))).unwrap_or_else(|_| {
-                Err(Error::new(ErrorKind::Remote, format!("the controller panicked on command {number}"))
-                    .hint("look at the output of the server"))
-            })
-        })();
-        reply.send(outcome.map(|answer| (Value::Bytes(answer), Default::default())));
-    })
+    mesh.serve(SERVICE, Commands(controller))
 }
 
 /// Sends a command to all servers and waits for their answers, which come in the order of their ranks.

@@ -3,9 +3,10 @@
 use crate::client::Losses;
 use parking_lot::Mutex;
 use sheave_base::work::Completer;
+use sheave_base::work::awaited::{Account, Awaited, Describe, Which, joined, listed};
 use sheave_base::{Error, Result, Work};
 use sheave_mesh::Answer;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 struct Gather<F> {
     losses: Arc<Losses>,
@@ -32,6 +33,10 @@ where
     // One more than there are calls, so that none of them ends it before all are in.
     let state = State { left: calls.len() + 1, error: None, calls: calls.clone(), end: Some((completer, finish)) };
     let gather = Arc::new(Gather { losses: Arc::clone(losses), state: Mutex::new(state) });
+    let knows: Weak<Gather<F>> = Arc::downgrade(&gather);
+    if let Some((completer, _)) = &gather.state.lock().end {
+        completer.awaits(Awaited::new(knows, [0; 2]));
+    }
     for call in calls {
         let gather = Arc::clone(&gather);
         call.on_complete(move |outcome| {
@@ -40,6 +45,27 @@ where
         });
     }
     gather.one_ended(None);
+}
+
+/// The calls that are not answered.
+impl<F: Send> Describe for Gather<F> {
+    fn describe(&self, _: Which) -> Option<Account> {
+        let calls = self.unanswered();
+        let whom = calls.iter().filter_map(|awaited| awaited.describe()?.whom);
+        Some(Account { what: None, whom: Some(listed(whom)).filter(|whom| !whom.is_empty()) })
+    }
+
+    fn ask(&self, _: Which) -> Option<Work<String>> {
+        let calls = self.unanswered();
+        let asked = calls.iter().filter_map(|awaited| Some((awaited.describe()?.whom?, awaited.ask())));
+        Some(joined(asked.collect()))
+    }
+}
+
+impl<F> Gather<F> {
+    fn unanswered(&self) -> Vec<Awaited> {
+        self.state.lock().calls.iter().filter_map(Work::awaited).collect()
+    }
 }
 
 impl<F: FnOnce() -> Result<()>> Gather<F> {

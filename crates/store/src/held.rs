@@ -18,6 +18,16 @@ pub(crate) struct Held {
     pace: Pace,
 }
 
+/// What a request lacks at one slot.
+pub(crate) enum Lack {
+    /// The round of this number, counted from 1, needs contributions of these workers.
+    Round { number: u64, missing: Vec<usize> },
+    /// All have contributed to the round, and the norms of the whole tensor are not there.
+    Norms { number: u64 },
+    /// These workers have not pushed so often.
+    Clock { count: u64, missing: Vec<usize> },
+}
+
 enum Pace {
     Round(Round),
     Clock(Clock),
@@ -83,6 +93,14 @@ impl Held {
                     .hint("use dist_sync, or a Config whose cut_elements and slice_elements cut no tensor"))
             }
             _ => Ok(()),
+        }
+    }
+
+    /// What a request that waits lacks here, if it does.
+    pub(crate) fn lack(&self, counted: &Counted, request: RequestId) -> Option<Lack> {
+        match &self.pace {
+            Pace::Round(round) => round.lack(counted, request),
+            Pace::Clock(clock) => clock.lack(counted, request),
         }
     }
 

@@ -12,6 +12,7 @@
 //! then go on without it. That depends on what each worker pushes and in which order, and on nothing else; so all
 //! servers make the same rounds, whenever they hear of it.
 
+use crate::held::Lack;
 use crate::slot::{Merge, Slot, guarded};
 use crate::sum::{Gradient, Sum};
 use crate::waiter::{Advance, Completed, RequestId, Waiter, take_due};
@@ -163,6 +164,31 @@ impl Round {
         self.completed += 1;
         let served = take_due(&mut self.waiters, self.completed);
         Completed { outcome, merged: std::mem::take(&mut self.requests), served }
+    }
+
+    /// What a request that waits lacks.
+    pub(crate) fn lack(&self, counted: &Counted, request: RequestId) -> Option<Lack> {
+        // Counted from the round under way.
+        let round = self.round_of(request)?;
+        let number = self.completed + 1 + round as u64;
+        if self.is_halfway && round == 0 {
+            return Some(Lack::Norms { number });
+        }
+        let missing = (0..self.queues.len()).filter(|worker| counted[*worker] && self.owes(*worker) <= round);
+        Some(Lack::Round { number, missing: missing.collect() })
+    }
+
+    /// The round that a request waits for, 0 for the one under way.
+    fn round_of(&self, request: RequestId) -> Option<usize> {
+        if self.requests.contains(&request) {
+            return Some(0);
+        }
+        let queued = self.queues.iter().zip(&self.is_in).find_map(|(queue, is_in)| {
+            let at = queue.iter().position(|contribution| contribution.request == request)?;
+            Some(at + usize::from(*is_in))
+        });
+        let waits = || self.waiters.iter().find(|waiter| waiter.request == request);
+        queued.or_else(|| Some((waits()?.after - self.completed - 1) as usize))
     }
 
     /// Whether anybody has contributed to a round that has not ended, or waits for one.

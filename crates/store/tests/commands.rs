@@ -7,8 +7,9 @@ use parking_lot::Mutex;
 use sheave_base::config::Transport;
 use sheave_base::{Error, ErrorKind};
 use sheave_mesh::Role;
-use sheave_store::{Environment, Kind, KvStore, ServerConfig, Updater, num_dead_node, run_server};
+use sheave_store::{Environment, Kind, KvStore, Server, ServerConfig, Updater, num_dead_node, run_server};
 use sheave_tensor::Tensor;
+use sheave_wire::Value;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
@@ -67,6 +68,37 @@ fn commands_run_one_at_a_time() {
         }
         store.barrier().expect("all are through");
     });
+}
+
+/// The scheduler is a member, and neither trains nor holds keys.
+#[test]
+fn f28_what_is_for_workers_or_servers_is_refused_to_others() {
+    let heard = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&heard);
+    let controller = move |_: i32, _: &[u8]| {
+        count.fetch_add(1, SeqCst);
+        Ok(Vec::new())
+    };
+    let config = ServerConfig::default().controller(controller);
+    together(roles(1, 1), Transport::Shm, move |mesh| {
+        let role = mesh.me().introduction.role;
+        let server = (role == Role::Server).then(|| Server::start(&mesh, config.clone()).expect("it is the first"));
+        mesh.world().barrier().expect("all are there");
+        let to = mesh.of_role(Role::Server).next().expect("there is one").node;
+        let refused: &[(&str, &str)] = match role {
+            Role::Worker => &[("store", "settle"), ("store", "norms")],
+            _ => &[("store", "open"), ("store", "update"), ("store", "set_updater"), ("store.command", "command 7")],
+        };
+        for (service, method) in refused {
+            let called = mesh.call(to, service, method, Value::None).and_then(|work| work.wait_timeout(PATIENCE));
+            let error = called.expect_err("refused");
+            assert_eq!(error.kind(), ErrorKind::NotPermitted, "{method}: {error}");
+        }
+        mesh.world().barrier().expect("all have asked");
+        drop(server);
+        mesh.finish().expect("all are well");
+    });
+    assert_eq!(heard.load(SeqCst), 0, "a command was heard");
 }
 
 #[test]

@@ -12,10 +12,15 @@
 //! | 24 | 8 | context |
 //! | 32 | 8 | correlation |
 //! | 40 | 4 | control bytes |
-//! | 44 | 4 | epoch |
+//! | 44 | 4 | aux |
 //! | 48 | 8 | payload bytes |
-//! | 56 | 4 | reserved, zero |
+//! | 56 | 1 | endpoint |
+//! | 57 | 3 | reserved, zero |
 //! | 60 | 4 | CRC-32 of the 60 bytes before it, or zero where the medium needs none |
+//!
+//! Messages of users are of one kind, [`Kind::Data`]. The *endpoint* says who takes one: 0 stands for the receives of
+//! the node, which are matched by source, context and tag; any other number for whoever is registered under it there.
+//! What tag, context, correlation and aux mean is decided by the endpoint's owner; `docs/design` lists the owners.
 //!
 //! **Correctness.** A header is decoded from an array that the caller owns, never in place: in shared memory the other
 //! side could change a field between its check and its use. The check sum guards against accidents (a cut, a mixed-up
@@ -34,7 +39,7 @@ pub const HEADER_BYTES: usize = 64;
 pub const MAGIC: u16 = u16::from_le_bytes(*b"sv");
 
 /// The version of everything in this crate that is written on a link.
-pub const PROTOCOL_VERSION: u8 = 1;
+pub const PROTOCOL_VERSION: u8 = 2;
 
 /// Bytes of a header that its check sum covers.
 const SUMMED_BYTES: usize = HEADER_BYTES - size_of::<u32>();
@@ -71,14 +76,10 @@ macro_rules! coded {
 pub(crate) use coded;
 
 coded! {
-    /// What a message is. Codes are append-only.
+    /// What a message is. Codes are append-only; 2, 3, 10 and 11 belonged to version 1.
     Kind {
-        /// A tagged message from one node to another.
+        /// A message from a user of one node to one of another; the header's endpoint says whom it is for.
         Data = 1,
-        /// A call of a service.
-        Request = 2,
-        /// The answer to a call; its correlation is the request's.
-        Response = 3,
         /// A sign of life, with nothing in it.
         Beat = 4,
         /// Blocks that were lent are given back.
@@ -91,10 +92,6 @@ coded! {
         Chunk = 8,
         /// Payload of parts that were announced with placement `Stream`.
         Stream = 9,
-        /// A word from one mesh engine to another.
-        Control = 10,
-        /// A word of an exchange: a batch of tensors, an answer to one, or what belongs to them.
-        Exchange = 11,
     }
 }
 
@@ -102,7 +99,7 @@ impl Kind {
     /// Whether it is a message of a node's user, which every link carries; the rest is the link's own.
     #[must_use]
     pub fn is_message(self) -> bool {
-        matches!(self, Self::Data | Self::Request | Self::Response | Self::Control | Self::Exchange)
+        self == Self::Data
     }
 }
 
@@ -136,9 +133,10 @@ struct Raw {
     context: U64,
     correlation: U64,
     control_bytes: U32,
-    epoch: U32,
+    aux: U32,
     payload_bytes: U64,
-    reserved: U32,
+    endpoint: u8,
+    reserved: [u8; 3],
     crc: U32,
 }
 
@@ -166,14 +164,16 @@ pub struct Header {
     pub tag: u64,
     /// The group or service that the message is for.
     pub context: u64,
-    /// What a response and its request have in common.
+    /// What an answer and its request have in common.
     pub correlation: u64,
     /// Length of the control area: the part table and what follows it.
     pub control_bytes: u32,
-    /// The sender's membership epoch.
-    pub epoch: u32,
+    /// What the owner of the endpoint makes of it.
+    pub aux: u32,
     /// Bytes of tensor parts that travel behind the control area on the link itself.
     pub payload_bytes: u64,
+    /// Whom a message of a user is for; 0 for a matched receive, and in what is the link's own.
+    pub endpoint: u8,
 }
 
 impl Header {
@@ -189,8 +189,9 @@ impl Header {
             context: 0,
             correlation: 0,
             control_bytes: 0,
-            epoch: 0,
+            aux: 0,
             payload_bytes: 0,
+            endpoint: 0,
         }
     }
 
@@ -218,9 +219,10 @@ impl Header {
             context: U64::new(self.context),
             correlation: U64::new(self.correlation),
             control_bytes: U32::new(self.control_bytes),
-            epoch: U32::new(self.epoch),
+            aux: U32::new(self.aux),
             payload_bytes: U64::new(self.payload_bytes),
-            reserved: U32::ZERO,
+            endpoint: self.endpoint,
+            reserved: [0; 3],
             crc: U32::ZERO,
         })
     }
@@ -256,7 +258,7 @@ impl Header {
         let Some(kind) = Kind::from_code(raw.kind) else {
             return Err(protocol(format!("unknown kind {} of message", raw.kind)));
         };
-        if raw.reserved != 0 {
+        if raw.reserved != [0; 3] {
             return Err(protocol("a reserved field of the header is not zero"));
         }
         let header = Self {
@@ -268,14 +270,16 @@ impl Header {
             context: raw.context.get(),
             correlation: raw.correlation.get(),
             control_bytes: raw.control_bytes.get(),
-            epoch: raw.epoch.get(),
+            aux: raw.aux.get(),
             payload_bytes: raw.payload_bytes.get(),
+            endpoint: raw.endpoint,
         };
         header.check_limits()?;
         Ok(header)
     }
 
-    /// Holds the lengths against their limits; what [`Header::decode`] does for the receiver, a sender does with this.
+    /// Holds the lengths and the endpoint against their limits; what [`Header::decode`] does for the receiver, a sender
+    /// does with this.
     ///
     /// # Errors
     ///
@@ -283,6 +287,9 @@ impl Header {
     #[inline]
     pub fn check_limits(&self) -> Result<()> {
         check("control bytes", self.control_bytes.into(), limits::CONTROL_BYTES_MAX as u64)?;
+        if usize::from(self.endpoint) >= limits::ENDPOINTS_MAX {
+            return Err(no_endpoint(self.endpoint));
+        }
         check("tensor parts", self.part_count.into(), limits::PARTS_MAX as u64)?;
         // A chunk or a stream carries payload of a part that was announced before it.
         let parts_carried = u64::from(self.part_count).max(1);
@@ -298,6 +305,12 @@ fn check(what: &str, value: u64, limit: u64) -> Result<()> {
 #[cold]
 fn over_limit(what: &str, value: u64, limit: u64) -> Error {
     Error::new(ErrorKind::LimitExceeded, format!("a message of {value} {what}; the limit is {limit}"))
+}
+
+#[cold]
+fn no_endpoint(number: u8) -> Error {
+    let what = format!("a message for endpoint {number}; the limit is {}", limits::ENDPOINTS_MAX - 1);
+    Error::new(ErrorKind::LimitExceeded, what)
 }
 
 #[cold]
@@ -317,7 +330,7 @@ mod tests {
 
     fn full() -> Header {
         Header {
-            kind: Kind::Request,
+            kind: Kind::Data,
             flags: 0x0102,
             part_count: 3,
             sequence: 4,
@@ -325,8 +338,9 @@ mod tests {
             context: 6,
             correlation: 7,
             control_bytes: 8,
-            epoch: 9,
+            aux: 9,
             payload_bytes: 10,
+            endpoint: 11,
         }
     }
 
@@ -353,7 +367,7 @@ mod tests {
         bytes[2] = 9;
         let error = Header::decode(&bytes).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Protocol);
-        assert!(error.what().contains("version 9") && error.what().contains("version 1"), "{error}");
+        assert!(error.what().contains("version 9") && error.what().contains("version 2"), "{error}");
     }
 
     #[test]
@@ -366,7 +380,14 @@ mod tests {
         assert_eq!(with(0, b"xx"), Err(ErrorKind::Protocol));
         assert_eq!(with(3, &[0]), Err(ErrorKind::Protocol));
         assert_eq!(with(3, &[255]), Err(ErrorKind::Protocol));
-        assert_eq!(with(56, &[0, 0, 0, 1]), Err(ErrorKind::Protocol));
+        for reserved in 57..60 {
+            assert_eq!(with(reserved, &[1]), Err(ErrorKind::Protocol), "byte {reserved}");
+        }
+        for of_version_1 in [2, 3, 10, 11] {
+            assert_eq!(with(3, &[of_version_1]), Err(ErrorKind::Protocol), "kind {of_version_1}");
+        }
+        assert!(with(56, &[limits::ENDPOINTS_MAX as u8 - 1]).is_ok());
+        assert_eq!(with(56, &[limits::ENDPOINTS_MAX as u8]), Err(ErrorKind::LimitExceeded));
         assert_eq!(with(6, &(limits::PARTS_MAX as u16 + 1).to_le_bytes()), Err(ErrorKind::LimitExceeded));
         assert_eq!(with(40, &(limits::CONTROL_BYTES_MAX as u32 + 1).to_le_bytes()), Err(ErrorKind::LimitExceeded));
         assert_eq!(with(48, &(3 * limits::PART_BYTES_MAX + 1).to_le_bytes()), Err(ErrorKind::LimitExceeded));

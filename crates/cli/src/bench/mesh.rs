@@ -9,7 +9,7 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use sheave_base::config::Endpoint;
 use sheave_base::{Error, ErrorKind, Result};
-use sheave_mesh::{Call, Config, Expected, Mesh, Request, Role, Service};
+use sheave_mesh::{Call, Config, Expected, Lane, Mesh, Request, Role, Service};
 use std::io::Write;
 use std::time::{Duration, Instant};
 
@@ -148,8 +148,8 @@ impl Service for Empty {
         request.reply.value(());
     }
 
-    fn is_inline(&self) -> bool {
-        self.is_inline
+    fn lane(&self) -> Lane {
+        if self.is_inline { Lane::Inline } else { Lane::default() }
     }
 }
 

@@ -12,8 +12,9 @@ use crate::Failure;
 pub(crate) use cause::{Cause, await_cause};
 pub(crate) use plan::Plan;
 pub use plan::variables_of_jobs;
-use sheave_base::limits::{DRAIN_TIMEOUT, WAIT_NOTICE};
+use sheave_base::limits::{DRAIN_TIMEOUT, WAIT_NOTICES};
 use sheave_base::{Error, ErrorKind};
+use sheave_net::Notices;
 use sheave_process::{Child, Colour, Job, Outcome, Output, Report, Status, signal_name};
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
@@ -133,15 +134,20 @@ fn await_outcome(job: &Job, plan: &Plan<'_>) -> Result<Option<Outcome>, Failure>
 fn drain(job: &Job, children: &[Child], timeout: Duration) -> Result<Option<Outcome>, Failure> {
     let begun = Instant::now();
     let until = begun + timeout;
-    let outcome = job.wait_all_ended(Some(until.min(begun + WAIT_NOTICE)))?;
-    if outcome.is_some() || timeout <= WAIT_NOTICE {
-        return Ok(outcome);
+    let mut notices = Notices::new(&WAIT_NOTICES, begun);
+    loop {
+        let next = notices.next_at().map_or(until, |next| until.min(next));
+        let outcome = job.wait_all_ended(Some(next))?;
+        if outcome.is_some() || next >= until {
+            return Ok(outcome);
+        }
+        if notices.due(Instant::now()).is_some() {
+            let who = names(living(children));
+            let limit = until.saturating_duration_since(Instant::now()).as_secs();
+            let hint = "--drain-timeout-ms sets the limit";
+            note(&format!("all workers have ended; waiting for {who} to end, for {limit} s at most; hint: {hint}"));
+        }
     }
-    let who = names(living(children));
-    let limit = until.saturating_duration_since(Instant::now()).as_secs();
-    let hint = "--drain-timeout-ms sets the limit";
-    note(&format!("all workers have ended; waiting for {who} to end, for {limit} s at most; hint: {hint}"));
-    Ok(job.wait_all_ended(Some(until))?)
 }
 
 /// Ends the job, and says whom it had to kill because it did not end when it was asked to.

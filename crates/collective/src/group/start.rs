@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 impl State {
     /// Begins a collective.
     pub(crate) fn start(self: &Arc<Self>, header: Header, job: Job, limit: Option<Duration>) -> Work<()> {
-        let terms = Terms { operation: header.name(), limit, is_collective: true };
+        let terms = Terms { operation: header.name(), limit, is_collective: true, message: None };
         let reserved = match self.reserve(&terms, 1) {
             Ok(reserved) => reserved,
             Err(error) => return Work::ready(terms.operation, Err(error)),
@@ -62,7 +62,7 @@ impl State {
     where
         F: Future<Output = Result<()>> + Send + 'static,
     {
-        let terms = Terms { operation: header.name(), limit, is_collective: true };
+        let terms = Terms { operation: header.name(), limit, is_collective: true, message: None };
         let reserved = match self.reserve(&terms, 1 + parts as u64) {
             Ok(reserved) => reserved,
             Err(error) => return Work::ready(terms.operation, Err(error)),
@@ -147,7 +147,7 @@ impl State {
         if let Some(setup) = &*setup {
             return setup.clone();
         }
-        let terms = Terms { operation: SET_UP, limit: None, is_collective: false };
+        let terms = Terms { operation: SET_UP, limit: None, is_collective: false, message: None };
         let state = Arc::clone(self);
         let work = self.begin(terms, drop, move |_, _| {
             Box::pin(async move {
@@ -199,8 +199,8 @@ pub(crate) async fn go_on(state: Arc<State>, mut run: Run, awaited: Arc<Awaited>
         }
         if polled.is_pending() {
             run.awaited().into_iter().for_each(|rank| awaited.set(rank));
-            if watch.is_none() {
-                watch = Some(state.hub.watch(context.waker(), run.board()));
+            if let (None, Some(waker)) = (&watch, awaited.waker()) {
+                watch = Some(state.hub.watch(waker, run.board()));
                 // What changed before that was not armed for.
                 context.waker().wake_by_ref();
             }

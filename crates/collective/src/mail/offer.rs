@@ -1,7 +1,7 @@
 //! Announcements as they travel.
 //!
 //! A short message that is not empty is its own announcement: its tensor, with tag and sender in the envelope, where
-//! data messages have no other use for correlation and epoch. Without a control part a link takes it in its shortest
+//! data messages have no other use for correlation and aux. Without a control part a link takes it in its shortest
 //! form. Any other announcement is a control part of [`OFFER_BYTES`]; an empty message is no more than that. So is the
 //! news that a longer one, which was announced before, does not come.
 
@@ -35,7 +35,7 @@ pub(super) fn whole(context: u64, rank: u32, tag: u64, tensor: &Tensor) -> Outgo
     if tensor.len_bytes() == 0 {
         return announcement(context, rank, tag, tensor, 0);
     }
-    let envelope = Envelope { correlation: tag, epoch: rank, ..Envelope::data(context, Tag(0)) };
+    let envelope = Envelope { correlation: tag, aux: rank, ..Envelope::data(context, Tag(0)) };
     Outgoing::tensor(envelope, tensor.clone(), Mode::Copy)
 }
 
@@ -70,8 +70,8 @@ pub(super) fn decode(message: Message, size: u32) -> Result<Box<Offer>> {
     let offer = match &message.parts[..] {
         [part] if message.control.is_empty() => {
             let (dtype, count) = (part.dtype(), part.elements() as u64);
-            let Envelope { correlation, epoch, .. } = message.envelope;
-            Offer { rank: epoch, tag: correlation, dtype, count, serial: 0, is_withdrawn: false, message }
+            let Envelope { correlation, aux, .. } = message.envelope;
+            Offer { rank: aux, tag: correlation, dtype, count, serial: 0, is_withdrawn: false, message }
         }
         _ => {
             let bytes: &[u8; OFFER_BYTES] = message.control.as_slice().try_into().map_err(|_| strange())?;

@@ -1,10 +1,10 @@
 //! The desks of the ranks of one host, and the memory that they show each other.
 
+use super::deferred::DeferredRelease;
 use super::desk::{
     BRIEF_BYTES, Counter, Desk, Entry, Overtaken, PAYLOAD_BYTES, PAYLOADS_AT_BYTES, SLOTS, WORDS, Words,
 };
 use super::desk::{DESK_BYTES, words_changed};
-use super::graves::Graves;
 use crate::memory::Region;
 use parking_lot::Mutex;
 use sheave_base::sync::AtomicU64 as SharedWord;
@@ -174,7 +174,7 @@ pub(crate) struct Board {
     under_way: AtomicU32,
     broken: AtomicBool,
     shown: Mutex<SmallVec<[SegmentId; 8]>>,
-    pub(crate) graves: Arc<Graves>,
+    pub(crate) deferred: Arc<DeferredRelease>,
     pub(crate) arena: Arena,
     /// For how long it pays to spin for the others.
     patience_ns: AtomicU64,
@@ -182,7 +182,7 @@ pub(crate) struct Board {
 
 impl Board {
     /// The board of these seats, in the order of their ranks.
-    pub(crate) fn new(index: usize, seats: Vec<Seat>, arena: Arena, graves: Arc<Graves>) -> Self {
+    pub(crate) fn new(index: usize, seats: Vec<Seat>, arena: Arena, deferred: Arc<DeferredRelease>) -> Self {
         let shares_process = seats.iter().flat_map(|seat| &seat.neighbour).all(Neighbour::shares_process);
         Self {
             index,
@@ -192,7 +192,7 @@ impl Board {
             under_way: AtomicU32::new(0),
             broken: AtomicBool::new(false),
             shown: Mutex::default(),
-            graves,
+            deferred,
             arena,
             patience_ns: AtomicU64::new(u64::MAX),
         }

@@ -25,9 +25,9 @@
 
 pub(crate) mod block;
 pub(crate) mod board;
+pub(crate) mod deferred;
 pub(crate) mod desk;
 mod flat;
-pub(crate) mod graves;
 mod movement;
 mod reduction;
 pub(crate) mod run;

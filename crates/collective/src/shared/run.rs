@@ -16,8 +16,8 @@
 //! fails the operation on all that have not yet heard it; those that have heard all are through.
 //!
 //! **Memory** of this rank may be read and written by others from its entry to the end. If the operation fails, its
-//! leases go to the [`Graves`] and are kept until every other rank has said that it touches nothing of this group any
-//! more, or its process has ended; so a buffer is in use for as long as anybody may write there.
+//! leases go to the [`super::deferred`] table and are kept until every other rank has said that it touches nothing of
+//! this group any more, or its process has ended; so a buffer is in use for as long as anybody may write there.
 
 use super::board::{Board, Exposure, brief};
 use super::desk::{BRIEF_BYTES, Entry, PAYLOAD_BYTES};
@@ -66,7 +66,7 @@ pub(crate) struct Run {
     board: Arc<Board>,
     pub(crate) sequence: u64,
     pub(crate) header: Header,
-    /// Taken by the graves when it fails.
+    /// Released later when it fails.
     job: Option<Job>,
     window: Option<Region>,
     algorithm: Algorithm,
@@ -371,7 +371,7 @@ impl Drop for Run {
         if self.algorithm == Algorithm::Direct {
             let job = self.job.take();
             let regions = job.into_iter().flat_map(|job| [job.input, job.output]).flatten().chain(self.window.take());
-            self.board.graves.bury(&self.board, regions.collect());
+            self.board.deferred.defer(&self.board, regions.collect());
         }
         self.board().leave();
     }

@@ -56,8 +56,8 @@ pub(crate) async fn board(state: &Arc<State>) -> Result<Option<Arc<Board>>> {
     for rank in (0..state.size()).filter(|rank| *rank != own) {
         all_have &= answer(state, rank).await?;
     }
-    let (arena, graves) = (state.hub.node.arena().clone(), Arc::clone(&state.hub.graves));
-    Ok(seats.filter(|_| all_have).map(|seats| Arc::new(Board::new(own as usize, seats, arena, graves))))
+    let (arena, deferred) = (state.hub.node.arena().clone(), Arc::clone(&state.hub.deferred));
+    Ok(seats.filter(|_| all_have).map(|seats| Arc::new(Board::new(own as usize, seats, arena, deferred))))
 }
 
 /// Whether all members say that they run on one host, and listen for links over shared memory.

@@ -109,3 +109,33 @@ fn f05_the_place_of_a_dead_worker_is_taken_back() {
         let _ = mesh.leave();
     });
 }
+
+/// Whoever has called for an answer has not called for the send of which it is made.
+#[test]
+fn an_answer_that_cannot_be_sent_fails_by_its_own_name() {
+    together(roles(1, 1), Transport::Shm, |mesh| {
+        let memory = || Tensor::private(Dtype::F32, [1]).unwrap();
+        match mesh.me().introduction.role {
+            Role::Server => {
+                let server = Server::open(&mesh, Config::default()).unwrap();
+                let handler = server.get_batch(Some(soon()), None).unwrap().requests.remove(0).handler;
+                let answer = memory();
+                let lease = answer.write_lease("test").unwrap();
+                let error = server.respond(handler, [&answer]).unwrap_err();
+                assert_eq!((error.kind(), error.operation_name()), (ErrorKind::BufferInUse, Some(RESPOND)), "{error}");
+                drop(lease);
+                server.respond(handler, [&answer]).expect("nothing was sent before");
+                server.close();
+            }
+            Role::Worker => {
+                let worker = Worker::open(&mesh, Config::default()).unwrap();
+                let (one, place) = (memory(), memory());
+                let request = worker.push_pull([Push::new(0, &one)], [Pull::into(0, &place)]).unwrap();
+                worker.wait(request, Some(soon()), None).unwrap();
+                worker.close();
+            }
+            _ => drop(mesh.until_gone(|_| true)),
+        }
+        mesh.leave().unwrap();
+    });
+}

@@ -4,170 +4,371 @@
 //! request that it finds there is often run by it at once, without a hand-over. Once it runs a handler the others go on
 //! polling.
 //!
-//! **Permits.** At most [`limits::EXECUTOR_PERMITS`] handlers run at the same time. One that waits, for another call
-//! say, gives its permit back for as long as it waits, and another thread may start; so nodes that call each other in
-//! circles do not starve, up to [`limits::EXECUTOR_THREADS_MAX`] threads. Beyond that requests stay in the queue, which
-//! is bounded where they are let in.
+//! **Lanes.** Threads are the node's, but each service has a lane of its own with so many *permits*: handlers that run
+//! at the same time. One that waits, for another call say, gives its permit back for as long as it waits, and another
+//! thread may start; so nodes that call each other in circles do not starve. A lane has at most
+//! [`limits::LANE_THREADS_MAX`] threads, and the node [`limits::EXECUTOR_THREADS_MAX`], beyond which a lane still gets
+//! as many as it has permits: so however many handlers of one service wait, each other one gets its share.
+//!
+//! **At the bound.** Where every thread of a lane waits and it may have no more, those that wait may wait for just what
+//! is queued. If none of them goes on for [`limits::LANE_STUCK`], what is queued is refused, so that such a circle ends
+//! with an error and not with a hang. The mesh's own thread looks at it.
+//!
+//! **Mailboxes.** A job of a mailbox is queued only when the one before it has ended; so one mailbox is at most one of
+//! the queue, and its order is kept whichever thread runs it.
 
+use super::lane::Lane;
+use crate::driver::Shared;
 use parking_lot::Mutex;
 use sheave_base::work::{Completer, IDLE, blocking};
-use sheave_base::{contain, limits};
+use sheave_base::{Error, ErrorKind, contain, limits};
 use sheave_net::Node;
-use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread::ThreadId;
+use std::time::Instant;
 
-pub(crate) type Job = Box<dyn FnOnce() + Send>;
+/// A handler and its request.
+pub(crate) struct Job {
+    /// What runs it, or answers it with this error.
+    pub(crate) act: Box<dyn FnOnce(Option<Error>) + Send>,
+    /// The mailbox that it is one of, in a lane of mailboxes.
+    pub(crate) mailbox: Option<u64>,
+}
 
-#[derive(Default)]
 pub(crate) struct Executor {
     pool: Arc<Pool>,
 }
 
-#[derive(Default)]
 struct Pool {
     state: Mutex<State>,
+    /// Whose time thread looks at lanes that are stuck.
+    shared: Weak<Shared>,
 }
 
 #[derive(Default)]
 struct State {
-    queue: VecDeque<Job>,
+    /// The lanes of services that have something to run or that runs.
+    lanes: HashMap<u64, LaneState>,
+    /// Lanes that may have something to start, each at most once; whoever was served goes to the end.
+    turns: VecDeque<u64>,
     /// Threads that wait for a job; the last one to come is the first to go.
-    idle: Vec<(ThreadId, Completer<Job>)>,
+    idle: Vec<(ThreadId, Completer<Started>)>,
     threads: usize,
+    stopped: bool,
+}
+
+struct LaneState {
+    queue: VecDeque<Job>,
+    /// What waits behind a job of the same mailbox that is queued or runs.
+    mailboxes: HashMap<u64, VecDeque<Job>>,
+    permits: usize,
     /// Handlers that run and do not wait.
     running: usize,
-    stopped: bool,
+    /// Handlers that run or wait.
+    begun: usize,
+    /// It stands in `turns`.
+    has_turn: bool,
+    /// All its threads have waited since then, and it may have no more.
+    stuck_since: Option<Instant>,
+}
+
+/// A job that has a permit of this lane.
+struct Started {
+    lane: u64,
+    job: Job,
 }
 
 /// What a job needs to be started, found under the lock and done without it.
 enum Start {
-    Wake(Completer<Job>, Job),
-    Spawn,
+    Wake(Completer<Started>, Started),
+    Spawn(Started),
+    /// A lane is stuck, and will be looked at.
+    Look,
     Nothing,
 }
 
 impl Executor {
-    /// Runs the job as soon as there is a permit. Does not block.
-    pub(crate) fn submit(&self, node: &Node, job: Job) {
+    pub(crate) fn new(shared: Weak<Shared>) -> Self {
+        Self { pool: Arc::new(Pool { state: Mutex::default(), shared }) }
+    }
+
+    /// Refuses what waits for threads that have all waited for too long. Returns when to look again, if ever.
+    pub(crate) fn look_at_stuck(&self, now: Instant) -> Option<Instant> {
+        let mut refused = Vec::new();
+        let mut next = None;
+        {
+            let mut state = self.pool.state.lock();
+            for lane in state.lanes.values_mut() {
+                let Some(due) = lane.stuck_since.map(|since| since + limits::LANE_STUCK) else { continue };
+                if due <= now {
+                    lane.stuck_since = None;
+                    refused.extend(lane.refuse_all());
+                } else {
+                    next = next.into_iter().chain([due]).min();
+                }
+            }
+        }
+        let what = "all threads that the service may have wait";
+        let hint = "its handlers wait for calls, perhaps in circles: let fewer of them wait at a time";
+        for job in refused {
+            (job.act)(Some(Error::new(ErrorKind::LimitExceeded, what).hint(hint)));
+        }
+        next
+    }
+
+    /// Runs the job of that service as soon as there is a permit. Does not block.
+    pub(crate) fn submit(&self, node: &Node, service: u64, lane: Lane, job: Job) {
         let mut state = self.pool.state.lock();
         if state.stopped {
             drop(state);
             // Which answers it.
             return drop(job);
         }
-        state.queue.push_back(job);
-        let start = state.next_start();
+        state.queue(service, lane.permits(), job);
         drop(state);
-        self.pool.start(start, node);
+        self.pool.start_all(node);
     }
 
     /// Ends idle threads; running handlers finish what they do. Jobs in the queue are dropped, which answers them.
     pub(crate) fn stop(&self) {
-        let (idle, queue) = {
+        let (idle, lanes) = {
             let mut state = self.pool.state.lock();
             state.stopped = true;
-            (std::mem::take(&mut state.idle), std::mem::take(&mut state.queue))
+            let lanes: Vec<_> = state.lanes.values_mut().map(LaneState::empty).collect();
+            (std::mem::take(&mut state.idle), lanes)
         };
-        drop(queue);
+        drop(lanes);
         // A dropped completer ends its work with an error, and its thread.
         drop(idle);
     }
 }
 
-impl State {
-    /// What to do so that the next job in the queue runs, if it may.
-    fn next_start(&mut self) -> Start {
-        if self.stopped || self.queue.is_empty() || self.running >= limits::EXECUTOR_PERMITS {
-            return Start::Nothing;
+impl LaneState {
+    fn new(permits: usize) -> Self {
+        let (queue, mailboxes) = (VecDeque::new(), HashMap::new());
+        Self { queue, mailboxes, permits, running: 0, begun: 0, has_turn: false, stuck_since: None }
+    }
+
+    /// Takes out everything that has not begun.
+    fn empty(&mut self) -> (VecDeque<Job>, Vec<VecDeque<Job>>) {
+        (std::mem::take(&mut self.queue), self.mailboxes.values_mut().map(std::mem::take).collect())
+    }
+
+    fn push(&mut self, job: Job) {
+        match job.mailbox.map(|mailbox| self.mailboxes.entry(mailbox)) {
+            Some(Entry::Occupied(mut waiting)) => return waiting.get_mut().push_back(job),
+            Some(Entry::Vacant(free)) => drop(free.insert(VecDeque::new())),
+            None => {}
         }
-        // The thread that found the request takes it, if it is one of ours.
-        let own = std::thread::current().id();
-        let at = self.idle.iter().position(|(thread, _)| *thread == own).or(self.idle.len().checked_sub(1));
-        if let Some(at) = at
-            && let Some(job) = self.queue.pop_front()
-        {
-            self.running += 1;
-            return Start::Wake(self.idle.remove(at).1, job);
+        self.queue.push_back(job);
+    }
+
+    /// A job of this mailbox has ended: the next one may begin.
+    fn free(&mut self, mailbox: u64) {
+        match self.mailboxes.get_mut(&mailbox).and_then(VecDeque::pop_front) {
+            Some(next) => self.queue.push_back(next),
+            None => drop(self.mailboxes.remove(&mailbox)),
         }
-        if self.threads >= limits::EXECUTOR_THREADS_MAX {
-            return Start::Nothing;
+    }
+
+    /// Takes out everything that has not begun, in order.
+    fn refuse_all(&mut self) -> Vec<Job> {
+        let mut refused = Vec::with_capacity(self.queue.len());
+        while let Some(job) = self.queue.pop_front() {
+            if let Some(mailbox) = job.mailbox {
+                self.free(mailbox);
+            }
+            refused.push(job);
         }
-        self.threads += 1;
-        Start::Spawn
+        refused
+    }
+
+    fn may_start(&self) -> bool {
+        !self.queue.is_empty() && self.running < self.permits
     }
 }
 
-impl Pool {
-    fn start(self: &Arc<Self>, start: Start, node: &Node) {
-        match start {
-            Start::Nothing => {}
-            Start::Wake(completer, job) => completer.complete(Ok(job)),
-            Start::Spawn => {
-                let (pool, own) = (Arc::clone(self), node.clone());
-                let spawned = sheave_base::thread::spawn("sheave-executor", move || pool.run(&own));
-                if let Err(error) = spawned {
-                    let stranded = {
-                        let mut state = self.state.lock();
-                        state.threads -= 1;
-                        // The job waits for one of the threads that there are, if there are any.
-                        if state.threads == 0 { std::mem::take(&mut state.queue) } else { VecDeque::new() }
-                    };
-                    if !stranded.is_empty() {
-                        node.notice(&format!("{} calls are not answered: {error}", stranded.len()));
-                    }
-                    // Which answers them.
-                    drop(stranded);
+impl State {
+    fn queue(&mut self, service: u64, permits: usize, job: Job) {
+        let lane = self.lanes.entry(service).or_insert_with(|| LaneState::new(permits));
+        // A service of the same name may have come after another.
+        lane.permits = permits;
+        lane.push(job);
+        self.give_turn(service);
+    }
+
+    fn give_turn(&mut self, service: u64) {
+        let Some(lane) = self.lanes.get_mut(&service) else { return };
+        if lane.may_start() && !lane.has_turn {
+            lane.has_turn = true;
+            self.turns.push_back(service);
+        }
+    }
+
+    /// What to do so that a job runs that may.
+    fn next_start(&mut self) -> Start {
+        while !self.stopped
+            && let Some(service) = self.turns.pop_front()
+        {
+            match self.start_of(service) {
+                // Whatever changes that gives it another turn.
+                Start::Nothing => {}
+                Start::Look => return Start::Look,
+                start => {
+                    self.give_turn(service);
+                    return start;
                 }
+            }
+        }
+        Start::Nothing
+    }
+
+    fn start_of(&mut self, service: u64) -> Start {
+        let Some(lane) = self.lanes.get_mut(&service) else { return Start::Nothing };
+        lane.has_turn = false;
+        if !lane.may_start() {
+            return Start::Nothing;
+        }
+        let has_share = lane.begun < lane.permits;
+        let may_spawn = has_share || (self.threads < limits::EXECUTOR_THREADS_MAX);
+        if lane.begun >= limits::LANE_THREADS_MAX.max(lane.permits) || (self.idle.is_empty() && !may_spawn) {
+            if lane.running > 0 {
+                // Whoever runs ends some time, or waits, and looks again.
+                return Start::Nothing;
+            }
+            let is_news = lane.stuck_since.is_none();
+            lane.stuck_since.get_or_insert_with(Instant::now);
+            return if is_news { Start::Look } else { Start::Nothing };
+        }
+        let Some(job) = lane.queue.pop_front() else { return Start::Nothing };
+        lane.running += 1;
+        lane.begun += 1;
+        let started = Started { lane: service, job };
+        // The thread that found the request takes it, if it is one of ours.
+        let own = std::thread::current().id();
+        let at = self.idle.iter().position(|(thread, _)| *thread == own).or(self.idle.len().checked_sub(1));
+        match at {
+            Some(at) => Start::Wake(self.idle.remove(at).1, started),
+            None => {
+                self.threads += 1;
+                Start::Spawn(started)
             }
         }
     }
 
-    fn run(self: &Arc<Self>, node: &Node) {
+    /// A job of this lane has ended, or could not begin.
+    fn end(&mut self, service: u64, mailbox: Option<u64>) {
+        let Some(lane) = self.lanes.get_mut(&service) else { return };
+        lane.running -= 1;
+        lane.begun -= 1;
+        lane.stuck_since = None;
+        if let Some(mailbox) = mailbox {
+            lane.free(mailbox);
+        }
+        if lane.begun == 0 && lane.queue.is_empty() && lane.mailboxes.is_empty() && !lane.has_turn {
+            self.lanes.remove(&service);
+        } else {
+            self.give_turn(service);
+        }
+    }
+}
+
+impl Pool {
+    /// Starts everything that may start.
+    fn start_all(self: &Arc<Self>, node: &Node) {
+        loop {
+            let start = self.state.lock().next_start();
+            match start {
+                Start::Nothing => return,
+                Start::Wake(completer, started) => completer.complete(Ok(started)),
+                Start::Spawn(started) => self.spawn(started, node),
+                Start::Look => self.watch(),
+            }
+        }
+    }
+
+    fn spawn(self: &Arc<Self>, started: Started, node: &Node) {
         let (pool, own) = (Arc::clone(self), node.clone());
-        let listener: Rc<dyn Fn(bool)> = Rc::new(move |blocks| pool.permit(blocks, &own));
-        while let Some(job) = self.next(node) {
-            blocking::tell(Some(Rc::clone(&listener)));
-            contain::told("a handler", job);
+        // It comes back where no thread can be had.
+        let place = Arc::new(Mutex::new(Some(started)));
+        let first = Arc::clone(&place);
+        let spawned = sheave_base::thread::spawn("sheave-executor", move || pool.run(first.lock().take(), &own));
+        let Err(error) = spawned else { return };
+        let Some(Started { lane, job }) = place.lock().take() else { return };
+        let mailbox = job.mailbox;
+        let mut job = Some(job);
+        {
+            let mut state = self.state.lock();
+            state.threads -= 1;
+            if let Some(lane) = state.lanes.get_mut(&lane).filter(|lane| lane.running > 1) {
+                // It waits for one of those that run; where all wait, it might be for this one.
+                lane.running -= 1;
+                lane.begun -= 1;
+                job.take().into_iter().for_each(|job| lane.queue.push_front(job));
+            } else {
+                state.end(lane, mailbox);
+            }
+        }
+        if let Some(job) = job {
+            (job.act)(Some(error));
+        }
+    }
+
+    /// Has the stuck lane looked at when its time is over.
+    fn watch(&self) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.ticker.ring_at(shared.deadline(limits::LANE_STUCK));
+        }
+    }
+
+    fn run(self: &Arc<Self>, first: Option<Started>, node: &Node) {
+        let mut next = first;
+        while let Some(Started { lane, job }) = next {
+            let (pool, own, mailbox) = (Arc::clone(self), node.clone(), job.mailbox);
+            let listener: Rc<dyn Fn(bool)> = Rc::new(move |blocks| pool.permit(lane, blocks, &own));
+            blocking::tell(Some(listener));
+            contain::told("a handler", || (job.act)(None));
             blocking::tell(None);
-            self.state.lock().running -= 1;
+            self.state.lock().end(lane, mailbox);
+            next = self.next(node);
         }
         self.state.lock().threads -= 1;
     }
 
     /// The next job, with a permit for it; `None` when the thread is to end.
-    fn next(&self, node: &Node) -> Option<Job> {
+    fn next(self: &Arc<Self>, node: &Node) -> Option<Started> {
         let work = {
             let mut state = self.state.lock();
-            if state.stopped {
-                return None;
-            }
-            if state.running < limits::EXECUTOR_PERMITS
-                && let Some(job) = state.queue.pop_front()
-            {
-                state.running += 1;
-                return Some(job);
-            }
-            let (completer, work) = node.pair(IDLE, None);
-            state.idle.push((std::thread::current().id(), completer));
-            work
+            let is_needed = !state.stopped && state.idle.len() < limits::EXECUTOR_IDLE_MAX;
+            is_needed.then(|| {
+                let (completer, work) = node.pair(IDLE, None);
+                state.idle.push((std::thread::current().id(), completer));
+                work
+            })
         };
+        // What waited for a permit or for a thread: the first of it is often this one's.
+        self.start_all(node);
+        let work = work?;
         work.wait_until(None, None).ok()?;
         work.taken().ok()
     }
 
     /// A handler's thread begins or ends to wait.
-    fn permit(self: &Arc<Self>, waits: bool, node: &Node) {
+    fn permit(self: &Arc<Self>, service: u64, waits: bool, node: &Node) {
         let mut state = self.state.lock();
+        let Some(lane) = state.lanes.get_mut(&service) else { return };
         if !waits {
             // It goes on at once: for a moment there may be one more than there are permits.
-            state.running += 1;
+            lane.running += 1;
+            lane.stuck_since = None;
             return;
         }
-        state.running -= 1;
-        let start = state.next_start();
+        lane.running -= 1;
+        state.give_turn(service);
         drop(state);
-        self.start(start, node);
+        self.start_all(node);
     }
 }

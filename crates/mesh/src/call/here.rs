@@ -1,7 +1,6 @@
 //! Calls of a node to itself: the same services, without a link.
 
-use super::service::run;
-use super::{Answer, Asked, Request};
+use super::{Answer, Asked, HERE, Lane, Reply, Request};
 use crate::driver::Shared;
 use crate::reference::{Ref, names_in};
 use sheave_base::{Error, ErrorKind, Result, Work};
@@ -23,19 +22,19 @@ impl Shared {
             let what = format!("this node has no service for \"{method}\"");
             return Err(Error::new(ErrorKind::NotFound, what).operation(method));
         };
-        let work = self.remember(correlation, (self.me, super::HERE), asked)?;
-        let reply = super::Reply::to(self, super::HERE, correlation);
+        self.check_caller(service.callers(&method), &method, self.me)?;
+        let until = asked.patience();
+        let work = self.remember(correlation, (self.me, HERE), asked)?;
+        let call = (HERE, correlation);
+        let mark = (service.lane() != Lane::Inline).then(|| self.calls.requests.note(call));
+        let reply = Reply::to(self, call, until, mark, None);
         let request = Request { from: self.me, method, args, tensors, refs, reply };
-        if service.is_inline() {
-            run(&*service, request);
-        } else {
-            self.calls.executor.submit(&self.node, Box::new(move || run(&*service, request)));
-        }
+        self.start(message.envelope.context, service, request, None);
         Ok(work)
     }
 
     /// What a receiver would have got.
-    fn capture(&self, part: Part) -> Result<Tensor> {
+    pub(super) fn capture(&self, part: Part) -> Result<Tensor> {
         let mode = part.mode();
         let tensor = part.into_tensor();
         match mode {

@@ -8,7 +8,7 @@
 //! **Order.** A link is said to have ended only when everything that came over it was taken, in order, under its poll
 //! token; and what is taken goes into the queue of requests at once. So news that are queued at the end of the link
 //! stand behind all requests of the leaver. Whoever serves the queue takes one thing after the other, hence an inline
-//! service has handled them all when it hears the news; for any other service they were handed to the executor, which
+//! service has handled them all when it hears the news; for any other service they were handed to its lane, which
 //! runs them in no order anyway, and whose handlers may wait for just these news.
 //!
 //! **Not lost, and told once.** A leaver is noted before the node's table of links is looked at; the end of a link is
@@ -29,7 +29,7 @@
 //!
 //! Whoever waits for messages of a leaver asks [`Leavers::have_said_all`]: from then on none will come.
 
-use super::Queued;
+use super::serving::Queued;
 use crate::driver::Shared;
 use parking_lot::Mutex;
 use sheave_base::clock::Clock;
@@ -114,7 +114,7 @@ impl Shared {
             return false;
         }
         let Some((node, error)) = self.calls.leavers.take(node) else { return false };
-        self.calls.requests.lock().push_back(Queued::Leave(node, error));
+        self.calls.requests.push(Queued::Leave(node, error));
         self.note_news();
         true
     }

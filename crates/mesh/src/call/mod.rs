@@ -1,8 +1,9 @@
 //! Calls between nodes: a named method of a named service, with a value and tensors, and one answer.
 //!
-//! A request is a message of kind `Request`. Its context names the service, its correlation pairs it with its answer,
-//! its control part is the method and the arguments. The answer, of kind `Response`, carries either a value and tensors
-//! or the handler's [`Error`] whole, with the answering node as its origin.
+//! A request is a message for the endpoint [`REQUESTS`]. Its context names the service, its correlation pairs it with
+//! its answer, its control part is the method and the arguments. The answer, for [`ANSWERS`], carries either a value
+//! and tensors or the handler's [`Error`] whole, with the answering node as its origin. Words about calls, for
+//! [`CALLS`], have no control part: their envelope says it all.
 //!
 //! **On the calling side** a table holds every call that is not answered. A call leaves it exactly once: with its
 //! answer, when the link that carried it ends, at its deadline, when it is cancelled, or when the mesh ends. An answer
@@ -19,38 +20,52 @@
 //! References in arguments and answers are counted where they leave and adopted where they arrive, see
 //! [`crate::reference`]; a message's tag is the number of them.
 //!
-//! **On the answering side** requests are taken off a link only while there is room ([`limits::REQUESTS_PENDING_MAX`],
-//! [`limits::REQUEST_BYTES_MAX`]); beyond it they stay there and push back. An inline service handles its requests on
-//! the thread that found them, one at a time per node and in the order of each link; any other service on the node's
-//! [`executor`], several at once. News of members that have left wait in the same queue, see [`leavers`].
+//! **Deadlines and cancellations travel.** A request says how long its caller waits, and a call that ends before its
+//! answer says so on its link: what has not begun then never begins, and a handler that runs can ask
+//! ([`Request::is_wanted`]). A call that [runs anyway](Call::runs_anyway) says neither.
+//!
+//! **On the answering side** each service has a [`Lane`] on which its handlers run; [`serving`] says how requests get
+//! there. News of members that have left wait in the same queue, see [`leavers`].
 
 mod answer;
+mod callers;
 pub(crate) mod executor;
 mod here;
+mod lane;
 mod leavers;
 mod pending;
 mod service;
+mod serving;
+#[cfg(test)]
+mod strangers;
+mod window;
 
+use crate::awaited::Sort;
 use crate::driver::Shared;
+use crate::endpoints::{ANSWERS, CALLS, REQUESTS};
 use crate::engine::Member;
 use crate::reference::{Brought, names_in};
-use executor::Executor;
+use crate::runtime::Timer;
 pub(crate) use leavers::HANDSHAKE_LOOK;
 use leavers::Leavers;
 use parking_lot::{Mutex, RwLock};
-use pending::Pending;
+use pending::{Pending, ServiceName};
+use serving::Requests;
 use sha2::{Digest, Sha256};
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, Work, contain, limits};
-use sheave_net::{Admission, Arrival, Envelope, Ground, Hold, Kind, Message, Outgoing, Parts, Tensors, WriteLeases};
+use sheave_net::{Admission, Arrival, Envelope, Message, Outgoing, Parts, Tensors, WriteLeases};
 use sheave_tensor::{Tensor, WriteLease};
 use sheave_wire::Value;
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
+use window::{Leaving, Size, Windows};
 
 pub use answer::Answer;
+pub use callers::Callers;
+pub use lane::Lane;
 pub use service::{Reply, Request, Service};
 
 /// What a call takes along.
@@ -68,8 +83,11 @@ pub struct Call {
     /// takes its own.
     pub leases: Option<Leases>,
     /// The call ends with [`ErrorKind::DeadlineExceeded`] after this time; without one it may take as long as the peer
-    /// lives.
+    /// lives. Its handler does not begin after it.
     pub deadline: Option<Duration>,
+    /// The handler runs though the call ends before it has begun, by its deadline or by a cancellation: for parts of
+    /// something that others see whole or not at all.
+    pub runs_anyway: bool,
 }
 
 /// Leases that several calls hold together.
@@ -90,6 +108,12 @@ impl From<Value> for Call {
 /// Stands for the link of a node to itself; links are numbered from 1.
 const HERE: LinkId = LinkId(0);
 
+/// The context of words for [`CALLS`] that a call is cancelled. They follow their request on its link.
+const CANCELLED: u64 = 1;
+
+/// The context of words for [`CALLS`] that so many requests have begun; the tag is the service's number, aux the count.
+const BEGUN: u64 = 2;
+
 /// A service and the number that it has on the wire.
 pub(crate) fn number_of(service: &str) -> u64 {
     let digest = Sha256::digest(service.as_bytes());
@@ -101,14 +125,21 @@ type Named = (String, Arc<dyn Service>);
 
 /// What the table of calls keeps of one.
 struct Asked {
+    service: ServiceName,
     method: String,
     places: Tensors,
     leases: Option<Leases>,
     until: Option<Instant>,
     begun: Instant,
+    runs_anyway: bool,
 }
 
 impl Asked {
+    /// When its caller waits no longer, where the callee is to know.
+    fn patience(&self) -> Option<Instant> {
+        self.until.filter(|_| !self.runs_anyway)
+    }
+
     /// New leases for the places that those which came along do not cover.
     fn lease_the_rest(&self) -> Result<WriteLeases> {
         let held = self.leases.as_deref().map_or(&[][..], Vec::as_slice);
@@ -117,75 +148,69 @@ impl Asked {
     }
 }
 
+/// What a request says of the time for which its caller waits: in milliseconds, and zero for ever.
+fn patience_ms(until: Option<Instant>, now: Instant) -> u32 {
+    let left = until.map(|until| until.saturating_duration_since(now).as_millis());
+    left.map_or(0, |left| u32::try_from(left).unwrap_or(u32::MAX).max(1))
+}
+
 /// Both sides of a node's calls.
-#[derive(Default)]
 pub(crate) struct Calls {
     services: RwLock<HashMap<u64, Named>>,
     pending: Mutex<HashMap<u64, Pending>>,
     correlation: AtomicU64,
     /// Answers and ended links, in the order in which they came.
     arrived: Mutex<VecDeque<Arrived>>,
-    /// What nobody has looked at.
-    requests: Mutex<VecDeque<Queued>>,
+    requests: Requests,
+    windows: Windows,
     pub(crate) leavers: Leavers,
-    /// Held by whoever runs inline handlers.
-    serving: Mutex<()>,
-    load: Load,
-    executor: Executor,
-}
-
-/// Requests that were let in and whose handlers have not returned, and answers that wait for room on their link.
-#[derive(Default)]
-pub(crate) struct Load {
-    count: AtomicUsize,
-    bytes: AtomicU64,
-    choked: AtomicBool,
-}
-
-/// What services are given, in the order in which it came.
-#[expect(clippy::large_enum_variant, reason = "a box would be an allocation for each message")]
-enum Queued {
-    Request(NodeId, Message, Brought),
-    /// This member has left, and its links have ended.
-    Leave(NodeId, Error),
 }
 
 #[expect(clippy::large_enum_variant, reason = "a box would be an allocation for each message")]
 enum Arrived {
     Answer(Message, Brought),
+    /// So many requests of this link have begun at that service.
+    Begun(LinkId, u64, u32),
     Ended(LinkId, Error),
 }
 
-fn bytes_of(message: &Message) -> u64 {
-    message.parts.iter().map(|part| part.len_bytes() as u64).sum::<u64>() + message.control.len() as u64
-}
-
 impl Calls {
-    pub(crate) fn admit(&self, link: LinkId, arrival: &Arrival<'_>) -> Admission {
-        if arrival.envelope.kind == Kind::Response {
+    pub(crate) fn new(shared: Weak<Shared>) -> Self {
+        Self {
+            services: RwLock::default(),
+            pending: Mutex::default(),
+            correlation: AtomicU64::new(0),
+            arrived: Mutex::default(),
+            requests: Requests::new(shared),
+            windows: Windows::default(),
+            leavers: Leavers::default(),
+        }
+    }
+
+    pub(crate) fn admit(&self, link: LinkId, arrival: &Arrival<'_>, members: usize) -> Admission {
+        if arrival.envelope.endpoint == ANSWERS {
             let mut pending = self.pending.lock();
             let call = pending.get_mut(&arrival.envelope.correlation).filter(|call| call.link == link);
             return Admission::Land(call.map(|call| call.admit(arrival)).unwrap_or_default());
         }
-        let bytes = self.load.bytes.load(SeqCst).saturating_add(arrival.payload_bytes);
-        let count = self.load.count.load(SeqCst);
-        if count > 0 && (count >= limits::REQUESTS_PENDING_MAX || bytes > limits::REQUEST_BYTES_MAX) {
-            self.load.choked.store(true, SeqCst);
-            // Whoever made room in between has not seen the mark.
-            if self.load.count.load(SeqCst) == count {
-                return Admission::Pause;
-            }
-        }
-        Admission::Land(Ground::default())
+        self.requests.admit(link, arrival, Size::among(members))
     }
 
     pub(crate) fn take(&self, from: NodeId, message: Message, brought: Brought) {
-        if message.envelope.kind == Kind::Response {
+        if message.envelope.endpoint == ANSWERS {
             return self.arrived.lock().push_back(Arrived::Answer(message, brought));
         }
-        self.load.count.fetch_add(1, SeqCst);
-        self.load.bytes.fetch_add(bytes_of(&message), SeqCst);
-        self.requests.lock().push_back(Queued::Request(from, message, brought));
+        self.requests.take(from, message, brought);
+    }
+
+    /// Takes a word about calls: the peer at the other end of that link waits no longer for one of its own, or has
+    /// begun so many requests of this node's at one of its services.
+    pub(crate) fn take_word(&self, link: LinkId, word: &Envelope) {
+        match word.context {
+            CANCELLED => self.requests.take_cancelled((link, word.correlation)),
+            BEGUN => self.arrived.lock().push_back(Arrived::Begun(link, word.tag.0, word.aux)),
+            _ => {}
+        }
     }
 
     pub(crate) fn link_ended(&self, link: LinkId, reason: &Error) {
@@ -204,21 +229,34 @@ impl Calls {
     /// The mesh has ended for this node: so have its calls, but for those whose answers are landing. They end with
     /// their links, which whoever calls this ends too.
     pub(crate) fn fail_all(&self, error: &Error) {
-        for call in self.drain(|call| !call.is_landing) {
+        for (_, call) in self.drain(|call| !call.is_landing) {
             call.end(Err(error.clone()));
         }
-        self.executor.stop();
+        self.requests.executor.stop();
+    }
+
+    /// Takes a call out, unless its answer is being written to its places.
+    fn take_unless_landing(&self, correlation: u64) -> Option<Pending> {
+        let mut pending = self.pending.lock();
+        if pending.get(&correlation)?.is_landing { None } else { pending.remove(&correlation) }
     }
 
     /// Takes the calls out of which `is_over` is true.
-    fn drain(&self, is_over: impl Fn(&Pending) -> bool) -> Vec<Pending> {
-        let mut pending = self.pending.lock();
-        pending.extract_if(|_, call| is_over(call)).map(|(_, call)| call).collect()
+    fn drain(&self, is_over: impl Fn(&Pending) -> bool) -> Vec<(u64, Pending)> {
+        self.pending.lock().extract_if(|_, call| is_over(call)).collect()
     }
 
-    /// The first deadline of a call that is not answered.
-    pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        self.pending.lock().values().filter(|call| !call.is_landing).filter_map(|call| call.until).min()
+    /// To whom, which service and which method a call is that is not answered.
+    pub(crate) fn asked(&self, correlation: u64) -> Option<(NodeId, String, String)> {
+        let pending = self.pending.lock();
+        let call = pending.get(&correlation)?;
+        Some((call.to, String::from_utf8_lossy(&call.service).into_owned(), call.method.clone()))
+    }
+
+    /// What a call waits for that `from` has made to a service of this node.
+    pub(crate) fn awaited(&self, service: &str, from: NodeId, correlation: u64) -> Option<String> {
+        let found = self.services.read().get(&number_of(service)).map(|(_, service)| Arc::clone(service));
+        found?.awaited(from, correlation)
     }
 }
 
@@ -257,16 +295,18 @@ impl Shared {
         if let Some(error) = self.failure() {
             return Err(error.clone().operation(method.to_owned()));
         }
-        let Call { args, tensors, places, leases, deadline } = call;
+        let Call { args, tensors, places, leases, deadline, runs_anyway } = call;
         let control = service::encode_request(method, &args)?;
         args.check_tensors(tensors.len())?;
         let correlation = self.calls.correlation.fetch_add(1, SeqCst) + 1;
         let names = names_in(&args);
         let (tag, context) = (Tag(names.len() as u64), number_of(service));
-        let envelope = Envelope { kind: Kind::Request, tag, context, correlation, epoch: 0 };
-        let message = Outgoing { envelope, control, parts: tensors };
         let until = deadline.map(|deadline| begun + deadline);
-        let asked = Asked { method: method.to_owned(), places, leases, until, begun };
+        let service = ServiceName::from_slice(service.as_bytes());
+        let asked = Asked { service, method: method.to_owned(), places, leases, until, begun, runs_anyway };
+        let aux = patience_ms(asked.patience(), begun);
+        let envelope = Envelope { correlation, aux, ..Envelope::of(REQUESTS, tag, context) };
+        let message = Outgoing { envelope, control, parts: tensors };
         if to == self.me {
             let refs = names.into_iter().map(|name| self.references.find(name)).collect::<Result<_>>()?;
             return self.call_here(message, asked, refs);
@@ -282,10 +322,12 @@ impl Shared {
         }
         let link = linking.wait().map_err(|error| error.operation(method.to_owned()))?;
         let refs = self.references.pass(to, &names).map_err(|error| error.operation(method.to_owned()))?;
+        let until = asked.patience();
         let sent = self.remember(correlation, (to, link), asked).and_then(|work| {
-            self.node.isend(link, message).map(|_| work).map_err(|error| {
+            let request = Leaving { to, message, until, runs_anyway, refs: refs.clone() };
+            self.send_request(link, request).map(|()| work).map_err(|error| {
                 self.calls.pending.lock().remove(&correlation);
-                self.explain(self.death_of(to).unwrap_or(error)).operation(method.to_owned())
+                self.explain(self.death_of(to).unwrap_or(error)).asked_for(method.to_owned())
             })
         });
         if sent.is_err() {
@@ -309,47 +351,81 @@ impl Shared {
         asked: Asked,
     ) -> Result<Work<Answer>> {
         let leases = (asked.lease_the_rest()?, asked.leases);
-        let Asked { method, places, until, begun, .. } = asked;
-        let (completer, work): (Completer<Answer>, _) = self.node.pair("call", Some(link).filter(|link| *link != HERE));
+        let Asked { service, method, places, until, begun, runs_anyway, .. } = asked;
+        let only = Some(link).filter(|link| *link != HERE);
+        let (completer, work): (Completer<Answer>, _) =
+            self.node.described("call", only, self.awaited(Sort::Call, correlation));
         let weak = Arc::downgrade(self);
         completer.on_cancel(move || {
             let Some(shared) = weak.upgrade() else { return };
-            let call = {
-                let mut pending = shared.calls.pending.lock();
-                if pending.get(&correlation).is_some_and(|call| call.is_landing) {
-                    None
-                } else {
-                    pending.remove(&correlation)
-                }
-            };
-            if let Some(call) = call {
+            if let Some(call) = shared.calls.take_unless_landing(correlation) {
+                shared.withdraw(&call, correlation);
                 let error = Error::new(ErrorKind::Cancelled, "the call was cancelled; its handler may still run");
                 call.end(Err(shared.about(error, to)));
             }
         });
-        let call =
-            Pending { to, link, completer, places, leases, refusal: None, is_landing: false, method, until, begun };
+        let mut call = Pending {
+            to,
+            link,
+            completer,
+            places,
+            leases,
+            refusal: None,
+            is_landing: false,
+            service,
+            method,
+            timer: None,
+            begun,
+            runs_anyway,
+        };
         let mut pending = self.calls.pending.lock();
         if pending.len() >= limits::CALLS_PENDING_MAX {
             let what = format!("{} calls of this node wait for their answers", limits::CALLS_PENDING_MAX);
             return Err(Error::new(ErrorKind::LimitExceeded, what).hint("wait for some before calling again"));
         }
+        // Its action looks for the call, for which it must wait until this lock is let go.
+        call.timer = until.map(|until| self.expires(correlation, until)).transpose()?;
         pending.insert(correlation, call);
-        drop(pending);
-        if let Some(until) = until {
-            self.calls_until(until);
-        }
         Ok(work)
     }
 
-    /// Ends the calls whose time is up.
-    pub(crate) fn expire_calls(&self, now: Instant) {
-        for call in self.calls.drain(|call| call.until.is_some_and(|until| until <= now) && !call.is_landing) {
+    /// Tells the callee that nobody waits for this call any more.
+    fn withdraw(&self, call: &Pending, correlation: u64) {
+        if call.runs_anyway {
+            return;
+        }
+        if call.link == HERE {
+            return self.calls.requests.cancel((HERE, correlation));
+        }
+        self.say_cancelled(call.link, correlation);
+    }
+
+    fn say_cancelled(&self, link: LinkId, correlation: u64) {
+        let envelope = Envelope { correlation, ..Envelope::of(CALLS, Tag(0), CANCELLED) };
+        // With its link the call ends on the other side too.
+        let _ = self.node.isend(link, Outgoing::control(envelope, Vec::new()));
+    }
+
+    /// Looks at lanes whose threads all wait.
+    pub(crate) fn look_at_lanes(&self, now: Instant) {
+        if let Some(next) = self.calls.requests.executor.look_at_stuck(now) {
+            self.ticker.ring_at(self.deadline(next.saturating_duration_since(now)));
+        }
+    }
+
+    /// Ends a call at its deadline, if it is not answered by then.
+    fn expires(self: &Arc<Self>, correlation: u64, until: Instant) -> Result<Timer> {
+        let shared = Arc::downgrade(self);
+        let at = self.deadline(until.saturating_duration_since(Instant::now()));
+        self.ticker.at(at, move || {
+            let Some(shared) = shared.upgrade() else { return };
+            let Some(call) = shared.calls.take_unless_landing(correlation) else { return };
+            shared.withdraw(&call, correlation);
             let error = Error::new(ErrorKind::DeadlineExceeded, "the node has not answered");
             let error = error.hint("it may be busy; give the call more time, or look at what the node does");
             let to = call.to;
-            call.end(Err(self.about(error, to)));
-        }
+            call.end(Err(shared.about(error, to)));
+        })
     }
 
     /// Ends calls that were answered and runs what was asked for.
@@ -358,25 +434,17 @@ impl Shared {
             let Some(arrived) = self.calls.arrived.lock().pop_front() else { break };
             match arrived {
                 Arrived::Answer(message, brought) => self.answered(message, brought),
+                Arrived::Begun(link, service, total) => self.requests_begun(link, service, total),
                 Arrived::Ended(link, reason) => self.ended(link, &reason),
             }
         }
         self.let_in();
-        while !self.calls.requests.lock().is_empty() {
-            // In order, so one at a time; the holder looks again after it has let go.
-            let Some(_turn) = self.calls.serving.try_lock() else { return };
-            loop {
-                let Some(queued) = self.calls.requests.lock().pop_front() else { break };
-                match queued {
-                    Queued::Request(from, message, brought) => self.dispatch(from, message, brought),
-                    Queued::Leave(node, error) => self.calls.member_lost(self.member(node), &error),
-                }
-            }
-        }
+        self.serve_requests();
     }
 
     fn answered(&self, message: Message, brought: Brought) {
         let correlation = message.envelope.correlation;
+        self.requests_begun(message.source, message.envelope.context, message.envelope.aux);
         let call = {
             let mut pending = self.calls.pending.lock();
             // The number alone would let one peer answer for another.
@@ -394,66 +462,10 @@ impl Shared {
 
     fn ended(&self, link: LinkId, reason: &Error) {
         let reason = self.explain(reason.clone());
-        for call in self.calls.drain(|call| call.link == link) {
+        self.calls.requests.link_ended(link);
+        self.end_windows(link);
+        for (_, call) in self.calls.drain(|call| call.link == link) {
             call.end(Err(reason.clone()));
-        }
-    }
-
-    /// An answer goes out. Until it has, it counts like the request did, so that answers cannot pile up either.
-    pub(crate) fn send_answer(self: &Arc<Self>, link: LinkId, message: Outgoing, hold: Hold) -> Result<()> {
-        let work = match hold {
-            Hold::Capture => self.node.isend(link, message)?,
-            Hold::Borrow => self.node.isend_borrowed(link, message)?,
-        };
-        if !work.is_done() {
-            self.calls.load.count.fetch_add(1, SeqCst);
-            let shared = Arc::clone(self);
-            work.on_complete(move |_| {
-                shared.calls.load.count.fetch_sub(1, SeqCst);
-                // The link's locks may be held: what has room now is looked at after the poll.
-                shared.node.remind_observer();
-            });
-        }
-        Ok(())
-    }
-
-    fn dispatch(self: &Arc<Self>, from: NodeId, message: Message, brought: Brought) {
-        let bytes = bytes_of(&message);
-        let found = self.calls.services.read().get(&message.envelope.context).map(|(_, service)| Arc::clone(service));
-        let request = Request::read(self, from, message, brought);
-        let Some(request) = request else { return self.unload(bytes) };
-        let Some(service) = found else {
-            let method = request.method.clone();
-            let what = format!("this node has no service for \"{method}\"");
-            let hint = "is the node of the right role, and was its service started?";
-            request.reply.error(Error::new(ErrorKind::NotFound, what).hint(hint));
-            return self.unload(bytes);
-        };
-        if service.is_inline() {
-            service::run(&*service, request);
-            return self.unload(bytes);
-        }
-        let shared = Arc::clone(self);
-        let job = Box::new(move || {
-            service::run(&*service, request);
-            shared.unload(bytes);
-        });
-        self.calls.executor.submit(&self.node, job);
-    }
-
-    /// A request's handler has returned.
-    fn unload(&self, bytes: u64) {
-        let load = &self.calls.load;
-        load.bytes.fetch_sub(bytes, SeqCst);
-        load.count.fetch_sub(1, SeqCst);
-        self.let_in();
-    }
-
-    /// Requests that found no room are let in, if there is some now.
-    fn let_in(&self) {
-        let load = &self.calls.load;
-        if load.choked.load(SeqCst) && load.choked.swap(false, SeqCst) {
-            self.node.resume();
         }
     }
 }

@@ -3,10 +3,15 @@
 use super::Leases;
 use super::answer::{Answer, decode};
 use crate::reference::Brought;
+use crate::runtime::Timer;
 use sheave_base::work::Completer;
 use sheave_base::{Error, LinkId, NodeId, Peer, Result};
 use sheave_net::{Arrival, Ground, Message, Tensors, WriteLeases, check_places};
+use smallvec::SmallVec;
 use std::time::Instant;
+
+/// The name of a service. Short ones are not allocated.
+pub(super) type ServiceName = SmallVec<[u8; 24]>;
 
 pub(super) struct Pending {
     /// Who is to answer.
@@ -20,9 +25,13 @@ pub(super) struct Pending {
     /// The answer is being written to the places, and its link has them and their leases. What ends the call would not
     /// end that, so nothing does but the answer or the end of its link.
     pub(super) is_landing: bool,
+    pub(super) service: ServiceName,
     pub(super) method: String,
-    pub(super) until: Option<Instant>,
+    /// Ends it at its deadline.
+    pub(super) timer: Option<Timer>,
     pub(super) begun: Instant,
+    /// Its callee does not hear that it has ended before its answer.
+    pub(super) runs_anyway: bool,
 }
 
 impl Pending {
@@ -74,8 +83,8 @@ impl Pending {
 
     /// Frees the places, then tells whoever waits.
     pub(super) fn end(self, outcome: Result<Answer>) {
-        let Self { completer, places, leases, method, begun, .. } = self;
-        drop((places, leases));
+        let Self { completer, places, leases, method, begun, timer, .. } = self;
+        drop((places, leases, timer));
         completer.complete(outcome.map_err(|error| {
             let error = error.operation(method);
             if error.after().is_none() { error.elapsed(begun.elapsed()) } else { error }

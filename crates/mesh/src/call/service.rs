@@ -2,16 +2,22 @@
 
 use super::HERE;
 use super::answer::encode;
+use super::callers::Callers;
+use super::lane::Lane;
+use super::serving::{CallId, Counted, Incoming, reply_to};
 use crate::driver::Shared;
+use crate::endpoints::ANSWERS;
 use crate::engine::Member;
-use crate::reference::{Brought, Ref, names_in};
-use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, contain, limits};
-use sheave_net::{Envelope, Hold, Kind, Message, Outgoing, Part, Parts, Tensors};
+use crate::reference::{Ref, names_in};
+use sheave_base::{Error, ErrorKind, NodeId, Result, Tag, contain, limits};
+use sheave_net::{Envelope, Hold, Outgoing, Part, Parts, Tensors};
 use sheave_tensor::{Mode, Tensor};
 use sheave_wire::{Value, codec};
 use smallvec::{SmallVec, smallvec};
 use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 /// Something on a node that others call by name.
 ///
@@ -21,17 +27,38 @@ pub trait Service: Send + Sync + 'static {
     /// Handles one request.
     fn handle(&self, request: Request);
 
-    /// Whether handlers run on the thread that finds the request, one at a time and in the order of each link. They
-    /// must not block and must not wait for other calls. If not, they run on the node's executor, several at once.
-    fn is_inline(&self) -> bool {
-        false
+    /// Where handlers run: on threads of the node, several at a time, unless the service says otherwise. Always the
+    /// same.
+    fn lane(&self) -> Lane {
+        Lane::default()
+    }
+
+    /// The mailbox of a request, where handlers run one at a time of each ([`Lane::Serial`]): all are in one unless the
+    /// service says otherwise. Must not block.
+    fn mailbox(&self, request: &Request) -> u64 {
+        let _ = request;
+        0
+    }
+
+    /// Who may call this method: all members, unless the service says otherwise. Nobody else's arguments are decoded.
+    fn callers(&self, method: &str) -> Callers {
+        let _ = method;
+        Callers::Members
     }
 
     /// All survivors agree that this member is gone. Called once for each, on any thread; must not block. A death is
     /// told at once. Of a member that left in order an inline service hears after it has handled all requests that the
-    /// member sent on its link to this node; for any other service they were handed to the executor.
+    /// member sent on its link to this node; for any other service they were handed to its lane.
     fn lost(&self, member: &Member, error: &Error) {
         let _ = (member, error);
+    }
+
+    /// What the call of this number ([`Reply::number`]) that `from` has made waits for, if it is not answered and that
+    /// is known: "key w, round 7: worker-2 has not pushed it". Asked on any thread for whoever has waited long; must
+    /// not block.
+    fn awaited(&self, from: NodeId, number: u64) -> Option<String> {
+        let _ = (from, number);
+        None
     }
 }
 
@@ -72,15 +99,24 @@ pub(super) fn encode_request(method: &str, args: &Value) -> Result<Vec<u8>> {
 }
 
 impl Request {
+    /// Whether the caller still waits for the answer, see [`Reply::is_wanted`].
+    #[must_use]
+    pub fn is_wanted(&self) -> bool {
+        self.reply.is_wanted()
+    }
+
     /// The request in a message; `None` if it is none, and then it was answered so.
-    pub(super) fn read(shared: &Arc<Shared>, from: NodeId, message: Message, brought: Brought) -> Option<Self> {
-        let (link, correlation) = (message.source, message.envelope.correlation);
-        let reply = Reply::to(shared, link, correlation);
+    pub(super) fn read(shared: &Arc<Shared>, incoming: Incoming, service: Option<&dyn Service>) -> Option<Self> {
+        let reply = reply_to(shared, &incoming, service);
+        let Incoming { from, message, brought, .. } = incoming;
         let read = || {
             let (method, rest) = codec::decode_first(&message.control)?;
             let Value::Str(method) = method else {
                 return Err(Error::new(ErrorKind::Protocol, "a request without a method"));
             };
+            if let Some(service) = service {
+                shared.check_caller(service.callers(&method), &method, from)?;
+            }
             let args = codec::decode(rest)?;
             args.check_tensors(message.parts.len())?;
             match brought.error {
@@ -98,11 +134,15 @@ impl Request {
     }
 }
 
-/// A link, or [`HERE`], and the call's number.
 struct Way {
     shared: Weak<Shared>,
-    link: LinkId,
-    correlation: u64,
+    call: CallId,
+    /// When the caller waits no longer.
+    until: Option<Instant>,
+    /// Whether the call is cancelled; noted beside the queue of requests until it is answered.
+    cancelled: Option<Arc<AtomicBool>>,
+    /// The requests that it is one of; none where a node calls itself.
+    counted: Option<Arc<Counted>>,
 }
 
 thread_local! {
@@ -122,8 +162,34 @@ impl std::fmt::Debug for Reply {
 }
 
 impl Reply {
-    pub(super) fn to(shared: &Arc<Shared>, link: LinkId, correlation: u64) -> Self {
-        Self { way: Some(Way { shared: Arc::downgrade(shared), link, correlation }) }
+    pub(super) fn to(
+        shared: &Arc<Shared>,
+        call: CallId,
+        until: Option<Instant>,
+        cancelled: Option<Arc<AtomicBool>>,
+        counted: Option<Arc<Counted>>,
+    ) -> Self {
+        Self { way: Some(Way { shared: Arc::downgrade(shared), call, until, cancelled, counted }) }
+    }
+
+    /// Whether the caller still waits for the answer: false once its deadline has passed, the call was cancelled, or
+    /// its link has ended. That a call of an inline service was cancelled is not known here: its handler has begun
+    /// before the word of it could be heard.
+    #[must_use]
+    pub fn is_wanted(&self) -> bool {
+        self.way.as_ref().is_some_and(|way| {
+            let is_there = |shared: &Shared| match way.call.0 {
+                HERE => shared.failure().is_none(),
+                link => shared.node.link(link).is_ok(),
+            };
+            way.why_not().is_none() && way.shared.upgrade().is_some_and(|shared| is_there(&shared))
+        })
+    }
+
+    /// The number that the caller has given to the call: with the caller it names the call.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.way.as_ref().map_or(0, |way| way.call.1)
     }
 
     /// Answers with a value and tensors. References in the value must be held by this node. Does not block. That
@@ -184,6 +250,15 @@ impl Drop for Reply {
 }
 
 impl Way {
+    /// Why the handler need not begin.
+    fn why_not(&self) -> Option<Error> {
+        if self.cancelled.as_ref().is_some_and(|cancelled| cancelled.load(SeqCst)) {
+            return Some(cancelled());
+        }
+        let is_late = self.until.is_some_and(|until| until <= Instant::now());
+        is_late.then(|| Error::new(ErrorKind::DeadlineExceeded, "the call's time was up before its handler began"))
+    }
+
     fn end_without_an_answer(self, what: String) {
         let error = Error::new(ErrorKind::Remote, what).hint("look at the output of the node that was called");
         self.answer(Err(error), Hold::Capture);
@@ -195,46 +270,62 @@ impl Way {
             Ok((value, parts))
         });
         let Some(shared) = self.shared.upgrade() else { return };
-        if self.link == HERE {
-            return shared.answered_here(self.correlation, outcome);
+        let (link, correlation) = self.call;
+        if self.cancelled.is_some() {
+            shared.calls.requests.forget(self.call);
         }
-        let Err(error) = send(&shared, self.link, self.correlation, outcome, hold) else { return };
-        // What cannot be written is said; a caller whose link has ended knows it already. One that cannot be told
-        // would wait for ever.
-        if let Err(error) = send(&shared, self.link, self.correlation, Err(error), hold) {
-            let _ = shared.node.close_because(self.link, &error);
+        if link == HERE {
+            return shared.answered_here(correlation, outcome);
         }
+        let Err(error) = self.send(&shared, outcome, hold) else { return };
+        // What cannot be written is said. One that cannot be told would wait for ever.
+        let Err(error) = self.send(&shared, Err(error), hold) else { return };
+        // A caller that has left or died knows it already. What it has said before that may not have been read yet: the
+        // link ends when it has.
+        if error.kind() != ErrorKind::PeerLost {
+            let _ = shared.node.close_because(link, &error);
+        }
+    }
+
+    fn send(&self, shared: &Arc<Shared>, outcome: Result<(Value, Parts)>, hold: Hold) -> Result<()> {
+        let mut names = Vec::new();
+        let (control, parts) = match outcome {
+            Ok((value, parts)) => {
+                names = names_in(&value);
+                (encode(Ok(&value))?, parts)
+            }
+            Err(error) => (encode(Err(&error))?, SmallVec::new()),
+        };
+        let (link, correlation) = self.call;
+        let (context, aux) = self.counted.as_ref().map_or((0, 0), |counted| counted.tell());
+        let envelope = Envelope { correlation, aux, ..Envelope::of(ANSWERS, Tag(names.len() as u64), context) };
+        let message = Outgoing { envelope, control, parts };
+        if names.is_empty() {
+            return shared.send_answer(link, message, hold, self.counted.as_ref());
+        }
+        let to = shared.node.link(link)?.peer().node.unwrap_or_default();
+        let refs = shared.references.pass(to, &names)?;
+        let sent = shared.send_answer(link, message, hold, self.counted.as_ref());
+        sent.inspect_err(|_| shared.references.take_back(to, &refs))
     }
 }
 
-fn send(
-    shared: &Arc<Shared>,
-    link: LinkId,
-    correlation: u64,
-    outcome: Result<(Value, Parts)>,
-    hold: Hold,
-) -> Result<()> {
-    let mut names = Vec::new();
-    let (control, parts) = match outcome {
-        Ok((value, parts)) => {
-            names = names_in(&value);
-            (encode(Ok(&value))?, parts)
-        }
-        Err(error) => (encode(Err(&error))?, SmallVec::new()),
-    };
-    let tag = Tag(names.len() as u64);
-    let envelope = Envelope { kind: Kind::Response, tag, context: 0, correlation, epoch: 0 };
-    let message = Outgoing { envelope, control, parts };
-    if names.is_empty() {
-        return shared.send_answer(link, message, hold);
-    }
-    let to = shared.node.link(link)?.peer().node.unwrap_or_default();
-    let refs = shared.references.pass(to, &names)?;
-    shared.send_answer(link, message, hold).inspect_err(|_| shared.references.take_back(to, &refs))
+/// The error of a call whose handler need not begin.
+pub(super) fn cancelled() -> Error {
+    Error::new(ErrorKind::Cancelled, "the call was cancelled before its handler began")
 }
 
-/// Runs a handler; a panic becomes an error on the caller's side, with its text.
+/// The error of a call whose handler has panicked with this text.
+pub(super) fn panicked(text: &str) -> Error {
+    Error::new(ErrorKind::Remote, format!("the handler panicked: {text}"))
+        .hint("look at the output of the node that was called")
+}
+
+/// Runs a handler whose caller waits; a panic becomes an error on the caller's side, with its text.
 pub(super) fn run(service: &dyn Service, request: Request) {
+    if let Some(error) = request.reply.way.as_ref().and_then(Way::why_not) {
+        return request.reply.error(error);
+    }
     DROPPED.with_borrow_mut(|handlers| handlers.push(Vec::new()));
     let outcome = contain::run(|| service.handle(request));
     // Taken out before anybody is answered, which may run other handlers here.

@@ -65,6 +65,12 @@ pub(super) struct Tally {
     messages: usize,
 }
 
+impl Tally {
+    pub(super) fn has(&self, node: NodeId) -> bool {
+        self.members.contains(&node)
+    }
+}
+
 pub(super) enum Pending {
     /// `is_late`: its deadline has passed, and the new one is that of the first member's answer.
     Barrier {

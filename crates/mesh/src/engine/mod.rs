@@ -122,6 +122,7 @@
 
 mod agree;
 mod ask;
+mod awaited;
 mod group;
 mod handles;
 mod join;
@@ -133,6 +134,7 @@ mod record;
 mod waits;
 mod watch;
 
+pub use awaited::Lacking;
 pub use group::group_id;
 pub use member::{Expected, Introduction, Member, Role};
 pub use message::{Ballot, Death, Effect, Event, FAILED, GroupId, Message, OperationId, Outcome, Steps};

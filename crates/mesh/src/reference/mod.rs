@@ -37,7 +37,9 @@ mod table;
 mod words;
 
 pub(crate) use table::{Brought, References};
-pub(crate) use words::{CONTEXT, names_in};
+#[cfg(test)]
+pub(crate) use words::Word;
+pub(crate) use words::names_in;
 
 use sheave_base::{Error, ErrorKind, NodeId, Result};
 use sheave_wire::Value;

@@ -351,7 +351,7 @@ impl References {
     }
 
     /// For whom there are words.
-    pub(super) fn addressees(&self) -> Vec<NodeId> {
+    pub(crate) fn addressees(&self) -> Vec<NodeId> {
         self.tables.lock().words.keys().copied().collect()
     }
 

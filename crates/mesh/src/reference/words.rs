@@ -3,17 +3,15 @@
 use super::Name;
 use super::table::References;
 use crate::driver::Shared;
+use crate::endpoints::{REFERENCES, REQUESTS};
 use serde::{Deserialize, Serialize};
 use sheave_base::clock::{Clock, Time};
-use sheave_base::{Error, LinkId, NodeId, Result, Tag};
-use sheave_net::{Envelope, Kind, Message, Outgoing};
+use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag};
+use sheave_net::{Envelope, Message, Outgoing};
 use sheave_wire::{Value, codec, from_control, to_control};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
-
-/// Tells control messages about references from those of the engine, which have 0.
-pub(crate) const CONTEXT: u64 = 1;
 
 /// Words in one message.
 const BATCH_MAX: usize = 1024;
@@ -57,8 +55,8 @@ impl References {
         if message.envelope.tag == Tag(0) {
             return super::Brought::default();
         }
-        let value = match message.envelope.kind {
-            Kind::Request => codec::decode_first(&message.control).and_then(|(_, rest)| codec::decode(rest)),
+        let value = match message.envelope.endpoint {
+            REQUESTS => codec::decode_first(&message.control).and_then(|(_, rest)| codec::decode(rest)),
             _ => codec::decode(message.control.get(1..).unwrap_or_default()),
         };
         value.map(|value| self.adopt(from, &names_in(&value))).unwrap_or_default()
@@ -69,6 +67,19 @@ impl Shared {
     /// Words about references have come. The link's poll token is held.
     pub(crate) fn hear_words(&self, from: NodeId, words: &[u8]) -> Result<()> {
         let words: Vec<Word> = from_control(words)?;
+        // Nobody is looked for who is no member, however often a peer says its name.
+        let is_known = |node: NodeId| self.table().is_empty() || self.member(node).is_some();
+        let named = |word: &Word| match word {
+            Word::Count { giver, .. } => is_known(*giver),
+            Word::Confirm { holder, owner, .. } => is_known(*holder) && is_known(*owner),
+            Word::Release { .. } | Word::Gone { .. } => true,
+        };
+        if !is_known(from) {
+            return Ok(());
+        }
+        if !words.iter().all(named) {
+            return Err(Error::new(ErrorKind::Protocol, "a word about a reference of a node that is no member"));
+        }
         self.references.heard(from, &words);
         Ok(())
     }
@@ -88,6 +99,9 @@ impl Shared {
     }
 
     fn send_words(self: &Arc<Self>, to: NodeId) {
+        if !self.table().is_empty() && self.member(to).is_none() {
+            return self.references.lost(to);
+        }
         let Some(link) = self.routes.get(to) else {
             return self.link_for_words(to);
         };
@@ -105,7 +119,7 @@ impl Shared {
     }
 
     fn send_batch(&self, link: LinkId, words: &[Word]) -> Result<()> {
-        let envelope = Envelope { kind: Kind::Control, ..Envelope::data(CONTEXT, Tag(0)) };
+        let envelope = Envelope::of(REFERENCES, Tag(0), 0);
         self.node.isend(link, Outgoing::control(envelope, to_control(words)?)).map(drop)
     }
 

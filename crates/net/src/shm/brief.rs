@@ -7,7 +7,7 @@
 //! | 1 | tag |
 //! | 1 | context |
 //! | 1 | correlation |
-//! | 1 | epoch (32 bits), kind, dtype, number of dimensions, zero (8 bits each) |
+//! | 1 | aux (32 bits), endpoint, dtype, number of dimensions, zero (8 bits each) |
 //! | as many | dimensions |
 //! | the rest | the elements, rounded up to a whole word |
 //!
@@ -16,9 +16,10 @@
 
 use super::ring::{BODY_BYTES_MAX, Consumer, Memory, Record};
 use crate::message::{Envelope, Outgoing, Part};
+use sheave_base::limits::ENDPOINTS_MAX;
 use sheave_base::{Error, ErrorKind, Result, Tag};
 use sheave_tensor::{Dtype, Mode};
-use sheave_wire::{Kind, TensorSpec};
+use sheave_wire::TensorSpec;
 
 /// Dimensions of a tensor that travels in the short form.
 const DIMENSIONS_MAX: usize = 4;
@@ -40,9 +41,9 @@ impl Head {
         if !is_plain || part.tensor.len_bytes() == 0 || dimensions.len() > DIMENSIONS_MAX {
             return None;
         }
-        let Envelope { kind, tag, context, correlation, epoch } = message.envelope;
-        let mixed = u64::from(epoch)
-            | u64::from(kind.code()) << 32
+        let Envelope { endpoint, tag, context, correlation, aux } = message.envelope;
+        let mixed = u64::from(aux)
+            | u64::from(endpoint) << 32
             | u64::from(part.tensor.dtype().code()) << 40
             | (dimensions.len() as u64) << 48;
         let mut words = [[0; 8]; FIXED_WORDS + DIMENSIONS_MAX];
@@ -77,10 +78,10 @@ impl Brief {
     #[inline(always)]
     pub(crate) fn read<M: Memory>(consumer: &Consumer<M>, record: &Record) -> Result<Self> {
         let [tag, context, correlation, mixed] = consumer.words(record, 0)?;
-        let [kind, dtype, dimension_count, zero] = [32, 40, 48, 56].map(|shift| (mixed >> shift) as u8);
+        let [endpoint, dtype, dimension_count, zero] = [32, 40, 48, 56].map(|shift| (mixed >> shift) as u8);
         let dimension_count = usize::from(dimension_count);
-        let known = Kind::from_code(kind).zip(Dtype::from_code(dtype)).filter(|_| zero == 0);
-        let (kind, dtype) = known.ok_or_else(wrong)?;
+        let is_known = usize::from(endpoint) < ENDPOINTS_MAX && zero == 0;
+        let dtype = Dtype::from_code(dtype).filter(|_| is_known).ok_or_else(wrong)?;
         let mut dimensions = [0; DIMENSIONS_MAX];
         let mut length_bytes = Some(dtype.size_bytes());
         for (index, dimension) in dimensions.get_mut(..dimension_count).ok_or_else(wrong)?.iter_mut().enumerate() {
@@ -95,7 +96,7 @@ impl Brief {
         if offset_bytes + length_bytes.next_multiple_of(8) != record.body_bytes {
             return Err(wrong());
         }
-        let envelope = Envelope { kind, tag: Tag(tag), context, correlation, epoch: mixed as u32 };
+        let envelope = Envelope { endpoint, tag: Tag(tag), context, correlation, aux: mixed as u32 };
         Ok(Self { envelope, dtype, length_bytes, offset_bytes, dimensions, dimension_count })
     }
 
@@ -119,7 +120,8 @@ mod tests {
     use sheave_tensor::{Shape, Tensor};
 
     fn message(tensor: Tensor, mode: Mode) -> Outgoing {
-        let envelope = Envelope { kind: Kind::Request, tag: Tag(u64::MAX), context: 2, correlation: 3, epoch: 4 };
+        let endpoint = ENDPOINTS_MAX as u8 - 1;
+        let envelope = Envelope { endpoint, tag: Tag(u64::MAX), context: 2, correlation: 3, aux: 4 };
         Outgoing::tensor(envelope, tensor, mode)
     }
 
@@ -194,7 +196,9 @@ mod tests {
         };
         assert_eq!(read(&|_| (), 24), Ok(24));
         let wrong = Err(ErrorKind::Protocol);
-        for (shift, value) in [(32, 0), (32, 200), (40, 14), (48, 1), (48, 3), (48, 5), (48, 255), (56, 1)] {
+        for (shift, value) in
+            [(32, ENDPOINTS_MAX as u64), (32, 200), (40, 14), (48, 1), (48, 3), (48, 5), (48, 255), (56, 1)]
+        {
             assert_eq!(read(&field(shift, value), 24), wrong, "{shift} {value}");
         }
         for (index, value) in [(4, 0), (4, 1), (4, 4), (4, u64::MAX), (5, 1 << 62), (5, 1 << 63)] {

@@ -14,9 +14,9 @@ use crate::message::{Envelope, Message, Tensors};
 use parking_lot::Mutex;
 use sheave_base::limits::{CONTROL_BYTES_MAX, SEGMENTS_SHOWN_MAX};
 use sheave_base::work::Completer;
-use sheave_base::{Error, ErrorKind, LinkId, Peer, Result, Tag};
+use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
 use sheave_tensor::{Arena, Buffer, Dtype, Segment, SegmentId, Shape, Tensor};
-use sheave_wire::{HEADER_BYTES, Header, Kind, Part, Placement};
+use sheave_wire::{HEADER_BYTES, Header, Part, Placement};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -128,7 +128,7 @@ impl Receiving {
         }
         let brief = Brief::read(&self.consumer, &record).map_err(|_| NotTaken)?;
         let envelope = brief.envelope;
-        if envelope.kind != Kind::Data || !wanted.fits(link, envelope.context, envelope.tag) {
+        if envelope.endpoint != 0 || !wanted.fits(link, envelope.context, envelope.tag) {
             return Err(NotTaken);
         }
         match &places[..] {
@@ -266,6 +266,9 @@ impl Receiving {
         let mut header = [0; HEADER_BYTES];
         self.consumer.read(&record, 0, &mut header)?;
         let header = Header::decode_with(&header, false)?;
+        if !header.kind.is_message() {
+            return Err(impossible(format!("a message of kind {:?}", header.kind)));
+        }
         if header.sequence != self.sequence + 1 {
             return Err(impossible(format!("message {} after message {}", header.sequence, self.sequence)));
         }
@@ -432,13 +435,7 @@ fn adopt(buffer: Buffer, part: &Part, place: Option<Tensor>, shore: &Shore<'_>) 
 
 fn arrival<'a>(header: &Header, parts: &'a [Part], control_bytes: usize, ending: bool) -> Arrival<'a> {
     Arrival {
-        envelope: Envelope {
-            kind: header.kind,
-            tag: Tag(header.tag),
-            context: header.context,
-            correlation: header.correlation,
-            epoch: header.epoch,
-        },
+        envelope: Envelope::of_header(header),
         sequence: header.sequence,
         parts,
         payload_bytes: header.payload_bytes,

@@ -250,17 +250,12 @@ impl Sending {
     }
 
     fn header(&self, message: &Outgoing, part_count: usize, area_bytes: usize, payload_bytes: u64) -> Header {
-        let envelope = &message.envelope;
         Header {
             part_count: part_count as u16,
             sequence: self.sequence + 1,
-            tag: envelope.tag.0,
-            context: envelope.context,
-            correlation: envelope.correlation,
             control_bytes: area_bytes as u32,
-            epoch: envelope.epoch,
             payload_bytes,
-            ..Header::new(envelope.kind)
+            ..message.envelope.header()
         }
     }
 
@@ -592,7 +587,7 @@ fn fits_inline(message: &Outgoing) -> bool {
 fn check(message: &Outgoing, shore: &Shore<'_>) -> Result<()> {
     let part_count = u16::try_from(message.parts.len()).unwrap_or(u16::MAX);
     let control_bytes = u32::try_from(message.control.len()).unwrap_or(u32::MAX);
-    Header { part_count, control_bytes, payload_bytes: message.payload_bytes(), ..Header::new(message.envelope.kind) }
+    Header { part_count, control_bytes, payload_bytes: message.payload_bytes(), ..message.envelope.header() }
         .check_limits()?;
     for part in message.parts.iter().filter(|part| part.mode == Mode::Share) {
         let aligned = part.tensor.offset_bytes().is_multiple_of(64);

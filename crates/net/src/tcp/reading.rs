@@ -15,7 +15,7 @@ use crate::link::{Arrival, Landing, Sink, Verdict};
 use crate::message::{Envelope, Message};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, readv};
-use sheave_base::{Error, ErrorKind, LinkId, Peer, Result, Tag};
+use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
 use sheave_tensor::Tensor;
 use sheave_wire::{HEADER_BYTES, Header, Kind, Parts, Placement};
 use smallvec::SmallVec;
@@ -245,7 +245,7 @@ impl Reading {
     }
 
     fn arrived(&mut self, header: Header, parts: Parts, control: Vec<u8>, shore: &Shore<'_>) -> Result<Step> {
-        let (envelope, sequence, payload_bytes) = (envelope_of(&header), header.sequence, header.payload_bytes);
+        let (envelope, sequence, payload_bytes) = (Envelope::of_header(&header), header.sequence, header.payload_bytes);
         // Asked only by a message that was refused before: the first refusal is followed by another look.
         let ending = self.paused_before && has_hung_up(shore.socket);
         let control_bytes = control.len();
@@ -386,16 +386,6 @@ fn rest_of(parts: &[Tensor], offset_bytes: usize, pieces: &mut SmallVec<[IoSlice
         if pieces.len() == PIECES_MAX || left_bytes == 0 {
             return;
         }
-    }
-}
-
-fn envelope_of(header: &Header) -> Envelope {
-    Envelope {
-        kind: header.kind,
-        tag: Tag(header.tag),
-        context: header.context,
-        correlation: header.correlation,
-        epoch: header.epoch,
     }
 }
 

@@ -290,23 +290,15 @@ impl Frame {
 }
 
 fn header_of(message: &Outgoing) -> Header {
-    let envelope = &message.envelope;
     Header {
         part_count: u16::try_from(message.parts.len()).unwrap_or(u16::MAX),
-        tag: envelope.tag.0,
-        context: envelope.context,
-        correlation: envelope.correlation,
-        epoch: envelope.epoch,
         payload_bytes: message.payload_bytes(),
-        ..Header::new(envelope.kind)
+        ..message.envelope.header()
     }
 }
 
 /// Refuses what the peer would refuse, before anything is sent.
 fn check(message: &Outgoing) -> Result<()> {
-    if !message.envelope.kind.is_message() {
-        return Err(Error::new(ErrorKind::InvalidArgument, "messages of this kind are the link's own"));
-    }
     if message.parts.iter().any(|part| part.mode == Mode::Share) {
         return Err(Error::new(ErrorKind::Unsupported, "a tensor cannot be shared with a process on another host")
             .hint("send it by copy or move; sharing needs a link over shared memory"));

@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 use sheave_base::{Error, ErrorKind, NodeId, Peer, Result, work};
-use sheave_mesh::{Call, Mesh, Request, Role, WeakMesh};
+use sheave_mesh::{Call, Callers, Mesh, Request, Role, Service, WeakMesh};
 use sheave_net::Part;
 use sheave_store::{Function, Key, ServerConfig, run_server};
 use sheave_tensor::{Mode, Tensor};
@@ -130,31 +130,49 @@ impl Shipped {
     }
 }
 
+/// Takes pickled functions of workers.
+struct Pickled {
+    desk: Desk,
+    /// Makes them of bytes, where the server may do that.
+    unpickle: Option<Arc<Py<PyAny>>>,
+    shipped: Arc<Shipped>,
+}
+
+impl Pickled {
+    fn take(&self, from: NodeId, name: String, tensors: &[Tensor]) -> Result<()> {
+        let Some(unpickle) = self.unpickle.clone() else {
+            return Err(Error::new(ErrorKind::Unsupported, "this server takes no pickled functions")
+                .operation("set_updater")
+                .hint("start it with sheave.run_server(allow_pickle=True), or register the function there"));
+        };
+        let [pickled] = tensors else {
+            return Err(Error::new(ErrorKind::Protocol, "a pickled function that did not come"));
+        };
+        let pickled = pickled.to_vec::<u8>()?;
+        let function = self.desk.run("unpickle", move |py| {
+            let function = unpickle.call1(py, (PyBytes::new(py, &pickled),));
+            function.map_err(|error| updater::told(py, &error, "the server could not unpickle the updater"))
+        })?;
+        self.shipped.keep(from, name, self.desk.updater(function));
+        Ok(())
+    }
+}
+
+impl Service for Pickled {
+    fn handle(&self, request: Request) {
+        let outcome = self.take(request.from, request.method, &request.tensors);
+        request.reply.send(outcome.map(|()| (Value::None, Default::default())));
+    }
+
+    fn callers(&self, _: &str) -> Callers {
+        Callers::Workers
+    }
+}
+
 /// Takes pickled functions; `unpickle` makes them of bytes.
 fn take(mesh: &Mesh, desk: &Desk, unpickle: Option<Py<PyAny>>, shipped: &Arc<Shipped>) -> Result<()> {
     let (desk, shipped) = (desk.clone(), Arc::clone(shipped));
-    let unpickle = unpickle.map(Arc::new);
-    mesh.serve(SERVICE, move |request: Request| {
-        let Request { from, method: name, tensors, reply, .. } = request;
-        let outcome = (|| {
-            let Some(unpickle) = unpickle.clone() else {
-                return Err(Error::new(ErrorKind::Unsupported, "this server takes no pickled functions")
-                    .operation("set_updater")
-                    .hint("start it with sheave.run_server(allow_pickle=True), or register the function there"));
-            };
-            let [pickled] = tensors.as_slice() else {
-                return Err(Error::new(ErrorKind::Protocol, "a pickled function that did not come"));
-            };
-            let pickled = pickled.to_vec::<u8>()?;
-            let function = desk.run("unpickle", move |py| {
-                let function = unpickle.call1(py, (PyBytes::new(py, &pickled),));
-                function.map_err(|error| updater::told(py, &error, "the server could not unpickle the updater"))
-            })?;
-            shipped.keep(from, name, desk.updater(function));
-            Ok(())
-        })();
-        reply.send(outcome.map(|()| (Value::None, Default::default())));
-    })
+    mesh.serve(SERVICE, Pickled { desk, unpickle: unpickle.map(Arc::new), shipped })
 }
 
 /// Sends a pickled function to all servers, and waits until all have it.

@@ -16,13 +16,14 @@
 use crate::protocol::{self, Piece, SERVICE, SLICES, Slices};
 use parking_lot::Mutex;
 use sheave_base::work::Completer;
+use sheave_base::work::awaited::{Account, Awaited, Describe, Which, listed};
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
 use sheave_mesh::{Answer, Call, Mesh, WeakMesh};
 use sheave_net::Parts;
 use smallvec::SmallVec;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// Bytes of one server's slices that have left and are not taken: a few slices, so that the server is never idle.
 const IN_FLIGHT_BYTES: u64 = 4 << 20;
@@ -35,6 +36,7 @@ pub(super) struct Lane {
     store: u32,
     servers: Vec<NodeId>,
     state: Mutex<State>,
+    me: Weak<Lane>,
 }
 
 #[derive(Default)]
@@ -79,7 +81,8 @@ impl Lane {
     pub(super) fn new(mesh: &Mesh, store: u32, servers: &[NodeId]) -> Arc<Self> {
         let queues = servers.iter().map(|_| Queue::default()).collect();
         let state = Mutex::new(State { queues, ..State::default() });
-        Arc::new(Self { mesh: mesh.downgrade(), store, servers: servers.to_vec(), state })
+        let (mesh, servers) = (mesh.downgrade(), servers.to_vec());
+        Arc::new_cyclic(|me| Self { mesh, store, servers, state, me: Weak::clone(me) })
     }
 
     /// Whether nothing is queued.
@@ -95,7 +98,7 @@ impl Lane {
                 if state.queued_bytes <= bytes && (bytes > 0 || state.keys.is_empty()) {
                     return Ok(());
                 }
-                let (completer, work) = mesh.node().pair("push", None);
+                let (completer, work) = mesh.node().described("push", None, Awaited::new(self.me.clone(), [0; 2]));
                 state.waiting.push(completer);
                 work
             };
@@ -199,7 +202,10 @@ impl Lane {
                 }
             }
             What::Pull { method, call: asked, completer } => match call(method, asked) {
-                Ok(work) => forward(&work, completer),
+                Ok(work) => {
+                    work.awaited().into_iter().for_each(|awaited| completer.awaits(awaited));
+                    forward(&work, completer);
+                }
                 Err(error) => completer.complete(Err(error)),
             },
         }
@@ -218,6 +224,20 @@ impl Lane {
             }
         }
         self.send(server);
+    }
+}
+
+/// Servers that have not taken what is queued for them.
+impl Describe for Lane {
+    fn describe(&self, _: Which) -> Option<Account> {
+        let mesh = self.mesh.upgrade()?;
+        let slow: Vec<NodeId> = {
+            let state = self.state.lock();
+            let queues = self.servers.iter().zip(&state.queues);
+            queues.filter(|(_, queue)| !queue.items.is_empty()).map(|(server, _)| *server).collect()
+        };
+        let names = slow.iter().filter_map(|node| mesh.member(*node)).map(|member| member.introduction.name.clone());
+        Some(Account { what: None, whom: Some(format!("{} to take earlier pushes", listed(names))) })
     }
 }
 

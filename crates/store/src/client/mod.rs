@@ -33,8 +33,9 @@ use coding::{Coding, Compressions};
 use lane::Lane;
 use outstanding::Outstanding;
 use parking_lot::{Mutex, RwLock};
+use sheave_base::work::IDLE;
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
-use sheave_mesh::{Answer, Mesh, Role};
+use sheave_mesh::{Answer, Call, Mesh, Role};
 use sheave_tensor::Tensor;
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -137,13 +138,21 @@ impl Client {
                     Ok(_) => break,
                     // It has joined, and is about to start its service.
                     Err(error) if error.kind() == ErrorKind::NotFound && Instant::now() < until => {
-                        std::thread::sleep(OPEN_PAUSE);
+                        self.pause(OPEN_PAUSE)?;
                     }
                     Err(error) => return Err(error),
                 }
             }
         }
         Ok(())
+    }
+
+    /// Waits for so long, and serves this node meanwhile.
+    fn pause(&self, span: Duration) -> Result<()> {
+        let (completer, over) = self.mesh.node().pair(IDLE, None);
+        let runtime = self.mesh.runtime();
+        let _timer = runtime.at(runtime.after(span), move || completer.complete(Ok(())))?;
+        over.wait()
     }
 
     pub(crate) fn rank(&self) -> usize {
@@ -216,7 +225,8 @@ impl Client {
 
     /// Calls a method that says something of the whole store.
     fn say(&self, server: NodeId, method: &str) -> Result<Work<Answer>> {
-        self.mesh.call(server, SERVICE, method, protocol::encode(&OfStore { store: self.open.store })?)
+        let args = protocol::encode(&OfStore { store: self.open.store })?;
+        self.mesh.call(server, SERVICE, method, Call { args, runs_anyway: true, ..Call::default() })
     }
 
     /// Blocks until all workers have come. Returns the rank of the first one that counts.

@@ -270,8 +270,10 @@ impl Client {
             let slices = contributions.filter(|(piece, _)| piece.form.is_contribution()).count() as u64;
             if slices > 0 {
                 let begin = Begin { store: self.open.store, operation: number, slices };
-                let call = protocol::encode(&begin)
-                    .and_then(|args| self.mesh.call(self.servers[server], SERVICE, BEGIN, args));
+                let call = protocol::encode(&begin).and_then(|args| {
+                    let call = Call { args, runs_anyway: true, ..Call::default() };
+                    self.mesh.call(self.servers[server], SERVICE, BEGIN, call)
+                });
                 if !begun.add(call.map(|call| (call, Vec::new()))) {
                     continue;
                 }
@@ -351,7 +353,9 @@ impl Client {
         }
         let leases = (!places.is_empty()).then(|| Arc::clone(leases));
         let args = protocol::encode(&update)?;
-        let call = Call { args, tensors, places, leases, ..Call::default() };
+        // All servers sum a push or none does, whatever becomes of its other calls.
+        let runs_anyway = update.contributes();
+        let call = Call { args, tensors, places, leases, runs_anyway, ..Call::default() };
         Ok((server, call, unpacks))
     }
 

@@ -97,6 +97,20 @@ impl Members {
         over.into_iter().map(|one: Entered| one.request).collect()
     }
 
+    /// The number of the barrier at which a request waits, counted from 1, and who has not come to it.
+    pub(super) fn lacks_at_barrier(&self, request: RequestId) -> Option<(u64, Vec<usize>)> {
+        let number = self.entered.iter().find(|one| one.request == request)?.number;
+        let counts = self.barriers.iter().zip(&self.standings).enumerate();
+        let lacks = counts.filter(|(_, (count, standing))| **count < number && **standing != Standing::Gone);
+        Some((number, lacks.map(|(rank, _)| rank).collect()))
+    }
+
+    /// Who is active while a request waits until all are done.
+    pub(super) fn not_done(&self, request: RequestId) -> Option<Vec<usize>> {
+        self.done.iter().find(|one| **one == request)?;
+        Some((0..self.counted.len()).filter(|rank| self.counted[*rank]).collect())
+    }
+
     /// Takes all out who wait at a barrier.
     pub(super) fn take_entered(&mut self) -> Vec<RequestId> {
         std::mem::take(&mut self.entered).into_iter().map(|one| one.request).collect()

@@ -3,6 +3,7 @@
 //! Requests are handled where they are found, one at a time and in the order of each worker's link; so a store needs no
 //! locks beyond one, and a worker's push is before its later pull. Answers leave with no lock held.
 
+mod awaited;
 mod members;
 mod norms;
 mod pending;
@@ -27,7 +28,7 @@ use norms::{After, Gatherings};
 use parking_lot::Mutex;
 use settle::{Loss, Settlements};
 use sheave_base::{Error, ErrorKind, NodeId, Result};
-use sheave_mesh::{Member, Mesh, Reply, Request, Role, Service, WeakMesh};
+use sheave_mesh::{Callers, Lane, Member, Mesh, Reply, Request, Role, Service, WeakMesh};
 use sheave_net::Tensors;
 use sheave_tensor::{Arena, Tensor};
 use sheave_wire::Value;
@@ -244,12 +245,20 @@ impl Service for Door {
         reply.send(outcome.map(|()| (Value::None, SmallVec::new())));
     }
 
-    fn is_inline(&self) -> bool {
-        true
+    fn lane(&self) -> Lane {
+        Lane::Inline
+    }
+
+    fn callers(&self, method: &str) -> Callers {
+        if matches!(method, SETTLE | NORMS) { Callers::Servers } else { Callers::Workers }
     }
 
     fn lost(&self, member: &Member, error: &Error) {
         self.0.lost(member, error);
+    }
+
+    fn awaited(&self, from: NodeId, number: u64) -> Option<String> {
+        self.0.awaited(from, number)
     }
 }
 

@@ -53,6 +53,12 @@ impl Pending {
         self.last
     }
 
+    /// The request of a worker that it has sent as its call of this number.
+    pub(super) fn find(&self, worker: usize, number: u64) -> Option<RequestId> {
+        let is_it = |waiting: &Waiting| waiting.worker == worker && waiting.reply.number() == number;
+        self.waiting.iter().find(|(_, waiting)| is_it(waiting)).map(|(request, _)| *request)
+    }
+
     /// One thing that the request waits for has happened.
     pub(super) fn one_done(&mut self, request: RequestId, happen: impl FnOnce(&mut Assembly) -> Result<()>) {
         let Some(waiting) = self.waiting.get_mut(&request) else { return };

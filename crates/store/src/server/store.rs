@@ -44,7 +44,7 @@ pub(super) struct Store {
     pub(super) slots: Vec<Held>,
     /// Where the slot of a slice's number is.
     pub(super) index: Numbered<u64, usize>,
-    waiting: Pending,
+    pub(super) waiting: Pending,
     /// Pushes that come slice by slice, by the worker and its number for it.
     begun: HashMap<(usize, u64), Begun>,
     halfway: Vec<Halfway>,
@@ -201,6 +201,11 @@ impl Store {
     pub(super) fn describe(&self, numbers: &[u64]) -> Vec<Option<Described>> {
         let described = |number: &u64| Some(self.slots[*self.index.get(number)?].slot.meta.described());
         numbers.iter().map(described).collect()
+    }
+
+    /// How many slices of a push that was begun have not come.
+    pub(super) fn slices_to_come(&self, request: RequestId) -> Option<u64> {
+        self.begun.values().find(|begun| begun.request == request).map(|begun| begun.left)
     }
 
     /// Refuses an update before anything of it is merged.

@@ -178,13 +178,14 @@ fn check_text(text: &str) -> std::result::Result<(), &'static str> {
 /// A digest of the limits that both sides of a link must agree on, because one side's messages must fit the other's.
 #[must_use]
 pub fn limits_hash() -> u64 {
-    let agreed: [u64; 6] = [
+    let agreed: [u64; 7] = [
         limits::CONTROL_BYTES_MAX as u64,
         limits::PARTS_MAX as u64,
         limits::PART_BYTES_MAX,
         limits::DIMENSIONS_MAX as u64,
         limits::VALUE_DEPTH_MAX as u64,
         limits::VALUE_ITEMS_MAX as u64,
+        limits::ENDPOINTS_MAX as u64,
     ];
     let mut digest = Sha256::new();
     for limit in agreed {

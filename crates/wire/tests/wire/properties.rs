@@ -8,11 +8,14 @@ use sheave_wire::{Header, Kind, Part, Placement, TensorSpec, Value, codec, from_
 fn header() -> impl Strategy<Value = Header> {
     let numbers = any::<[u64; 4]>();
     let lengths = (0..=limits::PARTS_MAX as u16, 0..=limits::CONTROL_BYTES_MAX as u32, 0..=limits::PART_BYTES_MAX);
-    (prop::sample::select(Kind::ALL), any::<u16>(), any::<u32>(), numbers, lengths).prop_map(
-        |(kind, flags, epoch, [sequence, tag, context, correlation], (part_count, control_bytes, payload_bytes))| {
-            Header { kind, flags, part_count, sequence, tag, context, correlation, control_bytes, epoch, payload_bytes }
-        },
-    )
+    let small = (any::<u16>(), any::<u32>(), 0..limits::ENDPOINTS_MAX as u8);
+    (prop::sample::select(Kind::ALL), small, numbers, lengths).prop_map(|(kind, small, numbers, lengths)| {
+        let (flags, aux, endpoint) = small;
+        let [sequence, tag, context, correlation] = numbers;
+        let (part_count, control_bytes, payload_bytes) = lengths;
+        let header = Header { kind, flags, part_count, sequence, tag, context, correlation, ..Header::new(kind) };
+        Header { control_bytes, aux, payload_bytes, endpoint, ..header }
+    })
 }
 
 fn part() -> impl Strategy<Value = Part> {

@@ -17,8 +17,9 @@ pub(crate) fn headers() -> Named<Header> {
         context: 0x2827_2625_2423_2221,
         correlation: 0x3837_3635_3433_3231,
         control_bytes: 0x0042_4241,
-        epoch: 0x5453_5251,
+        aux: 0x5453_5251,
         payload_bytes: 0x0000_0066_6564_6362,
+        endpoint: 0x07,
         ..Header::new(Kind::Data)
     };
     let largest = Header {
@@ -29,12 +30,14 @@ pub(crate) fn headers() -> Named<Header> {
         context: u64::MAX,
         correlation: u64::MAX,
         control_bytes: 16 << 20,
-        epoch: u32::MAX,
+        aux: u32::MAX,
         payload_bytes: 1 << 52,
+        endpoint: 15,
         ..Header::new(Kind::Stream)
     };
-    let mut headers = vec![("full", full), ("largest", largest)];
-    let names = ["data", "request", "response", "beat", "return", "close", "segment", "chunk", "stream"];
+    let endpoint = Header { endpoint: 1, ..Header::new(Kind::Data) };
+    let mut headers = vec![("full", full), ("largest", largest), ("endpoint", endpoint)];
+    let names = ["data", "beat", "return", "close", "segment", "chunk", "stream"];
     headers.extend(names.into_iter().zip(Kind::ALL.iter().map(|kind| Header::new(*kind))));
     headers
 }

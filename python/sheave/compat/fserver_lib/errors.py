@@ -44,6 +44,10 @@ class NotFound(sheave.NotFound, RuntimeError):
     """As sheave.NotFound."""
 
 
+class NotPermitted(sheave.NotPermitted, RuntimeError):
+    """As sheave.NotPermitted."""
+
+
 class PeerLost(sheave.PeerLost, RuntimeError):
     """As sheave.PeerLost."""
 
@@ -72,6 +76,7 @@ CLASSES: dict[type[SheaveError], type[SheaveError]] = {
     sheave.Io: Io,
     sheave.Mismatch: Mismatch,
     sheave.NotFound: NotFound,
+    sheave.NotPermitted: NotPermitted,
     sheave.PeerLost: PeerLost,
     sheave.Protocol: Protocol,
     sheave.Unauthenticated: Unauthenticated,

@@ -1,0 +1,356 @@
+//! The answering side of calls: what was asked of this node's services, from the link to the handler.
+//!
+//! A service lets in so many requests of each link before it has begun with them: the caller's window, which
+//! [`window`](super::window) explains and a caller that keeps to it never fills; one that does not is held up on its
+//! link. Whoever serves takes one thing after the other out of one queue: an inline service handles its request there
+//! and then, any other one on a lane of the node's [`executor`](super::executor).
+//!
+//! **Answers** are bounded by what callers remember of their calls ([`limits::CALLS_PENDING_MAX`]): a link with as many
+//! requests that are not answered, or whose answers wait for room on it, is held up too.
+//!
+//! **Cancelled calls.** The word that a call is cancelled, or that its time is up, comes on the call's own link behind
+//! the request. While the request waits in the queue, the word is noted beside the queue, for whoever takes the request
+//! out; the word waits in the queue too, and is forgotten when its turn comes. From its turn on a request of a lane
+//! stands in a table until it is answered, where the word's turn finds it. So a request that has not begun when its
+//! word is heard never begins, and a handler that runs can ask.
+
+use super::BEGUN;
+use super::executor::{Executor, Job};
+use super::lane::Lane;
+use super::service::{self, Reply, Request, Service};
+use super::window::Size;
+use crate::driver::Shared;
+use crate::endpoints::{CALLS, REQUESTS};
+use crate::reference::Brought;
+use parking_lot::{Mutex, RwLock};
+use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, contain, limits};
+use sheave_net::{Admission, Arrival, Envelope, Ground, Hold, Message, Outgoing};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// A call as its callee knows it: its link, or that of this node to itself, and its number.
+pub(super) type CallId = (LinkId, u64);
+
+/// What this node's services have been asked and have not done.
+pub(crate) struct Requests {
+    queue: Mutex<Queue>,
+    /// Held by whoever takes things out of the queue.
+    serving: Mutex<()>,
+    /// By link, one for each service of this node that it has called.
+    counted: RwLock<HashMap<LinkId, Vec<Arc<Counted>>>>,
+    /// A request had to stay on its link.
+    choked: AtomicBool,
+    /// Requests of lanes that are not answered, and whether they are cancelled.
+    unanswered: Mutex<HashMap<CallId, Arc<AtomicBool>>>,
+    pub(super) executor: Executor,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Queued>,
+    /// Calls whose word stands in `waiting`.
+    cancelled: HashSet<CallId>,
+}
+
+/// The requests that one link has brought for one service; counts are modulo 2³².
+pub(super) struct Counted {
+    link: LinkId,
+    service: u64,
+    received: AtomicU32,
+    begun: AtomicU32,
+    /// As many of those as the caller was told of.
+    told: AtomicU32,
+    /// Bytes of those that it was not told of.
+    untold_bytes: AtomicU64,
+    /// Those that are not answered, or whose answers wait for room on the link.
+    unanswered: AtomicU32,
+}
+
+impl Counted {
+    fn of(link: LinkId, service: u64) -> Self {
+        let (received, begun, told, unanswered) = Default::default();
+        Self { link, service, received, begun, told, untold_bytes: AtomicU64::new(0), unanswered }
+    }
+
+    fn is_full(&self, size: Size) -> bool {
+        self.received.load(SeqCst).wrapping_sub(self.begun.load(SeqCst)) >= size.requests
+            || self.unanswered.load(SeqCst) as usize >= limits::CALLS_PENDING_MAX
+    }
+
+    /// The service, and how many have begun, for the caller who is told now.
+    pub(super) fn tell(&self) -> (u64, u32) {
+        let begun = self.begun.load(SeqCst);
+        self.told.store(begun, SeqCst);
+        self.untold_bytes.store(0, SeqCst);
+        (self.service, begun)
+    }
+}
+
+/// What services are given, in the order in which it came.
+#[expect(clippy::large_enum_variant, reason = "a box would be an allocation for each message")]
+pub(super) enum Queued {
+    Request(Incoming),
+    Cancelled(CallId),
+    /// This member has left, and its links have ended.
+    Leave(NodeId, Error),
+}
+
+/// A request as it came.
+pub(super) struct Incoming {
+    pub(super) from: NodeId,
+    pub(super) message: Message,
+    pub(super) brought: Brought,
+    /// When its caller waits no longer.
+    pub(super) until: Option<Instant>,
+    counted: Arc<Counted>,
+}
+
+impl Incoming {
+    fn id(&self) -> CallId {
+        (self.message.source, self.message.envelope.correlation)
+    }
+}
+
+fn bytes_of(message: &Message) -> u64 {
+    message.parts.iter().map(|part| part.len_bytes() as u64).sum::<u64>() + message.control.len() as u64
+}
+
+impl Requests {
+    pub(super) fn new(shared: Weak<Shared>) -> Self {
+        Self {
+            queue: Mutex::default(),
+            serving: Mutex::default(),
+            counted: RwLock::default(),
+            choked: AtomicBool::new(false),
+            unanswered: Mutex::default(),
+            executor: Executor::new(shared),
+        }
+    }
+
+    pub(super) fn admit(&self, link: LinkId, arrival: &Arrival<'_>, size: Size) -> Admission {
+        let Some(counted) = self.counted_of(link, arrival.envelope.context) else {
+            return Admission::Land(Ground::default());
+        };
+        if counted.is_full(size) {
+            self.choked.store(true, SeqCst);
+            // Whoever made room in between has not seen the mark.
+            if counted.is_full(size) {
+                return Admission::Pause;
+            }
+        }
+        Admission::Land(Ground::default())
+    }
+
+    fn counted_of(&self, link: LinkId, service: u64) -> Option<Arc<Counted>> {
+        let counted = self.counted.read();
+        counted.get(&link)?.iter().find(|counted| counted.service == service).map(Arc::clone)
+    }
+
+    /// The counts of a service that a link calls; of the first one where there are more than a node can have.
+    fn count(&self, link: LinkId, service: u64) -> Arc<Counted> {
+        if let Some(counted) = self.counted_of(link, service) {
+            return counted;
+        }
+        let mut counted = self.counted.write();
+        let services = counted.entry(link).or_default();
+        if let Some(first) = services.first().filter(|_| services.len() >= limits::SERVICES_MAX) {
+            return Arc::clone(first);
+        }
+        services.push(Arc::new(Counted::of(link, service)));
+        Arc::clone(&services[services.len() - 1])
+    }
+
+    /// Forgets the counts of a link that has ended.
+    pub(super) fn link_ended(&self, link: LinkId) {
+        let forgotten = self.counted.write().remove(&link);
+        drop(forgotten);
+    }
+
+    pub(super) fn take(&self, from: NodeId, message: Message, brought: Brought) {
+        let counted = self.count(message.source, message.envelope.context);
+        counted.received.fetch_add(1, SeqCst);
+        counted.unanswered.fetch_add(1, SeqCst);
+        let millis = message.envelope.aux;
+        let until = (millis > 0).then(|| Instant::now() + Duration::from_millis(millis.into()));
+        self.push(Queued::Request(Incoming { from, message, brought, until, counted }));
+    }
+
+    /// A call of that link is cancelled.
+    pub(super) fn take_cancelled(&self, call: CallId) {
+        let mut queue = self.queue.lock();
+        // Who cancels more than it can have called is not believed.
+        if queue.cancelled.len() < limits::CALLS_PENDING_MAX && queue.cancelled.insert(call) {
+            queue.waiting.push_back(Queued::Cancelled(call));
+        }
+    }
+
+    pub(super) fn push(&self, queued: Queued) {
+        self.queue.lock().waiting.push_back(queued);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.queue.lock().waiting.is_empty()
+    }
+
+    /// The next thing, and whether it is a request that is cancelled.
+    fn next(&self) -> Option<(Queued, bool)> {
+        let mut queue = self.queue.lock();
+        let queued = queue.waiting.pop_front()?;
+        let is_cancelled = match &queued {
+            Queued::Request(incoming) => !queue.cancelled.is_empty() && queue.cancelled.contains(&incoming.id()),
+            Queued::Cancelled(call) => queue.cancelled.remove(call),
+            Queued::Leave(..) => false,
+        };
+        Some((queued, is_cancelled))
+    }
+
+    /// Notes a request of a lane until it is answered; what tells whether it is cancelled.
+    pub(super) fn note(&self, call: CallId) -> Arc<AtomicBool> {
+        let mark = Arc::new(AtomicBool::new(false));
+        self.unanswered.lock().insert(call, Arc::clone(&mark));
+        mark
+    }
+
+    pub(super) fn forget(&self, call: CallId) {
+        self.unanswered.lock().remove(&call);
+    }
+
+    /// Marks a request that has left the queue, if it is not answered.
+    pub(super) fn cancel(&self, call: CallId) {
+        if let Some(mark) = self.unanswered.lock().get(&call) {
+            mark.store(true, SeqCst);
+        }
+    }
+}
+
+impl Shared {
+    /// Runs what was asked for.
+    pub(super) fn serve_requests(self: &Arc<Self>) {
+        let requests = &self.calls.requests;
+        while !requests.is_empty() {
+            // In order, so one at a time; the holder looks again after it has let go.
+            let Some(_turn) = requests.serving.try_lock() else { return };
+            while let Some((queued, is_cancelled)) = requests.next() {
+                match queued {
+                    Queued::Request(incoming) => self.dispatch(incoming, is_cancelled),
+                    Queued::Cancelled(call) => requests.cancel(call),
+                    Queued::Leave(node, error) => self.calls.member_lost(self.member(node), &error),
+                }
+            }
+        }
+    }
+
+    fn dispatch(self: &Arc<Self>, incoming: Incoming, is_cancelled: bool) {
+        let context = incoming.message.envelope.context;
+        let found = self.calls.services.read().get(&context).map(|(_, service)| Arc::clone(service));
+        let (bytes, counted) = (bytes_of(&incoming.message), Arc::clone(&incoming.counted));
+        let Some(request) = Request::read(self, incoming, found.as_deref()) else { return self.begun(&counted, bytes) };
+        match found {
+            Some(service) if !is_cancelled => return self.start(context, service, request, Some((counted, bytes))),
+            Some(_) => request.reply.error(service::cancelled()),
+            None => {
+                let method = request.method.clone();
+                let what = format!("this node has no service for \"{method}\"");
+                let hint = "is the node of the right role, and was its service started?";
+                request.reply.error(Error::new(ErrorKind::NotFound, what).hint(hint));
+            }
+        }
+        self.begun(&counted, bytes);
+    }
+
+    /// Runs a handler where its service says. `counted` is what a request is one of that came over a link, and its
+    /// bytes.
+    pub(super) fn start(
+        self: &Arc<Self>,
+        context: u64,
+        service: Arc<dyn Service>,
+        request: Request,
+        counted: Option<(Arc<Counted>, u64)>,
+    ) {
+        let lane = service.lane();
+        let shared = Arc::clone(self);
+        let begin = move || counted.into_iter().for_each(|(counted, bytes)| shared.begun(&counted, bytes));
+        let mailbox = match lane {
+            Lane::Inline => {
+                begin();
+                return service::run(&*service, request);
+            }
+            Lane::Serial => match contain::run(|| service.mailbox(&request)) {
+                Ok(mailbox) => Some(mailbox),
+                Err(text) => {
+                    begin();
+                    return request.reply.error(service::panicked(&text));
+                }
+            },
+            Lane::Concurrent(_) => None,
+        };
+        let act = Box::new(move |refusal: Option<Error>| {
+            begin();
+            match refusal {
+                Some(error) => request.reply.error(error),
+                None => service::run(&*service, request),
+            }
+        });
+        self.calls.requests.executor.submit(&self.node, context, lane, Job { act, mailbox });
+    }
+
+    /// A request begins, or never will: its place in the window is free, and the caller is told if much is.
+    fn begun(&self, counted: &Counted, bytes: u64) {
+        let begun = counted.begun.fetch_add(1, SeqCst).wrapping_add(1);
+        let untold_bytes = counted.untold_bytes.fetch_add(bytes, SeqCst).saturating_add(bytes);
+        let size = Size::among(self.table().len());
+        let untold = begun.wrapping_sub(counted.told.load(SeqCst));
+        if untold >= size.requests / 2 || untold_bytes >= size.bytes / 2 {
+            let (service, aux) = counted.tell();
+            let envelope = Envelope { aux, ..Envelope::of(CALLS, Tag(service), BEGUN) };
+            // Where the link has ended nobody waits for room.
+            let _ = self.node.isend(counted.link, Outgoing::control(envelope, Vec::new()));
+        }
+        self.let_in();
+    }
+
+    /// An answer goes out. Its request counts as not answered until it has.
+    pub(super) fn send_answer(
+        self: &Arc<Self>,
+        link: LinkId,
+        message: Outgoing,
+        hold: Hold,
+        counted: Option<&Arc<Counted>>,
+    ) -> Result<()> {
+        let work = match hold {
+            Hold::Capture => self.node.isend(link, message)?,
+            Hold::Borrow => self.node.isend_borrowed(link, message)?,
+        };
+        let Some(counted) = counted else { return Ok(()) };
+        if work.is_done() {
+            counted.unanswered.fetch_sub(1, SeqCst);
+            self.let_in();
+        } else {
+            let (shared, counted) = (Arc::clone(self), Arc::clone(counted));
+            work.on_complete(move |_| {
+                counted.unanswered.fetch_sub(1, SeqCst);
+                // The link's locks may be held: what has room now is looked at after the poll.
+                shared.node.remind(REQUESTS);
+            });
+        }
+        Ok(())
+    }
+
+    /// Requests that found no room are let in, if there is some now.
+    pub(super) fn let_in(&self) {
+        let choked = &self.calls.requests.choked;
+        if choked.load(SeqCst) && choked.swap(false, SeqCst) {
+            self.node.resume();
+        }
+    }
+}
+
+/// How a reply finds the way back.
+pub(super) fn reply_to(shared: &Arc<Shared>, incoming: &Incoming, service: Option<&dyn Service>) -> Reply {
+    let call = incoming.id();
+    let is_noted = service.is_some_and(|service| service.lane() != Lane::Inline);
+    let mark = is_noted.then(|| shared.calls.requests.note(call));
+    Reply::to(shared, call, incoming.until, mark, Some(Arc::clone(&incoming.counted)))
+}

@@ -1,0 +1,286 @@
+//! Room for requests at those who are called.
+//!
+//! A service takes so many requests of each link, and so many bytes of them, before it has begun with them: the
+//! caller's *window*, which both ends know from the number of members. The callee says how many it has begun so far: in
+//! its answers, and in words of their own where half of a window has begun since it said so last. Beyond its window a
+//! caller keeps requests here, in order, and sends them as room appears. One request is always let go, however large.
+//!
+//! **No deadlock.** Requests never hold up a link, so answers always come through. And a window waits for no handler's
+//! *end*: one that waits gives its permit back, the next request begins, and where none can it is refused, which counts
+//! as begun. So nodes whose handlers call each other in circles go on.
+//!
+//! **Order and locks.** Whoever sends marks the window and lets its lock go meanwhile, for works of other messages may
+//! complete there and call again. Whoever finds the mark leaves its request behind those that wait, and the marker
+//! looks at them once more when it has taken the mark off. So requests of one window leave one by one, in order.
+//!
+//! **Counts** begin with the link and are modulo 2³². An answer or a word may tell less than an earlier one; only what
+//! is new counts, and what is more than was sent does not.
+
+use crate::driver::Shared;
+use crate::reference::Ref;
+use parking_lot::{Mutex, RwLock};
+use sheave_base::work::{Completer, IDLE};
+use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, limits};
+use sheave_net::{Outgoing, Part};
+use sheave_tensor::Mode;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+/// What a window holds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Size {
+    pub(super) requests: u32,
+    pub(super) bytes: u64,
+}
+
+impl Size {
+    /// The size of each window among so many members.
+    pub(super) fn among(members: usize) -> Self {
+        let members = members.max(1);
+        let requests = (limits::REQUESTS_PENDING_MAX / members).max(limits::WINDOW_REQUESTS_MIN);
+        let bytes = (limits::REQUEST_BYTES_MAX / members as u64).max(limits::WINDOW_BYTES_MIN);
+        Self { requests: u32::try_from(requests).unwrap_or(u32::MAX), bytes }
+    }
+}
+
+/// A request that is to be sent.
+pub(super) struct Leaving {
+    pub(super) to: NodeId,
+    pub(super) message: Outgoing,
+    /// When its caller waits no longer, where the callee is to know.
+    pub(super) until: Option<Instant>,
+    pub(super) runs_anyway: bool,
+    /// What it passes on.
+    pub(super) refs: Vec<Ref>,
+}
+
+impl Leaving {
+    fn bytes(&self) -> u64 {
+        let tensors = self.message.parts.iter().map(|part| part.tensor().len_bytes() as u64);
+        tensors.sum::<u64>() + self.message.control.len() as u64
+    }
+}
+
+#[derive(Default)]
+struct Window {
+    is_sending: bool,
+    /// The link has ended.
+    is_over: bool,
+    begun: u32,
+    /// Bytes of each request that was sent and has not begun, as far as is known.
+    sizes: VecDeque<u64>,
+    bytes: u64,
+    waiting: VecDeque<Leaving>,
+}
+
+impl Window {
+    fn has_room(&self, bytes: u64, size: Size) -> bool {
+        let fits = self.bytes.saturating_add(bytes) <= size.bytes && self.sizes.len() < size.requests as usize;
+        self.sizes.is_empty() || fits
+    }
+
+    fn enter(&mut self, bytes: u64) {
+        self.is_sending = true;
+        self.sizes.push_back(bytes);
+        self.bytes += bytes;
+    }
+
+    /// What has entered last is sent, or could not be.
+    fn sent(&mut self, is_sent: bool) {
+        self.is_sending = false;
+        if !is_sent && let Some(bytes) = self.sizes.pop_back() {
+            self.bytes -= bytes;
+        }
+    }
+
+    /// The callee has begun so many in all.
+    fn begun(&mut self, total: u32) {
+        let new = total.wrapping_sub(self.begun) as usize;
+        if new <= self.sizes.len() {
+            self.begun = total;
+            self.bytes -= self.sizes.drain(..new).sum::<u64>();
+        }
+    }
+}
+
+/// Windows by the link and the service's number.
+type ByService = HashMap<(LinkId, u64), Arc<Mutex<Window>>>;
+
+/// The windows of a node as a caller: one for each link and service that it has called.
+#[derive(Default)]
+pub(super) struct Windows {
+    by_service: RwLock<ByService>,
+    /// Requests that wait in any of them.
+    waiting: AtomicUsize,
+    /// Those who wait until there are none.
+    idle: Mutex<Vec<Completer<()>>>,
+}
+
+impl Windows {
+    fn of(&self, link: LinkId, service: u64) -> Arc<Mutex<Window>> {
+        if let Some(window) = self.by_service.read().get(&(link, service)) {
+            return Arc::clone(window);
+        }
+        Arc::clone(self.by_service.write().entry((link, service)).or_default())
+    }
+
+    /// So many requests wait no longer.
+    fn fewer(&self, count: usize) {
+        if count > 0 && self.waiting.fetch_sub(count, SeqCst) == count {
+            let idle = std::mem::take(&mut *self.idle.lock());
+            idle.into_iter().for_each(|completer| completer.complete(Ok(())));
+        }
+    }
+
+    /// The link has ended: what waits for room on it will never be sent.
+    #[must_use]
+    fn end(&self, link: LinkId) -> Vec<Leaving> {
+        let ended: Vec<_> = {
+            let mut windows = self.by_service.write();
+            windows.extract_if(|(of, _), _| *of == link).map(|(_, window)| window).collect()
+        };
+        let mut unsent = Vec::new();
+        for window in ended {
+            let mut window = window.lock();
+            window.is_over = true;
+            unsent.extend(std::mem::take(&mut window.waiting));
+        }
+        unsent
+    }
+}
+
+impl Shared {
+    fn window_size(&self) -> Size {
+        Size::among(self.table().len())
+    }
+
+    /// Sends a request, now or when there is room for it.
+    pub(super) fn send_request(&self, link: LinkId, request: Leaving) -> Result<()> {
+        let window = self.calls.windows.of(link, request.message.envelope.context);
+        let bytes = request.bytes();
+        {
+            let mut state = window.lock();
+            if state.is_sending || !state.waiting.is_empty() || !state.has_room(bytes, self.window_size()) {
+                drop(state);
+                return self.wait_for_room(link, &window, request);
+            }
+            state.enter(bytes);
+        }
+        let sent = self.node.isend(link, request.message);
+        window.lock().sent(sent.is_ok());
+        match sent {
+            Ok(_) => self.send_waiting(link, &window),
+            // The window may have been made after those of the link were ended.
+            Err(_) if self.node.link(link).is_err() => self.end_windows(link),
+            Err(_) => {}
+        }
+        sent.map(drop)
+    }
+
+    fn wait_for_room(&self, link: LinkId, window: &Mutex<Window>, request: Leaving) -> Result<()> {
+        let message = self.captured(request.message)?;
+        {
+            let mut state = window.lock();
+            if state.is_over {
+                return Err(Error::new(ErrorKind::PeerLost, "the link has ended"));
+            }
+            if state.waiting.len() >= limits::OUTBOUND_MESSAGES_MAX {
+                let what = format!("{} calls wait for room at their callee", limits::OUTBOUND_MESSAGES_MAX);
+                return Err(Error::new(ErrorKind::LimitExceeded, what).hint("wait for some before calling again"));
+            }
+            self.calls.windows.waiting.fetch_add(1, SeqCst);
+            state.waiting.push_back(Leaving { message, ..request });
+        }
+        self.send_waiting(link, window);
+        Ok(())
+    }
+
+    /// The request, with copies of what its caller may change.
+    fn captured(&self, message: Outgoing) -> Result<Outgoing> {
+        let capture = |part: Part| {
+            let mode = if part.mode() == Mode::Copy { Mode::Move } else { part.mode() };
+            self.capture(part).map(|tensor| Part::new(tensor, mode))
+        };
+        Ok(Outgoing { parts: message.parts.into_iter().map(capture).collect::<Result<_>>()?, ..message })
+    }
+
+    /// The callee has begun so many requests of this window in all.
+    pub(super) fn requests_begun(&self, link: LinkId, service: u64, total: u32) {
+        let window = self.calls.windows.by_service.read().get(&(link, service)).map(Arc::clone);
+        if let Some(window) = window {
+            window.lock().begun(total);
+            self.send_waiting(link, &window);
+        }
+    }
+
+    /// Sends what there is room for.
+    fn send_waiting(&self, link: LinkId, window: &Mutex<Window>) {
+        loop {
+            let next = {
+                let mut state = window.lock();
+                let Some(bytes) = state.waiting.front().map(Leaving::bytes) else { return };
+                if state.is_sending || !state.has_room(bytes, self.window_size()) {
+                    return;
+                }
+                state.enter(bytes);
+                state.waiting.pop_front()
+            };
+            let Some(request) = next else { return };
+            let is_sent = self.send_late(link, request);
+            window.lock().sent(is_sent);
+            self.calls.windows.fewer(1);
+        }
+    }
+
+    /// Sends a request that has waited for room, if anybody still waits for its answer.
+    fn send_late(&self, link: LinkId, request: Leaving) -> bool {
+        let Leaving { to, mut message, until, runs_anyway, refs } = request;
+        let correlation = message.envelope.correlation;
+        let is_wanted = || runs_anyway || self.calls.pending.lock().contains_key(&correlation);
+        let sent = if is_wanted() {
+            message.envelope.aux = super::patience_ms(until, Instant::now());
+            self.node.isend(link, message).map(drop)
+        } else {
+            Err(Error::new(ErrorKind::Cancelled, "nobody waits for it"))
+        };
+        let Err(error) = sent else {
+            if !is_wanted() {
+                // The word that it is cancelled may have gone before it.
+                self.say_cancelled(link, correlation);
+            }
+            return true;
+        };
+        self.references.take_back(to, &refs);
+        let call = self.calls.pending.lock().remove(&correlation);
+        if let Some(call) = call {
+            call.end(Err(self.explain(self.death_of(to).unwrap_or(error))));
+        }
+        false
+    }
+
+    /// The link has ended, and its calls with it.
+    pub(super) fn end_windows(&self, link: LinkId) {
+        let unsent = self.calls.windows.end(link);
+        unsent.iter().for_each(|request| self.references.take_back(request.to, &request.refs));
+        self.calls.windows.fewer(unsent.len());
+    }
+
+    /// Blocks until no request waits for room, for as long as some get it, and for `stalled` while none does.
+    pub(crate) fn send_all_waiting(&self, stalled: Duration) {
+        let windows = &self.calls.windows;
+        loop {
+            let (completer, idle) = self.node.pair(IDLE, None);
+            windows.idle.lock().push(completer);
+            let waiting = windows.waiting.load(SeqCst);
+            if waiting == 0 {
+                return;
+            }
+            let waited = idle.wait_until(Some(Instant::now() + stalled), None);
+            if waited.unwrap_or(true) || windows.waiting.load(SeqCst) >= waiting {
+                return;
+            }
+        }
+    }
+}
