@@ -4,8 +4,9 @@
 //! `NOTIFIED` under anybody. `unpark` swaps `NOTIFIED` in and acts on what it found: nothing for `EMPTY` (the owner
 //! sees the mark before it sleeps), a futex wake for `PARKED`, the bell for `ELSEWHERE` (the owner sleeps in
 //! `epoll_wait` and only its descriptor wakes it). The owner goes to sleep with a compare-exchange from `EMPTY`, which
-//! fails when a notification came first. So no wake-up is lost, and a notification that nobody needed costs one
-//! spurious return.
+//! fails when a notification came first. Notifications are taken by a swap, which reads the last of them: what each
+//! notifier has stored before is seen behind it, also where several come at once. So no wake-up is lost, and a
+//! notification that nobody needed costs one spurious return.
 
 use crate::sync::{AtomicU32, Mutex, Ordering};
 use std::sync::Arc;
@@ -57,7 +58,9 @@ impl Parker {
     /// Sleeps until notified, for at most `timeout`. Only the owning thread may call it.
     pub fn park(&self, timeout: Option<Duration>) -> Woken {
         if self.state.compare_exchange(EMPTY, PARKED, Ordering::AcqRel, Ordering::Acquire).is_err() {
-            self.state.store(EMPTY, Ordering::Release);
+            // Taken, not overwritten: it may have been notified again since, and what the last to do so has stored must
+            // be seen by the owner's next look.
+            self.state.swap(EMPTY, Ordering::AcqRel);
             return Woken::Notified;
         }
         let reason = self.sleep(timeout);
@@ -196,5 +199,29 @@ mod tests {
         parker.unpark();
         assert!(!parker.enter_elsewhere(&bell), "a pending notification forbids the sleep");
         assert!(parker.leave_elsewhere());
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+
+    /// The second notification may come while the first is being taken.
+    #[test]
+    fn loom_of_two_notifications_none_is_lost() {
+        loom::model(|| {
+            let shared = Arc::new((Parker::new(), AtomicU32::new(0)));
+            let own = Arc::clone(&shared);
+            let notifier = loom::thread::spawn(move || {
+                for count in 1..=2 {
+                    own.1.store(count, Ordering::Relaxed);
+                    own.0.unpark();
+                }
+            });
+            while shared.1.load(Ordering::Relaxed) < 2 {
+                shared.0.park(None);
+            }
+            notifier.join().expect("no panic");
+        });
     }
 }
