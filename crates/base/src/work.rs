@@ -20,6 +20,10 @@
 
 pub mod awaited;
 pub mod blocking;
+mod combine;
+pub mod condition;
+
+pub use combine::{Selected, join_all, select};
 
 use crate::park::{Parker, Woken, current_parker};
 use crate::sync::{Arc, AtomicBool, Mutex, Ordering};

@@ -28,7 +28,6 @@ mod plan;
 mod request;
 mod server;
 mod trace;
-mod waiters;
 mod word;
 mod worker;
 

@@ -7,11 +7,11 @@ use crate::lane::{Config, Lane, Scope};
 use crate::place::{Memory, Piece, Registration};
 use crate::plan::{self, Plan};
 use crate::trace::{self, Recorder};
-use crate::waiters::{Until, Waiters};
 use crate::word::{self, Word};
 use parking_lot::Mutex;
 use sheave_base::numbers::Numbered;
 use sheave_base::work::awaited::{Account, Describe, Which, listed};
+use sheave_base::work::condition::{Condition, Until};
 use sheave_base::work::{Drive, Interrupt};
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Peer, Result};
 use sheave_mesh::{Mesh, Role};
@@ -97,7 +97,7 @@ struct End {
     news: AtomicU64,
     /// A worker whose request no batch can do without is gone: what waits is refused.
     hopeless: AtomicBool,
-    waiters: Waiters,
+    condition: Condition,
     recorder: Option<Recorder>,
     is_closed: AtomicBool,
     me: Weak<dyn Describe>,
@@ -140,7 +140,7 @@ impl Server {
             unsent: AtomicUsize::new(0),
             news: AtomicU64::new(0),
             hopeless: AtomicBool::new(false),
-            waiters: Waiters::default(),
+            condition: Condition::default(),
             is_closed: AtomicBool::new(false),
         });
         let endpoint = Arc::clone(&end) as Arc<dyn Endpoint>;
@@ -356,8 +356,8 @@ impl End {
             self.examine(is_patient)?;
             let begun = *begun.get_or_insert_with(Instant::now);
             let is_met = || self.ready.load(SeqCst) == self.workers.len() || self.news.load(SeqCst) != seen;
-            let (waiters, link, knows) = (&self.waiters, self.only_link(), &self.me);
-            let there = Until { waiters, is_met, link, operation: GET, knows, which: [0; 2] };
+            let (condition, link, knows) = (&self.condition, self.only_link(), &self.me);
+            let there = Until { condition, is_met, link, operation: GET, knows, which: [0; 2] };
             let interrupt = interrupt.as_mut().map(|interrupt| &mut **interrupt as Interrupt<'_>);
             if !self.driver.drive(&there, until, interrupt)? {
                 return Err(self.late(begun));
@@ -562,7 +562,7 @@ impl End {
                     let Some(end) = end.upgrade() else { return };
                     end.unsent.fetch_sub(1, SeqCst);
                     end.news.fetch_add(1, SeqCst);
-                    end.waiters.wake();
+                    end.condition.changed();
                 });
                 Ok(())
             }
@@ -752,7 +752,7 @@ impl End {
             }
         }
         self.news.fetch_add(1, SeqCst);
-        self.waiters.wake();
+        self.condition.changed();
     }
 }
 
@@ -793,7 +793,7 @@ impl Endpoint for End {
             Ok(Admission::Pause) => {
                 if matches!(inbound.blocked, Some(Blocked::Viewed(_))) {
                     self.news.fetch_add(1, SeqCst);
-                    self.waiters.wake();
+                    self.condition.changed();
                 }
                 Admission::Pause
             }
@@ -833,7 +833,7 @@ impl Endpoint for End {
         if self.hopeless.load(SeqCst) {
             self.refuse_hopeless();
         }
-        self.waiters.wake();
+        self.condition.changed();
     }
 }
 

@@ -5,11 +5,11 @@ use crate::lane::{Config, Lane, Scope};
 use crate::plan::{self, Slot};
 use crate::request::{Entry, Inner, Place, Share, Told};
 use crate::trace::{self, Recorder};
-use crate::waiters::{Until, Waiters};
 use crate::word::{self, Word};
 use parking_lot::Mutex;
 use sheave_base::limits::{PART_BYTES_MAX, PARTS_MAX};
 use sheave_base::work::awaited::{Account, Awaited, Describe, Which, listed};
+use sheave_base::work::condition::{Condition, Until};
 use sheave_base::work::{Completer, Drive, Interrupt};
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Peer, Result, Work};
 use sheave_mesh::{Mesh, Role};
@@ -152,7 +152,7 @@ struct End {
     stamps: bool,
     issue: Mutex<Issue>,
     table: Box<[Entry]>,
-    waiters: Waiters,
+    condition: Condition,
     /// Works to complete when no lock is held.
     deferred: Mutex<Vec<(Completer<()>, Result<()>)>>,
     failures: Mutex<VecDeque<(u64, Error)>>,
@@ -201,7 +201,7 @@ impl Worker {
             stamps: config.stamps || config.trace,
             issue: Mutex::default(),
             table: (0..config.window).map(|_| Entry::default()).collect(),
-            waiters: Waiters::default(),
+            condition: Condition::default(),
             deferred: Mutex::default(),
             failures: Mutex::default(),
             recorder: config.trace.then(|| Recorder::new("server", servers_count)),
@@ -544,8 +544,8 @@ impl End {
             let begun = Instant::now();
             let is_met = || entry.is_closed() || self.require_open().is_err();
             let which = [entry.inner.lock().number, 0];
-            let (waiters, knows) = (&self.waiters, &self.me);
-            let room = Until { waiters, is_met, link: None, operation: NAME, knows, which };
+            let (condition, knows) = (&self.condition, &self.me);
+            let room = Until { condition, is_met, link: None, operation: NAME, knows, which };
             let interrupt = interrupt.as_mut().map(|interrupt| &mut **interrupt as Interrupt<'_>);
             if !self.driver.drive(&room, until, interrupt)? {
                 let what = format!("{} requests are in flight already", self.table.len());
@@ -604,8 +604,8 @@ impl End {
         if !entry.is_done(number) {
             let begun = Instant::now();
             let is_met = || entry.is_done(number);
-            let (waiters, link, knows) = (&self.waiters, self.only_link(), &self.me);
-            let done = Until { waiters, is_met, link, operation: NAME, knows, which: [number, 0] };
+            let (condition, link, knows) = (&self.condition, self.only_link(), &self.me);
+            let done = Until { condition, is_met, link, operation: NAME, knows, which: [number, 0] };
             if !self.driver.drive(&done, until, interrupt)? {
                 let error =
                     late("no answer came", begun).hint("the request goes on: wait again, or look at the server");
@@ -806,6 +806,6 @@ impl Endpoint for End {
         for (completer, outcome) in deferred {
             completer.complete(outcome);
         }
-        self.waiters.wake();
+        self.condition.changed();
     }
 }
