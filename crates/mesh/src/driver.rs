@@ -361,6 +361,9 @@ impl Shared {
             Told::Ended { reason, .. } | Told::Unreachable { reason, .. } if reason.is_shortage() => {
                 engine.handle(now, Event::FellShort { error: reason });
             }
+            // A node that stops ends its links itself, which says nothing of those at their other ends.
+            Told::Ended { link, node, .. } if self.stopping.load(SeqCst) => drop(self.routes.ended(node, link)),
+            Told::Unreachable { .. } if self.stopping.load(SeqCst) => {}
             Told::Ended { link, node, reason } => {
                 let was_last = self.routes.ended(node, link) && !self.routes.is_making(node);
                 if !was_dropped(&reason) {
