@@ -454,8 +454,8 @@ impl Shared {
             pending.remove(&correlation)
         };
         if let Some(call) = call {
-            let origin = self.node.link(call.link).map(|link| link.peer().clone()).ok();
-            let origin = origin.and_then(|peer| peer.node).and_then(|node| self.member(node)).map(Member::peer);
+            // By the call, not by its link: that may have ended behind the answer.
+            let origin = self.member(call.to).map(Member::peer);
             call.answered(message, brought, origin, |error| self.note_error(error));
         }
     }
