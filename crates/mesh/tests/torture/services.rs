@@ -1,0 +1,113 @@
+//! What each node of a torture serves, on lanes of all kinds.
+
+use super::ledger::{Intent, Ledger};
+use crate::meshes::until;
+use sheave_base::{Error, ErrorKind, NodeId, Result};
+use sheave_mesh::{Answer, Call, Lane, Mesh, Request, Service};
+use sheave_wire::Value;
+use std::sync::Arc;
+
+/// The names of all services.
+pub(crate) const NAMES: [&str; 3] = ["inline", "serial", "pool"];
+
+/// Offers them.
+pub(crate) fn serve(mesh: &Mesh, ledger: &Arc<Ledger>) {
+    let lanes = [Lane::Inline, Lane::Serial, Lane::default()];
+    for (name, lane) in NAMES.into_iter().zip(lanes) {
+        let service = Node { mesh: mesh.downgrade(), me: mesh.me().node, ledger: Arc::clone(ledger), lane };
+        mesh.serve(name, service).expect("the name is free");
+    }
+}
+
+struct Node {
+    mesh: sheave_mesh::WeakMesh,
+    me: NodeId,
+    ledger: Arc<Ledger>,
+    lane: Lane,
+}
+
+/// One step of a circle: how many are left, and what they are drawn from.
+pub(crate) fn step(left: i64, dice: i64) -> Value {
+    Value::List(vec![Value::Int(left), Value::Int(dice)])
+}
+
+/// The next node and service of a circle. No two steps share a mailbox, for each keeps its own while it waits.
+pub(crate) fn next_of(mesh: &Mesh, dice: i64) -> (NodeId, &'static str) {
+    let mixed = dice.unsigned_abs().wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let members = mesh.members();
+    let service = if mixed.is_multiple_of(2) { "serial" } else { "pool" };
+    (members[(mixed >> 8) as usize % members.len()].node, service)
+}
+
+impl Service for Node {
+    fn handle(&self, request: Request) {
+        let Request { from, method, args, refs, reply, .. } = request;
+        let rest = self.ledger.begins(args);
+        match method.as_str() {
+            "echo" => reply.value(rest),
+            "down" => {
+                let answer = self.down(&rest);
+                reply.send(answer.map(|depth| (Value::Int(depth), Default::default())));
+            }
+            "nap" => {
+                // Until its caller has given it up.
+                until("it is not wanted", || !reply.is_wanted());
+                reply.value(Value::None);
+            }
+            "keep" => {
+                self.ledger.keep(self.me, refs);
+                reply.value(Value::None);
+            }
+            "back" => {
+                let answer = self.back(from);
+                reply.send(answer.map(|answer| (answer.value, Default::default())));
+            }
+            other => reply.error(Error::new(ErrorKind::NotFound, format!("no method {other}"))),
+        }
+    }
+
+    fn lane(&self) -> Lane {
+        self.lane
+    }
+
+    fn mailbox(&self, request: &Request) -> u64 {
+        // The number of the call: what waits for others must not wait for its own mailbox.
+        match &request.args {
+            Value::List(list) => match list.first() {
+                Some(Value::Int(number)) if request.method == "down" => number.unsigned_abs(),
+                _ => 0,
+            },
+            _ => 0,
+        }
+    }
+}
+
+impl Node {
+    fn mesh(&self) -> Result<Mesh> {
+        self.mesh.upgrade().ok_or_else(|| Error::new(ErrorKind::Closed, "this node is gone"))
+    }
+
+    /// Goes on with a circle.
+    fn down(&self, args: &Value) -> Result<i64> {
+        let Value::List(list) = args else { panic!("{args:?} where a step was expected") };
+        let [Value::Int(left), Value::Int(dice)] = list.as_slice() else { panic!("{list:?} is no step") };
+        if *left == 0 {
+            return Ok(0);
+        }
+        let mesh = self.mesh()?;
+        let (to, service) = next_of(&mesh, *dice);
+        let call = Call::from(step(left - 1, dice.wrapping_add(1)));
+        let work = self.ledger.call(&mesh, (to, service, "down"), call, Intent::Wait)?;
+        match self.ledger.wait(&work)?.value {
+            Value::Int(depth) => Ok(depth + 1),
+            other => panic!("{other:?} where a depth was expected"),
+        }
+    }
+
+    /// Asks the caller something while it waits.
+    fn back(&self, from: NodeId) -> Result<Answer> {
+        let mesh = self.mesh()?;
+        let work = self.ledger.call(&mesh, (from, "inline", "echo"), Call::from(Value::Int(7)), Intent::Wait)?;
+        self.ledger.wait(&work)
+    }
+}
