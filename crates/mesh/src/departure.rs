@@ -97,7 +97,12 @@ impl Shared {
         }
         let mut gone = self.look(|engine: &Engine| engine.deaths().to_vec());
         let host = self.attached.end_of_host();
-        gone.extend(host.map(|(node, left, error)| Death { node, epoch: FIRST_EPOCH, left, reason: error.what().to_owned() }));
+        gone.extend(host.map(|(node, left, error)| Death {
+            node,
+            epoch: FIRST_EPOCH,
+            left,
+            reason: error.what().to_owned(),
+        }));
         let mut over = Vec::new();
         {
             let mut waits = self.departures.waits.lock();

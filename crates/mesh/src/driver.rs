@@ -6,6 +6,9 @@
 //! let go. So no event is lost, none waits for a thread of its own, and a barrier completes on the thread that waits
 //! for it. The mesh's own thread steers when the engine's timer is due.
 //!
+//! What is about nodes that are attached to this one, guests or a host, is [sorted out](Shared::sort_out) before the
+//! engine hears of it.
+//!
 //! Words go out while the engine is held, because their order counts. Everything that may call foreign code or close
 //! links happens after it was let go.
 
@@ -505,6 +508,7 @@ impl Shared {
             // Whoever tries to reach this node learns that it is no member any more, instead of making a link to it.
             self.node.stop_listening();
             self.say_farewell(Some(error.what()));
+            self.attached.close_door(&error);
             for link in self.node.links() {
                 let _ = self.node.close_because(link, &error);
             }
@@ -633,8 +637,7 @@ impl Endpoint for Shared {
             },
             _ => {
                 let link = message.source;
-                let may_bring =
-                    |owner| self.may_pass(from, self.me, owner) && !self.attached.is_foreign(from, link);
+                let may_bring = |owner| self.may_pass(from, self.me, owner) && !self.attached.is_foreign(from, link);
                 let brought = self.references.brought(from, &message, may_bring);
                 let window = || self.attached.speaks(from, link).map(|_| Size::of_guests());
                 self.calls.take(from, message, brought, window);

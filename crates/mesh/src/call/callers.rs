@@ -7,8 +7,8 @@
 
 use crate::driver::Shared;
 use crate::engine::{Engine, Member};
-use sheave_base::config::Role;
 use crate::guest::Standing;
+use sheave_base::config::Role;
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result};
 use std::fmt;
 

@@ -199,13 +199,7 @@ impl Calls {
     }
 
     /// Takes a message. `window` is that of the link it came over, where it is another one than that of members.
-    pub(crate) fn take(
-        &self,
-        from: NodeId,
-        message: Message,
-        brought: Brought,
-        window: impl FnOnce() -> Option<Size>,
-    ) {
+    pub(crate) fn take(&self, from: NodeId, message: Message, brought: Brought, window: impl FnOnce() -> Option<Size>) {
         if message.envelope.endpoint == ANSWERS {
             return self.arrived.lock().push_back(Arrived::Answer(message, brought));
         }
@@ -333,7 +327,8 @@ impl Shared {
             return Err(self.about(error.elapsed(begun.elapsed()), to));
         }
         let link = linking.wait().map_err(|error| error.operation(method.to_owned()))?;
-        self.check_passing(to, names.iter().map(|name| name.owner)).map_err(|error| error.operation(method.to_owned()))?;
+        self.check_passing(to, names.iter().map(|name| name.owner))
+            .map_err(|error| error.operation(method.to_owned()))?;
         let refs = self.references.pass(to, &names).map_err(|error| error.operation(method.to_owned()))?;
         let until = asked.patience();
         let sent = self.remember(correlation, (to, link), asked).and_then(|work| {

@@ -173,13 +173,7 @@ impl Requests {
         drop(forgotten);
     }
 
-    pub(super) fn take(
-        &self,
-        from: NodeId,
-        message: Message,
-        brought: Brought,
-        window: impl FnOnce() -> Option<Size>,
-    ) {
+    pub(super) fn take(&self, from: NodeId, message: Message, brought: Brought, window: impl FnOnce() -> Option<Size>) {
         let counted = self.count(message.source, message.envelope.context, window);
         counted.received.fetch_add(1, SeqCst);
         counted.unanswered.fetch_add(1, SeqCst);

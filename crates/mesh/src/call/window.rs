@@ -1,7 +1,7 @@
 //! Room for requests at those who are called.
 //!
 //! A service takes so many requests of each link, and so many bytes of them, before it has begun with them: the
-//! caller's *window*, which both ends know from the number of members. The callee says how many it has begun so far: in
+//! caller's *window*, which both ends know from the number of members, or, between a host and a guest, as it is. The callee says how many it has begun so far: in
 //! its answers, and in words of their own where half of a window has begun since it said so last. Beyond its window a
 //! caller keeps requests here, in order, and sends them as room appears. One request is always let go, however large.
 //!

@@ -138,7 +138,10 @@ impl Attached {
         let guests = table.peers.values().filter(|entry| entry.standing == Standing::Guest).count();
         if guests + table.open.len() >= limits::GUESTS_MAX {
             let what = format!("this node has {guests} guests and {} open invitations", table.open.len());
-            let hint = format!("a node has at most {} guests; withdraw invitations of those that never came", limits::GUESTS_MAX);
+            let hint = format!(
+                "a node has at most {} guests; withdraw invitations of those that never came",
+                limits::GUESTS_MAX
+            );
             return Err(Error::new(ErrorKind::LimitExceeded, what).hint(hint));
         }
         let name = loop {
@@ -290,13 +293,13 @@ impl Attached {
         })
     }
 
-    /// An attached node says that it ends. The last word counts.
+    /// An attached node says that it ends. The first word counts: what follows comes of that.
     pub(crate) fn says_farewell(&self, node: NodeId, link: LinkId, farewell: Farewell) {
         if !self.is_used.load(SeqCst) {
             return;
         }
         if let Some(entry) = self.table.write().peers.get_mut(&node).filter(|entry| entry.link == link) {
-            entry.farewell = Some(farewell);
+            entry.farewell.get_or_insert(farewell);
         }
     }
 
@@ -327,14 +330,20 @@ impl Attached {
         Some(Departed { peer, standing, end, outcome, forgotten })
     }
 
-    /// This node is none that others are attached to any more: nobody comes, and nobody's end is told.
-    pub(crate) fn stop(&self, error: &Error) {
-        let (open, peers) = {
+    /// Nobody comes any more.
+    pub(crate) fn close_door(&self, error: &Error) {
+        let open = {
             let mut table = self.table.write();
             table.ended.get_or_insert_with(|| error.clone());
-            (std::mem::take(&mut table.open), std::mem::take(&mut table.peers))
+            std::mem::take(&mut table.open)
         };
         open.into_values().for_each(|open| open.arrival.0.complete(Err(error.clone())));
+    }
+
+    /// This node is none that others are attached to any more: nobody comes, and nobody's end is told.
+    pub(crate) fn stop(&self, error: &Error) {
+        self.close_door(error);
+        let peers = std::mem::take(&mut self.table.write().peers);
         peers.into_values().for_each(|entry| entry.end.0.complete(Err(error.clone())));
     }
 }

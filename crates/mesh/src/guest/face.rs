@@ -72,7 +72,7 @@ impl GuestConfig {
 #[derive(Clone)]
 pub struct Guest {
     /// The mesh of this one node, whose engine has nobody to agree with.
-    alone: Mesh,
+    pub(super) alone: Mesh,
     host: Peer,
 }
 
@@ -120,7 +120,7 @@ impl Guest {
         &self.host
     }
 
-    fn host_node(&self) -> NodeId {
+    pub(super) fn host_node(&self) -> NodeId {
         self.host.node.unwrap_or_default()
     }
 
@@ -272,7 +272,7 @@ impl WeakGuest {
 }
 
 /// Starts the node of a guest: a mesh of its own, that stands at once.
-fn begin(invitation: &Invitation, config: NodeConfig) -> Result<Mesh> {
+pub(super) fn begin(invitation: &Invitation, config: NodeConfig) -> Result<Mesh> {
     let secret = match &config.secret {
         Some(secret) => secret.clone(),
         None => {
@@ -331,7 +331,9 @@ impl Shared {
         self.check_link_of(address.node, link);
         let rank = self.show_invitation(invitation, until, interrupt)?;
         self.attached.host_has_rank(address.node, rank);
-        self.attached.peer(address.node).ok_or_else(|| Error::new(ErrorKind::PeerLost, "the host is gone").peer(named()))
+        self.attached
+            .peer(address.node)
+            .ok_or_else(|| Error::new(ErrorKind::PeerLost, "the host is gone").peer(named()))
     }
 
     fn show_invitation(

@@ -148,10 +148,8 @@ impl Shared {
         let is_word = |letter: u8| letter.is_ascii_lowercase() || letter.is_ascii_digit() || b"-_".contains(&letter);
         if !(1..=limits::GUEST_LABEL_BYTES_MAX).contains(&label.len()) || !label.bytes().all(is_word) {
             let what = format!("{label:?} is no label of a guest");
-            let hint = format!(
-                "a label has up to {} letters of a to z, 0 to 9, - and _",
-                limits::GUEST_LABEL_BYTES_MAX
-            );
+            let hint =
+                format!("a label has up to {} letters of a to z, 0 to 9, - and _", limits::GUEST_LABEL_BYTES_MAX);
             return Err(Error::new(ErrorKind::InvalidArgument, what).hint(hint));
         }
         let me = self.member(self.me).unwrap_or(&self.introduced);

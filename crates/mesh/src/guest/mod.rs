@@ -45,3 +45,6 @@ const DOOR: &str = "sheave.door";
 
 /// Shows an invitation: the guest's name, the token and the host's node. The answer is the host's rank.
 const ATTACH: &str = "attach";
+
+#[cfg(test)]
+mod tests;
