@@ -683,7 +683,10 @@ impl Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        let is_panicking = std::thread::panicking();
-        self.fail(if is_panicking { "it panicked" } else { "its mesh was dropped without `leave` or `finish`" });
+        self.fail(match std::thread::panicking() {
+            true => "it panicked",
+            false if self.shared.attached.is_guest() => "it was dropped without `leave`",
+            false => "its mesh was dropped without `leave` or `finish`",
+        });
     }
 }

@@ -268,7 +268,7 @@ fn a_guest_that_fails_or_is_dropped_says_why() {
     drop(guest);
     let (kind, text) = refused(wait(&mesh.guest_end(known.node).expect("it is known")));
     assert_eq!(kind, ErrorKind::PeerLost, "{text}");
-    assert!(text.contains("it failed: ") && text.contains("dropped without `leave`"), "{text}");
+    assert!(text.contains("it failed: it was dropped without `leave`"), "{text}");
     mesh.leave().expect("it is alone");
 }
 
@@ -328,9 +328,9 @@ fn references_are_counted_both_ways_and_freed_with_their_holder() {
         drop(answer);
         assert_eq!((weak_ours.strong_count() > 0, weak_theirs.strong_count() > 0), (true, true));
         if is_failure {
-            guest.fail("a test")
+            guest.fail("a test");
         } else {
-            guest.leave().expect("nothing is in its way")
+            guest.leave().expect("nothing is in its way");
         }
         until("the host has freed it", || freed(&weak_ours));
         until("the guest has freed it", || freed(&weak_theirs));

@@ -1,9 +1,9 @@
 //! Who may call what.
 //!
 //! That a peer has proven to know the job's secret says only that its user may run jobs here: with a secret for all
-//! jobs of a user, as the cookie file is, it may belong to another one. So a node hears members of its own mesh and nodes
-//! that are attached to it, and of these whom the method names. The name of a method is read before anybody is refused,
-//! its arguments are not.
+//! jobs of a user, as the cookie file is, it may belong to another one. So a node hears members of its own mesh and
+//! nodes that are attached to it, and of these whom the method names. The name of a method is read before anybody is
+//! refused, its arguments are not.
 
 use crate::driver::Shared;
 use crate::engine::{Engine, Member};

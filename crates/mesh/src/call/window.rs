@@ -1,9 +1,10 @@
 //! Room for requests at those who are called.
 //!
 //! A service takes so many requests of each link, and so many bytes of them, before it has begun with them: the
-//! caller's *window*, which both ends know from the number of members, or, between a host and a guest, as it is. The callee says how many it has begun so far: in
-//! its answers, and in words of their own where half of a window has begun since it said so last. Beyond its window a
-//! caller keeps requests here, in order, and sends them as room appears. One request is always let go, however large.
+//! caller's *window*, which both ends know from the number of members; between a host and a guest it has one size. The
+//! callee says how many it has begun so far: in its answers, and in words of their own where half of a window has begun
+//! since it said so last. Beyond its window a caller keeps requests here, in order, and sends them as room appears. One
+//! request is always let go, however large.
 //!
 //! **No deadlock.** Requests never hold up a link, so answers always come through. And a window waits for no handler's
 //! *end*: one that waits gives its permit back, the next request begins, and where none can it is refused, which counts

@@ -225,7 +225,7 @@ impl Attached {
             Some(open) => Some(open.arrival.1.clone()),
             None => {
                 let entry = table.peers.values().find(|entry| entry.peer.name == name);
-                entry.map(|entry| Work::ready("arrival", Ok(AttachedGuest::of(&entry.peer))))
+                entry.map(|entry| Work::ready("guest_arrival", Ok(AttachedGuest::of(&entry.peer))))
             }
         });
         found.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("no guest named {name} is invited or there")))
@@ -235,7 +235,7 @@ impl Attached {
     pub(super) fn end_of(&self, node: NodeId) -> Result<Work<()>> {
         let found = self.look(|table| match table.peers.get(&node) {
             Some(entry) => Some(entry.end.1.clone()),
-            None => table.gone(node).map(|gone| Work::ready("end", gone.outcome())),
+            None => table.gone(node).map(|gone| Work::ready("guest_end", gone.outcome())),
         });
         found.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("node {node} is not attached to this one")))
     }
@@ -283,6 +283,16 @@ impl Attached {
             Some(entry) => entry.over.clone(),
             None => table.gone(node).map(|gone| gone.error.clone()),
         })
+    }
+
+    /// Whether this node is a guest, or was one.
+    pub(crate) fn is_guest(&self) -> bool {
+        let is_host = |standing| matches!(standing, Standing::Host(_));
+        self.look(|table| {
+            let there = table.peers.values().map(|entry| entry.standing);
+            there.chain(table.gone.iter().map(|gone| gone.standing)).any(is_host).then_some(())
+        })
+        .is_some()
     }
 
     /// How the host of this node has ended, if it has: who it was, whether it left, and the error.

@@ -82,7 +82,7 @@ impl Mesh {
         let is_open = waiting.is_some();
         if let Some(completer) = waiting {
             let what = format!("the invitation of {name} was withdrawn");
-            completer.complete(Err(Error::new(ErrorKind::Cancelled, what).operation("arrival")));
+            completer.complete(Err(Error::new(ErrorKind::Cancelled, what).operation("guest_arrival")));
         }
         is_open
     }
@@ -100,7 +100,7 @@ impl Mesh {
     ///
     /// `NotFound` if there is neither such an invitation nor such a guest.
     pub fn guest_arrival(&self, name: &str) -> Result<Work<AttachedGuest>> {
-        self.shared.attached.arrival(name).map_err(|error| error.operation("arrival"))
+        self.shared.attached.arrival(name).map_err(|error| error.operation("guest_arrival"))
     }
 
     /// A work that ends when this guest has left in order, or with the error that says how it was lost. Services have
@@ -110,7 +110,7 @@ impl Mesh {
     ///
     /// `NotFound` if there is no such guest, and was none that is remembered.
     pub fn guest_end(&self, node: NodeId) -> Result<Work<()>> {
-        self.shared.attached.end_of(node).map_err(|error| error.operation("end"))
+        self.shared.attached.end_of(node).map_err(|error| error.operation("guest_end"))
     }
 }
 
@@ -168,7 +168,7 @@ impl Shared {
             let digest = digest_of(invitation.token.expose());
             Ok((invitation, digest))
         };
-        self.attached.invite(named, is_member, draw, self.node.pair("arrival", None))
+        self.attached.invite(named, is_member, draw, self.node.pair("guest_arrival", None))
     }
 
     /// A stranger shows an invitation. Returns this node's rank.
@@ -217,7 +217,7 @@ impl Shared {
 
     /// Ends with the end of an attached node.
     pub(super) fn end_pair(&self, node: NodeId) -> (Completer<()>, Work<()>) {
-        self.node.described("end", None, self.awaited(Sort::Link, node.0))
+        self.node.described("guest_end", None, self.awaited(Sort::Link, node.0))
     }
 
     /// A link that ended before its node was noted as attached was said to have ended to nobody.
@@ -262,8 +262,8 @@ impl Shared {
             if !self.may_pass(self.me, to, owner) {
                 let (owner, to) = (self.name_of(owner), self.name_of(to));
                 let what = format!("a reference to an object of {owner} cannot be passed to {to}");
-                let hint = "a host and its guest pass each other references to their own objects alone; send the value, \
-                            or let the host keep the reference and serve what the guest needs of it";
+                let hint = "a host and its guest pass each other references to their own objects alone; send the \
+                            value, or let the host keep the reference and serve what the guest needs of it";
                 return Err(Error::new(ErrorKind::InvalidArgument, what).hint(hint));
             }
         }

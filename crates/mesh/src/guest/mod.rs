@@ -6,9 +6,9 @@
 //! each other's objects, by the same calls, windows, lanes and counts as members.
 //!
 //! **Two tables, one of them small.** Both ends of such a link have a table of [attached](attached) nodes beside that
-//! of the members: the host its guests, the guest its host. For its own engine a guest is a mesh of one node; the engine
-//! of neither side is ever told of the other: what links and words say about attached nodes is sorted out before it
-//! reaches the engine ([`Shared::sort_out`](crate::driver::Shared)).
+//! of the members: the host its guests, the guest its host. For its own engine a guest is a mesh of one node. The
+//! engine of neither side is ever told of the other: what links and words say about attached nodes is sorted out before
+//! it reaches the engine ([`Shared::sort_out`](crate::driver::Shared)).
 //!
 //! **Who comes in.** The link is authenticated by the job's secret, as all links are. That makes a peer a stranger who
 //! is heard by nobody but the door: the service that takes [`Invitation`]s. Each of them has a name for the guest and a
@@ -17,9 +17,9 @@
 //! From then on the guest is the node at the other end of that very link: what another link brings in its name is not
 //! heard.
 //!
-//! **Who judges.** A guest is gone when its link ends, and its host is when that link ends, for either side alone and at
-//! once. The end of a process is seen in its link by the system (a pidfd over shared memory, the end of the stream over
-//! TCP), a silence by the beats of the link. Whoever ends in order says so before, by a word on the same link, so that
+//! **Who judges.** A guest is gone when its link ends, and so is its host, for either side alone and at once. The end of
+//! a process is seen in its link by the system (a pidfd over shared memory, the end of the stream over TCP), a silence
+//! by the beats of the link. Whoever ends in order says so before, by a word on the same link, so that
 //! the end of the link means a leave or a failure with its reason.
 //!
 //! **In order.** A link is said to have ended when everything that came over it was taken. The news of a guest's end
