@@ -17,10 +17,10 @@
 //! From then on the guest is the node at the other end of that very link: what another link brings in its name is not
 //! heard.
 //!
-//! **Who judges.** A guest is gone when its link ends, and so is its host, for either side alone and at once. The end of
-//! a process is seen in its link by the system (a pidfd over shared memory, the end of the stream over TCP), a silence
-//! by the beats of the link. Whoever ends in order says so before, by a word on the same link, so that
-//! the end of the link means a leave or a failure with its reason.
+//! **Who judges.** A guest is gone when its link ends, and so is its host, for either side alone and at once. The
+//! system shows the end of a process in its link (by a pidfd over shared memory, by the end of the stream over TCP); a
+//! silence shows in the beats of the link. Who ends in order says so before, by a word on the same link, so that the
+//! end of the link means a leave or a failure with its reason.
 //!
 //! **In order.** A link is said to have ended when everything that came over it was taken. The news of a guest's end
 //! then wait in the queue of requests for their turn, behind all that the guest has asked for; until then it counts as
