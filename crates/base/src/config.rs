@@ -53,6 +53,9 @@ const SHOWN_CHARACTERS_MAX: usize = 80;
 /// The variable that tells a process of a job where to note whom it has lost; see [`crate::loss`].
 pub const LOSSES_VARIABLE: &str = "SHEAVE_PROCESS_LOSSES";
 
+/// The variable that hands a process its invitation, by which it attaches itself to a node of a job as its guest.
+pub const INVITATION_VARIABLE: &str = "SHEAVE_INVITATION";
+
 /// How messages travel between two processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Transport {
@@ -259,6 +262,14 @@ pub fn keys() -> Vec<Key> {
         default: String::new(),
         doc: "Where a process of a job notes whom it has lost, for its launcher; set by sheave itself, not by you.",
         read_by: "base",
+    });
+    keys.push(Key {
+        name: INVITATION_VARIABLE,
+        kind: "text",
+        unit: "",
+        default: String::new(),
+        doc: "The invitation of a guest, good for one attach; set by the process that starts the guest, not by you.",
+        read_by: "mesh",
     });
     keys
 }

@@ -76,6 +76,13 @@ pub const WINDOW_BYTES_MIN: u64 = 1 << 20;
 /// Bytes of such requests. One of each member is always let in.
 pub const REQUEST_BYTES_MAX: u64 = 1 << 30;
 
+/// Guests of one node, those that are invited and have not come included: some for each core of a large host. Each has
+/// a window of [`WINDOW_REQUESTS_MIN`] requests, so that all of them together have as many as all members.
+pub const GUESTS_MAX: usize = REQUESTS_PENDING_MAX / WINDOW_REQUESTS_MIN;
+
+/// Longest label of a guest, which is part of its name: a word or two of a program's own.
+pub const GUEST_LABEL_BYTES_MAX: usize = 64;
+
 /// Services of one node: they are parts of a program, and more of them are a leak.
 pub const SERVICES_MAX: usize = 1024;
 

@@ -5,7 +5,7 @@
 //! not entered this barrier?". Nobody is asked over a link that would have to be made first, and whoever does not
 //! answer soon is done without.
 
-use crate::call::{Answer, Call, Lane, Request, Service};
+use crate::call::{Answer, Call, Callers, Lane, Request, Service};
 use crate::driver::Shared;
 use crate::engine::{GroupId, Lacking, OperationId};
 use sheave_base::work::awaited::{Account, Awaited, Describe, Which};
@@ -45,8 +45,8 @@ impl Shared {
         self.serve_as(SERVICE, Arc::new(Answers(Arc::downgrade(self))))
     }
 
-    fn name_of(&self, node: NodeId) -> String {
-        self.member(node).map_or_else(|| format!("node {node}"), |member| member.introduction.name.clone())
+    pub(crate) fn name_of(&self, node: NodeId) -> String {
+        self.peer_of(node).map_or_else(|| format!("node {node}"), |peer| peer.name)
     }
 
     /// Asks a member, unless a link would have to be made; `told` makes of the answer who is waited for.
@@ -163,5 +163,10 @@ impl Service for Answers {
 
     fn lane(&self) -> Lane {
         Lane::Inline
+    }
+
+    fn callers(&self, method: &str) -> Callers {
+        // What somebody's own call waits for is no secret to whoever has made it.
+        if method == CALL { Callers::MembersAndGuests } else { Callers::Members }
     }
 }

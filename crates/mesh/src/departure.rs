@@ -5,7 +5,7 @@
 //! that nobody's end falls between the two.
 
 use crate::driver::Shared;
-use crate::engine::{Death, Engine};
+use crate::engine::{Death, Engine, FIRST_EPOCH};
 use parking_lot::Mutex;
 use sheave_base::work::{Completer, IDLE, Interrupt};
 use sheave_base::{Error, ErrorKind, NodeId, Result};
@@ -95,7 +95,14 @@ impl Shared {
         if let Some(error) = self.failure() {
             return self.departures.end(error);
         }
-        let gone = self.look(|engine: &Engine| engine.deaths().to_vec());
+        let mut gone = self.look(|engine: &Engine| engine.deaths().to_vec());
+        let host = self.attached.end_of_host();
+        gone.extend(host.map(|(node, left, error)| Death {
+            node,
+            epoch: FIRST_EPOCH,
+            left,
+            reason: error.what().to_owned(),
+        }));
         let mut over = Vec::new();
         {
             let mut waits = self.departures.waits.lock();

@@ -6,15 +6,19 @@
 //! let go. So no event is lost, none waits for a thread of its own, and a barrier completes on the thread that waits
 //! for it. The mesh's own thread steers when the engine's timer is due.
 //!
+//! What is about nodes that are attached to this one, guests or a host, is [sorted out](Shared::sort_out) before the
+//! engine hears of it.
+//!
 //! Words go out while the engine is held, because their order counts. Everything that may call foreign code or close
 //! links happens after it was let go.
 
-use crate::call::{Calls, HANDSHAKE_LOOK};
+use crate::call::{Calls, HANDSHAKE_LOOK, Size};
 use crate::departure::Departures;
 use crate::ended;
 use crate::endpoints::{ALL, ANSWERS, CALLS, ENGINE, REFERENCES};
 use crate::engine::{Effect, Engine, Event, FAILED, GroupId, GroupRecord, Member, Message, OperationId, Outcome};
 use crate::group_news::GroupNews;
+use crate::guest::{Attached, leaving_word};
 use crate::hosts;
 use crate::losses::Losses;
 use crate::reference::References;
@@ -94,6 +98,10 @@ struct Afterwards {
     cut: Vec<NodeId>,
     dead: Vec<(NodeId, String)>,
     departed: Vec<NodeId>,
+    /// Attached nodes whose links have ended, and for what.
+    detached: Vec<(NodeId, LinkId, Error)>,
+    /// Links that are to end because of what came over them, or in whose name.
+    expelled: Vec<(LinkId, Error)>,
     failed: Option<Error>,
     /// What belonged to groups that all members have dropped.
     forgotten: Vec<Arc<GroupRecord>>,
@@ -115,6 +123,8 @@ pub(crate) struct Shared {
     pub(crate) routes: Routes,
     pub(crate) calls: Calls,
     pub(crate) references: Arc<References>,
+    /// Who is attached to this node beside the members: its guests, or its host.
+    pub(crate) attached: Attached,
     /// All members by rank, from the moment when the mesh stands.
     table: OnceLock<Vec<Member>>,
     /// How many things of each sort this node has made, where all members make them in the same order.
@@ -169,6 +179,7 @@ impl Shared {
             routes: Routes::default(),
             calls: Calls::new(weak.clone()),
             references: References::new(me, weak.clone()),
+            attached: Attached::default(),
             table: OnceLock::new(),
             numbers: Mutex::default(),
             departures: Departures::default(),
@@ -286,7 +297,9 @@ impl Shared {
         let mut after = Afterwards::default();
         loop {
             let Some(told) = self.told.lock().pop_front() else { break };
-            self.hear(state, told);
+            if let Some(told) = self.sort_out(told, &mut after) {
+                self.hear(state, told);
+            }
         }
         let released = std::mem::take(&mut *self.released.lock());
         for group in released {
@@ -341,6 +354,30 @@ impl Shared {
         });
     }
 
+    /// Takes out what is about attached nodes. The engine hears of the rest.
+    fn sort_out(&self, told: Told, after: &mut Afterwards) -> Option<Told> {
+        let expel = |node, reason: Error| self.attached.link_of(node).map(|link| (link, reason));
+        match told {
+            Told::Made { link, node } if self.attached.is_foreign(node, link) => {
+                let what = "it is attached to this node over another link";
+                after.expelled.push((link, Error::new(ErrorKind::Protocol, what)));
+            }
+            Told::Ended { link, node, reason } if self.attached.speaks(node, link).is_some() => {
+                self.routes.ended(node, link);
+                after.detached.push((node, link, reason));
+            }
+            Told::Word { from, .. } if self.attached.has(from) => {
+                let what = "it has sent a word of a member, and is none of this mesh";
+                after.expelled.extend(expel(from, Error::new(ErrorKind::Protocol, what)));
+            }
+            Told::Unreachable { node, reason } if self.attached.has(node) => {
+                after.expelled.extend(expel(node, reason));
+            }
+            told => return Some(told),
+        }
+        None
+    }
+
     fn hear(self: &Arc<Self>, state: &mut State, told: Told) {
         let now = self.clock.now();
         let State { engine, parting, lived_on, .. } = state;
@@ -366,7 +403,7 @@ impl Shared {
             Told::Unreachable { .. } if self.stopping.load(SeqCst) => {}
             Told::Ended { link, node, reason } => {
                 let was_last = self.routes.ended(node, link) && !self.routes.is_making(node);
-                if !was_dropped(&reason) {
+                if !was_dropped(&reason) && self.member(node).is_some() {
                     lived_on.insert(node);
                 }
                 let in_order = was_closed_in_order(&reason);
@@ -461,12 +498,20 @@ impl Shared {
             self.references.lost(node);
             self.calls.member_lost(self.member(node), &error);
         }
+        for (link, error) in after.expelled {
+            let _ = self.node.close_because(link, &error);
+        }
+        for (node, link, reason) in after.detached {
+            self.detach(node, link, &reason);
+        }
         // Their links end by themselves, when they have said all.
         after.departed.iter().for_each(|node| self.references.lost(*node));
         self.have_left(after.departed);
         if let Some(error) = after.failed {
             // Whoever tries to reach this node learns that it is no member any more, instead of making a link to it.
             self.node.stop_listening();
+            self.say_farewell(Some(error.what()));
+            self.attached.close_door(&error);
             for link in self.node.links() {
                 let _ = self.node.close_because(link, &error);
             }
@@ -508,20 +553,27 @@ impl Shared {
 
     /// Why `node` cannot be reached any more, if that is known.
     pub(crate) fn death_of(&self, node: NodeId) -> Option<Error> {
-        self.look(|engine| engine.why_lost(node)).or_else(|| self.failure.get().cloned())
+        let attached = || self.attached.loss(node);
+        self.look(|engine| engine.why_lost(node)).or_else(attached).or_else(|| self.failure.get().cloned())
     }
 
     /// The error, about that member.
     pub(crate) fn about(&self, error: Error, node: NodeId) -> Error {
-        match self.member(node) {
-            Some(member) => error.peer(member.peer()),
-            None => error.peer(Peer::named(format!("node {node}")).node(node)),
-        }
+        error.peer(self.peer_of(node).unwrap_or_else(|| Peer::named(format!("node {node}")).node(node)))
+    }
+
+    /// The member or attached node of that identity, as errors name it.
+    pub(crate) fn peer_of(&self, node: NodeId) -> Option<Peer> {
+        self.member(node).map(Member::peer).or_else(|| self.attached.peer(node))
     }
 
     /// An error of a link, with all that the mesh knows about its peer.
     pub(crate) fn explain(&self, error: Error) -> Error {
-        let member = error.about().and_then(|peer| peer.node).and_then(|node| self.member(node));
+        let about = error.about().and_then(|peer| peer.node);
+        if let Some(error) = about.and_then(|node| self.attached.meaning(node, &error)) {
+            return error;
+        }
+        let member = about.and_then(|node| self.member(node));
         let error = match member {
             Some(member) => error.peer(member.peer()),
             None => error,
@@ -575,16 +627,23 @@ impl Endpoint for Shared {
         // Of a link that was cut meanwhile nothing counts.
         let Ok(from) = from else { return };
         match message.envelope.endpoint {
+            ENGINE | REFERENCES if self.attached.is_foreign(from, message.source) => {}
             ENGINE => self.tell(Told::Word { from, word: message.control }),
             REFERENCES => {
                 if let Err(reason) = self.hear_words(from, &message.control) {
                     self.tell(Told::Unreachable { node: from, reason });
                 }
             }
-            CALLS => self.calls.take_word(message.source, &message.envelope),
+            CALLS => match leaving_word(&message.envelope, &message.control) {
+                Some(farewell) => self.attached.says_farewell(from, message.source, farewell),
+                None => self.calls.take_word(message.source, &message.envelope),
+            },
             _ => {
-                let brought = self.references.brought(from, &message);
-                self.calls.take(from, message, brought);
+                let link = message.source;
+                let may_bring = |owner| self.may_pass(from, self.me, owner) && !self.attached.is_foreign(from, link);
+                let brought = self.references.brought(from, &message, may_bring);
+                let window = || self.attached.speaks(from, link).map(|_| Size::of_guests());
+                self.calls.take(from, message, brought, window);
             }
         }
     }

@@ -14,7 +14,8 @@ pub(crate) const REQUESTS: u8 = 3;
 /// Answers to requests. Aux is how many requests of the caller to the service have begun, modulo 2³².
 pub(crate) const ANSWERS: u8 = 4;
 
-/// Words about calls: that one is cancelled, or that so many have begun. The context says which.
+/// Words about calls: that one is cancelled, or that so many have begun; and the last word of a host or a guest. The
+/// context says which.
 pub(crate) const CALLS: u8 = 5;
 
 /// All of them.

@@ -2,6 +2,7 @@
 //! between them, and counted references to each other's objects.
 //!
 //! [`Mesh::join`] makes a process one of a [`Mesh`], as its [`Config`] or its launcher's environment says.
+//! [`Guest::attach`] makes one a [`Guest`] of a member, by which the mesh is none the wiser.
 //! [`environment`] reads that environment. [`engine`] is the pure core, a state machine without I/O, threads or clocks;
 //! a driver joins it with the links of a node. A [`Runtime`] has the timers and tasks that services stand on.
 
@@ -17,6 +18,7 @@ pub mod engine;
 pub mod environment;
 mod group;
 mod group_news;
+mod guest;
 mod hosts;
 mod losses;
 mod mesh;
@@ -32,6 +34,7 @@ pub use config::{Config, check_environment};
 pub use engine::{Death, Expected, GroupId, GroupRecord, Member, Role};
 pub use group::Group;
 pub use group_news::GroupNews;
+pub use guest::{AttachedGuest, Guest, GuestConfig, Invitation, WeakGuest};
 pub use mesh::Mesh;
 pub use reference::Ref;
 pub use runtime::{Runtime, Sleep, Task, Timer};

@@ -34,6 +34,10 @@ impl Shared {
 
     /// Notes whom an error is about that somebody is about to get.
     pub(crate) fn note_error(&self, error: &Error) {
+        // Of guests the launcher knows nothing.
+        if error.about().and_then(|peer| peer.node).is_some_and(|node| self.attached.has(node)) {
+            return;
+        }
         if let (ErrorKind::PeerLost, Some(_), Some(peer)) = (error.kind(), self.losses.path.get(), error.about()) {
             self.note(&peer.name, error.what().contains(LEFT));
         }

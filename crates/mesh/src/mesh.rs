@@ -100,23 +100,29 @@ impl Mesh {
         let mut interrupt = interrupt;
         let joining = rendezvous::begin(&config, &mut interrupt)?;
         let shared = Arc::clone(&joining.shared);
-        shared.register();
         if let Some(path) = &config.collective_table {
             let _ = shared.collective_table.set(path.clone());
         }
         if let Some(path) = &config.losses {
             let _ = shared.losses.path.set(path.clone());
         }
-        // From here on the owner ends it all if something fails.
+        let mesh = Self::start(&shared)?;
+        shared.serve_guests()?;
+        joining.finish(interrupt)?;
+        company::share_host(&shared, config.local_ranks);
+        Ok(mesh)
+    }
+
+    /// Takes the node's messages and begins its thread. From here on the owner ends it all if something fails.
+    pub(crate) fn start(shared: &Arc<Shared>) -> Result<Self> {
+        shared.register();
         let (has_left, thread) = (AtomicBool::new(false), Mutex::new(None));
-        let owner = Arc::new(Owner { shared: Arc::clone(&shared), has_left, thread });
-        let own = Arc::clone(&shared);
+        let owner = Arc::new(Owner { shared: Arc::clone(shared), has_left, thread });
+        let own = Arc::clone(shared);
         *owner.thread.lock() = Some(sheave_base::thread::start("sheave-mesh", move || own.keep_time())?);
         shared.serve_awaited()?;
         shared.with_engine(|_, _| ());
-        joining.finish(interrupt)?;
-        company::share_host(&shared, config.local_ranks);
-        Ok(Self { shared, owner })
+        Ok(Self::from(owner))
     }
 
     /// This node.
@@ -606,6 +612,8 @@ impl Owner {
         } else {
             Ok(())
         };
+        let failure = outcome.as_ref().err().map(Error::what);
+        self.shared.say_farewell(failure);
         // The last words to those who have no link yet: the news of this leave are among them.
         let until = Instant::now() + timeout;
         for link in self.shared.routes.making() {
@@ -634,7 +642,8 @@ impl Owner {
             return;
         }
         self.shared.is_going.store(true, SeqCst);
-        let reason = reason.chars().take(limits::FAILURE_CHARACTERS_MAX).collect();
+        let reason: String = reason.chars().take(limits::FAILURE_CHARACTERS_MAX).collect();
+        self.shared.say_farewell(Some(&reason));
         // What was seen before this is among what the others are told.
         self.shared.with_engine(|_, _| ());
         self.shared.with_engine(|state, now| state.engine.handle(now, Event::Fail { reason }));
@@ -657,6 +666,7 @@ impl Owner {
         self.shared.calls.fail_all(&closed);
         self.shared.references.end();
         self.shared.departures.end(&closed);
+        self.shared.attached.stop(&closed);
         self.shared.ticker.stop();
         // Before the links end: members that see their ends rely on it that this node's part is over.
         self.shared.end_groups(closed.clone());
@@ -673,7 +683,10 @@ impl Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        let is_panicking = std::thread::panicking();
-        self.fail(if is_panicking { "it panicked" } else { "its mesh was dropped without `leave` or `finish`" });
+        self.fail(match std::thread::panicking() {
+            true => "it panicked",
+            false if self.shared.attached.is_guest() => "it was dropped without `leave`",
+            false => "its mesh was dropped without `leave` or `finish`",
+        });
     }
 }

@@ -140,6 +140,9 @@ fn gone(error: &Error) -> Error {
 impl Shared {
     /// A link to `node`: the one that stands, or a work for the one that is being made from now on.
     pub(crate) fn link_to(self: &Arc<Self>, node: NodeId) -> Work<LinkId> {
+        if let Some(outcome) = self.link_to_attached(node) {
+            return Work::ready("connect", outcome);
+        }
         let mut routes = self.routes.by_node.lock();
         let route = routes.entry(node).or_default();
         if let Some(link) = route.links.first() {
@@ -156,6 +159,12 @@ impl Shared {
             self.give_up(node, error.operation("connect"));
         }
         work
+    }
+
+    /// The one link that an attached node has; no other is ever made to it.
+    fn link_to_attached(&self, node: NodeId) -> Option<Result<LinkId>> {
+        let loss = || self.attached.loss(node).map(Err);
+        self.attached.link_of(node).map(Ok).or_else(loss)
     }
 
     /// Connects, on a thread of its own, for as long as the node may be silent.

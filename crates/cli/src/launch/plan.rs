@@ -3,7 +3,7 @@
 use super::Arguments;
 use super::handed::{JobSecret, Losses};
 use crate::Failure;
-use sheave_base::config::{LOSSES_VARIABLE, Role, Settings, unknown_names};
+use sheave_base::config::{INVITATION_VARIABLE, LOSSES_VARIABLE, Role, Settings, unknown_names};
 use sheave_base::secret::{SECRET_FILE_VARIABLE, SECRET_VARIABLE};
 use sheave_base::{limits, port};
 use sheave_process::Command;
@@ -12,7 +12,7 @@ use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 
 /// The variables that a job sets for each of its processes.
-const OWN: [&str; 13] = [
+const OWN: [&str; 14] = [
     "SHEAVE_ROLE",
     "SHEAVE_ROOT",
     "SHEAVE_WORKERS",
@@ -28,6 +28,7 @@ const OWN: [&str; 13] = [
     // Set where there can be no such file; another job's would count before it.
     SECRET_VARIABLE,
     LOSSES_VARIABLE,
+    INVITATION_VARIABLE,
 ];
 
 /// The same for programs that were written for ps-lite.

@@ -1,13 +1,15 @@
 //! Who may call what.
 //!
 //! That a peer has proven to know the job's secret says only that its user may run jobs here: with a secret for all
-//! jobs of a user, as the cookie file is, it may belong to another one. So a node hears members of its own mesh alone,
-//! and of these whom the method names. The name of a method is read before anybody is refused, its arguments are not.
+//! jobs of a user, as the cookie file is, it may belong to another one. So a node hears members of its own mesh and
+//! nodes that are attached to it, and of these whom the method names. The name of a method is read before anybody is
+//! refused, its arguments are not.
 
 use crate::driver::Shared;
 use crate::engine::{Engine, Member};
+use crate::guest::Standing;
 use sheave_base::config::Role;
-use sheave_base::{Error, ErrorKind, NodeId, Result};
+use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result};
 use std::fmt;
 
 /// Who may call a method.
@@ -22,6 +24,26 @@ pub enum Callers {
     Servers,
     /// The member that coordinates the mesh at that moment.
     Coordinator,
+    /// Guests of this node.
+    Guests,
+    /// All members of the mesh, and guests of this node.
+    MembersAndGuests,
+    /// Whoever has proven to know the job's secret: the door alone hears them.
+    #[doc(hidden)]
+    Strangers,
+}
+
+impl Callers {
+    /// Whether a member of this role is one of them.
+    fn have(self, role: Role, coordinates: impl FnOnce() -> bool) -> bool {
+        match self {
+            Self::Members | Self::MembersAndGuests | Self::Strangers => true,
+            Self::Workers => matches!(role, Role::Worker | Role::Rank),
+            Self::Servers => role == Role::Server,
+            Self::Coordinator => coordinates(),
+            Self::Guests => false,
+        }
+    }
 }
 
 impl fmt::Display for Callers {
@@ -31,24 +53,38 @@ impl fmt::Display for Callers {
             Self::Workers => "workers",
             Self::Servers => "servers",
             Self::Coordinator => "the coordinator of the mesh",
+            Self::Guests => "guests of this node",
+            Self::MembersAndGuests => "members of the mesh and guests of this node",
+            Self::Strangers => "whoever knows the secret",
         })
     }
 }
 
 impl Shared {
     /// Refuses who is not among those who may call the method.
-    pub(super) fn check_caller(&self, callers: Callers, method: &str, from: NodeId) -> Result<()> {
+    pub(super) fn check_caller(&self, callers: Callers, method: &str, (from, link): (NodeId, LinkId)) -> Result<()> {
         let caller = self.member(from);
-        let may_call = caller.is_some_and(|caller| match callers {
-            Callers::Members => true,
-            Callers::Workers => matches!(caller.introduction.role, Role::Worker | Role::Rank),
-            Callers::Servers => caller.introduction.role == Role::Server,
-            Callers::Coordinator => self.look(Engine::coordinator) == Some(from),
-        });
+        let attached = if caller.is_none() { self.attached.speaks(from, link) } else { None };
+        let may_call = match (caller, attached) {
+            (_, _) if callers == Callers::Strangers => true,
+            (Some(caller), _) => {
+                let coordinates = || self.look(Engine::coordinator) == Some(from);
+                callers.have(caller.introduction.role, coordinates)
+            }
+            (None, Some(Standing::Guest)) => matches!(callers, Callers::Guests | Callers::MembersAndGuests),
+            // A guest does not hear who coordinates its host's mesh.
+            (None, Some(Standing::Host(role))) => callers.have(role, || false),
+            (None, None) => false,
+        };
         if may_call {
             return Ok(());
         }
-        let who = caller.map_or_else(|| "no member of this mesh".to_owned(), Self::describe);
+        let who = match (caller, attached.and_then(|_| self.attached.peer(from))) {
+            (Some(caller), _) => Self::describe(caller),
+            (None, Some(peer)) if attached == Some(Standing::Guest) => format!("{}, a guest", peer.name),
+            (None, Some(peer)) => format!("{}, the host of this guest", peer.name),
+            (None, None) => "no member of this mesh".to_owned(),
+        };
         let what = format!("\"{method}\" is for {callers}, and the caller is {who}");
         let hint = "look which job, and which role in it, the calling process has";
         Err(Error::new(ErrorKind::NotPermitted, what).hint(hint))

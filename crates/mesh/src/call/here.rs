@@ -22,7 +22,7 @@ impl Shared {
             let what = format!("this node has no service for \"{method}\"");
             return Err(Error::new(ErrorKind::NotFound, what).operation(method));
         };
-        self.check_caller(service.callers(&method), &method, self.me)?;
+        self.check_caller(service.callers(&method), &method, (self.me, HERE))?;
         let until = asked.patience();
         let work = self.remember(correlation, (self.me, HERE), asked)?;
         let call = (HERE, correlation);

@@ -30,6 +30,7 @@
 mod answer;
 mod callers;
 pub(crate) mod executor;
+mod guests;
 mod here;
 mod lane;
 mod leavers;
@@ -61,7 +62,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-use window::{Leaving, Size, Windows};
+pub(crate) use window::Size;
+use window::{Leaving, Windows};
 
 pub use answer::Answer;
 pub use callers::Callers;
@@ -196,11 +198,12 @@ impl Calls {
         self.requests.admit(link, arrival, Size::among(members))
     }
 
-    pub(crate) fn take(&self, from: NodeId, message: Message, brought: Brought) {
+    /// Takes a message. `window` is that of the link it came over, where it is another one than that of members.
+    pub(crate) fn take(&self, from: NodeId, message: Message, brought: Brought, window: impl FnOnce() -> Option<Size>) {
         if message.envelope.endpoint == ANSWERS {
             return self.arrived.lock().push_back(Arrived::Answer(message, brought));
         }
-        self.requests.take(from, message, brought);
+        self.requests.take(from, message, brought, window);
     }
 
     /// Takes a word about calls: the peer at the other end of that link waits no longer for one of its own, or has
@@ -220,10 +223,13 @@ impl Calls {
     /// All survivors agree that this member is gone, and nothing more of it will come.
     pub(crate) fn member_lost(&self, member: Option<&Member>, error: &Error) {
         let Some(member) = member else { return };
-        let services: Vec<_> = self.services.read().values().map(|(_, service)| Arc::clone(service)).collect();
-        for service in services {
+        for service in self.all_services() {
             contain::told("a service that heard of a loss", || service.lost(member, error));
         }
+    }
+
+    fn all_services(&self) -> Vec<Arc<dyn Service>> {
+        self.services.read().values().map(|(_, service)| Arc::clone(service)).collect()
     }
 
     /// The mesh has ended for this node: so have its calls, but for those whose answers are landing. They end with
@@ -321,6 +327,8 @@ impl Shared {
             return Err(self.about(error.elapsed(begun.elapsed()), to));
         }
         let link = linking.wait().map_err(|error| error.operation(method.to_owned()))?;
+        self.check_passing(to, names.iter().map(|name| name.owner))
+            .map_err(|error| error.operation(method.to_owned()))?;
         let refs = self.references.pass(to, &names).map_err(|error| error.operation(method.to_owned()))?;
         let until = asked.patience();
         let sent = self.remember(correlation, (to, link), asked).and_then(|work| {
@@ -455,7 +463,7 @@ impl Shared {
         };
         if let Some(call) = call {
             // By the call, not by its link: that may have ended behind the answer.
-            let origin = self.member(call.to).map(Member::peer);
+            let origin = self.peer_of(call.to);
             call.answered(message, brought, origin, |error| self.note_error(error));
         }
     }

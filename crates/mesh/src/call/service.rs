@@ -8,8 +8,9 @@ use super::serving::{CallId, Counted, Incoming, reply_to};
 use crate::driver::Shared;
 use crate::endpoints::ANSWERS;
 use crate::engine::Member;
+use crate::guest::AttachedGuest;
 use crate::reference::{Ref, names_in};
-use sheave_base::{Error, ErrorKind, NodeId, Result, Tag, contain, limits};
+use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, contain, limits};
 use sheave_net::{Envelope, Hold, Outgoing, Part, Parts, Tensors};
 use sheave_tensor::{Mode, Tensor};
 use sheave_wire::{Value, codec};
@@ -51,6 +52,18 @@ pub trait Service: Send + Sync + 'static {
     /// member sent on its link to this node; for any other service they were handed to its lane.
     fn lost(&self, member: &Member, error: &Error) {
         let _ = (member, error);
+    }
+
+    /// A guest has been taken in by this node. Called on any thread; must not block.
+    fn guest_attached(&self, guest: &AttachedGuest) {
+        let _ = guest;
+    }
+
+    /// A guest of this node is gone: `error` says whether it has left or how it was lost. Called once for each, on any
+    /// thread; must not block. All requests that the guest has sent were handled before by an inline service, and
+    /// handed to the lane of any other one.
+    fn guest_lost(&self, guest: &AttachedGuest, error: &Error) {
+        let _ = (guest, error);
     }
 
     /// What the call of this number ([`Reply::number`]) that `from` has made waits for, if it is not answered and that
@@ -115,7 +128,7 @@ impl Request {
                 return Err(Error::new(ErrorKind::Protocol, "a request without a method"));
             };
             if let Some(service) = service {
-                shared.check_caller(service.callers(&method), &method, from)?;
+                shared.check_caller(service.callers(&method), &method, (from, message.source))?;
             }
             let args = codec::decode(rest)?;
             args.check_tensors(message.parts.len())?;
@@ -190,6 +203,11 @@ impl Reply {
     #[must_use]
     pub fn number(&self) -> u64 {
         self.way.as_ref().map_or(0, |way| way.call.1)
+    }
+
+    /// The link on which the request came; none where a node calls itself.
+    pub(crate) fn link(&self) -> Option<LinkId> {
+        self.way.as_ref().map(|way| way.call.0).filter(|link| *link != HERE)
     }
 
     /// Answers with a value and tensors. References in the value must be held by this node. Does not block. That
@@ -304,6 +322,7 @@ impl Way {
             return shared.send_answer(link, message, hold, self.counted.as_ref());
         }
         let to = shared.node.link(link)?.peer().node.unwrap_or_default();
+        shared.check_passing(to, names.iter().map(|name| name.owner))?;
         let refs = shared.references.pass(to, &names)?;
         let sent = shared.send_answer(link, message, hold, self.counted.as_ref());
         sent.inspect_err(|_| shared.references.take_back(to, &refs))

@@ -58,6 +58,8 @@ struct Queue {
 pub(super) struct Counted {
     link: LinkId,
     service: u64,
+    /// The window, where it does not follow from the number of members.
+    window: Option<Size>,
     received: AtomicU32,
     begun: AtomicU32,
     /// As many of those as the caller was told of.
@@ -69,12 +71,13 @@ pub(super) struct Counted {
 }
 
 impl Counted {
-    fn of(link: LinkId, service: u64) -> Self {
+    fn of(link: LinkId, service: u64, window: Option<Size>) -> Self {
         let (received, begun, told, unanswered) = Default::default();
-        Self { link, service, received, begun, told, untold_bytes: AtomicU64::new(0), unanswered }
+        Self { link, service, window, received, begun, told, untold_bytes: AtomicU64::new(0), unanswered }
     }
 
     fn is_full(&self, size: Size) -> bool {
+        let size = self.window.unwrap_or(size);
         self.received.load(SeqCst).wrapping_sub(self.begun.load(SeqCst)) >= size.requests
             || self.unanswered.load(SeqCst) as usize >= limits::CALLS_PENDING_MAX
     }
@@ -95,6 +98,8 @@ pub(super) enum Queued {
     Cancelled(CallId),
     /// This member has left, and its links have ended.
     Leave(NodeId, Error),
+    /// This attached node is gone, and its link has ended.
+    Departure(NodeId, Error),
 }
 
 /// A request as it came.
@@ -149,7 +154,7 @@ impl Requests {
     }
 
     /// The counts of a service that a link calls; of the first one where there are more than a node can have.
-    fn count(&self, link: LinkId, service: u64) -> Arc<Counted> {
+    fn count(&self, link: LinkId, service: u64, window: impl FnOnce() -> Option<Size>) -> Arc<Counted> {
         if let Some(counted) = self.counted_of(link, service) {
             return counted;
         }
@@ -158,7 +163,7 @@ impl Requests {
         if let Some(first) = services.first().filter(|_| services.len() >= limits::SERVICES_MAX) {
             return Arc::clone(first);
         }
-        services.push(Arc::new(Counted::of(link, service)));
+        services.push(Arc::new(Counted::of(link, service, window())));
         Arc::clone(&services[services.len() - 1])
     }
 
@@ -168,8 +173,8 @@ impl Requests {
         drop(forgotten);
     }
 
-    pub(super) fn take(&self, from: NodeId, message: Message, brought: Brought) {
-        let counted = self.count(message.source, message.envelope.context);
+    pub(super) fn take(&self, from: NodeId, message: Message, brought: Brought, window: impl FnOnce() -> Option<Size>) {
+        let counted = self.count(message.source, message.envelope.context, window);
         counted.received.fetch_add(1, SeqCst);
         counted.unanswered.fetch_add(1, SeqCst);
         let millis = message.envelope.aux;
@@ -201,7 +206,7 @@ impl Requests {
         let is_cancelled = match &queued {
             Queued::Request(incoming) => !queue.cancelled.is_empty() && queue.cancelled.contains(&incoming.id()),
             Queued::Cancelled(call) => queue.cancelled.remove(call),
-            Queued::Leave(..) => false,
+            Queued::Leave(..) | Queued::Departure(..) => false,
         };
         Some((queued, is_cancelled))
     }
@@ -237,6 +242,7 @@ impl Shared {
                     Queued::Request(incoming) => self.dispatch(incoming, is_cancelled),
                     Queued::Cancelled(call) => requests.cancel(call),
                     Queued::Leave(node, error) => self.calls.member_lost(self.member(node), &error),
+                    Queued::Departure(node, error) => self.departed(node, &error),
                 }
             }
         }
@@ -300,7 +306,7 @@ impl Shared {
     fn begun(&self, counted: &Counted, bytes: u64) {
         let begun = counted.begun.fetch_add(1, SeqCst).wrapping_add(1);
         let untold_bytes = counted.untold_bytes.fetch_add(bytes, SeqCst).saturating_add(bytes);
-        let size = Size::among(self.table().len());
+        let size = counted.window.unwrap_or_else(|| Size::among(self.table().len()));
         let untold = begun.wrapping_sub(counted.told.load(SeqCst));
         if untold >= size.requests / 2 || untold_bytes >= size.bytes / 2 {
             let (service, aux) = counted.tell();

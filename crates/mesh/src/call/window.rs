@@ -1,9 +1,10 @@
 //! Room for requests at those who are called.
 //!
 //! A service takes so many requests of each link, and so many bytes of them, before it has begun with them: the
-//! caller's *window*, which both ends know from the number of members. The callee says how many it has begun so far: in
-//! its answers, and in words of their own where half of a window has begun since it said so last. Beyond its window a
-//! caller keeps requests here, in order, and sends them as room appears. One request is always let go, however large.
+//! caller's *window*, which both ends know from the number of members; between a host and a guest it has one size. The
+//! callee says how many it has begun so far: in its answers, and in words of their own where half of a window has begun
+//! since it said so last. Beyond its window a caller keeps requests here, in order, and sends them as room appears. One
+//! request is always let go, however large.
 //!
 //! **No deadlock.** Requests never hold up a link, so answers always come through. And a window waits for no handler's
 //! *end*: one that waits gives its permit back, the next request begins, and where none can it is refused, which counts
@@ -30,12 +31,17 @@ use std::time::{Duration, Instant};
 
 /// What a window holds.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Size {
+pub(crate) struct Size {
     pub(super) requests: u32,
     pub(super) bytes: u64,
 }
 
 impl Size {
+    /// The size of each window between a host and a guest: they do not know of how many there will be.
+    pub(crate) fn of_guests() -> Self {
+        Self::among(limits::GUESTS_MAX)
+    }
+
     /// The size of each window among so many members.
     pub(super) fn among(members: usize) -> Self {
         let members = members.max(1);
@@ -66,6 +72,8 @@ impl Leaving {
 #[derive(Default)]
 struct Window {
     is_sending: bool,
+    /// Its size, where that does not follow from the number of members.
+    size: Option<Size>,
     /// The link has ended.
     is_over: bool,
     begun: u32,
@@ -119,11 +127,12 @@ pub(super) struct Windows {
 }
 
 impl Windows {
-    fn of(&self, link: LinkId, service: u64) -> Arc<Mutex<Window>> {
+    fn of(&self, link: LinkId, service: u64, size: impl FnOnce() -> Option<Size>) -> Arc<Mutex<Window>> {
         if let Some(window) = self.by_service.read().get(&(link, service)) {
             return Arc::clone(window);
         }
-        Arc::clone(self.by_service.write().entry((link, service)).or_default())
+        let made = || Arc::new(Mutex::new(Window { size: size(), ..Window::default() }));
+        Arc::clone(self.by_service.write().entry((link, service)).or_insert_with(made))
     }
 
     /// So many requests wait no longer.
@@ -152,17 +161,18 @@ impl Windows {
 }
 
 impl Shared {
-    fn window_size(&self) -> Size {
-        Size::among(self.table().len())
+    fn window_size(&self, window: &Window) -> Size {
+        window.size.unwrap_or_else(|| Size::among(self.table().len()))
     }
 
     /// Sends a request, now or when there is room for it.
     pub(super) fn send_request(&self, link: LinkId, request: Leaving) -> Result<()> {
-        let window = self.calls.windows.of(link, request.message.envelope.context);
+        let size = || self.attached.speaks(request.to, link).map(|_| Size::of_guests());
+        let window = self.calls.windows.of(link, request.message.envelope.context, size);
         let bytes = request.bytes();
         {
             let mut state = window.lock();
-            if state.is_sending || !state.waiting.is_empty() || !state.has_room(bytes, self.window_size()) {
+            if state.is_sending || !state.waiting.is_empty() || !state.has_room(bytes, self.window_size(&state)) {
                 drop(state);
                 return self.wait_for_room(link, &window, request);
             }
@@ -221,7 +231,7 @@ impl Shared {
             let next = {
                 let mut state = window.lock();
                 let Some(bytes) = state.waiting.front().map(Leaving::bytes) else { return };
-                if state.is_sending || !state.has_room(bytes, self.window_size()) {
+                if state.is_sending || !state.has_room(bytes, self.window_size(&state)) {
                     return;
                 }
                 state.enter(bytes);

@@ -421,6 +421,12 @@ fn every_variable_that_is_looked_up_is_declared_and_the_other_way_round() {
     for environment in [SHEAVE, DMLC, DMLC_SERVER, TORCHRUN, OPEN_MPI, PMI, SLURM, SLURM_MINIMAL] {
         watch(environment);
     }
+    // A process that is no member is a guest.
+    let nothing = |name: &str| -> Option<OsString> {
+        seen.borrow_mut().insert(name.to_owned());
+        None
+    };
+    assert!(crate::GuestConfig::from_lookup(nothing).is_ok_and(|config| config.is_none()));
     let of_mesh = keys().into_iter().filter(|key| key.read_by == "mesh").map(|key| key.name);
     let declared = FOREIGN.iter().map(|foreign| foreign.name).chain(of_mesh).chain(["SHEAVE_LOCAL_RANKS"]);
     assert_eq!(seen.into_inner(), declared.map(str::to_owned).collect());

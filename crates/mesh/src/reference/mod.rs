@@ -25,6 +25,9 @@
 //! dies before O has counted B, and A was the only holder, the object is freed with A; O says `Gone`, and B's use of
 //! the reference fails with `NotFound`. A node that leaves in order waits for what it has passed to be confirmed first.
 //!
+//! Between a host and a [guest](crate::guest) there is no third node: each passes what is its own or the other's, and
+//! what names anything else is refused by the sender and again by the receiver.
+//!
 //! **Deaths.** When the members agree that a node is gone, every owner forgets its counts and takes no more from it,
 //! and whoever waits for its `Confirm` lets go. A message that is lost although its receiver lives, because one of two
 //! links between the same nodes was cut, keeps its count until that receiver leaves.

@@ -276,6 +276,11 @@ impl References {
         self.mark(&tables);
     }
 
+    /// Nothing is kept of a node that was lost. It never comes back, so whatever is said for it reaches nobody.
+    pub(crate) fn forget(&self, node: NodeId) {
+        self.tables.lock().lost.remove(&node);
+    }
+
     /// The mesh has ended for this node: no other one counts any more, and nothing is said.
     pub(crate) fn end(&self) {
         let mut tables = self.tables.lock();

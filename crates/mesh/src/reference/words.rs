@@ -49,7 +49,13 @@ pub(crate) fn names_in(value: &Value) -> Vec<Name> {
 
 impl References {
     /// The references that came with a call or an answer. Called in the order of the message's link.
-    pub(crate) fn brought(self: &Arc<Self>, from: NodeId, message: &Message) -> super::Brought {
+    /// Those to objects of owners that `may_bring` says no to are none.
+    pub(crate) fn brought(
+        self: &Arc<Self>,
+        from: NodeId,
+        message: &Message,
+        may_bring: impl Fn(NodeId) -> bool,
+    ) -> super::Brought {
         // A message without any says so, and is not looked into here. One that cannot be read brings none, and says
         // so where it is read for good.
         if message.envelope.tag == Tag(0) {
@@ -59,7 +65,12 @@ impl References {
             REQUESTS => codec::decode_first(&message.control).and_then(|(_, rest)| codec::decode(rest)),
             _ => codec::decode(message.control.get(1..).unwrap_or_default()),
         };
-        value.map(|value| self.adopt(from, &names_in(&value))).unwrap_or_default()
+        let names = value.map(|value| names_in(&value)).unwrap_or_default();
+        if let Some(name) = names.iter().find(|name| !may_bring(name.owner)) {
+            let what = format!("a reference to an object of node {}, which its sender must not pass on", name.owner);
+            return super::Brought { error: Some(Error::new(ErrorKind::Protocol, what)), ..super::Brought::default() };
+        }
+        self.adopt(from, &names)
     }
 }
 
@@ -74,6 +85,9 @@ impl Shared {
             Word::Confirm { holder, owner, .. } => is_known(*holder) && is_known(*owner),
             Word::Release { .. } | Word::Gone { .. } => true,
         };
+        if self.attached.has(from) {
+            return self.hear_attached(from, &words);
+        }
         if !is_known(from) {
             return Ok(());
         }
@@ -81,6 +95,15 @@ impl Shared {
             return Err(Error::new(ErrorKind::Protocol, "a word about a reference of a node that is no member"));
         }
         self.references.heard(from, &words);
+        Ok(())
+    }
+
+    /// Words of a host or a guest: about their own objects and this node's, for there are no others between them.
+    fn hear_attached(&self, from: NodeId, words: &[Word]) -> Result<()> {
+        if !words.iter().all(|word| matches!(word, Word::Release { .. } | Word::Gone { .. })) {
+            return Err(Error::new(ErrorKind::Protocol, "a word about a reference of a node that is not attached"));
+        }
+        self.references.heard(from, words);
         Ok(())
     }
 
@@ -99,7 +122,7 @@ impl Shared {
     }
 
     fn send_words(self: &Arc<Self>, to: NodeId) {
-        if !self.table().is_empty() && self.member(to).is_none() {
+        if !self.table().is_empty() && self.member(to).is_none() && !self.attached.has(to) {
             return self.references.lost(to);
         }
         let Some(link) = self.routes.get(to) else {

@@ -1,9 +1,11 @@
 //! Jobs for the tests of the mesh.
 
-#![allow(dead_code, reason = "each test binary uses its part")]
+#![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 
+mod guests;
 mod meshes;
 
+pub(crate) use guests::*;
 pub(crate) use meshes::*;
 use sheave_base::config::Transport;
 use sheave_mesh::{Config, Expected};
