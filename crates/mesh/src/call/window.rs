@@ -194,7 +194,7 @@ impl Shared {
         {
             let mut state = window.lock();
             if state.is_over {
-                return Err(Error::new(ErrorKind::PeerLost, "the link has ended"));
+                return Err(self.about(Error::new(ErrorKind::PeerLost, "the link has ended"), request.to));
             }
             if state.waiting.len() >= limits::OUTBOUND_MESSAGES_MAX {
                 let what = format!("{} calls wait for room at their callee", limits::OUTBOUND_MESSAGES_MAX);
