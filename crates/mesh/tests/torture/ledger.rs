@@ -2,7 +2,7 @@
 
 use crate::meshes::PATIENCE;
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
-use sheave_mesh::{Answer, Call, Member, Mesh, Ref};
+use sheave_mesh::{Answer, Call, Ref};
 use sheave_wire::Value;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -38,6 +38,8 @@ pub(crate) struct Ledger {
     /// References that handlers have kept, by their nodes.
     pockets: Mutex<HashMap<NodeId, Vec<Ref>>>,
     failures: Mutex<BTreeMap<String, u64>>,
+    /// Guests whose hosts are through with them.
+    unasked: Mutex<Vec<NodeId>>,
 }
 
 /// An object whose life is counted.
@@ -68,8 +70,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Ledger {
-    pub(crate) fn will_die(&self, member: &Member) {
-        lock(&self.doomed).insert(member.node, member.introduction.name.clone());
+    pub(crate) fn will_die(&self, node: NodeId, name: &str) {
+        lock(&self.doomed).insert(node, name.to_owned());
     }
 
     pub(crate) fn may_die(&self, node: NodeId) -> bool {
@@ -87,16 +89,16 @@ impl Ledger {
     /// A call that takes its number along as the first of its arguments. Its outcome is looked at when it ends.
     pub(crate) fn call(
         self: &Arc<Self>,
-        mesh: &Mesh,
-        (to, service, method): (NodeId, &str, &str),
+        me: NodeId,
         call: Call,
         intent: Intent,
+        make: impl FnOnce(Call) -> Result<Work<Answer>>,
     ) -> Result<Work<Answer>> {
         let number = self.last.fetch_add(1, SeqCst).cast_signed() + 1;
         let args = Value::List(vec![Value::Int(number), call.args]);
         lock(&self.calls).insert(number, Record::default());
-        let (own, me) = (Arc::clone(self), mesh.me().node);
-        let work = match mesh.call(to, service, method, Call { args, ..call }) {
+        let own = Arc::clone(self);
+        let work = match make(Call { args, ..call }) {
             Ok(work) => work,
             Err(error) => {
                 self.ended(number, &Err(error.clone()), me, intent);
@@ -182,6 +184,14 @@ impl Ledger {
 
     pub(crate) fn take_one(&self, node: NodeId) -> Option<Ref> {
         lock(&self.pockets).get_mut(&node)?.pop()
+    }
+
+    pub(crate) fn asks_no_more(&self, guest: NodeId) {
+        lock(&self.unasked).push(guest);
+    }
+
+    pub(crate) fn is_asked_no_more(&self, guest: NodeId) -> bool {
+        lock(&self.unasked).contains(&guest)
     }
 
     pub(crate) fn drop_refs(&self) {

@@ -1,5 +1,6 @@
 //! The torture: its nodes, its troubles, and what is demanded at the end.
 
+mod guests;
 mod ledger;
 mod part;
 mod services;
@@ -11,7 +12,7 @@ use sheave_base::clock::{Entropy, SeededEntropy};
 use sheave_base::config::Transport;
 use sheave_base::{Error, ErrorKind};
 use sheave_mesh::{Expected, Mesh, Role};
-use sheave_net::Neighbourhood;
+use sheave_net::{Neighbourhood, NodeConfig};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -27,25 +28,47 @@ pub(crate) enum Media {
     Link(Transport),
 }
 
-/// What this process has of something that must not leak.
-fn entries(folder: &str) -> usize {
-    std::fs::read_dir(folder).expect("it is there").count()
+impl Media {
+    fn transport(self) -> Transport {
+        if let Self::Link(transport) = self { transport } else { Transport::Auto }
+    }
+
+    fn settle(self, config: &mut NodeConfig, here: &Neighbourhood) {
+        config.transport = self.transport();
+        config.neighbourhood = (self == Self::Process).then(|| here.clone());
+        config.local_ranks = NODES as usize;
+    }
 }
 
-/// Threads and descriptors of this process.
-fn held() -> (usize, usize) {
-    (entries("/proc/self/task"), entries("/proc/self/fd"))
+/// What this process has of what must not leak: the names of its threads, and its descriptors.
+#[derive(Debug)]
+struct Held {
+    threads: Vec<String>,
+    descriptors: Vec<String>,
+}
+
+fn held() -> Held {
+    let entries =
+        |folder: &str| std::fs::read_dir(folder).expect("it is there").filter_map(|entry| Some(entry.ok()?.path()));
+    // A thread that has ended meanwhile has no name.
+    let threads = entries("/proc/self/task").filter_map(|thread| std::fs::read_to_string(thread.join("comm")).ok());
+    let target = |descriptor: std::path::PathBuf| Some(std::fs::read_link(descriptor).ok()?.display().to_string());
+    Held { threads: threads.collect(), descriptors: entries("/proc/self/fd").filter_map(target).collect() }
+}
+
+impl Held {
+    fn is_no_more_than(&self, before: &Self) -> bool {
+        self.threads.len() <= before.threads.len() && self.descriptors.len() <= before.descriptors.len()
+    }
 }
 
 /// Joins all nodes at once.
-fn join(media: Media) -> Vec<Mesh> {
-    let (port, here) = (free_port(), Neighbourhood::default());
+fn join(media: Media, here: &Neighbourhood) -> Vec<Mesh> {
+    let port = free_port();
     let mut joining = Vec::new();
     for rank in 0..NODES {
-        let transport = if let Media::Link(transport) = media { transport } else { Transport::Auto };
-        let mut config = config(Role::Rank, Some(rank), Expected::ranks(NODES), port, transport);
-        config.node.neighbourhood = (media == Media::Process).then(|| here.clone());
-        config.node.local_ranks = NODES as usize;
+        let mut config = config(Role::Rank, Some(rank), Expected::ranks(NODES), port, media.transport());
+        media.settle(&mut config.node, here);
         joining.push(std::thread::spawn(move || Mesh::join(config).expect("everybody comes")));
     }
     joining.into_iter().map(|thread| thread.join().expect("no panic")).collect()
@@ -54,7 +77,8 @@ fn join(media: Media) -> Vec<Mesh> {
 /// Runs one seed for `span`, and says what has happened.
 pub(crate) fn torture(seed: u64, media: Media, span: Duration) -> String {
     let before = held();
-    let meshes = join(media);
+    let here = Neighbourhood::default();
+    let meshes = join(media, &here);
     let ledger = Arc::new(Ledger::default());
     let until_then = Instant::now() + span;
     let mut dice = SeededEntropy::new(seed);
@@ -70,16 +94,21 @@ pub(crate) fn torture(seed: u64, media: Media, span: Duration) -> String {
             thread.spawn(move || part.play(until_then)).expect("a thread")
         })
         .collect();
+    // A thread that has waited for a node keeps its doorbell for the next time, until the thread ends.
+    let guests = std::thread::scope(|scope| {
+        scope.spawn(|| guests::begin(&meshes, &ledger, (media, &here), until_then)).join().expect("no panic")
+    });
     trouble(&meshes, &ledger, &mut dice, span);
-    for part in parts {
+    for part in parts.into_iter().chain(guests) {
         part.join().unwrap_or_else(|_| panic!("a part has panicked: {}", ledger.summary()));
     }
     ledger.settle();
     let survivors = end(meshes, &ledger);
-    until(&format!("threads and descriptors are as before ({before:?})"), || {
-        let now = held();
-        now.0 <= before.0 && now.1 <= before.1
-    });
+    let end = Instant::now() + PATIENCE;
+    while !held().is_no_more_than(&before) {
+        assert!(Instant::now() < end, "{before:?} before, and {:?} is left", held());
+        std::thread::sleep(Duration::from_millis(1));
+    }
     format!("{survivors} of {NODES} survive, {}", ledger.summary())
 }
 
@@ -103,9 +132,13 @@ fn trouble(meshes: &[Mesh], ledger: &Ledger, dice: &mut SeededEntropy, span: Dur
     kill(meshes, ledger, &[0, 1]);
 }
 
+fn will_die(mesh: &Mesh, ledger: &Ledger) {
+    ledger.will_die(mesh.me().node, &mesh.me().introduction.name);
+}
+
 fn kill(meshes: &[Mesh], ledger: &Ledger, victims: &[usize]) {
     // All are known before the first dies, whom others will name at once.
-    victims.iter().for_each(|victim| ledger.will_die(meshes[*victim].me()));
+    victims.iter().for_each(|victim| will_die(&meshes[*victim], ledger));
     victims.iter().for_each(|victim| meshes[*victim].abandon());
 }
 
@@ -114,8 +147,8 @@ fn cut(one: &Mesh, other: &Mesh, ledger: &Ledger) {
     let leads_there =
         |link: &sheave_base::LinkId| one.node().link(*link).is_ok_and(|link| link.peer().node == Some(other.me().node));
     let Some(link) = one.node().links().into_iter().find(leads_there) else { return };
-    ledger.will_die(one.me());
-    ledger.will_die(other.me());
+    will_die(one, ledger);
+    will_die(other, ledger);
     let _ = one.node().abandon(link, &Error::new(ErrorKind::PeerLost, "the test has cut the link"));
 }
 

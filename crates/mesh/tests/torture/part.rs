@@ -60,7 +60,8 @@ impl Part {
 
     fn call(&self, to: NodeId, service: &str, method: &str, call: Call, intent: Intent) -> Option<Work<Answer>> {
         // What becomes of it is in the ledger.
-        self.ledger.call(&self.mesh, (to, service, method), call, intent).ok()
+        let make = |call| self.mesh.call(to, service, method, call);
+        self.ledger.call(self.mesh.me().node, call, intent, make).ok()
     }
 
     fn wait(&self, works: impl IntoIterator<Item = Work<Answer>>) {

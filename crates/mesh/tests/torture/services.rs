@@ -97,7 +97,7 @@ impl Node {
         let mesh = self.mesh()?;
         let (to, service) = next_of(&mesh, *dice);
         let call = Call::from(step(left - 1, dice.wrapping_add(1)));
-        let work = self.ledger.call(&mesh, (to, service, "down"), call, Intent::Wait)?;
+        let work = self.ledger.call(self.me, call, Intent::Wait, |call| mesh.call(to, service, "down", call))?;
         match self.ledger.wait(&work)?.value {
             Value::Int(depth) => Ok(depth + 1),
             other => panic!("{other:?} where a depth was expected"),
@@ -107,7 +107,8 @@ impl Node {
     /// Asks the caller something while it waits.
     fn back(&self, from: NodeId) -> Result<Answer> {
         let mesh = self.mesh()?;
-        let work = self.ledger.call(&mesh, (from, "inline", "echo"), Call::from(Value::Int(7)), Intent::Wait)?;
+        let call = Call::from(Value::Int(7));
+        let work = self.ledger.call(self.me, call, Intent::Wait, |call| mesh.call(from, "inline", "echo", call))?;
         self.ledger.wait(&work)
     }
 }
