@@ -92,14 +92,14 @@ fn be_guest() {
     say("left");
 }
 
-/// Rank 0 is the host; rank 1 is another member, who hears nothing of guests.
+/// Rank 0 is the host; the others are members who hear nothing of guests, and a majority without it.
 fn be_member() {
-    let mut config = part(Expected::ranks(2)).expect("it has a part");
+    let mut config = part(Expected::ranks(3)).expect("it has a part");
     (config.node.liveness.beat, config.node.liveness.timeout) = (BEAT, TIMEOUT);
-    let mesh = Mesh::join(config).expect("both come");
+    let mesh = Mesh::join(config).expect("all come");
     mesh.serve("it", Keeper::default()).expect("the name is free");
-    mesh.world().barrier().expect("both are there");
-    if mesh.me().rank == Rank(1) {
+    mesh.world().barrier().expect("all are there");
+    if mesh.me().rank != Rank(0) {
         say("ready");
         let passed = mesh.world().barrier();
         say(&format!("passed {}", passed.as_ref().map_or_else(kind, |()| format!("epoch {}", mesh.epoch()))));
@@ -127,7 +127,7 @@ fn be_member() {
     }
     mesh.world().barrier().expect("the members have noticed nothing");
     say("went-on");
-    mesh.finish().expect("both finish");
+    mesh.finish().expect("all finish");
     say("finished");
 }
 
@@ -162,7 +162,7 @@ fn come_and_go() {
 struct Cast {
     _job: Job,
     host: Child,
-    other: Child,
+    others: [Child; 2],
     guests: Vec<Child>,
     pids: Vec<String>,
 }
@@ -174,8 +174,8 @@ fn cast(count: usize, killed: usize, transport: Transport) -> Cast {
         let command = common::actor(part, port, transport).env(COUNT, count.to_string());
         job.spawn(command.env("SHEAVE_TEST_KILLED", killed.to_string())).expect("a process")
     };
-    let (host, other) = (member("rank-0"), member("rank-1"));
-    hear(&other, "ready");
+    let (host, others) = (member("rank-0"), ["rank-1", "rank-2"].map(member));
+    others.iter().for_each(|other| drop(hear(other, "ready")));
     let guest = |number: usize| {
         let invitation = hear(&host, &format!("invitation-{number}:"));
         let command = common::actor("guest-0", port, transport).name(format!("guest-{number}"));
@@ -184,7 +184,7 @@ fn cast(count: usize, killed: usize, transport: Transport) -> Cast {
     let guests: Vec<Child> = (0..count).map(guest).collect();
     let pids = guests.iter().map(|guest| hear(guest, "attached")).collect();
     hear(&host, "ready");
-    Cast { _job: job, host, other, guests, pids }
+    Cast { _job: job, host, others, guests, pids }
 }
 
 fn name(number: usize) -> String {
@@ -194,7 +194,7 @@ fn name(number: usize) -> String {
 /// Whatever has become of the guests, the members go on, and the guests that are left hear of the host's leave.
 fn ends_well(cast: &Cast, killed: usize) {
     hear(&cast.host, "went-on");
-    assert_eq!(hear(&cast.other, "passed"), "epoch 1");
+    cast.others.iter().for_each(|other| assert_eq!(hear(other, "passed"), "epoch 1"));
     hear(&cast.host, "finished");
     for guest in &cast.guests[killed..] {
         assert_eq!(hear(guest, "until-gone"), "Ok(())");
@@ -267,7 +267,10 @@ fn a_host_that_is_killed_is_lost_to_its_guests_at_once() {
             assert!(gone.starts_with("Err") && gone.contains("rank-0"), "{gone}");
             hear(guest, "left");
         }
-        assert!(hear(&cast.other, "passed").starts_with("PeerLost"));
+        for other in &cast.others {
+            let said = hear(other, "passed");
+            assert!(said.starts_with("PeerLost") && said.contains("rank-0"), "{said}");
+        }
     }
 }
 
