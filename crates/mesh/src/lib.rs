@@ -33,6 +33,6 @@ pub use engine::{Death, Expected, GroupId, GroupRecord, Member, Role};
 pub use group::Group;
 pub use group_news::GroupNews;
 pub use mesh::Mesh;
-pub use reference::Ref;
+pub use reference::{Promises, Ref};
 pub use runtime::{Runtime, Sleep, Task, Timer};
 pub use weak::WeakMesh;

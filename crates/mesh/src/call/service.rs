@@ -8,7 +8,7 @@ use super::serving::{CallId, Counted, Incoming, reply_to};
 use crate::driver::Shared;
 use crate::endpoints::ANSWERS;
 use crate::engine::Member;
-use crate::reference::{Ref, names_in};
+use crate::reference::{Promises, Ref, names_in};
 use sheave_base::{Error, ErrorKind, NodeId, Result, Tag, contain, limits};
 use sheave_net::{Envelope, Hold, Outgoing, Part, Parts, Tensors};
 use sheave_tensor::{Mode, Tensor};
@@ -82,6 +82,8 @@ pub struct Request {
     /// The references in the arguments. They are this node's for as long as the request lives; [`crate::Mesh::hold`]
     /// makes more handles to them.
     pub refs: Vec<Ref>,
+    /// Those of them that the caller asks to be filled. They may be kept and filled after the answer.
+    pub promises: Promises,
     /// How it is answered.
     pub reply: Reply,
 }
@@ -107,7 +109,7 @@ impl Request {
 
     /// The request in a message; `None` if it is none, and then it was answered so.
     pub(super) fn read(shared: &Arc<Shared>, incoming: Incoming, service: Option<&dyn Service>) -> Option<Self> {
-        let reply = reply_to(shared, &incoming, service);
+        let reply = reply_to(shared, &incoming, service).filling(&incoming.brought.promises);
         let Incoming { from, message, brought, .. } = incoming;
         let read = || {
             let (method, rest) = codec::decode_first(&message.control)?;
@@ -121,11 +123,13 @@ impl Request {
             args.check_tensors(message.parts.len())?;
             match brought.error {
                 Some(error) => Err(error),
-                None => Ok((method, args, brought.refs)),
+                None => Ok((method, args, brought.refs, brought.promises)),
             }
         };
         match read() {
-            Ok((method, args, refs)) => Some(Self { from, method, args, tensors: message.parts, refs, reply }),
+            Ok((method, args, refs, promises)) => {
+                Some(Self { from, method, args, tensors: message.parts, refs, promises, reply })
+            }
             Err(error) => {
                 reply.error(error);
                 None
@@ -143,6 +147,8 @@ struct Way {
     cancelled: Option<Arc<AtomicBool>>,
     /// The requests that it is one of; none where a node calls itself.
     counted: Option<Arc<Counted>>,
+    /// What the call is to fill.
+    promises: Promises,
 }
 
 thread_local! {
@@ -169,7 +175,14 @@ impl Reply {
         cancelled: Option<Arc<AtomicBool>>,
         counted: Option<Arc<Counted>>,
     ) -> Self {
-        Self { way: Some(Way { shared: Arc::downgrade(shared), call, until, cancelled, counted }) }
+        let promises = Promises::default();
+        Self { way: Some(Way { shared: Arc::downgrade(shared), call, until, cancelled, counted, promises }) }
+    }
+
+    /// An answer that is an error poisons these.
+    pub(super) fn filling(mut self, promises: &Promises) -> Self {
+        self.way.iter_mut().for_each(|way| way.promises = promises.clone());
+        self
     }
 
     /// Whether the caller still waits for the answer: false once its deadline has passed, the call was cancelled, or
@@ -269,6 +282,9 @@ impl Way {
             value.check_tensors(parts.len())?;
             Ok((value, parts))
         });
+        if let Err(error) = &outcome {
+            self.promises.fail(error);
+        }
         let Some(shared) = self.shared.upgrade() else { return };
         let (link, correlation) = self.call;
         if self.cancelled.is_some() {
@@ -300,6 +316,7 @@ impl Way {
         let (context, aux) = self.counted.as_ref().map_or((0, 0), |counted| counted.tell());
         let envelope = Envelope { correlation, aux, ..Envelope::of(ANSWERS, Tag(names.len() as u64), context) };
         let message = Outgoing { envelope, control, parts };
+        shared.words_ride_on(link);
         if names.is_empty() {
             return shared.send_answer(link, message, hold, self.counted.as_ref());
         }

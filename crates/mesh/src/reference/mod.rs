@@ -33,20 +33,30 @@
 //! blocks nor touches a link. Objects and references are dropped with no lock held; an object that panics then is told
 //! on standard error and freed all the same.
 
+mod announced;
+mod linking;
+mod members;
+mod name;
+mod outbox;
+mod owner;
+mod promise;
 mod table;
+mod wait;
 mod words;
 
+pub use promise::Promises;
+
+pub(crate) use name::{Mention, Name, names_in};
 pub(crate) use table::{Brought, References};
 #[cfg(test)]
 pub(crate) use words::Word;
-pub(crate) use words::names_in;
 
 use sheave_base::{Error, ErrorKind, NodeId, Result};
 use sheave_wire::Value;
 use std::any::{Any, type_name};
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
 
 /// Anything that others can hold references to.
 pub(crate) type Object = Arc<dyn Any + Send + Sync>;
@@ -56,13 +66,6 @@ type Kept = sheave_base::contain::Kept<Object>;
 
 fn keep(object: Object) -> Kept {
     Kept::new("an exported object", object)
-}
-
-/// An object, by its owner and its name there. Names are never used twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Name {
-    pub(crate) owner: NodeId,
-    pub(crate) id: u64,
 }
 
 /// A counted name for an object that lives on another node, or on this one. The object lives until the last `Ref` to
@@ -91,8 +94,8 @@ pub struct Ref(Arc<Hold>);
 pub(crate) struct Hold {
     references: Arc<References>,
     name: Name,
-    /// On the owner.
-    object: Option<Kept>,
+    /// On the owner: the object, or why there will be none, once that is known.
+    object: OnceLock<Result<Kept>>,
     /// Counts of this node at the owner that this hold gives back.
     counts: AtomicU64,
     /// The owner has said that it has no such object any more.
@@ -112,18 +115,27 @@ impl Ref {
         Value::Ref { node: self.0.name.owner, id: self.0.name.id }
     }
 
-    /// The object itself. Does not block.
+    /// The name of an object that this node was [promised](crate::Mesh::promise), for the one call that is to fill it.
+    /// It goes to the owner alone, once; in all other calls the name is [`Ref::value`].
+    #[must_use]
+    pub fn to_fill(&self) -> Value {
+        self.0.name.to_fill()
+    }
+
+    /// The object itself. Does not block; [`Mesh::object`](crate::Mesh::object) waits for one that is promised.
     ///
     /// # Errors
     ///
     /// `InvalidArgument` that names the owner if that is another node, `PeerLost` if the owner is gone, `Mismatch` if
-    /// the object has another type.
+    /// the object has another type, `NotFound` if it is promised and not there yet, and what has poisoned the promise.
     pub fn get<T: Any + Send + Sync>(&self) -> Result<Arc<T>> {
-        match &self.0.object {
-            Some(object) => Arc::clone(&**object).downcast().map_err(|_| {
-                Error::new(ErrorKind::Mismatch, format!("the referenced object is not of type {}", type_name::<T>()))
-                    .operation("get")
-            }),
+        match self.0.object.get() {
+            Some(Ok(object)) => downcast(object).map_err(|error| error.operation("get")),
+            Some(Err(error)) => Err(error.clone()),
+            None if self.owner() == self.0.references.me => {
+                let error = Error::new(ErrorKind::NotFound, format!("{} is not there yet", self.0.name));
+                Err(error.operation("get").hint("wait for it with Mesh::object"))
+            }
             None => Err(self.0.elsewhere().operation("get")),
         }
     }
@@ -136,6 +148,13 @@ impl Ref {
         }
         self.0.references.loss_of(self.owner()).map_or(Ok(()), Err)
     }
+}
+
+/// The object as one of that type.
+fn downcast<T: Any + Send + Sync>(object: &Object) -> Result<Arc<T>> {
+    Arc::clone(object).downcast().map_err(|_| {
+        Error::new(ErrorKind::Mismatch, format!("the referenced object is not of type {}", type_name::<T>()))
+    })
 }
 
 impl Hold {
@@ -165,7 +184,7 @@ impl Eq for Ref {}
 
 impl fmt::Debug for Ref {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Ref({} of node {})", self.0.name.id, self.0.name.owner)
+        write!(f, "Ref({})", self.0.name)
     }
 }
 
