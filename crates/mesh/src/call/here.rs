@@ -79,7 +79,10 @@ impl Shared {
             if !call.places.is_empty() {
                 fill(&call.places, &mut tensors)?;
             }
-            let refs = names_in(&value).into_iter().map(|mention| self.references.find(mention.name)).collect::<Result<_>>()?;
+            let refs = names_in(&value)
+                .into_iter()
+                .map(|mention| self.references.find(mention.name))
+                .collect::<Result<_>>()?;
             Ok(Answer { value, tensors, refs })
         });
         call.end(answer);

@@ -1,8 +1,8 @@
 //! Links that are made because there are words for a node: one at a time for each, so often, and no more.
 //!
 //! A member that cannot be reached is soon known to be gone, and its words go with it. One that lives for the others
-//! and not for this node is tried again after pauses that grow, and then left alone; what there is to tell it stays, one
-//! entry for each thing, and goes with the next message to it if there ever is one.
+//! and not for this node is tried again after pauses that grow, and then left alone; what there is to tell it stays,
+//! one entry for each thing, and goes with the next message to it if there ever is one.
 
 use super::table::References;
 use sheave_base::clock::Time;

@@ -18,20 +18,49 @@
 //! * The owner passes to B: it counts B before the message leaves.
 //! * A passes back to the owner: nothing is counted. A's `Release` follows the message on the same link.
 //! * A passes an object of O to B: A keeps a hold of its own until it is told `Confirm`. B adopts the reference and
-//!   says `Count` to O; O counts B, and says `Confirm` to A. B's `Release` follows its `Count` on the same link.
+//!   says `Count` to O; O counts B, and says `Confirm` to A. B's `Release` follows its `Count` on the same link. If B
+//!   drops the reference before its `Count` has gone, it says nothing to O and `Confirm` to A itself.
 //!
 //! So every count but the owner's own gift is made by a word of its holder, and words of one holder to one owner stay
 //! in order: counts never go below what is held, and a holder that dies takes no count of anybody else with it. If A
 //! dies before O has counted B, and A was the only holder, the object is freed with A; O says `Gone`, and B's use of
 //! the reference fails with `NotFound`. A node that leaves in order waits for what it has passed to be confirmed first.
 //!
+//! **Promises.** A node may draw the name of an object that another one will have ([`promise`]), mention it for the one
+//! call that is to fill it ([`Ref::to_fill`]) and use it at once. Its rank is in the name ([`name`]), so nobody else
+//! draws it; the owner believes what is said about a promise of the node at the other end of the link alone, so nobody
+//! else has it filled or poisoned, and what others say of it before its drawer does counts them and nothing more: it is
+//! in nobody's way. The counts above hold for promises, with these additions:
+//!
+//! * *The drawer's own count.* Its hold begins with one count, and the owner adds one when it hears of the name from
+//!   the drawer for the first time, by whatever: a request, an answer, `Broken` or `Release`. Each name is said so
+//!   once, for a drawer that has said nothing of it gives its count back when its last `Ref` drops. The owner remembers
+//!   which names it has heard of ([`announced`]), so it counts once.
+//! * *A third node is first.* A draws, and passes to B before it calls O. B's `Count` begins the entry at O, which
+//!   holds B and says `Confirm` to A. A's hold lives until then, so A says nothing that frees it before; and when A
+//!   announces the name, it finds the entry. If B releases before that, the entry is forgotten: it has told nothing but
+//!   that B holds it. What comes after the announcement and finds no entry means an object that was freed: `Gone`.
+//! * *The release is first.* A releases a name without a call for it: then there will be none, for only the drawer
+//!   makes it and it has dropped the right to. The entry is poisoned, for those who hold it still, and counts A once
+//!   and back. A request that carries a name keeps a `Ref` until it has left, so no release overtakes it.
+//! * *Overtaken.* A request that uses a name may come before the one that is to fill it, where that waits for room. It
+//!   announces the name and fills nothing; the filling one is told by how it mentions the name.
+//!
+//! **Every promise is settled, once** ([`owner`]): the handler fills it, or whatever ends the call poisons it. The
+//! right to fill is an object of the request ([`Promises`]), shared by its `Reply`; an answer that is an error, and the
+//! drop of the last of both, poison what is left. A call that is refused, cut off, cancelled or never sent is ended at
+//! the drawer, which says `Broken`. A drawer that is gone has left behind requests, which come to their ends here, and
+//! names without one, which its end poisons. An owner that is gone is told by every use. So a wait ends with the call,
+//! the drawer or the owner, and says meanwhile which of them it waits for ([`wait`]).
+//!
 //! **Deaths.** When the members agree that a node is gone, every owner forgets its counts and takes no more from it,
 //! and whoever waits for its `Confirm` lets go. A message that is lost although its receiver lives, because one of two
 //! links between the same nodes was cut, keeps its count until that receiver leaves.
 //!
-//! **Drops.** The drop of a `Ref` takes one short lock, queues a word and rings the mesh's own thread; it neither
-//! blocks nor touches a link. Objects and references are dropped with no lock held; an object that panics then is told
-//! on standard error and freed all the same.
+//! **Drops.** The drop of a `Ref` takes one short lock and notes a word; it neither blocks nor touches a link. Words
+//! for one node are joined ([`outbox`]) and go with the next call or answer to it, or when a timer acts that the first
+//! of them has set ([`words`]). So the later ones call no thread and make no system call. Objects and references are
+//! dropped with no lock held; an object that panics then is told on standard error and freed all the same.
 
 mod announced;
 mod linking;
@@ -188,5 +217,7 @@ impl fmt::Debug for Ref {
     }
 }
 
+#[cfg(test)]
+mod live;
 #[cfg(test)]
 mod tests;

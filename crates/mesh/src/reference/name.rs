@@ -54,7 +54,7 @@ impl Name {
     /// The rank of who has drawn it and which of its names it is, if it is a promise.
     pub(super) fn drawer(self) -> Option<(u32, u64)> {
         let rank = (self.id >> 2) & ((1 << RANK_BITS) - 1);
-        (self.id & PROMISED != 0).then(|| (rank as u32, self.id >> (RANK_BITS + 2)))
+        (self.id & PROMISED != 0).then_some((rank as u32, self.id >> (RANK_BITS + 2)))
     }
 
     /// The name as it is mentioned for the call that is to fill it.

@@ -1,10 +1,10 @@
 //! Promises as their owner sees them.
 //!
 //! **An entry begins** with the first that is heard of a name: from the node that drew it, or from any member that was
-//! given it by then. The drawer is counted once, when it has itself said something of the name for the first time (it is
-//! *announced*); whoever else brings the name is counted by its own words, as everywhere. An entry of which its drawer
-//! has said nothing knows nothing but who holds it, so it is forgotten with its last holder, and begins anew with the
-//! next. Once announced it never begins again: what comes later means an object that was freed.
+//! given it by then. The drawer is counted once, when it has itself said something of the name for the first time (it
+//! is *announced*); whoever else brings the name is counted by its own words, as everywhere. An entry of which its
+//! drawer has said nothing knows nothing but who holds it, so it is forgotten with its last holder, and begins anew
+//! with the next. Once announced it never begins again: what comes later means an object that was freed.
 //!
 //! **It is settled** once: filled by the request that its drawer has sent for that, or poisoned. That is by the same
 //! request where it ends without filling it; by the drawer, where the request could not be sent or is given up; by the
@@ -66,6 +66,11 @@ impl Owned {
             Content::There(object) => Some(object),
             _ => None,
         }
+    }
+
+    pub(super) fn count(&mut self, holder: NodeId, times: u64) {
+        let count = self.holders.entry(holder).or_default();
+        *count = count.saturating_add(times);
     }
 
     /// Whether nobody needs it any more.
@@ -146,7 +151,7 @@ impl References {
             self.begin(tables, drawer, name)?;
         }
         if let Some(owned) = tables.owned.get_mut(&name.id) {
-            *owned.holders.entry(drawer).or_default() += 1;
+            owned.count(drawer, 1);
         }
         Ok(())
     }
@@ -185,10 +190,7 @@ impl References {
             return;
         }
         match self.entry(tables, holder, Name { owner: self.me, id }) {
-            Ok(owned) => {
-                let count = owned.holders.entry(holder).or_default();
-                *count = count.saturating_add(times);
-            }
+            Ok(owned) => owned.count(holder, times),
             Err(_) => tables.say(holder, Word::Gone { id }),
         }
     }

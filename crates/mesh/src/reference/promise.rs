@@ -2,7 +2,8 @@
 //!
 //! Whoever calls a service may draw the name of an object that the owner will have, send it along with the call that is
 //! to fill it ([`Ref::to_fill`]), and use it at once. One call is that call; its end without the object is the
-//! promise's: the drawer says `Broken` to the owner, which heeds the first word that settles a promise and no later one.
+//! promise's: the drawer says `Broken` to the owner, which heeds the first word that settles a promise and no later
+//! one.
 
 use super::name::{Mention, Name};
 use super::table::{References, Tables, full};
@@ -181,10 +182,10 @@ impl Tables {
         }
     }
 
-    /// The drawer has no handle any more.
-    pub(super) fn undraw(&mut self, name: Name) {
+    /// The drawer has no handle any more. False if this node has not drawn the name.
+    pub(super) fn undraw(&mut self, name: Name) -> bool {
         self.close(name);
-        self.drawn.remove(&name);
+        self.drawn.remove(&name).is_some()
     }
 }
 
@@ -284,7 +285,7 @@ impl Promises {
     /// `AlreadyExists` if it is filled, what has poisoned it if it is poisoned, `InvalidArgument` for a name that this
     /// request is not to fill.
     pub fn fulfil(&self, name: &Value, object: Arc<dyn Any + Send + Sync>) -> Result<()> {
-        self.settle(name, Ok(object)).map_err(|error| error.operation("fulfil"))
+        self.settle(name, &Ok(object)).map_err(|error| error.operation("fulfil"))
     }
 
     /// Says that there will be no such object: who waits for it or uses it later gets this error, about this request.
@@ -295,10 +296,10 @@ impl Promises {
     /// As [`Promises::fulfil`].
     pub fn poison(&self, name: &Value, error: &Error) -> Result<()> {
         let outcome = self.0.as_ref().map(|filling| filling.failure(error));
-        self.settle(name, Err(outcome.unwrap_or_else(not_the_owner))).map_err(|error| error.operation("poison"))
+        self.settle(name, &Err(outcome.unwrap_or_else(not_the_owner))).map_err(|error| error.operation("poison"))
     }
 
-    fn settle(&self, name: &Value, outcome: Result<Object>) -> Result<()> {
+    fn settle(&self, name: &Value, outcome: &Result<Object>) -> Result<()> {
         let Value::Ref { node, id } = *name else {
             let what = format!("a {} is no reference", name.kind_name());
             return Err(Error::new(ErrorKind::InvalidArgument, what));
@@ -310,7 +311,7 @@ impl Promises {
             let hint = "its caller sends what is to be filled by `Ref::to_fill`";
             return Err(Error::new(ErrorKind::InvalidArgument, what).hint(hint));
         };
-        filling.references.settle(name, &outcome)
+        filling.references.settle(name, outcome)
     }
 
     /// The request was answered with an error: so nothing more is filled.
@@ -330,9 +331,13 @@ impl Filling {
     }
 
     fn fail(&self, error: &Error) {
+        let open: Vec<&Ref> = self.refs.iter().filter(|held| held.0.object.get().is_none()).collect();
+        if open.is_empty() {
+            return;
+        }
         let poison = Err(self.failure(error));
-        for held in &self.refs {
-            // Those that are filled stay so.
+        for held in open {
+            // It may be settled in this moment, and stays so.
             let _ = self.references.settle(held.0.name, &poison);
         }
     }

@@ -244,7 +244,7 @@ impl References {
         for held in &refs {
             if held.owner() == self.me {
                 if let Some(owned) = tables.owned.get_mut(&held.0.name.id) {
-                    *owned.holders.entry(to).or_default() += 1;
+                    owned.count(to, 1);
                 }
             } else if held.owner() != to {
                 tables.passing_count += 1;
@@ -435,10 +435,11 @@ impl References {
         if tables.holds.get(&hold.name).is_some_and(|weak| std::ptr::eq(weak.as_ptr(), hold)) {
             tables.holds.remove(&hold.name);
         }
-        tables.undraw(hold.name);
-        let counts = hold.counts.load(SeqCst);
-        let unsaid = tables.outboxes.get_mut(&owner).map(|outbox| outbox.take_counts(id)).unwrap_or_default();
-        let mut left = counts;
+        // A drawer says in any case that it drops the name: nobody else can have it filled.
+        let is_drawn = tables.undraw(hold.name);
+        let outbox = tables.outboxes.get_mut(&owner).filter(|_| !is_drawn);
+        let unsaid = outbox.map(|outbox| outbox.take_counts(id)).unwrap_or_default();
+        let mut left = hold.counts.load(SeqCst);
         for (giver, times) in unsaid {
             // Nobody has counted these, so nobody needs to: the giver is told by the one who was given.
             let times = times.min(left);
@@ -613,5 +614,11 @@ impl Tables {
 
     fn take_garbage(&mut self) -> Garbage {
         std::mem::take(&mut self.garbage)
+    }
+
+    /// How many words wait for that node.
+    #[cfg(test)]
+    pub(super) fn said_to(&self, to: NodeId) -> usize {
+        self.outboxes.get(&to).map_or(0, Outbox::len)
     }
 }

@@ -155,7 +155,12 @@ impl World {
         let number = self.last_call;
         let passed = references.pass(id(to), &mentions);
         let is_sent = !self.random.one_in(8);
-        let Some(refs) = passed.ok().filter(|refs| is_sent || { references.take_back(id(to), refs); false }) else {
+        let Some(refs) = passed.ok().filter(|refs| {
+            is_sent || {
+                references.take_back(id(to), refs);
+                false
+            }
+        }) else {
             let error = Error::new(ErrorKind::LimitExceeded, "no room");
             return references.filling_failed(&names, "a test", &error, false);
         };
@@ -479,4 +484,187 @@ fn full_tables_refuse_and_give_back_what_came() {
     drop(giver_of_two.take_garbage());
     assert_eq!(giver_of_two.sizes()[2], 0, "the refusal confirms");
     drop((brought, giver));
+}
+
+/// Whatever a member says, or whoever says it: nothing panics, only members are told anything, and no more is kept than
+/// was said.
+#[test]
+fn f43_words_that_anybody_may_make_up_break_nothing() {
+    let mut heard = (0, 0);
+    for seed in 1..=300 {
+        let mut random = Random(seed);
+        let references = joined(0, Bounds { owned: 64, promised: 16, ..Bounds::default() });
+        let object = Arc::new(1u64);
+        let own = references.export(object.clone()).expect("there is room");
+        let promised = references.promise(id(1)).expect("there is room");
+        for _ in 0..40 {
+            let from = id(1 + random.below(7));
+            let words: Vec<Word> = (0..random.below(12)).map(|_| any_word(&mut random)).collect();
+            let mut bytes = sheave_wire::to_control(&words).expect("it is written");
+            if random.one_in(3) && !bytes.is_empty() {
+                let at = random.below(bytes.len());
+                bytes[at] ^= 1 << random.below(8);
+            }
+            let Ok(read) = sheave_wire::from_control::<Vec<Word>>(&bytes) else { continue };
+            let again = sheave_wire::to_control(&read).expect("what was read is written");
+            assert_eq!(sheave_wire::from_control::<Vec<Word>>(&again).expect("and read"), read);
+            let is_heard = references.check(from, &read);
+            if !matches!(is_heard, Ok(true)) {
+                assert!(is_heard.is_err() || at(from) > 4, "a member was not heard");
+                heard.1 += 1;
+                continue;
+            }
+            references.heard(from, read);
+            heard.0 += 1;
+            assert!(references.addressees().iter().all(|to| at(*to) <= 4), "who is no member is told something");
+        }
+        drop(references.take_garbage());
+        let sizes = references.sizes();
+        assert!(sizes[0] <= 64 && sizes[4] <= 16 * 5 && sizes[1..4] == [1, 0, 1], "{sizes:?}");
+        assert_eq!(*own.get::<u64>().expect("it is held"), 1, "seed {seed}");
+        (1..5).for_each(|node| references.lost(id(node)));
+        drop((own, promised));
+        drop(references.take_garbage());
+        assert_eq!((references.sizes(), Arc::strong_count(&object)), ([0; 7], 1), "seed {seed}");
+    }
+    assert!(heard.0 > 500 && heard.1 > 500, "{heard:?}");
+}
+
+fn any_word(random: &mut Random) -> Word {
+    let any_id = |random: &mut Random| match random.below(4) {
+        0 => 4 * random.below(4) as u64,
+        // What anybody may have promised, and two numbers that nobody has.
+        1 | 2 => Name::drawn(id(0), random.below(7) as u32, random.below(30) as u64).expect("there are more").id,
+        _ => random.0 & !1,
+    };
+    let (number, node) = (any_id(random), id(random.below(6)));
+    let times = if random.one_in(9) { u64::MAX } else { random.below(3) as u64 };
+    match random.below(5) {
+        0 => Word::Count { id: number, giver: node, times },
+        1 => Word::Confirm { holder: node, owner: id(random.below(6)), id: number, times },
+        2 => Word::Release { id: number, counts: times },
+        3 => Word::Gone { id: number },
+        _ => Word::Broken { id: number, cause: super::words::Cause::new(ErrorKind::Cancelled, "made up") },
+    }
+}
+
+/// Names that others have made up, in values and in words, leave nothing and lead nowhere.
+#[test]
+fn f17_names_of_nodes_that_are_no_members_leave_nothing() {
+    let references = joined(0, Bounds::default());
+    let strange = NodeId(1000);
+    for number in 1..1000 {
+        let mention = |owner| Mention { name: Name { owner, id: 4 * number }, fills: number % 3 == 0 };
+        // A member that names a stranger, and a stranger that names a member.
+        for (from, owner) in [(id(1), NodeId(1000 + number)), (strange, id(1)), (strange, id(0)), (strange, strange)] {
+            let asking = Some(Asking { from, number, method: "x".into() });
+            let brought = references.adopt(from, &[mention(owner)], asking);
+            assert_eq!(brought.error.expect("it means nothing").kind(), ErrorKind::NotPermitted);
+            assert!(brought.refs.is_empty() && brought.promises.is_empty());
+        }
+        let word = Word::Count { id: 4 * number, giver: NodeId(1000 + number), times: 1 };
+        assert_eq!(references.check(id(1), std::slice::from_ref(&word)).expect_err("no member").kind(), ErrorKind::Protocol);
+        assert!(!references.check(strange, &[word]).expect("it is not listened to"));
+    }
+    assert_eq!((references.sizes(), references.addressees()), ([0; 7], Vec::new()));
+    // And before it is known who is a member.
+    let early = References::new(id(0), Weak::new());
+    for number in 0..100_000 {
+        let name = Name { owner: strange, id: 4 * number };
+        assert!(early.adopt(strange, &[plain(name)], None).error.is_some());
+    }
+    let said = early.tables.lock().said_to(strange);
+    assert!((1..=super::words::BATCH_MAX).contains(&said), "{said}");
+    early.joined([id(0), id(1)]);
+    assert_eq!((early.sizes(), early.addressees()), ([0; 7], Vec::new()));
+}
+
+/// A member that names promises which others may have made takes nothing from them, however many it names.
+#[test]
+fn promises_of_others_can_be_neither_taken_nor_filled_nor_poisoned() {
+    let bounds = Bounds { promised: 8, ..Bounds::default() };
+    let (owner, drawer) = (joined(0, bounds), joined(1, bounds));
+    let ids: Vec<u64> = (1..100).map(|count| Name::drawn(id(0), 1, count).expect("there are more").id).collect();
+    for number in &ids {
+        owner.heard(id(2), vec![Word::Count { id: *number, giver: id(2), times: 1 }]);
+    }
+    assert_eq!(owner.sizes()[4], 8, "its own limit ends it");
+    let held = drawer.promise(id(0)).expect("there is room");
+    let fills = [Mention { name: held.0.name, fills: true }];
+    let asking = |from| Some(Asking { from, number: 1, method: "x".into() });
+    let stolen = owner.adopt(id(2), &fills, asking(id(2)));
+    assert_eq!(stolen.error.expect("it was promised to another").kind(), ErrorKind::NotPermitted);
+    let broken = Word::Broken { id: held.0.name.id, cause: super::words::Cause::new(ErrorKind::Closed, "made up") };
+    assert_eq!(owner.check(id(2), &[broken]).expect_err("it is not for it to say").kind(), ErrorKind::Protocol);
+    let brought = owner.adopt(id(1), &fills, asking(id(1)));
+    assert!(brought.error.is_none(), "{:?}", brought.error);
+    let twice = owner.adopt(id(1), &fills, asking(id(1)));
+    assert_eq!(twice.error.expect("one request fills it").kind(), ErrorKind::AlreadyExists);
+    brought.promises.fulfil(&held.value(), Arc::new(5u64)).expect("it is open");
+    assert_eq!(*brought.refs[0].get::<u64>().expect("it is there"), 5);
+    // The drawer has a limit of its own, on both sides.
+    let more: Vec<Ref> = (0..7).map(|_| drawer.promise(id(0)).expect("there is room")).collect();
+    assert_eq!(drawer.promise(id(0)).expect_err("full").kind(), ErrorKind::LimitExceeded);
+    drop(more);
+    drawer.promise(id(0)).expect("there is room again");
+}
+
+/// A name that comes back to its drawer in the moment in which that drops it: a new hold begins before the old one has
+/// ended. The drawer has given the right to ask up all the same, and its owner must be told.
+#[test]
+fn a_name_that_comes_back_while_its_drawer_drops_it_is_given_up() {
+    let bounds = Bounds::default();
+    let (owner, drawer, third) = (joined(0, bounds), joined(1, bounds), joined(2, bounds));
+    let held = drawer.promise(id(0)).expect("there is room");
+    let names = [plain(held.0.name)];
+    drop(drawer.pass(id(2), &names).expect("it is held"));
+    let with_third = third.adopt(id(1), &names, None);
+    drop(third.pass(id(1), &names).expect("it is held"));
+    owner.heard(id(2), third.take_words(id(0), 9));
+    drawer.heard(id(0), owner.take_words(id(1), 9));
+    drop(drawer.take_garbage());
+    // The last handle is gone, and its end has not come to the table yet.
+    drawer.tables.lock().holds.remove(&held.0.name);
+    let back = drawer.adopt(id(2), &names, None);
+    drop(held);
+    owner.heard(id(1), drawer.take_words(id(0), 9));
+    let found = owner.find(names[0].name).expect("two hold it");
+    assert_eq!(found.get::<u64>().expect_err("it is given up").kind(), ErrorKind::Cancelled);
+    third.heard(id(0), owner.take_words(id(2), 9));
+    drop((found, back, with_third, third.take_garbage()));
+    owner.heard(id(1), drawer.take_words(id(0), 9));
+    owner.heard(id(2), third.take_words(id(0), 9));
+    drop((owner.take_garbage(), drawer.take_garbage()));
+    assert_eq!([owner.sizes(), drawer.sizes(), third.sizes()], [[0; 7]; 3]);
+}
+
+/// A call that fails where its owner cannot see it: one that was never sent, and one whose handler goes on for ever. The
+/// drawer says so, while it holds the name itself.
+#[test]
+fn what_ends_a_call_at_its_drawer_poisons_its_promise_at_the_owner() {
+    for was_sent in [false, true] {
+        let (owner, drawer) = (joined(0, Bounds::default()), joined(1, Bounds::default()));
+        let held = drawer.promise(id(0)).expect("there is room");
+        let fills = [Mention { name: held.0.name, fills: true }];
+        let asked = drawer.begin_filling(id(0), &fills).expect("it is open");
+        let asking = Asking { from: id(1), number: 1, method: "x".into() };
+        let request = was_sent.then(|| owner.adopt(id(1), &fills, Some(asking)));
+        // A third node has it, and waits for it at the owner.
+        owner.heard(id(2), vec![Word::Count { id: held.0.name.id, giver: id(1), times: 1 }]);
+        let own = owner.find(held.0.name).expect("it is held");
+        let wait = owner.object::<u64>(&own, None);
+        drawer.filling_failed(&asked, "x of y", &Error::new(ErrorKind::LimitExceeded, "no room"), was_sent);
+        assert!(!wait.is_done(), "it is not told yet");
+        owner.heard(id(1), drawer.take_words(id(0), 9));
+        drop(owner.take_garbage());
+        let error = wait.result().expect("it is told").expect_err("nothing fills it");
+        assert_eq!(error.kind(), ErrorKind::LimitExceeded);
+        assert!(error.to_string().contains("the call to x of y that was to fill it failed: no room"), "{error}");
+        if let Some(request) = request {
+            let late = request.promises.fulfil(&held.value(), Arc::new(1u64)).expect_err("it is poisoned");
+            assert_eq!(late.kind(), ErrorKind::LimitExceeded, "{late}");
+        }
+        // The drawer itself knows that nothing of it was sent.
+        assert_eq!(drawer.pass(id(2), &[plain(held.0.name)]).is_ok(), was_sent);
+    }
 }

@@ -10,8 +10,8 @@ use super::table::{References, full, not_found};
 use super::{Object, Ref, downcast};
 use crate::awaited::Sort;
 use crate::runtime::Timer;
-use sheave_base::work::{Completer, pair};
 use sheave_base::work::awaited::Account;
+use sheave_base::work::{Completer, pair};
 use sheave_base::{Error, ErrorKind, Result, Work};
 use std::any::Any;
 use std::sync::Arc;
@@ -49,7 +49,10 @@ impl References {
         };
         let settled = held.0.object.get();
         if let Some(settled) = settled {
-            let outcome = settled.as_ref().map(|object| Arc::clone(object)).map_err(Clone::clone);
+            let outcome = match settled {
+                Ok(object) => Ok(Arc::clone(object)),
+                Err(error) => Err(error.clone()),
+            };
             return Work::ready("object", typed(outcome));
         }
         if name.owner != self.me {
@@ -144,13 +147,11 @@ impl References {
         let (asking, drawer) = {
             let mut tables = self.tables.lock();
             let promised = tables.owned.get_mut(&id).and_then(Owned::promise)?;
-            (promised.asking.clone(), self.drawer(name).map(|(drawer, _)| drawer))
+            (promised.asking.clone(), self.drawer(name)?)
         };
-        let whom = match (asking, drawer) {
-            (Some(asking), _) => format!("{} to fill it", self.title(&asking)),
-            (None, Some(drawer)) => format!("{} to send the call that fills it", self.name_of(drawer)),
-            (None, None) => return None,
-        };
-        Some(Account { what: Some(name.to_string()), whom: Some(whom) })
+        let ((drawer, count), whom) = (drawer, asking.map(|asking| format!("{} to fill it", self.title(&asking))));
+        let drawer = self.name_of(drawer);
+        let whom = whom.unwrap_or_else(|| format!("{drawer} to send the call that fills it"));
+        Some(Account { what: Some(format!("object {count}, promised by {drawer}")), whom: Some(whom) })
     }
 }

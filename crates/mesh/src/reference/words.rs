@@ -78,9 +78,7 @@ impl References {
         let names = codec::decode(rest).map(|value| names_in(&value)).unwrap_or_default();
         let asks = names.iter().any(|mention: &Mention| mention.fills);
         let asking = match method {
-            Value::Str(method) if asks => {
-                Some(Asking { from, number: message.envelope.correlation, method })
-            }
+            Value::Str(method) if asks => Some(Asking { from, number: message.envelope.correlation, method }),
             _ => None,
         };
         self.adopt(from, &names, asking)
