@@ -96,6 +96,21 @@ pub const REFERENCES_HELD_MAX: usize = 1 << 20;
 /// most calls pass few.
 pub const REFERENCES_PASSING_MAX: usize = CALLS_PENDING_MAX;
 
+/// Names that one node has drawn for one owner and that are not filled, and as many at the owner of each member: the
+/// calls that are to fill them have that limit.
+pub const REFERENCES_PROMISED_MAX: usize = CALLS_PENDING_MAX;
+
+/// Waits of one node for objects that are promised: more than handlers can be, which wait for a few each.
+pub const REFERENCE_WAITS_MAX: usize = CALLS_PENDING_MAX;
+
+/// How long a word about references may wait for a message that goes to its node anyway. Until then the owner of what
+/// was dropped keeps it; and a thousand drops in a loop are over in less.
+pub const REFERENCE_FLUSH: Duration = Duration::from_millis(5);
+
+/// How often a link is tried to be made because there are words for a node: with the pauses between, and the time that
+/// a try may take, longer than it takes to agree that a member is dead.
+pub const REFERENCE_LINK_TRIES: u32 = 12;
+
 /// Handlers of one service that may run at the same time, those that wait not counted, unless the service says
 /// otherwise.
 pub const LANE_PERMITS: usize = 8;

@@ -32,6 +32,8 @@ pub(crate) enum Sort {
     Join,
     /// The link to a node.
     Link,
+    /// A promised object of this node, by its name.
+    Object,
 }
 
 impl Shared {
@@ -118,6 +120,7 @@ impl Describe for Shared {
                 let whom = missing.unwrap_or_else(|| "the coordinator to say that all have come".to_owned());
                 Some(Account { what: None, whom: Some(whom) })
             }
+            sort if sort == Sort::Object as u64 => self.references.awaited_object(number),
             _ => Some(Account { what: None, whom: Some(self.name_of(NodeId(number))) }),
         }
     }

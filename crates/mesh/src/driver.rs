@@ -448,6 +448,7 @@ impl Shared {
             }
             Effect::Joined => {
                 let _ = self.table.set(state.engine.table().to_vec());
+                self.references.joined(self.table().iter().map(|member| member.node));
                 if let Some(me) = self.member(self.me) {
                     self.node.known_as(&me.introduction.name);
                 }

@@ -36,6 +36,6 @@ pub use group::Group;
 pub use group_news::GroupNews;
 pub use guest::{AttachedGuest, Guest, GuestConfig, Invitation, WeakGuest};
 pub use mesh::Mesh;
-pub use reference::Ref;
+pub use reference::{Promises, Ref};
 pub use runtime::{Runtime, Sleep, Task, Timer};
 pub use weak::WeakMesh;

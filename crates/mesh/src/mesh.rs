@@ -8,7 +8,7 @@ use crate::driver::Shared;
 use crate::engine::{Death, Engine, Event, Member, Outcome, Role, group_id};
 use crate::group::Group;
 use crate::group_news::GroupNews;
-use crate::reference::{Name, Ref};
+use crate::reference::{Mention, Ref};
 use crate::rendezvous;
 use crate::runtime::{Runtime, Timer};
 use crate::weak::WeakMesh;
@@ -414,6 +414,30 @@ impl Mesh {
         self.shared.references.export(object)
     }
 
+    /// Draws the name of an object that `owner` will have, and that one later call to it is to fill: the name goes
+    /// there by [`Ref::to_fill`], and means something at once, here and wherever it is sent. Asks nobody.
+    ///
+    /// The handler of that call fills it with an object, or poisons it with an error ([`Promises`](crate::Promises));
+    /// so does whatever ends the call before. Dropping the last `Ref` before there was a call poisons it too. Whoever
+    /// uses the name on the owner waits until then ([`Mesh::object`]).
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if `owner` is no member, `PeerLost` if it is gone, `LimitExceeded` for more than
+    /// [`limits::REFERENCES_PROMISED_MAX`] promises of one owner that are not filled.
+    pub fn promise(&self, owner: NodeId) -> Result<Ref> {
+        self.shared.references.promise(owner)
+    }
+
+    /// The object that a reference names, which lives on this node: once it is there, if it is promised. The wait ends
+    /// with what poisons the promise, at the deadline, or when it is cancelled; it keeps the reference until then.
+    /// Does not block; the work fails as [`Ref::get`] does, with `LimitExceeded` for more than
+    /// [`limits::REFERENCE_WAITS_MAX`] waits, and with `Closed` when this node leaves.
+    #[must_use]
+    pub fn object<T: Any + Send + Sync>(&self, reference: &Ref, deadline: Option<Duration>) -> Work<Arc<T>> {
+        self.shared.references.object(reference, deadline)
+    }
+
     /// The reference that a [`Value::Ref`] names, one more handle to it. A name that came in a request or an answer
     /// means something for as long as that request or answer lives, or this node has another handle.
     ///
@@ -422,7 +446,7 @@ impl Mesh {
     /// `NotFound` if this node holds no such reference, `InvalidArgument` for any other value.
     pub fn hold(&self, value: &Value) -> Result<Ref> {
         match *value {
-            Value::Ref { node, id } => self.shared.references.find(Name { owner: node, id }),
+            Value::Ref { node, id } => self.shared.references.find(Mention::of(node, id).name),
             _ => {
                 let what = format!("a {} is no reference", value.kind_name());
                 Err(Error::new(ErrorKind::InvalidArgument, what).operation("hold"))
@@ -653,6 +677,7 @@ impl Owner {
     /// References that this node has passed on and that nobody has confirmed would be lost with it.
     fn settle(&self, until: Instant) {
         let (completer, settled) = self.shared.node.pair("leave", None);
+        self.shared.flush_words();
         self.shared.references.when_settled(completer);
         let _ = settled.wait_until(Some(until), None);
     }

@@ -28,8 +28,10 @@ impl Shared {
             self.serve();
         }
         self.with_engine(|_, _| ());
-        self.references.due.store(true, SeqCst);
         self.tend_references();
+        if self.references.is_flush_due.load(SeqCst) {
+            self.flush_words();
+        }
         self.look_at_lanes(Instant::now());
         self.runtime.run_ready();
     }

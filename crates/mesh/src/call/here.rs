@@ -2,8 +2,8 @@
 
 use super::{Answer, Asked, HERE, Lane, Reply, Request};
 use crate::driver::Shared;
-use crate::reference::{Ref, names_in};
-use sheave_base::{Error, ErrorKind, Result, Work};
+use crate::reference::{Promises, Ref, names_in};
+use sheave_base::{Error, ErrorKind, Result, Tag, Work};
 use sheave_net::{Outgoing, Part, Parts};
 use sheave_tensor::{Mode, Tensor, copy_bytes};
 use sheave_wire::codec;
@@ -25,10 +25,16 @@ impl Shared {
         self.check_caller(service.callers(&method), &method, (self.me, HERE))?;
         let until = asked.patience();
         let work = self.remember(correlation, (self.me, HERE), asked)?;
+        let has_references = message.envelope.tag != Tag(0);
+        let promises = if has_references {
+            self.references.promises_here(&args, correlation, &method)
+        } else {
+            Promises::default()
+        };
         let call = (HERE, correlation);
         let mark = (service.lane() != Lane::Inline).then(|| self.calls.requests.note(call));
-        let reply = Reply::to(self, call, until, mark, None);
-        let request = Request { from: self.me, method, args, tensors, refs, reply };
+        let reply = Reply::to(self, call, until, mark, None).filling(&promises);
+        let request = Request { from: self.me, method, args, tensors, refs, promises, reply };
         self.start(message.envelope.context, service, request, None);
         Ok(work)
     }
@@ -73,7 +79,10 @@ impl Shared {
             if !call.places.is_empty() {
                 fill(&call.places, &mut tensors)?;
             }
-            let refs = names_in(&value).into_iter().map(|name| self.references.find(name)).collect::<Result<_>>()?;
+            let refs = names_in(&value)
+                .into_iter()
+                .map(|mention| self.references.find(mention.name))
+                .collect::<Result<_>>()?;
             Ok(Answer { value, tensors, refs })
         });
         call.end(answer);

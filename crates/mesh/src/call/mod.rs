@@ -45,7 +45,7 @@ use crate::awaited::Sort;
 use crate::driver::Shared;
 use crate::endpoints::{ANSWERS, CALLS, REQUESTS};
 use crate::engine::Member;
-use crate::reference::{Brought, names_in};
+use crate::reference::{Brought, Mention, names_in};
 use crate::runtime::Timer;
 pub(crate) use leavers::HANDSHAKE_LOOK;
 use leavers::Leavers;
@@ -297,6 +297,22 @@ impl Shared {
 
     /// Calls a method on `to`.
     pub(crate) fn call(self: &Arc<Self>, to: NodeId, service: &str, method: &str, call: Call) -> Result<Work<Answer>> {
+        let names = names_in(&call.args);
+        if names.iter().any(|mention| mention.fills) {
+            return self.call_to_fill(to, service, method, call, names);
+        }
+        self.call_with(to, service, method, call, names)
+    }
+
+    /// As [`Shared::call`], with the references in its arguments.
+    pub(crate) fn call_with(
+        self: &Arc<Self>,
+        to: NodeId,
+        service: &str,
+        method: &str,
+        call: Call,
+        names: Vec<Mention>,
+    ) -> Result<Work<Answer>> {
         let begun = Instant::now();
         if let Some(error) = self.failure() {
             return Err(error.clone().operation(method.to_owned()));
@@ -305,7 +321,6 @@ impl Shared {
         let control = service::encode_request(method, &args)?;
         args.check_tensors(tensors.len())?;
         let correlation = self.calls.correlation.fetch_add(1, SeqCst) + 1;
-        let names = names_in(&args);
         let (tag, context) = (Tag(names.len() as u64), number_of(service));
         let until = deadline.map(|deadline| begun + deadline);
         let service = ServiceName::from_slice(service.as_bytes());
@@ -314,7 +329,7 @@ impl Shared {
         let envelope = Envelope { correlation, aux, ..Envelope::of(REQUESTS, tag, context) };
         let message = Outgoing { envelope, control, parts: tensors };
         if to == self.me {
-            let refs = names.into_iter().map(|name| self.references.find(name)).collect::<Result<_>>()?;
+            let refs = names.into_iter().map(|mention| self.references.find(mention.name)).collect::<Result<_>>()?;
             return self.call_here(message, asked, refs);
         }
         let linking = match self.routes.get(to) {
@@ -327,9 +342,10 @@ impl Shared {
             return Err(self.about(error.elapsed(begun.elapsed()), to));
         }
         let link = linking.wait().map_err(|error| error.operation(method.to_owned()))?;
-        self.check_passing(to, names.iter().map(|name| name.owner))
+        self.check_passing(to, names.iter().map(|mention| mention.name.owner))
             .map_err(|error| error.operation(method.to_owned()))?;
         let refs = self.references.pass(to, &names).map_err(|error| error.operation(method.to_owned()))?;
+        self.words_ride(to);
         let until = asked.patience();
         let sent = self.remember(correlation, (to, link), asked).and_then(|work| {
             let request = Leaving { to, message, until, runs_anyway, refs: refs.clone() };

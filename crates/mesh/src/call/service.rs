@@ -9,7 +9,7 @@ use crate::driver::Shared;
 use crate::endpoints::ANSWERS;
 use crate::engine::Member;
 use crate::guest::AttachedGuest;
-use crate::reference::{Ref, names_in};
+use crate::reference::{Promises, Ref, names_in};
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, contain, limits};
 use sheave_net::{Envelope, Hold, Outgoing, Part, Parts, Tensors};
 use sheave_tensor::{Mode, Tensor};
@@ -95,6 +95,8 @@ pub struct Request {
     /// The references in the arguments. They are this node's for as long as the request lives; [`crate::Mesh::hold`]
     /// makes more handles to them.
     pub refs: Vec<Ref>,
+    /// Those of them that the caller asks to be filled. They may be kept and filled after the answer.
+    pub promises: Promises,
     /// How it is answered.
     pub reply: Reply,
 }
@@ -120,7 +122,7 @@ impl Request {
 
     /// The request in a message; `None` if it is none, and then it was answered so.
     pub(super) fn read(shared: &Arc<Shared>, incoming: Incoming, service: Option<&dyn Service>) -> Option<Self> {
-        let reply = reply_to(shared, &incoming, service);
+        let reply = reply_to(shared, &incoming, service).filling(&incoming.brought.promises);
         let Incoming { from, message, brought, .. } = incoming;
         let read = || {
             let (method, rest) = codec::decode_first(&message.control)?;
@@ -134,11 +136,13 @@ impl Request {
             args.check_tensors(message.parts.len())?;
             match brought.error {
                 Some(error) => Err(error),
-                None => Ok((method, args, brought.refs)),
+                None => Ok((method, args, brought.refs, brought.promises)),
             }
         };
         match read() {
-            Ok((method, args, refs)) => Some(Self { from, method, args, tensors: message.parts, refs, reply }),
+            Ok((method, args, refs, promises)) => {
+                Some(Self { from, method, args, tensors: message.parts, refs, promises, reply })
+            }
             Err(error) => {
                 reply.error(error);
                 None
@@ -156,6 +160,8 @@ struct Way {
     cancelled: Option<Arc<AtomicBool>>,
     /// The requests that it is one of; none where a node calls itself.
     counted: Option<Arc<Counted>>,
+    /// What the call is to fill.
+    promises: Promises,
 }
 
 thread_local! {
@@ -182,7 +188,14 @@ impl Reply {
         cancelled: Option<Arc<AtomicBool>>,
         counted: Option<Arc<Counted>>,
     ) -> Self {
-        Self { way: Some(Way { shared: Arc::downgrade(shared), call, until, cancelled, counted }) }
+        let promises = Promises::default();
+        Self { way: Some(Way { shared: Arc::downgrade(shared), call, until, cancelled, counted, promises }) }
+    }
+
+    /// An answer that is an error poisons these.
+    pub(super) fn filling(mut self, promises: &Promises) -> Self {
+        self.way.iter_mut().for_each(|way| way.promises = promises.clone());
+        self
     }
 
     /// Whether the caller still waits for the answer: false once its deadline has passed, the call was cancelled, or
@@ -287,6 +300,9 @@ impl Way {
             value.check_tensors(parts.len())?;
             Ok((value, parts))
         });
+        if let Err(error) = &outcome {
+            self.promises.fail(error);
+        }
         let Some(shared) = self.shared.upgrade() else { return };
         let (link, correlation) = self.call;
         if self.cancelled.is_some() {
@@ -318,11 +334,12 @@ impl Way {
         let (context, aux) = self.counted.as_ref().map_or((0, 0), |counted| counted.tell());
         let envelope = Envelope { correlation, aux, ..Envelope::of(ANSWERS, Tag(names.len() as u64), context) };
         let message = Outgoing { envelope, control, parts };
+        shared.words_ride_on(link);
         if names.is_empty() {
             return shared.send_answer(link, message, hold, self.counted.as_ref());
         }
         let to = shared.node.link(link)?.peer().node.unwrap_or_default();
-        shared.check_passing(to, names.iter().map(|name| name.owner))?;
+        shared.check_passing(to, names.iter().map(|mention| mention.name.owner))?;
         let refs = shared.references.pass(to, &names)?;
         let sent = shared.send_answer(link, message, hold, self.counted.as_ref());
         sent.inspect_err(|_| shared.references.take_back(to, &refs))

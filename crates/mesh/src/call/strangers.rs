@@ -126,7 +126,7 @@ fn f28_a_member_is_refused_what_is_for_others() {
 fn f17_nobody_is_looked_for_because_a_stranger_names_it() {
     let mesh = alone();
     let (node, link, ear) = stranger(&mesh);
-    let words: Vec<Word> = (1..1000).map(|id| Word::Count { id, giver: NodeId(1000 + id) }).collect();
+    let words: Vec<Word> = (1..1000).map(|id| Word::Count { id: 4 * id, giver: NodeId(1000 + id), times: 1 }).collect();
     let envelope = Envelope::of(REFERENCES, Tag(0), 0);
     let control = to_control(&words).expect("it is written");
     drop(node.isend(link, Outgoing::control(envelope, control)).expect("it is sent"));

@@ -191,10 +191,10 @@ fn a_guest_counts_nothing_for_third_nodes() {
     guest.call("it", "x", Value::None).and_then(|work| work.wait()).expect("it is heard behind that");
     assert_eq!(mesh.shared.references.addressees(), Vec::<NodeId>::new(), "it wants to tell them something");
     // A word that asks for a count: the guest is turned out.
-    let words = vec![ReferenceWord::Count { id: 1, giver: third }];
+    let words = vec![ReferenceWord::Count { id: 1, giver: third, times: 1 }];
     guest.send(Envelope::of(REFERENCES, Tag(0), 0), to_control(&words).expect("it is written"));
     let error = lost(&mesh, node);
-    assert!(error.what().contains("a node that is not attached"), "{error}");
+    assert!(error.what().contains("is not for node"), "{error}");
     assert_eq!(mesh.epoch(), Epoch(1));
     let ends = [mesh, other].map(|mesh| std::thread::spawn(move || mesh.finish()));
     ends.into_iter().for_each(|end| end.join().expect("no panic").expect("both finish"));

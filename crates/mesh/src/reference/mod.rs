@@ -18,7 +18,8 @@
 //! * The owner passes to B: it counts B before the message leaves.
 //! * A passes back to the owner: nothing is counted. A's `Release` follows the message on the same link.
 //! * A passes an object of O to B: A keeps a hold of its own until it is told `Confirm`. B adopts the reference and
-//!   says `Count` to O; O counts B, and says `Confirm` to A. B's `Release` follows its `Count` on the same link.
+//!   says `Count` to O; O counts B, and says `Confirm` to A. B's `Release` follows its `Count` on the same link. If B
+//!   drops the reference before its `Count` has gone, it says nothing to O and `Confirm` to A itself.
 //!
 //! So every count but the owner's own gift is made by a word of its holder, and words of one holder to one owner stay
 //! in order: counts never go below what is held, and a holder that dies takes no count of anybody else with it. If A
@@ -26,30 +27,68 @@
 //! the reference fails with `NotFound`. A node that leaves in order waits for what it has passed to be confirmed first.
 //!
 //! Between a host and a [guest](crate::guest) there is no third node: each passes what is its own or the other's, and
-//! what names anything else is refused by the sender and again by the receiver.
+//! what names anything else is refused by the sender and again by the receiver. They promise each other nothing.
+//!
+//! **Promises.** A node may draw the name of an object that another one will have ([`promise`]), mention it for the one
+//! call that is to fill it ([`Ref::to_fill`]) and use it at once. Its rank is in the name ([`name`]), so nobody else
+//! draws it; the owner believes what is said about a promise of the node at the other end of the link alone, so nobody
+//! else has it filled or poisoned, and what others say of it before its drawer does counts them and nothing more: it is
+//! in nobody's way. The counts above hold for promises, with these additions:
+//!
+//! * *The drawer's own count.* Its hold begins with one count, and the owner adds one when it hears of the name from
+//!   the drawer for the first time, by whatever: a request, an answer, `Broken` or `Release`. Each name is said so
+//!   once, for a drawer that has said nothing of it gives its count back when its last `Ref` drops. The owner remembers
+//!   which names it has heard of ([`announced`]), so it counts once.
+//! * *A third node is first.* A draws, and passes to B before it calls O. B's `Count` begins the entry at O, which
+//!   holds B and says `Confirm` to A. A's hold lives until then, so A says nothing that frees it before; and when A
+//!   announces the name, it finds the entry. If B releases before that, the entry is forgotten: it has told nothing but
+//!   that B holds it. What comes after the announcement and finds no entry means an object that was freed: `Gone`.
+//! * *The release is first.* A releases a name without a call for it: then there will be none, for only the drawer
+//!   makes it and it has dropped the right to. The entry is poisoned, for those who hold it still, and counts A once
+//!   and back. A request that carries a name keeps a `Ref` until it has left, so no release overtakes it.
+//! * *Overtaken.* A request that uses a name may come before the one that is to fill it, where that waits for room. It
+//!   announces the name and fills nothing; the filling one is told by how it mentions the name.
+//!
+//! **Every promise is settled, once** ([`owner`]): the handler fills it, or whatever ends the call poisons it. The
+//! right to fill is an object of the request ([`Promises`]), shared by its `Reply`; an answer that is an error, and the
+//! drop of the last of both, poison what is left. A call that is refused, cut off, cancelled or never sent is ended at
+//! the drawer, which says `Broken`. A drawer that is gone has left behind requests, which come to their ends here, and
+//! names without one, which its end poisons. An owner that is gone is told by every use. So a wait ends with the call,
+//! the drawer or the owner, and says meanwhile which of them it waits for ([`wait`]).
 //!
 //! **Deaths.** When the members agree that a node is gone, every owner forgets its counts and takes no more from it,
 //! and whoever waits for its `Confirm` lets go. A message that is lost although its receiver lives, because one of two
 //! links between the same nodes was cut, keeps its count until that receiver leaves.
 //!
-//! **Drops.** The drop of a `Ref` takes one short lock, queues a word and rings the mesh's own thread; it neither
-//! blocks nor touches a link. Objects and references are dropped with no lock held; an object that panics then is told
-//! on standard error and freed all the same.
+//! **Drops.** The drop of a `Ref` takes one short lock and notes a word; it neither blocks nor touches a link. Words
+//! for one node are joined ([`outbox`]) and go with the next call or answer to it, or when a timer acts that the first
+//! of them has set ([`words`]). So the later ones call no thread and make no system call. Objects and references are
+//! dropped with no lock held; an object that panics then is told on standard error and freed all the same.
 
+mod announced;
+mod linking;
+mod members;
+mod name;
+mod outbox;
+mod owner;
+mod promise;
 mod table;
+mod wait;
 mod words;
 
+pub use promise::Promises;
+
+pub(crate) use name::{Mention, Name, names_in};
 pub(crate) use table::{Brought, References};
 #[cfg(test)]
 pub(crate) use words::Word;
-pub(crate) use words::names_in;
 
 use sheave_base::{Error, ErrorKind, NodeId, Result};
 use sheave_wire::Value;
 use std::any::{Any, type_name};
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
 
 /// Anything that others can hold references to.
 pub(crate) type Object = Arc<dyn Any + Send + Sync>;
@@ -59,13 +98,6 @@ type Kept = sheave_base::contain::Kept<Object>;
 
 fn keep(object: Object) -> Kept {
     Kept::new("an exported object", object)
-}
-
-/// An object, by its owner and its name there. Names are never used twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Name {
-    pub(crate) owner: NodeId,
-    pub(crate) id: u64,
 }
 
 /// A counted name for an object that lives on another node, or on this one. The object lives until the last `Ref` to
@@ -94,8 +126,8 @@ pub struct Ref(Arc<Hold>);
 pub(crate) struct Hold {
     references: Arc<References>,
     name: Name,
-    /// On the owner.
-    object: Option<Kept>,
+    /// On the owner: the object, or why there will be none, once that is known.
+    object: OnceLock<Result<Kept>>,
     /// Counts of this node at the owner that this hold gives back.
     counts: AtomicU64,
     /// The owner has said that it has no such object any more.
@@ -115,18 +147,27 @@ impl Ref {
         Value::Ref { node: self.0.name.owner, id: self.0.name.id }
     }
 
-    /// The object itself. Does not block.
+    /// The name of an object that this node was [promised](crate::Mesh::promise), for the one call that is to fill it.
+    /// It goes to the owner alone, once; in all other calls the name is [`Ref::value`].
+    #[must_use]
+    pub fn to_fill(&self) -> Value {
+        self.0.name.to_fill()
+    }
+
+    /// The object itself. Does not block; [`Mesh::object`](crate::Mesh::object) waits for one that is promised.
     ///
     /// # Errors
     ///
     /// `InvalidArgument` that names the owner if that is another node, `PeerLost` if the owner is gone, `Mismatch` if
-    /// the object has another type.
+    /// the object has another type, `NotFound` if it is promised and not there yet, and what has poisoned the promise.
     pub fn get<T: Any + Send + Sync>(&self) -> Result<Arc<T>> {
-        match &self.0.object {
-            Some(object) => Arc::clone(&**object).downcast().map_err(|_| {
-                Error::new(ErrorKind::Mismatch, format!("the referenced object is not of type {}", type_name::<T>()))
-                    .operation("get")
-            }),
+        match self.0.object.get() {
+            Some(Ok(object)) => downcast(object).map_err(|error| error.operation("get")),
+            Some(Err(error)) => Err(error.clone()),
+            None if self.owner() == self.0.references.me => {
+                let error = Error::new(ErrorKind::NotFound, format!("{} is not there yet", self.0.name));
+                Err(error.operation("get").hint("wait for it with Mesh::object"))
+            }
             None => Err(self.0.elsewhere().operation("get")),
         }
     }
@@ -139,6 +180,13 @@ impl Ref {
         }
         self.0.references.loss_of(self.owner()).map_or(Ok(()), Err)
     }
+}
+
+/// The object as one of that type.
+fn downcast<T: Any + Send + Sync>(object: &Object) -> Result<Arc<T>> {
+    Arc::clone(object).downcast().map_err(|_| {
+        Error::new(ErrorKind::Mismatch, format!("the referenced object is not of type {}", type_name::<T>()))
+    })
 }
 
 impl Hold {
@@ -168,9 +216,11 @@ impl Eq for Ref {}
 
 impl fmt::Debug for Ref {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Ref({} of node {})", self.0.name.id, self.0.name.owner)
+        write!(f, "Ref({})", self.0.name)
     }
 }
 
+#[cfg(test)]
+mod live;
 #[cfg(test)]
 mod tests;

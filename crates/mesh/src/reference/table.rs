@@ -1,28 +1,47 @@
 //! What one node keeps about references: as an owner, as a holder, and as one who passes them on.
 //!
-//! All of it is under one lock, which is held for a few look-ups. No `Ref` and no object is dropped while it is held:
-//! what goes is put aside as garbage.
+//! All of it is under one lock, which is held for a few look-ups. No `Ref` and no object is dropped while it is held,
+//! and no wait ended: what goes is put aside as garbage.
 
-use super::words::Word;
-use super::{Hold, Kept, Name, Object, Ref, keep};
+use super::announced::Announced;
+use super::linking::Linking;
+use super::members::Members;
+use super::name::{Mention, Name};
+use super::outbox::Outbox;
+use super::owner::{Content, Owned};
+use super::promise::{Asking, Drawn, Promises};
+use super::wait::Wait;
+use super::words::{BATCH_MAX, Word};
+use super::{Hold, Kept, Object, Ref, keep};
 use crate::driver::Shared;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, NodeId, Result, limits};
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 /// A node's references.
 pub(crate) struct References {
-    me: NodeId,
-    shared: Weak<Shared>,
-    bounds: Bounds,
-    tables: Mutex<Tables>,
-    /// There are words to be sent, or garbage.
+    pub(super) me: NodeId,
+    pub(super) shared: Weak<Shared>,
+    pub(super) bounds: Bounds,
+    /// From the moment when the mesh stands.
+    pub(super) members: OnceLock<Members>,
+    pub(super) tables: Mutex<Tables>,
+    /// There is garbage.
     pub(crate) due: AtomicBool,
+    /// There are words to be sent.
+    pub(super) has_words: AtomicBool,
+    /// All of them are to be sent now.
+    pub(crate) is_flush_due: AtomicBool,
     /// Held by whoever sends words.
-    pub(super) tending: Mutex<()>,
+    pub(super) telling: Mutex<()>,
+    pub(super) last_wait: AtomicU64,
+    /// Messages with words that have been sent.
+    #[cfg(test)]
+    pub(super) messages: AtomicU64,
 }
 
 /// How much a node keeps.
@@ -31,50 +50,66 @@ pub(super) struct Bounds {
     pub(super) owned: usize,
     pub(super) held: usize,
     pub(super) passing: usize,
+    pub(super) promised: usize,
+    pub(super) waits: usize,
 }
 
 impl Default for Bounds {
     fn default() -> Self {
         let (owned, held) = (limits::REFERENCES_OWNED_MAX, limits::REFERENCES_HELD_MAX);
-        Self { owned, held, passing: limits::REFERENCES_PASSING_MAX }
+        let (passing, promised) = (limits::REFERENCES_PASSING_MAX, limits::REFERENCES_PROMISED_MAX);
+        Self { owned, held, passing, promised, waits: limits::REFERENCE_WAITS_MAX }
     }
 }
 
 #[derive(Default)]
-struct Tables {
+pub(super) struct Tables {
     last_id: u64,
-    owned: HashMap<u64, Owned>,
+    pub(super) owned: HashMap<u64, Owned>,
     /// Of objects of other nodes.
-    holds: HashMap<Name, Weak<Hold>>,
+    pub(super) holds: HashMap<Name, Weak<Hold>>,
     /// References to other nodes' objects that were passed on, by receiver, and are not confirmed.
     passing: HashMap<(NodeId, Name), Vec<Ref>>,
     passing_count: usize,
-    words: HashMap<NodeId, VecDeque<Word>>,
-    connecting: HashSet<NodeId>,
+    /// Names that this node has drawn and still holds.
+    pub(super) drawn: HashMap<Name, Drawn>,
+    /// By owner: how many names were drawn in all, and how many of them may still be filled as far as is known.
+    pub(super) draws: HashMap<NodeId, (u64, usize)>,
+    /// Which of its names each node has said to this one.
+    pub(super) announced: HashMap<NodeId, Announced>,
+    /// Promises of this node that are not filled, by who brought them here.
+    pub(super) unfilled: HashMap<NodeId, usize>,
+    pub(super) waits: usize,
+    outboxes: BTreeMap<NodeId, Outbox>,
+    /// A flush is due at some time.
+    is_flush_set: bool,
+    /// An outbox has come to hold as much as one message does.
+    is_overfull: bool,
+    /// And a flush is due at once.
+    is_full: bool,
+    /// Links for words that are being made, or could not be.
+    pub(super) linking: HashMap<NodeId, Linking>,
     /// Members that have died or left.
     lost: HashSet<NodeId>,
     has_ended: bool,
     settled: Vec<Completer<()>>,
-    garbage: Garbage,
-}
-
-/// An object of this node.
-struct Owned {
-    object: Kept,
-    own: Weak<Hold>,
-    holders: HashMap<NodeId, u64>,
+    pub(super) garbage: Garbage,
 }
 
 /// What is to be dropped, or ended, with no lock held.
 #[derive(Default)]
 pub(crate) struct Garbage {
-    objects: Vec<Kept>,
-    refs: Vec<Ref>,
+    pub(super) objects: Vec<Kept>,
+    pub(super) refs: Vec<Ref>,
+    pub(super) waits: Vec<(Wait, Result<Object>)>,
     settled: Vec<Completer<()>>,
 }
 
 impl Drop for Garbage {
     fn drop(&mut self) {
+        for (wait, outcome) in self.waits.drain(..) {
+            wait.end(outcome);
+        }
         for completer in self.settled.drain(..) {
             completer.complete(Ok(()));
         }
@@ -85,17 +120,18 @@ impl Drop for Garbage {
 #[derive(Default)]
 pub(crate) struct Brought {
     pub(crate) refs: Vec<Ref>,
+    /// Those of them that the message asks to be filled.
+    pub(crate) promises: Promises,
     /// Why some of them mean nothing here.
     pub(crate) error: Option<Error>,
 }
 
 pub(super) fn not_found(name: Name) -> Error {
-    let Name { owner, id } = name;
-    let what = format!("this node holds no reference to object {id} of node {owner}");
-    Error::new(ErrorKind::NotFound, what).hint("keep a Ref for as long as its name is used")
+    Error::new(ErrorKind::NotFound, format!("this node holds no reference to {name}"))
+        .hint("keep a Ref for as long as its name is used")
 }
 
-fn full(what: &str, limit: usize, hint: &'static str) -> Error {
+pub(super) fn full(what: &str, limit: usize, hint: &'static str) -> Error {
     Error::new(ErrorKind::LimitExceeded, format!("this node has {limit} {what} already")).hint(hint)
 }
 
@@ -105,8 +141,45 @@ impl References {
     }
 
     pub(super) fn bounded(me: NodeId, shared: Weak<Shared>, bounds: Bounds) -> Arc<Self> {
-        let (tables, due, tending) = (Mutex::default(), AtomicBool::new(false), Mutex::default());
-        Arc::new(Self { me, shared, bounds, tables, due, tending })
+        Arc::new(Self {
+            me,
+            shared,
+            bounds,
+            members: OnceLock::new(),
+            tables: Mutex::default(),
+            due: AtomicBool::new(false),
+            has_words: AtomicBool::new(false),
+            is_flush_due: AtomicBool::new(false),
+            telling: Mutex::default(),
+            last_wait: AtomicU64::new(0),
+            #[cfg(test)]
+            messages: AtomicU64::new(0),
+        })
+    }
+
+    /// The mesh stands: these are its members, by rank. What was noted for others is forgotten.
+    pub(crate) fn joined(&self, members: impl IntoIterator<Item = NodeId>) {
+        let members = self.members.get_or_init(|| Members::by_rank(members));
+        self.tables.lock().outboxes.retain(|to, _| members.has(*to));
+    }
+
+    /// Lets the tables go, and sees to it that what was left in them is looked after.
+    pub(super) fn let_go(&self, mut tables: MutexGuard<'_, Tables>) {
+        if !tables.garbage.is_empty() {
+            self.due.store(true, SeqCst);
+        }
+        if tables.outboxes.is_empty() {
+            return;
+        }
+        self.has_words.store(true, SeqCst);
+        let is_first = !std::mem::replace(&mut tables.is_flush_set, true);
+        let is_full = std::mem::take(&mut tables.is_overfull) && !std::mem::replace(&mut tables.is_full, true);
+        drop(tables);
+        if (is_first || is_full)
+            && let Some(shared) = self.shared.upgrade()
+        {
+            shared.flush_words_in(if is_full { Duration::ZERO } else { limits::REFERENCE_FLUSH });
+        }
     }
 
     /// Takes an object into the table.
@@ -117,9 +190,10 @@ impl References {
             return Err(error.operation("export"));
         }
         tables.last_id += 1;
-        let id = tables.last_id;
-        let hold = self.hold(Name { owner: self.me, id }, Some(Arc::clone(&object)));
-        tables.owned.insert(id, Owned { object: keep(object), own: Arc::downgrade(&hold), holders: HashMap::new() });
+        let name = Name::made(self.me, tables.last_id)
+            .ok_or_else(|| Error::new(ErrorKind::LimitExceeded, "no name is left").operation("export"))?;
+        let hold = self.new_hold(name, Some(Ok(Arc::clone(&object))));
+        tables.owned.insert(name.id, Owned::of(keep(object), Arc::downgrade(&hold)));
         Ok(Ref(hold))
     }
 
@@ -128,30 +202,36 @@ impl References {
         self.find_in(&mut self.tables.lock(), name)
     }
 
-    fn find_in(self: &Arc<Self>, tables: &mut Tables, name: Name) -> Result<Ref> {
+    pub(super) fn find_in(self: &Arc<Self>, tables: &mut Tables, name: Name) -> Result<Ref> {
         if name.owner != self.me {
             return tables.holds.get(&name).and_then(Weak::upgrade).map(Ref).ok_or_else(|| not_found(name));
         }
         let owned = tables.owned.get_mut(&name.id).ok_or_else(|| not_found(name))?;
         let hold = owned.own.upgrade().unwrap_or_else(|| {
-            let hold = self.hold(name, Some(Arc::clone(&owned.object)));
+            let hold = self.new_hold(name, owned.settled());
             owned.own = Arc::downgrade(&hold);
             hold
         });
         Ok(Ref(hold))
     }
 
-    fn hold(self: &Arc<Self>, name: Name, object: Option<Object>) -> Arc<Hold> {
+    pub(super) fn new_hold(self: &Arc<Self>, name: Name, settled: Option<Result<Object>>) -> Arc<Hold> {
         let (counts, is_gone) = (AtomicU64::new(0), AtomicBool::new(false));
-        Arc::new(Hold { references: Arc::clone(self), name, object: object.map(keep), counts, is_gone })
+        let object = settled.map(|settled| OnceLock::from(settled.map(keep))).unwrap_or_default();
+        Arc::new(Hold { references: Arc::clone(self), name, object, counts, is_gone })
     }
 
     /// Counts references that are about to leave for `to`. The returned ones must be kept until the message has left;
     /// if it does not, [`References::take_back`] is called with them.
-    pub(crate) fn pass(self: &Arc<Self>, to: NodeId, names: &[Name]) -> Result<Vec<Ref>> {
-        let refs = names.iter().map(|name| self.find(*name)).collect::<Result<Vec<Ref>>>()?;
+    pub(crate) fn pass(self: &Arc<Self>, to: NodeId, names: &[Mention]) -> Result<Vec<Ref>> {
+        let refs = names.iter().map(|mention| self.find(mention.name)).collect::<Result<Vec<Ref>>>()?;
         refs.iter().try_for_each(Ref::check)?;
         let mut tables = self.tables.lock();
+        for held in &refs {
+            if let Some(error) = tables.drawn.get(&held.0.name).and_then(|drawn| drawn.failed.clone()) {
+                return Err(error);
+            }
+        }
         let third = |held: &&Ref| held.owner() != self.me && held.owner() != to;
         if tables.passing_count + refs.iter().filter(third).count() > self.bounds.passing {
             let hint = "wait for the answers of earlier calls";
@@ -164,7 +244,7 @@ impl References {
         for held in &refs {
             if held.owner() == self.me {
                 if let Some(owned) = tables.owned.get_mut(&held.0.name.id) {
-                    *owned.holders.entry(to).or_default() += 1;
+                    owned.count(to, 1);
                 }
             } else if held.owner() != to {
                 tables.passing_count += 1;
@@ -181,71 +261,116 @@ impl References {
             if held.owner() == self.me {
                 tables.uncount(held.0.name.id, to, 1);
             } else if held.owner() != to {
-                tables.confirmed(to, held.0.name);
+                tables.confirmed(to, held.0.name, 1);
             }
         }
-        self.mark(&tables);
+        self.let_go(tables);
     }
 
-    /// Makes holds of what has come from `from`.
-    pub(super) fn adopt(self: &Arc<Self>, from: NodeId, names: &[Name]) -> Brought {
+    /// Makes holds of what has come from `from`, in a request that says this about itself or in another message.
+    pub(super) fn adopt(self: &Arc<Self>, from: NodeId, names: &[Mention], asking: Option<Asking>) -> Brought {
         let mut brought = Brought::default();
+        let mut filled = Vec::new();
         let mut tables = self.tables.lock();
-        for name in names {
-            match self.adopt_one(&mut tables, from, *name) {
-                Ok(held) => brought.refs.push(held),
+        for mention in names {
+            match self.adopt_one(&mut tables, from, *mention, asking.as_ref()) {
+                Ok(held) => {
+                    filled.extend(mention.fills.then(|| held.clone()));
+                    brought.refs.push(held);
+                }
                 Err(error) => brought.error = Some(error),
             }
         }
-        self.mark(&tables);
+        self.let_go(tables);
+        if let Some(asking) = asking.filter(|_| !filled.is_empty()) {
+            brought.promises = Promises::of(self, filled, asking);
+        }
         brought
     }
 
-    fn adopt_one(self: &Arc<Self>, tables: &mut Tables, from: NodeId, name: Name) -> Result<Ref> {
-        let Name { owner, id } = name;
-        if owner == self.me {
-            return self.find_in(tables, name);
+    fn adopt_one(
+        self: &Arc<Self>,
+        tables: &mut Tables,
+        from: NodeId,
+        mention: Mention,
+        asking: Option<&Asking>,
+    ) -> Result<Ref> {
+        let Name { owner, id } = mention.name;
+        let Some(members) = self.members.get() else {
+            // Who has linked to this node before it knew all members may be one of them.
+            if owner == from && tables.outboxes.get(&from).is_none_or(|outbox| outbox.len() < BATCH_MAX) {
+                tables.say(from, Word::Release { id, counts: 1 });
+            }
+            return Err(Error::new(ErrorKind::NotPermitted, "a reference to a node that has not joined yet"));
+        };
+        // Nothing is kept, and nobody is looked for, because of a name that somebody has made up.
+        if !self.knows(members, from) || !self.knows(members, owner) {
+            let what = format!("a reference to an object of node {owner} from node {from}; not both are members");
+            return Err(Error::new(ErrorKind::NotPermitted, what));
         }
+        if owner == self.me {
+            self.adopt_own(tables, from, mention, asking)?;
+            return self.find_in(tables, mention.name);
+        }
+        if mention.fills {
+            return Err(super::promise::not_the_owner());
+        }
+        self.adopt_other(tables, from, mention.name)
+    }
+
+    /// Whether references may come from there: it is a member, or attached to this node.
+    pub(super) fn knows(&self, members: &Members, node: NodeId) -> bool {
+        members.has(node) || self.is_attached(node)
+    }
+
+    /// Whether that node is a guest of this one, or its host.
+    pub(super) fn is_attached(&self, node: NodeId) -> bool {
+        self.shared.upgrade().is_some_and(|shared| shared.attached.has(node))
+    }
+
+    fn adopt_other(self: &Arc<Self>, tables: &mut Tables, from: NodeId, name: Name) -> Result<Ref> {
+        let Name { owner, id } = name;
         let hold = match tables.holds.get(&name).and_then(Weak::upgrade) {
             Some(hold) => hold,
             None if tables.holds.len() >= self.bounds.held => {
                 let refusal = if owner == from {
                     Word::Release { id, counts: 1 }
                 } else {
-                    Word::Confirm { holder: self.me, owner, id }
+                    Word::Confirm { holder: self.me, owner, id, times: 1 }
                 };
                 tables.say(from, refusal);
                 return Err(full("references to other nodes' objects", self.bounds.held, "drop some"));
             }
             None => {
-                let hold = self.hold(name, None);
+                let hold = self.new_hold(name, None);
                 tables.holds.insert(name, Arc::downgrade(&hold));
                 hold
             }
         };
         hold.counts.fetch_add(1, SeqCst);
         if owner != from {
-            tables.say(owner, Word::Count { id, giver: from });
+            tables.say(owner, Word::Count { id, giver: from, times: 1 });
         }
         Ok(Ref(hold))
     }
 
-    /// Words of another node.
-    pub(super) fn heard(&self, from: NodeId, words: &[Word]) {
+    /// Words of another node, which were checked.
+    pub(super) fn heard(&self, from: NodeId, words: Vec<Word>) {
         let mut tables = self.tables.lock();
         for word in words {
-            match *word {
-                Word::Count { id, giver } => {
-                    tables.count(from, id);
+            match word {
+                Word::Count { id, giver, times } => {
+                    self.count(&mut tables, from, id, times);
                     if giver != self.me {
-                        tables.say(giver, Word::Confirm { holder: from, owner: self.me, id });
+                        tables.say(giver, Word::Confirm { holder: from, owner: self.me, id, times });
                     }
                 }
-                Word::Confirm { holder, owner, id } if from == holder || from == owner => {
-                    tables.confirmed(holder, Name { owner, id });
+                Word::Confirm { holder, owner, id, times } if from == holder || from == owner => {
+                    tables.confirmed(holder, Name { owner, id }, times);
                 }
                 Word::Confirm { .. } => {}
-                Word::Release { id, counts } => tables.uncount(id, from, counts),
+                Word::Release { id, counts } => self.released(&mut tables, from, id, counts),
+                Word::Broken { id, cause } => self.broken(&mut tables, from, id, &cause),
                 Word::Gone { id } => {
                     let hold = tables.holds.get(&Name { owner: from, id }).and_then(Weak::upgrade);
                     if let Some(hold) = hold {
@@ -255,14 +380,19 @@ impl References {
                 }
             }
         }
-        self.mark(&tables);
+        self.let_go(tables);
     }
 
     /// All survivors agree that this member is gone.
     pub(crate) fn lost(&self, node: NodeId) {
+        let error = self.loss(node);
         let mut tables = self.tables.lock();
         tables.lost.insert(node);
-        tables.words.remove(&node);
+        tables.outboxes.remove(&node);
+        tables.linking.remove(&node);
+        tables.announced.remove(&node);
+        tables.draws.remove(&node);
+        self.promiser_lost(&mut tables, node, &error);
         let counted: Vec<u64> =
             tables.owned.iter().filter(|(_, owned)| owned.holders.contains_key(&node)).map(|(id, _)| *id).collect();
         for id in counted {
@@ -273,7 +403,7 @@ impl References {
         for key in over {
             tables.pass_no_more(key);
         }
-        self.mark(&tables);
+        self.let_go(tables);
     }
 
     /// Nothing is kept of a node that was lost. It never comes back, so whatever is said for it reaches nobody.
@@ -281,12 +411,15 @@ impl References {
         self.tables.lock().lost.remove(&node);
     }
 
-    /// The mesh has ended for this node: no other one counts any more, and nothing is said.
+    /// The mesh has ended for this node: no other one counts any more, nothing is said, and nothing is filled.
     pub(crate) fn end(&self) {
         let mut tables = self.tables.lock();
         tables.has_ended = true;
-        tables.words.clear();
+        tables.outboxes.clear();
+        let closed = Err(Error::new(ErrorKind::Closed, "this node has left the mesh"));
         for id in tables.owned.keys().copied().collect::<Vec<_>>() {
+            // Most of them are no promises, or are filled.
+            let _ = tables.settle(Name { owner: self.me, id }, &closed);
             if let Some(owned) = tables.owned.get_mut(&id) {
                 owned.holders.clear();
             }
@@ -307,23 +440,31 @@ impl References {
         if owner == self.me {
             // The hold's own handle is the last one, and is dropped after this.
             let freed = tables.remove_free(id);
+            self.own_promise_dropped(&mut tables, hold.name);
+            let garbage = tables.take_garbage();
             drop(tables);
+            drop(garbage);
             return drop(freed);
         }
         // Meanwhile another hold may have taken its place.
         if tables.holds.get(&hold.name).is_some_and(|weak| std::ptr::eq(weak.as_ptr(), hold)) {
             tables.holds.remove(&hold.name);
         }
-        let counts = hold.counts.load(SeqCst);
-        if counts > 0 {
-            tables.say(owner, Word::Release { id, counts });
+        // A drawer says in any case that it drops the name: nobody else can have it filled.
+        let is_drawn = tables.undraw(hold.name);
+        let outbox = tables.outboxes.get_mut(&owner).filter(|_| !is_drawn);
+        let unsaid = outbox.map(|outbox| outbox.take_counts(id)).unwrap_or_default();
+        let mut left = hold.counts.load(SeqCst);
+        for (giver, times) in unsaid {
+            // Nobody has counted these, so nobody needs to: the giver is told by the one who was given.
+            let times = times.min(left);
+            left -= times;
+            tables.say(giver, Word::Confirm { holder: self.me, owner, id, times });
         }
-        self.mark(&tables);
-        let has_words = tables.words.contains_key(&owner);
-        drop(tables);
-        if has_words && let Some(shared) = self.shared.upgrade() {
-            shared.ring_for_references();
+        if left > 0 {
+            tables.say(owner, Word::Release { id, counts: left });
         }
+        self.let_go(tables);
     }
 
     /// Calls `completer` when nothing that was passed on waits to be confirmed.
@@ -339,7 +480,12 @@ impl References {
     /// Why `node` is gone, if it is.
     pub(super) fn loss_of(&self, node: NodeId) -> Option<Error> {
         let is_lost = self.tables.lock().lost.contains(&node);
-        is_lost.then(|| self.shared.upgrade().map_or_else(lost, |shared| shared.loss(node, lost())))
+        is_lost.then(|| self.loss(node))
+    }
+
+    /// Why `node` is gone. Not to be called with the tables held.
+    fn loss(&self, node: NodeId) -> Error {
+        self.shared.upgrade().map_or_else(lost, |shared| shared.loss(node, lost()))
     }
 
     /// The error, about that member.
@@ -355,18 +501,21 @@ impl References {
         self.tables.lock().take_garbage()
     }
 
-    /// For whom there are words.
-    pub(crate) fn addressees(&self) -> Vec<NodeId> {
-        self.tables.lock().words.keys().copied().collect()
+    /// For whom there are words. From now on new ones set a flush of their own.
+    pub(super) fn begin_flush(&self) -> Vec<NodeId> {
+        let mut tables = self.tables.lock();
+        (tables.is_flush_set, tables.is_full) = (false, false);
+        tables.outboxes.keys().copied().collect()
     }
 
-    /// The oldest words for a node, in order.
+    /// Words for a node, in the order in which they must go.
     pub(super) fn take_words(&self, to: NodeId, most: usize) -> Vec<Word> {
         let mut tables = self.tables.lock();
-        let Some(queue) = tables.words.get_mut(&to) else { return Vec::new() };
-        let words = queue.drain(..most.min(queue.len())).collect();
-        if queue.is_empty() {
-            tables.words.remove(&to);
+        let Some(outbox) = tables.outboxes.get_mut(&to) else { return Vec::new() };
+        let words = outbox.take(most);
+        if outbox.is_empty() {
+            tables.outboxes.remove(&to);
+            self.has_words.store(!tables.outboxes.is_empty(), SeqCst);
         }
         words
     }
@@ -374,68 +523,58 @@ impl References {
     /// Words that could not be sent.
     pub(super) fn put_back(&self, to: NodeId, words: Vec<Word>) {
         let mut tables = self.tables.lock();
-        if !tables.is_deaf(to) {
-            let queue = tables.words.entry(to).or_default();
-            words.into_iter().rev().for_each(|word| queue.push_front(word));
-        }
+        words.into_iter().for_each(|word| tables.say(to, word));
+        self.has_words.store(!tables.outboxes.is_empty(), SeqCst);
     }
 
-    /// False if a link for words to that node is being made already.
-    pub(super) fn begins_connecting(&self, to: NodeId) -> bool {
-        self.tables.lock().connecting.insert(to)
-    }
-
-    pub(super) fn ends_connecting(&self, to: NodeId) {
-        self.tables.lock().connecting.remove(&to);
-    }
-
-    fn mark(&self, tables: &Tables) {
-        if !tables.words.is_empty() || !tables.garbage.is_empty() {
-            self.due.store(true, SeqCst);
-        }
-    }
-
-    /// Objects, holds, and references on their way.
+    /// For whom there are words.
     #[cfg(test)]
-    pub(super) fn sizes(&self) -> (usize, usize, usize) {
+    pub(crate) fn addressees(&self) -> Vec<NodeId> {
+        self.tables.lock().outboxes.keys().copied().collect()
+    }
+
+    /// Objects, holds, references on their way, names that were drawn, promises that are not filled, waits, and links
+    /// that could not be made.
+    #[cfg(test)]
+    pub(super) fn sizes(&self) -> [usize; 7] {
         let tables = self.tables.lock();
-        (tables.owned.len(), tables.holds.len(), tables.passing_count)
+        let unfilled = tables.unfilled.values().sum();
+        let (drawn, linking) = (tables.drawn.len(), tables.linking.len());
+        let (owned, holds, passing) = (tables.owned.len(), tables.holds.len(), tables.passing_count);
+        [owned, holds, passing, drawn, unfilled, tables.waits, linking]
+    }
+
+    /// Whether there are words for that node.
+    pub(super) fn has_words_for(&self, to: NodeId) -> bool {
+        self.has_words.load(SeqCst) && self.tables.lock().outboxes.contains_key(&to)
     }
 }
 
-fn lost() -> Error {
+pub(super) fn lost() -> Error {
     Error::new(ErrorKind::PeerLost, "this node is gone")
 }
 
 impl Garbage {
     fn is_empty(&self) -> bool {
-        self.objects.is_empty() && self.refs.is_empty() && self.settled.is_empty()
+        self.objects.is_empty() && self.refs.is_empty() && self.waits.is_empty() && self.settled.is_empty()
     }
 }
 
 impl Tables {
-    fn is_deaf(&self, node: NodeId) -> bool {
+    pub(super) fn is_deaf(&self, node: NodeId) -> bool {
         self.has_ended || self.lost.contains(&node)
     }
 
-    fn say(&mut self, to: NodeId, word: Word) {
-        if !self.is_deaf(to) {
-            self.words.entry(to).or_default().push_back(word);
-        }
-    }
-
-    /// `holder` has come by a reference that this node has not given to it.
-    fn count(&mut self, holder: NodeId, id: u64) {
-        if self.is_deaf(holder) {
+    pub(super) fn say(&mut self, to: NodeId, word: Word) {
+        if self.is_deaf(to) {
             return;
         }
-        match self.owned.get_mut(&id) {
-            Some(owned) => *owned.holders.entry(holder).or_default() += 1,
-            None => self.say(holder, Word::Gone { id }),
-        }
+        let outbox = self.outboxes.entry(to).or_default();
+        outbox.say(word);
+        self.is_overfull |= outbox.len() >= BATCH_MAX;
     }
 
-    fn uncount(&mut self, id: u64, holder: NodeId, counts: u64) {
+    pub(super) fn uncount(&mut self, id: u64, holder: NodeId, counts: u64) {
         let Some(owned) = self.owned.get_mut(&id) else { return };
         if let Some(count) = owned.holders.get_mut(&holder) {
             *count = count.saturating_sub(counts);
@@ -447,27 +586,32 @@ impl Tables {
     }
 
     /// Frees the object if nobody holds it.
-    fn free(&mut self, id: u64) {
+    pub(super) fn free(&mut self, id: u64) {
         let freed = self.remove_free(id);
-        self.garbage.objects.extend(freed.map(|owned| owned.object));
+        self.garbage.objects.extend(freed.and_then(Owned::into_object));
     }
 
     fn remove_free(&mut self, id: u64) -> Option<Owned> {
-        let owned = self.owned.get(&id)?;
-        if owned.own.strong_count() > 0 || !owned.holders.is_empty() {
+        if !self.owned.get(&id)?.is_free() {
             return None;
         }
-        self.owned.remove(&id)
+        let owned = self.owned.remove(&id)?;
+        if let Content::Promised(promised) = &owned.content {
+            self.discharge(promised.charged);
+        }
+        Some(owned)
     }
 
-    /// One reference that was passed to `to` needs this node's hold no more.
-    fn confirmed(&mut self, to: NodeId, name: Name) {
+    /// References that were passed to `to` need this node's hold no more.
+    fn confirmed(&mut self, to: NodeId, name: Name, times: u64) {
         let Some(refs) = self.passing.get_mut(&(to, name)) else { return };
-        self.garbage.refs.extend(refs.pop());
+        let left = refs.len().saturating_sub(usize::try_from(times).unwrap_or(usize::MAX));
+        let confirmed = refs.split_off(left);
         if refs.is_empty() {
             self.passing.remove(&(to, name));
         }
-        self.passed(1);
+        self.passed(confirmed.len());
+        self.garbage.refs.extend(confirmed);
     }
 
     fn pass_no_more(&mut self, key: (NodeId, Name)) {
@@ -485,5 +629,11 @@ impl Tables {
 
     fn take_garbage(&mut self) -> Garbage {
         std::mem::take(&mut self.garbage)
+    }
+
+    /// How many words wait for that node.
+    #[cfg(test)]
+    pub(super) fn said_to(&self, to: NodeId) -> usize {
+        self.outboxes.get(&to).map_or(0, Outbox::len)
     }
 }

@@ -1,50 +1,65 @@
 //! What nodes tell each other about references, and how it gets there.
+//!
+//! **When.** A word waits for the next request or answer to its node and goes in front of that, or for a timer that is
+//! set with the first word that waits ([`limits::REFERENCE_FLUSH`]). So a drop costs a look into a table; only the
+//! first of many sets the timer, and one that fills a message makes it act at once.
+//!
+//! **In order.** Who sends words holds a lock meanwhile, so that those of one batch go before those of the next. A
+//! message may still pass words that another thread is about to send: it is heard before them, which means something
+//! to nobody, for words that give wait for nothing and those that take back may be late.
 
-use super::Name;
+use super::linking::Next;
+use super::name::{Mention, Name, is_plain, names_in};
+use super::promise::Asking;
 use super::table::References;
 use crate::driver::Shared;
 use crate::endpoints::{REFERENCES, REQUESTS};
 use serde::{Deserialize, Serialize};
-use sheave_base::clock::{Clock, Time};
-use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag};
+use sheave_base::clock::Clock;
+use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, limits};
 use sheave_net::{Envelope, Message, Outgoing};
 use sheave_wire::{Value, codec, from_control, to_control};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
-/// Words in one message.
-const BATCH_MAX: usize = 1024;
-
-/// When words that found no room on their link, or no link, are tried again.
-const AGAIN: Duration = Duration::from_millis(10);
+/// Words in one message: some 30 KiB.
+pub(super) const BATCH_MAX: usize = 4096;
 
 /// What nodes tell each other about references.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Word {
-    /// To the owner: I was given your object by `giver`; count me.
-    Count { id: u64, giver: NodeId },
-    /// To the giver: the reference that you passed to `holder` is counted, or needs to be no more.
-    Confirm { holder: NodeId, owner: NodeId, id: u64 },
+    /// To the owner: I was given your object by `giver`, so often; count me.
+    Count { id: u64, giver: NodeId, times: u64 },
+    /// To the giver: so many references that you passed to `holder` are counted, or need to be no more.
+    Confirm { holder: NodeId, owner: NodeId, id: u64, times: u64 },
     /// To the owner: so many counts of mine come back.
     Release { id: u64, counts: u64 },
     /// To a holder: I have no such object any more.
     Gone { id: u64 },
+    /// To the owner: the call that was to fill this promise of mine has failed.
+    Broken { id: u64, cause: Cause },
 }
 
-/// The references in a value, each as often as it occurs.
-pub(crate) fn names_in(value: &Value) -> Vec<Name> {
-    fn walk(value: &Value, names: &mut Vec<Name>) {
-        match value {
-            Value::Ref { node, id } => names.push(Name { owner: *node, id: *id }),
-            Value::List(items) => items.iter().for_each(|item| walk(item, names)),
-            Value::Map(entries) => entries.iter().for_each(|(_, value)| walk(value, names)),
-            _ => {}
-        }
+/// Why a promise is broken, as it travels.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Cause {
+    kind: ErrorKind,
+    what: String,
+}
+
+impl Cause {
+    pub(super) fn new(kind: ErrorKind, what: impl Into<String>) -> Self {
+        let what: String = what.into();
+        Self { kind, what: what.chars().take(limits::FAILURE_CHARACTERS_MAX).collect() }
     }
-    let mut names = Vec::new();
-    walk(value, &mut names);
-    names
+
+    /// The error of those who use the promise.
+    pub(super) fn error(&self, name: Name) -> Error {
+        // It may come from another node.
+        let what: String = self.what.chars().take(limits::FAILURE_CHARACTERS_MAX).collect();
+        Error::new(self.kind, what).context(name).operation("object")
+    }
 }
 
 impl References {
@@ -61,16 +76,62 @@ impl References {
         if message.envelope.tag == Tag(0) {
             return super::Brought::default();
         }
-        let value = match message.envelope.endpoint {
-            REQUESTS => codec::decode_first(&message.control).and_then(|(_, rest)| codec::decode(rest)),
-            _ => codec::decode(message.control.get(1..).unwrap_or_default()),
+        if message.envelope.endpoint != REQUESTS {
+            let value = codec::decode(message.control.get(1..).unwrap_or_default());
+            let names = value.map(|value| names_in(&value)).unwrap_or_default();
+            return self.adopt_allowed(from, &names, None, may_bring);
+        }
+        let Ok((method, rest)) = codec::decode_first(&message.control) else { return super::Brought::default() };
+        let names = codec::decode(rest).map(|value| names_in(&value)).unwrap_or_default();
+        let asks = names.iter().any(|mention: &Mention| mention.fills);
+        let asking = match method {
+            Value::Str(method) if asks => Some(Asking { from, number: message.envelope.correlation, method }),
+            _ => None,
         };
-        let names = value.map(|value| names_in(&value)).unwrap_or_default();
-        if let Some(name) = names.iter().find(|name| !may_bring(name.owner)) {
-            let what = format!("a reference to an object of node {}, which its sender must not pass on", name.owner);
+        self.adopt_allowed(from, &names, asking, may_bring)
+    }
+
+    fn adopt_allowed(
+        self: &Arc<Self>,
+        from: NodeId,
+        names: &[Mention],
+        asking: Option<Asking>,
+        may_bring: impl Fn(NodeId) -> bool,
+    ) -> super::Brought {
+        if let Some(mention) = names.iter().find(|mention| !may_bring(mention.name.owner)) {
+            let owner = mention.name.owner;
+            let what = format!("a reference to an object of node {owner}, which its sender must not pass on");
             return super::Brought { error: Some(Error::new(ErrorKind::Protocol, what)), ..super::Brought::default() };
         }
-        self.adopt(from, &names)
+        self.adopt(from, names, asking)
+    }
+
+    /// Whether words of `from` are to be heard.
+    ///
+    /// # Errors
+    ///
+    /// `Protocol` for words that name who is no member, or that only another node may say. A host and its guest speak
+    /// about their own objects and each other's, for there are no others between them.
+    pub(super) fn check(&self, from: NodeId, words: &[Word]) -> Result<bool> {
+        // Before all members are known nobody can have been given anything.
+        let Some(members) = self.members.get() else { return Ok(false) };
+        let is_member = members.has(from);
+        if !is_member && !self.is_attached(from) {
+            return Ok(false);
+        }
+        let is_fine = |word: &Word| match *word {
+            Word::Release { id, .. } | Word::Gone { id } => is_plain(id),
+            _ if !is_member => false,
+            Word::Count { id, giver, .. } => is_plain(id) && members.has(giver),
+            Word::Confirm { holder, owner, id, .. } => is_plain(id) && members.has(holder) && members.has(owner),
+            Word::Broken { id, .. } => {
+                is_plain(id) && self.drawer(Name { owner: self.me, id }).is_some_and(|(drawer, _)| drawer == from)
+            }
+        };
+        match words.iter().find(|word| !is_fine(word)) {
+            Some(word) => Err(Error::new(ErrorKind::Protocol, format!("{word:?} is not for node {from} to say"))),
+            None => Ok(true),
+        }
     }
 }
 
@@ -78,53 +139,79 @@ impl Shared {
     /// Words about references have come. The link's poll token is held.
     pub(crate) fn hear_words(&self, from: NodeId, words: &[u8]) -> Result<()> {
         let words: Vec<Word> = from_control(words)?;
-        // Nobody is looked for who is no member, however often a peer says its name.
-        let is_known = |node: NodeId| self.table().is_empty() || self.member(node).is_some();
-        let named = |word: &Word| match word {
-            Word::Count { giver, .. } => is_known(*giver),
-            Word::Confirm { holder, owner, .. } => is_known(*holder) && is_known(*owner),
-            Word::Release { .. } | Word::Gone { .. } => true,
-        };
-        if self.attached.has(from) {
-            return self.hear_attached(from, &words);
+        if self.references.check(from, &words)? {
+            self.references.heard(from, words);
         }
-        if !is_known(from) {
-            return Ok(());
-        }
-        if !words.iter().all(named) {
-            return Err(Error::new(ErrorKind::Protocol, "a word about a reference of a node that is no member"));
-        }
-        self.references.heard(from, &words);
         Ok(())
     }
 
-    /// Words of a host or a guest: about their own objects and this node's, for there are no others between them.
-    fn hear_attached(&self, from: NodeId, words: &[Word]) -> Result<()> {
-        if !words.iter().all(|word| matches!(word, Word::Release { .. } | Word::Gone { .. })) {
-            return Err(Error::new(ErrorKind::Protocol, "a word about a reference of a node that is not attached"));
+    /// Drops what is to be dropped with no lock held.
+    pub(crate) fn tend_references(&self) {
+        while self.references.due.load(SeqCst) && self.references.due.swap(false, SeqCst) {
+            drop(self.references.take_garbage());
         }
-        self.references.heard(from, words);
-        Ok(())
     }
 
-    /// Drops what is to be dropped with no lock held, and sends words that wait. Does not block.
-    pub(crate) fn tend_references(self: &Arc<Self>) {
+    /// Sends all words that wait, after that span.
+    pub(crate) fn flush_words_in(&self, span: Duration) {
+        let weak = self.weak();
+        let at = self.deadline(span);
+        let set = self.ticker.at(at, move || {
+            if let Some(shared) = weak.upgrade() {
+                shared.flush_words();
+            }
+        });
+        match set {
+            Ok(timer) => timer.detach(),
+            Err(error) if error.kind() == ErrorKind::LimitExceeded => {
+                self.references.is_flush_due.store(true, SeqCst);
+                self.ticker.ring_at(at);
+            }
+            // Nothing is said any more.
+            Err(_) => {}
+        }
+    }
+
+    /// Sends all words that wait. Does not block.
+    pub(crate) fn flush_words(self: &Arc<Self>) {
         let references = &self.references;
-        while references.due.load(SeqCst) {
+        references.is_flush_due.store(true, SeqCst);
+        while references.is_flush_due.load(SeqCst) {
             // In order, so one at a time; the holder looks again after it has let go.
-            let Some(_turn) = references.tending.try_lock() else { return };
-            references.due.store(false, SeqCst);
-            drop(references.take_garbage());
-            for to in references.addressees() {
+            let Some(_turn) = references.telling.try_lock() else { return };
+            references.is_flush_due.store(false, SeqCst);
+            for to in references.begin_flush() {
                 self.send_words(to);
             }
         }
     }
 
-    fn send_words(self: &Arc<Self>, to: NodeId) {
-        if !self.table().is_empty() && self.member(to).is_none() && !self.attached.has(to) {
-            return self.references.lost(to);
+    /// A message is about to go to that node: what waits for it goes in front. Does not block.
+    pub(crate) fn words_ride(self: &Arc<Self>, to: NodeId) {
+        let references = &self.references;
+        if !references.has_words.load(Relaxed) || !references.has_words_for(to) {
+            return;
         }
+        {
+            let Some(_turn) = references.telling.try_lock() else { return };
+            self.send_words(to);
+        }
+        if references.is_flush_due.load(SeqCst) {
+            self.flush_words();
+        }
+    }
+
+    /// As [`Shared::words_ride`], where the message goes over that link.
+    pub(crate) fn words_ride_on(self: &Arc<Self>, link: LinkId) {
+        if self.references.has_words.load(Relaxed)
+            && let Ok(link) = self.node.link(link)
+        {
+            self.words_ride(self.node_of(link.peer()));
+        }
+    }
+
+    /// Sends the words for a node, over the link on which everything else is said to it.
+    fn send_words(self: &Arc<Self>, to: NodeId) {
         let Some(link) = self.routes.get(to) else {
             return self.link_for_words(to);
         };
@@ -133,38 +220,52 @@ impl Shared {
             if words.is_empty() {
                 return;
             }
-            if self.send_batch(link, &words).is_err() {
-                // The link is full, or about to be known as ended. If its node is gone the words go with it.
+            if let Err(error) = self.send_batch(link, &words) {
+                // The link is about to be known as ended. If its node is gone the words go with it.
                 self.references.put_back(to, words);
-                return self.ticker.ring_at(self.deadline(AGAIN));
+                return self.words_failed(to, &error);
             }
+            self.references.linked(to);
         }
     }
 
     fn send_batch(&self, link: LinkId, words: &[Word]) -> Result<()> {
         let envelope = Envelope::of(REFERENCES, Tag(0), 0);
-        self.node.isend(link, Outgoing::control(envelope, to_control(words)?)).map(drop)
+        self.node.isend(link, Outgoing::control(envelope, to_control(words)?)).map(drop)?;
+        #[cfg(test)]
+        self.references.messages.fetch_add(1, SeqCst);
+        Ok(())
     }
 
     fn link_for_words(self: &Arc<Self>, to: NodeId) {
-        if !self.references.begins_connecting(to) {
+        if !self.references.begins_linking(to, self.clock().now()) {
             return;
         }
-        let shared = Arc::downgrade(self);
+        let weak = self.weak();
         self.link_to(to).on_complete(move |outcome| {
-            let Some(shared) = shared.upgrade() else { return };
-            shared.references.ends_connecting(to);
-            // One that cannot be reached is soon known to be gone.
-            let pause = if outcome.is_ok() { Duration::ZERO } else { AGAIN };
-            shared.references.due.store(true, SeqCst);
-            shared.ticker.ring_at(shared.deadline(pause));
+            let Some(shared) = weak.upgrade() else { return };
+            match outcome {
+                Ok(_) => {
+                    shared.references.linked(to);
+                    shared.flush_words_in(Duration::ZERO);
+                }
+                Err(error) => shared.words_failed(to, error),
+            }
         });
     }
 
-    /// Rings the mesh's own thread, from any thread and under any lock.
-    pub(crate) fn ring_for_references(&self) {
-        let now: Time = self.clock().now();
-        self.ticker.ring_at(now);
+    /// Words for a node could not be sent: they are soon, so often.
+    fn words_failed(&self, to: NodeId, error: &Error) {
+        match self.references.linking_failed(to, self.clock().now()) {
+            Next::Pause(pause) => self.flush_words_in(pause),
+            // The engine has heard of each failure, and decides what has become of the node.
+            Next::GiveUp if self.death_of(to).is_none() => {
+                let name = self.name_of(to);
+                let text = format!("what {name} is to know of references waits for its next call: {error}");
+                (self.node_config().notice)(&text);
+            }
+            Next::GiveUp => {}
+        }
     }
 
     /// Why `node` is gone.
