@@ -7,7 +7,7 @@
 use crate::driver::Shared;
 use parking_lot::Mutex;
 use sheave_base::loss::Loss;
-use sheave_base::{Error, ErrorKind, NodeId};
+use sheave_base::{Error, NodeId};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -34,7 +34,7 @@ impl Shared {
 
     /// Notes whom an error is about that somebody is about to get.
     pub(crate) fn note_error(&self, error: &Error) {
-        if let (ErrorKind::PeerLost, Some(_), Some(peer)) = (error.kind(), self.losses.path.get(), error.about()) {
+        if let (true, Some(_), Some(peer)) = (error.kind().is_loss(), self.losses.path.get(), error.about()) {
             self.note(&peer.name, error.what().contains(LEFT));
         }
     }
