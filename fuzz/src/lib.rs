@@ -3,7 +3,7 @@
 //! Every function takes any bytes and panics only if sheave is wrong: a decoder panicked, or what it accepted does not
 //! encode to what it was read from.
 
-use sheave_base::{NodeId, Secret};
+use sheave_base::{Error, NodeId, Secret, limits};
 use sheave_wire::handshake::{Hello, Initiator, Medium, Refusal, Responder, Step};
 use sheave_wire::{HEADER_BYTES, Header, Value, codec, from_control, parts, to_control};
 
@@ -48,6 +48,20 @@ pub fn value(data: &[u8]) {
         // Bytes, not values: a NaN differs from itself.
         assert_eq!(to_control(&again).ok(), Some(encoded));
     }
+}
+
+/// An error, as the answers of calls, refusals and the words of engines carry them.
+pub fn error(data: &[u8]) {
+    let Ok(error) = from_control::<Error>(data) else { return };
+    assert!(error.causes().count() <= limits::ERROR_CAUSES_MAX);
+    let encoded = to_control(&error).expect("what was decoded can be encoded");
+    assert!(encoded.len() <= limits::ERROR_BYTES_MAX);
+    assert_eq!(from_control::<Error>(&encoded).expect("what was encoded can be decoded"), error);
+    // Whatever it says, it can be shown, and grow by what this node adds.
+    let _ = error.to_string();
+    let grown = error.clone().context("a call").cause(error.clone()).origin(error.about().cloned().unwrap_or_default());
+    let encoded = to_control(&grown).expect("an error is never too long");
+    assert_eq!(from_control::<Error>(&encoded).expect("and never too long to be read"), grown);
 }
 
 /// The hellos that the handshake target knows; whoever gets through must be one of them.

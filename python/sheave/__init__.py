@@ -27,8 +27,9 @@ Below that lie nodes and links: a `Node` sends and receives messages over the li
 b'hello'
 
 Whatever fails raises a `SheaveError`: one class per kind of error, each also of the builtin that fits, with the fields
-`peer`, `op`, `group`, `seq`, `elapsed` (seconds) and `hint`. Numpy and torch are imported only when an array of theirs
-is asked for.
+`peer`, `op`, `group`, `seq`, `elapsed` (seconds) and `hint`. What has caused it is its `__cause__`; that of user code
+on another node has the class and traceback that were raised there, as text, in `remote_class`, `remote_traceback` and
+a note, so that the interpreter prints them. Numpy and torch are imported only when an array of theirs is asked for.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ from sheave._core import (
     Cancelled,
     Closed,
     DeadlineExceeded,
+    Deadlock,
     Death,
     DeclaredDead,
     Forked,
@@ -64,6 +66,7 @@ from sheave._core import (
     Unauthenticated,
     Unsupported,
     Work,
+    WorkerDied,
     __version__,
     all_gather,
     all_gather_v,
@@ -96,6 +99,7 @@ __all__ = [
     "Cancelled",
     "Closed",
     "DeadlineExceeded",
+    "Deadlock",
     "Death",
     "DeclaredDead",
     "Forked",
@@ -122,6 +126,7 @@ __all__ = [
     "Unauthenticated",
     "Unsupported",
     "Work",
+    "WorkerDied",
     "__version__",
     "all_gather",
     "all_gather_v",

@@ -24,6 +24,7 @@ __all__ = [
     "Cancelled",
     "Closed",
     "DeadlineExceeded",
+    "Deadlock",
     "Death",
     "DeclaredDead",
     "ExchangeRegistration",
@@ -54,6 +55,7 @@ __all__ = [
     "Unauthenticated",
     "Unsupported",
     "Work",
+    "WorkerDied",
     "__version__",
     "all_gather",
     "all_gather_v",
@@ -733,7 +735,13 @@ def isend(array: _Array, dst: int, tag: int = 0, *, group: Group | None = None) 
 def irecv(array: _Array, src: int | None = None, tag: int = 0, *, group: Group | None = None) -> Work[int]: ...
 
 class SheaveError(Exception):
-    """Anything that sheave can fail with."""
+    """Anything that sheave can fail with.
+
+    What has caused it is its `__cause__`, an exception of the cause's kind. Of user code on another node,
+    `remote_class` is the class of what was raised there and `remote_traceback` the text of its traceback, which the
+    exceptions that it caused have too. Of a process that has ended, `exit_status` is its exit code, or the number of
+    the signal that ended it, negated, and `last_lines` what it said last on its standard error.
+    """
 
     kind: str | None
     peer: Peer | None
@@ -742,6 +750,10 @@ class SheaveError(Exception):
     seq: int | None
     elapsed: float | None
     hint: str | None
+    remote_class: str | None
+    remote_traceback: str | None
+    exit_status: int | None
+    last_lines: str | None
 
 class PeerLost(SheaveError, ConnectionError): ...
 class DeclaredDead(SheaveError, ConnectionError): ...
@@ -763,6 +775,8 @@ class Remote(SheaveError, RuntimeError): ...
 class Io(SheaveError, OSError): ...
 class Internal(SheaveError, RuntimeError): ...
 class NotPermitted(SheaveError, PermissionError): ...
+class WorkerDied(PeerLost): ...
+class Deadlock(SheaveError, RuntimeError): ...
 
 @final
 class ExchangeWorker:

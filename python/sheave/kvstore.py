@@ -324,7 +324,8 @@ class KVStore:
         nobody meanwhile: a call costs the switch to that thread and back, 10 to 100 microseconds on a machine with two
         cores and more beside other Python code, for each slice that is merged, where native updaters cost nothing but
         their arithmetic. It cannot use the mesh or a store. What it raises comes out of the works of the pushes
-        concerned, as `Remote` with its text and the line that raised it, and the server goes on.
+        concerned, as `Remote` with its text and the line that raised it, and the server goes on. The exception itself,
+        as text with its traceback, is the cause of that: `remote_class` and `remote_traceback`.
 
         >>> import numpy as np, sheave
         >>> store = sheave.KVStore()

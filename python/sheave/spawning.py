@@ -12,7 +12,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sheave._core import DeadlineExceeded, InvalidArgument, Peer, PeerLost, Remote, _free_port, _variables_of_jobs
+from sheave._core import (
+    DeadlineExceeded,
+    InvalidArgument,
+    Peer,
+    PeerLost,
+    Remote,
+    WorkerDied,
+    _free_port,
+    _variables_of_jobs,
+)
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -55,9 +64,10 @@ def spawn(
     import it.
 
     Raises Remote when a process fails, which names its rank and has its traceback in the text; the exception itself is
-    the cause, where it can be pickled. Of several that fail it is the first by what they know of each other, not one
-    that failed for another. Raises DeadlineExceeded when `timeout` seconds have passed. In both cases all
-    processes have ended when it is raised. Blocks; Ctrl-C ends it and the processes.
+    the cause, where it can be pickled. Raises WorkerDied, with its `exit_status`, when one ends without a result. Of
+    several that fail it is the first by what they know of each other, not one that failed for another. Raises
+    DeadlineExceeded when `timeout` seconds have passed. In all cases all processes have ended when it is raised.
+    Blocks; Ctrl-C ends it and the processes.
 
     >>> import sheave
     >>> sheave.spawn(sum, 2, ([1, 2, 3],))
@@ -175,7 +185,13 @@ class _Process:
 
     def ended_early(self) -> PeerLost:
         self.process.join(_EXIT_PATIENCE_S)
-        return PeerLost(f"{self.name} (pid {self.process.pid}) ended without a result: {_how(self.process.exitcode)}")
+        status = self.process.exitcode
+        text = f"{self.name} (pid {self.process.pid}) ended without a result: {_how(status)}"
+        if status is None:
+            return PeerLost(text)
+        died = WorkerDied(text)
+        died.exit_status = status
+        return died
 
 
 def _how(status: int | None) -> str:

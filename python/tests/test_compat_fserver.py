@@ -673,11 +673,14 @@ def test_environments_that_are_no_job(start, environment, text):
 def test_all_errors_are_runtime_errors():
     from sheave.compat.fserver_lib.errors import CLASSES, raised
 
-    kinds = sheave.SheaveError.__subclasses__()
+    kinds = [*sheave.SheaveError.__subclasses__(), sheave.WorkerDied]
     assert {kind for kind in kinds if not issubclass(kind, RuntimeError)} == set(CLASSES)
     for kind in kinds:
         error = kind("what happened")
         error.op, error.elapsed = "wait", 1.5
+        error.__cause__ = sheave.Remote("why")
+        error.add_note("a note")
         made = raised(error)
+        assert made.__cause__ is error.__cause__ and made.__notes__ == ["a note"]
         assert isinstance(made, kind) and isinstance(made, RuntimeError)
         assert (str(made), made.op, made.elapsed, made.peer) == ("what happened", "wait", 1.5, None)

@@ -10,6 +10,7 @@ BUILTINS = {
     "BufferInUse": BufferError,
     "Closed": RuntimeError,
     "DeadlineExceeded": TimeoutError,
+    "Deadlock": RuntimeError,
     "DeclaredDead": ConnectionError,
     "Forked": RuntimeError,
     "Internal": RuntimeError,
@@ -25,6 +26,7 @@ BUILTINS = {
     "Remote": RuntimeError,
     "Unauthenticated": PermissionError,
     "Unsupported": TypeError,
+    "WorkerDied": sheave.PeerLost,
 }
 
 
@@ -37,6 +39,12 @@ def test_every_kind_has_a_class():
         error = getattr(sheave, name)
         assert issubclass(error, builtin) and issubclass(error, sheave.SheaveError)
         assert (error.kind, error.__module__, error.peer, error.hint) == (name, "sheave", None, None)
+
+
+def test_whoever_died_is_lost():
+    assert sheave.WorkerDied.__bases__ == (sheave.PeerLost,) and issubclass(sheave.WorkerDied, ConnectionError)
+    for field in ("remote_class", "remote_traceback", "exit_status", "last_lines"):
+        assert getattr(sheave.WorkerDied("it ended"), field) is None
 
 
 def test_errors_survive_pickling():

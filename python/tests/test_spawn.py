@@ -229,6 +229,7 @@ def test_a_killed_process_is_named():
     with pytest.raises(sheave.PeerLost, match="rank-2.*SIGKILL") as caught:
         sheave.spawn(die_at, 3, (2,))
     assert caught.value.peer.rank == 2
+    assert isinstance(caught.value, sheave.WorkerDied) and caught.value.exit_status == -signal.SIGKILL
 
 
 def test_the_time_is_limited_and_nothing_is_left(tmp_path):

@@ -231,6 +231,7 @@ def test_updaters_in_python_run_on_servers(job):
             work = kv.push([3], [np.ones(2, np.float32)])
             error = raises(sheave.Remote, "ZeroDivisionError: no luck with 3", work.wait)
             assert isinstance(error, RuntimeError) and "in fails)" in str(error) and "server-" in str(error)
+            assert "\\n" not in str(error), "what takes several lines is no part of the text"
             kv.barrier()
             kv.set_updater("waits")
             kv.barrier()
@@ -382,6 +383,56 @@ def test_the_kinds_that_do_not_wait(job, kind):
             kv.barrier()
     """
     run(job, worker)
+
+
+def test_f59_the_traceback_of_user_code_on_a_server_arrives(job):
+    """What an updater and a controller raise, and what that was raised for, is the cause of the worker's error."""
+    server = """
+        class Unlucky(ValueError):
+            pass
+
+        def fails(key, received, stored):
+            try:
+                1 / 0
+            except ZeroDivisionError as error:
+                raise Unlucky(f"no luck with {key}\\nat all") from error
+
+        def control(number, body):
+            raise KeyError(number)
+
+        sheave.run_server(functions={"fails": fails}, controller=control)
+    """
+    worker = """
+        import traceback
+
+        def check(error, kind, text, words):
+            cause = error.__cause__
+            assert type(cause) is sheave.Remote and cause.kind == "Remote", cause
+            assert cause.remote_class == kind and str(cause).startswith(f"{kind}: {text}"), cause
+            assert error.remote_class is None and error.remote_traceback == cause.remote_traceback
+            assert cause.remote_traceback.startswith("Traceback (most recent call last):"), cause.remote_traceback
+            assert all(word in cause.remote_traceback for word in words), cause.remote_traceback
+            printed = "".join(traceback.format_exception(error))
+            assert "raised on server-" in printed and all(word in printed for word in words), printed
+            return cause
+
+        kv = sheave.KVStore("dist_sync")
+        kv.init(3, np.zeros(2, np.float32))
+        kv.set_updater("fails")
+        kv.barrier()
+        error = raises(sheave.Remote, "the updater failed on key 3", kv.push(3, np.ones(2, np.float32)).wait)
+        cause = check(error, "__main__.Unlucky", "no luck with 3", ["in fails", "Unlucky: no luck with 3", "at all"])
+        root = cause.__cause__
+        assert root.remote_class == "ZeroDivisionError" and str(root).startswith("ZeroDivisionError: division by zero")
+        assert "1 / 0" not in cause.remote_traceback and "in fails" in root.remote_traceback, root.remote_traceback
+        assert root.__cause__ is None
+        kv.barrier()
+        error = raises(sheave.Remote, "KeyError: 13", lambda: kv.send_command_to_servers(13))
+        check(error, "KeyError", "13", ["in control"])
+        kv.barrier()
+        kv.close()
+    """
+    run(job, worker, server=server)
 
 
 def test_what_else_workers_say(job, tmp_path):

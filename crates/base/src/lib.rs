@@ -18,7 +18,7 @@ pub mod thread;
 pub mod trace;
 pub mod work;
 
-pub use error::{Error, ErrorKind, Peer, Result};
+pub use error::{Error, ErrorKind, Peer, ProcessEnd, Result, UserError};
 pub use id::{Epoch, LinkId, NodeId, Rank, Tag};
 pub use secret::Secret;
 pub use work::Work;

@@ -26,6 +26,30 @@ pub const HANDSHAKE_BYTES_MAX: usize = 4096;
 /// Longest text of a handshake message (a name, a host, where a secret came from): what one line of an error can show.
 pub const HANDSHAKE_TEXT_BYTES_MAX: usize = 256;
 
+/// Longest text of what happened or of a hint in one error; a longer one is cut. More is no line that anybody reads.
+pub const ERROR_TEXT_BYTES_MAX: usize = 4 << 10;
+
+/// Longest name in an error: of an operation, a group, a peer, a host, a class.
+pub const ERROR_NAME_BYTES_MAX: usize = HANDSHAKE_TEXT_BYTES_MAX;
+
+/// Causes of one error. Programs that wrap what they catch are three or four deep; of deeper ones the first and the
+/// last are what is read.
+pub const ERROR_CAUSES_MAX: usize = 8;
+
+/// Longest traceback, or last lines of a process, in one error: hundreds of calls. Of a longer one the end is kept.
+pub const ERROR_LONG_TEXT_BYTES_MAX: usize = 32 << 10;
+
+/// Longest pickled exception in one error: of its class and arguments. One that holds data is told without it.
+pub const ERROR_PICKLED_BYTES_MAX: usize = 64 << 10;
+
+/// Tracebacks, last lines and pickled exceptions of one error and all its causes together.
+pub const ERROR_DETAILS_BYTES_MAX: usize = 128 << 10;
+
+/// Longest error as it is written, with all its causes: each has two texts, seven names, some numbers and the note of a
+/// text that is left out. It follows from the limits above, and is small beside a control part.
+pub const ERROR_BYTES_MAX: usize =
+    ERROR_DETAILS_BYTES_MAX + (1 + ERROR_CAUSES_MAX) * (2 * ERROR_TEXT_BYTES_MAX + 7 * ERROR_NAME_BYTES_MAX + 256);
+
 /// Longest job secret. Longer input is not a secret but the wrong file.
 pub const SECRET_BYTES_MAX: usize = 1024;
 

@@ -11,7 +11,7 @@
 //! sides, which the mesh tells to all. And nobody can have ended well meanwhile: in every algorithm a rank ends only
 //! after messages have reached it, through ranks that checked them, from every other rank.
 
-use crate::group::{State, unnamed};
+use crate::group::State;
 use crate::memory::{Region, places};
 use crate::operation::Header;
 use crate::task::Awaited;
@@ -90,9 +90,9 @@ impl Exchange {
         if let Some(part) = part.filter(|part| part.len_bytes() > 0) {
             message.parts.push(Part::new(part.tensor()?, Mode::Copy));
         }
-        let work = self.state.hub.node.isend_borrowed(link, message).map_err(|error| unnamed(&error))?;
+        let work = self.state.hub.node.isend_borrowed(link, message).map_err(Error::unnamed)?;
         if work.is_done() {
-            return work.taken().map_err(|error| unnamed(&error));
+            return work.taken().map_err(Error::unnamed);
         }
         let mut sends = self.sends.lock();
         sends.retain(|send| !send.is_done() || matches!(send.result(), Some(Err(_))));
@@ -126,7 +126,7 @@ impl Exchange {
         loop {
             let Some(send) = self.sends.lock().pop() else { return Ok(()) };
             let sent = send.await;
-            sent.or_else(|error| if error.kind() == ErrorKind::PeerLost { Ok(()) } else { Err(error) })?;
+            sent.or_else(|error| if error.kind().is_loss() { Ok(()) } else { Err(error) })?;
         }
     }
 

@@ -272,12 +272,12 @@ impl State {
 
     /// Whether the group is broken because members have left in order, and for no other reason.
     fn was_only_left(&self, error: &Error) -> bool {
-        error.kind() == ErrorKind::PeerLost && self.group.was_left() && !self.group.is_over()
+        error.kind().is_loss() && self.group.was_left() && !self.group.is_over()
     }
 
     /// Whether a member has died, and not only left.
     fn is_death(&self, error: &Error) -> bool {
-        error.kind() == ErrorKind::PeerLost && !self.group.was_left()
+        error.kind().is_loss() && !self.group.was_left()
     }
 
     /// What the steps of a task come to. What failed because a link has ended waits for the verdict of the members.
@@ -481,11 +481,7 @@ impl State {
     /// by those who wait for it.
     pub(crate) fn break_because(self: &Arc<Self>, error: &Error, sequence: u64) {
         if !is_echo(error) || self.group.was_left() {
-            let mut told = Error::new(error.kind(), self.reason_for_others(error));
-            if let Some(hint) = error.advice() {
-                told = told.hint(hint.to_owned());
-            }
-            self.group.break_because(told, sequence);
+            self.group.break_because(self.told_to_others(error), sequence);
         }
         let lowered = self.failed_from.fetch_min(sequence, SeqCst) > sequence;
         if self.broken.get().is_none() {
@@ -495,13 +491,19 @@ impl State {
         }
     }
 
-    /// What the others are told: both sides of a mismatch, or else which rank gave up what, and why.
-    fn reason_for_others(&self, error: &Error) -> String {
-        if error.kind() == ErrorKind::Mismatch {
-            return error.what().to_owned();
+    /// Returns what the others are told: both sides of a mismatch, or else which rank gave up what, and why.
+    fn told_to_others(&self, error: &Error) -> Error {
+        let told = if error.kind() == ErrorKind::Mismatch {
+            Error::new(error.kind(), error.what().to_owned()).causes_of(error)
+        } else {
+            let operation = error.operation_name().unwrap_or("an operation");
+            let what = format!("rank {} gave up {operation}: {}", self.group.rank(), error.what());
+            Error::new(error.kind(), what).cause(error.clone())
+        };
+        match error.advice() {
+            Some(hint) => told.hint(hint.to_owned()),
+            None => told,
         }
-        let operation = error.operation_name().unwrap_or("an operation");
-        format!("rank {} gave up {operation}: {}", self.group.rank(), error.what())
     }
 
     /// Ends every later collective, and of the operations in flight those that can come to no end.
@@ -632,25 +634,9 @@ fn named(error: Error, operation: &'static str) -> Error {
     if operation == SET_UP { error } else { error.operation(operation) }
 }
 
-/// The same error with no operation's name, which whoever called for it gives it: nobody has called for the sends and
-/// receives of which a collective is made.
-pub(crate) fn unnamed(error: &Error) -> Error {
-    let mut bare = Error::new(error.kind(), error.what().to_owned());
-    if let Some(peer) = error.about() {
-        bare = bare.peer(peer.clone());
-    }
-    if let Some(origin) = error.happened_on() {
-        bare = bare.origin(origin.clone());
-    }
-    if let Some(hint) = error.advice() {
-        bare = bare.hint(hint.to_owned());
-    }
-    bare
-}
-
 /// Whether it may be the mere consequence of another failure.
 fn is_echo(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Closed)
+    error.kind().is_loss() || error.kind() == ErrorKind::Closed
 }
 
 impl std::fmt::Debug for State {

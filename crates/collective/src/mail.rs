@@ -31,6 +31,7 @@ use sheave_base::work::IDLE;
 use sheave_base::{Error, ErrorKind, LinkId, Rank, Result, Tag, Work};
 use sheave_net::{Envelope, Message, Outgoing, Wanted, was_closed_in_order};
 use sheave_tensor::{Dtype, ReadLease, Tensor};
+use sheave_wire::{from_control, to_control};
 use std::future::poll_fn;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
@@ -50,7 +51,7 @@ pub(crate) const WITHDRAWALS: u64 = 6;
 
 pub(crate) const ANYBODY: u32 = u32::MAX;
 const WELCOME: &[u8] = b"";
-/// The answer to a withdrawal that came in time. No phrase about a misfit is that.
+/// The answer to a withdrawal that came in time. No error is written in one byte.
 const FORGOTTEN: &[u8] = &[0];
 
 /// Takes announcements in while receives wait and somebody has the group.
@@ -327,12 +328,22 @@ async fn send_long(
     }
     let answer = announced.answered().await?;
     if answer.control != WELCOME {
-        return Err(Error::new(ErrorKind::Mismatch, String::from_utf8_lossy(&answer.control).into_owned()));
+        return Err(refusal(&answer.control));
     }
     let mut message = Outgoing::control(Envelope::data(state.context(me, BYTES), Tag(serial)), Vec::new());
     message.parts.push(bytes(&tensor)?);
     hand(&state, to, message).await?;
     Ok(Rank(to))
+}
+
+/// The error of a receiver that does not take a message: both sides fail with it. A receiver refuses what does not fit
+/// and nothing else, so that nobody waits for a verdict because it says that somebody is lost.
+fn refusal(control: &[u8]) -> Error {
+    match from_control::<Error>(control) {
+        Ok(error) if error.kind() == ErrorKind::Mismatch => error,
+        Ok(error) => Error::new(ErrorKind::Protocol, "a receiver refuses a message that fits").cause(error),
+        Err(error) => error.context("an answer to an announcement"),
+    }
 }
 
 fn is_eager(offer: &Offer) -> bool {
@@ -399,7 +410,7 @@ async fn take_in(state: Arc<State>, wish: Wish, mut offer: Box<Offer>, dtype: Dt
             return take(&offer, me, dtype, &place);
         }
         if let Some(error) = misfit(&offer, me, dtype, &place) {
-            hand(&state, offer.rank, answer(&state, offer.serial, error.what().as_bytes().to_vec())).await?;
+            hand(&state, offer.rank, answer(&state, offer.serial, to_control(&error)?)).await?;
             return Err(error);
         }
         let (rank, serial) = (offer.rank, offer.serial);
@@ -545,6 +556,27 @@ impl Communicator {
             rank if rank == self.rank() => refuse(format!("rank {rank} is this rank itself")),
             rank if rank.0 >= self.size() => refuse(format!("rank {rank} is outside a group of {}", self.size())),
             _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sheave_base::Peer;
+
+    #[test]
+    fn f48_a_refusal_is_an_error_and_nothing_but_a_misfit() {
+        let misfit = Error::new(ErrorKind::Mismatch, "rank 0 sends f32[3] with tag 1, rank 1 receives f32[4]");
+        assert_eq!(refusal(&to_control(&misfit).expect("it is short")), misfit);
+        // One that says that somebody is lost would have the sender wait for the verdict of the mesh.
+        for kind in [ErrorKind::PeerLost, ErrorKind::WorkerDied, ErrorKind::Closed] {
+            let said = Error::new(kind, "gone").peer(Peer::named("rank-2"));
+            let error = refusal(&to_control(&said).expect("it is short"));
+            assert_eq!((error.kind(), error.causes().next()), (ErrorKind::Protocol, Some(&said)));
+        }
+        for nonsense in [FORGOTTEN, b"rank 0 sends", &[0xff; 40]] {
+            assert_eq!(refusal(nonsense).kind(), ErrorKind::Protocol);
         }
     }
 }

@@ -267,6 +267,13 @@ fn a_deadline_names_who_is_missing() {
                 let kind = if world.rank().0 == 0 { ErrorKind::DeadlineExceeded } else { ErrorKind::Cancelled };
                 assert_eq!(error.kind(), kind, "{error}");
                 assert!(error.what().contains("not entered: rank 1 (rank-1)"), "{error}");
+                if kind == ErrorKind::Cancelled {
+                    // F48: the error because of which it is cancelled travels along, whatever way the news takes.
+                    let cause = error.causes().last().expect("it says why");
+                    assert_eq!(cause.kind(), ErrorKind::DeadlineExceeded, "{cause}");
+                    assert_eq!(cause.happened_on().map(|peer| &*peer.name), Some("rank-0"), "{cause}");
+                    assert!(!error.to_string().contains("caused by"), "the line says it already: {error}");
+                }
                 assert_eq!(input.to_vec::<f32>().expect("free"), [7.0; 3]);
             }
             assert!(failed(&world.barrier()).what().contains("not entered"));

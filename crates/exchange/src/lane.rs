@@ -111,13 +111,16 @@ impl Lane {
         if control.is_empty() {
             return self.loss().unwrap_or(left);
         }
-        let (error, node) = word::read_refusal(control);
-        node.map_or(left, |node| error.peer(self.peer(node)))
+        let error = word::read_refusal(control);
+        match error.about().and_then(|peer| peer.node) {
+            Some(node) => error.peer(self.peer(node)),
+            None => left,
+        }
     }
 
     /// The loss of a member of the lane that the mesh knows of, if it does. Those who left in order are none.
     pub(crate) fn loss(&self) -> Option<Error> {
-        self.everybody.broken().filter(|error| error.kind() == ErrorKind::PeerLost && !self.everybody.was_left())
+        self.everybody.broken().filter(|error| error.kind().is_loss() && !self.everybody.was_left())
     }
 
     /// Blocks until everybody in `scope` has come; in this lane, or in all lanes.

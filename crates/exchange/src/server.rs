@@ -533,7 +533,7 @@ impl End {
                 self.release(&open);
                 Ok(())
             }
-            Err(error) if matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Closed) => {
+            Err(error) if error.kind().is_loss() || error.kind() == ErrorKind::Closed => {
                 self.release(&open);
                 // The link knows that the worker is gone; why it went it may have said, or the mesh may know.
                 let loss = self.loss(std::slice::from_ref(&self.workers[open.worker]));
@@ -735,7 +735,7 @@ impl End {
     /// before the links do.
     fn loss(&self, workers: &[Mutex<Inbound>]) -> Option<Error> {
         let mut gone = workers.iter().filter_map(|worker| worker.lock().gone.clone());
-        gone.find(|error| error.kind() == ErrorKind::PeerLost).or_else(|| self.lane.loss())
+        gone.find(|error| error.kind().is_loss()).or_else(|| self.lane.loss())
     }
 
     fn close(&self) {

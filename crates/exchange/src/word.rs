@@ -5,15 +5,16 @@
 //! | plan, worker → server | of the plan | the plan, as control part |
 //! | request, worker → server | of the request | the pushed tensors |
 //! | answer, server → worker | of the request | the answers; four stamps as control part if they are wanted |
-//! | refusal, server → worker | of the request | why, as control part |
-//! | farewell, either way | none | nothing |
+//! | refusal, server → worker | of the request | the error, as control part |
+//! | farewell, either way | none | the loss because of which it goes, if there is one, as control part |
 //!
 //! The context is the exchange. The correlation holds the word (8 bits), flags (8 bits) and, in a request, the number
 //! of its plan (16 bits); aux holds the step, if there is one. Links keep messages in order, so a
 //! plan is there before the first request that refers to it, and after the last that meant what it replaces.
 
-use sheave_base::{Error, ErrorKind, NodeId, Tag};
+use sheave_base::{Error, Tag};
 use sheave_net::Envelope;
+use sheave_wire::{from_control, to_control};
 
 /// The number under which an exchange takes messages from its node. `docs/design` lists those of all services.
 pub(crate) const NUMBER: u8 = 6;
@@ -82,38 +83,21 @@ impl Word {
     }
 }
 
-/// Kinds of errors that a refusal may be; others are `Mismatch`.
-const REFUSED: [ErrorKind; 4] = [ErrorKind::Mismatch, ErrorKind::PeerLost, ErrorKind::Closed, ErrorKind::LimitExceeded];
-
-/// Longest text of a refusal.
-const REFUSAL_BYTES_MAX: usize = 2048;
-
-/// What comes along with a refusal: the kind of an error, the node that it is about, and its text.
+/// What comes along with a refusal: the error, without the name that its operation has here.
 pub(crate) fn refusal(error: &Error) -> Vec<u8> {
-    let kind = REFUSED.iter().position(|kind| *kind == error.kind()).unwrap_or(0);
-    let node = error.about().and_then(|peer| peer.node).map_or(0, |node| node.0);
-    let mut text = error.what().to_owned();
-    while text.len() > REFUSAL_BYTES_MAX {
-        text.pop();
-    }
-    std::iter::once(kind as u8).chain(node.to_le_bytes()).chain(text.into_bytes()).collect()
+    // Every error can be written. One that could not be would be a refusal without a reason.
+    to_control(&error.clone().unnamed()).unwrap_or_default()
 }
 
-/// The error of a refusal, and the node that it is about.
-pub(crate) fn read_refusal(bytes: &[u8]) -> (Error, Option<NodeId>) {
-    let Some((head, text)) = bytes.split_first_chunk::<9>() else {
-        return (Error::new(ErrorKind::Protocol, "a refusal without a reason"), None);
-    };
-    let [kind, node @ ..] = *head;
-    let kind = REFUSED.get(usize::from(kind)).copied().unwrap_or(ErrorKind::Mismatch);
-    let text = &text[..text.len().min(REFUSAL_BYTES_MAX)];
-    let node = Some(NodeId(u64::from_le_bytes(node))).filter(|node| node.0 != 0);
-    (Error::new(kind, String::from_utf8_lossy(text).into_owned()), node)
+/// The error of a refusal. It may be about a third node, as its peer says.
+pub(crate) fn read_refusal(bytes: &[u8]) -> Error {
+    from_control(bytes).unwrap_or_else(|error: Error| error.context("a refusal without a reason"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sheave_base::{ErrorKind, NodeId};
 
     #[test]
     fn what_is_said_is_understood() {
@@ -133,18 +117,19 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_what_the_error_said() {
+    fn f48_a_refusal_says_all_that_the_error_said() {
         let peer = sheave_base::Peer::named("worker-1").node(NodeId(7));
-        let error = Error::new(ErrorKind::PeerLost, "its process ended").peer(peer);
-        let (read, node) = read_refusal(&refusal(&error));
-        assert_eq!((read.kind(), read.what(), node), (ErrorKind::PeerLost, "its process ended", Some(NodeId(7))));
-        let kind = |error: &Error| read_refusal(&refusal(error)).0.kind();
-        assert_eq!(kind(&Error::new(ErrorKind::Io, "disk")), ErrorKind::Mismatch);
-        let (long, node) = read_refusal(&refusal(&Error::new(ErrorKind::Closed, "x".repeat(9999))));
-        assert_eq!((long.what().len(), node), (2048, None));
-        assert_eq!(read_refusal(&[255; 9]).0.kind(), ErrorKind::Mismatch);
-        for nonsense in [&b""[..], &[0; 8]] {
-            assert_eq!(read_refusal(nonsense).0.kind(), ErrorKind::Protocol);
+        let disk = Error::new(ErrorKind::Io, "no space left on device");
+        let error = Error::new(ErrorKind::PeerLost, "its process ended").peer(peer).hint("look there").cause(disk);
+        let read = read_refusal(&refusal(&error.clone().operation("get_batch").sequence(3)));
+        assert_eq!(read, error, "the operation is the server's own");
+        for kind in ErrorKind::ALL {
+            assert_eq!(read_refusal(&refusal(&Error::new(*kind, "no"))).kind(), *kind);
+        }
+        for nonsense in [&b""[..], &[0; 8], &[255; 9]] {
+            let error = read_refusal(nonsense);
+            assert_eq!(error.kind(), ErrorKind::Protocol);
+            assert!(error.what().starts_with("a refusal without a reason"), "{error}");
         }
     }
 

@@ -690,7 +690,7 @@ impl End {
     }
 
     fn note_loss(&self, error: &Error) {
-        if error.kind() == ErrorKind::PeerLost {
+        if error.kind().is_loss() {
             let _ = self.loss.set(error.clone());
         }
     }
@@ -718,8 +718,9 @@ impl End {
         let entry = self.entry(number);
         let mut inner = entry.inner.lock();
         if inner.number == number && server < inner.shares.len() {
-            let (error, node) = word::read_refusal(control);
-            let error = error.peer(node.map_or_else(|| self.peer(server), |node| self.lane.peer(node)));
+            let error = word::read_refusal(control);
+            let about = error.about().and_then(|peer| peer.node);
+            let error = error.peer(about.map_or_else(|| self.peer(server), |node| self.lane.peer(node)));
             self.note_loss(&error);
             let told = entry.settle(&mut inner, server, Some(error));
             drop(inner);

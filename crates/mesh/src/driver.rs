@@ -424,7 +424,7 @@ impl Shared {
             }
             Told::Unreachable { node, reason } => {
                 // Of one that does not listen any more this is the kind.
-                if reason.kind() != ErrorKind::PeerLost {
+                if !reason.kind().is_loss() {
                     lived_on.insert(node);
                 }
                 engine.handle(now, Event::LinkLost { peer: node, reason: reason.what().to_owned() });

@@ -7,7 +7,7 @@
 use crate::driver::Shared;
 use parking_lot::Mutex;
 use sheave_base::loss::Loss;
-use sheave_base::{Error, ErrorKind, NodeId};
+use sheave_base::{Error, NodeId};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -38,7 +38,7 @@ impl Shared {
         if error.about().and_then(|peer| peer.node).is_some_and(|node| self.attached.has(node)) {
             return;
         }
-        if let (ErrorKind::PeerLost, Some(_), Some(peer)) = (error.kind(), self.losses.path.get(), error.about()) {
+        if let (true, Some(_), Some(peer)) = (error.kind().is_loss(), self.losses.path.get(), error.about()) {
             self.note(&peer.name, error.what().contains(LEFT));
         }
     }

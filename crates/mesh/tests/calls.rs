@@ -4,7 +4,7 @@ mod common;
 
 use common::{PATIENCE, together, until, wait};
 use sheave_base::config::Transport;
-use sheave_base::{Error, ErrorKind, NodeId, Rank};
+use sheave_base::{Error, ErrorKind, NodeId, Peer, Rank, UserError};
 use sheave_mesh::{Answer, Call, Expected, Lane, Mesh, Request, Service};
 use sheave_net::Part;
 use sheave_tensor::{Dtype, Mode, Tensor};
@@ -119,6 +119,12 @@ fn errors_keep_kind_text_and_origin() {
     let service = |request: Request| match request.method.as_str() {
         "fail" => request.reply.error(Error::new(ErrorKind::AlreadyExists, "key 7 exists").hint("take another key")),
         "panic" => panic!("on purpose"),
+        "causes" => {
+            let user = UserError::new("Bad", "Traceback\n").with_pickled(vec![1, 2, 3]);
+            let raised = Error::new(ErrorKind::Remote, "no luck").user(user);
+            let elsewhere = Error::new(ErrorKind::Io, "disk").origin(Peer::named("server-9"));
+            request.reply.error(Error::new(ErrorKind::Remote, "it failed").cause(raised).cause(elsewhere));
+        }
         "forget" => drop(request),
         method => request.reply.value(method.to_owned()),
     };
@@ -131,6 +137,15 @@ fn errors_keep_kind_text_and_origin() {
             let origin = error.happened_on().expect("it says where");
             assert_eq!((origin.name.as_str(), origin.rank), ("rank-1", Some(1)));
             assert!(error.after().is_some());
+            let error = call(mesh, to, "causes", Value::None).expect_err("it fails");
+            let [raised, root] = error.causes().collect::<Vec<_>>()[..] else { panic!("{error}") };
+            let user = raised.user_error().expect("it says what was raised");
+            assert_eq!((user.class(), user.traceback()), ("Bad", "Traceback\n"));
+            assert_eq!((user.pickled(), raised.what(), root.what()), (Some(&[1, 2, 3][..]), "no luck", "disk"));
+            // Who names no origin has it of the node that answers.
+            assert_eq!(raised.happened_on().map(|peer| &*peer.name), Some("rank-1"));
+            assert_eq!(root.happened_on().map(|peer| &*peer.name), Some("server-9"));
+            assert!(error.to_string().contains("; caused by: disk"), "{error}");
             for method in ["panic", "forget"] {
                 let error = call(mesh, to, method, Value::None).expect_err("nobody answers");
                 assert_eq!(error.kind(), ErrorKind::Remote, "{error}");

@@ -54,7 +54,7 @@ pub(crate) fn code_for(error: &Error) -> CloseReason {
     match error.kind() {
         _ if error.is_shortage() => CloseReason::Short,
         ErrorKind::Protocol | ErrorKind::LimitExceeded | ErrorKind::Mismatch => CloseReason::Protocol,
-        ErrorKind::PeerLost | ErrorKind::DeclaredDead => CloseReason::Finished,
+        kind if kind.is_loss() || kind == ErrorKind::DeclaredDead => CloseReason::Finished,
         _ => CloseReason::Failed,
     }
 }

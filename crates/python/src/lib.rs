@@ -28,6 +28,7 @@ mod places;
 mod released;
 mod store;
 mod tensor;
+mod told;
 mod work;
 
 use pyo3::prelude::*;

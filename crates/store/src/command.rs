@@ -3,10 +3,9 @@
 //! They have a service of their own beside the store's, so that every number is the user's. Controllers may block, so
 //! they run on a lane, and one at a time, so that they need no locks.
 
-use sheave_base::{Error, ErrorKind, NodeId, Result};
+use sheave_base::{Error, ErrorKind, NodeId, Result, contain};
 use sheave_mesh::{Callers, Lane, Mesh, Request, Role, Service};
 use sheave_wire::Value;
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 /// The name of the service.
@@ -31,8 +30,9 @@ impl Commands {
             return Err(Error::new(ErrorKind::NotFound, format!("nobody takes command {number} here"))
                 .hint("give every server a controller: ServerConfig::controller"));
         };
-        std::panic::catch_unwind(AssertUnwindSafe(|| controller(number, body))).unwrap_or_else(|_| {
+        contain::run(|| controller(number, body)).unwrap_or_else(|text| {
             Err(Error::new(ErrorKind::Remote, format!("the controller panicked on command {number}"))
+                .cause(Error::new(ErrorKind::Remote, text))
                 .hint("look at the output of the server"))
         })
     }

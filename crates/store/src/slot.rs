@@ -11,11 +11,10 @@ use crate::rows::merge;
 use crate::rows::present::Present;
 use crate::sum::Total;
 use crate::updater::{Function, Updater, Within};
-use sheave_base::{Error, ErrorKind, Result};
+use sheave_base::{Error, ErrorKind, Result, contain};
 use sheave_optim::{BlockSums, Norms, Optimizer};
 use sheave_tensor::{Arena, Dtype, Op, Shape, Tensor};
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What all nodes know of a key.
 #[derive(Clone, Debug, PartialEq)]
@@ -364,8 +363,9 @@ pub(crate) fn guarded(slot: &mut Slot, merge: &Merge, total: &mut Total, arena: 
         Merge::Function(_) => Some((slot.kept_aside(arena)?, slot.present.clone())),
         _ => None,
     };
-    let merged = catch_unwind(AssertUnwindSafe(|| slot.merge(merge, total, arena))).unwrap_or_else(|_| {
-        Err(Error::new(ErrorKind::Remote, format!("the updater panicked on key {}", slot.meta.key)))
+    let merged = contain::run(|| slot.merge(merge, total, arena)).unwrap_or_else(|text| {
+        let what = format!("the updater panicked on key {}", slot.meta.key);
+        Err(Error::new(ErrorKind::Remote, what).cause(Error::new(ErrorKind::Remote, text)))
     });
     if let (Err(_), Some((value, present))) = (&merged, before) {
         slot.present = present;

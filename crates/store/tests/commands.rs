@@ -114,7 +114,12 @@ fn errors_and_panics_of_a_controller_come_back() {
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         let text = error.to_string();
         assert!(text.contains("command 1") && text.contains("no such profile") && text.contains("server-0"), "{text}");
-        assert_eq!(store.send_command_to_servers(2, b"").expect_err("it panics").kind(), ErrorKind::Remote);
+        let error = store.send_command_to_servers(2, b"").expect_err("it panics");
+        assert_eq!(error.kind(), ErrorKind::Remote);
+        // F59: its text arrives, and so does where it was.
+        let cause = error.causes().last().expect("it says why");
+        assert_eq!(cause.what(), "the controller is broken");
+        assert!(cause.happened_on().is_some_and(|peer| peer.name == "server-0"), "{cause}");
         store.send_command_to_servers(3, b"").expect("the servers live");
     });
     job_of(1, 1, Transport::Shm, ServerConfig::default(), |mesh| {

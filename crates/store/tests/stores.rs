@@ -255,6 +255,7 @@ fn user_functions_run_where_the_values_are_and_their_errors_come_back() {
             let error = put(&store, "w", &vec![1.0; 2500]).expect_err("it fails");
             assert_eq!(error.kind(), kind, "{error}");
             assert!(error.happened_on().is_some_and(|peer| peer.name.starts_with("server-")), "{error}");
+            assert_eq!(error.to_string().contains("caused by: on purpose"), name == "panic", "{error}");
             store.barrier().expect("all are there");
         }
         if store.rank() == 0 {

@@ -172,7 +172,7 @@ pub(super) fn run() -> std::result::Result<(), Failure> {
     let invitation: Invitation = invited("sheave bench link")?;
     match follow(&invitation) {
         // The parent knows why.
-        Err(error) if error.kind() == ErrorKind::PeerLost => std::process::exit(1),
+        Err(error) if error.kind().is_loss() => std::process::exit(1),
         outcome => Ok(outcome?),
     }
 }

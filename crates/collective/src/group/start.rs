@@ -1,7 +1,7 @@
 //! How collectives begin: over shared memory where all ranks have it, there on the caller's thread if the others are
 //! as quick; as tasks, over links, else.
 
-use super::{Reserved, SET_UP, State, Terms, is_echo, unnamed};
+use super::{Reserved, SET_UP, State, Terms, is_echo};
 use crate::algorithm::barrier;
 use crate::carrier::{Carrier, Way};
 use crate::exchange::{Exchange, entered};
@@ -151,7 +151,7 @@ impl State {
         let state = Arc::clone(self);
         let work = self.begin(terms, drop, move |_, _| {
             Box::pin(async move {
-                let board = setup::board(&state).await.map_err(|error| unnamed(&error))?;
+                let board = setup::board(&state).await.map_err(Error::unnamed)?;
                 let _ = state.lasting.board.set(board);
                 // What broke the group meanwhile has not seen it.
                 if let (Some(board), Some(_)) = (state.lasting.board(), state.broken.get()) {

@@ -316,7 +316,7 @@ impl Way {
         let Err(error) = self.send(&shared, Err(error), hold) else { return };
         // A caller that has left or died knows it already. What it has said before that may not have been read yet: the
         // link ends when it has.
-        if error.kind() != ErrorKind::PeerLost {
+        if !error.kind().is_loss() {
             let _ = shared.node.close_because(link, &error);
         }
     }

@@ -348,9 +348,18 @@ impl Engine {
 
     /// Somebody's news that a group is broken; its first member tells the others, if `tell` says so, and says who is
     /// missing to those whose deadline has passed.
-    pub(super) fn told_broken(&mut self, from: NodeId, id: GroupId, about: NodeId, word: &Error, tell: bool) {
-        let (kind, reason) = (word.kind(), word.what().to_owned());
-        let by_death = kind == ErrorKind::PeerLost;
+    pub(super) fn told_broken(
+        &mut self,
+        from: NodeId,
+        id: GroupId,
+        (by_death, about): (bool, NodeId),
+        word: Error,
+        tell: bool,
+    ) {
+        // All agree on deaths, whatever else somebody has seen of one.
+        let by_death = by_death || word.kind().is_loss();
+        let kind = if by_death { ErrorKind::PeerLost } else { word.kind() };
+        let reason = word.what().to_owned();
         if by_death && about != self.me && self.is_living(about) {
             self.watch.hears_of_loss(about, &reason);
         }
@@ -370,7 +379,9 @@ impl Engine {
             }
             return self.end_barriers(id, &error);
         }
-        let error = Error::new(kind, reason).peer(self.peer_of(about)).hint(hint);
+        // What caused it has happened on the sender's node, unless it says otherwise.
+        let word = word.origin(self.peer_of(from));
+        let error = Error::new(kind, reason).causes_of(&word).peer(self.peer_of(about)).hint(hint);
         let is_unmade = self.groups.entry(id).or_default().nodes.is_empty();
         let broken = Broken { error, by_death, about };
         self.break_group(id, &broken, tell);
@@ -499,11 +510,11 @@ impl Engine {
 
     fn broken_message(&self, group: GroupId, broken: &Broken) -> Message {
         let Broken { error, by_death, about } = broken;
-        let (epoch, reason) = (self.epoch, error.what().to_owned());
-        let failed_from = self.operations_failed_from(group);
+        let (epoch, failed_from) = (self.epoch, self.operations_failed_from(group));
         // Whoever gave up cancels the others; only what is wrong about all of them is told as it is.
         let kind = if error.kind() == ErrorKind::Mismatch { ErrorKind::Mismatch } else { ErrorKind::Cancelled };
-        Message::Broken { epoch, group, by_death: *by_death, kind, about: *about, reason, failed_from }
+        let error = Error::new(kind, error.what().to_owned()).causes_of(error);
+        Message::Broken { epoch, group, by_death: *by_death, about: *about, error, failed_from }
     }
 
     /// Why groups are broken, for their members, as far as it is to be told.

@@ -56,7 +56,7 @@ impl Engine {
         }
         let Some(joining) = self.joining() else { return };
         if let Some((what, _)) = joining.differs.clone().filter(|(_, until)| now >= *until) {
-            let error = self.join_error(ErrorKind::Mismatch, what);
+            let error = self.join_error(Error::new(ErrorKind::Mismatch, what));
             return self.fail(error);
         }
         if now >= joining.deadline {
@@ -97,8 +97,8 @@ impl Engine {
         match message {
             Message::Introduce(introduction, expected) => self.introduced(from, introduction, expected),
             Message::Waiting { missing } if is_coordinator => joining.missing = Some(missing),
-            Message::Refuse { kind, reason } if is_coordinator => {
-                let error = self.join_error(kind, reason);
+            Message::Refuse { error } if is_coordinator => {
+                let error = self.join_error(error);
                 self.fail(error);
             }
             Message::Welcome { table } if is_coordinator => {
@@ -131,14 +131,15 @@ impl Engine {
             let message = if self.member(from).is_some() {
                 Message::Welcome { table: self.table.clone() }
             } else {
-                let reason = "the job has started, and nobody can join it any more".to_owned();
-                Message::Refuse { kind: ErrorKind::AlreadyExists, reason }
+                let what = "the job has started, and nobody can join it any more";
+                Message::Refuse { error: Error::new(ErrorKind::AlreadyExists, what) }
             };
             return self.send(from, message);
         };
         if !joining.joined.contains_key(&from) {
             if let Some(reason) = objection(&joining.joined, &introduction, expected.of(introduction.role)) {
-                return self.send(from, Message::Refuse { kind: ErrorKind::AlreadyExists, reason });
+                let error = Error::new(ErrorKind::AlreadyExists, reason);
+                return self.send(from, Message::Refuse { error });
             }
             joining.joined.insert(from, introduction);
         }
@@ -164,7 +165,7 @@ impl Engine {
         let joined = std::mem::take(&mut joining.joined);
         joining.joined.extend(joined.get(&me).map(|own| (me, own.clone())));
         for node in joined.into_keys().chain([from]).filter(|node| *node != me) {
-            self.send(node, Message::Refuse { kind: ErrorKind::Mismatch, reason: what.clone() });
+            self.send(node, Message::Refuse { error: Error::new(ErrorKind::Mismatch, what.clone()) });
         }
     }
 
@@ -234,25 +235,27 @@ impl Engine {
             }
         };
         let others: Vec<NodeId> = joining.joined.keys().copied().collect();
+        let error = Error::new(ErrorKind::DeadlineExceeded, what);
         for other in others {
-            self.send(other, Message::Refuse { kind: ErrorKind::DeadlineExceeded, reason: what.clone() });
+            self.send(other, Message::Refuse { error: error.clone() });
         }
-        let error = self.join_error(ErrorKind::DeadlineExceeded, what);
+        let error = self.join_error(error);
         self.fail(error);
     }
 
     /// Why this node did not join. Nodes that wait for each other in vain may know different secrets.
-    fn join_error(&self, kind: ErrorKind, what: String) -> Error {
-        if kind == ErrorKind::Mismatch {
+    fn join_error(&self, error: Error) -> Error {
+        if error.kind() == ErrorKind::Mismatch {
             let hint = "start all nodes of a job with the same numbers of ranks, workers and servers";
-            return Error::new(kind, what).operation("join").hint(hint);
+            return error.operation("join").hint(hint);
         }
-        if kind != ErrorKind::DeadlineExceeded {
-            return Error::new(kind, what).operation("join");
+        if error.kind() != ErrorKind::DeadlineExceeded {
+            return error.operation("join");
         }
         let source = &self.config.introduction.secret_source;
         let hint = "look at the output of the missing nodes; all must know the same coordinator, secret and counts";
-        Error::new(kind, format!("{what}; this node's secret came from {source}")).operation("join").hint(hint)
+        let what = format!("{}; this node's secret came from {source}", error.what());
+        Error::new(error.kind(), what).causes_of(&error).operation("join").hint(hint)
     }
 
     /// The table is there.

@@ -3,7 +3,7 @@
 use super::member::{Expected, Introduction, Member};
 use serde::{Deserialize, Serialize};
 use sheave_base::clock::Time;
-use sheave_base::{Epoch, Error, ErrorKind, NodeId, Result};
+use sheave_base::{Epoch, Error, NodeId, Result};
 use std::collections::BTreeSet;
 use std::fmt;
 
@@ -77,10 +77,8 @@ pub enum Message {
     },
     /// From the coordinator: you cannot join.
     Refuse {
-        /// The kind of the joiner's error.
-        kind: ErrorKind,
-        /// Why.
-        reason: String,
+        /// Why; the joiner adds what it can do about that.
+        error: Error,
     },
     /// From the coordinator: everybody is here. The first epoch begins.
     Welcome {
@@ -238,12 +236,10 @@ pub enum Message {
         group: GroupId,
         /// Whether a member died or left; all will agree on that.
         by_death: bool,
-        /// What the others are told otherwise.
-        kind: ErrorKind,
         /// Who died, left or gave up.
         about: NodeId,
         /// Why.
-        reason: String,
+        error: Error,
         /// Operations of services on the group have failed from this number on, as far as the sender knows.
         failed_from: Option<u64>,
     },

@@ -493,15 +493,14 @@ impl Engine {
             Message::Beat { answer: false, .. } => self.send(from, Message::Beat { epoch: self.epoch, answer: true }),
             Message::Enter { group, sequence, .. } => self.entered(from, group, sequence),
             Message::Release { group, through, .. } => self.released(from, group, through),
-            Message::Broken { group, by_death, kind, about, reason, failed_from, .. } => {
-                let cause = if by_death { ErrorKind::PeerLost } else { kind };
+            Message::Broken { group, by_death, about, error, failed_from, .. } => {
                 // After a leave barriers may still be released, until the first member says that they are not.
                 let first = self.nodes_of(group).map(<[NodeId]>::first);
                 // Who has not made the group may be that first member.
                 let is_told = first.is_none_or(|first| first == Some(&from));
                 if !by_death || is_told || !self.has_left_in_order(about) {
                     // The number, where there is one, goes on with the news: without it earlier operations would end.
-                    self.told_broken(from, group, about, &Error::new(cause, reason), failed_from.is_none());
+                    self.told_broken(from, group, (by_death, about), error, failed_from.is_none());
                 }
                 self.failed_from(group, failed_from);
             }

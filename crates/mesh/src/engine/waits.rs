@@ -12,7 +12,7 @@
 use super::{Engine, GroupId, Message, Pending, Steps};
 use sha2::{Digest, Sha256};
 use sheave_base::clock::Time;
-use sheave_base::{ErrorKind, NodeId};
+use sheave_base::{Error, ErrorKind, NodeId};
 use std::collections::BTreeMap;
 
 /// Sets of nodes of which somebody waits. Each is told anew with the next beat.
@@ -120,14 +120,10 @@ impl Engine {
         };
         let other = waiters.swap_remove(at);
         let one = Waiter { node: from, steps, told: now };
-        let reason = self.circle(label, &one, &other);
+        let error = Error::new(ErrorKind::Mismatch, self.circle(label, &one, &other));
         for (own, about) in [(&one, other.node), (&other, one.node)] {
-            let (epoch, reason, group) = (self.epoch, reason.clone(), own.steps[0].group);
-            let kind = ErrorKind::Mismatch;
-            self.send(
-                own.node,
-                Message::Broken { epoch, group, by_death: false, kind, about, reason, failed_from: None },
-            );
+            let (epoch, error, group) = (self.epoch, error.clone(), own.steps[0].group);
+            self.send(own.node, Message::Broken { epoch, group, by_death: false, about, error, failed_from: None });
         }
     }
 

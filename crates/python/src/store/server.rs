@@ -16,6 +16,7 @@ use crate::enter::barred;
 use crate::errors::OrRaise;
 use crate::mesh::PyMesh;
 use crate::store::updater;
+use crate::told::told;
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
@@ -92,7 +93,7 @@ impl Desk {
             desk.run("controller", move |py| {
                 let answer = function.call1(py, (number, PyBytes::new(py, &body)));
                 let answer = answer.and_then(|answer| answered(answer.bind(py)));
-                answer.map_err(|error| updater::told(py, &error, &format!("the controller failed on command {number}")))
+                answer.map_err(|error| told(py, &error, &format!("the controller failed on command {number}")))
             })
         }
     }
@@ -151,7 +152,7 @@ impl Pickled {
         let pickled = pickled.to_vec::<u8>()?;
         let function = self.desk.run("unpickle", move |py| {
             let function = unpickle.call1(py, (PyBytes::new(py, &pickled),));
-            function.map_err(|error| updater::told(py, &error, "the server could not unpickle the updater"))
+            function.map_err(|error| told(py, &error, "the server could not unpickle the updater"))
         })?;
         self.shipped.keep(from, name, self.desk.updater(function));
         Ok(())

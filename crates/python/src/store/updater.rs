@@ -10,9 +10,10 @@
 
 use crate::errors;
 use crate::tensor::PyTensor;
+use crate::told::told;
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
-use sheave_base::{Error, ErrorKind, Result};
+use sheave_base::{Error, Result};
 use sheave_store::{Function, Key};
 use sheave_tensor::{Buffer, Tensor};
 use std::cell::{Cell, RefCell};
@@ -124,26 +125,6 @@ fn copied(tensor: &Tensor) -> Result<Tensor> {
     // copied gets torn elements, as with every array that is in use.
     unsafe { copy_nonoverlapping(tensor.ptr(), target, tensor.len_bytes()) };
     Ok(copy)
-}
-
-/// An exception of the user's code as others are told of it: its text, and where it was raised.
-pub(crate) fn told(py: Python<'_>, error: &PyErr, what: &str) -> Error {
-    let place = last_line(py, error).unwrap_or_default();
-    Error::new(ErrorKind::Remote, format!("{what}: {error}{place}"))
-}
-
-/// The innermost line of the traceback.
-fn last_line(py: Python<'_>, error: &PyErr) -> Option<String> {
-    let mut entry = error.traceback(py)?.into_any();
-    while let Ok(next) = entry.getattr("tb_next")
-        && !next.is_none()
-    {
-        entry = next;
-    }
-    let code = entry.getattr("tb_frame").ok()?.getattr("f_code").ok()?;
-    let line: u32 = entry.getattr("tb_lineno").ok()?.extract().ok()?;
-    let (file, name) = (code.getattr("co_filename").ok()?, code.getattr("co_name").ok()?);
-    Some(format!(" (file \"{file}\", line {line}, in {name})"))
 }
 
 /// What a call on a local store raises: the error, because of what the updater raised; or that itself, if it is no

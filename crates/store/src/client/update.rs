@@ -236,7 +236,7 @@ impl Client {
     fn finish(&self, operation: &'static str, keys: Vec<u64>, places: Places, begun: Begun) -> Result<Work<()>> {
         let Begun { calls, unpacks, scatters, failure, ahead } = begun;
         if let Some(error) = failure {
-            let is_torn = !calls.is_empty() && !ahead.0.is_empty() && error.kind() != ErrorKind::PeerLost;
+            let is_torn = !calls.is_empty() && !ahead.0.is_empty() && !error.kind().is_loss();
             if is_torn {
                 let context = "a push has reached some servers and not others, and the store is of no more use";
                 let _ = self.broken.set(error.clone().context(context));

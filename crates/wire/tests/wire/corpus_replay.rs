@@ -73,6 +73,11 @@ fn value() {
 }
 
 #[test]
+fn error() {
+    replay("error", fuzz::error);
+}
+
+#[test]
 fn handshake() {
     replay("handshake", fuzz::handshake);
 }

@@ -7,7 +7,8 @@ use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use sheave_wire::{Header, codec, parts};
+use sheave_base::Error;
+use sheave_wire::{Header, codec, from_control, parts, to_control};
 
 use crate::samples;
 
@@ -83,6 +84,15 @@ fn values_and_control() {
         let decoded = codec::decode(bytes).unwrap();
         // Debug tells -0.0 from 0.0 and takes one NaN for another; the bits of both stand in the file.
         assert_eq!(format!("{decoded:?}"), format!("{value:?}"), "{name}");
+    }
+}
+
+#[test]
+fn errors() {
+    let samples = samples::errors();
+    let current: Vec<_> = samples.iter().map(|(name, error)| (*name, to_control(error).unwrap())).collect();
+    for ((name, bytes), (_, error)) in golden("error", &current).iter().zip(samples) {
+        assert_eq!(from_control::<Error>(bytes).unwrap(), error, "{name}");
     }
 }
 

@@ -1,7 +1,7 @@
 //! No input makes a decoder panic or ask for more memory than it may.
 
 use proptest::prelude::*;
-use sheave_base::limits;
+use sheave_base::{Error, limits};
 use sheave_wire::{HEADER_BYTES, Header, Part, TensorSpec, Value, codec, from_control, parts};
 
 use crate::allocation::requested_bytes;
@@ -18,6 +18,12 @@ const VALUE_RATIO: usize = 32;
 
 /// A decoded part is some 100 bytes and eight bytes of input at least; spilled dimensions may be reserved twice over.
 const PARTS_RATIO: usize = 16;
+
+/// Bytes of a text are copied once; those of a pickled exception come one by one into memory that grows.
+const ERROR_RATIO: usize = 4;
+
+/// The links of a chain, in a list that grows and then one by one.
+const ERROR_LINKS_BYTES: usize = 4 * (1 + limits::ERROR_CAUSES_MAX) * 512;
 
 /// Two whole messages, each held once as it arrives piece by piece, once decoded and once in the transcript.
 const HANDSHAKE_BYTES: usize = 16 * limits::HANDSHAKE_BYTES_MAX;
@@ -42,6 +48,10 @@ pub(crate) fn check_allocations(input: &[u8]) {
     let allowed = VALUE_RATIO * length_bytes + ERROR_BYTES + SERDE_RESERVE_BYTES;
     assert!(requested <= allowed, "control: {requested} for {length_bytes} bytes");
 
+    let requested = requested_bytes(|| from_control::<Error>(input).is_ok()).1;
+    let allowed = ERROR_RATIO * length_bytes + ERROR_LINKS_BYTES + ERROR_BYTES;
+    assert!(requested <= allowed, "error: {requested} for {length_bytes} bytes");
+
     let (mut initiator, mut responder, hello) = fuzz::both_sides();
     let requested = requested_bytes(|| {
         let _ = initiator.feed(input);
@@ -60,6 +70,7 @@ fn every_target(input: &[u8]) {
     fuzz::header(input);
     fuzz::parts(input);
     fuzz::value(input);
+    fuzz::error(input);
     fuzz::handshake(input);
     check_allocations(input);
 }

@@ -4,6 +4,7 @@
 
 mod allocation;
 mod corpus_replay;
+mod errors;
 #[allow(unreachable_pub, reason = "it is the library of the fuzz targets, and public there")]
 #[path = "../../../../fuzz/src/lib.rs"]
 mod fuzz;

@@ -1,6 +1,9 @@
 //! Named samples of everything that is written on the wire; golden files and fuzz seeds are made of them.
 
-use sheave_base::NodeId;
+use std::time::Duration;
+
+use sheave_base::config::Role;
+use sheave_base::{Error, ErrorKind, NodeId, Peer, ProcessEnd, UserError};
 use sheave_wire::handshake::{RejectReason, Step, reject};
 use sheave_wire::{Header, Kind, Part, Placement, TensorSpec, Value, codec, parts, to_control};
 
@@ -108,6 +111,37 @@ pub(crate) fn control_bytes() -> Vec<u8> {
     to_control(&control()).unwrap()
 }
 
+/// Errors with everything that one can say, and one of each kind.
+pub(crate) fn errors() -> Named<Error> {
+    let server = Peer::named("server-0").node(NodeId(0x0102)).role(Role::Server).rank(4).host("here").pid(77);
+    let full = Error::new(ErrorKind::PeerLost, "its process ended")
+        .operation("push")
+        .group("workers")
+        .peer(Peer::named("worker-1").node(NodeId(9)))
+        .origin(server.clone())
+        .sequence(300)
+        .elapsed(Duration::new(5, 7_000_000))
+        .hint("look at its output");
+    let user = UserError::new("ZeroDivisionError", "Traceback (most recent call last):\n  ...\n");
+    let raised = Error::new(ErrorKind::Remote, "division by zero").user(user.clone().with_pickled(vec![0x80, 4, 0x2e]));
+    let disk = Error::new(ErrorKind::Io, "no space left on device");
+    let failed = Error::new(ErrorKind::Remote, "the updater failed on key 3");
+    let died = Error::new(ErrorKind::WorkerDied, "killed").ended(ProcessEnd::new(Some(-9), "a last line\n"));
+    let deep = (0..20).map(|link| Error::new(ErrorKind::Remote, format!("link {link}")));
+    let mut errors = vec![
+        ("plain", Error::new(ErrorKind::Closed, "the link was closed")),
+        ("full", full),
+        ("caused_by_user_code", failed.clone().cause(raised).cause(disk.clone()).origin(server)),
+        ("cause", failed.cause(disk)),
+        ("worker_died", died),
+        ("pickle_left_out", Error::new(ErrorKind::Remote, "").user(user.with_pickled(vec![0; 1 << 20]))),
+        ("deep", deep.reduce(Error::cause).unwrap()),
+    ];
+    // What code a kind has is a promise, too.
+    errors.extend(ErrorKind::ALL.iter().map(|kind| (&*format!("kind_{kind:?}").leak(), Error::new(*kind, ""))));
+    errors
+}
+
 /// An honest handshake between the fuzz target's two sides, message by message, and the key that comes of it.
 pub(crate) fn conversation() -> Named<Vec<u8>> {
     let (mut initiator, mut responder, hello) = fuzz::both_sides();
@@ -138,11 +172,14 @@ pub(crate) fn seeds() -> Named<Seeds> {
         (name.to_owned(), input)
     });
     let values = values().into_iter().map(|(name, value)| (name.to_owned(), codec::encode(&value).unwrap()));
+    let errors = errors().into_iter().filter(|(name, _)| !name.starts_with("kind_"));
+    let errors = errors.map(|(name, error)| (name.to_owned(), to_control(&error).unwrap()));
     let control = std::iter::once(("control".to_owned(), control_bytes()));
     vec![
         ("header", headers.collect()),
         ("parts", tables.collect()),
         ("value", values.chain(control).collect()),
+        ("error", errors.collect()),
         ("handshake", handshake_seeds()),
     ]
 }

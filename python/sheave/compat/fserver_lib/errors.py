@@ -64,6 +64,10 @@ class Unsupported(sheave.Unsupported, RuntimeError):
     """As sheave.Unsupported."""
 
 
+class WorkerDied(sheave.WorkerDied, PeerLost):
+    """As sheave.WorkerDied."""
+
+
 #: By the class of sheave; those that are not here are RuntimeErrors themselves.
 CLASSES: dict[type[SheaveError], type[SheaveError]] = {
     sheave.AlreadyExists: AlreadyExists,
@@ -81,16 +85,19 @@ CLASSES: dict[type[SheaveError], type[SheaveError]] = {
     sheave.Protocol: Protocol,
     sheave.Unauthenticated: Unauthenticated,
     sheave.Unsupported: Unsupported,
+    sheave.WorkerDied: WorkerDied,
 }
 
 
 def raised(error: SheaveError) -> SheaveError:
-    """The same error as what the face raises: same text, peer, op, seq, elapsed and hint."""
+    """The same error as what the face raises: same text, fields, notes and cause."""
     kind = CLASSES.get(type(error))
     if kind is None:
         return error
     made = kind(str(error))
     made.__dict__.update(error.__dict__)
+    if error.__cause__ is not None:
+        made.__cause__ = error.__cause__
     return made.with_traceback(error.__traceback__)
 
 

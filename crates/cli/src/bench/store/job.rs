@@ -86,7 +86,7 @@ pub(crate) fn follow() -> std::result::Result<(), Failure> {
     child::end_after(JOB_TIMEOUT);
     match play(&part) {
         // The parent knows why.
-        Err(error) if error.kind() == ErrorKind::PeerLost => std::process::exit(1),
+        Err(error) if error.kind().is_loss() => std::process::exit(1),
         outcome => Ok(outcome?),
     }
 }
