@@ -76,6 +76,9 @@ pub const WINDOW_BYTES_MIN: u64 = 1 << 20;
 /// Bytes of such requests. One of each member is always let in.
 pub const REQUEST_BYTES_MAX: u64 = 1 << 30;
 
+/// Methods of one service that have numbers: they are parts of a program, found by their place in a table.
+pub const METHODS_MAX: usize = 256;
+
 /// Services of one node: they are parts of a program, and more of them are a leak.
 pub const SERVICES_MAX: usize = 1024;
 

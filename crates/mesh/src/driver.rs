@@ -581,7 +581,7 @@ impl Endpoint for Shared {
             CALLS => self.calls.take_word(message.source, &message.envelope),
             _ => {
                 let brought = self.references.brought(from, &message);
-                self.calls.take(from, message, brought);
+                self.calls.take_message(from, message, brought);
             }
         }
     }

@@ -2,13 +2,14 @@
 
 use super::Name;
 use super::table::References;
+use crate::call::references_in;
 use crate::driver::Shared;
-use crate::endpoints::{REFERENCES, REQUESTS};
+use crate::endpoints::REFERENCES;
 use serde::{Deserialize, Serialize};
 use sheave_base::clock::{Clock, Time};
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag};
 use sheave_net::{Envelope, Message, Outgoing};
-use sheave_wire::{Value, codec, from_control, to_control};
+use sheave_wire::{Value, from_control, to_control};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -50,16 +51,9 @@ pub(crate) fn names_in(value: &Value) -> Vec<Name> {
 impl References {
     /// The references that came with a call or an answer. Called in the order of the message's link.
     pub(crate) fn brought(self: &Arc<Self>, from: NodeId, message: &Message) -> super::Brought {
-        // A message without any says so, and is not looked into here. One that cannot be read brings none, and says
-        // so where it is read for good.
-        if message.envelope.tag == Tag(0) {
-            return super::Brought::default();
-        }
-        let value = match message.envelope.endpoint {
-            REQUESTS => codec::decode_first(&message.control).and_then(|(_, rest)| codec::decode(rest)),
-            _ => codec::decode(message.control.get(1..).unwrap_or_default()),
-        };
-        value.map(|value| self.adopt(from, &names_in(&value))).unwrap_or_default()
+        // A message without any says so, and no lock is taken for it.
+        let names = references_in(message);
+        if names.is_empty() { super::Brought::default() } else { self.adopt(from, &names) }
     }
 }
 
