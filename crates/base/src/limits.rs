@@ -107,6 +107,9 @@ pub const GUESTS_MAX: usize = REQUESTS_PENDING_MAX / WINDOW_REQUESTS_MIN;
 /// Longest label of a guest, which is part of its name: a word or two of a program's own.
 pub const GUEST_LABEL_BYTES_MAX: usize = 64;
 
+/// Methods of one service that have numbers: they are parts of a program, found by their place in a table.
+pub const METHODS_MAX: usize = 256;
+
 /// Services of one node: they are parts of a program, and more of them are a leak.
 pub const SERVICES_MAX: usize = 1024;
 

@@ -11,9 +11,9 @@ use crate::task::Task;
 use parking_lot::Mutex;
 use sheave_base::work::{Drive, Interrupt, Target};
 use sheave_base::{Error, ErrorKind, NodeId, Rank, Result, Work};
-use sheave_mesh::{Answer, Call, GroupId, GroupNews, GroupRecord, Lane, Mesh, Request, Runtime, Service, WeakMesh};
+use sheave_mesh::{AnswerOf, CallOptions, GroupId, GroupNews, GroupRecord, Lane, Mesh, Methods, Runtime};
+use sheave_mesh::{TypedService, WeakMesh};
 use sheave_net::{Endpoint, Node};
-use sheave_wire::Value;
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -24,6 +24,14 @@ use std::time::{Duration, Instant};
 
 /// The service by which members ask each other how many operations of a group they have begun.
 const SERVICE: &str = "sheave.collective";
+
+/// How many operations of a group a member has begun; none if it does not know the group.
+struct Begun;
+
+sheave_mesh::methods! {
+    service SERVICE;
+    1, "begun": Begun[u64] -> Option<u64>, Members;
+}
 
 /// The number under which the hub is registered at its node. No message is for it; `docs/design` lists those of all
 /// services.
@@ -71,7 +79,7 @@ impl Hub {
             groups: Mutex::default(),
             me: Weak::clone(me),
         });
-        mesh.serve(SERVICE, Answers(Arc::downgrade(&hub)))?;
+        mesh.serve_typed(Arc::new(Answers(Arc::downgrade(&hub))))?;
         let listener: Weak<dyn GroupNews> = Arc::downgrade(&hub) as Weak<dyn GroupNews>;
         mesh.tell_group_news_to(listener);
         if !hub.node.register(NUMBER, &(Arc::clone(&hub) as Arc<dyn Endpoint>)) {
@@ -140,7 +148,7 @@ impl Hub {
             };
             let name = self.name_of(node);
             match answer {
-                Ok(answer) if matches!(answer.value, Value::Int(begun) if begun > sequence.cast_signed()) => {}
+                Ok(answer) if answer.value.is_some_and(|begun| begun > sequence) => {}
                 Err(error) if error.kind() == ErrorKind::DeadlineExceeded => {
                     missing.push(format!("rank {rank} ({name}), which does not answer"));
                 }
@@ -150,10 +158,10 @@ impl Hub {
         missing.join(", ")
     }
 
-    fn ask(&self, node: NodeId, group: GroupId) -> Result<Work<Answer>> {
+    fn ask(&self, node: NodeId, group: GroupId) -> Result<Work<AnswerOf<Begun>>> {
         let mesh = self.mesh().ok_or_else(|| Error::new(ErrorKind::Closed, "this node has left the mesh"))?;
-        let args = Value::Int(i64::from_le_bytes(group.0.to_le_bytes()));
-        mesh.call(node, SERVICE, "begun", Call { args, deadline: Some(ANSWER_PATIENCE), ..Call::default() })
+        let options = CallOptions { deadline: Some(ANSWER_PATIENCE), ..CallOptions::default() };
+        mesh.ask_with::<Begun>(node, &group.0, options)
     }
 
     fn name_of(&self, node: NodeId) -> String {
@@ -257,15 +265,17 @@ impl Hub {
 /// Answers other members.
 struct Answers(Weak<Hub>);
 
-impl Service for Answers {
-    fn handle(&self, request: Request) {
-        let begun = || {
-            let Value::Int(id) = request.args else { return None };
-            let id = GroupId(u64::from_le_bytes(id.to_le_bytes()));
-            Some(self.0.upgrade()?.groups.lock().get(&id)?.record.upgrade()?.operations())
-        };
-        let answer = begun().and_then(|begun| i64::try_from(begun).ok());
-        request.reply.value(answer.map_or(Value::None, Value::Int));
+impl Answers {
+    fn begun(&self, group: GroupId) -> Option<u64> {
+        Some(self.0.upgrade()?.groups.lock().get(&group)?.record.upgrade()?.operations())
+    }
+}
+
+impl TypedService for Answers {
+    const NAME: &'static str = SERVICE;
+
+    fn methods(methods: Methods<Self>) -> Methods<Self> {
+        methods.on::<Begun>(|answers, request| request.reply.ok(&answers.begun(GroupId(request.args))))
     }
 
     fn lane(&self) -> Lane {

@@ -5,21 +5,29 @@
 //! not entered this barrier?". Nobody is asked over a link that would have to be made first, and whoever does not
 //! answer soon is done without.
 
-use crate::call::{Answer, Call, Callers, Lane, Request, Service};
+use crate::call::{AnswerOf, CallOptions, Lane, Method, Methods, TypedService};
 use crate::driver::Shared;
 use crate::engine::{GroupId, Lacking, OperationId};
 use sheave_base::work::awaited::{Account, Awaited, Describe, Which};
 use sheave_base::work::pair;
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work, limits};
-use sheave_wire::Value;
 use std::sync::{Arc, Weak};
 
 /// The service by which nodes tell each other what their calls wait for.
 const SERVICE: &str = "sheave.call";
-/// What a call to a service waits for: the service's name and the call's number.
-const CALL: &str = "call";
+
+/// What the caller's call to a service waits for: the service's number and the call's.
+struct OfCall;
+
 /// Who has not entered a barrier: the group and the barrier's number.
-const BARRIER: &str = "barrier";
+struct OfBarrier;
+
+crate::methods! {
+    service SERVICE;
+    // What somebody's own call waits for is no secret to whoever has made it.
+    1, "call": OfCall[(u64, u64)] -> Option<String>, MembersAndGuests;
+    2, "barrier": OfBarrier[(u64, u64)] -> Option<String>, Members;
+}
 
 /// Sorts of things that a node waits for; the second number says which one.
 #[derive(Clone, Copy)]
@@ -44,7 +52,7 @@ impl Shared {
 
     /// Offers what others ask.
     pub(crate) fn serve_awaited(self: &Arc<Self>) -> Result<()> {
-        self.serve_as(SERVICE, Arc::new(Answers(Arc::downgrade(self))))
+        self.serve_typed(Arc::new(Answers(Arc::downgrade(self))))
     }
 
     pub(crate) fn name_of(&self, node: NodeId) -> String {
@@ -52,23 +60,21 @@ impl Shared {
     }
 
     /// Asks a member, unless a link would have to be made; `told` makes of the answer who is waited for.
-    fn ask_member(
+    fn ask_member<M: Method<Args = (u64, u64), Answer = Option<String>>>(
         self: &Arc<Self>,
         to: NodeId,
-        method: &str,
-        args: Vec<Value>,
+        args: (u64, u64),
         told: impl FnOnce(String) -> String + Send + 'static,
     ) -> Option<Work<String>> {
         self.routes.get(to)?;
-        let call = Call { args: Value::List(args), deadline: Some(limits::WAIT_ANSWER), ..Call::default() };
-        let call = self.call(to, SERVICE, method, call).ok()?;
+        let options = CallOptions { deadline: Some(limits::WAIT_ANSWER), ..CallOptions::default() };
+        let call = self.call_typed::<M>(to, &args, options).ok()?;
         let (completer, work) = pair("asking");
-        call.on_complete(move |answer: &Result<Answer>| {
-            completer.complete(match answer {
-                Ok(Answer { value: Value::Str(text), .. }) => Ok(told(text.clone())),
-                Ok(_) => Err(Error::new(ErrorKind::NotFound, "the node knows no more")),
-                Err(error) => Err(error.clone()),
+        call.on_complete(move |answer: &Result<AnswerOf<M>>| {
+            let text = answer.as_ref().map_err(Error::clone).and_then(|answer| {
+                answer.value.clone().ok_or_else(|| Error::new(ErrorKind::NotFound, "the node knows no more"))
             });
+            completer.complete(text.map(told));
         });
         Some(work)
     }
@@ -78,10 +84,10 @@ impl Shared {
         let name = self.name_of(to);
         let told = move |text: String| format!("{name} ({text})");
         if to == self.me {
-            let text = self.calls.awaited(&service, to, number)?;
+            let text = self.calls.awaited(service.number(), to, number)?;
             return Some(Work::ready("asking", Ok(told(text))));
         }
-        self.ask_member(to, CALL, vec![Value::Str(service), Value::Int(number.cast_signed())], told)
+        self.ask_member::<OfCall>(to, (service.number(), number), told)
     }
 
     fn ask_first(self: &Arc<Self>, number: u64) -> Option<Work<String>> {
@@ -89,8 +95,7 @@ impl Shared {
         else {
             return None;
         };
-        let args = vec![Value::Int(group.0.cast_signed()), Value::Int(sequence.cast_signed())];
-        self.ask_member(first, BARRIER, args, |text| text)
+        self.ask_member::<OfBarrier>(first, (group.0, sequence), |text| text)
     }
 
     fn describe_operation(&self, number: u64) -> Option<Account> {
@@ -111,7 +116,7 @@ impl Describe for Shared {
         match sort {
             sort if sort == Sort::Call as u64 => {
                 let (to, service, method) = self.calls.asked(number)?;
-                let what = Some(format!("call {number}, {service}.{method}"));
+                let what = Some(format!("call {number}, {}.{method}", service.as_str()));
                 Some(Account { what, whom: Some(self.name_of(to)) })
             }
             sort if sort == Sort::Operation as u64 => self.describe_operation(number),
@@ -139,37 +144,29 @@ impl Describe for Shared {
 struct Answers(Weak<Shared>);
 
 impl Answers {
-    fn answer(&self, request: &Request) -> Option<String> {
+    fn of_call(&self, from: NodeId, (service, number): (u64, u64)) -> Option<String> {
+        self.0.upgrade()?.calls.awaited(service, from, number)
+    }
+
+    fn of_barrier(&self, (group, sequence): (u64, u64)) -> Option<String> {
         let shared = self.0.upgrade()?;
-        let Value::List(args) = &request.args else { return None };
-        match (request.method.as_str(), args.as_slice()) {
-            (CALL, [Value::Str(service), Value::Int(number)]) => {
-                shared.calls.awaited(service, request.from, number.cast_unsigned())
-            }
-            (BARRIER, [Value::Int(group), Value::Int(sequence)]) => {
-                let (group, sequence) = (GroupId(group.cast_unsigned()), sequence.cast_unsigned());
-                shared.look(|engine| engine.not_entered(group, sequence)).map(|names| match names.is_empty() {
-                    true => format!("{}, which has not made the group", shared.name_of(shared.me)),
-                    false => format!("{} to enter", names.join(", ")),
-                })
-            }
-            _ => None,
-        }
+        shared.look(|engine| engine.not_entered(GroupId(group), sequence)).map(|names| match names.is_empty() {
+            true => format!("{}, which has not made the group", shared.name_of(shared.me)),
+            false => format!("{} to enter", names.join(", ")),
+        })
     }
 }
 
-impl Service for Answers {
-    fn handle(&self, request: Request) {
-        let answer = self.answer(&request);
-        request.reply.value(answer.map_or(Value::None, Value::Str));
+impl TypedService for Answers {
+    const NAME: &'static str = SERVICE;
+
+    fn methods(methods: Methods<Self>) -> Methods<Self> {
+        methods
+            .on::<OfCall>(|answers, request| request.reply.ok(&answers.of_call(request.from, request.args)))
+            .on::<OfBarrier>(|answers, request| request.reply.ok(&answers.of_barrier(request.args)))
     }
 
     fn lane(&self) -> Lane {
         Lane::Inline
-    }
-
-    fn callers(&self, method: &str) -> Callers {
-        // What somebody's own call waits for is no secret to whoever has made it.
-        if method == CALL { Callers::MembersAndGuests } else { Callers::Members }
     }
 }

@@ -644,7 +644,7 @@ impl Endpoint for Shared {
                 let may_bring = |owner| self.may_pass(from, self.me, owner) && !self.attached.is_foreign(from, link);
                 let brought = self.references.brought(from, &message, may_bring);
                 let window = || self.attached.speaks(from, link).map(|_| Size::of_guests());
-                self.calls.take(from, message, brought, window);
+                self.calls.take_message(from, message, brought, window);
             }
         }
     }

@@ -29,7 +29,8 @@ pub(crate) mod runtime;
 mod time;
 mod weak;
 
-pub use call::{Answer, Call, Callers, Lane, Leases, Reply, Request, Service};
+pub use call::{Answer, AnswerOf, Call, CallOptions, Callers, Lane, Leases, Method, Methods, Reply, Request};
+pub use call::{Service, ServiceName, TypedReply, TypedRequest, TypedService};
 pub use config::{Config, check_environment};
 pub use engine::{Death, Expected, GroupId, GroupRecord, Member, Role};
 pub use group::Group;

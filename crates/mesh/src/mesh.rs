@@ -1,7 +1,7 @@
 //! The mesh as its users see it.
 
 use crate::awaited::Sort;
-use crate::call::{Answer, Call, Service};
+use crate::call::{Answer, AnswerOf, Call, CallOptions, Method, Service, ServiceName, TypedService};
 use crate::company;
 use crate::config::Config;
 use crate::driver::Shared;
@@ -363,13 +363,22 @@ impl Mesh {
         self.shared.runtime.at(time, action)
     }
 
-    /// Offers a service under a name that is unique on this node.
+    /// Offers a service whose methods have names, under a name that is unique on this node.
     ///
     /// # Errors
     ///
     /// `AlreadyExists` for a second service of that name, `LimitExceeded` for too many of them.
     pub fn serve(&self, name: &str, service: impl Service) -> Result<()> {
-        self.shared.serve_as(name, Arc::new(service))
+        self.shared.serve_named(name, service)
+    }
+
+    /// Offers a service whose methods have numbers, under [its name](TypedService::NAME).
+    ///
+    /// # Errors
+    ///
+    /// As [`Mesh::serve`].
+    pub fn serve_typed<S: TypedService>(&self, service: Arc<S>) -> Result<()> {
+        self.shared.serve_typed(service)
     }
 
     /// Takes a service away. Requests that come later are refused.
@@ -377,10 +386,10 @@ impl Mesh {
         self.shared.serve_no_more(name);
     }
 
-    /// Calls `method` of `service` on a member, this node included. Tensors sent by copy are captured before the call
-    /// returns. Blocks only while the first link to that member is made, for at most the liveness timeout. The work
-    /// ends with the answer, with the handler's error, or when the member is gone; cancelling it does not stop a
-    /// handler that runs already.
+    /// Calls the method of this name of `service` on a member, this node included. Tensors sent by copy are captured
+    /// before the call returns. Blocks only while the first link to that member is made, for at most the liveness
+    /// timeout. The work ends with the answer, with the handler's error, or when the member is gone; cancelling it does
+    /// not stop a handler that runs already.
     ///
     /// # Errors
     ///
@@ -400,8 +409,32 @@ impl Mesh {
     /// assert_eq!(answer.value, Value::from("hello from world"));
     /// # Ok::<(), sheave_base::Error>(())
     /// ```
-    pub fn call(&self, to: NodeId, service: &str, method: &str, call: impl Into<Call>) -> Result<Work<Answer>> {
-        self.shared.call(to, service, method, call.into())
+    pub fn call(
+        &self,
+        to: NodeId,
+        service: impl Into<ServiceName>,
+        method: &str,
+        call: impl Into<Call>,
+    ) -> Result<Work<Answer>> {
+        self.shared.call(to, service.into(), method, call.into())
+    }
+
+    /// Calls a method that has a number on a member, this node included; as [`Mesh::call`] in everything else.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mesh::call`], and `LimitExceeded` for arguments that are too long for a message.
+    pub fn ask<M: Method>(&self, to: NodeId, args: &M::Args) -> Result<Work<AnswerOf<M>>> {
+        self.ask_with::<M>(to, args, CallOptions::default())
+    }
+
+    /// As [`Mesh::ask`], with tensors, references, places, or a deadline.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mesh::ask`].
+    pub fn ask_with<M: Method>(&self, to: NodeId, args: &M::Args, options: CallOptions) -> Result<Work<AnswerOf<M>>> {
+        self.shared.call_typed::<M>(to, args, options)
     }
 
     /// Makes an object of this node one that others can hold. It lives until the last [`Ref`] to it is dropped, here

@@ -321,6 +321,7 @@ fn when_the_callee_leaves_its_callers_are_told() {
         assert_eq!(error.about().map(|peer| peer.name.as_str()), Some("rank-1"));
         let error = mesh.call(to, "it", "again", Value::None).expect_err("it is gone");
         assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
+        assert_eq!(error.operation_name(), Some("again"), "F59: {error}");
         mesh.leave().expect("alone");
     });
 }

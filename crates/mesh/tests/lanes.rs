@@ -22,7 +22,7 @@ fn other(mesh: &Mesh) -> NodeId {
     mesh.members()[1 - mesh.me().rank.0 as usize].node
 }
 
-fn send(mesh: &Mesh, service: &str, method: &str, args: impl Into<Call>) -> Work<Answer> {
+fn send(mesh: &Mesh, service: &'static str, method: &str, args: impl Into<Call>) -> Work<Answer> {
     mesh.call(other(mesh), service, method, args).expect("it is sent")
 }
 

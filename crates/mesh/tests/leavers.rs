@@ -43,7 +43,7 @@ impl Service for Notes {
 }
 
 /// Sends a request as soon as there is room for it.
-fn send(mesh: &Mesh, to: NodeId, service: &str, method: &str, args: &Value) -> Work<Answer> {
+fn send(mesh: &Mesh, to: NodeId, service: &'static str, method: &str, args: &Value) -> Work<Answer> {
     let mut sent = None;
     until("there is room", || {
         sent = match mesh.call(to, service, method, args.clone()) {

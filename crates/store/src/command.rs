@@ -3,16 +3,25 @@
 //! They have a service of their own beside the store's, so that every number is the user's. Controllers may block, so
 //! they run on a lane, and one at a time, so that they need no locks.
 
+use serde::{Deserialize, Serialize};
 use sheave_base::{Error, ErrorKind, NodeId, Result, contain};
-use sheave_mesh::{Callers, Lane, Mesh, Request, Role, Service};
-use sheave_wire::Value;
+use sheave_mesh::{Lane, Mesh, Methods, Role, TypedService};
 use std::sync::Arc;
 
 /// The name of the service.
-pub(crate) const SERVICE: &str = "store.command";
+const SERVICE: &str = "store.command";
 
-/// A command's method is this and its number.
-const METHOD: &str = "command ";
+/// A command: its number and its text. The answer is what the controller says.
+#[derive(Debug, Serialize, Deserialize)]
+struct Command {
+    number: i32,
+    body: Vec<u8>,
+}
+
+sheave_mesh::methods! {
+    service SERVICE;
+    1, "command": Command[Command] -> Vec<u8>, Workers;
+}
 
 /// User code that a server runs for each command: its number, its text, and what is answered.
 pub type Controller = Arc<dyn Fn(i32, &[u8]) -> Result<Vec<u8>> + Send + Sync>;
@@ -21,54 +30,44 @@ pub type Controller = Arc<dyn Fn(i32, &[u8]) -> Result<Vec<u8>> + Send + Sync>;
 struct Commands(Option<Controller>);
 
 impl Commands {
-    fn run(&self, method: &str, args: &Value) -> Result<Vec<u8>> {
-        let number = method.strip_prefix(METHOD).and_then(|number| number.parse::<i32>().ok());
-        let (Some(number), Value::Bytes(body)) = (number, args) else {
-            return Err(Error::new(ErrorKind::Protocol, "a command without a number or a text"));
-        };
+    fn run(&self, Command { number, body }: &Command) -> Result<Vec<u8>> {
         let Some(controller) = &self.0 else {
             return Err(Error::new(ErrorKind::NotFound, format!("nobody takes command {number} here"))
                 .hint("give every server a controller: ServerConfig::controller"));
         };
-        contain::run(|| controller(number, body)).unwrap_or_else(|text| {
+        let outcome = contain::run(|| controller(*number, body)).unwrap_or_else(|text| {
             Err(Error::new(ErrorKind::Remote, format!("the controller panicked on command {number}"))
                 .cause(Error::new(ErrorKind::Remote, text))
                 .hint("look at the output of the server"))
-        })
+        });
+        outcome.map_err(|error| error.operation(format!("command {number}")))
     }
 }
 
-impl Service for Commands {
-    fn handle(&self, request: Request) {
-        let outcome = self.run(&request.method, &request.args);
-        request.reply.send(outcome.map(|answer| (Value::Bytes(answer), Default::default())));
+impl TypedService for Commands {
+    const NAME: &'static str = SERVICE;
+
+    fn methods(methods: Methods<Self>) -> Methods<Self> {
+        methods.on::<Command>(|commands, request| request.reply.send(commands.run(&request.args)))
     }
 
     fn lane(&self) -> Lane {
         Lane::Serial
     }
-
-    fn callers(&self, _: &str) -> Callers {
-        Callers::Workers
-    }
 }
 
 /// Serves the commands of a node.
 pub(crate) fn serve(mesh: &Mesh, controller: Option<Controller>) -> Result<()> {
-    mesh.serve(SERVICE, Commands(controller))
+    mesh.serve_typed(Arc::new(Commands(controller)))
 }
 
 /// Sends a command to all servers and waits for their answers, which come in the order of their ranks.
 pub(crate) fn send(mesh: &Mesh, number: i32, body: &[u8]) -> Result<Vec<Vec<u8>>> {
     let servers: Vec<NodeId> = mesh.of_role(Role::Server).map(|member| member.node).collect();
-    let method = format!("{METHOD}{number}");
-    let call = |server: &NodeId| mesh.call(*server, SERVICE, &method, Value::Bytes(body.to_vec()));
+    let command = Command { number, body: body.to_vec() };
+    let call = |server: &NodeId| mesh.ask::<Command>(*server, &command);
     let calls = servers.iter().map(call).collect::<Result<Vec<_>>>()?;
-    let answer = |answer: sheave_mesh::Answer| match answer.value {
-        Value::Bytes(bytes) => Ok(bytes),
-        other => Err(Error::new(ErrorKind::Protocol, format!("a {} in place of an answer", other.kind_name()))),
-    };
     // All have ended before the first error is told: no server still runs the command then.
-    let outcomes: Vec<Result<Vec<u8>>> = calls.iter().map(|call| call.wait().and_then(answer)).collect();
+    let outcomes: Vec<Result<Vec<u8>>> = calls.iter().map(|call| Ok(call.wait()?.value)).collect();
     outcomes.into_iter().collect()
 }

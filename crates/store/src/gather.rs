@@ -1,12 +1,16 @@
 //! One work out of several calls.
 
 use crate::client::Losses;
+use crate::protocol::Gone;
 use parking_lot::Mutex;
 use sheave_base::work::Completer;
 use sheave_base::work::awaited::{Account, Awaited, Describe, Which, joined, listed};
 use sheave_base::{Error, Result, Work};
 use sheave_mesh::Answer;
 use std::sync::{Arc, Weak};
+
+/// An answer to what waits for other workers.
+pub(crate) type Told = Answer<Gone>;
 
 struct Gather<F> {
     losses: Arc<Losses>,
@@ -17,7 +21,7 @@ struct State<F> {
     left: usize,
     error: Option<Error>,
     /// Those that have not failed: once one has, they are cancelled.
-    calls: Vec<Work<Answer>>,
+    calls: Vec<Work<Told>>,
     end: Option<(Completer<()>, F)>,
 }
 
@@ -26,7 +30,7 @@ struct State<F> {
 /// The first error cancels all other calls. So an operation that needs a server which is gone does not wait for what
 /// the others say, and still no call receives into a place after the end. What answers know of losses is known before
 /// the end.
-pub(crate) fn gather<F>(calls: Vec<Work<Answer>>, losses: &Arc<Losses>, completer: Completer<()>, finish: F)
+pub(crate) fn gather<F>(calls: Vec<Work<Told>>, losses: &Arc<Losses>, completer: Completer<()>, finish: F)
 where
     F: FnOnce() -> Result<()> + Send + 'static,
 {

@@ -35,6 +35,8 @@ mod compress;
 mod dead;
 mod device;
 mod environment;
+#[doc(hidden)]
+pub mod fuzz;
 mod gather;
 mod held;
 mod key;

@@ -1,5 +1,4 @@
-//! What workers ask of servers, and servers of each other. Each is the argument of the method of that name of the
-//! service [`SERVICE`].
+//! What workers ask of servers, and servers of each other: the methods of the service [`SERVICE`].
 
 use crate::compress::Compression;
 use crate::key::Key;
@@ -7,34 +6,36 @@ use crate::kind::Kind;
 use crate::layout::Cutting;
 use crate::learn::Outline;
 use crate::updater::Spec;
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use sheave_base::{Error, ErrorKind, Result};
-use sheave_optim::BlockSums;
-use sheave_wire::{Value, from_control, to_control};
+use sheave_base::{Error, ErrorKind};
+use sheave_optim::{BlockSums, Norms};
 use std::fmt;
 
 /// The name of the service.
 pub(crate) const SERVICE: &str = "store";
 
-pub(crate) const OPEN: &str = "open";
-pub(crate) const CLOSE: &str = "close";
-pub(crate) const CLOSING: &str = "closing";
-pub(crate) const INIT: &str = "init";
-pub(crate) const DELETE: &str = "delete";
-pub(crate) const DESCRIBE: &str = "describe";
-pub(crate) const UPDATE: &str = "update";
-pub(crate) const BEGIN: &str = "begin";
-pub(crate) const SLICES: &str = "slices";
-pub(crate) const SET_UPDATER: &str = "set_updater";
-pub(crate) const UPDATER: &str = "updater";
-pub(crate) const BARRIER: &str = "barrier";
-pub(crate) const DONE: &str = "done";
-pub(crate) const SETTLE: &str = "settle";
-pub(crate) const NORMS: &str = "norms";
-pub(crate) const EXAMINE: &str = "examine";
-pub(crate) const EXPORT: &str = "export";
-pub(crate) const IMPORT: &str = "import";
+sheave_mesh::methods! {
+    service SERVICE;
+    1, "open": Open[Open] -> (), Workers;
+    2, "closing": Closing[OfStore] -> (), Workers, runs anyway if |_| true;
+    3, "close": Close[OfStore] -> (), Workers, runs anyway if |_| true;
+    4, "init": Init[Init] -> (), Workers;
+    5, "delete": Delete[Delete] -> (), Workers;
+    6, "describe": Describe[Describe] -> Vec<Option<Described>>, Workers;
+    // All servers sum a push or none does, whatever becomes of its other calls.
+    7, "update": Update[Update] -> Gone, Workers, runs anyway if Update::contributes;
+    8, "begin": Begin[Begin] -> Gone, Workers, runs anyway if |_| true;
+    9, "slices": Slices[Slices] -> (), Workers;
+    10, "set_updater": SetUpdater[SetUpdater] -> (), Workers;
+    11, "updater": Updater[OfStore] -> Spec, Workers;
+    12, "barrier": Barrier[OfStore] -> Gone, Workers, runs anyway if |_| true;
+    13, "done": Done[OfStore] -> Gone, Workers, runs anyway if |_| true;
+    14, "settle": Settle[Settle] -> (), Servers;
+    15, "norms": Sums[Sums] -> Norms, Servers;
+    16, "examine": Examine[Examine] -> Vec<Head>, Workers;
+    17, "export": Export[Export] -> Head, Workers;
+    18, "import": Import[Import] -> (), Workers;
+}
 
 /// What becomes of a store when one of its workers dies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -205,12 +206,31 @@ pub(crate) struct SetUpdater {
     pub(crate) is_trial: bool,
 }
 
-/// What is said of a store and nothing more: [`CLOSING`], [`CLOSE`], [`DONE`], [`UPDATER`], which is answered with the
-/// [`Spec`] of what pushes do, and [`BARRIER`], which the first server answers when all workers have come.
-#[derive(Debug, Serialize, Deserialize)]
+/// What is said of a store and nothing more.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct OfStore {
     pub(crate) store: u32,
 }
+
+/// A worker pushes no more, and will come to one more barrier.
+pub(crate) struct Closing;
+
+/// A worker needs the store no more.
+pub(crate) struct Close;
+
+/// Asks what pushes do.
+pub(crate) struct Updater;
+
+/// A worker comes to a barrier. The first server answers when all have come.
+pub(crate) struct Barrier;
+
+/// A worker pushes no more until all have come to that point, which is when it is answered.
+pub(crate) struct Done;
+
+/// The answer to what waits for other workers: in a store that shrinks the ranks of those it does without, so that a
+/// worker that has an answer knows of every loss that the answer knows of.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Gone(pub(crate) Vec<usize>);
 
 /// A server says what it has received of a worker that is lost; the answer comes when all living servers have, and is
 /// an error if they do not agree.
@@ -266,28 +286,6 @@ pub(crate) struct Import {
     pub(crate) number: u64,
     pub(crate) with_value: bool,
     pub(crate) outline: Outline,
-}
-
-/// Encodes the answer to what waits for other workers, in a store that shrinks: the ranks of those it does without, so
-/// that a worker that has an answer knows of every loss that the answer knows of. Nothing where nobody is gone.
-pub(crate) fn encode_gone(gone: &[usize]) -> Result<Value> {
-    if gone.is_empty() { Ok(Value::None) } else { encode(&gone) }
-}
-
-/// Decodes what [`encode_gone`] has made.
-pub(crate) fn decode_gone(answer: &Value) -> Result<Vec<usize>> {
-    if matches!(answer, Value::None) { Ok(Vec::new()) } else { decode(answer) }
-}
-
-pub(crate) fn encode<T: Serialize>(head: &T) -> Result<Value> {
-    to_control(head).map(Value::Bytes)
-}
-
-pub(crate) fn decode<T: DeserializeOwned>(args: &Value) -> Result<T> {
-    match args {
-        Value::Bytes(bytes) => from_control(bytes),
-        other => Err(Error::new(ErrorKind::Protocol, format!("a {} in place of a request", other.kind_name()))),
-    }
 }
 
 pub(crate) fn being_updated(key: &Key) -> Error {

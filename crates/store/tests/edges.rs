@@ -2,15 +2,16 @@
 
 mod common;
 
+use common::raw::ask_raw;
 use common::{job_of, roles, together, until, wait};
 use sha2::{Digest, Sha256};
 use sheave_base::config::Transport;
 use sheave_base::{Error, ErrorKind, NodeId, Work};
-use sheave_mesh::{Answer, Call, Mesh, Role};
+use sheave_mesh::{Answer, Mesh, Role};
 use sheave_net::Part;
 use sheave_store::{Config, Key, Kind, KvStore, OnWorkerLoss, Rows, Server, ServerConfig, Updater};
 use sheave_tensor::{Dtype, Mode, Shape, Tensor};
-use sheave_wire::{Value, to_control};
+use sheave_wire::to_control;
 use std::sync::{Arc, OnceLock};
 
 const CUT_ELEMENTS: u64 = 1000;
@@ -195,9 +196,15 @@ impl Zeros for Tensor {
 }
 
 /// The request of a peer that may be broken.
-fn ask(mesh: &Mesh, server: NodeId, method: &str, head: Vec<u8>, tensors: &[Tensor]) -> Result<Work<Answer>, Error> {
+fn ask(
+    mesh: &Mesh,
+    server: NodeId,
+    method: &str,
+    head: Vec<u8>,
+    tensors: &[Tensor],
+) -> Result<Work<Answer<()>>, Error> {
     let tensors = tensors.iter().map(|tensor| Part::new(tensor.clone(), Mode::Copy)).collect();
-    mesh.call(server, "store", method, Call { args: Value::Bytes(head), tensors, ..Call::default() })
+    ask_raw(mesh, server, method, head, tensors)
 }
 
 fn first_server(mesh: &Mesh) -> NodeId {
@@ -552,9 +559,9 @@ fn f16_slices_that_a_key_only_declares_cost_a_server_nothing() {
             let head = (0u32, vec![(described, 0u64, 0u64)], vec![(number_of("w"), 4u64, true, 0u32)]);
             let one = Tensor::from_slice(&[0u8; 16], [16]).expect("it fits");
             let tensors = std::iter::once(Part::new(one, Mode::Copy)).collect();
-            let args = Value::Bytes(to_control(&head).expect("it is short"));
+            let head = to_control(&head).expect("it is short");
             let server = mesh.of_role(Role::Server).next().expect("there is one").node;
-            let work = mesh.call(server, "store", "init", Call { args, tensors, ..Call::default() });
+            let work = ask_raw(mesh, server, "init", head, tensors);
             return wait(&work.expect("it is sent")).map(drop).map_err(|error| error.kind());
         }
         until("the other one has left", || store.group_size() == 1);

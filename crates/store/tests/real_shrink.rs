@@ -4,16 +4,17 @@
 
 mod common;
 
+use common::raw::ask_raw;
 use common::{ended_well, hear, job, note, part, parts, roles, say, start_all, until, wait};
 use sha2::{Digest, Sha256};
 use sheave_base::config::Transport;
 use sheave_base::{Error, ErrorKind, Result};
-use sheave_mesh::{Call, Member, Mesh, Role};
-use sheave_net::Part;
+use sheave_mesh::{Member, Mesh, Role};
 use sheave_net::chaos::{ChaosConfig, Trouble};
+use sheave_net::{Part, Parts};
 use sheave_store::{Config, Key, Kind, KvStore, OnWorkerLoss, ServerConfig, Updater, run_server};
 use sheave_tensor::{Mode, Tensor};
-use sheave_wire::{Value, to_control};
+use sheave_wire::to_control;
 use std::time::{Duration, Instant};
 
 /// The bound of the design.
@@ -187,7 +188,8 @@ impl Worker {
     fn ask_all_servers(&self) {
         for server in self.mesh.of_role(Role::Server) {
             let nothing = to_control(&(0u32, Vec::<u64>::new())).expect("it is short");
-            let work = self.mesh.call(server.node, "store", "describe", Value::Bytes(nothing)).expect("it is sent");
+            let work = ask_raw(&self.mesh, server.node, "describe", nothing, Parts::new());
+            let work = work.expect("it is sent");
             work.wait_timeout(common::PATIENCE).expect("it is no mistake");
         }
     }
@@ -204,8 +206,7 @@ impl Worker {
         let pushed: [Piece; 1] = [(number, half.len_bytes() as u64, true, 0)];
         let head = to_control(&(0u32, pushed.to_vec(), Vec::<Piece>::new())).expect("it is short");
         let tensors = std::iter::once(Part::new(half, Mode::Copy)).collect();
-        let call = Call { args: Value::Bytes(head), tensors, ..Call::default() };
-        let work = self.mesh.call(server, "store", "update", call).expect("it is sent");
+        let work = ask_raw(&self.mesh, server, "update", head, tensors).expect("it is sent");
         until("it is merged, or waits", || work.is_done() == self.is_done_at_once());
     }
 

@@ -70,6 +70,19 @@ pub fn encode_to(value: &Value, out: &mut Vec<u8>) -> Result<()> {
     }
 }
 
+/// Appends the bytes of a [`Value::Str`] of this text to `out`: what [`encode_to`] appends, without the value.
+///
+/// # Errors
+///
+/// As [`encode`].
+pub fn encode_text_to(text: &str, out: &mut Vec<u8>) -> Result<()> {
+    if text.len() > limits::CONTROL_BYTES_MAX {
+        return Err(too_long(text.len()));
+    }
+    put_tagged(out, tag::STR, text.as_bytes());
+    Ok(())
+}
+
 fn put_value(value: &Value, out: &mut Vec<u8>, depth: usize) -> Result<()> {
     match value {
         Value::None => out.push(tag::NONE),
@@ -314,7 +327,23 @@ impl<'de> Deserialize<'de> for Value {
 /// `LimitExceeded` if it is too long for a control part, `InvalidArgument` if its type or a value in it cannot be
 /// written.
 pub fn to_control<T: Serialize + ?Sized>(message: &T) -> Result<Vec<u8>> {
-    let bytes = postcard::to_allocvec(message).map_err(|error| {
+    to_control_behind(Vec::new(), message)
+}
+
+/// The bytes of a structured control message behind those of `head`, in the same memory if that has room.
+///
+/// # Errors
+///
+/// As [`to_control`].
+///
+/// ```
+/// use sheave_wire::{codec::to_control_behind, to_control};
+///
+/// let bytes = to_control_behind(vec![7], "push").unwrap();
+/// assert_eq!((bytes[0], &bytes[1..]), (7, &to_control("push").unwrap()[..]));
+/// ```
+pub fn to_control_behind<T: Serialize + ?Sized>(head: Vec<u8>, message: &T) -> Result<Vec<u8>> {
+    let bytes = postcard::to_extend(message, head).map_err(|error| {
         Error::new(ErrorKind::InvalidArgument, format!("a control message cannot be written: {error}"))
     })?;
     if bytes.len() > limits::CONTROL_BYTES_MAX {

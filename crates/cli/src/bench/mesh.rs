@@ -9,7 +9,7 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use sheave_base::config::Endpoint;
 use sheave_base::{Error, ErrorKind, Result};
-use sheave_mesh::{Call, Config, Expected, Lane, Mesh, Request, Role, Service};
+use sheave_mesh::{Call, Config, Expected, Lane, Mesh, Request, Role, Service, ServiceName};
 use std::io::Write;
 use std::time::{Duration, Instant};
 
@@ -138,6 +138,8 @@ pub(super) fn follow() -> std::result::Result<(), Failure> {
     Ok(take_part(&invitation)?)
 }
 
+const EMPTY: ServiceName = ServiceName::new("empty");
+
 /// Answers at once.
 struct Empty {
     is_inline: bool,
@@ -161,7 +163,7 @@ fn take_part(invitation: &Invitation) -> Result<()> {
     config.node = node_config("", *transport, secret)?;
     config.node.local_ranks = config.expected.total() as usize;
     let mesh = Mesh::join(config)?;
-    mesh.serve("empty", Empty { is_inline: *case == MeshCase::Call })?;
+    mesh.serve(EMPTY.as_str(), Empty { is_inline: *case == MeshCase::Call })?;
     let world = mesh.world();
     world.barrier()?;
     say(THROUGH)?;
@@ -170,7 +172,7 @@ fn take_part(invitation: &Invitation) -> Result<()> {
         MeshCase::StartUp => Ok(()),
         MeshCase::Barrier => world.barrier(),
         MeshCase::Call | MeshCase::CallExecutor if *rank == 0 => {
-            mesh.call(to, "empty", "", Call::default())?.wait().map(drop)
+            mesh.call(to, &EMPTY, "", Call::default())?.wait().map(drop)
         }
         MeshCase::Call | MeshCase::CallExecutor => Ok(()),
     };

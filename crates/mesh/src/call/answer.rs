@@ -2,22 +2,23 @@
 
 use crate::reference::{Brought, Ref};
 use sheave_base::{Error, ErrorKind, Result};
-use sheave_net::{Message, Tensors};
+use sheave_net::Message;
+use sheave_tensor::Tensor;
 use sheave_wire::{Value, codec, from_control, to_control};
 
 /// First byte of an answer's control part.
 const FINE: u8 = 0;
 const FAILED: u8 = 1;
 
-/// What a handler returned.
+/// What a handler returned: a [`Value`], or the result of a [`Method`](crate::Method).
 #[derive(Clone, Debug, Default)]
-pub struct Answer {
-    /// The result. [`Value::Tensor`] is an index into `tensors`.
-    pub value: Value,
+pub struct Answer<T = Value> {
+    /// The result. A [`Value::Tensor`] in it is an index into `tensors`.
+    pub value: T,
     /// Its tensors. Those that were received in place are handles to the memory that the caller named.
-    pub tensors: Tensors,
-    /// The references in the value. They are this node's for as long as the answer lives; [`crate::Mesh::hold`] makes
-    /// more handles to them.
+    pub tensors: Vec<Tensor>,
+    /// The references in the value, or those that came along with it. They are this node's for as long as the answer
+    /// lives; [`crate::Mesh::hold`] makes more handles to them.
     pub refs: Vec<Ref>,
 }
 
@@ -44,7 +45,7 @@ pub(super) fn decode(message: Message, brought: Brought) -> Result<Answer> {
             value.check_tensors(message.parts.len())?;
             match brought.error {
                 Some(error) => Err(error),
-                None => Ok(Answer { value, tensors: message.parts, refs: brought.refs }),
+                None => Ok(Answer { value, tensors: message.parts.into_vec(), refs: brought.refs }),
             }
         }
         Some((&FAILED, rest)) => Err(from_control::<Error>(rest)?),

@@ -1,42 +1,55 @@
 //! Calls of a node to itself: the same services, without a link.
 
-use super::{Answer, Asked, HERE, Lane, Reply, Request};
+use super::form::{RequestTag, Written, no_service};
+use super::pending::Pending;
+use super::serving::{Begins, Delivery};
+use super::{HERE, Lane, Reply};
 use crate::driver::Shared;
-use crate::reference::{Promises, Ref, names_in};
-use sheave_base::{Error, ErrorKind, Result, Tag, Work};
-use sheave_net::{Outgoing, Part, Parts};
+use crate::endpoints::ANSWERS;
+use crate::reference::{Brought, Mention, Promises, Ref};
+use sheave_base::{Error, ErrorKind, Result, Tag};
+use sheave_net::{Envelope, Message, Outgoing, Part, Parts, Tensors};
 use sheave_tensor::{Mode, Tensor, copy_bytes};
-use sheave_wire::codec;
-use smallvec::SmallVec;
 use std::sync::Arc;
+use std::time::Instant;
 
 impl Shared {
-    pub(super) fn call_here(self: &Arc<Self>, message: Outgoing, asked: Asked, refs: Vec<Ref>) -> Result<Work<Answer>> {
-        let correlation = message.envelope.correlation;
-        let method = asked.method.clone();
-        let (_, rest) = codec::decode_first(&message.control)?;
-        let args = codec::decode(rest)?;
-        let tensors = message.parts.into_iter().map(|part| self.capture(part)).collect::<Result<_>>()?;
-        let found = self.calls.services.read().get(&message.envelope.context).map(|(_, service)| Arc::clone(service));
-        let Some(service) = found else {
-            let what = format!("this node has no service for \"{method}\"");
-            return Err(Error::new(ErrorKind::NotFound, what).operation(method));
+    /// Delivers a request of this node to itself, which is read as one that came over a link.
+    pub(super) fn call_here(
+        self: &Arc<Self>,
+        message: Outgoing,
+        pending: Box<Pending>,
+        names: &[Mention],
+        until: Option<Instant>,
+    ) -> Result<()> {
+        let Envelope { tag, context: service, correlation, .. } = message.envelope;
+        let refs = self.held_here(names)?;
+        let tensors = self.captured_here(message.parts)?;
+        let found = self.calls.services.read().get(&service).map(|(_, service)| Arc::clone(service));
+        let Some(found) = found else {
+            return Err(no_service(pending.service.as_str()).operation(pending.method.to_cow()));
         };
-        self.check_caller(service.callers(&method), &method, (self.me, HERE))?;
-        let until = asked.patience();
-        let work = self.remember(correlation, (self.me, HERE), asked)?;
-        let has_references = message.envelope.tag != Tag(0);
-        let promises = if has_references {
-            self.references.promises_here(&args, correlation, &method)
-        } else {
-            Promises::default()
+        let patience = until.filter(|_| !pending.runs_anyway);
+        let method = pending.method.clone();
+        self.remember(correlation, pending, until)?;
+        let promises = match names.iter().any(|mention| mention.fills) {
+            true => self.references.promises_here(names, correlation, method.as_str()),
+            false => Promises::default(),
         };
-        let call = (HERE, correlation);
-        let mark = (service.lane() != Lane::Inline).then(|| self.calls.requests.note(call));
-        let reply = Reply::to(self, call, until, mark, None).filling(&promises);
-        let request = Request { from: self.me, method, args, tensors, refs, promises, reply };
-        self.start(message.envelope.context, service, request, None);
-        Ok(work)
+        let mark = (found.lane() != Lane::Inline).then(|| self.calls.requests.note((HERE, correlation)));
+        let reply = Reply::to(self, (HERE, correlation), patience, mark, None).filling(&promises);
+        let brought = Brought { refs, promises, error: None };
+        let (tag, control, begins) = (RequestTag::of(tag), message.control, Begins(None));
+        found.deliver(self, Delivery { service, from: self.me, tag, control, tensors, brought, reply, begins });
+        Ok(())
+    }
+
+    fn held_here(&self, names: &[Mention]) -> Result<Vec<Ref>> {
+        names.iter().map(|mention| self.references.find(mention.name)).collect()
+    }
+
+    fn captured_here(&self, parts: Parts) -> Result<Tensors> {
+        parts.into_iter().map(|part| self.capture(part)).collect()
     }
 
     /// What a receiver would have got.
@@ -71,21 +84,23 @@ impl Shared {
         Ok(copy)
     }
 
-    /// The answer of this node to itself.
-    pub(super) fn answered_here(&self, correlation: u64, outcome: Result<(sheave_wire::Value, Parts)>) {
-        let Some(call) = self.calls.pending.lock().remove(&correlation) else { return };
-        let answer = outcome.and_then(|(value, parts)| {
-            let mut tensors = parts.into_iter().map(|part| self.capture(part)).collect::<Result<SmallVec<_>>>()?;
-            if !call.places.is_empty() {
-                fill(&call.places, &mut tensors)?;
+    /// The answer of this node to itself, which is read as one that came over a link.
+    pub(super) fn answered_here(&self, correlation: u64, written: Result<Written>) {
+        let Some(call) = self.calls.take(correlation) else { return };
+        let answer = written.and_then(|Written { control, names, parts }| {
+            let mut parts = self.captured_here(parts)?;
+            // An error comes in place of tensors, and a call that asks for some ends with it.
+            if let Some(ground) = call.ground.as_ref().filter(|_| !parts.is_empty()) {
+                fill(&ground.places, &mut parts)?;
             }
-            let refs = names_in(&value)
-                .into_iter()
-                .map(|mention| self.references.find(mention.name))
-                .collect::<Result<_>>()?;
-            Ok(Answer { value, tensors, refs })
+            let brought = Brought { refs: self.held_here(&names)?, ..Brought::default() };
+            let envelope = Envelope { correlation, ..Envelope::of(ANSWERS, Tag(names.len() as u64), 0) };
+            Ok((Message { envelope, source: HERE, sequence: 0, control, parts }, brought))
         });
-        call.end(answer);
+        match answer {
+            Ok((message, brought)) => call.answered(message, brought, None, |_| {}),
+            Err(error) => call.end(error),
+        }
     }
 }
 

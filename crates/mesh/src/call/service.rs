@@ -1,16 +1,16 @@
 //! What answers calls.
 
 use super::HERE;
-use super::answer::encode;
 use super::callers::Callers;
+use super::form::Written;
 use super::lane::Lane;
-use super::serving::{CallId, Counted, Incoming, reply_to};
+use super::serving::{CallId, Counted, Delivery, Serves};
 use crate::driver::Shared;
 use crate::endpoints::ANSWERS;
 use crate::engine::Member;
 use crate::guest::AttachedGuest;
-use crate::reference::{Promises, Ref, names_in};
-use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, contain, limits};
+use crate::reference::{Promises, Ref};
+use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, contain};
 use sheave_net::{Envelope, Hold, Outgoing, Part, Parts, Tensors};
 use sheave_tensor::{Mode, Tensor};
 use sheave_wire::{Value, codec};
@@ -20,7 +20,8 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-/// Something on a node that others call by name.
+/// Something on a node that others call by name, with methods whose names are known at run time. Those that are known
+/// when the program is compiled have numbers: [`TypedService`](crate::TypedService).
 ///
 /// A handler takes the [`Request`] and answers through its [`Reply`], at once or later and from any thread. A request
 /// that is dropped without an answer, or whose handler panics, is answered with an error.
@@ -101,18 +102,6 @@ pub struct Request {
     pub reply: Reply,
 }
 
-pub(super) fn encode_request(method: &str, args: &Value) -> Result<Vec<u8>> {
-    if method.len() > limits::HANDSHAKE_TEXT_BYTES_MAX {
-        let what =
-            format!("a method's name of {} bytes; the limit is {}", method.len(), limits::HANDSHAKE_TEXT_BYTES_MAX);
-        return Err(Error::new(ErrorKind::InvalidArgument, what));
-    }
-    let mut control = Vec::with_capacity(64);
-    codec::encode_to(&Value::Str(method.to_owned()), &mut control)?;
-    codec::encode_to(args, &mut control)?;
-    Ok(control)
-}
-
 impl Request {
     /// Whether the caller still waits for the answer, see [`Reply::is_wanted`].
     #[must_use]
@@ -120,34 +109,85 @@ impl Request {
         self.reply.is_wanted()
     }
 
-    /// The request in a message; `None` if it is none, and then it was answered so.
-    pub(super) fn read(shared: &Arc<Shared>, incoming: Incoming, service: Option<&dyn Service>) -> Option<Self> {
-        let reply = reply_to(shared, &incoming, service).filling(&incoming.brought.promises);
-        let Incoming { from, message, brought, .. } = incoming;
-        let read = || {
-            let (method, rest) = codec::decode_first(&message.control)?;
-            let Value::Str(method) = method else {
-                return Err(Error::new(ErrorKind::Protocol, "a request without a method"));
-            };
-            if let Some(service) = service {
-                shared.check_caller(service.callers(&method), &method, (from, message.source))?;
-            }
-            let args = codec::decode(rest)?;
-            args.check_tensors(message.parts.len())?;
-            match brought.error {
-                Some(error) => Err(error),
-                None => Ok((method, args, brought.refs, brought.promises)),
-            }
-        };
-        match read() {
-            Ok((method, args, refs, promises)) => {
-                Some(Self { from, method, args, tensors: message.parts, refs, promises, reply })
-            }
-            Err(error) => {
-                reply.error(error);
-                None
-            }
+    /// The method and the arguments of a request whose caller may make it.
+    fn read(shared: &Shared, service: &impl Service, delivery: &Delivery) -> Result<(String, Value)> {
+        if delivery.tag.method != 0 {
+            let what = format!("the methods of this service have names; none has the number {}", delivery.tag.method);
+            return Err(Error::new(ErrorKind::NotFound, what).hint("run the same release of sheave on all sides"));
         }
+        let (method, rest) = codec::decode_first(&delivery.control)?;
+        let Value::Str(method) = method else {
+            return Err(Error::new(ErrorKind::Protocol, "a request without a method"));
+        };
+        shared.check_caller(service.callers(&method), &method, delivery.caller())?;
+        let args = codec::decode(rest)?;
+        args.check_tensors(delivery.tensors.len())?;
+        match &delivery.brought.error {
+            Some(error) => Err(error.clone()),
+            None => Ok((method, args)),
+        }
+    }
+}
+
+/// A request as its handler gets it.
+pub(super) trait Replies: Send + 'static {
+    fn reply(&self) -> &Reply;
+
+    fn into_reply(self) -> Reply;
+}
+
+impl Replies for Request {
+    fn reply(&self) -> &Reply {
+        &self.reply
+    }
+
+    fn into_reply(self) -> Reply {
+        self.reply
+    }
+}
+
+/// A service of named methods as the node keeps it.
+pub(super) struct ByName<S>(pub(super) S);
+
+impl<S: Service> Serves for ByName<S> {
+    fn lane(&self) -> Lane {
+        self.0.lane()
+    }
+
+    fn deliver(self: Arc<Self>, shared: &Arc<Shared>, delivery: Delivery) {
+        let (lane, number) = (self.0.lane(), delivery.service);
+        let (method, args) = match Request::read(shared, &self.0, &delivery) {
+            Ok(read) => read,
+            Err(error) => return delivery.refuse(error),
+        };
+        let Delivery { from, tensors, brought, reply, begins, .. } = delivery;
+        let (refs, promises) = (brought.refs, brought.promises);
+        let request = Request { from, method, args, tensors, refs, promises, reply };
+        let mailbox = match lane {
+            Lane::Inline => return Shared::run_inline(begins, request, |request| self.0.handle(request)),
+            Lane::Serial => match contain::run(|| self.0.mailbox(&request)) {
+                Ok(mailbox) => Some(mailbox),
+                Err(text) => return request.reply.error(panicked(&text)),
+            },
+            Lane::Concurrent(_) => None,
+        };
+        shared.submit((number, lane, mailbox), begins, request, move |request| self.0.handle(request));
+    }
+
+    fn lost(&self, member: &Member, error: &Error) {
+        self.0.lost(member, error);
+    }
+
+    fn guest_attached(&self, guest: &AttachedGuest) {
+        self.0.guest_attached(guest);
+    }
+
+    fn guest_lost(&self, guest: &AttachedGuest, error: &Error) {
+        self.0.guest_lost(guest, error);
+    }
+
+    fn awaited(&self, from: NodeId, number: u64) -> Option<String> {
+        self.0.awaited(from, number)
     }
 }
 
@@ -241,21 +281,29 @@ impl Reply {
 
     /// Answers with an error, which keeps its kind and text.
     pub fn error(self, error: Error) {
-        self.send(Err(error));
+        self.written(Err(error), Hold::Capture);
     }
 
     /// As [`Reply::ok`], but tensors that are sent by copy are borrowed, not captured, until the answer has left: who
     /// writes them before is refused.
-    pub fn ok_borrowed(mut self, value: Value, tensors: Parts) {
-        if let Some(way) = self.way.take() {
-            way.answer(Ok((value, tensors)), Hold::Borrow);
-        }
+    #[expect(clippy::needless_pass_by_value, reason = "as `ok` takes it")]
+    pub fn ok_borrowed(self, value: Value, tensors: Parts) {
+        self.written(Written::value(&value, tensors), Hold::Borrow);
     }
 
     /// Answers with what a handler returned.
-    pub fn send(mut self, outcome: Result<(Value, Parts)>) {
+    pub fn send(self, outcome: Result<(Value, Parts)>) {
+        self.written(outcome.and_then(|(value, tensors)| Written::value(&value, tensors)), Hold::Capture);
+    }
+
+    /// Answers that the node has no such service.
+    pub(super) fn no_service(self) {
+        self.written(Ok(Written::no_service()), Hold::Capture);
+    }
+
+    pub(super) fn written(mut self, outcome: Result<Written>, hold: Hold) {
         if let Some(way) = self.way.take() {
-            way.answer(outcome, Hold::Capture);
+            way.answer(outcome, hold);
         }
     }
 }
@@ -295,11 +343,7 @@ impl Way {
         self.answer(Err(error), Hold::Capture);
     }
 
-    fn answer(self, outcome: Result<(Value, Parts)>, hold: Hold) {
-        let outcome = outcome.and_then(|(value, parts)| {
-            value.check_tensors(parts.len())?;
-            Ok((value, parts))
-        });
+    fn answer(self, outcome: Result<Written>, hold: Hold) {
         if let Err(error) = &outcome {
             self.promises.fail(error);
         }
@@ -308,12 +352,14 @@ impl Way {
         if self.cancelled.is_some() {
             shared.calls.requests.forget(self.call);
         }
+        let written = outcome.or_else(|error| Written::error(&error));
         if link == HERE {
-            return shared.answered_here(correlation, outcome);
+            return shared.answered_here(correlation, written);
         }
-        let Err(error) = self.send(&shared, outcome, hold) else { return };
+        let Err(error) = written.and_then(|written| self.send(&shared, written, hold)) else { return };
         // What cannot be written is said. One that cannot be told would wait for ever.
-        let Err(error) = self.send(&shared, Err(error), hold) else { return };
+        let told = Written::error(&error).and_then(|written| self.send(&shared, written, hold));
+        let Err(error) = told else { return };
         // A caller that has left or died knows it already. What it has said before that may not have been read yet: the
         // link ends when it has.
         if !error.kind().is_loss() {
@@ -321,15 +367,8 @@ impl Way {
         }
     }
 
-    fn send(&self, shared: &Arc<Shared>, outcome: Result<(Value, Parts)>, hold: Hold) -> Result<()> {
-        let mut names = Vec::new();
-        let (control, parts) = match outcome {
-            Ok((value, parts)) => {
-                names = names_in(&value);
-                (encode(Ok(&value))?, parts)
-            }
-            Err(error) => (encode(Err(&error))?, SmallVec::new()),
-        };
+    fn send(&self, shared: &Arc<Shared>, written: Written, hold: Hold) -> Result<()> {
+        let Written { control, names, parts } = written;
         let (link, correlation) = self.call;
         let (context, aux) = self.counted.as_ref().map_or((0, 0), |counted| counted.tell());
         let envelope = Envelope { correlation, aux, ..Envelope::of(ANSWERS, Tag(names.len() as u64), context) };
@@ -358,12 +397,12 @@ pub(super) fn panicked(text: &str) -> Error {
 }
 
 /// Runs a handler whose caller waits; a panic becomes an error on the caller's side, with its text.
-pub(super) fn run(service: &dyn Service, request: Request) {
-    if let Some(error) = request.reply.way.as_ref().and_then(Way::why_not) {
-        return request.reply.error(error);
+pub(super) fn run<R: Replies>(request: R, handle: impl FnOnce(R)) {
+    if let Some(error) = request.reply().way.as_ref().and_then(Way::why_not) {
+        return request.into_reply().error(error);
     }
     DROPPED.with_borrow_mut(|handlers| handlers.push(Vec::new()));
-    let outcome = contain::run(|| service.handle(request));
+    let outcome = contain::run(|| handle(request));
     // Taken out before anybody is answered, which may run other handlers here.
     let dropped = DROPPED.with_borrow_mut(Vec::pop).unwrap_or_default();
     for way in dropped {

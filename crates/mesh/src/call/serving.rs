@@ -14,17 +14,20 @@
 //! stands in a table until it is answered, where the word's turn finds it. So a request that has not begun when its
 //! word is heard never begins, and a handler that runs can ask.
 
-use super::BEGUN;
 use super::executor::{Executor, Job};
+use super::form::RequestTag;
 use super::lane::Lane;
-use super::service::{self, Reply, Request, Service};
+use super::service::{self, Replies, Reply};
 use super::window::Size;
+use super::{BEGUN, HERE};
 use crate::driver::Shared;
 use crate::endpoints::{CALLS, REQUESTS};
+use crate::engine::Member;
+use crate::guest::AttachedGuest;
 use crate::reference::Brought;
 use parking_lot::{Mutex, RwLock};
-use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, contain, limits};
-use sheave_net::{Admission, Arrival, Envelope, Ground, Hold, Message, Outgoing};
+use sheave_base::{Error, LinkId, NodeId, Result, Tag, limits};
+use sheave_net::{Admission, Arrival, Envelope, Ground, Hold, Message, Outgoing, Tensors};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
@@ -88,6 +91,60 @@ impl Counted {
         self.told.store(begun, SeqCst);
         self.untold_bytes.store(0, SeqCst);
         (self.service, begun)
+    }
+}
+
+/// What a node keeps of a service, however its methods are found.
+pub(super) trait Serves: Send + Sync + 'static {
+    /// Always the same.
+    fn lane(&self) -> Lane;
+
+    /// Answers one request: checks who calls, then reads the arguments, and then runs the handler on its lane.
+    fn deliver(self: Arc<Self>, shared: &Arc<Shared>, delivery: Delivery);
+
+    fn lost(&self, member: &Member, error: &Error);
+
+    fn guest_attached(&self, guest: &AttachedGuest);
+
+    fn guest_lost(&self, guest: &AttachedGuest, error: &Error);
+
+    fn awaited(&self, from: NodeId, number: u64) -> Option<String>;
+}
+
+/// A request on its way to a service that has not looked at it yet.
+pub(super) struct Delivery {
+    /// The service's number.
+    pub(super) service: u64,
+    pub(super) from: NodeId,
+    pub(super) tag: RequestTag,
+    pub(super) control: Vec<u8>,
+    pub(super) tensors: Tensors,
+    pub(super) brought: Brought,
+    pub(super) reply: Reply,
+    pub(super) begins: Begins,
+}
+
+impl Delivery {
+    /// Who has sent it, and over which link.
+    pub(super) fn caller(&self) -> (NodeId, LinkId) {
+        (self.from, self.reply.link().unwrap_or(HERE))
+    }
+
+    /// Answers with an error in place of the handler.
+    pub(super) fn refuse(self, error: Error) {
+        self.reply.error(error);
+    }
+}
+
+/// A place in the window of a request's caller, if it came over a link. It is free when this is dropped: the request
+/// begins, or never will.
+pub(super) struct Begins(pub(super) Option<(Arc<Shared>, Arc<Counted>, u64)>);
+
+impl Drop for Begins {
+    fn drop(&mut self) {
+        if let Some((shared, counted, bytes)) = self.0.take() {
+            shared.begun(&counted, bytes);
+        }
     }
 }
 
@@ -251,55 +308,40 @@ impl Shared {
     fn dispatch(self: &Arc<Self>, incoming: Incoming, is_cancelled: bool) {
         let context = incoming.message.envelope.context;
         let found = self.calls.services.read().get(&context).map(|(_, service)| Arc::clone(service));
-        let (bytes, counted) = (bytes_of(&incoming.message), Arc::clone(&incoming.counted));
-        let Some(request) = Request::read(self, incoming, found.as_deref()) else { return self.begun(&counted, bytes) };
+        let begins = Begins(Some((Arc::clone(self), Arc::clone(&incoming.counted), bytes_of(&incoming.message))));
+        let reply = reply_to(self, &incoming, found.as_deref()).filling(&incoming.brought.promises);
+        let Incoming { from, message, brought, .. } = incoming;
+        let (tag, control, tensors) = (RequestTag::of(message.envelope.tag), message.control, message.parts);
+        let delivery = Delivery { service: context, from, tag, control, tensors, brought, reply, begins };
         match found {
-            Some(service) if !is_cancelled => return self.start(context, service, request, Some((counted, bytes))),
-            Some(_) => request.reply.error(service::cancelled()),
-            None => {
-                let method = request.method.clone();
-                let what = format!("this node has no service for \"{method}\"");
-                let hint = "is the node of the right role, and was its service started?";
-                request.reply.error(Error::new(ErrorKind::NotFound, what).hint(hint));
-            }
+            Some(service) if !is_cancelled => service.deliver(self, delivery),
+            Some(_) => delivery.refuse(service::cancelled()),
+            None => delivery.reply.no_service(),
         }
-        self.begun(&counted, bytes);
     }
 
-    /// Runs a handler where its service says. `counted` is what a request is one of that came over a link, and its
-    /// bytes.
-    pub(super) fn start(
+    /// Runs a handler on this thread.
+    pub(super) fn run_inline<R: Replies>(begins: Begins, request: R, handle: impl FnOnce(R)) {
+        drop(begins);
+        service::run(request, handle);
+    }
+
+    /// Runs a handler on the lane of the service of this number, in that mailbox if the lane has them.
+    pub(super) fn submit<R: Replies>(
         self: &Arc<Self>,
-        context: u64,
-        service: Arc<dyn Service>,
-        request: Request,
-        counted: Option<(Arc<Counted>, u64)>,
+        (service, lane, mailbox): (u64, Lane, Option<u64>),
+        begins: Begins,
+        request: R,
+        handle: impl FnOnce(R) + Send + 'static,
     ) {
-        let lane = service.lane();
-        let shared = Arc::clone(self);
-        let begin = move || counted.into_iter().for_each(|(counted, bytes)| shared.begun(&counted, bytes));
-        let mailbox = match lane {
-            Lane::Inline => {
-                begin();
-                return service::run(&*service, request);
-            }
-            Lane::Serial => match contain::run(|| service.mailbox(&request)) {
-                Ok(mailbox) => Some(mailbox),
-                Err(text) => {
-                    begin();
-                    return request.reply.error(service::panicked(&text));
-                }
-            },
-            Lane::Concurrent(_) => None,
-        };
         let act = Box::new(move |refusal: Option<Error>| {
-            begin();
+            drop(begins);
             match refusal {
-                Some(error) => request.reply.error(error),
-                None => service::run(&*service, request),
+                Some(error) => request.into_reply().error(error),
+                None => service::run(request, handle),
             }
         });
-        self.calls.requests.executor.submit(&self.node, context, lane, Job { act, mailbox });
+        self.calls.requests.executor.submit(&self.node, service, lane, Job { act, mailbox });
     }
 
     /// A request begins, or never will: its place in the window is free, and the caller is told if much is.
@@ -354,7 +396,7 @@ impl Shared {
 }
 
 /// How a reply finds the way back.
-pub(super) fn reply_to(shared: &Arc<Shared>, incoming: &Incoming, service: Option<&dyn Service>) -> Reply {
+fn reply_to(shared: &Arc<Shared>, incoming: &Incoming, service: Option<&dyn Serves>) -> Reply {
     let call = incoming.id();
     let is_noted = service.is_some_and(|service| service.lane() != Lane::Inline);
     let mark = is_noted.then(|| shared.calls.requests.note(call));

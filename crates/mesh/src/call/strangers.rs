@@ -1,6 +1,7 @@
 //! Who is no member, though it knows the secret, is heard by nobody.
 
-use super::{Callers, Lane, Request, Service, number_of};
+use super::name::number_of;
+use super::{Callers, Lane, Methods, Request, Service, TypedService};
 use crate::endpoints::{ALL, REFERENCES, REQUESTS};
 use crate::reference::Word;
 use crate::{Config, Expected, Mesh};
@@ -98,6 +99,50 @@ fn f28_who_is_no_member_is_refused_before_its_arguments_are_decoded() {
         assert!(error.advice().is_some(), "{error}");
     }
     assert_eq!(handled.load(SeqCst), 0);
+    mesh.finish().expect("it is alone");
+}
+
+/// Counts what it handles, by number.
+#[derive(Default)]
+struct Typed(AtomicUsize);
+
+struct Count;
+
+crate::methods! {
+    service "typed";
+    1, "count": Count[u64] -> u64, Members;
+}
+
+impl TypedService for Typed {
+    const NAME: &'static str = "typed";
+
+    fn methods(methods: Methods<Self>) -> Methods<Self> {
+        methods.on::<Count>(|typed, request| {
+            typed.0.fetch_add(1, SeqCst);
+            request.reply.ok(&request.args);
+        })
+    }
+}
+
+/// Not only what it says, also how many methods there are is nobody else's business.
+#[test]
+fn f51_who_is_no_member_is_refused_before_the_arguments_of_a_number_are_decoded() {
+    let mesh = alone();
+    let typed = Arc::new(Typed::default());
+    mesh.serve_typed(Arc::clone(&typed)).expect("the name is free");
+    let (node, link, ear) = stranger(&mesh);
+    // No arguments, no such method, a name, and references that are not there.
+    for (number, tag) in (1..).zip([1 << 32, 7 << 32, 0, 1 << 32 | 1000]) {
+        let envelope = Envelope { correlation: number, ..Envelope::of(REQUESTS, Tag(tag), number_of("typed")) };
+        drop(node.isend(link, Outgoing::control(envelope, Vec::new())).expect("it is sent"));
+    }
+    until("all are answered", || ear.0.lock().len() == 4);
+    for message in ear.0.lock().iter() {
+        let error = from_control::<Error>(&message.control[1..]).expect("an error");
+        assert_eq!(error.kind(), ErrorKind::NotPermitted, "{error}");
+    }
+    assert_eq!(typed.0.load(SeqCst), 0);
+    assert_eq!(mesh.ask::<Count>(mesh.me().node, &7).and_then(|work| work.wait()).expect("it is one").value, 7);
     mesh.finish().expect("it is alone");
 }
 

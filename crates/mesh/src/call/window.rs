@@ -263,9 +263,8 @@ impl Shared {
             return true;
         };
         self.references.take_back(to, &refs);
-        let call = self.calls.pending.lock().remove(&correlation);
-        if let Some(call) = call {
-            call.end(Err(self.explain(self.death_of(to).unwrap_or(error))));
+        if let Some(call) = self.calls.take(correlation) {
+            call.end(self.explain(self.death_of(to).unwrap_or(error)));
         }
         false
     }

@@ -2,7 +2,7 @@
 
 use super::invitation::{Invitation, read_variable};
 use super::{ATTACH, DOOR};
-use crate::call::{Answer, Call, Service};
+use crate::call::{Answer, Call, Service, ServiceName};
 use crate::driver::Shared;
 use crate::endpoints;
 use crate::engine::{self, Engine, Expected, Introduction, Role};
@@ -136,7 +136,7 @@ impl Guest {
     ///
     /// `PeerLost` that names the host if it is gone; `InvalidArgument` for a reference to an object of another node
     /// than these two; else as [`Mesh::call`]. A service that does not admit guests answers with `NotPermitted`.
-    pub fn call(&self, service: &str, method: &str, call: impl Into<Call>) -> Result<Work<Answer>> {
+    pub fn call(&self, service: impl Into<ServiceName>, method: &str, call: impl Into<Call>) -> Result<Work<Answer>> {
         self.alone.call(self.host_node(), service, method, call)
     }
 
@@ -347,7 +347,7 @@ impl Shared {
         let args = vec![Value::Str(invitation.name.clone()), token, Value::Int(host.0.cast_signed())];
         let deadline = Some(until.saturating_duration_since(Instant::now()));
         let call = Call { args: Value::List(args), deadline, ..Call::default() };
-        let answer = self.call(host, DOOR, ATTACH, call)?;
+        let answer = self.call(host, DOOR.into(), ATTACH, call)?;
         let asked = interrupt.as_mut().map(|interrupt| interrupt as Interrupt<'_>);
         answer.wait_until(None, asked)?;
         let Value::Int(rank) = answer.wait()?.value else {

@@ -138,7 +138,7 @@ impl Service for Door {
 impl Shared {
     /// Opens the door for guests. Nobody comes in without an invitation.
     pub(crate) fn serve_guests(self: &Arc<Self>) -> Result<()> {
-        self.serve_as(DOOR, Arc::new(Door(Arc::downgrade(self))))
+        self.serve_named(DOOR, Door(Arc::downgrade(self)))
     }
 
     fn invite(&self, label: &str) -> Result<Invitation> {

@@ -102,7 +102,10 @@ fn a_guest_is_refused_what_is_for_members_before_its_arguments_are_decoded() {
     drop(call);
     let mut control = codec::encode(&Value::Str("x".into())).expect("a name");
     control.push(0xff);
-    guest.send(Envelope { correlation: 77, ..Envelope::of(REQUESTS, Tag(0), crate::call::number_of("it")) }, control);
+    guest.send(
+        Envelope { correlation: 77, ..Envelope::of(REQUESTS, Tag(0), crate::call::ServiceName::new("it").number()) },
+        control,
+    );
     // Behind it on the same link.
     let _ = guest.call("it", "x", Value::None).and_then(|work| work.wait());
     assert_eq!(handled.load(SeqCst), 0);
@@ -118,7 +121,7 @@ fn a_member_is_no_guest_and_a_guest_is_no_member() {
     let show = |mesh: &Mesh, to: NodeId, host: NodeId, token: &[u8]| {
         let args = [Value::Str(invitation.name().to_owned()), Value::Bytes(token.to_vec())];
         let args: Vec<Value> = args.into_iter().chain([Value::Int(host.0.cast_signed())]).collect();
-        mesh.shared.call(to, DOOR, ATTACH, Call::from(Value::List(args))).and_then(|work| work.wait())
+        mesh.shared.call(to, DOOR.into(), ATTACH, Call::from(Value::List(args))).and_then(|work| work.wait())
     };
     let (host, token) = (mesh.me().node, invitation.token.expose());
     let error = show(&other, host, host, token).expect_err("it is a member");
@@ -163,7 +166,7 @@ fn an_invitation_is_good_at_the_host_that_it_names_alone() {
         let token = Value::Bytes(invitation.token.expose().to_vec());
         let args = vec![Value::Str(name.to_owned()), token, Value::Int(host.0.cast_signed())];
         let call = Call::from(Value::List(args));
-        shared.call(invitation.host(), DOOR, ATTACH, call).and_then(|work| work.wait())
+        shared.call(invitation.host(), DOOR.into(), ATTACH, call).and_then(|work| work.wait())
     };
     let error = show(invitation.name(), NodeId(7)).expect_err("it names another host");
     assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
@@ -187,7 +190,10 @@ fn a_guest_counts_nothing_for_third_nodes() {
     let (guest, node) = guest_of(&mesh);
     let mut control = codec::encode(&Value::Str("x".into())).expect("a name");
     control.extend(codec::encode(&Value::Ref { node: third, id: 1 }).expect("a value"));
-    guest.send(Envelope { correlation: 77, ..Envelope::of(REQUESTS, Tag(1), crate::call::number_of("it")) }, control);
+    guest.send(
+        Envelope { correlation: 77, ..Envelope::of(REQUESTS, Tag(1), crate::call::ServiceName::new("it").number()) },
+        control,
+    );
     guest.call("it", "x", Value::None).and_then(|work| work.wait()).expect("it is heard behind that");
     assert_eq!(mesh.shared.references.addressees(), Vec::<NodeId>::new(), "it wants to tell them something");
     // A word that asks for a count: the guest is turned out.

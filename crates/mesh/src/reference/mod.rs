@@ -13,7 +13,8 @@
 //! ends walk the same value, one counts what the other adopts. What is not held is refused, so nobody can send a name
 //! that may mean nothing on arrival. An arriving message is adopted while its link's poll token is held, that is in the
 //! order of the link; its holds live as long as its `Request` or `Answer`, and [`Mesh::hold`](crate::Mesh::hold) makes
-//! lasting ones of them.
+//! lasting ones of them. Beside the arguments of a typed method references are a list, which the arguments refer to by
+//! place, so that both ends find them without knowing the types.
 //!
 //! * The owner passes to B: it counts B before the message leaves.
 //! * A passes back to the owner: nothing is counted. A's `Release` follows the message on the same link.
@@ -139,6 +140,10 @@ impl Ref {
     #[must_use]
     pub fn owner(&self) -> NodeId {
         self.0.name.owner
+    }
+
+    pub(crate) fn mention(&self) -> Mention {
+        Mention { name: self.0.name, fills: false }
     }
 
     /// The object's name, to be passed in a call or an answer. The name alone keeps nothing alive.

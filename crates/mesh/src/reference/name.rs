@@ -73,6 +73,11 @@ impl fmt::Display for Name {
 }
 
 impl Mention {
+    /// The number as it stands in a message.
+    pub(crate) fn id(self) -> u64 {
+        self.name.id | if self.fills { FILLS } else { 0 }
+    }
+
     pub(crate) fn of(node: NodeId, id: u64) -> Self {
         Self { name: Name { owner: node, id: id & !FILLS }, fills: id & FILLS != 0 }
     }

@@ -9,7 +9,7 @@ use super::name::{Mention, Name};
 use super::table::{References, Tables, full};
 use super::words::{Cause, Word};
 use super::{Object, Ref};
-use crate::call::{Answer, Call};
+use crate::call::{Answer, Call, ServiceName};
 use crate::driver::Shared;
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work, limits};
 use sheave_wire::Value;
@@ -132,8 +132,8 @@ impl References {
     }
 
     /// The promises that a call of this node to itself is to fill.
-    pub(crate) fn promises_here(self: &Arc<Self>, value: &Value, number: u64, method: &str) -> Promises {
-        let fills = super::names_in(value).into_iter().filter(|mention| mention.fills).map(|mention| mention.name);
+    pub(crate) fn promises_here(self: &Arc<Self>, names: &[Mention], number: u64, method: &str) -> Promises {
+        let fills = names.iter().filter(|mention| mention.fills).map(|mention| mention.name);
         let asking = Asking { from: self.me, number, method: method.to_owned() };
         let mut tables = self.tables.lock();
         let mut refs = Vec::new();
@@ -194,14 +194,14 @@ impl Shared {
     pub(crate) fn call_to_fill(
         self: &Arc<Self>,
         to: NodeId,
-        service: &str,
+        service: ServiceName,
         method: &str,
         call: Call,
         names: Vec<Mention>,
     ) -> Result<Work<Answer>> {
         let begun = self.references.begin_filling(to, &names);
         let fills = begun.map_err(|error| error.operation(method.to_owned()))?;
-        let (runs_anyway, title) = (call.runs_anyway, format!("{method} of {service}"));
+        let (runs_anyway, title) = (call.runs_anyway, format!("{method} of {}", service.as_str()));
         let called = self.call_with(to, service, method, call, names);
         let references = Arc::clone(&self.references);
         match &called {

@@ -167,7 +167,7 @@ impl World {
         self.calls.insert(number, Call { from, to, names });
         if from == to {
             references.take_back(id(to), &refs);
-            let promises = references.promises_here(&name.to_fill(), number, "fill");
+            let promises = references.promises_here(&[Mention { name, fills: true }], number, "fill");
             return self.nodes[to].handling.push((from, number, promises));
         }
         self.queues.entry((from, to)).or_default().push_back(Item::Message(mentions, Some(number)));

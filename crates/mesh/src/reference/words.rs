@@ -9,16 +9,17 @@
 //! to nobody, for words that give wait for nothing and those that take back may be late.
 
 use super::linking::Next;
-use super::name::{Mention, Name, is_plain, names_in};
+use super::name::{Name, is_plain};
 use super::promise::Asking;
 use super::table::References;
+use crate::call::{method_of, references_in};
 use crate::driver::Shared;
 use crate::endpoints::{REFERENCES, REQUESTS};
 use serde::{Deserialize, Serialize};
 use sheave_base::clock::Clock;
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, limits};
 use sheave_net::{Envelope, Message, Outgoing};
-use sheave_wire::{Value, codec, from_control, to_control};
+use sheave_wire::{from_control, to_control};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
@@ -71,39 +72,19 @@ impl References {
         message: &Message,
         may_bring: impl Fn(NodeId) -> bool,
     ) -> super::Brought {
-        // A message without any says so, and is not looked into here. One that cannot be read brings none, and says
-        // so where it is read for good.
-        if message.envelope.tag == Tag(0) {
+        // A message without any says so, and no lock is taken for it.
+        let names = references_in(message);
+        if names.is_empty() {
             return super::Brought::default();
         }
-        if message.envelope.endpoint != REQUESTS {
-            let value = codec::decode(message.control.get(1..).unwrap_or_default());
-            let names = value.map(|value| names_in(&value)).unwrap_or_default();
-            return self.adopt_allowed(from, &names, None, may_bring);
-        }
-        let Ok((method, rest)) = codec::decode_first(&message.control) else { return super::Brought::default() };
-        let names = codec::decode(rest).map(|value| names_in(&value)).unwrap_or_default();
-        let asks = names.iter().any(|mention: &Mention| mention.fills);
-        let asking = match method {
-            Value::Str(method) if asks => Some(Asking { from, number: message.envelope.correlation, method }),
-            _ => None,
-        };
-        self.adopt_allowed(from, &names, asking, may_bring)
-    }
-
-    fn adopt_allowed(
-        self: &Arc<Self>,
-        from: NodeId,
-        names: &[Mention],
-        asking: Option<Asking>,
-        may_bring: impl Fn(NodeId) -> bool,
-    ) -> super::Brought {
         if let Some(mention) = names.iter().find(|mention| !may_bring(mention.name.owner)) {
             let owner = mention.name.owner;
             let what = format!("a reference to an object of node {owner}, which its sender must not pass on");
             return super::Brought { error: Some(Error::new(ErrorKind::Protocol, what)), ..super::Brought::default() };
         }
-        self.adopt(from, names, asking)
+        let asks = message.envelope.endpoint == REQUESTS && names.iter().any(|mention| mention.fills);
+        let asking = asks.then(|| Asking { from, number: message.envelope.correlation, method: method_of(message) });
+        self.adopt(from, &names, asking)
     }
 
     /// Whether words of `from` are to be heard.

@@ -58,7 +58,14 @@ impl Part {
         members[self.dice.below(members.len() as u64) as usize].node
     }
 
-    fn call(&self, to: NodeId, service: &str, method: &str, call: Call, intent: Intent) -> Option<Work<Answer>> {
+    fn call(
+        &self,
+        to: NodeId,
+        service: &'static str,
+        method: &str,
+        call: Call,
+        intent: Intent,
+    ) -> Option<Work<Answer>> {
         // What becomes of it is in the ledger.
         let make = |call| self.mesh.call(to, service, method, call);
         self.ledger.call(self.mesh.me().node, call, intent, make).ok()

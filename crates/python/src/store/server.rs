@@ -21,17 +21,24 @@ use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 use sheave_base::{Error, ErrorKind, NodeId, Peer, Result, work};
-use sheave_mesh::{Call, Callers, Mesh, Request, Role, Service, WeakMesh};
+use sheave_mesh::{CallOptions, Mesh, Methods, Role, TypedService, WeakMesh};
 use sheave_net::Part;
 use sheave_store::{Function, Key, ServerConfig, run_server};
 use sheave_tensor::{Mode, Tensor};
-use sheave_wire::Value;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The name of the service that takes pickled functions; a method is the name of one.
+/// The name of the service that takes pickled functions.
 const SERVICE: &str = "store.pickled";
+
+/// A worker sends a pickled function, as a tensor of bytes, under this name.
+struct Ship;
+
+sheave_mesh::methods! {
+    service SERVICE;
+    1, "set_updater": Ship[String] -> (), Workers;
+}
 
 /// Functions of one sender that are kept: it names each right after it has sent it, on each of its stores.
 const FUNCTIONS_MAX: usize = 16;
@@ -159,30 +166,30 @@ impl Pickled {
     }
 }
 
-impl Service for Pickled {
-    fn handle(&self, request: Request) {
-        let outcome = self.take(request.from, request.method, &request.tensors);
-        request.reply.send(outcome.map(|()| (Value::None, Default::default())));
-    }
+impl TypedService for Pickled {
+    const NAME: &'static str = SERVICE;
 
-    fn callers(&self, _: &str) -> Callers {
-        Callers::Workers
+    fn methods(methods: Methods<Self>) -> Methods<Self> {
+        methods.on::<Ship>(|pickled, request| {
+            request.reply.send(pickled.take(request.from, request.args, &request.tensors));
+        })
     }
 }
 
 /// Takes pickled functions; `unpickle` makes them of bytes.
 fn take(mesh: &Mesh, desk: &Desk, unpickle: Option<Py<PyAny>>, shipped: &Arc<Shipped>) -> Result<()> {
     let (desk, shipped) = (desk.clone(), Arc::clone(shipped));
-    mesh.serve(SERVICE, Pickled { desk, unpickle: unpickle.map(Arc::new), shipped })
+    mesh.serve_typed(Arc::new(Pickled { desk, unpickle: unpickle.map(Arc::new), shipped }))
 }
 
 /// Sends a pickled function to all servers, and waits until all have it.
 pub(crate) fn ship(mesh: &Mesh, name: &str, pickled: &[u8]) -> Result<()> {
     let servers: Vec<NodeId> = mesh.of_role(Role::Server).map(|member| member.node).collect();
+    let name = name.to_owned();
     let call = |server: &NodeId| {
         let tensor = Tensor::from_slice(pickled, [pickled.len() as u64])?;
-        let call = Call { tensors: [Part::new(tensor, Mode::Move)].into_iter().collect(), ..Call::default() };
-        mesh.call(*server, SERVICE, name, call)
+        let tensors = [Part::new(tensor, Mode::Move)].into_iter().collect();
+        mesh.ask_with::<Ship>(*server, &name, CallOptions { tensors, ..CallOptions::default() })
     };
     let calls = servers.iter().map(call).collect::<Result<Vec<_>>>()?;
     calls.iter().try_for_each(|call| call.wait().map(drop))

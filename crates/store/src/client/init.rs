@@ -6,13 +6,12 @@ use crate::compress::Compression;
 use crate::key::Key;
 use crate::layout::{KEYS_MAX, Slice};
 use crate::local::{exists, unknown};
-use crate::protocol::SERVICE;
-use crate::protocol::{self, DELETE, DESCRIBE, Delete, Describe, Described, DescribedSlice, INIT, Init, OnWorkerLoss};
+use crate::protocol::{Delete, Describe, Described, DescribedSlice, Init, OnWorkerLoss};
 use crate::rows::Rows;
 use crate::slot::Meta;
 use parking_lot::Mutex;
 use sheave_base::{Error, ErrorKind, Result};
-use sheave_mesh::Call;
+use sheave_mesh::CallOptions;
 use sheave_tensor::{Shape, Tensor};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -109,8 +108,8 @@ impl Client {
         let mut calls = Vec::new();
         for (server, numbers) in self.servers.iter().zip(numbers) {
             for chunk in numbers.chunks(KEYS_MAX) {
-                let args = protocol::encode(&Delete { store: self.open.store, numbers: chunk.to_vec() })?;
-                calls.push(self.mesh.call(*server, SERVICE, DELETE, args)?);
+                let delete = Delete { store: self.open.store, numbers: chunk.to_vec() };
+                calls.push(self.mesh.ask::<Delete>(*server, &delete)?);
             }
         }
         calls.iter().try_for_each(|call| call.wait().map(drop))
@@ -123,8 +122,8 @@ impl Client {
             known.meta.slices(known.number, &self.open.cutting).into_iter().map(|slice| slice.server)
         };
         let servers: HashSet<usize> = keys.iter().flat_map(slices).collect();
-        let args = protocol::encode(&Describe { store: self.open.store, numbers: Vec::new() })?;
-        let call = |server: &usize| self.mesh.call(self.servers[*server], SERVICE, DESCRIBE, args.clone());
+        let describe = Describe { store: self.open.store, numbers: Vec::new() };
+        let call = |server: &usize| self.mesh.ask::<Describe>(self.servers[*server], &describe);
         let calls = servers.iter().map(call).collect::<Result<Vec<_>>>()?;
         calls.iter().try_for_each(|call| call.wait().map(drop))
     }
@@ -163,8 +162,9 @@ impl Client {
             for (slices, chunk) in in_chunks(slices) {
                 let pieces = chunk.iter().map(|(piece, _)| *piece).collect::<Vec<_>>();
                 let tensors = self.pack(chunk, |_| false)?;
-                let args = protocol::encode(&Init { store: self.open.store, slices, pieces })?;
-                calls.push(self.mesh.call(*server, SERVICE, INIT, Call { args, tensors, ..Call::default() })?);
+                let init = Init { store: self.open.store, slices, pieces };
+                let options = CallOptions { tensors, ..CallOptions::default() };
+                calls.push(self.mesh.ask_with::<Init>(*server, &init, options)?);
             }
         }
         calls.iter().try_for_each(|call| call.wait().map(drop))
@@ -189,9 +189,8 @@ impl Client {
             let own: Vec<_> = numbered.filter(|(_, _, number)| self.open.cutting.home(*number) == at).collect();
             for chunk in own.chunks(KEYS_MAX) {
                 let numbers = chunk.iter().map(|(_, _, number)| *number).collect();
-                let args = protocol::encode(&Describe { store: self.open.store, numbers })?;
-                let answer = self.mesh.call(*server, SERVICE, DESCRIBE, args)?.wait()?;
-                let known: Vec<Option<Described>> = protocol::decode(&answer.value)?;
+                let describe = Describe { store: self.open.store, numbers };
+                let known = self.mesh.ask::<Describe>(*server, &describe)?.join()?.value;
                 if known.len() != chunk.len() {
                     return Err(Error::new(
                         ErrorKind::Protocol,

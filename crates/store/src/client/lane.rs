@@ -13,12 +13,13 @@
 //! which may wait for others, do not count against the bound. So whatever is queued leaves as fast as servers take it.
 //! What is queued is bounded too ([`QUEUED_BYTES_MAX`]): beyond it the caller waits, for the servers alone.
 
-use crate::protocol::{self, Piece, SERVICE, SLICES, Slices};
+use crate::gather::Told;
+use crate::protocol::{Piece, Slices, Update};
 use parking_lot::Mutex;
 use sheave_base::work::Completer;
 use sheave_base::work::awaited::{Account, Awaited, Describe, Which, listed};
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
-use sheave_mesh::{Answer, Call, Mesh, WeakMesh};
+use sheave_mesh::{CallOptions, Mesh, WeakMesh};
 use sheave_net::Parts;
 use smallvec::SmallVec;
 use std::cmp::Reverse;
@@ -74,7 +75,7 @@ pub(super) enum What {
     /// Slices of a push that the server knows of.
     Slices { operation: u64, push: Vec<Piece>, tensors: Parts },
     /// A pull, and who is told of its answer.
-    Pull { method: &'static str, call: Call, completer: Completer<Answer> },
+    Pull { update: Update, options: CallOptions, completer: Completer<Told> },
 }
 
 impl Lane {
@@ -183,15 +184,12 @@ impl Lane {
 
     fn send_item(self: &Arc<Self>, server: usize, priority: i32, item: Item) {
         let gone = || Error::new(ErrorKind::Closed, "this node has left the mesh");
-        let mesh = self.mesh.upgrade();
-        let call = |method: &str, call: Call| match &mesh {
-            Some(mesh) => mesh.call(self.servers[server], SERVICE, method, call),
-            None => Err(gone()),
-        };
+        let (mesh, to) = (self.mesh.upgrade().ok_or_else(gone), self.servers[server]);
         match item.what {
             What::Slices { operation, push, tensors } => {
-                let args = protocol::encode(&Slices { store: self.store, operation, push });
-                let called = args.and_then(|args| call(SLICES, Call { args, tensors, ..Call::default() }));
+                let slices = Slices { store: self.store, operation, push };
+                let options = CallOptions { tensors, ..CallOptions::default() };
+                let called = mesh.and_then(|mesh| mesh.ask_with::<Slices>(to, &slices, options));
                 // Whether they are merged is said to who has begun the push.
                 match called {
                     Ok(work) => {
@@ -201,13 +199,15 @@ impl Lane {
                     Err(_) => self.taken(server, priority, item.bytes),
                 }
             }
-            What::Pull { method, call: asked, completer } => match call(method, asked) {
-                Ok(work) => {
-                    work.awaited().into_iter().for_each(|awaited| completer.awaits(awaited));
-                    forward(&work, completer);
+            What::Pull { update, options, completer } => {
+                match mesh.and_then(|mesh| mesh.ask_with::<Update>(to, &update, options)) {
+                    Ok(work) => {
+                        work.awaited().into_iter().for_each(|awaited| completer.awaits(awaited));
+                        forward(&work, completer);
+                    }
+                    Err(error) => completer.complete(Err(error)),
                 }
-                Err(error) => completer.complete(Err(error)),
-            },
+            }
         }
     }
 
@@ -261,6 +261,6 @@ impl State {
 }
 
 /// Ends one work as another does.
-fn forward(work: &Work<Answer>, completer: Completer<Answer>) {
+fn forward(work: &Work<Told>, completer: Completer<Told>) {
     work.on_complete(move |outcome| completer.complete(outcome.clone()));
 }

@@ -25,7 +25,7 @@ use crate::key::Key;
 use crate::kind::Kind;
 use crate::layout::{Cutting, PACKED_BELOW_BYTES, Slice};
 use crate::local::unknown;
-use crate::protocol::{self, BARRIER, CLOSE, CLOSING, DONE, Form, OPEN, OfStore, OnWorkerLoss, Open, Piece, SERVICE};
+use crate::protocol::{Barrier, Close, Closing, Done, Form, OfStore, OnWorkerLoss, Open, Piece, SERVICE};
 use crate::slot::Meta;
 use crate::store::Config;
 use batch::Pieces;
@@ -35,7 +35,7 @@ use outstanding::Outstanding;
 use parking_lot::{Mutex, RwLock};
 use sheave_base::work::IDLE;
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
-use sheave_mesh::{Answer, Call, Mesh, Role};
+use sheave_mesh::{AnswerOf, Mesh, Method, Role};
 use sheave_tensor::Tensor;
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -118,7 +118,7 @@ impl Client {
             open: Open { store, kind, cutting, staleness, on_worker_loss },
             known: RwLock::default(),
             outstanding: Arc::default(),
-            losses: Arc::default(),
+            losses: Arc::new(Losses::of(mesh.of_role(Role::Worker).count())),
             compression: Mutex::default(),
             is_done: Arc::default(),
             is_closed: AtomicBool::new(false),
@@ -131,10 +131,9 @@ impl Client {
 
     fn open_on_servers(&self, patience: Duration) -> Result<()> {
         let until = Instant::now() + patience;
-        let args = protocol::encode(&self.open)?;
         for server in &self.servers {
             loop {
-                match self.mesh.call(*server, SERVICE, OPEN, args.clone())?.wait() {
+                match self.mesh.ask::<Open>(*server, &self.open)?.wait() {
                     Ok(_) => break,
                     // It has joined, and is about to start its service.
                     Err(error) if error.kind() == ErrorKind::NotFound && Instant::now() < until => {
@@ -223,10 +222,8 @@ impl Client {
         self.known.read().get(key).cloned().ok_or_else(|| unknown(key, operation))
     }
 
-    /// Calls a method that says something of the whole store.
-    fn say(&self, server: NodeId, method: &str) -> Result<Work<Answer>> {
-        let args = protocol::encode(&OfStore { store: self.open.store })?;
-        self.mesh.call(server, SERVICE, method, Call { args, runs_anyway: true, ..Call::default() })
+    fn of_store(&self) -> OfStore {
+        OfStore { store: self.open.store }
     }
 
     /// Blocks until all workers have come. Returns the rank of the first one that counts.
@@ -238,10 +235,9 @@ impl Client {
     /// [`Client::barrier`], also of a worker that closes the store.
     fn meet(&self) -> Result<usize> {
         self.check_whole("barrier")?;
-        let answer = self.say(self.servers[0], BARRIER)?.wait().map_err(|error| error.operation("barrier"))?;
+        let answer = self.mesh.ask::<Barrier>(self.servers[0], &self.of_store())?.wait()?;
         // All who have come have the same answer, whatever each has heard of the others.
-        let gone = protocol::decode_gone(&answer.value)?;
-        let first = (0..self.workers.len()).find(|rank| !gone.contains(rank)).unwrap_or(0);
+        let first = (0..self.workers.len()).find(|rank| !answer.value.0.contains(rank)).unwrap_or(0);
         self.losses.learn(&answer.value)?;
         Ok(first)
     }
@@ -257,7 +253,7 @@ impl Client {
         }
         // What was pushed before counts.
         self.lane.drain(&self.mesh)?;
-        let calls = self.to_all_servers(|client, server| client.say(server, DONE));
+        let calls = self.ask_all::<Done>(&self.of_store());
         let calls = calls.inspect_err(|_| self.is_done.store(false, SeqCst))?;
         let (completer, work) = self.mesh.node().pair("done", None);
         // However it ends; it goes before the work has ended.
@@ -279,10 +275,10 @@ impl Client {
         }
         // Pushes that another thread has begun leave first; later ones are refused here.
         drop(self.pushes.write());
-        let parted = self.lane.drain(&self.mesh).and_then(|()| self.say_to_all(CLOSING));
+        let parted = self.lane.drain(&self.mesh).and_then(|()| self.say_to_all::<Closing>());
         let ended = self.outstanding.wait(None);
         let met = if meets { self.meet().map(drop) } else { Ok(()) };
-        let told = self.say_to_all(CLOSE);
+        let told = self.say_to_all::<Close>();
         ended.and(met).and(parted).and(told)
     }
 
@@ -293,13 +289,13 @@ impl Client {
     }
 
     /// Says something of the whole store to all servers, and waits for their answers.
-    fn say_to_all(&self, method: &str) -> Result<()> {
-        let calls = self.to_all_servers(|client, server| client.say(server, method))?;
+    fn say_to_all<M: Method<Args = OfStore, Answer = ()>>(&self) -> Result<()> {
+        let calls = self.ask_all::<M>(&self.of_store())?;
         calls.iter().try_for_each(|call| call.wait().map(drop))
     }
 
-    fn to_all_servers(&self, call: impl Fn(&Self, NodeId) -> Result<Work<Answer>>) -> Result<Vec<Work<Answer>>> {
-        self.servers.iter().map(|server| call(self, *server)).collect()
+    fn ask_all<M: Method>(&self, args: &M::Args) -> Result<Vec<Work<AnswerOf<M>>>> {
+        self.servers.iter().map(|server| self.mesh.ask::<M>(*server, args)).collect()
     }
 
     /// The slices of a tensor, each with its piece, in this code, and its elements, which are not coded yet.

@@ -5,7 +5,7 @@
 //! of a tensor is merged in the same way on all servers, however they hear of a change.
 
 use super::{Client, has_closed};
-use crate::protocol::{self, SERVICE, SET_UPDATER, SetUpdater, UPDATER};
+use crate::protocol::{self, SetUpdater};
 use crate::updater::{Spec, Updater, no_optimizer, with_learning_rate};
 use parking_lot::RwLockReadGuard;
 use sheave_base::{Error, ErrorKind, Result};
@@ -62,8 +62,8 @@ impl Client {
     /// All servers are asked whether they can before one of them does.
     pub(super) fn tell_updater(&self, updater: &Spec) -> Result<()> {
         for is_trial in [true, false] {
-            let args = protocol::encode(&SetUpdater { store: self.open.store, updater: updater.clone(), is_trial })?;
-            let calls = self.to_all_servers(|client, to| client.mesh.call(to, SERVICE, SET_UPDATER, args.clone()))?;
+            let change = SetUpdater { store: self.open.store, updater: updater.clone(), is_trial };
+            let calls = self.ask_all::<SetUpdater>(&change)?;
             calls.iter().try_for_each(|call| call.wait().map(drop))?;
         }
         Ok(())
@@ -72,7 +72,7 @@ impl Client {
     /// The optimizer as the first server has it.
     pub(crate) fn optimizer(&self) -> Result<Optimizer> {
         self.check_usable("learning_rate")?;
-        match protocol::decode(&self.say(self.servers[0], UPDATER)?.wait()?.value)? {
+        match self.mesh.ask::<protocol::Updater>(self.servers[0], &self.of_store())?.join()?.value {
             Spec::Optimizer(optimizer) => Ok(*optimizer),
             _ => Err(no_optimizer()),
         }

@@ -3,11 +3,11 @@
 use super::Client;
 use crate::checkpoint::Shelf;
 use crate::layout::{KEYS_MAX, Slice, Slices};
-use crate::protocol::{self, EXAMINE, EXPORT, Examine, Export, Head, IMPORT, Import, SERVICE};
+use crate::protocol::{Examine, Export, Head, Import};
 use crate::slot::Meta;
 use crate::updater::Spec;
 use sheave_base::{Error, ErrorKind, Result};
-use sheave_mesh::Call;
+use sheave_mesh::CallOptions;
 use sheave_net::Part;
 use sheave_optim::Optimizer;
 use sheave_tensor::{Mode, Tensor};
@@ -49,9 +49,8 @@ impl Shelf for &Client {
         for (server, asked) in self.servers.iter().zip(asked) {
             for chunk in asked.chunks(KEYS_MAX) {
                 let numbers = chunk.iter().map(|(_, number)| *number).collect();
-                let args = protocol::encode(&Examine { store: self.open.store, numbers })?;
-                let answer = self.mesh.call(*server, SERVICE, EXAMINE, args)?.wait()?;
-                let found: Vec<Head> = protocol::decode(&answer.value)?;
+                let examine = Examine { store: self.open.store, numbers };
+                let found = self.mesh.ask::<Examine>(*server, &examine)?.join()?.value;
                 chunk.iter().zip(found).for_each(|((at, _), head)| heads[*at] = Some(head));
             }
         }
@@ -63,16 +62,16 @@ impl Shelf for &Client {
     }
 
     fn export(&mut self, _: &Meta, slice: &Slice, with_value: bool) -> Result<(Head, Vec<Tensor>)> {
-        let args = protocol::encode(&Export { store: self.open.store, number: slice.number, with_value })?;
-        let answer = self.mesh.call(self.servers[slice.server], SERVICE, EXPORT, args)?.join()?;
-        Ok((protocol::decode(&answer.value)?, answer.tensors.into_iter().collect()))
+        let export = Export { store: self.open.store, number: slice.number, with_value };
+        let answer = self.mesh.ask::<Export>(self.servers[slice.server], &export)?.join()?;
+        Ok((answer.value, answer.tensors))
     }
 
     fn import(&mut self, _: &Meta, slice: &Slice, import: Import, tensors: Vec<Tensor>) -> Result<()> {
-        let args = protocol::encode(&Import { store: self.open.store, ..import })?;
+        let import = Import { store: self.open.store, ..import };
         let tensors = tensors.into_iter().map(|tensor| Part::new(tensor, Mode::Copy)).collect();
-        let call = Call { args, tensors, ..Call::default() };
-        self.mesh.call(self.servers[slice.server], SERVICE, IMPORT, call)?.wait().map(drop)
+        let options = CallOptions { tensors, ..CallOptions::default() };
+        self.mesh.ask_with::<Import>(self.servers[slice.server], &import, options)?.wait().map(drop)
     }
 
     fn optimizer(&mut self) -> Result<Option<Optimizer>> {

@@ -5,16 +5,16 @@ use super::lane::{Item, What};
 use super::places::{Places, Scatter, Unpack, address};
 use super::{Client, Known};
 use crate::compress::Compression;
-use crate::gather::gather;
+use crate::gather::{Told, gather};
 use crate::key::Key;
 use crate::layout::{Layout, Spot};
 use crate::local::{check_apart, grouped, unknown};
-use crate::protocol::{self, BEGIN, Begin, Form, OnWorkerLoss, Piece, SERVICE, UPDATE, Update};
+use crate::protocol::{Begin, Form, OnWorkerLoss, Piece, Update};
 use crate::round::AHEAD_MAX;
 use crate::slot::{empty, flat_copy};
 use crate::store::Options;
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
-use sheave_mesh::{Answer, Call, Leases};
+use sheave_mesh::{CallOptions, Leases};
 use sheave_net::{Part, Parts, Tensors};
 use sheave_tensor::{Dtype, Mode, Tensor};
 use smallvec::SmallVec;
@@ -62,7 +62,7 @@ pub(super) struct Plan {
 /// An operation whose calls are being made.
 #[derive(Default)]
 struct Begun {
-    calls: Vec<Work<Answer>>,
+    calls: Vec<Work<Told>>,
     unpacks: Vec<Unpack>,
     scatters: Vec<Scatter>,
     failure: Option<Error>,
@@ -71,7 +71,7 @@ struct Begun {
 
 impl Begun {
     /// Notes a call that was made, or why it could not be made.
-    fn add(&mut self, call: Result<(Work<Answer>, Vec<Unpack>)>) -> bool {
+    fn add(&mut self, call: Result<(Work<Told>, Vec<Unpack>)>) -> bool {
         match call {
             Ok((call, unpacks)) => {
                 self.calls.push(call);
@@ -224,9 +224,10 @@ impl Client {
         let mut begun = Begun { ahead, scatters, ..Begun::default() };
         // Also after a failure: those who live must get what all other workers send them.
         for parcel in parcels {
-            let call = self
-                .prepare(parcel, &places.large)
-                .and_then(|(server, call, unpacks)| Ok((self.mesh.call(server, SERVICE, UPDATE, call)?, unpacks)));
+            let server = parcel.server;
+            let call = self.prepare(parcel, &places.large).and_then(|(update, options, unpacks)| {
+                Ok((self.mesh.ask_with::<Update>(server, &update, options)?, unpacks))
+            });
             begun.add(call);
         }
         self.finish(operation, keys, places, begun)
@@ -270,10 +271,7 @@ impl Client {
             let slices = contributions.filter(|(piece, _)| piece.form.is_contribution()).count() as u64;
             if slices > 0 {
                 let begin = Begin { store: self.open.store, operation: number, slices };
-                let call = protocol::encode(&begin).and_then(|args| {
-                    let call = Call { args, runs_anyway: true, ..Call::default() };
-                    self.mesh.call(self.servers[server], SERVICE, BEGIN, call)
-                });
+                let call = self.mesh.ask::<Begin>(self.servers[server], &begin);
                 if !begun.add(call.map(|call| (call, Vec::new()))) {
                     continue;
                 }
@@ -287,8 +285,8 @@ impl Client {
         for (server, parcel) in pulls {
             let keys = parcel.update.pull.iter().map(|piece| piece.number).collect();
             let (completer, work) = self.mesh.node().pair("call", None);
-            let prepared = self.prepare(parcel, &places.large).map(|(_, call, unpacks)| {
-                let what = What::Pull { method: UPDATE, call, completer };
+            let prepared = self.prepare(parcel, &places.large).map(|(update, options, unpacks)| {
+                let what = What::Pull { update, options, completer };
                 items.push(Item { server, keys, bytes: 0, what });
                 (work, unpacks)
             });
@@ -327,9 +325,9 @@ impl Client {
         Ok(Parcel { server, update, tensors, places })
     }
 
-    /// The call of a parcel, to whom, and what is unpacked when it has ended.
-    fn prepare(&self, parcel: Parcel, leases: &Leases) -> Result<(NodeId, Call, Vec<Unpack>)> {
-        let Parcel { server, update, tensors, places: targets } = parcel;
+    /// The call of a parcel, and what is unpacked when it has ended.
+    fn prepare(&self, parcel: Parcel, leases: &Leases) -> Result<(Update, CallOptions, Vec<Unpack>)> {
+        let Parcel { update, tensors, places: targets, .. } = parcel;
         let arena = self.mesh.node().arena();
         let layout = Layout::of(&update.pull)?;
         let mut places: Tensors = SmallVec::new();
@@ -352,11 +350,7 @@ impl Client {
             }
         }
         let leases = (!places.is_empty()).then(|| Arc::clone(leases));
-        let args = protocol::encode(&update)?;
-        // All servers sum a push or none does, whatever becomes of its other calls.
-        let runs_anyway = update.contributes();
-        let call = Call { args, tensors, places, leases, runs_anyway, ..Call::default() };
-        Ok((server, call, unpacks))
+        Ok((update, CallOptions { tensors, places, leases, ..CallOptions::default() }, unpacks))
     }
 
     /// The tensors of a message with these pieces: the packed ones are copied into one, codes and ids that are asked

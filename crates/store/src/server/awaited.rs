@@ -38,7 +38,7 @@ impl Names {
 
 impl Holder {
     /// What the call of this number of a worker waits for.
-    pub(super) fn awaited(&self, from: NodeId, number: u64) -> Option<String> {
+    pub(super) fn lacks(&self, from: NodeId, number: u64) -> Option<String> {
         let worker = self.workers.get(&from).copied()?;
         let mesh = self.mesh.upgrade()?;
         let names = Names(mesh.of_role(Role::Worker).map(|member| member.introduction.name.clone()).collect());

@@ -17,22 +17,19 @@ use crate::command::{self, Controller};
 use crate::key::Key;
 use crate::layout::KEYS_MAX;
 use crate::protocol::{
-    self, BARRIER, BEGIN, Begin, CLOSE, CLOSING, DELETE, DESCRIBE, DONE, Delete, Describe, INIT, NORMS, OPEN, OfStore,
-    OnWorkerLoss, Open,
+    Barrier, Begin, Close, Closing, Delete, Describe, Described, Done, Examine, Export, Import, Init, OfStore,
+    OnWorkerLoss, Open, SERVICE, SetUpdater, Settle, Slices, Sums, Update, Updater,
 };
-use crate::protocol::{EXAMINE, EXPORT, IMPORT};
-use crate::protocol::{SERVICE, SET_UPDATER, SETTLE, SLICES, SetUpdater, Slices, UPDATE, UPDATER, Update};
 use crate::slot::Merge;
-use crate::updater::Function;
+use crate::updater::{Function, Spec};
 use norms::{After, Gatherings};
 use parking_lot::Mutex;
+use serde::Serialize;
 use settle::{Loss, Settlements};
 use sheave_base::{Error, ErrorKind, NodeId, Result};
-use sheave_mesh::{Callers, Lane, Member, Mesh, Reply, Request, Role, Service, WeakMesh};
+use sheave_mesh::{Lane, Member, Mesh, Method, Methods, Role, TypedReply, TypedRequest, TypedService, WeakMesh};
 use sheave_net::Tensors;
 use sheave_tensor::{Arena, Tensor};
-use sheave_wire::Value;
-use smallvec::SmallVec;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use store::{Fate, Store};
@@ -112,12 +109,12 @@ impl Server {
             table: Mutex::default(),
         });
         command::serve(mesh, config.controller)?;
-        mesh.serve(SERVICE, Door(Arc::clone(&holder)))?;
+        mesh.serve_typed(Arc::clone(&holder))?;
         // Who is gone already will not be reported.
         for death in mesh.deaths() {
             if let Some(member) = mesh.member(death.node) {
                 let error = Error::new(ErrorKind::PeerLost, death.reason).peer(member.peer());
-                holder.lost(member, &error);
+                holder.lose(member, &error);
             }
         }
         Ok(Self { mesh: mesh.clone(), holder })
@@ -212,58 +209,63 @@ struct Gone {
 /// Stores of one job: they are parts of a program, and more of them are a leak.
 const STORES_MAX: usize = 1024;
 
-/// What is served.
-struct Door(Arc<Holder>);
+impl TypedService for Holder {
+    const NAME: &'static str = SERVICE;
 
-impl Service for Door {
-    fn handle(&self, request: Request) {
-        let Request { from, method, args, tensors, reply, .. } = request;
-        let holder = &self.0;
-        let outcome = match method.as_str() {
-            UPDATE => return holder.update(from, &args, tensors, reply),
-            BEGIN => return holder.begin(from, &args, reply),
-            SLICES => holder.slices(from, &args, tensors),
-            BARRIER => return holder.of_worker(from, &args, reply, Store::barrier),
-            DONE => return holder.of_worker(from, &args, reply, Store::done),
-            CLOSING => return holder.closing(from, &args, reply),
-            CLOSE => return holder.close(from, &args, reply),
-            SETTLE => return holder.hear(from, &args, reply),
-            NORMS => return holder.gather(from, &args, reply),
-            EXAMINE => return reply.send(holder.examine(&args)),
-            EXPORT => return reply.send(holder.export(&args)),
-            IMPORT => holder.import(&args, &tensors),
-            OPEN => return holder.open_and_link(&args, reply),
-            INIT => protocol::decode::<protocol::Init>(&args)
-                .and_then(|init| of(&mut holder.table.lock(), init.store)?.init(init, &tensors)),
-            DELETE => protocol::decode::<Delete>(&args)
-                .and_then(|delete| of(&mut holder.table.lock(), delete.store)?.delete(&delete.numbers)),
-            SET_UPDATER => return holder.set_updater(&args, reply),
-            UPDATER => return reply.send(holder.updater(&args).map(|value| (value, SmallVec::new()))),
-            DESCRIBE => return reply.send(holder.describe(&args).map(|value| (value, SmallVec::new()))),
-            other => Err(Error::new(ErrorKind::NotFound, format!("a store server does not know \"{other}\""))),
-        };
-        reply.send(outcome.map(|()| (Value::None, SmallVec::new())));
+    fn methods(methods: Methods<Self>) -> Methods<Self> {
+        methods
+            .on::<Open>(|holder, request| holder.open_and_link(request.args, request.reply))
+            .on::<Closing>(|holder, request| holder.part(request, Store::closing))
+            .on::<Close>(|holder, request| {
+                holder.part(request, Store::close);
+                holder.table.lock().stores.retain(|_, store| !store.members.is_over());
+            })
+            .on::<Init>(|holder, TypedRequest { args, tensors, reply, .. }| {
+                reply.send(of(&mut holder.table.lock(), args.store).and_then(|store| store.init(args, &tensors)));
+            })
+            .on::<Delete>(|holder, TypedRequest { args, reply, .. }| {
+                reply.send(of(&mut holder.table.lock(), args.store).and_then(|store| store.delete(&args.numbers)));
+            })
+            .on::<Describe>(|holder, request| request.reply.send(holder.describe(&request.args)))
+            .on::<Update>(Self::update)
+            .on::<Begin>(|holder, TypedRequest { from, args, reply, .. }| {
+                holder.within(from, args.store, reply, |store, worker, reply| store.begin(&args, worker, reply));
+            })
+            .on::<Slices>(|holder, TypedRequest { from, args, tensors, reply, .. }| {
+                reply.send(holder.slices(from, &args, tensors));
+            })
+            .on::<SetUpdater>(|holder, request| holder.set_updater(request.args, request.reply))
+            .on::<Updater>(|holder, request| request.reply.send(holder.updater(request.args)))
+            .on::<Barrier>(|holder, TypedRequest { from, args, reply, .. }| {
+                holder.within(from, args.store, reply, Store::barrier);
+            })
+            .on::<Done>(|holder, TypedRequest { from, args, reply, .. }| {
+                holder.within(from, args.store, reply, Store::done);
+            })
+            .on::<Settle>(|holder, request| holder.hear(request.from, &request.args, request.reply))
+            .on::<Sums>(|holder, request| holder.gather(request.args, request.reply))
+            .on::<Examine>(|holder, request| request.reply.send(holder.examine(&request.args)))
+            .on::<Export>(|holder, request| holder.export(&request.args, request.reply))
+            .on::<Import>(|holder, TypedRequest { args, tensors, reply, .. }| {
+                reply.send(holder.import(&args, &tensors));
+            })
     }
 
     fn lane(&self) -> Lane {
         Lane::Inline
     }
 
-    fn callers(&self, method: &str) -> Callers {
-        if matches!(method, SETTLE | NORMS) { Callers::Servers } else { Callers::Workers }
-    }
-
-    fn lost(&self, member: &Member, error: &Error) {
-        self.0.lost(member, error);
+    fn lost(self: &Arc<Self>, member: &Member, error: &Error) {
+        self.lose(member, error);
     }
 
     fn awaited(&self, from: NodeId, number: u64) -> Option<String> {
-        self.0.awaited(from, number)
+        self.lacks(from, number)
     }
 }
 
 impl Holder {
-    fn lost(self: &Arc<Self>, member: &Member, error: &Error) {
+    fn lose(self: &Arc<Self>, member: &Member, error: &Error) {
         if self.servers.contains(&member.node) {
             self.unsettle(error);
             return self.ungather(error);
@@ -297,16 +299,15 @@ impl Holder {
         losses.into_iter().for_each(|loss| self.settle(loss));
     }
 
-    fn open_and_link(&self, args: &Value, reply: Reply) {
-        match self.open(args) {
+    fn open_and_link(&self, open: Open, reply: TypedReply<()>) {
+        match self.open(open) {
             // A server that settles a loss must not wait for links then.
             Ok(OnWorkerLoss::Shrink) => self.link_servers(reply),
-            outcome => reply.send(outcome.map(|_| (Value::None, SmallVec::new()))),
+            outcome => reply.send(outcome.map(drop)),
         }
     }
 
-    fn open(&self, args: &Value) -> Result<OnWorkerLoss> {
-        let open: Open = protocol::decode(args)?;
+    fn open(&self, open: Open) -> Result<OnWorkerLoss> {
         let on_worker_loss = open.on_worker_loss;
         let mut table = self.table.lock();
         if let Some(known) = table.stores.get(&open.store) {
@@ -341,26 +342,23 @@ impl Holder {
         Ok(on_worker_loss)
     }
 
-    fn describe(&self, args: &Value) -> Result<Value> {
-        let describe: Describe = protocol::decode(args)?;
+    fn describe(&self, describe: &Describe) -> Result<Vec<Option<Described>>> {
         if describe.numbers.len() > KEYS_MAX {
             return Err(Error::new(ErrorKind::Protocol, format!("{} keys in one request", describe.numbers.len())));
         }
-        protocol::encode(&of(&mut self.table.lock(), describe.store)?.describe(&describe.numbers))
+        Ok(of(&mut self.table.lock(), describe.store)?.describe(&describe.numbers))
     }
 
-    fn set_updater(self: &Arc<Self>, args: &Value, reply: Reply) {
-        let outcome = self.change_updater(args);
-        match outcome {
+    fn set_updater(&self, change: SetUpdater, reply: TypedReply<()>) {
+        match self.change_updater(change) {
             // What runs here must not wait for links, and two servers that wait for each other's would never make them.
             Ok(true) => self.link_servers(reply),
-            outcome => reply.send(outcome.map(|_| (Value::None, SmallVec::new()))),
+            outcome => reply.send(outcome.map(drop)),
         }
     }
 
     /// True if links to the other servers are needed from now on.
-    fn change_updater(&self, args: &Value) -> Result<bool> {
-        let SetUpdater { store, updater, is_trial } = protocol::decode(args)?;
+    fn change_updater(&self, SetUpdater { store, updater, is_trial }: SetUpdater) -> Result<bool> {
         let merge = Merge::of(updater.clone().into(), |name| {
             let offered = self.functions.get(name).cloned();
             offered.or_else(|| self.finder.as_ref().and_then(|finder| finder(name)))
@@ -370,9 +368,8 @@ impl Holder {
         Ok(needs_norms && is_trial)
     }
 
-    fn updater(&self, args: &Value) -> Result<Value> {
-        let OfStore { store } = protocol::decode(args)?;
-        protocol::encode(of(&mut self.table.lock(), store)?.updater())
+    fn updater(&self, OfStore { store }: OfStore) -> Result<Spec> {
+        Ok(of(&mut self.table.lock(), store)?.updater().clone())
     }
 
     /// The rank of a worker that asks for something.
@@ -381,22 +378,14 @@ impl Holder {
         worker.ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "only workers use a store"))
     }
 
-    /// Does something that a store answers later.
-    fn of_worker(
+    /// Does something with a store, for a worker, and then what that has brought about.
+    fn within<A: Serialize>(
         self: &Arc<Self>,
         from: NodeId,
-        args: &Value,
-        reply: Reply,
-        act: impl FnOnce(&mut Store, usize, Reply),
+        store: u32,
+        reply: TypedReply<A>,
+        act: impl FnOnce(&mut Store, usize, TypedReply<A>),
     ) {
-        match protocol::decode::<OfStore>(args) {
-            Ok(OfStore { store }) => self.within(from, store, reply, act),
-            Err(error) => reply.error(error),
-        }
-    }
-
-    /// Does something with a store, for a worker, and then what that has brought about.
-    fn within(self: &Arc<Self>, from: NodeId, store: u32, reply: Reply, act: impl FnOnce(&mut Store, usize, Reply)) {
         let worker = match self.worker(from) {
             Ok(worker) => worker,
             Err(error) => return reply.error(error),
@@ -411,21 +400,11 @@ impl Holder {
         self.release(table, after);
     }
 
-    fn begin(self: &Arc<Self>, from: NodeId, args: &Value, reply: Reply) {
-        match protocol::decode::<Begin>(args) {
-            Ok(begin) => {
-                self.within(from, begin.store, reply, |store, worker, reply| store.begin(&begin, worker, reply));
-            }
-            Err(error) => reply.error(error),
-        }
-    }
-
-    fn slices(self: &Arc<Self>, from: NodeId, args: &Value, tensors: Tensors) -> Result<()> {
-        let slices: Slices = protocol::decode(args)?;
+    fn slices(self: &Arc<Self>, from: NodeId, slices: &Slices, tensors: Tensors) -> Result<()> {
         let worker = self.worker(from)?;
         let mut table = self.table.lock();
         let store = of(&mut table, slices.store)?;
-        let taken = store.slices(&slices, worker, tensors);
+        let taken = store.slices(slices, worker, tensors);
         if let Err(error) = &taken {
             store.refused(worker, error);
         }
@@ -434,26 +413,20 @@ impl Holder {
         taken
     }
 
-    fn closing(self: &Arc<Self>, from: NodeId, args: &Value, reply: Reply) {
-        self.of_worker(from, args, reply, |store, worker, reply| {
-            store.closing(worker);
-            reply.value(Value::None);
+    /// A worker says that it has no more to say, in part or at all.
+    fn part<M: Method<Args = OfStore, Answer = ()>>(
+        self: &Arc<Self>,
+        request: TypedRequest<M>,
+        act: impl FnOnce(&mut Store, usize),
+    ) {
+        self.within(request.from, request.args.store, request.reply, |store, worker, reply| {
+            act(store, worker);
+            reply.ok(&());
         });
     }
 
-    fn close(self: &Arc<Self>, from: NodeId, args: &Value, reply: Reply) {
-        self.of_worker(from, args, reply, |store, worker, reply| {
-            store.close(worker);
-            reply.value(Value::None);
-        });
-        self.table.lock().stores.retain(|_, store| !store.members.is_over());
-    }
-
-    fn update(self: &Arc<Self>, from: NodeId, args: &Value, tensors: Tensors, reply: Reply) {
-        let update: Update = match protocol::decode(args) {
-            Ok(update) => update,
-            Err(error) => return reply.error(error),
-        };
+    fn update(self: &Arc<Self>, request: TypedRequest<Update>) {
+        let TypedRequest { from, args: update, tensors, reply, .. } = request;
         self.within(from, update.store, reply, |store, worker, reply| {
             let checked = store.check(&update, worker, &tensors);
             // A contribution that has no other handle can be added to.

@@ -13,12 +13,11 @@
 use super::pending::Waiting;
 use super::{Holder, Table, of};
 use crate::held::Held;
-use crate::protocol::{self, NORMS, Open, SERVICE, Sums};
+use crate::protocol::{Open, Sums};
 use parking_lot::MutexGuard;
-use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
-use sheave_mesh::{Answer, Reply, Role};
+use sheave_base::{Error, ErrorKind, Result, Work};
+use sheave_mesh::{AnswerOf, Role, TypedReply};
 use sheave_optim::{BlockSums, Norms};
-use sheave_wire::Value;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -28,7 +27,7 @@ pub(super) type Gatherings = HashMap<(u32, u64), BTreeMap<u64, Said>>;
 /// What one slice has said.
 pub(super) struct Said {
     sums: Option<BlockSums>,
-    reply: Reply,
+    reply: TypedReply<Norms>,
 }
 
 /// A slice whose merge is half done.
@@ -84,12 +83,11 @@ impl Holder {
     }
 
     /// Makes links to all other servers, and answers when they stand.
-    pub(super) fn link_servers(&self, reply: Reply) {
+    pub(super) fn link_servers(&self, reply: TypedReply<()>) {
         let Some(mesh) = self.mesh.upgrade() else { return reply.error(closed()) };
         let link = move || {
             let mut others = mesh.of_role(Role::Server).filter(|member| member.node != mesh.me().node);
-            let outcome = others.try_for_each(|member| mesh.link_to(member.node).map(drop));
-            reply.send(outcome.map(|()| (Value::None, Default::default())));
+            reply.send(others.try_for_each(|member| mesh.link_to(member.node).map(drop)));
         };
         // A reply that is dropped is an error for who waits for it.
         let _ = sheave_base::thread::spawn("sheave-links", link);
@@ -104,19 +102,19 @@ impl Holder {
             Ok(call) => {
                 let holder = Arc::clone(self);
                 call.on_complete(move |outcome| {
-                    let norms = outcome.as_ref().map_err(Error::clone);
-                    holder.finish(store, slice, norms.and_then(|answer| protocol::decode(&answer.value)));
+                    let norms = outcome.as_ref().map(|answer| answer.value.clone());
+                    holder.finish(store, slice, norms.map_err(Error::clone));
                 });
             }
             Err(error) => self.finish(store, slice, Err(error)),
         }
     }
 
-    fn call_home(&self, home: usize, sums: &Sums) -> Result<Work<Answer>> {
+    fn call_home(&self, home: usize, sums: &Sums) -> Result<Work<AnswerOf<Sums>>> {
         let mesh = self.mesh.upgrade().ok_or_else(closed)?;
         let server = mesh.of_role(Role::Server).nth(home).map(|member| member.node);
         let server = server.ok_or_else(|| Error::new(ErrorKind::Internal, "a key without a home"))?;
-        mesh.call(server, SERVICE, NORMS, protocol::encode(sums)?)
+        mesh.ask::<Sums>(server, sums)
     }
 
     fn finish(self: &Arc<Self>, store: u32, slice: u64, norms: Result<Norms>) {
@@ -128,16 +126,9 @@ impl Holder {
     }
 
     /// The home of a key hears what one of its slices has to say.
-    pub(super) fn gather(&self, from: NodeId, args: &Value, reply: Reply) {
-        let Sums { store, key, start, sums } = match protocol::decode(args) {
-            Ok(sums) => sums,
-            Err(error) => return reply.error(error),
-        };
+    pub(super) fn gather(&self, Sums { store, key, start, sums }: Sums, reply: TypedReply<Norms>) {
         let mut table = self.table.lock();
-        let known = match self.servers.contains(&from) {
-            true => of(&mut table, store).and_then(|store| store.whole(key)),
-            false => Err(Error::new(ErrorKind::InvalidArgument, "only servers say sums")),
-        };
+        let known = of(&mut table, store).and_then(|store| store.whole(key));
         let (slices, elements) = match table.server_lost.clone().map_or(known, Err) {
             Ok(known) => known,
             Err(error) => {
@@ -158,7 +149,10 @@ impl Holder {
         drop(table);
         let outcome = combine(&said, elements);
         for one in said.into_values() {
-            one.reply.send(outcome.clone().map(|norms| (norms, Default::default())));
+            match &outcome {
+                Ok(norms) => one.reply.ok(norms),
+                Err(error) => one.reply.error(error.clone()),
+            }
         }
     }
 
@@ -174,8 +168,8 @@ impl Holder {
     }
 }
 
-/// The norms of a tensor of so many elements, as they travel.
-fn combine(said: &BTreeMap<u64, Said>, elements: u64) -> Result<Value> {
+/// The norms of a tensor of so many elements.
+fn combine(said: &BTreeMap<u64, Said>, elements: u64) -> Result<Norms> {
     let failed = || Error::new(ErrorKind::Remote, "the merge of another slice of this key has failed");
     let sums: Vec<&BlockSums> =
         said.values().map(|said| said.sums.as_ref().ok_or_else(failed)).collect::<Result<_>>()?;
@@ -184,7 +178,7 @@ fn combine(said: &BTreeMap<u64, Said>, elements: u64) -> Result<Value> {
         let what = format!("sums of {} elements came for a tensor of {elements}", norms.elements());
         return Err(Error::new(ErrorKind::Mismatch, what));
     }
-    protocol::encode(&norms)
+    Ok(norms)
 }
 
 fn closed() -> Error {

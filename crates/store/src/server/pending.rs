@@ -1,26 +1,25 @@
 //! Requests that are not answered, and the answers as they come together.
 
 use crate::layout::{ANSWER_BYTES_MAX, Layout, Spot};
-use crate::protocol::{self, Form, Piece};
+use crate::protocol::{Form, Gone, Piece};
 use crate::rows::table::gather;
 use crate::slot::{Slot, empty};
 use crate::waiter::RequestId;
 use sheave_base::numbers::Numbered;
 use sheave_base::{Error, ErrorKind, Result, limits};
-use sheave_mesh::Reply;
+use sheave_mesh::TypedReply;
 use sheave_net::{Part, Parts};
 use sheave_tensor::{Arena, Dtype, Mode, Tensor};
-use sheave_wire::Value;
 use std::collections::HashMap;
 
 /// A request that is not answered.
 pub(super) struct Waiting {
-    reply: Reply,
+    reply: TypedReply<Gone>,
     worker: usize,
     /// What it waits for: contributions that are not merged, pieces that are not taken, or a word.
     left: usize,
     answer: Assembly,
-    value: Value,
+    gone: Gone,
     error: Option<Error>,
 }
 
@@ -45,10 +44,10 @@ impl Pending {
     }
 
     /// A request that waits for `left` things.
-    pub(super) fn begin(&mut self, reply: Reply, worker: usize, left: usize, answer: Assembly) -> RequestId {
+    pub(super) fn begin(&mut self, reply: TypedReply<Gone>, worker: usize, left: usize, answer: Assembly) -> RequestId {
         self.last += 1;
         *self.counts.entry(worker).or_default() += 1;
-        let waiting = Waiting { reply, worker, left, answer, value: Value::None, error: None };
+        let waiting = Waiting { reply, worker, left, answer, gone: Gone::default(), error: None };
         self.waiting.insert(self.last, waiting);
         self.last
     }
@@ -71,13 +70,10 @@ impl Pending {
         }
     }
 
-    /// The request is answered with a word.
-    pub(super) fn answer(&mut self, request: RequestId, outcome: Result<Value>) {
+    /// The request is answered, without waiting for what it waited for.
+    pub(super) fn answer(&mut self, request: RequestId, outcome: Result<()>) {
         if let Some(waiting) = self.waiting.get_mut(&request) {
-            match outcome {
-                Ok(value) => waiting.value = value,
-                Err(error) => waiting.error = Some(error),
-            }
+            waiting.error = outcome.err();
             self.end(request);
         }
     }
@@ -115,16 +111,13 @@ impl Pending {
 impl Waiting {
     /// Says in the answer which workers the store does without.
     pub(super) fn tell(&mut self, gone: &[usize]) {
-        match protocol::encode_gone(gone) {
-            Ok(value) => self.value = value,
-            Err(error) => drop(self.error.get_or_insert(error)),
-        }
+        self.gone = Gone(gone.to_vec());
     }
 
     pub(super) fn answer(self) {
         match self.error {
             Some(error) => self.reply.error(error),
-            None => self.reply.ok_borrowed(self.value, self.answer.into_parts()),
+            None => self.reply.borrowed(&self.gone, self.answer.into_parts()),
         }
     }
 }

@@ -5,37 +5,35 @@ use super::{Holder, of};
 use crate::held::Held;
 use crate::layout::KEYS_MAX;
 use crate::local::unknown;
-use crate::protocol::{self, Examine, Export, Head, Import};
+use crate::protocol::{Examine, Export, Head, Import, being_updated};
 use sheave_base::{Error, ErrorKind, Result};
-use sheave_net::{Part, Parts};
+use sheave_mesh::TypedReply;
+use sheave_net::Part;
 use sheave_tensor::{Mode, Tensor};
-use sheave_wire::Value;
-use smallvec::SmallVec;
-
-type Answer = (Value, Parts);
 
 impl Holder {
-    pub(super) fn examine(&self, args: &Value) -> Result<Answer> {
-        let Examine { store, numbers } = protocol::decode(args)?;
+    pub(super) fn examine(&self, Examine { store, numbers }: &Examine) -> Result<Vec<Head>> {
         if numbers.len() > KEYS_MAX {
             return Err(Error::new(ErrorKind::Protocol, format!("{} slices in one request", numbers.len())));
         }
         let mut table = self.table.lock();
-        let store = of(&mut table, store)?;
-        let heads = numbers.iter().map(|number| store.examine(*number)).collect::<Result<Vec<Head>>>()?;
-        Ok((protocol::encode(&heads)?, SmallVec::new()))
+        let store = of(&mut table, *store)?;
+        numbers.iter().map(|number| store.examine(*number)).collect()
     }
 
-    pub(super) fn export(&self, args: &Value) -> Result<Answer> {
-        let Export { store, number, with_value } = protocol::decode(args)?;
-        let (head, tensors) = of(&mut self.table.lock(), store)?.export(number, with_value)?;
-        let parts = tensors.into_iter().map(|tensor| Part::new(tensor, Mode::Move)).collect();
-        Ok((protocol::encode(&head)?, parts))
+    pub(super) fn export(&self, Export { store, number, with_value }: &Export, reply: TypedReply<Head>) {
+        let exported = of(&mut self.table.lock(), *store).and_then(|store| store.export(*number, *with_value));
+        match exported {
+            Ok((head, tensors)) => {
+                let parts = tensors.into_iter().map(|tensor| Part::new(tensor, Mode::Move)).collect();
+                reply.with(&head, parts, &[]);
+            }
+            Err(error) => reply.error(error),
+        }
     }
 
-    pub(super) fn import(&self, args: &Value, tensors: &[Tensor]) -> Result<()> {
-        let import: Import = protocol::decode(args)?;
-        of(&mut self.table.lock(), import.store)?.import(&import, tensors)
+    pub(super) fn import(&self, import: &Import, tensors: &[Tensor]) -> Result<()> {
+        of(&mut self.table.lock(), import.store)?.import(import, tensors)
     }
 }
 
@@ -61,7 +59,7 @@ impl Store {
         let held = self.index.get(&number).map(|place| &self.slots[*place]);
         let held = held.ok_or_else(|| unknown(&format!("number {number:016x}").into(), "save"))?;
         match held.is_busy() {
-            true => Err(protocol::being_updated(&held.slot.meta.key)),
+            true => Err(being_updated(&held.slot.meta.key)),
             false => Ok(held),
         }
     }

@@ -12,12 +12,12 @@
 //! A server that dies meanwhile ends it with an error; a store without one of its servers is of no more use anyway.
 
 use super::{Holder, Table};
-use crate::protocol::{self, SERVICE, SETTLE, Settle};
+use crate::protocol::Settle;
 use crate::updater::Spec;
 use sha2::{Digest, Sha256};
-use sheave_base::{Error, ErrorKind, NodeId, Result};
-use sheave_mesh::{Reply, Role};
-use sheave_wire::{Value, to_control};
+use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
+use sheave_mesh::{AnswerOf, Role, TypedReply};
+use sheave_wire::to_control;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub(super) type Settlements = HashMap<(u32, u64), Vec<Said>>;
 pub(super) struct Said {
     server: NodeId,
     heard: [u8; 32],
-    reply: Reply,
+    reply: TypedReply<()>,
 }
 
 /// A loss that a store can bear if the servers agree: what this one has heard, or why it cannot be borne.
@@ -69,13 +69,13 @@ impl Holder {
     }
 
     /// None if there is no other server.
-    fn ask_first_server(&self, settle: &Settle) -> Result<Option<sheave_base::Work<sheave_mesh::Answer>>> {
+    fn ask_first_server(&self, settle: &Settle) -> Result<Option<Work<AnswerOf<Settle>>>> {
         let Some(mesh) = self.mesh.upgrade() else {
             return Err(Error::new(ErrorKind::Closed, "this server has left the mesh"));
         };
         let servers: Vec<NodeId> = mesh.of_role(Role::Server).map(|member| member.node).collect();
         match servers.first().filter(|_| servers.len() > 1) {
-            Some(first) => mesh.call(*first, SERVICE, SETTLE, protocol::encode(settle)?).map(Some),
+            Some(first) => mesh.ask::<Settle>(*first, settle).map(Some),
             None => Ok(None),
         }
     }
@@ -99,22 +99,17 @@ impl Holder {
     }
 
     /// The first server hears what another one, or itself, has to say.
-    pub(super) fn hear(&self, from: NodeId, args: &Value, reply: Reply) {
-        let settle: Settle = match protocol::decode(args) {
-            Ok(settle) => settle,
-            Err(error) => return reply.error(error),
-        };
-        let is_server = self.servers.contains(&from);
+    pub(super) fn hear(&self, from: NodeId, settle: &Settle, reply: TypedReply<()>) {
         let is_known = (settle.worker as usize) < self.workers.len();
         let mut table = self.table.lock();
-        if !is_server || !is_known {
+        if !is_known {
             drop(table);
             return reply.error(Error::new(ErrorKind::InvalidArgument, "there is nothing to settle"));
         }
         // Stores are opened here first: everybody has closed this one, so nobody will push.
         if !table.stores.contains_key(&settle.store) {
             drop(table);
-            return reply.value(Value::None);
+            return reply.ok(&());
         }
         let key = (settle.store, settle.worker);
         let said = table.settlements.entry(key).or_default();
@@ -129,7 +124,7 @@ impl Holder {
         let agree = said.iter().all(|one| Some(one.heard) == first);
         for one in said {
             match agree {
-                true => one.reply.value(Value::None),
+                true => one.reply.ok(&()),
                 false => one
                     .reply
                     .error(Error::new(ErrorKind::PeerLost, "its last push has reached some servers and not others")),

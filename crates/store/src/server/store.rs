@@ -17,18 +17,17 @@ use crate::key::Key;
 use crate::kind::Kind;
 use crate::layout::{ANSWER_BYTES_MAX, Layout, STORE_SLICES_MAX, Spot, slice_number};
 use crate::local::{exists, unknown};
-use crate::protocol::{Begin, Described, Form, Init, OnWorkerLoss, Open, Piece, Slices, Storage, Update};
+use crate::protocol::{Begin, Described, Form, Gone, Init, OnWorkerLoss, Open, Piece, Slices, Storage, Update};
 use crate::slot::Merge;
 use crate::sum::Gradient;
 use crate::updater::Spec;
 use crate::waiter::{Advance, Completed, RequestId};
 use sheave_base::numbers::Numbered;
 use sheave_base::{Error, ErrorKind, Result};
-use sheave_mesh::Reply;
+use sheave_mesh::TypedReply;
 use sheave_net::Tensors;
 use sheave_optim::Norms;
 use sheave_tensor::{Arena, Dtype, Tensor};
-use sheave_wire::Value;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -263,7 +262,7 @@ impl Store {
     }
 
     /// A worker begins a push that comes slice by slice, and is told when all of it is merged.
-    pub(super) fn begin(&mut self, begin: &Begin, worker: usize, reply: Reply) {
+    pub(super) fn begin(&mut self, begin: &Begin, worker: usize, reply: TypedReply<Gone>) {
         let request = self.waiting.begin(reply, worker, begin.slices.max(1) as usize, Assembly::default());
         let checked = self.check_loss(worker, true).and_then(|()| self.check_standing(worker, true));
         let checked = checked.and_then(|()| self.waiting.check_room(worker)).and_then(|()| {
@@ -354,7 +353,7 @@ impl Store {
     }
 
     /// Merges and takes what can be merged and taken now.
-    pub(super) fn update(&mut self, checked: Checked, reply: Reply) {
+    pub(super) fn update(&mut self, checked: Checked, reply: TypedReply<Gone>) {
         let Checked { worker, values, pulls, answer } = checked;
         // One more, so that it does not end before all of it was looked at.
         let request = self.waiting.begin(reply, worker, values.len() + pulls.len() + 1, answer);
@@ -409,7 +408,7 @@ impl Store {
         (0..self.slots.len()).for_each(|place| self.advance(place));
         if let Some(done) = self.members.begin_anew() {
             self.slots.iter_mut().for_each(Held::level);
-            done.into_iter().for_each(|request| self.waiting.answer(request, Ok(Value::None)));
+            done.into_iter().for_each(|request| self.waiting.answer(request, Ok(())));
         }
         self.open_barriers();
     }
@@ -424,12 +423,12 @@ impl Store {
             return;
         }
         for request in self.members.through() {
-            self.waiting.answer(request, Ok(Value::None));
+            self.waiting.answer(request, Ok(()));
         }
     }
 
     /// A worker comes to a barrier, and is told when all have.
-    pub(super) fn barrier(&mut self, worker: usize, reply: Reply) {
+    pub(super) fn barrier(&mut self, worker: usize, reply: TypedReply<Gone>) {
         let request = self.waiting.begin(reply, worker, 1, Assembly::default());
         if let Some(error) = self.refusal(worker, false) {
             return self.waiting.answer(request, Err(error));
@@ -439,7 +438,7 @@ impl Store {
     }
 
     /// A worker pushes no more, and is told when all others have come to that point.
-    pub(super) fn done(&mut self, worker: usize, reply: Reply) {
+    pub(super) fn done(&mut self, worker: usize, reply: TypedReply<Gone>) {
         let request = self.waiting.begin(reply, worker, 1, Assembly::default());
         if let Some(error) = self.refusal(worker, true) {
             return self.waiting.answer(request, Err(error));
@@ -531,7 +530,7 @@ impl Store {
     }
 
     /// Answers a request with an error.
-    pub(super) fn refuse(&mut self, reply: Reply, worker: usize, error: Error) {
+    pub(super) fn refuse(&mut self, reply: TypedReply<Gone>, worker: usize, error: Error) {
         let request = self.waiting.begin(reply, worker, 1, Assembly::default());
         self.waiting.answer(request, Err(error));
     }

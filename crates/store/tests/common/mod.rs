@@ -4,6 +4,7 @@
 
 #[path = "../../../mesh/tests/common/meshes.rs"]
 mod meshes;
+pub(crate) mod raw;
 
 pub(crate) use meshes::*;
 use sheave_base::config::Transport;

@@ -1,0 +1,277 @@
+//! The calling side: how a call leaves, and what ends it before its answer.
+
+use super::form::{Read, RequestTag, named_request, numbered_request, read_numbered};
+use super::name::{ServiceName, Text};
+use super::pending::{Pending, Reading};
+use super::window::Leaving;
+use super::{Answer, CANCELLED, Call, CallOptions, HERE, Leases, Method, answer};
+use crate::awaited::Sort;
+use crate::driver::Shared;
+use crate::endpoints::{CALLS, REQUESTS};
+use crate::reference::{Mention, Ref, names_in};
+use crate::runtime::Timer;
+use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, Work, limits};
+use sheave_net::{Envelope, Ground, Outgoing, Parts, Tensors};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+/// A call that is about to be made.
+struct Asking {
+    service: ServiceName,
+    method: Text,
+    /// The method's number; zero if it has a name alone.
+    number: u32,
+    /// What the waits for it are called.
+    operation: &'static str,
+    control: Vec<u8>,
+    /// The references in it.
+    names: Vec<Mention>,
+    tensors: Parts,
+    places: Tensors,
+    leases: Option<Leases>,
+    deadline: Option<Duration>,
+    runs_anyway: bool,
+}
+
+/// What a request says of the time for which its caller waits: in milliseconds, and zero for ever.
+pub(super) fn patience_ms(until: Option<Instant>, now: Instant) -> u32 {
+    let left = until.map(|until| until.saturating_duration_since(now).as_millis());
+    left.map_or(0, |left| u32::try_from(left).unwrap_or(u32::MAX).max(1))
+}
+
+impl Shared {
+    /// Calls a method by its name.
+    pub(crate) fn call(
+        self: &Arc<Self>,
+        to: NodeId,
+        service: ServiceName,
+        method: &str,
+        call: Call,
+    ) -> Result<Work<Answer>> {
+        let names = names_in(&call.args);
+        if names.iter().any(|mention| mention.fills) {
+            return self.call_to_fill(to, service, method, call, names);
+        }
+        self.call_with(to, service, method, call, names)
+    }
+
+    /// As [`Shared::call`], with the references in its arguments.
+    pub(crate) fn call_with(
+        self: &Arc<Self>,
+        to: NodeId,
+        service: ServiceName,
+        method: &str,
+        call: Call,
+        names: Vec<Mention>,
+    ) -> Result<Work<Answer>> {
+        let Call { args, tensors, places, leases, deadline, runs_anyway } = call;
+        args.check_tensors(tensors.len())?;
+        let control = named_request(method, &args)?;
+        let (method, operation) = (Text::Shared(method.into()), "call");
+        let asking = Asking {
+            service,
+            method,
+            number: 0,
+            operation,
+            control,
+            names,
+            tensors,
+            places,
+            leases,
+            deadline,
+            runs_anyway,
+        };
+        self.ask(to, asking, answer::decode)
+    }
+
+    /// Calls a method by its number.
+    pub(crate) fn call_typed<M: Method>(
+        self: &Arc<Self>,
+        to: NodeId,
+        args: &M::Args,
+        options: CallOptions,
+    ) -> Result<Work<Answer<M::Answer>>> {
+        let CallOptions { tensors, refs, places, leases, deadline } = options;
+        let names: Vec<Mention> = refs.iter().map(Ref::mention).collect();
+        let control = numbered_request(&names, args).map_err(|error| error.operation(M::NAME))?;
+        let asking = Asking {
+            service: const { ServiceName::new(M::SERVICE) },
+            method: Text::Constant(M::NAME),
+            number: M::ID,
+            operation: M::NAME,
+            control,
+            names,
+            tensors,
+            places,
+            leases,
+            deadline,
+            runs_anyway: M::runs_anyway(args),
+        };
+        self.ask(to, asking, read_numbered)
+    }
+
+    fn ask<T: Send + 'static>(self: &Arc<Self>, to: NodeId, asking: Asking, read: Read<T>) -> Result<Work<Answer<T>>> {
+        let begun = Instant::now();
+        let link = self.link_for(to, &asking, begun)?;
+        let correlation = self.calls.correlation.fetch_add(1, SeqCst) + 1;
+        let Asking {
+            service,
+            method,
+            number,
+            operation,
+            control,
+            names,
+            tensors,
+            places,
+            leases,
+            deadline,
+            runs_anyway,
+        } = asking;
+        let only = Some(link).filter(|link| *link != HERE);
+        let (completer, work) = self.node.described(operation, only, self.awaited(Sort::Call, correlation));
+        let weak = Arc::downgrade(self);
+        completer.on_cancel(move || {
+            if let Some(shared) = weak.upgrade() {
+                shared.cancel(correlation);
+            }
+        });
+        let context = service.number();
+        let pending = Box::new(Pending {
+            to,
+            link,
+            ground: (!places.is_empty()).then(|| Box::new(Ground { places, common: leases, ..Ground::default() })),
+            refusal: None,
+            is_landing: false,
+            service,
+            method,
+            timer: None,
+            begun,
+            runs_anyway,
+            end: Reading { completer: Some(completer), read },
+        });
+        let tag = RequestTag { method: number, references: names.len() as u32 }.to_tag();
+        let envelope = Envelope { correlation, ..Envelope::of(REQUESTS, tag, context) };
+        let until = deadline.map(|deadline| begun + deadline);
+        self.send_call(Outgoing { envelope, control, parts: tensors }, pending, &names, until)?;
+        Ok(work)
+    }
+
+    /// The link that a call goes over; blocks while there is none.
+    fn link_for(self: &Arc<Self>, to: NodeId, asking: &Asking, begun: Instant) -> Result<LinkId> {
+        let named = |error: Error| error.operation(asking.method.to_cow());
+        if let Some(error) = self.failure() {
+            return Err(named(error.clone()));
+        }
+        if to == self.me {
+            return Ok(HERE);
+        }
+        if let Some(link) = self.routes.get(to) {
+            return Ok(link);
+        }
+        // Nobody makes a link to a node that is known to be gone.
+        let linking = match self.death_of(to) {
+            Some(error) => return Err(named(error)),
+            None => self.link_to(to),
+        };
+        if !linking.wait_until(asking.deadline.map(|deadline| begun + deadline), None)? {
+            let error = named(Error::new(ErrorKind::DeadlineExceeded, "no link to the node yet"));
+            let error = error.hint("it may be busy or stopped; give the call more time");
+            return Err(self.about(error.elapsed(begun.elapsed()), to));
+        }
+        linking.wait().map_err(named)
+    }
+
+    fn send_call(
+        self: &Arc<Self>,
+        mut message: Outgoing,
+        mut pending: Box<Pending>,
+        names: &[Mention],
+        until: Option<Instant>,
+    ) -> Result<()> {
+        pending.lease_the_rest()?;
+        if pending.link == HERE {
+            return self.call_here(message, pending, names, until);
+        }
+        let (to, link, runs_anyway) = (pending.to, pending.link, pending.runs_anyway);
+        let (method, correlation) = (pending.method.clone(), message.envelope.correlation);
+        let patience = until.filter(|_| !runs_anyway);
+        message.envelope.aux = patience_ms(patience, pending.begun);
+        let passed = self.check_passing(to, names.iter().map(|mention| mention.name.owner));
+        let passed = passed.and_then(|()| self.references.pass(to, names));
+        let refs = passed.map_err(|error| error.operation(method.to_cow()))?;
+        self.words_ride(to);
+        let sent = self.remember(correlation, pending, until).and_then(|()| {
+            let request = Leaving { to, message, until: patience, runs_anyway, refs: refs.clone() };
+            self.send_request(link, request).map_err(|error| {
+                drop(self.calls.take(correlation));
+                self.explain(self.death_of(to).unwrap_or(error)).asked_for(method.to_cow())
+            })
+        });
+        if sent.is_err() {
+            self.references.take_back(to, &refs);
+        }
+        sent
+    }
+
+    /// Notes a call until it ends.
+    pub(super) fn remember(
+        self: &Arc<Self>,
+        correlation: u64,
+        mut call: Box<Pending>,
+        until: Option<Instant>,
+    ) -> Result<()> {
+        let mut pending = self.calls.pending.lock();
+        if pending.len() >= limits::CALLS_PENDING_MAX {
+            let what = format!("{} calls of this node wait for their answers", limits::CALLS_PENDING_MAX);
+            let error = Error::new(ErrorKind::LimitExceeded, what).hint("wait for some before calling again");
+            drop(pending);
+            return Err(error.operation(call.method.to_cow()));
+        }
+        // Its action looks for the call, for which it must wait until this lock is let go.
+        call.timer = until.map(|until| self.expires(correlation, until)).transpose()?;
+        pending.insert(correlation, call);
+        Ok(())
+    }
+
+    /// Ends a call whose work is cancelled.
+    fn cancel(&self, correlation: u64) {
+        let Some(call) = self.calls.take_unless_landing(correlation) else { return };
+        self.withdraw(&call, correlation);
+        let error = Error::new(ErrorKind::Cancelled, "the call was cancelled; its handler may still run");
+        let to = call.to;
+        call.end(self.about(error, to));
+    }
+
+    /// Tells the callee that nobody waits for this call any more.
+    fn withdraw(&self, call: &Pending, correlation: u64) {
+        if call.runs_anyway {
+            return;
+        }
+        if call.link == HERE {
+            return self.calls.requests.cancel((HERE, correlation));
+        }
+        self.say_cancelled(call.link, correlation);
+    }
+
+    pub(super) fn say_cancelled(&self, link: LinkId, correlation: u64) {
+        let envelope = Envelope { correlation, ..Envelope::of(CALLS, Tag(0), CANCELLED) };
+        // With its link the call ends on the other side too.
+        let _ = self.node.isend(link, Outgoing::control(envelope, Vec::new()));
+    }
+
+    /// Ends a call at its deadline, if it is not answered by then.
+    fn expires(self: &Arc<Self>, correlation: u64, until: Instant) -> Result<Timer> {
+        let shared = Arc::downgrade(self);
+        let at = self.deadline(until.saturating_duration_since(Instant::now()));
+        self.ticker.at(at, move || {
+            let Some(shared) = shared.upgrade() else { return };
+            let Some(call) = shared.calls.take_unless_landing(correlation) else { return };
+            shared.withdraw(&call, correlation);
+            let error = Error::new(ErrorKind::DeadlineExceeded, "the node has not answered");
+            let error = error.hint("it may be busy; give the call more time, or look at what the node does");
+            let to = call.to;
+            call.end(shared.about(error, to));
+        })
+    }
+}
