@@ -284,13 +284,6 @@ impl Reply {
         self.written(Err(error), Hold::Capture);
     }
 
-    /// As [`Reply::ok`], but tensors that are sent by copy are borrowed, not captured, until the answer has left: who
-    /// writes them before is refused.
-    #[expect(clippy::needless_pass_by_value, reason = "as `ok` takes it")]
-    pub fn ok_borrowed(self, value: Value, tensors: Parts) {
-        self.written(Written::value(&value, tensors), Hold::Borrow);
-    }
-
     /// Answers with what a handler returned.
     pub fn send(self, outcome: Result<(Value, Parts)>) {
         self.written(outcome.and_then(|(value, tensors)| Written::value(&value, tensors)), Hold::Capture);
@@ -298,6 +291,9 @@ impl Reply {
 
     /// Answers that the node has no such service.
     pub(super) fn no_service(self) {
+        if let Some(way) = &self.way {
+            way.promises.fail(&Error::new(ErrorKind::NotFound, "the node has no such service"));
+        }
         self.written(Ok(Written::no_service()), Hold::Capture);
     }
 
