@@ -563,7 +563,10 @@ fn f17_names_of_nodes_that_are_no_members_leave_nothing() {
             assert!(brought.refs.is_empty() && brought.promises.is_empty());
         }
         let word = Word::Count { id: 4 * number, giver: NodeId(1000 + number), times: 1 };
-        assert_eq!(references.check(id(1), std::slice::from_ref(&word)).expect_err("no member").kind(), ErrorKind::Protocol);
+        assert_eq!(
+            references.check(id(1), std::slice::from_ref(&word)).expect_err("no member").kind(),
+            ErrorKind::Protocol
+        );
         assert!(!references.check(strange, &[word]).expect("it is not listened to"));
     }
     assert_eq!((references.sizes(), references.addressees()), ([0; 7], Vec::new()));
@@ -638,8 +641,8 @@ fn a_name_that_comes_back_while_its_drawer_drops_it_is_given_up() {
     assert_eq!([owner.sizes(), drawer.sizes(), third.sizes()], [[0; 7]; 3]);
 }
 
-/// A call that fails where its owner cannot see it: one that was never sent, and one whose handler goes on for ever. The
-/// drawer says so, while it holds the name itself.
+/// A call that fails where its owner cannot see it: one that was never sent, and one whose handler goes on for ever.
+/// The drawer says so, while it holds the name itself.
 #[test]
 fn what_ends_a_call_at_its_drawer_poisons_its_promise_at_the_owner() {
     for was_sent in [false, true] {
