@@ -1,9 +1,10 @@
 //! The settings that programs read: secrets, names, tables.
 
-use super::{PATIENCE, Variables, lookup};
+use super::{PATIENCE, Variables, join_all, lookup, secret as secret_of_the_tests};
 use crate::checks;
+use sheave_base::config::INVITATION_VARIABLE;
 use sheave_base::secret;
-use sheave_mesh::Config;
+use sheave_mesh::{Config, Guest, GuestConfig};
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::process::{Command, Output, Stdio};
@@ -127,6 +128,22 @@ checks! {
         let (said, one) = source(&[("SHEAVE_SECRET_FILE", path.to_str().expect("text"))]);
         assert!(said.contains("SHEAVE_SECRET_FILE") || said.contains(path.to_str().expect("text")), "{said}");
         assert!(links(&one, &source(&[("SHEAVE_SECRET", "the first secret of all")]).1));
+    }
+
+    "SHEAVE_INVITATION" invitation_makes_a_guest {
+        assert!(GuestConfig::from_lookup(lookup(&[])).expect("nothing is wrong").is_none());
+        let attached = join_all(&[&[("SHEAVE_RANK", "0"), ("SHEAVE_WORLD_SIZE", "1")]], |host| {
+            let invitation = host.invite("check").expect("there is room");
+            let text = invitation.to_text();
+            let config = GuestConfig::from_lookup(lookup(&[(INVITATION_VARIABLE, &*text)]));
+            let mut config = config.expect("it makes sense").expect("it is invited");
+            config.node.secret = secret_of_the_tests();
+            let guest = Guest::attach(config).expect("it is invited");
+            let known: Vec<String> = host.guests().into_iter().map(|guest| guest.name).collect();
+            assert_eq!(known, [guest.name()]);
+            guest.leave().expect("nothing is in its way");
+        });
+        attached.into_iter().for_each(|outcome| outcome.expect("all is well"));
     }
 
     "SHEAVE_COLLECTIVE_TABLE" collective_table_has_the_rules {
