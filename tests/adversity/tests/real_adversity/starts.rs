@@ -69,7 +69,7 @@ fn a_job_that_is_stopped_as_a_whole_goes_on() {
         let all = descendants(launcher.pid());
         assert!(all.len() >= count, "{kind}: {} processes of {count}: {}", all.len(), launcher.words());
         all.iter().chain([&launcher.pid()]).for_each(|pid| signal_to(*pid, Signal::STOP));
-        until(Instant::now() + Duration::from_secs(8), || false);
+        until(Instant::now() + Duration::from_secs(20), || false);
         all.iter().chain([&launcher.pid()]).for_each(|pid| signal_to(*pid, Signal::CONT));
         let mut players = [launcher];
         say(kind);
