@@ -16,6 +16,8 @@ pub(crate) enum Intent {
     Cancel,
     /// A deadline that the handler outlasts.
     Late,
+    /// It uses what another call may fail to make.
+    Use,
 }
 
 /// One call, by its number.
@@ -157,6 +159,10 @@ impl Ledger {
             ErrorKind::DeadlineExceeded => intent == Intent::Late,
             // What it named may have gone with whoever has given it.
             ErrorKind::NotFound => !lock(&self.doomed).is_empty() && error.what().contains("reference"),
+            // Of a promise that its handler has poisoned or forgotten; the error names the call.
+            ErrorKind::Mismatch | ErrorKind::Remote => {
+                intent == Intent::Use && error.to_string().contains("to fill it")
+            }
             _ => false,
         };
         let names_a_culprit = self.is_culprit(error.about()) || self.is_culprit(error.happened_on());

@@ -42,7 +42,8 @@ impl Part {
             self.big();
         }
         while Instant::now() < until && self.mesh.is_member() {
-            match self.dice.below(8) {
+            match self.dice.below(9) {
+                8 => self.promise(),
                 0 | 1 => self.burst(),
                 2 | 3 => self.circle(),
                 4 => self.cancelled(),
@@ -135,6 +136,20 @@ impl Part {
         let works = self.call(to, "pool", "keep", Call::from(held.value()), Intent::Wait);
         drop(held);
         self.wait(works);
+    }
+
+    /// Uses what a call is to make before it is made, here and by way of a third node.
+    fn promise(&mut self) {
+        let (owner, third) = (self.somebody(), self.somebody());
+        let Ok(promised) = self.mesh.promise(owner) else { return };
+        let dice = Value::Int(self.dice.below(3).cast_signed());
+        let early = self.call(owner, "pool", "use", Call::from(promised.value()), Intent::Use);
+        let kept = self.call(third, "inline", "keep", Call::from(promised.value()), Intent::Wait);
+        let make = Call::from(Value::List(vec![dice, promised.to_fill()]));
+        let made = self.call(owner, "pool", "make", make, Intent::Wait);
+        let late = self.call(owner, "pool", "use", Call::from(promised.value()), Intent::Use);
+        drop(promised);
+        self.wait([early, kept, made, late].into_iter().flatten());
     }
 
     /// A hundred calls with big tensors, whose handlers call back while the others wait for room.

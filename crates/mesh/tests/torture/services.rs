@@ -1,11 +1,12 @@
 //! What each node of a torture serves, on lanes of all kinds.
 
-use super::ledger::{Intent, Ledger};
-use crate::meshes::until;
+use super::ledger::{Counted, Intent, Ledger};
+use crate::meshes::{PATIENCE, until};
 use sheave_base::{Error, ErrorKind, NodeId, Result};
-use sheave_mesh::{Answer, Call, Lane, Mesh, Request, Service};
+use sheave_mesh::{Answer, Call, Lane, Mesh, Promises, Ref, Request, Service};
 use sheave_wire::Value;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// The names of all services.
 pub(crate) const NAMES: [&str; 3] = ["inline", "serial", "pool"];
@@ -41,7 +42,7 @@ pub(crate) fn next_of(mesh: &Mesh, dice: i64) -> (NodeId, &'static str) {
 
 impl Service for Node {
     fn handle(&self, request: Request) {
-        let Request { from, method, args, refs, reply, .. } = request;
+        let Request { from, method, args, refs, promises, reply, .. } = request;
         let rest = self.ledger.begins(args);
         match method.as_str() {
             "echo" => reply.value(rest),
@@ -57,6 +58,15 @@ impl Service for Node {
             "keep" => {
                 self.ledger.keep(self.me, refs);
                 reply.value(Value::None);
+            }
+            "make" => {
+                self.make(&rest, &promises);
+                reply.value(Value::None);
+            }
+            "use" => {
+                let made = refs.first().map(|promised| self.wait_for(promised));
+                let made = made.unwrap_or_else(|| Err(Error::new(ErrorKind::NotFound, "no reference came along")));
+                reply.send(made.map(|()| Default::default()));
             }
             "back" => {
                 let answer = self.back(from);
@@ -102,6 +112,25 @@ impl Node {
             Value::Int(depth) => Ok(depth + 1),
             other => panic!("{other:?} where a depth was expected"),
         }
+    }
+
+    /// Fills what was promised, poisons it, or forgets it.
+    fn make(&self, args: &Value, promises: &Promises) {
+        let Value::List(list) = args else { panic!("{args:?} where a promise was expected") };
+        let [Value::Int(dice), name] = list.as_slice() else { panic!("{list:?} is no promise") };
+        let made = match dice % 3 {
+            0 => promises.fulfil(name, Counted::new(&self.ledger, self.me)),
+            1 => promises.poison(name, &Error::new(ErrorKind::Mismatch, "a handler of a test")),
+            _ => Ok(()),
+        };
+        // Whoever has made it void before is gone.
+        drop(made);
+    }
+
+    fn wait_for(&self, promised: &Ref) -> Result<()> {
+        let object = self.mesh()?.object::<Counted>(promised, None);
+        assert!(object.wait_until(Some(Instant::now() + PATIENCE), None)?, "nobody settles {promised:?}");
+        object.wait().map(drop)
     }
 
     /// Asks the caller something while it waits.
