@@ -389,7 +389,7 @@ impl fmt::Display for Error {
 }
 
 impl Inner {
-    /// What happened as the error of another one may repeat it.
+    /// Returns what happened as the error of another one may repeat it.
     fn said(&self) -> String {
         match self.detail.as_deref() {
             Some(Detail::User(user)) => {
@@ -401,7 +401,7 @@ impl Inner {
     }
 }
 
-/// What happened and to whom, with neither operation and numbers before and behind it nor the hint.
+/// Shows what happened and to whom, with neither operation and numbers before and behind it nor the hint.
 struct Core<'a>(&'a Inner);
 
 impl fmt::Display for Core<'_> {

@@ -1,11 +1,11 @@
-//! What an error carries of user code that has failed, or of a process that has ended.
+//! Details that an error carries of user code that has failed, or of a process that has ended.
 
 use super::{bounds, written};
 use crate::limits;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// What is known of an exception of user code, on whichever node it was raised.
+/// An exception of user code as far as it is known, on whichever node it was raised.
 ///
 /// The exception itself is carried as opaque bytes, for a program of the same language that trusts who sent them:
 /// nothing here opens a pickle.
@@ -121,8 +121,8 @@ pub(super) enum Detail {
 }
 
 impl Detail {
-    /// What counts towards the details of an error: what is not there in any case, such as the note of a text that is
-    /// left out.
+    /// Returns the bytes that count towards the details of an error: those that are there in any case, such as the note
+    /// of a text that is left out, do not.
     pub(super) fn counted_bytes(&self) -> usize {
         match self {
             Self::User(user) => {
