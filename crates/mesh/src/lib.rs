@@ -30,7 +30,7 @@ mod time;
 mod weak;
 
 pub use call::{Answer, AnswerOf, Call, CallOptions, Callers, Lane, Leases, Method, Methods, Reply, Request};
-pub use call::{Service, ServiceName, TypedReply, TypedRequest, TypedService};
+pub use call::{Room, Service, ServiceName, TypedReply, TypedRequest, TypedService};
 pub use config::{Config, check_environment};
 pub use engine::{Death, Expected, GroupId, GroupRecord, Member, Role};
 pub use group::Group;

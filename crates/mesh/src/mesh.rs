@@ -363,6 +363,37 @@ impl Mesh {
         self.shared.runtime.at(time, action)
     }
 
+    /// Runs a job on a thread of this node, as a handler on a serial lane is run: one at a time of each mailbox of the
+    /// lane of that name, in the order in which they are handed in, and it may block. For user code that an inline
+    /// service must not run where it finds its requests. Does not block.
+    ///
+    /// The job is told why if it is refused, because all threads of its lane wait: then it must not do its work. It is
+    /// dropped if this node stops first. Nothing bounds how many wait here: the service does
+    /// ([`Room`](crate::Room)).
+    ///
+    /// ```
+    /// # use sheave_mesh::{Config, Expected, Mesh, Role};
+    /// # use sheave_base::config::Endpoint;
+    /// use sheave_mesh::ServiceName;
+    /// use std::sync::mpsc::channel;
+    ///
+    /// const UPDATES: ServiceName = ServiceName::new("updates");
+    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    /// # let root = Endpoint { host: "127.0.0.1".into(), port };
+    /// # let mesh = Mesh::join(Config::new(Role::Rank, Some(0), Expected::ranks(1), root))?;
+    /// let (done, ended) = channel();
+    /// for number in 0..3 {
+    ///     let done = done.clone();
+    ///     mesh.submit(&UPDATES, 0, move |turn| drop(done.send(turn.map(|()| number))));
+    /// }
+    /// let order: Result<Vec<_>, _> = ended.iter().take(3).collect();
+    /// assert_eq!(order?, [0, 1, 2]);
+    /// # Ok::<(), sheave_base::Error>(())
+    /// ```
+    pub fn submit(&self, lane: &ServiceName, mailbox: u64, job: impl FnOnce(Result<()>) + Send + 'static) {
+        self.shared.submit_job(lane, mailbox, job);
+    }
+
     /// Offers a service whose methods have names, under a name that is unique on this node.
     ///
     /// # Errors

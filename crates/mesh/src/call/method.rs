@@ -11,8 +11,8 @@ use super::callers::Callers;
 use super::form::{Written, read_args};
 use super::lane::Lane;
 use super::name::number_of;
-use super::service::{Replies, Reply};
-use super::serving::{Delivery, Serves};
+use super::service::{self, Replies, Reply};
+use super::serving::{Begins, Delivery, Serves};
 use super::{Answer, Leases};
 use crate::driver::Shared;
 use crate::engine::Member;
@@ -129,6 +129,23 @@ impl<M: Method> Replies for TypedRequest<M> {
 
     fn into_reply(self) -> Reply {
         self.reply.reply
+    }
+}
+
+/// The place of a request in its caller's window, for an inline service that puts some requests aside, for user code
+/// say: while it is kept the caller has so much less room for calls of this service, so that what is put aside is
+/// bounded, in number and in bytes, as what waits for a lane is. The place is free when this is dropped, on any thread.
+///
+/// What is waited for while it is kept must not depend on other requests of the same caller: they may find no room.
+/// Where handlers run on a lane a request has begun with its handler, and this is empty.
+#[must_use = "the place is free when this is dropped"]
+pub struct Room {
+    _place: Begins,
+}
+
+impl std::fmt::Debug for Room {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Room").finish_non_exhaustive()
     }
 }
 
@@ -282,7 +299,24 @@ impl<S: TypedService> Methods<S> {
     ///
     /// If another method has the number: a mistake in the program, which its first start shows.
     #[must_use]
-    pub fn on<M: Method>(mut self, handle: impl Fn(&Arc<S>, TypedRequest<M>) + Copy + Send + Sync + 'static) -> Self {
+    pub fn on<M: Method>(self, handle: impl Fn(&Arc<S>, TypedRequest<M>) + Copy + Send + Sync + 'static) -> Self {
+        self.on_with_room(move |service, request, room| {
+            drop(room);
+            handle(service, request);
+        })
+    }
+
+    /// Adds a method as [`Methods::on`] does, whose handler says itself when a request has begun: it keeps the
+    /// [`Room`] of one that it puts aside.
+    ///
+    /// # Panics
+    ///
+    /// As [`Methods::on`].
+    #[must_use]
+    pub fn on_with_room<M: Method>(
+        mut self,
+        handle: impl Fn(&Arc<S>, TypedRequest<M>, Room) + Copy + Send + Sync + 'static,
+    ) -> Self {
         const {
             assert!(M::ID > 0 && M::ID as usize <= limits::METHODS_MAX, "the number of a method is out of range");
             assert!(number_of(M::SERVICE) == number_of(S::NAME), "the method is one of another service");
@@ -306,7 +340,7 @@ fn deliver<S: TypedService, M: Method>(
     service: &Arc<S>,
     shared: &Arc<Shared>,
     delivery: Delivery,
-    handle: impl Fn(&Arc<S>, TypedRequest<M>) + Send + 'static,
+    handle: impl Fn(&Arc<S>, TypedRequest<M>, Room) + Send + 'static,
 ) {
     let Delivery { from, tag, control, tensors, mut brought, reply, begins, service: number } = delivery;
     let args = match read_args(&control, tag.references, &mut brought) {
@@ -316,11 +350,12 @@ fn deliver<S: TypedService, M: Method>(
     };
     let request = TypedRequest { from, args, tensors, refs: brought.refs, reply: TypedReply::of(reply) };
     match service.lane() {
-        Lane::Inline => Shared::run_inline(begins, request, |request| handle(service, request)),
+        Lane::Inline => service::run(request, |request| handle(service, request, Room { _place: begins })),
         lane => {
             let service = Arc::clone(service);
             let mailbox = (lane == Lane::Serial).then_some(0);
-            shared.submit((number, lane, mailbox), begins, request, move |request| handle(&service, request));
+            let handle = move |request| handle(&service, request, Room { _place: Begins(None) });
+            shared.submit((number, lane, mailbox), begins, request, handle);
         }
     }
 }

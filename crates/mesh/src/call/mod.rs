@@ -74,7 +74,7 @@ use window::Windows;
 pub use answer::Answer;
 pub use callers::Callers;
 pub use lane::Lane;
-pub use method::{AnswerOf, CallOptions, Method, Methods, TypedReply, TypedRequest, TypedService};
+pub use method::{AnswerOf, CallOptions, Method, Methods, Room, TypedReply, TypedRequest, TypedService};
 pub use name::ServiceName;
 pub use service::{Reply, Request, Service};
 

@@ -17,6 +17,7 @@
 use super::executor::{Executor, Job};
 use super::form::RequestTag;
 use super::lane::Lane;
+use super::name::ServiceName;
 use super::service::{self, Replies, Reply};
 use super::window::Size;
 use super::{BEGUN, HERE};
@@ -342,6 +343,18 @@ impl Shared {
             }
         });
         self.calls.requests.executor.submit(&self.node, service, lane, Job { act, mailbox });
+    }
+
+    /// Runs a job that no request has brought on the serial lane of this name.
+    pub(crate) fn submit_job(
+        self: &Arc<Self>,
+        lane: &ServiceName,
+        mailbox: u64,
+        job: impl FnOnce(Result<()>) + Send + 'static,
+    ) {
+        let act = Box::new(move |refusal: Option<Error>| job(refusal.map_or(Ok(()), Err)));
+        let job = Job { act, mailbox: Some(mailbox) };
+        self.calls.requests.executor.submit(&self.node, lane.number(), Lane::Serial, job);
     }
 
     /// A request begins, or never will: its place in the window is free, and the caller is told if much is.
