@@ -320,12 +320,14 @@ class KVStore:
         with the original as its cause. What it has written before stays.
 
         For servers a function is pickled by `cloudpickle` and sent to those that allow it
-        (`run_server(allow_pickle=True)`). It runs on their callback thread, one call at a time, and the server answers
-        nobody meanwhile: a call costs the switch to that thread and back, 10 to 100 microseconds on a machine with two
-        cores and more beside other Python code, for each slice that is merged, where native updaters cost nothing but
-        their arithmetic. It cannot use the mesh or a store. What it raises comes out of the works of the pushes
-        concerned, as `Remote` with its text and the line that raised it, and the server goes on. The exception itself,
-        as text with its traceback, is the cause of that: `remote_class` and `remote_traceback`.
+        (`run_server(allow_pickle=True)`). It runs on their callback thread, one call at a time, for as long as it
+        takes: meanwhile the server answers everything that does not wait for it, and pulls of other workers find the
+        value before. A call costs two switches to other threads and back, 20 to 100 microseconds on a machine with two
+        cores and more beside other Python code, for each slice that is merged, and a copy of the slice, where native
+        updaters cost nothing but their arithmetic. It cannot use the mesh or a store. What it raises comes out of the
+        works of the pushes concerned, as `Remote` with its text and the line that raised it, the value stays as it was,
+        and the server goes on. The exception itself, as text with its traceback, is the cause of that: `remote_class`
+        and `remote_traceback`.
 
         >>> import numpy as np, sheave
         >>> store = sheave.KVStore()

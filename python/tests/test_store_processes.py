@@ -679,6 +679,38 @@ def test_a_slow_updater_does_not_make_its_server_look_dead(job):
     run(job, worker, server=server, servers=1, workers=2, **liveness)
 
 
+@pytest.mark.parametrize("kind", ["dist_sync", "dist_async"])
+def test_f22_a_server_answers_while_an_updater_runs(job, kind, tmp_path):
+    door = tmp_path / "door"
+    server = f"""
+        def slow(key, received, stored):
+            end = time.monotonic() + 30
+            while key == "slow" and not os.path.exists({str(door)!r}) and time.monotonic() < end:
+                time.sleep(0.01)
+            stored.numpy()[:] += received.numpy()
+
+        sheave.run_server(functions={{"slow": slow}})
+    """
+    worker = f"""
+        with sheave.KVStore("{kind}") as kv:
+            kv.init(["slow", "fast"], [np.zeros(4)] * 2)
+            kv.set_updater("slow")
+            kv.barrier()
+            pushed = kv.push("slow", np.ones(4))
+            assert kv.pull("fast").wait().tolist() == [0] * 4
+            kv.init("other", np.ones(4))
+            assert kv.pull("other").wait().tolist() == [1] * 4
+            assert not pushed.done()
+            kv.barrier()
+            open({str(door)!r}, "w").close()
+            pushed.wait()
+            kv.barrier()
+            assert kv.pull("slow").wait().tolist() == [2] * 4
+    """
+    liveness = {"SHEAVE_LIVENESS_TIMEOUT_MS": "1000", "SHEAVE_LIVENESS_BEAT_MS": "200"}
+    run(job, worker, server=server, servers=1, workers=2, **liveness)
+
+
 def test_an_updater_that_never_returns_keeps_nobody(job):
     """Its server answers Ctrl-C and ends, and the worker is told."""
     server = CTRL_C + """

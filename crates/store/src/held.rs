@@ -6,6 +6,7 @@ use crate::protocol::Open;
 use crate::round::{Counted, Round};
 use crate::slot::{Merge, Slot};
 use crate::sum::Gradient;
+use crate::user_merge::UserMerge;
 use crate::waiter::{Advance, Completed, RequestId};
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_optim::Norms;
@@ -24,6 +25,10 @@ pub(crate) enum Lack {
     Round { number: u64, missing: Vec<usize> },
     /// All have contributed to the round, and the norms of the whole tensor are not there.
     Norms { number: u64 },
+    /// All have contributed to the round, and user code merges it.
+    Code { number: u64 },
+    /// User code merges other pushes, and there are so many before it.
+    Turn { before: usize },
     /// These workers have not pushed so often.
     Clock { count: u64, missing: Vec<usize> },
 }
@@ -71,7 +76,7 @@ impl Held {
     pub(crate) fn advance(&mut self, counted: &Counted, merge: &Merge, arena: &Arena) -> Option<Advance> {
         match &mut self.pace {
             Pace::Round(round) => round.advance(counted, &mut self.slot, merge, arena),
-            Pace::Clock(clock) => clock.advance(counted, &mut self.slot, merge, arena).map(Advance::Completed),
+            Pace::Clock(clock) => clock.advance(counted, &mut self.slot, merge, arena),
         }
     }
 
@@ -80,6 +85,20 @@ impl Held {
         match &mut self.pace {
             Pace::Round(round) => round.finish(&mut self.slot, norms),
             Pace::Clock(_) => None,
+        }
+    }
+
+    /// Ends a merge by user code, if the slot waits for it still; [`Held::advance`] must follow.
+    pub(crate) fn take_back(
+        &mut self,
+        counted: &Counted,
+        aside: UserMerge,
+        outcome: Result<()>,
+        arena: &Arena,
+    ) -> Option<Completed> {
+        match &mut self.pace {
+            Pace::Round(round) => round.take_back(&mut self.slot, aside, outcome, arena),
+            Pace::Clock(clock) => clock.take_back(counted, &mut self.slot, aside, outcome, arena),
         }
     }
 
@@ -116,7 +135,7 @@ impl Held {
     pub(crate) fn owes(&self, worker: usize) -> bool {
         match &self.pace {
             Pace::Round(round) => round.owes(worker) > 0,
-            Pace::Clock(_) => false,
+            Pace::Clock(clock) => clock.owes(worker),
         }
     }
 
@@ -132,6 +151,14 @@ impl Held {
     pub(crate) fn level(&mut self) {
         if let Pace::Clock(clock) = &mut self.pace {
             clock.level();
+        }
+    }
+
+    /// How many pushes wait for user code that merges others.
+    pub(crate) fn queued(&self) -> usize {
+        match &self.pace {
+            Pace::Round(_) => 0,
+            Pace::Clock(clock) => clock.queued(),
         }
     }
 

@@ -52,6 +52,7 @@ mod slot;
 mod store;
 mod sum;
 mod updater;
+mod user_merge;
 mod waiter;
 
 pub use command::Controller;

@@ -5,8 +5,9 @@
 //! is merged after as many rounds as it has contributions here, and a pull waits for that many: it sees the state of
 //! just that round, because the next one begins only after it was served.
 //!
-//! A merge that needs norms of the whole tensor is done in two halves. Between them the round is complete and not over:
-//! contributions are queued, pulls wait, and nothing is answered.
+//! A merge that needs norms of the whole tensor is done in two halves, and one by user code is done elsewhere
+//! ([`crate::user_merge`]). Meanwhile the round is complete and not over: contributions are queued, pulls wait, and
+//! nothing is answered.
 //!
 //! A worker that is done or gone is waited for no more ([`Counted`]): rounds still take what it has pushed before, and
 //! then go on without it. That depends on what each worker pushes and in which order, and on nothing else; so all
@@ -15,6 +16,7 @@
 use crate::held::Lack;
 use crate::slot::{Merge, Slot, guarded};
 use crate::sum::{Gradient, Sum};
+use crate::user_merge::{Ticket, UserMerge};
 use crate::waiter::{Advance, Completed, RequestId, Waiter, take_due};
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_optim::Norms;
@@ -34,6 +36,14 @@ struct Contribution {
     request: RequestId,
 }
 
+/// What a round that is complete waits for.
+enum Awaits {
+    /// Norms of the whole tensor.
+    Norms,
+    /// User code.
+    Code(Ticket),
+}
+
 pub(crate) struct Round {
     queues: Vec<VecDeque<Contribution>>,
     sum: Sum,
@@ -44,8 +54,8 @@ pub(crate) struct Round {
     requests: SmallVec<[RequestId; 8]>,
     /// Why the sum of this round is none.
     failure: Option<Error>,
-    /// Whether the merge of this round waits for norms.
-    is_halfway: bool,
+    /// What the merge of this round waits for.
+    awaits: Option<Awaits>,
     completed: u64,
     /// How many contributions of each worker have ever come.
     heard: Vec<u64>,
@@ -61,7 +71,7 @@ impl Round {
             is_in: vec![false; workers],
             requests: SmallVec::new(),
             failure: None,
-            is_halfway: false,
+            awaits: None,
             completed: 0,
             heard: vec![0; workers],
             waiters: Vec::new(),
@@ -99,8 +109,8 @@ impl Round {
         own == 0
     }
 
-    /// Adds what can be added. Returns at the end of each round, and in the middle of one whose merge waits for norms;
-    /// call it until it returns `None`.
+    /// Adds what can be added. Returns at the end of each round, and in the middle of one whose merge waits for
+    /// something; call it until it returns `None`.
     pub(crate) fn advance(
         &mut self,
         counted: &Counted,
@@ -108,7 +118,7 @@ impl Round {
         merge: &Merge,
         arena: &Arena,
     ) -> Option<Advance> {
-        if self.is_halfway {
+        if self.awaits.is_some() {
             return None;
         }
         while let Some(queue) = self.queues.get_mut(self.next) {
@@ -129,33 +139,58 @@ impl Round {
             self.next = 0;
             return None;
         }
-        let outcome = match (self.failure.take(), self.sum.take()) {
-            (Some(failure), _) => Err(failure),
-            (None, Some(mut total)) => {
+        Some(self.merge(slot, merge, arena))
+    }
+
+    /// Merges a round to which all have contributed.
+    fn merge(&mut self, slot: &mut Slot, merge: &Merge, arena: &Arena) -> Advance {
+        let nothing = || Error::new(ErrorKind::Internal, "a round without a contribution");
+        let total = self.failure.take().map_or_else(|| self.sum.take().ok_or_else(nothing), Err);
+        let outcome = match (total, merge) {
+            (Ok(total), Merge::Function(function)) => match slot.set_aside(function, total, arena) {
+                Ok(aside) => {
+                    self.awaits = Some(Awaits::Code(aside.ticket()));
+                    return Advance::Aside(aside);
+                }
+                Err(failure) => Err(failure),
+            },
+            (Ok(mut total), _) => {
                 let outcome = guarded(slot, merge, &mut total, arena);
                 self.sum.keep(total, arena);
                 outcome
             }
-            (None, None) => Err(Error::new(ErrorKind::Internal, "a round without a contribution")),
+            (Err(failure), _) => Err(failure),
         };
         match outcome {
-            Ok(None) => Some(Advance::Completed(self.complete(Ok(())))),
-            Err(failure) if !slot.needs_others(merge) => Some(Advance::Completed(self.complete(Err(failure)))),
+            Ok(None) => Advance::Completed(self.complete(Ok(()))),
+            Err(failure) if !slot.needs_others(merge) => Advance::Completed(self.complete(Err(failure))),
             outcome => {
-                self.is_halfway = true;
+                self.awaits = Some(Awaits::Norms);
                 self.failure = outcome.as_ref().err().cloned();
-                Some(Advance::Halfway(outcome.ok().flatten()))
+                Advance::Halfway(outcome.ok().flatten())
             }
         }
     }
 
     /// Ends the round whose merge waits for norms, if one does; [`Round::advance`] must follow.
     pub(crate) fn finish(&mut self, slot: &mut Slot, norms: Result<Norms>) -> Option<Completed> {
-        if !std::mem::take(&mut self.is_halfway) {
-            return None;
-        }
+        self.awaits.take_if(|awaits| matches!(awaits, Awaits::Norms))?;
         let norms = self.failure.take().map_or(norms, Err);
         Some(self.complete(slot.finish(norms)))
+    }
+
+    /// Ends the round that waits for this merge by user code, if one does; [`Round::advance`] must follow.
+    pub(crate) fn take_back(
+        &mut self,
+        slot: &mut Slot,
+        aside: UserMerge,
+        outcome: Result<()>,
+        arena: &Arena,
+    ) -> Option<Completed> {
+        self.awaits.take_if(|awaits| matches!(awaits, Awaits::Code(ticket) if *ticket == aside.ticket()))?;
+        let (outcome, total) = slot.take_back(aside, outcome, arena);
+        self.sum.keep(total, arena);
+        Some(self.complete(outcome))
     }
 
     fn complete(&mut self, outcome: Result<()>) -> Completed {
@@ -171,8 +206,10 @@ impl Round {
         // Counted from the round under way.
         let round = self.round_of(request)?;
         let number = self.completed + 1 + round as u64;
-        if self.is_halfway && round == 0 {
-            return Some(Lack::Norms { number });
+        match self.awaits.as_ref().filter(|_| round == 0) {
+            Some(Awaits::Norms) => return Some(Lack::Norms { number }),
+            Some(Awaits::Code(_)) => return Some(Lack::Code { number }),
+            None => {}
         }
         let missing = (0..self.queues.len()).filter(|worker| counted[*worker] && self.owes(*worker) <= round);
         Some(Lack::Round { number, missing: missing.collect() })

@@ -206,9 +206,9 @@ impl Slot {
     /// A merge that needs norms of the whole tensor is half done then, and returns the sums for them; [`Slot::finish`]
     /// must follow.
     fn merge(&mut self, merge: &Merge, total: &mut Total, arena: &Arena) -> Result<Option<BlockSums>> {
-        self.version += 1;
-        if !matches!(merge, Merge::Optimizer(_)) {
-            self.memory.forget_master();
+        match merge {
+            Merge::Optimizer(_) => self.version += 1,
+            _ => self.changes(),
         }
         if !matches!((merge, &*total), (Merge::Assign, Total::Dense(_))) {
             self.own(arena)?;
@@ -231,6 +231,34 @@ impl Slot {
             }
         }
         .map(|()| None)
+    }
+
+    /// Notes a change that no optimizer makes.
+    pub(crate) fn changes(&mut self) {
+        self.version += 1;
+        self.memory.forget_master();
+    }
+
+    /// Puts another tensor, of the same size, in the place of the value, which answers may hold.
+    pub(crate) fn replace(&mut self, value: &Tensor) -> Result<()> {
+        if value.dtype() != self.value.dtype() || value.len_bytes() != self.value.len_bytes() {
+            let what = format!(
+                "the updater left {}{} as the value of key {}; expected {}{}",
+                value.dtype(),
+                value.shape(),
+                self.meta.key,
+                self.value.dtype(),
+                self.value.shape()
+            );
+            return Err(Error::new(ErrorKind::Mismatch, what));
+        }
+        self.value = value.reshape([self.value.elements() as u64])?;
+        Ok(())
+    }
+
+    /// Notes that every row may differ from zero.
+    pub(crate) fn is_all_present(&mut self) {
+        self.present = Present::All;
     }
 
     /// How this slot stands.
@@ -337,7 +365,7 @@ impl Slot {
     }
 
     /// Leaves the value to the answers that hold it, if any do, and goes on with a copy.
-    fn own(&mut self, arena: &Arena) -> Result<()> {
+    pub(crate) fn own(&mut self, arena: &Arena) -> Result<()> {
         if arena.owns(self.value.buffer()) && !self.value.buffer().is_unique() {
             self.value = flat_copy(&self.value, arena)?;
         }
@@ -363,10 +391,8 @@ pub(crate) fn guarded(slot: &mut Slot, merge: &Merge, total: &mut Total, arena: 
         Merge::Function(_) => Some((slot.kept_aside(arena)?, slot.present.clone())),
         _ => None,
     };
-    let merged = contain::run(|| slot.merge(merge, total, arena)).unwrap_or_else(|text| {
-        let what = format!("the updater panicked on key {}", slot.meta.key);
-        Err(Error::new(ErrorKind::Remote, what).cause(Error::new(ErrorKind::Remote, text)))
-    });
+    let merged = contain::run(|| slot.merge(merge, total, arena));
+    let merged = merged.unwrap_or_else(|text| Err(panicked(&slot.meta.key, text)));
     if let (Err(_), Some((value, present))) = (&merged, before) {
         slot.present = present;
         match arena.owns(slot.value.buffer()) {
@@ -375,6 +401,12 @@ pub(crate) fn guarded(slot: &mut Slot, merge: &Merge, total: &mut Total, arena: 
         }
     }
     merged
+}
+
+/// Says that user code has panicked, with this text.
+pub(crate) fn panicked(key: &Key, text: String) -> Error {
+    let what = format!("the updater panicked on key {key}");
+    Error::new(ErrorKind::Remote, what).cause(Error::new(ErrorKind::Remote, text))
 }
 
 /// Whether nobody else has a part in the memory of a tensor: no other node, no other tensor.

@@ -1,5 +1,6 @@
 //! Pulls that wait for what was pushed before them.
 
+use crate::user_merge::UserMerge;
 use sheave_base::Result;
 use sheave_optim::BlockSums;
 use smallvec::SmallVec;
@@ -17,8 +18,11 @@ pub(crate) struct Waiter {
 }
 
 /// How far a slot has come.
+#[expect(clippy::large_enum_variant, reason = "it is looked at where it is made")]
 pub(crate) enum Advance {
     Completed(Completed),
+    /// User code is to do the merge, on a lane.
+    Aside(UserMerge),
     /// A merge is half done, and waits for the norms of the whole tensor. None if it has failed here, which the other
     /// slices must know.
     Halfway(Option<BlockSums>),

@@ -2,9 +2,10 @@
 //!
 //! An updater or a controller is called by a thread of the store, which has no interpreter. It posts a job to the
 //! callback thread and waits for that, as long as this node is a member of its mesh; so neither a function that never
-//! returns nor the end of the interpreter keeps a server's threads for ever. What the job has by then it keeps. The
-//! thread that waits for an updater is one that serves the node's links, so an updater that waited for the mesh would
-//! wait for ever; it is refused.
+//! returns nor the end of the interpreter keeps a server's threads for ever. What the job has by then it keeps. All
+//! that wait for updaters and controllers are threads of lanes, and serve nobody. But there is one callback thread, and
+//! an updater that waited for the mesh would hold up whatever else is to run there, perhaps what it waits for; it is
+//! refused.
 //!
 //! Pickled functions come over a service of their own, under names that their sender makes up, and are kept for the
 //! sender's next `set_updater`, the latest few of each. A pickle is a program: a server takes none unless it was told

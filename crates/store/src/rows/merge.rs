@@ -25,12 +25,23 @@ pub(crate) fn add(value: &mut Tensor, total: &RowTotal) -> Result<()> {
 /// User code is given the rows and those of the value that they belong to, both packed. If it fails the value stays as
 /// it is.
 pub(crate) fn call(function: &Function, key: &Key, value: &mut Tensor, total: &RowTotal, arena: &Arena) -> Result<()> {
+    let (sum, mut packed) = pack(value, total, arena)?;
+    function(key, &sum, &mut packed)?;
+    unpack(value, total, &packed)
+}
+
+/// Returns the rows, and those of the value that they belong to, both packed.
+pub(crate) fn pack(value: &Tensor, total: &RowTotal, arena: &Arena) -> Result<(Tensor, Tensor)> {
+    let sum = total.packed(value.dtype(), arena)?;
+    let mut packed = empty(arena, value.dtype(), sum.elements() as u64)?;
+    total.read(|rows| gather(&value.bytes()?, rows.row_bytes, rows.ids, packed.bytes_mut()?))?;
+    Ok((sum, packed))
+}
+
+/// Puts packed rows into the value, where those of the sum belong.
+pub(crate) fn unpack(value: &mut Tensor, total: &RowTotal, packed: &Tensor) -> Result<()> {
     let dtype = value.dtype();
-    let sum = total.packed(dtype, arena)?;
     total.read(|rows| {
-        let mut packed = empty(arena, dtype, sum.elements() as u64)?;
-        gather(&value.bytes()?, rows.row_bytes, rows.ids, packed.bytes_mut()?)?;
-        function(key, &sum, &mut packed)?;
         let changed = RowSlices { places: None, values: &packed.bytes()?, ..rows };
         Table::new(value.bytes_mut()?, dtype, rows.row_bytes).assign(changed)
     })

@@ -29,6 +29,9 @@ impl Names {
                 format!("key {key}, round {number}: {}", self.have_not(missing, "pushed it"))
             }
             Lack::Norms { number } => format!("key {key}, round {number}: the norms of its other slices have not come"),
+            Lack::Code { number } => format!("key {key}, round {number}: its updater runs"),
+            Lack::Turn { before: 0 } => format!("key {key}: the updater runs on this push"),
+            Lack::Turn { before } => format!("key {key}: the updater has {before} earlier pushes to merge"),
             Lack::Clock { count, missing } => {
                 format!("key {key}, push {count} of each: {}", self.have_not(missing, "come so far"))
             }

@@ -1,9 +1,12 @@
 //! The server's side: it holds slices of tensors, merges what workers push and sends what they pull.
 //!
 //! Requests are handled where they are found, one at a time and in the order of each worker's link; so a store needs no
-//! locks beyond one, and a worker's push is before its later pull. Answers leave with no lock held.
+//! locks beyond one, and a worker's push is before its later pull. Answers leave with no lock held. User code does not
+//! run there: merges that it does go to a lane and come back ([`after`]).
 
+mod after;
 mod awaited;
+mod backlog;
 mod members;
 mod norms;
 mod pending;
@@ -22,16 +25,19 @@ use crate::protocol::{
 };
 use crate::slot::Merge;
 use crate::updater::{Function, Spec};
-use norms::{After, Gatherings};
+use after::After;
+use backlog::Parked;
+use norms::Gatherings;
 use parking_lot::Mutex;
 use serde::Serialize;
 use settle::{Loss, Settlements};
 use sheave_base::{Error, ErrorKind, NodeId, Result};
-use sheave_mesh::{Lane, Member, Mesh, Method, Methods, Role, TypedReply, TypedRequest, TypedService, WeakMesh};
-use sheave_net::Tensors;
+use sheave_mesh::{Lane, Member, Mesh, Method, Methods, Role, Room};
+use sheave_mesh::{TypedReply, TypedRequest, TypedService, WeakMesh};
 use sheave_tensor::{Arena, Tensor};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use store::{Fate, Store};
 
 /// Finds a function by its name when a worker names it.
@@ -46,7 +52,9 @@ pub struct ServerConfig {
 }
 
 impl ServerConfig {
-    /// Offers a function under a name, for [`crate::Updater::Named`].
+    /// Offers a function under a name, for [`crate::Updater::Named`]. It may take its time and block: functions run one
+    /// at a time, on a thread of the node, and the server answers everything that does not wait for them meanwhile.
+    /// What a function changes is a copy of the value, which takes its place when the function has returned.
     #[must_use]
     pub fn function(
         mut self,
@@ -106,6 +114,7 @@ impl Server {
             servers: mesh.of_role(Role::Server).map(|member| member.node).collect(),
             functions: config.functions,
             finder: config.finder,
+            runs_code: AtomicBool::new(false),
             table: Mutex::default(),
         });
         command::serve(mesh, config.controller)?;
@@ -182,6 +191,8 @@ struct Holder {
     servers: HashSet<NodeId>,
     functions: HashMap<String, Function>,
     finder: Option<Finder>,
+    /// Whether pushes may have to wait for user code, in any store, now or earlier.
+    runs_code: AtomicBool,
     table: Mutex<Table>,
 }
 
@@ -227,13 +238,11 @@ impl TypedService for Holder {
                 reply.send(of(&mut holder.table.lock(), args.store).and_then(|store| store.delete(&args.numbers)));
             })
             .on::<Describe>(|holder, request| request.reply.send(holder.describe(&request.args)))
-            .on::<Update>(Self::update)
+            .on_with_room::<Update>(Self::update)
             .on::<Begin>(|holder, TypedRequest { from, args, reply, .. }| {
                 holder.within(from, args.store, reply, |store, worker, reply| store.begin(&args, worker, reply));
             })
-            .on::<Slices>(|holder, TypedRequest { from, args, tensors, reply, .. }| {
-                reply.send(holder.slices(from, &args, tensors));
-            })
+            .on_with_room::<Slices>(Self::slices)
             .on::<SetUpdater>(|holder, request| holder.set_updater(request.args, request.reply))
             .on::<Updater>(|holder, request| request.reply.send(holder.updater(request.args)))
             .on::<Barrier>(|holder, TypedRequest { from, args, reply, .. }| {
@@ -364,7 +373,10 @@ impl Holder {
             offered.or_else(|| self.finder.as_ref().and_then(|finder| finder(name)))
         })?;
         let needs_norms = merge.needs_norms();
-        of(&mut self.table.lock(), store)?.set_updater(updater, merge, is_trial)?;
+        let mut table = self.table.lock();
+        let store = of(&mut table, store)?;
+        store.set_updater(updater, merge, is_trial)?;
+        self.runs_code.fetch_or(store.runs_code(), SeqCst);
         Ok(needs_norms && is_trial)
     }
 
@@ -400,17 +412,37 @@ impl Holder {
         self.release(table, after);
     }
 
-    fn slices(self: &Arc<Self>, from: NodeId, slices: &Slices, tensors: Tensors) -> Result<()> {
-        let worker = self.worker(from)?;
+    /// The place of a request that may have to wait for user code.
+    fn kept(&self, room: Room) -> Option<Room> {
+        self.runs_code.load(SeqCst).then_some(room)
+    }
+
+    fn slices(self: &Arc<Self>, request: TypedRequest<Slices>, room: Room) {
+        let TypedRequest { from, args: slices, tensors, reply, .. } = request;
+        let room = self.kept(room);
+        let mut refused = None;
+        let worker = self.worker(from);
         let mut table = self.table.lock();
-        let store = of(&mut table, slices.store)?;
-        let taken = store.slices(slices, worker, tensors);
-        if let Err(error) = &taken {
-            store.refused(worker, error);
+        match worker.and_then(|worker| Ok((worker, of(&mut table, slices.store)?))) {
+            Ok((worker, store)) => {
+                match store.slices(&slices, worker, tensors) {
+                    Ok(()) => store.park(Parked { room, reply: Some(reply) }),
+                    Err(error) => {
+                        store.refused(worker, &error);
+                        refused = Some((reply, error));
+                    }
+                }
+                let after = store.take_after();
+                self.release(table, after);
+            }
+            Err(error) => {
+                drop(table);
+                refused = Some((reply, error));
+            }
         }
-        let after = store.take_after();
-        self.release(table, after);
-        taken
+        if let Some((reply, error)) = refused {
+            reply.error(error);
+        }
     }
 
     /// A worker says that it has no more to say, in part or at all.
@@ -425,8 +457,9 @@ impl Holder {
         });
     }
 
-    fn update(self: &Arc<Self>, request: TypedRequest<Update>) {
+    fn update(self: &Arc<Self>, request: TypedRequest<Update>, room: Room) {
         let TypedRequest { from, args: update, tensors, reply, .. } = request;
+        let room = self.kept(room);
         self.within(from, update.store, reply, |store, worker, reply| {
             let checked = store.check(&update, worker, &tensors);
             // A contribution that has no other handle can be added to.
@@ -440,6 +473,7 @@ impl Holder {
                     store.refuse(reply, worker, error);
                 }
             }
+            store.park(Parked { room, reply: None });
         });
     }
 }

@@ -10,16 +10,17 @@
 //! rounds that were not complete never will be. Calls are made and answered with no lock held, and over links that were
 //! made before such an optimizer is used: requests are handled where they are found, and must not wait for a link.
 
-use super::pending::Waiting;
-use super::{Holder, Table, of};
+use super::{Holder, of};
 use crate::held::Held;
 use crate::protocol::{Open, Sums};
-use parking_lot::MutexGuard;
 use sheave_base::{Error, ErrorKind, Result, Work};
-use sheave_mesh::{AnswerOf, Role, TypedReply};
+use sheave_mesh::{AnswerOf, Role, ServiceName, TypedReply};
 use sheave_optim::{BlockSums, Norms};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+
+/// The lane on which links are made: that may take time.
+const LINKS: ServiceName = ServiceName::new("store.links");
 
 /// By store and key, what the slices have said so far, by their first element.
 pub(super) type Gatherings = HashMap<(u32, u64), BTreeMap<u64, Said>>;
@@ -27,7 +28,7 @@ pub(super) type Gatherings = HashMap<(u32, u64), BTreeMap<u64, Said>>;
 /// What one slice has said.
 pub(super) struct Said {
     sums: Option<BlockSums>,
-    reply: TypedReply<Norms>,
+    pub(super) reply: TypedReply<Norms>,
 }
 
 /// A slice whose merge is half done.
@@ -47,53 +48,19 @@ impl Halfway {
     }
 }
 
-/// What is to be done with no lock held.
-#[derive(Default)]
-pub(super) struct After {
-    pub(super) ended: Vec<Waiting>,
-    pub(super) halfway: Vec<Halfway>,
-}
-
-impl After {
-    pub(super) fn extend(&mut self, other: Self) {
-        self.ended.extend(other.ended);
-        self.halfway.extend(other.halfway);
-    }
-}
-
 impl Holder {
-    /// Lets the lock go, and does what was left for that moment.
-    pub(super) fn release(self: &Arc<Self>, mut table: MutexGuard<'_, Table>, after: After) {
-        let mut hopeless = Vec::new();
-        if !table.gatherings.is_empty() {
-            let Table { gatherings, stores, .. } = &mut *table;
-            gatherings.retain(|(store, key), said| {
-                let refused = stores.get(store).map_or_else(|| Err(closed()), |store| store.whole(*key).map(drop));
-                if let Err(error) = &refused {
-                    hopeless.extend(std::mem::take(said).into_values().map(|said| (said.reply, error.clone())));
-                }
-                refused.is_ok()
-            });
-        }
-        // A caller of this very node may go on at once.
-        drop(table);
-        hopeless.into_iter().for_each(|(reply, error)| reply.error(error));
-        after.ended.into_iter().for_each(Waiting::answer);
-        after.halfway.into_iter().for_each(|halfway| self.ask_norms(halfway));
-    }
-
     /// Makes links to all other servers, and answers when they stand.
     pub(super) fn link_servers(&self, reply: TypedReply<()>) {
         let Some(mesh) = self.mesh.upgrade() else { return reply.error(closed()) };
-        let link = move || {
-            let mut others = mesh.of_role(Role::Server).filter(|member| member.node != mesh.me().node);
-            reply.send(others.try_for_each(|member| mesh.link_to(member.node).map(drop)));
+        let linker = mesh.clone();
+        let link = move |turn: Result<()>| {
+            let mut others = linker.of_role(Role::Server).filter(|member| member.node != linker.me().node);
+            reply.send(turn.and_then(|()| others.try_for_each(|member| linker.link_to(member.node).map(drop))));
         };
-        // A reply that is dropped is an error for who waits for it.
-        let _ = sheave_base::thread::spawn("sheave-links", link);
+        mesh.submit(&LINKS, 0, link);
     }
 
-    fn ask_norms(self: &Arc<Self>, halfway: Halfway) {
+    pub(super) fn ask_norms(self: &Arc<Self>, halfway: Halfway) {
         let Halfway { home, slice, sums } = halfway;
         let (store, key, start) = (sums.store, sums.key, sums.start);
         // Sums that cannot travel are as good as a failure, which the others must hear of.
@@ -118,11 +85,7 @@ impl Holder {
     }
 
     fn finish(self: &Arc<Self>, store: u32, slice: u64, norms: Result<Norms>) {
-        let mut table = self.table.lock();
-        let Some(held) = table.stores.get_mut(&store) else { return };
-        held.finish(slice, norms);
-        let after = held.take_after();
-        self.release(table, after);
+        self.with_store(store, |store| store.finish(slice, norms));
     }
 
     /// The home of a key hears what one of its slices has to say.
@@ -181,6 +144,6 @@ fn combine(said: &BTreeMap<u64, Said>, elements: u64) -> Result<Norms> {
     Ok(norms)
 }
 
-fn closed() -> Error {
+pub(super) fn closed() -> Error {
     Error::new(ErrorKind::Closed, "this server has left the mesh, or the store is closed")
 }

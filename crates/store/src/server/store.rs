@@ -8,8 +8,10 @@
 //! and so does every later push. A store that shrinks first makes sure that all of its servers have received as many
 //! pushes of the lost worker to every key that is cut ([`super::settle`]), and then takes it out of the rounds.
 
+use super::after::{After, Aside};
+use super::backlog::{Backlog, Parked};
 use super::members::{Members, Standing};
-use super::norms::{After, Halfway};
+use super::norms::Halfway;
 use super::pending::{Assembly, Pending};
 use super::pieces::{asked_of, first_slot, row_gradient, row_ids, view};
 use crate::held::Held;
@@ -21,6 +23,7 @@ use crate::protocol::{Begin, Described, Form, Gone, Init, OnWorkerLoss, Open, Pi
 use crate::slot::Merge;
 use crate::sum::Gradient;
 use crate::updater::Spec;
+use crate::user_merge::UserMerge;
 use crate::waiter::{Advance, Completed, RequestId};
 use sheave_base::numbers::Numbered;
 use sheave_base::{Error, ErrorKind, Result};
@@ -47,6 +50,9 @@ pub(super) struct Store {
     /// Pushes that come slice by slice, by the worker and its number for it.
     begun: HashMap<(usize, u64), Begun>,
     halfway: Vec<Halfway>,
+    /// Merges that user code is to do.
+    aside: Vec<Aside>,
+    backlog: Backlog,
     lost: Option<Lost>,
     /// The first worker whose loss this store does not bear.
     loss: Option<Error>,
@@ -107,6 +113,8 @@ impl Store {
             waiting: Pending::default(),
             begun: HashMap::new(),
             halfway: Vec::new(),
+            aside: Vec::new(),
+            backlog: Backlog::default(),
             lost: None,
             loss: None,
         }
@@ -143,7 +151,8 @@ impl Store {
             let gone = self.members.gone();
             ended.iter_mut().for_each(|one| one.tell(&gone));
         }
-        After { ended, halfway: std::mem::take(&mut self.halfway) }
+        let (halfway, aside) = (std::mem::take(&mut self.halfway), std::mem::take(&mut self.aside));
+        After { ended, halfway, aside, released: self.backlog.take_due() }
     }
 
     pub(super) fn init(&mut self, init: Init, tensors: &[Tensor]) -> Result<()> {
@@ -294,10 +303,7 @@ impl Store {
                 entry.remove();
             }
         }
-        for (place, gradient) in values {
-            self.slots[place].contribute(worker, gradient, request);
-            self.advance(place);
-        }
+        self.contribute(worker, values, request);
         Ok(())
     }
 
@@ -357,10 +363,7 @@ impl Store {
         let Checked { worker, values, pulls, answer } = checked;
         // One more, so that it does not end before all of it was looked at.
         let request = self.waiting.begin(reply, worker, values.len() + pulls.len() + 1, answer);
-        for (place, gradient) in values {
-            self.slots[place].contribute(worker, gradient, request);
-            self.advance(place);
-        }
+        self.contribute(worker, values, request);
         for (at, place) in pulls.into_iter().enumerate() {
             let held = &mut self.slots[place];
             if held.ask(self.members.counted(), worker, request, at) {
@@ -370,15 +373,57 @@ impl Store {
         self.waiting.one_done(request, |_| Ok(()));
     }
 
+    /// Takes contributions of one request.
+    fn contribute(&mut self, worker: usize, values: Values, request: RequestId) {
+        for (place, gradient) in values {
+            let held = &mut self.slots[place];
+            let before = held.queued();
+            held.contribute(worker, gradient, request);
+            self.backlog.changed(before, held.queued());
+            self.advance(place);
+        }
+    }
+
     /// Merges what can be merged in one slot.
     fn advance(&mut self, place: usize) {
         let held = &mut self.slots[place];
+        let (before, mut aside) = (held.queued(), 0);
         while let Some(advance) = held.advance(self.members.counted(), &self.merge, &self.arena) {
             match advance {
                 Advance::Completed(completed) => tell(completed, held, &mut self.waiting, &self.arena),
+                Advance::Aside(merge) => {
+                    aside += 1;
+                    self.aside.push(Aside { store: self.open.store, slice: held.number, merge });
+                }
                 Advance::Halfway(sums) => self.halfway.push(Halfway::new(&self.open, held, sums)),
             }
         }
+        self.backlog.changed(before, held.queued() + aside);
+    }
+
+    /// Keeps a request that has pushed something from going on while user code has others to merge.
+    pub(super) fn park(&mut self, parked: Parked) {
+        self.backlog.park(parked);
+    }
+
+    /// A merge by user code begins.
+    pub(super) fn begun(&mut self) {
+        self.backlog.changed(1, 0);
+    }
+
+    /// User code has merged, or failed to.
+    pub(super) fn take_back(&mut self, slice: u64, merge: UserMerge, outcome: Result<()>) {
+        let Some(place) = self.index.get(&slice).copied() else { return };
+        let held = &mut self.slots[place];
+        if let Some(completed) = held.take_back(self.members.counted(), merge, outcome, &self.arena) {
+            tell(completed, held, &mut self.waiting, &self.arena);
+            self.advance(place);
+        }
+    }
+
+    /// Whether pushes may have to wait for user code.
+    pub(super) fn runs_code(&self) -> bool {
+        matches!(self.merge, Merge::Function(_))
     }
 
     /// The norms for a merge that waits for them have come, or never will.
@@ -546,6 +591,7 @@ impl Store {
                 self.lost.get_or_insert_with(|| Lost { error: error.clone(), failed: vec![false; self.workers] });
             for held in &mut self.slots {
                 lost.failed.iter_mut().enumerate().for_each(|(worker, failed)| *failed |= held.owes(worker));
+                self.backlog.changed(held.queued(), 0);
                 held.clear();
             }
         }
