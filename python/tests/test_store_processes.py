@@ -340,6 +340,34 @@ def test_servers_take_no_pickles_unless_they_say_so(job):
     run(job, worker, servers=1, workers=1)
 
 
+@pytest.mark.parametrize("pickles", ["members", "never"])
+@pytest.mark.parametrize("face", ["sheave", "mxnet"])
+def test_f88_sheave_pickle_f29_servers_open_no_pickle_where_it_is_forbidden(job, face, pickles):
+    pytest.importorskip("cloudpickle", reason="cloudpickle is not installed")
+    worker = """
+        class Updater:
+            def __call__(self, key, received, stored):
+                stored.numpy()[:] = received.numpy() + 1
+
+        with sheave.KVStore("dist_async") as kv:
+            kv.init("w", np.zeros(4))
+            if os.environ["SHEAVE_PICKLE"] == "never":
+                raises(sheave.Unsupported, "SHEAVE_PICKLE is never", lambda: kv.set_updater(Updater()))
+                kv.set_updater("sum")
+            else:
+                kv.set_updater(Updater())
+            kv.push("w", np.ones(4)).wait()
+            print(kv.pull("w").wait().tolist() == [1 if os.environ["SHEAVE_PICKLE"] == "never" else 2] * 4)
+    """
+    theirs = """
+        from sheave.compat.mxnet.kvstore.kvstore_server import KVStoreServer
+        KVStoreServer().run()
+    """
+    server = "sheave.run_server(allow_pickle=True)" if face == "sheave" else theirs
+    said = run(job, worker, server=server, servers=1, workers=1, SHEAVE_PICKLE=pickles)
+    assert said[0].strip() == "True"
+
+
 def test_what_does_not_fit_is_refused(job):
     worker = """
         with sheave.KVStore("dist_sync") as kv:

@@ -42,7 +42,7 @@ use crate::limits;
 use crate::secret::{SECRET_FILE_VARIABLE, SECRET_VARIABLE};
 use crate::{Error, ErrorKind, Result};
 pub use foreign::{FOREIGN, Foreign};
-use form::{Address, Bytes, Count, Form, Fraction, Medium, Microseconds, Milliseconds, Optional, Output, Switch};
+use form::{Address, Bytes, Count, Form, Fraction, Medium, Microseconds, Milliseconds, Optional, Output, Switch, Whose};
 pub use names::{check_names, unknown_names};
 pub use page::documentation;
 pub use place::{Endpoint, Place, Role};
@@ -66,6 +66,16 @@ pub enum Transport {
     Shm,
     /// TCP, even between processes of one host.
     Tcp,
+}
+
+/// Whose pickles a process opens. A pickle is a program that runs where it is opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Pickles {
+    /// Those of members of its mesh, where the program asks for it: they know the job's secret.
+    #[default]
+    Members,
+    /// None, whatever the program asks for.
+    Never,
 }
 
 /// A variable that sheave reads, as its documentation describes it.
@@ -181,6 +191,10 @@ settings! {
         /// The file with the rules by which collective operations choose their algorithms, the same on all ranks;
         /// unless set, the rules that `sheave tune` shows.
         collective_table: Option<PathBuf> as Optional<Output> = None, "SHEAVE_COLLECTIVE_TABLE", "collective";
+
+        /// Whose pickled functions a server of a Python program opens, where the program lets it: those of `members` of
+        /// the job, or `never` any.
+        pickles: Pickles as Whose = Pickles::Members, "SHEAVE_PICKLE", "python";
     }
 }
 
@@ -347,6 +361,7 @@ mod tests {
             ("SHEAVE_WAIT_SPIN_US", "0"),
             ("SHEAVE_WAIT_YIELD_US", "70"),
             ("SHEAVE_COLLECTIVE_TABLE", "/tmp/rules"),
+            ("SHEAVE_PICKLE", "Never"),
         ]);
         let expected = Settings {
             transport: Transport::Shm,
@@ -362,6 +377,7 @@ mod tests {
             wait_spin: Some(Duration::ZERO),
             wait_yield: Some(Duration::from_micros(70)),
             collective_table: Some("/tmp/rules".into()),
+            pickles: Pickles::Never,
         };
         assert_eq!(read.unwrap(), expected);
     }
@@ -377,7 +393,8 @@ mod tests {
 
     #[test]
     fn bad_values_of_every_type_are_refused() {
-        let bad: [(&str, &[&str]); 10] = [
+        let bad: [(&str, &[&str]); 11] = [
+            ("SHEAVE_PICKLE", &["0", "false", "guests"]),
             ("SHEAVE_TRANSPORT", &["rdma", "shm,tcp"]),
             ("SHEAVE_BIND", &["localhost", "1.2.3.4:99999", ":80", "0"]),
             ("SHEAVE_INSECURE", &["2", "maybe"]),

@@ -73,9 +73,21 @@ fn documented() -> BTreeSet<String> {
     rows.map(|(name, _)| name.to_owned()).collect()
 }
 
+/// Settings of Python programs alone, whose effect is shown there.
+const IN_PYTHON: &[&str] = &["SHEAVE_PICKLE"];
+
+#[test]
+fn f88_what_settings_of_python_programs_do_is_shown_there() {
+    let tests = include_str!("../../../python/tests/test_store_processes.py");
+    for name in IN_PYTHON {
+        let test = format!("def test_f88_{}_", name.to_lowercase());
+        assert!(tests.contains(&test), "{name} has no check");
+    }
+}
+
 #[test]
 fn f88_every_documented_setting_has_a_check_of_its_effect() {
-    let own = [place::CHECKS, node::CHECKS, program::CHECKS].concat();
+    let own = [place::CHECKS, node::CHECKS, program::CHECKS, IN_PYTHON].concat();
     let checked: BTreeSet<String> = own.iter().chain(foreign::CHECKS).map(|name| (*name).to_owned()).collect();
     let documented = documented();
     let unproved: Vec<&String> = documented.difference(&checked).collect();

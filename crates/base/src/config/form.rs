@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{Endpoint, Role, Transport};
+use super::{Endpoint, Pickles, Role, Transport};
 use crate::limits;
 
 /// A way to write a `T` in an environment variable.
@@ -214,6 +214,29 @@ impl Form<Transport> for Medium {
             Transport::Auto => "auto",
             Transport::Shm => "shm",
             Transport::Tcp => "tcp",
+        };
+        name.to_owned()
+    }
+}
+
+/// Whose pickles are opened.
+pub(super) struct Whose;
+
+impl Form<Pickles> for Whose {
+    const KIND: &'static str = "`members` or `never`";
+
+    fn read(text: &OsStr) -> Option<Pickles> {
+        match trimmed(text)?.to_ascii_lowercase().as_str() {
+            "members" => Some(Pickles::Members),
+            "never" => Some(Pickles::Never),
+            _ => None,
+        }
+    }
+
+    fn show(value: &Pickles) -> String {
+        let name = match value {
+            Pickles::Members => "members",
+            Pickles::Never => "never",
         };
         name.to_owned()
     }

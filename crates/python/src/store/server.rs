@@ -8,8 +8,8 @@
 //! refused.
 //!
 //! Pickled functions come over a service of their own, under names that their sender makes up, and are kept for the
-//! sender's next `set_updater`, the latest few of each. A pickle is a program: a server takes none unless it was told
-//! to, and then only from members, which know the secret of the job.
+//! sender's next `set_updater`, the latest few of each. A pickle is a program: a server takes none unless its program
+//! says so and its environment does not forbid it, and then only from workers of the job, which know its secret.
 
 use crate::aside::aside;
 use crate::callbacks::Callbacks;
@@ -21,6 +21,7 @@ use crate::told::told;
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
+use sheave_base::config::{Pickles, Settings};
 use sheave_base::{Error, ErrorKind, NodeId, Peer, Result, work};
 use sheave_mesh::{CallOptions, Mesh, Methods, Role, TypedService, WeakMesh};
 use sheave_net::Part;
@@ -142,18 +143,26 @@ impl Shipped {
 /// Takes pickled functions of workers.
 struct Pickled {
     desk: Desk,
-    /// Makes them of bytes, where the server may do that.
+    /// Makes them of bytes, where the program lets it.
     unpickle: Option<Arc<Py<PyAny>>>,
+    /// Whether the environment lets it.
+    pickles: Pickles,
     shipped: Arc<Shipped>,
 }
 
 impl Pickled {
     fn take(&self, from: NodeId, name: String, tensors: &[Tensor]) -> Result<()> {
-        let Some(unpickle) = self.unpickle.clone() else {
-            return Err(Error::new(ErrorKind::Unsupported, "this server takes no pickled functions")
-                .operation("set_updater")
-                .hint("start it with sheave.run_server(allow_pickle=True), or register the function there"));
+        let refused = |what, hint: &'static str| {
+            Err(Error::new(ErrorKind::Unsupported, what).operation("set_updater").hint(hint))
         };
+        let Some(unpickle) = self.unpickle.clone() else {
+            let hint = "start it with sheave.run_server(allow_pickle=True), or register the function there";
+            return refused("this server takes no pickled functions", hint);
+        };
+        if self.pickles == Pickles::Never {
+            let hint = "register the function on the server, or start it with SHEAVE_PICKLE=members";
+            return refused("this server opens no pickles: SHEAVE_PICKLE is never", hint);
+        }
         let [pickled] = tensors else {
             return Err(Error::new(ErrorKind::Protocol, "a pickled function that did not come"));
         };
@@ -180,7 +189,8 @@ impl TypedService for Pickled {
 /// Takes pickled functions; `unpickle` makes them of bytes.
 fn take(mesh: &Mesh, desk: &Desk, unpickle: Option<Py<PyAny>>, shipped: &Arc<Shipped>) -> Result<()> {
     let (desk, shipped) = (desk.clone(), Arc::clone(shipped));
-    mesh.serve_typed(Arc::new(Pickled { desk, unpickle: unpickle.map(Arc::new), shipped }))
+    let pickles = Settings::from_lookup(|name| std::env::var_os(name))?.pickles;
+    mesh.serve_typed(Arc::new(Pickled { desk, unpickle: unpickle.map(Arc::new), pickles, shipped }))
 }
 
 /// Sends a pickled function to all servers, and waits until all have it.

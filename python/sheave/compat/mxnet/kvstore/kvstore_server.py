@@ -22,7 +22,8 @@ __all__ = ["KVStoreServer"]
 class KVStoreServer:
     """A server, or the scheduler; which of them, the environment says.
 
-    Servers unpickle updaters and optimizers of workers. Every link is authenticated, so these are the job's own."""
+    Servers unpickle updaters and optimizers of workers: of the job's own, for they are members and every link is
+    authenticated. With `SHEAVE_PICKLE=never` they open no pickle, and take what sheave knows itself."""
 
     def __init__(self, kvstore: Any = None) -> None:
         self.kvstore = kvstore
