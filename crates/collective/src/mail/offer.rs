@@ -12,6 +12,8 @@ use sheave_tensor::{Dtype, Mode, Tensor};
 const OFFER_BYTES: usize = 32;
 /// Where in an announcement stands what it is.
 const SORT_AT: usize = 5;
+/// Two bytes that mean nothing yet, and are zero.
+const RESERVED: std::ops::Range<usize> = 6..8;
 const ANNOUNCED: u8 = 0;
 const WITHDRAWN: u8 = 1;
 
@@ -78,6 +80,9 @@ pub(super) fn decode(message: Message, size: u32) -> Result<Box<Offer>> {
             let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
             let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
             let dtype = Dtype::from_code(bytes[4]).ok_or_else(strange)?;
+            if bytes[RESERVED] != [0; 2] {
+                return Err(strange());
+            }
             let is_withdrawn = match bytes[SORT_AT] {
                 ANNOUNCED => false,
                 WITHDRAWN => true,
@@ -87,4 +92,32 @@ pub(super) fn decode(message: Message, size: u32) -> Result<Box<Offer>> {
         }
     };
     if offer.rank < size { Ok(Box::new(offer)) } else { Err(strange()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sheave_base::LinkId;
+
+    #[test]
+    fn f43_bytes_that_nobody_writes_are_refused() {
+        let tensor = Tensor::from_slice(&[1_i16, 2, 3], [3]).expect("memory");
+        let good = announcement(1, 2, 300, &tensor, 7);
+        let read = |control: Vec<u8>| {
+            let message = Message {
+                envelope: good.envelope,
+                source: LinkId(1),
+                sequence: 1,
+                control,
+                parts: sheave_net::Tensors::new(),
+            };
+            decode(message, 4).map(|offer| (offer.rank, offer.tag, offer.count, offer.serial))
+        };
+        assert_eq!(read(good.control.clone()).expect("it is sound"), (2, 300, 3, 7));
+        for (at, byte) in [(0, 4), (4, 14), (SORT_AT, 2), (6, 1), (7, 0x80)] {
+            let mut bad = good.control.clone();
+            bad[at] = byte;
+            assert_eq!(read(bad).expect_err("nobody writes it").kind(), ErrorKind::Protocol, "{at}");
+        }
+    }
 }
