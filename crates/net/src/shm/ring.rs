@@ -285,6 +285,11 @@ impl<M: Memory> Consumer<M> {
             if kind != Kind::Pad {
                 return Ok(Some(record));
             }
+            // It fills the end of the ring; so there is one in a row, and a peer that writes others is not read for as
+            // long as it does.
+            if self.head.is_multiple_of(LINES) || self.head % LINES + lines != LINES {
+                return Err(strange_shape(lines, body_bytes));
+            }
             self.release(record);
         }
     }
@@ -504,6 +509,32 @@ pub(super) mod tests {
                     assert!(producer.push(Kind::Message, &[&vec![1; body_bytes]]).expect("it is small"));
                 }
             }
+        }
+
+        /// The memory of a peer that writes one pad record after the other, each where its reader looks next.
+        struct Padding {
+            words: Vec<AtomicU64>,
+            written: AtomicU64,
+        }
+
+        impl Memory for &Padding {
+            fn word(&self, index: usize) -> &AtomicU64 {
+                if index >= DATA && (index - DATA).is_multiple_of(LINE_WORDS) {
+                    let number = self.written.fetch_add(1, Ordering::SeqCst) + 1;
+                    assert!(number < 10_000, "its reader reads on as long as it writes");
+                    self.words[index + 1].store(Kind::Pad as u64 | 1 << 8, Ordering::SeqCst);
+                    self.words[index].store(number, Ordering::SeqCst);
+                }
+                &self.words[index]
+            }
+        }
+
+        #[test]
+        fn f43_a_peer_that_writes_nothing_but_pads_keeps_nobody_reading() {
+            let words = (0..WORDS).map(|_| AtomicU64::new(0)).collect();
+            let padding = Padding { words, written: AtomicU64::new(0) };
+            let refused = Consumer::new(&padding).peek().expect_err("the end of the ring is filled once, if at all");
+            assert_eq!(refused.kind(), ErrorKind::Protocol);
         }
 
         #[test]
