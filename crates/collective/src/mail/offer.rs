@@ -19,21 +19,21 @@ const WITHDRAWN: u8 = 1;
 
 /// A message that is announced.
 #[derive(Debug)]
-pub(super) struct Offer {
-    pub(super) rank: u32,
-    pub(super) tag: u64,
-    pub(super) dtype: Dtype,
-    pub(super) count: u64,
+pub(crate) struct Offer {
+    pub(crate) rank: u32,
+    pub(crate) tag: u64,
+    pub(crate) dtype: Dtype,
+    pub(crate) count: u64,
     /// By which the bytes of a longer one are asked for.
-    pub(super) serial: u64,
+    pub(crate) serial: u64,
     /// The message of that serial number does not come after all.
-    pub(super) is_withdrawn: bool,
+    pub(crate) is_withdrawn: bool,
     /// Its bytes, if they came along.
-    pub(super) message: Message,
+    pub(crate) message: Message,
 }
 
 /// A message that brings its bytes along.
-pub(super) fn whole(context: u64, rank: u32, tag: u64, tensor: &Tensor) -> Outgoing {
+pub(crate) fn whole(context: u64, rank: u32, tag: u64, tensor: &Tensor) -> Outgoing {
     if tensor.len_bytes() == 0 {
         return announcement(context, rank, tag, tensor, 0);
     }
@@ -42,13 +42,20 @@ pub(super) fn whole(context: u64, rank: u32, tag: u64, tensor: &Tensor) -> Outgo
 }
 
 /// A message whose bytes are asked for by `serial`.
-pub(super) fn announcement(context: u64, rank: u32, tag: u64, tensor: &Tensor, serial: u64) -> Outgoing {
+pub(crate) fn announcement(context: u64, rank: u32, tag: u64, tensor: &Tensor, serial: u64) -> Outgoing {
     offer(context, rank, [tensor.dtype().code(), ANNOUNCED], [tag, tensor.elements() as u64, serial])
 }
 
 /// The news that the message of this serial number does not come.
-pub(super) fn withdrawal(context: u64, rank: u32, serial: u64) -> Outgoing {
+pub(crate) fn withdrawal(context: u64, rank: u32, serial: u64) -> Outgoing {
     offer(context, rank, [Dtype::U8.code(), WITHDRAWN], [0, 0, serial])
+}
+
+/// The announcement, as whoever made it has written it, of one that is a control part.
+pub(crate) fn written(offer: &Offer) -> Outgoing {
+    let &Offer { rank, tag, dtype, count, serial, is_withdrawn, ref message } = offer;
+    let sort = if is_withdrawn { WITHDRAWN } else { ANNOUNCED };
+    self::offer(message.envelope.context, rank, [dtype.code(), sort], [tag, count, serial])
 }
 
 fn offer(context: u64, rank: u32, [dtype, sort]: [u8; 2], numbers: [u64; 3]) -> Outgoing {
@@ -60,14 +67,14 @@ fn offer(context: u64, rank: u32, [dtype, sort]: [u8; 2], numbers: [u64; 3]) -> 
 }
 
 /// The bytes of a tensor, as the receiver names their place.
-pub(super) fn bytes(tensor: &Tensor) -> Result<Part> {
+pub(crate) fn bytes(tensor: &Tensor) -> Result<Part> {
     let bytes = [tensor.len_bytes() as u64];
     let flat = Tensor::from_buffer(tensor.buffer().clone(), tensor.offset_bytes(), Dtype::U8, bytes)?;
     Ok(Part::new(flat, Mode::Copy))
 }
 
 /// What a member of a group of `size` announces.
-pub(super) fn decode(message: Message, size: u32) -> Result<Box<Offer>> {
+pub(crate) fn decode(message: Message, size: u32) -> Result<Box<Offer>> {
     let strange = || Error::new(ErrorKind::Protocol, "an announcement that is none");
     let offer = match &message.parts[..] {
         [part] if message.control.is_empty() => {
