@@ -16,6 +16,8 @@
 //!
 //! Everything read from the ring is copied out before it is looked at, and every length and index is checked.
 
+pub(super) mod fuzz;
+
 use sheave_base::sync::{AtomicU64, Ordering, fence};
 use sheave_base::{Error, ErrorKind, Result};
 
