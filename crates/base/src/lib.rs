@@ -5,6 +5,8 @@ pub mod config;
 pub mod contain;
 mod error;
 pub mod fork;
+#[doc(hidden)]
+pub mod fuzz;
 mod id;
 pub mod limits;
 pub mod loss;

@@ -15,6 +15,14 @@ pub use loom::sync::{
     atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
 };
 
+/// Stands where the order of sequentially consistent accesses to different words matters. The accesses themselves see
+/// to it, and it is nothing; but loom knows that order of fences alone.
+#[inline(always)]
+pub fn sequential() {
+    #[cfg(loom)]
+    fence(Ordering::SeqCst);
+}
+
 /// loom's mutex behind the interface of `parking_lot`'s: no poisoning.
 #[cfg(loom)]
 #[derive(Debug, Default)]

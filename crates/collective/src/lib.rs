@@ -12,6 +12,8 @@ mod carrier;
 mod communicator;
 mod devices;
 mod exchange;
+#[doc(hidden)]
+pub mod fuzz;
 mod group;
 mod halves;
 mod hosts;

@@ -19,7 +19,7 @@
 //! overtaken). What comes while no receive waits stays with the node, within its limits for what nobody has asked for.
 
 mod mailbox;
-mod offer;
+pub(crate) mod offer;
 
 use crate::communicator::Communicator;
 use crate::group::{State, Terms};

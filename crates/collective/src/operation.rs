@@ -172,6 +172,8 @@ impl Operator {
 const VERSION: u8 = 1;
 
 const HEADER_BYTES: usize = 48;
+/// Where a header has a byte that means nothing yet, and is zero.
+const RESERVED_AT: usize = 13;
 
 /// How many tensors of a rank an operation is about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -241,6 +243,9 @@ impl Header {
         if bytes[0] != VERSION {
             let what = format!("a rank speaks version {} of collective operations, this one {VERSION}", bytes[0]);
             return Err(Error::new(ErrorKind::Protocol, what));
+        }
+        if bytes[RESERVED_AT] != 0 {
+            return Err(strange());
         }
         Ok(Self {
             kind: Kind::from_code(bytes[1]).ok_or_else(strange)?,
@@ -356,10 +361,10 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_header_are_refused() {
+    fn f43_bytes_that_are_no_header_are_refused() {
         let good = header(Kind::AllReduce, Some(Operator::Sum), 4).encode();
         assert!(Header::decode(&good[1..]).is_err() && Header::decode(&[]).is_err());
-        for (at, byte) in [(0, 2), (1, 0), (1, 12), (2, 9), (3, 14), (12, 3)] {
+        for (at, byte) in [(0, 2), (1, 0), (1, 12), (2, 9), (3, 14), (12, 3), (13, 1)] {
             let mut bad = good.clone();
             bad[at] = byte;
             assert_eq!(Header::decode(&bad).unwrap_err().kind(), ErrorKind::Protocol, "{at}");

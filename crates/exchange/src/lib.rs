@@ -21,6 +21,8 @@
 
 mod batch;
 mod clock;
+#[doc(hidden)]
+pub mod fuzz;
 mod inbound;
 mod lane;
 mod place;

@@ -63,23 +63,23 @@ impl Word {
         Envelope { correlation: code, aux: step, ..Envelope::of(NUMBER, Tag(tag), context) }
     }
 
-    /// `None` if this version knows no such word.
+    /// `None` if this version knows no such word, or would write it otherwise.
     pub(crate) fn of(envelope: &Envelope) -> Option<Self> {
         let (tag, bits) = (envelope.tag.0, envelope.correlation);
-        let plan = (bits >> 16) as u16;
-        match bits & 0xff {
-            PLAN => u16::try_from(tag).ok().map(Self::Plan),
-            REQUEST if bits >> 32 == 0 => Some(Self::Request {
+        let word = match bits & 0xff {
+            PLAN => Self::Plan(tag as u16),
+            REQUEST => Self::Request {
                 number: tag,
-                plan,
+                plan: (bits >> 16) as u16,
                 step: (bits & HAS_STEP != 0).then_some(envelope.aux),
                 wants_stamps: bits & WANTS_STAMPS != 0,
-            }),
-            ANSWER => Some(Self::Answer(tag)),
-            REFUSAL => Some(Self::Refusal(tag)),
-            FAREWELL => Some(Self::Farewell),
-            _ => None,
-        }
+            },
+            ANSWER => Self::Answer(tag),
+            REFUSAL => Self::Refusal(tag),
+            FAREWELL => Self::Farewell,
+            _ => return None,
+        };
+        (word.envelope(envelope.context) == *envelope).then_some(word)
     }
 }
 
@@ -134,11 +134,16 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_says_is_no_word() {
+    fn f43_what_nobody_says_is_no_word() {
         let envelope = Word::Farewell.envelope(1);
         assert_eq!(Word::of(&Envelope { correlation: 0, ..envelope }), None);
         assert_eq!(Word::of(&Envelope { correlation: 6, ..envelope }), None);
         assert_eq!(Word::of(&Envelope { correlation: REQUEST | 1 << 32, ..envelope }), None);
         assert_eq!(Word::of(&Envelope { correlation: PLAN, tag: Tag(1 << 16), ..envelope }), None);
+        // Bits that mean nothing in a word.
+        assert_eq!(Word::of(&Envelope { correlation: ANSWER | WANTS_STAMPS, ..envelope }), None);
+        assert_eq!(Word::of(&Envelope { correlation: REQUEST | 1 << 10, ..envelope }), None);
+        assert_eq!(Word::of(&Envelope { correlation: REQUEST, aux: 1, ..envelope }), None);
+        assert_eq!(Word::of(&Envelope { tag: Tag(1), ..envelope }), None);
     }
 }

@@ -16,6 +16,8 @@ mod ended;
 mod endpoints;
 pub mod engine;
 pub mod environment;
+#[doc(hidden)]
+pub mod fuzz;
 mod group;
 mod group_news;
 mod guest;

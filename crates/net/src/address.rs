@@ -140,6 +140,11 @@ impl FromStr for Address {
         if address.tcp.is_none() && address.unix.is_none() {
             return Err(wrong("neither a TCP nor a Unix socket"));
         }
+        // What is read here is passed on as text, in which most letters are longer than they may stand here.
+        let written_bytes = address.to_string().len();
+        if written_bytes > TEXT_BYTES_MAX {
+            return Err(wrong(format!("{written_bytes} bytes when it is written out")));
+        }
         Ok(address)
     }
 }
@@ -162,6 +167,18 @@ mod tests {
             let _ = text.parse::<Address>();
             let _ = format!("sheave://{text}").parse::<Address>();
             let _ = format!("sheave://[::1]:7/?{text}").parse::<Address>();
+        }
+    }
+
+    /// Each of these letters is written as nine, so the text of what is read here is longer than any that is read.
+    #[test]
+    fn f43_what_is_read_can_be_written_and_read_again() {
+        let longest = |letters: usize| format!("sheave://1.2.3.4:5/?name={}", "\u{2713}".repeat(letters));
+        for letters in [0, 1, 400, 450, 455, 1300] {
+            match longest(letters).parse::<Address>() {
+                Ok(address) => assert_eq!(address.to_string().parse::<Address>().ok(), Some(address), "{letters}"),
+                Err(error) => assert!(error.kind() == ErrorKind::InvalidArgument && letters > 450, "{error}"),
+            }
         }
     }
 

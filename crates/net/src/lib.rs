@@ -33,6 +33,8 @@ mod ending;
 mod endpoint;
 mod entry;
 mod farewell;
+#[doc(hidden)]
+pub mod fuzz;
 mod greeting;
 pub mod inproc;
 pub mod interface;

@@ -602,7 +602,7 @@ impl Owner {
         }
         let links = self.inner.links.all();
         self.inner.end_everything();
-        self.inner.progress.thread.unpark();
+        self.inner.progress.wake_thread();
         self.inner.progress.ring();
         let thread = self.thread.lock().take();
         // The last handle may be dropped by a callback that the progress thread runs; it cannot wait for itself.

@@ -24,7 +24,10 @@
 //! poller counts, both sequentially consistent, so at least one of the two arms. (a) → (c): the progress thread goes
 //! from ticking to leading only, never to a long sleep, while no caller leads.
 
+mod lead;
+
 use crate::doorbell::Doorbell;
+use lead::Lead;
 use rustix::event::epoll;
 use sheave_base::park::{Bell, Parker};
 use sheave_base::{Error, Result};
@@ -35,11 +38,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ord
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-
-/// Who leads.
-const NOBODY: u32 = 0;
-const PROGRESS: u32 = 1;
-const CALLER: u32 = 2;
 
 /// Waits after which callers count as busy and the progress thread is told to step back.
 const HOT_WAITS: u32 = 16;
@@ -57,13 +55,10 @@ pub(crate) struct Progress {
     bell: Arc<dyn Bell>,
     watched: Mutex<HashMap<u64, Arc<dyn Watched>>>,
     next_watch: AtomicU64,
-    leader: AtomicU32,
-    followers: Mutex<Vec<Arc<Parker>>>,
+    lead: Lead,
     /// Grows with every wait of a caller.
     activity: AtomicU64,
     heat: AtomicU32,
-    pub(crate) thread: Parker,
-    dormant: AtomicBool,
     /// The progress thread leaves the links alone for longer than [`PAUSE_MIN`].
     patient: AtomicBool,
 }
@@ -114,12 +109,9 @@ impl Progress {
             doorbell,
             watched: Mutex::default(),
             next_watch: AtomicU64::new(DOORBELL + 1),
-            leader: AtomicU32::new(NOBODY),
-            followers: Mutex::default(),
+            lead: Lead::default(),
             activity: AtomicU64::new(0),
             heat: AtomicU32::new(0),
-            thread: Parker::new(),
-            dormant: AtomicBool::new(false),
             patient: AtomicBool::new(false),
         })
     }
@@ -200,8 +192,8 @@ impl Progress {
     /// A caller begins to wait. When callers are busy, the progress thread loses the lead.
     pub(crate) fn note_activity(&self) {
         self.activity.fetch_add(1, Relaxed);
-        if self.leader.load(Relaxed) == PROGRESS && self.heat.fetch_add(1, Relaxed) >= HOT_WAITS {
-            self.usurp(NOBODY);
+        if self.lead.is_with_thread() && self.heat.fetch_add(1, Relaxed) >= HOT_WAITS {
+            self.lead.take_from_thread(&*self.doorbell);
         }
     }
 
@@ -222,54 +214,42 @@ impl Progress {
     /// Something was begun that nobody may wait for: the progress thread looks at the links soon.
     pub(crate) fn hurry(&self) {
         if self.patient.load(SeqCst) && self.patient.swap(false, SeqCst) {
-            self.thread.unpark();
+            self.wake_thread();
         }
     }
 
-    fn usurp(&self, successor: u32) -> bool {
-        let taken = self.leader.compare_exchange(PROGRESS, successor, SeqCst, SeqCst).is_ok();
-        if taken {
-            self.doorbell.ring();
-        }
-        taken
+    /// Wakes the progress thread, wherever it sleeps.
+    pub(crate) fn wake_thread(&self) {
+        self.lead.thread.unpark();
     }
 
     /// True while somebody leads, so that links without a poller must be armed.
     pub(crate) fn is_led(&self) -> bool {
-        self.leader.load(SeqCst) != NOBODY
+        self.lead.is_taken()
     }
 
     /// Tries to make the calling thread the leader.
     pub(crate) fn lead(&self) -> bool {
-        self.leader.compare_exchange(NOBODY, CALLER, SeqCst, SeqCst).is_ok() || self.usurp(CALLER)
+        self.lead.take(&*self.doorbell)
     }
 
     /// Registers a follower; it must try [`Progress::lead`] once more before it sleeps.
     pub(crate) fn follow(&self, parker: &Arc<Parker>) {
-        self.followers.lock().push(Arc::clone(parker));
+        self.lead.follow(parker);
     }
 
     pub(crate) fn unfollow(&self, parker: &Arc<Parker>) {
-        self.followers.lock().retain(|other| !Arc::ptr_eq(other, parker));
+        self.lead.unfollow(parker);
     }
 
     /// The calling thread stops leading. Somebody else is promoted.
     pub(crate) fn step_down(&self) {
-        self.leader.store(NOBODY, SeqCst);
-        self.promote();
+        self.lead.step_down();
     }
 
     /// If nobody leads, wakes a follower or, failing that, the progress thread if it sleeps for long.
     pub(crate) fn promote(&self) {
-        if self.leader.load(SeqCst) != NOBODY {
-            return;
-        }
-        let follower = self.followers.lock().pop();
-        match follower {
-            Some(parker) => parker.unpark(),
-            None if self.dormant.load(SeqCst) => self.thread.unpark(),
-            None => {}
-        }
+        self.lead.promote();
     }
 
     /// One turn of the progress thread: leads, ticks or rests, for at most `limit`.
@@ -286,44 +266,33 @@ impl Progress {
         let waits = activity.wrapping_sub(std::mem::replace(&mut rhythm.waits, activity));
         let quiet = waits == 0 && !busy;
         rhythm.pause = if waits < BUSY_WAITS { PAUSE_MIN } else { (rhythm.pause * 2).min(PAUSE_MAX) };
-        if quiet && self.leader.compare_exchange(NOBODY, PROGRESS, SeqCst, SeqCst).is_ok() {
+        if quiet && self.lead.begin_thread() {
             self.heat.store(0, Relaxed);
             let woken = if arm() { self.sleep(limit, None) } else { self.sleep(Duration::ZERO, None) };
-            if self.leader.compare_exchange(PROGRESS, NOBODY, SeqCst, SeqCst).is_err() {
-                // Both slept on the same descriptors: what woke this thread may have been meant for the other.
-                self.doorbell.ring();
-            }
-            self.promote();
+            self.lead.end_thread(&*self.doorbell);
             return Turn::Led { woken };
         }
-        if !quiet || self.leader.load(SeqCst) == NOBODY {
+        if !quiet || !self.is_led() {
             self.pause(rhythm, limit);
-            if self.leader.load(SeqCst) == NOBODY {
+            if !self.is_led() {
                 self.sleep(Duration::ZERO, None);
             }
             return Turn::Ticked;
         }
-        self.dormant.store(true, SeqCst);
-        if self.leader.load(SeqCst) != NOBODY {
-            self.thread.park(Some(limit));
-        }
-        self.dormant.store(false, SeqCst);
+        self.lead.rest(limit);
         Turn::Rested
     }
 
     /// The progress thread has come out of a turn by a panic: if it led, it leads no more.
     pub(crate) fn thread_lets_go(&self) {
-        self.dormant.store(false, SeqCst);
-        if self.leader.compare_exchange(PROGRESS, NOBODY, SeqCst, SeqCst).is_ok() {
-            self.promote();
-        }
+        self.lead.thread_lets_go();
     }
 
     /// Leaves the links to busy callers for a while, unless somebody is in a hurry.
     fn pause(&self, rhythm: &mut Rhythm, limit: Duration) {
         let is_long = rhythm.pause > PAUSE_MIN;
         self.patient.store(is_long, SeqCst);
-        self.thread.park(Some(rhythm.pause.min(limit)));
+        self.lead.thread.park(Some(rhythm.pause.min(limit)));
         if is_long && !self.patient.swap(false, SeqCst) {
             rhythm.pause = PAUSE_MIN;
         }

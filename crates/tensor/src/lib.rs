@@ -11,6 +11,8 @@ mod block;
 mod buffer;
 mod dtype;
 pub mod file;
+#[doc(hidden)]
+pub mod fuzz;
 mod import;
 pub mod kernels;
 mod lease;

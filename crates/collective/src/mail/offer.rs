@@ -12,26 +12,28 @@ use sheave_tensor::{Dtype, Mode, Tensor};
 const OFFER_BYTES: usize = 32;
 /// Where in an announcement stands what it is.
 const SORT_AT: usize = 5;
+/// Two bytes that mean nothing yet, and are zero.
+const RESERVED: std::ops::Range<usize> = 6..8;
 const ANNOUNCED: u8 = 0;
 const WITHDRAWN: u8 = 1;
 
 /// A message that is announced.
 #[derive(Debug)]
-pub(super) struct Offer {
-    pub(super) rank: u32,
-    pub(super) tag: u64,
-    pub(super) dtype: Dtype,
-    pub(super) count: u64,
+pub(crate) struct Offer {
+    pub(crate) rank: u32,
+    pub(crate) tag: u64,
+    pub(crate) dtype: Dtype,
+    pub(crate) count: u64,
     /// By which the bytes of a longer one are asked for.
-    pub(super) serial: u64,
+    pub(crate) serial: u64,
     /// The message of that serial number does not come after all.
-    pub(super) is_withdrawn: bool,
+    pub(crate) is_withdrawn: bool,
     /// Its bytes, if they came along.
-    pub(super) message: Message,
+    pub(crate) message: Message,
 }
 
 /// A message that brings its bytes along.
-pub(super) fn whole(context: u64, rank: u32, tag: u64, tensor: &Tensor) -> Outgoing {
+pub(crate) fn whole(context: u64, rank: u32, tag: u64, tensor: &Tensor) -> Outgoing {
     if tensor.len_bytes() == 0 {
         return announcement(context, rank, tag, tensor, 0);
     }
@@ -40,13 +42,20 @@ pub(super) fn whole(context: u64, rank: u32, tag: u64, tensor: &Tensor) -> Outgo
 }
 
 /// A message whose bytes are asked for by `serial`.
-pub(super) fn announcement(context: u64, rank: u32, tag: u64, tensor: &Tensor, serial: u64) -> Outgoing {
+pub(crate) fn announcement(context: u64, rank: u32, tag: u64, tensor: &Tensor, serial: u64) -> Outgoing {
     offer(context, rank, [tensor.dtype().code(), ANNOUNCED], [tag, tensor.elements() as u64, serial])
 }
 
 /// The news that the message of this serial number does not come.
-pub(super) fn withdrawal(context: u64, rank: u32, serial: u64) -> Outgoing {
+pub(crate) fn withdrawal(context: u64, rank: u32, serial: u64) -> Outgoing {
     offer(context, rank, [Dtype::U8.code(), WITHDRAWN], [0, 0, serial])
+}
+
+/// The announcement, as whoever made it has written it, of one that is a control part.
+pub(crate) fn written(offer: &Offer) -> Outgoing {
+    let &Offer { rank, tag, dtype, count, serial, is_withdrawn, ref message } = offer;
+    let sort = if is_withdrawn { WITHDRAWN } else { ANNOUNCED };
+    self::offer(message.envelope.context, rank, [dtype.code(), sort], [tag, count, serial])
 }
 
 fn offer(context: u64, rank: u32, [dtype, sort]: [u8; 2], numbers: [u64; 3]) -> Outgoing {
@@ -58,14 +67,14 @@ fn offer(context: u64, rank: u32, [dtype, sort]: [u8; 2], numbers: [u64; 3]) -> 
 }
 
 /// The bytes of a tensor, as the receiver names their place.
-pub(super) fn bytes(tensor: &Tensor) -> Result<Part> {
+pub(crate) fn bytes(tensor: &Tensor) -> Result<Part> {
     let bytes = [tensor.len_bytes() as u64];
     let flat = Tensor::from_buffer(tensor.buffer().clone(), tensor.offset_bytes(), Dtype::U8, bytes)?;
     Ok(Part::new(flat, Mode::Copy))
 }
 
 /// What a member of a group of `size` announces.
-pub(super) fn decode(message: Message, size: u32) -> Result<Box<Offer>> {
+pub(crate) fn decode(message: Message, size: u32) -> Result<Box<Offer>> {
     let strange = || Error::new(ErrorKind::Protocol, "an announcement that is none");
     let offer = match &message.parts[..] {
         [part] if message.control.is_empty() => {
@@ -78,6 +87,9 @@ pub(super) fn decode(message: Message, size: u32) -> Result<Box<Offer>> {
             let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
             let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
             let dtype = Dtype::from_code(bytes[4]).ok_or_else(strange)?;
+            if bytes[RESERVED] != [0; 2] {
+                return Err(strange());
+            }
             let is_withdrawn = match bytes[SORT_AT] {
                 ANNOUNCED => false,
                 WITHDRAWN => true,
@@ -87,4 +99,32 @@ pub(super) fn decode(message: Message, size: u32) -> Result<Box<Offer>> {
         }
     };
     if offer.rank < size { Ok(Box::new(offer)) } else { Err(strange()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sheave_base::LinkId;
+
+    #[test]
+    fn f43_bytes_that_nobody_writes_are_refused() {
+        let tensor = Tensor::from_slice(&[1_i16, 2, 3], [3]).expect("memory");
+        let good = announcement(1, 2, 300, &tensor, 7);
+        let read = |control: Vec<u8>| {
+            let message = Message {
+                envelope: good.envelope,
+                source: LinkId(1),
+                sequence: 1,
+                control,
+                parts: sheave_net::Tensors::new(),
+            };
+            decode(message, 4).map(|offer| (offer.rank, offer.tag, offer.count, offer.serial))
+        };
+        assert_eq!(read(good.control.clone()).expect("it is sound"), (2, 300, 3, 7));
+        for (at, byte) in [(0, 4), (4, 14), (SORT_AT, 2), (6, 1), (7, 0x80)] {
+            let mut bad = good.control.clone();
+            bad[at] = byte;
+            assert_eq!(read(bad).expect_err("nobody writes it").kind(), ErrorKind::Protocol, "{at}");
+        }
+    }
 }

@@ -278,7 +278,14 @@ fn tables(run: &Run) -> Result<Vec<Vec<usize>>> {
     if run.header.kind != Kind::AllToAllV {
         return Ok(vec![Vec::new(); size]);
     }
+    let own = run.job()?.pieces.as_ref();
+    let own = own.ok_or_else(|| Error::new(ErrorKind::Internal, "a rank without its pieces"))?;
     let table = |seat: usize, first: usize| -> Result<Vec<usize>> {
+        if seat == run.board().index {
+            // This rank knows its own better than its block, which others can write too.
+            let pieces = if first == 0 { &own.sent } else { &own.received };
+            return Ok(pieces.iter().map(ExactSizeIterator::len).collect());
+        }
         let lengths = run.board().seats[seat].desk.words().payload(run.sequence).cast::<u64>();
         // SAFETY: every rank has written both its tables before it entered, and leaves them until all have finished.
         let lengths = (first..first + size).map(|at| unsafe { lengths.add(at).read() });
@@ -336,6 +343,11 @@ mod tests {
 
     /// Two ranks of one process; the second one enters with whatever lengths a test gives it.
     fn entered_with(sent: [u64; 2], received: [u64; 2]) -> Result<()> {
+        entered_after(sent, received, |_| ())
+    }
+
+    /// As [`entered_with`], and before this rank looks something is done to its board.
+    fn entered_after(sent: [u64; 2], received: [u64; 2], tamper: impl FnOnce(&Board)) -> Result<()> {
         let arena = Arena::new(ArenaConfig { capacity_bytes: 16 << 20, ..ArenaConfig::default() });
         let desks = [0, 1].map(|_| TensorWords::memory(&arena).expect("there is room"));
         let board = |index: usize| {
@@ -372,10 +384,29 @@ mod tests {
         let own = run.board().own().entered(0).expect("nobody overtakes").expect("it has entered").0;
         // It names its input as its output, so that what it sends lies where the other one would look.
         liar.enter(0, &Entry { words: own.words, ..own }).expect("it is whole");
-        match run.poll(&mut moved) {
+        tamper(run.board());
+        let polled = run.poll(&mut moved);
+        assert_eq!(run.entries[1], own, "what this rank has entered with");
+        match polled {
             Poll::Ready(outcome) => outcome,
             Poll::Pending => Ok(()),
         }
+    }
+
+    /// The other rank can write this rank's control block as well as its own.
+    #[test]
+    fn f43_a_rank_believes_its_own_lengths_and_places_and_nobody_elses() {
+        let longer = |board: &Board| {
+            // SAFETY: nobody reads it now.
+            unsafe { board.own().words().payload(0).cast::<u64>().write(4096) };
+        };
+        let error = entered_after([32, 32], [32, 4096], longer).expect_err("this rank sends 32 bytes, as it knows");
+        assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
+        let elsewhere = |board: &Board| {
+            let (entry, _) = board.own().entered(0).expect("nobody overtakes").expect("it has entered");
+            board.own().enter(0, 0, &Entry { words: [0; 4], ..entry });
+        };
+        entered_after([32, 32], [32, 32], elsewhere).expect("this rank knows where its memory is");
     }
 
     #[test]

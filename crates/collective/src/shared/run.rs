@@ -75,6 +75,8 @@ pub(crate) struct Run {
     /// Where others find this rank's memory.
     words: [u64; 4],
     residence: u64,
+    /// What this rank has entered with, once it has.
+    own: Option<Entry>,
     /// What the ranks have entered with, as far as that was awaited.
     pub(crate) entries: SmallVec<[Entry; 2]>,
     data: Option<Data>,
@@ -99,6 +101,7 @@ impl Run {
             exposed: SmallVec::new(),
             words: [0; 4],
             residence: 0,
+            own: None,
             entries: SmallVec::new(),
             data: None,
             is_entered: false,
@@ -292,6 +295,7 @@ impl Run {
         }
         let entry = Entry { header: pack(&self.header, self.residence), words };
         self.board().enter(self.sequence, &entry)?;
+        self.own = Some(entry);
         self.is_entered = true;
         self.must_wake = true;
         self.stage = Stage::Agreement;
@@ -302,7 +306,10 @@ impl Run {
     fn agree(&mut self) -> Result<bool> {
         let own = pack(&self.header, 0);
         while let Some(seat) = self.board.seats.get(self.entries.len()) {
-            let Some(entry) = seat.entered(self.sequence)? else {
+            // What this rank has entered with it knows better than its block, which others can write too.
+            let own_entry = if self.entries.len() == self.board.index { self.own } else { None };
+            let entry = if own_entry.is_some() { own_entry } else { seat.entered(self.sequence)? };
+            let Some(entry) = entry else {
                 self.wake_others();
                 return Ok(false);
             };

@@ -67,6 +67,7 @@
 //! dropped with no lock held; an object that panics then is told on standard error and freed all the same.
 
 mod announced;
+mod fuzz;
 mod linking;
 mod members;
 mod name;
@@ -79,6 +80,9 @@ mod words;
 
 pub use promise::Promises;
 
+#[cfg(test)]
+pub(crate) use fuzz::seeds as words_seeds;
+pub(crate) use fuzz::words as words_fuzz;
 pub(crate) use name::{Mention, Name, names_in};
 pub(crate) use table::{Brought, References};
 #[cfg(test)]

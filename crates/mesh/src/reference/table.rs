@@ -535,7 +535,6 @@ impl References {
 
     /// Objects, holds, references on their way, names that were drawn, promises that are not filled, waits, and links
     /// that could not be made.
-    #[cfg(test)]
     pub(super) fn sizes(&self) -> [usize; 7] {
         let tables = self.tables.lock();
         let unfilled = tables.unfilled.values().sum();

@@ -113,7 +113,7 @@ fn wrong() -> Error {
 }
 
 #[cfg(all(test, not(loom)))]
-mod tests {
+pub(super) mod tests {
     use super::super::ring::tests::ring;
     use super::super::ring::{Kind as RecordKind, LINES};
     use super::*;
@@ -123,6 +123,12 @@ mod tests {
         let endpoint = ENDPOINTS_MAX as u8 - 1;
         let envelope = Envelope { endpoint, tag: Tag(u64::MAX), context: 2, correlation: 3, aux: 4 };
         Outgoing::tensor(envelope, tensor, mode)
+    }
+
+    /// The body of a short message's record.
+    pub(crate) fn body(message: &Outgoing) -> Vec<u8> {
+        let (head, part) = Head::of(message).expect("it is plain");
+        [head.bytes(), &part.tensor.bytes().expect("nobody writes it")].concat()
     }
 
     fn words_of(head: &Head) -> Vec<u64> {

@@ -66,6 +66,15 @@ impl Lent {
         Ok(loan)
     }
 
+    /// Ends a loan whose block the peer sends back in a message. What it was only shown is not its to send.
+    pub(crate) fn come_home(&mut self, number: u64, arena: &Arena) -> Result<Buffer> {
+        if self.loans.get(&number).is_some_and(|loan| loan.borrowed.is_some()) {
+            let what = format!("the peer sent back loan {number}, of which it may only take a copy");
+            return Err(Error::new(ErrorKind::Protocol, what));
+        }
+        Ok(self.end(number, arena)?.buffer)
+    }
+
     /// Counts the borrowed tensors that the peer was told of and has not copied, having read up to this line.
     pub(crate) fn uncopied(&self, read_up_to: u64) -> usize {
         let waits =
@@ -185,5 +194,29 @@ impl Lender for Debts {
 
     fn token(&self) -> usize {
         std::ptr::from_ref(self) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sheave_base::work::pair;
+    use sheave_tensor::{ArenaConfig, Dtype, Tensor};
+
+    /// A peer that says of what it was only shown that it comes home would give its receiver a sender's own tensor.
+    #[test]
+    fn f43_what_is_only_borrowed_does_not_come_home() {
+        let (arena, mut lent) = (Arena::new(ArenaConfig::default()), Lent::default());
+        let tensor = Tensor::private(Dtype::U8, [64]).expect("memory");
+        let (done, work) = pair::<()>("send");
+        let loan = |borrowed| Loan { buffer: tensor.buffer().clone(), counted_bytes: 0, borrowed };
+        let borrowed = lent.add(loan(Some(Borrowed { done, lease: None, behind: Some(1) })));
+        let moved = lent.add(loan(None));
+        let refused = lent.come_home(borrowed, &arena).map(|_| ()).expect_err("it is the sender's");
+        assert_eq!(refused.kind(), ErrorKind::Protocol, "{refused}");
+        assert!(!work.is_done(), "the sender waits for the end of the link");
+        assert!(lent.come_home(moved, &arena).expect("it was given away").is_same(tensor.buffer()));
+        assert!(lent.come_home(moved, &arena).is_err(), "once");
+        lent.end(borrowed, &arena).expect("it is given back");
     }
 }

@@ -7,6 +7,7 @@
 
 mod brief;
 mod channel;
+mod fuzz;
 mod link;
 mod loans;
 mod memory;
@@ -16,12 +17,18 @@ mod ring;
 mod sending;
 
 use crate::node::{Inner, Node};
+#[cfg(all(test, not(loom)))]
+pub(crate) use brief::tests::body as brief_fuzz;
 use channel::{Packet, Received};
+pub(crate) use fuzz::records as records_fuzz;
 use link::{Material, ShmLink};
 use memory::{Pair, Which};
 use process::ProcessOfLink;
 pub(crate) use process::{PeerProcesses, check_user, tracer_of};
+#[cfg(all(test, not(loom)))]
+pub(crate) use ring::BODY_BYTES_MAX;
 use ring::Producer;
+pub(crate) use ring::fuzz::ring as ring_fuzz;
 use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
 use sheave_wire::CloseReason;
 use std::os::fd::{AsFd, OwnedFd};

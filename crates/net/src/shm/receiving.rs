@@ -367,7 +367,7 @@ impl Receiving {
                     adopt(buffer, part, Some(place), shore)?
                 }
                 Placement::Home { loan } => {
-                    let buffer = shore.lent.lock().end(loan, shore.arena)?.buffer;
+                    let buffer = shore.lent.lock().come_home(loan, shore.arena)?;
                     if buffer.len_bytes() < length_bytes {
                         return Err(impossible("a block that comes home larger than it left"));
                     }

@@ -9,11 +9,13 @@
 //!
 //! **End.** The last frame is of kind `Close` and says why; an end of the stream without one is a lost peer.
 
+mod fuzz;
 mod link;
 mod reading;
 mod writing;
 
 use crate::node::Inner;
+pub(crate) use fuzz::stream as stream_fuzz;
 use link::TcpLink;
 use rustix::net::{SendFlags, Shutdown};
 use sheave_base::{Error, LinkId, Peer, Result};

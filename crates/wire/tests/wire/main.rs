@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails where it stands")]
 
+#[path = "../../../../fuzz/allocation.rs"]
 mod allocation;
 mod corpus_replay;
 mod errors;
