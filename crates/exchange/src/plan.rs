@@ -66,7 +66,9 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Plan> {
     }
     let pulls = pulls.into_iter().map(|(key, dtype, dimensions)| {
         let dtype = Dtype::from_code(dtype).ok_or_else(|| strange("with an unknown dtype"))?;
-        Ok(Slot { key, dtype, shape: Shape::new(&dimensions)? })
+        let shape = Shape::new(&dimensions)
+            .map_err(|error| strange(&format!("with a shape that is none: {}", error.what())))?;
+        Ok(Slot { key, dtype, shape })
     });
     Ok(Plan { push_keys: push_keys.into(), pulls: pulls.collect::<Result<_>>()? })
 }
@@ -128,13 +130,16 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_an_error() {
+    fn f43_nonsense_is_an_error_of_the_peers() {
         let good = encode(&[1], &[slot(1, &[2])]).expect("it can be written");
         for end in 0..good.len() {
             assert_eq!(decode(&good[..end]).expect_err("cut off").kind(), ErrorKind::Protocol);
         }
         let longer = [&good[..], &[0]].concat();
         assert_eq!(decode(&longer).expect_err("too long").kind(), ErrorKind::Protocol);
+        let deep = postcard::to_allocvec(&Written { push_keys: vec![1], pulls: vec![(1, 8, vec![1; 65])] });
+        let refused = decode(&deep.expect("it can be written")).expect_err("f43: no tensor has so many dimensions");
+        assert_eq!(refused.kind(), ErrorKind::Protocol, "{refused}");
         let keys = vec![0; PARTS_MAX + 1];
         assert!(decode(&encode(&keys, &[]).expect("it can be written")).is_err());
     }
