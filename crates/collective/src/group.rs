@@ -33,6 +33,7 @@ use crate::operation::digest;
 use crate::shared::board::Board;
 use crate::shared::setup;
 use crate::task::{Awaited, Plan, Steps, Task};
+use crate::turns::Turns;
 use crate::{exchange, mail};
 use parking_lot::Mutex;
 use sheave_base::work::awaited::Awaited as Awaiting;
@@ -105,6 +106,8 @@ pub(crate) struct State {
     has_settled_messages: AtomicBool,
     /// Found out with the first operation that needs to know.
     hosts: Mutex<Option<Option<Arc<Hosts>>>>,
+    /// Of operations that are made of others, of groups that this one uses.
+    turns: Arc<Turns>,
     links: Vec<OnceLock<LinkId>>,
     driver: Arc<dyn Drive>,
     pub(crate) mail: crate::mail::Mail,
@@ -155,6 +158,7 @@ impl State {
             verdicts: Mutex::default(),
             has_settled_messages: AtomicBool::new(false),
             hosts: Mutex::default(),
+            turns: Arc::default(),
             links,
             mail,
             parent: OnceLock::new(),

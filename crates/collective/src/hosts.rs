@@ -17,6 +17,8 @@
 //!   does it; each leader has the same bits, and hands them out.
 //! * **Everybody entered**: a leader enters the leaders' operation after all ranks of its host have entered theirs, and
 //!   nobody ends before its own leader has ended that.
+//! * **One after the other**: the steps of several such operations in flight are operations of the same two groups, so
+//!   an operation begins its first when those before it have ended ([`crate::turns`]). Its entry does not wait.
 //! * Ranks that disagree find out by the entry of the whole operation ([`crate::exchange`]), which goes on meanwhile.
 //!   When the group breaks, so do its host group and its leaders.
 
@@ -27,6 +29,7 @@ use crate::job::Job;
 use crate::memory::Region;
 use crate::numbers::Numbers;
 use crate::operation::{Header, Kind, Operator};
+use crate::turns::Place;
 use sheave_base::{Error, ErrorKind, Rank, Result};
 use sheave_mesh::Mesh;
 use sheave_net::Address;
@@ -128,7 +131,8 @@ async fn broadcast(state: Option<&Arc<State>>, whole: &Header, root: u32, tensor
 }
 
 /// Runs this rank's part. What does not fit in one of the two groups is for the entry of the whole to explain.
-pub(crate) async fn run(exchange: &Exchange, hosts: &Hosts, job: &Job) -> Result<()> {
+pub(crate) async fn run(exchange: &Exchange, hosts: &Hosts, job: &Job, place: &Place) -> Result<()> {
+    place.first().await;
     let outcome = steps(exchange, hosts, job).await;
     if outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Mismatch) {
         exchange.note_misfit();

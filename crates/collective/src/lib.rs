@@ -26,6 +26,7 @@ mod operation;
 pub mod shared;
 mod table;
 mod task;
+mod turns;
 
 pub use communicator::{Collectives, Communicator};
 pub use operation::{Kind, Operator};

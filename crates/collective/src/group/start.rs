@@ -15,6 +15,7 @@ use crate::shared::run::Run;
 use crate::shared::setup;
 use crate::table::{Algorithm, Topology};
 use crate::task::Awaited;
+use crate::turns::Place;
 use sheave_base::{Error, ErrorKind, Rank, Result, Work};
 use std::future::{Future, poll_fn, ready};
 use std::sync::Arc;
@@ -37,15 +38,15 @@ impl State {
                 self.start_on_board(terms, run, reserved)
             }
             Some(None) => {
-                let state = Arc::clone(self);
+                let (state, place) = (Arc::clone(self), self.turns.place(sequence));
                 self.begin_reserved(terms, reserved, drop, move |awaited| {
-                    Box::pin(over_links(state, header, sequence, job, awaited, false))
+                    Box::pin(over_links(state, header, sequence, job, awaited, Some(place)))
                 })
             }
             None => {
-                let state = Arc::clone(self);
+                let (state, place) = (Arc::clone(self), self.turns.place(sequence));
                 self.begin_reserved(terms, reserved, drop, move |awaited| {
-                    Box::pin(after_setup(state, header, sequence, job, awaited))
+                    Box::pin(after_setup(state, header, sequence, job, awaited, place))
                 })
             }
         }
@@ -171,14 +172,16 @@ async fn after_setup(
     sequence: u64,
     job: Job,
     awaited: Arc<Awaited>,
+    place: Place,
 ) -> Result<Rank> {
     state.setup().await?;
     match state.lasting.board().cloned() {
         Some(board) => {
+            drop(place);
             let run = state.on_board(&board, header, sequence, job);
             go_on(state, run, awaited).await
         }
-        None => over_links(state, header, sequence, job, awaited, false).await,
+        None => over_links(state, header, sequence, job, awaited, Some(place)).await,
     }
 }
 
@@ -214,18 +217,19 @@ pub(crate) async fn go_on(state: Arc<State>, mut run: Run, awaited: Arc<Awaited>
     }
     let (header, sequence) = (run.header, run.sequence);
     let job = run.take_job().ok_or_else(|| Error::new(ErrorKind::Internal, "an operation lost its memory"))?;
-    over_links(state, header, sequence, job, awaited, true).await
+    over_links(state, header, sequence, job, awaited, None).await
 }
 
+/// What ranks of one host have agreed about in shared memory has no `place`: it is made of no other operations.
 async fn over_links(
     state: Arc<State>,
     header: Header,
     sequence: u64,
     job: Job,
     awaited: Arc<Awaited>,
-    have_agreed: bool,
+    place: Option<Place>,
 ) -> Result<Rank> {
-    let rank = state.group.rank();
+    let (rank, have_agreed) = (state.group.rank(), place.is_none());
     let hosts = if have_agreed || state.size() == 1 { None } else { state.hosts().await? };
     let topology = match (have_agreed, &hosts) {
         (true, _) => Topology::Host,
@@ -234,9 +238,10 @@ async fn over_links(
     };
     let algorithm = state.hub.table.choose(header.kind, topology, state.size(), job.chosen_by_bytes(&header));
     let exchange = Exchange::new(state, header, sequence, awaited);
-    if let (Algorithm::Hierarchical, Some(hosts)) = (algorithm, hosts) {
-        return entered(&exchange, false, hosts::run(&exchange, &hosts, &job)).await.map(|()| rank);
+    if let (Algorithm::Hierarchical, Some(hosts), Some(place)) = (algorithm, hosts, &place) {
+        return entered(&exchange, false, hosts::run(&exchange, &hosts, &job, place)).await.map(|()| rank);
     }
+    drop(place);
     links::run(&exchange, &job, algorithm, have_agreed).await?;
     Ok(rank)
 }
