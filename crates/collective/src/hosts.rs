@@ -25,6 +25,7 @@
 use crate::communicator::Communicator;
 use crate::exchange::Exchange;
 use crate::group::State;
+use crate::group::start::Conditions;
 use crate::job::Job;
 use crate::memory::Region;
 use crate::numbers::Numbers;
@@ -120,14 +121,14 @@ fn header(state: &State, whole: &Header, kind: Kind, root: u32) -> Header {
 async fn barrier(state: Option<&Arc<State>>, whole: &Header) -> Result<()> {
     let Some(state) = state else { return Ok(()) };
     let header = Header { dtype: Dtype::U8, count: 0, ..header(state, whole, Kind::Barrier, 0) };
-    state.start(header, Job::nothing(), None).await
+    state.start(header, Job::nothing(), Conditions::STEPS).await
 }
 
 async fn broadcast(state: Option<&Arc<State>>, whole: &Header, root: u32, tensor: &Region) -> Result<()> {
     let Some(state) = state else { return Ok(()) };
     let header = header(state, whole, Kind::Broadcast, root);
     let (input, output) = if header.rank == root { (Some(tensor), None) } else { (None, Some(tensor)) };
-    state.start(header, Job::of(input, output, None, Some(tensor.len_bytes())), None).await
+    state.start(header, Job::of(input, output, None, Some(tensor.len_bytes())), Conditions::STEPS).await
 }
 
 /// Runs this rank's part. What does not fit in one of the two groups is for the entry of the whole to explain.
@@ -188,7 +189,8 @@ async fn all_reduce(exchange: &Exchange, hosts: &Hosts, job: &Job) -> Result<()>
             let header = Header { operator: Some(step), ..header(host, whole, Kind::Reduce, 0) };
             let numbers = Some(Numbers::new(dtype, step, host.size()));
             let target = leaders.map(|_| &partial);
-            host.start(header, Job::of(Some(&source), target, numbers, Some(source.len_bytes())), None).await?;
+            host.start(header, Job::of(Some(&source), target, numbers, Some(source.len_bytes())), Conditions::STEPS)
+                .await?;
         }
         None => partial.copy_from(&source)?,
     }
@@ -196,7 +198,7 @@ async fn all_reduce(exchange: &Exchange, hosts: &Hosts, job: &Job) -> Result<()>
         let header = Header { operator: Some(operator), ..header(leaders, whole, Kind::AllReduce, 0) };
         let across = Some(Numbers::new(dtype, operator, exchange.size()));
         let job = Job::of(Some(&partial), Some(&partial), across, Some(partial.len_bytes()));
-        leaders.start(header, job, None).await?;
+        leaders.start(header, job, Conditions::STEPS).await?;
         if numbers.are_widened() {
             output.narrow_from(numbers.dtype(), &partial)?;
         }

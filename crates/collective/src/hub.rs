@@ -9,7 +9,6 @@ use crate::shared::deferred::DeferredRelease;
 use crate::table::Table;
 use crate::task::Task;
 use parking_lot::Mutex;
-use sheave_base::work::{Drive, Interrupt, Target};
 use sheave_base::{Error, ErrorKind, NodeId, Rank, Result, Work};
 use sheave_mesh::{AnswerOf, CallOptions, GroupId, GroupNews, GroupRecord, Lane, Mesh, Methods, Runtime};
 use sheave_mesh::{TypedService, WeakMesh};
@@ -20,7 +19,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 use std::task::Waker;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The service by which members ask each other how many operations of a group they have begun.
 const SERVICE: &str = "sheave.collective";
@@ -280,20 +279,5 @@ impl TypedService for Answers {
 
     fn lane(&self) -> Lane {
         Lane::Inline
-    }
-}
-
-/// How a work of this room is waited for: like any other of the node, but tasks that can go on are run.
-pub(crate) struct Driver {
-    pub(crate) hub: Weak<Hub>,
-    pub(crate) node: Arc<dyn Drive>,
-}
-
-impl Drive for Driver {
-    fn drive(&self, target: &dyn Target, until: Option<Instant>, interrupt: Option<Interrupt<'_>>) -> Result<bool> {
-        if let Some(hub) = self.hub.upgrade() {
-            hub.run_ready();
-        }
-        self.node.drive(target, until, interrupt)
     }
 }

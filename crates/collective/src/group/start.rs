@@ -22,14 +22,34 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
+/// What a caller wants of the collectives that it begins.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Conditions {
+    /// How long one may take.
+    pub(crate) limit: Option<Duration>,
+    /// The caller sees to the order in which threads begin them.
+    pub(crate) is_ordered: bool,
+}
+
+impl Conditions {
+    /// Of an operation's own steps, which begin in one order.
+    pub(crate) const STEPS: Self = Self { limit: None, is_ordered: true };
+
+    fn terms(self, header: &Header) -> Terms {
+        let Self { limit, is_ordered } = self;
+        Terms { operation: header.name(), limit, is_collective: true, is_ordered, message: None }
+    }
+}
+
 impl State {
     /// Begins a collective.
-    pub(crate) fn start(self: &Arc<Self>, header: Header, job: Job, limit: Option<Duration>) -> Work<()> {
-        let terms = Terms { operation: header.name(), limit, is_collective: true, message: None };
+    pub(crate) fn start(self: &Arc<Self>, header: Header, job: Job, conditions: Conditions) -> Work<()> {
+        let terms = conditions.terms(&header);
         let reserved = match self.reserve(&terms, 1) {
             Ok(reserved) => reserved,
             Err(error) => return Work::ready(terms.operation, Err(error)),
         };
+        let _call = self.callers.until_dropped(reserved.begun);
         let sequence = reserved.number;
         let known = if self.size() == 1 { Some(&None) } else { self.lasting.board.get() };
         match known {
@@ -57,17 +77,18 @@ impl State {
         self: &Arc<Self>,
         header: Header,
         parts: usize,
-        limit: Option<Duration>,
+        conditions: Conditions,
         carry: impl FnOnce(Carrier) -> F + Send + 'static,
     ) -> Work<()>
     where
         F: Future<Output = Result<()>> + Send + 'static,
     {
-        let terms = Terms { operation: header.name(), limit, is_collective: true, message: None };
+        let terms = conditions.terms(&header);
         let reserved = match self.reserve(&terms, 1 + parts as u64) {
             Ok(reserved) => reserved,
             Err(error) => return Work::ready(terms.operation, Err(error)),
         };
+        let _call = self.callers.until_dropped(reserved.begun);
         let (state, sequence) = (Arc::clone(self), reserved.number);
         self.begin_reserved(terms, reserved, drop, move |awaited| {
             Box::pin(async move {
@@ -98,7 +119,7 @@ impl State {
             let mut begun = None;
             match spin(&self.hub, &mut run, &mut begun) {
                 Poll::Ready(Ok(())) if run.ends_in_links() => {}
-                Poll::Ready(Ok(())) => return Work::ready(terms.operation, Ok(())),
+                Poll::Ready(Ok(())) => return Work::ready(terms.operation, self.in_order(reserved.number)),
                 // The verdict may be another one, and comes later.
                 Poll::Ready(Err(error)) if is_echo(&error) => {
                     drop(run);
@@ -148,7 +169,7 @@ impl State {
         if let Some(setup) = &*setup {
             return setup.clone();
         }
-        let terms = Terms { operation: SET_UP, limit: None, is_collective: false, message: None };
+        let terms = Terms::aside(SET_UP);
         let state = Arc::clone(self);
         let work = self.begin(terms, drop, move |_, _| {
             Box::pin(async move {
