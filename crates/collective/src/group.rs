@@ -35,7 +35,7 @@ use crate::shared::board::Board;
 use crate::shared::setup;
 use crate::task::{Awaited, Plan, Steps, Task};
 use crate::turns::Turns;
-use crate::{exchange, mail};
+use crate::{exchange, long, mail};
 use callers::{Begun, Callers, Driver, Overlap};
 use parking_lot::Mutex;
 use sheave_base::work::awaited::Awaited as Awaiting;
@@ -437,6 +437,7 @@ impl State {
             completer.complete(outcome.map(result));
         });
         self.tasks.lock().insert(key, Arc::clone(&task));
+        let call = long::calls();
         match prepared {
             Ok(()) => task.run(),
             Err(error) => task.fail(error),
@@ -444,6 +445,9 @@ impl State {
         if !task.is_done() {
             self.watch_over(&task, terms);
             self.hub.node.endpoint_waits();
+        }
+        if call.has_left() {
+            self.hub.node.endpoint_works();
         }
         work
     }

@@ -4,6 +4,7 @@
 //! threads poll, and run by the thread that has woken them.
 
 use crate::group::{Lasting, State};
+use crate::long;
 use crate::shared::board::Board;
 use crate::shared::deferred::DeferredRelease;
 use crate::table::Table;
@@ -227,9 +228,11 @@ impl Endpoint for Hub {
             return false;
         }
         let before = self.moves.load(Relaxed);
+        let _polls = long::polls();
         wakers.into_iter().for_each(Waker::wake);
         self.run_ready();
-        self.moves.load(Relaxed) != before
+        // A call does not stay for what another thread moves.
+        self.moves.load(Relaxed) != before && long::may_work()
     }
 
     fn arm(&self) -> bool {
@@ -253,6 +256,13 @@ impl Hub {
         watching.next += 1;
         watching.tasks.push((number, waker.clone(), Arc::clone(board)));
         Watch { hub: Weak::clone(&self.me), number }
+    }
+
+    /// A task that is watched has work to do and waits for nobody: a thread that polls goes on with it, or one comes.
+    pub(crate) fn leave_work(&self) {
+        if long::leave() {
+            self.node.endpoint_works();
+        }
     }
 
     /// A task that is watched has moved.

@@ -19,6 +19,7 @@ mod hub;
 mod job;
 mod links;
 mod lists;
+mod long;
 mod mail;
 mod memory;
 mod numbers;

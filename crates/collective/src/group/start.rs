@@ -9,6 +9,7 @@ use crate::hosts::{self, Hosts};
 use crate::hub::{Hub, Watch};
 use crate::job::Job;
 use crate::links;
+use crate::long;
 use crate::operation::Header;
 use crate::shared::board::Board;
 use crate::shared::run::Run;
@@ -117,7 +118,12 @@ impl State {
     fn start_on_board(self: &Arc<Self>, terms: Terms, mut run: Run, reserved: Reserved) -> Work<()> {
         if reserved.is_alone && !reserved.is_too_late && !run.ends_in_links() {
             let mut begun = None;
-            match spin(&self.hub, &mut run, &mut begun) {
+            // What takes long is entered, and left to others.
+            let polled = match run.is_long() {
+                true => poll_in_call(&mut run),
+                false => spin(&self.hub, &mut run, &mut begun),
+            };
+            match polled {
                 Poll::Ready(Ok(())) if run.ends_in_links() => {}
                 Poll::Ready(Ok(())) => return Work::ready(terms.operation, self.in_order(reserved.number)),
                 // The verdict may be another one, and comes later.
@@ -223,10 +229,16 @@ pub(crate) async fn go_on(state: Arc<State>, mut run: Run, awaited: Arc<Awaited>
         }
         if polled.is_pending() {
             run.awaited().into_iter().for_each(|rank| awaited.set(rank));
+            let has_work = run.has_work();
             if let (None, Some(waker)) = (&watch, awaited.waker()) {
                 watch = Some(state.hub.watch(waker, run.board()));
                 // What changed before that was not armed for.
-                context.waker().wake_by_ref();
+                if !has_work {
+                    context.waker().wake_by_ref();
+                }
+            }
+            if has_work {
+                state.hub.leave_work();
             }
         }
         polled
@@ -265,6 +277,12 @@ async fn over_links(
     drop(place);
     links::run(&exchange, &job, algorithm, have_agreed).await?;
     Ok(rank)
+}
+
+/// Polls an operation once within the call that begins it.
+fn poll_in_call(run: &mut Run) -> Poll<Result<()>> {
+    let _call = long::calls();
+    run.poll(&mut false)
 }
 
 /// Runs an operation on this thread for as long as a wait spins after the last move.
