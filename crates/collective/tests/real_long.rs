@@ -46,7 +46,7 @@ fn given(world: &Communicator, round: u8) -> f32 {
 
 #[test]
 fn f56_a_call_leaves_long_work_to_others() {
-    for medium in HERE {
+    for medium in MEDIA {
         let costs = together(2, medium, |mesh, world| {
             let (input, output) = (filled(mesh, COUNT, 1.0), filled(mesh, COUNT, 0.0));
             let cost = |_| {
@@ -114,7 +114,7 @@ fn f56_long_work_is_done_though_nobody_waits() {
 #[test]
 fn f56_every_operation_may_be_long() {
     for (ranks, memory) in [(2, Memory::Arena), (3, Memory::Private), (3, Memory::Arena)] {
-        for medium in HERE {
+        for medium in MEDIA {
             together(ranks, medium, move |mesh, world| {
                 let player = Player::new(world, mesh.node().arena(), memory);
                 for (salt, operation) in (1..).zip(OPERATIONS) {
