@@ -1,7 +1,9 @@
 """Every collective operation on arrays of every kind; numpy computes what must come out."""
 
+import concurrent.futures
 import functools
 import operator
+import threading
 
 import numpy as np
 import pytest
@@ -223,6 +225,56 @@ def test_many_in_flight():
         assert mesh.world.barrier() is None and mesh.world.barrier(async_op=True).wait(20) is None
 
     together(act)
+
+
+def threads(act, count=4):
+    """Runs act(number) on so many threads at once; returns what each returned."""
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        return [done.result(60) for done in [pool.submit(act, number) for number in range(count)]]
+
+
+def test_f68_threads_that_call_as_they_like_are_told_so_on_all_members():
+    def act(mesh):
+        # The world is to end well.
+        group = mesh.group([0, 1], "threads")
+
+        def call(thread):
+            wrong = 0
+            for turn in range(500):
+                array = np.array([float(1000 * thread + turn)])
+                try:
+                    group.all_reduce(array, timeout=60)
+                except sheave.Mismatch as error:
+                    return wrong, error
+                wrong += array[0] != 2 * (1000 * thread + turn)
+            return wrong, None
+
+        return threads(call)
+
+    for outcomes in together(act, 2):
+        wrong, errors = sum(wrong for wrong, _ in outcomes), [error for _, error in outcomes if error]
+        assert not wrong or errors, f"{wrong} sums of other threads, and nobody was told"
+        assert all("thread" in str(error) for error in errors), errors
+
+
+def test_f68_threads_that_begin_in_one_order_get_their_own_sums():
+    def act(mesh):
+        world, turn = mesh.world.ordered_by_caller(), threading.Condition()
+        begun = [0]
+
+        def call(thread):
+            for step in range(100):
+                array = np.array([float(1000 * thread + step)])
+                with turn:
+                    assert turn.wait_for(lambda: begun[0] == 4 * step + thread, 60)
+                    work = world.all_reduce(array, async_op=True)
+                    begun[0] += 1
+                    turn.notify_all()
+                assert work.wait(60)[0] == 2 * (1000 * thread + step)
+
+        threads(call)
+
+    together(act, 2)
 
 
 def test_lists_are_one_operation():

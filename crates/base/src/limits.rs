@@ -176,6 +176,13 @@ pub const LIST_SMALL_BYTES_MAX: usize = 64 << 10;
 /// it stays in a core's cache, and a node has one for each list in flight.
 pub const LIST_BUCKET_BYTES_MAX: usize = 2 << 20;
 
+/// The longest collective operation, in bytes of a rank's tensors, that is worked on by the call that begins it: some
+/// 50 µs. Longer ones are left to whoever polls the node.
+pub const COLLECTIVE_CALL_BYTES_MAX: usize = 2 << 20;
+
+/// Bytes that a longer one reads or writes before the links are looked at again: some 50 µs.
+pub const COLLECTIVE_TURN_BYTES: usize = 1 << 20;
+
 /// Links of one node.
 pub const LINKS_MAX: usize = 16_384;
 

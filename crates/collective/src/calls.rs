@@ -266,7 +266,7 @@ impl Communicator {
 
     fn start(&self, header: Header, job: Result<Job>) -> Work<()> {
         match job {
-            Ok(job) => self.state().start(header, job, self.limit()),
+            Ok(job) => self.state().start(header, job, self.conditions()),
             Err(error) => {
                 let error = error.operation(header.kind.name()).group(self.state().group.label());
                 Work::ready(header.kind.name(), Err(error))

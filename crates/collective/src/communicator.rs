@@ -1,6 +1,7 @@
 //! Groups as their members hold them.
 
 use crate::group::State;
+use crate::group::start::Conditions;
 use crate::hub::{Hub, Known};
 use crate::table::Table;
 use sheave_base::{Error, ErrorKind, NodeId, Rank, Result, limits};
@@ -88,11 +89,21 @@ impl std::fmt::Debug for Collectives {
 
 /// The operations of one group. Clones are handles to the same group.
 ///
-/// **Calls.** All members make the same calls in the same order. Each call returns a [`sheave_base::Work`]: `wait` on
-/// it blocks until this rank's part is done, from any thread. A call itself may work for as long as a wait spins, and
-/// have ended when it returns. Several operations may be in flight; they are numbered in the order of the calls and end
-/// independently. Dropping a work does not end its operation. Ranks are ranks of the group. The barriers of its
-/// [`Group`] are in the same order as its operations.
+/// **Calls.** All members make the same calls in the same order, from any thread. Each call returns a
+/// [`sheave_base::Work`]: `wait` on it blocks until this rank's part is done, from any thread. A call itself may work
+/// for as long as a wait spins, and have ended when it returns. Several operations may be in flight; they are numbered
+/// in the order of the calls and end independently. Dropping a work does not end its operation. Ranks are ranks of the
+/// group. The barriers of its [`Group`] are in the same order as its operations.
+///
+/// **Threads.** The order of operations is the group's and not a thread's: what the threads of a member begin is one
+/// sequence, in which each operation meets those of the same place on the other members. So threads that use one group
+/// must begin operations in the same order on all members, as with MPI's `MPI_THREAD_MULTIPLE` or NCCL. Calls of which
+/// nobody can know which comes first are `Mismatch`, and break the group on all members: two that begin at the same
+/// time, and one that begins while another thread waits for an operation that it has begun itself
+/// ([`Communicator::ordered_by_caller`] is for programs that see to the order of these). Operations that meet and are
+/// of another kind or length are `Mismatch` too. **What cannot be seen:** threads that call in another order on each
+/// member, with tensors of the same length and without any two calls overlapping on any of them, get sums of each
+/// other's tensors. A group for each thread ([`Communicator::subgroup`]) needs no order among them.
 ///
 /// **Tensors** are flat: shapes do not matter, numbers of elements do. They are borrowed until the work ends: nobody
 /// may write what an operation reads, nor touch what it writes (`BufferInUse`). Input and output may be the same tensor
@@ -109,14 +120,14 @@ impl std::fmt::Debug for Collectives {
 #[derive(Clone)]
 pub struct Communicator {
     state: Arc<State>,
-    limit: Option<Duration>,
+    conditions: Conditions,
 }
 
 impl Communicator {
     pub(crate) fn of(hub: &Arc<Hub>, group: &Group) -> Result<Self> {
         let mut groups = hub.groups.lock();
         if let Some(state) = groups.get(&group.id()).and_then(|known| known.state.upgrade()) {
-            return Ok(Self { state, limit: None });
+            return Ok(Self { state, conditions: Conditions::default() });
         }
         if groups.len() >= GROUPS_MAX {
             groups.retain(|_, known| known.record.strong_count() > 0);
@@ -132,13 +143,45 @@ impl Communicator {
         drop(groups);
         // What broke it in between was told to those that were known.
         state.look();
-        Ok(Self { state, limit: None })
+        Ok(Self { state, conditions: Conditions::default() })
     }
 
     /// This group, with operations that end after `limit` if they have not ended before. That breaks the group.
     #[must_use]
     pub fn within(&self, limit: Duration) -> Self {
-        Self { state: Arc::clone(&self.state), limit: Some(limit) }
+        let conditions = Conditions { limit: Some(limit), ..self.conditions };
+        Self { state: Arc::clone(&self.state), conditions }
+    }
+
+    /// This group, for threads that begin operations in an order which the program sees to, and which is the same on
+    /// all members: by a lock that they take in turn, say. Without it a call is refused while another thread waits for
+    /// what it has begun. Calls that begin operations at the same time are refused all the same.
+    ///
+    /// ```
+    /// # use sheave_collective::{Collectives, Operator};
+    /// # use sheave_mesh::{Config, Expected, Mesh, Role};
+    /// # use sheave_tensor::Tensor;
+    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    /// # let root = sheave_base::config::Endpoint { host: "127.0.0.1".into(), port };
+    /// # let mut config = Config::new(Role::Rank, Some(0), Expected::ranks(1), root);
+    /// # let secret = sheave_base::Secret::new(b"only this example knows it")?;
+    /// # config.node.secret = Some(sheave_base::secret::Resolved { secret, source: "an example".into() });
+    /// # let mesh = Mesh::join(config)?;
+    /// let world = Collectives::new(&mesh)?.group(&mesh.world())?.ordered_by_caller();
+    /// let first = Tensor::from_slice(&[1.0_f32], [1])?;
+    /// let work = world.all_reduce(&first, &first, Operator::Sum);
+    /// // It begins after the first on every member, for each starts this thread then.
+    /// let other = world.clone();
+    /// let second = std::thread::spawn(move || other.barrier().wait());
+    /// work.wait()?;
+    /// second.join().unwrap()?;
+    /// # mesh.finish()?;
+    /// # Ok::<(), sheave_base::Error>(())
+    /// ```
+    #[must_use]
+    pub fn ordered_by_caller(&self) -> Self {
+        let conditions = Conditions { is_ordered: true, ..self.conditions };
+        Self { state: Arc::clone(&self.state), conditions }
     }
 
     /// The mesh's group.
@@ -175,8 +218,8 @@ impl Communicator {
         &self.state
     }
 
-    pub(crate) fn limit(&self) -> Option<Duration> {
-        self.limit
+    pub(crate) fn conditions(&self) -> Conditions {
+        self.conditions
     }
 
     fn mesh(&self) -> Result<Mesh> {

@@ -191,7 +191,7 @@ impl Communicator {
         F: Future<Output = Result<()>> + Send + 'static,
     {
         match regions {
-            Ok(regions) => self.state().start_parts(*header, 1, self.limit(), |carrier| run(carrier, regions)),
+            Ok(regions) => self.state().start_parts(*header, 1, self.conditions(), |carrier| run(carrier, regions)),
             Err(error) => {
                 let error = error.operation(header.name()).group(self.group().label());
                 Work::ready(header.name(), Err(error))

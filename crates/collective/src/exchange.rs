@@ -12,10 +12,12 @@
 //! after messages have reached it, through ranks that checked them, from every other rank.
 
 use crate::group::State;
+use crate::long::{may_work, outside_calls, pause};
 use crate::memory::{Region, places};
 use crate::operation::Header;
 use crate::task::Awaited;
 use parking_lot::Mutex;
+use sheave_base::limits::COLLECTIVE_CALL_BYTES_MAX;
 use sheave_base::{Error, ErrorKind, Result, Tag, Work};
 use sheave_net::{Envelope, Message, Outgoing, Part, Tensors, Wanted, was_closed_in_order};
 use sheave_tensor::Mode;
@@ -33,6 +35,8 @@ pub(crate) struct Exchange {
     pub(crate) state: Arc<State>,
     pub(crate) header: Header,
     pub(crate) sequence: u64,
+    /// It takes longer than a call may.
+    is_long: bool,
     awaited: Arc<Awaited>,
     /// Sends that still read this operation's memory.
     sends: Mutex<Vec<Work<()>>>,
@@ -43,7 +47,9 @@ pub(crate) struct Exchange {
 
 impl Exchange {
     pub(crate) fn new(state: Arc<State>, header: Header, sequence: u64, awaited: Arc<Awaited>) -> Self {
-        Self { state, header, sequence, awaited, sends: Mutex::default(), misfits: AtomicBool::new(false) }
+        let bytes = header.count.saturating_mul(header.dtype.size_bytes() as u64);
+        let is_long = bytes > COLLECTIVE_CALL_BYTES_MAX as u64;
+        Self { state, header, sequence, is_long, awaited, sends: Mutex::default(), misfits: AtomicBool::new(false) }
     }
 
     pub(crate) fn rank(&self) -> u32 {
@@ -81,6 +87,9 @@ impl Exchange {
 
     /// As [`Exchange::send`]; the header says how many elements it announces.
     pub(crate) async fn send_counted(&self, to: u32, part: Option<&Region>, count: u64) -> Result<()> {
+        if self.is_long && part.is_some() {
+            outside_calls().await;
+        }
         let link = self.state.link(to).await?;
         let context = self.state.context(self.rank(), SORT);
         let mut message = Outgoing::control(
@@ -159,6 +168,11 @@ impl Future for Receiving<'_> {
             };
             // Asked first: what a member has sent that has said all is here by then.
             let departure = self.exchange.state.departure(self.from);
+            if self.exchange.is_long && !may_work() {
+                // What is done with it is for those who poll, and they come at once.
+                pause(context.waker());
+                return Poll::Pending;
+            }
             if work.poll_done(context).is_pending() {
                 self.exchange.awaited.set(self.from);
                 return departure.map_or(Poll::Pending, |error| Poll::Ready(Err(error)));

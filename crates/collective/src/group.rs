@@ -25,18 +25,21 @@
 //! verdict.
 
 mod awaited;
+mod callers;
 pub(crate) mod start;
 
 use crate::hosts::Hosts;
-use crate::hub::{Driver, Hub};
+use crate::hub::Hub;
 use crate::operation::digest;
 use crate::shared::board::Board;
 use crate::shared::setup;
 use crate::task::{Awaited, Plan, Steps, Task};
-use crate::{exchange, mail};
+use crate::turns::Turns;
+use crate::{exchange, long, mail};
+use callers::{Begun, Callers, Driver, Overlap};
 use parking_lot::Mutex;
 use sheave_base::work::awaited::Awaited as Awaiting;
-use sheave_base::work::{Completer, Drive, described};
+use sheave_base::work::{Completer, described};
 use sheave_base::{Error, ErrorKind, LinkId, Rank, Result, Work};
 use sheave_mesh::Group;
 use std::collections::BTreeMap;
@@ -105,8 +108,10 @@ pub(crate) struct State {
     has_settled_messages: AtomicBool,
     /// Found out with the first operation that needs to know.
     hosts: Mutex<Option<Option<Arc<Hosts>>>>,
+    /// Of operations that are made of others, of groups that this one uses.
+    turns: Arc<Turns>,
     links: Vec<OnceLock<LinkId>>,
-    driver: Arc<dyn Drive>,
+    callers: Arc<Callers>,
     pub(crate) mail: crate::mail::Mail,
     /// The group that this one was split off.
     parent: OnceLock<Group>,
@@ -122,13 +127,24 @@ pub(crate) struct Terms {
     pub(crate) operation: &'static str,
     pub(crate) limit: Option<Duration>,
     pub(crate) is_collective: bool,
+    /// The caller sees to the order in which threads begin collectives.
+    pub(crate) is_ordered: bool,
     /// Of a message: the other side, if it is one rank, and the tag.
     pub(crate) message: Option<(Option<Rank>, u64)>,
+}
+
+impl Terms {
+    /// Those of something that is no collective.
+    pub(crate) fn aside(operation: &'static str) -> Self {
+        Self { operation, limit: None, is_collective: false, is_ordered: true, message: None }
+    }
 }
 
 /// The number of an operation that is about to begin.
 #[derive(Clone, Copy)]
 pub(crate) struct Reserved {
+    /// Of a collective: that this thread begins it.
+    pub(crate) begun: Begun,
     pub(crate) number: u64,
     /// Whether no other collective is in flight.
     pub(crate) is_alone: bool,
@@ -142,7 +158,6 @@ impl State {
         let links = (0..group.size()).map(|_| OnceLock::new()).collect();
         let mail = mail::Mail::new(digest([group.id().0, mail::OFFERS, u64::from(mail::ANYBODY)]));
         let state = Arc::new_cyclic(|me: &Weak<Self>| Self {
-            driver: Arc::new(Driver { hub: Arc::downgrade(&hub), node: hub.node.driver() }),
             group,
             hub,
             lasting,
@@ -155,6 +170,8 @@ impl State {
             verdicts: Mutex::default(),
             has_settled_messages: AtomicBool::new(false),
             hosts: Mutex::default(),
+            turns: Arc::default(),
+            callers: Arc::default(),
             links,
             mail,
             parent: OnceLock::new(),
@@ -347,11 +364,24 @@ impl State {
             return Err(error.hint("wait for some of them before starting more"));
         }
         let is_alone = tasks.first_key_value().is_none_or(|(key, _)| *key >= MESSAGES);
-        let number = match terms.is_collective {
-            true => self.group.record().begin_operations(count),
-            false => self.messages.fetch_add(count, SeqCst),
-        };
-        Ok(Reserved { number, is_alone, is_too_late: terms.is_collective && was_only_left })
+        if !terms.is_collective {
+            let number = self.messages.fetch_add(count, SeqCst);
+            return Ok(Reserved { number, is_alone, is_too_late: false, begun: Begun::default() });
+        }
+        let checked = self.callers.check(terms.is_ordered, is_alone, |number| tasks.contains_key(&number));
+        if let Err(overlap) = checked {
+            drop(tasks);
+            return Err(self.disordered(overlap, terms.operation));
+        }
+        let number = self.group.record().begin_operations(count);
+        Ok(Reserved { number, is_alone, is_too_late: was_only_left, begun: self.callers.begin(number) })
+    }
+
+    /// Another thread is in a call, and nobody can know which of both comes first: the group ends for all its members.
+    #[cold]
+    fn disordered(self: &Arc<Self>, overlap: Overlap, operation: &'static str) -> Error {
+        self.callers.note_disorder(overlap.number);
+        self.failed(overlap.error(self.group.rank(), operation), operation, overlap.number, Duration::ZERO)
     }
 
     /// As [`State::begin`], with a number that was reserved.
@@ -376,9 +406,10 @@ impl State {
         result: impl FnOnce(Rank) -> T + Send + 'static,
         steps: impl FnOnce(Arc<Awaited>) -> Steps,
     ) -> Work<T> {
-        let driver = Some(Arc::clone(&self.driver));
+        let number = terms.is_collective.then_some(key);
+        let driver = Driver::new(&self.hub, &self.callers, terms.operation, number);
         let awaited = Awaiting::new(self.me.clone(), [key, 0]);
-        let (completer, work) = described(terms.operation, driver, None, Some(awaited));
+        let (completer, work) = described(terms.operation, Some(Arc::new(driver)), None, Some(awaited));
         let awaited = Arc::default();
         let plan = Plan {
             key,
@@ -406,6 +437,7 @@ impl State {
             completer.complete(outcome.map(result));
         });
         self.tasks.lock().insert(key, Arc::clone(&task));
+        let call = long::calls();
         match prepared {
             Ok(()) => task.run(),
             Err(error) => task.fail(error),
@@ -413,6 +445,9 @@ impl State {
         if !task.is_done() {
             self.watch_over(&task, terms);
             self.hub.node.endpoint_waits();
+        }
+        if call.has_left() {
+            self.hub.node.endpoint_works();
         }
         work
     }
@@ -439,6 +474,8 @@ impl State {
     fn ended(self: &Arc<Self>, key: u64, outcome: Result<Rank>) -> Result<Rank> {
         let task = self.tasks.lock().remove(&key);
         self.settle();
+        let is_collective = task.as_ref().is_some_and(|task| task.is_collective);
+        let outcome = if is_collective { outcome.and_then(|rank| self.in_order(key).map(|()| rank)) } else { outcome };
         let Err(error) = outcome else { return outcome };
         let error = self.cause(error);
         let Some(task) = task else { return Err(error) };
@@ -446,6 +483,15 @@ impl State {
             return Err(self.failed(error, task.operation, task.key, task.begun.elapsed()));
         }
         Err(self.explained(self.group.explain(error), task.operation, None, task.begun.elapsed()))
+    }
+
+    /// Refuses a result that may be of another thread's operation on other ranks.
+    #[inline]
+    fn in_order(&self, number: u64) -> Result<()> {
+        if !self.callers.is_disordered(number) {
+            return Ok(());
+        }
+        Err(self.verdict().unwrap_or_else(|| Error::new(ErrorKind::Mismatch, "threads called at once")))
     }
 
     /// Why an operation has failed: what links say of members that go because the group is broken is not why.

@@ -17,16 +17,20 @@
 //!   does it; each leader has the same bits, and hands them out.
 //! * **Everybody entered**: a leader enters the leaders' operation after all ranks of its host have entered theirs, and
 //!   nobody ends before its own leader has ended that.
+//! * **One after the other**: the steps of several such operations in flight are operations of the same two groups, so
+//!   an operation begins its first when those before it have ended ([`crate::turns`]). Its entry does not wait.
 //! * Ranks that disagree find out by the entry of the whole operation ([`crate::exchange`]), which goes on meanwhile.
 //!   When the group breaks, so do its host group and its leaders.
 
 use crate::communicator::Communicator;
 use crate::exchange::Exchange;
 use crate::group::State;
+use crate::group::start::Conditions;
 use crate::job::Job;
 use crate::memory::Region;
 use crate::numbers::Numbers;
 use crate::operation::{Header, Kind, Operator};
+use crate::turns::Place;
 use sheave_base::{Error, ErrorKind, Rank, Result};
 use sheave_mesh::Mesh;
 use sheave_net::Address;
@@ -117,18 +121,19 @@ fn header(state: &State, whole: &Header, kind: Kind, root: u32) -> Header {
 async fn barrier(state: Option<&Arc<State>>, whole: &Header) -> Result<()> {
     let Some(state) = state else { return Ok(()) };
     let header = Header { dtype: Dtype::U8, count: 0, ..header(state, whole, Kind::Barrier, 0) };
-    state.start(header, Job::nothing(), None).await
+    state.start(header, Job::nothing(), Conditions::STEPS).await
 }
 
 async fn broadcast(state: Option<&Arc<State>>, whole: &Header, root: u32, tensor: &Region) -> Result<()> {
     let Some(state) = state else { return Ok(()) };
     let header = header(state, whole, Kind::Broadcast, root);
     let (input, output) = if header.rank == root { (Some(tensor), None) } else { (None, Some(tensor)) };
-    state.start(header, Job::of(input, output, None, Some(tensor.len_bytes())), None).await
+    state.start(header, Job::of(input, output, None, Some(tensor.len_bytes())), Conditions::STEPS).await
 }
 
 /// Runs this rank's part. What does not fit in one of the two groups is for the entry of the whole to explain.
-pub(crate) async fn run(exchange: &Exchange, hosts: &Hosts, job: &Job) -> Result<()> {
+pub(crate) async fn run(exchange: &Exchange, hosts: &Hosts, job: &Job, place: &Place) -> Result<()> {
+    place.first().await;
     let outcome = steps(exchange, hosts, job).await;
     if outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Mismatch) {
         exchange.note_misfit();
@@ -184,7 +189,8 @@ async fn all_reduce(exchange: &Exchange, hosts: &Hosts, job: &Job) -> Result<()>
             let header = Header { operator: Some(step), ..header(host, whole, Kind::Reduce, 0) };
             let numbers = Some(Numbers::new(dtype, step, host.size()));
             let target = leaders.map(|_| &partial);
-            host.start(header, Job::of(Some(&source), target, numbers, Some(source.len_bytes())), None).await?;
+            host.start(header, Job::of(Some(&source), target, numbers, Some(source.len_bytes())), Conditions::STEPS)
+                .await?;
         }
         None => partial.copy_from(&source)?,
     }
@@ -192,7 +198,7 @@ async fn all_reduce(exchange: &Exchange, hosts: &Hosts, job: &Job) -> Result<()>
         let header = Header { operator: Some(operator), ..header(leaders, whole, Kind::AllReduce, 0) };
         let across = Some(Numbers::new(dtype, operator, exchange.size()));
         let job = Job::of(Some(&partial), Some(&partial), across, Some(partial.len_bytes()));
-        leaders.start(header, job, None).await?;
+        leaders.start(header, job, Conditions::STEPS).await?;
         if numbers.are_widened() {
             output.narrow_from(numbers.dtype(), &partial)?;
         }

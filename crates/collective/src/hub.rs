@@ -4,12 +4,12 @@
 //! threads poll, and run by the thread that has woken them.
 
 use crate::group::{Lasting, State};
+use crate::long;
 use crate::shared::board::Board;
 use crate::shared::deferred::DeferredRelease;
 use crate::table::Table;
 use crate::task::Task;
 use parking_lot::Mutex;
-use sheave_base::work::{Drive, Interrupt, Target};
 use sheave_base::{Error, ErrorKind, NodeId, Rank, Result, Work};
 use sheave_mesh::{AnswerOf, CallOptions, GroupId, GroupNews, GroupRecord, Lane, Mesh, Methods, Runtime};
 use sheave_mesh::{TypedService, WeakMesh};
@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 use std::task::Waker;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The service by which members ask each other how many operations of a group they have begun.
 const SERVICE: &str = "sheave.collective";
@@ -228,9 +228,11 @@ impl Endpoint for Hub {
             return false;
         }
         let before = self.moves.load(Relaxed);
+        let _polls = long::polls();
         wakers.into_iter().for_each(Waker::wake);
         self.run_ready();
-        self.moves.load(Relaxed) != before
+        // A call does not stay for what another thread moves.
+        self.moves.load(Relaxed) != before && long::may_work()
     }
 
     fn arm(&self) -> bool {
@@ -254,6 +256,13 @@ impl Hub {
         watching.next += 1;
         watching.tasks.push((number, waker.clone(), Arc::clone(board)));
         Watch { hub: Weak::clone(&self.me), number }
+    }
+
+    /// A task that is watched has work to do and waits for nobody: a thread that polls goes on with it, or one comes.
+    pub(crate) fn leave_work(&self) {
+        if long::leave() {
+            self.node.endpoint_works();
+        }
     }
 
     /// A task that is watched has moved.
@@ -280,20 +289,5 @@ impl TypedService for Answers {
 
     fn lane(&self) -> Lane {
         Lane::Inline
-    }
-}
-
-/// How a work of this room is waited for: like any other of the node, but tasks that can go on are run.
-pub(crate) struct Driver {
-    pub(crate) hub: Weak<Hub>,
-    pub(crate) node: Arc<dyn Drive>,
-}
-
-impl Drive for Driver {
-    fn drive(&self, target: &dyn Target, until: Option<Instant>, interrupt: Option<Interrupt<'_>>) -> Result<bool> {
-        if let Some(hub) = self.hub.upgrade() {
-            hub.run_ready();
-        }
-        self.node.drive(target, until, interrupt)
     }
 }

@@ -21,6 +21,7 @@ mod hub;
 mod job;
 mod links;
 mod lists;
+mod long;
 mod mail;
 mod memory;
 mod numbers;
@@ -28,6 +29,7 @@ mod operation;
 pub mod shared;
 mod table;
 mod task;
+mod turns;
 
 pub use communicator::{Collectives, Communicator};
 pub use operation::{Kind, Operator};

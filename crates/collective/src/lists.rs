@@ -162,7 +162,7 @@ impl Communicator {
         match list {
             Ok(list) => {
                 let parts = list.buckets.len();
-                self.state().start_parts(*header, parts, self.limit(), |carrier| run(carrier, list))
+                self.state().start_parts(*header, parts, self.conditions(), |carrier| run(carrier, list))
             }
             Err(error) => {
                 let error = error.operation(header.name()).group(self.group().label());

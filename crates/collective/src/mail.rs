@@ -113,7 +113,7 @@ fn departed(state: &State, rank: u32) -> Error {
 
 fn start_listener(state: &Arc<State>) {
     let listener = Arc::downgrade(state);
-    let terms = Terms { operation: IDLE, limit: None, is_collective: false, message: None };
+    let terms = Terms::aside(IDLE);
     match state.reserve(&terms, 1) {
         Ok(key) => drop(state.begin_reserved(terms, key, drop, |_| Box::pin(listen(listener)))),
         Err(_) => state.mail.stop(),
@@ -273,7 +273,7 @@ impl Drop for Announced {
             return;
         }
         let news = withdrawal(state.mail.context, state.group.rank().0, serial);
-        let terms = Terms { operation: IDLE, limit: None, is_collective: false, message: None };
+        let terms = Terms::aside(IDLE);
         if let (Ok(_), Ok(key)) = (state.hub.node.isend(link, news), state.reserve(&terms, 1)) {
             let own = Arc::downgrade(state);
             drop(state.begin_reserved(terms, key, drop, |_| Box::pin(withdrawn(own, to, serial, answer))));
@@ -547,7 +547,7 @@ impl Communicator {
     }
 
     fn terms(&self, operation: &'static str, other: Option<Rank>, tag: u64) -> Terms {
-        Terms { operation, limit: self.limit(), is_collective: false, message: Some((other, tag)) }
+        Terms { limit: self.conditions().limit, message: Some((other, tag)), ..Terms::aside(operation) }
     }
 
     fn other(&self, rank: Rank) -> Result<()> {

@@ -528,3 +528,36 @@ fn over_several_hosts_nobody_passes_a_barrier_before_the_last_has_come() {
         }
     });
 }
+
+#[test]
+fn f68_over_several_hosts_operations_in_flight_keep_their_order() {
+    let given = |rank: u32, at: u32, round: u32| (at * 1000 + round * 10 + rank) as f32;
+    on_two_hosts(move |_, world| {
+        let own = world.rank().0;
+        for round in 0..40 {
+            let begin = |at: u32| {
+                let root = Rank((at + round) % 4);
+                let giver = if at % 3 == 1 { root.0 } else { own };
+                let tensor = floats(&vec![given(giver, at, round); 1 + 300 * (at as usize / 6)]);
+                let work = match at % 3 {
+                    0 => world.all_reduce(&tensor, &tensor, Operator::Sum),
+                    1 => world.broadcast(&tensor, root),
+                    _ => world.barrier(),
+                };
+                (work, tensor)
+            };
+            let works: Vec<(Work<()>, Tensor)> = (0..24).map(begin).collect();
+            for (at, (work, tensor)) in works.iter().enumerate() {
+                wait(work).unwrap_or_else(|error| panic!("rank {own}, round {round}, {at}: {error}"));
+                let at = at as u32;
+                let expected = match at % 3 {
+                    0 => (0..4).map(|rank| given(rank, at, round)).sum(),
+                    1 => given((at + round) % 4, at, round),
+                    _ => given(own, at, round),
+                };
+                let found = tensor.to_vec::<f32>().expect("it is free");
+                assert!(found.iter().all(|value| *value == expected), "rank {own}, round {round}, {at}: {found:?}");
+            }
+        }
+    });
+}

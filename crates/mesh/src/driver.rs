@@ -81,6 +81,9 @@ pub(crate) struct State {
     parting: Vec<Parting>,
     /// Members whose links ended in another way than with their processes: those may have decided something since.
     lived_on: BTreeSet<NodeId>,
+    /// Members of which a link was dropped without a word. How this node then ends their other ones says nothing of
+    /// them.
+    dropped: BTreeSet<NodeId>,
 }
 
 /// A member whose last link was closed in order, for `reason`: news of its leave may come another way until then.
@@ -175,6 +178,7 @@ impl Shared {
                 timer,
                 parting: Vec::new(),
                 lived_on: BTreeSet::new(),
+                dropped: BTreeSet::new(),
             }),
             routes: Routes::default(),
             calls: Calls::new(weak.clone()),
@@ -380,9 +384,12 @@ impl Shared {
 
     fn hear(self: &Arc<Self>, state: &mut State, told: Told) {
         let now = self.clock.now();
-        let State { engine, parting, lived_on, .. } = state;
+        let State { engine, parting, lived_on, dropped, .. } = state;
         match told {
-            Told::Made { link, node } => self.link_made(node, link),
+            Told::Made { link, node } => {
+                dropped.remove(&node);
+                self.link_made(node, link);
+            }
             Told::Reached(node) => engine.handle(now, Event::Reached(node)),
             Told::Turned(what) => engine.handle(now, Event::Turned { what }),
             Told::Word { from, word } => match from_control::<Message>(&word) {
@@ -403,7 +410,9 @@ impl Shared {
             Told::Unreachable { .. } if self.stopping.load(SeqCst) => {}
             Told::Ended { link, node, reason } => {
                 let was_last = self.routes.ended(node, link) && !self.routes.is_making(node);
-                if !was_dropped(&reason) && self.member(node).is_some() {
+                if was_dropped(&reason) {
+                    dropped.insert(node);
+                } else if self.member(node).is_some() && !dropped.contains(&node) {
                     lived_on.insert(node);
                 }
                 let in_order = was_closed_in_order(&reason);

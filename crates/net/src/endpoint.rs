@@ -345,4 +345,10 @@ impl Node {
     pub fn endpoint_waits(&self) {
         self.inner.endpoint_waits();
     }
+
+    /// Says that the endpoint that is polled has work to do, which no message tells of: a thread that sleeps is woken
+    /// to poll it, unless one that polls does so. Costs nothing while nobody sleeps.
+    pub fn endpoint_works(&self) {
+        self.inner.progress.call();
+    }
 }

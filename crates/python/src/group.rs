@@ -24,6 +24,12 @@ use std::sync::Arc;
 /// shapes do not. They are the operation's until it ends. Whatever fails after it has begun breaks the group on all
 /// members, and every later operation of it fails too.
 ///
+/// Calls may come from any thread, but the order is the group's: threads of a member begin operations in the same order
+/// as those of every other member. A call that comes while another thread is in one, or waits for what it has begun, is
+/// Mismatch on all members, for nobody can know which of them comes first. Threads that take turns without ever meeting
+/// so, in another order on each member, are not found: their arrays are mixed. Give each thread a group of its own
+/// (`subgroup`), or see to the order and say so (`ordered_by_caller`).
+///
 /// Every operation takes `timeout`, in seconds: a deadline, which names who is missing with DeadlineExceeded and breaks
 /// the group. Without one it waits for as long as all members live. PeerLost names a member that is gone, Mismatch
 /// shows both sides where members disagree, InvalidArgument and Unsupported say what cannot be done before anything has
@@ -147,6 +153,20 @@ impl PyGroup {
         let communicator = self.communicator().or_raise(py)?;
         let made = py.detach(|| communicator.subgroup(label, &ranks)).or_raise(py)?;
         Ok(Self::of(&self.home, made))
+    }
+
+    /// This group, for threads that begin operations in an order which the program sees to, the same on all members.
+    ///
+    /// One may begin an operation while another one waits for what it has begun, which is refused otherwise.
+    ///
+    /// >>> ordered = world.ordered_by_caller()
+    /// >>> work = ordered.all_reduce(np.array([1.0, 2.0]), async_op=True)
+    /// >>> ordered.barrier()
+    /// >>> work.wait(timeout=10)
+    /// array([1., 2.])
+    fn ordered_by_caller(&self, py: Python<'_>) -> PyResult<Self> {
+        let communicator = self.communicator().or_raise(py)?;
+        Ok(Self::of(&self.home, communicator.ordered_by_caller()))
     }
 
     /// The group of those who give the same colour, in the order of their keys and then of their ranks.

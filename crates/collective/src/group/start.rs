@@ -9,26 +9,48 @@ use crate::hosts::{self, Hosts};
 use crate::hub::{Hub, Watch};
 use crate::job::Job;
 use crate::links;
+use crate::long;
 use crate::operation::Header;
 use crate::shared::board::Board;
 use crate::shared::run::Run;
 use crate::shared::setup;
 use crate::table::{Algorithm, Topology};
 use crate::task::Awaited;
+use crate::turns::Place;
 use sheave_base::{Error, ErrorKind, Rank, Result, Work};
 use std::future::{Future, poll_fn, ready};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
+/// What a caller wants of the collectives that it begins.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Conditions {
+    /// How long one may take.
+    pub(crate) limit: Option<Duration>,
+    /// The caller sees to the order in which threads begin them.
+    pub(crate) is_ordered: bool,
+}
+
+impl Conditions {
+    /// Of an operation's own steps, which begin in one order.
+    pub(crate) const STEPS: Self = Self { limit: None, is_ordered: true };
+
+    fn terms(self, header: &Header) -> Terms {
+        let Self { limit, is_ordered } = self;
+        Terms { operation: header.name(), limit, is_collective: true, is_ordered, message: None }
+    }
+}
+
 impl State {
     /// Begins a collective.
-    pub(crate) fn start(self: &Arc<Self>, header: Header, job: Job, limit: Option<Duration>) -> Work<()> {
-        let terms = Terms { operation: header.name(), limit, is_collective: true, message: None };
+    pub(crate) fn start(self: &Arc<Self>, header: Header, job: Job, conditions: Conditions) -> Work<()> {
+        let terms = conditions.terms(&header);
         let reserved = match self.reserve(&terms, 1) {
             Ok(reserved) => reserved,
             Err(error) => return Work::ready(terms.operation, Err(error)),
         };
+        let _call = self.callers.until_dropped(reserved.begun);
         let sequence = reserved.number;
         let known = if self.size() == 1 { Some(&None) } else { self.lasting.board.get() };
         match known {
@@ -37,15 +59,15 @@ impl State {
                 self.start_on_board(terms, run, reserved)
             }
             Some(None) => {
-                let state = Arc::clone(self);
+                let (state, place) = (Arc::clone(self), self.turns.place(sequence));
                 self.begin_reserved(terms, reserved, drop, move |awaited| {
-                    Box::pin(over_links(state, header, sequence, job, awaited, false))
+                    Box::pin(over_links(state, header, sequence, job, awaited, Some(place)))
                 })
             }
             None => {
-                let state = Arc::clone(self);
+                let (state, place) = (Arc::clone(self), self.turns.place(sequence));
                 self.begin_reserved(terms, reserved, drop, move |awaited| {
-                    Box::pin(after_setup(state, header, sequence, job, awaited))
+                    Box::pin(after_setup(state, header, sequence, job, awaited, place))
                 })
             }
         }
@@ -56,17 +78,18 @@ impl State {
         self: &Arc<Self>,
         header: Header,
         parts: usize,
-        limit: Option<Duration>,
+        conditions: Conditions,
         carry: impl FnOnce(Carrier) -> F + Send + 'static,
     ) -> Work<()>
     where
         F: Future<Output = Result<()>> + Send + 'static,
     {
-        let terms = Terms { operation: header.name(), limit, is_collective: true, message: None };
+        let terms = conditions.terms(&header);
         let reserved = match self.reserve(&terms, 1 + parts as u64) {
             Ok(reserved) => reserved,
             Err(error) => return Work::ready(terms.operation, Err(error)),
         };
+        let _call = self.callers.until_dropped(reserved.begun);
         let (state, sequence) = (Arc::clone(self), reserved.number);
         self.begin_reserved(terms, reserved, drop, move |awaited| {
             Box::pin(async move {
@@ -95,9 +118,14 @@ impl State {
     fn start_on_board(self: &Arc<Self>, terms: Terms, mut run: Run, reserved: Reserved) -> Work<()> {
         if reserved.is_alone && !reserved.is_too_late && !run.ends_in_links() {
             let mut begun = None;
-            match spin(&self.hub, &mut run, &mut begun) {
+            // What takes long is entered, and left to others.
+            let polled = match run.is_long() {
+                true => poll_in_call(&mut run),
+                false => spin(&self.hub, &mut run, &mut begun),
+            };
+            match polled {
                 Poll::Ready(Ok(())) if run.ends_in_links() => {}
-                Poll::Ready(Ok(())) => return Work::ready(terms.operation, Ok(())),
+                Poll::Ready(Ok(())) => return Work::ready(terms.operation, self.in_order(reserved.number)),
                 // The verdict may be another one, and comes later.
                 Poll::Ready(Err(error)) if is_echo(&error) => {
                     drop(run);
@@ -147,7 +175,7 @@ impl State {
         if let Some(setup) = &*setup {
             return setup.clone();
         }
-        let terms = Terms { operation: SET_UP, limit: None, is_collective: false, message: None };
+        let terms = Terms::aside(SET_UP);
         let state = Arc::clone(self);
         let work = self.begin(terms, drop, move |_, _| {
             Box::pin(async move {
@@ -171,14 +199,16 @@ async fn after_setup(
     sequence: u64,
     job: Job,
     awaited: Arc<Awaited>,
+    place: Place,
 ) -> Result<Rank> {
     state.setup().await?;
     match state.lasting.board().cloned() {
         Some(board) => {
+            drop(place);
             let run = state.on_board(&board, header, sequence, job);
             go_on(state, run, awaited).await
         }
-        None => over_links(state, header, sequence, job, awaited, false).await,
+        None => over_links(state, header, sequence, job, awaited, Some(place)).await,
     }
 }
 
@@ -199,10 +229,16 @@ pub(crate) async fn go_on(state: Arc<State>, mut run: Run, awaited: Arc<Awaited>
         }
         if polled.is_pending() {
             run.awaited().into_iter().for_each(|rank| awaited.set(rank));
+            let has_work = run.has_work();
             if let (None, Some(waker)) = (&watch, awaited.waker()) {
                 watch = Some(state.hub.watch(waker, run.board()));
                 // What changed before that was not armed for.
-                context.waker().wake_by_ref();
+                if !has_work {
+                    context.waker().wake_by_ref();
+                }
+            }
+            if has_work {
+                state.hub.leave_work();
             }
         }
         polled
@@ -214,18 +250,19 @@ pub(crate) async fn go_on(state: Arc<State>, mut run: Run, awaited: Arc<Awaited>
     }
     let (header, sequence) = (run.header, run.sequence);
     let job = run.take_job().ok_or_else(|| Error::new(ErrorKind::Internal, "an operation lost its memory"))?;
-    over_links(state, header, sequence, job, awaited, true).await
+    over_links(state, header, sequence, job, awaited, None).await
 }
 
+/// What ranks of one host have agreed about in shared memory has no `place`: it is made of no other operations.
 async fn over_links(
     state: Arc<State>,
     header: Header,
     sequence: u64,
     job: Job,
     awaited: Arc<Awaited>,
-    have_agreed: bool,
+    place: Option<Place>,
 ) -> Result<Rank> {
-    let rank = state.group.rank();
+    let (rank, have_agreed) = (state.group.rank(), place.is_none());
     let hosts = if have_agreed || state.size() == 1 { None } else { state.hosts().await? };
     let topology = match (have_agreed, &hosts) {
         (true, _) => Topology::Host,
@@ -234,11 +271,18 @@ async fn over_links(
     };
     let algorithm = state.hub.table.choose(header.kind, topology, state.size(), job.chosen_by_bytes(&header));
     let exchange = Exchange::new(state, header, sequence, awaited);
-    if let (Algorithm::Hierarchical, Some(hosts)) = (algorithm, hosts) {
-        return entered(&exchange, false, hosts::run(&exchange, &hosts, &job)).await.map(|()| rank);
+    if let (Algorithm::Hierarchical, Some(hosts), Some(place)) = (algorithm, hosts, &place) {
+        return entered(&exchange, false, hosts::run(&exchange, &hosts, &job, place)).await.map(|()| rank);
     }
+    drop(place);
     links::run(&exchange, &job, algorithm, have_agreed).await?;
     Ok(rank)
+}
+
+/// Polls an operation once within the call that begins it.
+fn poll_in_call(run: &mut Run) -> Poll<Result<()>> {
+    let _call = long::calls();
+    run.poll(&mut false)
 }
 
 /// Runs an operation on this thread for as long as a wait spins after the last move.

@@ -24,6 +24,9 @@ use crate::operation::{Header, Kind};
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_tensor::copy_bytes;
 
+/// What long work copies at once where nothing is computed: the fewest bytes that go around the cache.
+const COPY_BYTES: usize = 4 << 20;
+
 /// What a rank that is through has taken.
 const THROUGH: u64 = COUNT_MAX;
 
@@ -55,7 +58,9 @@ pub(super) struct Movement {
     /// Rounds of this rank's window, and of those that it reads.
     fills: u64,
     takes: u64,
-    has_copied: bool,
+    /// What is copied without a window: how many of [`Movement::copies`] have been, and bytes of the next one.
+    copied: usize,
+    within: usize,
     filled: u64,
     taken: u64,
     is_through: bool,
@@ -94,7 +99,8 @@ impl Movement {
             peers,
             is_common,
             at_once,
-            has_copied: false,
+            copied: 0,
+            within: 0,
             filled: 0,
             taken: 0,
             is_through: false,
@@ -106,6 +112,9 @@ impl Movement {
         let board = run.board();
         let counted = |seat: usize, counter| board.seats[seat].desk.counted(run.sequence, counter);
         while !self.is_through {
+            if run.is_turn_over() {
+                return Ok(false);
+            }
             let mut went_on = false;
             if self.filled < self.fills && self.may_fill(|seat| counted(seat, Counter::Taken)) {
                 self.fill(run)?;
@@ -113,9 +122,8 @@ impl Movement {
                 board.count(run.sequence, Counter::Filled, self.filled);
                 went_on = true;
             }
-            if !self.has_copied {
-                self.copy(run)?;
-                self.has_copied = true;
+            if self.copied < Self::copies(run) {
+                self.copy_some(run)?;
                 went_on = true;
             }
             if self.taken < self.takes && self.sources().all(|seat| counted(seat, Counter::Filled) > self.taken) {
@@ -124,7 +132,7 @@ impl Movement {
                 board.count(run.sequence, Counter::Taken, self.taken);
                 went_on = true;
             }
-            if self.has_copied && self.filled == self.fills && self.taken == self.takes {
+            if self.copied == Self::copies(run) && self.filled == self.fills && self.taken == self.takes {
                 board.count(run.sequence, Counter::Taken, THROUGH);
                 self.is_through = true;
                 went_on = true;
@@ -181,37 +189,61 @@ impl Movement {
             // SAFETY: the input is leased, and the span inside it; all readers of that part of the window have taken
             // what it held before.
             unsafe { copy_bytes(window.start().add(into), input.start().add(span.source + from), length) };
+            run.spend(2 * length);
         }
         Ok(())
     }
 
-    /// What needs no window, this rank's own part included.
-    fn copy(&self, run: &Run) -> Result<()> {
-        let (index, job) = (run.board().index, run.job()?);
-        let own = self.peers[index].gets;
-        if let (Some(input), Some(output)) = (&job.input, &job.output)
-            && own.length > 0
-        {
-            output
-                .part(own.target..own.target + own.length)
-                .copy_from(&input.part(own.source..own.source + own.length))?;
+    /// How many copies need no window: this rank's own part, and what it writes to and reads from each other rank.
+    fn copies(run: &Run) -> usize {
+        2 * run.size() - 1
+    }
+
+    /// Makes the next one of these, or the next piece of it.
+    fn copy_some(&mut self, run: &Run) -> Result<()> {
+        let (source, target, length) = self.copy(run, self.copied)?;
+        let at = self.within;
+        let piece = (length - at).min(run.turn_bytes().map_or(usize::MAX, |_| COPY_BYTES));
+        if piece > 0 && !std::ptr::eq(source, target) {
+            // SAFETY: this part of the output, this rank's or another one's, is written by nobody else; inputs are
+            // leased, and nobody writes them before all are through. Where both are one rank's they are the same
+            // bytes, which stay as they are, or do not overlap.
+            unsafe { copy_bytes(target.wrapping_add(at), source.wrapping_add(at), piece) };
+            run.spend(2 * piece);
         }
-        for (seat, _) in run.board().others() {
-            let peer = &self.peers[seat];
-            if peer.sends_by == Way::Pushed {
-                let input = part(job.input.as_ref())?.part(peer.sends.source..peer.sends.source + peer.sends.length);
-                let target = start(peer.target.as_ref())?.wrapping_add(peer.sends.target);
-                // SAFETY: this part of the other rank's output is written by nobody else; the input is leased.
-                unsafe { copy_bytes(target, input.start(), input.len_bytes()) };
-            }
-            if peer.gets_by == Way::Pulled {
-                let output = part(job.output.as_ref())?.part(peer.gets.target..peer.gets.target + peer.gets.length);
-                let source = start(peer.source.as_ref())?.wrapping_add(peer.gets.source);
-                // SAFETY: nobody writes inputs before all are through; the output is leased.
-                unsafe { copy_bytes(output.start(), source, output.len_bytes()) };
-            }
+        self.within += piece;
+        if self.within == length {
+            (self.copied, self.within) = (self.copied + 1, 0);
         }
         Ok(())
+    }
+
+    /// From where and whereto how many bytes one of them goes.
+    fn copy(&self, run: &Run, number: usize) -> Result<(*const u8, *mut u8, usize)> {
+        let (index, job) = (run.board().index, run.job()?);
+        let nothing = (std::ptr::null(), std::ptr::null_mut(), 0);
+        let Some(step) = number.checked_sub(1) else {
+            let own = self.peers[index].gets;
+            return Ok(match (&job.input, &job.output) {
+                (Some(input), Some(output)) if own.length > 0 => {
+                    let input = input.part(own.source..own.source + own.length);
+                    (input.start().cast_const(), output.part(own.target..own.target + own.length).start(), own.length)
+                }
+                _ => nothing,
+            });
+        };
+        let peer = &self.peers[(index + 1 + step / 2) % run.size()];
+        if step % 2 == 0 && peer.sends_by == Way::Pushed {
+            let input = part(job.input.as_ref())?.part(peer.sends.source..peer.sends.source + peer.sends.length);
+            let target = start(peer.target.as_ref())?.wrapping_add(peer.sends.target);
+            return Ok((input.start(), target, input.len_bytes()));
+        }
+        if step % 2 == 1 && peer.gets_by == Way::Pulled {
+            let output = part(job.output.as_ref())?.part(peer.gets.target..peer.gets.target + peer.gets.length);
+            let source = start(peer.source.as_ref())?.wrapping_add(peer.gets.source);
+            return Ok((source, output.start(), output.len_bytes()));
+        }
+        Ok(nothing)
     }
 
     fn take(&self, run: &Run) -> Result<()> {
@@ -224,6 +256,7 @@ impl Movement {
             let source = start(peer.source.as_ref())?.wrapping_add(self.in_window(run, seat, index, self.taken));
             // SAFETY: the round is filled, and stays so until this rank has taken it; the output is leased.
             unsafe { copy_bytes(target.start(), source, target.len_bytes()) };
+            run.spend(2 * target.len_bytes());
         }
         Ok(())
     }

@@ -51,6 +51,8 @@ pub(super) struct Reduction {
     taking: SmallVec<[usize; 8]>,
     filled: u64,
     reduced: u64,
+    /// Elements of the next round that are reduced.
+    within: usize,
     taken: u64,
     is_through: bool,
 }
@@ -84,6 +86,7 @@ impl Reduction {
             at_once,
             filled: 0,
             reduced: 0,
+            within: 0,
             taken: 0,
             is_through: false,
         }))
@@ -95,6 +98,9 @@ impl Reduction {
         let counted = |seat: usize, counter| board.seats[seat].desk.counted(run.sequence, counter);
         let others = || board.others().map(|(seat, _)| seat);
         while !self.is_through {
+            if run.is_turn_over() {
+                return Ok(false);
+            }
             let mut went_on = false;
             if self.fills
                 && self.filled < self.rounds
@@ -109,9 +115,10 @@ impl Reduction {
                 && self.filling.iter().all(|seat| counted(*seat, Counter::Filled) > self.reduced)
                 && self.taking.iter().all(|seat| counted(*seat, Counter::Taken) + ROUNDS > self.reduced)
             {
-                self.reduce(run)?;
-                self.reduced += 1;
-                board.count(run.sequence, Counter::Reduced, self.reduced);
+                if self.reduce(run)? {
+                    self.reduced += 1;
+                    board.count(run.sequence, Counter::Reduced, self.reduced);
+                }
                 went_on = true;
             }
             if self.takes
@@ -160,23 +167,41 @@ impl Reduction {
             // SAFETY: the input is leased and that long; the window holds that part, which nobody reads: all have
             // reduced what it held before.
             unsafe { copy_bytes(window.start().add(into), input.start().add(at), length) };
+            run.spend(2 * length);
         }
         Ok(())
     }
 
-    /// Reduces this rank's piece of the round and hands it on.
-    fn reduce(&self, run: &Run) -> Result<()> {
+    /// Reduces this rank's piece of the round and hands it on, as much of it as is worked on at once. True when it is
+    /// through with the round.
+    fn reduce(&mut self, run: &Run) -> Result<bool> {
+        let elements = self.round_of(run.board().index, self.reduced);
+        // Every rank's input is read, and every rank's output written.
+        let bytes_each = 2 * run.size() * self.numbers.dtype().size_bytes();
+        let at_once = run.turn_bytes().map_or(usize::MAX, |bytes| (bytes / bytes_each).max(1));
+        let start = elements.start + self.within;
+        let end =
+            elements.end.min(start.saturating_add(at_once.checked_next_multiple_of(LINE_BYTES).unwrap_or(at_once)));
+        self.reduce_elements(run, start..end, self.within)?;
+        run.spend(bytes_each * (end - start));
+        let is_through = end == elements.end;
+        self.within = if is_through { 0 } else { end - elements.start };
+        Ok(is_through)
+    }
+
+    /// Reduces these elements, which so many others of the round come before.
+    fn reduce_elements(&self, run: &Run, elements: Range<usize>, before: usize) -> Result<()> {
         let (size, index, kind) = (run.size(), run.board().index, run.header.kind);
         let job = run.job()?;
-        let elements = self.round_of(index, self.reduced);
         let (at, _) = self.bytes_of(&elements);
+        let within = self.bytes_of(&(0..before)).1;
         let mut sources = SmallVec::new();
         for (seat, peer) in self.peers.iter().enumerate() {
             let start: *const u8 = match (seat == index, &peer.input, &peer.window) {
                 (true, ..) => part(job.input.as_ref())?.start().wrapping_add(at),
                 (false, Some(input), _) => input.start.wrapping_add(at),
                 (false, None, Some(window)) => {
-                    let from = input_at(size, self.reduced) + part_of(seat, index) * part_bytes(size);
+                    let from = input_at(size, self.reduced) + part_of(seat, index) * part_bytes(size) + within;
                     window.start.wrapping_add(from)
                 }
                 (false, None, None) => return Err(hidden(seat)),
@@ -185,12 +210,12 @@ impl Reduction {
         }
         let mut targets: SmallVec<[*mut u8; 8]> = SmallVec::new();
         if let Some(output) = &job.output {
-            let before = if kind == Kind::ReduceScatter { self.bytes_of(&self.pieces[index]).0 } else { 0 };
-            targets.push(output.start().wrapping_add(at - before));
+            let piece_at = if kind == Kind::ReduceScatter { self.bytes_of(&self.pieces[index]).0 } else { 0 };
+            targets.push(output.start().wrapping_add(at - piece_at));
         }
         let lends = !self.taking.is_empty() && (job.output.is_none() || !run.shows(index).1);
         if lends {
-            targets.push(part(run.window())?.start().wrapping_add(results_at(size, self.reduced)));
+            targets.push(part(run.window())?.start().wrapping_add(results_at(size, self.reduced) + within));
         }
         if kind != Kind::ReduceScatter {
             let outputs = self.peers.iter().filter_map(|peer| peer.output.as_ref());
@@ -220,6 +245,7 @@ impl Reduction {
             // SAFETY: the other rank has reduced this round and lets it lie until this one has taken it; the output is
             // leased and that long.
             unsafe { copy_bytes(output.start().wrapping_add(at), source, length) };
+            run.spend(2 * length);
         }
         Ok(())
     }

@@ -9,6 +9,7 @@
 //!    have entered and mean the same.
 //! 5. *Work*: [`super::flat`], [`super::reduction`] or [`super::movement`]; links, where the table says so or a rank
 //!    has said in its entry that its arena has no room for a window.
+//!    Where that takes long it is done in turns, and not by the call that begins it ([`crate::long`]).
 //! 6. *Over*: the slot may be used again.
 //!
 //! **Whoever returns ok has the whole result**: flat results are computed from entries that are all there; the others
@@ -25,12 +26,15 @@ use super::flat;
 use super::movement::Movement;
 use super::reduction::Reduction;
 use crate::job::Job;
+use crate::long::may_work;
 use crate::memory::Region;
 use crate::operation::{Form, Header, Kind, Operator};
 use crate::table::Algorithm;
+use sheave_base::limits::{COLLECTIVE_CALL_BYTES_MAX, COLLECTIVE_TURN_BYTES};
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_tensor::Dtype;
 use smallvec::SmallVec;
+use std::cell::Cell;
 use std::sync::Arc;
 use std::task::Poll;
 
@@ -83,6 +87,10 @@ pub(crate) struct Run {
     is_entered: bool,
     /// Others may sleep who wait for this rank's entry.
     must_wake: bool,
+    /// Its work is done in turns, and not by the call that begins it.
+    is_long: bool,
+    /// Bytes that may still be read or written in this turn.
+    turn: Cell<usize>,
 }
 
 impl Run {
@@ -90,7 +98,10 @@ impl Run {
         let fits = job.input_bytes_max.is_some_and(|bytes| bytes <= PAYLOAD_BYTES);
         // Longer ones do not fit into a slot, whatever the table says.
         let algorithm = if algorithm == Algorithm::Flat && !fits { Algorithm::Direct } else { algorithm };
+        let own_bytes: usize = [&job.input, &job.output].into_iter().flatten().map(Region::len_bytes).sum();
         Self {
+            is_long: algorithm == Algorithm::Direct && own_bytes > COLLECTIVE_CALL_BYTES_MAX,
+            turn: Cell::new(usize::MAX),
             board,
             sequence,
             header,
@@ -170,8 +181,39 @@ impl Run {
         }
     }
 
-    /// Goes on as far as it can. True for having moved.
+    /// Whether it takes longer than a call may.
+    pub(crate) fn is_long(&self) -> bool {
+        self.is_long
+    }
+
+    /// Whether it waits for nobody but a thread that works.
+    pub(crate) fn has_work(&self) -> bool {
+        self.is_long && self.stage == Stage::Work && self.is_turn_over()
+    }
+
+    /// How many bytes are read or written in a turn, if that is bounded.
+    pub(super) fn turn_bytes(&self) -> Option<usize> {
+        self.is_long.then_some(COLLECTIVE_TURN_BYTES)
+    }
+
+    /// So many bytes were read or written.
+    pub(super) fn spend(&self, bytes: usize) {
+        if self.is_long {
+            self.turn.set(self.turn.get().saturating_sub(bytes));
+        }
+    }
+
+    /// Whether it has worked for long enough.
+    pub(super) fn is_turn_over(&self) -> bool {
+        self.turn.get() == 0
+    }
+
+    /// Goes on as far as it can; for a turn, if that is long work, or not at all, if this thread may do none. `moved`
+    /// is set if it has gone on.
     pub(crate) fn poll(&mut self, moved: &mut bool) -> Poll<Result<()>> {
+        if self.is_long {
+            self.turn.set(if may_work() { COLLECTIVE_TURN_BYTES } else { 0 });
+        }
         loop {
             match self.step(moved) {
                 Ok(true) if self.stage == Stage::Over => return Poll::Ready(Ok(())),
@@ -328,6 +370,9 @@ impl Run {
     }
 
     fn work(&mut self, moved: &mut bool) -> Result<bool> {
+        if self.is_turn_over() {
+            return Ok(false);
+        }
         let mut data = match self.data.take() {
             Some(data) => data,
             None => match self.begin_work()? {

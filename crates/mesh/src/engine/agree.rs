@@ -199,7 +199,7 @@ impl Engine {
     pub(super) fn adopt(&mut self, epoch: Epoch, deaths: Vec<Death>, leaving: &[NodeId]) {
         let wishes: Vec<NodeId> = leaving.iter().copied().filter(|node| self.is_living(*node)).collect();
         self.leaving.wishes.extend(wishes);
-        let is_old = epoch < self.epoch && !self.faults.skip_epoch_check;
+        let is_old = epoch < self.epoch && !self.faults.skips_epoch_check();
         if is_old || epoch == self.epoch {
             return;
         }
@@ -209,8 +209,7 @@ impl Engine {
         self.watch.epoch_began(self.now);
         let mut fresh: Vec<Death> = deaths.iter().filter(|death| self.is_living(death.node)).cloned().collect();
         self.deaths = deaths;
-        if self.faults.drop_one_death_notice && !fresh.is_empty() {
-            self.faults.drop_one_death_notice = false;
+        if !fresh.is_empty() && self.faults.drops_death_notice() {
             let dropped = fresh.remove(0).node;
             self.deaths.retain(|death| death.node != dropped);
         }

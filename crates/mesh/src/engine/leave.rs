@@ -54,7 +54,7 @@ impl Engine {
             self.leaving.wishes.insert(self.me);
             self.reconsider();
         }
-        if self.faults.leave_undecided {
+        if self.faults.leaves_undecided() {
             self.depart();
         }
     }

@@ -123,6 +123,7 @@
 mod agree;
 mod ask;
 mod awaited;
+mod faults;
 mod group;
 mod handles;
 mod join;
@@ -135,11 +136,15 @@ mod waits;
 mod watch;
 
 pub use awaited::Lacking;
+#[cfg(feature = "planted-faults")]
+pub use faults::Faults;
 pub use group::group_id;
 pub use member::{Expected, Introduction, Member, Role};
 pub use message::{Ballot, Death, Effect, Event, FAILED, GroupId, Message, OperationId, Outcome, Steps};
 pub use record::GroupRecord;
 
+#[cfg(not(feature = "planted-faults"))]
+use faults::Faults;
 use group::Pending;
 use sheave_base::clock::Time;
 use sheave_base::{Epoch, Error, ErrorKind, NodeId, Peer, Result, limits};
@@ -181,17 +186,6 @@ pub struct Config {
     pub liveness: Liveness,
     /// Longest time for the join.
     pub join_timeout: Duration,
-}
-
-/// Planted bugs, for a simulator to prove that it finds them.
-#[doc(hidden)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Faults {
-    pub skip_epoch_check: bool,
-    pub count_messages: bool,
-    pub drop_one_death_notice: bool,
-    pub release_one_early: bool,
-    pub leave_undecided: bool,
 }
 
 enum Phase {
@@ -264,7 +258,7 @@ impl Engine {
         let deadline = now.after(config.join_timeout);
         Self {
             config,
-            faults: Faults::default(),
+            faults: Faults::none(),
             me,
             now,
             phase: Phase::Joining(join::Joining::new(now, deadline)),
@@ -286,6 +280,7 @@ impl Engine {
     }
 
     /// Plants bugs.
+    #[cfg(feature = "planted-faults")]
     #[doc(hidden)]
     #[must_use]
     pub fn with_faults(mut self, faults: Faults) -> Self {

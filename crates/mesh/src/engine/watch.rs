@@ -13,8 +13,9 @@ use std::time::Duration;
 const PATIENCE_TIMEOUTS: u32 = 5;
 
 /// How long a node waits before it holds itself for cut off. Two members that leave together may end their links before
-/// the decision that they have left has come, over a link that one of them has only just made.
-const MINORITY_GRACE: Duration = Duration::from_millis(100);
+/// the decision that they have left has come, over a link that one of them has only just made. And the links of a
+/// process that is killed end before the system says that it has ended, which takes longer the busier the machine is.
+const MINORITY_GRACE: Duration = Duration::from_millis(500);
 
 #[derive(Default)]
 pub(super) struct Watch {
