@@ -180,11 +180,11 @@ impl Shared {
         }
         let sent = self.node.isend(link, request.message);
         window.lock().sent(sent.is_ok());
-        match sent {
-            Ok(_) => self.send_waiting(link, &window),
+        match &sent {
             // The window may have been made after those of the link were ended.
             Err(_) if self.node.link(link).is_err() => self.end_windows(link),
-            Err(_) => {}
+            // Others may have come meanwhile, and left it to the mark.
+            _ => self.send_waiting(link, &window),
         }
         sent.map(drop)
     }
