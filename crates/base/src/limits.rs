@@ -100,6 +100,9 @@ pub const WINDOW_BYTES_MIN: u64 = 1 << 20;
 /// Bytes of such requests. One of each member is always let in.
 pub const REQUEST_BYTES_MAX: u64 = 1 << 30;
 
+/// Waits of one node for room at those that it calls: one for each task or handler that calls others.
+pub const ROOM_WAITS_MAX: usize = CALLS_PENDING_MAX;
+
 /// Guests of one node, those that are invited and have not come included: some for each core of a large host. Each has
 /// a window of [`WINDOW_REQUESTS_MIN`] requests, so that all of them together have as many as all members.
 pub const GUESTS_MAX: usize = REQUESTS_PENDING_MAX / WINDOW_REQUESTS_MIN;

@@ -42,6 +42,8 @@ pub(crate) enum Sort {
     Link,
     /// A promised object of this node, by its name.
     Object,
+    /// Room for a call, by the number of the wait.
+    Room,
 }
 
 impl Shared {
@@ -126,6 +128,7 @@ impl Describe for Shared {
                 Some(Account { what: None, whom: Some(whom) })
             }
             sort if sort == Sort::Object as u64 => self.references.awaited_object(number),
+            sort if sort == Sort::Room as u64 => self.awaited_room(number),
             _ => Some(Account { what: None, whom: Some(self.name_of(NodeId(number))) }),
         }
     }

@@ -468,6 +468,41 @@ impl Mesh {
         self.shared.call_typed::<M>(to, args, options)
     }
 
+    /// Waits for room for a call of `service` on a member, this node included. Who makes calls faster than their callee
+    /// begins with them waits for room before each: then no more of them than the callee takes are under way, and of
+    /// others that wait in this node's queue at most one for each that waits so.
+    ///
+    /// The wait ends when the requests that wait here already have left and the callee takes one more. That reserves
+    /// nothing: another caller may be faster, and then the call waits in the queue as it would have without this. Does
+    /// not block. The work fails with `PeerLost` once the member is gone, `NotFound` for a node that is no member,
+    /// `DeadlineExceeded` after `deadline`, `LimitExceeded` for more than [`limits::ROOM_WAITS_MAX`] waits, and
+    /// `Closed` when this node leaves. Dropping it is no cancellation.
+    ///
+    /// ```
+    /// # use sheave_mesh::{Config, Expected, Mesh, Request, Role};
+    /// # use sheave_base::config::Endpoint;
+    /// # use sheave_wire::Value;
+    /// # use std::time::Duration;
+    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    /// # let root = Endpoint { host: "127.0.0.1".into(), port };
+    /// let mesh = Mesh::join(Config::new(Role::Rank, Some(0), Expected::ranks(1), root))?;
+    /// mesh.serve("sink", |request: Request| request.reply.value(()))?;
+    /// let mut works = Vec::new();
+    /// for number in 0..100 {
+    ///     // However many there are, and however slow the other side is.
+    ///     mesh.room(mesh.me().node, "sink", Some(Duration::from_secs(10))).wait()?;
+    ///     works.push(mesh.call(mesh.me().node, "sink", "put", Value::Int(number))?);
+    /// }
+    /// for work in works {
+    ///     work.wait()?;
+    /// }
+    /// # Ok::<(), sheave_base::Error>(())
+    /// ```
+    #[must_use]
+    pub fn room(&self, to: NodeId, service: impl Into<ServiceName>, deadline: Option<Duration>) -> Work<()> {
+        self.shared.room(to, service.into(), deadline)
+    }
+
     /// Makes an object of this node one that others can hold. It lives until the last [`Ref`] to it is dropped, here
     /// and everywhere.
     ///

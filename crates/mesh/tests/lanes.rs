@@ -296,6 +296,31 @@ fn f19_calls_back_get_through_however_many_requests_wait() {
     }
 }
 
+/// Whoever comes while a request is on its way out leaves its own to whoever sends that, also if it cannot be sent.
+#[test]
+fn a_request_that_cannot_be_sent_leaves_none_behind() {
+    let serve = |mesh: &Mesh| {
+        mesh.serve("it", |request: Request| request.reply.value(1)).expect("the name is free");
+    };
+    asked(Transport::Shm, serve, |mesh| {
+        let (own, is_over) = (mesh.clone(), Arc::new(AtomicBool::new(false)));
+        let stop = Arc::clone(&is_over);
+        let refused = std::thread::spawn(move || {
+            let tensor = Tensor::from_slice(&[1_u8], [1]).expect("it fits");
+            while !stop.load(SeqCst) {
+                let tensors = smallvec![Part::new(tensor.clone(), Mode::Move)];
+                let call = own.call(other(&own), "it", "x", Call { tensors, ..Call::default() });
+                assert_eq!(call.expect_err("it has other handles").kind(), ErrorKind::BufferInUse);
+            }
+        });
+        for _ in 0..5000 {
+            wait(&send(mesh, "it", "x", Value::None)).expect("it is answered");
+        }
+        is_over.store(true, SeqCst);
+        refused.join().expect("no panic");
+    });
+}
+
 /// What waits for room has been taken over: its caller may change it, and leave.
 #[test]
 fn what_waits_for_room_is_as_it_was_and_comes_before_the_leave() {

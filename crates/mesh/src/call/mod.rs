@@ -40,6 +40,7 @@ mod leavers;
 mod method;
 mod name;
 mod pending;
+mod room;
 mod service;
 mod serving;
 #[cfg(test)]
@@ -215,6 +216,7 @@ impl Calls {
         for (_, call) in self.drain(|call| !call.is_landing) {
             call.end(error.clone());
         }
+        self.windows.end_all_rooms(error);
         self.requests.executor.stop();
     }
 
@@ -328,7 +330,7 @@ impl Shared {
     fn ended(&self, link: LinkId, reason: &Error) {
         let reason = self.explain(reason.clone());
         self.calls.requests.link_ended(link);
-        self.end_windows(link);
+        self.end_windows(link, &reason);
         for (_, call) in self.calls.drain(|call| call.link == link) {
             call.end(reason.clone());
         }

@@ -14,9 +14,12 @@
 //! complete there and call again. Whoever finds the mark leaves its request behind those that wait, and the marker
 //! looks at them once more when it has taken the mark off. So requests of one window leave one by one, in order.
 //!
+//! **Who does not want to fill the queue** waits for [`room`](super::room) first.
+//!
 //! **Counts** begin with the link and are modulo 2³². An answer or a word may tell less than an earlier one; only what
 //! is new counts, and what is more than was sent does not.
 
+use super::room::{RoomWait, RoomWaits};
 use crate::driver::Shared;
 use crate::reference::Ref;
 use parking_lot::{Mutex, RwLock};
@@ -26,7 +29,7 @@ use sheave_net::{Outgoing, Part};
 use sheave_tensor::Mode;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 /// What a window holds.
@@ -70,23 +73,42 @@ impl Leaving {
 }
 
 #[derive(Default)]
-struct Window {
+pub(super) struct Window {
     is_sending: bool,
     /// Its size, where that does not follow from the number of members.
     size: Option<Size>,
     /// The link has ended.
-    is_over: bool,
+    pub(super) is_over: bool,
     begun: u32,
     /// Bytes of each request that was sent and has not begun, as far as is known.
     sizes: VecDeque<u64>,
     bytes: u64,
-    waiting: VecDeque<Leaving>,
+    pub(super) waiting: VecDeque<Leaving>,
+    /// How many have left `waiting` so far.
+    pub(super) left: u64,
+    pub(super) room_waits: RoomWaits,
 }
 
 impl Window {
-    fn has_room(&self, bytes: u64, size: Size) -> bool {
+    pub(super) fn has_room(&self, bytes: u64, size: Size) -> bool {
         let fits = self.bytes.saturating_add(bytes) <= size.bytes && self.sizes.len() < size.requests as usize;
         self.sizes.is_empty() || fits
+    }
+
+    /// How many requests were sent and have not begun, as far as is known, and their bytes.
+    pub(super) fn outstanding(&self) -> (usize, u64) {
+        (self.sizes.len(), self.bytes)
+    }
+
+    /// Takes out the first request that waits, if it is to be sent now.
+    fn next(&mut self, size: Size) -> Option<Leaving> {
+        let bytes = self.waiting.front()?.bytes();
+        if self.is_sending || !self.has_room(bytes, size) {
+            return None;
+        }
+        self.enter(bytes);
+        self.left += 1;
+        self.waiting.pop_front()
     }
 
     fn enter(&mut self, bytes: u64) {
@@ -119,20 +141,27 @@ type ByService = HashMap<(LinkId, u64), Arc<Mutex<Window>>>;
 /// The windows of a node as a caller: one for each link and service that it has called.
 #[derive(Default)]
 pub(super) struct Windows {
-    by_service: RwLock<ByService>,
+    pub(super) by_service: RwLock<ByService>,
     /// Requests that wait in any of them.
     waiting: AtomicUsize,
+    /// Waits for room in any of them.
+    pub(super) room_waits: AtomicUsize,
+    pub(super) last_room: AtomicU64,
     /// Those who wait until there are none.
     idle: Mutex<Vec<Completer<()>>>,
 }
 
 impl Windows {
     fn of(&self, link: LinkId, service: u64, size: impl FnOnce() -> Option<Size>) -> Arc<Mutex<Window>> {
-        if let Some(window) = self.by_service.read().get(&(link, service)) {
-            return Arc::clone(window);
+        if let Some(window) = self.find(link, service) {
+            return window;
         }
         let made = || Arc::new(Mutex::new(Window { size: size(), ..Window::default() }));
         Arc::clone(self.by_service.write().entry((link, service)).or_insert_with(made))
+    }
+
+    pub(super) fn find(&self, link: LinkId, service: u64) -> Option<Arc<Mutex<Window>>> {
+        self.by_service.read().get(&(link, service)).map(Arc::clone)
     }
 
     /// So many requests wait no longer.
@@ -143,25 +172,26 @@ impl Windows {
         }
     }
 
-    /// The link has ended: what waits for room on it will never be sent.
+    /// The link has ended: what waits for room on it will never be sent, and who waits for room waits in vain.
     #[must_use]
-    fn end(&self, link: LinkId) -> Vec<Leaving> {
+    fn end(&self, link: LinkId) -> (Vec<Leaving>, Vec<RoomWait>) {
         let ended: Vec<_> = {
             let mut windows = self.by_service.write();
             windows.extract_if(|(of, _), _| *of == link).map(|(_, window)| window).collect()
         };
-        let mut unsent = Vec::new();
+        let (mut unsent, mut rooms) = (Vec::new(), Vec::new());
         for window in ended {
             let mut window = window.lock();
             window.is_over = true;
             unsent.extend(std::mem::take(&mut window.waiting));
+            rooms.extend(std::mem::take(&mut window.room_waits).into_values());
         }
-        unsent
+        (unsent, rooms)
     }
 }
 
 impl Shared {
-    fn window_size(&self, window: &Window) -> Size {
+    pub(super) fn window_size(&self, window: &Window) -> Size {
         window.size.unwrap_or_else(|| Size::among(self.table().len()))
     }
 
@@ -180,11 +210,11 @@ impl Shared {
         }
         let sent = self.node.isend(link, request.message);
         window.lock().sent(sent.is_ok());
-        match sent {
-            Ok(_) => self.send_waiting(link, &window),
+        match &sent {
             // The window may have been made after those of the link were ended.
-            Err(_) if self.node.link(link).is_err() => self.end_windows(link),
-            Err(_) => {}
+            Err(error) if self.node.link(link).is_err() => self.end_windows(link, error),
+            // Others may have come meanwhile, and left it to the mark.
+            _ => self.send_waiting(link, &window),
         }
         sent.map(drop)
     }
@@ -218,25 +248,24 @@ impl Shared {
 
     /// The callee has begun so many requests of this window in all.
     pub(super) fn requests_begun(&self, link: LinkId, service: u64, total: u32) {
-        let window = self.calls.windows.by_service.read().get(&(link, service)).map(Arc::clone);
-        if let Some(window) = window {
+        if let Some(window) = self.calls.windows.find(link, service) {
             window.lock().begun(total);
             self.send_waiting(link, &window);
         }
     }
 
-    /// Sends what there is room for.
+    /// Sends what there is room for, and tells who waits for some.
     fn send_waiting(&self, link: LinkId, window: &Mutex<Window>) {
         loop {
-            let next = {
+            let (due, next) = {
                 let mut state = window.lock();
-                let Some(bytes) = state.waiting.front().map(Leaving::bytes) else { return };
-                if state.is_sending || !state.has_room(bytes, self.window_size(&state)) {
+                if state.waiting.is_empty() && state.room_waits.is_empty() {
                     return;
                 }
-                state.enter(bytes);
-                state.waiting.pop_front()
+                let size = self.window_size(&state);
+                (state.take_due(size), state.next(size))
             };
+            self.calls.windows.end_rooms(due, &Ok(()));
             let Some(request) = next else { return };
             let is_sent = self.send_late(link, request);
             window.lock().sent(is_sent);
@@ -269,11 +298,12 @@ impl Shared {
         false
     }
 
-    /// The link has ended, and its calls with it.
-    pub(super) fn end_windows(&self, link: LinkId) {
-        let unsent = self.calls.windows.end(link);
+    /// The link has ended for that reason, and its calls with it.
+    pub(super) fn end_windows(&self, link: LinkId, reason: &Error) {
+        let (unsent, rooms) = self.calls.windows.end(link);
         unsent.iter().for_each(|request| self.references.take_back(request.to, &request.refs));
         self.calls.windows.fewer(unsent.len());
+        self.fail_rooms(rooms, reason);
     }
 
     /// Blocks until no request waits for room, for as long as some get it, and for `stalled` while none does.

@@ -140,6 +140,12 @@ impl Guest {
         self.alone.call(self.host_node(), service, method, call)
     }
 
+    /// Waits for room for a call of `service` on the host. See [`Mesh::room`].
+    #[must_use]
+    pub fn room(&self, service: impl Into<ServiceName>, deadline: Option<Duration>) -> Work<()> {
+        self.alone.room(self.host_node(), service, deadline)
+    }
+
     /// Offers a service that the host may call. It counts as a member of its role there.
     ///
     /// # Errors
