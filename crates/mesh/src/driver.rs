@@ -15,14 +15,14 @@
 use crate::call::{Calls, HANDSHAKE_LOOK, Size};
 use crate::departure::Departures;
 use crate::ended;
-use crate::endpoints::{ALL, ANSWERS, CALLS, ENGINE, REFERENCES};
+use crate::endpoints::{self, ALL, ANSWERS, CALLS, ENGINE, ENGINE_IN_ORDER, REFERENCES, REQUESTS, ROOM};
 use crate::engine::{Effect, Engine, Event, FAILED, GroupId, GroupRecord, Member, Message, OperationId, Outcome};
 use crate::group_news::GroupNews;
 use crate::guest::{Attached, leaving_word};
 use crate::hosts;
 use crate::losses::Losses;
 use crate::reference::References;
-use crate::routes::{LAST_WORDS, Routes};
+use crate::routes::{EngineWord, LAST_WORDS, Routes};
 use crate::runtime::Runtime;
 use crate::runtime::timers::Timers;
 use parking_lot::{Mutex, RwLock};
@@ -132,6 +132,8 @@ pub(crate) struct Shared {
     pub(crate) departures: Departures,
     /// The barrier of all members before they leave, once this node has entered it.
     pub(crate) finish: Mutex<Option<Work<()>>>,
+    /// The group of that barrier.
+    pub(crate) finish_group: OnceLock<GroupId>,
     pub(crate) group_news: RwLock<SmallVec<[Weak<dyn GroupNews>; 1]>>,
     /// For the room that has collective operations.
     pub(crate) collective_table: OnceLock<PathBuf>,
@@ -184,6 +186,7 @@ impl Shared {
             numbers: Mutex::default(),
             departures: Departures::default(),
             finish: Mutex::default(),
+            finish_group: OnceLock::new(),
             group_news: RwLock::default(),
             collective_table: OnceLock::new(),
             losses: Losses::default(),
@@ -436,12 +439,15 @@ impl Shared {
         match effect {
             Effect::Send { to, message } => {
                 // Only a table of thousands of members could be too long, and their number is limited.
-                if let Ok(word) = to_control(&message) {
-                    self.say(to, word);
+                if let Ok(bytes) = to_control(&message) {
+                    let number = if self.follows_data(&message) { ENGINE_IN_ORDER } else { ENGINE };
+                    self.say(to, EngineWord { number, bytes });
                 }
             }
             Effect::Farewell { nodes, message } => {
-                if let Ok(word) = to_control(&message) {
+                if let Ok(bytes) = to_control(&message) {
+                    // The links are about to end, and what was sent before them is to come first.
+                    let word = EngineWord { number: ENGINE_IN_ORDER, bytes };
                     let linked = self.routes.linked().into_iter().filter(|node| nodes.contains(node));
                     linked.for_each(|to| self.say(to, word.clone()));
                 }
@@ -472,6 +478,12 @@ impl Shared {
             }
             Effect::SetTimer(at) => state.timer = Some(at),
         }
+    }
+
+    /// Whether a word stays behind what this node has sent before.
+    fn follows_data(&self, message: &Message) -> bool {
+        let is_of_finish = |group| self.finish_group.get() == Some(group);
+        message.follows_data() || matches!(message, Message::Enter { group, .. } if is_of_finish(group))
     }
 
     /// What may call foreign code, or closes links.
@@ -614,12 +626,12 @@ impl Shared {
 impl Endpoint for Shared {
     fn admit(&self, link: LinkId, arrival: &Arrival<'_>) -> Admission {
         match arrival.envelope.endpoint {
-            ENGINE | REFERENCES | CALLS if self.told.lock().len() < TOLD_MAX => Admission::Land(Ground::default()),
-            ENGINE | REFERENCES | CALLS => {
+            REQUESTS | ANSWERS => self.calls.admit(link, arrival, self.table().len()),
+            _ if self.told.lock().len() < TOLD_MAX => Admission::Land(Ground::default()),
+            _ => {
                 self.choked.store(true, SeqCst);
                 Admission::Pause
             }
-            _ => self.calls.admit(link, arrival, self.table().len()),
         }
     }
 
@@ -628,8 +640,8 @@ impl Endpoint for Shared {
         // Of a link that was cut meanwhile nothing counts.
         let Ok(from) = from else { return };
         match message.envelope.endpoint {
-            ENGINE | REFERENCES if self.attached.is_foreign(from, message.source) => {}
-            ENGINE => self.tell(Told::Word { from, word: message.control }),
+            ENGINE | ENGINE_IN_ORDER | REFERENCES if self.attached.is_foreign(from, message.source) => {}
+            ENGINE | ENGINE_IN_ORDER => self.tell(Told::Word { from, word: message.control }),
             REFERENCES => {
                 if let Err(reason) = self.hear_words(from, &message.control) {
                     self.tell(Told::Unreachable { node: from, reason });
@@ -639,6 +651,7 @@ impl Endpoint for Shared {
                 Some(farewell) => self.attached.says_farewell(from, message.source, farewell),
                 None => self.calls.take_word(message.source, &message.envelope),
             },
+            ROOM => self.calls.take_room(message.source, &message.envelope),
             _ => {
                 let link = message.source;
                 let may_bring = |owner| self.may_pass(from, self.me, owner) && !self.attached.is_foreign(from, link);
@@ -678,6 +691,10 @@ impl Endpoint for Shared {
 
     fn bounds_its_messages(&self, number: u8) -> bool {
         // Words repeat what has not got through, and whoever answers has bounded what it was asked before.
-        matches!(number, ENGINE | REFERENCES | ANSWERS | CALLS)
+        number != REQUESTS
+    }
+
+    fn is_urgent(&self, number: u8) -> bool {
+        endpoints::is_urgent(number)
     }
 }

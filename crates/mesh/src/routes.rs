@@ -6,7 +6,6 @@
 
 use crate::awaited::Sort;
 use crate::driver::{Shared, Told};
-use crate::endpoints::ENGINE;
 use crate::engine::Engine;
 use parking_lot::{Condvar, Mutex};
 use sheave_base::work::Completer;
@@ -24,6 +23,14 @@ const BACKLOG_MAX: usize = 1024;
 /// How long the news of a leave may take when the leaver's last link has been closed already, on which they stand.
 pub(crate) const LAST_WORDS: Duration = Duration::from_millis(50);
 
+/// A word of the engine on its way out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct EngineWord {
+    /// Its endpoint.
+    pub(crate) number: u8,
+    pub(crate) bytes: Vec<u8>,
+}
+
 #[derive(Default)]
 struct Route {
     /// In the order in which they came to be; the first is used.
@@ -31,7 +38,7 @@ struct Route {
     /// What ends when a link stands or cannot be made, while one is being made.
     making: Option<(Work<LinkId>, Completer<LinkId>)>,
     /// Words of the engine that wait for the link.
-    backlog: Vec<Vec<u8>>,
+    backlog: Vec<EngineWord>,
 }
 
 impl Route {
@@ -76,7 +83,7 @@ impl Routes {
     }
 
     /// A link stands. Returns the words that waited for it, and who waits for the link.
-    fn made(&self, node: NodeId, link: LinkId) -> (Vec<Vec<u8>>, Option<Completer<LinkId>>) {
+    fn made(&self, node: NodeId, link: LinkId) -> (Vec<EngineWord>, Option<Completer<LinkId>>) {
         let mut routes = self.by_node.lock();
         let route = routes.entry(node).or_default();
         if !route.links.contains(&link) {
@@ -245,7 +252,7 @@ impl Shared {
     }
 
     /// Says a word of the engine to `to`, now or when there is a link.
-    pub(crate) fn say(self: &Arc<Self>, to: NodeId, word: Vec<u8>) {
+    pub(crate) fn say(self: &Arc<Self>, to: NodeId, word: EngineWord) {
         if let Some(link) = self.routes.get(to) {
             return self.utter(link, word);
         }
@@ -260,10 +267,10 @@ impl Shared {
         drop(self.link_to(to));
     }
 
-    fn utter(&self, link: LinkId, word: Vec<u8>) {
-        let envelope = Envelope::of(ENGINE, Tag(0), 0);
+    fn utter(&self, link: LinkId, word: EngineWord) {
+        let envelope = Envelope::of(word.number, Tag(0), 0);
         // A link that has ended says so itself. On one that is full the word is lost; all that matter are repeated.
-        let _ = self.node.isend(link, Outgoing::control(envelope, word));
+        let _ = self.node.isend(link, Outgoing::control(envelope, word.bytes));
     }
 
     fn address_of(&self, node: NodeId) -> Result<Address> {
@@ -279,6 +286,7 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::endpoints::ENGINE;
 
     /// Nodes come and go for as long as a mesh lives: what is known of one goes with its last link.
     #[test]
@@ -290,7 +298,13 @@ mod tests {
             assert!(backlog.is_empty() && completer.is_none());
             assert!(routes.ended(node, link), "it was the last");
             let unreachable = NodeId(u64::from(number) << 32);
-            routes.by_node.lock().entry(unreachable).or_default().backlog.push(vec![1]);
+            routes
+                .by_node
+                .lock()
+                .entry(unreachable)
+                .or_default()
+                .backlog
+                .push(EngineWord { number: ENGINE, bytes: vec![1] });
             assert!(routes.failed(unreachable).is_none(), "nobody waited");
         }
         assert_eq!(routes.by_node.lock().len(), 0);

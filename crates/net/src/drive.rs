@@ -406,7 +406,7 @@ impl Inner {
 
     fn arm(&self, entry: &Arc<Entry>) -> bool {
         if entry.paused.load(SeqCst) {
-            return true;
+            return entry.link.arm_urgent();
         }
         self.set_interest(entry, None);
         entry.link.arm()

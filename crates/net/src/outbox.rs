@@ -1,4 +1,5 @@
-//! Messages that wait for room on a link, in order, each with the work of its sender.
+//! Messages that wait for room on a link, each with the work of its sender: urgent ones, and behind them the others,
+//! both in order.
 
 use crate::counters::Counters;
 use crate::entry;
@@ -29,17 +30,28 @@ pub(crate) struct SendDriver {
     counters: Arc<Counters>,
     /// Endpoints whose owners bound what they send, as bits.
     bounded: Arc<AtomicU32>,
+    /// Endpoints whose messages are urgent, as bits.
+    urgent: Arc<AtomicU32>,
 }
 
 impl SendDriver {
     pub(crate) fn new(node: &Inner, link: LinkId) -> Self {
         let (arena, counters) = (node.arena.clone(), Arc::clone(&node.counters));
-        Self { node: node.weak.clone(), link, arena, counters, bounded: Arc::clone(node.endpoints.bounded()) }
+        let (bounded, urgent) = (Arc::clone(node.endpoints.bounded()), Arc::clone(node.endpoints.urgent()));
+        Self { node: node.weak.clone(), link, arena, counters, bounded, urgent }
+    }
+
+    /// Whether this message overtakes others. Of what has tensors, or is for a receive, that is known without a look at
+    /// the endpoints.
+    #[inline]
+    pub(crate) fn is_urgent(&self, message: &Outgoing) -> bool {
+        let endpoint = message.envelope.endpoint;
+        endpoint != 0 && message.parts.is_empty() && is_set(&self.urgent, endpoint)
     }
 
     /// Whether the owner of this endpoint bounds what it sends.
     fn is_bounded(&self, endpoint: u8) -> bool {
-        self.bounded.load(Relaxed).checked_shr(endpoint.into()).unwrap_or(0) & 1 != 0
+        is_set(&self.bounded, endpoint)
     }
 
     /// A copy of a tensor that is the queue's own, in the arena while that has room.
@@ -68,31 +80,44 @@ impl SendDriver {
     }
 }
 
-/// A bounded queue of messages. Callers serialise access.
+fn is_set(bits: &AtomicU32, number: u8) -> bool {
+    bits.load(Relaxed).checked_shr(number.into()).unwrap_or(0) & 1 != 0
+}
+
+/// Two bounded queues of messages. Callers serialise access.
 #[derive(Default)]
 pub(crate) struct Outbox {
+    urgent: VecDeque<Waiting>,
+    /// The others.
     waiting: VecDeque<Waiting>,
 }
 
 impl Outbox {
     pub(crate) fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
+        self.waiting.is_empty() && self.urgent.is_empty()
+    }
+
+    /// Whether no urgent message waits.
+    pub(crate) fn has_none_urgent(&self) -> bool {
+        self.urgent.is_empty()
     }
 
     /// Counts the messages that wait.
     pub(crate) fn len(&self) -> usize {
-        self.waiting.len()
+        self.waiting.len() + self.urgent.len()
     }
 
     /// Queues `message`. With [`Hold::Capture`] its copied tensors are captured first.
     pub(crate) fn push(&mut self, mut message: Outgoing, hold: Hold, driver: &SendDriver) -> Result<Work<()>> {
+        let is_urgent = driver.is_urgent(&message);
+        let queue = if is_urgent { &mut self.urgent } else { &mut self.waiting };
         // Whoever answers has bounded what it was asked before; its answer must not fail because others wait.
         let limit = if driver.is_bounded(message.envelope.endpoint) {
             2 * OUTBOUND_MESSAGES_MAX
         } else {
             OUTBOUND_MESSAGES_MAX
         };
-        if self.waiting.len() >= limit {
+        if queue.len() >= limit {
             return Err(Error::new(
                 ErrorKind::LimitExceeded,
                 format!("{limit} messages wait already for a peer that takes none"),
@@ -103,7 +128,7 @@ impl Outbox {
             driver.capture_copied(&mut message.parts)?;
         }
         let (done, work) = driver.work();
-        self.waiting.push_back(Waiting { message, done, hold });
+        queue.push_back(Waiting { message, done, hold });
         Ok(work)
     }
 
@@ -112,6 +137,7 @@ impl Outbox {
         self.waiting.iter_mut().try_for_each(|waiting| driver.capture_copied(&mut waiting.message.parts))
     }
 
+    /// The oldest message that is not urgent.
     pub(crate) fn front(&self) -> Option<&Waiting> {
         self.waiting.front()
     }
@@ -121,12 +147,20 @@ impl Outbox {
         self.waiting.push_front(waiting);
     }
 
+    /// Takes the oldest message that is not urgent.
     pub(crate) fn pop(&mut self) -> Option<Waiting> {
         self.waiting.pop_front()
     }
 
+    /// Takes the oldest urgent message.
+    pub(crate) fn pop_urgent(&mut self) -> Option<Waiting> {
+        self.urgent.pop_front()
+    }
+
     /// Everything that still waits, for a link that ends. The caller completes it with no lock held.
     pub(crate) fn drain(&mut self) -> VecDeque<Waiting> {
-        std::mem::take(&mut self.waiting)
+        let mut all = std::mem::take(&mut self.urgent);
+        all.append(&mut self.waiting);
+        all
     }
 }

@@ -1,12 +1,14 @@
 //! The receiving side of a TCP link.
 //!
-//! The stream is cut into frames by a state machine. A small buffer reads ahead, so that a small message costs one
-//! system call; once a message has its places, the kernel writes the rest of its payload straight into them, and only
-//! what comes behind it into the buffer. A message that must wait for its receiver stops the machine where it stands:
-//! nothing more is read, the socket fills up, and the sender feels it.
+//! The stream is cut into frames by a state machine. A data message that comes in pieces is put aside where a piece
+//! ends; between two pieces stand urgent messages, which the machine takes like any other. A small buffer reads ahead,
+//! so that a small message costs one system call; once a message has its places, the kernel writes the rest of its
+//! payload straight into them, and only what comes behind it into the buffer. A message that must wait for its receiver
+//! stops the machine where it stands: nothing more is read, the socket fills up, and the sender feels it.
 //!
-//! **Correctness.** Lengths were held against their limits when they were decoded, and the payload must be exactly as
-//! long as its parts, so the machine always knows how many bytes belong to which part. Any error is final.
+//! **Correctness.** Lengths were held against their limits when they were decoded, the payload must be exactly as
+//! long as its parts, and every piece as long as it can be, so the machine always knows how many bytes belong to which
+//! part, and where the next header is. Any error is final.
 
 use super::TURN_BYTES;
 use crate::counters::Counters;
@@ -17,7 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, readv};
 use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
 use sheave_tensor::Tensor;
-use sheave_wire::{HEADER_BYTES, Header, Kind, Parts, Placement};
+use sheave_wire::{HEADER_BYTES, Header, Kind, PIECE_BYTES, Parts, Placement};
 use smallvec::SmallVec;
 use std::io::IoSliceMut;
 use std::os::fd::BorrowedFd;
@@ -44,8 +46,15 @@ pub(crate) struct Reading {
     ahead: Box<[u8]>,
     begin: usize,
     end: usize,
+    /// Memory for the next control area.
     area: Vec<u8>,
     state: State,
+    /// Bytes of the message in `state` that come before the next header, ...
+    piece_bytes: usize,
+    /// ... and bytes of the data message in progress that come behind it.
+    later_bytes: u64,
+    /// The data message in progress, between two of its pieces.
+    aside: Option<State>,
     sequence: u64,
     heard: Instant,
     /// Whole messages may wait in the buffer.
@@ -63,7 +72,7 @@ enum State {
     /// Before a header.
     Header,
     /// In the control area, of which so many bytes are here.
-    Area { header: Header, filled_bytes: usize },
+    Area { header: Header, area: Vec<u8>, filled_bytes: usize },
     /// Behind the control area; the receiver has not been asked, or asked to wait.
     Arrived { header: Header, parts: Parts, control: Vec<u8> },
     /// In the payload, at `offset_bytes` of part `part`.
@@ -110,6 +119,9 @@ impl Reading {
             end: early.len(),
             area: Vec::new(),
             state: State::Header,
+            piece_bytes: 0,
+            later_bytes: 0,
+            aside: None,
             sequence: 0,
             heard: Instant::now(),
             ready: !early.is_empty(),
@@ -179,7 +191,7 @@ impl Reading {
     fn step(&mut self, shore: &Shore<'_>) -> Result<Step> {
         match std::mem::replace(&mut self.state, State::Header) {
             State::Header => self.header(shore),
-            State::Area { header, filled_bytes } => self.area(header, filled_bytes),
+            State::Area { header, area, filled_bytes } => self.area(header, area, filled_bytes),
             State::Arrived { header, parts, control } => self.arrived(header, parts, control, shore),
             State::Payload { landing, message, part, offset_bytes } => {
                 self.payload(landing, message, (part, offset_bytes), shore)
@@ -197,34 +209,81 @@ impl Reading {
             return Err(impossible(format!("message {} after message {}", header.sequence, self.sequence)));
         }
         self.sequence = header.sequence;
-        let empty = header.part_count == 0 && header.control_bytes == 0 && header.payload_bytes == 0;
+        let is_plain = header.part_count == 0 && header.control_bytes == 0;
+        let is_empty = is_plain && header.payload_bytes == 0;
         match header.kind {
-            kind if kind.is_message() => {
-                self.area.resize((header.control_bytes as usize).min(AREA_KEPT_BYTES), 0);
-                self.state = State::Area { header, filled_bytes: 0 };
-                Ok(Step::Moved)
+            Kind::Data if self.aside.is_some() => Err(impossible("a message in the middle of another")),
+            Kind::Data => {
+                // Cannot overflow: both are held against their limits.
+                let length_bytes = u64::from(header.control_bytes) + header.payload_bytes;
+                self.piece_bytes = length_bytes.min(PIECE_BYTES as u64) as usize;
+                self.later_bytes = length_bytes - self.piece_bytes as u64;
+                Ok(self.begin(header))
             }
-            Kind::Beat if empty => Ok(Step::Moved),
+            Kind::Urgent => {
+                Envelope::of_urgent(&header)?;
+                self.piece_bytes = header.control_bytes as usize;
+                Ok(self.begin(header))
+            }
+            Kind::Chunk if is_plain => self.next_piece(header.payload_bytes),
+            Kind::Beat if is_empty => Ok(Step::Moved),
             Kind::Close => Err(closed_by_peer(header.tag, shore.peer)),
             other => Err(impossible(format!("a frame of kind {other:?}"))),
         }
     }
 
-    fn area(&mut self, header: Header, filled_bytes: usize) -> Result<Step> {
-        let taken_bytes = (self.area.len() - filled_bytes).min(self.end - self.begin);
-        self.area[filled_bytes..][..taken_bytes].copy_from_slice(&self.ahead[self.begin..][..taken_bytes]);
+    fn begin(&mut self, header: Header) -> Step {
+        let mut area = std::mem::take(&mut self.area);
+        area.resize((header.control_bytes as usize).min(AREA_KEPT_BYTES), 0);
+        self.state = State::Area { header, area, filled_bytes: 0 };
+        Step::Moved
+    }
+
+    /// Another piece of the data message that was put aside.
+    fn next_piece(&mut self, length_bytes: u64) -> Result<Step> {
+        let expected_bytes = self.later_bytes.min(PIECE_BYTES as u64);
+        // Looked at before it is taken: what waits for the message hears of the error.
+        if self.aside.is_none() || length_bytes != expected_bytes {
+            return Err(impossible(format!("a piece of {length_bytes} bytes; expected {expected_bytes}")));
+        }
+        if let Some(state) = self.aside.take() {
+            (self.state, self.piece_bytes) = (state, expected_bytes as usize);
+            self.later_bytes -= expected_bytes;
+        }
+        Ok(Step::Moved)
+    }
+
+    /// What a message needs next is not here: it is behind the next header, or still to be read.
+    fn lacks_bytes(&mut self, state: State) -> Step {
+        if self.piece_bytes == 0 {
+            self.aside = Some(state);
+            return Step::Moved;
+        }
+        self.state = state;
+        Step::Starved
+    }
+
+    fn area(&mut self, header: Header, mut area: Vec<u8>, filled_bytes: usize) -> Result<Step> {
+        let here_bytes = (self.end - self.begin).min(self.piece_bytes);
+        let taken_bytes = (area.len() - filled_bytes).min(here_bytes);
+        area[filled_bytes..][..taken_bytes].copy_from_slice(&self.ahead[self.begin..][..taken_bytes]);
         self.begin += taken_bytes;
+        self.piece_bytes -= taken_bytes;
         let filled_bytes = filled_bytes + taken_bytes;
         if filled_bytes < header.control_bytes as usize {
-            if filled_bytes == self.area.len() {
+            if filled_bytes == area.len() {
                 // As much again as has come.
-                self.area.resize((2 * filled_bytes).min(header.control_bytes as usize), 0);
+                area.resize((2 * filled_bytes).min(header.control_bytes as usize), 0);
             }
-            let is_starved = self.begin == self.end;
-            self.state = State::Area { header, filled_bytes };
-            return Ok(if is_starved { Step::Starved } else { Step::Moved });
+            let is_starved = taken_bytes == here_bytes;
+            let state = State::Area { header, area, filled_bytes };
+            if is_starved {
+                return Ok(self.lacks_bytes(state));
+            }
+            self.state = state;
+            return Ok(Step::Moved);
         }
-        let (parts, control) = sheave_wire::parts::decode(&self.area, header.part_count.into())?;
+        let (parts, control) = sheave_wire::parts::decode(&area, header.part_count.into())?;
         let mut payload_bytes = 0u64;
         for part in &parts {
             if part.placement != Placement::Inline || part.shared {
@@ -238,8 +297,8 @@ impl Reading {
             return Err(impossible(format!("{announced_bytes} bytes for tensors of {payload_bytes} bytes")));
         }
         self.state = State::Arrived { header, control: control.to_vec(), parts };
-        if self.area.capacity() > AREA_KEPT_BYTES {
-            self.area = Vec::new();
+        if area.capacity() <= AREA_KEPT_BYTES {
+            self.area = area;
         }
         Ok(Step::Moved)
     }
@@ -249,7 +308,8 @@ impl Reading {
         // Asked only by a message that was refused before: the first refusal is followed by another look.
         let ending = self.paused_before && has_hung_up(shore.socket);
         let control_bytes = control.len();
-        let arrival = Arrival { envelope, sequence, parts: &parts, payload_bytes, control_bytes, ending };
+        let is_urgent = header.kind == Kind::Urgent;
+        let arrival = Arrival { envelope, sequence, parts: &parts, payload_bytes, control_bytes, is_urgent, ending };
         let mut landing = match shore.sink.begin(shore.id, &arrival)? {
             Verdict::Pause => {
                 self.state = State::Arrived { header, parts, control };
@@ -273,10 +333,11 @@ impl Reading {
 
     /// The link has ended: nobody will complete the message in progress.
     pub(crate) fn end(&mut self) -> Option<Landing> {
-        match std::mem::replace(&mut self.state, State::Header) {
+        let states = [Some(std::mem::replace(&mut self.state, State::Header)), self.aside.take()];
+        states.into_iter().flatten().find_map(|state| match state {
             State::Payload { landing, .. } => Some(landing),
             _ => None,
-        }
+        })
     }
 
     /// Takes what the buffer has of the payload, and delivers the message if that was the rest.
@@ -288,7 +349,8 @@ impl Reading {
         shore: &Shore<'_>,
     ) -> Result<Step> {
         while let Some(tensor) = message.parts.get(part) {
-            let length_bytes = (tensor.len_bytes() - offset_bytes).min(self.end - self.begin);
+            let here_bytes = (self.end - self.begin).min(self.piece_bytes);
+            let length_bytes = (tensor.len_bytes() - offset_bytes).min(here_bytes);
             // SAFETY: the tensor is fresh or a place whose write lease the receive holds, so nobody else touches it;
             // both ranges have `length_bytes` left.
             unsafe {
@@ -298,10 +360,10 @@ impl Reading {
             Counters::add(&shore.counters.bytes_copied, length_bytes as u64);
             Counters::add(&shore.counters.bytes_streamed, length_bytes as u64);
             self.begin += length_bytes;
+            self.piece_bytes -= length_bytes;
             offset_bytes += length_bytes;
             if offset_bytes < tensor.len_bytes() {
-                self.state = State::Payload { landing, message, part, offset_bytes };
-                return Ok(Step::Starved);
+                return Ok(self.lacks_bytes(State::Payload { landing, message, part, offset_bytes }));
             }
             part += 1;
             offset_bytes = 0;
@@ -316,17 +378,24 @@ impl Reading {
         self.end -= self.begin;
         self.begin = 0;
         let mut pieces: SmallVec<[IoSliceMut<'_>; 4]> = SmallVec::new();
-        match &self.state {
-            State::Area { filled_bytes, .. } => pieces.push(IoSliceMut::new(&mut self.area[*filled_bytes..])),
+        let is_in_message = !matches!(self.state, State::Header | State::Arrived { .. });
+        match &mut self.state {
+            State::Area { area, filled_bytes, .. } => {
+                let most_bytes = (area.len() - *filled_bytes).min(self.piece_bytes);
+                pieces.push(IoSliceMut::new(&mut area[*filled_bytes..][..most_bytes]));
+            }
             State::Payload { message, part, offset_bytes, .. } => {
-                rest_of(&message.parts[*part..], *offset_bytes, &mut pieces);
+                rest_of(&message.parts[*part..], *offset_bytes, self.piece_bytes, &mut pieces);
             }
             State::Header | State::Arrived { .. } => {}
         }
         let wanted_bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
-        let ends_message = pieces.len() < PIECES_MAX && wanted_bytes < TURN_BYTES;
-        if ends_message {
-            pieces.push(IoSliceMut::new(&mut self.ahead[self.end..]));
+        let ends_piece = !is_in_message || wanted_bytes == self.piece_bytes;
+        if ends_piece {
+            // Behind another piece's header are bytes that have places.
+            let most_bytes = if self.later_bytes > 0 { HEADER_BYTES } else { self.ahead.len() };
+            let until = (self.end + most_bytes).min(self.ahead.len());
+            pieces.push(IoSliceMut::new(&mut self.ahead[self.end..until]));
         }
         let asked_bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
         let outcome = readv(shore.socket, &mut pieces);
@@ -345,6 +414,7 @@ impl Reading {
 
     /// The kernel has put `length_bytes` where [`rest_of`] pointed it.
     fn advance(&mut self, length_bytes: usize, shore: &Shore<'_>) {
+        self.piece_bytes -= length_bytes;
         match &mut self.state {
             State::Area { filled_bytes, .. } => *filled_bytes += length_bytes,
             State::Payload { message, part, offset_bytes, .. } => {
@@ -362,7 +432,7 @@ impl Reading {
     }
 
     fn stream_ended(&self, peer: &Peer) -> Error {
-        let between = matches!(self.state, State::Header) && self.begin == self.end;
+        let between = matches!(self.state, State::Header) && self.aside.is_none() && self.begin == self.end;
         let what = if between { "without a word" } else { "in the middle of a message" };
         Error::new(ErrorKind::PeerLost, format!("{CONNECTION_DROPPED} {what}"))
             .peer(peer.clone())
@@ -370,9 +440,13 @@ impl Reading {
     }
 }
 
-/// The memory that the rest of a payload goes to, part by part, for one turn.
-fn rest_of(parts: &[Tensor], offset_bytes: usize, pieces: &mut SmallVec<[IoSliceMut<'_>; 4]>) {
-    let (mut offset_bytes, mut left_bytes) = (offset_bytes, TURN_BYTES);
+/// The memory that so many bytes of the rest of a payload go to, part by part.
+fn rest_of(
+    parts: &[Tensor],
+    mut offset_bytes: usize,
+    mut left_bytes: usize,
+    pieces: &mut SmallVec<[IoSliceMut<'_>; 4]>,
+) {
     for tensor in parts {
         let length_bytes = (tensor.len_bytes() - offset_bytes).min(left_bytes);
         if length_bytes > 0 {

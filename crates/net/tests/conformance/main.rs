@@ -18,6 +18,7 @@ mod places;
 mod pressure;
 mod shapes;
 mod trouble;
+mod urgent;
 mod waits;
 mod watch;
 
@@ -55,6 +56,13 @@ macro_rules! conformance {
                 waits::works_are_awaited_and_call_back 30;
                 waits::a_callback_may_send_again 60;
                 waits::an_interrupt_ends_the_wait_alone 30;
+                urgent::f18_urgent_words_overtake_64_mib_of_queued_data 60;
+                urgent::f18_urgent_words_pass_a_stream_that_is_half_sent 60;
+                urgent::f18_urgent_words_pass_a_paused_message 60;
+                urgent::f18_urgent_words_of_any_length_arrive_whole_and_in_order 60;
+                urgent::f18_urgent_and_other_words_keep_their_orders_both_ways 60;
+                urgent::f18_nothing_urgent_is_lost_at_an_orderly_end 60;
+                urgent::f18_a_flood_of_urgent_words_is_bounded 110;
                 cost::two_thousand_kept_tensors_do_not_stop_the_traffic 120;
                 cost::an_idle_node_is_not_woken 30;
             }
