@@ -73,6 +73,11 @@ pub const UNEXPECTED_BYTES_MAX: u64 = 1 << 30;
 /// link. A single larger message is let in when there is no other.
 pub const ANNOUNCED_BYTES_MAX: u64 = 1 << 30;
 
+/// Bytes of data that a sender may be ahead of what its peer has used of a stream between hosts: somewhat more than
+/// kernels hold of one, so that they decide how fast it is. A receiver without room keeps as much for each link, beside
+/// which urgent messages come through.
+pub const LINK_WINDOW_BYTES: u64 = 8 << 20;
+
 /// Messages with fewer bytes are not counted so: a link carries one at a time, and all links of a node together carry
 /// no more than the limit.
 pub const ANNOUNCED_BYTES_MIN: u64 = ANNOUNCED_BYTES_MAX / LINKS_MAX as u64;

@@ -84,6 +84,11 @@ fn f18_unread_messages_hold_up_neither_barriers_nor_news_of_deaths_in_one_proces
     unread_messages(Transport::Auto, |config| config.node.neighbourhood = Some(neighbourhood.clone()));
 }
 
+#[test]
+fn f18_unread_messages_hold_up_neither_barriers_nor_news_of_deaths_over_tcp() {
+    unread_messages(Transport::Tcp, |_| ());
+}
+
 /// Whoever finishes has had all that was sent to it by those who say that they are about to finish.
 #[test]
 fn f18_the_barrier_before_the_end_stays_behind_what_was_sent() {

@@ -307,4 +307,6 @@ pub struct Readiness<'a> {
     pub descriptor: BorrowedFd<'a>,
     /// Watch for room to write too.
     pub writable: bool,
+    /// Watch it though the next message waits until its receiver has room: urgent ones come that way.
+    pub while_paused: bool,
 }

@@ -4,12 +4,14 @@
 
 mod support;
 
+use sheave_base::limits::LINK_WINDOW_BYTES;
 use sheave_base::{ErrorKind, LinkId, NodeId};
-use sheave_net::{Address, ListenConfig, Medium, Node, NodeConfig, Transport};
+use sheave_net::{Address, Admission, Arrival, Endpoint, ListenConfig, Medium, Node, NodeConfig, Transport};
 use sheave_wire::{CloseReason, HEADER_BYTES, Header, Kind, PIECE_BYTES, Part, Placement, TensorSpec};
 use smallvec::SmallVec;
 use std::io::Write;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use support::stranger::{join, read_frame};
 use support::*;
@@ -155,6 +157,50 @@ fn f18_pieces_that_no_peer_sends_end_the_link() {
 
 fn chunk() -> Header {
     Header { sequence: 2, payload_bytes: PIECE_BYTES as u64, ..Header::new(Kind::Chunk) }
+}
+
+/// Has no room.
+struct Full;
+
+impl Endpoint for Full {
+    fn admit(&self, _link: LinkId, _arrival: &Arrival<'_>) -> Admission {
+        Admission::Pause
+    }
+}
+
+/// What comes behind a message without a receiver is kept up to the window, and not beyond.
+#[test]
+fn f18_a_peer_that_exceeds_its_window_ends_the_link() {
+    let (server, link, mut stream) = joined();
+    let full: Arc<dyn Endpoint> = Arc::new(Full);
+    assert!(server.register(5, &full));
+    stream.write_all(&Header { endpoint: 5, ..data(1) }.encode()).unwrap();
+    let most = (LINK_WINDOW_BYTES as usize / PIECE_BYTES + 3) as u64;
+    let sender = std::thread::spawn(move || {
+        // The other side stops reading when it has had enough.
+        let payload = vec![7; PIECE_BYTES / 2];
+        for sequence in 2..2 + 2 * most {
+            if stream.write_all(&[&head(sequence, payload.len() as u64)[..], &payload].concat()).is_err() {
+                break;
+            }
+        }
+        stream
+    });
+    let error = receive(&server, link, 99, SmallVec::new()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
+    assert!(error.what().contains("window"), "{error}");
+    drop(sender.join().unwrap());
+}
+
+#[test]
+fn f18_nonsense_about_room_ends_the_link() {
+    for header in [
+        Header { tag: 1, ..Header::new(Kind::Room) },
+        Header { tag: u64::MAX, ..Header::new(Kind::Room) },
+        Header { control_bytes: 1, ..Header::new(Kind::Room) },
+    ] {
+        makes_no_sense("room", &Header { sequence: 1, ..header }.encode());
+    }
 }
 
 #[test]

@@ -104,6 +104,8 @@ coded! {
         Stream = 9,
         /// As `Data`, without tensors: overtakes data, and keeps its order among its like.
         Urgent = 12,
+        /// The sender has used as many bytes of frames of data, their headers included, as the tag says.
+        Room = 13,
     }
 }
 

@@ -424,7 +424,7 @@ impl Link for ShmLink {
     }
 
     fn readiness(&self) -> Option<Readiness<'_>> {
-        Some(Readiness { descriptor: self.socket.as_fd(), writable: false })
+        Some(Readiness { descriptor: self.socket.as_fd(), writable: false, while_paused: false })
     }
 
     fn is_neighbourly(&self) -> bool {

@@ -5,12 +5,17 @@
 //! ([`reading`]). A long one is cut into pieces, between which urgent messages go. What does not fit in the socket
 //! waits in the sender's outbox.
 //!
+//! **Windows.** A sender is at most [`LINK_WINDOW_BYTES`](sheave_base::limits::LINK_WINDOW_BYTES) of data ahead of what
+//! its peer says that it has used, by frames of kind `Room`. So a receiver whose next message waits can read on and
+//! keep what comes behind it, for the sake of the urgent messages in between.
+//!
 //! **Life.** A side that has sent nothing for a beat sends a frame of kind `Beat`; every byte that arrives is a sign of
 //! life, and so is a probe of [`crate::probe`].
 //!
 //! **End.** The last frame is of kind `Close` and says why; an end of the stream without one is a lost peer.
 
 mod link;
+mod machine;
 mod reading;
 mod writing;
 

@@ -14,6 +14,7 @@ use crate::message::{Outgoing, Parts, spec_of};
 use crate::outbox::{Outbox, SendDriver, Waiting};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+use sheave_base::limits::LINK_WINDOW_BYTES;
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_tensor::Mode;
@@ -43,6 +44,12 @@ pub(crate) struct Writing {
     /// An urgent message, or a frame of the link's own, that the socket has not taken whole.
     urgent: Option<Begun>,
     sequence: u64,
+    /// Bytes of frames of data that were written, ...
+    sent_bytes: u64,
+    /// ... and as many of these as the peer has said that it has used.
+    used_bytes: u64,
+    /// Bytes of the peer's data that were used here, while it is to be told.
+    to_tell: Option<u64>,
     sent_since_beat: bool,
     /// What was written since the link was polled last.
     turn_bytes: usize,
@@ -65,7 +72,47 @@ impl Writing {
 
     /// True while bytes wait for room in the socket.
     pub(crate) fn waits(&self) -> bool {
-        self.begun.is_some() || self.urgent.is_some() || !self.outbox.is_empty()
+        self.begun.is_some() || self.urgent.is_some() || self.to_tell.is_some() || !self.outbox.is_empty()
+    }
+
+    /// Whether another piece of data may be written.
+    fn has_window(&self) -> bool {
+        self.sent_bytes - self.used_bytes < LINK_WINDOW_BYTES
+    }
+
+    /// True while something waits for nothing but room in the socket.
+    pub(crate) fn wants_socket(&self) -> bool {
+        let is_data = match &self.begun {
+            Some(begun) => !begun.frame.is_between_pieces() || self.has_window(),
+            None => self.outbox.front().is_some() && self.has_window(),
+        };
+        is_data || self.urgent.is_some() || self.to_tell.is_some() || !self.outbox.has_none_urgent()
+    }
+
+    /// The peer has used so many bytes of data in all.
+    pub(crate) fn hear_room(&mut self, used_bytes: u64) -> Result<()> {
+        if !(self.used_bytes..=self.sent_bytes).contains(&used_bytes) {
+            let (least, most) = (self.used_bytes, self.sent_bytes);
+            let what = format!("the peer says that it has used {used_bytes} bytes; expected {least} to {most}");
+            return Err(Error::new(ErrorKind::Protocol, what));
+        }
+        self.used_bytes = used_bytes;
+        Ok(())
+    }
+
+    /// Tells the peer how many bytes of its data were used in all, now or between two pieces.
+    pub(crate) fn tell_room(&mut self, used_bytes: u64, shore: &Shore<'_>) {
+        self.to_tell = Some(used_bytes);
+        self.put_room(shore);
+    }
+
+    fn put_room(&mut self, shore: &Shore<'_>) {
+        if !self.broken
+            && self.is_between_pieces()
+            && let Some(used_bytes) = self.to_tell.take()
+        {
+            self.put_frame(Kind::Room, used_bytes, shore);
+        }
     }
 
     /// Counts the messages that are not written whole.
@@ -90,13 +137,13 @@ impl Writing {
         }
         // What is captured costs a copy when it waits; anything else leaves the peer's messages their turn.
         let left_bytes = if hold == Hold::Capture { usize::MAX } else { TURN_BYTES.saturating_sub(self.turn_bytes) };
-        if self.waits() || left_bytes == 0 {
+        if self.waits() || left_bytes == 0 || !self.has_window() {
             return Ok(Handover::Queued(self.outbox.push(message, hold, shore.driver)?));
         }
         let mut frame = Frame::of_message(message, Kind::Data, self.sequence + 1)?;
         self.sequence += 1;
         self.sent_since_beat = true;
-        let written = frame.write_pieces(left_bytes, &mut self.sequence, shore);
+        let written = self.write_pieces(&mut frame, left_bytes, shore);
         self.turn_bytes = self.turn_bytes.saturating_add(frame.written_bytes);
         match written {
             Ok(true) => return Ok(Handover::Sent),
@@ -155,13 +202,16 @@ impl Writing {
         let mut moved = false;
         self.turn_bytes = 0;
         while !self.broken && self.turn_bytes < TURN_BYTES {
+            self.put_room(shore);
             let urgent = self.urgent.take().or_else(|| self.begin_urgent(finished));
             let is_urgent = urgent.is_some();
             let Some(mut begun) = urgent.or_else(|| self.continue_data(finished)) else { break };
-            let before = begun.frame.written_bytes;
+            let before = begun.frame.sent_bytes;
             let written = begun.frame.write(shore);
-            self.turn_bytes += begun.frame.written_bytes - before;
-            moved |= begun.frame.written_bytes != before;
+            let sent_bytes = begun.frame.sent_bytes - before;
+            self.turn_bytes += sent_bytes;
+            self.sent_bytes += if is_urgent { 0 } else { sent_bytes as u64 };
+            moved |= sent_bytes > 0;
             self.sent_since_beat |= moved;
             if let (Ok(true), true) = (&written, begun.frame.is_whole()) {
                 finished.extend(begun.done.map(|done| (done, Ok(()))));
@@ -191,9 +241,13 @@ impl Writing {
 
     /// The message that is on its way, with its next piece, or the next one.
     fn continue_data(&mut self, finished: &mut Finished) -> Option<Begun> {
-        if let Some(mut begun) = self.begun.take() {
+        let has_window = self.has_window();
+        if let Some(mut begun) = self.begun.take_if(|begun| has_window || !begun.frame.is_between_pieces()) {
             begun.frame.begin_piece(&mut self.sequence);
             return Some(begun);
+        }
+        if self.begun.is_some() || !has_window {
+            return None;
         }
         while let Some(waiting) = self.outbox.pop() {
             if let Some(begun) = self.begin(waiting, Kind::Data, finished) {
@@ -216,9 +270,31 @@ impl Writing {
         }
     }
 
+    /// Writes piece after piece until everything is gone (true), or the socket is full or so much is written (false).
+    fn write_pieces(
+        &mut self,
+        frame: &mut Frame,
+        most_bytes: usize,
+        shore: &Shore<'_>,
+    ) -> std::result::Result<bool, Errno> {
+        loop {
+            let before = frame.sent_bytes;
+            let is_written = frame.write(shore);
+            self.sent_bytes += (frame.sent_bytes - before) as u64;
+            if !is_written? || frame.is_whole() {
+                return Ok(frame.is_whole());
+            }
+            if frame.written_bytes >= most_bytes || !self.has_window() {
+                return Ok(false);
+            }
+            frame.begin_piece(&mut self.sequence);
+        }
+    }
+
     /// Shows a sign of life, unless something was sent since the last one or bytes wait, which the peer will see.
     pub(crate) fn beat(&mut self, shore: &Shore<'_>) {
-        if !std::mem::replace(&mut self.sent_since_beat, false) && !self.waits() && !self.broken {
+        let is_silent = !std::mem::replace(&mut self.sent_since_beat, false);
+        if is_silent && self.is_between_pieces() && !self.wants_socket() && !self.broken {
             self.put_frame(Kind::Beat, 0, shore);
         }
     }
@@ -255,6 +331,8 @@ struct Frame {
     parts: Parts,
     /// Of head and tensors.
     written_bytes: usize,
+    /// As many as those, and the headers of later pieces.
+    sent_bytes: usize,
     total_bytes: usize,
     /// Where the piece ends that is being written.
     piece_end_bytes: usize,
@@ -288,7 +366,7 @@ impl Frame {
 
     fn new(head: SmallVec<[u8; 192]>, parts: Parts, total_bytes: usize) -> Self {
         let piece_head = SmallVec::new();
-        Self { head, parts, written_bytes: 0, total_bytes, piece_end_bytes: total_bytes, piece_head }
+        Self { head, parts, written_bytes: 0, sent_bytes: 0, total_bytes, piece_end_bytes: total_bytes, piece_head }
     }
 
     fn is_whole(&self) -> bool {
@@ -312,25 +390,6 @@ impl Frame {
         self.piece_head = SmallVec::from_slice(&header.encode());
     }
 
-    /// Writes piece after piece until everything is gone (true), or the socket is full or so much is written (false).
-    fn write_pieces(
-        &mut self,
-        most_bytes: usize,
-        sequence: &mut u64,
-        shore: &Shore<'_>,
-    ) -> std::result::Result<bool, Errno> {
-        while self.write(shore)? {
-            if self.is_whole() {
-                return Ok(true);
-            }
-            if self.written_bytes >= most_bytes {
-                break;
-            }
-            self.begin_piece(sequence);
-        }
-        Ok(false)
-    }
-
     /// Writes until the piece is gone (true), or the socket is full (false).
     fn write(&mut self, shore: &Shore<'_>) -> std::result::Result<bool, Errno> {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -338,6 +397,7 @@ impl Frame {
             let outcome = sendmsg(shore.socket, &self.rest(), &mut SendAncillaryBuffer::default(), flags);
             match outcome {
                 Ok(taken_bytes) => {
+                    self.sent_bytes += taken_bytes;
                     let of_piece_head = taken_bytes.min(self.piece_head.len());
                     self.piece_head.drain(..of_piece_head);
                     let payload_before = self.written_bytes.saturating_sub(self.head.len());

@@ -63,6 +63,7 @@ macro_rules! conformance {
                 urgent::f18_urgent_and_other_words_keep_their_orders_both_ways 60;
                 urgent::f18_nothing_urgent_is_lost_at_an_orderly_end 60;
                 urgent::f18_a_flood_of_urgent_words_is_bounded 110;
+                urgent::f18_a_link_without_room_lives_on 60;
                 cost::two_thousand_kept_tensors_do_not_stop_the_traffic 120;
                 cost::an_idle_node_is_not_woken 30;
             }

@@ -6,7 +6,7 @@ use crate::watch::until;
 use sheave_base::clock::SeededEntropy;
 use sheave_base::limits::OUTBOUND_MESSAGES_MAX;
 use sheave_base::{ErrorKind, LinkId, Tag};
-use sheave_net::{Admission, Arrival, Endpoint, Envelope, Ground, Medium, Message, Node, Outgoing, Part};
+use sheave_net::{Admission, Arrival, Endpoint, Envelope, Ground, Liveness, Medium, Message, Node, Outgoing, Part};
 use sheave_tensor::{Mode, Tensor};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -76,7 +76,8 @@ impl Endpoint for Ear {
             self.refused.fetch_add(1, SeqCst);
             return Admission::Pause;
         }
-        while !is_urgent && self.holds.load(SeqCst) {
+        let begun = Instant::now();
+        while !is_urgent && self.holds.load(SeqCst) && begun.elapsed() < Duration::from_secs(30) {
             self.is_held.store(true, SeqCst);
             std::thread::yield_now();
         }
@@ -155,15 +156,13 @@ pub(crate) fn f18_urgent_words_pass_a_stream_that_is_half_sent(pairs: &dyn Pairs
 
 pub(crate) fn f18_urgent_words_pass_a_paused_message(pairs: &dyn Pairs) {
     const COUNT: u64 = 200;
-    if pairs.medium() == Medium::Tcp {
-        return;
-    }
     let (pair, _own, ear) = listening(pairs);
     ear.is_full.store(true, SeqCst);
     // More than the medium takes, of all sizes.
     let mut lengths = crate::content::Lengths::new(18);
     for number in 0..COUNT {
-        drop(pair.left.isend(pair.to_right, data(number, 1 + lengths.next().unwrap())).unwrap());
+        let length = if number % 5 == 4 { 1 << 20 } else { 1 + lengths.next().unwrap() };
+        drop(pair.left.isend(pair.to_right, data(number, length)).unwrap());
     }
     until("the receiver has no room", || ear.refused.load(SeqCst) > 0);
     for number in COUNT..COUNT + 50 {
@@ -249,4 +248,25 @@ pub(crate) fn f18_a_flood_of_urgent_words_is_bounded(pairs: &dyn Pairs) {
     pair.right.resume();
     until("all has come", || ear.heard().len() == sent);
     ear.check_order(sent);
+}
+
+/// A link whose receiver has no room is neither taken for dead nor given up.
+pub(crate) fn f18_a_link_without_room_lives_on(pairs: &dyn Pairs) {
+    let liveness = Liveness::default();
+    // Elsewhere signs of life do not go the way of messages.
+    if pairs.medium() != Medium::Tcp {
+        return;
+    }
+    let (pair, _own, ear) = listening(pairs);
+    ear.is_full.store(true, SeqCst);
+    (0..40).for_each(|number| drop(pair.left.isend(pair.to_right, data(number, 1 << 20)).unwrap()));
+    let begun = Instant::now();
+    while begun.elapsed() < liveness.timeout + 2 * liveness.beat {
+        assert!(!pair.left.links().is_empty() && !pair.right.links().is_empty(), "after {:?}", begun.elapsed());
+        std::thread::sleep(liveness.beat);
+    }
+    ear.is_full.store(false, SeqCst);
+    pair.right.resume();
+    until("all has come", || ear.heard().len() == 40);
+    ear.check_order(40);
 }
