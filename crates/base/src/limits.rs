@@ -171,6 +171,17 @@ pub const TIMERS_MAX: usize = CALLS_PENDING_MAX + TASKS_MAX;
 /// Messages queued on one link because the other side has no room; one more is refused.
 pub const OUTBOUND_MESSAGES_MAX: usize = 16_384;
 
+/// Bytes that such messages keep, tensors that were captured or given away and control parts: as much as an arena
+/// holds. A single larger message is let in when no other waits.
+pub const OUTBOUND_BYTES_MAX: u64 = ARENA_BYTES_MAX;
+
+/// Bytes of urgent messages queued on one link: two of the longest.
+pub const OUTBOUND_URGENT_BYTES_MAX: u64 = 2 * CONTROL_BYTES_MAX as u64;
+
+/// Bytes of messages on their way from one node of a process to another; more wait with their sender. Enough for one of
+/// the sizes that are sent in pieces elsewhere.
+pub const INPROC_BYTES_MAX: u64 = 256 << 20;
+
 /// Tensors of one list of a collective operation, as its header counts them: models have thousands.
 pub const LIST_TENSORS_MAX: usize = u16::MAX as usize;
 

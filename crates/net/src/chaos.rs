@@ -24,6 +24,7 @@ use crate::node::Inner;
 use crate::outbox::{Outbox, SendDriver, Waiting};
 use parking_lot::Mutex;
 use sheave_base::clock::{Entropy, SeededEntropy};
+use sheave_base::limits::OUTBOUND_URGENT_BYTES_MAX;
 use sheave_base::park::Bell;
 use sheave_base::{Error, ErrorKind, LinkId, Peer, Result, Work};
 use sheave_tensor::Tensor;
@@ -36,6 +37,9 @@ use std::time::{Duration, Instant};
 
 /// Messages that the wrapped link may hold without having sent them. Enough to keep it busy; more wait here.
 const AHEAD_MESSAGES_MAX: usize = 64;
+
+/// Bytes of such messages; one more may come on top. The wrapped link has room for that.
+const AHEAD_BYTES_MAX: u64 = OUTBOUND_URGENT_BYTES_MAX / 4;
 
 /// How often a link that hears nothing is looked at for what it still has to send.
 const DEAF_POLL: Duration = Duration::from_millis(5);
@@ -156,6 +160,13 @@ struct Inbound {
     polled: Instant,
 }
 
+/// What the wrapped link holds of one sort.
+#[derive(Default)]
+struct Ahead {
+    messages: AtomicUsize,
+    bytes: AtomicU64,
+}
+
 /// Messages of one sort on their way in.
 struct Arriving {
     schedule: Schedule,
@@ -187,7 +198,7 @@ pub(crate) struct ChaosLink {
     outbound: Mutex<Outbound>,
     inbound: Mutex<Inbound>,
     /// By lane, those that the wrapped link holds.
-    ahead_messages: [Arc<AtomicUsize>; 2],
+    ahead: [Arc<Ahead>; 2],
     messages: AtomicU64,
     cut: OnceLock<Error>,
 }
@@ -234,7 +245,7 @@ impl ChaosLink {
             driver,
             outbound: Mutex::new(outbound),
             inbound: Mutex::new(inbound),
-            ahead_messages: Default::default(),
+            ahead: Default::default(),
             messages: AtomicU64::new(0),
             cut: OnceLock::new(),
         }
@@ -266,7 +277,8 @@ impl ChaosLink {
     }
 
     fn has_room_ahead(&self, is_urgent: bool) -> bool {
-        self.ahead_messages[usize::from(is_urgent)].load(SeqCst) < AHEAD_MESSAGES_MAX
+        let ahead = &self.ahead[usize::from(is_urgent)];
+        ahead.messages.load(SeqCst) < AHEAD_MESSAGES_MAX && ahead.bytes.load(SeqCst) < AHEAD_BYTES_MAX
     }
 
     /// A message has passed; after the last one the link is cut.
@@ -281,11 +293,18 @@ impl ChaosLink {
     }
 
     /// Remembers that the wrapped link holds one more message, until `work` ends; then `done` hears of it.
-    fn follow(&self, work: &Work<()>, is_urgent: bool, done: impl FnOnce(&Result<()>) + Send + 'static) {
-        let ahead_messages = Arc::clone(&self.ahead_messages[usize::from(is_urgent)]);
-        ahead_messages.fetch_add(1, SeqCst);
+    fn follow(
+        &self,
+        work: &Work<()>,
+        (is_urgent, bytes): (bool, u64),
+        done: impl FnOnce(&Result<()>) + Send + 'static,
+    ) {
+        let ahead = Arc::clone(&self.ahead[usize::from(is_urgent)]);
+        ahead.messages.fetch_add(1, SeqCst);
+        ahead.bytes.fetch_add(bytes, SeqCst);
         work.on_complete(move |outcome| {
-            ahead_messages.fetch_sub(1, SeqCst);
+            ahead.messages.fetch_sub(1, SeqCst);
+            ahead.bytes.fetch_sub(bytes, SeqCst);
             done(outcome);
         });
     }
@@ -295,13 +314,14 @@ impl ChaosLink {
         let Some(_turn) = self.turn.try_lock() else { return false };
         let mut moved = false;
         while let Some((Waiting { message, done, .. }, is_urgent)) = self.next_to_go(now) {
+            let bytes = message.payload_bytes() + message.control.len() as u64;
             let outcome = self.inner.send(message, Hold::Borrow);
             self.count_message();
             moved = true;
             match outcome {
                 Ok(Handover::Sent) => done.complete(Ok(())),
                 Ok(Handover::Queued(work)) => {
-                    self.follow(&work, is_urgent, |outcome| done.complete(outcome.clone()));
+                    self.follow(&work, (is_urgent, bytes), |outcome| done.complete(outcome.clone()));
                 }
                 Err(error) => done.complete(Err(error)),
             }
@@ -442,10 +462,11 @@ impl Link for ChaosLink {
         }
         self.count_sent(&mut outbound);
         drop(outbound);
+        let bytes = message.payload_bytes() + message.control.len() as u64;
         let handover = self.inner.send(message, hold)?;
         self.count_message();
         if let Handover::Queued(work) = &handover {
-            self.follow(work, is_urgent, |_| {});
+            self.follow(work, (is_urgent, bytes), |_| {});
         }
         Ok(handover)
     }
@@ -521,7 +542,7 @@ impl Link for ChaosLink {
             let inbound = self.inbound.lock();
             match inbound.deaf_since {
                 Some(_) => {
-                    self.ahead_messages.iter().any(|ahead| ahead.load(SeqCst) > 0).then(|| inbound.polled + DEAF_POLL)
+                    self.ahead.iter().any(|ahead| ahead.messages.load(SeqCst) > 0).then(|| inbound.polled + DEAF_POLL)
                 }
                 None => inbound.held_until(),
             }

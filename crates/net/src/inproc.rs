@@ -8,17 +8,19 @@ use crate::counters::Counters;
 use crate::doorbell::Doorbell;
 use crate::entry;
 use crate::link::{Arrival, Handover, Hold, Link, Medium, Polled, Readiness, Sink, Verdict};
+use crate::matching::bytes_of;
 use crate::message::{Message, Outgoing, spec_of};
 use crate::node::{Inner, Node};
 use crate::outbox::{Outbox, SendDriver};
 use parking_lot::Mutex;
+use sheave_base::limits::INPROC_BYTES_MAX;
 use sheave_base::park::Bell;
 use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
 use sheave_tensor::{Arena, Mode, Segment, SegmentId, Tensor};
 use sheave_wire::{Part, Parts, Placement};
 use smallvec::SmallVec;
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -31,11 +33,14 @@ struct Queue {
     messages: Mutex<VecDeque<Message>>,
     /// Written under the lock.
     length: AtomicUsize,
+    /// Written under the lock.
+    bytes: AtomicU64,
 }
 
 impl Queue {
     fn push(&self, message: Message) {
         let mut messages = self.messages.lock();
+        self.bytes.fetch_add(bytes_of(&message), SeqCst);
         messages.push_back(message);
         self.length.store(messages.len(), SeqCst);
     }
@@ -43,6 +48,7 @@ impl Queue {
     fn pop(&self) -> Option<Message> {
         let mut messages = self.messages.lock();
         let message = messages.pop_front();
+        self.bytes.fetch_sub(message.as_ref().map_or(0, bytes_of), SeqCst);
         self.length.store(messages.len(), SeqCst);
         message
     }
@@ -52,7 +58,7 @@ impl Queue {
     }
 
     fn has_room(&self) -> bool {
-        self.length.load(SeqCst) < QUEUE_MESSAGES_MAX
+        self.length.load(SeqCst) < QUEUE_MESSAGES_MAX && self.bytes.load(SeqCst) < INPROC_BYTES_MAX
     }
 }
 

@@ -6,7 +6,7 @@ use crate::entry;
 use crate::link::Hold;
 use crate::message::{Outgoing, Part, spec_of};
 use crate::node::Inner;
-use sheave_base::limits::OUTBOUND_MESSAGES_MAX;
+use sheave_base::limits::{OUTBOUND_BYTES_MAX, OUTBOUND_MESSAGES_MAX, OUTBOUND_URGENT_BYTES_MAX};
 use sheave_base::work::{Completer, Drive, driven};
 use sheave_base::{Error, ErrorKind, LinkId, Result, Work};
 use sheave_tensor::{Arena, Mode, Tensor};
@@ -20,6 +20,15 @@ pub(crate) struct Waiting {
     pub(crate) done: Completer<()>,
     /// What may be held of the caller's memory.
     pub(crate) hold: Hold,
+    /// Bytes that the queue keeps for it: not those that it borrows or shares, which are its caller's.
+    bytes: u64,
+}
+
+/// Bytes that are kept for a message while it waits.
+fn kept_bytes(message: &Outgoing) -> u64 {
+    let is_kept = |part: &&Part| part.mode == Mode::Move || part.mode == Mode::Copy && part.lease.is_none();
+    let tensors = message.parts.iter().filter(is_kept).map(|part| part.tensor.len_bytes() as u64);
+    tensors.sum::<u64>() + message.control.len() as u64
 }
 
 /// What the queues of a link know about their node: its works' driver, and where captured tensors lie.
@@ -84,83 +93,120 @@ fn is_set(bits: &AtomicU32, number: u8) -> bool {
     bits.load(Relaxed).checked_shr(number.into()).unwrap_or(0) & 1 != 0
 }
 
+/// A queue of messages, and how many bytes it keeps for them.
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Waiting>,
+    bytes: u64,
+}
+
+impl Queue {
+    fn push(&mut self, waiting: Waiting) {
+        self.bytes += waiting.bytes;
+        self.waiting.push_back(waiting);
+    }
+
+    fn pop(&mut self) -> Option<Waiting> {
+        let waiting = self.waiting.pop_front()?;
+        self.bytes -= waiting.bytes;
+        Some(waiting)
+    }
+
+    /// Refuses one more message where there are as many as this, or it has more bytes than there is room for. A single
+    /// larger one is let in.
+    fn check_room(&self, bytes: u64, messages_max: usize, bytes_max: u64) -> Result<()> {
+        let what = if self.waiting.len() >= messages_max {
+            format!("{messages_max} messages")
+        } else if !self.waiting.is_empty() && self.bytes.saturating_add(bytes) > bytes_max {
+            format!("{} bytes of at most {bytes_max}", self.bytes)
+        } else {
+            return Ok(());
+        };
+        Err(Error::new(ErrorKind::LimitExceeded, format!("{what} wait already for a peer that takes none"))
+            .hint("wait for earlier sends before making new ones"))
+    }
+}
+
 /// Two bounded queues of messages. Callers serialise access.
 #[derive(Default)]
 pub(crate) struct Outbox {
-    urgent: VecDeque<Waiting>,
-    /// The others.
-    waiting: VecDeque<Waiting>,
+    urgent: Queue,
+    others: Queue,
 }
 
 impl Outbox {
     pub(crate) fn is_empty(&self) -> bool {
-        self.waiting.is_empty() && self.urgent.is_empty()
+        self.others.waiting.is_empty() && self.has_none_urgent()
     }
 
     /// Whether no urgent message waits.
     pub(crate) fn has_none_urgent(&self) -> bool {
-        self.urgent.is_empty()
+        self.urgent.waiting.is_empty()
     }
 
     /// Counts the messages that wait.
     pub(crate) fn len(&self) -> usize {
-        self.waiting.len() + self.urgent.len()
+        self.others.waiting.len() + self.urgent.waiting.len()
     }
 
     /// Queues `message`. With [`Hold::Capture`] its copied tensors are captured first.
     pub(crate) fn push(&mut self, mut message: Outgoing, hold: Hold, driver: &SendDriver) -> Result<Work<()>> {
-        let is_urgent = driver.is_urgent(&message);
-        let queue = if is_urgent { &mut self.urgent } else { &mut self.waiting };
-        // Whoever answers has bounded what it was asked before; its answer must not fail because others wait.
-        let limit = if driver.is_bounded(message.envelope.endpoint) {
-            2 * OUTBOUND_MESSAGES_MAX
+        let (queue, bytes_max) = if driver.is_urgent(&message) {
+            (&mut self.urgent, OUTBOUND_URGENT_BYTES_MAX)
         } else {
-            OUTBOUND_MESSAGES_MAX
+            (&mut self.others, OUTBOUND_BYTES_MAX)
         };
-        if queue.len() >= limit {
-            return Err(Error::new(
-                ErrorKind::LimitExceeded,
-                format!("{limit} messages wait already for a peer that takes none"),
-            )
-            .hint("wait for earlier sends before making new ones"));
-        }
+        // Whoever answers has bounded what it was asked before; its answer must not fail because others wait.
+        let more = if driver.is_bounded(message.envelope.endpoint) { 2 } else { 1 };
+        let bytes = match hold {
+            Hold::Capture => message.payload_bytes() + message.control.len() as u64,
+            Hold::Borrow => kept_bytes(&message),
+        };
+        queue.check_room(bytes, more * OUTBOUND_MESSAGES_MAX, more as u64 * bytes_max)?;
         if hold == Hold::Capture {
             driver.capture_copied(&mut message.parts)?;
         }
         let (done, work) = driver.work();
-        queue.push_back(Waiting { message, done, hold });
+        queue.push(Waiting { bytes: kept_bytes(&message), message, done, hold });
         Ok(work)
     }
 
     /// Captures everything that waits to be copied: a caller has given up waiting for it.
     pub(crate) fn capture_all(&mut self, driver: &SendDriver) -> Result<()> {
-        self.waiting.iter_mut().try_for_each(|waiting| driver.capture_copied(&mut waiting.message.parts))
+        let Queue { waiting, bytes } = &mut self.others;
+        waiting.iter_mut().try_for_each(|waiting| {
+            driver.capture_copied(&mut waiting.message.parts)?;
+            *bytes -= std::mem::replace(&mut waiting.bytes, kept_bytes(&waiting.message));
+            *bytes += waiting.bytes;
+            Ok(())
+        })
     }
 
     /// The oldest message that is not urgent.
     pub(crate) fn front(&self) -> Option<&Waiting> {
-        self.waiting.front()
+        self.others.waiting.front()
     }
 
     /// Puts back what [`Outbox::pop`] gave.
     pub(crate) fn unpop(&mut self, waiting: Waiting) {
-        self.waiting.push_front(waiting);
+        self.others.bytes += waiting.bytes;
+        self.others.waiting.push_front(waiting);
     }
 
     /// Takes the oldest message that is not urgent.
     pub(crate) fn pop(&mut self) -> Option<Waiting> {
-        self.waiting.pop_front()
+        self.others.pop()
     }
 
     /// Takes the oldest urgent message.
     pub(crate) fn pop_urgent(&mut self) -> Option<Waiting> {
-        self.urgent.pop_front()
+        self.urgent.pop()
     }
 
     /// Everything that still waits, for a link that ends. The caller completes it with no lock held.
     pub(crate) fn drain(&mut self) -> VecDeque<Waiting> {
-        let mut all = std::mem::take(&mut self.urgent);
-        all.append(&mut self.waiting);
+        let mut all = std::mem::take(&mut self.urgent).waiting;
+        all.append(&mut std::mem::take(&mut self.others).waiting);
         all
     }
 }

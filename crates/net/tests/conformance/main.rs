@@ -49,6 +49,7 @@ macro_rules! conformance {
                 matching::a_cancelled_receive_takes_nothing 30;
                 matching::a_late_receive_is_taken_back 30;
                 pressure::a_receiver_that_takes_nothing_pushes_back 240;
+                pressure::f15_what_waits_for_room_is_bounded_in_bytes 60;
                 ends::what_was_sent_before_the_close_arrives 60;
                 ends::close_ends_everything_that_waits 30;
                 ends::a_dropped_peer_is_named 30;
@@ -64,6 +65,7 @@ macro_rules! conformance {
                 urgent::f18_nothing_urgent_is_lost_at_an_orderly_end 60;
                 urgent::f18_a_flood_of_urgent_words_is_bounded 110;
                 urgent::f18_a_link_without_room_lives_on 60;
+                urgent::f15_urgent_words_are_bounded_in_bytes 60;
                 cost::two_thousand_kept_tensors_do_not_stop_the_traffic 120;
                 cost::an_idle_node_is_not_woken 30;
             }

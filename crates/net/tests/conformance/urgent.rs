@@ -4,7 +4,7 @@ use crate::content::private;
 use crate::pairs::{Pair, Pairs};
 use crate::watch::until;
 use sheave_base::clock::SeededEntropy;
-use sheave_base::limits::OUTBOUND_MESSAGES_MAX;
+use sheave_base::limits::{INPROC_BYTES_MAX, OUTBOUND_MESSAGES_MAX, OUTBOUND_URGENT_BYTES_MAX};
 use sheave_base::{ErrorKind, LinkId, Tag};
 use sheave_net::{Admission, Arrival, Endpoint, Envelope, Ground, Liveness, Medium, Message, Node, Outgoing, Part};
 use sheave_tensor::{Mode, Tensor};
@@ -269,4 +269,23 @@ pub(crate) fn f18_a_link_without_room_lives_on(pairs: &dyn Pairs) {
     pair.right.resume();
     until("all has come", || ear.heard().len() == 40);
     ear.check_order(40);
+}
+
+/// Long urgent words are bounded in bytes before they are in number.
+pub(crate) fn f15_urgent_words_are_bounded_in_bytes(pairs: &dyn Pairs) {
+    const LONG: usize = 1 << 20;
+    let (pair, _own, ear) = listening(pairs);
+    ear.is_full_of_urgent.store(true, SeqCst);
+    let mut sent_bytes = 0;
+    let full = loop {
+        match pair.left.isend(pair.to_right, urgent(1, LONG)) {
+            Ok(_) => sent_bytes += LONG as u64,
+            Err(error) => break error,
+        }
+        // What else there may be are those on their way, as many as a queue in one process holds at most.
+        assert!(sent_bytes <= OUTBOUND_URGENT_BYTES_MAX + INPROC_BYTES_MAX + (64 << 20), "no limit");
+    };
+    assert_eq!(full.kind(), ErrorKind::LimitExceeded, "{full}");
+    assert!(full.what().contains("bytes"), "{full}");
+    assert!(sent_bytes >= OUTBOUND_URGENT_BYTES_MAX, "{sent_bytes} bytes");
 }
