@@ -25,6 +25,7 @@ use crate::reference::References;
 use crate::routes::{EngineWord, LAST_WORDS, Routes};
 use crate::runtime::Runtime;
 use crate::runtime::timers::Timers;
+use crate::told::{Told, ToldQueue};
 use parking_lot::{Mutex, RwLock};
 use sheave_base::clock::{Clock, SystemClock, Time};
 use sheave_base::work::Completer;
@@ -34,41 +35,11 @@ use sheave_net::{
 };
 use sheave_wire::{from_control, to_control};
 use smallvec::SmallVec;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
-
-/// Words that wait for the engine; more stay on their links. It handles thousands in a millisecond.
-const TOLD_MAX: usize = 65_536;
-
-/// What happened on the links, for the engine.
-pub(crate) enum Told {
-    Made {
-        link: LinkId,
-        node: NodeId,
-    },
-    Ended {
-        link: LinkId,
-        node: NodeId,
-        reason: Error,
-    },
-    Word {
-        from: NodeId,
-        word: Vec<u8>,
-    },
-    Unreachable {
-        node: NodeId,
-        reason: Error,
-    },
-    /// This node lacks descriptors, threads or memory.
-    Short(Error),
-    /// The coordinator of the rendezvous answers at this end.
-    Reached(NodeId),
-    /// A stranger was turned away.
-    Turned(String),
-}
 
 type Ending = Box<dyn FnOnce(Result<Outcome>) + Send>;
 
@@ -114,7 +85,7 @@ pub(crate) struct Shared {
     pub(crate) introduced: Member,
     config: NodeConfig,
     clock: SystemClock,
-    told: Mutex<VecDeque<Told>>,
+    told: Mutex<ToldQueue>,
     /// Groups of which a handle was dropped, once for each. Nothing hurries.
     pub(crate) released: Mutex<Vec<GroupId>>,
     /// A word had to stay on its link, because too many wait here.
@@ -240,7 +211,7 @@ impl Shared {
 
     /// Puts something aside for the engine.
     pub(crate) fn tell(&self, told: Told) {
-        self.told.lock().push_back(told);
+        self.told.lock().push(told);
     }
 
     /// Lets the engine handle what was put aside, unless somebody else is about to.
@@ -299,7 +270,7 @@ impl Shared {
     fn turn(self: &Arc<Self>, state: &mut State) -> Afterwards {
         let mut after = Afterwards::default();
         loop {
-            let Some(told) = self.told.lock().pop_front() else { break };
+            let Some(told) = self.told.lock().pop() else { break };
             if let Some(told) = self.sort_out(told, &mut after) {
                 self.hear(state, told);
             }
@@ -627,7 +598,7 @@ impl Endpoint for Shared {
     fn admit(&self, link: LinkId, arrival: &Arrival<'_>) -> Admission {
         match arrival.envelope.endpoint {
             REQUESTS | ANSWERS => self.calls.admit(link, arrival, self.table().len()),
-            _ if self.told.lock().len() < TOLD_MAX => Admission::Land(Ground::default()),
+            _ if self.told.lock().has_room(arrival.control_bytes) => Admission::Land(Ground::default()),
             _ => {
                 self.choked.store(true, SeqCst);
                 Admission::Pause

@@ -5,9 +5,11 @@
 //! that ends is forgotten; a node that has no link left gets a new one at the next need, if it is still a member.
 
 use crate::awaited::Sort;
-use crate::driver::{Shared, Told};
+use crate::driver::Shared;
 use crate::engine::Engine;
+use crate::told::Told;
 use parking_lot::{Condvar, Mutex};
+use sheave_base::limits::ENGINE_BACKLOG_BYTES_MAX;
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, Work};
 use sheave_net::{Address, Envelope, Outgoing};
@@ -31,6 +33,26 @@ pub(crate) struct EngineWord {
     pub(crate) bytes: Vec<u8>,
 }
 
+/// Words that wait for a link. More than these limits are forgotten.
+#[derive(Default)]
+struct Backlog {
+    words: Vec<EngineWord>,
+    bytes: usize,
+}
+
+impl Backlog {
+    fn is_empty(&self) -> bool {
+        self.words.is_empty()
+    }
+
+    fn push(&mut self, word: EngineWord) {
+        if self.words.len() < BACKLOG_MAX && self.bytes + word.bytes.len() <= ENGINE_BACKLOG_BYTES_MAX {
+            self.bytes += word.bytes.len();
+            self.words.push(word);
+        }
+    }
+}
+
 #[derive(Default)]
 struct Route {
     /// In the order in which they came to be; the first is used.
@@ -38,7 +60,7 @@ struct Route {
     /// What ends when a link stands or cannot be made, while one is being made.
     making: Option<(Work<LinkId>, Completer<LinkId>)>,
     /// Words of the engine that wait for the link.
-    backlog: Vec<EngineWord>,
+    backlog: Backlog,
 }
 
 impl Route {
@@ -83,7 +105,7 @@ impl Routes {
     }
 
     /// A link stands. Returns the words that waited for it, and who waits for the link.
-    fn made(&self, node: NodeId, link: LinkId) -> (Vec<EngineWord>, Option<Completer<LinkId>>) {
+    fn made(&self, node: NodeId, link: LinkId) -> (Backlog, Option<Completer<LinkId>>) {
         let mut routes = self.by_node.lock();
         let route = routes.entry(node).or_default();
         if !route.links.contains(&link) {
@@ -130,7 +152,7 @@ impl Routes {
     fn failed(&self, node: NodeId) -> Option<Completer<LinkId>> {
         let mut routes = self.by_node.lock();
         let route = routes.get_mut(&node)?;
-        route.backlog.clear();
+        route.backlog = Backlog::default();
         let completer = route.making.take().map(|(_, completer)| completer);
         if route.is_idle() {
             routes.remove(&node);
@@ -243,7 +265,7 @@ impl Shared {
     pub(crate) fn link_made(&self, node: NodeId, link: LinkId) {
         let (backlog, completer) = self.routes.made(node, link);
         self.routes.note_change();
-        for word in backlog {
+        for word in backlog.words {
             self.utter(link, word);
         }
         if let Some(completer) = completer {
@@ -258,10 +280,7 @@ impl Shared {
         }
         {
             let mut routes = self.routes.by_node.lock();
-            let backlog = &mut routes.entry(to).or_default().backlog;
-            if backlog.len() < BACKLOG_MAX {
-                backlog.push(word);
-            }
+            routes.entry(to).or_default().backlog.push(word);
         }
         // The outcome reaches the engine either way.
         drop(self.link_to(to));
@@ -308,5 +327,15 @@ mod tests {
             assert!(routes.failed(unreachable).is_none(), "nobody waited");
         }
         assert_eq!(routes.by_node.lock().len(), 0);
+    }
+
+    /// What waits for a link is bounded in bytes as well as in number.
+    #[test]
+    fn f15_words_that_wait_for_a_link_are_bounded_in_bytes_and_in_number() {
+        for (bytes, expected) in [(1 << 20, ENGINE_BACKLOG_BYTES_MAX >> 20), (8, BACKLOG_MAX)] {
+            let mut backlog = Backlog::default();
+            (0..2 * BACKLOG_MAX).for_each(|_| backlog.push(EngineWord { number: ENGINE, bytes: vec![0; bytes] }));
+            assert_eq!(backlog.words.len(), expected);
+        }
     }
 }
