@@ -130,7 +130,9 @@ pub(crate) fn f18_urgent_words_overtake_64_mib_of_queued_data(pairs: &dyn Pairs)
     let (pair, _own, ear) = listening(pairs);
     hold(&pair, &ear, data(0, 1 << 20));
     (1..COUNT).for_each(|number| drop(pair.left.isend(pair.to_right, data(number, 1 << 20)).unwrap()));
-    drop(pair.left.isend(pair.to_right, urgent(COUNT, 40)).unwrap());
+    let word = pair.left.isend(pair.to_right, urgent(COUNT, 40)).unwrap();
+    // A link that delays it has it soon; one that is full has room when data is taken.
+    let _ = word.wait_timeout(Duration::from_millis(300));
     ear.holds.store(false, SeqCst);
     until("all has come", || ear.heard().len() as u64 == COUNT + 1);
     ear.check_order(COUNT as usize + 1);
