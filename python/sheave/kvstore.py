@@ -617,8 +617,8 @@ def run_server(
     A server holds and updates its part of every store on servers. `functions` are updaters of yours, which workers set
     by name, as `KVStore.set_updater` has them. `controller(number, body)` is called with each command that workers
     send, one at a time; what it returns is the answer: bytes, a text, or None for b"". With `allow_pickle` workers may
-    send functions of theirs: a pickle is a program that runs here. `SHEAVE_PICKLE=never` forbids it all the same. All of these run on one thread of Python's, one at a
-    time, so that each waits for the others. A scheduler waits.
+    send functions of theirs: a pickle is a program that runs here. `SHEAVE_PICKLE=never` forbids it all the same. All
+    of these run on one thread of Python's, one at a time, so that each waits for the others. A scheduler waits.
 
     Without a mesh the default one is taken, which is joined as the environment says if there is none, and left again at
     the end; a mesh that was there before is its owner's to leave.

@@ -42,7 +42,9 @@ use crate::limits;
 use crate::secret::{SECRET_FILE_VARIABLE, SECRET_VARIABLE};
 use crate::{Error, ErrorKind, Result};
 pub use foreign::{FOREIGN, Foreign};
-use form::{Address, Bytes, Count, Form, Fraction, Medium, Microseconds, Milliseconds, Optional, Output, Switch, Whose};
+use form::{
+    Address, Bytes, Count, Form, Fraction, Medium, Microseconds, Milliseconds, Optional, Output, Switch, Whose,
+};
 pub use names::{check_names, unknown_names};
 pub use page::documentation;
 pub use place::{Endpoint, Place, Role};

@@ -73,6 +73,11 @@ pub const UNEXPECTED_BYTES_MAX: u64 = 1 << 30;
 /// link. A single larger message is let in when there is no other.
 pub const ANNOUNCED_BYTES_MAX: u64 = 1 << 30;
 
+/// Bytes of data that a sender may be ahead of what its peer has used of a stream between hosts: somewhat more than
+/// kernels hold of one, so that they decide how fast it is. A receiver without room keeps as much for each link, beside
+/// which urgent messages come through.
+pub const LINK_WINDOW_BYTES: u64 = 8 << 20;
+
 /// Messages with fewer bytes are not counted so: a link carries one at a time, and all links of a node together carry
 /// no more than the limit.
 pub const ANNOUNCED_BYTES_MIN: u64 = ANNOUNCED_BYTES_MAX / LINKS_MAX as u64;
@@ -168,6 +173,28 @@ pub const TIMERS_MAX: usize = CALLS_PENDING_MAX + TASKS_MAX;
 
 /// Messages queued on one link because the other side has no room; one more is refused.
 pub const OUTBOUND_MESSAGES_MAX: usize = 16_384;
+
+/// Bytes that such messages keep, tensors that were captured or given away and control parts: as much as an arena
+/// holds. A single larger message is let in when no other waits. The same for requests that wait for room at one
+/// service.
+pub const OUTBOUND_BYTES_MAX: u64 = ARENA_BYTES_MAX;
+
+/// Bytes of urgent messages queued on one link: two of the longest.
+pub const OUTBOUND_URGENT_BYTES_MAX: u64 = 2 * CONTROL_BYTES_MAX as u64;
+
+/// Bytes of messages on their way from one node of a process to another; more wait with their sender. Enough for one of
+/// the sizes that are sent in pieces elsewhere.
+pub const INPROC_BYTES_MAX: u64 = 256 << 20;
+
+/// Words that wait for the engine of a mesh; more stay on their links. It handles thousands in a millisecond.
+pub const ENGINE_WORDS_MAX: usize = 65_536;
+
+/// Bytes of such words: four of the longest. Most have some dozens.
+pub const ENGINE_WORDS_BYTES_MAX: usize = 4 * CONTROL_BYTES_MAX;
+
+/// Bytes of words to one node that wait for a link to it, or of words that have come before the table of members: two
+/// of the longest. More are forgotten, for engines repeat all that matters.
+pub const ENGINE_BACKLOG_BYTES_MAX: usize = 2 * CONTROL_BYTES_MAX;
 
 /// Tensors of one list of a collective operation, as its header counts them: models have thousands.
 pub const LIST_TENSORS_MAX: usize = u16::MAX as usize;

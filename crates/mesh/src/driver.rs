@@ -15,16 +15,17 @@
 use crate::call::{Calls, HANDSHAKE_LOOK, Size};
 use crate::departure::Departures;
 use crate::ended;
-use crate::endpoints::{ALL, ANSWERS, CALLS, ENGINE, REFERENCES};
+use crate::endpoints::{self, ALL, ANSWERS, CALLS, ENGINE, ENGINE_IN_ORDER, REFERENCES, REQUESTS, ROOM};
 use crate::engine::{Effect, Engine, Event, FAILED, GroupId, GroupRecord, Member, Message, OperationId, Outcome};
 use crate::group_news::GroupNews;
 use crate::guest::{Attached, leaving_word};
 use crate::hosts;
 use crate::losses::Losses;
 use crate::reference::References;
-use crate::routes::{LAST_WORDS, Routes};
+use crate::routes::{EngineWord, LAST_WORDS, Routes};
 use crate::runtime::Runtime;
 use crate::runtime::timers::Timers;
+use crate::told::{Told, ToldQueue};
 use parking_lot::{Mutex, RwLock};
 use sheave_base::clock::{Clock, SystemClock, Time};
 use sheave_base::work::Completer;
@@ -34,41 +35,11 @@ use sheave_net::{
 };
 use sheave_wire::{from_control, to_control};
 use smallvec::SmallVec;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
-
-/// Words that wait for the engine; more stay on their links. It handles thousands in a millisecond.
-const TOLD_MAX: usize = 65_536;
-
-/// What happened on the links, for the engine.
-pub(crate) enum Told {
-    Made {
-        link: LinkId,
-        node: NodeId,
-    },
-    Ended {
-        link: LinkId,
-        node: NodeId,
-        reason: Error,
-    },
-    Word {
-        from: NodeId,
-        word: Vec<u8>,
-    },
-    Unreachable {
-        node: NodeId,
-        reason: Error,
-    },
-    /// This node lacks descriptors, threads or memory.
-    Short(Error),
-    /// The coordinator of the rendezvous answers at this end.
-    Reached(NodeId),
-    /// A stranger was turned away.
-    Turned(String),
-}
 
 type Ending = Box<dyn FnOnce(Result<Outcome>) + Send>;
 
@@ -117,7 +88,7 @@ pub(crate) struct Shared {
     pub(crate) introduced: Member,
     config: NodeConfig,
     clock: SystemClock,
-    told: Mutex<VecDeque<Told>>,
+    told: Mutex<ToldQueue>,
     /// Groups of which a handle was dropped, once for each. Nothing hurries.
     pub(crate) released: Mutex<Vec<GroupId>>,
     /// A word had to stay on its link, because too many wait here.
@@ -135,6 +106,8 @@ pub(crate) struct Shared {
     pub(crate) departures: Departures,
     /// The barrier of all members before they leave, once this node has entered it.
     pub(crate) finish: Mutex<Option<Work<()>>>,
+    /// The group of that barrier.
+    pub(crate) finish_group: OnceLock<GroupId>,
     pub(crate) group_news: RwLock<SmallVec<[Weak<dyn GroupNews>; 1]>>,
     /// For the room that has collective operations.
     pub(crate) collective_table: OnceLock<PathBuf>,
@@ -188,6 +161,7 @@ impl Shared {
             numbers: Mutex::default(),
             departures: Departures::default(),
             finish: Mutex::default(),
+            finish_group: OnceLock::new(),
             group_news: RwLock::default(),
             collective_table: OnceLock::new(),
             losses: Losses::default(),
@@ -241,7 +215,7 @@ impl Shared {
 
     /// Puts something aside for the engine.
     pub(crate) fn tell(&self, told: Told) {
-        self.told.lock().push_back(told);
+        self.told.lock().push(told);
     }
 
     /// Lets the engine handle what was put aside, unless somebody else is about to.
@@ -300,7 +274,7 @@ impl Shared {
     fn turn(self: &Arc<Self>, state: &mut State) -> Afterwards {
         let mut after = Afterwards::default();
         loop {
-            let Some(told) = self.told.lock().pop_front() else { break };
+            let Some(told) = self.told.lock().pop() else { break };
             if let Some(told) = self.sort_out(told, &mut after) {
                 self.hear(state, told);
             }
@@ -445,12 +419,15 @@ impl Shared {
         match effect {
             Effect::Send { to, message } => {
                 // Only a table of thousands of members could be too long, and their number is limited.
-                if let Ok(word) = to_control(&message) {
-                    self.say(to, word);
+                if let Ok(bytes) = to_control(&message) {
+                    let number = if self.follows_data(&message) { ENGINE_IN_ORDER } else { ENGINE };
+                    self.say(to, EngineWord { number, bytes });
                 }
             }
             Effect::Farewell { nodes, message } => {
-                if let Ok(word) = to_control(&message) {
+                if let Ok(bytes) = to_control(&message) {
+                    // The links are about to end, and what was sent before them is to come first.
+                    let word = EngineWord { number: ENGINE_IN_ORDER, bytes };
                     let linked = self.routes.linked().into_iter().filter(|node| nodes.contains(node));
                     linked.for_each(|to| self.say(to, word.clone()));
                 }
@@ -481,6 +458,12 @@ impl Shared {
             }
             Effect::SetTimer(at) => state.timer = Some(at),
         }
+    }
+
+    /// Whether a word stays behind what this node has sent before.
+    fn follows_data(&self, message: &Message) -> bool {
+        let is_of_finish = |group| self.finish_group.get() == Some(group);
+        message.follows_data() || matches!(message, Message::Enter { group, .. } if is_of_finish(group))
     }
 
     /// What may call foreign code, or closes links.
@@ -623,12 +606,12 @@ impl Shared {
 impl Endpoint for Shared {
     fn admit(&self, link: LinkId, arrival: &Arrival<'_>) -> Admission {
         match arrival.envelope.endpoint {
-            ENGINE | REFERENCES | CALLS if self.told.lock().len() < TOLD_MAX => Admission::Land(Ground::default()),
-            ENGINE | REFERENCES | CALLS => {
+            REQUESTS | ANSWERS => self.calls.admit(link, arrival, self.table().len()),
+            _ if self.told.lock().has_room(arrival.control_bytes) => Admission::Land(Ground::default()),
+            _ => {
                 self.choked.store(true, SeqCst);
                 Admission::Pause
             }
-            _ => self.calls.admit(link, arrival, self.table().len()),
         }
     }
 
@@ -637,8 +620,8 @@ impl Endpoint for Shared {
         // Of a link that was cut meanwhile nothing counts.
         let Ok(from) = from else { return };
         match message.envelope.endpoint {
-            ENGINE | REFERENCES if self.attached.is_foreign(from, message.source) => {}
-            ENGINE => self.tell(Told::Word { from, word: message.control }),
+            ENGINE | ENGINE_IN_ORDER | REFERENCES if self.attached.is_foreign(from, message.source) => {}
+            ENGINE | ENGINE_IN_ORDER => self.tell(Told::Word { from, word: message.control }),
             REFERENCES => {
                 if let Err(reason) = self.hear_words(from, &message.control) {
                     self.tell(Told::Unreachable { node: from, reason });
@@ -648,6 +631,7 @@ impl Endpoint for Shared {
                 Some(farewell) => self.attached.says_farewell(from, message.source, farewell),
                 None => self.calls.take_word(message.source, &message.envelope),
             },
+            ROOM => self.calls.take_room(message.source, &message.envelope),
             _ => {
                 let link = message.source;
                 let may_bring = |owner| self.may_pass(from, self.me, owner) && !self.attached.is_foreign(from, link);
@@ -687,6 +671,10 @@ impl Endpoint for Shared {
 
     fn bounds_its_messages(&self, number: u8) -> bool {
         // Words repeat what has not got through, and whoever answers has bounded what it was asked before.
-        matches!(number, ENGINE | REFERENCES | ANSWERS | CALLS)
+        number != REQUESTS
+    }
+
+    fn is_urgent(&self, number: u8) -> bool {
+        endpoints::is_urgent(number)
     }
 }

@@ -29,6 +29,7 @@ mod rendezvous;
 mod routes;
 pub(crate) mod runtime;
 mod time;
+mod told;
 mod weak;
 
 pub use call::{Answer, AnswerOf, Call, CallOptions, Callers, Lane, Leases, Method, Methods, Reply, Request};

@@ -631,7 +631,9 @@ impl Mesh {
             return begun.clone();
         }
         let nodes: Vec<NodeId> = self.members().iter().map(|member| member.node).collect();
-        let begun = Group::of(self, FINISH, &nodes).begin_barrier(None);
+        let group = Group::of(self, FINISH, &nodes);
+        let _ = self.shared.finish_group.set(group.id());
+        let begun = group.begin_barrier(None);
         *finish = Some(begun.clone());
         begun
     }

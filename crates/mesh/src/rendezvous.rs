@@ -6,10 +6,11 @@
 
 use crate::awaited::Sort;
 use crate::config::Config;
-use crate::driver::{Shared, Told};
+use crate::driver::Shared;
 use crate::ended;
 use crate::endpoints;
 use crate::engine::{self, Engine, Introduction};
+use crate::told::Told;
 use sheave_base::clock::Time;
 use sheave_base::config::{Endpoint, Transport};
 use sheave_base::work::{IDLE, Interrupt};

@@ -5,10 +5,11 @@
 //! that ends is forgotten; a node that has no link left gets a new one at the next need, if it is still a member.
 
 use crate::awaited::Sort;
-use crate::driver::{Shared, Told};
-use crate::endpoints::ENGINE;
+use crate::driver::Shared;
 use crate::engine::Engine;
+use crate::told::Told;
 use parking_lot::{Condvar, Mutex};
+use sheave_base::limits::ENGINE_BACKLOG_BYTES_MAX;
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, Work};
 use sheave_net::{Address, Envelope, Outgoing};
@@ -24,6 +25,34 @@ const BACKLOG_MAX: usize = 1024;
 /// How long the news of a leave may take when the leaver's last link has been closed already, on which they stand.
 pub(crate) const LAST_WORDS: Duration = Duration::from_millis(50);
 
+/// A word of the engine on its way out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct EngineWord {
+    /// Its endpoint.
+    pub(crate) number: u8,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// Words that wait for a link. More than these limits are forgotten.
+#[derive(Default)]
+struct Backlog {
+    words: Vec<EngineWord>,
+    bytes: usize,
+}
+
+impl Backlog {
+    fn is_empty(&self) -> bool {
+        self.words.is_empty()
+    }
+
+    fn push(&mut self, word: EngineWord) {
+        if self.words.len() < BACKLOG_MAX && self.bytes + word.bytes.len() <= ENGINE_BACKLOG_BYTES_MAX {
+            self.bytes += word.bytes.len();
+            self.words.push(word);
+        }
+    }
+}
+
 #[derive(Default)]
 struct Route {
     /// In the order in which they came to be; the first is used.
@@ -31,7 +60,7 @@ struct Route {
     /// What ends when a link stands or cannot be made, while one is being made.
     making: Option<(Work<LinkId>, Completer<LinkId>)>,
     /// Words of the engine that wait for the link.
-    backlog: Vec<Vec<u8>>,
+    backlog: Backlog,
 }
 
 impl Route {
@@ -76,7 +105,7 @@ impl Routes {
     }
 
     /// A link stands. Returns the words that waited for it, and who waits for the link.
-    fn made(&self, node: NodeId, link: LinkId) -> (Vec<Vec<u8>>, Option<Completer<LinkId>>) {
+    fn made(&self, node: NodeId, link: LinkId) -> (Backlog, Option<Completer<LinkId>>) {
         let mut routes = self.by_node.lock();
         let route = routes.entry(node).or_default();
         if !route.links.contains(&link) {
@@ -123,7 +152,7 @@ impl Routes {
     fn failed(&self, node: NodeId) -> Option<Completer<LinkId>> {
         let mut routes = self.by_node.lock();
         let route = routes.get_mut(&node)?;
-        route.backlog.clear();
+        route.backlog = Backlog::default();
         let completer = route.making.take().map(|(_, completer)| completer);
         if route.is_idle() {
             routes.remove(&node);
@@ -236,7 +265,7 @@ impl Shared {
     pub(crate) fn link_made(&self, node: NodeId, link: LinkId) {
         let (backlog, completer) = self.routes.made(node, link);
         self.routes.note_change();
-        for word in backlog {
+        for word in backlog.words {
             self.utter(link, word);
         }
         if let Some(completer) = completer {
@@ -245,25 +274,22 @@ impl Shared {
     }
 
     /// Says a word of the engine to `to`, now or when there is a link.
-    pub(crate) fn say(self: &Arc<Self>, to: NodeId, word: Vec<u8>) {
+    pub(crate) fn say(self: &Arc<Self>, to: NodeId, word: EngineWord) {
         if let Some(link) = self.routes.get(to) {
             return self.utter(link, word);
         }
         {
             let mut routes = self.routes.by_node.lock();
-            let backlog = &mut routes.entry(to).or_default().backlog;
-            if backlog.len() < BACKLOG_MAX {
-                backlog.push(word);
-            }
+            routes.entry(to).or_default().backlog.push(word);
         }
         // The outcome reaches the engine either way.
         drop(self.link_to(to));
     }
 
-    fn utter(&self, link: LinkId, word: Vec<u8>) {
-        let envelope = Envelope::of(ENGINE, Tag(0), 0);
+    fn utter(&self, link: LinkId, word: EngineWord) {
+        let envelope = Envelope::of(word.number, Tag(0), 0);
         // A link that has ended says so itself. On one that is full the word is lost; all that matter are repeated.
-        let _ = self.node.isend(link, Outgoing::control(envelope, word));
+        let _ = self.node.isend(link, Outgoing::control(envelope, word.bytes));
     }
 
     fn address_of(&self, node: NodeId) -> Result<Address> {
@@ -279,6 +305,7 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::endpoints::ENGINE;
 
     /// Nodes come and go for as long as a mesh lives: what is known of one goes with its last link.
     #[test]
@@ -290,9 +317,25 @@ mod tests {
             assert!(backlog.is_empty() && completer.is_none());
             assert!(routes.ended(node, link), "it was the last");
             let unreachable = NodeId(u64::from(number) << 32);
-            routes.by_node.lock().entry(unreachable).or_default().backlog.push(vec![1]);
+            routes
+                .by_node
+                .lock()
+                .entry(unreachable)
+                .or_default()
+                .backlog
+                .push(EngineWord { number: ENGINE, bytes: vec![1] });
             assert!(routes.failed(unreachable).is_none(), "nobody waited");
         }
         assert_eq!(routes.by_node.lock().len(), 0);
+    }
+
+    /// What waits for a link is bounded in bytes as well as in number.
+    #[test]
+    fn f15_words_that_wait_for_a_link_are_bounded_in_bytes_and_in_number() {
+        for (bytes, expected) in [(1 << 20, ENGINE_BACKLOG_BYTES_MAX >> 20), (8, BACKLOG_MAX)] {
+            let mut backlog = Backlog::default();
+            (0..2 * BACKLOG_MAX).for_each(|_| backlog.push(EngineWord { number: ENGINE, bytes: vec![0; bytes] }));
+            assert_eq!(backlog.words.len(), expected);
+        }
     }
 }

@@ -113,8 +113,15 @@ mod tests {
     fn begins(node: &Node, link: u32, endpoint: u8, bytes: u64) -> Result<bool> {
         let envelope = Envelope::of(endpoint, Tag(1), 0);
         let parts = [Part::inline(TensorSpec::new(Dtype::U8.code(), &[bytes]))];
-        let arrival =
-            Arrival { envelope, sequence: 1, parts: &parts, payload_bytes: bytes, control_bytes: 0, ending: false };
+        let arrival = Arrival {
+            envelope,
+            sequence: 1,
+            parts: &parts,
+            payload_bytes: bytes,
+            control_bytes: 0,
+            is_urgent: false,
+            ending: false,
+        };
         Ok(matches!(node.inner.begin(LinkId(link), &arrival)?, Verdict::Land(_)))
     }
 

@@ -33,11 +33,12 @@ fn run(inner: &Inner) {
         }
         let now = Instant::now();
         if now >= next_beat {
-            // After a stop of this whole process the peers' signs of life are still to be read: they get one more beat.
+            // After a stop of this whole process the peers' signs of life are still to be read, and they may have been
+            // stopped too: they get one more beat, a whole one, whoever of them was about to be declared dead.
             let overslept = now.duration_since(next_beat) > beat;
-            next_beat = now + beat;
             let verdict = contain::told("a beat of the progress thread", || beat_all(inner, overslept)).flatten();
-            next_beat = verdict.map_or(next_beat, |verdict| next_beat.min(now + verdict));
+            let sooner = verdict.filter(|_| !overslept);
+            next_beat = now + sooner.map_or(beat, |verdict| verdict.min(beat));
         }
     }
 }

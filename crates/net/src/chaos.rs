@@ -1,11 +1,13 @@
 //! The chaos link: wraps a link of any medium and makes it slow, jerky, or broken, as a seed decides.
 //!
 //! What happens to a message is drawn once per message and direction, in the order of the messages, so that a seed and
-//! a sequence of messages give one schedule. Nothing is reordered and nothing is lost unless the link ends: a link is
-//! ordered and reliable by contract.
+//! a sequence of messages give one schedule; urgent messages have one of their own, so that they overtake the others
+//! here too. Nothing is reordered otherwise and nothing is lost unless the link ends: a link is ordered and reliable by
+//! contract.
 //!
 //! * **Outbound**, a message waits here, in order, until it is due; then the wrapped link takes it. Few are handed over
-//!   ahead of what the wrapped link has room for, so that the bound on waiting messages stays the usual one.
+//!   ahead of what the wrapped link has room for, so that the bound on waiting messages stays the usual one. No message
+//!   goes while an urgent one waits that was sent before it.
 //! * **Inbound**, a message that is not due is refused with [`Verdict::Pause`] and stays with the wrapped link.
 //! * **Waking**: nobody rings when a message becomes due. [`Link::next_due`] says when that is; whoever sleeps for the
 //!   node sleeps no longer. The node's own doorbell rings whenever a new point in time appears, after it can be read,
@@ -22,6 +24,7 @@ use crate::node::Inner;
 use crate::outbox::{Outbox, SendDriver, Waiting};
 use parking_lot::Mutex;
 use sheave_base::clock::{Entropy, SeededEntropy};
+use sheave_base::limits::OUTBOUND_URGENT_BYTES_MAX;
 use sheave_base::park::Bell;
 use sheave_base::{Error, ErrorKind, LinkId, Peer, Result, Work};
 use sheave_tensor::Tensor;
@@ -34,6 +37,9 @@ use std::time::{Duration, Instant};
 
 /// Messages that the wrapped link may hold without having sent them. Enough to keep it busy; more wait here.
 const AHEAD_MESSAGES_MAX: usize = 64;
+
+/// Bytes of such messages; one more may come on top. The wrapped link has room for that.
+const AHEAD_BYTES_MAX: u64 = OUTBOUND_URGENT_BYTES_MAX / 4;
 
 /// How often a link that hears nothing is looked at for what it still has to send.
 const DEAF_POLL: Duration = Duration::from_millis(5);
@@ -125,22 +131,59 @@ impl Schedule {
 }
 
 struct Outbound {
-    schedule: Schedule,
+    /// Of messages that are not urgent, and of those that are.
+    lanes: [Leaving; 2],
     held: Outbox,
-    /// One per held message.
-    dues: VecDeque<Instant>,
     sent_messages: u64,
 }
 
+/// Messages of one sort on their way out.
+struct Leaving {
+    schedule: Schedule,
+    /// One per held message.
+    dues: VecDeque<Instant>,
+}
+
+impl Outbound {
+    /// When the next message is due, and whether it is urgent. Others wait for those that are.
+    fn next_due(&self) -> Option<(Instant, bool)> {
+        let [data, urgent] = self.lanes.each_ref().map(|lane| lane.dues.front().copied());
+        urgent.map(|due| (due, true)).or_else(|| data.map(|due| (due, false)))
+    }
+}
+
 struct Inbound {
+    /// Of messages that are not urgent, and of those that are.
+    lanes: [Arriving; 2],
+    taken_messages: u64,
+    deaf_since: Option<Instant>,
+    polled: Instant,
+}
+
+/// What the wrapped link holds of one sort.
+#[derive(Default)]
+struct Ahead {
+    messages: AtomicUsize,
+    bytes: AtomicU64,
+}
+
+/// Messages of one sort on their way in.
+struct Arriving {
     schedule: Schedule,
     /// The message at the head, once it was decided when it is due.
     decided: Option<(u64, Instant)>,
     /// Until when the head is held back by this link.
     held_until: Option<Instant>,
-    taken_messages: u64,
-    deaf_since: Option<Instant>,
-    polled: Instant,
+}
+
+impl Inbound {
+    fn held_until(&self) -> Option<Instant> {
+        self.lanes.iter().filter_map(|lane| lane.held_until).min()
+    }
+
+    fn is_held(&self, is_urgent: bool, now: Instant) -> bool {
+        self.deaf_since.is_some() || self.lanes[usize::from(is_urgent)].held_until.is_some_and(|due| due > now)
+    }
 }
 
 /// A link with trouble. See the module.
@@ -154,7 +197,8 @@ pub(crate) struct ChaosLink {
     turn: Mutex<()>,
     outbound: Mutex<Outbound>,
     inbound: Mutex<Inbound>,
-    ahead_messages: Arc<AtomicUsize>,
+    /// By lane, those that the wrapped link holds.
+    ahead: [Arc<Ahead>; 2],
     messages: AtomicU64,
     cut: OnceLock<Error>,
 }
@@ -179,16 +223,16 @@ impl ChaosLink {
         if matches!(config.partition_after_messages, Some((_, 0))) {
             config.begins();
         }
-        let outbound = Outbound {
-            schedule: Schedule::new(seeds.next_u64(), config.outbound),
-            held: Outbox::default(),
-            dues: VecDeque::new(),
-            sent_messages: 0,
+        let mut seeds = || seeds.next_u64();
+        let leaving = |seed| Leaving { schedule: Schedule::new(seed, config.outbound), dues: VecDeque::new() };
+        let arriving = |seed| {
+            let schedule = Schedule::new(seed, config.inbound);
+            Arriving { schedule, decided: None, held_until: None }
         };
+        let (data, of_data) = (leaving(seeds()), arriving(seeds()));
+        let outbound = Outbound { lanes: [data, leaving(seeds())], held: Outbox::default(), sent_messages: 0 };
         let inbound = Inbound {
-            schedule: Schedule::new(seeds.next_u64(), config.inbound),
-            decided: None,
-            held_until: None,
+            lanes: [of_data, arriving(seeds())],
             taken_messages: 0,
             deaf_since: (config.partition_after_messages == Some((Direction::Inbound, 0))).then_some(now),
             polled: now,
@@ -201,7 +245,7 @@ impl ChaosLink {
             driver,
             outbound: Mutex::new(outbound),
             inbound: Mutex::new(inbound),
-            ahead_messages: Arc::default(),
+            ahead: Default::default(),
             messages: AtomicU64::new(0),
             cut: OnceLock::new(),
         }
@@ -220,8 +264,21 @@ impl ChaosLink {
         }
     }
 
-    fn has_room_ahead(&self) -> bool {
-        self.ahead_messages.load(SeqCst) < AHEAD_MESSAGES_MAX
+    /// When the next message goes out, unless that waits for room.
+    fn next_to_leave(&self, outbound: &Outbound) -> Option<Instant> {
+        let (due, is_urgent) = outbound.next_due()?;
+        (self.has_room_ahead(is_urgent) && !self.is_mute(outbound)).then_some(due)
+    }
+
+    /// False when there is something to do on the way out.
+    fn arm_outbound(&self, now: Instant) -> bool {
+        let leaves = self.next_to_leave(&self.outbound.lock());
+        leaves.is_none_or(|due| due > now) && self.cut.get().is_none()
+    }
+
+    fn has_room_ahead(&self, is_urgent: bool) -> bool {
+        let ahead = &self.ahead[usize::from(is_urgent)];
+        ahead.messages.load(SeqCst) < AHEAD_MESSAGES_MAX && ahead.bytes.load(SeqCst) < AHEAD_BYTES_MAX
     }
 
     /// A message has passed; after the last one the link is cut.
@@ -236,11 +293,18 @@ impl ChaosLink {
     }
 
     /// Remembers that the wrapped link holds one more message, until `work` ends; then `done` hears of it.
-    fn follow(&self, work: &Work<()>, done: impl FnOnce(&Result<()>) + Send + 'static) {
-        self.ahead_messages.fetch_add(1, SeqCst);
-        let ahead_messages = Arc::clone(&self.ahead_messages);
+    fn follow(
+        &self,
+        work: &Work<()>,
+        (is_urgent, bytes): (bool, u64),
+        done: impl FnOnce(&Result<()>) + Send + 'static,
+    ) {
+        let ahead = Arc::clone(&self.ahead[usize::from(is_urgent)]);
+        ahead.messages.fetch_add(1, SeqCst);
+        ahead.bytes.fetch_add(bytes, SeqCst);
         work.on_complete(move |outcome| {
-            ahead_messages.fetch_sub(1, SeqCst);
+            ahead.messages.fetch_sub(1, SeqCst);
+            ahead.bytes.fetch_sub(bytes, SeqCst);
             done(outcome);
         });
     }
@@ -249,36 +313,41 @@ impl ChaosLink {
     fn pump(&self, now: Option<Instant>) -> bool {
         let Some(_turn) = self.turn.try_lock() else { return false };
         let mut moved = false;
-        while let Some(Waiting { message, done, .. }) = self.next_to_go(now) {
+        while let Some((Waiting { message, done, .. }, is_urgent)) = self.next_to_go(now) {
+            let bytes = message.payload_bytes() + message.control.len() as u64;
             let outcome = self.inner.send(message, Hold::Borrow);
             self.count_message();
             moved = true;
             match outcome {
                 Ok(Handover::Sent) => done.complete(Ok(())),
-                Ok(Handover::Queued(work)) => self.follow(&work, |outcome| done.complete(outcome.clone())),
+                Ok(Handover::Queued(work)) => {
+                    self.follow(&work, (is_urgent, bytes), |outcome| done.complete(outcome.clone()));
+                }
                 Err(error) => done.complete(Err(error)),
             }
         }
         moved
     }
 
-    fn next_to_go(&self, now: Option<Instant>) -> Option<Waiting> {
+    /// The next message that goes out, and whether it is urgent.
+    fn next_to_go(&self, now: Option<Instant>) -> Option<(Waiting, bool)> {
         let mut outbound = self.outbound.lock();
-        let due = outbound.dues.front().copied()?;
-        let may_go = now.is_none_or(|now| due <= now && self.has_room_ahead());
+        let (due, is_urgent) = outbound.next_due()?;
+        let may_go = now.is_none_or(|now| due <= now && self.has_room_ahead(is_urgent));
         if !may_go || self.is_mute(&outbound) || self.cut.get().is_some() {
             return None;
         }
-        outbound.dues.pop_front();
+        outbound.lanes[usize::from(is_urgent)].dues.pop_front();
         self.count_sent(&mut outbound);
-        outbound.held.pop()
+        let waiting = if is_urgent { outbound.held.pop_urgent() } else { outbound.held.pop() };
+        Some((waiting?, is_urgent))
     }
 
     /// Ends what waits here.
     fn fail_held(&self, reason: &Error) {
         let waiting = {
             let mut outbound = self.outbound.lock();
-            outbound.dues.clear();
+            outbound.lanes.iter_mut().for_each(|lane| lane.dues.clear());
             outbound.held.drain()
         };
         for waiting in waiting {
@@ -321,22 +390,23 @@ impl Sink for Gate<'_> {
                 self.held_back.store(true, SeqCst);
                 return Ok(Verdict::Pause);
             }
-            let due = match inbound.decided {
+            let lane = &mut inbound.lanes[usize::from(arrival.is_urgent)];
+            let due = match lane.decided {
                 Some((sequence, due)) if sequence == arrival.sequence => due,
-                _ => inbound.schedule.due(self.now, arrival.payload_bytes),
+                _ => lane.schedule.due(self.now, arrival.payload_bytes),
             };
-            inbound.decided = Some((arrival.sequence, due));
+            lane.decided = Some((arrival.sequence, due));
             if due > self.now {
                 self.held_back.store(true, SeqCst);
-                self.newly_held.store(inbound.held_until.replace(due).is_none(), SeqCst);
+                self.newly_held.fetch_or(lane.held_until.replace(due).is_none(), SeqCst);
                 return Ok(Verdict::Pause);
             }
-            inbound.held_until = None;
+            lane.held_until = None;
         }
         let verdict = self.sink.begin(link, arrival)?;
         if matches!(verdict, Verdict::Land { .. }) {
             let mut inbound = self.link.inbound.lock();
-            inbound.decided = None;
+            inbound.lanes[usize::from(arrival.is_urgent)].decided = None;
             inbound.taken_messages += 1;
             let last = (Direction::Inbound, inbound.taken_messages);
             if self.link.config.partition_after_messages == Some(last) {
@@ -378,22 +448,25 @@ impl Link for ChaosLink {
         let now = Instant::now();
         let turn = self.turn.try_lock();
         let mut outbound = self.outbound.lock();
-        let due = outbound.schedule.due(now, message.payload_bytes());
-        let goes = due <= now && outbound.dues.is_empty() && self.has_room_ahead() && !self.is_mute(&outbound);
+        let is_urgent = self.driver.is_urgent(&message);
+        let is_next = outbound.lanes.iter().skip(usize::from(is_urgent)).all(|lane| lane.dues.is_empty());
+        let due = outbound.lanes[usize::from(is_urgent)].schedule.due(now, message.payload_bytes());
+        let goes = due <= now && is_next && self.has_room_ahead(is_urgent) && !self.is_mute(&outbound);
         if turn.is_none() || !goes {
             let work = outbound.held.push(message, hold, &self.driver);
             let work = work.map_err(|error| error.peer(self.inner.peer().clone()))?;
-            outbound.dues.push_back(due);
+            outbound.lanes[usize::from(is_urgent)].dues.push_back(due);
             drop(outbound);
             self.bell.ring();
             return Ok(Handover::Queued(work));
         }
         self.count_sent(&mut outbound);
         drop(outbound);
+        let bytes = message.payload_bytes() + message.control.len() as u64;
         let handover = self.inner.send(message, hold)?;
         self.count_message();
         if let Handover::Queued(work) = &handover {
-            self.follow(work, |_| {});
+            self.follow(work, (is_urgent, bytes), |_| {});
         }
         Ok(handover)
     }
@@ -444,17 +517,20 @@ impl Link for ChaosLink {
     }
 
     fn arm(&self) -> bool {
-        let quiet = self.inner.arm();
         let now = Instant::now();
-        let held_in = {
-            let inbound = self.inbound.lock();
-            inbound.deaf_since.is_some() || inbound.held_until.is_some_and(|due| due > now)
-        };
-        let outbound = self.outbound.lock();
-        let due_out =
-            outbound.dues.front().is_some_and(|due| *due <= now) && self.has_room_ahead() && !self.is_mute(&outbound);
+        let [is_data_held, is_urgent_held] = [false, true].map(|is_urgent| self.inbound.lock().is_held(is_urgent, now));
         // A message that is held back makes the wrapped link say that there is something to do.
-        (quiet || held_in) && !due_out && self.cut.get().is_none()
+        let quiet = match (is_data_held, is_urgent_held) {
+            (true, false) => self.inner.arm_urgent(),
+            _ => self.inner.arm() || is_urgent_held,
+        };
+        quiet && self.arm_outbound(now)
+    }
+
+    fn arm_urgent(&self) -> bool {
+        let now = Instant::now();
+        let is_held = self.inbound.lock().is_held(true, now);
+        (self.inner.arm_urgent() || is_held) && self.arm_outbound(now)
     }
 
     fn disarm(&self) {
@@ -465,13 +541,14 @@ impl Link for ChaosLink {
         let arrives = {
             let inbound = self.inbound.lock();
             match inbound.deaf_since {
-                Some(_) => (self.ahead_messages.load(SeqCst) > 0).then(|| inbound.polled + DEAF_POLL),
-                None => inbound.held_until,
+                Some(_) => {
+                    self.ahead.iter().any(|ahead| ahead.messages.load(SeqCst) > 0).then(|| inbound.polled + DEAF_POLL)
+                }
+                None => inbound.held_until(),
             }
         };
         let outbound = self.outbound.lock();
-        let may_leave = self.has_room_ahead() && !self.is_mute(&outbound);
-        let leaves = outbound.dues.front().copied().filter(|_| may_leave);
+        let leaves = self.next_to_leave(&outbound);
         [arrives, leaves, self.inner.next_due()].into_iter().flatten().min()
     }
 

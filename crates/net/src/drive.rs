@@ -406,7 +406,10 @@ impl Inner {
 
     fn arm(&self, entry: &Arc<Entry>) -> bool {
         if entry.paused.load(SeqCst) {
-            return true;
+            if entry.link.readiness().is_some_and(|readiness| readiness.while_paused) {
+                self.set_interest(entry, None);
+            }
+            return entry.link.arm_urgent();
         }
         self.set_interest(entry, None);
         entry.link.arm()
@@ -471,7 +474,8 @@ impl Watched for LinkWatch {
         }
         self.entry.link.attend();
         let polled = self.entry.pollers.load(SeqCst) > 0;
-        if polled || self.entry.paused.load(SeqCst) {
+        let may_read = || self.entry.link.readiness().is_some_and(|readiness| readiness.while_paused);
+        if polled || self.entry.paused.load(SeqCst) && !may_read() {
             // Its poller reads it, or nobody may yet: the descriptor must not keep the leader awake. Whoever arms the
             // link again watches it again.
             inner.set_interest(&self.entry, Some(Interest::Nothing));

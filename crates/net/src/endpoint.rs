@@ -21,6 +21,9 @@
 //! leaves the table under the same lock: it is either not told of any more, or its end is told to the slot that was
 //! filled.
 //!
+//! **Urgent messages** go their own way on every link, so that news of a
+//! death, say, waits for no data. An owner says which of its numbers they have ([`Endpoint::is_urgent`]).
+//!
 //! **Waiting for memory.** A service that works directly on its neighbours' memory waits for words that they write, for
 //! which no link rings by itself. Its endpoint [is polled](Endpoint::is_polled): the node's waiting treats it like one
 //! more link, which is polled while threads wait, and armed before one sleeps ([`crate::progress`]). Whoever changes a
@@ -86,6 +89,14 @@ pub trait Endpoint: Send + Sync {
     fn bounds_its_messages(&self, _number: u8) -> bool {
         false
     }
+
+    /// Whether messages without tensors that are sent under this number are urgent: they overtake those of other
+    /// numbers that were sent before them, the rest of one that is half on its way among these, and come through where
+    /// the receiver has no room for others. Nothing that is sent after them overtakes them, and among each other they
+    /// keep their order. Asked once, when it is registered. Their owner bounds how many there are.
+    fn is_urgent(&self, _number: u8) -> bool {
+        false
+    }
 }
 
 /// The decision on a message that begins to arrive.
@@ -93,7 +104,8 @@ pub trait Endpoint: Send + Sync {
 pub enum Admission {
     /// It comes in; its tensors land on this ground, or, without any, in the node's arena.
     Land(Ground),
-    /// It stays on its link, and all that follows it too, until [`Node::resume`].
+    /// It stays on its link, and all that follows it too but urgent messages, until [`Node::resume`]. Behind an urgent
+    /// one everything stays.
     Pause,
 }
 
@@ -134,6 +146,8 @@ pub(crate) struct Endpoints {
     expected: AtomicU32,
     /// Numbers whose owners bound what they send, as bits. The queues of the links look at it.
     bounded: Arc<AtomicU32>,
+    /// Numbers whose messages are urgent, as bits. The links look at it.
+    urgent: Arc<AtomicU32>,
     polled: OnceLock<Weak<dyn Endpoint>>,
     pollers: AtomicU32,
     /// Held while links and endpoints come to know each other.
@@ -145,6 +159,15 @@ const _: () = assert!(ENDPOINTS_MAX <= u32::BITS as usize);
 /// The bit that stands for a number. A number beyond the limit has none.
 fn bit(number: u8) -> u32 {
     1_u32.checked_shl(number.into()).unwrap_or(0)
+}
+
+/// Notes whether a number is one of those that the bits stand for.
+fn mark(bits: &AtomicU32, number: u8, is_one: bool) {
+    if is_one {
+        bits.fetch_or(bit(number), SeqCst);
+    } else {
+        bits.fetch_and(!bit(number), SeqCst);
+    }
 }
 
 /// The endpoint that takes a message.
@@ -199,6 +222,11 @@ impl Endpoints {
         &self.bounded
     }
 
+    /// Numbers whose messages are urgent, as bits.
+    pub(crate) fn urgent(&self) -> &Arc<AtomicU32> {
+        &self.urgent
+    }
+
     /// Lets the endpoints do what is due. No lock may be held.
     pub(crate) fn attend(&self) {
         loop {
@@ -232,11 +260,8 @@ impl Endpoints {
             tell(&**endpoint);
         }
         let home = home.unwrap_or_else(|| bit(number));
-        if endpoint.bounds_its_messages(number) {
-            self.bounded.fetch_or(bit(number), SeqCst);
-        } else {
-            self.bounded.fetch_and(!bit(number), SeqCst);
-        }
+        mark(&self.bounded, number, endpoint.bounds_its_messages(number));
+        mark(&self.urgent, number, endpoint.is_urgent(number));
         slot.current.store(Some(Arc::new(Registered { endpoint: Arc::downgrade(endpoint), home })));
         self.due.fetch_or(home, SeqCst);
         true
@@ -247,7 +272,8 @@ impl Endpoints {
         for (number, slot) in (0..).zip(&self.slots) {
             if slot.is_of(endpoint) {
                 slot.current.store(None);
-                self.bounded.fetch_and(!bit(number), SeqCst);
+                mark(&self.bounded, number, false);
+                mark(&self.urgent, number, false);
             }
         }
     }

@@ -1,33 +1,72 @@
 //! The in-process link: ranks as threads of one process.
 //!
-//! Each direction is a bounded queue of messages. A moved or shared tensor is handed over as its handle; a copied one
-//! is captured by `send`, which is its only copy unless the receiver named a place, where a second one lands it.
+//! Each direction is a bounded queue of messages, and one of urgent messages, which go first. A moved or shared tensor
+//! is handed over as its handle; a copied one is captured by `send`, which is its only copy unless the receiver named a
+//! place, where a second one lands it.
 
 use crate::counters::Counters;
 use crate::doorbell::Doorbell;
 use crate::entry;
 use crate::link::{Arrival, Handover, Hold, Link, Medium, Polled, Readiness, Sink, Verdict};
+use crate::matching::bytes_of;
 use crate::message::{Message, Outgoing, spec_of};
 use crate::node::{Inner, Node};
 use crate::outbox::{Outbox, SendDriver};
 use parking_lot::Mutex;
+use sheave_base::limits::INPROC_BYTES_MAX;
 use sheave_base::park::Bell;
 use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
 use sheave_tensor::{Arena, Mode, Segment, SegmentId, Tensor};
 use sheave_wire::{Part, Parts, Placement};
 use smallvec::SmallVec;
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Messages of one direction; more wait with their sender.
+/// Messages of one direction, and as many urgent ones; more wait with their sender.
 const QUEUE_MESSAGES_MAX: usize = 1024;
+
+/// Messages on their way.
+#[derive(Default)]
+struct Queue {
+    messages: Mutex<VecDeque<Message>>,
+    /// Written under the lock.
+    length: AtomicUsize,
+    /// Written under the lock.
+    bytes: AtomicU64,
+}
+
+impl Queue {
+    fn push(&self, message: Message) {
+        let mut messages = self.messages.lock();
+        self.bytes.fetch_add(bytes_of(&message), SeqCst);
+        messages.push_back(message);
+        self.length.store(messages.len(), SeqCst);
+    }
+
+    fn pop(&self) -> Option<Message> {
+        let mut messages = self.messages.lock();
+        let message = messages.pop_front();
+        self.bytes.fetch_sub(message.as_ref().map_or(0, bytes_of), SeqCst);
+        self.length.store(messages.len(), SeqCst);
+        message
+    }
+
+    fn is_empty(&self) -> bool {
+        self.length.load(SeqCst) == 0
+    }
+
+    fn has_room(&self) -> bool {
+        self.length.load(SeqCst) < QUEUE_MESSAGES_MAX && self.bytes.load(SeqCst) < INPROC_BYTES_MAX
+    }
+}
 
 /// One direction.
 struct Pipe {
-    queue: Mutex<VecDeque<Message>>,
-    length: AtomicUsize,
+    data: Queue,
+    /// Looked at before each message of data is taken, so that none overtakes what was put in here before it.
+    urgent: Queue,
     consumer_armed: AtomicBool,
     producer_armed: AtomicBool,
     ended: Mutex<Option<Error>>,
@@ -42,8 +81,8 @@ impl Pipe {
     fn new(producer: &Inner, consumer: &Inner) -> Arc<Self> {
         Arc::new(Self {
             shown: Mutex::default(),
-            queue: Mutex::default(),
-            length: AtomicUsize::new(0),
+            data: Queue::default(),
+            urgent: Queue::default(),
             consumer_armed: AtomicBool::new(false),
             producer_armed: AtomicBool::new(false),
             ended: Mutex::new(None),
@@ -58,6 +97,10 @@ impl Pipe {
         self.ended_flag.store(true, SeqCst);
         self.consumer_bell.ring();
         self.producer_bell.ring();
+    }
+
+    fn is_empty(&self) -> bool {
+        self.urgent.is_empty() && self.data.is_empty()
     }
 
     fn reason(&self) -> Option<Error> {
@@ -75,6 +118,8 @@ struct InprocLink {
     arena: Arena,
     counters: Arc<Counters>,
     driver: SendDriver,
+    /// The next urgent message waits until its receiver has room, as far as the last look has told.
+    is_urgent_paused: AtomicBool,
 }
 
 #[derive(Default)]
@@ -113,6 +158,7 @@ pub(crate) fn link(left: &Arc<Inner>, right: &Arc<Inner>) -> Result<(LinkId, Lin
                 arena: own.arena.clone(),
                 counters: Arc::clone(&own.counters),
                 driver: SendDriver::new(&own, id),
+                is_urgent_paused: AtomicBool::new(false),
             }))
         }
     };
@@ -139,7 +185,7 @@ pub(crate) fn link(left: &Arc<Inner>, right: &Arc<Inner>) -> Result<(LinkId, Lin
 }
 
 impl InprocLink {
-    fn put(&self, sending: &mut Sending, message: Outgoing) -> Result<()> {
+    fn put(&self, sending: &mut Sending, message: Outgoing, queue: &Queue) -> Result<()> {
         let mut parts = SmallVec::new();
         for part in message.parts {
             let length_bytes = part.tensor.len_bytes() as u64;
@@ -155,10 +201,7 @@ impl InprocLink {
         // The consumer is at the other node, which knows this link by another number; its poll fills that in.
         let (envelope, control) = (message.envelope, message.control);
         let message = Message { envelope, source: LinkId::default(), sequence: sending.sequence, control, parts };
-        let mut queue = self.outbound.queue.lock();
-        queue.push_back(message);
-        self.outbound.length.store(queue.len(), SeqCst);
-        drop(queue);
+        queue.push(message);
         if self.outbound.consumer_armed.swap(false, SeqCst) {
             Counters::add(&self.counters.doorbells_rung, 1);
             self.outbound.consumer_bell.ring();
@@ -178,9 +221,14 @@ impl InprocLink {
         let mut finished: SmallVec<[_; 8]> = SmallVec::new();
         {
             let mut sending = self.outbox.lock();
-            while self.outbound.length.load(SeqCst) < QUEUE_MESSAGES_MAX {
+            let Pipe { urgent, data, .. } = &*self.outbound;
+            while urgent.has_room() {
+                let Some(waiting) = sending.outbox.pop_urgent() else { break };
+                finished.push((waiting.done, self.put(&mut sending, waiting.message, urgent)));
+            }
+            while sending.outbox.has_none_urgent() && data.has_room() {
                 let Some(waiting) = sending.outbox.pop() else { break };
-                finished.push((waiting.done, self.put(&mut sending, waiting.message)));
+                finished.push((waiting.done, self.put(&mut sending, waiting.message, data)));
             }
         }
         let moved = !finished.is_empty();
@@ -190,10 +238,22 @@ impl InprocLink {
         moved
     }
 
+    /// Takes the next message. False if it, or an urgent one, finds no room.
     fn take(&self, sink: &dyn Sink) -> Result<Option<bool>> {
+        // Data first: what it must not overtake has been put into the other queue before it.
+        let has_data = !self.inbound.data.is_empty();
+        if !self.inbound.urgent.is_empty() {
+            let taken = self.take_from(&self.inbound.urgent, true, sink)?;
+            self.is_urgent_paused.store(taken == Some(false), SeqCst);
+            return Ok(taken);
+        }
+        if has_data { self.take_from(&self.inbound.data, false, sink) } else { Ok(None) }
+    }
+
+    fn take_from(&self, queue: &Queue, is_urgent: bool, sink: &dyn Sink) -> Result<Option<bool>> {
         let verdict = {
-            let queue = self.inbound.queue.lock();
-            let Some(message) = queue.front() else { return Ok(None) };
+            let messages = queue.messages.lock();
+            let Some(message) = messages.front() else { return Ok(None) };
             // Whatever they are, they are here already, as blocks are.
             let placement = Placement::Block { segment: 0, offset: 0, loan: 0 };
             let part = |part: &Tensor| Part { spec: spec_of(part), placement, shared: false };
@@ -201,20 +261,17 @@ impl InprocLink {
             let (envelope, sequence) = (message.envelope, message.sequence);
             let payload_bytes = message.parts.iter().map(|part| part.len_bytes() as u64).sum();
             let control_bytes = message.control.len();
-            drop(queue);
+            drop(messages);
             let ending = self.inbound.reason().is_some();
-            sink.begin(self.id, &Arrival { envelope, sequence, parts: &parts, payload_bytes, control_bytes, ending })?
+            let parts = &parts;
+            let arrival = Arrival { envelope, sequence, parts, payload_bytes, control_bytes, is_urgent, ending };
+            sink.begin(self.id, &arrival)?
         };
         let mut landing = match verdict {
             Verdict::Pause => return Ok(Some(false)),
             Verdict::Land(landing) => landing,
         };
-        let message = {
-            let mut queue = self.inbound.queue.lock();
-            let message = queue.pop_front();
-            self.inbound.length.store(queue.len(), SeqCst);
-            message
-        };
+        let message = queue.pop();
         if self.inbound.producer_armed.swap(false, SeqCst) {
             Counters::add(&self.counters.doorbells_rung, 1);
             self.inbound.producer_bell.ring();
@@ -270,8 +327,11 @@ impl Link for InprocLink {
         if let Some(reason) = self.outbound.reason() {
             return Err(reason.peer(self.peer.clone()));
         }
-        if sending.outbox.is_empty() && self.outbound.length.load(SeqCst) < QUEUE_MESSAGES_MAX {
-            self.put(&mut sending, message)?;
+        let is_urgent = self.driver.is_urgent(&message);
+        let queue = if is_urgent { &self.outbound.urgent } else { &self.outbound.data };
+        let is_next = if is_urgent { sending.outbox.has_none_urgent() } else { sending.outbox.is_empty() };
+        if is_next && queue.has_room() {
+            self.put(&mut sending, message, queue)?;
             return Ok(Handover::Sent);
         }
         Ok(Handover::Queued(
@@ -287,11 +347,9 @@ impl Link for InprocLink {
         let Some(_token) = self.token.try_lock() else { return Polled::Busy };
         let mut moved = self.flush();
         for _ in 0..budget {
-            if self.inbound.length.load(SeqCst) == 0 {
-                break;
-            }
             match self.take(sink) {
                 Ok(Some(true)) => moved = true,
+                Ok(Some(false)) if moved => break,
                 Ok(Some(false)) => return Polled::Paused,
                 Ok(None) => break,
                 Err(reason) => return Polled::Ended(reason),
@@ -301,7 +359,7 @@ impl Link for InprocLink {
             return Polled::Moved;
         }
         match self.inbound.reason() {
-            Some(reason) if self.inbound.length.load(SeqCst) == 0 => {
+            Some(reason) if self.inbound.is_empty() => {
                 let reason = reason.peer(self.peer.clone());
                 self.end(&reason);
                 Polled::Ended(reason)
@@ -311,11 +369,21 @@ impl Link for InprocLink {
     }
 
     fn arm(&self) -> bool {
+        let is_quiet = self.arm_urgent();
+        is_quiet && self.inbound.is_empty() && !self.inbound.ended_flag.load(SeqCst)
+    }
+
+    fn arm_urgent(&self) -> bool {
         self.inbound.consumer_armed.store(true, SeqCst);
-        let waits = !self.outbox.lock().outbox.is_empty();
+        let (waits, waits_urgent) = {
+            let sending = self.outbox.lock();
+            (!sending.outbox.is_empty(), !sending.outbox.has_none_urgent())
+        };
         self.outbound.producer_armed.store(waits, SeqCst);
-        let room = waits && self.outbound.length.load(SeqCst) < QUEUE_MESSAGES_MAX;
-        self.inbound.length.load(SeqCst) == 0 && !self.inbound.ended_flag.load(SeqCst) && !room
+        let queue = if waits_urgent { &self.outbound.urgent } else { &self.outbound.data };
+        // One that waits for its receiver is no news.
+        let is_quiet = self.inbound.urgent.is_empty() || self.is_urgent_paused.load(SeqCst);
+        is_quiet && !(waits && queue.has_room())
     }
 
     fn disarm(&self) {

@@ -4,14 +4,16 @@
 //! longer wait; `poll` takes what arrived and moves what waits; `arm` asks for a doorbell; `close` ends it in order;
 //! `abandon` ends it at once. Nothing above this room knows the medium.
 //!
-//! * **Order**: messages are delivered in the order in which `send` took them, each exactly once, until the link ends.
+//! * **Order**: messages are delivered in the order in which `send` took them, each exactly once, until the link ends;
+//!   but *urgent* ones, which their endpoints declare ([`crate::Endpoint::is_urgent`]), overtake the others. So they
+//!   keep their order among each other, as the others do, and are delivered before everything that was sent after them.
 //! * **One poller**: `poll` is guarded by a try-lock, the poll token. Whoever gets it makes progress for everybody.
 //! * **In place**: the sink names the destination of every tensor before its bytes are moved. The landing owns the
 //!   write leases of these destinations, and the link owns the landing for as long as it may write; so whatever becomes
 //!   of whoever asked for the message, nobody else reads or writes a place that a link still writes to. A link that
 //!   closes, or says that it has ended, has let go of a landing that lasts; one within the process lasts for a copy.
 //! * **Back-pressure**: a sink may say [`Verdict::Pause`]; the message then stays where it is and the sender's queue
-//!   fills up.
+//!   fills up. Urgent messages that come behind it are delivered all the same.
 //! * **End**: a link ends once, with one reason; every later call returns it.
 
 use crate::matching::{Posted, Wanted};
@@ -75,7 +77,7 @@ pub enum Polled {
     Idle,
     /// Something moved; there may be more.
     Moved,
-    /// The next message waits until its receiver has room.
+    /// The next message waits until its receiver has room. Urgent ones may come nevertheless.
     Paused,
     /// The link has ended, and everything that it carried was delivered.
     Ended(Error),
@@ -94,6 +96,8 @@ pub struct Arrival<'a> {
     pub payload_bytes: u64,
     /// Bytes of the control part.
     pub control_bytes: usize,
+    /// It has overtaken others.
+    pub is_urgent: bool,
     /// The peer has ended the link: what is left of it is no more than the medium holds, and is let in beyond the
     /// limits.
     pub ending: bool,
@@ -209,6 +213,12 @@ pub trait Link: Send + Sync {
     /// Asks for a doorbell when something arrives or room appears. False when there is something to do now.
     fn arm(&self) -> bool;
 
+    /// As [`Link::arm`], for a link whose next message waits until its receiver has room: asks for a doorbell when an
+    /// urgent message arrives or room appears.
+    fn arm_urgent(&self) -> bool {
+        true
+    }
+
     /// Takes the request back, as far as that saves the peer a system call.
     fn disarm(&self);
 
@@ -297,4 +307,6 @@ pub struct Readiness<'a> {
     pub descriptor: BorrowedFd<'a>,
     /// Watch for room to write too.
     pub writable: bool,
+    /// Watch it though the next message waits until its receiver has room: urgent ones come that way.
+    pub while_paused: bool,
 }

@@ -315,6 +315,7 @@ fn check_against(places: &[Tensor], specs: impl ExactSizeIterator<Item = (Dtype,
     Ok(())
 }
 
-fn bytes_of(message: &Message) -> u64 {
+/// Bytes of a message, tensors and control part.
+pub(crate) fn bytes_of(message: &Message) -> u64 {
     message.parts.iter().map(|part| part.len_bytes() as u64).sum::<u64>() + message.control.len() as u64
 }

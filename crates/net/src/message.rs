@@ -1,6 +1,6 @@
 //! What travels: an envelope, a small control part, and tensors.
 
-use sheave_base::{LinkId, Tag};
+use sheave_base::{Error, ErrorKind, LinkId, Result, Tag};
 use sheave_tensor::{Mode, ReadLease, Tensor, WriteLease};
 use sheave_wire::{Header, Kind, TensorSpec};
 use smallvec::{SmallVec, smallvec};
@@ -57,6 +57,18 @@ impl Envelope {
     pub(crate) fn of_header(header: &Header) -> Self {
         let Header { tag, context, correlation, aux, endpoint, .. } = *header;
         Self { endpoint, tag: Tag(tag), context, correlation, aux }
+    }
+
+    /// The envelope of an urgent message with this header.
+    pub(crate) fn of_urgent(header: &Header) -> Result<Self> {
+        let Header { kind, part_count, payload_bytes, endpoint, .. } = *header;
+        if kind != Kind::Urgent || part_count != 0 || payload_bytes != 0 || endpoint == 0 {
+            let found = format!("{part_count} tensors of {payload_bytes} bytes for endpoint {endpoint}");
+            let what =
+                format!("the peer sent an urgent message of kind {kind:?} with {found}; expected none, and not 0");
+            return Err(Error::new(ErrorKind::Protocol, what));
+        }
+        Ok(Self::of_header(header))
     }
 }
 
@@ -120,7 +132,7 @@ impl Outgoing {
     }
 
     /// Refuses what no link carries.
-    pub(crate) fn check_limits(&self) -> sheave_base::Result<()> {
+    pub(crate) fn check_limits(&self) -> Result<()> {
         let part_count = u16::try_from(self.parts.len()).unwrap_or(u16::MAX);
         let control_bytes = u32::try_from(self.control.len()).unwrap_or(u32::MAX);
         let payload_bytes = self.payload_bytes();
@@ -155,10 +167,10 @@ pub struct Message {
 
 impl Message {
     /// The only tensor of a message of one tensor.
-    pub fn into_tensor(mut self) -> sheave_base::Result<Tensor> {
+    pub fn into_tensor(mut self) -> Result<Tensor> {
         if self.parts.len() != 1 {
-            return Err(sheave_base::Error::new(
-                sheave_base::ErrorKind::Mismatch,
+            return Err(Error::new(
+                ErrorKind::Mismatch,
                 format!("a message with {} tensors where one was expected", self.parts.len()),
             ));
         }

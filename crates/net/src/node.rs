@@ -868,7 +868,10 @@ impl Sink for Inner {
 
     fn deliver(&self, landing: Landing, message: Message) {
         Counters::add(&self.counters.messages_received, 1);
-        self.announced.end(message.source);
+        // One without tensors was not counted, and if it is urgent another one may be on its way.
+        if !message.parts.is_empty() {
+            self.announced.end(message.source);
+        }
         for part in message.parts.iter().filter(|part| part.len_bytes() as u64 > limits::UNPROVEN_BYTES_MAX) {
             self.proven_bytes.fetch_max(part.len_bytes() as u64, Ordering::Relaxed);
         }

@@ -4,12 +4,14 @@
 
 mod support;
 
+use sheave_base::limits::LINK_WINDOW_BYTES;
 use sheave_base::{ErrorKind, LinkId, NodeId};
-use sheave_net::{Address, ListenConfig, Medium, Node, NodeConfig, Transport};
-use sheave_wire::{CloseReason, Header, Kind, Part, Placement, TensorSpec};
+use sheave_net::{Address, Admission, Arrival, Endpoint, ListenConfig, Medium, Node, NodeConfig, Transport};
+use sheave_wire::{CloseReason, HEADER_BYTES, Header, Kind, PIECE_BYTES, Part, Placement, TensorSpec};
 use smallvec::SmallVec;
 use std::io::Write;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use support::stranger::{join, read_frame};
 use support::*;
@@ -31,6 +33,14 @@ fn ends_with(server: &Node, link: LinkId, stream: &mut TcpStream, kind: ErrorKin
         assert_eq!((last.kind, last.tag), (Kind::Close, CloseReason::Protocol.code().into()));
     }
     error
+}
+
+/// Such words end a link.
+fn makes_no_sense(what: &str, words: &[u8]) {
+    let (server, link, mut stream) = joined();
+    stream.write_all(words).unwrap();
+    let error = ends_with(&server, link, &mut stream, ErrorKind::Protocol);
+    assert!(error.to_string().contains("stranger"), "{what}: {error}");
 }
 
 fn data(sequence: u64) -> Header {
@@ -76,15 +86,121 @@ fn frames_that_no_peer_sends_end_the_link() {
         ("a block", [&blocked.encode()[..], &block].concat()),
         ("a segment", Header { sequence: 1, ..Header::new(Kind::Segment) }.encode().to_vec()),
     ];
-    for (what, frame) in frames {
-        let (server, link, mut stream) = joined();
-        stream.write_all(&frame).unwrap();
-        let error = ends_with(&server, link, &mut stream, ErrorKind::Protocol);
-        assert!(error.to_string().contains("stranger"), "{what}: {error}");
-    }
+    frames.iter().for_each(|(what, frame)| makes_no_sense(what, frame));
     let (server, link, mut stream) = joined();
     stream.write_all(&Header { control_bytes: u32::MAX, ..data(1) }.encode()).unwrap();
     ends_with(&server, link, &mut stream, ErrorKind::LimitExceeded);
+}
+
+/// The header and the control area of a message of one tensor of so many bytes.
+fn head(sequence: u64, payload_bytes: u64) -> Vec<u8> {
+    let mut area = Vec::new();
+    let spec = TensorSpec::new(sheave_tensor::Dtype::U8.code(), &[payload_bytes]);
+    sheave_wire::parts::encode(&[Part::inline(spec)], &mut area).unwrap();
+    let header = Header { part_count: 1, control_bytes: area.len() as u32, payload_bytes, ..data(sequence) };
+    [&header.encode()[..], &area].concat()
+}
+
+fn piece(sequence: u64, payload_bytes: usize) -> Vec<u8> {
+    Header { sequence, payload_bytes: payload_bytes as u64, ..Header::new(Kind::Chunk) }.encode().to_vec()
+}
+
+fn urgent(sequence: u64) -> Header {
+    Header { sequence, endpoint: 3, ..Header::new(Kind::Urgent) }
+}
+
+/// So much of a message's control area and payload comes in its first piece.
+fn first_piece_bytes(head: &[u8]) -> usize {
+    PIECE_BYTES - (head.len() - HEADER_BYTES)
+}
+
+#[test]
+fn f18_a_message_comes_in_pieces_with_urgent_ones_between() {
+    let (server, link, mut stream) = joined();
+    let payload: Vec<u8> = (0..(2 * PIECE_BYTES + 100) as u32).map(|at| (at / 7) as u8).collect();
+    let start = head(1, payload.len() as u64);
+    let (first, rest) = payload.split_at(first_piece_bytes(&start));
+    let (second, third) = rest.split_at(PIECE_BYTES);
+    let word = [&Header { control_bytes: 5, ..urgent(2) }.encode()[..], b"hello"].concat();
+    let beat = Header { sequence: 4, ..Header::new(Kind::Beat) }.encode();
+    for part in [&start, first, &word, &piece(3, second.len()), second, &beat, &piece(5, third.len()), third] {
+        stream.write_all(part).unwrap();
+    }
+    let got = receive(&server, link, 1, SmallVec::new()).unwrap();
+    assert_eq!(got.to_vec::<u8>().unwrap(), payload);
+}
+
+#[test]
+fn f18_pieces_that_no_peer_sends_end_the_link() {
+    let start = head(1, 2 * PIECE_BYTES as u64);
+    let begun = [&start[..], &vec![7; first_piece_bytes(&start)]].concat();
+    let behind = |frame: &[u8]| [&begun, frame].concat();
+    let frames: [(&str, Vec<u8>); 10] = [
+        ("a piece of nothing", piece(1, 10)),
+        ("a short piece", behind(&piece(2, PIECE_BYTES - 1))),
+        ("a long piece", behind(&piece(2, PIECE_BYTES + 1))),
+        ("an empty piece", behind(&piece(2, 0))),
+        ("a piece with a control area", behind(&Header { control_bytes: 1, ..chunk() }.encode())),
+        ("a piece with tensors", behind(&Header { part_count: 1, ..chunk() }.encode())),
+        ("another message in between", behind(&head(2, 3))),
+        ("an urgent one with tensors", Header { part_count: 1, ..urgent(1) }.encode().to_vec()),
+        ("an urgent one with payload", Header { payload_bytes: 1, ..urgent(1) }.encode().to_vec()),
+        ("an urgent one for a receive", Header { endpoint: 0, ..urgent(1) }.encode().to_vec()),
+    ];
+    frames.iter().for_each(|(what, frame)| makes_no_sense(what, frame));
+    let (server, link, mut stream) = joined();
+    stream.write_all(&begun).unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    let error = ends_with(&server, link, &mut stream, ErrorKind::PeerLost);
+    assert!(error.what().contains("in the middle"), "{error}");
+}
+
+fn chunk() -> Header {
+    Header { sequence: 2, payload_bytes: PIECE_BYTES as u64, ..Header::new(Kind::Chunk) }
+}
+
+/// Has no room.
+struct Full;
+
+impl Endpoint for Full {
+    fn admit(&self, _link: LinkId, _arrival: &Arrival<'_>) -> Admission {
+        Admission::Pause
+    }
+}
+
+/// What comes behind a message without a receiver is kept up to the window, and not beyond.
+#[test]
+fn f18_a_peer_that_exceeds_its_window_ends_the_link() {
+    let (server, link, mut stream) = joined();
+    let full: Arc<dyn Endpoint> = Arc::new(Full);
+    assert!(server.register(5, &full));
+    stream.write_all(&Header { endpoint: 5, ..data(1) }.encode()).unwrap();
+    let most = (LINK_WINDOW_BYTES as usize / PIECE_BYTES + 3) as u64;
+    let sender = std::thread::spawn(move || {
+        // The other side stops reading when it has had enough.
+        let payload = vec![7; PIECE_BYTES / 2];
+        for sequence in 2..2 + 2 * most {
+            if stream.write_all(&[&head(sequence, payload.len() as u64)[..], &payload].concat()).is_err() {
+                break;
+            }
+        }
+        stream
+    });
+    let error = receive(&server, link, 99, SmallVec::new()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
+    assert!(error.what().contains("window"), "{error}");
+    drop(sender.join().unwrap());
+}
+
+#[test]
+fn f18_nonsense_about_room_ends_the_link() {
+    for header in [
+        Header { tag: 1, ..Header::new(Kind::Room) },
+        Header { tag: u64::MAX, ..Header::new(Kind::Room) },
+        Header { control_bytes: 1, ..Header::new(Kind::Room) },
+    ] {
+        makes_no_sense("room", &Header { sequence: 1, ..header }.encode());
+    }
 }
 
 #[test]

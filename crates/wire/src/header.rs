@@ -18,9 +18,15 @@
 //! | 57 | 3 | reserved, zero |
 //! | 60 | 4 | CRC-32 of the 60 bytes before it, or zero where the medium needs none |
 //!
-//! Messages of users are of one kind, [`Kind::Data`]. The *endpoint* says who takes one: 0 stands for the receives of
-//! the node, which are matched by source, context and tag; any other number for whoever is registered under it there.
-//! What tag, context, correlation and aux mean is decided by the endpoint's owner; `docs/design` lists the owners.
+//! Messages of users are of the kinds [`Kind::Data`] and, where they overtake data, [`Kind::Urgent`]. The *endpoint*
+//! says who takes one: 0 stands for the receives of the node, which are matched by source, context and tag; any other
+//! number for whoever is registered under it there. What tag, context, correlation and aux mean is decided by the
+//! endpoint's owner; `docs/design` lists the owners.
+//!
+//! **Pieces.** On a stream the control area and the payload of a data message that are together longer than
+//! [`PIECE_BYTES`] come in pieces: as many bytes right behind the message's header, then as many behind a header of
+//! kind [`Kind::Chunk`], whose payload bytes say how many they are, and so on; the last piece is the rest. Between two
+//! pieces stand urgent messages and what is the link's own, but no other data message and no piece of one.
 //!
 //! **Correctness.** A header is decoded from an array that the caller owns, never in place: in shared memory the other
 //! side could change a field between its check and its use. The check sum guards against accidents (a cut, a mixed-up
@@ -39,7 +45,11 @@ pub const HEADER_BYTES: usize = 64;
 pub const MAGIC: u16 = u16::from_le_bytes(*b"sv");
 
 /// The version of everything in this crate that is written on a link.
-pub const PROTOCOL_VERSION: u8 = 2;
+pub const PROTOCOL_VERSION: u8 = 3;
+
+/// Bytes of a data message behind one header of a stream: what an urgent message waits for at most, besides what the
+/// kernel holds.
+pub const PIECE_BYTES: usize = 1 << 20;
 
 /// Bytes of a header that its check sum covers.
 const SUMMED_BYTES: usize = HEADER_BYTES - size_of::<u32>();
@@ -88,10 +98,14 @@ coded! {
         Close = 6,
         /// A shared-memory segment that later messages refer to.
         Segment = 7,
-        /// A piece of a message that does not fit in one.
+        /// Another piece of the data message that has begun: so many payload bytes of its control area and payload.
         Chunk = 8,
         /// Payload of parts that were announced with placement `Stream`.
         Stream = 9,
+        /// As `Data`, without tensors: overtakes data, and keeps its order among its like.
+        Urgent = 12,
+        /// The sender has used as many bytes of frames of data, their headers included, as the tag says.
+        Room = 13,
     }
 }
 
@@ -99,7 +113,7 @@ impl Kind {
     /// Whether it is a message of a node's user, which every link carries; the rest is the link's own.
     #[must_use]
     pub fn is_message(self) -> bool {
-        self == Self::Data
+        matches!(self, Self::Data | Self::Urgent)
     }
 }
 
@@ -367,7 +381,7 @@ mod tests {
         bytes[2] = 9;
         let error = Header::decode(&bytes).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Protocol);
-        assert!(error.what().contains("version 9") && error.what().contains("version 2"), "{error}");
+        assert!(error.what().contains("version 9") && error.what().contains("version 3"), "{error}");
     }
 
     #[test]

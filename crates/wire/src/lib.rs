@@ -20,6 +20,6 @@ mod value;
 
 pub use codec::{from_control, to_control};
 pub use dtype::dtype_size;
-pub use header::{CloseReason, HEADER_BYTES, Header, Kind, MAGIC, PROTOCOL_VERSION};
+pub use header::{CloseReason, HEADER_BYTES, Header, Kind, MAGIC, PIECE_BYTES, PROTOCOL_VERSION};
 pub use parts::{Part, Parts, Placement, TensorSpec};
 pub use value::Value;

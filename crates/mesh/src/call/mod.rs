@@ -4,7 +4,8 @@
 //! number, its correlation pairs it with its answer; its tag is the number of the [`Method`], or says that the control
 //! part gives a name. The answer, for [`ANSWERS`], carries either a result and tensors or the handler's [`Error`]
 //! whole, with the answering node as its origin. How both are written stands in [`form`]. Words about calls, for
-//! [`CALLS`](crate::endpoints::CALLS), have no control part: their envelope says it all.
+//! [`CALLS`](crate::endpoints::CALLS) and [`ROOM`](crate::endpoints::ROOM), have no control part: their envelope says
+//! it all.
 //!
 //! **On the calling side** a table holds every call that is not answered. A call leaves it exactly once: with its
 //! answer, when the link that carried it ends, at its deadline, when it is cancelled, or when the mesh ends. An answer
@@ -122,9 +123,6 @@ const HERE: LinkId = LinkId(0);
 /// The context of words for [`CALLS`] that a call is cancelled. They follow their request on its link.
 const CANCELLED: u64 = 1;
 
-/// The context of words for [`CALLS`] that so many requests have begun; the tag is the service's number, aux the count.
-const BEGUN: u64 = 2;
-
 /// A service and its name.
 type Named = (String, Arc<dyn Serves>);
 
@@ -184,14 +182,17 @@ impl Calls {
         self.requests.take(from, message, brought, window);
     }
 
-    /// Takes a word about calls: the peer at the other end of that link waits no longer for one of its own, or has
-    /// begun so many requests of this node's at one of its services.
+    /// Takes a word about calls: the peer at the other end of that link waits no longer for one of its own.
     pub(crate) fn take_word(&self, link: LinkId, word: &Envelope) {
-        match word.context {
-            CANCELLED => self.requests.take_cancelled((link, word.correlation)),
-            BEGUN => self.arrived.lock().push_back(Arrived::Begun(link, word.tag.0, word.aux)),
-            _ => {}
+        if word.context == CANCELLED {
+            self.requests.take_cancelled((link, word.correlation));
         }
+    }
+
+    /// Takes the word that the peer at the other end of that link has begun so many requests of this node's at one of
+    /// its services.
+    pub(crate) fn take_room(&self, link: LinkId, word: &Envelope) {
+        self.arrived.lock().push_back(Arrived::Begun(link, word.tag.0, word.aux));
     }
 
     pub(crate) fn link_ended(&self, link: LinkId, reason: &Error) {

@@ -14,15 +14,15 @@
 //! stands in a table until it is answered, where the word's turn finds it. So a request that has not begun when its
 //! word is heard never begins, and a handler that runs can ask.
 
+use super::HERE;
 use super::executor::{Executor, Job};
 use super::form::RequestTag;
 use super::lane::Lane;
 use super::name::ServiceName;
 use super::service::{self, Replies, Reply};
 use super::window::Size;
-use super::{BEGUN, HERE};
 use crate::driver::Shared;
-use crate::endpoints::{CALLS, REQUESTS};
+use crate::endpoints::{REQUESTS, ROOM};
 use crate::engine::Member;
 use crate::guest::AttachedGuest;
 use crate::reference::Brought;
@@ -365,7 +365,7 @@ impl Shared {
         let untold = begun.wrapping_sub(counted.told.load(SeqCst));
         if untold >= size.requests / 2 || untold_bytes >= size.bytes / 2 {
             let (service, aux) = counted.tell();
-            let envelope = Envelope { aux, ..Envelope::of(CALLS, Tag(service), BEGUN) };
+            let envelope = Envelope { aux, ..Envelope::of(ROOM, Tag(service), 0) };
             // Where the link has ended nobody waits for room.
             let _ = self.node.isend(counted.link, Outgoing::control(envelope, Vec::new()));
         }

@@ -84,6 +84,8 @@ pub(super) struct Window {
     sizes: VecDeque<u64>,
     bytes: u64,
     pub(super) waiting: VecDeque<Leaving>,
+    /// Bytes of those.
+    waiting_bytes: u64,
     /// How many have left `waiting` so far.
     pub(super) left: u64,
     pub(super) room_waits: RoomWaits,
@@ -100,6 +102,22 @@ impl Window {
         (self.sizes.len(), self.bytes)
     }
 
+    /// Keeps a request until there is room for it.
+    fn keep(&mut self, request: Leaving) -> Result<()> {
+        let bytes = self.waiting_bytes.saturating_add(request.bytes());
+        let what = if self.waiting.len() >= limits::OUTBOUND_MESSAGES_MAX {
+            format!("{} calls", limits::OUTBOUND_MESSAGES_MAX)
+        } else if !self.waiting.is_empty() && bytes > limits::OUTBOUND_BYTES_MAX {
+            format!("calls of {} bytes, of at most {},", self.waiting_bytes, limits::OUTBOUND_BYTES_MAX)
+        } else {
+            self.waiting_bytes = bytes;
+            self.waiting.push_back(request);
+            return Ok(());
+        };
+        Err(Error::new(ErrorKind::LimitExceeded, format!("{what} wait for room at their callee"))
+            .hint("wait for some before calling again"))
+    }
+
     /// Takes out the first request that waits, if it is to be sent now.
     fn next(&mut self, size: Size) -> Option<Leaving> {
         let bytes = self.waiting.front()?.bytes();
@@ -107,8 +125,15 @@ impl Window {
             return None;
         }
         self.enter(bytes);
+        self.take_first()
+    }
+
+    /// Takes out the first request that was kept.
+    fn take_first(&mut self) -> Option<Leaving> {
+        let request = self.waiting.pop_front()?;
+        self.waiting_bytes -= request.bytes();
         self.left += 1;
-        self.waiting.pop_front()
+        Some(request)
     }
 
     fn enter(&mut self, bytes: u64) {
@@ -226,12 +251,8 @@ impl Shared {
             if state.is_over {
                 return Err(self.about(Error::new(ErrorKind::PeerLost, "the link has ended"), request.to));
             }
-            if state.waiting.len() >= limits::OUTBOUND_MESSAGES_MAX {
-                let what = format!("{} calls wait for room at their callee", limits::OUTBOUND_MESSAGES_MAX);
-                return Err(Error::new(ErrorKind::LimitExceeded, what).hint("wait for some before calling again"));
-            }
+            state.keep(Leaving { message, ..request })?;
             self.calls.windows.waiting.fetch_add(1, SeqCst);
-            state.waiting.push_back(Leaving { message, ..request });
         }
         self.send_waiting(link, window);
         Ok(())
@@ -321,5 +342,36 @@ impl Shared {
                 return;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sheave_base::Tag;
+    use sheave_net::Envelope;
+    use sheave_tensor::{Dtype, Tensor};
+
+    fn request(length_bytes: u64) -> Leaving {
+        // Nobody writes to it, so it takes no memory.
+        let tensor = Tensor::private(Dtype::U8, [length_bytes]).expect("it is only reserved");
+        let message = Outgoing::tensor(Envelope::of(3, Tag(1), 1), tensor, Mode::Move);
+        Leaving { to: NodeId(1), message, until: None, runs_anyway: false, refs: Vec::new() }
+    }
+
+    #[test]
+    fn f15_requests_that_wait_for_room_are_bounded_in_bytes_and_in_number() {
+        const GIB: u64 = 1 << 30;
+        let mut window = Window::default();
+        window.keep(request(limits::OUTBOUND_BYTES_MAX + 1)).expect("a single one is let in");
+        assert_eq!(window.keep(request(1)).expect_err("no room").kind(), ErrorKind::LimitExceeded);
+        assert!(window.take_first().is_some());
+        for _ in 0..limits::OUTBOUND_BYTES_MAX / GIB {
+            window.keep(request(GIB)).expect("there is room");
+        }
+        assert_eq!(window.keep(request(1)).expect_err("no room").kind(), ErrorKind::LimitExceeded);
+        assert!(std::iter::from_fn(|| window.take_first()).count() > 0 && window.waiting_bytes == 0);
+        (0..limits::OUTBOUND_MESSAGES_MAX).for_each(|_| window.keep(request(1)).expect("there is room"));
+        assert_eq!(window.keep(request(1)).expect_err("no room").kind(), ErrorKind::LimitExceeded);
     }
 }

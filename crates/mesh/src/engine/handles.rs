@@ -12,7 +12,8 @@
 //! is said about it repeats; so what was said about an earlier one means nothing.
 //!
 //! Nothing of an old group can meet a new one of the same name: a member that has dropped its handles waits for nothing
-//! there, and its words arrive in order.
+//! there, and its words arrive in order: those about handles behind its messages
+//! ([`Message::follows_data`]).
 //!
 //! A node forgets alone what nobody can go on with: a group that it never used, one of its own alone, and one that has
 //! lost a member. What was broken otherwise stays so, and keeps nothing but why.

@@ -4,6 +4,7 @@ use super::member::{Expected, Introduction, Member, Role, rank_all};
 use super::{Effect, Engine, Message, Phase};
 use sheave_base::clock::Time;
 use sheave_base::{Error, ErrorKind, NodeId, Rank, limits};
+use sheave_wire::to_control;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Messages that came before the table; more are forgotten, since all that matter are repeated.
@@ -19,14 +20,33 @@ pub(super) struct Joining {
     missing: Option<String>,
     /// How many strangers were turned away, or how many attempts failed, and why the last one.
     turned: Option<(u64, String)>,
-    stash: Vec<(NodeId, Message)>,
+    stash: Stash,
     /// Somebody was told of another mesh, and until when whoever comes is refused because of that.
     differs: Option<(String, Time)>,
 }
 
+/// Messages that have come before the table. More than these limits are forgotten: their senders repeat all that
+/// matters.
+#[derive(Debug, Default)]
+struct Stash {
+    messages: Vec<(NodeId, Message)>,
+    bytes: usize,
+}
+
+impl Stash {
+    fn push(&mut self, from: NodeId, message: Message) {
+        // As long as it came; one that cannot be written did not come over a link.
+        let bytes = to_control(&message).map_or(0, |word| word.len());
+        if self.messages.len() < STASH_MAX && self.bytes + bytes <= limits::ENGINE_BACKLOG_BYTES_MAX {
+            self.bytes += bytes;
+            self.messages.push((from, message));
+        }
+    }
+}
+
 impl Joining {
     pub(super) fn new(now: Time, deadline: Time) -> Self {
-        let (joined, stash) = (BTreeMap::new(), Vec::new());
+        let (joined, stash) = (BTreeMap::new(), Stash::default());
         Self { deadline, next_beat: now, coordinator: None, joined, missing: None, turned: None, stash, differs: None }
     }
 
@@ -108,12 +128,11 @@ impl Engine {
                     return self.fail(error.operation("join").hint("do all processes run the same version of sheave?"));
                 }
                 self.begin(table);
-                for (from, message) in stash {
+                for (from, message) in stash.messages {
                     self.receive(from, message);
                 }
             }
-            other if joining.stash.len() < STASH_MAX => joining.stash.push((from, other)),
-            _ => {}
+            other => joining.stash.push(from, other),
         }
     }
 
@@ -324,4 +343,24 @@ fn objection(joined: &BTreeMap<NodeId, Introduction>, new: &Introduction, places
         return Some(format!("{other} has the rank that {new} wants"));
     }
     (same_role().count() >= places as usize).then(|| format!("the mesh has {places} {}s, all are here", new.role))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sheave_base::Epoch;
+
+    #[test]
+    fn f15_what_comes_before_the_table_is_bounded_in_bytes_and_in_number() {
+        for (bytes, most) in [(1 << 20, limits::ENGINE_BACKLOG_BYTES_MAX >> 20), (0, STASH_MAX)] {
+            let mut stash = Stash::default();
+            for number in 0..STASH_MAX as u64 + 10 {
+                let (set, label, steps) = (number, "x".repeat(bytes), Vec::new());
+                stash.push(NodeId(number), Message::Waits { epoch: Epoch(1), set, label, steps });
+            }
+            let kept = stash.messages.len();
+            // The other fields of each take some bytes too.
+            assert!((most - 1..=most).contains(&kept), "{kept} of {bytes} bytes");
+        }
+    }
 }

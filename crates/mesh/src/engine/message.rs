@@ -275,6 +275,21 @@ pub enum Message {
 }
 
 impl Message {
+    /// Whether it stays behind what its sender has sent before: its receiver takes it for a sign that nothing of that
+    /// is on its way any more. All others may overtake messages of services.
+    #[must_use]
+    pub fn follows_data(&self) -> bool {
+        matches!(
+            self,
+            Self::Leave { .. }
+                | Self::Dropped { .. }
+                | Self::Hold { .. }
+                | Self::Kept { .. }
+                | Self::Forgotten { .. }
+                | Self::Failed { .. }
+        )
+    }
+
     /// The epoch of the sender, where the message carries one.
     #[must_use]
     pub fn epoch(&self) -> Option<Epoch> {

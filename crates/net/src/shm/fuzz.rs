@@ -2,9 +2,10 @@
 
 use super::channel::{send_forget, send_segment};
 use super::loans::{Borrowed, Debts, Lent, Loan};
-use super::memory::{Pair, RingMemory, Which};
+use super::memory::{DataMemory, Pair, UrgentMemory, Which};
 use super::receiving::{Receiving, Shore, Step};
-use super::ring::{Consumer, Kind, Memory, Producer, WORDS};
+use super::ring::{Consumer, Kind, LINES, Memory, Producer, words};
+use super::urgent::UrgentReceiving;
 use crate::counters::Counters;
 use crate::fuzz::sink::{Manner, Recorder};
 use crate::matching::Wanted;
@@ -44,8 +45,9 @@ pub(crate) fn records(data: &[u8]) {
 }
 
 struct World {
-    memory: RingMemory,
-    producer: Producer<RingMemory>,
+    memory: DataMemory,
+    producer: Producer<DataMemory>,
+    urgent: Producer<UrgentMemory>,
     receiving: Receiving,
     ours: OwnedFd,
     theirs: OwnedFd,
@@ -76,7 +78,11 @@ impl World {
         Self {
             memory: ring(),
             producer: Producer::new(ring()),
-            receiving: Receiving::new(Consumer::new(ring())),
+            urgent: Producer::new(rings.urgent(Which::FromInitiator)),
+            receiving: Receiving::new(
+                Consumer::new(ring()),
+                UrgentReceiving::new(Consumer::new(rings.urgent(Which::FromInitiator))),
+            ),
             ours,
             theirs,
             peer: Peer::named("peer"),
@@ -97,7 +103,7 @@ impl World {
         match what % 8 {
             0 => self.push(which, input.counted())?,
             1 => self.step(1 + usize::from(which))?,
-            2 => self.memory.word(usize::from(input.short()) % WORDS).store(input.word(), Relaxed),
+            2 => self.memory.word(usize::from(input.short()) % words(LINES)).store(input.word(), Relaxed),
             3 => {
                 let length_bytes = SEGMENT.with(|segment| segment.len_bytes()) - u64::from(which & 1);
                 let id = input.byte().into();
@@ -128,7 +134,9 @@ impl World {
     /// A record with this body, as the peer's own side of the ring writes it.
     fn push(&mut self, which: u8, body: &[u8]) -> Result<(), Error> {
         let kind = [Kind::Pad, Kind::Message, Kind::Chunk, Kind::Returns, Kind::Area, Kind::Slots, Kind::Brief];
-        match self.producer.push(kind[usize::from(which) % kind.len()], &[body]) {
+        let kind = kind[usize::from(which & 15) % kind.len()];
+        let pushed = if which & 16 == 0 { self.producer.push(kind, &[body]) } else { self.urgent.push(kind, &[body]) };
+        match pushed {
             Err(error) if error.kind() == ErrorKind::Internal => Ok(()),
             pushed => pushed.map(drop),
         }
@@ -146,6 +154,7 @@ impl World {
             sink: &self.sink,
             ending: self.ending,
         };
+        self.receiving.take_urgent(&shore)?;
         for _ in 0..most {
             match self.receiving.step(&shore)? {
                 Step::Moved => {}

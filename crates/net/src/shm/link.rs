@@ -1,11 +1,12 @@
-//! The shared-memory link: two rings, a socket for descriptors, the peer's doorbell and its process.
+//! The shared-memory link: its rings, a socket for descriptors, the peer's doorbell and its process.
 
 use super::loans::{Borrowed, Debts, Lent, SetAside};
 use super::memory::{Pair, Which};
 use super::process::ProcessOfLink;
-use super::receiving::{self, NotTaken, Receiving, Step};
-use super::ring::{Consumer, Kind as RecordKind, Producer};
+use super::receiving::{self, NotTaken, Receiving, Step, Taken};
+use super::ring::{Consumer, Producer};
 use super::sending::{self, Ended, Sending};
+use super::urgent::{RETURNS_PER_RECORD, UrgentReceiving, UrgentSending};
 use crate::counters::Counters;
 use crate::doorbell::Doorbell;
 use crate::entry::Entry;
@@ -24,9 +25,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-
-/// Loans given back in one record.
-const RETURNS_PER_RECORD: usize = 256;
 
 pub(crate) struct ShmLink {
     id: LinkId,
@@ -72,14 +70,18 @@ impl ShmLink {
             Which::FromInitiator => Which::FromResponder,
             Which::FromResponder => Which::FromInitiator,
         };
+        let urgent = UrgentSending::new(Producer::new(pair.urgent(outbound)));
+        let sending = Sending::new(Producer::new(pair.ring(outbound)), urgent);
+        let urgent = UrgentReceiving::new(Consumer::new(pair.urgent(inbound)));
+        let receiving = Receiving::new(Consumer::new(pair.ring(inbound)), urgent);
         Ok(Self {
             id,
             peer,
             socket,
             peer_bell: Doorbell::of_peer(bell)?,
             process,
-            sending: Mutex::new(Sending::new(Producer::new(pair.ring(outbound)))),
-            receiving: Mutex::new(Receiving::new(Consumer::new(pair.ring(inbound)))),
+            sending: Mutex::new(sending),
+            receiving: Mutex::new(receiving),
             lent: Mutex::default(),
             debts: Arc::default(),
             life: Mutex::new(Life { beats: 0, seen: Instant::now() }),
@@ -127,11 +129,11 @@ impl ShmLink {
 
     fn push_out_locked(&self, sending: &mut Sending) -> Result<bool> {
         let Returned { all, mut moved } = self.return_loans(sending)?;
-        if all && sending.waits() {
-            moved |= sending.flush(&self.shore())?;
+        if sending.waits() {
+            moved |= sending.flush(&self.shore(), all)?;
         }
         self.outbound_waits.store(sending.waits(), SeqCst);
-        if moved && sending.producer.must_ring() {
+        if moved && sending.must_ring() {
             self.shore().ring();
         }
         Ok(moved)
@@ -144,7 +146,7 @@ impl ShmLink {
         while !self.debts.is_empty() {
             let numbers = self.debts.take(RETURNS_PER_RECORD);
             let words: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
-            if !sending.producer.push(RecordKind::Returns, &[&words])? {
+            if !sending.put_returns(&words)? {
                 self.debts.put_back(numbers);
                 return Ok(Returned { all: false, moved });
             }
@@ -165,8 +167,8 @@ impl ShmLink {
             sink,
             ending,
         };
-        let mut taken = Taken { moved: false, paused: false };
-        for _ in 0..budget {
+        let mut taken = receiving.take_urgent(&shore)?;
+        for _ in 0..if taken.paused { 0 } else { budget } {
             match receiving.step(&shore)? {
                 Step::Nothing => break,
                 Step::Paused => {
@@ -176,10 +178,22 @@ impl ShmLink {
                 Step::Moved => taken.moved = true,
             }
         }
-        if receiving.consumer.owes_a_look() && receiving.consumer.must_ring() {
+        let is_awaited = receiving.consumer.owes_a_look() && receiving.consumer.must_ring();
+        if receiving.urgent.must_ring() | is_awaited {
             self.shore().ring();
         }
         Ok(taken)
+    }
+
+    /// Asks to be rung when there is room for what waits. False when there is some now.
+    fn arm_outbound(&self) -> bool {
+        let mut sending = self.sending.lock();
+        let has_debts = !self.debts.is_empty();
+        if !has_debts && !sending.waits() {
+            return true;
+        }
+        sending.arm();
+        matches!(sending.can_move(has_debts), Ok(false))
     }
 
     /// Why the link is over, if it is and nothing more can be read.
@@ -268,11 +282,6 @@ impl ShmLink {
     }
 }
 
-struct Taken {
-    moved: bool,
-    paused: bool,
-}
-
 /// Outcome of giving back the loans that are done with.
 struct Returned {
     /// None is left.
@@ -299,14 +308,14 @@ impl Link for ShmLink {
         let returned = self.return_loans(&mut sending).map_err(|error| error.peer(self.peer.clone()))?;
         let at_once = if returned.all { sending.send_at_once(&message, &self.shore()) } else { Ok(false) };
         if let Ok(true) = at_once {
-            if sending.producer.must_ring() {
+            if sending.must_ring() {
                 self.shore().ring();
             }
             return Ok(Handover::Sent);
         }
         let queued = at_once.and_then(|_| sending.queue(message, hold, &self.shore(), returned.all));
         self.outbound_waits.store(sending.waits(), SeqCst);
-        if sending.producer.must_ring() {
+        if sending.must_ring() {
             self.shore().ring();
         }
         let finished = sending.take_finished();
@@ -388,30 +397,34 @@ impl Link for ShmLink {
         // A poller holds the token for the time of a few messages at most.
         let mut receiving = self.receiving.lock();
         receiving.consumer.arm();
+        receiving.urgent.arm();
         // What was taken past the sink may have made room for a peer that waits.
         if receiving.consumer.owes_a_look() && receiving.consumer.must_ring() {
             self.shore().ring();
         }
         let over = receiving.consumer.closed().is_some() || self.process.is_known_to_have_ended();
-        let arrived = over || !matches!(receiving.consumer.peek(), Ok(None));
+        let arrived = over || !receiving.urgent.is_empty() || !matches!(receiving.consumer.peek(), Ok(None));
         drop(receiving);
-        let mut sending = self.sending.lock();
-        let waits = sending.waits() || !self.debts.is_empty();
-        if waits {
-            sending.producer.arm();
-        }
-        let room = waits && !matches!(sending.can_move(), Ok(false));
-        !arrived && !room
+        !arrived && self.arm_outbound()
+    }
+
+    fn arm_urgent(&self) -> bool {
+        let mut receiving = self.receiving.lock();
+        receiving.urgent.arm();
+        let arrived = receiving.urgent.has_news();
+        drop(receiving);
+        !arrived && self.arm_outbound()
     }
 
     fn disarm(&self) {
-        if let Some(receiving) = self.receiving.try_lock() {
+        if let Some(mut receiving) = self.receiving.try_lock() {
             receiving.consumer.disarm();
+            receiving.urgent.disarm();
         }
     }
 
     fn readiness(&self) -> Option<Readiness<'_>> {
-        Some(Readiness { descriptor: self.socket.as_fd(), writable: false })
+        Some(Readiness { descriptor: self.socket.as_fd(), writable: false, while_paused: false })
     }
 
     fn is_neighbourly(&self) -> bool {

@@ -1,6 +1,6 @@
-//! The memory of one shared-memory link: two rings in one sealed memfd.
+//! The memory of one shared-memory link: two rings for each direction in one sealed memfd.
 
-use super::ring::{Memory, WORDS};
+use super::ring::{LINES, Memory, URGENT_LINES, words};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use sheave_base::sync::AtomicU64;
@@ -8,7 +8,9 @@ use sheave_base::{Error, ErrorKind, Result};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-const BYTES: usize = 2 * WORDS * size_of::<AtomicU64>();
+/// Words of one direction: its ring for data, and behind that its urgent one.
+const DIRECTION_WORDS: usize = words(LINES) + words(URGENT_LINES);
+const BYTES: usize = 2 * DIRECTION_WORDS * size_of::<AtomicU64>();
 
 /// Why there is no memory. What the system never lets this process do is no reason to try again.
 fn not_made(errno: Errno) -> Error {
@@ -19,7 +21,7 @@ fn not_made(errno: Errno) -> Error {
     Error::new(ErrorKind::Unsupported, what).hint("allow it, in the container's seccomp profile for example")
 }
 
-/// A mapped pair of rings. The mapping lives as long as anybody holds it.
+/// The mapped rings of a link. The mapping lives as long as anybody holds it.
 pub(crate) struct Pair {
     map: memmap2::MmapRaw,
 }
@@ -60,9 +62,14 @@ impl Pair {
         Ok(Arc::new(Self { map }))
     }
 
-    /// One of the two rings.
-    pub(crate) fn ring(self: &Arc<Self>, which: Which) -> RingMemory {
-        RingMemory { pair: Arc::clone(self), first: if which == Which::FromInitiator { 0 } else { WORDS } }
+    /// The ring for data of that direction.
+    pub(crate) fn ring(self: &Arc<Self>, which: Which) -> DataMemory {
+        RingMemory { pair: Arc::clone(self), first: which.first_word() }
+    }
+
+    /// The urgent ring of that direction.
+    pub(crate) fn urgent(self: &Arc<Self>, which: Which) -> UrgentMemory {
+        RingMemory { pair: Arc::clone(self), first: which.first_word() + words(LINES) }
     }
 }
 
@@ -73,18 +80,29 @@ pub(crate) enum Which {
     FromResponder,
 }
 
-/// The words of one ring.
-pub(crate) struct RingMemory {
+impl Which {
+    fn first_word(self) -> usize {
+        if self == Self::FromInitiator { 0 } else { DIRECTION_WORDS }
+    }
+}
+
+/// The words of one ring of so many lines.
+pub(crate) struct RingMemory<const RING_LINES: u64> {
     pair: Arc<Pair>,
     first: usize,
 }
 
-impl Memory for RingMemory {
+pub(crate) type DataMemory = RingMemory<LINES>;
+pub(crate) type UrgentMemory = RingMemory<URGENT_LINES>;
+
+impl<const RING_LINES: u64> Memory for RingMemory<RING_LINES> {
+    const LINES: u64 = RING_LINES;
+
     fn word(&self, index: usize) -> &AtomicU64 {
-        assert!(index < WORDS, "ring indices are reduced before use");
+        assert!(index < words(RING_LINES), "ring indices are reduced before use");
         // SAFETY: the mapping is `BYTES` long, page aligned, sealed against shrinking and alive as long as `self`; the
-        // index is inside one of its two halves. Other processes change it only as atomic words or, if they break the
-        // protocol, as plain bytes, which the atomic loads and stores of this side tolerate.
+        // index is inside of this ring, which lies in it. Other processes change it only as atomic words or, if they
+        // break the protocol, as plain bytes, which the atomic loads and stores of this side tolerate.
         unsafe { &*self.pair.map.as_mut_ptr().cast::<AtomicU64>().add(self.first + index) }
     }
 }
@@ -101,6 +119,13 @@ mod tests {
         ours.ring(Which::FromResponder).word(5).store(77, SeqCst);
         assert_eq!(theirs.ring(Which::FromResponder).word(5).load(SeqCst), 77);
         assert_eq!(theirs.ring(Which::FromInitiator).word(5).load(SeqCst), 0);
+        for which in [Which::FromInitiator, Which::FromResponder] {
+            assert_eq!(ours.urgent(which).word(5).load(SeqCst), 0);
+            let last = words(URGENT_LINES) - 1;
+            ours.urgent(which).word(last).store(last as u64, SeqCst);
+            assert_eq!(theirs.urgent(which).word(last).load(SeqCst), last as u64);
+        }
+        assert_eq!(theirs.ring(Which::FromResponder).word(0).load(SeqCst), 0);
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //!
 //! Two nodes that have authenticated each other over a Unix socket exchange descriptors: the initiator offers a sealed
 //! memfd with both rings and its doorbell, the responder answers with its own doorbell. From then on messages go
-//! through the rings (`ring`), large tensors through the arenas (`sending` says how), and the socket carries only
-//! further descriptors and the news of its own end.
+//! through the rings (`ring`), urgent ones ahead of the others (`urgent`), large tensors through the arenas (`sending`
+//! says how), and the socket carries only further descriptors and the news of its own end.
 
 mod brief;
 mod channel;
@@ -15,6 +15,7 @@ mod process;
 mod receiving;
 mod ring;
 mod sending;
+mod urgent;
 
 use crate::node::{Inner, Node};
 #[cfg(all(test, not(loom)))]

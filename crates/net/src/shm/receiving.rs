@@ -3,9 +3,10 @@
 use super::brief::Brief;
 use super::channel::{self, Packet, Received};
 use super::loans::{Debts, Lent};
-use super::memory::RingMemory;
+use super::memory::DataMemory;
 use super::ring::{Consumer, Kind as RecordKind, Record};
 use super::sending::{CHUNK_BYTES, CHUNKS};
+use super::urgent::UrgentReceiving;
 use crate::counters::Counters;
 use crate::farewell::closed_by_peer;
 use crate::link::{Arrival, Landing, Sink, Verdict};
@@ -16,7 +17,7 @@ use sheave_base::limits::{CONTROL_BYTES_MAX, SEGMENTS_SHOWN_MAX};
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
 use sheave_tensor::{Arena, Buffer, Dtype, Segment, SegmentId, Shape, Tensor};
-use sheave_wire::{HEADER_BYTES, Header, Part, Placement};
+use sheave_wire::{HEADER_BYTES, Header, Kind, Part, Placement};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -38,7 +39,8 @@ pub(crate) struct Shore<'a> {
 
 /// What the holder of the poll token changes.
 pub(crate) struct Receiving {
-    pub(crate) consumer: Consumer<RingMemory>,
+    pub(crate) consumer: Consumer<DataMemory>,
+    pub(super) urgent: UrgentReceiving,
     sequence: u64,
     segments: HashMap<u64, Arc<Segment>>,
     area: Vec<u8>,
@@ -66,6 +68,14 @@ type Landed = (Tensors, SmallVec<[usize; 2]>);
 /// The next record is there and is not for this receive, or needs more than a copy.
 pub(crate) struct NotTaken;
 
+/// What a look at a ring brought.
+#[derive(Default)]
+pub(crate) struct Taken {
+    pub(crate) moved: bool,
+    /// The next message waits until its receiver has room.
+    pub(crate) paused: bool,
+}
+
 /// What became of the next record.
 pub(crate) enum Step {
     Nothing,
@@ -74,9 +84,10 @@ pub(crate) enum Step {
 }
 
 impl Receiving {
-    pub(crate) fn new(consumer: Consumer<RingMemory>) -> Self {
+    pub(super) fn new(consumer: Consumer<DataMemory>, urgent: UrgentReceiving) -> Self {
         Self {
             consumer,
+            urgent,
             sequence: 0,
             segments: HashMap::new(),
             area: Vec::new(),
@@ -88,14 +99,22 @@ impl Receiving {
         }
     }
 
+    /// Takes what is urgent.
+    pub(crate) fn take_urgent(&mut self, shore: &Shore<'_>) -> Result<Taken> {
+        self.urgent.take(shore, &mut self.returned)
+    }
+
     /// Takes the next record, if there is one.
     pub(crate) fn step(&mut self, shore: &Shore<'_>) -> Result<Step> {
         let Some(record) = self.consumer.peek()? else { return Ok(Step::Nothing) };
+        if record.follows_urgent && self.take_urgent(shore)?.paused {
+            return Ok(Step::Paused);
+        }
         match record.kind {
             RecordKind::Message => return self.message(record, shore),
             RecordKind::Brief => return self.brief(record, shore),
             RecordKind::Chunk => return self.chunk(record, shore),
-            RecordKind::Returns => self.returns(&record, shore)?,
+            RecordKind::Returns => return Err(impossible("loans behind its data")),
             RecordKind::Area => self.area_piece(&record)?,
             RecordKind::Slots => {
                 let [segment, offset] = self.consumer.words(&record, 0)?;
@@ -123,7 +142,7 @@ impl Receiving {
         sink: &dyn Sink,
     ) -> Result<Option<(Envelope, u64)>, NotTaken> {
         let Some(record) = self.consumer.peek().map_err(|_| NotTaken)? else { return Ok(None) };
-        if record.kind != RecordKind::Brief || self.require_between_messages().is_err() {
+        if record.kind != RecordKind::Brief || record.follows_urgent || self.require_between_messages().is_err() {
             return Err(NotTaken);
         }
         let brief = Brief::read(&self.consumer, &record).map_err(|_| NotTaken)?;
@@ -200,22 +219,6 @@ impl Receiving {
         self.segments.get(&id).cloned().ok_or_else(|| impossible("a segment that was never announced"))
     }
 
-    fn returns(&mut self, record: &Record, shore: &Shore<'_>) -> Result<()> {
-        let mut bytes = vec![0; record.body_bytes];
-        self.consumer.read(record, 0, &mut bytes)?;
-        let mut freed: SmallVec<[Buffer; 16]> = SmallVec::new();
-        {
-            let mut lent = shore.lent.lock();
-            for word in bytes.as_chunks::<8>().0 {
-                let loan = lent.end(u64::from_ne_bytes(*word), shore.arena)?;
-                freed.push(loan.buffer);
-                self.returned.extend(loan.borrowed.map(|borrowed| borrowed.done));
-            }
-        }
-        drop(freed);
-        Ok(())
-    }
-
     fn area_piece(&mut self, record: &Record) -> Result<()> {
         let begin = self.area.len();
         if begin > CONTROL_BYTES_MAX {
@@ -232,8 +235,7 @@ impl Receiving {
         let (envelope, sequence) = (brief.envelope, self.sequence + 1);
         let parts = [Part::inline(brief.spec())];
         let payload_bytes = brief.length_bytes as u64;
-        let arrival =
-            Arrival { envelope, sequence, parts: &parts, payload_bytes, control_bytes: 0, ending: shore.ending };
+        let arrival = arrival((envelope, sequence), &parts, payload_bytes, 0, shore.ending);
         let mut landing = match shore.sink.begin(shore.id, &arrival)? {
             Verdict::Pause => return Ok(Step::Paused),
             Verdict::Land(landing) => landing,
@@ -266,7 +268,7 @@ impl Receiving {
         let mut header = [0; HEADER_BYTES];
         self.consumer.read(&record, 0, &mut header)?;
         let header = Header::decode_with(&header, false)?;
-        if !header.kind.is_message() {
+        if header.kind != Kind::Data {
             return Err(impossible(format!("a message of kind {:?}", header.kind)));
         }
         if header.sequence != self.sequence + 1 {
@@ -291,7 +293,8 @@ impl Receiving {
             // Its owner has it again. Nothing behind it is delivered either, so that no message is left out.
             return Ok(Step::Nothing);
         }
-        let arrival = arrival(&header, &parts, control.len(), shore.ending);
+        let (envelope, sequence) = (Envelope::of_header(&header), header.sequence);
+        let arrival = arrival((envelope, sequence), &parts, header.payload_bytes, control.len(), shore.ending);
         let mut landing = match shore.sink.begin(shore.id, &arrival)? {
             Verdict::Pause => return Ok(Step::Paused),
             Verdict::Land(landing) => landing,
@@ -312,7 +315,6 @@ impl Receiving {
         self.area.clear();
         self.sequence += 1;
         self.consumer.release(record);
-        let (envelope, sequence) = (arrival.envelope, arrival.sequence);
         let message = Message { envelope, source: shore.id, sequence, control, parts: tensors };
         if streamed.is_empty() {
             shore.sink.deliver(landing, message);
@@ -433,18 +435,17 @@ fn adopt(buffer: Buffer, part: &Part, place: Option<Tensor>, shore: &Shore<'_>) 
     Ok(place)
 }
 
-fn arrival<'a>(header: &Header, parts: &'a [Part], control_bytes: usize, ending: bool) -> Arrival<'a> {
-    Arrival {
-        envelope: Envelope::of_header(header),
-        sequence: header.sequence,
-        parts,
-        payload_bytes: header.payload_bytes,
-        control_bytes,
-        ending,
-    }
+fn arrival<'a>(
+    (envelope, sequence): (Envelope, u64),
+    parts: &'a [Part],
+    payload_bytes: u64,
+    control_bytes: usize,
+    ending: bool,
+) -> Arrival<'a> {
+    Arrival { envelope, sequence, parts, payload_bytes, control_bytes, is_urgent: false, ending }
 }
 
-fn impossible(what: impl std::fmt::Display) -> Error {
+pub(super) fn impossible(what: impl std::fmt::Display) -> Error {
     Error::new(ErrorKind::Protocol, format!("the peer sent {what}"))
         .hint("the peer runs another version or its memory is damaged; restart it")
 }

@@ -14,6 +14,12 @@
 //! ring and then looks at the flag, with a sequentially consistent fence between the two steps on both sides (Dekker).
 //! So one of them always sees the other.
 //!
+//! **Two rings.** Each direction of a link has a ring for data, of [`LINES`] lines, and a small one for what is urgent,
+//! of [`URGENT_LINES`]. A record of data that was put into its ring after something urgent, as the first one, says so
+//! by a bit ([`Record::follows_urgent`]): the consumer then takes what is in the other ring before it. Both were
+//! published with release ordering, the urgent one first, so whoever sees the bit sees what it stands for. So nothing
+//! urgent is overtaken, and a record without that bit costs no look at the other ring.
+//!
 //! Everything read from the ring is copied out before it is looked at, and every length and index is checked.
 
 #[cfg(all(test, loom))]
@@ -23,8 +29,10 @@ pub(super) mod fuzz;
 use sheave_base::sync::{AtomicU64, Ordering, fence};
 use sheave_base::{Error, ErrorKind, Result};
 
-/// Lines of one direction. Under loom so few that a model goes round with a handful of records, of two lines at most.
+/// Lines of a ring for data. Under loom so few that a model goes round with a handful of records, of two lines at most.
 pub(crate) const LINES: u64 = if cfg!(loom) { 8 } else { 256 };
+/// Lines of a ring for what is urgent: some dozens of short messages, or one piece of a long one.
+pub(crate) const URGENT_LINES: u64 = 64;
 const LINE_WORDS: usize = 8;
 /// Lines behind a record that the producer clears once it has published it.
 const AHEAD: u64 = 2;
@@ -36,10 +44,22 @@ const CHUNKS: usize = 24;
 const CLOSED: usize = 17;
 const BEAT: usize = 18;
 const DATA: usize = 32;
-/// Words of one direction, control included.
-pub(crate) const WORDS: usize = DATA + LINES as usize * LINE_WORDS;
+/// Set in the word of a record's shape if it is the first after something urgent.
+const FOLLOWS_URGENT: u64 = 1 << 31;
+/// Largest body of a record of data in bytes.
+pub(crate) const BODY_BYTES_MAX: usize = body_bytes_max(LINES);
+/// Largest body of a record of the urgent ring in bytes.
+pub(crate) const URGENT_BODY_BYTES_MAX: usize = body_bytes_max(URGENT_LINES);
+
+/// Words of a ring of so many lines, control included.
+pub(crate) const fn words(lines: u64) -> usize {
+    DATA + lines as usize * LINE_WORDS
+}
+
 /// Largest body of a record in bytes, so that any record and its padding fit together.
-pub(crate) const BODY_BYTES_MAX: usize = (LINES as usize / 2 - 2) * 64 - 16;
+const fn body_bytes_max(lines: u64) -> usize {
+    (lines as usize / 2 - 2) * 64 - 16
+}
 
 /// What a record is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,11 +67,11 @@ pub(crate) const BODY_BYTES_MAX: usize = (LINES as usize / 2 - 2) * 64 - 16;
 pub(crate) enum Kind {
     /// Fills the end of the ring; carries nothing.
     Pad = 1,
-    /// A message: wire header, part table, control, inline payload.
+    /// A message: wire header, part table, control, inline payload. In the urgent ring it has no parts.
     Message = 2,
     /// A slot of the stream in progress is filled.
     Chunk = 3,
-    /// Loans that come home.
+    /// Loans that come home; in the urgent ring.
     Returns = 4,
     /// A piece of the next message's control area.
     Area = 5,
@@ -103,7 +123,10 @@ fn corrupt(what: impl std::fmt::Display) -> Error {
 
 /// The words that both sides see.
 pub(crate) trait Memory {
-    /// The word at `index`, which is below [`WORDS`].
+    /// Lines of the ring.
+    const LINES: u64;
+
+    /// The word at `index`, which is below what [`words`] says of that many lines.
     fn word(&self, index: usize) -> &AtomicU64;
 }
 
@@ -115,23 +138,25 @@ pub(crate) struct Producer<M> {
     number: u64,
     /// The first line whose ready word was not cleared since the consumer gave it back.
     cleared: u64,
+    /// What the next record says besides its shape.
+    mark: u64,
 }
 
 impl<M: Memory> Producer<M> {
     /// The producer of a fresh, zeroed ring.
     pub(crate) fn new(memory: M) -> Self {
-        Self { memory, tail: 0, seen_head: 0, number: 1, cleared: 0 }
+        Self { memory, tail: 0, seen_head: 0, number: 1, cleared: 0, mark: 0 }
     }
 
     /// Appends a record whose body is `pieces`, each rounded up to whole words. False when there is no room now.
     pub(crate) fn push(&mut self, kind: Kind, pieces: &[&[u8]]) -> Result<bool> {
         let body_words: usize = pieces.iter().map(|piece| piece.len().div_ceil(8)).sum();
-        if body_words * 8 > BODY_BYTES_MAX {
+        if body_words * 8 > body_bytes_max(M::LINES) {
             return Err(Error::new(ErrorKind::Internal, format!("a ring record of {} bytes", body_words * 8)));
         }
         let lines = (2 + body_words).div_ceil(LINE_WORDS) as u64;
-        let at = self.tail % LINES;
-        let pad = if at + lines > LINES { LINES - at } else { 0 };
+        let at = self.tail % M::LINES;
+        let pad = if at + lines > M::LINES { M::LINES - at } else { 0 };
         if !self.has_room(pad + lines)? {
             return Ok(false);
         }
@@ -142,8 +167,13 @@ impl<M: Memory> Producer<M> {
         Ok(true)
     }
 
+    /// Something urgent went into the other ring: the next record says so.
+    pub(crate) fn follow_urgent(&mut self) {
+        self.mark = FOLLOWS_URGENT;
+    }
+
     fn has_room(&mut self, lines: u64) -> Result<bool> {
-        let fits = |head: u64| self.tail + lines < head + LINES;
+        let fits = |head: u64| self.tail + lines < head + M::LINES;
         if fits(self.seen_head) {
             return Ok(true);
         }
@@ -156,7 +186,7 @@ impl<M: Memory> Producer<M> {
     }
 
     fn publish(&mut self, kind: Kind, lines: u64, body_bytes: usize, pieces: &[&[u8]]) {
-        let base = line_word(self.tail);
+        let base = line_word::<M>(self.tail);
         let mut next = base + 2;
         for piece in pieces {
             let (words, rest) = piece.as_chunks::<8>();
@@ -171,7 +201,8 @@ impl<M: Memory> Producer<M> {
                 next += 1;
             }
         }
-        let shape = u64::from(kind as u8) | lines << 8 | (body_bytes as u64) << 32;
+        let mark = if kind == Kind::Pad { 0 } else { std::mem::take(&mut self.mark) };
+        let shape = u64::from(kind as u8) | lines << 8 | mark | (body_bytes as u64) << 32;
         self.memory.word(base + 1).store(shape, Ordering::Relaxed);
         // Its own lines are not to be cleared any more.
         self.cleared = self.cleared.max(self.tail + lines);
@@ -180,7 +211,7 @@ impl<M: Memory> Producer<M> {
         self.tail += lines;
         self.number += 1;
         // Beforehand where that is possible, so that the next record does not wait for the line behind it.
-        if self.tail + AHEAD < self.seen_head + LINES {
+        if self.tail + AHEAD < self.seen_head + M::LINES {
             self.clear_up_to(self.tail + AHEAD);
         }
     }
@@ -188,7 +219,7 @@ impl<M: Memory> Producer<M> {
     /// Clears the ready words of the lines up to and including `line`.
     fn clear_up_to(&mut self, line: u64) {
         while self.cleared <= line {
-            self.memory.word(line_word(self.cleared)).store(0, Ordering::Relaxed);
+            self.memory.word(line_word::<M>(self.cleared)).store(0, Ordering::Relaxed);
             self.cleared += 1;
         }
     }
@@ -235,7 +266,7 @@ impl<M: Memory> Producer<M> {
 
     /// True when a record of the largest size would fit.
     pub(crate) fn has_room_for_any(&mut self) -> Result<bool> {
-        self.has_room(LINES - 1).map(|all| all || self.tail + LINES / 2 < self.seen_head + LINES)
+        self.has_room(M::LINES - 1).map(|all| all || self.tail + M::LINES / 2 < self.seen_head + M::LINES)
     }
 }
 
@@ -244,6 +275,8 @@ impl<M: Memory> Producer<M> {
 pub(crate) struct Record {
     pub(crate) kind: Kind,
     pub(crate) body_bytes: usize,
+    /// What is in the urgent ring goes before it.
+    pub(crate) follows_urgent: bool,
     base: usize,
     lines: u64,
 }
@@ -269,29 +302,30 @@ impl<M: Memory> Consumer<M> {
     #[inline(always)]
     pub(crate) fn peek(&mut self) -> Result<Option<Record>> {
         loop {
-            let base = line_word(self.head);
+            let base = line_word::<M>(self.head);
             let ready = self.memory.word(base).load(Ordering::Acquire);
             if ready != self.number {
                 return if ready == 0 { Ok(None) } else { Err(strange_number(ready)) };
             }
             let shape = self.memory.word(base + 1).load(Ordering::Relaxed);
             let kind = Kind::from_code(shape as u8)?;
-            let lines = (shape >> 8) & 0xff_ffff;
+            let lines = (shape >> 8) & 0x7f_ffff;
             let body_bytes = (shape >> 32) as usize;
             let fits = lines >= 1
-                && self.head % LINES + lines <= LINES
+                && self.head % M::LINES + lines <= M::LINES
                 && (body_bytes + 16).div_ceil(64) as u64 <= lines
-                && body_bytes <= BODY_BYTES_MAX;
+                && body_bytes <= body_bytes_max(M::LINES);
             if !fits {
                 return Err(strange_shape(lines, body_bytes));
             }
-            let record = Record { kind, body_bytes, base, lines };
+            let follows_urgent = shape & FOLLOWS_URGENT != 0;
+            let record = Record { kind, body_bytes, follows_urgent, base, lines };
             if kind != Kind::Pad {
                 return Ok(Some(record));
             }
             // It fills the end of the ring; so there is one in a row, and a peer that writes others is not read for as
             // long as it does.
-            if self.head.is_multiple_of(LINES) || self.head % LINES + lines != LINES {
+            if self.head.is_multiple_of(M::LINES) || self.head % M::LINES + lines != M::LINES {
                 return Err(strange_shape(lines, body_bytes));
             }
             self.release(record);
@@ -372,7 +406,7 @@ impl<M: Memory> Consumer<M> {
     /// A producer that waits for room finds enough when at most half of the ring is still to be read, so that it is
     /// rung while there is something to read.
     pub(crate) fn is_late_to_look(&self) -> bool {
-        self.head - self.looked_at >= LINES / 4
+        self.head - self.looked_at >= M::LINES / 4
     }
 
     /// After releasing: true when the producer waits for room and must be rung. Clears its flag.
@@ -411,8 +445,8 @@ fn take_flag(flag: &AtomicU64) -> bool {
     flag.load(Ordering::Relaxed) != 0 && flag.swap(0, Ordering::AcqRel) != 0
 }
 
-fn line_word(line: u64) -> usize {
-    DATA + (line % LINES) as usize * LINE_WORDS
+fn line_word<M: Memory>(line: u64) -> usize {
+    DATA + (line % M::LINES) as usize * LINE_WORDS
 }
 
 #[cfg(test)]
@@ -424,13 +458,15 @@ pub(super) mod tests {
     pub(in crate::shm) struct Heap(pub(in crate::shm) Vec<AtomicU64>);
 
     impl Memory for Arc<Heap> {
+        const LINES: u64 = LINES;
+
         fn word(&self, index: usize) -> &AtomicU64 {
             &self.0[index]
         }
     }
 
     pub(in crate::shm) fn ring() -> (Arc<Heap>, Producer<Arc<Heap>>, Consumer<Arc<Heap>>) {
-        let memory = Arc::new(Heap((0..WORDS).map(|_| AtomicU64::new(0)).collect()));
+        let memory = Arc::new(Heap((0..words(LINES)).map(|_| AtomicU64::new(0)).collect()));
         (memory.clone(), Producer::new(memory.clone()), Consumer::new(memory))
     }
 
@@ -532,6 +568,8 @@ pub(super) mod tests {
         }
 
         impl Memory for &Padding {
+            const LINES: u64 = LINES;
+
             fn word(&self, index: usize) -> &AtomicU64 {
                 if index >= DATA && (index - DATA).is_multiple_of(LINE_WORDS) {
                     let number = self.written.fetch_add(1, Ordering::SeqCst) + 1;
@@ -545,7 +583,7 @@ pub(super) mod tests {
 
         #[test]
         fn f43_a_peer_that_writes_nothing_but_pads_keeps_nobody_reading() {
-            let words = (0..WORDS).map(|_| AtomicU64::new(0)).collect();
+            let words = (0..words(LINES)).map(|_| AtomicU64::new(0)).collect();
             let padding = Padding { words, written: AtomicU64::new(0) };
             let refused = Consumer::new(&padding).peek().expect_err("the end of the ring is filled once, if at all");
             assert_eq!(refused.kind(), ErrorKind::Protocol);

@@ -12,13 +12,16 @@
 //! | copied, up to [`BLOCK_BYTES_MAX`], within the cap | *block*: captured in the arena and lent | 1 |
 //! | everything else | *stream*: through four slots of [`CHUNK_BYTES`], which stay in cache | 1 |
 //!
-//! A stream occupies the link until it ends, so that messages stay in order; its slots are leased from the node's pool.
+//! A stream occupies the ring for data until it ends, so that messages stay in order; its slots are leased from the
+//! node's pool. Urgent messages have a ring of their own ([`super::urgent`]); while one waits for room there no other
+//! message begins, so that none overtakes it.
 
 use super::brief::Head;
 use super::channel;
 use super::loans::{Borrowed, Lent, Loan};
-use super::memory::RingMemory;
+use super::memory::DataMemory;
 use super::ring::{Kind as RecordKind, Producer};
+use super::urgent::UrgentSending;
 use crate::counters::Counters;
 use crate::doorbell::Doorbell;
 use crate::link::Hold;
@@ -70,7 +73,8 @@ impl Shore<'_> {
 
 /// Everything that senders change, under one lock.
 pub(crate) struct Sending {
-    pub(crate) producer: Producer<RingMemory>,
+    pub(crate) producer: Producer<DataMemory>,
+    urgent: UrgentSending,
     outbox: Outbox,
     sequence: u64,
     assembly: Option<Assembly>,
@@ -126,9 +130,10 @@ enum Placed {
 }
 
 impl Sending {
-    pub(crate) fn new(producer: Producer<RingMemory>) -> Self {
+    pub(super) fn new(producer: Producer<DataMemory>, urgent: UrgentSending) -> Self {
         Self {
             producer,
+            urgent,
             outbox: Outbox::default(),
             sequence: 0,
             assembly: None,
@@ -141,10 +146,42 @@ impl Sending {
         }
     }
 
-    /// Puts a message into the ring if that can be done at once.
+    /// Puts a message into its ring if that can be done at once.
     #[inline]
     pub(crate) fn send_at_once(&mut self, message: &Outgoing, shore: &Shore<'_>) -> Result<bool> {
+        if shore.driver.is_urgent(message) {
+            return self.send_urgent(message);
+        }
         Ok(!self.waits() && fits_inline(message) && self.put(message, shore)?)
+    }
+
+    fn send_urgent(&mut self, message: &Outgoing) -> Result<bool> {
+        let is_put = self.failure.is_none() && !self.urgent_waits() && self.urgent.put(message)?;
+        if is_put {
+            self.producer.follow_urgent();
+        }
+        Ok(is_put)
+    }
+
+    /// Gives loans back, whose numbers are in `words`. False when there is no room.
+    pub(crate) fn put_returns(&mut self, words: &[u8]) -> Result<bool> {
+        let is_put = self.urgent.put_returns(words)?;
+        if is_put {
+            self.producer.follow_urgent();
+        }
+        Ok(is_put)
+    }
+
+    /// True while an urgent message waits for room.
+    fn urgent_waits(&self) -> bool {
+        self.urgent.is_busy() || !self.outbox.has_none_urgent()
+    }
+
+    /// After something was put into a ring: true when the peer sleeps and must be rung.
+    #[inline]
+    pub(crate) fn must_ring(&mut self) -> bool {
+        let of_urgent = self.urgent.has_put() && self.urgent.must_ring();
+        self.producer.must_ring() | of_urgent
     }
 
     /// Shows the peer a segment, unless it has seen it. False when the socket has no room.
@@ -152,18 +189,19 @@ impl Sending {
         announce(&mut self.announced, segment, shore)
     }
 
-    /// Takes a message into the outbox, from where it leaves at once if it may and there is room; then its work is
-    /// among the finished. What goes wrong with the messages before it is the link's end, and found by the next poll.
+    /// Takes a message into the outbox, from where it leaves at once if it may begin and there is room; then its work
+    /// is among the finished. What goes wrong with the messages before it is the link's end, and found by the next
+    /// poll.
     pub(crate) fn queue(
         &mut self,
         message: Outgoing,
         hold: Hold,
         shore: &Shore<'_>,
-        may_leave: bool,
+        may_begin: bool,
     ) -> Result<Work<()>> {
         check(&message, shore)?;
         let work = self.outbox.push(message, hold, shore.driver)?;
-        if may_leave && let Err(error) = self.flush(shore) {
+        if let Err(error) = self.flush(shore, may_begin) {
             self.failure.get_or_insert(error);
         }
         Ok(work)
@@ -174,12 +212,18 @@ impl Sending {
         std::mem::take(&mut self.finished)
     }
 
-    /// Moves what waits into the ring. True when something moved.
-    pub(crate) fn flush(&mut self, shore: &Shore<'_>) -> Result<bool> {
+    /// Moves what waits into the rings; messages that are not on their way begin only if they may. True when something
+    /// moved.
+    pub(crate) fn flush(&mut self, shore: &Shore<'_>, may_begin: bool) -> Result<bool> {
         if let Some(error) = &self.failure {
             return Err(error.clone());
         }
         let mut moved = false;
+        if self.urgent_waits() && self.urgent.flush(&mut self.outbox, &mut self.finished)? {
+            self.producer.follow_urgent();
+            moved = true;
+        }
+        let may_begin = may_begin && !self.urgent_waits();
         loop {
             if self.assembly.is_some() {
                 moved |= self.assemble(shore)?;
@@ -187,7 +231,8 @@ impl Sending {
             if self.stream.is_some() {
                 moved |= self.pump(shore)?;
             }
-            if self.assembly.is_some() || self.stream.is_some() || !self.start_next(shore)? {
+            let is_busy = self.assembly.is_some() || self.stream.is_some();
+            if is_busy || !may_begin || !self.start_next(shore)? {
                 return Ok(moved);
             }
             moved = true;
@@ -208,20 +253,34 @@ impl Sending {
 
     /// True when something waits for room.
     pub(crate) fn waits(&self) -> bool {
-        self.assembly.is_some() || self.stream.is_some() || !self.outbox.is_empty() || self.failure.is_some()
+        let is_busy = self.assembly.is_some() || self.stream.is_some() || self.urgent.is_busy();
+        is_busy || !self.outbox.is_empty() || self.failure.is_some()
     }
 
     /// Counts the messages that are not in the ring whole.
     pub(crate) fn unsent(&self) -> usize {
-        self.outbox.len() + usize::from(self.assembly.is_some()) + usize::from(self.stream.is_some())
+        let begun = [self.assembly.is_some(), self.stream.is_some(), self.urgent.is_busy()];
+        self.outbox.len() + begun.into_iter().filter(|is_begun| *is_begun).count()
+    }
+
+    /// Asks to be rung when there is room for what waits, loans that are to be given back included.
+    pub(crate) fn arm(&self) {
+        self.producer.arm();
+        self.urgent.arm();
     }
 
     /// True when waiting things could move now.
-    pub(crate) fn can_move(&mut self) -> Result<bool> {
+    pub(crate) fn can_move(&mut self, has_debts: bool) -> Result<bool> {
+        let waits_urgently = has_debts || self.urgent_waits();
+        if self.failure.is_some() || waits_urgently && self.urgent.has_room()? {
+            return Ok(true);
+        }
         if self.stream.is_some() && self.chunks_filled - self.producer.chunks_taken() >= CHUNKS {
             return Ok(false);
         }
-        self.producer.has_room_for_any()
+        let is_busy = self.assembly.is_some() || self.stream.is_some();
+        let may_begin = !waits_urgently && self.outbox.front().is_some();
+        Ok((is_busy || may_begin) && self.producer.has_room_for_any()?)
     }
 
     /// Housekeeping, once per beat: gives the slots back to the node's pool when no stream uses them any more, and lets
@@ -243,6 +302,7 @@ impl Sending {
             waiting.push(done);
         }
         waiting.extend(self.stream.take().map(|stream| stream.done));
+        waiting.extend(self.urgent.end());
         let segments = std::mem::take(&mut self.announced);
         let segments = segments.into_values().filter_map(|segment| segment.upgrade()).collect();
         let slots = self.slots.take().filter(|_| self.chunks_filled != self.producer.chunks_taken());

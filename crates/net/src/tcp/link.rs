@@ -33,6 +33,10 @@ pub(crate) struct TcpLink {
     waits: AtomicBool,
     /// Whether the next poll must begin another turn of `writing`; a hint as well.
     has_had_its_turn: AtomicBool,
+    /// Whether what waits goes on when the socket has room, and not only when the peer says that it has.
+    wants_socket: AtomicBool,
+    /// Whether the stream is read on though its next message waits for its receiver.
+    reads_on: AtomicBool,
     reading: Mutex<Reading>,
     ended: OnceLock<Error>,
     counters: Arc<Counters>,
@@ -73,6 +77,8 @@ impl TcpLink {
             writing: Mutex::default(),
             waits: AtomicBool::new(false),
             has_had_its_turn: AtomicBool::new(false),
+            wants_socket: AtomicBool::new(false),
+            reads_on: AtomicBool::new(true),
             reading: Mutex::new(Reading::new(early)?),
             ended: OnceLock::new(),
             counters: Arc::clone(&node.counters),
@@ -88,6 +94,7 @@ impl TcpLink {
     fn note(&self, writing: &Writing) {
         self.waits.store(writing.waits(), SeqCst);
         self.has_had_its_turn.store(writing.has_had_its_turn(), SeqCst);
+        self.wants_socket.store(writing.wants_socket(), SeqCst);
     }
 
     /// Writes what waits, as far as the socket takes it, for one turn.
@@ -116,7 +123,17 @@ impl TcpLink {
             counters: &self.counters,
             sink,
         };
-        reading.take_in(&shore, budget)
+        let mut taken = reading.take_in(&shore, budget)?;
+        self.reads_on.store(reading.reads_on(), SeqCst);
+        let (heard, to_tell) = (reading.take_room(), reading.room_to_tell());
+        if heard.is_some() || to_tell.is_some() {
+            let mut writing = self.writing.lock();
+            heard.map_or(Ok(()), |used_bytes| writing.hear_room(used_bytes))?;
+            to_tell.into_iter().for_each(|used_bytes| writing.tell_room(used_bytes, &self.shore()));
+            self.note(&writing);
+            taken.moved |= heard.is_some();
+        }
+        Ok(taken)
     }
 
     /// Waits for whoever polls; from then on, since the link has a reason to have ended, nobody receives anything.
@@ -136,7 +153,7 @@ impl TcpLink {
         let unsent = {
             let mut writing = self.writing.lock();
             let unsent = writing.end(code, &self.shore());
-            self.waits.store(false, SeqCst);
+            self.note(&writing);
             unsent
         };
         // The connection may be gone already, which is what is wanted.
@@ -213,8 +230,8 @@ impl Link for TcpLink {
                 self.end(&reason, code);
                 Polled::Ended(reason)
             }
-            Ok((_, Taken { paused: true, .. })) => Polled::Paused,
             Ok((pushed, taken)) if pushed || taken.moved => Polled::Moved,
+            Ok((_, Taken { paused: true, .. })) => Polled::Paused,
             Ok(_) => Polled::Idle,
         }
     }
@@ -224,10 +241,15 @@ impl Link for TcpLink {
         self.reading.try_lock().is_none_or(|reading| !reading.is_ready())
     }
 
+    fn arm_urgent(&self) -> bool {
+        self.reading.try_lock().is_none_or(|reading| !reading.has_urgent())
+    }
+
     fn disarm(&self) {}
 
     fn readiness(&self) -> Option<Readiness<'_>> {
-        Some(Readiness { descriptor: self.socket.as_fd(), writable: self.waits.load(SeqCst) })
+        let (writable, while_paused) = (self.wants_socket.load(SeqCst), self.reads_on.load(SeqCst));
+        Some(Readiness { descriptor: self.socket.as_fd(), writable, while_paused })
     }
 
     fn beat(&self) -> Option<Duration> {
@@ -237,7 +259,7 @@ impl Link for TcpLink {
             && let Some(mut writing) = self.writing.try_lock()
         {
             writing.beat(&self.shore());
-            self.waits.store(writing.waits(), SeqCst);
+            self.note(&writing);
         }
         let silence = self.reading.try_lock()?.silence(self.socket.as_fd());
         let vouched = self.vouched.lock().map(|vouched| vouched.elapsed());

@@ -2,7 +2,12 @@
 //!
 //! A message is its 64-byte header with a check sum, its control area, and the bytes of its tensors, handed to the
 //! kernel in one gathered write ([`writing`]) and received straight into the memory that the receiver named
-//! ([`reading`]). What does not fit in the socket waits in the sender's outbox.
+//! ([`reading`]). A long one is cut into pieces, between which urgent messages go. What does not fit in the socket
+//! waits in the sender's outbox.
+//!
+//! **Windows.** A sender is at most [`LINK_WINDOW_BYTES`](sheave_base::limits::LINK_WINDOW_BYTES) of data ahead of what
+//! its peer says that it has used, by frames of kind `Room`. So a receiver whose next message waits can read on and
+//! keep what comes behind it, for the sake of the urgent messages in between.
 //!
 //! **Life.** A side that has sent nothing for a beat sends a frame of kind `Beat`; every byte that arrives is a sign of
 //! life, and so is a probe of [`crate::probe`].
@@ -11,6 +16,7 @@
 
 mod fuzz;
 mod link;
+mod machine;
 mod reading;
 mod writing;
 
@@ -24,8 +30,8 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// Bytes that a link writes, or reads, before it turns to the other: so both directions move at once, and nobody writes
-/// for long to a peer that waits until it may write itself.
+/// Bytes that a link writes, or reads, before it turns to the other, as far as pieces may be cut: so both directions
+/// move at once, and nobody writes for long to a peer that waits until it may write itself.
 const TURN_BYTES: usize = 1 << 20;
 
 /// What the kernel holds of a stream that stays on this host; it takes twice as much. Such a stream needs no more to be

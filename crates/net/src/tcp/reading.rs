@@ -1,23 +1,28 @@
 //! The receiving side of a TCP link.
 //!
-//! The stream is cut into frames by a state machine. A small buffer reads ahead, so that a small message costs one
-//! system call; once a message has its places, the kernel writes the rest of its payload straight into them, and only
-//! what comes behind it into the buffer. A message that must wait for its receiver stops the machine where it stands:
-//! nothing more is read, the socket fills up, and the sender feels it.
+//! The stream is cut into frames by a state machine ([`super::machine`]). A small buffer reads ahead, so that a small
+//! message costs one system call; once a message has its places, the kernel writes the rest of its payload straight
+//! into them, and only what comes behind it into the buffer.
 //!
-//! **Correctness.** Lengths were held against their limits when they were decoded, and the payload must be exactly as
-//! long as its parts, so the machine always knows how many bytes belong to which part. Any error is final.
+//! **A message that must wait for its receiver** stops the machine where it stands. From then on the stream is read on
+//! *aside*: frames of data are kept as they are, in order, behind the message that waits, and urgent messages are taken
+//! by a second machine. When the first one goes on it uses what was kept, and then the stream again. What is kept is
+//! bounded by the sender, who has a *window* ([`LINK_WINDOW_BYTES`]): it may be so far ahead of what the receiver says
+//! that it has used, and goes on when it hears more ([`Reading::room_to_tell`]). An urgent message that must wait stops
+//! everything: nothing more is read, the socket fills up, and the sender feels it.
+//!
+//! **Any error is final.** One that is found while frames are kept counts when those have been used.
 
 use super::TURN_BYTES;
+use super::machine::{Buffer, Machine, Step, piece_bytes};
 use crate::counters::Counters;
 use crate::farewell::{CONNECTION_BROKE, CONNECTION_DROPPED, closed_by_peer};
-use crate::link::{Arrival, Landing, Sink, Verdict};
-use crate::message::{Envelope, Message};
+use crate::link::{Landing, Sink};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, readv};
+use sheave_base::limits::LINK_WINDOW_BYTES;
 use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
-use sheave_tensor::Tensor;
-use sheave_wire::{HEADER_BYTES, Header, Kind, Parts, Placement};
+use sheave_wire::{HEADER_BYTES, Header, Kind, PIECE_BYTES};
 use smallvec::SmallVec;
 use std::io::IoSliceMut;
 use std::os::fd::BorrowedFd;
@@ -25,10 +30,8 @@ use std::time::{Duration, Instant};
 
 /// Bytes that are read ahead of the message that they belong to.
 const AHEAD_BYTES: usize = 16 << 10;
-/// A control area up to this size keeps its memory for the next one.
-const AREA_KEPT_BYTES: usize = 64 << 10;
-/// Parts that one gathered read fills; the kernel takes at most 1024.
-const PIECES_MAX: usize = 256;
+/// Most bytes that are kept behind a message that waits: the window, and the piece with which it was exceeded.
+const KEPT_BYTES_MAX: usize = LINK_WINDOW_BYTES as usize + PIECE_BYTES + HEADER_BYTES;
 
 /// The parts of a link that receiving needs and does not own.
 pub(crate) struct Shore<'a> {
@@ -41,44 +44,43 @@ pub(crate) struct Shore<'a> {
 
 /// What the holder of the poll token changes.
 pub(crate) struct Reading {
-    ahead: Box<[u8]>,
-    begin: usize,
-    end: usize,
-    area: Vec<u8>,
-    state: State,
+    ahead: Buffer,
+    machine: Machine,
+    /// What comes behind a message that waits for its receiver, while there is one or something is kept.
+    aside: Option<Box<Aside>>,
     sequence: u64,
     heard: Instant,
-    /// Whole messages may wait in the buffer.
+    /// Whole messages may wait in a buffer.
     ready: bool,
-    paused: bool,
+    pause: Pause,
     paused_before: bool,
+    /// Bytes of data that the peer was told of.
+    told_bytes: u64,
+    /// Bytes of data that the peer has said that it has used, if it has since the last look.
+    heard_of_room: Option<u64>,
     /// Why nothing more is read. Between the poll that found it and the end of the link another thread may poll, and
     /// must not take what stands behind it, the end of the stream after the last words, for the reason.
     over: Option<Error>,
 }
 
-/// Where in a frame the stream stands.
-#[expect(clippy::large_enum_variant, reason = "a box would be an allocation for each message")]
-enum State {
-    /// Before a header.
-    Header,
-    /// In the control area, of which so many bytes are here.
-    Area { header: Header, filled_bytes: usize },
-    /// Behind the control area; the receiver has not been asked, or asked to wait.
-    Arrived { header: Header, parts: Parts, control: Vec<u8> },
-    /// In the payload, at `offset_bytes` of part `part`.
-    Payload { landing: Landing, message: Message, part: usize, offset_bytes: usize },
+/// Frames of data that are kept, and a machine for what is urgent.
+#[derive(Default)]
+struct Aside {
+    kept: Buffer,
+    /// Bytes of the piece in progress that are still to come.
+    piece_bytes: usize,
+    machine: Machine,
+    /// The stream has ended so.
+    end: Option<Error>,
 }
 
-enum Step {
-    /// The machine moved on inside of a message.
-    Moved,
-    /// A message is delivered.
-    Delivered,
-    /// The receiver has no room.
-    Paused,
-    /// More bytes are needed.
-    Starved,
+/// Which message waits for its receiver, as far as the last look has told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pause {
+    None,
+    Data,
+    /// An urgent one, and with it everything.
+    All,
 }
 
 /// What a read brought.
@@ -87,6 +89,8 @@ struct Filled {
     read_bytes: usize,
     /// Less came than was asked for: the socket is empty now.
     is_drained: bool,
+    /// The stream has ended.
+    has_ended: bool,
 }
 
 /// What a turn brought.
@@ -96,40 +100,91 @@ pub(crate) struct Taken {
     pub(crate) paused: bool,
 }
 
+/// What a turn may still do.
+struct Turn {
+    taken: Taken,
+    left: usize,
+    read_bytes: usize,
+    is_drained: bool,
+}
+
+impl Turn {
+    fn may_read(&self) -> bool {
+        !self.is_drained && self.read_bytes < TURN_BYTES
+    }
+
+    fn note(&mut self, step: &Step) {
+        self.taken.moved |= matches!(step, Step::Moved | Step::Delivered);
+        self.left -= usize::from(matches!(step, Step::Delivered));
+    }
+
+    /// Takes note of what was read. False if that is nothing.
+    fn note_read(&mut self, filled: &Filled) -> bool {
+        self.taken.moved |= filled.read_bytes > 0;
+        self.is_drained = filled.is_drained;
+        self.read_bytes += filled.read_bytes;
+        filled.read_bytes > 0
+    }
+}
+
 impl Reading {
     /// `early` are the first bytes of the stream, read before the link was made.
     pub(crate) fn new(early: &[u8]) -> Result<Self> {
-        let mut ahead = vec![0; AHEAD_BYTES].into_boxed_slice();
-        let Some(start) = ahead.get_mut(..early.len()) else {
+        let mut bytes = vec![0; AHEAD_BYTES];
+        let Some(start) = bytes.get_mut(..early.len()) else {
             return Err(Error::new(ErrorKind::Internal, "more was read ahead than a link can hold"));
         };
         start.copy_from_slice(early);
         Ok(Self {
-            ahead,
-            begin: 0,
-            end: early.len(),
-            area: Vec::new(),
-            state: State::Header,
+            ahead: Buffer { bytes, begin: 0, end: early.len() },
+            machine: Machine::default(),
+            aside: None,
             sequence: 0,
             heard: Instant::now(),
             ready: !early.is_empty(),
-            paused: false,
+            pause: Pause::None,
             paused_before: false,
+            told_bytes: 0,
+            heard_of_room: None,
             over: None,
         })
     }
 
-    /// True when messages can be taken without reading.
+    /// True when messages can be taken without reading, or wait for a receiver.
     pub(crate) fn is_ready(&self) -> bool {
-        self.ready
+        self.ready || self.pause != Pause::None
+    }
+
+    /// True when urgent messages can be taken without reading.
+    pub(crate) fn has_urgent(&self) -> bool {
+        self.ready && self.pause == Pause::Data
+    }
+
+    /// Whether the stream is read on though the next message waits for its receiver.
+    pub(crate) fn reads_on(&self) -> bool {
+        let has_ended = self.aside.as_ref().is_some_and(|aside| aside.end.is_some());
+        self.pause != Pause::All && !has_ended
     }
 
     /// For how long nothing has arrived. Bytes that wait because the receiver has no room are a sign of life too.
     pub(crate) fn silence(&self, socket: BorrowedFd<'_>) -> Duration {
-        if self.paused && rustix::io::ioctl_fionread(socket).is_ok_and(|waiting_bytes| waiting_bytes > 0) {
-            return Duration::ZERO;
+        let is_unread = || rustix::io::ioctl_fionread(socket).is_ok_and(|waiting_bytes| waiting_bytes > 0);
+        if self.pause != Pause::None && is_unread() { Duration::ZERO } else { self.heard.elapsed() }
+    }
+
+    /// How many bytes of data were used in all, when it is time to tell the peer.
+    pub(crate) fn room_to_tell(&mut self) -> Option<u64> {
+        let used_bytes = self.machine.used_bytes();
+        if used_bytes - self.told_bytes < LINK_WINDOW_BYTES / 2 {
+            return None;
         }
-        self.heard.elapsed()
+        self.told_bytes = used_bytes;
+        Some(used_bytes)
+    }
+
+    /// How many bytes of data the peer has used in all, if it has said so.
+    pub(crate) fn take_room(&mut self) -> Option<u64> {
+        self.heard_of_room.take()
     }
 
     /// Takes up to `budget` messages, and reads for one turn; at most once after the socket was found empty. An error
@@ -144,249 +199,221 @@ impl Reading {
     }
 
     fn take(&mut self, shore: &Shore<'_>, budget: usize) -> Result<Taken> {
-        let mut taken = Taken::default();
-        let (mut delivered, mut drained, mut read_bytes) = (0, false, 0);
+        let mut turn = Turn { taken: Taken::default(), left: budget, read_bytes: 0, is_drained: false };
         self.ready = false;
-        self.paused_before = std::mem::take(&mut self.paused);
-        while delivered < budget {
-            match self.step(shore)? {
-                Step::Moved => taken.moved = true,
-                Step::Delivered => {
-                    taken.moved = true;
-                    delivered += 1;
-                }
+        self.paused_before = std::mem::replace(&mut self.pause, Pause::None) != Pause::None;
+        while turn.left > 0 {
+            let step = self.step(shore)?;
+            turn.note(&step);
+            match step {
+                Step::Moved | Step::Delivered => {}
                 Step::Paused => {
-                    self.paused = true;
-                    taken.paused = true;
-                    return Ok(taken);
+                    let is_urgent = self.machine.is_in_urgent();
+                    self.pause = if is_urgent { Pause::All } else { Pause::Data };
+                    turn.taken.paused = true;
+                    break;
                 }
-                Step::Starved if drained || read_bytes >= TURN_BYTES => return Ok(taken),
+                Step::Starved if self.ends_aside()? => {}
+                Step::Starved if self.aside.is_some() => break,
+                Step::Starved if !turn.may_read() => return Ok(turn.taken),
                 Step::Starved => {
-                    let filled = self.fill(shore)?;
-                    if filled.read_bytes == 0 {
-                        return Ok(taken);
+                    if !turn.note_read(&self.fill(shore)?) {
+                        return Ok(turn.taken);
                     }
-                    taken.moved = true;
-                    drained = filled.is_drained;
-                    read_bytes += filled.read_bytes;
                 }
             }
         }
-        self.ready = self.begin < self.end;
-        Ok(taken)
+        if self.pause == Pause::Data || self.aside.is_some() && self.pause == Pause::None {
+            self.read_on(&mut turn, shore)?;
+        }
+        let is_kept = self.pause == Pause::None && self.aside.as_ref().is_some_and(|aside| aside.kept.len() > 0);
+        self.ready = is_kept || turn.left == 0 && self.ahead.len() > 0;
+        Ok(turn.taken)
     }
 
+    /// Goes on with the stream, or with what was kept of it.
     fn step(&mut self, shore: &Shore<'_>) -> Result<Step> {
-        match std::mem::replace(&mut self.state, State::Header) {
-            State::Header => self.header(shore),
-            State::Area { header, filled_bytes } => self.area(header, filled_bytes),
-            State::Arrived { header, parts, control } => self.arrived(header, parts, control, shore),
-            State::Payload { landing, message, part, offset_bytes } => {
-                self.payload(landing, message, (part, offset_bytes), shore)
-            }
+        if !self.machine.needs_header() {
+            // Asked only by a message that was refused before: the first refusal is followed by another look.
+            let ending = self.paused_before && (!self.reads_on() || has_hung_up(shore.socket));
+            let source = self.aside.as_mut().map_or(&mut self.ahead, |aside| &mut aside.kept);
+            return self.machine.step(source, ending, shore);
         }
-    }
-
-    fn header(&mut self, shore: &Shore<'_>) -> Result<Step> {
-        let Some(bytes) = self.ahead[self.begin..self.end].first_chunk::<HEADER_BYTES>() else {
-            return Ok(Step::Starved);
-        };
-        let header = Header::decode(bytes)?;
-        self.begin += HEADER_BYTES;
-        if header.sequence != self.sequence + 1 {
-            return Err(impossible(format!("message {} after message {}", header.sequence, self.sequence)));
+        if let Some(aside) = &mut self.aside {
+            let Some(header) = aside.kept.header()? else { return Ok(Step::Starved) };
+            self.machine.begin_data(header)?;
+            return Ok(Step::Moved);
         }
-        self.sequence = header.sequence;
-        let empty = header.part_count == 0 && header.control_bytes == 0 && header.payload_bytes == 0;
+        let Some(header) = self.next_header()? else { return Ok(Step::Starved) };
         match header.kind {
-            kind if kind.is_message() => {
-                self.area.resize((header.control_bytes as usize).min(AREA_KEPT_BYTES), 0);
-                self.state = State::Area { header, filled_bytes: 0 };
-                Ok(Step::Moved)
-            }
-            Kind::Beat if empty => Ok(Step::Moved),
-            Kind::Close => Err(closed_by_peer(header.tag, shore.peer)),
-            other => Err(impossible(format!("a frame of kind {other:?}"))),
-        }
-    }
-
-    fn area(&mut self, header: Header, filled_bytes: usize) -> Result<Step> {
-        let taken_bytes = (self.area.len() - filled_bytes).min(self.end - self.begin);
-        self.area[filled_bytes..][..taken_bytes].copy_from_slice(&self.ahead[self.begin..][..taken_bytes]);
-        self.begin += taken_bytes;
-        let filled_bytes = filled_bytes + taken_bytes;
-        if filled_bytes < header.control_bytes as usize {
-            if filled_bytes == self.area.len() {
-                // As much again as has come.
-                self.area.resize((2 * filled_bytes).min(header.control_bytes as usize), 0);
-            }
-            let is_starved = self.begin == self.end;
-            self.state = State::Area { header, filled_bytes };
-            return Ok(if is_starved { Step::Starved } else { Step::Moved });
-        }
-        let (parts, control) = sheave_wire::parts::decode(&self.area, header.part_count.into())?;
-        let mut payload_bytes = 0u64;
-        for part in &parts {
-            if part.placement != Placement::Inline || part.shared {
-                return Err(impossible("a tensor that lies in shared memory"));
-            }
-            // Cannot overflow: there are few parts, and each is held against its limit.
-            payload_bytes += part.spec.length_bytes()?;
-        }
-        if payload_bytes != header.payload_bytes {
-            let announced_bytes = header.payload_bytes;
-            return Err(impossible(format!("{announced_bytes} bytes for tensors of {payload_bytes} bytes")));
-        }
-        self.state = State::Arrived { header, control: control.to_vec(), parts };
-        if self.area.capacity() > AREA_KEPT_BYTES {
-            self.area = Vec::new();
+            Kind::Data | Kind::Chunk => self.machine.begin_data(header)?,
+            Kind::Urgent => self.machine.begin_urgent(header)?,
+            _ => self.link_frame(&header, shore)?,
         }
         Ok(Step::Moved)
     }
 
-    fn arrived(&mut self, header: Header, parts: Parts, control: Vec<u8>, shore: &Shore<'_>) -> Result<Step> {
-        let (envelope, sequence, payload_bytes) = (Envelope::of_header(&header), header.sequence, header.payload_bytes);
-        // Asked only by a message that was refused before: the first refusal is followed by another look.
-        let ending = self.paused_before && has_hung_up(shore.socket);
-        let control_bytes = control.len();
-        let arrival = Arrival { envelope, sequence, parts: &parts, payload_bytes, control_bytes, ending };
-        let mut landing = match shore.sink.begin(shore.id, &arrival)? {
-            Verdict::Pause => {
-                self.state = State::Arrived { header, parts, control };
-                return Ok(Step::Paused);
-            }
-            Verdict::Land(landing) => landing,
-        };
-        let mut tensors = landing.take_places();
-        for part in parts.iter().skip(tensors.len()) {
-            match shore.sink.place(&part.spec) {
-                Ok(tensor) => tensors.push(tensor),
-                Err(error) => {
-                    landing.fail(&error);
-                    return Err(error);
+    /// The next header of the stream, in its order.
+    fn next_header(&mut self) -> Result<Option<Header>> {
+        let Some(header) = self.ahead.header()? else { return Ok(None) };
+        if header.sequence != self.sequence + 1 {
+            return Err(impossible(format!("message {} after message {}", header.sequence, self.sequence)));
+        }
+        self.sequence = header.sequence;
+        Ok(Some(header))
+    }
+
+    /// Takes a frame of the link's own.
+    fn link_frame(&mut self, header: &Header, shore: &Shore<'_>) -> Result<()> {
+        let is_empty = header.part_count == 0 && header.control_bytes == 0 && header.payload_bytes == 0;
+        match header.kind {
+            Kind::Beat if is_empty => {}
+            Kind::Room if is_empty => self.heard_of_room = Some(header.tag),
+            Kind::Close => return Err(closed_by_peer(header.tag, shore.peer)),
+            other => return Err(impossible(format!("a frame of kind {other:?}"))),
+        }
+        Ok(())
+    }
+
+    /// All that was kept is used. True if the stream itself goes on from here, unless it has ended.
+    fn ends_aside(&mut self) -> Result<bool> {
+        let Some(aside) = &self.aside else { return Ok(false) };
+        if let Some(end) = &aside.end {
+            return Err(end.clone());
+        }
+        let is_over = aside.machine.is_idle();
+        if is_over {
+            self.aside = None;
+        }
+        Ok(is_over)
+    }
+
+    /// Reads the stream on behind a message that waits: keeps data, and takes what is urgent.
+    fn read_on(&mut self, turn: &mut Turn, shore: &Shore<'_>) -> Result<()> {
+        let piece_bytes = self.machine.piece_bytes();
+        let begin = || Box::new(Aside { piece_bytes, ..Aside::default() });
+        let mut aside = self.aside.take().unwrap_or_else(begin);
+        while turn.left > 0 && aside.end.is_none() {
+            match self.step_aside(&mut aside, turn, shore) {
+                Ok(true) => {}
+                Ok(false) => break,
+                // It counts when what was kept has been used, so the message that waits is let in: look again.
+                Err(end) => {
+                    aside.end = Some(end);
+                    turn.taken.moved = true;
                 }
             }
         }
-        let message = Message { envelope, source: shore.id, sequence, control, parts: tensors };
-        self.payload(landing, message, (0, 0), shore)
+        self.aside = Some(aside);
+        Ok(())
+    }
+
+    /// False when nothing more can be done in this turn.
+    fn step_aside(&mut self, aside: &mut Aside, turn: &mut Turn, shore: &Shore<'_>) -> Result<bool> {
+        if !aside.machine.needs_header() {
+            let step = aside.machine.step(&mut self.ahead, false, shore)?;
+            turn.note(&step);
+            return match step {
+                Step::Moved | Step::Delivered => Ok(true),
+                Step::Starved => self.read_aside(aside, turn, shore),
+                Step::Paused => {
+                    self.pause = Pause::All;
+                    turn.taken.paused = true;
+                    Ok(false)
+                }
+            };
+        }
+        if aside.piece_bytes > 0 {
+            let length_bytes = aside.piece_bytes.min(self.ahead.len());
+            aside.kept.append(&self.ahead.rest()[..length_bytes]);
+            self.ahead.begin += length_bytes;
+            aside.piece_bytes -= length_bytes;
+            return if length_bytes > 0 { Ok(true) } else { self.read_aside(aside, turn, shore) };
+        }
+        let from = self.ahead.begin;
+        let Some(header) = self.next_header()? else { return self.read_aside(aside, turn, shore) };
+        match header.kind {
+            Kind::Data | Kind::Chunk => {
+                aside.piece_bytes = piece_bytes(&header);
+                if aside.kept.len() + HEADER_BYTES + aside.piece_bytes > KEPT_BYTES_MAX {
+                    return Err(impossible(format!("more than its window of {LINK_WINDOW_BYTES} bytes")));
+                }
+                aside.kept.append(&self.ahead.bytes[from..self.ahead.begin]);
+            }
+            Kind::Urgent => aside.machine.begin_urgent(header)?,
+            _ => self.link_frame(&header, shore)?,
+        }
+        Ok(true)
+    }
+
+    fn read_aside(&mut self, aside: &Aside, turn: &mut Turn, shore: &Shore<'_>) -> Result<bool> {
+        if !turn.may_read() {
+            return Ok(false);
+        }
+        self.ahead.compact();
+        let (filled, _) = read(&mut self.ahead, SmallVec::new(), Some(usize::MAX), shore)?;
+        let is_between = aside.piece_bytes == 0 && aside.machine.is_idle() && self.ahead.len() == 0;
+        let filled = self.note_read(filled, is_between, shore.peer)?;
+        Ok(turn.note_read(&filled))
     }
 
     /// The link has ended: nobody will complete the message in progress.
     pub(crate) fn end(&mut self) -> Option<Landing> {
-        match std::mem::replace(&mut self.state, State::Header) {
-            State::Payload { landing, .. } => Some(landing),
-            _ => None,
-        }
-    }
-
-    /// Takes what the buffer has of the payload, and delivers the message if that was the rest.
-    fn payload(
-        &mut self,
-        landing: Landing,
-        message: Message,
-        (mut part, mut offset_bytes): (usize, usize),
-        shore: &Shore<'_>,
-    ) -> Result<Step> {
-        while let Some(tensor) = message.parts.get(part) {
-            let length_bytes = (tensor.len_bytes() - offset_bytes).min(self.end - self.begin);
-            // SAFETY: the tensor is fresh or a place whose write lease the receive holds, so nobody else touches it;
-            // both ranges have `length_bytes` left.
-            unsafe {
-                let source = self.ahead.as_ptr().add(self.begin);
-                sheave_tensor::copy_bytes(tensor.ptr().add(offset_bytes), source, length_bytes);
-            }
-            Counters::add(&shore.counters.bytes_copied, length_bytes as u64);
-            Counters::add(&shore.counters.bytes_streamed, length_bytes as u64);
-            self.begin += length_bytes;
-            offset_bytes += length_bytes;
-            if offset_bytes < tensor.len_bytes() {
-                self.state = State::Payload { landing, message, part, offset_bytes };
-                return Ok(Step::Starved);
-            }
-            part += 1;
-            offset_bytes = 0;
-        }
-        shore.sink.deliver(landing, message);
-        Ok(Step::Delivered)
+        self.machine.end()
     }
 
     /// Reads once: into the current message as far as its memory is known, and ahead.
     fn fill(&mut self, shore: &Shore<'_>) -> Result<Filled> {
-        self.ahead.copy_within(self.begin..self.end, 0);
-        self.end -= self.begin;
-        self.begin = 0;
+        self.ahead.compact();
         let mut pieces: SmallVec<[IoSliceMut<'_>; 4]> = SmallVec::new();
-        match &self.state {
-            State::Area { filled_bytes, .. } => pieces.push(IoSliceMut::new(&mut self.area[*filled_bytes..])),
-            State::Payload { message, part, offset_bytes, .. } => {
-                rest_of(&message.parts[*part..], *offset_bytes, &mut pieces);
-            }
-            State::Header | State::Arrived { .. } => {}
-        }
-        let wanted_bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
-        let ends_message = pieces.len() < PIECES_MAX && wanted_bytes < TURN_BYTES;
-        if ends_message {
-            pieces.push(IoSliceMut::new(&mut self.ahead[self.end..]));
-        }
-        let asked_bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
-        let outcome = readv(shore.socket, &mut pieces);
-        drop(pieces);
-        let read_bytes = match outcome {
-            Ok(0) => return Err(self.stream_ended(shore.peer)),
-            Ok(read_bytes) => read_bytes,
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(Filled::default()),
-            Err(errno) => return Err(connection_lost(errno, shore.peer)),
-        };
-        self.heard = Instant::now();
-        self.advance(read_bytes.min(wanted_bytes), shore);
-        self.end += read_bytes.saturating_sub(wanted_bytes);
-        Ok(Filled { read_bytes, is_drained: read_bytes < asked_bytes })
+        let behind = self.machine.places(&mut pieces);
+        let (filled, in_place_bytes) = read(&mut self.ahead, pieces, behind, shore)?;
+        self.machine.advance(in_place_bytes, shore);
+        let is_between = self.machine.is_idle() && self.ahead.len() == 0;
+        self.note_read(filled, is_between, shore.peer)
     }
 
-    /// The kernel has put `length_bytes` where [`rest_of`] pointed it.
-    fn advance(&mut self, length_bytes: usize, shore: &Shore<'_>) {
-        match &mut self.state {
-            State::Area { filled_bytes, .. } => *filled_bytes += length_bytes,
-            State::Payload { message, part, offset_bytes, .. } => {
-                Counters::add(&shore.counters.bytes_streamed, length_bytes as u64);
-                *offset_bytes += length_bytes;
-                while let Some(tensor) = message.parts.get(*part)
-                    && *offset_bytes > tensor.len_bytes()
-                {
-                    *offset_bytes -= tensor.len_bytes();
-                    *part += 1;
-                }
-            }
-            State::Header | State::Arrived { .. } => {}
+    fn note_read(&mut self, filled: Filled, is_between: bool, peer: &Peer) -> Result<Filled> {
+        if filled.has_ended {
+            let what = if is_between { "without a word" } else { "in the middle of a message" };
+            return Err(Error::new(ErrorKind::PeerLost, format!("{CONNECTION_DROPPED} {what}"))
+                .peer(peer.clone())
+                .hint("its own output or exit status says why"));
         }
-    }
-
-    fn stream_ended(&self, peer: &Peer) -> Error {
-        let between = matches!(self.state, State::Header) && self.begin == self.end;
-        let what = if between { "without a word" } else { "in the middle of a message" };
-        Error::new(ErrorKind::PeerLost, format!("{CONNECTION_DROPPED} {what}"))
-            .peer(peer.clone())
-            .hint("its own output or exit status says why")
+        if filled.read_bytes > 0 {
+            self.heard = Instant::now();
+        }
+        Ok(filled)
     }
 }
 
-/// The memory that the rest of a payload goes to, part by part, for one turn.
-fn rest_of(parts: &[Tensor], offset_bytes: usize, pieces: &mut SmallVec<[IoSliceMut<'_>; 4]>) {
-    let (mut offset_bytes, mut left_bytes) = (offset_bytes, TURN_BYTES);
-    for tensor in parts {
-        let length_bytes = (tensor.len_bytes() - offset_bytes).min(left_bytes);
-        if length_bytes > 0 {
-            // SAFETY: as in `payload`; the slices of different parts do not overlap, for each place has a write lease
-            // of its own, and they are gone before the message is delivered.
-            let bytes = unsafe { std::slice::from_raw_parts_mut(tensor.ptr().add(offset_bytes), length_bytes) };
-            pieces.push(IoSliceMut::new(bytes));
-        }
-        offset_bytes = 0;
-        left_bytes -= length_bytes;
-        if pieces.len() == PIECES_MAX || left_bytes == 0 {
-            return;
-        }
+/// Reads once, into `pieces` and then ahead, as far as `behind` says. Returns what it read, and how much of it is in
+/// `pieces`.
+fn read<'a>(
+    ahead: &'a mut Buffer,
+    mut pieces: SmallVec<[IoSliceMut<'a>; 4]>,
+    behind: Option<usize>,
+    shore: &Shore<'_>,
+) -> Result<(Filled, usize)> {
+    let wanted_bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
+    let begin = ahead.end;
+    if let Some(most_bytes) = behind {
+        let until = begin.saturating_add(most_bytes).min(ahead.bytes.len());
+        pieces.push(IoSliceMut::new(&mut ahead.bytes[begin..until]));
     }
+    let asked_bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
+    let outcome = readv(shore.socket, &mut pieces);
+    drop(pieces);
+    let mut filled = Filled::default();
+    match outcome {
+        Ok(0) => filled.has_ended = true,
+        Ok(read_bytes) => (filled.read_bytes, filled.is_drained) = (read_bytes, read_bytes < asked_bytes),
+        Err(Errno::AGAIN | Errno::INTR) => {}
+        Err(errno) => return Err(connection_lost(errno, shore.peer)),
+    }
+    ahead.end += filled.read_bytes.saturating_sub(wanted_bytes);
+    let in_place_bytes = filled.read_bytes.min(wanted_bytes);
+    Ok((filled, in_place_bytes))
 }
 
 /// The peer has closed or lost its end; what it sent before may still be unread.
@@ -402,7 +429,7 @@ fn connection_lost(errno: Errno, peer: &Peer) -> Error {
         .hint("its own output or exit status says why")
 }
 
-fn impossible(what: impl std::fmt::Display) -> Error {
+pub(super) fn impossible(what: impl std::fmt::Display) -> Error {
     Error::new(ErrorKind::Protocol, format!("the peer sent {what}"))
         .hint("the peer runs another version, or something between the hosts changes what is sent")
 }

@@ -1,20 +1,24 @@
 //! The sending side of a TCP link.
 //!
 //! A message becomes a [`Frame`]: a head (header, part table, control) and its tensors, with a count of the bytes that
-//! the kernel has taken. Each write gathers all that is left, for a turn of [`TURN_BYTES`]; a poll, which reads too,
-//! begins the next one. At most one frame is begun; later messages wait in the outbox, so that frames never mix.
+//! the kernel has taken. Each write gathers all that is left of a piece ([`PIECE_BYTES`]), and a turn ends with the
+//! piece that makes it [`TURN_BYTES`]; a poll, which reads too, begins the next one. At most one frame of data is
+//! begun; later messages wait in the outbox, so that frames of data never mix. Urgent ones, and what is the link's own,
+//! go before the next piece of that frame, and before the next frame: whatever has begun to be written is written to
+//! the end of its piece first.
 
 use super::TURN_BYTES;
 use crate::counters::Counters;
 use crate::link::{Handover, Hold};
 use crate::message::{Outgoing, Parts, spec_of};
-use crate::outbox::{Outbox, SendDriver};
+use crate::outbox::{Outbox, SendDriver, Waiting};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+use sheave_base::limits::LINK_WINDOW_BYTES;
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_tensor::Mode;
-use sheave_wire::{CloseReason, HEADER_BYTES, Header, Kind, Part as WirePart};
+use sheave_wire::{CloseReason, HEADER_BYTES, Header, Kind, PIECE_BYTES, Part as WirePart};
 use smallvec::SmallVec;
 use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
@@ -37,7 +41,15 @@ pub(crate) struct Shore<'a> {
 pub(crate) struct Writing {
     outbox: Outbox,
     begun: Option<Begun>,
+    /// An urgent message, or a frame of the link's own, that the socket has not taken whole.
+    urgent: Option<Begun>,
     sequence: u64,
+    /// Bytes of frames of data that were written, ...
+    sent_bytes: u64,
+    /// ... and as many of these as the peer has said that it has used.
+    used_bytes: u64,
+    /// Bytes of the peer's data that were used here, while it is to be told.
+    to_tell: Option<u64>,
     sent_since_beat: bool,
     /// What was written since the link was polled last.
     turn_bytes: usize,
@@ -60,12 +72,58 @@ impl Writing {
 
     /// True while bytes wait for room in the socket.
     pub(crate) fn waits(&self) -> bool {
-        self.begun.is_some() || !self.outbox.is_empty()
+        self.begun.is_some() || self.urgent.is_some() || self.to_tell.is_some() || !self.outbox.is_empty()
+    }
+
+    /// Whether another piece of data may be written.
+    fn has_window(&self) -> bool {
+        self.sent_bytes - self.used_bytes < LINK_WINDOW_BYTES
+    }
+
+    /// True while something waits for nothing but room in the socket.
+    pub(crate) fn wants_socket(&self) -> bool {
+        let is_data = match &self.begun {
+            Some(begun) => !begun.frame.is_between_pieces() || self.has_window(),
+            None => self.outbox.front().is_some() && self.has_window(),
+        };
+        is_data || self.urgent.is_some() || self.to_tell.is_some() || !self.outbox.has_none_urgent()
+    }
+
+    /// The peer has used so many bytes of data in all.
+    pub(crate) fn hear_room(&mut self, used_bytes: u64) -> Result<()> {
+        if !(self.used_bytes..=self.sent_bytes).contains(&used_bytes) {
+            let (least, most) = (self.used_bytes, self.sent_bytes);
+            let what = format!("the peer says that it has used {used_bytes} bytes; expected {least} to {most}");
+            return Err(Error::new(ErrorKind::Protocol, what));
+        }
+        self.used_bytes = used_bytes;
+        Ok(())
+    }
+
+    /// Tells the peer how many bytes of its data were used in all, now or between two pieces.
+    pub(crate) fn tell_room(&mut self, used_bytes: u64, shore: &Shore<'_>) {
+        self.to_tell = Some(used_bytes);
+        self.put_room(shore);
+    }
+
+    fn put_room(&mut self, shore: &Shore<'_>) {
+        if !self.broken
+            && self.is_between_pieces()
+            && let Some(used_bytes) = self.to_tell.take()
+        {
+            self.put_frame(Kind::Room, used_bytes, shore);
+        }
     }
 
     /// Counts the messages that are not written whole.
     pub(crate) fn unsent(&self) -> usize {
-        self.outbox.len() + usize::from(self.begun.is_some())
+        let is_urgent_begun = self.urgent.as_ref().is_some_and(|urgent| urgent.done.is_some());
+        self.outbox.len() + usize::from(self.begun.is_some()) + usize::from(is_urgent_begun)
+    }
+
+    /// Whether a frame of the link's own, or an urgent one, may be written now.
+    fn is_between_pieces(&self) -> bool {
+        self.urgent.is_none() && self.begun.as_ref().is_none_or(|begun| begun.frame.is_between_pieces())
     }
 
     /// Writes a message, or as much of it as the socket takes; the rest waits.
@@ -74,23 +132,23 @@ impl Writing {
         if self.broken {
             return Err(Error::new(ErrorKind::PeerLost, "the connection is closed"));
         }
+        if shore.driver.is_urgent(&message) {
+            return self.send_urgent(message, hold, shore);
+        }
         // What is captured costs a copy when it waits; anything else leaves the peer's messages their turn.
         let left_bytes = if hold == Hold::Capture { usize::MAX } else { TURN_BYTES.saturating_sub(self.turn_bytes) };
-        if self.waits() || left_bytes == 0 {
+        if self.waits() || left_bytes == 0 || !self.has_window() {
             return Ok(Handover::Queued(self.outbox.push(message, hold, shore.driver)?));
         }
-        let mut frame = Frame::of_message(message, self.sequence + 1)?;
+        let mut frame = Frame::of_message(message, Kind::Data, self.sequence + 1)?;
         self.sequence += 1;
         self.sent_since_beat = true;
-        let written = frame.write(left_bytes, shore);
+        let written = self.write_pieces(&mut frame, left_bytes, shore);
         self.turn_bytes = self.turn_bytes.saturating_add(frame.written_bytes);
         match written {
             Ok(true) => return Ok(Handover::Sent),
             Ok(false) => {}
-            Err(errno) => {
-                self.broken = true;
-                return Err(Error::new(ErrorKind::PeerLost, format!("the connection is closed ({errno})")));
-            }
+            Err(errno) => return Err(self.is_closed(errno)),
         }
         if hold == Hold::Capture
             && let Err(error) = frame.capture_rest(shore.driver)
@@ -102,6 +160,28 @@ impl Writing {
         let (done, work) = shore.driver.work();
         self.begun = Some(Begun { frame, done: Some(done) });
         Ok(Handover::Queued(work))
+    }
+
+    fn send_urgent(&mut self, message: Outgoing, hold: Hold, shore: &Shore<'_>) -> Result<Handover> {
+        if !self.is_between_pieces() || !self.outbox.has_none_urgent() {
+            return Ok(Handover::Queued(self.outbox.push(message, hold, shore.driver)?));
+        }
+        let mut frame = Frame::of_message(message, Kind::Urgent, self.sequence + 1)?;
+        self.sequence += 1;
+        self.sent_since_beat = true;
+        match frame.write(shore) {
+            Ok(true) => return Ok(Handover::Sent),
+            Ok(false) => {}
+            Err(errno) => return Err(self.is_closed(errno)),
+        }
+        let (done, work) = shore.driver.work();
+        self.urgent = Some(Begun { frame, done: Some(done) });
+        Ok(Handover::Queued(work))
+    }
+
+    fn is_closed(&mut self, errno: Errno) -> Error {
+        self.broken = true;
+        Error::new(ErrorKind::PeerLost, format!("the connection is closed ({errno})"))
     }
 
     /// Captures whatever waits to be sent by copy. A message whose head is sent must be captured or the stream ends.
@@ -122,41 +202,99 @@ impl Writing {
         let mut moved = false;
         self.turn_bytes = 0;
         while !self.broken && self.turn_bytes < TURN_BYTES {
-            let Some(mut begun) = self.begun.take().or_else(|| self.begin_next(finished)) else { break };
-            let before = begun.frame.written_bytes;
-            let written = begun.frame.write(TURN_BYTES - self.turn_bytes, shore);
-            self.turn_bytes += begun.frame.written_bytes - before;
-            moved |= begun.frame.written_bytes != before;
+            self.put_room(shore);
+            let urgent = self.urgent.take().or_else(|| self.begin_urgent(finished));
+            let is_urgent = urgent.is_some();
+            let Some(mut begun) = urgent.or_else(|| self.continue_data(finished)) else { break };
+            let before = begun.frame.sent_bytes;
+            let written = begun.frame.write(shore);
+            let sent_bytes = begun.frame.sent_bytes - before;
+            self.turn_bytes += sent_bytes;
+            self.sent_bytes += if is_urgent { 0 } else { sent_bytes as u64 };
+            moved |= sent_bytes > 0;
             self.sent_since_beat |= moved;
-            match (written, begun.done.take()) {
-                (Ok(true), Some(done)) => finished.push((done, Ok(()))),
-                (Ok(true), None) => {}
-                (other, done) => {
-                    self.broken = other.is_err();
-                    self.begun = Some(Begun { done, ..begun });
-                    break;
-                }
+            if let (Ok(true), true) = (&written, begun.frame.is_whole()) {
+                finished.extend(begun.done.map(|done| (done, Ok(()))));
+                continue;
+            }
+            self.broken = written.is_err();
+            *if is_urgent { &mut self.urgent } else { &mut self.begun } = Some(begun);
+            if !matches!(written, Ok(true)) {
+                break;
             }
         }
         Ok(moved)
     }
 
-    fn begin_next(&mut self, finished: &mut Finished) -> Option<Begun> {
-        while let Some(waiting) = self.outbox.pop() {
-            match Frame::of_message(waiting.message, self.sequence + 1) {
-                Ok(frame) => {
-                    self.sequence += 1;
-                    return Some(Begun { frame, done: Some(waiting.done) });
-                }
-                Err(error) => finished.push((waiting.done, Err(error))),
+    /// The next urgent message, where one may begin.
+    fn begin_urgent(&mut self, finished: &mut Finished) -> Option<Begun> {
+        if !self.is_between_pieces() {
+            return None;
+        }
+        while let Some(waiting) = self.outbox.pop_urgent() {
+            if let Some(begun) = self.begin(waiting, Kind::Urgent, finished) {
+                return Some(begun);
             }
         }
         None
     }
 
+    /// The message that is on its way, with its next piece, or the next one.
+    fn continue_data(&mut self, finished: &mut Finished) -> Option<Begun> {
+        let has_window = self.has_window();
+        if let Some(mut begun) = self.begun.take_if(|begun| has_window || !begun.frame.is_between_pieces()) {
+            begun.frame.begin_piece(&mut self.sequence);
+            return Some(begun);
+        }
+        if self.begun.is_some() || !has_window {
+            return None;
+        }
+        while let Some(waiting) = self.outbox.pop() {
+            if let Some(begun) = self.begin(waiting, Kind::Data, finished) {
+                return Some(begun);
+            }
+        }
+        None
+    }
+
+    fn begin(&mut self, waiting: Waiting, kind: Kind, finished: &mut Finished) -> Option<Begun> {
+        match Frame::of_message(waiting.message, kind, self.sequence + 1) {
+            Ok(frame) => {
+                self.sequence += 1;
+                Some(Begun { frame, done: Some(waiting.done) })
+            }
+            Err(error) => {
+                finished.push((waiting.done, Err(error)));
+                None
+            }
+        }
+    }
+
+    /// Writes piece after piece until everything is gone (true), or the socket is full or so much is written (false).
+    fn write_pieces(
+        &mut self,
+        frame: &mut Frame,
+        most_bytes: usize,
+        shore: &Shore<'_>,
+    ) -> std::result::Result<bool, Errno> {
+        loop {
+            let before = frame.sent_bytes;
+            let is_written = frame.write(shore);
+            self.sent_bytes += (frame.sent_bytes - before) as u64;
+            if !is_written? || frame.is_whole() {
+                return Ok(frame.is_whole());
+            }
+            if frame.written_bytes >= most_bytes || !self.has_window() {
+                return Ok(false);
+            }
+            frame.begin_piece(&mut self.sequence);
+        }
+    }
+
     /// Shows a sign of life, unless something was sent since the last one or bytes wait, which the peer will see.
     pub(crate) fn beat(&mut self, shore: &Shore<'_>) {
-        if !std::mem::replace(&mut self.sent_since_beat, false) && !self.waits() && !self.broken {
+        let is_silent = !std::mem::replace(&mut self.sent_since_beat, false);
+        if is_silent && self.is_between_pieces() && !self.wants_socket() && !self.broken {
             self.put_frame(Kind::Beat, 0, shore);
         }
     }
@@ -164,24 +302,25 @@ impl Writing {
     fn put_frame(&mut self, kind: Kind, tag: u64, shore: &Shore<'_>) {
         self.sequence += 1;
         let mut frame = Frame::of_header(&Header { sequence: self.sequence, tag, ..Header::new(kind) });
-        match frame.write(usize::MAX, shore) {
+        match frame.write(shore) {
             Ok(true) => {}
-            Ok(false) => self.begun = Some(Begun { frame, done: None }),
+            Ok(false) => self.urgent = Some(Begun { frame, done: None }),
             Err(_) => self.broken = true,
         }
     }
 
     /// Says the last word if the stream stands between two frames, and gives back the works of what was not sent.
     pub(crate) fn end(&mut self, code: CloseReason, shore: &Shore<'_>) -> Vec<Completer<()>> {
-        let mid_frame = self.begun.as_ref().is_some_and(|begun| begun.frame.written_bytes > 0);
-        let begun = self.begun.take();
-        let mut unsent: Vec<_> = begun.and_then(|begun| begun.done).into_iter().collect();
+        let begun = || self.begun.iter().chain(&self.urgent);
+        let mid_frame = begun().any(|begun| begun.frame.written_bytes > 0);
+        let begun = self.urgent.take().into_iter().chain(self.begun.take());
+        let mut unsent: Vec<_> = begun.filter_map(|begun| begun.done).collect();
         unsent.extend(self.outbox.drain().into_iter().map(|waiting| waiting.done));
         if !mid_frame && !self.broken && self.failed.is_none() {
             self.put_frame(Kind::Close, code.code().into(), shore);
         }
         self.broken = true;
-        self.begun = None;
+        self.urgent = None;
         unsent
     }
 }
@@ -190,17 +329,23 @@ impl Writing {
 struct Frame {
     head: SmallVec<[u8; 192]>,
     parts: Parts,
+    /// Of head and tensors.
     written_bytes: usize,
+    /// As many as those, and the headers of later pieces.
+    sent_bytes: usize,
     total_bytes: usize,
+    /// Where the piece ends that is being written.
+    piece_end_bytes: usize,
+    /// The header of that piece, as far as it is still to be written; the first piece has none of its own.
+    piece_head: SmallVec<[u8; HEADER_BYTES]>,
 }
 
 impl Frame {
     fn of_header(header: &Header) -> Self {
-        let head = SmallVec::from_slice(&header.encode());
-        Self { head, parts: SmallVec::new(), written_bytes: 0, total_bytes: HEADER_BYTES }
+        Self::new(SmallVec::from_slice(&header.encode()), SmallVec::new(), HEADER_BYTES)
     }
 
-    fn of_message(message: Outgoing, sequence: u64) -> Result<Self> {
+    fn of_message(message: Outgoing, kind: Kind, sequence: u64) -> Result<Self> {
         let table: SmallVec<[WirePart; 2]> =
             message.parts.iter().map(|part| WirePart::inline(spec_of(&part.tensor))).collect();
         let mut head = SmallVec::from_slice(&[0; HEADER_BYTES]);
@@ -208,31 +353,55 @@ impl Frame {
         head.extend_from_slice(&message.control);
         let payload_bytes = message.payload_bytes();
         let control_bytes = u32::try_from(head.len() - HEADER_BYTES).unwrap_or(u32::MAX);
-        let header = Header { sequence, control_bytes, ..header_of(&message) };
+        let header = Header { kind, sequence, control_bytes, ..header_of(&message) };
         header.check_limits()?;
         head[..HEADER_BYTES].copy_from_slice(&header.encode());
         let total_bytes = head.len() + payload_bytes as usize;
-        Ok(Self { head, parts: message.parts, written_bytes: 0, total_bytes })
+        let mut frame = Self::new(head, message.parts, total_bytes);
+        if kind == Kind::Data {
+            frame.piece_end_bytes = total_bytes.min(HEADER_BYTES + PIECE_BYTES);
+        }
+        Ok(frame)
     }
 
-    /// Writes until everything is gone (true), or the socket is full or so much is written (false).
-    fn write(&mut self, most_bytes: usize, shore: &Shore<'_>) -> std::result::Result<bool, Errno> {
+    fn new(head: SmallVec<[u8; 192]>, parts: Parts, total_bytes: usize) -> Self {
+        let piece_head = SmallVec::new();
+        Self { head, parts, written_bytes: 0, sent_bytes: 0, total_bytes, piece_end_bytes: total_bytes, piece_head }
+    }
+
+    fn is_whole(&self) -> bool {
+        self.written_bytes == self.total_bytes
+    }
+
+    /// Whether it is written up to the end of a piece that is not its last.
+    fn is_between_pieces(&self) -> bool {
+        self.written_bytes == self.piece_end_bytes && self.piece_head.is_empty() && !self.is_whole()
+    }
+
+    /// Goes on with the next piece, which has the next number, if the last one is written.
+    fn begin_piece(&mut self, sequence: &mut u64) {
+        if !self.is_between_pieces() {
+            return;
+        }
+        *sequence += 1;
+        let piece_bytes = (self.total_bytes - self.written_bytes).min(PIECE_BYTES);
+        self.piece_end_bytes = self.written_bytes + piece_bytes;
+        let header = Header { sequence: *sequence, payload_bytes: piece_bytes as u64, ..Header::new(Kind::Chunk) };
+        self.piece_head = SmallVec::from_slice(&header.encode());
+    }
+
+    /// Writes until the piece is gone (true), or the socket is full (false).
+    fn write(&mut self, shore: &Shore<'_>) -> std::result::Result<bool, Errno> {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        let until_bytes = self.written_bytes.saturating_add(most_bytes);
-        while self.written_bytes < self.total_bytes {
-            if self.written_bytes >= until_bytes {
-                return Ok(false);
-            }
-            let outcome = sendmsg(
-                shore.socket,
-                &self.rest(until_bytes - self.written_bytes),
-                &mut SendAncillaryBuffer::default(),
-                flags,
-            );
+        while self.written_bytes < self.piece_end_bytes {
+            let outcome = sendmsg(shore.socket, &self.rest(), &mut SendAncillaryBuffer::default(), flags);
             match outcome {
                 Ok(taken_bytes) => {
+                    self.sent_bytes += taken_bytes;
+                    let of_piece_head = taken_bytes.min(self.piece_head.len());
+                    self.piece_head.drain(..of_piece_head);
                     let payload_before = self.written_bytes.saturating_sub(self.head.len());
-                    self.written_bytes += taken_bytes;
+                    self.written_bytes += taken_bytes - of_piece_head;
                     let payload_now = self.written_bytes.saturating_sub(self.head.len());
                     Counters::add(&shore.counters.bytes_streamed, (payload_now - payload_before) as u64);
                 }
@@ -244,16 +413,24 @@ impl Frame {
         Ok(true)
     }
 
-    /// What is still to be written, as the pieces of one gathered write: tensors as far as `most_bytes` go.
-    fn rest(&self, most_bytes: usize) -> SmallVec<[IoSlice<'_>; 8]> {
+    /// What is still to be written of the piece, as one gathered write.
+    fn rest(&self) -> SmallVec<[IoSlice<'_>; 8]> {
         let mut pieces = SmallVec::new();
         let mut skip = self.written_bytes;
+        let mut left_bytes = self.piece_end_bytes - skip;
+        if !self.piece_head.is_empty() {
+            pieces.push(IoSlice::new(&self.piece_head));
+        }
         if let Some(head) = self.head.get(skip..).filter(|head| !head.is_empty()) {
+            let head = &head[..head.len().min(left_bytes)];
             pieces.push(IoSlice::new(head));
+            left_bytes -= head.len();
         }
         skip = skip.saturating_sub(self.head.len());
-        let mut left_bytes = most_bytes;
         for part in &self.parts {
+            if left_bytes == 0 {
+                break;
+            }
             let length_bytes = part.tensor.len_bytes();
             if skip >= length_bytes {
                 skip -= length_bytes;
@@ -266,7 +443,7 @@ impl Frame {
             pieces.push(IoSlice::new(bytes));
             left_bytes -= bytes.len();
             skip = 0;
-            if pieces.len() == PIECES_MAX || left_bytes == 0 {
+            if pieces.len() == PIECES_MAX {
                 break;
             }
         }

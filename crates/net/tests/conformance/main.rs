@@ -18,6 +18,7 @@ mod places;
 mod pressure;
 mod shapes;
 mod trouble;
+mod urgent;
 mod waits;
 mod watch;
 
@@ -48,6 +49,7 @@ macro_rules! conformance {
                 matching::a_cancelled_receive_takes_nothing 30;
                 matching::a_late_receive_is_taken_back 30;
                 pressure::a_receiver_that_takes_nothing_pushes_back 240;
+                pressure::f15_what_waits_for_room_is_bounded_in_bytes 60;
                 ends::what_was_sent_before_the_close_arrives 60;
                 ends::close_ends_everything_that_waits 30;
                 ends::a_dropped_peer_is_named 30;
@@ -55,6 +57,15 @@ macro_rules! conformance {
                 waits::works_are_awaited_and_call_back 30;
                 waits::a_callback_may_send_again 60;
                 waits::an_interrupt_ends_the_wait_alone 30;
+                urgent::f18_urgent_words_overtake_64_mib_of_queued_data 60;
+                urgent::f18_urgent_words_pass_a_stream_that_is_half_sent 60;
+                urgent::f18_urgent_words_pass_a_paused_message 60;
+                urgent::f18_urgent_words_of_any_length_arrive_whole_and_in_order 60;
+                urgent::f18_urgent_and_other_words_keep_their_orders_both_ways 60;
+                urgent::f18_nothing_urgent_is_lost_at_an_orderly_end 60;
+                urgent::f18_a_flood_of_urgent_words_is_bounded 110;
+                urgent::f18_a_link_without_room_lives_on 60;
+                urgent::f15_urgent_words_are_bounded_in_bytes 60;
                 cost::two_thousand_kept_tensors_do_not_stop_the_traffic 120;
                 cost::an_idle_node_is_not_woken 30;
             }

@@ -3,9 +3,9 @@
 use crate::content::{anywhere, message, message_of, private, wanted};
 use crate::pairs::{Pair, Pairs};
 use crate::watch::{soon, until};
-use sheave_base::limits::{OUTBOUND_MESSAGES_MAX, UNEXPECTED_MESSAGES_MAX};
-use sheave_base::{Error, ErrorKind, Work};
-use sheave_net::Outgoing;
+use sheave_base::limits::{OUTBOUND_BYTES_MAX, OUTBOUND_MESSAGES_MAX, UNEXPECTED_MESSAGES_MAX};
+use sheave_base::{Error, ErrorKind, Tag, Work};
+use sheave_net::{Envelope, Outgoing};
 use sheave_tensor::{Dtype, Mode, Tensor};
 use std::time::{Duration, Instant};
 
@@ -92,4 +92,27 @@ pub(crate) fn a_receiver_that_takes_nothing_pushes_back(pairs: &dyn Pairs) {
     left.send(*to_right, message(2, private(9, 9), Mode::Copy), soon(), None).unwrap();
     assert_eq!(right.recv(wanted(None, 2), anywhere(), soon(), None).unwrap().parts[0].dtype(), Dtype::U8);
     assert_eq!(right.unexpected(), (0, 0));
+}
+
+/// What is given away to a link that takes nothing is bounded in bytes.
+pub(crate) fn f15_what_waits_for_room_is_bounded_in_bytes(pairs: &dyn Pairs) {
+    const GIB: u64 = 1 << 30;
+    let Pair { left, to_right, right, .. } = &pairs.pair();
+    // Nobody is there for these yet.
+    right.expect(5);
+    let mut sent_bytes = 0;
+    let full = loop {
+        // Nobody writes to it, so it takes no memory.
+        let tensor = Tensor::private(Dtype::U8, [GIB]).expect("it is only reserved");
+        match left.isend(*to_right, Outgoing::tensor(Envelope::of(5, Tag(1), 0), tensor, Mode::Move)) {
+            Ok(_) => sent_bytes += GIB,
+            Err(error) => break error,
+        }
+        assert!(sent_bytes <= OUTBOUND_BYTES_MAX + 3 * GIB, "no limit");
+    };
+    assert_eq!(full.kind(), ErrorKind::LimitExceeded, "{full}");
+    assert!(sent_bytes >= OUTBOUND_BYTES_MAX, "{sent_bytes} bytes");
+    // A short one is refused too; the limit is that of the queue.
+    let full = left.isend(*to_right, Outgoing::control(Envelope::of(5, Tag(1), 0), vec![0; 8])).unwrap_err();
+    assert!(full.what().contains("bytes"), "{full}");
 }

@@ -4,7 +4,7 @@ use super::LIMIT;
 use sheave_base::{NodeId, Secret};
 use sheave_net::Address;
 use sheave_wire::handshake::{Hello, Initiator, Medium, Step};
-use sheave_wire::{HEADER_BYTES, Header};
+use sheave_wire::{HEADER_BYTES, Header, PIECE_BYTES};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
@@ -53,6 +53,23 @@ pub(crate) fn join(address: &Address, secret: &str) -> TcpStream {
             Step::Need => {}
         }
     }
+}
+
+/// Sends a message: its header and control area, and its payload in pieces. Returns the number of the next frame.
+pub(crate) fn write_message(stream: &mut TcpStream, header: Header, area: &[u8], payload: &[u8]) -> u64 {
+    stream.write_all(&[&header.encode()[..], area].concat()).unwrap();
+    let (first, mut rest) = payload.split_at((PIECE_BYTES - area.len()).min(payload.len()));
+    stream.write_all(first).unwrap();
+    let mut sequence = header.sequence + 1;
+    while !rest.is_empty() {
+        let (piece, later) = rest.split_at(PIECE_BYTES.min(rest.len()));
+        let payload_bytes = piece.len() as u64;
+        let header = Header { sequence, payload_bytes, ..Header::new(sheave_wire::Kind::Chunk) };
+        stream.write_all(&header.encode()).unwrap();
+        stream.write_all(piece).unwrap();
+        (rest, sequence) = (later, sequence + 1);
+    }
+    sequence
 }
 
 /// The header of the next frame that is no sign of life.

@@ -270,7 +270,7 @@ fn a_rejection_says_a_reason_and_versions_and_nothing_else() {
     let reasons = RejectReason::ALL;
     for reason in reasons {
         let message = reject(*reason, &server());
-        assert_eq!(message, [4, 0, 0, 0, 5, reason.code(), 2, 2]);
+        assert_eq!(message, [4, 0, 0, 0, 5, reason.code(), 3, 3]);
         let (mut initiator, _) = initiate(worker(), SECRET, 1);
         let refusal = initiator.feed(&message).unwrap_err();
         assert!(refusal.send.is_none(), "a rejection is not answered");

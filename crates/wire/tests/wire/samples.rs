@@ -40,7 +40,7 @@ pub(crate) fn headers() -> Named<Header> {
     };
     let endpoint = Header { endpoint: 1, ..Header::new(Kind::Data) };
     let mut headers = vec![("full", full), ("largest", largest), ("endpoint", endpoint)];
-    let names = ["data", "beat", "return", "close", "segment", "chunk", "stream"];
+    let names = ["data", "beat", "return", "close", "segment", "chunk", "stream", "urgent", "room"];
     headers.extend(names.into_iter().zip(Kind::ALL.iter().map(|kind| Header::new(*kind))));
     headers
 }

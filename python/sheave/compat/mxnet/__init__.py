@@ -33,9 +33,9 @@ What differs from MXNet, on purpose:
   the optimizer hold from the next push on. States can be saved and loaded in distributed stores too, in sheave's own
   format.
 - An optimizer or updater that only Python can run is pickled to the servers, which needs `cloudpickle` on the worker,
-  where MXNet fails silently unless the class is its own. Servers that are started with `SHEAVE_PICKLE=never` refuse it. There arrays are flat; large ones come in slices, each with a
-  state of its own; of pushed rows an updater sees those rows, packed, so optimizers with states take none. Setting it
-  again begins its states anew.
+  where MXNet fails silently unless the class is its own. Servers that are started with `SHEAVE_PICKLE=never` refuse
+  it. There arrays are flat; large ones come in slices, each with a state of its own; of pushed rows an updater sees
+  those rows, packed, so optimizers with states take none. Setting it again begins its states anew.
 - `_set_updater` in a distributed store sets the updater of the servers; MXNet ignores it.
 - `pushpull` works with gradient compression. Out-of-range row ids are an error.
 - Commands of any number reach the controllers of the servers, and their answers come back.

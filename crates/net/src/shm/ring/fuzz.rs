@@ -2,7 +2,7 @@
 
 use super::{
     BODY_BYTES_MAX, CONSUMER_ARMED, Consumer, DATA, HEAD, Kind, LINE_WORDS, LINES, Memory, PRODUCER_ARMED, Producer,
-    Record, WORDS, line_word,
+    Record, line_word, words,
 };
 use sheave_base::fuzz::Input;
 use sheave_base::sync::{AtomicU64, Ordering};
@@ -14,6 +14,8 @@ use std::sync::Arc;
 struct Words(Vec<AtomicU64>);
 
 impl Memory for Arc<Words> {
+    const LINES: u64 = LINES;
+
     fn word(&self, index: usize) -> &AtomicU64 {
         &self.0[index]
     }
@@ -23,7 +25,7 @@ impl Memory for Arc<Words> {
 /// peer writes which breaks the protocol. Until it does, everything arrives once, whole and in order, and nobody sleeps
 /// through anything; from then on each end finds a record that is inside of the ring, or `Protocol`.
 pub(crate) fn ring(data: &[u8]) {
-    let memory = Arc::new(Words((0..WORDS).map(|_| AtomicU64::new(0)).collect()));
+    let memory = Arc::new(Words((0..words(LINES)).map(|_| AtomicU64::new(0)).collect()));
     let (producer, consumer) = (Producer::new(Arc::clone(&memory)), Consumer::new(Arc::clone(&memory)));
     let sent = VecDeque::new();
     let mut ends = Ends { memory, producer, consumer, sent, is_sound: true, beats: 0 };
@@ -59,10 +61,10 @@ impl Ends {
                     self.look(&record, input);
                 }
             }
-            3 => self.spoil(usize::from(input.short()) % WORDS, input.word()),
+            3 => self.spoil(usize::from(input.short()) % words(LINES), input.word()),
             // Where the consumer looks next: a number near to what it expects, and any shape.
             4 => {
-                let base = line_word(self.consumer.head);
+                let base = line_word::<Arc<Words>>(self.consumer.head);
                 let near = u64::from(what >> 3).wrapping_sub(8);
                 self.spoil(base + 1, input.word());
                 self.spoil(base, self.consumer.number.wrapping_add(near));
@@ -116,7 +118,7 @@ impl Ends {
 
     /// Fields of a record, inside of it and beyond.
     fn look(&self, record: &Record, input: &mut Input<'_>) {
-        assert!(record.base >= DATA && record.base + record.lines as usize * LINE_WORDS <= WORDS, "{record:?}");
+        assert!(record.base >= DATA && record.base + record.lines as usize * LINE_WORDS <= words(LINES), "{record:?}");
         assert!(record.body_bytes + 16 <= record.lines as usize * LINE_WORDS * 8, "{record:?}");
         assert!(record.body_bytes <= BODY_BYTES_MAX && record.kind != Kind::Pad, "{record:?}");
         let (at, length) = (usize::from(input.short()), usize::from(input.short()) % 4096);
