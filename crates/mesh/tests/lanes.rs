@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 const TRANSPORTS: [Transport; 2] = [Transport::Shm, Transport::Tcp];
 
 fn other(mesh: &Mesh) -> NodeId {
-    mesh.members()[1 - mesh.me().rank.0 as usize].node
+    mesh.members()[usize::from(mesh.me().rank == Rank(0))].node
 }
 
 fn send(mesh: &Mesh, service: &'static str, method: &str, args: impl Into<Call>) -> Work<Answer> {
@@ -153,6 +153,96 @@ fn a_circle_that_never_ends_is_an_error() {
         // And both are well.
         assert_eq!(number(&wait(&send(mesh, "circle", "down", Value::Int(5))).expect("it comes back")), 5);
     });
+}
+
+/// What ends the wait of the handler at the top of a chain while the handler at its bottom runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Answer,
+    Deadline,
+    Failure,
+}
+
+/// Long enough for a chain to begin on a busy machine.
+const CHAIN_DEADLINE: Duration = Duration::from_secs(3);
+
+/// A chain of three handlers: rank 0's at the top waits for rank 1's, with a lock held, and that one calls back without
+/// waiting.
+struct Chain {
+    mesh: sheave_mesh::WeakMesh,
+    end: End,
+    lock: Mutex<()>,
+    bottom_runs: Arc<AtomicBool>,
+    top_goes_on: Arc<AtomicBool>,
+}
+
+impl Service for Chain {
+    fn handle(&self, request: Request) {
+        let Some(mesh) = self.mesh.upgrade() else { return };
+        let call =
+            |method: &str, deadline| mesh.call(other(&mesh), "chain", method, Call { deadline, ..Call::default() });
+        match request.method.as_str() {
+            "top" => {
+                let held = self.lock.lock().expect("no panic");
+                let deadline = (self.end == End::Deadline).then_some(CHAIN_DEADLINE);
+                let outcome = call("middle", deadline).and_then(|work| work.wait());
+                self.top_goes_on.store(true, SeqCst);
+                drop(held);
+                request.reply.send(outcome.map(|answer| (answer.value, smallvec![])));
+            }
+            "middle" => {
+                drop(call("bottom", None).expect("it is sent"));
+                until("the bottom runs", || self.bottom_runs.load(SeqCst));
+                match self.end {
+                    End::Answer => request.reply.value(1),
+                    End::Deadline => until("the top goes on", || self.top_goes_on.load(SeqCst)),
+                    End::Failure => mesh.fail("its middle broke"),
+                }
+            }
+            _ => {
+                self.bottom_runs.store(true, SeqCst);
+                until("the top goes on", || self.top_goes_on.load(SeqCst));
+                drop(self.lock.lock().expect("no panic"));
+            }
+        }
+    }
+}
+
+/// A call that descends from the one that a handler waits for may outlast the wait, and needs what the handler holds.
+/// So it has a thread of its own: on that of the waiter it would end all this.
+#[test]
+fn a_handler_s_wait_ends_in_time_while_calls_that_descend_from_it_run() {
+    for end in [End::Answer, End::Deadline, End::Failure] {
+        let (bottom_runs, top_goes_on) = <(Arc<AtomicBool>, Arc<AtomicBool>)>::default();
+        let act = move |mesh: Mesh| {
+            let (bottom_runs, top_goes_on) = (Arc::clone(&bottom_runs), Arc::clone(&top_goes_on));
+            let (seen, lock) = (Arc::clone(&bottom_runs), Mutex::new(()));
+            let chain = Chain { mesh: mesh.downgrade(), end, lock, bottom_runs, top_goes_on };
+            mesh.serve("chain", chain).expect("the name is free");
+            mesh.world().barrier().expect("all are there");
+            if mesh.me().rank == Rank(0) {
+                let top = mesh.call(mesh.me().node, "chain", "top", Value::None).expect("it is on its way");
+                until("the bottom runs", || seen.load(SeqCst));
+                let begun = Instant::now();
+                match (end, wait(&top)) {
+                    (End::Answer, Ok(answer)) => assert_eq!(number(&answer), 1),
+                    (End::Deadline, Err(error)) => assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}"),
+                    (End::Failure, Err(error)) => assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}"),
+                    (_, outcome) => panic!("{end:?}: {outcome:?}"),
+                }
+                let bound = CHAIN_DEADLINE + Duration::from_secs(7);
+                assert!(begun.elapsed() < bound, "{end:?}: {:?}", begun.elapsed());
+            }
+            if end == End::Failure {
+                until("one is gone", || !mesh.is_member() || !mesh.deaths().is_empty());
+            } else {
+                mesh.world().barrier().expect("all are through");
+            }
+            let left = mesh.leave();
+            assert!(left.is_ok() || mesh.me().rank == Rank(1), "{left:?}");
+        };
+        together(Expected::ranks(3), Transport::Shm, act);
+    }
 }
 
 /// Mailboxes are told apart by the length of the method's name.
