@@ -15,6 +15,14 @@ use std::time::{Duration, Instant};
 /// found in time, and not so often that beats disturb a thread that polls its link all the time.
 const LOOKS_PER_BEAT: u32 = 8;
 
+/// What this thread knows of stops of its process.
+#[derive(Clone, Copy)]
+struct Stop {
+    /// For how long there was no long one.
+    awake: Duration,
+    has_just_ended: bool,
+}
+
 /// Starts the thread. It ends when the node is stopping.
 pub(crate) fn spawn(inner: Arc<Inner>) -> Result<JoinHandle<()>> {
     sheave_base::thread::start("sheave-progress", move || run(&inner))
@@ -22,7 +30,8 @@ pub(crate) fn spawn(inner: Arc<Inner>) -> Result<JoinHandle<()>> {
 
 fn run(inner: &Inner) {
     let beat = inner.config.liveness.beat;
-    let mut next_beat = Instant::now() + beat;
+    let mut awake_since = Instant::now();
+    let mut next_beat = awake_since + beat;
     let mut rhythm = Rhythm::default();
     while !inner.stopping.load(Ordering::SeqCst) {
         let next = inner.next_due().map_or(next_beat, |due| due.min(next_beat));
@@ -33,12 +42,17 @@ fn run(inner: &Inner) {
         }
         let now = Instant::now();
         if now >= next_beat {
-            // After a stop of this whole process the peers' signs of life are still to be read, and they may have been
-            // stopped too: they get one more beat, a whole one, whoever of them was about to be declared dead.
-            let overslept = now.duration_since(next_beat) > beat;
-            let verdict = contain::told("a beat of the progress thread", || beat_all(inner, overslept)).flatten();
-            let sooner = verdict.filter(|_| !overslept);
-            next_beat = now + sooner.map_or(beat, |verdict| verdict.min(beat));
+            // After a stop of this whole process the peers' signs of life are still to be read: they get one more beat.
+            let overslept = now.duration_since(next_beat);
+            // Nobody can have shown it one while it was stopped for long; and a job that is stopped and continued as a
+            // whole is not continued in one moment.
+            if overslept > inner.config.liveness.timeout / 2 {
+                awake_since = now;
+            }
+            let stop = Stop { awake: now.duration_since(awake_since), has_just_ended: overslept > beat };
+            next_beat = now + beat;
+            let verdict = contain::told("a beat of the progress thread", || beat_all(inner, stop)).flatten();
+            next_beat = verdict.map_or(next_beat, |verdict| next_beat.min(now + verdict));
         }
     }
 }
@@ -63,7 +77,7 @@ fn turn(inner: &Inner, rhythm: &mut Rhythm, next: Instant) {
 }
 
 /// Returns in how long a peer is to be declared dead, if that is before the next beat.
-fn beat_all(inner: &Inner, overslept: bool) -> Option<Duration> {
+fn beat_all(inner: &Inner, stop: Stop) -> Option<Duration> {
     inner.listening.sweep();
     let liveness = inner.config.liveness;
     let mut verdict: Option<Duration> = None;
@@ -75,6 +89,7 @@ fn beat_all(inner: &Inner, overslept: bool) -> Option<Duration> {
             verdict = verdict.into_iter().chain([liveness.beat / LOOKS_PER_BEAT]).min();
             continue;
         };
+        let silence = silence.min(stop.awake);
         inner.probe(entry, silence);
         // A sign of life is due with each beat. On a path that is cut the cut is what must not last too long, and it
         // may have begun right before the next sign, so the last moment counts; and whoever can be reached again is
@@ -82,7 +97,7 @@ fn beat_all(inner: &Inner, overslept: bool) -> Option<Duration> {
         let is_cut = silence > liveness.beat && entry.link.is_stuck();
         let more = if is_cut { liveness.beat + probe::attempt(entry) } else { Duration::ZERO };
         let patience = liveness.timeout + more;
-        if silence <= patience || overslept {
+        if silence <= patience || stop.has_just_ended {
             let left = patience.saturating_sub(silence) + Duration::from_millis(1);
             verdict = verdict.into_iter().chain(is_cut.then_some(left)).min();
         } else if !is_traced(inner, entry) {
