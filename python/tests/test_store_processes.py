@@ -357,7 +357,7 @@ def test_f88_sheave_pickle_f29_servers_open_no_pickle_where_it_is_forbidden(job,
             else:
                 kv.set_updater(Updater())
             kv.push("w", np.ones(4)).wait()
-            print(kv.pull("w").wait().tolist() == [1 if os.environ["SHEAVE_PICKLE"] == "never" else 2] * 4)
+            print(kv.pull("w", np.empty(4)).wait().tolist() == [1 if os.environ["SHEAVE_PICKLE"] == "never" else 2] * 4)
     """
     theirs = """
         from sheave.compat.mxnet.kvstore.kvstore_server import KVStoreServer
@@ -725,15 +725,15 @@ def test_f22_a_server_answers_while_an_updater_runs(job, kind, tmp_path):
             kv.set_updater("slow")
             kv.barrier()
             pushed = kv.push("slow", np.ones(4))
-            assert kv.pull("fast").wait().tolist() == [0] * 4
+            assert kv.pull("fast", np.empty(4)).wait().tolist() == [0] * 4
             kv.init("other", np.ones(4))
-            assert kv.pull("other").wait().tolist() == [1] * 4
+            assert kv.pull("other", np.empty(4)).wait().tolist() == [1] * 4
             assert not pushed.done()
             kv.barrier()
             open({str(door)!r}, "w").close()
             pushed.wait()
             kv.barrier()
-            assert kv.pull("slow").wait().tolist() == [2] * 4
+            assert kv.pull("slow", np.empty(4)).wait().tolist() == [2] * 4
     """
     liveness = {"SHEAVE_LIVENESS_TIMEOUT_MS": "1000", "SHEAVE_LIVENESS_BEAT_MS": "200"}
     run(job, worker, server=server, servers=1, workers=2, **liveness)
