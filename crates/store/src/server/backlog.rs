@@ -25,7 +25,7 @@ pub(super) struct Backlog {
 
 /// A request that is taken, and may not say so yet.
 pub(super) struct Parked {
-    pub(super) room: Option<Room>,
+    pub(super) room: Room,
     pub(super) reply: Option<TypedReply<()>>,
 }
 

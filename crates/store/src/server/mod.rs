@@ -420,28 +420,30 @@ impl Holder {
     fn slices(self: &Arc<Self>, request: TypedRequest<Slices>, room: Room) {
         let TypedRequest { from, args: slices, tensors, reply, .. } = request;
         let room = self.kept(room);
-        let mut refused = None;
+        let mut at_once = None;
         let worker = self.worker(from);
         let mut table = self.table.lock();
         match worker.and_then(|worker| Ok((worker, of(&mut table, slices.store)?))) {
             Ok((worker, store)) => {
-                match store.slices(&slices, worker, tensors) {
-                    Ok(()) => store.park(Parked { room, reply: Some(reply) }),
-                    Err(error) => {
-                        store.refused(worker, &error);
-                        refused = Some((reply, error));
-                    }
+                let taken = store.slices(&slices, worker, tensors);
+                if let Err(error) = &taken {
+                    store.refused(worker, error);
+                }
+                match (taken, room) {
+                    (Ok(()), Some(room)) => store.park(Parked { room, reply: Some(reply) }),
+                    (taken, room) => at_once = Some((reply, taken, room)),
                 }
                 let after = store.take_after();
                 self.release(table, after);
             }
             Err(error) => {
                 drop(table);
-                refused = Some((reply, error));
+                at_once = Some((reply, Err(error), room));
             }
         }
-        if let Some((reply, error)) = refused {
-            reply.error(error);
+        if let Some((reply, taken, room)) = at_once {
+            drop(room);
+            reply.send(taken);
         }
     }
 
@@ -473,7 +475,9 @@ impl Holder {
                     store.refuse(reply, worker, error);
                 }
             }
-            store.park(Parked { room, reply: None });
+            if let Some(room) = room {
+                store.park(Parked { room, reply: None });
+            }
         });
     }
 }
