@@ -240,3 +240,56 @@ fn f22_a_server_hears_of_a_death_while_user_code_runs() {
         assert!(error.to_string().contains("worker-1"), "{error}");
     }
 }
+
+/// Where pushes need no other worker, the death of one ends none of them: not those that wait for user code, and not
+/// one that still comes slice by slice.
+#[test]
+fn pushes_that_wait_for_user_code_survive_the_death_of_another_worker() {
+    const ELEMENTS: usize = 1 << 12;
+    const SLICES: usize = 64;
+    let door = Door::default();
+    let at = door.clone();
+    let config = Config { slice_elements: ELEMENTS as u64, cut_elements: ELEMENTS as u64, ..Kind::DistAsync.into() };
+    let big = |value: f32| {
+        let whole = vec![value; ELEMENTS * SLICES];
+        [(Key::from("big"), Tensor::from_slice(&whole, [whole.len() as u64]).expect("it fits"))]
+    };
+    common::together(common::roles(1, 2), Transport::Shm, move |mesh| match mesh.me().introduction.role {
+        sheave_mesh::Role::Server => {
+            let server = Server::start(&mesh, slow(&at)).expect("it is the first");
+            server.run().expect("the store bears it");
+            mesh.leave().expect("all have been served");
+        }
+        sheave_mesh::Role::Worker => {
+            let store = KvStore::open(&mesh, config.clone()).expect("all servers serve");
+            store.init(&pair("slow", 0.0)).expect("it is new");
+            store.init(&big(0.0)).expect("it is new");
+            store.set_updater(Updater::Named("slow".into())).expect("it is offered");
+            store.barrier().expect("all are there");
+            if store.rank() == 1 {
+                until("the updater runs", || at.came() > 0);
+                store.barrier().expect("the other one has pushed");
+                return mesh.fail("on purpose");
+            }
+            let pushed = store.push(&pair("slow", 1.0)).expect("it is sent");
+            let sliced = store.push_with(&big(1.0), Options { priority: -1 }).expect("it is queued");
+            store.barrier().expect("both are there");
+            let error = store.barrier().expect_err("nobody comes");
+            assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
+            assert!(!pushed.is_done() && !sliced.is_done(), "the updater stands at the door");
+            at.open();
+            wait(&pushed).expect("it is merged");
+            wait(&sliced).expect("it is merged");
+            assert_eq!(get(&store, "slow"), 1.0);
+            let place = big(-1.0);
+            wait(&store.pull(&place).expect("it is sent")).expect("it is there");
+            assert_eq!(place[0].1.to_vec::<f32>().expect("floats"), vec![1.0; ELEMENTS * SLICES]);
+            mesh.leave().expect("what is left agrees");
+        }
+        _ => {
+            let is_worker = |member: &sheave_mesh::Member| member.introduction.role == sheave_mesh::Role::Worker;
+            mesh.until_gone_tolerating(is_worker, |_| true, None).expect("the death is tolerated");
+            let _ = mesh.leave();
+        }
+    });
+}

@@ -116,6 +116,13 @@ impl Members {
         std::mem::take(&mut self.entered).into_iter().map(|one| one.request).collect()
     }
 
+    /// Takes all out who wait for other workers, at a barrier or because they are done.
+    pub(super) fn take_waiting(&mut self) -> Vec<RequestId> {
+        let mut waiting = self.take_entered();
+        waiting.append(&mut self.done);
+        waiting
+    }
+
     /// A worker says that it is done.
     pub(super) fn done(&mut self, worker: usize, request: RequestId) {
         self.set(worker, Standing::Done);
@@ -133,11 +140,5 @@ impl Members {
             }
         }
         Some(std::mem::take(&mut self.done))
-    }
-
-    /// Forgets who waits; their requests have failed.
-    pub(super) fn clear(&mut self) {
-        self.entered.clear();
-        self.done.clear();
     }
 }

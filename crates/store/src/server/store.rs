@@ -584,16 +584,19 @@ impl Store {
     pub(super) fn fail(&mut self, error: &Error) {
         // The first loss is the reason of those that follow.
         let error = self.loss.get_or_insert_with(|| error.clone()).clone();
-        self.members.clear();
+        for request in self.members.take_waiting() {
+            self.waiting.answer(request, Err(error.clone()));
+        }
+        if !self.counts_workers() {
+            // Pushes wait for user code, for norms or for their own slices, and all of these still come.
+            return;
+        }
         self.begun.clear();
-        if self.counts_workers() {
-            let lost =
-                self.lost.get_or_insert_with(|| Lost { error: error.clone(), failed: vec![false; self.workers] });
-            for held in &mut self.slots {
-                lost.failed.iter_mut().enumerate().for_each(|(worker, failed)| *failed |= held.owes(worker));
-                self.backlog.changed(held.queued(), 0);
-                held.clear();
-            }
+        let lost = self.lost.get_or_insert_with(|| Lost { error: error.clone(), failed: vec![false; self.workers] });
+        for held in &mut self.slots {
+            lost.failed.iter_mut().enumerate().for_each(|(worker, failed)| *failed |= held.owes(worker));
+            self.backlog.changed(held.queued(), 0);
+            held.clear();
         }
         self.waiting.fail_all(&error);
     }
