@@ -4,6 +4,8 @@
 //! [`check`] says whether what they reported was right.
 
 pub mod check;
+pub mod jobs;
+pub mod lockstep;
 pub mod network;
 pub mod scenario;
 pub mod world;

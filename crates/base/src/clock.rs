@@ -27,6 +27,24 @@ pub trait Clock: Send + Sync {
     fn now(&self) -> Time;
 }
 
+/// The time by the system's monotonic clock.
+#[must_use]
+#[inline]
+pub fn now() -> Instant {
+    #[cfg(feature = "simulated")]
+    if let Some(system) = crate::simulated::current() {
+        return system.now();
+    }
+    Instant::now()
+}
+
+/// How long ago that was.
+#[must_use]
+#[inline]
+pub fn since(earlier: Instant) -> Duration {
+    now().saturating_duration_since(earlier)
+}
+
 /// The system's monotonic clock.
 #[derive(Clone, Copy, Debug)]
 pub struct SystemClock {
@@ -35,13 +53,13 @@ pub struct SystemClock {
 
 impl Default for SystemClock {
     fn default() -> Self {
-        Self { origin: Instant::now() }
+        Self { origin: now() }
     }
 }
 
 impl Clock for SystemClock {
     fn now(&self) -> Time {
-        Time::default().after(self.origin.elapsed())
+        Time::default().after(since(self.origin))
     }
 }
 

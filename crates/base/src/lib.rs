@@ -1,6 +1,7 @@
 //! The ground floor of sheave: what every room above needs and nothing else.
 
 pub mod clock;
+pub mod collections;
 pub mod config;
 pub mod contain;
 mod error;
@@ -13,8 +14,12 @@ pub mod loss;
 pub mod numbers;
 pub mod park;
 pub mod port;
+pub mod process;
+pub mod random;
 pub mod secret;
 pub mod shortage;
+#[cfg(feature = "simulated")]
+pub mod simulated;
 pub mod sync;
 pub mod thread;
 pub mod trace;

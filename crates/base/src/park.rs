@@ -69,6 +69,11 @@ impl Parker {
 
     #[cfg(not(loom))]
     fn sleep(&self, timeout: Option<Duration>) -> Woken {
+        #[cfg(feature = "simulated")]
+        if let Some(system) = crate::simulated::current() {
+            let until = crate::simulated::until(&*system, timeout);
+            return if system.wait(self.place(), until) { Woken::Notified } else { Woken::TimedOut };
+        }
         use rustix::thread::futex::{Flags, Timespec, wait};
         let limit = timeout.map(|limit| Timespec {
             tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
@@ -122,8 +127,18 @@ impl Parker {
 
     #[cfg(not(loom))]
     fn wake(&self) {
+        #[cfg(feature = "simulated")]
+        if let Some(system) = crate::simulated::current() {
+            return system.wake(self.place());
+        }
         // A failed wake means that nobody sleeps on the word, which is what a wake is for.
         let _ = rustix::thread::futex::wake(&self.state, rustix::thread::futex::Flags::PRIVATE, 1);
+    }
+
+    /// Where a simulation keeps its owner.
+    #[cfg(feature = "simulated")]
+    fn place(&self) -> usize {
+        std::ptr::from_ref(&self.state).addr()
     }
 
     #[cfg(loom)]

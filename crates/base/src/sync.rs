@@ -43,3 +43,63 @@ impl<T> Mutex<T> {
         self.0.lock().expect("no thread panics while it holds a lock under loom")
     }
 }
+
+/// A condition variable for the locks of this module, which a simulation can serve.
+#[cfg(not(loom))]
+#[derive(Debug, Default)]
+pub struct Condvar(parking_lot::Condvar);
+
+#[cfg(not(loom))]
+impl Condvar {
+    /// Blocks until notified, with the lock let go meanwhile. May return early.
+    pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+        #[cfg(feature = "simulated")]
+        if self.is_simulated(guard, None) {
+            return;
+        }
+        self.0.wait(guard);
+    }
+
+    /// As [`Condvar::wait`], for at most `limit`.
+    pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, limit: std::time::Duration) {
+        #[cfg(feature = "simulated")]
+        if self.is_simulated(guard, Some(limit)) {
+            return;
+        }
+        self.0.wait_for(guard, limit);
+    }
+
+    /// Wakes one of those who wait, or more.
+    pub fn notify_one(&self) {
+        #[cfg(feature = "simulated")]
+        self.wake_simulated();
+        self.0.notify_one();
+    }
+
+    /// Wakes all who wait.
+    pub fn notify_all(&self) {
+        #[cfg(feature = "simulated")]
+        self.wake_simulated();
+        self.0.notify_all();
+    }
+}
+
+#[cfg(all(feature = "simulated", not(loom)))]
+impl Condvar {
+    fn place(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    fn is_simulated<T>(&self, guard: &mut MutexGuard<'_, T>, limit: Option<std::time::Duration>) -> bool {
+        let Some(system) = crate::simulated::current() else { return false };
+        let until = crate::simulated::until(&*system, limit);
+        MutexGuard::unlocked(guard, || system.wait(self.place(), until));
+        true
+    }
+
+    fn wake_simulated(&self) {
+        if let Some(system) = crate::simulated::current() {
+            system.wake(self.place());
+        }
+    }
+}

@@ -8,9 +8,49 @@ use crate::{Error, ErrorKind, Result};
 use std::sync::OnceLock;
 use std::sync::mpsc::channel;
 use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
 
 /// Of the process that started the first thread.
 static FIRST: OnceLock<ForkMark> = OnceLock::new();
+
+/// A thread that was started here. It runs on when this is dropped.
+#[derive(Debug)]
+pub struct Thread(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    Real(JoinHandle<()>),
+    #[cfg(feature = "simulated")]
+    Simulated(u64),
+}
+
+impl Thread {
+    /// Blocks until the thread has ended.
+    ///
+    /// # Errors
+    ///
+    /// What it panicked with.
+    pub fn join(self) -> std::thread::Result<()> {
+        match self.0 {
+            Kind::Real(thread) => thread.join(),
+            #[cfg(feature = "simulated")]
+            Kind::Simulated(thread) => {
+                crate::simulated::current().into_iter().for_each(|system| system.join(thread));
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether it is the one that asks.
+    #[must_use]
+    pub fn is_this(&self) -> bool {
+        match &self.0 {
+            Kind::Real(thread) => thread.thread().id() == std::thread::current().id(),
+            #[cfg(feature = "simulated")]
+            Kind::Simulated(thread) => crate::simulated::current().is_some_and(|system| system.thread() == *thread),
+        }
+    }
+}
 
 /// Starts a thread that no signal is delivered to: signals are for the user's threads.
 ///
@@ -18,7 +58,11 @@ static FIRST: OnceLock<ForkMark> = OnceLock::new();
 ///
 /// `Forked` in a child of a process that had started a thread before; `LimitExceeded`, as a shortage, if the system
 /// has no room for another one.
-pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<Thread> {
+    #[cfg(feature = "simulated")]
+    if let Some(system) = crate::simulated::current() {
+        return Ok(Thread(Kind::Simulated(system.spawn(name, Box::new(run))?)));
+    }
     if FIRST.get_or_init(ForkMark::here).is_stale() {
         let what = "this process was forked from one in which sheave had threads";
         return Err(Error::new(ErrorKind::Forked, what)
@@ -28,10 +72,9 @@ pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHand
         block_signals();
         run();
     };
-    Builder::new()
-        .name(name.to_owned())
-        .spawn(begin)
-        .map_err(|_| crate::shortage::of_threads().context(format!("starting the thread {name}")))
+    let spawned = Builder::new().name(name.to_owned()).spawn(begin);
+    let thread = spawned.map_err(|_| crate::shortage::of_threads().context(format!("starting the thread {name}")))?;
+    Ok(Thread(Kind::Real(thread)))
 }
 
 /// As [`spawn`], and returns when the thread runs: what a thread needs to begin, memory for its signals among it, it
@@ -41,15 +84,28 @@ pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHand
 /// # Errors
 ///
 /// As [`spawn`].
-pub fn start(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+pub fn start(name: &str, run: impl FnOnce() + Send + 'static) -> Result<Thread> {
     let (runs, begun) = channel();
     let thread = spawn(name, move || {
         // The other end waits.
         let _ = runs.send(());
         run();
     })?;
-    let _ = begun.recv();
+    if matches!(thread.0, Kind::Real(_)) {
+        let _ = begun.recv();
+    }
     Ok(thread)
+}
+
+/// Blocks for so long.
+pub fn sleep(span: Duration) {
+    #[cfg(feature = "simulated")]
+    if let Some(system) = crate::simulated::current() {
+        let nobody_wakes = 0;
+        system.wait(std::ptr::from_ref(&nobody_wakes).addr(), crate::simulated::until(&*system, Some(span)));
+        return;
+    }
+    std::thread::sleep(span);
 }
 
 fn block_signals() {

@@ -25,6 +25,7 @@ pub mod condition;
 
 pub use combine::{Selected, join_all, select};
 
+use crate::clock;
 use crate::park::{Parker, Woken, current_parker};
 use crate::sync::{Arc, AtomicBool, Mutex, Ordering};
 use crate::{Error, ErrorKind, LinkId, Result, contain};
@@ -344,7 +345,7 @@ impl<T> Work<T> {
     where
         T: Clone,
     {
-        if self.wait_until(Some(Instant::now() + timeout), None)? { self.0.cloned() } else { Err(self.late(timeout)) }
+        if self.wait_until(Some(clock::now() + timeout), None)? { self.0.cloned() } else { Err(self.late(timeout)) }
     }
 
     /// Blocks until the operation ends and takes the outcome out without cloning it. Other handles of the same work
@@ -356,7 +357,7 @@ impl<T> Work<T> {
 
     /// Like [`Work::join`], for at most `timeout`. When the time is up the operation goes on without an owner.
     pub fn join_timeout(self, timeout: Duration) -> Result<T> {
-        if self.wait_until(Some(Instant::now() + timeout), None)? { self.taken() } else { Err(self.late(timeout)) }
+        if self.wait_until(Some(clock::now() + timeout), None)? { self.taken() } else { Err(self.late(timeout)) }
     }
 
     /// Takes the outcome of a finished work; an error when it is not finished or was taken before.
@@ -397,7 +398,7 @@ fn park_until_done(target: &dyn Target, until: Option<Instant>, mut interrupt: O
         if target.is_done() {
             break Ok(true);
         }
-        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let left = until.map(|until| until.saturating_duration_since(clock::now()));
         if left == Some(Duration::ZERO) {
             break Ok(false);
         }

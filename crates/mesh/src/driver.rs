@@ -35,7 +35,8 @@ use sheave_net::{
 };
 use sheave_wire::{from_control, to_control};
 use smallvec::SmallVec;
-use std::collections::{BTreeSet, HashMap};
+use sheave_base::collections::HashMap;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, Weak};
@@ -128,7 +129,7 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn new(node: Node, config: NodeConfig, joining: Completer<()>, engine: Engine) -> Arc<Self> {
-        let (operations, next_operation, timer) = (HashMap::new(), 0, None);
+        let (operations, next_operation, timer) = (HashMap::default(), 0, None);
         let me = node.id();
         let introduced = engine.introduced_as();
         let clock = SystemClock::default();

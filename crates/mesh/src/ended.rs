@@ -9,11 +9,16 @@
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use sheave_base::process;
 use std::fs::{read_link, read_to_string};
 
 /// The mark of this process, on the host with that boot id; empty if it cannot be told.
 pub(crate) fn mark(boot_id: &str) -> String {
-    let pid = std::process::id();
+    let pid = process::id();
+    #[cfg(feature = "simulated")]
+    if sheave_base::simulated::current().is_some() {
+        return format!("{boot_id} simulated {pid} 0");
+    }
     match (name_space(), started(pid)) {
         (Some(name_space), Some(started)) if !boot_id.is_empty() => format!("{boot_id} {name_space} {pid} {started}"),
         _ => String::new(),
@@ -28,6 +33,10 @@ pub(crate) fn has_ended(own: &str, other: &str) -> bool {
         return false;
     }
     let Ok(number) = pid.parse::<u32>() else { return false };
+    #[cfg(feature = "simulated")]
+    if let Some(system) = sheave_base::simulated::current() {
+        return system.has_ended(number);
+    }
     let Some(id) = number.try_into().ok().and_then(Pid::from_raw) else { return false };
     match pidfd_open(id, PidfdFlags::empty()) {
         Err(errno) => errno == Errno::SRCH,

@@ -13,6 +13,8 @@ use crate::rendezvous;
 use crate::runtime::{Runtime, Timer};
 use crate::weak::WeakMesh;
 use parking_lot::Mutex;
+use sheave_base::clock;
+use sheave_base::thread::Thread;
 use sheave_base::clock::Time;
 use sheave_base::work::Interrupt;
 use sheave_base::{Epoch, Error, ErrorKind, LinkId, NodeId, Result, Work, limits};
@@ -69,7 +71,7 @@ pub struct Mesh {
 pub(crate) struct Owner {
     shared: Arc<Shared>,
     has_left: AtomicBool,
-    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+    thread: Mutex<Option<Thread>>,
 }
 
 impl From<Arc<Owner>> for Mesh {
@@ -647,8 +649,8 @@ impl Mesh {
     pub fn end_finish(&self, barrier: Result<()>) -> Result<()> {
         if barrier.is_ok() && self.coordinator() == Some(self.shared.me) {
             // The last to go, so that nobody has to take over. Whoever stays nevertheless is no reason to wait long.
-            let until = Instant::now() + self.shared.node_config().liveness.beat;
-            let mut patience = || match Instant::now() < until {
+            let until = clock::now() + self.shared.node_config().liveness.beat;
+            let mut patience = || match clock::now() < until {
                 true => Ok(()),
                 false => Err(Error::new(ErrorKind::DeadlineExceeded, "somebody stays")),
             };
@@ -728,7 +730,7 @@ impl Owner {
         }
         self.shared.is_going.store(true, SeqCst);
         let timeout = self.shared.node_config().liveness.timeout;
-        let begun = Instant::now();
+        let begun = clock::now();
         let outcome = if self.shared.failure().is_none() && !self.shared.table().is_empty() {
             self.shared.empty_idle_groups();
             self.shared.send_all_waiting(timeout);
@@ -740,7 +742,7 @@ impl Owner {
         let failure = outcome.as_ref().err().map(Error::what);
         self.shared.say_farewell(failure);
         // The last words to those who have no link yet: the news of this leave are among them.
-        let until = Instant::now() + timeout;
+        let until = clock::now() + timeout;
         for link in self.shared.routes.making() {
             let _ = link.wait_until(Some(until), None);
         }
@@ -801,7 +803,7 @@ impl Owner {
         // After everything that ends tasks with a better reason.
         self.shared.runtime.tasks.stop();
         let thread = self.thread.lock().take();
-        if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
+        if let Some(thread) = thread.filter(|thread| !thread.is_this()) {
             let _ = thread.join();
         }
     }

@@ -8,13 +8,15 @@ use crate::awaited::Sort;
 use crate::driver::Shared;
 use crate::engine::Engine;
 use crate::told::Told;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
+use sheave_base::sync::Condvar;
+use sheave_base::clock;
 use sheave_base::limits::ENGINE_BACKLOG_BYTES_MAX;
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, Work};
 use sheave_net::{Address, Envelope, Outgoing};
 use smallvec::SmallVec;
-use std::collections::HashMap;
+use sheave_base::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
@@ -141,9 +143,11 @@ impl Routes {
     fn wait_for_change(&self, seen: u64, until: Instant) -> bool {
         let mut changes = self.changes.lock();
         while *changes == seen {
-            if self.changed.wait_until(&mut changes, until).timed_out() {
-                return *changes != seen;
+            let left = until.saturating_duration_since(clock::now());
+            if left.is_zero() {
+                return false;
             }
+            self.changed.wait_for(&mut changes, left);
         }
         true
     }
@@ -203,7 +207,7 @@ impl Shared {
             Err(error) => return self.give_up(node, error),
         };
         let outcome = {
-            let until = Instant::now() + self.node_config().liveness.timeout;
+            let until = clock::now() + self.node_config().liveness.timeout;
             // Who has left may not know it yet, and wait for the word that is to go over this link.
             let mut interrupt =
                 || match self.death_of(node).filter(|_| !self.look(|engine| engine.has_left_in_order(node))) {
@@ -231,7 +235,7 @@ impl Shared {
     /// known to be gone.
     fn has_last_words(&self, node: NodeId) -> bool {
         let is_coordinator = self.look(Engine::coordinator) == Some(node);
-        let until = Instant::now() + if is_coordinator { LAST_WORDS } else { self.node_config().liveness.beat };
+        let until = clock::now() + if is_coordinator { LAST_WORDS } else { self.node_config().liveness.beat };
         while !self.stopping.load(SeqCst) {
             // Counted before the look, so that no change falls between the look and the wait.
             let seen = self.routes.changes();

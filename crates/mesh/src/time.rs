@@ -2,10 +2,10 @@
 
 use crate::driver::Shared;
 use crate::runtime::timers::{self, Job};
+use sheave_base::clock;
 use sheave_base::contain;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-use std::time::Instant;
 
 impl Shared {
     /// Runs until the mesh has ended.
@@ -32,7 +32,7 @@ impl Shared {
         if self.references.is_flush_due.load(SeqCst) {
             self.flush_words();
         }
-        self.look_at_lanes(Instant::now());
+        self.look_at_lanes(clock::now());
         self.runtime.run_ready();
     }
 }

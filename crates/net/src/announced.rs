@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use sheave_base::limits::{ANNOUNCED_BYTES_MAX, ANNOUNCED_BYTES_MIN};
 use sheave_base::{Error, ErrorKind, LinkId, Result};
 use sheave_wire::Placement;
-use std::collections::HashMap;
+use sheave_base::collections::HashMap;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 

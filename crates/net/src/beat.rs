@@ -5,10 +5,11 @@ use crate::entry::Entry;
 use crate::node::Inner;
 use crate::probe;
 use crate::progress::{Rhythm, Turn, span_until};
+use sheave_base::clock;
+use sheave_base::thread::Thread;
 use sheave_base::{Error, ErrorKind, Result, contain};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// A peer whose silence could not be told is looked at again after this part of a beat: soon enough for a death to be
@@ -24,13 +25,13 @@ struct Stop {
 }
 
 /// Starts the thread. It ends when the node is stopping.
-pub(crate) fn spawn(inner: Arc<Inner>) -> Result<JoinHandle<()>> {
+pub(crate) fn spawn(inner: Arc<Inner>) -> Result<Thread> {
     sheave_base::thread::start("sheave-progress", move || run(&inner))
 }
 
 fn run(inner: &Inner) {
     let beat = inner.config.liveness.beat;
-    let mut awake_since = Instant::now();
+    let mut awake_since = clock::now();
     let mut next_beat = awake_since + beat;
     let mut rhythm = Rhythm::default();
     while !inner.stopping.load(Ordering::SeqCst) {
@@ -40,7 +41,7 @@ fn run(inner: &Inner) {
         if contain::told("a turn of the progress thread", || turn(inner, &mut rhythm, next)).is_none() {
             inner.progress.thread_lets_go();
         }
-        let now = Instant::now();
+        let now = clock::now();
         if now >= next_beat {
             // After a stop of this whole process the peers' signs of life are still to be read: they get one more beat.
             let overslept = now.duration_since(next_beat);
@@ -59,7 +60,7 @@ fn run(inner: &Inner) {
 
 /// One turn of the thread, until `next` at most.
 fn turn(inner: &Inner, rhythm: &mut Rhythm, next: Instant) {
-    let limit = span_until(Instant::now(), inner.config.liveness.beat, Some(next));
+    let limit = span_until(clock::now(), inner.config.liveness.beat, Some(next));
     let busy = inner.links.all().iter().any(|entry| entry.pollers.load(Ordering::Relaxed) > 0);
     match inner.progress.thread_turn(rhythm, limit, busy, || inner.arm_all()) {
         Turn::Led { woken } => {

@@ -17,6 +17,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, getpeername, getsockname,
     recv, send, socket_with, sockopt,
 };
+use sheave_base::clock;
 use sheave_base::config::Transport;
 use sheave_base::limits::HANDSHAKE_BYTES_MAX;
 use sheave_base::work::Interrupt;
@@ -83,7 +84,7 @@ impl Node {
         is_known: bool,
     ) -> Result<LinkId> {
         self.inner.fork.check("node")?;
-        let begun = Instant::now();
+        let begun = clock::now();
         let mut attempt = Attempt { node: &self.inner, address, deadline: Deadline { until, interrupt } };
         let mut pause = RETRY_MIN;
         let mut short_since: Option<Instant> = None;
@@ -91,23 +92,23 @@ impl Node {
             let cause = match attempt.once() {
                 Ok(link) => return Ok(link),
                 Err(Failure::Passing(cause)) if cause.is_shortage() => {
-                    let since = *short_since.get_or_insert_with(Instant::now);
-                    if since.elapsed() >= SHORTAGE_PATIENCE || Instant::now() >= until {
-                        return Err(cause.operation("connect").elapsed(begun.elapsed()));
+                    let since = *short_since.get_or_insert_with(clock::now);
+                    if clock::since(since) >= SHORTAGE_PATIENCE || clock::now() >= until {
+                        return Err(cause.operation("connect").elapsed(clock::since(begun)));
                     }
                     cause
                 }
                 Err(Failure::Absent(cause)) if !is_known => cause,
-                Err(Failure::Absent(error)) => return Err(error.operation("connect").elapsed(begun.elapsed())),
+                Err(Failure::Absent(error)) => return Err(error.operation("connect").elapsed(clock::since(begun))),
                 Err(Failure::Final(error)) => {
                     let error = error.operation("connect");
-                    return Err(if error.after().is_none() { error.elapsed(begun.elapsed()) } else { error });
+                    return Err(if error.after().is_none() { error.elapsed(clock::since(begun)) } else { error });
                 }
                 Err(Failure::Passing(cause)) => cause,
             };
-            let rest = until.saturating_duration_since(Instant::now());
+            let rest = until.saturating_duration_since(clock::now());
             if rest.is_zero() {
-                return Err(self.inner.gave_up(address, &cause).elapsed(begun.elapsed()));
+                return Err(self.inner.gave_up(address, &cause).elapsed(clock::since(begun)));
             }
             attempt.deadline.pause(pause.min(rest))?;
             pause = (pause * 2).min(RETRY_MAX);
@@ -172,7 +173,7 @@ impl Deadline<'_> {
     fn ready(&mut self, socket: &OwnedFd, flags: PollFlags, until: Instant) -> Result<()> {
         let until = until.min(self.until);
         loop {
-            let rest = until.saturating_duration_since(Instant::now());
+            let rest = until.saturating_duration_since(clock::now());
             if self.sleep(&mut [PollFd::new(socket, flags)], rest)? {
                 return Ok(());
             }
@@ -183,9 +184,9 @@ impl Deadline<'_> {
     }
 
     fn pause(&mut self, span: Duration) -> Result<()> {
-        let until = Instant::now() + span;
+        let until = clock::now() + span;
         loop {
-            let rest = until.saturating_duration_since(Instant::now());
+            let rest = until.saturating_duration_since(clock::now());
             if rest.is_zero() {
                 return Ok(());
             }
@@ -198,13 +199,28 @@ impl Deadline<'_> {
         if let Some(interrupt) = self.interrupt.as_mut() {
             interrupt()?;
         }
-        let slice = limit.min(SLICE);
-        let slice = Timespec { tv_sec: 0, tv_nsec: i64::from(slice.subsec_nanos()) as _ };
-        match poll(descriptors, Some(&slice)) {
-            Ok(ready) => Ok(ready > 0),
-            Err(Errno::INTR) => Ok(false),
-            Err(errno) => Err(Error::from(errno).context("waiting for a socket")),
+        wait_for(descriptors, limit.min(SLICE))
+    }
+}
+
+/// Waits for any of these, for at most `limit`, which is less than a second. True when one is ready.
+fn wait_for(descriptors: &mut [PollFd<'_>], limit: Duration) -> Result<bool> {
+    #[cfg(feature = "simulated")]
+    if let Some(system) = sheave_base::simulated::current() {
+        if !limit.is_zero() && !look_at(descriptors, Duration::ZERO)? {
+            system.wait_for_descriptors(sheave_base::simulated::until(&*system, Some(limit)));
         }
+        return look_at(descriptors, Duration::ZERO);
+    }
+    look_at(descriptors, limit)
+}
+
+fn look_at(descriptors: &mut [PollFd<'_>], limit: Duration) -> Result<bool> {
+    let limit = Timespec { tv_sec: 0, tv_nsec: i64::from(limit.subsec_nanos()) as _ };
+    match poll(descriptors, Some(&limit)) {
+        Ok(ready) => Ok(ready > 0),
+        Err(Errno::INTR) => Ok(false),
+        Err(errno) => Err(Error::from(errno).context("waiting for a socket")),
     }
 }
 
@@ -278,7 +294,7 @@ impl Attempt<'_, '_> {
         if !early.is_empty() {
             return Err(Failure::Final(Error::new(ErrorKind::Protocol, "the peer sent more than its handshake")));
         }
-        let until = Instant::now() + self.node.config.handshake_timeout;
+        let until = clock::now() + self.node.config.handshake_timeout;
         let mut offer = shm::offer(self.node, socket, peer)?;
         loop {
             self.deadline.ready(offer.socket(), PollFlags::IN, until).inspect_err(|_| offer.withdraw())?;
@@ -303,6 +319,10 @@ impl Attempt<'_, '_> {
     }
 
     fn connect_tcp(&mut self, tcp: SocketAddr) -> Result<OwnedFd> {
+        #[cfg(feature = "simulated")]
+        if let Some(system) = sheave_base::simulated::current() {
+            return self.connect_simulated(&*system, tcp);
+        }
         let family = if tcp.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
             .map_err(|errno| Error::from(errno).context("making a socket"))?;
@@ -322,10 +342,25 @@ impl Attempt<'_, '_> {
         Ok(socket)
     }
 
+    #[cfg(feature = "simulated")]
+    fn connect_simulated(&mut self, system: &dyn sheave_base::simulated::System, tcp: SocketAddr) -> Result<OwnedFd> {
+        let dial = system.dial(tcp);
+        loop {
+            if let Some(outcome) = system.dialled(dial) {
+                return outcome.map_err(|errno| failed_to_connect(errno, format!("connecting to {tcp}")));
+            }
+            let rest = self.deadline.until.saturating_duration_since(clock::now());
+            if rest.is_zero() {
+                return Err(Error::new(ErrorKind::DeadlineExceeded, "the other side did not answer in time"));
+            }
+            self.deadline.sleep(&mut [], rest)?;
+        }
+    }
+
     /// Proves to the other side that this one knows the secret, and the reverse. Returns who it is, and what it sent
     /// beyond the handshake. `payload` takes the place of what a hello says otherwise.
     fn shake(&mut self, socket: &OwnedFd, medium: Medium, payload: Option<&[u8]>) -> Result<(Peer, Vec<u8>)> {
-        let until = Instant::now() + self.node.config.handshake_timeout;
+        let until = clock::now() + self.node.config.handshake_timeout;
         let secret = self.node.secret()?;
         let mut hello = self.node.hello(medium, &secret);
         hello.payload = payload.map_or(hello.payload, Vec::from);

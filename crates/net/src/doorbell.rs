@@ -60,6 +60,10 @@ impl Bell for Doorbell {
     fn ring(&self) {
         // A full counter means that it rings already; a closed peer needs no bell.
         let _ = rustix::io::write(&self.descriptor, &1u64.to_ne_bytes());
+        #[cfg(feature = "simulated")]
+        if let Some(system) = sheave_base::simulated::current() {
+            system.ring();
+        }
     }
 }
 

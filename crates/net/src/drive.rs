@@ -8,6 +8,7 @@ use crate::node::{Inner, Node};
 use crate::patience::Course;
 use crate::progress::{Interest, Watched, span_until};
 use crate::waits::Waiting;
+use sheave_base::clock;
 use sheave_base::park::{Parker, current_parker};
 use sheave_base::work::{Drive, Interrupt, Target, blocking};
 use sheave_base::{LinkId, Result, Work, contain};
@@ -218,7 +219,7 @@ impl Inner {
             if target.is_done() {
                 break Ok(true);
             }
-            let now = Instant::now();
+            let now = clock::now();
             if until.is_some_and(|until| now >= until) {
                 break Ok(false);
             }
@@ -257,7 +258,7 @@ impl Inner {
 
     fn sleep_once(&self, target: &dyn Target, parker: &Arc<Parker>, leads: bool, limit: Duration) {
         if leads {
-            let now = Instant::now();
+            let now = clock::now();
             let is_quiet = self.arm_all() && !target.is_done();
             // Descriptors are looked at in any case, for traffic on the links may never end.
             let limit = if is_quiet { span_until(now, limit, self.next_due()) } else { Duration::ZERO };

@@ -13,6 +13,7 @@
 
 use crate::entry::Entry;
 use crate::node::{Inner, Node};
+use sheave_base::clock;
 use sheave_base::work::IDLE;
 use sheave_base::work::awaited::{Account, Awaited, Describe, Which};
 use sheave_base::{Error, ErrorKind, Result};
@@ -33,16 +34,16 @@ struct Stall {
 
 impl Stall {
     fn new(longest: Duration) -> Self {
-        Self { longest, seen: u64::MAX, since: Instant::now(), look: LOOK_MIN }
+        Self { longest, seen: u64::MAX, since: clock::now(), look: LOOK_MIN }
     }
 
     /// Takes note of a figure that changes while something moves. True once it has not for too long.
     fn notes(&mut self, figure: u64) -> bool {
         self.look = (self.look * 2).min(LOOK_MAX);
         if self.seen != figure {
-            (self.seen, self.since) = (figure, Instant::now());
+            (self.seen, self.since) = (figure, clock::now());
         }
-        self.since.elapsed() >= self.longest
+        clock::since(self.since) >= self.longest
     }
 }
 
@@ -54,7 +55,7 @@ impl Node {
     ///
     /// `DeadlineExceeded` that names the peer if nothing has moved for `stalled`.
     pub fn flush(&self, stalled: Duration) -> Result<()> {
-        let begun = Instant::now();
+        let begun = clock::now();
         let mut stall = Stall::new(stalled);
         let slow: Arc<dyn Describe> = Arc::new(Slow(self.inner.weak.clone()));
         let mut waiting = self.enter_wait("the end of this node", Some(Awaited::new(Arc::downgrade(&slow), [0; 2])));
@@ -69,13 +70,13 @@ impl Node {
                     format!("{} messages are unsent", slow.link.unsent()),
                 )
                 .peer(peer.clone())
-                .elapsed(begun.elapsed())
+                .elapsed(clock::since(begun))
                 .hint("the peer lives and takes nothing; receive there what is sent here"));
             }
-            waiting.look(Instant::now(), None);
+            waiting.look(clock::now(), None);
             // Nobody completes it: its wait serves the links.
             let (_completer, never) = self.pair::<()>(IDLE, None);
-            never.wait_until(Some(Instant::now() + stall.look), None)?;
+            never.wait_until(Some(clock::now() + stall.look), None)?;
         }
     }
 }
@@ -108,7 +109,7 @@ pub(crate) fn linger(entries: &[Arc<Entry>], stalled: Duration) {
         if at_risk_bytes == 0 || stall.notes(at_risk_bytes) {
             return;
         }
-        std::thread::sleep(stall.look);
+        sheave_base::thread::sleep(stall.look);
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::node::Inner;
 use sheave_base::limits::HANDSHAKE_TEXT_BYTES_MAX;
 use sheave_base::secret::{Resolved, resolve};
-use sheave_base::{Error, ErrorKind, Peer, Result};
+use sheave_base::{Peer, Result, process, random};
 use sheave_wire::handshake::{Hello, Medium, NONCE_BYTES};
 
 impl Inner {
@@ -43,7 +43,7 @@ impl Inner {
         Hello {
             role: self.config.role.to_string(),
             host: self.peer.host.clone().unwrap_or_default(),
-            pid: std::process::id(),
+            pid: process::id(),
             secret_source: shortened(&without_path(&secret.source)),
             payload: self.config.rank.map(u32::to_le_bytes).map(Vec::from).unwrap_or_default(),
             ..Hello::new(self.id, self.config.name.as_str(), medium)
@@ -60,7 +60,7 @@ pub(crate) fn peer_of(hello: &Hello) -> Peer {
 /// Fresh randomness for one handshake.
 pub(crate) fn nonce() -> Result<[u8; NONCE_BYTES]> {
     let mut nonce = [0; NONCE_BYTES];
-    getrandom::fill(&mut nonce).map_err(|error| Error::new(ErrorKind::Io, format!("drawing a nonce: {error}")))?;
+    random::fill("drawing a nonce", &mut nonce)?;
     Ok(nonce)
 }
 

@@ -21,6 +21,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, getsockname,
     listen, recv, send, socket_with, sockopt,
 };
+use sheave_base::clock;
 use sheave_base::limits::{HANDSHAKE_BYTES_MAX, HANDSHAKES_PENDING_MAX};
 use sheave_base::{Error, ErrorKind, Peer, Result};
 use sheave_wire::handshake::{Hello, Medium, RejectReason, Responder, Step, reject};
@@ -109,8 +110,8 @@ impl Node {
         let near = config.unix.then(|| listen_unix(config.unix_name)).transpose();
         let near = near.map_err(|error| error.operation("listen"))?;
         if let Some(wanted) = config.tcp {
-            let socket = listen_tcp(wanted, config.insecure).map_err(|error| error.operation("listen"))?;
-            address.tcp = Some(bound_to(&socket)?);
+            let (socket, bound) = listen_tcp(wanted, config.insecure).map_err(|error| error.operation("listen"))?;
+            address.tcp = Some(bound);
             node.listening.serve(node, socket, Medium::Tcp)?;
         }
         if let Some((socket, name)) = near {
@@ -145,10 +146,20 @@ impl Node {
     }
 }
 
-fn listen_tcp(wanted: SocketAddr, insecure: bool) -> Result<OwnedFd> {
+/// Returns the socket and its address, whose port is known now.
+fn listen_tcp(wanted: SocketAddr, insecure: bool) -> Result<(OwnedFd, SocketAddr)> {
     if !wanted.ip().is_loopback() && !insecure {
         return Err(Error::new(ErrorKind::InvalidArgument, format!("{wanted} can be reached from other hosts"))
             .hint("listen on a loopback address, or say `insecure` if you trust the network"));
+    }
+    let in_use = || {
+        let what = format!("port {} of {} is in use by another process", wanted.port(), wanted.ip());
+        Error::new(ErrorKind::AlreadyExists, what)
+            .hint("end that process, choose another port, or port 0 for any that is free")
+    };
+    #[cfg(feature = "simulated")]
+    if let Some(system) = sheave_base::simulated::current() {
+        return system.listen(wanted).map_err(|_| in_use());
     }
     let family = if wanted.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
@@ -157,12 +168,8 @@ fn listen_tcp(wanted: SocketAddr, insecure: bool) -> Result<OwnedFd> {
     sockopt::set_socket_reuseaddr(&socket, true)?;
     let bound = bind(&socket, &wanted).and_then(|()| listen(&socket, BACKLOG));
     match bound {
-        Ok(()) => Ok(socket),
-        Err(Errno::ADDRINUSE) => Err(Error::new(
-            ErrorKind::AlreadyExists,
-            format!("port {} of {} is in use by another process", wanted.port(), wanted.ip()),
-        )
-        .hint("end that process, choose another port, or port 0 for any that is free")),
+        Ok(()) => bound_to(&socket).map(|bound| (socket, bound)),
+        Err(Errno::ADDRINUSE) => Err(in_use()),
         Err(errno) => Err(Error::from(errno).context(format!("listening on {wanted}"))),
     }
 }
@@ -232,7 +239,7 @@ impl Listening {
         loop {
             let late = {
                 let mut pending = self.pending.lock();
-                let oldest = pending.by_number.first_entry().filter(|oldest| oldest.get().since.elapsed() >= limit);
+                let oldest = pending.by_number.first_entry().filter(|oldest| clock::since(oldest.get().since) >= limit);
                 oldest.map(std::collections::btree_map::OccupiedEntry::remove)
             };
             let Some(late) = late else { return };
@@ -273,7 +280,7 @@ impl Listening {
             let pending = Arc::new(Pending {
                 listening: Arc::downgrade(self),
                 number,
-                since: Instant::now(),
+                since: clock::now(),
                 slot: Mutex::new(Slot::Busy),
             });
             handshakes.by_number.insert(number, Arc::clone(&pending));
@@ -302,7 +309,7 @@ impl Listening {
     /// members may need it.
     fn note_shortage(&self, error: &Error) {
         let Some(node) = self.node.upgrade() else { return };
-        let now = Instant::now();
+        let now = clock::now();
         // What is tried again is so within a beat; a shortage that was found long ago was another one.
         let memory = SHORTAGE_PATIENCE + node.config.liveness.beat * 2;
         let mut short_since = self.short_since.lock();

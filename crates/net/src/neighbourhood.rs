@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use sheave_base::config::Transport;
 use sheave_base::limits::LINKS_MAX;
 use sheave_base::{Error, ErrorKind, NodeId, Result};
-use std::collections::HashMap;
+use sheave_base::collections::HashMap;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Weak};
 

@@ -23,13 +23,15 @@ use crate::progress::Progress;
 use crate::shm::PeerProcesses;
 use crate::waits::Waits;
 use parking_lot::Mutex;
+use sheave_base::clock;
 use sheave_base::config::{Role, Settings, Transport};
 use sheave_base::fork::ForkMark;
 use sheave_base::limits;
 use sheave_base::secret::Resolved;
+use sheave_base::thread::Thread;
 use sheave_base::work::awaited::Awaited;
 use sheave_base::work::{Completer, Drive, Interrupt, described, driven};
-use sheave_base::{Error, ErrorKind, LinkId, NodeId, Peer, Result, Work};
+use sheave_base::{Error, ErrorKind, LinkId, NodeId, Peer, Result, Work, process, random};
 use sheave_tensor::{Arena, ArenaConfig, Mode, Tensor};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
@@ -159,7 +161,7 @@ pub struct Node {
 /// Dropped with the last handle.
 struct Owner {
     inner: Arc<Inner>,
-    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+    thread: Mutex<Option<Thread>>,
 }
 
 /// The busy processes of a host, as far as a node knows.
@@ -223,7 +225,7 @@ impl Node {
     /// `LimitExceeded` if its neighbourhood is full, or the system gives no thread or no descriptors.
     pub fn start(config: NodeConfig) -> Result<Self> {
         let mut id = [0; 8];
-        getrandom::fill(&mut id).map_err(|error| Error::new(ErrorKind::Io, format!("drawing a node id: {error}")))?;
+        random::fill("drawing a node id", &mut id)?;
         sheave_base::shortage::raise_descriptors();
         let progress = Progress::new()?;
         let company = Company { local_ranks: config.local_ranks, cores: cores::usable([]) };
@@ -235,7 +237,7 @@ impl Node {
             role: Some(config.role),
             rank: config.rank,
             host: Some(host_name()),
-            pid: Some(std::process::id()),
+            pid: Some(process::id()),
         };
         let inner = Arc::new_cyclic(|weak| Inner {
             id,
@@ -388,7 +390,7 @@ impl Node {
         match self.inner.hand_over(link, message, Hold::Borrow)? {
             Handover::Sent => Ok(()),
             Handover::Queued(work) => {
-                let begun = Instant::now();
+                let begun = clock::now();
                 let ended = work.wait_until(until, interrupt);
                 if !matches!(ended, Ok(true)) {
                     // The message goes on without its caller, who may change the tensor from now on.
@@ -403,7 +405,7 @@ impl Node {
                 Err(Error::new(ErrorKind::DeadlineExceeded, "the peer takes no more messages")
                     .operation("send")
                     .peer(self.inner.peer_of(link))
-                    .elapsed(begun.elapsed())
+                    .elapsed(clock::since(begun))
                     .hint("the message is still queued; the peer may be busy or stopped"))
             }
         }
@@ -488,11 +490,11 @@ impl Node {
             return work.taken().map_err(|error| self.inner.explain(error, "recv", wanted.source, None));
         }
         // The clock is read only by waits that take their time.
-        let begun = Instant::now();
+        let begun = clock::now();
         let ended = work.wait_until(until, interrupt);
         if let (Some(ticket), Ok(false) | Err(_)) = (ticket, &ended) {
             let late = Error::new(ErrorKind::DeadlineExceeded, "no message came")
-                .elapsed(begun.elapsed())
+                .elapsed(clock::since(begun))
                 .hint("the sender may be late, or may use another tag");
             self.inner.withdraw(ticket, late);
             // A message that was found for the receive is on its way into it, and its link or its link's end completes
@@ -606,7 +608,7 @@ impl Owner {
         self.inner.progress.ring();
         let thread = self.thread.lock().take();
         // The last handle may be dropped by a callback that the progress thread runs; it cannot wait for itself.
-        if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
+        if let Some(thread) = thread.filter(|thread| !thread.is_this()) {
             let _ = thread.join();
         }
         // Whatever came while the thread was still there.
@@ -828,7 +830,7 @@ impl Inner {
     fn explain(&self, error: Error, operation: &'static str, source: Option<LinkId>, begun: Option<Instant>) -> Error {
         let mut error = error.operation(operation);
         if let (None, Some(begun)) = (error.after(), begun) {
-            error = error.elapsed(begun.elapsed());
+            error = error.elapsed(clock::since(begun));
         }
         match source {
             Some(link) if error.about().is_none() => error.peer(self.peer_of(link)),

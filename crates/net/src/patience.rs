@@ -19,6 +19,7 @@
 //!
 //! All of this is arithmetic on points in time that others measure ([`Processor`]), so that tests play it.
 
+use sheave_base::clock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -156,7 +157,7 @@ pub struct ThisProcessor;
 
 impl Processor for ThisProcessor {
     fn now(&self) -> Instant {
-        Instant::now()
+        clock::now()
     }
 
     fn give_way(&self) {

@@ -13,11 +13,12 @@ use crate::address::Address;
 use crate::connect;
 use crate::entry::Entry;
 use crate::node::Inner;
+use sheave_base::clock;
 use sheave_base::{Error, ErrorKind, NodeId, Result};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// What a hello says that makes no link.
 pub(crate) const PAYLOAD: &[u8] = b"?";
@@ -47,7 +48,7 @@ impl Inner {
                     break;
                 }
                 drop(node);
-                std::thread::sleep(PAUSE);
+                sheave_base::thread::sleep(PAUSE);
             }
             probed.is_probed.store(false, SeqCst);
         };
@@ -78,7 +79,7 @@ fn probe_once(node: &Arc<Inner>, entry: &Entry, address: SocketAddr) -> Result<(
         true => Err(Error::new(ErrorKind::Closed, "the node was shut down")),
         false => Ok(()),
     };
-    let until = Instant::now() + attempt(entry);
+    let until = clock::now() + attempt(entry);
     connect::probe(node, &address, until, until + PROOF, &mut interrupt)?;
     node.vouched_for(peer);
     Ok(())

@@ -30,8 +30,11 @@ use crate::doorbell::Doorbell;
 use lead::Lead;
 use rustix::event::epoll;
 use sheave_base::park::{Bell, Parker};
+#[cfg(feature = "simulated")]
+use sheave_base::simulated;
 use sheave_base::{Error, Result};
-use std::collections::HashMap;
+use sheave_base::collections::HashMap;
+use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
@@ -153,14 +156,8 @@ impl Progress {
     pub(crate) fn sleep(&self, timeout: Duration, parker: Option<&Parker>) -> bool {
         let may_sleep = parker.is_none_or(|parker| parker.enter_elsewhere(&self.bell));
         let timeout = if may_sleep { timeout } else { Duration::ZERO };
-        let mut events: [std::mem::MaybeUninit<epoll::Event>; 64] = [const { std::mem::MaybeUninit::uninit() }; 64];
-        // Rounded up to a millisecond by the kernel's older interface, which serves every kernel.
-        let limit = rustix::event::Timespec {
-            tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: i64::from(timeout.subsec_nanos()) as _,
-        };
-        // EINTR ends the sleep too, so that the caller asks its interrupt.
-        let found = epoll::wait(&self.epoll, events.as_mut_slice(), Some(&limit)).map_or(0, |(ready, _)| ready.len());
+        let mut events: [MaybeUninit<epoll::Event>; 64] = [const { MaybeUninit::uninit() }; 64];
+        let found = self.wait_for_events(&mut events, timeout);
         if let Some(parker) = parker {
             parker.leave_elsewhere();
         }
@@ -170,6 +167,30 @@ impl Progress {
             self.serve(key);
         }
         found > 0
+    }
+
+    /// Waits for events for at most `timeout`, and returns how many it has put into `events`.
+    fn wait_for_events(&self, events: &mut [MaybeUninit<epoll::Event>], timeout: Duration) -> usize {
+        #[cfg(feature = "simulated")]
+        if let Some(system) = simulated::current() {
+            let found = self.take_events(events, Duration::ZERO);
+            if found > 0 || timeout.is_zero() {
+                return found;
+            }
+            system.wait_for_descriptors(simulated::until(&*system, Some(timeout)));
+            return self.take_events(events, Duration::ZERO);
+        }
+        self.take_events(events, timeout)
+    }
+
+    fn take_events(&self, events: &mut [MaybeUninit<epoll::Event>], timeout: Duration) -> usize {
+        // Rounded up to a millisecond by the kernel's older interface, which serves every kernel.
+        let limit = rustix::event::Timespec {
+            tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(timeout.subsec_nanos()) as _,
+        };
+        // EINTR ends the sleep too, so that the caller asks its interrupt.
+        epoll::wait(&self.epoll, events, Some(&limit)).map_or(0, |(ready, _)| ready.len())
     }
 
     /// Drops everything that is watched, for a node that ends.

@@ -7,6 +7,7 @@
 
 use crate::node::{Inner, Node};
 use parking_lot::Mutex;
+use sheave_base::clock;
 use sheave_base::limits;
 use sheave_base::park::Parker;
 use sheave_base::work::awaited::{Account, Awaited, Describe, Which};
@@ -189,7 +190,7 @@ impl Waiting<'_> {
     }
 
     fn give(&self, span: Span, whom: Option<String>) {
-        let mut wait = self.entry.told(self.inner, Instant::now());
+        let mut wait = self.entry.told(self.inner, clock::now());
         wait.elapsed = span.0;
         wait.whom = whom.unwrap_or(wait.whom);
         self.inner.notice(&wait.to_string());
@@ -205,7 +206,7 @@ impl Describe for Inner {
 
 impl Inner {
     fn enter(&self, operation: &'static str, link: Option<LinkId>, awaited: Option<Awaited>) -> Waiting<'_> {
-        let begun = Instant::now();
+        let begun = clock::now();
         let entry = Entry { operation, begun, link, awaited };
         let mut table = self.waits.table.lock();
         table.last += 1;
@@ -227,7 +228,7 @@ impl Node {
     #[must_use]
     pub fn waits(&self) -> Vec<Wait> {
         let entries = self.inner.waits.table.lock().entries.clone();
-        let now = Instant::now();
+        let now = clock::now();
         entries.iter().map(|(_, entry)| entry.told(&self.inner, now)).collect()
     }
 

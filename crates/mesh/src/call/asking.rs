@@ -10,6 +10,7 @@ use crate::driver::Shared;
 use crate::endpoints::{CALLS, REQUESTS};
 use crate::reference::{Mention, Ref, names_in};
 use crate::runtime::Timer;
+use sheave_base::clock;
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, Work, limits};
 use sheave_net::{Envelope, Ground, Outgoing, Parts, Tensors};
 use std::sync::Arc;
@@ -112,7 +113,7 @@ impl Shared {
     }
 
     fn ask<T: Send + 'static>(self: &Arc<Self>, to: NodeId, asking: Asking, read: Read<T>) -> Result<Work<Answer<T>>> {
-        let begun = Instant::now();
+        let begun = clock::now();
         let link = self.link_for(to, &asking, begun)?;
         let correlation = self.calls.correlation.fetch_add(1, SeqCst) + 1;
         let Asking {
@@ -177,7 +178,7 @@ impl Shared {
         if !linking.wait_until(asking.deadline.map(|deadline| begun + deadline), None)? {
             let error = named(Error::new(ErrorKind::DeadlineExceeded, "no link to the node yet"));
             let error = error.hint("it may be busy or stopped; give the call more time");
-            return Err(self.about(error.elapsed(begun.elapsed()), to));
+            return Err(self.about(error.elapsed(clock::since(begun)), to));
         }
         linking.wait().map_err(named)
     }
@@ -263,7 +264,7 @@ impl Shared {
     /// Ends a call at its deadline, if it is not answered by then.
     fn expires(self: &Arc<Self>, correlation: u64, until: Instant) -> Result<Timer> {
         let shared = Arc::downgrade(self);
-        let at = self.deadline(until.saturating_duration_since(Instant::now()));
+        let at = self.deadline(until.saturating_duration_since(clock::now()));
         self.ticker.at(at, move || {
             let Some(shared) = shared.upgrade() else { return };
             let Some(call) = shared.calls.take_unless_landing(correlation) else { return };

@@ -20,11 +20,13 @@
 use super::lane::Lane;
 use crate::driver::Shared;
 use parking_lot::Mutex;
+use sheave_base::clock;
 use sheave_base::work::{Completer, IDLE, blocking};
 use sheave_base::{Error, ErrorKind, contain, limits};
 use sheave_net::Node;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
+use sheave_base::collections::HashMap;
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::thread::ThreadId;
@@ -148,7 +150,7 @@ impl Executor {
 
 impl LaneState {
     fn new(permits: usize) -> Self {
-        let (queue, mailboxes) = (VecDeque::new(), HashMap::new());
+        let (queue, mailboxes) = (VecDeque::new(), HashMap::default());
         Self { queue, mailboxes, permits, running: 0, begun: 0, has_turn: false, stuck_since: None }
     }
 
@@ -240,7 +242,7 @@ impl State {
                 return Start::Nothing;
             }
             let is_news = lane.stuck_since.is_none();
-            lane.stuck_since.get_or_insert_with(Instant::now);
+            lane.stuck_since.get_or_insert_with(clock::now);
             return if is_news { Start::Look } else { Start::Nothing };
         }
         let Some(job) = lane.queue.pop_front() else { return Start::Nothing };

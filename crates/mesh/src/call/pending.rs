@@ -5,6 +5,7 @@ use super::form::{Read, no_service, says_no_service};
 use super::name::{ServiceName, Text};
 use crate::reference::Brought;
 use crate::runtime::Timer;
+use sheave_base::clock;
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Peer, Result};
 use sheave_net::{Arrival, Ground, Message, check_places};
@@ -127,7 +128,7 @@ impl Pending {
         self.end.end(outcome, &|read| {
             judge(read).map_err(|error| {
                 let error = error.operation(method.to_cow());
-                if error.after().is_none() { error.elapsed(begun.elapsed()) } else { error }
+                if error.after().is_none() { error.elapsed(clock::since(begun)) } else { error }
             })
         });
     }

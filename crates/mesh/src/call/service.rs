@@ -10,6 +10,7 @@ use crate::endpoints::ANSWERS;
 use crate::engine::Member;
 use crate::guest::AttachedGuest;
 use crate::reference::{Promises, Ref};
+use sheave_base::clock;
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, contain};
 use sheave_net::{Envelope, Hold, Outgoing, Part, Parts, Tensors};
 use sheave_tensor::{Mode, Tensor};
@@ -330,7 +331,7 @@ impl Way {
         if self.cancelled.as_ref().is_some_and(|cancelled| cancelled.load(SeqCst)) {
             return Some(cancelled());
         }
-        let is_late = self.until.is_some_and(|until| until <= Instant::now());
+        let is_late = self.until.is_some_and(|until| until <= clock::now());
         is_late.then(|| Error::new(ErrorKind::DeadlineExceeded, "the call's time was up before its handler began"))
     }
 

@@ -27,9 +27,11 @@ use crate::engine::Member;
 use crate::guest::AttachedGuest;
 use crate::reference::Brought;
 use parking_lot::{Mutex, RwLock};
+use sheave_base::clock;
 use sheave_base::{Error, LinkId, NodeId, Result, Tag, limits};
 use sheave_net::{Admission, Arrival, Envelope, Ground, Hold, Message, Outgoing, Tensors};
-use std::collections::{HashMap, HashSet, VecDeque};
+use sheave_base::collections::{HashMap, HashSet};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -236,7 +238,7 @@ impl Requests {
         counted.received.fetch_add(1, SeqCst);
         counted.unanswered.fetch_add(1, SeqCst);
         let millis = message.envelope.aux;
-        let until = (millis > 0).then(|| Instant::now() + Duration::from_millis(millis.into()));
+        let until = (millis > 0).then(|| clock::now() + Duration::from_millis(millis.into()));
         self.push(Queued::Request(Incoming { from, message, brought, until, counted }));
     }
 

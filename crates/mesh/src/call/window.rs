@@ -23,11 +23,13 @@ use super::room::{RoomWait, RoomWaits};
 use crate::driver::Shared;
 use crate::reference::Ref;
 use parking_lot::{Mutex, RwLock};
+use sheave_base::clock;
 use sheave_base::work::{Completer, IDLE};
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, limits};
 use sheave_net::{Outgoing, Part};
 use sheave_tensor::Mode;
-use std::collections::{HashMap, VecDeque};
+use sheave_base::collections::HashMap;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -300,7 +302,7 @@ impl Shared {
         let correlation = message.envelope.correlation;
         let is_wanted = || runs_anyway || self.calls.pending.lock().contains_key(&correlation);
         let sent = if is_wanted() {
-            message.envelope.aux = super::patience_ms(until, Instant::now());
+            message.envelope.aux = super::patience_ms(until, clock::now());
             self.node.isend(link, message).map(drop)
         } else {
             Err(Error::new(ErrorKind::Cancelled, "nobody waits for it"))
@@ -337,7 +339,7 @@ impl Shared {
             if waiting == 0 {
                 return;
             }
-            let waited = idle.wait_until(Some(Instant::now() + stalled), None);
+            let waited = idle.wait_until(Some(clock::now() + stalled), None);
             if waited.unwrap_or(true) || windows.waiting.load(SeqCst) >= waiting {
                 return;
             }

@@ -14,7 +14,8 @@ use sheave_base::config::Role;
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Peer, Result, Work, limits};
 use sheave_net::was_closed_in_order;
-use std::collections::{HashMap, VecDeque};
+use sheave_base::collections::HashMap;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 /// Who an attached node is to this one.

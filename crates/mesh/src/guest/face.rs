@@ -10,6 +10,7 @@ use crate::mesh::Mesh;
 use crate::reference::Ref;
 use crate::runtime::{Runtime, Timer};
 use crate::weak::WeakMesh;
+use sheave_base::clock;
 use sheave_base::clock::Time;
 use sheave_base::config::Settings;
 use sheave_base::work::{IDLE, Interrupt};
@@ -95,7 +96,7 @@ impl Guest {
     ///
     /// As [`Guest::attach`], and whatever `interrupt` says.
     pub fn attach_interruptible(config: GuestConfig, interrupt: Option<Interrupt<'_>>) -> Result<Self> {
-        let begun = Instant::now();
+        let begun = clock::now();
         let GuestConfig { invitation, node, timeout } = config;
         let mut interrupt = interrupt;
         let attached = begin(&invitation, node).and_then(|alone| {
@@ -104,7 +105,7 @@ impl Guest {
         });
         attached.map_err(|error| {
             let error = error.asked_for("attach");
-            if error.after().is_none() { error.elapsed(begun.elapsed()) } else { error }
+            if error.after().is_none() { error.elapsed(clock::since(begun)) } else { error }
         })
     }
 
@@ -351,7 +352,7 @@ impl Shared {
         let host = invitation.host.node;
         let token = Value::Bytes(invitation.token.expose().to_vec());
         let args = vec![Value::Str(invitation.name.clone()), token, Value::Int(host.0.cast_signed())];
-        let deadline = Some(until.saturating_duration_since(Instant::now()));
+        let deadline = Some(until.saturating_duration_since(clock::now()));
         let call = Call { args: Value::List(args), deadline, ..Call::default() };
         let answer = self.call(host, DOOR.into(), ATTACH, call)?;
         let asked = interrupt.as_mut().map(|interrupt| interrupt as Interrupt<'_>);

@@ -1,7 +1,7 @@
 //! What lets a process attach itself to a host.
 
 use sheave_base::config::{INVITATION_VARIABLE, refusal};
-use sheave_base::{Error, ErrorKind, NodeId, Result, Secret, limits};
+use sheave_base::{Error, ErrorKind, NodeId, Result, Secret, limits, random};
 use sheave_net::Address;
 use sheave_wire::handshake::NONCE_BYTES;
 use std::fmt;
@@ -32,7 +32,7 @@ impl Invitation {
     /// Draws a token.
     pub(super) fn draw(host: Address, name: String) -> Result<Self> {
         let mut token = [0; TOKEN_BYTES];
-        getrandom::fill(&mut token).map_err(|error| Error::new(ErrorKind::Io, format!("drawing a token: {error}")))?;
+        random::fill("drawing a token", &mut token)?;
         Ok(Self { host, name, token: Secret::new(&token)? })
     }
 

@@ -1,7 +1,7 @@
 //! Who is a member, and of which rank: words and names of anybody else mean nothing.
 
 use sheave_base::NodeId;
-use std::collections::HashMap;
+use sheave_base::collections::HashMap;
 
 pub(super) struct Members {
     by_rank: Vec<NodeId>,

@@ -17,7 +17,7 @@ use super::wait::Wait;
 use super::words::{Cause, Word};
 use super::{Hold, Kept, Object, Ref, keep};
 use sheave_base::{Error, ErrorKind, NodeId, Result};
-use std::collections::HashMap;
+use sheave_base::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 /// An object of this node.
@@ -44,12 +44,12 @@ pub(super) struct Promised {
 
 impl Owned {
     pub(super) fn of(object: Kept, own: Weak<Hold>) -> Self {
-        Self { content: Content::There(object), own, holders: HashMap::new() }
+        Self { content: Content::There(object), own, holders: HashMap::default() }
     }
 
     fn promised(charged: NodeId) -> Self {
         let content = Content::Promised(Promised { charged, ..Promised::default() });
-        Self { content, own: Weak::new(), holders: HashMap::new() }
+        Self { content, own: Weak::new(), holders: HashMap::default() }
     }
 
     /// The object, or why there will be none, once that is known.

@@ -13,7 +13,8 @@
 //! done first, so neither waits for the other for ever.
 
 use super::timetable::{Key, Timetable};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
+use sheave_base::sync::Condvar;
 use sheave_base::clock::{Clock, Time};
 use sheave_base::{Error, ErrorKind, Result, contain, limits};
 use std::sync::{Arc, Weak};
@@ -73,7 +74,7 @@ impl State {
 
 impl Timers {
     pub(crate) fn new(clock: Arc<dyn Clock>) -> Arc<Self> {
-        Arc::new(Self { clock, state: Mutex::default(), changed: Condvar::new() })
+        Arc::new(Self { clock, state: Mutex::default(), changed: Condvar::default() })
     }
 
     pub(crate) fn now(&self) -> Time {

@@ -17,6 +17,7 @@ use crate::message::{Envelope, Outgoing, Tensors};
 use crate::node::Inner;
 use crate::outbox::SendDriver;
 use parking_lot::Mutex;
+use sheave_base::clock;
 use sheave_base::park::Bell;
 use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
 use sheave_tensor::{Arena, Lender, Segment, SegmentId};
@@ -84,7 +85,7 @@ impl ShmLink {
             receiving: Mutex::new(receiving),
             lent: Mutex::default(),
             debts: Arc::default(),
-            life: Mutex::new(Life { beats: 0, seen: Instant::now() }),
+            life: Mutex::new(Life { beats: 0, seen: clock::now() }),
             outbound_waits: AtomicBool::new(false),
             ended: OnceLock::new(),
             arena: node.arena.clone(),
@@ -475,9 +476,9 @@ impl Link for ShmLink {
         let mut life = self.life.lock();
         let beats = receiving.consumer.beats();
         if beats != life.beats {
-            *life = Life { beats, seen: Instant::now() };
+            *life = Life { beats, seen: clock::now() };
         }
-        Some(life.seen.elapsed())
+        Some(clock::since(life.seen))
     }
 
     fn close(&self, reason: &Error) {

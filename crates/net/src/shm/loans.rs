@@ -14,7 +14,7 @@ use crossbeam_queue::SegQueue;
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_tensor::{Arena, Buffer, Lender, ReadLease, Segment};
-use std::collections::HashMap;
+use sheave_base::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 /// A buffer that the peer may use.

@@ -19,7 +19,7 @@ use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
 use sheave_tensor::{Arena, Buffer, Dtype, Segment, SegmentId, Shape, Tensor};
 use sheave_wire::{HEADER_BYTES, Header, Kind, Part, Placement};
 use smallvec::SmallVec;
-use std::collections::HashMap;
+use sheave_base::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -89,7 +89,7 @@ impl Receiving {
             consumer,
             urgent,
             sequence: 0,
-            segments: HashMap::new(),
+            segments: HashMap::default(),
             area: Vec::new(),
             slots: None,
             stream: None,

@@ -34,7 +34,7 @@ use sheave_base::{Error, ErrorKind, Result, Work};
 use sheave_tensor::{Arena, Buffer, Location, Mode, Segment, SegmentId, Tensor};
 use sheave_wire::{HEADER_BYTES, Header, Part as WirePart, Placement};
 use smallvec::SmallVec;
-use std::collections::HashMap;
+use sheave_base::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
@@ -141,7 +141,7 @@ impl Sending {
             slots: None,
             chunks_filled: 0,
             finished: Vec::new(),
-            announced: HashMap::new(),
+            announced: HashMap::default(),
             failure: None,
         }
     }

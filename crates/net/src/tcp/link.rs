@@ -12,6 +12,7 @@ use crate::outbox::SendDriver;
 use crate::shm::tracer_of;
 use parking_lot::Mutex;
 use rustix::net::{RecvFlags, Shutdown};
+use sheave_base::clock;
 use sheave_base::{Error, LinkId, Peer, Result};
 use sheave_wire::CloseReason;
 use std::net::SocketAddr;
@@ -262,7 +263,7 @@ impl Link for TcpLink {
             self.note(&writing);
         }
         let silence = self.reading.try_lock()?.silence(self.socket.as_fd());
-        let vouched = self.vouched.lock().map(|vouched| vouched.elapsed());
+        let vouched = self.vouched.lock().map(|vouched| clock::since(vouched));
         Some(vouched.into_iter().fold(silence, Duration::min))
     }
 
@@ -291,7 +292,7 @@ impl Link for TcpLink {
     }
 
     fn vouch(&self) {
-        *self.vouched.lock() = Some(Instant::now());
+        *self.vouched.lock() = Some(clock::now());
     }
 
     fn close(&self, reason: &Error) {

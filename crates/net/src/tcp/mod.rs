@@ -47,16 +47,26 @@ pub(crate) fn add(
     early: &[u8],
     made_to: Option<SocketAddr>,
 ) -> Result<LinkId> {
-    rustix::net::sockopt::set_tcp_nodelay(&socket, true)
-        .map_err(|errno| Error::from(errno).context("asking the socket for low latency"))?;
-    rustix::io::ioctl_fionbio(&socket, true)
-        .map_err(|errno| Error::from(errno).context("asking the socket never to block"))?;
-    if stays_on_this_host(&socket) {
-        rustix::net::sockopt::set_socket_send_buffer_size(&socket, LOCAL_SEND_BUFFER_BYTES)
-            .map_err(|errno| Error::from(errno).context("bounding what the socket holds"))?;
-    }
+    prepare(&socket)?;
     let make = |id| Ok(Arc::new(TcpLink::new(id, node, (socket, made_to), peer, early)?) as Arc<dyn crate::Link>);
     Ok(node.add_link(make)?.id)
+}
+
+fn prepare(socket: &OwnedFd) -> Result<()> {
+    rustix::io::ioctl_fionbio(socket, true)
+        .map_err(|errno| Error::from(errno).context("asking the socket never to block"))?;
+    #[cfg(feature = "simulated")]
+    if sheave_base::simulated::current().is_some() {
+        // It is one of another family, which knows no such options.
+        return Ok(());
+    }
+    rustix::net::sockopt::set_tcp_nodelay(socket, true)
+        .map_err(|errno| Error::from(errno).context("asking the socket for low latency"))?;
+    if stays_on_this_host(socket) {
+        rustix::net::sockopt::set_socket_send_buffer_size(socket, LOCAL_SEND_BUFFER_BYTES)
+            .map_err(|errno| Error::from(errno).context("bounding what the socket holds"))?;
+    }
+    Ok(())
 }
 
 /// Says on a connection that no link was made of at this end that it ends in order.

@@ -20,6 +20,7 @@ use crate::farewell::{CONNECTION_BROKE, CONNECTION_DROPPED, closed_by_peer};
 use crate::link::{Landing, Sink};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, readv};
+use sheave_base::clock;
 use sheave_base::limits::LINK_WINDOW_BYTES;
 use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
 use sheave_wire::{HEADER_BYTES, Header, Kind, PIECE_BYTES};
@@ -140,7 +141,7 @@ impl Reading {
             machine: Machine::default(),
             aside: None,
             sequence: 0,
-            heard: Instant::now(),
+            heard: clock::now(),
             ready: !early.is_empty(),
             pause: Pause::None,
             paused_before: false,
@@ -169,7 +170,7 @@ impl Reading {
     /// For how long nothing has arrived. Bytes that wait because the receiver has no room are a sign of life too.
     pub(crate) fn silence(&self, socket: BorrowedFd<'_>) -> Duration {
         let is_unread = || rustix::io::ioctl_fionread(socket).is_ok_and(|waiting_bytes| waiting_bytes > 0);
-        if self.pause != Pause::None && is_unread() { Duration::ZERO } else { self.heard.elapsed() }
+        if self.pause != Pause::None && is_unread() { Duration::ZERO } else { clock::since(self.heard) }
     }
 
     /// How many bytes of data were used in all, when it is time to tell the peer.
@@ -381,7 +382,7 @@ impl Reading {
                 .hint("its own output or exit status says why"));
         }
         if filled.read_bytes > 0 {
-            self.heard = Instant::now();
+            self.heard = clock::now();
         }
         Ok(filled)
     }
