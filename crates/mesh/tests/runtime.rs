@@ -230,3 +230,37 @@ fn f48_deadlines_of_calls_end_in_their_order() {
         mesh.finish().expect("all are well");
     });
 }
+
+/// A task may call a member to which no link stands, and so wait, on the thread that leads the node just then: nobody
+/// else serves the node, and links that others make to it meanwhile would never stand.
+#[test]
+fn a_task_that_waits_for_a_link_does_not_stop_its_node() {
+    for transport in [Transport::Tcp, Transport::Shm] {
+        together(Expected::ranks(6), transport, move |mesh| {
+            mesh.serve("echo", |request: Request| request.reply.value(request.args)).expect("the name is free");
+            // Everybody has a link to the first one alone.
+            mesh.world().barrier().expect("all are there");
+            let (flag, caller) = (Flag::default(), mesh.clone());
+            let own = flag.clone();
+            let task = async move {
+                own.wait().await;
+                for member in caller.members() {
+                    caller.call(member.node, "echo", "say", Value::Int(7))?.await?;
+                }
+                Ok(())
+            };
+            let work = mesh.spawn("a task", task).expect("there is room");
+            let node = mesh.node().clone();
+            let waker = std::thread::spawn(move || {
+                // The thread that waits for the task leads by then.
+                until("the wait sleeps", || !node.waits().is_empty());
+                flag.set();
+            });
+            let begun = Instant::now();
+            wait(&work).expect("all are called");
+            assert!(begun.elapsed() < sheave_base::limits::LIVENESS_TIMEOUT / 2, "{:?}", begun.elapsed());
+            waker.join().expect("no panic");
+            mesh.finish().expect("all are well");
+        });
+    }
+}

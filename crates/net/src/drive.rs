@@ -12,7 +12,7 @@ use sheave_base::clock;
 use sheave_base::park::{Parker, current_parker};
 use sheave_base::work::{Drive, Interrupt, Target, blocking};
 use sheave_base::{LinkId, Result, Work, contain};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
@@ -115,6 +115,56 @@ thread_local! {
     static POLLS: Cell<usize> = const { Cell::new(0) };
 }
 
+thread_local! {
+    /// The addresses of the nodes that waits of this thread lead, of which the last is the innermost.
+    static LEADS: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A wait's part in who leads its node.
+///
+/// What a leader runs between two sleeps, a task for example, may wait too. Nobody but this very thread could lead
+/// then, and a follower would wait for itself; so such a wait sleeps as the leader does, and leaves the lead to the
+/// wait around it.
+struct Leading<'a> {
+    inner: &'a Inner,
+    /// An outer wait of this thread leads.
+    is_nested: bool,
+    leads: bool,
+}
+
+impl<'a> Leading<'a> {
+    fn begin(inner: &'a Inner) -> Self {
+        let is_nested = LEADS.with_borrow(|led| led.contains(&std::ptr::from_ref(inner).addr()));
+        Self { inner, is_nested, leads: false }
+    }
+
+    /// Whether this thread sleeps as the leader.
+    fn try_to_lead(&mut self) -> bool {
+        if !self.is_nested && !self.leads && self.inner.progress.lead() {
+            self.leads = true;
+            LEADS.with_borrow_mut(|led| led.push(std::ptr::from_ref(self.inner).addr()));
+        }
+        self.is_nested || self.leads
+    }
+
+    /// Somebody else may lead.
+    fn step_down(&mut self) {
+        if std::mem::take(&mut self.leads) {
+            LEADS.with_borrow_mut(Vec::pop);
+            self.inner.progress.step_down();
+        }
+    }
+}
+
+impl Drop for Leading<'_> {
+    fn drop(&mut self) {
+        match self.leads || self.is_nested {
+            true => self.step_down(),
+            false => self.inner.progress.promote(),
+        }
+    }
+}
+
 /// This thread polls a link of a node, and lets its endpoints do what is due afterwards, until this is dropped.
 struct Polls(usize);
 
@@ -213,7 +263,7 @@ impl Inner {
         Counters::add(&self.counters.waits_parked, 1);
         let _blocked = blocking::begin();
         let mut waiting = self.enter_wait(target);
-        let mut leads = false;
+        let mut leading = Leading::begin(self);
         let mut asked: Option<Instant> = None;
         let outcome = loop {
             if target.is_done() {
@@ -227,9 +277,7 @@ impl Inner {
                 && asked.is_none_or(|asked| now.duration_since(asked) >= INTERRUPT_PAUSE)
             {
                 // It may take long, the interpreter's lock for example: somebody else must lead meanwhile.
-                if std::mem::take(&mut leads) {
-                    self.progress.step_down();
-                }
+                leading.step_down();
                 asked = Some(now);
                 if let Err(error) = interrupt() {
                     break Err(error);
@@ -237,22 +285,14 @@ impl Inner {
             }
             if let Some(waiting) = waiting.as_mut().filter(|waiting| waiting.is_due(now)) {
                 // It asks services, and perhaps other nodes.
-                if std::mem::take(&mut leads) {
-                    self.progress.step_down();
-                }
+                leading.step_down();
                 waiting.look(now, Some(&parker));
             }
             let longest = if interrupt.is_some() { SLICE } else { SLEEP_MAX };
             let longest = span_until(now, longest, waiting.as_ref().and_then(Waiting::next_at));
-            leads = leads || self.progress.lead();
-            self.sleep_once(target, &parker, leads, span_until(now, longest, until));
+            self.sleep_once(target, &parker, leading.try_to_lead(), span_until(now, longest, until));
         };
         target.unwatch(&parker);
-        if leads {
-            self.progress.step_down();
-        } else {
-            self.progress.promote();
-        }
         outcome
     }
 
