@@ -293,6 +293,8 @@ impl Shared {
         }
         self.end_partings(state, now);
         self.find_ended(state, now);
+        // An engine that has ended wants no more of them.
+        state.timer = None;
         for effect in state.engine.poll(now) {
             self.perform(state, effect, &mut after);
         }

@@ -264,3 +264,23 @@ fn a_task_that_waits_for_a_link_does_not_stop_its_node() {
         });
     }
 }
+
+/// What a node needs that cannot reach the others any more, and that nobody has dropped.
+#[test]
+fn a_node_that_is_no_member_any_more_rests() {
+    let spent = || {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).expect("less than a second"))
+    };
+    together(Expected::ranks(3), Transport::Tcp, move |mesh| {
+        mesh.world().barrier().expect("all are there");
+        if mesh.me().rank.0 > 0 {
+            return mesh.abandon();
+        }
+        until("it has no majority", || !mesh.is_member());
+        let before = spent();
+        std::thread::sleep(Duration::from_millis(400));
+        let used = spent() - before;
+        assert!(used < Duration::from_millis(100), "{used:?} of a core in 400 ms in which there is nothing to do");
+    });
+}
