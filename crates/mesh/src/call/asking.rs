@@ -35,9 +35,10 @@ struct Asking {
     runs_anyway: bool,
 }
 
-/// What a request says of the time for which its caller waits: in milliseconds, and zero for ever.
+/// What a request says of the time for which its caller waits: in milliseconds, and zero for ever. Of one that has
+/// begun it counts the whole, or the callee would give up before the caller does.
 pub(super) fn patience_ms(until: Option<Instant>, now: Instant) -> u32 {
-    let left = until.map(|until| until.saturating_duration_since(now).as_millis());
+    let left = until.map(|until| until.saturating_duration_since(now).as_nanos().div_ceil(1_000_000));
     left.map_or(0, |left| u32::try_from(left).unwrap_or(u32::MAX).max(1))
 }
 
@@ -274,5 +275,18 @@ impl Shared {
             let to = call.to;
             call.end(shared.about(error, to));
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_callee_is_not_told_of_less_time_than_there_is() {
+        let now = Instant::now();
+        let told = |micros: u64| patience_ms(Some(now + Duration::from_micros(micros)), now);
+        assert_eq!([0, 1, 1000, 1001, 3999, 4000].map(told), [1, 1, 1, 2, 4, 4]);
+        assert_eq!((patience_ms(None, now), told(u64::MAX >> 12)), (0, u32::MAX));
     }
 }
