@@ -224,7 +224,10 @@ impl Engine {
                 lacking.push(format!("{} of {wanted} {role}s", wanted - here));
             }
         }
-        let others = joining.joined.values().map(|about| {
+        let mut joined: Vec<&Introduction> = joining.joined.values().collect();
+        let role_of = |about: &Introduction| Role::ALL.iter().position(|role| *role == about.role);
+        joined.sort_by_key(|about| (role_of(about), about.wanted_rank.unwrap_or(u32::MAX), &about.name));
+        let others = joined.into_iter().map(|about| {
             let name = if about.name.is_empty() { format!("a {}", about.role) } else { about.name.clone() };
             format!("{name} from {} (pid {}, secret from {})", about.host, about.pid, about.secret_source)
         });
