@@ -13,6 +13,8 @@ pub mod limits;
 pub mod loss;
 pub mod numbers;
 pub mod park;
+#[doc(hidden)]
+pub mod planted;
 pub mod port;
 pub mod process;
 pub mod random;

@@ -94,16 +94,16 @@ pub const REFUSED_CONTEXTS_MAX: usize = 1 << 18;
 pub const CALLS_PENDING_MAX: usize = 65_536;
 
 /// Requests that one service of a node has let in and not begun, of all members together: each has its share of them.
-pub const REQUESTS_PENDING_MAX: usize = 16_384;
+pub const REQUESTS_PENDING_MAX: usize = if cfg!(feature = "simulated") { 24 } else { 16_384 };
 
 /// The least share of a member: what keeps a link busy while the word of room is under way.
-pub const WINDOW_REQUESTS_MIN: usize = 64;
+pub const WINDOW_REQUESTS_MIN: usize = if cfg!(feature = "simulated") { 3 } else { 64 };
 
 /// The least share of a member in bytes.
-pub const WINDOW_BYTES_MIN: u64 = 1 << 20;
+pub const WINDOW_BYTES_MIN: u64 = if cfg!(feature = "simulated") { 16 << 10 } else { 1 << 20 };
 
 /// Bytes of such requests. One of each member is always let in.
-pub const REQUEST_BYTES_MAX: u64 = 1 << 30;
+pub const REQUEST_BYTES_MAX: u64 = if cfg!(feature = "simulated") { 256 << 10 } else { 1 << 30 };
 
 /// Waits of one node for room at those that it calls: one for each task or handler that calls others.
 pub const ROOM_WAITS_MAX: usize = CALLS_PENDING_MAX;
@@ -148,7 +148,7 @@ pub const REFERENCE_LINK_TRIES: u32 = 12;
 
 /// Handlers of one service that may run at the same time, those that wait not counted, unless the service says
 /// otherwise.
-pub const LANE_PERMITS: usize = 8;
+pub const LANE_PERMITS: usize = if cfg!(feature = "simulated") { 2 } else { 8 };
 
 /// Threads on which handlers of one service run or wait. Nodes that call each other in circles need one for each turn,
 /// each of them some 30 KiB.

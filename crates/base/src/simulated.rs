@@ -62,6 +62,12 @@ pub trait System: Send + Sync {
     /// Whether that process of the same host has ended.
     fn has_ended(&self, process: u32) -> bool;
 
+    /// Whether this bug is planted, and it is time for it.
+    fn strikes(&self, bug: crate::planted::Bug) -> bool;
+
+    /// Something has happened that must never be.
+    fn must_not_be(&self, what: &str);
+
     /// A socket that takes connections to this address, and the address with its port.
     fn listen(&self, at: SocketAddr) -> std::result::Result<(OwnedFd, SocketAddr), Errno>;
 

@@ -28,6 +28,8 @@ use crate::runtime::timers::Timers;
 use crate::told::{Told, ToldQueue};
 use parking_lot::{Mutex, RwLock};
 use sheave_base::clock::{Clock, SystemClock, Time};
+use sheave_base::collections::HashMap;
+use sheave_base::planted::{self, Bug};
 use sheave_base::work::Completer;
 use sheave_base::{Epoch, Error, ErrorKind, LinkId, NodeId, Peer, Result, Work};
 use sheave_net::{
@@ -35,7 +37,6 @@ use sheave_net::{
 };
 use sheave_wire::{from_control, to_control};
 use smallvec::SmallVec;
-use sheave_base::collections::HashMap;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -343,6 +344,8 @@ impl Shared {
                 let what = "it is attached to this node over another link";
                 after.expelled.push((link, Error::new(ErrorKind::Protocol, what)));
             }
+            Told::Ended { link, node, .. }
+                if self.attached.speaks(node, link).is_some() && planted::strikes(Bug::GuestStays) => {}
             Told::Ended { link, node, reason } if self.attached.speaks(node, link).is_some() => {
                 self.routes.ended(node, link);
                 after.detached.push((node, link, reason));
@@ -385,6 +388,7 @@ impl Shared {
             // A node that stops ends its links itself, which says nothing of those at their other ends.
             Told::Ended { link, node, .. } if self.stopping.load(SeqCst) => drop(self.routes.ended(node, link)),
             Told::Unreachable { .. } if self.stopping.load(SeqCst) => {}
+            Told::Ended { .. } if planted::strikes(Bug::EndUnheard) => {}
             Told::Ended { link, node, reason } => {
                 let was_last = self.routes.ended(node, link) && !self.routes.is_making(node);
                 if was_dropped(&reason) {
@@ -465,6 +469,9 @@ impl Shared {
 
     /// Whether a word stays behind what this node has sent before.
     fn follows_data(&self, message: &Message) -> bool {
+        if planted::strikes(Bug::LastWordEarly) {
+            return false;
+        }
         let is_of_finish = |group| self.finish_group.get() == Some(group);
         message.follows_data() || matches!(message, Message::Enter { group, .. } if is_of_finish(group))
     }

@@ -9,10 +9,10 @@
 
 use crate::link::Arrival;
 use parking_lot::Mutex;
+use sheave_base::collections::HashMap;
 use sheave_base::limits::{ANNOUNCED_BYTES_MAX, ANNOUNCED_BYTES_MIN};
 use sheave_base::{Error, ErrorKind, LinkId, Result};
 use sheave_wire::Placement;
-use sheave_base::collections::HashMap;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 

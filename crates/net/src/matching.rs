@@ -11,13 +11,13 @@
 use crate::link::{Arrival, Landing, Verdict};
 use crate::message::{Message, Tensors, WriteLeases};
 use parking_lot::{Mutex, MutexGuard};
+use sheave_base::collections::{HashMap, HashSet};
 use sheave_base::limits::{REFUSED_CONTEXTS_MAX, UNEXPECTED_BYTES_MAX, UNEXPECTED_MESSAGES_MAX};
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, LinkId, Result, Tag};
 use sheave_tensor::{Dtype, Tensor};
 use sheave_wire::Part;
 use smallvec::SmallVec;
-use sheave_base::collections::{HashMap, HashSet};
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::AtomicBool;

@@ -10,10 +10,10 @@
 
 use crate::node::Inner;
 use parking_lot::Mutex;
+use sheave_base::collections::HashMap;
 use sheave_base::config::Transport;
 use sheave_base::limits::LINKS_MAX;
 use sheave_base::{Error, ErrorKind, NodeId, Result};
-use sheave_base::collections::HashMap;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Weak};
 

@@ -29,11 +29,11 @@ mod lead;
 use crate::doorbell::Doorbell;
 use lead::Lead;
 use rustix::event::epoll;
+use sheave_base::collections::HashMap;
 use sheave_base::park::{Bell, Parker};
 #[cfg(feature = "simulated")]
 use sheave_base::simulated;
 use sheave_base::{Error, Result};
-use sheave_base::collections::HashMap;
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;

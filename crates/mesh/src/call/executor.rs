@@ -21,12 +21,13 @@ use super::lane::Lane;
 use crate::driver::Shared;
 use parking_lot::Mutex;
 use sheave_base::clock;
+use sheave_base::collections::HashMap;
+use sheave_base::planted::{self, Bug};
 use sheave_base::work::{Completer, IDLE, blocking};
 use sheave_base::{Error, ErrorKind, contain, limits};
 use sheave_net::Node;
-use std::collections::hash_map::Entry;
-use sheave_base::collections::HashMap;
 use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::thread::ThreadId;
@@ -161,6 +162,7 @@ impl LaneState {
 
     fn push(&mut self, job: Job) {
         match job.mailbox.map(|mailbox| self.mailboxes.entry(mailbox)) {
+            Some(Entry::Occupied(_)) if planted::strikes(Bug::MailboxShared) => {}
             Some(Entry::Occupied(mut waiting)) => return waiting.get_mut().push_back(job),
             Some(Entry::Vacant(free)) => drop(free.insert(VecDeque::new())),
             None => {}
@@ -170,7 +172,9 @@ impl LaneState {
 
     /// A job of this mailbox has ended: the next one may begin.
     fn free(&mut self, mailbox: u64) {
-        match self.mailboxes.get_mut(&mailbox).and_then(VecDeque::pop_front) {
+        let waiting = self.mailboxes.get_mut(&mailbox);
+        let is_turned = planted::strikes(Bug::MailboxTurned);
+        match waiting.and_then(|waiting| if is_turned { waiting.pop_back() } else { waiting.pop_front() }) {
             Some(next) => self.queue.push_back(next),
             None => drop(self.mailboxes.remove(&mailbox)),
         }
@@ -366,6 +370,9 @@ impl Pool {
             // It goes on at once: for a moment there may be one more than there are permits.
             lane.running += 1;
             lane.stuck_since = None;
+            return;
+        }
+        if planted::strikes(Bug::PermitKept) {
             return;
         }
         lane.running -= 1;

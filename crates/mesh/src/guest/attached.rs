@@ -10,11 +10,11 @@ use super::AttachedGuest;
 use crate::engine::FAILED;
 use parking_lot::RwLock;
 use sha2::{Digest, Sha256};
+use sheave_base::collections::HashMap;
 use sheave_base::config::Role;
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Peer, Result, Work, limits};
 use sheave_net::was_closed_in_order;
-use sheave_base::collections::HashMap;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 

@@ -16,8 +16,9 @@ use super::table::{References, Tables, full, not_found};
 use super::wait::Wait;
 use super::words::{Cause, Word};
 use super::{Hold, Kept, Object, Ref, keep};
-use sheave_base::{Error, ErrorKind, NodeId, Result};
 use sheave_base::collections::HashMap;
+use sheave_base::planted::{self, Bug};
+use sheave_base::{Error, ErrorKind, NodeId, Result};
 use std::sync::{Arc, Weak};
 
 /// An object of this node.
@@ -263,6 +264,7 @@ impl Tables {
         let owned = self.owned.get_mut(&name.id).ok_or_else(|| not_found(name))?;
         let promised = match &mut owned.content {
             Content::Promised(promised) => std::mem::take(promised),
+            Content::There(_) if planted::strikes(Bug::PromiseTwice) => Promised::default(),
             Content::There(_) => return Err(Error::new(ErrorKind::AlreadyExists, format!("{name} is filled already"))),
             Content::Poisoned(error) => return Err(error.clone()),
         };

@@ -15,9 +15,10 @@ use super::words::{BATCH_MAX, Word};
 use super::{Hold, Kept, Object, Ref, keep};
 use crate::driver::Shared;
 use parking_lot::{Mutex, MutexGuard};
+use sheave_base::collections::{HashMap, HashSet};
+use sheave_base::planted::{self, Bug};
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, NodeId, Result, limits};
-use sheave_base::collections::{HashMap, HashSet};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, Weak};
@@ -581,6 +582,9 @@ impl Tables {
             if *count == 0 {
                 owned.holders.remove(&holder);
             }
+        }
+        if planted::strikes(Bug::FreedEarly) {
+            owned.holders.clear();
         }
         self.free(id);
     }

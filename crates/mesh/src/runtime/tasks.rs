@@ -16,6 +16,7 @@
 
 use super::timers::Timers;
 use parking_lot::Mutex;
+use sheave_base::planted::{self, Bug};
 use sheave_base::{Error, ErrorKind, Result, contain, limits};
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -270,6 +271,7 @@ impl Wake for Core {
     fn wake(self: Arc<Self>) {
         if self.schedule()
             && let Some(tasks) = self.tasks.upgrade()
+            && !planted::strikes(Bug::WakeLost)
         {
             tasks.put(self);
         }

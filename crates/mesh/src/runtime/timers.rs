@@ -14,8 +14,9 @@
 
 use super::timetable::{Key, Timetable};
 use parking_lot::Mutex;
-use sheave_base::sync::Condvar;
 use sheave_base::clock::{Clock, Time};
+use sheave_base::planted::{self, Bug};
+use sheave_base::sync::Condvar;
 use sheave_base::{Error, ErrorKind, Result, contain, limits};
 use std::sync::{Arc, Weak};
 
@@ -67,7 +68,10 @@ impl State {
                 (self.engine, self.ring) = (None, None);
                 Some(Job::Turn)
             }
-            _ => self.table.take_due(now).map(Job::Run),
+            _ => {
+                let due = self.table.take_due(now)?;
+                Some(Job::Run(if planted::strikes(Bug::TimerLost) { Box::new(|| ()) } else { due }))
+            }
         }
     }
 }
@@ -83,6 +87,9 @@ impl Timers {
 
     /// Runs `action` at that time, or as soon as the thread can where that has passed. The timer cancels when dropped.
     pub(crate) fn at(self: &Arc<Self>, time: Time, action: impl FnOnce() + Send + 'static) -> Result<Timer> {
+        let now = self.clock.now();
+        let is_early = time > now && planted::strikes(Bug::TimerEarly);
+        let time = if is_early { now.after(time.since(now) / 2) } else { time };
         // A refused one is dropped after the lock was let go.
         let action: Action = Box::new(action);
         let mut state = self.state.lock();

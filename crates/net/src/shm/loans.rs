@@ -11,10 +11,10 @@
 //! whatever thread does it; the link sends the numbers with its next progress.
 
 use crossbeam_queue::SegQueue;
+use sheave_base::collections::HashMap;
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_tensor::{Arena, Buffer, Lender, ReadLease, Segment};
-use sheave_base::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 /// A buffer that the peer may use.

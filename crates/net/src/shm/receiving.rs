@@ -13,13 +13,13 @@ use crate::link::{Arrival, Landing, Sink, Verdict};
 use crate::matching::Wanted;
 use crate::message::{Envelope, Message, Tensors};
 use parking_lot::Mutex;
+use sheave_base::collections::HashMap;
 use sheave_base::limits::{CONTROL_BYTES_MAX, SEGMENTS_SHOWN_MAX};
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
 use sheave_tensor::{Arena, Buffer, Dtype, Segment, SegmentId, Shape, Tensor};
 use sheave_wire::{HEADER_BYTES, Header, Kind, Part, Placement};
 use smallvec::SmallVec;
-use sheave_base::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 

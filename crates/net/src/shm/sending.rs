@@ -28,13 +28,13 @@ use crate::link::Hold;
 use crate::message::{Outgoing, Part, Parts, spec_of};
 use crate::outbox::{Outbox, SendDriver, Waiting};
 use parking_lot::Mutex;
+use sheave_base::collections::HashMap;
 use sheave_base::park::Bell;
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, Result, Work};
 use sheave_tensor::{Arena, Buffer, Location, Mode, Segment, SegmentId, Tensor};
 use sheave_wire::{HEADER_BYTES, Header, Part as WirePart, Placement};
 use smallvec::SmallVec;
-use sheave_base::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 

@@ -263,7 +263,7 @@ impl Link for TcpLink {
             self.note(&writing);
         }
         let silence = self.reading.try_lock()?.silence(self.socket.as_fd());
-        let vouched = self.vouched.lock().map(|vouched| clock::since(vouched));
+        let vouched = self.vouched.lock().map(clock::since);
         Some(vouched.into_iter().fold(silence, Duration::min))
     }
 

@@ -1,0 +1,71 @@
+//! Bugs that a simulation plants in the product, to prove that it would find them, and what it must never see.
+//!
+//! In a build without the feature `simulated` there is nothing to plant, nothing is, and nobody listens.
+
+/// A bug, by what goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bug {
+    /// A caller does not hear that a request has begun, and keeps its place in the window.
+    CreditForgotten,
+    /// A caller takes a request that has begun for two.
+    CreditTwice,
+    /// An answer is not sent.
+    AnswerLost,
+    /// A request that was cancelled before it began is run.
+    CancelIgnored,
+    /// A timer that is due is forgotten.
+    TimerLost,
+    /// A timer runs when half of its time is over.
+    TimerEarly,
+    /// A handler that waits keeps its permit.
+    PermitKept,
+    /// The last request of a mailbox is run before the others.
+    MailboxTurned,
+    /// A request is run beside another one of its mailbox.
+    MailboxShared,
+    /// An object is freed when the first of its holders gives it back.
+    FreedEarly,
+    /// A reference is not given back.
+    ReleaseLost,
+    /// A promise that is filled can be filled again.
+    PromiseTwice,
+    /// A promise that its request has not filled stays open.
+    PromiseOpen,
+    /// The last word of a member overtakes what it has sent before.
+    LastWordEarly,
+    /// A member whose links have ended is not taken for dead.
+    EndUnheard,
+    /// The end of a link ends no calls that were made over it.
+    CallsOutlive,
+    /// A guest whose link has ended stays attached.
+    GuestStays,
+    /// Guests may call what is for members alone.
+    GateOpen,
+    /// A task that is woken is not polled.
+    WakeLost,
+}
+
+/// Whether this bug is planted here, and it is time for it.
+#[cfg(feature = "simulated")]
+#[must_use]
+pub fn strikes(bug: Bug) -> bool {
+    crate::simulated::current().is_some_and(|system| system.strikes(bug))
+}
+
+/// Whether this bug is planted here, and it is time for it.
+#[cfg(not(feature = "simulated"))]
+#[must_use]
+#[inline(always)]
+pub const fn strikes(_: Bug) -> bool {
+    false
+}
+
+/// Tells a simulation of something that must never be.
+#[inline(always)]
+pub fn must_not_be(what: &str) {
+    #[cfg(feature = "simulated")]
+    if let Some(system) = crate::simulated::current() {
+        system.must_not_be(what);
+    }
+    let _ = what;
+}
