@@ -8,6 +8,7 @@ pub mod jobs;
 pub mod lockstep;
 pub mod network;
 pub mod scenario;
+pub mod whole;
 pub mod world;
 
 pub use scenario::Scenario;

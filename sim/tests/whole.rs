@@ -1,38 +1,216 @@
-//! Whole processes in lockstep.
+//! Whole nodes in lockstep: thousands of jobs and their troubles, each from a seed, and bugs that they must find.
+//!
+//! A simulated process that is killed leaves threads and descriptors behind, so seeds run in children of this test,
+//! some dozens in each. `SHEAVE_SIM_WHOLE_SEEDS` says how many there are, `SHEAVE_TEST_SEED` and `SHEAVE_TEST_SEEDS`
+//! which of the fresh ones.
 
-use sheave_mesh::{Mesh, Request};
-use sheave_sim::jobs::rank_config;
-use sheave_sim::lockstep::{Outcome, Way, World};
-use sheave_wire::Value;
-use std::time::Duration;
+#[path = "../../crates/mesh/tests/common/seeds.rs"]
+mod seeds;
 
-const LOCAL: Way = Way { delay_ns: 50_000, jitter_ns: 2_000_000, bytes_per_s: 100 << 20 };
+use seeds::fresh_seeds;
+use sheave_sim::lockstep::World;
+use sheave_sim::whole::{Bug, Scenario, run, shrink};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::time::{Duration, Instant};
 
-fn job(seed: u64) -> Outcome {
-    const RANKS: u32 = 3;
-    let world = World::new(seed, LOCAL);
-    world.keep_log();
-    for rank in 0..RANKS as usize {
-        world.start(&format!("rank-{rank}"), rank, move || {
-            let mesh = Mesh::join(rank_config(rank, rank, RANKS)).expect("all come");
-            mesh.serve("echo", |request: Request| request.reply.value(request.args)).expect("it is the first");
-            let world = mesh.world();
-            world.barrier().expect("all are there");
-            for member in mesh.members() {
-                let answer = mesh.call(member.node, "echo", "say", Value::Int(rank as i64)).expect("it is sent");
-                assert_eq!(answer.wait().expect("it answers").value, Value::Int(rank as i64));
-            }
-            mesh.finish().expect("all go");
-        });
+/// What a child does: its first seed, how many, and the bug that is planted, or the log of one seed.
+const CHUNK: &str = "SHEAVE_SIM_CHUNK";
+/// What stands around a log.
+const LOG: &str = "-- log --";
+/// Seeds of a child.
+const CHUNK_SEEDS: u64 = 50;
+/// A child that takes longer hangs.
+const CHUNK_LIMIT: Duration = Duration::from_secs(120);
+
+const BUGS: [Bug; 19] = [
+    Bug::CreditForgotten,
+    Bug::CreditTwice,
+    Bug::AnswerLost,
+    Bug::CancelIgnored,
+    Bug::TimerLost,
+    Bug::TimerEarly,
+    Bug::PermitKept,
+    Bug::MailboxTurned,
+    Bug::MailboxShared,
+    Bug::FreedEarly,
+    Bug::ReleaseLost,
+    Bug::PromiseTwice,
+    Bug::PromiseOpen,
+    Bug::EndUnheard,
+    Bug::CallsOutlive,
+    Bug::GuestStays,
+    Bug::GateOpen,
+    Bug::WakeLost,
+    Bug::LastWordEarly,
+];
+
+fn seeds_count() -> u64 {
+    match std::env::var("SHEAVE_SIM_WHOLE_SEEDS") {
+        Ok(count) => count.parse().expect("SHEAVE_SIM_WHOLE_SEEDS is a number"),
+        Err(_) => 1000,
     }
-    world.run(Duration::from_secs(60))
+}
+
+/// Whatever is wrong with a seed, and the smallest scenario with which something is.
+fn examine(seed: u64, bug: Option<Bug>) -> Result<(), String> {
+    let scenario = Scenario::from_seed(seed);
+    let Err(wrong) = run(&scenario, bug, false).0 else { return Ok(()) };
+    if bug.is_some() {
+        return Err(wrong);
+    }
+    let smallest = shrink(&scenario, |smaller| run(smaller, None, false).0.is_err());
+    let wrong_there = run(&smallest, None, false).0.err().unwrap_or_default();
+    Err(format!("{wrong}\nshrunk to {smallest:?}:\n{wrong_there}"))
+}
+
+/// The part of a child.
+#[test]
+fn chunk() {
+    let Ok(chunk) = std::env::var(CHUNK) else { return };
+    let mut words = chunk.split(' ');
+    let first: u64 = words.next().and_then(|word| word.parse().ok()).expect("a seed");
+    let count: u64 = words.next().and_then(|word| word.parse().ok()).expect("a number of seeds");
+    let what = words.next().expect("what to do");
+    World::keep_to_core(words.next().and_then(|word| word.parse().ok()).expect("a core"));
+    match what {
+        "log" => println!("{LOG}{}{LOG}", run(&Scenario::from_seed(first), None, true).1),
+        name => {
+            let bug = BUGS.into_iter().find(|bug| format!("{bug:?}") == name);
+            for seed in first..first + count {
+                println!("seed {seed}");
+                if let Err(wrong) = examine(seed, bug) {
+                    println!("seed {seed} is WRONG: {wrong}");
+                    if bug.is_some() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What a child has printed; an error if it has not come to its end.
+fn child(first: u64, count: u64, what: &str) -> Result<String, String> {
+    static CHILDREN: AtomicUsize = AtomicUsize::new(0);
+    let core = CHILDREN.fetch_add(1, SeqCst);
+    let own = std::env::current_exe().expect("it runs");
+    let mut command = Command::new(own);
+    command.args(["--exact", "chunk", "--nocapture"]).env(CHUNK, format!("{first} {count} {what} {core}"));
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("there is room for a process");
+    let pipe = child.stdout.take().expect("it is piped");
+    let reader = std::thread::spawn(move || std::io::read_to_string(pipe).expect("it prints text"));
+    let end = Instant::now() + CHUNK_LIMIT;
+    let status = loop {
+        match child.try_wait().expect("it is ours") {
+            Some(status) => break Some(status),
+            None if Instant::now() > end => break None,
+            None => std::thread::sleep(Duration::from_millis(2)),
+        }
+    };
+    if status.is_none() {
+        child.kill().expect("it is ours");
+        child.wait().expect("it was killed");
+    }
+    let text = reader.join().expect("no panic");
+    match status {
+        Some(status) if status.success() => Ok(text),
+        Some(status) => {
+            Err(format!("{what}, seeds from {first}: the child ended with {status}: {}", last_lines(&text)))
+        }
+        None => Err(format!("{what}, seeds from {first}: the child hangs: {}", last_lines(&text))),
+    }
+}
+
+fn last_lines(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(5)..].join(" / ")
+}
+
+/// Runs these seeds in children, two at a time; returns what is wrong.
+fn run_seeds(first: u64, count: u64) -> Vec<String> {
+    let next = AtomicU64::new(0);
+    let work = || {
+        let mut wrong = Vec::new();
+        loop {
+            let from = next.fetch_add(CHUNK_SEEDS, SeqCst);
+            if from >= count {
+                return wrong;
+            }
+            match child(first + from, CHUNK_SEEDS.min(count - from), "seeds") {
+                Ok(text) if text.contains("WRONG") => wrong.push(text),
+                Ok(_) => {}
+                Err(error) => wrong.push(error),
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        let other = scope.spawn(work);
+        let mut wrong = work();
+        wrong.extend(other.join().expect("no panic"));
+        wrong
+    })
 }
 
 #[test]
-fn a_job_runs_to_its_end_and_the_same_way_each_time() {
-    let (one, other) = (job(1), job(1));
-    assert!(one.failures.is_empty(), "{:#?}", one.failures);
-    println!("{:?} in {} switches", one.lasted, one.switches);
-    assert!(one.log == other.log, "two runs differ");
-    assert!(job(2).log != one.log);
+fn a_seed_gives_the_same_log_in_different_processes() {
+    for seed in 0..12 {
+        let log = || child(seed, 1, "log").expect("it ends").split(LOG).nth(1).map(str::to_owned);
+        let (one, other) = (log().expect("a log"), log().expect("a log"));
+        assert!(one.len() > 1000, "seed {seed}: a run must have something to tell, this has {} bytes", one.len());
+        assert!(one == other, "seed {seed}: two runs differ");
+    }
+}
+
+#[test]
+fn every_promise_of_whole_nodes_holds_for_every_seed() {
+    let wrong = run_seeds(0, seeds_count());
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn fresh_seeds_of_whole_nodes() {
+    fresh_seeds(Duration::from_secs(4), 1, some);
+}
+
+#[test]
+#[ignore = "chaos suite: takes minutes"]
+fn many_fresh_seeds_of_whole_nodes() {
+    fresh_seeds(Duration::from_secs(180), 2, some);
+}
+
+fn some(seed: u64) {
+    let text = child(seed, 1, "seeds").unwrap_or_else(|error| panic!("{error}"));
+    assert!(!text.contains("WRONG"), "{text}");
+}
+
+/// Each bug is found by the seeds that the test command runs.
+#[test]
+fn planted_bugs_are_found() {
+    let next = AtomicU64::new(0);
+    let hunt = || {
+        let mut missed = Vec::new();
+        while let Some(bug) = BUGS.get(next.fetch_add(1, SeqCst) as usize) {
+            let found = (0..seeds_count() / CHUNK_SEEDS).find_map(|part| {
+                let printed = child(part * CHUNK_SEEDS, CHUNK_SEEDS, &format!("{bug:?}"));
+                // One that makes a node go round for ever is found as well.
+                let text = printed.unwrap_or_else(|error| format!("WRONG: {error}"));
+                let at = text.find("WRONG")?;
+                let seeds = part * CHUNK_SEEDS + text.matches("seed ").count() as u64 - 1;
+                Some(format!("{bug:?} after {seeds} seeds: {}", text[at..].lines().next().unwrap_or_default()))
+            });
+            match found {
+                Some(found) => println!("{found}"),
+                None => missed.push(*bug),
+            }
+        }
+        missed
+    };
+    let missed = std::thread::scope(|scope| {
+        let other = scope.spawn(hunt);
+        let mut missed = hunt();
+        missed.extend(other.join().expect("no panic"));
+        missed
+    });
+    assert!(missed.is_empty(), "{missed:?} were not found by {} seeds", seeds_count());
 }

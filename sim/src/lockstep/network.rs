@@ -7,8 +7,8 @@
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, recv,
-    send, shutdown, socket_with, socketpair,
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen,
+    recv, send, shutdown, socket_with, socketpair,
 };
 use sheave_base::clock::SeededEntropy;
 use sheave_base::simulated::Dial;
@@ -36,15 +36,28 @@ pub struct Way {
 
 /// Something that arrives.
 pub(super) enum Arrival {
-    Bytes { end: usize, bytes: Vec<u8> },
+    Bytes {
+        end: usize,
+        bytes: Vec<u8>,
+    },
     /// The other side has ended its stream.
-    Fin { end: usize },
+    Fin {
+        end: usize,
+    },
     /// The other side is not there.
-    Reset { end: usize },
+    Reset {
+        end: usize,
+    },
     /// Somebody wants to connect.
-    Syn { dial: u64, to: SocketAddr },
+    Syn {
+        dial: u64,
+        to: SocketAddr,
+    },
     /// The answer to that.
-    Answer { dial: u64, outcome: Result<OwnedFd, Errno> },
+    Answer {
+        dial: u64,
+        outcome: Result<OwnedFd, Errno>,
+    },
 }
 
 /// What is to happen at a time: an arrival, on its way from one host to another.
@@ -301,6 +314,14 @@ impl Network {
                 self.watch(end);
             }
         }
+    }
+
+    /// Ends all connections, for a world that is over.
+    pub(super) fn close(&mut self) {
+        self.ends.clear();
+        self.dials.clear();
+        self.held.clear();
+        self.sent.clear();
     }
 
     /// Nothing passes on this way between hosts until [`Network::heal`].

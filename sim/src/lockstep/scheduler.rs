@@ -8,6 +8,8 @@ use parking_lot::Condvar;
 
 /// What a look at the clock costs, so that nobody who waits by looking waits for ever.
 const LOOK_NS: u64 = 50;
+/// Looks at the clock that nobody needs who does something.
+const LOOKS_MAX: u64 = 1_000_000;
 /// One in so many threads that can go on is kept from its core, ...
 const KEPT_IN: u64 = 64;
 /// ... for at most so long.
@@ -57,6 +59,8 @@ pub(super) struct Scheduler {
     /// Until when a process does nothing.
     pub(super) stopped_until_ns: BTreeMap<usize, u64>,
     pub(super) switches: u64,
+    /// Looks at the clock since then.
+    looks: u64,
 }
 
 impl Scheduler {
@@ -70,13 +74,15 @@ impl Scheduler {
             places: BTreeMap::new(),
             stopped_until_ns: BTreeMap::new(),
             switches: 0,
+            looks: 0,
         }
     }
 
-    /// A look at the clock.
-    pub(super) fn look(&mut self) -> u64 {
+    /// A look at the clock. `None` for a thread that does nothing else.
+    pub(super) fn look(&mut self) -> Option<u64> {
         self.now_ns += LOOK_NS;
-        self.now_ns
+        self.looks += 1;
+        (self.looks < LOOKS_MAX).then_some(self.now_ns)
     }
 
     pub(super) fn add(&mut self, name: String, process: usize) -> usize {
@@ -155,6 +161,7 @@ impl Scheduler {
         let thread = self.ready.swap_remove(at);
         self.threads[thread].status = Status::Running;
         self.switches += 1;
+        self.looks = 0;
         Some(thread)
     }
 

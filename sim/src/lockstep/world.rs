@@ -5,6 +5,7 @@ use super::scheduler::{Place, Scheduler, Status};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 use sheave_base::clock::{Entropy, SeededEntropy};
+use sheave_base::planted::Bug;
 use sheave_base::simulated::{self, Dial, System};
 use sheave_base::{Error, ErrorKind, Result, contain};
 use std::collections::BTreeMap;
@@ -18,6 +19,9 @@ use std::time::{Duration, Instant};
 const STACK_BYTES: usize = 512 << 10;
 /// Numbers of simulated processes begin here.
 const FIRST_PROCESS: u32 = 100;
+
+/// A bug that is planted shows one in so many times.
+const STRIKES_IN: u64 = 6;
 
 /// Something that goes wrong. Processes are numbered as they were started.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,6 +75,7 @@ struct State {
     is_over: bool,
     outcome: Outcome,
     keeps_log: bool,
+    bug: Option<Bug>,
 }
 
 struct Inner {
@@ -99,6 +104,7 @@ impl World {
             is_over: false,
             outcome: Outcome::default(),
             keeps_log: false,
+            bug: None,
         };
         // Its own times are counted from here; what that is makes no difference.
         let origin = Instant::now();
@@ -108,6 +114,11 @@ impl World {
     /// Keeps what happens, for the outcome.
     pub fn keep_log(&self) {
         self.0.state.lock().keeps_log = true;
+    }
+
+    /// Has the product be wrong in this way, now and then.
+    pub fn plant(&self, bug: Bug) {
+        self.0.state.lock().bug = Some(bug);
     }
 
     /// Notes something in the log.
@@ -135,6 +146,16 @@ impl World {
         self.0.state.lock().push(nanoseconds(at), What::Trouble(trouble));
     }
 
+    /// Keeps the threads that this one starts from now on to one core, which makes their turns three times cheaper.
+    pub fn keep_to_core(number: usize) {
+        let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
+        let cores: Vec<usize> = (0..rustix::thread::CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)).collect();
+        let mut one = rustix::thread::CpuSet::new();
+        one.set(cores[number % cores.len()]);
+        // Where that is not permitted it takes longer.
+        let _ = rustix::thread::sched_setaffinity(None, &one);
+    }
+
     /// Runs until all processes have ended, or for at most `limit` of the world's time.
     #[must_use]
     pub fn run(&self, limit: Duration) -> Outcome {
@@ -149,6 +170,8 @@ impl World {
         }
         state.outcome.lasted = Duration::from_nanos(state.scheduler.now_ns);
         state.outcome.switches = state.scheduler.switches;
+        // Threads that never run again keep the rest.
+        state.network.close();
         std::mem::take(&mut state.outcome)
     }
 }
@@ -334,6 +357,18 @@ impl Inner {
         }
     }
 
+    /// A thread goes round and round without waiting for anything: the world ends here.
+    fn goes_round(&self, mut state: MutexGuard<'_, State>, thread: usize) -> Instant {
+        let entry = &state.scheduler.threads[thread];
+        let text = format!("{}, thread {}: it runs for ever", state.processes[entry.process].name, entry.name);
+        state.outcome.failures.push(text);
+        state.is_over = true;
+        state.running = None;
+        self.over.notify_all();
+        self.await_turn(&mut state, thread);
+        self.origin
+    }
+
     /// The running thread waits, and others go on.
     fn wait(&self, thread: usize, place: Place, until: Option<Instant>) -> bool {
         let mut state = self.state.lock();
@@ -363,7 +398,9 @@ struct Seat {
 
 impl System for Seat {
     fn now(&self) -> Instant {
-        self.inner.origin + Duration::from_nanos(self.inner.state.lock().scheduler.look())
+        let mut state = self.inner.state.lock();
+        let Some(now_ns) = state.scheduler.look() else { return self.inner.goes_round(state, self.thread) };
+        self.inner.origin + Duration::from_nanos(now_ns)
     }
 
     fn fill(&self, bytes: &mut [u8]) {
@@ -418,6 +455,17 @@ impl System for Seat {
         let number = process.wrapping_sub(FIRST_PROCESS) as usize;
         let is_near = state.network.hosts.get(number) == state.network.hosts.get(self.process);
         is_near && state.network.has_ended.get(number).copied().unwrap_or(true)
+    }
+
+    fn strikes(&self, bug: Bug) -> bool {
+        let mut state = self.inner.state.lock();
+        state.bug == Some(bug) && state.random.below(STRIKES_IN) == 0
+    }
+
+    fn must_not_be(&self, what: &str) {
+        let mut state = self.inner.state.lock();
+        let name = state.processes[self.process].name.clone();
+        state.outcome.failures.push(format!("{name}: {what}"));
     }
 
     fn listen(&self, at: SocketAddr) -> std::result::Result<(OwnedFd, SocketAddr), Errno> {

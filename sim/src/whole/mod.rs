@@ -1,0 +1,51 @@
+//! Whole nodes and what their users make of them: a seed draws a job and its troubles, its processes run in lockstep
+//! ([`crate::lockstep`]), and a ledger of all that they did is held against models of what may be.
+
+mod guests;
+mod ledger;
+mod program;
+mod scenario;
+mod services;
+mod shrink;
+
+pub use ledger::Report;
+pub use scenario::{Hit, Scenario};
+pub use shrink::shrink;
+
+use crate::lockstep::World;
+use ledger::Ledger;
+pub use sheave_base::planted::Bug;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Longer than any job may last.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Runs a job to its end.
+///
+/// # Errors
+///
+/// What was wrong, a line each.
+pub fn run(scenario: &Scenario, bug: Option<Bug>, keeps_log: bool) -> (Result<Report, String>, String) {
+    let world = World::new(scenario.seed, scenario.way);
+    if keeps_log {
+        world.keep_log();
+    }
+    bug.into_iter().for_each(|bug| world.plant(bug));
+    let ledger = Arc::new(Ledger::new(scenario));
+    for process in 0..scenario.hosts.len() {
+        let (own, scenario, host) = (Arc::clone(&ledger), scenario.clone(), scenario.hosts[process]);
+        let program = move || match scenario.host_of(process) {
+            None => program::run(&scenario, process, &own),
+            Some(_) => guests::run(&scenario, process, &own),
+        };
+        world.start(&format!("process {process}"), host, program);
+    }
+    for Hit { at, trouble } in &scenario.hits {
+        world.trouble(*at, trouble.clone());
+    }
+    let outcome = world.run(LIMIT);
+    let wrong = [outcome.failures.clone(), ledger.settle()].concat();
+    let report = ledger.report(&outcome);
+    (if wrong.is_empty() { Ok(report) } else { Err(wrong.join("\n")) }, outcome.log)
+}
