@@ -193,6 +193,10 @@ impl Network {
                     self.send_on(now_ns, end, 0, Arrival::Fin { end: other });
                 }
                 Ok((length_bytes, _)) => {
+                    if length_bytes == READ_BYTES {
+                        // The socket may have been full, and its process waits for room.
+                        self.stirred.push(self.ends[end].process);
+                    }
                     bytes.truncate(length_bytes);
                     self.ends[end].under_way_bytes += length_bytes;
                     let other = self.ends[end].other;

@@ -22,8 +22,10 @@ use std::time::{Duration, Instant};
 const KNOWN_WITHIN: Duration = Duration::from_secs(1);
 /// One that only silence tells of: the liveness timeout, the beats around it, and as long as above.
 const SILENCE_WITHIN: Duration = Duration::from_millis(2600);
-/// What a call may take besides: its way, and that of calls which it waits for.
-const WAY: Duration = Duration::from_secs(2);
+/// What a call may take besides: the deadlines of others in front of it, ...
+const QUEUE: Duration = Duration::from_millis(300);
+/// ... and so many ways as a deep circle of calls has, each over a link that is made for it.
+const WAYS: u32 = 128;
 
 /// What the caller itself does to end a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -381,7 +383,9 @@ impl Ledger {
         let is_told = self.doomed.values().all(|doom| doom.is_told);
         let unnoticed = if is_told { KNOWN_WITHIN } else { SILENCE_WITHIN };
         let troubled = self.scenario.last_trouble().saturating_sub(made);
-        if self.is_troubled() { troubled + unnoticed + WAY } else { WAY }
+        let usual = self.scenario.way;
+        let way = QUEUE + Duration::from_nanos(usual.delay_ns + usual.jitter_ns) * WAYS;
+        if self.is_troubled() { troubled + unnoticed + way } else { way }
     }
 
     fn may_end_so(&self, books: &Books, caller: usize, error: &Error, intent: Intent, now: Duration) -> bool {
