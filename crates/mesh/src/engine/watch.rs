@@ -17,6 +17,9 @@ const PATIENCE_TIMEOUTS: u32 = 5;
 /// process that is killed end before the system says that it has ended, which takes longer the busier the machine is.
 const MINORITY_GRACE: Duration = Duration::from_millis(500);
 
+/// How soon a node in a minority looks again whether the others' processes have ended.
+const MINORITY_LOOK: Duration = Duration::from_millis(2);
+
 #[derive(Default)]
 pub(super) struct Watch {
     pub(super) next_beat: Time,
@@ -132,8 +135,14 @@ impl Engine {
             self.reconsider();
         }
         self.poll_last_words();
-        if self.watch.minority_since.is_some_and(|since| now >= since.after(MINORITY_GRACE)) {
+        let is_grace_over =
+            |watch: &Watch| watch.minority_since.is_some_and(|since| now >= since.after(MINORITY_GRACE));
+        if is_grace_over(&self.watch) {
             self.reconsider();
+        }
+        // Not before all that the system has said by now was heard.
+        if self.is_active() && is_grace_over(&self.watch) {
+            self.isolated();
         }
         if self.is_active() && self.out_of_patience().is_some_and(|end| now >= end) {
             self.isolated();
@@ -167,7 +176,8 @@ impl Engine {
         let timeout = self.config.liveness.timeout;
         let expiries = self.watch.asked.iter().map(|(node, since)| self.watch.last_sign(*node, *since).after(timeout));
         let last_words = self.leaving.last_words.values().copied();
-        let minority = self.watch.minority_since.map(|since| since.after(MINORITY_GRACE));
+        let soon = self.now.after(MINORITY_LOOK);
+        let minority = self.watch.minority_since.map(|since| since.after(MINORITY_GRACE).min(soon));
         let last_words = last_words.chain(minority);
         expiries.chain(self.out_of_patience()).chain(last_words).fold(self.watch.next_beat, Time::min)
     }
@@ -298,10 +308,7 @@ impl Engine {
         }
         let unsuspected: BTreeSet<NodeId> = self.living().filter(|node| !self.watch.suspects(*node)).collect();
         if !self.is_quorum(&unsuspected, &self.watch.ended) {
-            let since = *self.watch.minority_since.get_or_insert(self.now);
-            if self.now >= since.after(MINORITY_GRACE) {
-                self.isolated();
-            }
+            self.watch.minority_since.get_or_insert(self.now);
             return;
         }
         self.watch.minority_since = None;

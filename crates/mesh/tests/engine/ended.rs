@@ -28,6 +28,24 @@ fn f23_a_parent_goes_on_when_its_workers_die_all_at_once() {
     }
 }
 
+/// A system that is busy may say that they have ended in the moment when the patience with their silence is over, and
+/// it says it of one after the other.
+#[test]
+fn f23_ends_that_are_told_with_the_last_moment_of_patience_count() {
+    let (mut meshes, world) = Meshes::joined(5, 1);
+    (1..5).for_each(|worker| meshes.kill(worker));
+    // The links end, and nobody looks at processes yet.
+    meshes.settle();
+    assert!(meshes.nodes[0].suspects_that_may_live().len() == 4 && meshes.nodes[0].failure().is_none());
+    meshes.now = meshes.now.after(SECOND);
+    meshes.sees_ends = true;
+    meshes.pass(SECOND);
+    assert!(meshes.nodes[0].failure().is_none(), "{:?}", meshes.nodes[0].failure());
+    let shrink = meshes.shrink(0, world);
+    assert!(matches!(meshes.end_of(shrink), Some(Ok(Outcome::Group(_)))), "{:?}", meshes.end_of(shrink));
+    assert_eq!(members(&meshes, 0), [0]);
+}
+
 #[test]
 fn f23_workers_that_fail_with_a_reason_need_no_witness() {
     let (mut meshes, world) = Meshes::joined(4, 1);
