@@ -135,7 +135,7 @@ impl Parker {
         let _ = rustix::thread::futex::wake(&self.state, rustix::thread::futex::Flags::PRIVATE, 1);
     }
 
-    /// Where a simulation keeps its owner.
+    /// The place where a simulation keeps its owner.
     #[cfg(feature = "simulated")]
     fn place(&self) -> usize {
         std::ptr::from_ref(&self.state).addr()

@@ -1,4 +1,4 @@
-//! Where a simulation takes the place of the operating system.
+//! The places in which a simulation stands for the operating system.
 //!
 //! Everything that the product asks its system for in the course of a run passes through a few places: the time
 //! ([`crate::clock::now`]), randomness ([`crate::random`]), threads and sleeping ([`crate::thread`]), being woken
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Dial(pub u64);
 
-/// What a simulation gives its threads.
+/// The system that a simulation gives its threads.
 pub trait System: Send + Sync {
     /// The time. It moves a little with each look, so that nobody who waits for it by looking waits for ever.
     fn now(&self) -> Instant;
@@ -74,7 +74,7 @@ pub trait System: Send + Sync {
     /// Begins to connect.
     fn dial(&self, to: SocketAddr) -> Dial;
 
-    /// What has come of it; `None` as long as nothing has.
+    /// The outcome of it; `None` as long as there is none.
     fn dialled(&self, dial: Dial) -> Option<std::result::Result<OwnedFd, Errno>>;
 }
 

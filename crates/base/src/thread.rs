@@ -29,7 +29,7 @@ impl Thread {
     ///
     /// # Errors
     ///
-    /// What it panicked with.
+    /// The value that it panicked with.
     pub fn join(self) -> std::thread::Result<()> {
         match self.0 {
             Kind::Real(thread) => thread.join(),

@@ -94,7 +94,7 @@ impl Scheduler {
         number
     }
 
-    /// The key of a place: addresses and descriptors are of one process, ends of threads of any.
+    /// The key of a place, which is of the thread's own process.
     fn key(&self, thread: usize, place: Place) -> (usize, Place) {
         (self.threads[thread].process, place)
     }

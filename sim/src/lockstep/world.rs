@@ -146,7 +146,7 @@ impl World {
         self.0.state.lock().push(nanoseconds(at), What::Trouble(trouble));
     }
 
-    /// Keeps the threads that this one starts from now on to one core, which makes their turns three times cheaper.
+    /// Keeps the threads that this one starts from now on to one core, which makes their turns cheaper.
     pub fn keep_to_core(number: usize) {
         let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
         let cores: Vec<usize> = (0..rustix::thread::CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)).collect();
