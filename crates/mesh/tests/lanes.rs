@@ -297,6 +297,8 @@ fn serve_gate(mesh: &Mesh, lane: Lane, go: &Arc<AtomicBool>, count: &Arc<AtomicU
         request.reply.value(1);
     };
     mesh.serve("it", On(lane, service)).expect("the name is free");
+    let fence = |request: Request| request.reply.value(2);
+    mesh.serve("fence", On(Lane::Inline, fence)).expect("the name is free");
 }
 
 #[test]
@@ -322,6 +324,8 @@ fn f25_what_is_cancelled_or_late_before_it_begins_never_begins() {
                 assert_eq!(wait(work).expect_err("late").kind(), ErrorKind::DeadlineExceeded);
             }
             let last = send(mesh, "it", "four", Value::None);
+            // The sign does not go over the link. Behind this answer the callee has heard all words.
+            wait(&send(mesh, "fence", "x", Value::None)).expect("it answers");
             go.store(true, SeqCst);
             assert_eq!(number(&wait(&held).expect("it ends")), 1);
             assert_eq!(number(&wait(&last).expect("it ends")), 1);
