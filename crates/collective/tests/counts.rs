@@ -5,19 +5,23 @@ mod common;
 use common::{together, together_with, wait};
 use sheave_base::{Rank, Work};
 use sheave_collective::{Communicator, Operator, Table};
+use sheave_mesh::Config;
 use sheave_net::Medium;
 use sheave_tensor::{Dtype, Tensor};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Barrier};
+use std::time::Duration;
 
 const SEGMENT_BYTES: usize = 256 << 10;
+
+const BEAT: Duration = Duration::from_secs(120);
 
 fn bytes(count: usize) -> Tensor {
     Tensor::private(Dtype::U8, [count as u64]).expect("memory")
 }
 
-/// Messages that each rank has sent for one operation. Beats and words of the mesh are no part of it: nothing else goes
-/// on, and links stand already.
+/// Messages that each rank has sent for one operation. Links stand already, and nothing else goes on: no member is asked
+/// for a sign of life before the first beat, which is long after the test.
 fn sent(ranks: u32, table: &str, act: impl Fn(&Communicator) -> Work<()> + Clone + Send + 'static) -> Vec<u64> {
     let table: Table = table.parse().expect("a table");
     let quiet = Arc::new(Barrier::new(ranks as usize));
@@ -34,7 +38,10 @@ fn sent(ranks: u32, table: &str, act: impl Fn(&Communicator) -> Work<()> + Clone
         quiet.wait();
         sent
     };
-    together_with(ranks, Medium::Tcp, |_, _| (), move |_| table.clone(), body)
+    let rest = |_, config: &mut Config| {
+        (config.node.liveness.beat, config.node.liveness.timeout) = (BEAT, 5 * BEAT);
+    };
+    together_with(ranks, Medium::Tcp, rest, move |_| table.clone(), body)
 }
 
 #[test]
