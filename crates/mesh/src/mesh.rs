@@ -739,6 +739,8 @@ impl Owner {
         } else {
             Ok(())
         };
+        // From here on nobody waits for news of nodes that cannot be reached: none will come.
+        self.shared.routes.note_change();
         let failure = outcome.as_ref().err().map(Error::what);
         self.shared.say_farewell(failure);
         // The last words to those who have no link yet: the news of this leave are among them.

@@ -2,10 +2,10 @@
 
 mod common;
 
-use common::{roles, together, until, wait};
+use common::{roles, together, together_with, until, wait};
 use sheave_base::config::Transport;
 use sheave_base::{Error, ErrorKind, Rank};
-use sheave_mesh::{Expected, Mesh, Request, Role};
+use sheave_mesh::{Config, Expected, Mesh, Request, Role};
 use sheave_wire::Value;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
@@ -119,5 +119,24 @@ fn all_leave_at_once_in_the_middle_of_making_links() {
                 linking.join().expect("no panic");
             });
         }
+    }
+}
+
+/// Whoever leaves tells the coordinator's successor so, which may have left before and be out of reach. With nobody left
+/// to say so, that was waited for through a whole beat.
+#[test]
+fn nobody_who_finishes_waits_for_news_of_those_who_are_gone() {
+    const BEAT: Duration = Duration::from_secs(30);
+    let rest = |config: &mut Config| {
+        (config.node.liveness.beat, config.node.liveness.timeout) = (BEAT, 5 * BEAT);
+    };
+    for _ in 0..4 {
+        let lasted = together_with(Expected::ranks(8), Transport::Tcp, rest, |mesh| {
+            mesh.world().barrier().expect("all are there");
+            let begun = Instant::now();
+            mesh.finish().expect("all are well");
+            begun.elapsed()
+        });
+        assert!(lasted.iter().all(|lasted| *lasted < BEAT / 2), "{lasted:?}");
     }
 }
