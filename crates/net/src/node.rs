@@ -100,6 +100,9 @@ pub struct NodeConfig {
     pub neighbourhood: Option<Neighbourhood>,
     /// How long a stranger may take to prove who it is.
     pub handshake_timeout: Duration,
+    /// Memory that large tensors pass through on their way to other processes of this host, where they cannot be read
+    /// where they lie: 1 MiB for each peer that is sent some at a time, or was within the last beat. Others wait.
+    pub stream_slots_bytes: u64,
 }
 
 fn notice_on_stderr(text: &str) {
@@ -147,6 +150,7 @@ impl NodeConfig {
             host_id: None,
             neighbourhood: None,
             handshake_timeout: settings.handshake_timeout,
+            stream_slots_bytes: limits::STREAM_SLOT_BYTES_MAX,
         }
     }
 }
@@ -243,7 +247,7 @@ impl Node {
             id,
             peer,
             arena: Arena::new(config.arena),
-            slots: Arena::new(ArenaConfig { capacity_bytes: limits::STREAM_SLOT_BYTES_MAX, ..ArenaConfig::default() }),
+            slots: Arena::new(ArenaConfig { capacity_bytes: config.stream_slots_bytes, ..ArenaConfig::default() }),
             config,
             counters: Arc::default(),
             progress,

@@ -417,6 +417,10 @@ impl Link for ShmLink {
         !arrived && self.arm_outbound()
     }
 
+    fn next_due(&self) -> Option<Instant> {
+        self.sending.lock().next_try()
+    }
+
     fn disarm(&self) {
         if let Some(mut receiving) = self.receiving.try_lock() {
             receiving.consumer.disarm();

@@ -28,6 +28,7 @@ use crate::link::Hold;
 use crate::message::{Outgoing, Part, Parts, spec_of};
 use crate::outbox::{Outbox, SendDriver, Waiting};
 use parking_lot::Mutex;
+use sheave_base::clock;
 use sheave_base::collections::HashMap;
 use sheave_base::park::Bell;
 use sheave_base::work::Completer;
@@ -37,6 +38,7 @@ use sheave_wire::{HEADER_BYTES, Header, Part as WirePart, Placement};
 use smallvec::SmallVec;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 /// Bytes of a message, header and tables included, up to which everything travels in the ring.
 const INLINE_BYTES_MAX: usize = 2048;
@@ -49,6 +51,8 @@ const BLOCK_BYTES_MAX: usize = 256 << 10;
 const BORROW_BYTES_MIN: usize = 32 << 10;
 /// Size of a slot of a stream.
 pub(crate) const CHUNK_BYTES: usize = 256 << 10;
+/// How soon it is tried again what waits for slots of other links' streams, or for room in the socket.
+const STARVED_PAUSE: Duration = Duration::from_millis(1);
 /// Slots of a stream.
 pub(crate) const CHUNKS: u64 = 4;
 
@@ -81,6 +85,8 @@ pub(crate) struct Sending {
     stream: Option<Stream>,
     slots: Option<Buffer>,
     chunks_filled: u64,
+    /// What waits could not go on, for want of slots or of room in the socket, and nobody rings when there is some.
+    is_starved: bool,
     /// Works of messages that have left. Whoever held the lock completes them when it is free, since their callbacks
     /// may send again.
     finished: Vec<Completer<()>>,
@@ -140,6 +146,7 @@ impl Sending {
             stream: None,
             slots: None,
             chunks_filled: 0,
+            is_starved: false,
             finished: Vec::new(),
             announced: HashMap::default(),
             failure: None,
@@ -218,6 +225,7 @@ impl Sending {
         if let Some(error) = &self.failure {
             return Err(error.clone());
         }
+        self.is_starved = false;
         let mut moved = false;
         if self.urgent_waits() && self.urgent.flush(&mut self.outbox, &mut self.finished)? {
             self.producer.follow_urgent();
@@ -275,12 +283,18 @@ impl Sending {
         if self.failure.is_some() || waits_urgently && self.urgent.has_room()? {
             return Ok(true);
         }
-        if self.stream.is_some() && self.chunks_filled - self.producer.chunks_taken() >= CHUNKS {
+        let is_full = self.stream.is_some() && self.chunks_filled - self.producer.chunks_taken() >= CHUNKS;
+        if is_full || self.is_starved {
             return Ok(false);
         }
         let is_busy = self.assembly.is_some() || self.stream.is_some();
         let may_begin = !waits_urgently && self.outbox.front().is_some();
         Ok((is_busy || may_begin) && self.producer.has_room_for_any()?)
+    }
+
+    /// When to try again what waits for something that nobody rings for.
+    pub(crate) fn next_try(&self) -> Option<Instant> {
+        self.is_starved.then(|| clock::now() + STARVED_PAUSE)
     }
 
     /// Housekeeping, once per beat: gives the slots back to the node's pool when no stream uses them any more, and lets
@@ -375,6 +389,7 @@ impl Sending {
             if let Some(location) = part.tensor.buffer().location()
                 && !announce(&mut self.announced, &location.segment, shore)?
             {
+                self.is_starved = true;
                 return Ok(false);
             }
         }
@@ -519,13 +534,17 @@ impl Sending {
         }
         let slots = match shore.slots.allocate(CHUNK_BYTES * CHUNKS as usize) {
             Ok(slots) => slots,
-            Err(error) if error.kind() == ErrorKind::LimitExceeded => return Ok(None),
+            Err(error) if error.kind() == ErrorKind::LimitExceeded => {
+                self.is_starved = true;
+                return Ok(None);
+            }
             Err(error) => return Err(error),
         };
         let location =
             slots.location().ok_or_else(|| Error::new(ErrorKind::Internal, "a slot outside of shared memory"))?;
         let words = [location.segment.id().0.to_ne_bytes(), location.offset_bytes.to_ne_bytes()];
         let announced = announce(&mut self.announced, &location.segment, shore)?;
+        self.is_starved = !announced;
         if !announced || !self.producer.push(RecordKind::Slots, &[words.as_flattened()])? {
             return Ok(None);
         }

@@ -130,6 +130,13 @@ pub(crate) fn switches() -> [u64; 2] {
     [usage.ru_nvcsw as u64, usage.ru_nivcsw as u64]
 }
 
+/// How long all threads of this process have computed so far.
+pub(crate) fn cpu_time() -> Duration {
+    let usage = usage();
+    let span = |time: libc::timeval| Duration::new(time.tv_sec as u64, time.tv_usec as u32 * 1000);
+    span(usage.ru_utime) + span(usage.ru_stime)
+}
+
 /// How long this thread has waited for a core, in nanoseconds; zero if the kernel does not count it.
 pub(crate) fn kept_waiting_ns() -> u64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
