@@ -20,8 +20,8 @@ fn bytes(count: usize) -> Tensor {
     Tensor::private(Dtype::U8, [count as u64]).expect("memory")
 }
 
-/// Messages that each rank has sent for one operation. Links stand already, and nothing else goes on: no member is asked
-/// for a sign of life before the first beat, which is long after the test.
+/// Messages that each rank has sent for one operation. Links stand already, and nothing else goes on: no member is
+/// asked for a sign of life before the first beat, which is long after the test.
 fn sent(ranks: u32, table: &str, act: impl Fn(&Communicator) -> Work<()> + Clone + Send + 'static) -> Vec<u64> {
     let table: Table = table.parse().expect("a table");
     let quiet = Arc::new(Barrier::new(ranks as usize));

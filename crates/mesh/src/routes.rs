@@ -231,8 +231,8 @@ impl Shared {
 
     /// A node that has left does not listen any more, and nor does one that has died. Which of both it was is decided
     /// by the coordinator, who has a link to it; a suspicion from here would turn a leave into a death. So the decision
-    /// is given time; less if it is the coordinator itself that is not there, and none if this node has left, which hears
-    /// of no decision any more. True if the node has come to us, or is known to be gone.
+    /// is given time; less if it is the coordinator itself that is not there, and none if this node has left, which
+    /// hears of no decision any more. True if the node has come to us, or is known to be gone.
     fn has_last_words(&self, node: NodeId) -> bool {
         let is_coordinator = self.look(Engine::coordinator) == Some(node);
         let until = clock::now() + if is_coordinator { LAST_WORDS } else { self.node_config().liveness.beat };

@@ -122,8 +122,8 @@ fn all_leave_at_once_in_the_middle_of_making_links() {
     }
 }
 
-/// Whoever leaves tells the coordinator's successor so, which may have left before and be out of reach. With nobody left
-/// to say so, that was waited for through a whole beat.
+/// Whoever leaves tells the coordinator's successor so, which may have left before and be out of reach. With nobody
+/// left to say so, that was waited for through a whole beat.
 #[test]
 fn nobody_who_finishes_waits_for_news_of_those_who_are_gone() {
     const BEAT: Duration = Duration::from_secs(30);
