@@ -41,6 +41,10 @@ pub enum Bug {
     GuestStays,
     /// Guests may call what is for members alone.
     GateOpen,
+    /// A caller forgets that one of its one-way calls has failed.
+    FailureLost,
+    /// A one-way call that has come is not run.
+    OneWayLost,
     /// A task that is woken is not polled.
     WakeLost,
 }

@@ -22,10 +22,12 @@ pub(crate) const ENGINE: u8 = 1;
 /// Words about references.
 pub(crate) const REFERENCES: u8 = 2;
 
-/// Requests to services. Aux is for how many milliseconds the caller waits, or 0 where that has no end.
+/// Requests to services; one-way ones have the number 0. Aux is for how many milliseconds the caller waits, or 0 where
+/// that has no end.
 pub(crate) const REQUESTS: u8 = 3;
 
-/// Answers to requests. Aux is how many requests of the caller to the service have begun, modulo 2³².
+/// Answers to requests. Aux is how many requests of the caller to the service have begun, modulo 2³². One of number 0
+/// says that one-way calls have failed.
 pub(crate) const ANSWERS: u8 = 4;
 
 /// Words about calls: that one is cancelled; and the last word of a host or a guest. The context says which.

@@ -470,6 +470,83 @@ impl Mesh {
         self.shared.call_typed::<M>(to, args, options)
     }
 
+    /// Calls the method of this name of `service` on a member, this node included, and wants no answer: returns when
+    /// the request is on its way, or waits here for room. It keeps its place among this node's calls of that service
+    /// there, and runs whatever becomes of this node. Tensors sent by copy are captured before this returns. Blocks
+    /// while the first link to that member is made, as [`Mesh::call`] does.
+    ///
+    /// Of a failure the objects tell that the call was to fill ([`Mesh::promise`]). Any other failure is told once, in
+    /// place of the next one-way call of the same service there, which is not made then, or by
+    /// [`Mesh::check_one_way`]. How many of them wait here is bounded, and [`Mesh::room`] waits until none do.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mesh::call`]; what an earlier one has failed with; `InvalidArgument` if `call` has places or a deadline.
+    ///
+    /// ```
+    /// # use sheave_mesh::{Config, Expected, Mesh, Request, Role};
+    /// # use sheave_base::{Error, ErrorKind, config::Endpoint};
+    /// # use sheave_wire::Value;
+    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    /// # let root = Endpoint { host: "127.0.0.1".into(), port };
+    /// use sheave_mesh::Lane;
+    ///
+    /// struct Log;
+    ///
+    /// impl sheave_mesh::Service for Log {
+    ///     fn handle(&self, request: Request) {
+    ///         match request.method.as_str() {
+    ///             "put" => println!("{:?}", request.args),
+    ///             _ => request.reply.error(Error::new(ErrorKind::NotFound, "no such method")),
+    ///         }
+    ///     }
+    ///
+    ///     fn lane(&self) -> Lane {
+    ///         Lane::Inline
+    ///     }
+    /// }
+    ///
+    /// let mesh = Mesh::join(Config::new(Role::Rank, Some(0), Expected::ranks(1), root))?;
+    /// mesh.serve("log", Log)?;
+    /// let me = mesh.me().node;
+    /// mesh.cast(me, "log", "put", Value::Int(7))?;
+    /// mesh.cast(me, "log", "drop", Value::None)?;
+    /// assert_eq!(mesh.check_one_way(me, "log").unwrap_err().kind(), ErrorKind::NotFound);
+    /// assert!(mesh.check_one_way(me, "log").is_ok(), "it is told once");
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn cast(&self, to: NodeId, service: impl Into<ServiceName>, method: &str, call: impl Into<Call>) -> Result<()> {
+        self.shared.cast(to, service.into(), method, call.into())
+    }
+
+    /// Calls a method that has a number and wants no answer; as [`Mesh::cast`] in everything else.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mesh::cast`], and `LimitExceeded` for arguments that are too long for a message.
+    pub fn tell<M: Method>(&self, to: NodeId, args: &M::Args) -> Result<()> {
+        self.tell_with::<M>(to, args, CallOptions::default())
+    }
+
+    /// As [`Mesh::tell`], with tensors, references, or promises to be filled.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mesh::tell`].
+    pub fn tell_with<M: Method>(&self, to: NodeId, args: &M::Args, options: CallOptions) -> Result<()> {
+        self.shared.tell_typed::<M>(to, args, options)
+    }
+
+    /// Returns what one-way calls of `service` on `to` have failed with, if any have of which this was not told. Who
+    /// has the answer of a call to a service of one mailbox knows of all that it has told it before. Does not block.
+    ///
+    /// # Errors
+    ///
+    /// The first of the failures. It names the method and the node, and how many there were.
+    pub fn check_one_way(&self, to: NodeId, service: impl Into<ServiceName>) -> Result<()> {
+        self.shared.check_one_way(to, &service.into())
+    }
+
     /// Waits for room for a call of `service` on a member, this node included. Who makes calls faster than their callee
     /// begins with them waits for room before each: then no more of them than the callee takes are under way, and of
     /// others that wait in this node's queue at most one for each that waits so.

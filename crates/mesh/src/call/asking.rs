@@ -18,86 +18,40 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 /// A call that is about to be made.
-struct Asking {
-    service: ServiceName,
-    method: Text,
+pub(super) struct Asking {
+    pub(super) service: ServiceName,
+    pub(super) method: Text,
     /// The method's number; zero if it has a name alone.
-    number: u32,
+    pub(super) number: u32,
     /// What the waits for it are called.
     operation: &'static str,
-    control: Vec<u8>,
+    pub(super) control: Vec<u8>,
     /// The references in it.
-    names: Vec<Mention>,
-    tensors: Parts,
-    places: Tensors,
+    pub(super) names: Vec<Mention>,
+    pub(super) tensors: Parts,
+    pub(super) places: Tensors,
     leases: Option<Leases>,
-    deadline: Option<Duration>,
+    pub(super) deadline: Option<Duration>,
     runs_anyway: bool,
 }
 
-/// What a request says of the time for which its caller waits: in milliseconds, and zero for ever. Of one that has
-/// begun it counts the whole, or the callee would give up before the caller does.
-pub(super) fn patience_ms(until: Option<Instant>, now: Instant) -> u32 {
-    let left = until.map(|until| until.saturating_duration_since(now).as_nanos().div_ceil(1_000_000));
-    left.map_or(0, |left| u32::try_from(left).unwrap_or(u32::MAX).max(1))
-}
-
-impl Shared {
-    /// Calls a method by its name.
-    pub(crate) fn call(
-        self: &Arc<Self>,
-        to: NodeId,
-        service: ServiceName,
-        method: &str,
-        call: Call,
-    ) -> Result<Work<Answer>> {
-        let names = names_in(&call.args);
-        if names.iter().any(|mention| mention.fills) {
-            return self.call_to_fill(to, service, method, call, names);
-        }
-        self.call_with(to, service, method, call, names)
-    }
-
-    /// As [`Shared::call`], with the references in its arguments.
-    pub(crate) fn call_with(
-        self: &Arc<Self>,
-        to: NodeId,
-        service: ServiceName,
-        method: &str,
-        call: Call,
-        names: Vec<Mention>,
-    ) -> Result<Work<Answer>> {
+impl Asking {
+    /// A call of a method by its name.
+    fn named(service: ServiceName, method: &str, call: Call) -> Result<Self> {
         let Call { args, tensors, places, leases, deadline, runs_anyway } = call;
         args.check_tensors(tensors.len())?;
         let control = named_request(method, &args)?;
-        let (method, operation) = (Text::Shared(method.into()), "call");
-        let asking = Asking {
-            service,
-            method,
-            number: 0,
-            operation,
-            control,
-            names,
-            tensors,
-            places,
-            leases,
-            deadline,
-            runs_anyway,
-        };
-        self.ask(to, asking, answer::decode)
+        let (method, names) = (Text::Shared(method.into()), names_in(&args));
+        let (number, operation) = (0, "call");
+        Ok(Self { service, method, number, operation, control, names, tensors, places, leases, deadline, runs_anyway })
     }
 
-    /// Calls a method by its number.
-    pub(crate) fn call_typed<M: Method>(
-        self: &Arc<Self>,
-        to: NodeId,
-        args: &M::Args,
-        options: CallOptions,
-    ) -> Result<Work<Answer<M::Answer>>> {
-        let CallOptions { tensors, refs, places, leases, deadline } = options;
-        let names: Vec<Mention> = refs.iter().map(Ref::mention).collect();
+    /// A call of a method by its number.
+    fn numbered<M: Method>(args: &M::Args, options: CallOptions) -> Result<Self> {
+        let CallOptions { tensors, refs, fills, places, leases, deadline } = options;
+        let names: Vec<Mention> = refs.iter().map(Ref::mention).chain(fills.iter().map(Ref::mention_to_fill)).collect();
         let control = numbered_request(&names, args).map_err(|error| error.operation(M::NAME))?;
-        let asking = Asking {
+        Ok(Self {
             service: const { ServiceName::new(M::SERVICE) },
             method: Text::Constant(M::NAME),
             number: M::ID,
@@ -109,11 +63,104 @@ impl Shared {
             leases,
             deadline,
             runs_anyway: M::runs_anyway(args),
-        };
-        self.ask(to, asking, read_numbered)
+        })
+    }
+}
+
+/// What a request says of the time for which its caller waits: in milliseconds, and zero for ever. Of one that has
+/// begun it counts the whole, or the callee would give up before the caller does.
+pub(super) fn patience_ms(until: Option<Instant>, now: Instant) -> u32 {
+    let left = until.map(|until| until.saturating_duration_since(now).as_nanos().div_ceil(1_000_000));
+    left.map_or(0, |left| u32::try_from(left).unwrap_or(u32::MAX).max(1))
+}
+
+/// Whether a call that ends so may leave its handler running.
+fn ends_alone(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::Cancelled | ErrorKind::DeadlineExceeded)
+}
+
+impl Shared {
+    /// Calls a method by its name.
+    pub(crate) fn call(
+        self: &Arc<Self>,
+        to: NodeId,
+        service: ServiceName,
+        method: &str,
+        call: Call,
+    ) -> Result<Work<Answer>> {
+        self.ask(to, Asking::named(service, method, call)?, answer::decode)
     }
 
-    fn ask<T: Send + 'static>(self: &Arc<Self>, to: NodeId, asking: Asking, read: Read<T>) -> Result<Work<Answer<T>>> {
+    /// Calls a method by its number.
+    pub(crate) fn call_typed<M: Method>(
+        self: &Arc<Self>,
+        to: NodeId,
+        args: &M::Args,
+        options: CallOptions,
+    ) -> Result<Work<Answer<M::Answer>>> {
+        self.ask(to, Asking::numbered::<M>(args, options)?, read_numbered)
+    }
+
+    /// Calls a method by its name and wants no answer.
+    pub(crate) fn cast(self: &Arc<Self>, to: NodeId, service: ServiceName, method: &str, call: Call) -> Result<()> {
+        self.send_one_way(to, Asking::named(service, method, call)?)
+    }
+
+    /// Calls a method by its number and wants no answer.
+    pub(crate) fn tell_typed<M: Method>(
+        self: &Arc<Self>,
+        to: NodeId,
+        args: &M::Args,
+        options: CallOptions,
+    ) -> Result<()> {
+        self.send_one_way(to, Asking::numbered::<M>(args, options)?)
+    }
+
+    fn ask<T: Clone + Send + 'static>(
+        self: &Arc<Self>,
+        to: NodeId,
+        asking: Asking,
+        read: Read<T>,
+    ) -> Result<Work<Answer<T>>> {
+        match asking.names.iter().any(|mention| mention.fills) {
+            true => self.ask_to_fill(to, asking, read),
+            false => self.ask_alone(to, asking, read),
+        }
+    }
+
+    /// Makes a call that is to fill promises.
+    fn ask_to_fill<T: Clone + Send + 'static>(
+        self: &Arc<Self>,
+        to: NodeId,
+        asking: Asking,
+        read: Read<T>,
+    ) -> Result<Work<Answer<T>>> {
+        let begun = self.references.begin_filling(to, &asking.names);
+        let fills = begun.map_err(|error| error.operation(asking.method.to_cow()))?;
+        let title = format!("{} of {}", asking.method.as_str(), asking.service.as_str());
+        let runs_anyway = asking.runs_anyway;
+        let called = self.ask_alone(to, asking, read);
+        let references = Arc::clone(&self.references);
+        match &called {
+            Err(error) => references.filling_failed(&fills, &title, error, false),
+            Ok(work) => work.on_complete(move |outcome| match outcome {
+                // Its handler goes on, and fills them or not.
+                Err(error) if runs_anyway && error.happened_on().is_none() && ends_alone(error.kind()) => {
+                    references.filling_ended(&fills);
+                }
+                Err(error) => references.filling_failed(&fills, &title, error, true),
+                Ok(_) => references.filling_ended(&fills),
+            }),
+        }
+        called
+    }
+
+    fn ask_alone<T: Send + 'static>(
+        self: &Arc<Self>,
+        to: NodeId,
+        asking: Asking,
+        read: Read<T>,
+    ) -> Result<Work<Answer<T>>> {
         let begun = clock::now();
         let link = self.link_for(to, &asking, begun)?;
         let correlation = self.calls.correlation.fetch_add(1, SeqCst) + 1;
@@ -160,7 +207,7 @@ impl Shared {
     }
 
     /// The link that a call goes over; blocks while there is none.
-    fn link_for(self: &Arc<Self>, to: NodeId, asking: &Asking, begun: Instant) -> Result<LinkId> {
+    pub(super) fn link_for(self: &Arc<Self>, to: NodeId, asking: &Asking, begun: Instant) -> Result<LinkId> {
         let named = |error: Error| error.operation(asking.method.to_cow());
         if let Some(error) = self.failure() {
             return Err(named(error.clone()));
@@ -204,7 +251,7 @@ impl Shared {
         let refs = passed.map_err(|error| error.operation(method.to_cow()))?;
         self.words_ride(to);
         let sent = self.remember(correlation, pending, until).and_then(|()| {
-            let request = Leaving { to, message, until: patience, runs_anyway, refs: refs.clone() };
+            let request = Leaving { to, message, until: patience, runs_anyway, refs: refs.clone(), one_way: None };
             self.send_request(link, request).map_err(|error| {
                 drop(self.calls.take(correlation));
                 self.explain(self.death_of(to).unwrap_or(error)).asked_for(method.to_cow())

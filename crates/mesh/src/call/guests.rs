@@ -15,6 +15,7 @@ impl Calls {
 
     /// A guest of this node is gone, and all that it has asked for has had its turn.
     pub(crate) fn guest_lost(&self, guest: &AttachedGuest, error: &Error) {
+        self.failures.forget(guest.node);
         for service in self.all_services() {
             contain::told("a service that heard of a loss", || service.guest_lost(guest, error));
         }

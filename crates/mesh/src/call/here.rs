@@ -2,7 +2,7 @@
 
 use super::form::{RequestTag, Written, no_service};
 use super::pending::Pending;
-use super::serving::{Begins, Delivery};
+use super::serving::{Begins, Delivery, Serves};
 use super::{HERE, Lane, Reply};
 use crate::driver::Shared;
 use crate::endpoints::ANSWERS;
@@ -25,8 +25,7 @@ impl Shared {
         let Envelope { tag, context: service, correlation, .. } = message.envelope;
         let refs = self.held_here(names)?;
         let tensors = self.captured_here(message.parts)?;
-        let found = self.calls.services.read().get(&service).map(|(_, service)| Arc::clone(service));
-        let Some(found) = found else {
+        let Some(found) = self.service_here(service) else {
             return Err(no_service(pending.service.as_str()).operation(pending.method.to_cow()));
         };
         let patience = until.filter(|_| !pending.runs_anyway);
@@ -44,11 +43,16 @@ impl Shared {
         Ok(())
     }
 
-    fn held_here(&self, names: &[Mention]) -> Result<Vec<Ref>> {
+    /// The service of this number.
+    pub(super) fn service_here(&self, number: u64) -> Option<Arc<dyn Serves>> {
+        self.calls.services.read().get(&number).map(|(_, service)| Arc::clone(service))
+    }
+
+    pub(super) fn held_here(&self, names: &[Mention]) -> Result<Vec<Ref>> {
         names.iter().map(|mention| self.references.find(mention.name)).collect()
     }
 
-    fn captured_here(&self, parts: Parts) -> Result<Tensors> {
+    pub(super) fn captured_here(&self, parts: Parts) -> Result<Tensors> {
         parts.into_iter().map(|part| self.capture(part)).collect()
     }
 

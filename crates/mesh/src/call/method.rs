@@ -10,14 +10,14 @@
 use super::callers::Callers;
 use super::form::{Written, read_args};
 use super::lane::Lane;
-use super::name::number_of;
+use super::name::{Text, number_of};
 use super::service::{self, Replies, Reply};
 use super::serving::{Begins, Delivery, Serves};
 use super::{Answer, Leases};
 use crate::driver::Shared;
 use crate::engine::Member;
 use crate::guest::AttachedGuest;
-use crate::reference::Ref;
+use crate::reference::{Brought, Promises, Ref};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sheave_base::{Error, ErrorKind, NodeId, Result, limits};
@@ -39,7 +39,7 @@ pub trait Method: 'static {
     /// What a caller gives. No sequence in it may have elements that take no bytes ([`sheave_wire::from_control`]).
     type Args: Serialize + DeserializeOwned + Send + 'static;
     /// What the handler returns, with the same restriction.
-    type Answer: Serialize + DeserializeOwned + Send + 'static;
+    type Answer: Serialize + DeserializeOwned + Clone + Send + 'static;
 
     /// Whether the handler runs though the call ends before it has begun, by its deadline or by a cancellation: for
     /// parts of something that others see whole or not at all.
@@ -99,6 +99,8 @@ pub struct CallOptions {
     pub tensors: Parts,
     /// References, which the callee holds from then on.
     pub refs: Vec<Ref>,
+    /// What was [promised](crate::Mesh::promise) to this node by the callee, for this call to fill.
+    pub fills: Vec<Ref>,
     /// As [`Call::places`](crate::Call::places).
     pub places: Tensors,
     /// As [`Call::leases`](crate::Call::leases).
@@ -116,8 +118,10 @@ pub struct TypedRequest<M: Method> {
     pub args: M::Args,
     /// The tensors that came along; they belong to this node.
     pub tensors: Tensors,
-    /// The references that came along. They are this node's.
+    /// The references that came along, and behind them those that are to be filled. They are this node's.
     pub refs: Vec<Ref>,
+    /// Those of them that the caller asks to be filled. They may be kept and filled after the answer.
+    pub promises: Promises,
     /// How it is answered.
     pub reply: TypedReply<M::Answer>,
 }
@@ -348,7 +352,8 @@ fn deliver<S: TypedService, M: Method>(
         // Its place in the window is free when the caller knows.
         Err(error) => return reply.error(error),
     };
-    let request = TypedRequest { from, args, tensors, refs: brought.refs, reply: TypedReply::of(reply) };
+    let Brought { refs, promises, .. } = brought;
+    let request = TypedRequest { from, args, tensors, refs, promises, reply: TypedReply::of(reply) };
     match service.lane() {
         Lane::Inline => service::run(request, |request| handle(service, request, Room { _place: begins })),
         lane => {
@@ -392,9 +397,12 @@ impl<S: TypedService> Serves for ByNumber<S> {
         self.service.lane()
     }
 
-    fn deliver(self: Arc<Self>, shared: &Arc<Shared>, delivery: Delivery) {
+    fn deliver(self: Arc<Self>, shared: &Arc<Shared>, mut delivery: Delivery) {
         match self.method(shared, &delivery) {
-            Ok(entry) => (entry.run)(&self.service, shared, delivery),
+            Ok(entry) => {
+                delivery.reply.is_for(|| Text::Constant(entry.name));
+                (entry.run)(&self.service, shared, delivery);
+            }
             Err(error) => delivery.refuse(error),
         }
     }

@@ -22,6 +22,8 @@
 //! References in arguments and answers are counted where they leave and adopted where they arrive, see
 //! [`crate::reference`]; the tag says how many there are.
 //!
+//! **One-way calls** have no entry in that table and no answer, see [`one_way`].
+//!
 //! **Deadlines and cancellations travel.** A request says how long its caller waits, and a call that ends before its
 //! answer says so on its link: what has not begun then never begins, and a handler that runs can ask
 //! ([`Request::is_wanted`]). A call that [runs anyway](Call::runs_anyway) says neither.
@@ -40,6 +42,7 @@ mod lane;
 mod leavers;
 mod method;
 mod name;
+mod one_way;
 mod pending;
 mod room;
 mod service;
@@ -57,6 +60,7 @@ pub(crate) use form::{method_of, references_in};
 pub(crate) use leavers::HANDSHAKE_LOOK;
 use leavers::Leavers;
 use method::ByNumber;
+use one_way::{Failures, ONE_WAY};
 use parking_lot::{Mutex, RwLock};
 use pending::Pending;
 use service::ByName;
@@ -136,6 +140,7 @@ pub(crate) struct Calls {
     arrived: Mutex<VecDeque<Arrived>>,
     requests: Requests,
     windows: Windows,
+    failures: Failures,
     pub(crate) leavers: Leavers,
 }
 
@@ -156,6 +161,7 @@ impl Calls {
             arrived: Mutex::default(),
             requests: Requests::new(shared),
             windows: Windows::default(),
+            failures: Failures::default(),
             leavers: Leavers::default(),
         }
     }
@@ -178,6 +184,9 @@ impl Calls {
         window: impl FnOnce() -> Option<Size>,
     ) {
         if message.envelope.endpoint == ANSWERS {
+            if message.envelope.correlation == ONE_WAY {
+                return self.hear_of_failures(&message);
+            }
             return self.arrived.lock().push_back(Arrived::Answer(message, brought));
         }
         self.requests.take(from, message, brought, window);
@@ -206,6 +215,7 @@ impl Calls {
     /// All survivors agree that this member is gone, and nothing more of it will come.
     pub(crate) fn member_lost(&self, member: Option<&Member>, error: &Error) {
         let Some(member) = member else { return };
+        self.failures.forget(member.node);
         for service in self.all_services() {
             contain::told("a service that heard of a loss", || service.lost(member, error));
         }
@@ -311,6 +321,7 @@ impl Shared {
             }
         }
         self.let_in();
+        self.send_failures();
         self.serve_requests();
     }
 

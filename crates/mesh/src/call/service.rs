@@ -4,6 +4,8 @@ use super::HERE;
 use super::callers::Callers;
 use super::form::Written;
 use super::lane::Lane;
+use super::name::Text;
+use super::one_way::Heard;
 use super::serving::{CallId, Counted, Delivery, Serves};
 use crate::driver::Shared;
 use crate::endpoints::ANSWERS;
@@ -156,12 +158,13 @@ impl<S: Service> Serves for ByName<S> {
         self.0.lane()
     }
 
-    fn deliver(self: Arc<Self>, shared: &Arc<Shared>, delivery: Delivery) {
+    fn deliver(self: Arc<Self>, shared: &Arc<Shared>, mut delivery: Delivery) {
         let (lane, number) = (self.0.lane(), delivery.service);
         let (method, args) = match Request::read(shared, &self.0, &delivery) {
             Ok(read) => read,
             Err(error) => return delivery.refuse(error),
         };
+        delivery.reply.is_for(|| Text::Shared(method.as_str().into()));
         let Delivery { from, tensors, brought, reply, begins, .. } = delivery;
         let (refs, promises) = (brought.refs, brought.promises);
         let request = Request { from, method, args, tensors, refs, promises, reply };
@@ -204,6 +207,8 @@ struct Way {
     counted: Option<Arc<Counted>>,
     /// What the call is to fill.
     promises: Promises,
+    /// That nobody waits for an answer.
+    one_way: Option<Box<Heard>>,
 }
 
 thread_local! {
@@ -230,8 +235,23 @@ impl Reply {
         cancelled: Option<Arc<AtomicBool>>,
         counted: Option<Arc<Counted>>,
     ) -> Self {
-        let promises = Promises::default();
-        Self { way: Some(Way { shared: Arc::downgrade(shared), call, until, cancelled, counted, promises }) }
+        let (shared, promises) = (Arc::downgrade(shared), Promises::default());
+        Self { way: Some(Way { shared, call, until, cancelled, counted, promises, one_way: None }) }
+    }
+
+    /// Nobody waits for the answer.
+    pub(super) fn one_way(mut self, heard: Heard) -> Self {
+        if let Some(way) = &mut self.way {
+            way.one_way = Some(Box::new(heard));
+        }
+        self
+    }
+
+    /// Notes which method a one-way call is of, for the error that it may end with.
+    pub(super) fn is_for(&mut self, method: impl FnOnce() -> Text) {
+        if let Some(heard) = self.way.as_mut().and_then(|way| way.one_way.as_mut()) {
+            heard.method = method();
+        }
     }
 
     /// An answer that is an error poisons these.
@@ -293,9 +313,12 @@ impl Reply {
 
     /// Answers that the node has no such service.
     pub(super) fn no_service(self) {
-        if let Some(way) = &self.way {
-            way.promises.fail(&Error::new(ErrorKind::NotFound, "the node has no such service"));
+        let Some(way) = &self.way else { return };
+        let error = Error::new(ErrorKind::NotFound, "the node has no such service");
+        if way.one_way.is_some() {
+            return self.error(error.hint("is the node of the right role, and was its service started?"));
         }
+        way.promises.fail(&error);
         self.written(Ok(Written::no_service()), Hold::Capture);
     }
 
@@ -310,7 +333,11 @@ impl Drop for Reply {
     fn drop(&mut self) {
         let Some(way) = self.way.take() else { return };
         if !std::thread::panicking() {
-            return way.end_without_an_answer("the handler ended without an answer".to_owned());
+            // Nobody waits for an answer of a one-way call. What it has not filled is poisoned with the last handle.
+            if way.one_way.is_none() {
+                way.end_without_an_answer("the handler ended without an answer".to_owned());
+            }
+            return;
         }
         // What the panic says is known to whoever catches it.
         let mut way = Some(way);
@@ -342,11 +369,12 @@ impl Way {
     }
 
     fn answer(self, outcome: Result<Written>, hold: Hold) {
-        if let Err(error) = &outcome {
-            self.promises.fail(error);
-        }
+        let poisons = outcome.as_ref().is_err_and(|error| self.promises.fail(error));
         let Some(shared) = self.shared.upgrade() else { return };
         let (link, correlation) = self.call;
+        if let Some(heard) = &self.one_way {
+            return shared.one_way_ended(heard, outcome.err().filter(|_| !poisons), self.counted.as_ref());
+        }
         if self.cancelled.is_some() {
             shared.calls.requests.forget(self.call);
         }
@@ -368,6 +396,7 @@ impl Way {
     fn send(&self, shared: &Arc<Shared>, written: Written, hold: Hold) -> Result<()> {
         let Written { control, names, parts } = written;
         let (link, correlation) = self.call;
+        self.counted.iter().for_each(|counted| shared.failures_go_first(counted));
         let (context, aux) = self.counted.as_ref().map_or((0, 0), |counted| counted.tell());
         let envelope = Envelope { correlation, aux, ..Envelope::of(ANSWERS, Tag(names.len() as u64), context) };
         let message = Outgoing { envelope, control, parts };

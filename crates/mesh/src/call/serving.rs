@@ -19,6 +19,7 @@ use super::executor::{Executor, Job};
 use super::form::RequestTag;
 use super::lane::Lane;
 use super::name::ServiceName;
+use super::one_way::{FailuresOut, Heard, ONE_WAY};
 use super::service::{self, Replies, Reply};
 use super::window::Size;
 use crate::driver::Shared;
@@ -51,6 +52,8 @@ pub(crate) struct Requests {
     choked: AtomicBool,
     /// Requests of lanes that are not answered, and whether they are cancelled.
     unanswered: Mutex<HashMap<CallId, Arc<AtomicBool>>>,
+    /// Where failures of one-way calls wait for their way to the caller.
+    failures: Mutex<Vec<Arc<Counted>>>,
     pub(super) executor: Executor,
 }
 
@@ -63,8 +66,8 @@ struct Queue {
 
 /// The requests that one link has brought for one service; counts are modulo 2³².
 pub(super) struct Counted {
-    link: LinkId,
-    service: u64,
+    pub(super) link: LinkId,
+    pub(super) service: u64,
     /// The window, where it does not follow from the number of members.
     window: Option<Size>,
     received: AtomicU32,
@@ -75,12 +78,14 @@ pub(super) struct Counted {
     untold_bytes: AtomicU64,
     /// Those that are not answered, or whose answers wait for room on the link.
     unanswered: AtomicU32,
+    pub(super) failures: FailuresOut,
 }
 
 impl Counted {
     fn of(link: LinkId, service: u64, window: Option<Size>) -> Self {
         let (received, begun, told, unanswered) = Default::default();
-        Self { link, service, window, received, begun, told, untold_bytes: AtomicU64::new(0), unanswered }
+        let (untold_bytes, failures) = Default::default();
+        Self { link, service, window, received, begun, told, untold_bytes, unanswered, failures }
     }
 
     fn is_full(&self, size: Size) -> bool {
@@ -195,6 +200,7 @@ impl Requests {
             counted: RwLock::default(),
             choked: AtomicBool::new(false),
             unanswered: Mutex::default(),
+            failures: Mutex::default(),
             executor: Executor::new(shared),
         }
     }
@@ -244,7 +250,9 @@ impl Requests {
     pub(super) fn take(&self, from: NodeId, message: Message, brought: Brought, window: impl FnOnce() -> Option<Size>) {
         let counted = self.count(message.source, message.envelope.context, window);
         counted.received.fetch_add(1, SeqCst);
-        counted.unanswered.fetch_add(1, SeqCst);
+        if message.envelope.correlation != ONE_WAY {
+            counted.unanswered.fetch_add(1, SeqCst);
+        }
         let millis = message.envelope.aux;
         let until = (millis > 0).then(|| clock::now() + Duration::from_millis(millis.into()));
         self.push(Queued::Request(Incoming { from, message, brought, until, counted }));
@@ -290,6 +298,15 @@ impl Requests {
         self.unanswered.lock().remove(&call);
     }
 
+    /// There may be failures of one-way calls to be sent, once no link's lock is held.
+    pub(super) fn note_failures(&self, counted: &Arc<Counted>) {
+        self.failures.lock().push(Arc::clone(counted));
+    }
+
+    pub(super) fn take_failures(&self) -> Vec<Arc<Counted>> {
+        std::mem::take(&mut *self.failures.lock())
+    }
+
     /// Marks a request that has left the queue, if it is not answered.
     pub(super) fn cancel(&self, call: CallId) {
         if let Some(mark) = self.unanswered.lock().get(&call) {
@@ -317,8 +334,11 @@ impl Shared {
     }
 
     fn dispatch(self: &Arc<Self>, incoming: Incoming, is_cancelled: bool) {
+        if incoming.id().1 == ONE_WAY && planted::strikes(Bug::OneWayLost) {
+            return;
+        }
         let context = incoming.message.envelope.context;
-        let found = self.calls.services.read().get(&context).map(|(_, service)| Arc::clone(service));
+        let found = self.service_here(context);
         let begins = Begins(Some((Arc::clone(self), Arc::clone(&incoming.counted), bytes_of(&incoming.message))));
         let reply = reply_to(self, &incoming, found.as_deref()).filling(&incoming.brought.promises);
         let Incoming { from, message, brought, .. } = incoming;
@@ -423,8 +443,12 @@ impl Shared {
 
 /// How a reply finds the way back.
 fn reply_to(shared: &Arc<Shared>, incoming: &Incoming, service: Option<&dyn Serves>) -> Reply {
-    let call = incoming.id();
+    let (call, counted) = (incoming.id(), Arc::clone(&incoming.counted));
+    if call.1 == ONE_WAY {
+        let heard = Heard::of(incoming.message.envelope.context);
+        return Reply::to(shared, call, None, None, Some(counted)).one_way(heard);
+    }
     let is_noted = service.is_some_and(|service| service.lane() != Lane::Inline);
     let mark = is_noted.then(|| shared.calls.requests.note(call));
-    Reply::to(shared, call, incoming.until, mark, Some(Arc::clone(&incoming.counted)))
+    Reply::to(shared, call, incoming.until, mark, Some(counted))
 }

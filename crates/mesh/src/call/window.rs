@@ -19,9 +19,10 @@
 //! **Counts** begin with the link and are modulo 2³². An answer or a word may tell less than an earlier one; only what
 //! is new counts, and what is more than was sent does not.
 
+use super::one_way::OneWay;
 use super::room::{RoomWait, RoomWaits};
 use crate::driver::Shared;
-use crate::reference::Ref;
+use crate::reference::{Name, Ref};
 use parking_lot::{Mutex, RwLock};
 use sheave_base::clock;
 use sheave_base::collections::HashMap;
@@ -66,6 +67,8 @@ pub(super) struct Leaving {
     pub(super) runs_anyway: bool,
     /// What it passes on.
     pub(super) refs: Vec<Ref>,
+    /// That nobody waits for its answer.
+    pub(super) one_way: Option<Box<OneWay>>,
 }
 
 impl Leaving {
@@ -78,6 +81,8 @@ impl Leaving {
 #[derive(Default)]
 pub(super) struct Window {
     is_sending: bool,
+    /// Who is called.
+    pub(super) to: NodeId,
     /// Its size, where that does not follow from the number of members.
     size: Option<Size>,
     /// The link has ended.
@@ -86,6 +91,13 @@ pub(super) struct Window {
     /// Bytes of each request that was sent and has not begun, as far as is known.
     sizes: VecDeque<u64>,
     bytes: u64,
+    /// How many requests were sent in all, and of how many the callee has said that they have begun.
+    sent: u64,
+    sent_and_begun: u64,
+    /// How many one-way calls have failed, as the callee says.
+    pub(super) failed: u64,
+    /// One-way calls among those that have not begun, as far as is known, and how many requests were sent before.
+    one_way: VecDeque<(u64, Box<OneWay>)>,
     pub(super) waiting: VecDeque<Leaving>,
     /// Bytes of those.
     waiting_bytes: u64,
@@ -127,8 +139,9 @@ impl Window {
         if self.is_sending || !self.has_room(bytes, size) {
             return None;
         }
-        self.enter(bytes);
-        self.take_first()
+        let mut first = self.take_first()?;
+        self.enter(bytes, &mut first);
+        Some(first)
     }
 
     /// Takes out the first request that was kept.
@@ -139,22 +152,28 @@ impl Window {
         Some(request)
     }
 
-    fn enter(&mut self, bytes: u64) {
+    fn enter(&mut self, bytes: u64, request: &mut Leaving) {
         self.is_sending = true;
         self.sizes.push_back(bytes);
         self.bytes += bytes;
+        self.one_way.extend(request.one_way.take().map(|one_way| (self.sent, one_way)));
+        self.sent += 1;
     }
 
-    /// What has entered last is sent, or could not be.
-    fn sent(&mut self, is_sent: bool) {
+    /// What has entered last is sent, or could not be. Returns a one-way call that was not.
+    fn sent(&mut self, is_sent: bool) -> Option<Box<OneWay>> {
         self.is_sending = false;
-        if !is_sent && let Some(bytes) = self.sizes.pop_back() {
-            self.bytes -= bytes;
+        if is_sent {
+            return None;
         }
+        self.bytes -= self.sizes.pop_back().unwrap_or(0);
+        self.sent -= 1;
+        let is_it = self.one_way.back().is_some_and(|(before, _)| *before == self.sent);
+        if is_it { self.one_way.pop_back().map(|(_, one_way)| one_way) } else { None }
     }
 
-    /// The callee has begun so many in all.
-    fn begun(&mut self, total: u32) {
+    /// The callee has begun so many in all. Notes what one-way calls among the new ones were to fill.
+    fn begun(&mut self, total: u32, filling: &mut Vec<Name>) {
         let new = total.wrapping_sub(self.begun) as usize;
         if new <= self.sizes.len() {
             self.begun = total;
@@ -165,6 +184,12 @@ impl Window {
                 _ => new,
             };
             self.bytes -= self.sizes.drain(..new).sum::<u64>();
+            self.sent_and_begun += new as u64;
+            let begun = self.sent_and_begun;
+            while self.one_way.front().is_some_and(|(before, _)| *before < begun) {
+                let one_way = self.one_way.pop_front();
+                filling.extend(one_way.into_iter().flat_map(|(_, one_way)| one_way.into_fills()));
+            }
         }
     }
 }
@@ -186,11 +211,11 @@ pub(super) struct Windows {
 }
 
 impl Windows {
-    fn of(&self, link: LinkId, service: u64, size: impl FnOnce() -> Option<Size>) -> Arc<Mutex<Window>> {
+    fn of(&self, to: NodeId, link: LinkId, service: u64, size: impl FnOnce() -> Option<Size>) -> Arc<Mutex<Window>> {
         if let Some(window) = self.find(link, service) {
             return window;
         }
-        let made = || Arc::new(Mutex::new(Window { size: size(), ..Window::default() }));
+        let made = || Arc::new(Mutex::new(Window { to, size: size(), ..Window::default() }));
         Arc::clone(self.by_service.write().entry((link, service)).or_insert_with(made))
     }
 
@@ -208,20 +233,30 @@ impl Windows {
 
     /// The link has ended: what waits for room on it will never be sent, and who waits for room waits in vain.
     #[must_use]
-    fn end(&self, link: LinkId) -> (Vec<Leaving>, Vec<RoomWait>) {
+    fn end(&self, link: LinkId) -> Ended {
         let ended: Vec<_> = {
             let mut windows = self.by_service.write();
             windows.extract_if(|(of, _), _| *of == link).map(|(_, window)| window).collect()
         };
-        let (mut unsent, mut rooms) = (Vec::new(), Vec::new());
+        let mut all = Ended::default();
         for window in ended {
             let mut window = window.lock();
             window.is_over = true;
-            unsent.extend(std::mem::take(&mut window.waiting));
-            rooms.extend(std::mem::take(&mut window.room_waits).into_values());
+            all.one_way.extend(std::mem::take(&mut window.one_way).into_iter().map(|(_, one_way)| *one_way));
+            all.unsent.extend(std::mem::take(&mut window.waiting));
+            all.rooms.extend(std::mem::take(&mut window.room_waits).into_values());
         }
-        (unsent, rooms)
+        all
     }
+}
+
+/// What was left in the windows of a link that has ended.
+#[derive(Default)]
+struct Ended {
+    /// One-way calls that were sent, of which the callee has not said that they have begun.
+    one_way: Vec<OneWay>,
+    unsent: Vec<Leaving>,
+    rooms: Vec<RoomWait>,
 }
 
 impl Shared {
@@ -230,27 +265,29 @@ impl Shared {
     }
 
     /// Sends a request, now or when there is room for it.
-    pub(super) fn send_request(&self, link: LinkId, request: Leaving) -> Result<()> {
+    pub(super) fn send_request(&self, link: LinkId, mut request: Leaving) -> Result<()> {
         let size = || self.attached.speaks(request.to, link).map(|_| Size::of_guests());
-        let window = self.calls.windows.of(link, request.message.envelope.context, size);
-        let bytes = request.bytes();
+        let window = self.calls.windows.of(request.to, link, request.message.envelope.context, size);
+        let (bytes, is_one_way) = (request.bytes(), request.one_way.is_some());
         {
             let mut state = window.lock();
             if state.is_sending || !state.waiting.is_empty() || !state.has_room(bytes, self.window_size(&state)) {
                 drop(state);
                 return self.wait_for_room(link, &window, request);
             }
-            state.enter(bytes);
+            state.enter(bytes, &mut request);
         }
         let sent = self.node.isend(link, request.message);
-        window.lock().sent(sent.is_ok());
+        let unsent = window.lock().sent(sent.is_ok());
+        // One that is not there any more went with the link, and was told of.
+        let is_told = is_one_way && sent.is_err() && unsent.is_none();
         match &sent {
             // The window may have been made after those of the link were ended.
             Err(error) if self.node.link(link).is_err() => self.end_windows(link, error),
             // Others may have come meanwhile, and left it to the mark.
             _ => self.send_waiting(link, &window),
         }
-        sent.map(drop)
+        if is_told { Ok(()) } else { sent.map(drop) }
     }
 
     fn wait_for_room(&self, link: LinkId, window: &Mutex<Window>, request: Leaving) -> Result<()> {
@@ -279,7 +316,11 @@ impl Shared {
     /// The callee has begun so many requests of this window in all.
     pub(super) fn requests_begun(&self, link: LinkId, service: u64, total: u32) {
         if let Some(window) = self.calls.windows.find(link, service) {
-            window.lock().begun(total);
+            let mut filling = Vec::new();
+            window.lock().begun(total, &mut filling);
+            if !filling.is_empty() {
+                self.references.filling_ended(&filling);
+            }
             self.send_waiting(link, &window);
         }
     }
@@ -297,15 +338,18 @@ impl Shared {
             };
             self.calls.windows.end_rooms(due, &Ok(()));
             let Some(request) = next else { return };
-            let is_sent = self.send_late(link, request);
-            window.lock().sent(is_sent);
+            let sent = self.send_late(link, request);
+            let unsent = window.lock().sent(sent.is_ok());
+            if let (Err(error), Some(one_way)) = (sent, unsent) {
+                self.one_way_failed(&one_way, &error, false);
+            }
             self.calls.windows.fewer(1);
         }
     }
 
     /// Sends a request that has waited for room, if anybody still waits for its answer.
-    fn send_late(&self, link: LinkId, request: Leaving) -> bool {
-        let Leaving { to, mut message, until, runs_anyway, refs } = request;
+    fn send_late(&self, link: LinkId, request: Leaving) -> Result<()> {
+        let Leaving { to, mut message, until, runs_anyway, refs, .. } = request;
         let correlation = message.envelope.correlation;
         let is_wanted = || runs_anyway || self.calls.pending.lock().contains_key(&correlation);
         let sent = if is_wanted() {
@@ -319,19 +363,23 @@ impl Shared {
                 // The word that it is cancelled may have gone before it.
                 self.say_cancelled(link, correlation);
             }
-            return true;
+            return Ok(());
         };
         self.references.take_back(to, &refs);
+        let error = self.explain(self.death_of(to).unwrap_or(error));
         if let Some(call) = self.calls.take(correlation) {
-            call.end(self.explain(self.death_of(to).unwrap_or(error)));
+            call.end(error.clone());
         }
-        false
+        Err(error)
     }
 
     /// The link has ended for that reason, and its calls with it.
     pub(super) fn end_windows(&self, link: LinkId, reason: &Error) {
-        let (unsent, rooms) = self.calls.windows.end(link);
+        let Ended { one_way, unsent, rooms } = self.calls.windows.end(link);
         unsent.iter().for_each(|request| self.references.take_back(request.to, &request.refs));
+        one_way.iter().for_each(|one_way| self.one_way_failed(one_way, reason, true));
+        let unsent_one_way = unsent.iter().filter_map(|request| request.one_way.as_deref());
+        unsent_one_way.for_each(|one_way| self.one_way_failed(one_way, reason, false));
         self.calls.windows.fewer(unsent.len());
         self.fail_rooms(rooms, reason);
     }
@@ -365,7 +413,7 @@ mod tests {
         // Nobody writes to it, so it takes no memory.
         let tensor = Tensor::private(Dtype::U8, [length_bytes]).expect("it is only reserved");
         let message = Outgoing::tensor(Envelope::of(3, Tag(1), 1), tensor, Mode::Move);
-        Leaving { to: NodeId(1), message, until: None, runs_anyway: false, refs: Vec::new() }
+        Leaving { to: NodeId(1), message, until: None, runs_anyway: false, refs: Vec::new(), one_way: None }
     }
 
     #[test]

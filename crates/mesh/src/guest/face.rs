@@ -141,6 +141,24 @@ impl Guest {
         self.alone.call(self.host_node(), service, method, call)
     }
 
+    /// Calls `method` of `service` on the host and wants no answer. See [`Mesh::cast`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Guest::call`] and [`Mesh::cast`].
+    pub fn cast(&self, service: impl Into<ServiceName>, method: &str, call: impl Into<Call>) -> Result<()> {
+        self.alone.cast(self.host_node(), service, method, call)
+    }
+
+    /// Returns what one-way calls of `service` on the host have failed with. See [`Mesh::check_one_way`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Mesh::check_one_way`].
+    pub fn check_one_way(&self, service: impl Into<ServiceName>) -> Result<()> {
+        self.alone.check_one_way(self.host_node(), service)
+    }
+
     /// Waits for room for a call of `service` on the host. See [`Mesh::room`].
     #[must_use]
     pub fn room(&self, service: impl Into<ServiceName>, deadline: Option<Duration>) -> Work<()> {

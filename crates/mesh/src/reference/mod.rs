@@ -150,6 +150,10 @@ impl Ref {
         Mention { name: self.0.name, fills: false }
     }
 
+    pub(crate) fn mention_to_fill(&self) -> Mention {
+        Mention { name: self.0.name, fills: true }
+    }
+
     /// The object's name, to be passed in a call or an answer. The name alone keeps nothing alive.
     #[must_use]
     pub fn value(&self) -> Value {

@@ -9,10 +9,8 @@ use super::name::{Mention, Name};
 use super::table::{References, Tables, full};
 use super::words::{Cause, Word};
 use super::{Object, Ref};
-use crate::call::{Answer, Call, ServiceName};
-use crate::driver::Shared;
 use sheave_base::planted::{self, Bug};
-use sheave_base::{Error, ErrorKind, NodeId, Result, Work, limits};
+use sheave_base::{Error, ErrorKind, NodeId, Result};
 use sheave_wire::Value;
 use std::any::Any;
 use std::sync::Arc;
@@ -89,7 +87,7 @@ impl References {
 
     /// A call to `to` with these names is about to be made. Returns those that it is to fill, which no other call may
     /// fill from now on.
-    pub(super) fn begin_filling(&self, to: NodeId, names: &[Mention]) -> Result<Vec<Name>> {
+    pub(crate) fn begin_filling(&self, to: NodeId, names: &[Mention]) -> Result<Vec<Name>> {
         let mut tables = self.tables.lock();
         let mut begun = Vec::new();
         for name in names.iter().filter(|mention| mention.fills).map(|mention| mention.name) {
@@ -106,13 +104,13 @@ impl References {
     }
 
     /// The call that was to fill these has been answered.
-    pub(super) fn filling_ended(&self, names: &[Name]) {
+    pub(crate) fn filling_ended(&self, names: &[Name]) {
         let mut tables = self.tables.lock();
         names.iter().for_each(|name| tables.close(*name));
     }
 
     /// The call that was to fill these has failed. `was_sent` is false if the owner has never heard of it.
-    pub(super) fn filling_failed(&self, names: &[Name], call: &str, error: &Error, was_sent: bool) {
+    pub(crate) fn filling_failed(&self, names: &[Name], call: &str, error: &Error, was_sent: bool) {
         let what = format!("the call to {call} that was to fill it failed: {}", error.what());
         let cause = Cause::new(error.kind(), what);
         let mut tables = self.tables.lock();
@@ -150,7 +148,11 @@ impl References {
 
     /// The call, as its callee knows it.
     pub(super) fn title(&self, asking: &Asking) -> String {
-        format!("call {} of {} ({})", asking.number, self.name_of(asking.from), asking.method)
+        let (name, method) = (self.name_of(asking.from), &asking.method);
+        match asking.number {
+            0 => format!("a one-way call of {name} ({method})"),
+            number => format!("call {number} of {name} ({method})"),
+        }
     }
 
     pub(super) fn name_of(&self, node: NodeId) -> String {
@@ -188,41 +190,6 @@ impl Tables {
         self.close(name);
         self.drawn.remove(&name).is_some()
     }
-}
-
-impl Shared {
-    /// Makes a call that is to fill promises.
-    pub(crate) fn call_to_fill(
-        self: &Arc<Self>,
-        to: NodeId,
-        service: ServiceName,
-        method: &str,
-        call: Call,
-        names: Vec<Mention>,
-    ) -> Result<Work<Answer>> {
-        let begun = self.references.begin_filling(to, &names);
-        let fills = begun.map_err(|error| error.operation(method.to_owned()))?;
-        let (runs_anyway, title) = (call.runs_anyway, format!("{method} of {}", service.as_str()));
-        let called = self.call_with(to, service, method, call, names);
-        let references = Arc::clone(&self.references);
-        match &called {
-            Err(error) => references.filling_failed(&fills, &title, error, false),
-            Ok(work) => work.on_complete(move |outcome| match outcome {
-                // Its handler goes on, and fills them or not.
-                Err(error) if runs_anyway && error.happened_on().is_none() && ends_alone(error.kind()) => {
-                    references.filling_ended(&fills);
-                }
-                Err(error) => references.filling_failed(&fills, &title, error, true),
-                Ok(_) => references.filling_ended(&fills),
-            }),
-        }
-        called
-    }
-}
-
-/// Whether a call that ends so may leave its handler running.
-fn ends_alone(kind: ErrorKind) -> bool {
-    matches!(kind, ErrorKind::Cancelled | ErrorKind::DeadlineExceeded)
 }
 
 /// The objects that a request is to fill: those whose names its caller has drawn and sent by [`Ref::to_fill`].
@@ -315,35 +282,31 @@ impl Promises {
         filling.references.settle(name, outcome)
     }
 
-    /// The request was answered with an error: so nothing more is filled.
-    pub(crate) fn fail(&self, error: &Error) {
-        if let Some(filling) = &self.0 {
-            filling.fail(error);
-        }
+    /// The request was answered with an error: so nothing more is filled. Returns whether that poisons anything.
+    pub(crate) fn fail(&self, error: &Error) -> bool {
+        self.0.as_ref().is_some_and(|filling| filling.fail(error))
     }
 }
 
 impl Filling {
     fn failure(&self, error: &Error) -> Error {
-        let what: String = error.what().chars().take(limits::FAILURE_CHARACTERS_MAX).collect();
-        let what = format!("{}, which was to fill it, failed: {what}", self.references.title(&self.asking));
-        let poison = Error::new(error.kind(), what).operation("object");
-        poison.hint("look at the outcome of that call")
+        // With its causes, and what user code has said.
+        let title = self.references.title(&self.asking);
+        let poison = error.clone().unnamed().context(format_args!("{title}, which was to fill it, failed"));
+        poison.operation("object").hint("look at the outcome of that call")
     }
 
-    fn fail(&self, error: &Error) {
+    fn fail(&self, error: &Error) -> bool {
         let open: Vec<&Ref> = self.refs.iter().filter(|held| held.0.object.get().is_none()).collect();
-        if open.is_empty() {
-            return;
-        }
-        if planted::strikes(Bug::PromiseOpen) {
-            return;
+        if open.is_empty() || planted::strikes(Bug::PromiseOpen) {
+            return false;
         }
         let poison = Err(self.failure(error));
         for held in open {
             // It may be settled in this moment, and stays so.
             let _ = self.references.settle(held.0.name, &poison);
         }
+        true
     }
 }
 

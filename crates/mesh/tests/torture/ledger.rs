@@ -111,6 +111,26 @@ impl Ledger {
         Ok(work)
     }
 
+    /// A one-way call, which has no end. Returns its number.
+    pub(crate) fn cast(&self, call: Call, make: impl FnOnce(Call) -> Result<()>) -> (i64, Result<()>) {
+        let number = self.last.fetch_add(1, SeqCst).cast_signed() + 1;
+        let args = Value::List(vec![Value::Int(number), call.args]);
+        lock(&self.calls).insert(number, Record { ended: 1, ..Record::default() });
+        (number, make(Call { args, ..call }))
+    }
+
+    /// A call was answered behind these one-way calls of the same mailbox, of which so many have failed, as their
+    /// caller has been told.
+    pub(crate) fn have_begun(&self, numbers: &[i64], failed: u64, told: u64) {
+        let calls = lock(&self.calls);
+        let unheard = numbers.iter().filter(|number| calls.get(number).is_none_or(|record| record.begun != 1)).count();
+        drop(calls);
+        if unheard > 0 || failed != told {
+            let count = numbers.len();
+            self.fault(&format!("{unheard} of {count} one-way calls have not begun, {told} of {failed} failures told"));
+        }
+    }
+
     /// Waits for a call, and holds it against sheave if it does not end.
     pub(crate) fn wait(&self, work: &Work<Answer>) -> Result<Answer> {
         assert!(work.wait_until(Some(Instant::now() + PATIENCE), None)?, "a call has not ended: {}", self.summary());
@@ -153,7 +173,7 @@ impl Ledger {
     }
 
     /// Whether a call of `me` may end so.
-    fn judge(&self, error: &Error, me: NodeId, intent: Intent) {
+    pub(crate) fn judge(&self, error: &Error, me: NodeId, intent: Intent) {
         let may = match error.kind() {
             ErrorKind::Cancelled => intent == Intent::Cancel,
             ErrorKind::DeadlineExceeded => intent == Intent::Late,

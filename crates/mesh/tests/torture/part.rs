@@ -5,7 +5,7 @@ use super::ledger::{Counted, Intent, Ledger};
 use super::services::{next_of, step};
 use sheave_base::clock::{Entropy, SeededEntropy};
 use sheave_base::config::Transport;
-use sheave_base::{NodeId, Work};
+use sheave_base::{Error, NodeId, Work};
 use sheave_mesh::{Answer, Call, Mesh};
 use sheave_net::Part as Sent;
 use sheave_tensor::{Dtype, Mode, Tensor};
@@ -42,7 +42,8 @@ impl Part {
             self.big();
         }
         while Instant::now() < until && self.mesh.is_member() {
-            match self.dice.below(9) {
+            match self.dice.below(10) {
+                9 => self.casts(),
                 8 => self.promise(),
                 0 | 1 => self.burst(),
                 2 | 3 => self.circle(),
@@ -87,6 +88,44 @@ impl Part {
             })
             .collect();
         self.wait(works);
+    }
+
+    /// One-way calls, some of which fail, and one behind them that is answered: by then all have begun, and every
+    /// failure is told, once.
+    fn casts(&mut self) {
+        let to = self.somebody();
+        let service = ["inline", "serial"][self.dice.below(2) as usize];
+        let (mut sent, mut failed, mut told) = (Vec::new(), 0, 0);
+        for _ in 0..1 + self.dice.below(BURST) {
+            let method = if self.dice.below(4) == 0 { "fail" } else { "echo" };
+            let make = |call| self.mesh.cast(to, service, method, call);
+            match self.ledger.cast(Call::from(Value::Int(1)), make) {
+                (number, Ok(())) => {
+                    sent.push(number);
+                    failed += u64::from(method == "fail");
+                }
+                (_, Err(error)) => told += self.failures_in(&error),
+            }
+        }
+        let Some(work) = self.call(to, service, "echo", Call::from(Value::Int(2)), Intent::Wait) else { return };
+        let answer = self.ledger.wait(&work);
+        if let Err(error) = self.mesh.check_one_way(to, service) {
+            told += self.failures_in(&error);
+        }
+        if answer.is_ok() && !self.ledger.may_die(to) && !self.ledger.may_die(self.mesh.me().node) {
+            self.ledger.have_begun(&sent, failed, told);
+        }
+    }
+
+    /// How many one-way calls have failed, as this error says.
+    fn failures_in(&self, error: &Error) -> u64 {
+        let told = error.what().strip_prefix("an earlier one-way call of this service: ");
+        let Some(what) = told.filter(|_| error.operation_name() == Some("fail")) else {
+            self.ledger.judge(error, self.mesh.me().node, Intent::Wait);
+            return 0;
+        };
+        let count = what.strip_prefix("the first of ").and_then(|rest| rest.split(' ').next());
+        count.map_or(1, |count| count.parse().expect("a number"))
     }
 
     fn circle(&mut self) {
@@ -146,7 +185,14 @@ impl Part {
         let early = self.call(owner, "pool", "use", Call::from(promised.value()), Intent::Use);
         let kept = self.call(third, "inline", "keep", Call::from(promised.value()), Intent::Wait);
         let make = Call::from(Value::List(vec![dice, promised.to_fill()]));
-        let made = self.call(owner, "pool", "make", make, Intent::Wait);
+        let made = if self.dice.below(2) == 0 {
+            self.call(owner, "pool", "make", make, Intent::Wait)
+        } else {
+            // What becomes of it is told by those who use what it makes.
+            let (_, made) = self.ledger.cast(make, |call| self.mesh.cast(owner, "pool", "make", call));
+            made.err().into_iter().for_each(|error| _ = self.failures_in(&error));
+            None
+        };
         let late = self.call(owner, "pool", "use", Call::from(promised.value()), Intent::Use);
         drop(promised);
         self.wait([early, kept, made, late].into_iter().flatten());

@@ -59,6 +59,7 @@ impl Service for Node {
                 self.ledger.keep(self.me, refs);
                 reply.value(Value::None);
             }
+            "fail" => reply.error(Error::new(ErrorKind::Mismatch, "a handler of a test")),
             "make" => {
                 self.make(&rest, &promises);
                 reply.value(Value::None);

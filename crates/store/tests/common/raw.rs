@@ -29,7 +29,7 @@ impl<'de> Deserialize<'de> for Raw {
 /// A method of this number, whose arguments are any bytes and whose answer is an `A`.
 struct Of<const ID: u32, A>(std::marker::PhantomData<A>);
 
-impl<const ID: u32, A: Serialize + DeserializeOwned + Send + 'static> Method for Of<ID, A> {
+impl<const ID: u32, A: Serialize + DeserializeOwned + Clone + Send + 'static> Method for Of<ID, A> {
     const SERVICE: &'static str = "store";
     const ID: u32 = ID;
     const NAME: &'static str = "raw";
