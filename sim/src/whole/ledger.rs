@@ -51,6 +51,7 @@ struct Record {
 #[derive(Default)]
 struct Books {
     nodes: BTreeMap<NodeId, usize>,
+    ready: BTreeSet<usize>,
     calls: BTreeMap<i64, Record>,
     last_call: i64,
     wrong: Vec<String>,
@@ -164,6 +165,19 @@ impl Ledger {
         self.books().nodes.insert(node, process);
     }
 
+    /// It serves, or will never be called.
+    pub(super) fn is_ready(&self, process: usize) {
+        self.books().ready.insert(process);
+    }
+
+    /// Whether whoever may be called serves.
+    pub(super) fn are_all_ready(&self) -> bool {
+        let now = self.now();
+        let books = self.books();
+        let is_hit = |process: &usize| self.doomed.get(process).is_some_and(|doom| doom.from <= now);
+        (0..self.scenario.ranks()).all(|process| books.ready.contains(&process) || is_hit(&process))
+    }
+
     /// The invitation of a guest is there.
     pub(super) fn invite(&self, guest: usize, text: &str) {
         self.books().invitations.insert(guest, text.to_owned());
@@ -274,6 +288,37 @@ impl Ledger {
         };
         work.on_complete(move |outcome| own.ended(number, outcome, intent));
         (number, Ok(work))
+    }
+
+    /// A one-way call, which may fail because an earlier one has.
+    pub(super) fn cast(&self, caller: usize, call: Call, make: impl FnOnce(Call) -> Result<()>) -> (i64, Result<()>) {
+        let number = {
+            let mut books = self.books();
+            books.last_call += 1;
+            let number = books.last_call;
+            books.calls.insert(number, Record { caller, made: Some(clock::now()), begun: 0, ended: 1 });
+            number
+        };
+        let args = Value::List(vec![Value::Int(number), call.args]);
+        (number, make(Call { args, ..call }))
+    }
+
+    /// A call was answered behind these one-way calls of the same mailbox: they have begun.
+    pub(super) fn have_begun(&self, numbers: &[i64]) {
+        let books = self.books();
+        let is_unheard = |number: &&i64| books.calls.get(number).is_none_or(|record| record.begun != 1);
+        let unheard: Vec<i64> = numbers.iter().filter(is_unheard).copied().collect();
+        drop(books);
+        if !unheard.is_empty() {
+            self.fault(format!("one-way calls {unheard:?} have not begun, and one behind them was answered"));
+        }
+    }
+
+    /// Whether nothing may go wrong between these two.
+    pub(super) fn is_sound_between(&self, process: usize, node: NodeId) -> bool {
+        let other = self.books().nodes.get(&node).copied();
+        let is_sound = |process: usize| !self.is_doomed(process) && self.scenario.must_go_on();
+        is_sound(process) && other.is_some_and(is_sound)
     }
 
     /// A handler has begun with this call. Returns its number, and what comes after it.

@@ -5,7 +5,7 @@ use super::scenario::{End, Quit, Scenario};
 use super::services::{NAMES, next_of, serve, step};
 use crate::jobs::{pause, rank_config};
 use sheave_base::clock::{Entropy, SeededEntropy};
-use sheave_base::{ErrorKind, NodeId, Work, clock};
+use sheave_base::{Error, ErrorKind, NodeId, Work, clock};
 use sheave_mesh::{Answer, Call, Group, Mesh};
 use sheave_net::Part as Sent;
 use sheave_tensor::{Mode, Tensor};
@@ -28,7 +28,11 @@ const FREED_WITHIN: Duration = Duration::from_secs(3);
 pub(super) fn run(scenario: &Scenario, process: usize, ledger: &Arc<Ledger>) {
     ledger.now();
     let config = rank_config(process, scenario.hosts[process], scenario.ranks() as u32);
-    let mesh = match Mesh::join(config) {
+    let joined = Mesh::join(config);
+    if joined.is_err() {
+        ledger.is_ready(process);
+    }
+    let mesh = match joined {
         Ok(mesh) => mesh,
         // Whoever is missing has met with trouble, or was kept from it by one who has.
         Err(error) if ledger.is_troubled() => return assert_ne!(error.kind(), ErrorKind::Internal, "{error}"),
@@ -36,6 +40,7 @@ pub(super) fn run(scenario: &Scenario, process: usize, ledger: &Arc<Ledger>) {
     };
     ledger.joined(process, mesh.me().node);
     serve(&mesh, process, ledger);
+    ledger.is_ready(process);
     let dice = SeededEntropy::new(scenario.seed ^ (process as u64) << 40);
     Part { mesh, process, ledger: Arc::clone(ledger), dice }.play(scenario);
 }
@@ -57,6 +62,10 @@ impl Part {
         let mut group = Some(self.mesh.world());
         let mut number = 0;
         self.meet(&mut group, &mut number);
+        // A barrier that fails has not waited for all.
+        while !self.ledger.are_all_ready() {
+            pause(Duration::from_millis(1));
+        }
         for round in 0..scenario.rounds {
             match self.ledger.quit_in(self.process, round) {
                 Some(Quit::Fails) => {
@@ -101,7 +110,7 @@ impl Part {
     }
 
     fn act(&mut self) {
-        match self.dice.below(12) {
+        match self.dice.below(13) {
             0 | 1 => self.burst(),
             2 => self.circle(),
             3 => self.cancelled(),
@@ -112,6 +121,7 @@ impl Part {
             8 => self.look(),
             9 => self.tasks(),
             10 => self.ask_guests(),
+            11 => self.casts(),
             _ => pause(Duration::from_micros(self.dice.below(300_000))),
         }
     }
@@ -153,6 +163,52 @@ impl Part {
             })
             .collect();
         Self::wait(works);
+    }
+
+    /// One-way calls, some of which fail, and one behind them that is answered: by then all have begun, and every
+    /// failure is told, once.
+    fn casts(&mut self) {
+        let to = self.somebody();
+        let service = ["inline", "serial"][self.dice.below(2) as usize];
+        let (mut sent, mut failed, mut told) = (Vec::new(), 0, 0);
+        for _ in 0..1 + self.dice.below(2 * BURST) {
+            let method = if self.dice.below(4) == 0 { "fail" } else { "echo" };
+            let make = |call| self.mesh.cast(to, service, method, call);
+            match self.ledger.cast(self.process, Call::from(Value::Int(1)), make) {
+                (number, Ok(())) => {
+                    sent.push(number);
+                    failed += u64::from(method == "fail");
+                }
+                (_, Err(error)) => told += self.failures_in(to, &error),
+            }
+        }
+        let Some(work) = self.call(to, service, "echo", Call::from(Value::Int(2)), Intent::Wait) else { return };
+        if work.wait().is_err() || !self.ledger.is_sound_between(self.process, to) {
+            return;
+        }
+        self.ledger.have_begun(&sent);
+        if let Err(error) = self.mesh.check_one_way(to, service) {
+            told += self.failures_in(to, &error);
+        }
+        if told != failed {
+            let what = format!("{} was told of {told} of {failed} failures of its one-way calls", self.process);
+            self.ledger.fault(what);
+        }
+    }
+
+    /// How many one-way calls have failed, as this error says.
+    fn failures_in(&self, to: NodeId, error: &Error) -> u64 {
+        let Some(what) = error.what().strip_prefix("an earlier one-way call of this service: ") else {
+            if !self.ledger.may_fail(self.process, error) {
+                self.ledger.fault(format!("a one-way call of {} accuses the wrong one: {error:?}", self.process));
+            }
+            return 0;
+        };
+        if self.ledger.is_sound_between(self.process, to) && error.operation_name() != Some("fail") {
+            self.ledger.fault(format!("a one-way call of {} has failed that should not: {error:?}", self.process));
+        }
+        let count = what.strip_prefix("the first of ").and_then(|rest| rest.split(' ').next());
+        count.map_or(1, |count| count.parse().expect("a number"))
     }
 
     fn circle(&mut self) {
@@ -261,7 +317,14 @@ impl Part {
         let early = self.call(owner, "pool", "use", Call::from(promised.value()), Intent::Use);
         let kept = self.call(third, "inline", "keep", Call::from(promised.value()), Intent::Wait);
         let make = Call::from(Value::List(vec![dice, promised.to_fill()]));
-        let made = self.call(owner, "pool", "make", make, Intent::Wait);
+        let made = if self.dice.below(2) == 0 {
+            self.call(owner, "pool", "make", make, Intent::Wait)
+        } else {
+            // What becomes of it is told by those who use what it makes.
+            let (_, made) = self.ledger.cast(self.process, make, |call| self.mesh.cast(owner, "pool", "make", call));
+            made.err().into_iter().for_each(|error| _ = self.failures_in(owner, &error));
+            None
+        };
         let late = self.call(owner, "pool", "use", Call::from(promised.value()), Intent::Use);
         drop(promised);
         Self::wait([early, kept, made, late].into_iter().flatten());

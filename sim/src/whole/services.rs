@@ -78,6 +78,7 @@ impl Service for Desk {
                 }
                 reply.value(Value::None);
             }
+            "fail" => reply.error(Error::new(ErrorKind::Mismatch, "a handler of a test")),
             "keep" => {
                 self.ledger.keep(self.process, refs);
                 reply.value(Value::None);
