@@ -23,7 +23,7 @@ const CHUNK_SEEDS: u64 = 50;
 /// A child that takes longer hangs.
 const CHUNK_LIMIT: Duration = Duration::from_secs(120);
 
-const BUGS: [Bug; 21] = [
+const BUGS: [Bug; 23] = [
     Bug::CreditForgotten,
     Bug::CreditTwice,
     Bug::AnswerLost,
@@ -43,6 +43,8 @@ const BUGS: [Bug; 21] = [
     Bug::GateOpen,
     Bug::WakeLost,
     Bug::LastWordEarly,
+    Bug::CancelUnsaid,
+    Bug::TaskKept,
     Bug::FailureLost,
     Bug::OneWayLost,
 ];

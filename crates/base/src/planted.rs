@@ -13,6 +13,8 @@ pub enum Bug {
     AnswerLost,
     /// A request that was cancelled before it began is run.
     CancelIgnored,
+    /// A callee does not hear that a call is cancelled.
+    CancelUnsaid,
     /// A timer that is due is forgotten.
     TimerLost,
     /// A timer runs when half of its time is over.
@@ -45,6 +47,8 @@ pub enum Bug {
     FailureLost,
     /// A one-way call that has come is not run.
     OneWayLost,
+    /// The end of a task is told and its future is kept.
+    TaskKept,
     /// A task that is woken is not polled.
     WakeLost,
 }

@@ -286,8 +286,10 @@ impl Part {
         }
     }
 
-    /// Some tasks, each of which waits for a call, and sleeps, and waits for another.
+    /// Some tasks, each of which waits for a call, and sleeps, and waits for another; some are cancelled. When the end
+    /// of one is known its future is gone.
     fn tasks(&mut self) {
+        let kept = Arc::new(());
         let works: Vec<_> = (0..1 + self.dice.below(4))
             .filter_map(|_| {
                 let (one, other) = (self.somebody(), self.somebody());
@@ -297,8 +299,9 @@ impl Part {
                     let make = |call| mesh.call(to, "pool", "echo", call);
                     ledger.call(process, Call::from(Value::Int(1)), Intent::Wait, make)
                 };
-                let runtime = self.mesh.runtime().clone();
+                let (runtime, own) = (self.mesh.runtime().clone(), Arc::clone(&kept));
                 let steps = async move {
+                    let _own = own;
                     ask(one)?.await?;
                     runtime.sleep_until(runtime.after(span))?.await;
                     ask(other)?.await.map(drop)
@@ -306,7 +309,14 @@ impl Part {
                 self.mesh.spawn("a task", steps).ok()
             })
             .collect();
+        if self.dice.below(3) == 0 {
+            pause(Duration::from_micros(self.dice.below(3000)));
+            works.iter().take(2).for_each(Work::cancel);
+        }
         works.into_iter().for_each(|work| drop(work.wait()));
+        if Arc::strong_count(&kept) > 1 {
+            self.ledger.fault(format!("tasks of {} have ended, and their futures live", self.process));
+        }
     }
 
     /// Uses what a call is to make before it is made, here and by way of a third node.

@@ -11,6 +11,7 @@ use crate::endpoints::{CALLS, REQUESTS};
 use crate::reference::{Mention, Ref, names_in};
 use crate::runtime::Timer;
 use sheave_base::clock;
+use sheave_base::planted::{self, Bug};
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, Work, limits};
 use sheave_net::{Envelope, Ground, Outgoing, Parts, Tensors};
 use std::sync::Arc;
@@ -304,6 +305,9 @@ impl Shared {
     }
 
     pub(super) fn say_cancelled(&self, link: LinkId, correlation: u64) {
+        if planted::strikes(Bug::CancelUnsaid) {
+            return;
+        }
         let envelope = Envelope { correlation, ..Envelope::of(CALLS, Tag(0), CANCELLED) };
         // With its link the call ends on the other side too.
         let _ = self.node.isend(link, Outgoing::control(envelope, Vec::new()));

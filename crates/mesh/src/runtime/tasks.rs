@@ -243,7 +243,10 @@ impl Core {
 
     /// The thread that has the future lets go of it, and tells.
     fn end(&self, steps: Option<Steps>) {
-        contain::told("the drop of a task", || drop(steps));
+        match planted::strikes(Bug::TaskKept) {
+            true => std::mem::forget(steps),
+            false => _ = contain::told("the drop of a task", || drop(steps)),
+        }
         if let Some(tasks) = self.tasks.upgrade() {
             let mut alive = tasks.alive.lock();
             alive.slots[self.slot] = None;
