@@ -5,14 +5,14 @@
 
 mod common;
 
-use common::{PATIENCE, hear, job, note, part, say, start_all, until};
+use common::{PATIENCE, hear, job, note, now_ms, part, say, start_all, until};
 use sheave_base::config::Transport;
 use sheave_base::{Error, Rank, Result};
 use sheave_collective::{Collectives, Communicator, Operator};
 use sheave_mesh::Mesh;
 use sheave_process::{Child, Job};
 use sheave_tensor::{Dtype, Tensor};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// The bound of the design for everything that a killed process is needed for.
 const BOUND_MS: u128 = 1000;
@@ -32,10 +32,6 @@ const SPAN: &str = "SHEAVE_TEST_SPAN_MS";
 
 /// Two of them, the coordinator and its successor, and all but one.
 const VICTIMS: [&[usize]; 3] = [&[3, 4], &[0, 1], &[0, 1, 2, 3]];
-
-fn now_ms() -> u128 {
-    SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis()
-}
 
 fn variable(name: &str) -> String {
     std::env::var(name).expect("the test has set it")

@@ -173,7 +173,8 @@ impl KvStore {
     }
 
     /// New keys and their first values. With servers every worker must call it, with the same keys; it blocks until all
-    /// have. The values of worker 0 count, and the others' must have their shapes and dtypes.
+    /// have. The values of worker 0 count, in a store that shrinks those of the first one that is left, and the others'
+    /// must have their shapes and dtypes.
     ///
     /// # Errors
     ///

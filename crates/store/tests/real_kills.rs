@@ -3,8 +3,8 @@
 
 mod common;
 
+use common::raw::name_on;
 use common::{PATIENCE, ended_well, hear, job, note, part, parts, roles, say, start_all, until, wait};
-use sha2::{Digest, Sha256};
 use sheave_base::config::Transport;
 use sheave_base::{ErrorKind, Result, Work};
 use sheave_mesh::{Group, Mesh, Role};
@@ -31,13 +31,9 @@ const STOPPED: &str = "SHEAVE_TEST_STOPPED";
 /// It contributes to synchronous rounds only after the death, unless it dies itself. So what waits for it goes on then.
 const LATE: &str = "worker-2";
 
-/// A key that lives on this server, by the documented hash.
+/// A key that lives on this server.
 fn key_on(server: u64, seed: &str) -> Key {
-    let name = (0..).map(|number| format!("{seed} {number}")).find(|name| {
-        let digest = Sha256::new().chain_update([1]).chain_update(name).finalize();
-        u64::from_be_bytes(digest[..8].try_into().expect("eight bytes")) % u64::from(SERVERS) == server
-    });
-    Key::from(name.expect("some number fits"))
+    Key::from(name_on(server, SERVERS.into(), seed))
 }
 
 /// What is stored: a name, the key, its elements, and whether server-1 has a part in it.

@@ -4,9 +4,8 @@
 
 mod common;
 
-use common::raw::ask_raw;
+use common::raw::{ask_raw, number_of};
 use common::{ended_well, hear, job, note, part, parts, roles, say, start_all, until, wait};
-use sha2::{Digest, Sha256};
 use sheave_base::config::Transport;
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_mesh::{Member, Mesh, Role};
@@ -197,8 +196,7 @@ impl Worker {
     /// One half of the big tensor, to the server that has it. The head of an update is the store, and the pieces that
     /// are pushed and pulled: each a number, its bytes, whether it is packed, and its form, of which 0 is plain.
     fn push_in_part(&self) {
-        let digest = Sha256::new().chain_update([1]).chain_update("a big one").finalize();
-        let number = u64::from_be_bytes(digest[..8].try_into().expect("eight bytes"));
+        let number = number_of("a big one");
         let home = (number % u64::from(SERVERS)) as usize;
         let server = self.mesh.of_role(Role::Server).nth(home).expect("it is one of them").node;
         let half = Tensor::from_slice(&vec![1f32; BIG / 2], [BIG as u64 / 2]).expect("it fits");

@@ -12,7 +12,7 @@ mod meshes;
 #[path = "../../../mesh/tests/common/seeds.rs"]
 mod seeds;
 
-pub(crate) use meshes::{PATIENCE, free_port, hear, job, note, say, soon, until, wait};
+pub(crate) use meshes::{PATIENCE, free_port, hear, job, note, now_ms, say, soon, until, wait};
 pub(crate) use seeds::fresh_seeds;
 use sheave_base::config::Transport;
 use sheave_collective::{Collectives, Communicator, Table};

@@ -8,7 +8,7 @@ use sheave_base::secret::Resolved;
 use sheave_base::{Result, Secret};
 use sheave_mesh::{Config, Expected, Mesh, Role};
 use sheave_process::{Child, Command, Job, Output};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Far enough for a loaded machine; nothing waits that long when all is well.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -19,6 +19,11 @@ pub(crate) const TRANSPORT: &str = "SHEAVE_TEST_TRANSPORT";
 
 pub(crate) fn soon() -> Instant {
     Instant::now() + PATIENCE
+}
+
+/// The time in milliseconds, by the clock that all processes of a job share.
+pub(crate) fn now_ms() -> u128 {
+    SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis()
 }
 
 /// A port that nobody listens on.

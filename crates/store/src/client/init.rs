@@ -49,18 +49,34 @@ impl First {
     }
 }
 
+/// What a worker does where one of them must act.
+#[derive(Clone, Copy)]
+enum Turn {
+    /// It is another one's.
+    Others,
+    /// It acts.
+    First,
+    /// It acts in place of one that has died, and may have acted in part.
+    Again,
+}
+
+/// Messages of a worker that has died which may come late while another one acts in its place: as many as 1 GiB of
+/// small first values are on two servers.
+const LATE_MESSAGES_MAX: usize = 64;
+
 impl Client {
     /// Blocks until all workers have come. The first one's values count; the others learn what it said.
     pub(crate) fn init(&self, pairs: &[(Key, First)]) -> Result<()> {
         self.check_usable("init")?;
         let checked = self.check_new(pairs);
-        let sent = match self.is_chosen()? {
-            true => checked.and_then(|()| self.send_first_values(pairs)),
-            false => checked,
-        };
-        // Also after a failure: the others wait here.
-        self.barrier()?;
-        sent?;
+        self.let_one(|turn| {
+            checked.clone()?;
+            match turn {
+                Turn::Others => Ok(()),
+                Turn::First => self.send_first_values(pairs),
+                Turn::Again => self.send_first_values_again(pairs),
+            }
+        })?;
         self.learn(pairs)?;
         let found = pairs.iter().map(|(key, _)| self.find("init", key)).collect::<Result<Vec<_>>>()?;
         self.visit_servers_of(&found)
@@ -73,23 +89,37 @@ impl Client {
         // What this worker has pushed must be there before the slots are gone, and so must what the others have.
         let waited = found.and_then(|found| self.outstanding_on(&found).map(|()| found));
         self.barrier()?;
-        let sent = match self.is_chosen()? {
-            true => waited.and_then(|found| self.send_delete(&found)),
-            false => waited.and_then(|found| self.visit_servers_of(&found)),
-        };
-        self.barrier()?;
-        sent?;
+        self.let_one(|turn| {
+            let found = waited.as_ref().map_err(Error::clone)?;
+            match turn {
+                Turn::Others => self.visit_servers_of(found),
+                // What is gone already is no matter.
+                Turn::First | Turn::Again => self.send_delete(found),
+            }
+        })?;
         let mut known = self.known.write();
         keys.iter().for_each(|key| drop(known.remove(key)));
         Ok(())
     }
 
-    /// Whether this worker does what one of them must do. All agree on who that is.
-    fn is_chosen(&self) -> Result<bool> {
-        match self.open.on_worker_loss {
-            OnWorkerLoss::Fail => Ok(self.rank == 0),
+    /// Lets one worker act, and all others wait for it. All agree on who that is. If it dies meanwhile, another one
+    /// acts in its place. The outcome is that of this worker's last turn.
+    fn let_one(&self, act: impl Fn(Turn) -> Result<()>) -> Result<()> {
+        let mut chosen = match self.open.on_worker_loss {
+            OnWorkerLoss::Fail => 0,
             // Who is gone may be known here and not there, but all pass one barrier.
-            OnWorkerLoss::Shrink => Ok(self.barrier()? == self.rank),
+            OnWorkerLoss::Shrink => self.barrier()?,
+        };
+        let mut own = Turn::First;
+        loop {
+            let acted = act(if chosen == self.rank { own } else { Turn::Others });
+            // Also after a failure: the others wait here.
+            let first = self.barrier()?;
+            if first == chosen || self.open.on_worker_loss == OnWorkerLoss::Fail {
+                return acted;
+            }
+            // It may have reached some servers and not others.
+            (chosen, own) = (first, Turn::Again);
         }
     }
 
@@ -105,6 +135,11 @@ impl Client {
                 numbers[slice.server].push(slice.number);
             }
         }
+        self.send_delete_of(numbers)
+    }
+
+    /// Deletes slices of these numbers, by server.
+    fn send_delete_of(&self, numbers: Vec<Vec<u64>>) -> Result<()> {
         let mut calls = Vec::new();
         for (server, numbers) in self.servers.iter().zip(numbers) {
             for chunk in numbers.chunks(KEYS_MAX) {
@@ -168,6 +203,34 @@ impl Client {
             }
         }
         calls.iter().try_for_each(|call| call.wait().map(drop))
+    }
+
+    /// As [`Client::send_first_values`], in place of what a worker that has died may have sent of its own.
+    ///
+    /// What that has sent last may still be on its way to a server that has not heard of the death, and come between
+    /// the deletion and the new values. Each of its messages does so once at most.
+    fn send_first_values_again(&self, pairs: &[(Key, First)]) -> Result<()> {
+        let mut late = 0;
+        loop {
+            self.send_delete_of_new(pairs)?;
+            match self.send_first_values(pairs) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists && late < LATE_MESSAGES_MAX => late += 1,
+                outcome => return outcome,
+            }
+        }
+    }
+
+    fn send_delete_of_new(&self, pairs: &[(Key, First)]) -> Result<()> {
+        let mut numbers: Vec<Vec<u64>> = self.servers.iter().map(|_| Vec::new()).collect();
+        for (key, first) in pairs {
+            let number = key.number();
+            if self.known.read().values().any(|known| known.number == number) {
+                return Err(exists(key));
+            }
+            let slices = first.meta(key)?.map(|meta| meta.slices(number, &self.open.cutting));
+            slices.into_iter().flatten().for_each(|slice| numbers[slice.server].push(slice.number));
+        }
+        self.send_delete_of(numbers)
     }
 
     fn first_pieces(&self, meta: &Meta, first: &First) -> Result<Vec<(Slice, Pieces)>> {

@@ -21,6 +21,14 @@ impl Client {
         let _ = self.outstanding.wait(None);
         act(&mut &*self)
     }
+
+    /// Why a file will not come to its end: a server is gone, whose slices may come much later.
+    fn check_servers(&self) -> Result<()> {
+        let deaths = self.mesh.deaths();
+        let Some(death) = deaths.into_iter().find(|death| self.servers.contains(&death.node)) else { return Ok(()) };
+        let error = Error::new(ErrorKind::PeerLost, death.reason);
+        Err(self.mesh.member(death.node).map_or_else(|| error.clone(), |member| error.clone().peer(member.peer())))
+    }
 }
 
 impl Shelf for &Client {
@@ -62,12 +70,14 @@ impl Shelf for &Client {
     }
 
     fn export(&mut self, _: &Meta, slice: &Slice, with_value: bool) -> Result<(Head, Vec<Tensor>)> {
+        self.check_servers()?;
         let export = Export { store: self.open.store, number: slice.number, with_value };
         let answer = self.mesh.ask::<Export>(self.servers[slice.server], &export)?.join()?;
         Ok((answer.value, answer.tensors))
     }
 
     fn import(&mut self, _: &Meta, slice: &Slice, import: Import, tensors: Vec<Tensor>) -> Result<()> {
+        self.check_servers()?;
         let import = Import { store: self.open.store, ..import };
         let tensors = tensors.into_iter().map(|tensor| Part::new(tensor, Mode::Copy)).collect();
         let options = CallOptions { tensors, ..CallOptions::default() };

@@ -549,8 +549,8 @@ impl Store {
         self.reconsider();
     }
 
-    /// How often a worker has pushed each key that has several slices, by the keys' numbers; an error if the slices
-    /// here do not agree on it.
+    /// How often a worker has pushed each key that has several slices, by the keys' numbers, if it has at all; an error
+    /// if the slices here do not agree on it.
     pub(super) fn heard(&self, worker: usize) -> Result<Vec<(u64, u64)>> {
         let mut heard = std::collections::BTreeMap::new();
         for held in &self.slots {
@@ -562,7 +562,8 @@ impl Store {
                 return Err(Error::new(ErrorKind::PeerLost, what));
             }
         }
-        Ok(heard.into_iter().collect())
+        // A key that it has not pushed is not torn: it may have died when it had initialised it on some servers.
+        Ok(heard.into_iter().filter(|(_, count)| *count > 0).collect())
     }
 
     /// A push was refused. Other servers may have taken their slices of it, and nobody may get a sum of different

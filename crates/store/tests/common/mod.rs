@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub(crate) mod deaths;
 #[path = "../../../mesh/tests/common/meshes.rs"]
 mod meshes;
 pub(crate) mod raw;

@@ -4,10 +4,23 @@
 use serde::de::{DeserializeOwned, Error as _};
 use serde::ser::SerializeTuple;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use sha2::{Digest, Sha256};
 use sheave_base::{NodeId, Result, Work};
 use sheave_mesh::{Answer, CallOptions, Mesh, Method};
 use sheave_net::Parts;
 use sheave_store::Key;
+
+/// The number of a key of this name, by the documented hash.
+pub(crate) fn number_of(name: &str) -> u64 {
+    let digest = Sha256::new().chain_update([1]).chain_update(name).finalize();
+    u64::from_be_bytes(digest[..8].try_into().expect("eight bytes"))
+}
+
+/// A name that begins like this, of a key that lives on this one of so many servers.
+pub(crate) fn name_on(server: u64, servers: u64, seed: &str) -> String {
+    let mut names = (0..).map(|number| format!("{seed} {number}"));
+    names.find(|name| number_of(name) % servers == server).expect("some number fits")
+}
 
 /// The bytes of arguments, as they are.
 pub(crate) struct Raw(Vec<u8>);
