@@ -23,7 +23,7 @@ pub mod blocking;
 mod combine;
 pub mod condition;
 
-pub use combine::{Selected, join_all, select};
+pub use combine::{Selected, join_all, join_all_with, select};
 
 use crate::clock;
 use crate::park::{Parker, Woken, current_parker};

@@ -37,7 +37,6 @@ mod device;
 mod environment;
 #[doc(hidden)]
 pub mod fuzz;
-mod gather;
 mod held;
 mod key;
 mod kind;

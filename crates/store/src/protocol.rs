@@ -8,6 +8,7 @@ use crate::learn::Outline;
 use crate::updater::Spec;
 use serde::{Deserialize, Serialize};
 use sheave_base::{Error, ErrorKind};
+use sheave_mesh::Answer;
 use sheave_optim::{BlockSums, Norms};
 use std::fmt;
 
@@ -231,6 +232,9 @@ pub(crate) struct Done;
 /// worker that has an answer knows of every loss that the answer knows of.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Gone(pub(crate) Vec<usize>);
+
+/// An answer to what waits for other workers.
+pub(crate) type Told = Answer<Gone>;
 
 /// A server says what it has received of a worker that is lost; the answer comes when all living servers have, and is
 /// an error if they do not agree.

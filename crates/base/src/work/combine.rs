@@ -178,6 +178,30 @@ impl<T: Clone + Send + 'static> Work<T> {
     }
 }
 
+impl<T: Clone + Send + 'static> Work<T> {
+    /// Ends a work that somebody has already, with what `change` makes of this one's outcome, as [`Work::map`] does.
+    /// Who waits for that work waits for whom this one does. Cancelling it does not reach this one: for what cannot be
+    /// taken back.
+    ///
+    /// ```
+    /// use sheave_base::work::pair;
+    /// let (inner, call) = pair::<u32>("call");
+    /// let (outer, push) = pair::<String>("push");
+    /// call.pass_to(outer, |count| Ok(format!("{count} keys")));
+    /// push.cancel();
+    /// inner.complete(Ok(3));
+    /// assert_eq!(push.wait().unwrap(), "3 keys");
+    /// ```
+    pub fn pass_to<U: Send + 'static>(
+        &self,
+        completer: Completer<U>,
+        change: impl FnOnce(T) -> Result<U> + Send + 'static,
+    ) {
+        self.awaited().into_iter().for_each(|awaited| completer.awaits(awaited));
+        self.on_complete(move |outcome| completer.complete(outcome.clone().and_then(change)));
+    }
+}
+
 struct All<T> {
     left: usize,
     values: Vec<Option<T>>,
@@ -215,20 +239,41 @@ impl<T> All<T> {
 /// ```
 #[must_use]
 pub fn join_all<T: Clone + Send + 'static>(operation: &'static str, works: Vec<Work<T>>) -> Work<Vec<T>> {
+    join_all_with(operation, works, Ok)
+}
+
+/// As [`join_all`], of what `look` makes of each outcome: it is called as soon as that work has ended well, by whoever
+/// ends it, so it must not block. An error of it counts as one of the work.
+///
+/// ```
+/// use sheave_base::work::{join_all_with, pair};
+/// let (completers, works): (Vec<_>, Vec<_>) = (0..3).map(|_| pair::<u32>("part")).unzip();
+/// let all = join_all_with("whole", works, |value| Ok(value * 2));
+/// completers.into_iter().zip([5, 6, 7]).for_each(|(completer, value)| completer.complete(Ok(value)));
+/// assert_eq!(all.wait().unwrap(), [10, 12, 14]);
+/// ```
+#[must_use]
+pub fn join_all_with<T: Clone + Send + 'static, U: Clone + Send + 'static>(
+    operation: &'static str,
+    works: Vec<Work<T>>,
+    look: impl Fn(T) -> Result<U> + Send + Sync + 'static,
+) -> Work<Vec<U>> {
     let Some(first) = works.first() else { return Work::ready(operation, Ok(Vec::new())) };
     let link = first.0.link.filter(|link| works.iter().all(|work| work.0.link == Some(*link)));
     let joint = std::sync::Arc::new(Joint::default());
     let (completer, all) = over(operation, driver_of(&works), link, &joint);
     let state = All { left: works.len(), values: vec![None; works.len()], error: None, completer: Some(completer) };
-    let state = Arc::new(Mutex::new(state));
+    let (state, look) = (Arc::new(Mutex::new(state)), std::sync::Arc::new(look));
     // All are known before the first is heard: its error cancels the others.
     works.iter().enumerate().for_each(|(number, work)| joint.add(number, work));
     for (number, work) in works.into_iter().enumerate() {
-        let (joint, state) = (std::sync::Arc::clone(&joint), Arc::clone(&state));
+        let (joint, state, look) = (std::sync::Arc::clone(&joint), Arc::clone(&state), std::sync::Arc::clone(&look));
         work.on_complete(move |outcome| {
             joint.ended(number);
-            let ended = state.lock().end(number, outcome.clone());
-            if outcome.is_err() {
+            let outcome = outcome.clone().and_then(|value| look(value));
+            let has_failed = outcome.is_err();
+            let ended = state.lock().end(number, outcome);
+            if has_failed {
                 joint.cancel();
             }
             ended.into_iter().for_each(|complete| complete());
@@ -434,6 +479,38 @@ mod tests {
         assert_eq!(whom(&all).as_deref(), Some("server-1, server-2"));
         drop(completers);
         assert!(all.wait().is_err() && all.awaited().is_none());
+    }
+
+    #[test]
+    fn an_error_of_who_looks_at_an_outcome_cancels_the_rest() {
+        let log = std::sync::Arc::new(AtomicUsize::new(0));
+        let (kept, works): (Vec<_>, Vec<_>) = (0..3).map(|_| cancellable(&log)).unzip();
+        let looked = std::sync::Arc::new(AtomicUsize::new(0));
+        let seen = std::sync::Arc::clone(&looked);
+        let all = join_all_with("whole", works, move |value| {
+            seen.fetch_add(1, SeqCst);
+            if value == 2 { Err(error(ErrorKind::Protocol)) } else { Ok(value) }
+        });
+        complete(&kept[1], Ok(1));
+        assert!(!all.is_done() && looked.load(SeqCst) == 1 && log.load(SeqCst) == 0);
+        complete(&kept[0], Ok(2));
+        assert_eq!(all.wait().expect_err("it was not liked").kind(), ErrorKind::Protocol);
+        assert_eq!((looked.load(SeqCst), log.load(SeqCst)), (2, 1));
+    }
+
+    #[test]
+    fn what_a_work_is_passed_to_does_not_cancel_it_and_waits_for_the_same() {
+        let log = std::sync::Arc::new(AtomicUsize::new(0));
+        let (kept, works): (Vec<_>, Vec<_>) = (0..2).map(|_| cancellable(&log)).unzip();
+        let knows: std::sync::Arc<dyn Describe> = std::sync::Arc::new(Knows);
+        works[1].awaits(Awaited::new(std::sync::Arc::downgrade(&knows), [1, 0]));
+        let (completer, passed) = pair("passed");
+        join_all("whole", works).pass_to(completer, |values| Ok(values.len()));
+        passed.cancel();
+        let whom = passed.awaited().expect("it is not done").describe().expect("it lives").whom;
+        assert_eq!((log.load(SeqCst), whom.as_deref()), (0, Some("server-1")));
+        kept.iter().for_each(|kept| complete(kept, Ok(1)));
+        assert_eq!(passed.wait().expect("nobody cancelled it"), 2);
     }
 
     #[test]

@@ -13,12 +13,11 @@
 //! which may wait for others, do not count against the bound. So whatever is queued leaves as fast as servers take it.
 //! What is queued is bounded too ([`QUEUED_BYTES_MAX`]): beyond it the caller waits, for the servers alone.
 
-use crate::gather::Told;
-use crate::protocol::{Piece, Slices, Update};
+use crate::protocol::{Piece, Slices, Told, Update};
 use parking_lot::Mutex;
 use sheave_base::work::Completer;
 use sheave_base::work::awaited::{Account, Awaited, Describe, Which, listed};
-use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
+use sheave_base::{Error, ErrorKind, NodeId, Result};
 use sheave_mesh::{CallOptions, Mesh, WeakMesh};
 use sheave_net::Parts;
 use smallvec::SmallVec;
@@ -201,10 +200,7 @@ impl Lane {
             }
             What::Pull { update, options, completer } => {
                 match mesh.and_then(|mesh| mesh.ask_with::<Update>(to, &update, options)) {
-                    Ok(work) => {
-                        work.awaited().into_iter().for_each(|awaited| completer.awaits(awaited));
-                        forward(&work, completer);
-                    }
+                    Ok(work) => work.pass_to(completer, Ok),
                     Err(error) => completer.complete(Err(error)),
                 }
             }
@@ -258,9 +254,4 @@ impl State {
         }
         Vec::new()
     }
-}
-
-/// Ends one work as another does.
-fn forward(work: &Work<Told>, completer: Completer<Told>) {
-    work.on_complete(move |outcome| completer.complete(outcome.clone()));
 }

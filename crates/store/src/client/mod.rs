@@ -25,7 +25,7 @@ use crate::key::Key;
 use crate::kind::Kind;
 use crate::layout::{Cutting, PACKED_BELOW_BYTES, Slice};
 use crate::local::unknown;
-use crate::protocol::{Barrier, Close, Closing, Done, Form, OfStore, OnWorkerLoss, Open, Piece, SERVICE};
+use crate::protocol::{Barrier, Close, Closing, Done, Form, OfStore, OnWorkerLoss, Open, Piece, SERVICE, Told};
 use crate::slot::Meta;
 use crate::store::Config;
 use batch::Pieces;
@@ -33,7 +33,7 @@ use coding::{Coding, Compressions};
 use lane::Lane;
 use outstanding::Outstanding;
 use parking_lot::{Mutex, RwLock};
-use sheave_base::work::IDLE;
+use sheave_base::work::{IDLE, join_all_with};
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
 use sheave_mesh::{AnswerOf, Mesh, Method, Role};
 use sheave_tensor::Tensor;
@@ -258,7 +258,7 @@ impl Client {
         let (completer, work) = self.mesh.node().pair("done", None);
         // However it ends; it goes before the work has ended.
         let said = Said(Arc::clone(&self.is_done));
-        crate::gather::gather(calls, &self.losses, completer, move || {
+        self.join("done", calls).pass_to(completer, move |_| {
             drop(said);
             Ok(())
         });
@@ -292,6 +292,14 @@ impl Client {
     fn say_to_all<M: Method<Args = OfStore, Answer = ()>>(&self) -> Result<()> {
         let calls = self.ask_all::<M>(&self.of_store())?;
         calls.iter().try_for_each(|call| call.wait().map(drop))
+    }
+
+    /// All of these calls. The first error cancels the others, so that an operation which needs a server that is gone
+    /// does not wait for what the others say; still no call receives into a place after the end. What answers know of
+    /// losses is known before the end.
+    fn join(&self, operation: &'static str, calls: Vec<Work<Told>>) -> Work<Vec<()>> {
+        let losses = Arc::clone(&self.losses);
+        join_all_with(operation, calls, move |told| losses.learn(&told.value))
     }
 
     fn ask_all<M: Method>(&self, args: &M::Args) -> Result<Vec<Work<AnswerOf<M>>>> {

@@ -5,11 +5,10 @@ use super::lane::{Item, What};
 use super::places::{Places, Scatter, Unpack, address};
 use super::{Client, Known};
 use crate::compress::Compression;
-use crate::gather::{Told, gather};
 use crate::key::Key;
 use crate::layout::{Layout, Spot};
 use crate::local::{check_apart, grouped, unknown};
-use crate::protocol::{Begin, Form, OnWorkerLoss, Piece, Update};
+use crate::protocol::{Begin, Form, OnWorkerLoss, Piece, Told, Update};
 use crate::round::AHEAD_MAX;
 use crate::slot::{empty, flat_copy};
 use crate::store::Options;
@@ -248,7 +247,7 @@ impl Client {
         let (completer, work) = self.mesh.node().pair(operation, None);
         let entry = self.outstanding.begin(keys, &work);
         let held = (ahead, entry);
-        gather(calls, &self.losses, completer, move || {
+        self.join(operation, calls).pass_to(completer, move |_| {
             drop(held);
             let mut leases = places.into_leases()?;
             unpacks.into_iter().try_for_each(|unpack| unpack.run(&mut leases))?;
