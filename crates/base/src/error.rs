@@ -442,8 +442,14 @@ impl std::error::Error for Error {
 
 impl From<std::io::Error> for Error {
     fn from(error: std::io::Error) -> Self {
-        let shortage = rustix::io::Errno::from_io_error(&error).and_then(crate::shortage::of);
-        shortage.unwrap_or_else(|| Self::new(ErrorKind::Io, error.to_string()))
+        use rustix::io::Errno;
+        let errno = Errno::from_io_error(&error);
+        let told = || Self::new(ErrorKind::Io, error.to_string());
+        errno.and_then(crate::shortage::of).unwrap_or_else(|| match errno {
+            Some(Errno::NOSPC | Errno::DQUOT) => told().hint("free room on the disk, or write to another one"),
+            Some(Errno::FBIG) => told().hint("raise the limit, with `ulimit -f` for example"),
+            _ => told(),
+        })
     }
 }
 

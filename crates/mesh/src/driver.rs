@@ -16,7 +16,9 @@ use crate::call::{Calls, HANDSHAKE_LOOK, Size};
 use crate::departure::Departures;
 use crate::ended;
 use crate::endpoints::{self, ALL, ANSWERS, CALLS, ENGINE, ENGINE_IN_ORDER, REFERENCES, REQUESTS, ROOM};
-use crate::engine::{Effect, Engine, Event, FAILED, GroupId, GroupRecord, Member, Message, OperationId, Outcome};
+use crate::engine::{
+    Effect, Engine, Event, FAILED, GIVEN_UP, GroupId, GroupRecord, Member, Message, OperationId, Outcome,
+};
 use crate::group_news::GroupNews;
 use crate::guest::{Attached, leaving_word};
 use crate::hosts;
@@ -491,7 +493,7 @@ impl Shared {
             }
         }
         for (node, reason) in after.dead {
-            let has_said_so = reason.starts_with(FAILED);
+            let has_said_so = [FAILED, GIVEN_UP].iter().any(|beginning| reason.starts_with(beginning));
             let error = self.about(Error::new(ErrorKind::PeerLost, reason), node);
             for link in self.routes.all(node) {
                 // A member that has said that it failed ends its links itself, and its process may have more to do.

@@ -1,44 +1,22 @@
 //! A process that lacks descriptors, memory or threads says so and ends, and nobody else is harmed or accused.
 
 mod common;
+#[path = "common/shortages.rs"]
+mod shortages;
 
 use common::{PATIENCE, actor as command, free_port, hear, job, note, part, say, until, wait};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sheave_base::config::Transport;
 use sheave_base::{ErrorKind, Rank};
 use sheave_mesh::{Call, Expected, Mesh, Request};
 use sheave_net::Part;
 use sheave_tensor::{Dtype, Mode, Tensor};
+use shortages::{leave_descriptors, leave_no_memory};
 use smallvec::smallvec;
 use std::time::Instant;
 
 const RANKS: u32 = 4;
 const SHORT: usize = 3;
 const CASE: &str = "SHEAVE_TEST_CASE";
-
-fn limit_to(resource: Resource, limit: u64) {
-    let before = getrlimit(resource);
-    setrlimit(resource, Rlimit { current: Some(limit), ..before }).expect("lower than before");
-}
-
-/// Lets this process have so many descriptors more than it has.
-fn leave_descriptors(free: u64) {
-    // The numbers that are free below the highest one count too.
-    let listed = std::fs::read_dir("/proc/self/fd").expect("it is there").filter_map(Result::ok);
-    let open: Vec<u64> = listed.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    // One of them was the listing's own.
-    let is_open = |number: &u64| std::fs::symlink_metadata(format!("/proc/self/fd/{number}")).is_ok();
-    let open: Vec<u64> = open.into_iter().filter(is_open).collect();
-    let next_free = (0..).filter(|number| !open.contains(number)).nth(free as usize);
-    limit_to(Resource::Nofile, next_free.expect("there are more"));
-}
-
-/// Lets this process map less than a thread's stack more than it has.
-fn leave_no_memory() {
-    let mapped = std::fs::read_to_string("/proc/self/statm").expect("it is there");
-    let pages: u64 = mapped.split(' ').next().and_then(|pages| pages.parse().ok()).expect("a number");
-    limit_to(Resource::As, pages * rustix::param::page_size() as u64 + (256 << 10));
-}
 
 /// What the short rank lacks, how the others make it need that, and what all of them read.
 fn be_short(mesh: &Mesh, case: &str) {

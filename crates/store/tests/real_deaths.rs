@@ -22,7 +22,7 @@ const WORKERS: u32 = 4;
 const TRANSPORTS: [Transport; 2] = [Transport::Shm, Transport::Tcp];
 
 /// After so long a silence a member is dead: no test waits for that.
-const SILENCE: Duration = Duration::from_secs(5);
+const SILENCE: Duration = Duration::from_secs(30);
 
 const CUT_ELEMENTS: u64 = 100;
 /// Of the tensor that is cut; each server has half of it.

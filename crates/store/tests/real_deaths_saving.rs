@@ -31,6 +31,9 @@ const SLICE_ELEMENTS: usize = 10;
 /// So slow are servers: saving takes about a second, and begins with the first server's slices.
 const DELAY_MAX: Duration = Duration::from_millis(40);
 
+/// After so long a silence a member is dead: no test waits for that.
+const SILENCE: Duration = Duration::from_secs(30);
+
 /// What is in the checkpoint that is there, and what the store has.
 const OLD: f32 = 1.0;
 const NEW: f32 = 2.0;
@@ -56,6 +59,7 @@ fn checkpoint(folder: &Path) -> PathBuf {
 #[test]
 fn actor() {
     let Some(mut config) = part() else { return };
+    config.node.liveness.timeout = SILENCE;
     if variable(PART).starts_with("server") {
         let outbound = Trouble { delay_max: DELAY_MAX, ..Trouble::default() };
         config.node.chaos = Some(ChaosConfig { seed: 2, outbound, ..ChaosConfig::default() });

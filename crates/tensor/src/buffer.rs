@@ -1,14 +1,15 @@
 //! Reference-counted memory, wherever it comes from.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crossbeam_queue::SegQueue;
 use parking_lot::Mutex;
+use rustix::io::Errno;
 use sheave_base::contain::Kept;
-use sheave_base::{Error, ErrorKind, Result};
+use sheave_base::{Error, ErrorKind, Result, shortage};
 
 use crate::lease::{ReadLease, Usage, View, WriteLease};
 use crate::mapping::Mapping;
@@ -19,6 +20,9 @@ pub(crate) const ALIGN_BYTES: usize = 64;
 
 /// From here on private memory comes from the kernel directly, on huge pages.
 const MAPPED_BYTES_MIN: usize = 1 << 20;
+
+/// Who asks for so much or more asks for what no machine has: that is no shortage.
+const ADDRESSABLE_BYTES: usize = 1 << 46;
 
 /// The other end of a loan: who wants a lent block back.
 pub trait Lender: Send + Sync {
@@ -132,21 +136,24 @@ impl Buffer {
     /// # Errors
     /// [`ErrorKind::LimitExceeded`] when the system has no memory, or for a length that no address space holds.
     pub fn private(len_bytes: usize) -> Result<Self> {
-        let exhausted = || {
-            Error::new(ErrorKind::LimitExceeded, format!("no memory for a private buffer of {len_bytes} bytes"))
-                .hint("free memory, or use smaller tensors")
+        let what = || format!("no memory for a private buffer of {len_bytes} bytes");
+        let impossible = || Error::new(ErrorKind::LimitExceeded, what()).hint("use smaller tensors");
+        // What this process lacks is nobody else's fault, whoever has sent it something that it can be asked for.
+        let exhausted = |errno: Errno| match len_bytes < ADDRESSABLE_BYTES {
+            true => shortage::of(errno).map_or_else(impossible, |error| error.context(what())),
+            false => impossible(),
         };
         if len_bytes == 0 {
             return Ok(Self::empty());
         }
         if len_bytes >= MAPPED_BYTES_MIN && !cfg!(miri) {
-            let mapping = Mapping::anonymous(len_bytes).map_err(|_| exhausted())?;
+            let mapping = Mapping::anonymous(len_bytes).map_err(exhausted)?;
             return Ok(Self::new(mapping.start(), len_bytes, false, Storage::Mapped(mapping)));
         }
-        let layout = Layout::from_size_align(len_bytes, ALIGN_BYTES).map_err(|_| exhausted())?;
+        let layout = Layout::from_size_align(len_bytes, ALIGN_BYTES).map_err(|_| impossible())?;
         // SAFETY: the layout's size is not zero.
         let start = unsafe { alloc_zeroed(layout) };
-        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
+        let start = NonNull::new(start).ok_or_else(|| exhausted(Errno::NOMEM))?;
         Ok(Self::new(start, len_bytes, false, Storage::Heap(HeapBlock { start, layout })))
     }
 
@@ -412,7 +419,8 @@ mod tests {
     #[test]
     fn impossible_lengths_are_errors() {
         for len_bytes in [usize::MAX, isize::MAX as usize, 1 << 60] {
-            assert_eq!(Buffer::private(len_bytes).unwrap_err().kind(), ErrorKind::LimitExceeded);
+            let error = Buffer::private(len_bytes).unwrap_err();
+            assert!(error.kind() == ErrorKind::LimitExceeded && !error.is_shortage(), "{error}");
         }
     }
 

@@ -33,6 +33,10 @@ pub struct Ballot {
 /// What the reason of a death begins with that the dead member announced itself.
 pub const FAILED: &str = "it failed: ";
 
+/// As [`FAILED`], of a member that lacks what the system gives. What a link says that such a member has closed begins
+/// like this too.
+pub const GIVEN_UP: &str = "it has given up: ";
+
 /// The beginning of the reason of a death if the dead member suspected first who saw this.
 pub(super) const HOLDS_DEAD: &str = "it holds this node for dead: ";
 

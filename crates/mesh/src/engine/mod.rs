@@ -140,7 +140,7 @@ pub use awaited::Lacking;
 pub use faults::Faults;
 pub use group::group_id;
 pub use member::{Expected, Introduction, Member, Role};
-pub use message::{Ballot, Death, Effect, Event, FAILED, GroupId, Message, OperationId, Outcome, Steps};
+pub use message::{Ballot, Death, Effect, Event, FAILED, GIVEN_UP, GroupId, Message, OperationId, Outcome, Steps};
 pub use record::GroupRecord;
 
 #[cfg(not(feature = "planted-faults"))]

@@ -1,7 +1,7 @@
 //! Liveness: who is asked whether it lives, who is suspected, and what a suspicion leads to.
 
 use super::message::HOLDS_DEAD;
-use super::{Death, Effect, Engine, FAILED, Message};
+use super::{Death, Effect, Engine, FAILED, GIVEN_UP, Message};
 use sheave_base::clock::Time;
 use sheave_base::limits::FAILURE_CHARACTERS_MAX;
 use sheave_base::{Epoch, Error, ErrorKind, NodeId};
@@ -240,7 +240,7 @@ impl Engine {
     /// This node cannot do its part for want of something of its own. The others learn that from itself.
     pub(super) fn fell_short(&mut self, error: Error) {
         if self.is_active() {
-            let reason = format!("it has given up: {}", error.what());
+            let reason = format!("{GIVEN_UP}{}", error.what());
             let message = Message::Accuse { epoch: self.epoch, suspect: self.me, reason, has_ended: false };
             let nodes = self.table.iter().map(|member| member.node).collect();
             self.effects.push(Effect::Farewell { nodes, message });

@@ -1,0 +1,59 @@
+//! What a test takes away from its own process: descriptors and memory.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+fn limit_to(resource: Resource, limit: u64) {
+    let before = getrlimit(resource);
+    setrlimit(resource, Rlimit { current: Some(limit), ..before }).expect("lower than before");
+}
+
+/// Lets this process have so many descriptors more than it has.
+pub(crate) fn leave_descriptors(free: u64) {
+    // The numbers that are free below the highest one count too.
+    let listed = std::fs::read_dir("/proc/self/fd").expect("it is there").filter_map(Result::ok);
+    let open: Vec<u64> = listed.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    // One of them was the listing's own.
+    let is_open = |number: &u64| std::fs::symlink_metadata(format!("/proc/self/fd/{number}")).is_ok();
+    let open: Vec<u64> = open.into_iter().filter(is_open).collect();
+    let next_free = (0..).filter(|number| !open.contains(number)).nth(free as usize);
+    limit_to(Resource::Nofile, next_free.expect("there are more"));
+}
+
+/// Lets this process map less than a thread's stack more than it has.
+pub(crate) fn leave_no_memory() {
+    leave_memory(256 << 10);
+}
+
+/// Lets this process map so many bytes more than it has.
+pub(crate) fn leave_memory(bytes: u64) {
+    let mapped = std::fs::read_to_string("/proc/self/statm").expect("it is there");
+    let pages: u64 = mapped.split(' ').next().and_then(|pages| pages.parse().ok()).expect("a number");
+    limit_to(Resource::As, pages * rustix::param::page_size() as u64 + bytes);
+}
+
+/// Lets this process write files of so many bytes; a longer one is an error. `None` takes that back.
+pub(crate) fn leave_files_of(bytes: Option<u64>) {
+    let before = getrlimit(Resource::Fsize);
+    // SAFETY: ignoring a signal changes no state of this program's own. Without it the system ends the process.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    let current = bytes.or(before.maximum);
+    setrlimit(Resource::Fsize, Rlimit { current, ..before }).expect("not above the highest");
+}
+
+/// Puts a file system of so many bytes on this folder, which this thread alone sees; false if the system lets it not.
+pub(crate) fn small_disk(folder: &std::path::Path, bytes: u64) -> bool {
+    use std::os::unix::ffi::OsStrExt;
+    let text = |bytes: &[u8]| std::ffi::CString::new(bytes).expect("a path has no zero");
+    let (folder, kind, root) = (text(folder.as_os_str().as_bytes()), text(b"tmpfs"), text(b"/"));
+    let size = text(format!("size={bytes}").as_bytes());
+    let nothing = std::ptr::null();
+    // SAFETY: all pointers are to texts that end with a zero and outlive the calls, or null where that is allowed. The
+    // thread has mounts of its own before it changes any.
+    unsafe {
+        libc::unshare(libc::CLONE_NEWNS) == 0
+            && libc::mount(nothing, root.as_ptr(), nothing, libc::MS_REC | libc::MS_PRIVATE, nothing.cast()) == 0
+            && libc::mount(kind.as_ptr(), folder.as_ptr(), kind.as_ptr(), 0, size.as_ptr().cast()) == 0
+    }
+}
