@@ -21,10 +21,28 @@ pub(crate) fn leave_descriptors(free: u64) {
     limit_to(Resource::Nofile, next_free.expect("there are more"));
 }
 
-/// Lets this process map less than a thread's stack more than it has.
+/// Lets this process map less than a thread's stack more than it has, and start no thread.
 pub(crate) fn leave_no_memory() {
-    leave_memory(256 << 10);
+    leave_no_thread(256 << 10);
 }
+
+/// Lets this process map so many bytes more than it has, less than a thread's stack, and start no thread.
+pub(crate) fn leave_no_thread(bytes: u64) {
+    leave_memory(bytes);
+    // Stacks of threads that have ended are kept for new ones, which need no memory then: these take them all.
+    let stays = || {
+        std::thread::Builder::new().spawn(|| {
+            loop {
+                std::thread::park();
+            }
+        })
+    };
+    let taken = (0..STACKS_KEPT_MAX).take_while(|_| stays().is_ok()).count();
+    assert!(taken < STACKS_KEPT_MAX, "the limit keeps no thread from being started");
+}
+
+/// More than the C library keeps of stacks of the usual size.
+const STACKS_KEPT_MAX: usize = 100;
 
 /// Lets this process map so many bytes more than it has.
 pub(crate) fn leave_memory(bytes: u64) {
