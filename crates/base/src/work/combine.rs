@@ -494,7 +494,8 @@ mod tests {
         complete(&kept[1], Ok(1));
         assert!(!all.is_done() && looked.load(SeqCst) == 1 && log.load(SeqCst) == 0);
         complete(&kept[0], Ok(2));
-        assert_eq!(all.wait().expect_err("it was not liked").kind(), ErrorKind::Protocol);
+        let outcome = all.wait_timeout(std::time::Duration::from_secs(10));
+        assert_eq!(outcome.expect_err("it was not liked").kind(), ErrorKind::Protocol);
         assert_eq!((looked.load(SeqCst), log.load(SeqCst)), (2, 1));
     }
 
@@ -510,7 +511,8 @@ mod tests {
         let whom = passed.awaited().expect("it is not done").describe().expect("it lives").whom;
         assert_eq!((log.load(SeqCst), whom.as_deref()), (0, Some("server-1")));
         kept.iter().for_each(|kept| complete(kept, Ok(1)));
-        assert_eq!(passed.wait().expect("nobody cancelled it"), 2);
+        let outcome = passed.wait_timeout(std::time::Duration::from_secs(10));
+        assert_eq!(outcome.expect("nobody cancelled it"), 2);
     }
 
     #[test]
