@@ -111,8 +111,7 @@ impl References {
 
     /// The call that was to fill these has failed. `was_sent` is false if the owner has never heard of it.
     pub(crate) fn filling_failed(&self, names: &[Name], call: &str, error: &Error, was_sent: bool) {
-        let what = format!("the call to {call} that was to fill it failed: {}", error.what());
-        let cause = Cause::new(error.kind(), what);
+        let cause = Cause::of_call(call, error);
         let mut tables = self.tables.lock();
         for name in names {
             tables.close(*name);

@@ -5,7 +5,7 @@ use super::promise::Asking;
 use super::table::Bounds;
 use super::words::Word;
 use super::*;
-use sheave_base::Work;
+use sheave_base::{Peer, Work};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Weak;
 
@@ -610,6 +610,27 @@ fn promises_of_others_can_be_neither_taken_nor_filled_nor_poisoned() {
     assert_eq!(drawer.promise(id(0)).expect_err("full").kind(), ErrorKind::LimitExceeded);
     drop(more);
     drawer.promise(id(0)).expect("there is room again");
+}
+
+/// Whoever uses what a failed call was to fill reads whom that failure was about: the drawer, where the owner has never
+/// heard of the call, and others at the owner.
+#[test]
+fn a_broken_promise_names_whom_its_call_has_failed_for() {
+    let bounds = Bounds::default();
+    let (owner, drawer) = (joined(0, bounds), joined(1, bounds));
+    let lost = Error::new(ErrorKind::PeerLost, "it looks dead").peer(Peer::named("rank-0").node(id(0)));
+    let held = drawer.promise(id(0)).expect("there is room");
+    let fills = [Mention { name: held.0.name, fills: true }];
+    let names = drawer.begin_filling(id(0), &fills).expect("it was promised");
+    drawer.filling_failed(&names, "make of it", &lost, false);
+    let error = drawer.pass(id(2), &[plain(held.0.name)]).expect_err("nothing will fill it");
+    let text = error.to_string();
+    assert_eq!(error.about(), lost.about(), "{text}");
+    assert!(text.contains("the call to make of it that was to fill it failed: it looks dead"), "{text}");
+    let cause = super::words::Cause::of_call("make of it", &lost);
+    owner.heard(id(1), vec![Word::Broken { id: held.0.name.id, cause }]);
+    let used = owner.find(held.0.name).expect("its drawer holds it");
+    assert_eq!(used.get::<u64>().expect_err("nothing will fill it").about(), lost.about());
 }
 
 /// A name that comes back to its drawer in the moment in which that drops it: a new hold begins before the old one has

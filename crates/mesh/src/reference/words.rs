@@ -17,7 +17,7 @@ use crate::driver::Shared;
 use crate::endpoints::{REFERENCES, REQUESTS};
 use serde::{Deserialize, Serialize};
 use sheave_base::clock::Clock;
-use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, limits};
+use sheave_base::{Error, ErrorKind, LinkId, NodeId, Peer, Result, Tag, limits};
 use sheave_net::{Envelope, Message, Outgoing};
 use sheave_wire::{from_control, to_control};
 use std::sync::Arc;
@@ -47,19 +47,28 @@ pub(crate) enum Word {
 pub(crate) struct Cause {
     kind: ErrorKind,
     what: String,
+    /// Whom it is about.
+    about: Option<Peer>,
 }
 
 impl Cause {
     pub(super) fn new(kind: ErrorKind, what: impl Into<String>) -> Self {
         let what: String = what.into();
-        Self { kind, what: what.chars().take(limits::FAILURE_CHARACTERS_MAX).collect() }
+        Self { kind, what: what.chars().take(limits::FAILURE_CHARACTERS_MAX).collect(), about: None }
+    }
+
+    /// That the call of this name, which was to fill it, has failed.
+    pub(super) fn of_call(call: &str, error: &Error) -> Self {
+        let what = format!("the call to {call} that was to fill it failed: {}", error.what());
+        Self { about: error.about().cloned(), ..Self::new(error.kind(), what) }
     }
 
     /// The error of those who use the promise.
     pub(super) fn error(&self, name: Name) -> Error {
         // It may come from another node.
         let what: String = self.what.chars().take(limits::FAILURE_CHARACTERS_MAX).collect();
-        Error::new(self.kind, what).context(name).operation("object")
+        let error = Error::new(self.kind, what).context(name).operation("object");
+        self.about.iter().fold(error, |error, peer| error.peer(peer.clone()))
     }
 }
 
