@@ -206,16 +206,12 @@ impl Shared {
             Ok(address) => address,
             Err(error) => return self.give_up(node, error),
         };
-        let outcome = {
-            let until = clock::now() + self.node_config().liveness.timeout;
-            // Who has left may not know it yet, and wait for the word that is to go over this link.
-            let mut interrupt =
-                || match self.death_of(node).filter(|_| !self.look(|engine| engine.has_left_in_order(node))) {
-                    Some(error) => Err(error),
-                    None if self.stopping.load(SeqCst) => Err(Error::new(ErrorKind::Closed, "the mesh was left")),
-                    None => Ok(()),
-                };
-            self.node.connect_known(&address, until, Some(&mut interrupt))
+        let outcome = loop {
+            let (outcome, longest_pause) = self.connect_for_a_while(node, &address);
+            // A job that is stopped as a whole goes on: the time of the stop was nobody's silence.
+            if outcome.is_ok() || longest_pause <= self.node_config().liveness.timeout / 2 {
+                break outcome;
+            }
         };
         match outcome {
             // The node has told us of the link already; whoever waits for it learns of it there.
@@ -227,6 +223,24 @@ impl Shared {
                 self.give_up(node, error);
             }
         }
+    }
+
+    /// Connects, and says for how long at most this node has not looked meanwhile.
+    fn connect_for_a_while(&self, node: NodeId, address: &Address) -> (Result<LinkId>, Duration) {
+        let until = clock::now() + self.node_config().liveness.timeout;
+        let (mut looked, mut longest_pause) = (clock::now(), Duration::ZERO);
+        // Who has left may not know it yet, and wait for the word that is to go over this link.
+        let mut interrupt = || {
+            longest_pause = longest_pause.max(clock::since(looked));
+            looked = clock::now();
+            match self.death_of(node).filter(|_| !self.look(|engine| engine.has_left_in_order(node))) {
+                Some(error) => Err(error),
+                None if self.stopping.load(SeqCst) => Err(Error::new(ErrorKind::Closed, "the mesh was left")),
+                None => Ok(()),
+            }
+        };
+        let outcome = self.node.connect_known(address, until, Some(&mut interrupt));
+        (outcome, longest_pause.max(clock::since(looked)))
     }
 
     /// A node that has left does not listen any more, and nor does one that has died. Which of both it was is decided
