@@ -175,12 +175,6 @@ fn f21_who_has_no_memory_when_a_group_is_set_up_says_so() {
 }
 
 #[test]
-fn f21_who_has_no_memory_for_an_operation_says_so() {
-    // For what the others show it. Over TCP an operation in the arena needs no more than there is.
-    is_short_alone(Transport::Shm, USE, "MiB 1", &[NO_MEMORY], &[NO_MEMORY, LACKS_SOMETHING]);
-}
-
-#[test]
 fn f21_who_has_no_room_in_its_arena_takes_other_memory() {
     for transport in TRANSPORTS {
         let job = job();
