@@ -192,3 +192,18 @@ fn f21_who_lacks_something_accuses_itself_alone_and_all_learn_why() {
         }
     }
 }
+
+/// The others may know sooner that a node has given up than its engine does, and tell it so: its operations end with what
+/// it lacks, not with its own death.
+#[test]
+fn f21_who_lacks_something_reads_what_and_not_that_it_is_dead() {
+    let (mut meshes, world) = Meshes::joined(4, 0);
+    let own = meshes.barrier(3, world);
+    let (epoch, reason) = (meshes.nodes[3].epoch(), "rank-3 looks dead: it has given up: it lacks memory");
+    let error = Error::new(ErrorKind::Cancelled, reason);
+    let message = Message::Broken { epoch, group: world, by_death: true, about: id(3), error, failed_from: None };
+    meshes.tell(3, Event::Received { from: id(0), message });
+    assert!(meshes.end_of(own).is_none(), "{}", meshes.error_of(own));
+    meshes.tell(3, short());
+    assert!(meshes.error_of(own).contains("no file descriptor left"), "{}", meshes.error_of(own));
+}
