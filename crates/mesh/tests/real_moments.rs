@@ -5,7 +5,7 @@ mod common;
 
 use common::{PATIENCE, actor as command, free_port, hear, job, note, part, say, until};
 use sheave_base::config::Transport;
-use sheave_base::{Error, NodeId};
+use sheave_base::{Error, NodeId, Rank};
 use sheave_mesh::{Expected, Group, Mesh};
 use sheave_process::{Child, Job};
 use std::time::{Duration, Instant};
@@ -15,29 +15,46 @@ const BOUND: Duration = Duration::from_secs(1);
 
 const SIGKILL: i32 = 9;
 const SIGSTOP: i32 = 19;
+const SIGCONT: i32 = 18;
 const RANKS: u32 = 5;
 const TRANSPORTS: [Transport; 2] = [Transport::Shm, Transport::Tcp];
 const MOMENT: &str = "SHEAVE_TEST_MOMENT";
 
+/// After so long a silence a member is dead.
+const SILENCE: Duration = Duration::from_secs(2);
+
 #[test]
 fn actor() {
-    let Some(config) = part(Expected::ranks(RANKS)) else { return };
+    let Some(mut config) = part(Expected::ranks(RANKS)) else { return };
+    let moment = std::env::var(MOMENT).expect("a moment");
+    if moment == "link" {
+        (config.node.liveness.timeout, config.node.liveness.beat) = (SILENCE, SILENCE / 5);
+    }
     let mesh = Mesh::join(config).expect("everybody comes");
     say("joined");
     mesh.world().barrier().expect("all are there");
     say("ready");
-    let mut whole = mesh.world();
-    match std::env::var(MOMENT).expect("a moment").as_str() {
+    let whole = mesh.world();
+    match moment.as_str() {
         "join" => {
+            mesh.leave().expect("all agree");
+            return say("left");
+        }
+        "link" => {
+            if mesh.me().rank == Rank(1) {
+                link_while_all_are_stopped(&mesh);
+            }
+            mesh.world().barrier().expect("nobody is lost");
             mesh.leave().expect("all agree");
             return say("left");
         }
         // The first victim never enters.
         "shrink" if is_first() => until("it is killed", || false),
         "groups" => {
-            let (group, error) = groups(&mesh);
-            tell(&error);
-            whole = group;
+            tell(&groups(&mesh));
+            // The turn in which a group fails is another one on each member: all go on with what they share, which is
+            // broken when a death is known.
+            until("a death is known", || !mesh.deaths().is_empty());
         }
         "shrink" => tell(&mesh.world().barrier().expect_err("the victims never enter")),
         _ => {
@@ -51,6 +68,22 @@ fn actor() {
     say("left");
 }
 
+/// Makes a link to rank 2, which is stopped by then, and says so.
+fn link_while_all_are_stopped(mesh: &Mesh) {
+    let other = &mesh.members()[2];
+    let status = format!("/proc/{}/stat", other.introduction.pid);
+    until("it is stopped", || std::fs::read_to_string(&status).is_ok_and(|status| status.contains(") T ")));
+    std::thread::scope(|scope| {
+        let linking = scope.spawn(|| mesh.link_to(other.node));
+        let is_linking =
+            || mesh.node().waits().iter().any(|wait| wait.to_string().contains("connect has been waiting"));
+        until("the link is being made", is_linking);
+        say("linking");
+        linking.join().expect("no panic").expect("a stop is no silence");
+    });
+    say("linked");
+}
+
 fn is_first() -> bool {
     std::env::var("SHEAVE_TEST_VICTIM") == std::env::var(common::PART)
 }
@@ -60,17 +93,17 @@ fn tell(error: &Error) {
 }
 
 /// Makes groups of all and of neighbours, one after the other, until one of them fails.
-fn groups(mesh: &Mesh) -> (Group, Error) {
+fn groups(mesh: &Mesh) -> Error {
     let nodes: Vec<NodeId> = mesh.members().iter().map(|member| member.node).collect();
     let end = Instant::now() + PATIENCE;
     for turn in 0.. {
         assert!(Instant::now() < end, "nobody was killed");
         let group = match mesh.group(&format!("turn {turn}"), &nodes) {
             Ok(group) => group,
-            Err(error) => return (mesh.world(), error),
+            Err(error) => return error,
         };
         if let Err(error) = group.barrier() {
-            return (group, error);
+            return error;
         }
     }
     unreachable!("there are always more turns")
@@ -188,6 +221,24 @@ fn f42_who_dies_while_all_join_is_replaced() {
         children.truncate(2);
         children.extend((2..RANKS as usize).map(|rank| start(&job, rank, port, transport, ("join", 0))));
         children.iter().for_each(|child| drop(hear(child, "ready")));
+        end_well(&children, &[]);
+    }
+}
+
+/// The deadline of the connecting passes while nobody runs.
+#[test]
+fn f42_a_job_that_is_stopped_while_a_link_is_made_goes_on() {
+    for transport in TRANSPORTS {
+        let job = job();
+        let children = start_all(&job, transport, "link", 0);
+        children.iter().for_each(|child| drop(hear(child, "ready")));
+        let tell = |ranks: &[usize], signal| ranks.iter().for_each(|at| children[*at].kill(signal).expect("it lives"));
+        tell(&[2], SIGSTOP);
+        hear(&children[1], "linking");
+        tell(&[0, 1, 3, 4], SIGSTOP);
+        std::thread::sleep(2 * SILENCE);
+        tell(&[2, 0, 1, 3, 4], SIGCONT);
+        hear(&children[1], "linked");
         end_well(&children, &[]);
     }
 }
