@@ -11,7 +11,7 @@ use sheave_base::{ErrorKind, Rank, Result};
 use sheave_collective::{Collectives, Communicator, Operator};
 use sheave_mesh::Mesh;
 use sheave_tensor::{Dtype, Tensor};
-use shortages::{leave_descriptors, leave_memory, leave_no_memory};
+use shortages::{LACKS, LACKS_SOMETHING, NO_DESCRIPTOR, NO_MEMORY, NO_THREAD, WHEN, be_short, variable};
 use std::time::Duration;
 
 const TRANSPORTS: [Transport; 2] = [Transport::Shm, Transport::Tcp];
@@ -26,39 +26,13 @@ const ARENA_BYTES: u64 = 1 << 20;
 /// After so long a silence a member is dead: no test waits for that.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// Of what the last rank is short, and when.
-const LACKS: &str = "SHEAVE_TEST_LACKS";
-const WHEN: &str = "SHEAVE_TEST_WHEN";
-
 /// Before there is anything of a group.
 const SETUP: &str = "setup";
 /// When a group works.
 const USE: &str = "use";
 
-fn variable(name: &str) -> String {
-    std::env::var(name).expect("the test has set it")
-}
-
 fn is_short(mesh: &Mesh) -> bool {
     mesh.me().rank == Rank(SHORT as u32)
-}
-
-/// From now on the last rank lacks it, if this is the moment. All meet before and after, over links that there are; who
-/// is through first may begin already with what the last rank has nothing for.
-fn be_short(mesh: &Mesh, when: &str) -> Result<()> {
-    if when != variable(WHEN) {
-        return Ok(());
-    }
-    mesh.world().barrier()?;
-    if is_short(mesh) {
-        match variable(LACKS).split_once(' ') {
-            Some(("descriptors", free)) => leave_descriptors(free.parse().expect("a number")),
-            Some(("MiB", free)) => leave_memory(free.parse::<u64>().expect("a number") << 20),
-            _ => leave_no_memory(),
-        }
-        say("short");
-    }
-    mesh.world().barrier()
 }
 
 /// Tensors for a sum of all ranks' numbers.
@@ -89,7 +63,7 @@ fn work(mesh: &Mesh, collectives: &Collectives) -> Result<()> {
     let world = collectives.group(&mesh.world())?;
     Sum::new(mesh, SMALL)?.reduce(&world)?;
     let mut big = Sum::new(mesh, BIG)?;
-    be_short(mesh, USE)?;
+    be_short(mesh, USE, is_short(mesh))?;
     big.reduce(&world)
 }
 
@@ -103,7 +77,7 @@ fn actor() {
     let mesh = Mesh::join(config).expect("everybody comes");
     mesh.world().barrier().expect("all are there");
     let collectives = Collectives::new(&mesh).expect("it is the first");
-    let outcome = be_short(&mesh, SETUP).and_then(|()| work(&mesh, &collectives));
+    let outcome = be_short(&mesh, SETUP, is_short(&mesh)).and_then(|()| work(&mesh, &collectives));
     if variable(LACKS) == "arena" {
         outcome.expect("there is other memory");
         mesh.finish().expect("nobody is lost");
@@ -118,7 +92,9 @@ fn actor() {
         return;
     }
     let error = outcome.expect_err("one is gone");
-    assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
+    // Whoever cannot do its part of an operation cancels it for the others, if they hear of that before they lose it.
+    let may_be_cancelled = variable(WHEN) == USE && error.kind() == ErrorKind::Cancelled;
+    assert!(may_be_cancelled || error.kind() == ErrorKind::PeerLost, "{error}");
     say(&format!("lost {error}"));
     until("the news of the death", || !mesh.deaths().is_empty());
     let deaths = mesh.deaths();
@@ -152,12 +128,6 @@ fn is_short_alone(transport: Transport, when: &str, lacks: &str, says: &[&str], 
     }
 }
 
-const NO_DESCRIPTOR: &str = "no file descriptor left";
-const NO_MEMORY: &str = "gives this process no more memory";
-const NO_THREAD: &str = "starts no more threads";
-/// All that a link can say at its end.
-const LACKS_SOMETHING: &str = "it lacks file descriptors, memory or threads";
-
 #[test]
 fn f86_who_has_no_descriptors_when_a_group_is_set_up_says_so() {
     for (transport, free) in [(Transport::Shm, 0), (Transport::Shm, 3), (Transport::Shm, 7), (Transport::Tcp, 0)] {
@@ -172,6 +142,12 @@ fn f21_who_has_no_memory_when_a_group_is_set_up_says_so() {
     // others have linked to first needs neither.
     let others_read = [NO_THREAD, NO_MEMORY, LACKS_SOMETHING];
     is_short_alone(Transport::Shm, SETUP, "memory", &others_read[..2], &others_read);
+}
+
+#[test]
+fn f21_who_has_no_memory_for_an_operation_says_so() {
+    // For what the others show it. Over TCP an operation in the arena needs no more than there is.
+    is_short_alone(Transport::Shm, USE, "MiB 1", &[NO_MEMORY], &[NO_MEMORY, LACKS_SOMETHING]);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use sheave_exchange::{Config, Pull, Push, Server, Worker};
 use sheave_mesh::{Member, Mesh, Role};
 use sheave_process::Child;
 use sheave_tensor::{Dtype, Tensor};
-use shortages::{leave_descriptors, leave_memory, leave_no_memory};
+use shortages::{LACKS, LACKS_SOMETHING, NO_DESCRIPTOR, NO_MEMORY, NO_THREAD, SHORT, WHEN, be_short, variable};
 use std::time::Duration;
 
 const TRANSPORTS: [Transport; 2] = [Transport::Shm, Transport::Tcp];
@@ -28,40 +28,13 @@ const ARENA_BYTES: u64 = 1 << 20;
 /// After so long a silence a member is dead: no test waits for that.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// Who is short, of what, and when.
-const SHORT: &str = "SHEAVE_TEST_SHORT";
-const LACKS: &str = "SHEAVE_TEST_LACKS";
-const WHEN: &str = "SHEAVE_TEST_WHEN";
-
 /// Before there are links.
 const LINKS: &str = "links";
 /// Between two requests.
 const USE: &str = "use";
 
-fn variable(name: &str) -> String {
-    std::env::var(name).expect("the test has set it")
-}
-
 fn is_short() -> bool {
     variable(SHORT) == variable(PART)
-}
-
-/// From now on this process lacks it, if it is the one and this is the moment. All meet before and after, over links
-/// that there are; who is through first may begin already with what the short one has nothing for.
-fn be_short(mesh: &Mesh, when: &str) -> Result<()> {
-    if when != variable(WHEN) {
-        return Ok(());
-    }
-    mesh.world().barrier()?;
-    if is_short() {
-        match variable(LACKS).split_once(' ') {
-            Some(("descriptors", free)) => leave_descriptors(free.parse().expect("a number")),
-            Some(("MiB", free)) => leave_memory(free.parse::<u64>().expect("a number") << 20),
-            _ => leave_no_memory(),
-        }
-        say("short");
-    }
-    mesh.world().barrier()
 }
 
 fn filled(count: u64, value: f32) -> Result<Tensor> {
@@ -72,12 +45,12 @@ fn filled(count: u64, value: f32) -> Result<Tensor> {
 
 /// A small request and a big one, which all servers echo.
 fn work(mesh: &Mesh) -> Result<()> {
-    be_short(mesh, LINKS)?;
+    be_short(mesh, LINKS, is_short())?;
     let worker = Worker::open(mesh, Config::default())?;
     for count in [SMALL, BIG] {
         let (own, places) = (filled(count, 7.0)?, [filled(count, 0.0)?, filled(count, 0.0)?]);
         if count == BIG {
-            be_short(mesh, USE)?;
+            be_short(mesh, USE, is_short())?;
         }
         let pulls = [Pull::into(0, &places[0]), Pull::into(0, &places[1])];
         worker.wait(worker.push_pull([Push::new(0, &own)], pulls)?, Some(soon()), None)?;
@@ -90,11 +63,11 @@ fn work(mesh: &Mesh) -> Result<()> {
 }
 
 fn serve(mesh: &Mesh) -> Result<()> {
-    be_short(mesh, LINKS)?;
+    be_short(mesh, LINKS, is_short())?;
     let server = Server::open(mesh, Config::default())?;
     for count in [SMALL, BIG] {
         if count == BIG {
-            be_short(mesh, USE)?;
+            be_short(mesh, USE, is_short())?;
         }
         for request in &server.get_batch(Some(soon()), None)? {
             server.respond(request.handler, &request.tensors)?;
@@ -120,7 +93,7 @@ fn actor() {
     let outcome = match role {
         Role::Worker => work(&mesh),
         Role::Server => serve(&mesh),
-        _ => [LINKS, USE].iter().try_for_each(|when| be_short(&mesh, when)),
+        _ => [LINKS, USE].iter().try_for_each(|when| be_short(&mesh, when, is_short())),
     };
     if variable(LACKS) == "arena" {
         outcome.expect("there is other memory");
@@ -178,7 +151,7 @@ fn end_well(children: &[Child]) {
     }
 }
 
-/// Who is short says what it lacks, and the others read one of these reasons.
+/// The short one says what it lacks, and the others read one of these reasons.
 fn is_short_alone(transport: Transport, case: (&str, &str, &str), says: &[&str]) {
     let (_job, children) = start(transport, case);
     let what = format!("{transport:?}, {case:?}");
@@ -192,12 +165,6 @@ fn is_short_alone(transport: Transport, case: (&str, &str, &str), says: &[&str])
     }
     end_well(&children);
 }
-
-const NO_DESCRIPTOR: &str = "no file descriptor left";
-const NO_MEMORY: &str = "gives this process no more memory";
-const NO_THREAD: &str = "starts no more threads";
-/// All that a link can say at its end.
-const LACKS_SOMETHING: &str = "it lacks file descriptors, memory or threads";
 
 #[test]
 fn f86_who_has_no_descriptors_for_the_links_of_an_exchange_says_so() {

@@ -2,9 +2,9 @@
 
 mod common;
 
-use common::{PATIENCE, free_port, hear, job, note, part, say, start};
+use common::{PATIENCE, failed, free_port, hear, job, note, park, part, say, start};
+use sheave_base::ErrorKind;
 use sheave_base::config::Transport;
-use sheave_base::{Error, ErrorKind, Result};
 use sheave_mesh::{Expected, Lane, Mesh, Request, Service};
 use sheave_wire::Value;
 use std::time::{Duration, Instant};
@@ -13,12 +13,6 @@ use std::time::{Duration, Instant};
 const BOUND: Duration = Duration::from_secs(1);
 
 const SIGKILL: i32 = 9;
-
-fn park() -> ! {
-    loop {
-        std::thread::park();
-    }
-}
 
 /// Begins with its first request and never with another.
 struct Stuck;
@@ -31,13 +25,6 @@ impl Service for Stuck {
 
     fn lane(&self) -> Lane {
         Lane::Serial
-    }
-}
-
-fn failed<T>(outcome: Result<T>) -> Error {
-    match outcome {
-        Ok(_) => panic!("it succeeded"),
-        Err(error) => error,
     }
 }
 
@@ -56,14 +43,13 @@ fn actor() {
     mesh.cast(they, "it", "x", held.to_fill()).expect("it is sent");
     while mesh.cast(they, "it", "x", Value::None).is_ok() {}
     let room = mesh.room(they, "it", None);
-    let read = mesh.call(they, "other", "read", held.value()).expect("it is sent");
     say("full");
     let error = failed(room.wait_timeout(PATIENCE));
     assert_eq!((error.kind(), error.about().map(|peer| peer.name.as_str())), (ErrorKind::PeerLost, Some("rank-1")));
     say("told");
-    drop(read);
     common::until("its end is agreed", || mesh.deaths().len() == 1);
-    for outcome in [mesh.cast(they, "it", "x", Value::None), mesh.promise(they).map(drop)] {
+    let used = held.get::<u8>().map(drop);
+    for outcome in [mesh.cast(they, "it", "x", Value::None), mesh.promise(they).map(drop), used] {
         let error = failed(outcome);
         assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
         assert!(error.to_string().contains("rank-1"), "{error}");

@@ -2,9 +2,9 @@
 
 mod common;
 
-use common::{free_port, hear, job, note, part, say, start};
+use common::{failed, free_port, hear, job, note, park, part, say, start};
+use sheave_base::ErrorKind;
 use sheave_base::config::Transport;
-use sheave_base::{ErrorKind, Result};
 use sheave_mesh::{Expected, Mesh, Ref, Request};
 use sheave_wire::Value;
 use std::sync::{Arc, Mutex};
@@ -79,19 +79,6 @@ fn actor() {
     drop((held, given));
     mesh.leave().expect("it is alone");
     say("left");
-}
-
-fn failed<T>(outcome: Result<T>) -> sheave_base::Error {
-    match outcome {
-        Ok(_) => panic!("it succeeded"),
-        Err(error) => error,
-    }
-}
-
-fn park() {
-    loop {
-        std::thread::park();
-    }
 }
 
 #[test]

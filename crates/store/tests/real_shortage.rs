@@ -12,7 +12,10 @@ use sheave_mesh::{Death, Member, Mesh, Role};
 use sheave_process::Child;
 use sheave_store::{Config, Key, Kind, KvStore, Server, ServerConfig, Updater};
 use sheave_tensor::{Op, Tensor, file};
-use shortages::{leave_descriptors, leave_files_of, leave_memory, leave_no_memory, leave_no_thread, small_disk};
+use shortages::{
+    LACKS, LACKS_A_THREAD, LACKS_SOMETHING, NO_DESCRIPTOR, NO_MEMORY, NO_THREAD, SHORT, WHEN, be_short, leave_files_of,
+    small_disk, variable,
+};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -29,11 +32,6 @@ const ARENA_BYTES: u64 = 1 << 20;
 /// After so long a silence a member is dead: no test waits for that.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// Who is short, of what, and when.
-const SHORT: &str = "SHEAVE_TEST_SHORT";
-const LACKS: &str = "SHEAVE_TEST_LACKS";
-const WHEN: &str = "SHEAVE_TEST_WHEN";
-
 /// Before there are links to it.
 const LINKS: &str = "links";
 /// When a store is in use.
@@ -41,13 +39,6 @@ const USE: &str = "use";
 
 /// Of a file system that has room for one checkpoint and not for two: eight pages and what the file system needs.
 const DISK_BYTES: u64 = 16 << 10;
-
-/// Room for what is sent, and not for the stack of a thread.
-const LACKS_A_THREAD: &str = "thread";
-
-fn variable(name: &str) -> String {
-    std::env::var(name).expect("the test has set it")
-}
 
 fn filled(key: &str, elements: usize, value: f32) -> [(Key, Tensor); 1] {
     [(Key::from(key), Tensor::from_slice(&vec![value; elements], [elements as u64]).expect("it fits"))]
@@ -59,26 +50,6 @@ fn is_short() -> bool {
 
 fn is_worker(member: &Member) -> bool {
     member.introduction.role == Role::Worker
-}
-
-/// From now on this process lacks it, if it is the one and this is the moment. All meet before and after, over links
-/// that there are: nobody needs anything else of it before it is short. Who is through first may begin already with
-/// what the short one has nothing for.
-fn be_short(mesh: &Mesh, when: &str) -> Result<()> {
-    if when != variable(WHEN) {
-        return Ok(());
-    }
-    mesh.world().barrier()?;
-    if is_short() {
-        match variable(LACKS).split_once(' ') {
-            Some(("descriptors", free)) => leave_descriptors(free.parse().expect("a number")),
-            Some(("MiB", free)) => leave_memory(free.parse::<u64>().expect("a number") << 20),
-            None if variable(LACKS) == LACKS_A_THREAD => leave_no_thread(1 << 20),
-            _ => leave_no_memory(),
-        }
-        say("short");
-    }
-    mesh.world().barrier()
 }
 
 #[test]
@@ -93,16 +64,16 @@ fn actor() {
     let outcome = match mesh.me().introduction.role {
         Role::Worker => {
             mesh.world().barrier().expect("all are there");
-            be_short(&mesh, LINKS).and_then(|()| use_store(&mesh))
+            be_short(&mesh, LINKS, is_short()).and_then(|()| use_store(&mesh))
         }
         Role::Server => {
             let server = Server::start(&mesh, ServerConfig::default().function("add", add)).expect("it is the first");
             mesh.world().barrier().expect("all are there");
-            [LINKS, USE].iter().try_for_each(|when| be_short(&mesh, when)).and_then(|()| server.run())
+            [LINKS, USE].iter().try_for_each(|when| be_short(&mesh, when, is_short())).and_then(|()| server.run())
         }
         _ => {
             mesh.world().barrier().expect("all are there");
-            let met = [LINKS, USE].iter().try_for_each(|when| be_short(&mesh, when));
+            let met = [LINKS, USE].iter().try_for_each(|when| be_short(&mesh, when, is_short()));
             met.and_then(|()| mesh.until_gone_tolerating(is_worker, |_| true, None))
         }
     };
@@ -135,7 +106,7 @@ fn use_store(mesh: &Mesh) -> Result<()> {
         return save_without_room(&store);
     }
     let (ones, big) = (filled("big", BIG, 1.0), filled("big", BIG, -1.0));
-    be_short(mesh, USE)?;
+    be_short(mesh, USE, is_short())?;
     if variable(LACKS) != LACKS_A_THREAD {
         store.init(&big)?;
         wait(&store.push_pull(&ones, &big)?)?;
@@ -271,12 +242,6 @@ fn all_end_well(transport: Transport, (short, when, lacks): (&str, &str, &str)) 
     children.iter().for_each(|child| drop(hear(child, "left")));
     children
 }
-
-const NO_DESCRIPTOR: &str = "no file descriptor left";
-const NO_MEMORY: &str = "gives this process no more memory";
-const NO_THREAD: &str = "starts no more threads";
-/// All that a link can say at its end.
-const LACKS_SOMETHING: &str = "it lacks file descriptors, memory or threads";
 
 #[test]
 fn f86_who_has_no_descriptors_for_links_to_servers_says_so() {

@@ -176,12 +176,9 @@ impl<T: Clone + Send + 'static> Work<T> {
         });
         work
     }
-}
 
-impl<T: Clone + Send + 'static> Work<T> {
     /// Ends a work that somebody has already, with what `change` makes of this one's outcome, as [`Work::map`] does.
-    /// Who waits for that work waits for whom this one does. Cancelling it does not reach this one: for what cannot be
-    /// taken back.
+    /// That work waits for whom this one does. Cancelling it does not reach this one: for what cannot be taken back.
     ///
     /// ```
     /// use sheave_base::work::pair;

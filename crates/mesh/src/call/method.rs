@@ -99,7 +99,7 @@ pub struct CallOptions {
     pub tensors: Parts,
     /// References, which the callee holds from then on.
     pub refs: Vec<Ref>,
-    /// What was [promised](crate::Mesh::promise) to this node by the callee, for this call to fill.
+    /// Promises of the callee's objects ([`Mesh::promise`](crate::Mesh::promise)) that this call is to fill.
     pub fills: Vec<Ref>,
     /// As [`Call::places`](crate::Call::places).
     pub places: Tensors,

@@ -57,7 +57,7 @@ impl OneWay {
         format!("{} of {}", self.method.as_str(), self.service.as_str())
     }
 
-    /// What it was to fill, for it has begun.
+    /// The promises that it was to fill.
     pub(super) fn into_fills(self) -> Vec<Name> {
         self.fills
     }
@@ -170,7 +170,7 @@ struct Out {
     last: Option<(u64, Error)>,
 }
 
-/// What the caller is told: how many have failed in all, and with what the first one did of which it did not know.
+/// The word that tells a caller how many have failed in all, and with what the first one did of which it did not know.
 #[derive(Serialize, Deserialize)]
 struct Word {
     total: u64,
@@ -301,6 +301,10 @@ impl Shared {
         if !one_way.fills.is_empty() {
             return self.references.filling_failed(&one_way.fills, &one_way.title(), error, was_sent);
         }
+        // The death of its callee tells more, and is told by whatever needs that next.
+        if self.death_of(one_way.to).is_some() {
+            return;
+        }
         let error = match was_sent {
             true => error.clone().context("its callee may have begun with it or not"),
             false => error.clone(),
@@ -309,8 +313,8 @@ impl Shared {
         self.calls.failures.note(one_way.to, one_way.service.number(), Failure { error, count: 1 });
     }
 
-    /// A one-way call that came to this node over a link, or from itself, has ended like this.
-    /// `error` is one that has poisoned nothing.
+    /// A one-way call that came to this node over a link, or from itself, has ended. `error` is why it failed, if that
+    /// has poisoned nothing.
     pub(super) fn one_way_ended(self: &Arc<Self>, heard: &Heard, error: Option<Error>, counted: Option<&Arc<Counted>>) {
         let Some(error) = error else { return };
         let error = error.operation(heard.method.to_cow());
@@ -369,7 +373,7 @@ impl Shared {
         }
     }
 
-    /// What one-way calls of that service on that node have come to, as far as has been heard and not told.
+    /// The failures of one-way calls of that service on that node that have been heard and not told.
     pub(crate) fn check_one_way(&self, to: NodeId, service: &ServiceName) -> Result<()> {
         let Some(error) = self.calls.failures.take(to, service.number()) else { return Ok(()) };
         let is_elsewhere = to != self.me && error.about().is_none();
@@ -386,12 +390,14 @@ impl Calls {
         let (link, service) = (message.source, message.envelope.context);
         // Who was asked for nothing has nothing to say.
         let Some(window) = self.windows.find(link, service) else { return };
-        let Ok(Word { total, error }) = from_control(&message.control) else { return };
-        let (to, count) = {
+        let word = from_control(&message.control);
+        let (to, count, error) = {
             let mut window = window.lock();
+            // A word that cannot be read is about one at least.
+            let Word { total, error } = word.unwrap_or_else(|error| Word { total: window.failed + 1, error });
             let count = total.saturating_sub(window.failed);
             window.failed += count;
-            (window.to, count)
+            (window.to, count, error)
         };
         if count > 0 {
             self.failures.note(to, service, Failure { error, count });

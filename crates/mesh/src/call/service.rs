@@ -207,7 +207,7 @@ struct Way {
     counted: Option<Arc<Counted>>,
     /// What the call is to fill.
     promises: Promises,
-    /// That nobody waits for an answer.
+    /// The one-way call that it is of: nobody waits for an answer.
     one_way: Option<Box<Heard>>,
 }
 
@@ -239,7 +239,7 @@ impl Reply {
         Self { way: Some(Way { shared, call, until, cancelled, counted, promises, one_way: None }) }
     }
 
-    /// Nobody waits for the answer.
+    /// The same, of a one-way call, for whose answer nobody waits.
     pub(super) fn one_way(mut self, heard: Heard) -> Self {
         if let Some(way) = &mut self.way {
             way.one_way = Some(Box::new(heard));

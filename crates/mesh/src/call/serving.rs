@@ -52,7 +52,7 @@ pub(crate) struct Requests {
     choked: AtomicBool,
     /// Requests of lanes that are not answered, and whether they are cancelled.
     unanswered: Mutex<HashMap<CallId, Arc<AtomicBool>>>,
-    /// Where failures of one-way calls wait for their way to the caller.
+    /// Callers whose one-way calls have failed, and for whom the word of the next failures has waited.
     failures: Mutex<Vec<Arc<Counted>>>,
     pub(super) executor: Executor,
 }

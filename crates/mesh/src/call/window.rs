@@ -67,7 +67,7 @@ pub(super) struct Leaving {
     pub(super) runs_anyway: bool,
     /// What it passes on.
     pub(super) refs: Vec<Ref>,
-    /// That nobody waits for its answer.
+    /// The one-way call that it is, for whose answer nobody waits.
     pub(super) one_way: Option<Box<OneWay>>,
 }
 
@@ -81,7 +81,7 @@ impl Leaving {
 #[derive(Default)]
 pub(super) struct Window {
     is_sending: bool,
-    /// Who is called.
+    /// The callee.
     pub(super) to: NodeId,
     /// Its size, where that does not follow from the number of members.
     size: Option<Size>,

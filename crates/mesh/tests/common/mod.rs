@@ -21,6 +21,21 @@ pub(crate) fn start_with(job: &Job, part: &str, port: u16, transport: Transport,
     job.spawn(actor(part, port, transport).env("SHEAVE_TEST_VICTIM", victim)).expect("a process")
 }
 
+/// The error of something that must not succeed.
+pub(crate) fn failed<T>(outcome: sheave_base::Result<T>) -> sheave_base::Error {
+    match outcome {
+        Ok(_) => panic!("it succeeded"),
+        Err(error) => error,
+    }
+}
+
+/// Does nothing until this process is killed.
+pub(crate) fn park() -> ! {
+    loop {
+        std::thread::park();
+    }
+}
+
 /// The part that this process plays, if it is not the test itself: its role, its rank and its config.
 pub(crate) fn part(expected: Expected) -> Option<Config> {
     part_of(expected)

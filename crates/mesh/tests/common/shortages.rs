@@ -1,8 +1,53 @@
-//! What a test takes away from its own process: descriptors and memory.
+//! What a test takes away from its own process, descriptors, memory and threads, and what is read of it.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+use crate::common::say;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use sheave_base::Result;
+use sheave_mesh::Mesh;
+
+/// The variable that says what the short process lacks: `descriptors 3` are left, `MiB 4` are, `memory`,
+/// [`LACKS_A_THREAD`], or something that its test knows.
+pub(crate) const LACKS: &str = "SHEAVE_TEST_LACKS";
+/// The variable that says when.
+pub(crate) const WHEN: &str = "SHEAVE_TEST_WHEN";
+/// The variable that says which process, where that is not the last one.
+pub(crate) const SHORT: &str = "SHEAVE_TEST_SHORT";
+
+/// Room for what is sent, and not for the stack of a thread.
+pub(crate) const LACKS_A_THREAD: &str = "thread";
+
+pub(crate) const NO_DESCRIPTOR: &str = "no file descriptor left";
+pub(crate) const NO_MEMORY: &str = "gives this process no more memory";
+pub(crate) const NO_THREAD: &str = "starts no more threads";
+/// All that a link can say at its end.
+pub(crate) const LACKS_SOMETHING: &str = "it lacks file descriptors, memory or threads";
+
+/// The value of a variable that the test has set.
+pub(crate) fn variable(name: &str) -> String {
+    std::env::var(name).expect("the test has set it")
+}
+
+/// Takes away from this process what the test says, if it is the one and this is the moment. All meet before and
+/// after, over links that there are: nobody needs anything else of it before it is short. Who is through first may
+/// begin already with what the short one has nothing for.
+pub(crate) fn be_short(mesh: &Mesh, when: &str, is_short: bool) -> Result<()> {
+    if when != variable(WHEN) {
+        return Ok(());
+    }
+    mesh.world().barrier()?;
+    if is_short {
+        match variable(LACKS).split_once(' ') {
+            Some(("descriptors", free)) => leave_descriptors(free.parse().expect("a number")),
+            Some(("MiB", free)) => leave_memory(free.parse::<u64>().expect("a number") << 20),
+            None if variable(LACKS) == LACKS_A_THREAD => leave_no_thread(1 << 20),
+            _ => leave_no_memory(),
+        }
+        say("short");
+    }
+    mesh.world().barrier()
+}
 
 fn limit_to(resource: Resource, limit: u64) {
     let before = getrlimit(resource);
