@@ -4,7 +4,7 @@
 //! dies: the group is broken then like by any other death.
 
 use super::handles::Held;
-use super::{Death, Effect, Engine, GroupId, GroupRecord, Message, OperationId, Outcome};
+use super::{Death, Effect, Engine, GIVEN_UP, GroupId, GroupRecord, Message, OperationId, Outcome};
 use sha2::{Digest, Sha256};
 use sheave_base::clock::Time;
 use sheave_base::{Error, ErrorKind, NodeId, Result};
@@ -365,6 +365,10 @@ impl Engine {
         let by_death = by_death || word.kind().is_loss();
         let kind = if by_death { ErrorKind::PeerLost } else { word.kind() };
         let reason = word.what().to_owned();
+        if by_death && about == self.me && reason.contains(GIVEN_UP) {
+            // What this node lacks it is about to hear of itself, and its operations end with that.
+            return;
+        }
         if by_death && about != self.me && self.is_living(about) {
             self.watch.hears_of_loss(about, &reason);
         }

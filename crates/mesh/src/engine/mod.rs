@@ -488,9 +488,6 @@ impl Engine {
             Message::Beat { answer: false, .. } => self.send(from, Message::Beat { epoch: self.epoch, answer: true }),
             Message::Enter { group, sequence, .. } => self.entered(from, group, sequence),
             Message::Release { group, through, .. } => self.released(from, group, through),
-            // What this node lacks it is about to hear of itself, and its operations end with that.
-            Message::Broken { by_death: true, about, error, .. }
-                if about == self.me && error.what().contains(GIVEN_UP) => {}
             Message::Broken { group, by_death, about, error, failed_from, .. } => {
                 // After a leave barriers may still be released, until the first member says that they are not.
                 let first = self.nodes_of(group).map(<[NodeId]>::first);

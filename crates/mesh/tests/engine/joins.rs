@@ -193,8 +193,8 @@ fn f21_who_lacks_something_accuses_itself_alone_and_all_learn_why() {
     }
 }
 
-/// The others may know sooner that a node has given up than its engine does, and tell it so: its operations end with what
-/// it lacks, not with its own death.
+/// The others may know sooner that a node has given up than its engine does, and tell it so: its operations end with
+/// what it lacks, not with its own death.
 #[test]
 fn f21_who_lacks_something_reads_what_and_not_that_it_is_dead() {
     let (mut meshes, world) = Meshes::joined(4, 0);
