@@ -214,16 +214,20 @@ impl State {
         self.broken.get()
     }
 
-    /// The mesh has news.
+    /// The mesh may have news. What they say of this group is known here before they count as seen: whoever finds them
+    /// seen, and knows from the mesh that the group is broken, may begin nothing any more.
     pub(crate) fn look(self: &Arc<Self>) {
         let news = self.group.news();
-        if self.seen_news.swap(news, SeqCst) == news {
+        if self.seen_news.load(SeqCst) == news {
             return;
         }
-        match (self.broken.get(), self.group.broken()) {
-            (None, Some(error)) => self.fail(error),
-            (Some(_), _) => self.end_what_is_hopeless(),
-            (None, None) => {}
+        let told = if self.broken.get().is_none() { self.group.broken() } else { None };
+        let breaks = told.is_some_and(|error| self.broken.set(error).is_ok());
+        let are_new = self.seen_news.swap(news, SeqCst) != news;
+        if breaks {
+            self.break_up();
+        } else if are_new && self.broken.get().is_some() {
+            self.end_what_is_hopeless();
         }
         self.tell_verdict();
     }
@@ -555,6 +559,10 @@ impl State {
     /// Ends every later collective, and of the operations in flight those that can come to no end.
     fn fail(self: &Arc<Self>, error: Error) {
         let _ = self.broken.set(error);
+        self.break_up();
+    }
+
+    fn break_up(self: &Arc<Self>) {
         let Some(error) = self.broken.get() else { return };
         self.end_what_is_hopeless();
         if let Some(board) = self.lasting.board() {
