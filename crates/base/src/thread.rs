@@ -142,7 +142,11 @@ mod tests {
 
     /// What the system calls a thread.
     fn name_of(thread: &Thread) -> String {
-        let Kind::Real(thread) = &thread.0 else { unreachable!("nothing is simulated here") };
+        let thread = match &thread.0 {
+            Kind::Real(thread) => thread,
+            #[cfg(feature = "simulated")]
+            Kind::Simulated(_) => unreachable!("no system is simulated here"),
+        };
         let mut name = [0; 16];
         // SAFETY: the thread has not been joined, and the name with its zero has room.
         let status = unsafe { libc::pthread_getname_np(thread.as_pthread_t(), name.as_mut_ptr(), name.len()) };

@@ -68,13 +68,36 @@ pub trait Drive: Send + Sync {
 /// it takes long.
 pub const IDLE: &str = "";
 
-type Callback<T> = Box<dyn FnOnce(&Core<T>) + Send>;
+/// Somebody who is told of the outcome.
+trait Listener<T>: Send {
+    /// Keeps a copy of the outcome, which another handle may take as soon as it is there for all.
+    fn keep(&mut self, outcome: &Result<T>);
+    fn tell(self: Box<Self>);
+}
+
+/// A callback, and the outcome that it is called with.
+struct Callback<T, F> {
+    call: F,
+    outcome: Option<Result<T>>,
+}
+
+impl<T: Clone + Send, F: FnOnce(&Result<T>) + Send> Listener<T> for Callback<T, F> {
+    fn keep(&mut self, outcome: &Result<T>) {
+        self.outcome = Some(outcome.clone());
+    }
+
+    fn tell(self: Box<Self>) {
+        if let Some(outcome) = &self.outcome {
+            (self.call)(outcome);
+        }
+    }
+}
 
 struct Slot<T> {
     outcome: Option<Result<T>>,
     parkers: SmallVec<[std::sync::Arc<Parker>; 1]>,
     wakers: SmallVec<[Waker; 1]>,
-    callbacks: SmallVec<[Callback<T>; 1]>,
+    listeners: SmallVec<[Box<dyn Listener<T>>; 1]>,
     cancel: Option<Box<dyn FnOnce() + Send>>,
     awaited: Option<Awaited>,
 }
@@ -121,7 +144,7 @@ pub fn described<T>(
         outcome: None,
         parkers: SmallVec::new(),
         wakers: SmallVec::new(),
-        callbacks: SmallVec::new(),
+        listeners: SmallVec::new(),
         cancel: None,
         awaited,
     };
@@ -133,16 +156,17 @@ impl<T> Core<T> {
     fn complete(&self, outcome: Result<T>) {
         let mut slot = self.slot.lock();
         debug_assert!(slot.outcome.is_none(), "a work completes once");
+        let mut listeners = std::mem::take(&mut slot.listeners);
+        listeners.iter_mut().for_each(|listener| listener.keep(&outcome));
         slot.outcome = Some(outcome);
         let parkers = std::mem::take(&mut slot.parkers);
         let wakers = std::mem::take(&mut slot.wakers);
-        let callbacks = std::mem::take(&mut slot.callbacks);
         let (cancel, awaited) = (slot.cancel.take(), slot.awaited.take());
         self.done.store(true, Ordering::Release);
         drop(slot);
         drop((cancel, awaited));
-        for callback in callbacks {
-            self.contain("a callback", || callback(self));
+        for listener in listeners {
+            self.contain("a callback", || listener.tell());
         }
         for parker in parkers {
             parker.unpark();
@@ -296,14 +320,15 @@ impl<T> Work<T> {
     }
 
     /// Calls `callback` once with the outcome: now if it is there, else on the thread that completes the work, with no
-    /// lock held. It must not block. A panic in it is told on standard error and ends there.
+    /// lock held. It must not block. A panic in it is told on standard error and ends there. One that was set before
+    /// the work has ended has the outcome, even if somebody takes that with [`Work::join`].
     pub fn on_complete(&self, callback: impl FnOnce(&Result<T>) + Send + 'static)
     where
-        T: Clone,
+        T: Clone + Send + 'static,
     {
         let mut slot = self.0.slot.lock();
         if !self.0.is_done() {
-            slot.callbacks.push(Box::new(move |core| callback(&core.cloned())));
+            slot.listeners.push(Box::new(Callback { call: callback, outcome: None }));
             return;
         }
         drop(slot);
@@ -454,6 +479,24 @@ mod tests {
         let (completer, work) = pair::<u8>("sum");
         drop(completer);
         assert_eq!(work.wait().expect_err("nobody can complete it").kind(), ErrorKind::Closed);
+    }
+
+    /// The outcome is taken while the first callback runs, and the second one has it all the same.
+    #[test]
+    fn whoever_takes_the_outcome_takes_it_from_no_callback() {
+        let (completer, work) = pair::<u8>("sum");
+        let (taken, is_taken) = std::sync::mpsc::channel::<()>();
+        let (tell, told) = std::sync::mpsc::channel();
+        work.on_complete(move |_| is_taken.recv_timeout(Duration::from_secs(60)).expect("it is taken"));
+        work.on_complete(move |outcome| tell.send(outcome.clone()).expect("somebody listens"));
+        let completing = std::thread::spawn(move || completer.complete(Ok(5)));
+        while !work.is_done() {
+            std::thread::yield_now();
+        }
+        assert_eq!(work.taken().expect("it is there"), 5);
+        taken.send(()).expect("the callback waits");
+        completing.join().expect("no callback panics");
+        assert_eq!(told.recv().expect("it was told").expect("it was not taken away"), 5);
     }
 
     #[test]
