@@ -119,7 +119,9 @@ impl Describe for Shared {
             sort if sort == Sort::Call as u64 => {
                 let (to, service, method) = self.calls.asked(number)?;
                 let what = Some(format!("call {number}, {}.{method}", service.as_str()));
-                Some(Account { what, whom: Some(self.name_of(to)) })
+                let name = self.name_of(to);
+                let whom = if self.calls.is_unlinked(number) { format!("the link to {name}") } else { name };
+                Some(Account { what, whom: Some(whom) })
             }
             sort if sort == Sort::Operation as u64 => self.describe_operation(number),
             sort if sort == Sort::Join as u64 => {

@@ -420,9 +420,9 @@ impl Mesh {
     }
 
     /// Calls the method of this name of `service` on a member, this node included. Tensors sent by copy are captured
-    /// before the call returns. Blocks only while the first link to that member is made, for at most the liveness
-    /// timeout. The work ends with the answer, with the handler's error, or when the member is gone; cancelling it does
-    /// not stop a handler that runs already.
+    /// before the call returns, which never blocks: where there is no link to that member yet it is made meanwhile, and
+    /// calls keep their order. The work ends with the answer, with the handler's error, or when the member is gone;
+    /// cancelling it does not stop a handler that runs already.
     ///
     /// # Errors
     ///
@@ -471,9 +471,9 @@ impl Mesh {
     }
 
     /// Calls the method of this name of `service` on a member, this node included, and wants no answer: returns when
-    /// the request is on its way, or waits here for room. It keeps its place among this node's calls of that service
-    /// there, and runs whatever becomes of this node. Tensors sent by copy are captured before this returns. Blocks
-    /// while the first link to that member is made, as [`Mesh::call`] does.
+    /// the request is on its way, or waits here for the first link or for room. It keeps its place among this node's calls of that service
+    /// there, and runs whatever becomes of this node. Tensors sent by copy are captured before this returns, which
+    /// never blocks, as [`Mesh::call`] does not.
     ///
     /// Of a failure the objects tell that the call was to fill ([`Mesh::promise`]). Any other failure is told once, in
     /// place of the next one-way call of the same service there, which is not made then, or by

@@ -195,7 +195,7 @@ impl Shared {
     }
 
     /// The one link that an attached node has; no other is ever made to it.
-    fn link_to_attached(&self, node: NodeId) -> Option<Result<LinkId>> {
+    pub(crate) fn link_to_attached(&self, node: NodeId) -> Option<Result<LinkId>> {
         let loss = || self.attached.loss(node).map(Err);
         self.attached.link_of(node).map(Ok).or_else(loss)
     }
@@ -245,11 +245,13 @@ impl Shared {
 
     /// A node that has left does not listen any more, and nor does one that has died. Which of both it was is decided
     /// by the coordinator, who has a link to it; a suspicion from here would turn a leave into a death. So the decision
-    /// is given time; less if it is the coordinator itself that is not there, and none if this node has left, which
-    /// hears of no decision any more. True if the node has come to us, or is known to be gone.
+    /// is given time; less if it is the coordinator itself that is not there, or if this node is the coordinator, to
+    /// which a leaver comes by itself; and none if this node has left, which hears of no decision any more. True if the
+    /// node has come to us, or is known to be gone.
     fn has_last_words(&self, node: NodeId) -> bool {
-        let is_coordinator = self.look(Engine::coordinator) == Some(node);
-        let until = clock::now() + if is_coordinator { LAST_WORDS } else { self.node_config().liveness.beat };
+        let coordinator = self.look(Engine::coordinator);
+        let others_decide = coordinator.is_none_or(|coordinator| coordinator != node && coordinator != self.me);
+        let until = clock::now() + if others_decide { self.node_config().liveness.beat } else { LAST_WORDS };
         while !self.stopping.load(SeqCst) && !self.look(Engine::has_left) {
             // Counted before the look, so that no change falls between the look and the wait.
             let seen = self.routes.changes();

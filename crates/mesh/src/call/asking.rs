@@ -4,7 +4,7 @@ use super::form::{Read, RequestTag, named_request, numbered_request, read_number
 use super::name::{ServiceName, Text};
 use super::pending::{Pending, Reading};
 use super::window::Leaving;
-use super::{Answer, CANCELLED, Call, CallOptions, HERE, Leases, Method, answer};
+use super::{Answer, CANCELLED, Call, CallOptions, HERE, Leases, Method, UNLINKED, answer};
 use crate::awaited::Sort;
 use crate::driver::Shared;
 use crate::endpoints::{CALLS, REQUESTS};
@@ -163,7 +163,7 @@ impl Shared {
         read: Read<T>,
     ) -> Result<Work<Answer<T>>> {
         let begun = clock::now();
-        let link = self.link_for(to, &asking, begun)?;
+        let link = self.link_for(to, &asking.method)?;
         let correlation = self.calls.correlation.fetch_add(1, SeqCst) + 1;
         let Asking {
             service,
@@ -178,7 +178,7 @@ impl Shared {
             deadline,
             runs_anyway,
         } = asking;
-        let only = Some(link).filter(|link| *link != HERE);
+        let only = link.filter(|link| *link != HERE);
         let (completer, work) = self.node.described(operation, only, self.awaited(Sort::Call, correlation));
         let weak = Arc::downgrade(self);
         completer.on_cancel(move || {
@@ -189,7 +189,7 @@ impl Shared {
         let context = service.number();
         let pending = Box::new(Pending {
             to,
-            link,
+            link: link.unwrap_or(UNLINKED),
             ground: (!places.is_empty()).then(|| Box::new(Ground { places, common: leases, ..Ground::default() })),
             refusal: None,
             is_landing: false,
@@ -207,31 +207,6 @@ impl Shared {
         Ok(work)
     }
 
-    /// The link that a call goes over; blocks while there is none.
-    pub(super) fn link_for(self: &Arc<Self>, to: NodeId, asking: &Asking, begun: Instant) -> Result<LinkId> {
-        let named = |error: Error| error.operation(asking.method.to_cow());
-        if let Some(error) = self.failure() {
-            return Err(named(error.clone()));
-        }
-        if to == self.me {
-            return Ok(HERE);
-        }
-        if let Some(link) = self.routes.get(to) {
-            return Ok(link);
-        }
-        // Nobody makes a link to a node that is known to be gone.
-        let linking = match self.death_of(to) {
-            Some(error) => return Err(named(error)),
-            None => self.link_to(to),
-        };
-        if !linking.wait_until(asking.deadline.map(|deadline| begun + deadline), None)? {
-            let error = named(Error::new(ErrorKind::DeadlineExceeded, "no link to the node yet"));
-            let error = error.hint("it may be busy or stopped; give the call more time");
-            return Err(self.about(error.elapsed(clock::since(begun)), to));
-        }
-        linking.wait().map_err(named)
-    }
-
     fn send_call(
         self: &Arc<Self>,
         mut message: Outgoing,
@@ -243,7 +218,8 @@ impl Shared {
         if pending.link == HERE {
             return self.call_here(message, pending, names, until);
         }
-        let (to, link, runs_anyway) = (pending.to, pending.link, pending.runs_anyway);
+        let link = Some(pending.link).filter(|link| *link != UNLINKED);
+        let (to, runs_anyway) = (pending.to, pending.runs_anyway);
         let (method, correlation) = (pending.method.clone(), message.envelope.correlation);
         let patience = until.filter(|_| !runs_anyway);
         message.envelope.aux = patience_ms(patience, pending.begun);
@@ -295,7 +271,7 @@ impl Shared {
 
     /// Tells the callee that nobody waits for this call any more.
     fn withdraw(&self, call: &Pending, correlation: u64) {
-        if call.runs_anyway {
+        if call.runs_anyway || call.link == UNLINKED {
             return;
         }
         if call.link == HERE {
@@ -321,8 +297,11 @@ impl Shared {
             let Some(shared) = shared.upgrade() else { return };
             let Some(call) = shared.calls.take_unless_landing(correlation) else { return };
             shared.withdraw(&call, correlation);
-            let error = Error::new(ErrorKind::DeadlineExceeded, "the node has not answered");
-            let error = error.hint("it may be busy; give the call more time, or look at what the node does");
+            let (what, hint) = match call.link {
+                UNLINKED => ("no link to the node yet", "it may be busy or stopped; give the call more time"),
+                _ => ("the node has not answered", "it may be busy; give the call more time, or look at what it does"),
+            };
+            let error = Error::new(ErrorKind::DeadlineExceeded, what).hint(hint);
             let to = call.to;
             call.end(shared.about(error, to));
         })

@@ -49,6 +49,7 @@ mod service;
 mod serving;
 #[cfg(test)]
 mod strangers;
+mod unlinked;
 mod window;
 
 use crate::driver::Shared;
@@ -124,6 +125,9 @@ impl From<Value> for Call {
 
 /// Stands for the link of a node to itself; links are numbered from 1.
 const HERE: LinkId = LinkId(0);
+
+/// Stands for the link of a call that waits until there is one.
+const UNLINKED: LinkId = LinkId(u32::MAX);
 
 /// The context of words for [`CALLS`] that a call is cancelled. They follow their request on its link.
 const CANCELLED: u64 = 1;
@@ -246,9 +250,24 @@ impl Calls {
         self.pending.lock().remove(&correlation)
     }
 
+    /// These calls go over that link, if they have waited for one.
+    fn over_link(&self, correlations: &[u64], link: LinkId) {
+        let mut pending = self.pending.lock();
+        for correlation in correlations {
+            if let Some(call) = pending.get_mut(correlation).filter(|call| call.link == UNLINKED) {
+                call.link = link;
+            }
+        }
+    }
+
     /// Takes the calls out of which `is_over` is true.
     fn drain(&self, is_over: impl Fn(&Pending) -> bool) -> Vec<(u64, Box<Pending>)> {
         self.pending.lock().extract_if(|_, call| is_over(call)).collect()
+    }
+
+    /// Whether a call waits for the link to its callee.
+    pub(crate) fn is_unlinked(&self, correlation: u64) -> bool {
+        self.pending.lock().get(&correlation).is_some_and(|call| call.link == UNLINKED)
     }
 
     /// To whom, which service and which method a call is that is not answered.

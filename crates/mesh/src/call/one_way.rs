@@ -35,7 +35,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use sheave_base::collections::HashMap;
 use sheave_base::planted::{self, Bug};
-use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, Work, clock, limits};
+use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, Work, limits};
 use sheave_net::{Envelope, Message, Outgoing};
 use sheave_wire::{from_control, to_control};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -236,7 +236,7 @@ impl Shared {
             }
         }
         self.check_one_way(to, &asking.service)?;
-        let link = self.link_for(to, &asking, clock::now())?;
+        let link = self.link_for(to, &asking.method)?;
         let Asking { service, method, number, control, names, tensors, .. } = asking;
         let fills = self.references.begin_filling(to, &names).map_err(|error| named(error, &method))?;
         let tag = RequestTag { method: number, references: names.len() as u32 }.to_tag();
@@ -245,7 +245,7 @@ impl Shared {
         let one_way = OneWay { to, service, method: method.clone(), fills: fills.clone() };
         let title = (!fills.is_empty()).then(|| one_way.title());
         let sent = match link {
-            HERE => self.one_way_here(message, &one_way, &names),
+            Some(HERE) => self.one_way_here(message, &one_way, &names),
             link => self.pass_and_send(link, message, one_way, &names),
         };
         sent.map_err(|error| {
@@ -256,7 +256,7 @@ impl Shared {
 
     fn pass_and_send(
         self: &Arc<Self>,
-        link: LinkId,
+        link: Option<LinkId>,
         message: Outgoing,
         one_way: OneWay,
         names: &[Mention],

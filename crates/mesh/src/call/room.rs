@@ -96,8 +96,7 @@ impl Windows {
 
     /// The mesh has ended for this node.
     pub(super) fn end_all_rooms(&self, error: &Error) {
-        let windows: Vec<_> = self.by_service.read().values().map(Arc::clone).collect();
-        for window in windows {
+        for window in self.all() {
             let ended = std::mem::take(&mut window.lock().room_waits);
             self.end_rooms(ended.into_values().collect(), &Err(error.clone()));
         }
@@ -105,8 +104,7 @@ impl Windows {
 
     /// Whom the wait of that number waits for, the service, and what the callee has to do.
     fn describe_room(&self, number: u64) -> Option<(NodeId, ServiceName, String)> {
-        let windows = self.by_service.read();
-        windows.values().find_map(|window| {
+        self.all().iter().find_map(|window| {
             let state = window.lock();
             let wait = state.room_waits.get(&number)?;
             Some((wait.to, wait.service.clone(), state.occupation(wait)))
@@ -129,6 +127,9 @@ impl Shared {
         if to == self.me {
             return there_is();
         }
+        if let Some(window) = self.calls.windows.unlinked.find(to, service.number()) {
+            return self.wait_in(&window, (to, None), service, deadline);
+        }
         let Some(link) = self.routes.get(to) else {
             return match self.death_of(to) {
                 Some(error) => Err(error),
@@ -140,7 +141,7 @@ impl Shared {
             };
         };
         match self.calls.windows.find(link, service.number()) {
-            Some(window) => self.wait_in(&window, (to, link), service, deadline),
+            Some(window) => self.wait_in(&window, (to, Some(link)), service, deadline),
             None => there_is(),
         }
     }
@@ -148,13 +149,13 @@ impl Shared {
     fn wait_in(
         self: &Arc<Self>,
         window: &Arc<Mutex<Window>>,
-        (to, link): (NodeId, LinkId),
+        (to, link): (NodeId, Option<LinkId>),
         service: ServiceName,
         deadline: Option<Duration>,
     ) -> Result<Work<()>> {
         let windows = &self.calls.windows;
         let number = windows.last_room.fetch_add(1, SeqCst) + 1;
-        let (completer, work) = self.node.described(ROOM, Some(link), self.awaited(Sort::Room, number));
+        let (completer, work) = self.node.described(ROOM, link, self.awaited(Sort::Room, number));
         let (weak, own) = (self.weak(), Arc::downgrade(window));
         completer.on_cancel(move || {
             let Some(shared) = weak.upgrade() else { return };

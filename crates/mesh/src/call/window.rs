@@ -21,6 +21,7 @@
 
 use super::one_way::OneWay;
 use super::room::{RoomWait, RoomWaits};
+use super::unlinked::Unlinked;
 use crate::driver::Shared;
 use crate::reference::{Name, Ref};
 use parking_lot::{Mutex, RwLock};
@@ -32,6 +33,7 @@ use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, limits};
 use sheave_net::{Outgoing, Part};
 use sheave_tensor::Mode;
 use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -107,6 +109,15 @@ pub(super) struct Window {
 }
 
 impl Window {
+    pub(super) fn unlinked(to: NodeId) -> Self {
+        Self { to, ..Self::default() }
+    }
+
+    /// The numbers of the requests that are kept.
+    pub(super) fn waiting_numbers(&self) -> Vec<u64> {
+        self.waiting.iter().map(|request| request.message.envelope.correlation).collect()
+    }
+
     pub(super) fn has_room(&self, bytes: u64, size: Size) -> bool {
         let fits = self.bytes.saturating_add(bytes) <= size.bytes && self.sizes.len() < size.requests as usize;
         self.sizes.is_empty() || fits
@@ -118,7 +129,7 @@ impl Window {
     }
 
     /// Keeps a request until there is room for it.
-    fn keep(&mut self, request: Leaving) -> Result<()> {
+    pub(super) fn keep(&mut self, request: Leaving) -> Result<()> {
         let bytes = self.waiting_bytes.saturating_add(request.bytes());
         let what = if self.waiting.len() >= limits::OUTBOUND_MESSAGES_MAX {
             format!("{} calls", limits::OUTBOUND_MESSAGES_MAX)
@@ -129,8 +140,14 @@ impl Window {
             self.waiting.push_back(request);
             return Ok(());
         };
-        Err(Error::new(ErrorKind::LimitExceeded, format!("{what} wait for room at their callee"))
+        Err(Error::new(ErrorKind::LimitExceeded, format!("{what} wait for their callee"))
             .hint("wait for some before calling again"))
+    }
+
+    /// Takes the requests that another one keeps, behind its own.
+    fn take_over(&mut self, other: &mut Self) {
+        self.waiting.append(&mut other.waiting);
+        self.waiting_bytes += std::mem::take(&mut other.waiting_bytes);
     }
 
     /// Takes out the first request that waits, if it is to be sent now.
@@ -200,7 +217,9 @@ type ByService = HashMap<(LinkId, u64), Arc<Mutex<Window>>>;
 /// The windows of a node as a caller: one for each link and service that it has called.
 #[derive(Default)]
 pub(super) struct Windows {
-    pub(super) by_service: RwLock<ByService>,
+    by_service: RwLock<ByService>,
+    /// Those to whose node there is no link yet.
+    pub(super) unlinked: Unlinked,
     /// Requests that wait in any of them.
     waiting: AtomicUsize,
     /// Waits for room in any of them.
@@ -223,8 +242,44 @@ impl Windows {
         self.by_service.read().get(&(link, service)).map(Arc::clone)
     }
 
+    pub(super) fn all(&self) -> Vec<Arc<Mutex<Window>>> {
+        let unlinked = self.unlinked.all();
+        self.by_service.read().values().map(Arc::clone).chain(unlinked).collect()
+    }
+
+    /// Makes windows that have waited for a link those of this one, of this size, and returns them. Where a call that
+    /// found the link has come first there is a window, which takes what they keep, and waits for room are over.
+    pub(super) fn adopt(
+        &self,
+        link: LinkId,
+        size: Option<Size>,
+        unlinked: Vec<(u64, Arc<Mutex<Window>>)>,
+    ) -> (Vec<Arc<Mutex<Window>>>, Vec<RoomWait>) {
+        let mut by_service = self.by_service.write();
+        let mut rooms = Vec::new();
+        let adopt = |(service, window): (u64, Arc<Mutex<Window>>)| match by_service.entry((link, service)) {
+            Entry::Vacant(free) => {
+                window.lock().size = size;
+                Arc::clone(free.insert(window))
+            }
+            Entry::Occupied(known) => {
+                let mut state = window.lock();
+                rooms.extend(std::mem::take(&mut state.room_waits).into_values());
+                known.get().lock().take_over(&mut state);
+                Arc::clone(known.get())
+            }
+        };
+        let adopted = unlinked.into_iter().map(adopt).collect();
+        (adopted, rooms)
+    }
+
+    /// One request more waits.
+    pub(super) fn more(&self) {
+        self.waiting.fetch_add(1, SeqCst);
+    }
+
     /// So many requests wait no longer.
-    fn fewer(&self, count: usize) {
+    pub(super) fn fewer(&self, count: usize) {
         if count > 0 && self.waiting.fetch_sub(count, SeqCst) == count {
             let idle = std::mem::take(&mut *self.idle.lock());
             idle.into_iter().for_each(|completer| completer.complete(Ok(())));
@@ -239,24 +294,34 @@ impl Windows {
             windows.extract_if(|(of, _), _| *of == link).map(|(_, window)| window).collect()
         };
         let mut all = Ended::default();
-        for window in ended {
-            let mut window = window.lock();
-            window.is_over = true;
-            all.one_way.extend(std::mem::take(&mut window.one_way).into_iter().map(|(_, one_way)| *one_way));
-            all.unsent.extend(std::mem::take(&mut window.waiting));
-            all.rooms.extend(std::mem::take(&mut window.room_waits).into_values());
-        }
+        ended.iter().for_each(|window| all.add(window));
         all
     }
 }
 
-/// What was left in the windows of a link that has ended.
+/// What was left in windows when they ended.
 #[derive(Default)]
-struct Ended {
+pub(super) struct Ended {
     /// One-way calls that were sent, of which the callee has not said that they have begun.
     one_way: Vec<OneWay>,
     unsent: Vec<Leaving>,
     rooms: Vec<RoomWait>,
+}
+
+impl Ended {
+    /// Ends a window.
+    pub(super) fn add(&mut self, window: &Mutex<Window>) {
+        let mut window = window.lock();
+        window.is_over = true;
+        self.one_way.extend(std::mem::take(&mut window.one_way).into_iter().map(|(_, one_way)| *one_way));
+        self.unsent.extend(std::mem::take(&mut window.waiting));
+        self.rooms.extend(std::mem::take(&mut window.room_waits).into_values());
+    }
+
+    /// The numbers of the requests that were not sent.
+    pub(super) fn numbers(&self) -> impl Iterator<Item = u64> {
+        self.unsent.iter().map(|request| request.message.envelope.correlation)
+    }
 }
 
 impl Shared {
@@ -264,8 +329,9 @@ impl Shared {
         window.size.unwrap_or_else(|| Size::among(self.table().len()))
     }
 
-    /// Sends a request, now or when there is room for it.
-    pub(super) fn send_request(&self, link: LinkId, mut request: Leaving) -> Result<()> {
+    /// Sends a request, now or when there is a link, and room for it.
+    pub(super) fn send_request(self: &Arc<Self>, link: Option<LinkId>, mut request: Leaving) -> Result<()> {
+        let Some(link) = link else { return self.wait_for_link(request) };
         let size = || self.attached.speaks(request.to, link).map(|_| Size::of_guests());
         let window = self.calls.windows.of(request.to, link, request.message.envelope.context, size);
         let (bytes, is_one_way) = (request.bytes(), request.one_way.is_some());
@@ -298,14 +364,14 @@ impl Shared {
                 return Err(self.about(Error::new(ErrorKind::PeerLost, "the link has ended"), request.to));
             }
             state.keep(Leaving { message, ..request })?;
-            self.calls.windows.waiting.fetch_add(1, SeqCst);
+            self.calls.windows.more();
         }
         self.send_waiting(link, window);
         Ok(())
     }
 
     /// The request, with copies of what its caller may change.
-    fn captured(&self, message: Outgoing) -> Result<Outgoing> {
+    pub(super) fn captured(&self, message: Outgoing) -> Result<Outgoing> {
         let capture = |part: Part| {
             let mode = if part.mode() == Mode::Copy { Mode::Move } else { part.mode() };
             self.capture(part).map(|tensor| Part::new(tensor, mode))
@@ -326,7 +392,7 @@ impl Shared {
     }
 
     /// Sends what there is room for, and tells who waits for some.
-    fn send_waiting(&self, link: LinkId, window: &Mutex<Window>) {
+    pub(super) fn send_waiting(&self, link: LinkId, window: &Mutex<Window>) {
         loop {
             let (due, next) = {
                 let mut state = window.lock();
@@ -375,7 +441,12 @@ impl Shared {
 
     /// The link has ended for that reason, and its calls with it.
     pub(super) fn end_windows(&self, link: LinkId, reason: &Error) {
-        let Ended { one_way, unsent, rooms } = self.calls.windows.end(link);
+        self.end_kept(self.calls.windows.end(link), reason);
+    }
+
+    /// Ends what was left in windows.
+    pub(super) fn end_kept(&self, ended: Ended, reason: &Error) {
+        let Ended { one_way, unsent, rooms } = ended;
         unsent.iter().for_each(|request| self.references.take_back(request.to, &request.refs));
         one_way.iter().for_each(|one_way| self.one_way_failed(one_way, reason, true));
         let unsent_one_way = unsent.iter().filter_map(|request| request.one_way.as_deref());
