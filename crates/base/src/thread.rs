@@ -141,12 +141,7 @@ mod tests {
     }
 
     /// What the system calls a thread.
-    fn name_of(thread: &Thread) -> String {
-        let thread = match &thread.0 {
-            Kind::Real(thread) => thread,
-            #[cfg(feature = "simulated")]
-            Kind::Simulated(_) => unreachable!("no system is simulated here"),
-        };
+    fn name_of(thread: &JoinHandle<()>) -> String {
         let mut name = [0; 16];
         // SAFETY: the thread has not been joined, and the name with its zero has room.
         let status = unsafe { libc::pthread_getname_np(thread.as_pthread_t(), name.as_mut_ptr(), name.len()) };
@@ -165,7 +160,11 @@ mod tests {
             let (end, ends) = channel::<()>();
             let wait = move || assert!(ends.recv().is_err(), "nobody sends");
             let thread = start(&name, wait).expect("there is room");
-            assert_eq!(name_of(&thread), name);
+            match &thread.0 {
+                Kind::Real(thread) => assert_eq!(name_of(thread), name),
+                #[cfg(feature = "simulated")]
+                Kind::Simulated(_) => unreachable!("no system is simulated here"),
+            }
             drop(end);
             thread.join().expect("it waits");
         }

@@ -471,9 +471,9 @@ impl Mesh {
     }
 
     /// Calls the method of this name of `service` on a member, this node included, and wants no answer: returns when
-    /// the request is on its way, or waits here for the first link or for room. It keeps its place among this node's calls of that service
-    /// there, and runs whatever becomes of this node. Tensors sent by copy are captured before this returns, which
-    /// never blocks, as [`Mesh::call`] does not.
+    /// the request is on its way, or waits here for the first link or for room. It keeps its place among this node's
+    /// calls of that service there, and runs whatever becomes of this node. Tensors sent by copy are captured before
+    /// this returns, which never blocks, as [`Mesh::call`] does not.
     ///
     /// Of a failure the objects tell that the call was to fill ([`Mesh::promise`]). Any other failure is told once, in
     /// place of the next one-way call of the same service there, which is not made then, or by
