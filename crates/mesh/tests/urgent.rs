@@ -35,6 +35,10 @@ fn fill(mesh: &Mesh, is_full: &AtomicBool) {
             Ok(_) => more += u32::from(is_full.load(SeqCst)),
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::LimitExceeded, "{error}");
+                // It may have filled this node's queue too before it said so.
+                if is_full.load(SeqCst) {
+                    return;
+                }
                 std::thread::yield_now();
             }
         }
