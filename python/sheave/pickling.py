@@ -127,7 +127,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc, unused-ignore]
         if isinstance(value, torch.storage.TypedStorage):
             return _typed_storage, (self.storage(value._untyped_storage), value.dtype)
         if isinstance(value, torch.UntypedStorage):
-            return _itself, (self.storage(value),)
+            # Tensors of newer dtypes have one, and are rebuilt of a typed one, which torch's own pickles make of it.
+            return _typed_storage, (self.storage(value), torch.uint8)
         if isinstance(value, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
             saved = io.BytesIO()
             torch.jit.save(value, saved)
@@ -183,10 +184,6 @@ def _typed_storage(storage: Any, dtype: Any) -> Any:
     import torch  # type: ignore[import-not-found, unused-ignore]
 
     return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
-
-
-def _itself(storage: Any) -> Any:
-    return storage
 
 
 def _script(buffer: Any) -> Any:

@@ -152,8 +152,7 @@ def test_all_sorts_of_tensors_of_torch():
         for count in (0, 1, 5000):
             tensor = (t.arange(count) % 2).to(dtype)
             for back in (there_and_back(tensor), pickling.loads(pickling.dumps(tensor))):
-                assert back.dtype == dtype and back.tolist() == tensor.tolist() if dtype != t.float8_e4m3fn else True
-                assert back.float().tolist() == tensor.float().tolist() or dtype.is_complex
+                assert back.dtype == dtype and t.equal(back.view(t.uint8), tensor.view(t.uint8))
     leaf = there_and_back(t.ones(3, requires_grad=True))
     assert leaf.requires_grad and leaf.is_leaf
     sparse = t.eye(30).to_sparse()
