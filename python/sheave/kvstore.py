@@ -319,7 +319,7 @@ class KVStore:
         A function in a local store runs in the thread that pushes, and what it raises comes out of `push`, as `Remote`
         with the original as its cause. What it has written before stays.
 
-        For servers a function is pickled by `cloudpickle` and sent to those that allow it
+        For servers a function is pickled (`sheave.pickling`) and sent to those that allow it
         (`run_server(allow_pickle=True)`). It runs on their callback thread, one call at a time, for as long as it
         takes: meanwhile the server answers everything that does not wait for it, and pulls of other workers find the
         value before. A call costs two switches to other threads and back, 20 to 100 microseconds on a machine with two
@@ -355,13 +355,11 @@ class KVStore:
         """Send a function to the servers, and set it by the name that it gets there."""
         name = getattr(updater, "__qualname__", type(updater).__qualname__)
         if self._store.is_first:
-            try:
-                import cloudpickle  # type: ignore[import-not-found,import-untyped,unused-ignore]
-            except ImportError:
-                hint = "install cloudpickle, or give the function to run_server and its name here"
-                raise Unsupported(f"set_updater: a function travels to servers by cloudpickle (hint: {hint})") from None
-            pickled = cloudpickle.dumps(updater)
             import hashlib
+
+            from sheave import pickling
+
+            pickled = pickling.dumps(updater)
 
             name = f"{name} {hashlib.sha256(pickled).hexdigest()[:16]}"
             self._store.ship(name, pickled)
@@ -635,9 +633,9 @@ def run_server(
             raise InvalidArgument(f'the store has an updater "{name}" of its own')
     unpickle = None
     if allow_pickle:
-        import pickle
+        from sheave import pickling
 
-        unpickle = pickle.loads
+        unpickle = pickling.loads
     own = None
     if mesh is None:
         try:

@@ -8,6 +8,7 @@ when one fails, when the time is up, at Ctrl-C, and when this process dies.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
 
 _T = TypeVar("_T")
+
+_STARTS = threading.Lock()
+"""Held while a process is started."""
 
 _EXIT_PATIENCE_S = 10.0
 """How long a process may take to end after its function has returned."""
@@ -59,9 +63,9 @@ def spawn(
     arguments as `fn`, which calls `sheave.init()` itself and returns when the workers have left. The call waits for
     them, for an hour at most, and says after 10 s whom it waits for: they may save what they hold.
 
-    Function, arguments and results are pickled. What pickle cannot do, such as functions of a notebook, needs the
-    package cloudpickle. A script that spawns does so under `if __name__ == "__main__":`, because the fresh processes
-    import it.
+    Function, arguments and results travel as `sheave.pickling` says: functions of a notebook too, and tensors of torch,
+    which are copied. A script that spawns does so under `if __name__ == "__main__":`, because the fresh processes
+    import it. Several threads may spawn at once.
 
     Raises Remote when a process fails, which names its rank and has its traceback in the text; the exception itself is
     the cause, where it can be pickled. Raises WorkerDied, with its `exit_status`, when one ends without a result. Of
@@ -77,57 +81,60 @@ def spawn(
         raise InvalidArgument(f"{nprocs} processes and {servers} servers; give at least one process")
     if server is not None and servers == 0:
         raise InvalidArgument("a function for servers, and no servers; hint: give servers=1 or more")
-    serve = _serve if server is None else _callable(server, args, kwargs or {})
-    job = _Job(_callable(fn, args, kwargs or {}), nprocs, serve, servers)
+    serve = _Call(_serve, (), {}) if server is None else _Call(server, args, kwargs or {})
+    job = _Job(_Call(fn, args, kwargs or {}), nprocs, serve, servers)
     try:
         return job.run(timeout)
     finally:
         job.kill()
 
 
-class _Cloud:
-    """A call that only cloudpickle can pickle."""
+class _Call:
+    """A call as it travels to a fresh process, where it is opened when that knows its place.
 
-    def __init__(self, pickled: bytes):
+    It is pickled while a process is started, as locks and queues of multiprocessing want it.
+    """
+
+    def __init__(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]):
+        self.what = (fn, tuple(args), dict(kwargs))
+        self.pickled = b""
+
+    def __getstate__(self) -> bytes:
+        from sheave import pickling
+
+        return pickling.dumps(self.what, main_by_name=_can_import_main())
+
+    def __setstate__(self, pickled: bytes) -> None:
         self.pickled = pickled
 
     def __call__(self) -> Any:
-        import pickle
+        from sheave import pickling
 
-        fn, args, kwargs = pickle.loads(self.pickled)
+        fn, args, kwargs = pickling.loads(self.pickled)
         return fn(*args, **kwargs)
 
 
-class _Plain:
-    """A call that pickle can pickle; if need be while a process is started, as locks and queues want it."""
-
-    def __init__(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]):
-        self.fn, self.args, self.kwargs = fn, tuple(args), dict(kwargs)
-
-    def __call__(self) -> Any:
-        return self.fn(*self.args, **self.kwargs)
-
-
-def _callable(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], Any]:
-    """The call as it can travel to a fresh process."""
-    import pickle
+def _can_import_main() -> bool:
+    """Whether fresh processes import what runs here as a script."""
     import sys
 
     main = sys.modules["__main__"]
-    can_import_main = getattr(main, "__file__", None) is not None or getattr(main, "__spec__", None) is not None
+    path = getattr(main, "__file__", None)
+    return getattr(main, "__spec__", None) is not None or (path is not None and os.path.exists(path))
+
+
+@contextmanager
+def _main_that_can_be_imported() -> Iterator[None]:
+    """A program that was read from standard input says that it is a file, which fresh processes would look for."""
+    import sys
+
+    main = sys.modules["__main__"]
+    hidden = None if _can_import_main() else main.__dict__.pop("__file__", None)
     try:
-        pickle.dumps(fn)
-        if can_import_main or getattr(fn, "__module__", None) != "__main__":
-            return _Plain(fn, args, kwargs)
-        reason = f"{fn} is defined where a fresh process cannot import it"
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        reason = str(error)
-    try:
-        import cloudpickle  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    except ImportError:
-        hint = "install cloudpickle, or define the function in a module"
-        raise InvalidArgument(f"the function cannot be sent to another process: {reason}; hint: {hint}") from None
-    return _Cloud(cloudpickle.dumps((fn, tuple(args), dict(kwargs))))
+        yield
+    finally:
+        if hidden is not None:
+            main.__file__ = hidden
 
 
 def _serve() -> None:
@@ -164,10 +171,12 @@ class _Process:
         return failure
 
     def heard(self) -> Remote | PeerLost | None:
+        from sheave import pickling
+
         try:
             if not self.connection.poll():
                 return None
-            succeeded, what = self.connection.recv()
+            succeeded, what = pickling.loads(self.connection.recv_bytes())
         except (EOFError, OSError):
             self.is_heard = True
             return self.ended_early()
@@ -208,12 +217,12 @@ def _how(status: int | None) -> str:
 
 
 def _unpickled(pickled: bytes | None) -> BaseException | None:
-    import pickle
+    from sheave import pickling
 
     if pickled is None:
         return None
     try:
-        cause = pickle.loads(pickled)
+        cause = pickling.loads(pickled)
     except Exception:
         return None
     return cause if isinstance(cause, BaseException) else None
@@ -258,7 +267,7 @@ class _Handed:
 
 
 class _Job:
-    def __init__(self, call: Callable[[], Any], workers: int, serve: Callable[[], Any], servers: int):
+    def __init__(self, call: _Call, workers: int, serve: _Call, servers: int):
         self.call, self.workers, self.serve, self.servers = call, workers, serve, servers
         self.processes: list[_Process] = []
         self.failures: list[tuple[_Process, BaseException]] = []
@@ -301,15 +310,16 @@ class _Job:
             count = self.workers + self.servers + bool(self.servers)
             local = {"SHEAVE_LOCAL_RANK": str(local_rank), "SHEAVE_LOCAL_RANKS": str(count), "SHEAVE_NAME": name}
             ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_run, args=(theirs, call), name=name)
+            place = {**shared, **local, **variables}
+            process = context.Process(target=_run, args=(theirs, place, call), name=name)
             rank = variables.get("SHEAVE_RANK")
             peer = Peer(name, None if rank is None else int(rank), role=variables["SHEAVE_ROLE"])
             self.processes.append(_Process(peer, call is self.call, process, ours))
-            with _environment({**shared, **local, **variables}):
+            with _STARTS, _main_that_can_be_imported():
                 process.start()
             theirs.close()
 
-    def members(self, port: int) -> Iterator[tuple[str, Callable[[], Any], dict[str, str]]]:
+    def members(self, port: int) -> Iterator[tuple[str, _Call, dict[str, str]]]:
         """Name, call and place of each process, first those that the others look for."""
         if not self.servers:
             for rank in range(self.workers):
@@ -319,7 +329,7 @@ class _Job:
         counts = {"SHEAVE_WORKERS": str(self.workers), "SHEAVE_SERVERS": str(self.servers)}
         counts |= {"DMLC_NUM_WORKER": str(self.workers), "DMLC_NUM_SERVER": str(self.servers)}
         counts |= {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(port), "DMLC_NODE_HOST": "127.0.0.1"}
-        yield "scheduler", _schedule, {**counts, "SHEAVE_ROLE": "scheduler", "DMLC_ROLE": "scheduler"}
+        yield "scheduler", _Call(_schedule, (), {}), {**counts, "SHEAVE_ROLE": "scheduler", "DMLC_ROLE": "scheduler"}
         for role, number, call in (("server", self.servers, self.serve), ("worker", self.workers, self.call)):
             for rank in range(number):
                 place = {"SHEAVE_ROLE": role, "SHEAVE_RANK": str(rank), "DMLC_ROLE": role}
@@ -387,35 +397,26 @@ class _Job:
         self.handed.close()
 
 
-@contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """The environment of the process that is started now; what belongs to a job around this one is left out."""
-    before = {name: os.environ.pop(name) for name in _variables_of_jobs() if name in os.environ}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name in variables:
-            os.environ.pop(name, None)
-        os.environ.update(before)
-
-
-def _run(connection: Connection, call: Callable[[], Any]) -> None:
+def _run(connection: Connection, place: dict[str, str], call: _Call) -> None:
     """What a fresh process does."""
-    import pickle
     import sys
-    import threading
     import traceback
 
+    from sheave import pickling
+
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    # What belongs to a job around this one is left out.
+    for name in _variables_of_jobs():
+        os.environ.pop(name, None)
+    os.environ.update(place)
     try:
-        connection.send((True, call()))
+        connection.send_bytes(pickling.dumps((True, call())))
     except BaseException as error:
         try:
-            pickled = pickle.dumps(error)
+            pickled = pickling.dumps(error)
         except Exception:
             pickled = None
-        connection.send((False, (traceback.format_exc(), pickled, _has_lost(error))))
+        connection.send_bytes(pickling.dumps((False, (traceback.format_exc(), pickled, _has_lost(error)))))
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
                 stream.flush()

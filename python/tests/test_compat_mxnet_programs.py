@@ -306,7 +306,6 @@ def test_async_and_commands(job):
 
 def test_f08_states_of_slices_stay_theirs_while_answers_hold_the_values(job):
     """Values move in memory then: an optimizer in Python must not know slices by their places."""
-    pytest.importorskip("cloudpickle", reason="cloudpickle is not installed")
     succeed(
         job(
             program("""
@@ -340,7 +339,6 @@ def test_f08_states_of_slices_stay_theirs_while_answers_hold_the_values(job):
 
 def test_optimizers_of_the_user_run_on_servers(job):
     """One from the script and one from a module of the user's, which imports mxnet itself."""
-    pytest.importorskip("cloudpickle", reason="cloudpickle is not installed")
     succeed(
         job(
             program("""

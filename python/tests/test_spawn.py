@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import numpy as np
@@ -248,13 +249,69 @@ def test_bad_arguments():
 
 def test_a_function_that_pickle_cannot_pickle():
     secret = 41
-    try:
-        import cloudpickle  # noqa: F401
-    except ImportError:
-        with pytest.raises(sheave.InvalidArgument, match="cloudpickle"):
-            sheave.spawn(lambda: secret + 1, 1)
-    else:
-        assert sheave.spawn(lambda: secret + 1, 2) == [42, 42]
+    assert sheave.spawn(lambda: secret + 1, 2) == [42, 42]
+    with pytest.raises(sheave.InvalidArgument, match="cannot be pickled"):
+        sheave.spawn(add_up, 1, (threading.Lock(),))
+
+
+def test_results_may_be_of_local_classes():
+    class Found(Exception):
+        pass
+
+    def find():
+        return Found("it"), Found
+
+    for found, kind in sheave.spawn(find, 2):
+        assert isinstance(found, Found) and kind is Found and found.args == ("it",)
+
+
+def test_f70_results_may_be_tensors_of_torch():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+
+    def train():
+        module = torch.nn.Linear(300, 300)
+        return module.state_dict(), torch.arange(3), module
+
+    for state, counted, module in sheave.spawn(train, 2):
+        assert torch.equal(state["weight"], module.weight) and counted.tolist() == [0, 1, 2]
+
+
+def test_f70_a_program_from_standard_input():
+    program = """
+        import sheave
+
+        def rank():
+            with sheave.init() as mesh:
+                return mesh.rank
+
+        print(sheave.spawn(rank, 2))
+    """
+    said = subprocess.run(
+        [sys.executable, "-"], input=textwrap.dedent(program), capture_output=True, text=True, timeout=50
+    )
+    assert (said.returncode, said.stdout) == (0, "[0, 1]\n"), said.stderr
+
+
+def place_and_sum(offset):
+    with sheave.init() as mesh:
+        values = np.full(3, mesh.rank + offset, np.int64)
+        sheave.all_reduce(values)
+        return mesh.rank, mesh.size, int(values[0])
+
+
+def test_f71_several_threads_spawn_at_once():
+    outcomes = {}
+
+    def job(number):
+        outcomes[number] = sheave.spawn(place_and_sum, 2, (10 * number,))
+
+    threads = [threading.Thread(target=job, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes == {number: [(rank, 2, 20 * number + 1) for rank in range(2)] for number in range(4)}
+    assert not any(name in os.environ for name in ("SHEAVE_ROOT", "SHEAVE_RANK"))
 
 
 SPAWNER = """

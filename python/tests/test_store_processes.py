@@ -286,7 +286,6 @@ def test_a_failure_that_nobody_looks_at_is_raised_by_the_next_wait(job):
 
 
 def test_functions_travel_to_servers_that_allow_it(job):
-    pytest.importorskip("cloudpickle", reason="cloudpickle is not installed")
     worker = """
         factor = 4.0
 
@@ -322,9 +321,6 @@ def test_functions_travel_to_servers_that_allow_it(job):
             kv.barrier()
             if kv.rank == 0:
                 raises(sheave.Remote, "cannot be loaded", lambda: kv.set_updater(Unloadable()))
-                import cloudpickle
-                sys.modules["cloudpickle"] = None
-                raises(TypeError, "install cloudpickle", lambda: kv.set_updater(Counts()))
             kv.barrier()
             assert kv.pushpull("w", np.ones(4)).wait().tolist() == [4] * 4
     """
@@ -332,7 +328,6 @@ def test_functions_travel_to_servers_that_allow_it(job):
 
 
 def test_servers_take_no_pickles_unless_they_say_so(job):
-    pytest.importorskip("cloudpickle", reason="cloudpickle is not installed")
     worker = """
         with sheave.KVStore("dist_async") as kv:
             raises(sheave.Unsupported, "allow_pickle", lambda: kv.set_updater(lambda *arguments: None))
@@ -343,7 +338,6 @@ def test_servers_take_no_pickles_unless_they_say_so(job):
 @pytest.mark.parametrize("pickles", ["members", "never"])
 @pytest.mark.parametrize("face", ["sheave", "mxnet"])
 def test_f88_sheave_pickle_f29_servers_open_no_pickle_where_it_is_forbidden(job, face, pickles):
-    pytest.importorskip("cloudpickle", reason="cloudpickle is not installed")
     worker = """
         class Updater:
             def __call__(self, key, received, stored):

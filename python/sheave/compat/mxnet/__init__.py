@@ -32,8 +32,8 @@ What differs from MXNet, on purpose:
 - `set_optimizer` with other settings of the same rule keeps its states. In a local store settings that are changed on
   the optimizer hold from the next push on. States can be saved and loaded in distributed stores too, in sheave's own
   format.
-- An optimizer or updater that only Python can run is pickled to the servers, which needs `cloudpickle` on the worker,
-  where MXNet fails silently unless the class is its own. Servers that are started with `SHEAVE_PICKLE=never` refuse
+- An optimizer or updater that only Python can run is pickled to the servers, by `sheave.pickling`, where MXNet fails
+  silently unless the class is its own. Servers that are started with `SHEAVE_PICKLE=never` refuse
   it. There arrays are flat; large ones come in slices, each with a state of its own; of pushed rows an updater sees
   those rows, packed, so optimizers with states take none. Setting it again begins its states anew.
 - `_set_updater` in a distributed store sets the updater of the servers; MXNet ignores it.

@@ -186,8 +186,8 @@ class KVStore(KVStoreBase):
     # What pushes do.
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
-        """Lets pushes take steps of an optimizer: natively where sheave has the rule, else in Python; on servers that
-        needs `cloudpickle`. With other settings of the same rule, native states go on."""
+        """Lets pushes take steps of an optimizer: natively where sheave has the rule, else in Python. With other
+        settings of the same rule, native states go on."""
         native = native_optimizer(optimizer)
         if native is None and not self._is_dist:
             self._set_updater(get_updater(optimizer))

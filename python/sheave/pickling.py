@@ -1,0 +1,192 @@
+"""Pickles of user code and its data: one way for all of sheave.
+
+- Functions and classes that can be imported travel by name, all others by value: lambdas, what functions define, and
+  what a script or a notebook defines. That is cloudpickle's work.
+- Large buffers travel beside the pickle and are not copied into it: those of numpy arrays, of `bytearray` and of
+  whatever gives out-of-band buffers by protocol 5.
+- Tensors of torch take their storages along, each once: views of one storage are views of one storage again, also as
+  parameters of a module. A view of a large storage takes all of it; send a clone where that is too much. What was on
+  a device comes back there, or to the CPU where there is no such device. Compiled modules (TorchScript) travel as torch
+  saves them.
+
+A pickle is a program: opening one runs what its sender has written. Open none that comes from a stranger.
+
+>>> import sheave.pickling
+>>> double = sheave.pickling.loads(sheave.pickling.dumps(lambda number: 2 * number))
+>>> double(21)
+42
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+import types
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import cloudpickle  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+from sheave._core import InvalidArgument
+
+__all__ = ["Pickled", "dumps", "loads", "pack", "unpack"]
+
+_APART_BYTES = 4096
+"""Buffers from this size on travel beside the pickle; smaller ones cost less in it than a part of their own."""
+
+
+class Pickled(NamedTuple):
+    """A pickle and the buffers that belong to it.
+
+    The buffers are those of the pickled objects themselves, not copies: whoever sends them later sends what is in them
+    then.
+    """
+
+    data: bytes
+    buffers: list[memoryview]
+
+
+def dumps(value: Any, *, main_by_name: bool = False) -> bytes:
+    """Return the pickle of `value` with everything in it.
+
+    With `main_by_name` what a script defines travels by name too: for processes that have imported the script.
+
+    Raises InvalidArgument for what cannot be pickled, with what that is.
+    """
+    return _pickled(value, None, main_by_name)
+
+
+def loads(data: bytes | bytearray | memoryview) -> Any:
+    """Return what `dumps` was given. Runs what its sender has written; raises whatever that raises."""
+    return pickle.loads(data)
+
+
+def pack(value: Any) -> Pickled:
+    """Return the pickle of `value` and its large buffers, which are not copied.
+
+    Raises InvalidArgument as `dumps` does.
+
+    >>> import numpy as np, sheave.pickling
+    >>> packed = sheave.pickling.pack(np.zeros(10_000))
+    >>> len(packed.data) < 1000, [buffer.nbytes for buffer in packed.buffers]
+    (True, [80000])
+    """
+    buffers: list[memoryview] = []
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        try:
+            raw = buffer.raw()
+        except BufferError:
+            # In no order that can be sent as it lies.
+            return True
+        if raw.nbytes < _APART_BYTES:
+            return True
+        buffers.append(raw)
+        return False
+
+    return Pickled(_pickled(value, keep, False), buffers)
+
+
+def unpack(data: bytes | bytearray | memoryview, buffers: Iterable[Any]) -> Any:
+    """Return what `pack` was given, in the memory of `buffers`: what is to be written needs buffers that may be."""
+    return pickle.loads(data, buffers=buffers)
+
+
+def _pickled(value: Any, keep: Any, main_by_name: bool) -> bytes:
+    with io.BytesIO() as file:
+        try:
+            _Pickler(file, keep, main_by_name).dump(value)
+        except (pickle.PicklingError, TypeError, AttributeError, ValueError, RecursionError) as error:
+            what = f"{type(value).__module__}.{type(value).__qualname__}"
+            hint = "hint: leave out what holds locks, files or connections, or give its class a __reduce__"
+            raise InvalidArgument(f"a value of {what} cannot be pickled: {error}; {hint}") from error
+        return file.getvalue()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc, unused-ignore]
+    """Adds what torch leaves to others: storages by their memory."""
+
+    def __init__(self, file: io.BytesIO, buffer_callback: Any, main_by_name: bool):
+        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
+        self.main_by_name = main_by_name
+        # Of each storage, by its address: tensors make a new object of theirs whenever they are asked.
+        self.storages: dict[int, _Storage] = {}
+
+    def reducer_override(self, value: Any) -> Any:
+        if self.main_by_name and isinstance(value, (type, types.FunctionType)) and _is_of_main(value):
+            return NotImplemented
+        torch = sys.modules.get("torch")
+        if torch is not None and hasattr(torch, "UntypedStorage"):
+            reduced = self.reduced_of_torch(torch, value)
+            if reduced is not None:
+                return reduced
+        return super().reducer_override(value)
+
+    def reduced_of_torch(self, torch: Any, value: Any) -> Any:
+        if isinstance(value, torch.storage.TypedStorage):
+            return _typed_storage, (self.storage(value._untyped_storage), value.dtype)
+        if isinstance(value, torch.UntypedStorage):
+            # Tensors of newer dtypes have one, and are rebuilt of a typed one, which torch's own pickles make of it.
+            return _typed_storage, (self.storage(value), torch.uint8)
+        if isinstance(value, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
+            saved = io.BytesIO()
+            torch.jit.save(value, saved)
+            return _script, (pickle.PickleBuffer(saved.getvalue()),)
+        return None
+
+    def storage(self, storage: Any) -> _Storage:
+        # Kept until the pickle is made, so that no other one gets the address meanwhile.
+        return self.storages.setdefault(storage._cdata, _Storage(storage))
+
+
+def _is_of_main(value: Any) -> bool:
+    """Whether the script has a function or class under its name."""
+    if value.__module__ != "__main__":
+        return False
+    found: Any = sys.modules["__main__"]
+    for name in value.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is value
+
+
+class _Storage:
+    """A storage of torch on its way: its bytes, and the device that it was on."""
+
+    def __init__(self, storage: Any):
+        self.storage = storage
+
+    def __reduce__(self) -> Any:
+        import torch  # type: ignore[import-not-found, unused-ignore]
+
+        here = self.storage if self.storage.device.type == "cpu" else self.storage.cpu()
+        octets = torch.tensor([], dtype=torch.uint8).set_(here)
+        return _storage, (pickle.PickleBuffer(octets.numpy()), str(self.storage.device))
+
+
+def _storage(buffer: Any, device: str) -> Any:
+    import torch  # type: ignore[import-not-found, unused-ignore]
+
+    view = memoryview(buffer)
+    if view.nbytes == 0:
+        storage = torch.UntypedStorage(0)
+    else:
+        storage = torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.uint8).untyped_storage()
+    if device == "cpu":
+        return storage
+    try:
+        return torch.tensor([], dtype=torch.uint8).set_(storage).to(device).untyped_storage()
+    except (RuntimeError, AssertionError):
+        return storage
+
+
+def _typed_storage(storage: Any, dtype: Any) -> Any:
+    import torch  # type: ignore[import-not-found, unused-ignore]
+
+    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def _script(buffer: Any) -> Any:
+    import torch  # type: ignore[import-not-found, unused-ignore]
+
+    return torch.jit.load(io.BytesIO(bytes(buffer)))
