@@ -200,6 +200,7 @@ fn f43_tcp_streams_replay() {
         ("in_places", open(90, 2, 70)),
         ("waits", open(33, 1, 0)),
         ("waits_and_ends", open(0, 7, 200)),
+        ("room", seed(4, 1, 52, &[frame(1, b"x", from_ref(&short)), bare(Kind::Room, 2, 1 << 20), frame(3, &[], &[])])),
         ("closed", seed(0, 0, 0, &[frame(1, b"x", from_ref(&short)), bare(Kind::Close, 2, 1), frame(3, &[], &[])])),
         ("cut_off", seed(0, 4, 0, &[frame(1, b"x", &[long])[..150].to_vec()])),
         ("elsewhere", seed(0, 0, 0, &[frame(1, &[], &[elsewhere])])),

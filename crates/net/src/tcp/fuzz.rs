@@ -107,7 +107,7 @@ fn expected(stream: &[u8]) -> (Vec<Delivered>, End) {
                 Ok(None) => return (messages, End::Open),
                 Err(()) => return (messages, End::Refused),
             },
-            Kind::Beat if is_empty => {}
+            Kind::Beat | Kind::Room if is_empty => {}
             Kind::Close => return (messages, End::Closed),
             _ => return (messages, End::Refused),
         }
