@@ -44,16 +44,14 @@ impl<T> Mutex<T> {
     }
 }
 
-/// A condition variable for the locks of this module, which a simulation can serve.
-#[cfg(not(loom))]
+/// A condition variable for `parking_lot`'s locks, which a simulation can serve. No model for loom knows it.
 #[derive(Debug, Default)]
 pub struct Condvar(parking_lot::Condvar);
 
-#[cfg(not(loom))]
 impl Condvar {
     /// Blocks until notified, with the lock let go meanwhile. May return early.
-    pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
-        #[cfg(feature = "simulated")]
+    pub fn wait<T>(&self, guard: &mut parking_lot::MutexGuard<'_, T>) {
+        #[cfg(all(feature = "simulated", not(loom)))]
         if self.is_simulated(guard, None) {
             return;
         }
@@ -61,8 +59,8 @@ impl Condvar {
     }
 
     /// As [`Condvar::wait`], for at most `limit`.
-    pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, limit: std::time::Duration) {
-        #[cfg(feature = "simulated")]
+    pub fn wait_for<T>(&self, guard: &mut parking_lot::MutexGuard<'_, T>, limit: std::time::Duration) {
+        #[cfg(all(feature = "simulated", not(loom)))]
         if self.is_simulated(guard, Some(limit)) {
             return;
         }
@@ -71,14 +69,14 @@ impl Condvar {
 
     /// Wakes one of those who wait, or more.
     pub fn notify_one(&self) {
-        #[cfg(feature = "simulated")]
+        #[cfg(all(feature = "simulated", not(loom)))]
         self.wake_simulated();
         self.0.notify_one();
     }
 
     /// Wakes all who wait.
     pub fn notify_all(&self) {
-        #[cfg(feature = "simulated")]
+        #[cfg(all(feature = "simulated", not(loom)))]
         self.wake_simulated();
         self.0.notify_all();
     }
@@ -90,10 +88,10 @@ impl Condvar {
         std::ptr::from_ref(self).addr()
     }
 
-    fn is_simulated<T>(&self, guard: &mut MutexGuard<'_, T>, limit: Option<std::time::Duration>) -> bool {
+    fn is_simulated<T>(&self, guard: &mut parking_lot::MutexGuard<'_, T>, limit: Option<std::time::Duration>) -> bool {
         let Some(system) = crate::simulated::current() else { return false };
         let until = crate::simulated::until(&*system, limit);
-        MutexGuard::unlocked(guard, || system.wait(self.place(), until));
+        parking_lot::MutexGuard::unlocked(guard, || system.wait(self.place(), until));
         true
     }
 
