@@ -176,10 +176,12 @@ class _Process:
         try:
             if not self.connection.poll():
                 return None
-            succeeded, what = pickling.loads(self.connection.recv_bytes())
+            said = self.connection.recv_bytes()
         except (EOFError, OSError):
             self.is_heard = True
             return self.ended_early()
+        try:
+            succeeded, what = pickling.loads(said)
         except Exception as error:
             self.is_heard = True
             return Remote(f"the result of {self.name} cannot be unpickled: {error}")
@@ -405,7 +407,7 @@ def _run(connection: Connection, place: dict[str, str], call: _Call) -> None:
     from sheave import pickling
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    # What belongs to a job around this one is left out.
+    # Variables of a job around this one mean nothing here.
     for name in _variables_of_jobs():
         os.environ.pop(name, None)
     os.environ.update(place)

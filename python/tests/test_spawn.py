@@ -265,6 +265,20 @@ def test_results_may_be_of_local_classes():
         assert isinstance(found, Found) and kind is Found and found.args == ("it",)
 
 
+def lose():
+    raise OSError("it cannot be opened")
+
+
+class Unloadable:
+    def __reduce__(self):
+        return lose, ()
+
+
+def test_a_result_that_cannot_be_opened_is_told_as_that():
+    with pytest.raises(sheave.Remote, match="rank-0 cannot be unpickled: it cannot be opened"):
+        sheave.spawn(Unloadable, 1)
+
+
 def test_f70_results_may_be_tensors_of_torch():
     torch = pytest.importorskip("torch", reason="torch is not installed")
 

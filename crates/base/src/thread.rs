@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(status, 0, "the child started a thread");
     }
 
-    /// What the system calls a thread.
+    /// The name that the system has for a thread.
     fn name_of(thread: &JoinHandle<()>) -> String {
         let mut name = [0; 16];
         // SAFETY: the thread has not been joined, and the name with its zero has room.

@@ -562,6 +562,7 @@ impl State {
         self.break_up();
     }
 
+    /// The reason is known now: ends what can come to no end, and lets go of what operations share.
     fn break_up(self: &Arc<Self>) {
         let Some(error) = self.broken.get() else { return };
         self.end_what_is_hopeless();

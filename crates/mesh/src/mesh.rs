@@ -878,9 +878,10 @@ impl Owner {
         // Before the links end: members that see their ends rely on it that this node's part is over.
         self.shared.end_groups(closed.clone());
         self.shared.node.shut_down_slowly(stalled);
-        self.shared.end_groups(closed);
+        self.shared.end_groups(closed.clone());
         // After everything that ends tasks with a better reason.
         self.shared.runtime.tasks.stop();
+        self.shared.end_unlinked(&closed);
         let thread = self.thread.lock().take();
         if let Some(thread) = thread.filter(|thread| !thread.is_this()) {
             let _ = thread.join();

@@ -347,10 +347,11 @@ mod tests {
     fn cancellable(log: &std::sync::Arc<AtomicUsize>) -> (Unused, Work<u8>) {
         let (completer, work) = pair::<u8>("part");
         let kept = Unused::default();
-        let (own, log) = (std::sync::Arc::clone(&kept), std::sync::Arc::clone(log));
+        // Weakly: the completer has the action.
+        let (own, log) = (std::sync::Arc::downgrade(&kept), std::sync::Arc::clone(log));
         completer.on_cancel(move || {
             log.fetch_add(1, SeqCst);
-            let completer: Option<Completer<u8>> = own.lock().take();
+            let completer: Option<Completer<u8>> = own.upgrade().and_then(|own| own.lock().take());
             completer.into_iter().for_each(|completer| completer.complete(Err(error(ErrorKind::Cancelled))));
         });
         *kept.lock() = Some(completer);

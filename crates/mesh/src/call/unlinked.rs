@@ -6,7 +6,8 @@
 //!
 //! **Nothing is left behind.** A request is kept, and the windows are taken, under one lock. Whoever keeps the first
 //! one for a node begins what takes them, and that is told once, when the making of the link has ended. Requests of
-//! calls that have ended meanwhile, by their deadline or a cancellation, go nowhere, as those that wait for room.
+//! calls that have ended meanwhile, by their deadline or a cancellation, go nowhere, as those that wait for room. A
+//! node that leaves begins no such thing any more, and ends itself what one that ended with it has left.
 
 use super::name::Text;
 use super::window::{Ended, Leaving, Size, Window};
@@ -43,6 +44,7 @@ impl Unlinked {
         by_node.get(&to)?.iter().find(|(number, _)| *number == service).map(|(_, window)| Arc::clone(window))
     }
 
+    /// All of them.
     pub(super) fn all(&self) -> Vec<Arc<Mutex<Window>>> {
         self.by_node.lock().values().flatten().map(|(_, window)| Arc::clone(window)).collect()
     }
@@ -163,6 +165,12 @@ impl Shared {
         if let Err(error) = self.node.link(link) {
             self.ended(link, &error);
         }
+    }
+
+    /// This node has left the mesh, and with its tasks has ended what waits for links.
+    pub(crate) fn end_unlinked(&self, error: &Error) {
+        let nodes: Vec<NodeId> = self.calls.windows.unlinked.by_node.lock().keys().copied().collect();
+        nodes.into_iter().for_each(|node| self.fail_unlinked(node, error));
     }
 
     fn fail_unlinked(&self, to: NodeId, error: &Error) {

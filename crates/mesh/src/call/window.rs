@@ -109,6 +109,7 @@ pub(super) struct Window {
 }
 
 impl Window {
+    /// A window of requests to a node to which there is no link yet.
     pub(super) fn unlinked(to: NodeId) -> Self {
         Self { to, ..Self::default() }
     }
@@ -242,6 +243,7 @@ impl Windows {
         self.by_service.read().get(&(link, service)).map(Arc::clone)
     }
 
+    /// All windows, those that wait for their link among them.
     pub(super) fn all(&self) -> Vec<Arc<Mutex<Window>>> {
         let unlinked = self.unlinked.all();
         self.by_service.read().values().map(Arc::clone).chain(unlinked).collect()
@@ -299,7 +301,7 @@ impl Windows {
     }
 }
 
-/// What was left in windows when they ended.
+/// The rest of windows that have ended.
 #[derive(Default)]
 pub(super) struct Ended {
     /// One-way calls that were sent, of which the callee has not said that they have begun.
