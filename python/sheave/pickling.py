@@ -150,6 +150,13 @@ def _is_of_main(value: Any) -> bool:
     return found is value
 
 
+def _torch() -> Any:
+    """torch, which is there where one of its storages is."""
+    import torch  # type: ignore[import-not-found, unused-ignore]
+
+    return torch
+
+
 class _Storage:
     """A storage of torch on its way: its bytes, and the device that it was on."""
 
@@ -157,16 +164,13 @@ class _Storage:
         self.storage = storage
 
     def __reduce__(self) -> Any:
-        import torch  # type: ignore[import-not-found, unused-ignore]
-
         here = self.storage if self.storage.device.type == "cpu" else self.storage.cpu()
-        octets = torch.tensor([], dtype=torch.uint8).set_(here)
+        octets = _torch().tensor([], dtype=_torch().uint8).set_(here)
         return _storage, (pickle.PickleBuffer(octets.numpy()), str(self.storage.device))
 
 
 def _storage(buffer: Any, device: str) -> Any:
-    import torch  # type: ignore[import-not-found, unused-ignore]
-
+    torch = _torch()
     view = memoryview(buffer)
     if view.nbytes == 0:
         storage = torch.UntypedStorage(0)
@@ -181,12 +185,9 @@ def _storage(buffer: Any, device: str) -> Any:
 
 
 def _typed_storage(storage: Any, dtype: Any) -> Any:
-    import torch  # type: ignore[import-not-found, unused-ignore]
-
+    torch = _torch()
     return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
 def _script(buffer: Any) -> Any:
-    import torch  # type: ignore[import-not-found, unused-ignore]
-
-    return torch.jit.load(io.BytesIO(bytes(buffer)))
+    return _torch().jit.load(io.BytesIO(bytes(buffer)))

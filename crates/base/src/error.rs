@@ -413,7 +413,7 @@ impl fmt::Display for Core<'_> {
             return write!(f, "{}{separator}{}", user.class(), inner.what);
         }
         match (&inner.peer, inner.kind) {
-            (Some(peer), kind) if kind.is_loss() || kind == ErrorKind::DeclaredDead => {
+            (Some(peer), kind) if kind.is_loss() => {
                 write!(f, "peer {peer} {}: ", kind.phrase())?;
             }
             (Some(peer), kind) => write!(f, "{}, peer {peer}: ", kind.phrase())?,

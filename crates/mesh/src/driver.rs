@@ -411,7 +411,7 @@ impl Shared {
                     // The news of its leave may be on a link that it has made and that is not known here yet.
                     parting.push(Parting { node, until: now.after(LAST_WORDS), reason: what });
                 } else {
-                    engine.handle(now, Event::LinkLost { peer: node, reason: what });
+                    engine.handle(now, loss(node, &reason));
                 }
             }
             Told::Unreachable { node, reason } => {
@@ -419,7 +419,7 @@ impl Shared {
                 if !reason.kind().is_loss() {
                     lived_on.insert(node);
                 }
-                engine.handle(now, Event::LinkLost { peer: node, reason: reason.what().to_owned() });
+                engine.handle(now, loss(node, &reason));
             }
         }
     }
@@ -602,6 +602,15 @@ impl Shared {
     pub(crate) fn node_of(&self, peer: &Peer) -> NodeId {
         // Every handshake carries it; an in-process link of another kind of node does not.
         peer.node.unwrap_or_default()
+    }
+}
+
+/// What the end of a link, or that none could be made, says about the node there.
+fn loss(peer: NodeId, reason: &Error) -> Event {
+    let what = reason.what().to_owned();
+    match reason.kind() {
+        ErrorKind::DeclaredDead => Event::HeldDead { peer, reason: what },
+        _ => Event::LinkLost { peer, reason: what },
     }
 }
 

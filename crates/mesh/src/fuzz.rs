@@ -225,6 +225,7 @@ mod tests {
             ("welcome", Message::Welcome { table: member(true, true).1 }),
             ("beat", Message::Beat { epoch, answer: false }),
             ("accuse", Message::Accuse { epoch, suspect, reason: "a silence".into(), has_ended: true }),
+            ("away", Message::Away { epoch, reason: "it was stopped for 3000 ms".into() }),
             ("leave", Message::Leave { epoch }),
             ("prepare", Message::Prepare { epoch, ballot: later, ended: vec![id(1)] }),
             ("promise", Message::Promise { epoch, ballot: later, accepted: Some((ballot, deaths.clone())) }),

@@ -32,7 +32,7 @@ pub fn was_dropped(reason: &Error) -> bool {
 pub(crate) fn closed_by_peer(code: u64, peer: &Peer) -> Error {
     match u8::try_from(code).ok().and_then(CloseReason::from_code) {
         Some(CloseReason::DeclaredDead) => {
-            Error::new(ErrorKind::DeclaredDead, "it showed no sign of life for too long, and the others went on")
+            Error::new(ErrorKind::DeclaredDead, "it has ended the link, for this process was silent for too long")
                 .hint("this process must join again; the operations of its old membership are void")
                 .operation("link")
         }

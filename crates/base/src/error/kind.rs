@@ -100,7 +100,7 @@ impl ErrorKind {
     pub fn phrase(self) -> &'static str {
         match self {
             Self::PeerLost => "was lost",
-            Self::DeclaredDead => "was declared dead",
+            Self::DeclaredDead => "this process was declared dead",
             Self::DeadlineExceeded => "deadline exceeded",
             Self::Cancelled => "cancelled",
             Self::Interrupted => "interrupted",

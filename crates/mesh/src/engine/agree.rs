@@ -87,9 +87,12 @@ impl Engine {
         };
         let voters: Vec<NodeId> = self.living().filter(|node| !answered.contains(node)).collect();
         for voter in voters.into_iter().filter(|voter| !self.watch.suspects(*voter)).collect::<Vec<_>>() {
-            // Our voters may not know yet how the epoch began.
-            if !self.agreement.has_announced_start && epoch > super::FIRST_EPOCH {
+            // Our voters may not know yet how the epoch began, nor who is in the first one, if its coordinator ended
+            // with the table on its way.
+            if epoch > super::FIRST_EPOCH && !self.agreement.has_announced_start {
                 self.send(voter, self.commit());
+            } else if epoch == super::FIRST_EPOCH && !self.config.hosts {
+                self.send(voter, Message::Welcome { table: self.table.clone() });
             }
             self.send(voter, message.clone());
         }
@@ -215,14 +218,14 @@ impl Engine {
         }
         for Death { node, .. } in &fresh {
             self.watch.forget(*node);
+            self.away.forget(*node);
             self.leaving.wishes.remove(node);
         }
         match fresh.iter().find(|death| death.node == self.me) {
             Some(Death { left: true, .. }) => return self.depart(),
             Some(Death { reason, .. }) => {
                 let what = format!("the others went on without this node: {reason}");
-                let error = Error::new(ErrorKind::DeclaredDead, what).peer(self.peer_of(self.me));
-                return self.fail(error.hint("start this node again"));
+                return self.fail(Error::new(ErrorKind::DeclaredDead, what).hint("start this node again"));
             }
             None => {}
         }

@@ -112,8 +112,11 @@ impl Engine {
 
     /// A message for a node that has no table yet.
     pub(super) fn receive_joining(&mut self, from: NodeId, message: Message) {
+        let hosts = self.config.hosts;
         let Some(joining) = self.joining() else { return };
         let is_coordinator = joining.coordinator == Some(from);
+        // From a member that has got the table it is the one that the coordinator has made.
+        let is_passed_on = |table: &[Member]| !hosts && table.iter().any(|member| member.node == from);
         match message {
             Message::Introduce(introduction, expected) => self.introduced(from, introduction, expected),
             Message::Waiting { missing } if is_coordinator => joining.missing = Some(missing),
@@ -121,7 +124,7 @@ impl Engine {
                 let error = self.join_error(error);
                 self.fail(error);
             }
-            Message::Welcome { table } if is_coordinator => {
+            Message::Welcome { table } if is_coordinator || is_passed_on(&table) => {
                 let stash = std::mem::take(&mut joining.stash);
                 if let Err(what) = check_table(&table, self.me, &self.config.introduction) {
                     let error = Error::new(ErrorKind::Protocol, format!("the coordinator's table of members {what}"));

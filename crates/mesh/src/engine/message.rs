@@ -84,7 +84,8 @@ pub enum Message {
         /// Why; the joiner adds what it can do about that.
         error: Error,
     },
-    /// From the coordinator: everybody is here. The first epoch begins.
+    /// From the coordinator, or, if that has died, from who proposes to go on without it: everybody is here. The first
+    /// epoch begins.
     Welcome {
         /// All members by rank.
         table: Vec<Member>,
@@ -107,6 +108,13 @@ pub enum Message {
         reason: String,
         /// Whether the process of the suspect has ended for sure.
         has_ended: bool,
+    },
+    /// To everybody: I was stopped, and one of you holds me for dead since. Suspect me too, unless you were stopped.
+    Away {
+        /// The sender's epoch.
+        epoch: Epoch,
+        /// For how long, and who that is.
+        reason: String,
     },
     /// To whom the sender holds for the coordinator: take me out. Repeated with each beat.
     Leave {
@@ -301,6 +309,7 @@ impl Message {
             Self::Introduce(..) | Self::Waiting { .. } | Self::Refuse { .. } | Self::Welcome { .. } => None,
             Self::Beat { epoch, .. }
             | Self::Accuse { epoch, .. }
+            | Self::Away { epoch, .. }
             | Self::Leave { epoch }
             | Self::Prepare { epoch, .. }
             | Self::Promise { epoch, .. }
@@ -362,6 +371,13 @@ pub enum Event {
         /// Who was at its other end.
         peer: NodeId,
         /// What was seen.
+        reason: String,
+    },
+    /// A member has ended its link because this node was silent for too long.
+    HeldDead {
+        /// Who.
+        peer: NodeId,
+        /// What it said.
         reason: String,
     },
     /// The user enters the next barrier of a group.

@@ -9,6 +9,7 @@
 //! Every node sends `Introduce` to the coordinator and repeats it with each beat. The coordinator answers `Waiting`
 //! (who is missing), `Refuse`, or, once all are there, `Welcome` with the table. It alone makes the table, once,
 //! from what it was told, so everybody begins [`FIRST_EPOCH`] with the same members. It names those who have no name.
+//! If it dies before all have the table, whoever proposes to go on without it passes the table on to its voters.
 //! A node that was told to expect other numbers belongs to another mesh: it is refused, and so is everybody else.
 //!
 //! # Suspicion
@@ -22,6 +23,8 @@
 //! A node that lacks descriptors, threads or memory cannot tell a peer that it cannot reach from one that is dead, so
 //! it suspects nobody for that: it accuses itself, with the reason, to all that it has links to, and fails. Who hears
 //! that suspects it for this reason.
+//!
+//! A node that was stopped and is suspected for that takes the blame where the others can do without it: see `away`.
 //!
 //! Who wants to know earlier who is silent asks (`Ask`), through the coordinator or directly, and counts those who give
 //! no `Answer` in the time that it chooses. Nobody is suspected for that.
@@ -123,6 +126,7 @@
 mod agree;
 mod ask;
 mod awaited;
+mod away;
 mod faults;
 mod group;
 mod handles;
@@ -236,6 +240,7 @@ pub struct Engine {
     deaths: Vec<Death>,
     watch: watch::Watch,
     agreement: agree::Agreement,
+    away: away::Away,
     groups: BTreeMap<GroupId, group::Group>,
     operations: BTreeMap<OperationId, Pending>,
     /// Groups without handles that lie here for a moment, and since when; oldest first.
@@ -267,6 +272,7 @@ impl Engine {
             deaths: Vec::new(),
             watch: watch::Watch::default(),
             agreement: agree::Agreement::default(),
+            away: away::Away::default(),
             groups: BTreeMap::new(),
             operations: BTreeMap::new(),
             idle: VecDeque::new(),
@@ -291,6 +297,7 @@ impl Engine {
     /// Takes note of what happened. [`Engine::poll`] says what to do about it.
     pub fn handle(&mut self, now: Time, event: Event) {
         self.now = self.now.max(now);
+        self.note_stop();
         match event {
             Event::Reached(coordinator) => self.reached(coordinator),
             Event::Turned { what } => self.turned(&what),
@@ -298,7 +305,10 @@ impl Engine {
             Event::Alive { peer } => self.watch_hears(peer),
             Event::FellShort { error } => self.fell_short(error),
             Event::Ended { peer } => self.saw_end(peer),
-            Event::LinkLost { peer, .. } if !self.is_active() => self.link_lost_joining(peer),
+            Event::LinkLost { peer, .. } | Event::HeldDead { peer, .. } if !self.is_active() => {
+                self.link_lost_joining(peer);
+            }
+            Event::HeldDead { peer, reason } => self.held_dead(peer, &reason),
             Event::LinkLost { peer, reason } => self.link_lost(peer, reason),
             Event::Barrier { operation, group, deadline } => self.begin_barrier(operation, group, deadline),
             Event::Confirm { operation, group } => self.confirm(operation, group),
@@ -314,6 +324,7 @@ impl Engine {
     /// What is to be done by `now`, in order; the last effect says when to poll again.
     pub fn poll(&mut self, now: Time) -> Effects {
         self.now = self.now.max(now);
+        self.note_stop();
         if matches!(self.phase, Phase::Joining(_)) {
             self.poll_joining();
         }
@@ -483,7 +494,7 @@ impl Engine {
                 }
             }
             Message::Accuse { suspect, reason, .. } if suspect == from => self.suspect(from, reason),
-            Message::Accuse { suspect, reason, .. } if suspect == self.me => self.suspected_by(from, &reason),
+            Message::Accuse { suspect, reason, .. } if suspect == self.me => self.held_dead(from, &reason),
             Message::Leave { .. } => self.asked_to_leave(from),
             Message::Beat { answer: false, .. } => self.send(from, Message::Beat { epoch: self.epoch, answer: true }),
             Message::Enter { group, sequence, .. } => self.entered(from, group, sequence),
@@ -514,6 +525,7 @@ impl Engine {
             Message::Answer { asker, number, whom, .. } => self.answered(from, asker, number, whom),
             _ if !is_current => {}
             Message::Accuse { suspect, reason, has_ended, .. } => self.accuse(from, suspect, reason, has_ended),
+            Message::Away { reason, .. } => self.was_away(from, reason),
             Message::Prepare { ballot, ended, .. } => self.prepare(from, ballot, &ended),
             Message::Promise { ballot, accepted, .. } => self.promise(from, ballot, accepted),
             Message::Accept { ballot, deaths, ended, .. } => self.accept(from, ballot, deaths, &ended),

@@ -43,7 +43,7 @@ pub(super) struct Watch {
     patience_began: Time,
     /// Since when too few are left to decide anything with.
     minority_since: Option<Time>,
-    polled: Time,
+    pub(super) polled: Time,
 }
 
 impl Watch {
@@ -135,6 +135,7 @@ impl Engine {
             self.reconsider();
         }
         self.poll_last_words();
+        self.poll_away();
         let is_grace_over =
             |watch: &Watch| watch.minority_since.is_some_and(|since| now >= since.after(MINORITY_GRACE));
         if is_grace_over(&self.watch) {
@@ -164,7 +165,9 @@ impl Engine {
 
     /// A link of an active node ended.
     pub(super) fn link_lost(&mut self, peer: NodeId, reason: String) {
-        if self.is_living(peer) {
+        if self.away.is_held_by(peer) {
+            // It has said why before.
+        } else if self.is_living(peer) {
             self.suspect(peer, reason);
         } else {
             self.last_word(peer);
@@ -178,7 +181,7 @@ impl Engine {
         let last_words = self.leaving.last_words.values().copied();
         let soon = self.now.after(MINORITY_LOOK);
         let minority = self.watch.minority_since.map(|since| since.after(MINORITY_GRACE).min(soon));
-        let last_words = last_words.chain(minority);
+        let last_words = last_words.chain(minority).chain(self.away.until);
         expiries.chain(self.out_of_patience()).chain(last_words).fold(self.watch.next_beat, Time::min)
     }
 
@@ -217,24 +220,22 @@ impl Engine {
         let error = self.lost(node, &reason);
         self.watch.suspected.insert(node, reason);
         self.watch.asked.remove(&node);
+        self.away.forget(node);
+        // One that only stood still reads this, and then the end of the link.
+        self.tell_suspect(node);
         self.effects.push(Effect::CutLink { node });
         self.break_groups_with(node, &error, true);
         self.reconsider();
     }
 
-    /// Something came from a suspected member: it has made a new link, and would wait in vain for what was lost with
-    /// the old one.
+    /// Tells a suspected member that it is one, if there is a link: over a new one that it has made it would wait in
+    /// vain for what was lost with the old one.
     pub(super) fn tell_suspect(&mut self, node: NodeId) {
         if let Some(reason) = self.watch.suspected.get(&node).filter(|reason| !reason.starts_with(HOLDS_DEAD)) {
             let message =
                 Message::Accuse { epoch: self.epoch, suspect: node, reason: reason.clone(), has_ended: false };
             self.effects.push(Effect::Farewell { nodes: vec![node], message });
         }
-    }
-
-    /// A member suspects this node, and listens to it no more.
-    pub(super) fn suspected_by(&mut self, node: NodeId, reason: &str) {
-        self.suspect(node, format!("{HOLDS_DEAD}{reason}"));
     }
 
     /// This node cannot do its part for want of something of its own. The others learn that from itself.

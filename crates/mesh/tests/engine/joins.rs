@@ -122,6 +122,41 @@ fn f85_other_numbers_than_the_coordinators_are_a_mismatch_on_both_sides() {
     assert!(!meshes.asked.iter().any(|(_, effect)| matches!(effect, Effect::Joined)));
 }
 
+/// The last ones to join have lost the coordinator before they had the table, and without their votes nobody goes on.
+#[test]
+fn the_table_is_passed_on_if_the_coordinator_dies_amid_its_welcome() {
+    for seed in 0..50 {
+        let mut meshes = Meshes::new(5, seed);
+        for node in 0..5 {
+            meshes.tell(node, Event::Reached(id(0)));
+        }
+        (1..5).for_each(|node| meshes.deliver(node, 0));
+        (3..5).for_each(|node| meshes.lose(0, node));
+        meshes.kill(0);
+        meshes.settle();
+        meshes.pass(Duration::from_secs(2));
+        for node in 1..5 {
+            assert!(meshes.nodes[node].is_active(), "{seed}: node {node}");
+            assert_eq!(meshes.nodes[node].living().collect::<Vec<_>>(), (1..5).map(id).collect::<Vec<_>>());
+        }
+        let joined = meshes.asked.iter().filter(|(_, effect)| matches!(effect, Effect::Joined)).count();
+        assert_eq!(joined, 5);
+    }
+}
+
+#[test]
+fn a_table_that_its_sender_is_not_in_is_not_taken() {
+    let (meshes, _) = Meshes::joined(4, 0);
+    let table = meshes.nodes[0].table().to_vec();
+    let mut engine = Engine::new(config(introduction(2), 4, false), id(2), Time(0));
+    engine.handle(Time(0), Event::Received { from: id(9), message: Message::Welcome { table: table.clone() } });
+    engine.poll(Time(0));
+    assert!(!engine.is_active() && engine.failure().is_none());
+    engine.handle(Time(0), Event::Received { from: id(3), message: Message::Welcome { table } });
+    engine.poll(Time(0));
+    assert!(engine.is_active());
+}
+
 /// What becomes of a joiner that is sent this table, made of the sound one of four ranks.
 fn welcomed(change: impl FnOnce(&mut Vec<Member>)) -> Engine {
     let (meshes, _) = Meshes::joined(4, 0);

@@ -7,3 +7,4 @@ mod handles;
 mod joins;
 mod leaves;
 mod meshes;
+mod stops;

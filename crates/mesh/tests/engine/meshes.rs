@@ -41,6 +41,8 @@ pub(crate) struct Meshes {
     used: BTreeSet<(usize, usize)>,
     gone: BTreeSet<usize>,
     silent: BTreeSet<(usize, usize)>,
+    /// Nodes whose processes stand still.
+    pub(crate) stopped: BTreeSet<usize>,
     /// Whether the processes of those who left stay to answer.
     pub(crate) has_lingerers: bool,
     /// Whether all processes are of one host, which knows those that have ended.
@@ -62,6 +64,7 @@ impl Meshes {
             used: BTreeSet::new(),
             gone: BTreeSet::new(),
             silent: BTreeSet::new(),
+            stopped: BTreeSet::new(),
             has_lingerers: false,
             sees_ends: false,
             dice: SeededEntropy::new(seed),
@@ -221,7 +224,9 @@ impl Meshes {
 
     /// Delivers one message; false if there is none.
     pub(crate) fn step(&mut self) -> bool {
-        let busy: Vec<_> = self.links.iter().filter(|(_, link)| !link.is_empty()).map(|(link, _)| *link).collect();
+        let moves = |link: &(usize, usize)| !self.stopped.contains(&link.1);
+        let busy = self.links.iter().filter(|(link, events)| !events.is_empty() && moves(link));
+        let busy: Vec<_> = busy.map(|(link, _)| *link).collect();
         if busy.is_empty() {
             return false;
         }
@@ -244,7 +249,7 @@ impl Meshes {
         while self.now < end {
             self.now = self.now.after(Duration::from_millis(250)).min(end);
             for node in 0..self.nodes.len() {
-                if !self.gone.contains(&node) {
+                if !self.gone.contains(&node) && !self.stopped.contains(&node) {
                     self.poll(node);
                 }
             }
