@@ -36,13 +36,23 @@ mod tag {
     pub(super) const LIST: u8 = 12;
     pub(super) const MAP: u8 = 13;
     pub(super) const PICKLE: u8 = 14;
+    pub(super) const TUPLE: u8 = 15;
+    pub(super) const SET: u8 = 16;
+    pub(super) const DICT: u8 = 17;
+    pub(super) const INTEGER: u8 = 18;
+    pub(super) const SLICE: u8 = 19;
+    pub(super) const SCALAR: u8 = 20;
+    pub(super) const TAGGED: u8 = 21;
 }
 
 /// Shortest encoding of a list's item: a tag.
 const ITEM_BYTES_MIN: usize = 1;
 
-/// Shortest encoding of a map's entry: the length of an empty name, and a tag.
+/// Shortest encoding of an entry: the length of an empty name, or a tag, and a tag.
 const ENTRY_BYTES_MIN: usize = 2;
+
+/// Fewest bytes of a whole number that [`Value::Int`] has no room for.
+const INTEGER_BYTES_MIN: usize = 9;
 
 /// The bytes of `value`.
 ///
@@ -119,9 +129,30 @@ fn put_value(value: &Value, out: &mut Vec<u8>, depth: usize) -> Result<()> {
             out.extend_from_slice(&node.0.to_le_bytes());
             put_varint(out, *id);
         }
-        Value::List(items) => {
-            put_count(out, tag::LIST, items.len(), depth)?;
-            for item in items {
+        Value::Integer(bytes) => {
+            check_integer(bytes).map_err(|what| Error::new(ErrorKind::InvalidArgument, what))?;
+            put_tagged(out, tag::INTEGER, bytes);
+        }
+        Value::Scalar { dtype, bytes } => put_scalar(*dtype, bytes, out)?,
+        Value::Tagged(tagged) => {
+            check_depth(depth)?;
+            put_tagged(out, tag::TAGGED, tagged.0.as_bytes());
+            put_value(&tagged.1, out, depth + 1)?;
+        }
+        Value::Slice(bounds) => {
+            check_depth(depth)?;
+            out.push(tag::SLICE);
+            for bound in bounds.iter() {
+                put_value(bound, out, depth + 1)?;
+            }
+        }
+        Value::List(items) => put_items(items, tag::LIST, out, depth)?,
+        Value::Tuple(items) => put_items(items, tag::TUPLE, out, depth)?,
+        Value::Set(items) => put_items(items, tag::SET, out, depth)?,
+        Value::Dict(entries) => {
+            put_count(out, tag::DICT, entries.len(), depth)?;
+            for (key, item) in entries {
+                put_value(key, out, depth + 1)?;
                 put_value(item, out, depth + 1)?;
             }
         }
@@ -132,6 +163,38 @@ fn put_value(value: &Value, out: &mut Vec<u8>, depth: usize) -> Result<()> {
                 put_value(item, out, depth + 1)?;
             }
         }
+    }
+    Ok(())
+}
+
+fn put_items(items: &[Value], tag: u8, out: &mut Vec<u8>, depth: usize) -> Result<()> {
+    put_count(out, tag, items.len(), depth)?;
+    items.iter().try_for_each(|item| put_value(item, out, depth + 1))
+}
+
+fn put_scalar(dtype: u8, bytes: &[u8; 16], out: &mut Vec<u8>) -> Result<()> {
+    let Some(size) = dtype_size(dtype) else {
+        return Err(Error::new(ErrorKind::InvalidArgument, format!("unknown dtype {dtype}")));
+    };
+    let (element, rest) = bytes.split_at(usize::from(size).min(bytes.len()));
+    if rest.iter().any(|byte| *byte != 0) {
+        let what = format!("a scalar of {size} bytes with something behind them");
+        return Err(Error::new(ErrorKind::InvalidArgument, what));
+    }
+    out.extend_from_slice(&[tag::SCALAR, dtype]);
+    out.extend_from_slice(element);
+    Ok(())
+}
+
+/// Whether these are the bytes of a whole number beyond 64 bits, with none that says nothing.
+fn check_integer(bytes: &[u8]) -> std::result::Result<(), String> {
+    let says_nothing = match bytes {
+        [.., before, 0x00] => *before < 0x80,
+        [.., before, 0xff] => *before >= 0x80,
+        _ => false,
+    };
+    if bytes.len() < INTEGER_BYTES_MIN || says_nothing {
+        return Err(format!("an integer in {} bytes, which has a shorter form", bytes.len()));
     }
     Ok(())
 }
@@ -213,8 +276,25 @@ impl Decoder<'_> {
             tag::SHAPE => self.shape()?,
             tag::TENSOR => Value::Tensor(self.index("tensor")?),
             tag::REF => Value::Ref { node: NodeId(self.reader.u64()?), id: self.reader.varint()? },
-            tag::LIST => self.list(depth)?,
-            tag::MAP => self.map(depth)?,
+            tag::LIST => Value::List(self.items(depth)?),
+            tag::TUPLE => Value::Tuple(self.items(depth)?),
+            tag::SET => Value::Set(self.items(depth)?),
+            tag::MAP => Value::Map(self.entries(depth, |decoder, _| Ok(decoder.reader.text()?.to_owned()))?),
+            tag::DICT => Value::Dict(self.entries(depth, Self::value)?),
+            tag::INTEGER => {
+                let bytes = self.reader.bytes()?;
+                check_integer(bytes).map_err(protocol)?;
+                Value::Integer(bytes.to_vec())
+            }
+            tag::SLICE => {
+                check_depth(depth)?;
+                Value::Slice(Box::new([self.value(depth + 1)?, self.value(depth + 1)?, self.value(depth + 1)?]))
+            }
+            tag::SCALAR => self.scalar()?,
+            tag::TAGGED => {
+                check_depth(depth)?;
+                Value::Tagged(Box::new((self.reader.text()?.to_owned(), self.value(depth + 1)?)))
+            }
             tag::PICKLE => Value::Pickle(self.reader.bytes()?.to_vec()),
             other => return Err(protocol(format!("unknown kind {other} of value"))),
         })
@@ -237,25 +317,40 @@ impl Decoder<'_> {
         Ok(Value::Shape(dims))
     }
 
-    fn list(&mut self, depth: usize) -> Result<Value> {
+    fn scalar(&mut self) -> Result<Value> {
+        let dtype = self.reader.u8()?;
+        let Some(size) = dtype_size(dtype) else { return Err(protocol(format!("unknown dtype {dtype}"))) };
+        let mut bytes = [0; 16];
+        for byte in bytes.iter_mut().take(usize::from(size)) {
+            *byte = self.reader.u8()?;
+        }
+        Ok(Value::Scalar { dtype, bytes })
+    }
+
+    fn items(&mut self, depth: usize) -> Result<Vec<Value>> {
         let count = self.announced(ITEM_BYTES_MIN, depth)?;
         let mut items = Vec::with_capacity(count);
         for _ in 0..count {
             self.owed_bytes -= ITEM_BYTES_MIN;
             items.push(self.value(depth + 1)?);
         }
-        Ok(Value::List(items))
+        Ok(items)
     }
 
-    fn map(&mut self, depth: usize) -> Result<Value> {
+    /// Entries, whose keys are read by `key`.
+    fn entries<K>(
+        &mut self,
+        depth: usize,
+        key: impl Fn(&mut Self, usize) -> Result<K>,
+    ) -> Result<Vec<(K, Value)>> {
         let count = self.announced(ENTRY_BYTES_MIN, depth)?;
         let mut entries = Vec::with_capacity(count);
         for _ in 0..count {
             self.owed_bytes -= ENTRY_BYTES_MIN;
-            let name = self.reader.text()?.to_owned();
-            entries.push((name, self.value(depth + 1)?));
+            let key = key(self, depth + 1)?;
+            entries.push((key, self.value(depth + 1)?));
         }
-        Ok(Value::Map(entries))
+        Ok(entries)
     }
 
     /// The count of a list or map, once it is known that its items can be there; they are owed from here on.
@@ -408,6 +503,46 @@ mod tests {
         assert!(decode(&[tag::LIST, 3, tag::LIST, 2, 0, 0, 0, 0]).is_ok());
         assert!(decode(&[tag::LIST, 3, tag::LIST, 3, 0, 0, 0, 0]).is_err());
         assert!(decode(&[tag::MAP, 2, 0, tag::LIST, 3, 0, 0, 0]).is_err());
+    }
+
+    #[test]
+    fn whole_numbers_and_scalars_have_one_form() {
+        let long = |last: [u8; 2]| [&[1, 2, 3, 4, 5, 6, 7][..], &last].concat();
+        for bytes in [long([8, 1]), long([0x80, 0]), long([0x7f, 0xff]), long([8, 0x80])] {
+            let value = Value::Integer(bytes);
+            assert_eq!(decode(&encode(&value).unwrap()).unwrap(), value);
+        }
+        for bytes in [vec![], vec![1; 8], long([8, 0]), long([0x80, 0xff])] {
+            assert_eq!(encode(&Value::Integer(bytes.clone())).unwrap_err().kind(), ErrorKind::InvalidArgument);
+            let mut encoded = vec![tag::INTEGER];
+            put_bytes(&mut encoded, &bytes);
+            assert_eq!(decode(&encoded).unwrap_err().kind(), ErrorKind::Protocol, "{bytes:?}");
+        }
+        assert!(encode(&Value::Scalar { dtype: 1, bytes: [1; 16] }).is_err(), "more than the dtype has");
+        assert!(encode(&Value::Scalar { dtype: 99, bytes: [0; 16] }).is_err());
+        assert!(decode(&[tag::SCALAR, 99, 0]).is_err() && decode(&[tag::SCALAR, 4, 0]).is_err());
+    }
+
+    #[test]
+    fn whatever_nests_is_bounded() {
+        let wraps: [fn(Value) -> Value; 6] = [
+            |inner| Value::Tuple(vec![inner]),
+            |inner| Value::Set(vec![inner]),
+            |inner| Value::Dict(vec![(inner, Value::None)]),
+            |inner| Value::Dict(vec![(Value::None, inner)]),
+            |inner| Value::Slice(Box::new([Value::None, inner, Value::None])),
+            |inner| Value::Tagged(Box::new((String::new(), inner))),
+        ];
+        for wrap in wraps {
+            let nested = |depth| (0..depth).fold(Value::None, |inner, _| wrap(inner));
+            let deepest = nested(limits::VALUE_DEPTH_MAX);
+            assert_eq!(decode(&encode(&deepest).unwrap()).unwrap(), deepest);
+            assert_eq!(encode(&nested(limits::VALUE_DEPTH_MAX + 1)).unwrap_err().kind(), ErrorKind::LimitExceeded);
+        }
+        for head in [&[tag::TUPLE, 1][..], &[tag::SET, 1], &[tag::DICT, 1], &[tag::SLICE], &[tag::TAGGED, 0]] {
+            let error = decode(&head.repeat(1 << 20)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::LimitExceeded, "{head:?}: {error}");
+        }
     }
 
     #[test]

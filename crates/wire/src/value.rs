@@ -1,8 +1,10 @@
 //! `Value`: everything that may cross a process border as an argument or a result.
 
-use sheave_base::{NodeId, Result};
+use sheave_base::NodeId;
 
 use crate::reader::protocol;
+
+type Result<T, E = sheave_base::Error> = std::result::Result<T, E>;
 
 /// An argument or a result of a call. One calling convention for every service.
 ///
@@ -56,6 +58,25 @@ pub enum Value {
     List(Vec<Value>),
     /// Named values in order. Names may repeat; [`Value::get`] finds the first.
     Map(Vec<(String, Value)>),
+    /// Values in order that belong together: Python's tuple.
+    Tuple(Vec<Value>),
+    /// Values of which each is meant once, in no order.
+    Set(Vec<Value>),
+    /// Pairs of a key and a value in order, where keys are not all texts.
+    Dict(Vec<(Value, Value)>),
+    /// A whole number that [`Value::Int`] has no room for: two's complement in little-endian bytes, as few as it takes.
+    Integer(Vec<u8>),
+    /// The bounds of a slice: start, stop and step.
+    Slice(Box<[Value; 3]>),
+    /// One element of a dtype, as its bytes lie in memory; those behind the dtype's size are zero.
+    Scalar {
+        /// The element type, see [`dtype_size`](crate::dtype_size).
+        dtype: u8,
+        /// The element.
+        bytes: [u8; 16],
+    },
+    /// A value that one language has a class of its own for: where that is not known it is the inner one.
+    Tagged(Box<(String, Value)>),
     /// A pickled object, from Python to Python only. Sheave never looks inside.
     Pickle(Vec<u8>),
 }
@@ -78,6 +99,13 @@ impl Value {
             Self::Ref { .. } => "reference",
             Self::List(_) => "list",
             Self::Map(_) => "map",
+            Self::Tuple(_) => "tuple",
+            Self::Set(_) => "set",
+            Self::Dict(_) => "dict",
+            Self::Integer(_) => "integer",
+            Self::Slice(_) => "slice",
+            Self::Scalar { .. } => "scalar",
+            Self::Tagged(_) => "tagged value",
             Self::Pickle(_) => "pickle",
         }
     }
@@ -98,11 +126,31 @@ impl Value {
     ///
     /// `Protocol`, naming the first index that is out of range.
     pub fn check_tensors(&self, part_count: usize) -> Result<()> {
-        match self {
+        self.try_visit(&mut |value| match value {
             Self::Tensor(index) if usize::try_from(*index).is_ok_and(|index| index < part_count) => Ok(()),
             Self::Tensor(index) => Err(protocol(format!("tensor {index} of a message with {part_count} parts"))),
-            Self::List(items) => items.iter().try_for_each(|item| item.check_tensors(part_count)),
-            Self::Map(entries) => entries.iter().try_for_each(|(_, value)| value.check_tensors(part_count)),
+            _ => Ok(()),
+        })
+    }
+
+    /// Calls `look` with this value and every one in it, in the order in which they are written, until it fails.
+    ///
+    /// # Errors
+    ///
+    /// What `look` fails with.
+    pub fn try_visit<E>(&self, look: &mut impl FnMut(&Self) -> Result<(), E>) -> Result<(), E> {
+        look(self)?;
+        match self {
+            Self::List(items) | Self::Tuple(items) | Self::Set(items) => {
+                items.iter().try_for_each(|item| item.try_visit(look))
+            }
+            Self::Map(entries) => entries.iter().try_for_each(|(_, value)| value.try_visit(look)),
+            Self::Dict(entries) => entries.iter().try_for_each(|(key, value)| {
+                key.try_visit(look)?;
+                value.try_visit(look)
+            }),
+            Self::Slice(bounds) => bounds.iter().try_for_each(|bound| bound.try_visit(look)),
+            Self::Tagged(tagged) => tagged.1.try_visit(look),
             _ => Ok(()),
         }
     }
@@ -143,6 +191,18 @@ mod tests {
         assert!(value.check_tensors(3).is_ok());
         let error = value.check_tensors(2).unwrap_err();
         assert!(error.what().contains("tensor 2"), "{error}");
+        let tensor = || Value::Tensor(7);
+        let holders = [
+            Value::Tuple(vec![tensor()]),
+            Value::Set(vec![tensor()]),
+            Value::Dict(vec![(tensor(), Value::None)]),
+            Value::Dict(vec![(Value::None, tensor())]),
+            Value::Slice(Box::new([Value::None, Value::None, tensor()])),
+            Value::Tagged(Box::new(("torch".into(), tensor()))),
+        ];
+        for value in holders {
+            assert!(value.check_tensors(8).is_ok() && value.check_tensors(7).is_err(), "{value:?}");
+        }
     }
 
     #[test]

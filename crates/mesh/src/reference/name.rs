@@ -14,6 +14,7 @@
 
 use sheave_base::NodeId;
 use sheave_wire::Value;
+use std::convert::Infallible;
 use std::fmt;
 
 /// Bits for the rank of who has drawn a name: more than a mesh can have members.
@@ -90,16 +91,13 @@ pub(super) fn is_plain(id: u64) -> bool {
 
 /// The references in a value, each as often as it occurs.
 pub(crate) fn names_in(value: &Value) -> Vec<Mention> {
-    fn walk(value: &Value, names: &mut Vec<Mention>) {
-        match value {
-            Value::Ref { node, id } => names.push(Mention::of(*node, *id)),
-            Value::List(items) => items.iter().for_each(|item| walk(item, names)),
-            Value::Map(entries) => entries.iter().for_each(|(_, value)| walk(value, names)),
-            _ => {}
-        }
-    }
     let mut names = Vec::new();
-    walk(value, &mut names);
+    let Ok(()) = value.try_visit(&mut |value| {
+        if let Value::Ref { node, id } = value {
+            names.push(Mention::of(*node, *id));
+        }
+        Ok::<_, Infallible>(())
+    });
     names
 }
 

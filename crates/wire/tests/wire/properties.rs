@@ -55,13 +55,32 @@ fn value() -> impl Strategy<Value = Value> {
         prop::collection::vec(any::<u64>(), 0..=limits::DIMENSIONS_MAX).prop_map(Value::Shape),
         any::<u32>().prop_map(Value::Tensor),
         any::<(u64, u64)>().prop_map(|(node, id)| Value::Ref { node: NodeId(node), id }),
+        prop::collection::vec(any::<u8>(), 9..40).prop_filter_map("a shorter form", integer),
+        (0..14u8, any::<[u8; 16]>()).prop_map(scalar),
     ];
     leaf.prop_recursive(6, 60, 8, |inner| {
         prop_oneof![
             prop::collection::vec(inner.clone(), 0..8).prop_map(Value::List),
-            prop::collection::vec((any::<String>(), inner), 0..8).prop_map(Value::Map),
+            prop::collection::vec((any::<String>(), inner.clone()), 0..8).prop_map(Value::Map),
+            prop::collection::vec(inner.clone(), 0..8).prop_map(Value::Tuple),
+            prop::collection::vec(inner.clone(), 0..8).prop_map(Value::Set),
+            prop::collection::vec((inner.clone(), inner.clone()), 0..8).prop_map(Value::Dict),
+            [inner.clone(), inner.clone(), inner.clone()].prop_map(|bounds| Value::Slice(Box::new(bounds))),
+            (any::<String>(), inner).prop_map(|tagged| Value::Tagged(Box::new(tagged))),
         ]
     })
+}
+
+/// A whole number of these bytes, if it has no shorter form.
+fn integer(bytes: Vec<u8>) -> Option<Value> {
+    let value = Value::Integer(bytes);
+    codec::encode(&value).is_ok().then_some(value)
+}
+
+fn scalar((dtype, mut bytes): (u8, [u8; 16])) -> Value {
+    let size = usize::from(sheave_wire::dtype_size(dtype).expect("it is one of them"));
+    bytes[size..].fill(0);
+    Value::Scalar { dtype, bytes }
 }
 
 fn hello(node: u64) -> impl Strategy<Value = Hello> {

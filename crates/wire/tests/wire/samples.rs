@@ -99,6 +99,15 @@ pub(crate) fn values() -> Named<Value> {
         ("list_nested", Value::List(vec![Value::List(vec![Value::None]), Value::Int(7)])),
         ("map", mixed),
         ("pickle", Value::Pickle(b"\x80\x05N.".to_vec())),
+        ("tuple", Value::Tuple(vec![Value::Int(1), Value::Tuple(vec![])])),
+        ("set", Value::Set(vec![Value::Str("b".into()), Value::Str("a".into())])),
+        ("dict", Value::Dict(vec![(Value::Int(1), Value::None), (Value::Tuple(vec![]), Value::Int(2))])),
+        ("integer", Value::Integer(vec![0, 0, 0, 0, 0, 0, 0, 0x80, 0])),
+        ("integer_below", Value::Integer(vec![0, 0, 0, 0, 0, 0, 0, 0, 0x80])),
+        ("slice", Value::Slice(Box::new([Value::Int(1), Value::None, Value::Int(-2)]))),
+        ("scalar", Value::Scalar { dtype: 8, bytes: [1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0] }),
+        ("scalar_widest", Value::Scalar { dtype: 11, bytes: [255; 16] }),
+        ("tagged", Value::Tagged(Box::new(("torch".into(), Value::Tensor(0))))),
     ]
 }
 
