@@ -1,13 +1,14 @@
 //! The extension module `sheave._core`: the Python face of the rooms below, without logic of its own.
 //!
 //! Three rules hold everywhere here. Every call that may wait goes through `enter`, which lets go of the interpreter,
-//! listens for Ctrl-C, carries the deadline and translates errors. No thread of sheave ever attaches to the
-//! interpreter: what belongs to Python and is dropped elsewhere waits in `released` for the next entry. After a fork
-//! the child touches nothing that it inherited.
+//! listens for Ctrl-C, carries the deadline and translates errors. No thread of sheave attaches to the interpreter but
+//! to run a handler of the user's (`handlers`): what belongs to Python and is dropped elsewhere waits in `released` for
+//! the next entry. After a fork the child touches nothing that it inherited.
 
 mod aside;
 mod awaiting;
 mod callbacks;
+mod calls;
 mod collectives;
 mod dtype;
 mod enter;
@@ -17,6 +18,7 @@ mod export;
 mod functions;
 mod group;
 mod guarded;
+mod handlers;
 mod import;
 mod life;
 mod like;
@@ -29,6 +31,7 @@ mod released;
 mod store;
 mod tensor;
 mod told;
+mod value;
 mod work;
 
 use pyo3::prelude::*;

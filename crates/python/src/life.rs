@@ -9,7 +9,7 @@
 //! of a mesh that nobody waits in is left to a handler of the C library, which is told ([`when_status_is_known`]). In a
 //! forked child nothing of this happens: all is the parent's.
 
-use crate::{callbacks, enter, errors};
+use crate::{callbacks, enter, errors, handlers};
 use pyo3::prelude::*;
 use sheave_base::fork::ForkMark;
 use sheave_base::{Error, ErrorKind, Result};
@@ -152,12 +152,13 @@ fn close_all(py: Python<'_>) {
     py.detach(await_visits);
     if is_visited() {
         callbacks::break_off(py);
+        handlers::break_off(py);
         py.detach(await_visits);
     }
 }
 
 fn is_visited() -> bool {
-    VISITS.load(SeqCst) + BELOW.load(SeqCst) > 0
+    VISITS.load(SeqCst) + BELOW.load(SeqCst) > 0 || handlers::are_running()
 }
 
 fn await_visits() {
@@ -186,7 +187,7 @@ pub(crate) fn below<T>(py: Python<'_>, act: impl FnOnce() -> PyResult<T>) -> PyR
     outcome
 }
 
-fn ended() -> Error {
+pub(crate) fn ended() -> Error {
     Error::new(ErrorKind::Closed, "the interpreter is shutting down")
 }
 

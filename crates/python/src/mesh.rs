@@ -8,9 +8,11 @@ use crate::errors::{self, OrRaise};
 use crate::group::PyGroup;
 use crate::link::PyPeer;
 use crate::tensor::PyTensor;
-use crate::{life, places};
+use crate::value::Opens;
+use crate::{calls, life, places};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
+use pyo3::types::PyDict;
 use sheave_base::config::Role;
 use sheave_base::fork::ForkMark;
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work, secret};
@@ -42,6 +44,8 @@ pub(crate) struct Home {
     /// The barrier of a `finish` that was given up; the next one goes on with it.
     finishing: Mutex<Option<Work<()>>>,
     mark: ForkMark,
+    /// Whether it opens what other members have pickled.
+    opens: Opens,
 }
 
 impl Home {
@@ -139,7 +143,7 @@ impl Drop for Home {
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct PyMember {
     /// Its name, unique in the mesh.
-    name: String,
+    pub(crate) name: String,
     /// What it is there for: `worker`, `server`, `scheduler` or `rank`.
     role: String,
     /// Its rank among all members: schedulers first, then servers, workers and plain ranks.
@@ -240,6 +244,7 @@ impl PyMesh {
     pub(crate) fn join(py: Python<'_>, place: &places::Place) -> PyResult<Self> {
         // Here and not in the wait: others may write the environment while the interpreter is let go.
         check_environment().or_raise(py)?;
+        let opens = calls::opens();
         let mut config = place.config().or_raise(py)?;
         if config.node.secret.is_none() {
             let resolved = secret::resolve(|name| std::env::var_os(name));
@@ -254,6 +259,7 @@ impl PyMesh {
             collectives: Mutex::default(),
             finishing: Mutex::default(),
             mark: ForkMark::here(),
+            opens: opens.or_raise(py)?,
         });
         let living: std::sync::Weak<Home> = Arc::downgrade(&home);
         life::remember(living);
@@ -471,6 +477,67 @@ impl PyMesh {
             work.wait_until(None, interrupt)?;
             work.taken()
         })
+    }
+
+    /// Let the members call `service` under this name: its public methods if it is an object, or itself if it is a
+    /// function. A name has no dots.
+    ///
+    /// Handlers run on threads of this node, several at a time, also of one caller; with lane="serial" one after the
+    /// other, in the order in which each caller has called. They may wait for whatever they like. What they raise, the
+    /// caller gets as the cause of a Remote error, with the traceback. Raises AlreadyExists for a name that is served.
+    ///
+    /// >>> mesh.serve("double", lambda number: 2 * number)
+    #[pyo3(signature = (name, service, *, lane = "concurrent"))]
+    fn serve(&self, name: &str, service: &Bound<'_, PyAny>, lane: &str) -> PyResult<()> {
+        let mesh = self.mesh().or_raise(service.py())?;
+        calls::serve(&mesh, name, service, lane, &self.home.opens)
+    }
+
+    /// Let nobody call the service of this name any more. Handlers that run go on.
+    ///
+    /// >>> mesh.serve_no_more("double")
+    fn serve_no_more(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        let mesh = self.mesh().or_raise(py)?;
+        py.detach(|| mesh.serve_no_more(name));
+        Ok(())
+    }
+
+    /// Call a function, or a method of an object ("name.method"), that a member serves: by its rank in the mesh, its
+    /// name, or a Member; this node itself is one.
+    ///
+    /// Arguments and result may be whatever pickles. Plain values keep their type, arrays are new ones at the other
+    /// end, of the same kind; both are captured before the call returns. With async_op=True it returns a Work.
+    ///
+    /// Raises Remote for what the function has raised, with that as its cause; PeerLost when the member is gone,
+    /// NotFound where it serves no such thing; DeadlineExceeded after `timeout` seconds, and then the function does not
+    /// begin any more.
+    ///
+    /// >>> mesh.serve("power", pow)
+    /// >>> mesh.call(0, "power", (2, 10), timeout=10)
+    /// 1024
+    /// >>> mesh.call(0, "power", (2,), {"exp": 3}, async_op=True).wait(timeout=10)
+    /// 8
+    #[pyo3(signature = (to, what, args = None, kwargs = None, *, timeout = None, async_op = false))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
+    fn call(
+        &self,
+        py: Python<'_>,
+        to: &Bound<'_, PyAny>,
+        what: &str,
+        args: Option<&Bound<'_, PyAny>>,
+        kwargs: Option<&Bound<'_, PyDict>>,
+        timeout: Option<f64>,
+        async_op: bool,
+    ) -> PyResult<Py<PyAny>> {
+        let mesh = self.mesh().or_raise(py)?;
+        let to = calls::callee(&mesh, to)?;
+        let args = calls::positional(py, args)?;
+        let deadline = crate::enter::span(timeout)?;
+        let work = calls::call(&mesh, to, what, (&args, kwargs), deadline, &self.home.opens)?;
+        if async_op {
+            return Ok(Py::new(py, work)?.into_any());
+        }
+        work.wait(py, None)
     }
 
     /// A tensor in the mesh's arena, where peers on this host reach it without a copy. Its elements are whatever lay

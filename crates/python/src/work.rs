@@ -237,7 +237,7 @@ impl PyWork {
     ///
     /// >>> world.barrier(async_op=True).wait(timeout=10)
     #[pyo3(signature = (timeout = None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
+    pub(crate) fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
         self.ended(py, timeout)?.to_python(py)
     }
 

@@ -338,11 +338,7 @@ impl Decoder<'_> {
     }
 
     /// Entries, whose keys are read by `key`.
-    fn entries<K>(
-        &mut self,
-        depth: usize,
-        key: impl Fn(&mut Self, usize) -> Result<K>,
-    ) -> Result<Vec<(K, Value)>> {
+    fn entries<K>(&mut self, depth: usize, key: impl Fn(&mut Self, usize) -> Result<K>) -> Result<Vec<(K, Value)>> {
         let count = self.announced(ENTRY_BYTES_MIN, depth)?;
         let mut entries = Vec::with_capacity(count);
         for _ in 0..count {

@@ -1,0 +1,87 @@
+//! Threads of the node that run Python code: handlers of services.
+//!
+//! A handler is user code that nobody called on a thread of Python's. Handing it to one would cost two turns of the
+//! scheduler for each call, so a thread of a lane attaches to the interpreter itself, for as long as the handler runs.
+//!
+//! **The end of the interpreter.** A thread that comes to an interpreter that is being torn down is killed where it
+//! stands, with frames of ours on its stack, which ends the process. So each is counted before it attaches, and looks
+//! whether the end has begun after that; the end, once begun, waits for those who are counted ([`life`]). Either the
+//! thread sees it and never attaches, or the end sees the thread. Whoever does not come back in time is told to, by an
+//! exception in its handler.
+
+use crate::life;
+use pyo3::exceptions::PySystemExit;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use sheave_base::{Error, ErrorKind, Result};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Mutex, PoisonError};
+
+/// Threads that have attached, or are about to.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// Python's numbers of those in whose handlers nobody else's code runs; locked with the interpreter held.
+static RUNNING: Mutex<Vec<u64>> = Mutex::new(Vec::new());
+
+struct Counted;
+
+impl Counted {
+    fn begin() -> Result<Self> {
+        COUNT.fetch_add(1, SeqCst);
+        let counted = Self;
+        if life::is_ending() { Err(life::ended()) } else { Ok(counted) }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        COUNT.fetch_sub(1, SeqCst);
+    }
+}
+
+/// Whether threads run handlers.
+pub(crate) fn are_running() -> bool {
+    COUNT.load(SeqCst) > 0
+}
+
+/// Runs a handler with the interpreter, on a thread of the node.
+///
+/// Fails with `Closed` where the interpreter is about to end.
+pub(crate) fn attached<T>(handle: impl FnOnce(Python<'_>) -> T) -> Result<T> {
+    let counted = Counted::begin()?;
+    let outcome = Python::try_attach(|py| {
+        let number = thread_number(py);
+        running(|running| running.push(number));
+        let outcome = handle(py);
+        running(|running| running.retain(|other| *other != number));
+        outcome
+    });
+    drop(counted);
+    outcome.ok_or_else(|| Error::new(ErrorKind::Closed, "the interpreter has ended"))
+}
+
+fn running<T>(act: impl FnOnce(&mut Vec<u64>) -> T) -> T {
+    act(&mut RUNNING.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// The number by which Python knows this thread, or 0.
+fn thread_number(py: Python<'_>) -> u64 {
+    thread_local! {
+        static KNOWN: Cell<u64> = const { Cell::new(0) };
+    }
+    if KNOWN.get() == 0 {
+        let number = py.import("threading").and_then(|threading| threading.call_method0("get_ident")?.extract());
+        KNOWN.set(number.unwrap_or(0));
+    }
+    KNOWN.get()
+}
+
+/// Ends handlers that still run, where they are in Python code.
+pub(crate) fn break_off(py: Python<'_>) {
+    let exit = py.get_type::<PySystemExit>();
+    for number in running(|running| running.clone()) {
+        // SAFETY: the interpreter is held; a number that is no thread's any more has no effect.
+        unsafe { ffi::PyThreadState_SetAsyncExc(number.cast_signed(), exit.as_ptr()) };
+    }
+}

@@ -1,0 +1,54 @@
+//! Values of Python on their way to other nodes and back.
+//!
+//! What is plain travels as sheave's own [`Value`], so that Rust reads it too, and arrives as what it was: `None`, bool,
+//! int of any size, float, complex, str, bytes, tuple, list, dict, set, frozenset, slice, scalars and dtypes of numpy.
+//! Arrays of numpy and tensors of torch and of sheave in it travel beside it. At the other end they are new ones of the
+//! same kind, in memory that belongs to whoever gets them, and may be written.
+//!
+//! Where anything else is in it, also deep inside, all of it is one pickle ([`sheave.pickling`]), whose large buffers
+//! travel as tensors too: two names for one object are two names for one object again. Pickled as well is what is plain
+//! but nests too deeply, or is too long, for a value, and what of arrays only a pickle keeps: a class of one's own, a
+//! dtype that sheave has none of, another device, a gradient.
+//!
+//! | in Python | in the value |
+//! |---|---|
+//! | numpy array | [`Value::Tensor`] |
+//! | torch tensor | `Tagged("torch", Tensor)` |
+//! | `sheave.Tensor` | `Tagged("sheave", Tensor)` |
+//! | complex, frozenset | `Tagged("complex", Scalar)`, `Tagged("frozenset", Set)` |
+//! | bytes and str of more than 64 KiB | `Tagged("bytes", Tensor)`, `Tagged("str", Tensor)` |
+//! | all else | `Tagged("pickle", List[Pickle, Tensor, …])` |
+
+mod pack;
+mod unpack;
+
+pub(crate) use pack::{Packed, pack};
+pub(crate) use unpack::{Opens, unpack};
+
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+
+const TORCH: &str = "torch";
+const SHEAVE: &str = "sheave";
+const COMPLEX: &str = "complex";
+const FROZENSET: &str = "frozenset";
+const PICKLE: &str = "pickle";
+
+const BYTES: &str = "bytes";
+const STR: &str = "str";
+
+/// Texts and bytes that are longer travel as tensors.
+const LONG_BYTES: usize = 64 << 10;
+
+/// The module that pickles.
+fn pickling(py: Python<'_>) -> PyResult<&Bound<'_, PyAny>> {
+    static MODULE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let module = match MODULE.get(py) {
+        Some(module) => module,
+        None => {
+            let module = py.import("sheave.pickling")?.into_any().unbind();
+            MODULE.get_or_init(py, || module)
+        }
+    };
+    Ok(module.bind(py))
+}

@@ -1,0 +1,173 @@
+//! Values, made into what Python has.
+
+use super::{BYTES, COMPLEX, FROZENSET, PICKLE, SHEAVE, STR, TORCH, pickling};
+use crate::errors::{self, OrRaise};
+use crate::tensor::PyTensor;
+use crate::{dtype, life};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyComplex, PyDict, PyFrozenSet, PyList, PySet, PyString, PyTuple};
+use sheave_base::{Error, ErrorKind, Result};
+use sheave_tensor::{Dtype, Tensor};
+use sheave_wire::Value;
+
+/// Whether pickles are opened, or why they are not.
+pub(crate) type Opens = Result<()>;
+
+/// Makes what a value means. `tensors` are those of its message.
+///
+/// Raises NotPermitted for a pickle where `opens` says so, and whatever a pickle raises.
+pub(crate) fn unpack<'py>(
+    py: Python<'py>,
+    value: Value,
+    tensors: &[Tensor],
+    opens: &Opens,
+) -> PyResult<Bound<'py, PyAny>> {
+    Unpacker { py, tensors, opens }.object(value)
+}
+
+struct Unpacker<'a, 'py> {
+    py: Python<'py>,
+    tensors: &'a [Tensor],
+    opens: &'a Opens,
+}
+
+impl<'py> Unpacker<'_, 'py> {
+    fn object(&self, value: Value) -> PyResult<Bound<'py, PyAny>> {
+        let py = self.py;
+        Ok(match value {
+            Value::None => py.None().into_bound(py),
+            Value::Bool(truth) => truth.into_pyobject(py)?.to_owned().into_any(),
+            Value::Int(number) => number.into_pyobject(py)?.into_any(),
+            Value::Float(number) => number.into_pyobject(py)?.into_any(),
+            Value::Str(text) => PyString::new(py, &text).into_any(),
+            Value::Bytes(bytes) => PyBytes::new(py, &bytes).into_any(),
+            Value::Integer(bytes) => self.integer(&bytes)?,
+            Value::Dtype(code) => self.numpy_dtype(code)?,
+            Value::Scalar { dtype, bytes } => self.scalar(dtype, &bytes)?,
+            Value::Device { kind, index } => (kind, index).into_pyobject(py)?.into_any(),
+            Value::Shape(dimensions) => PyTuple::new(py, dimensions)?.into_any(),
+            Value::Tensor(index) => PyTensor::numpy(&self.tensor(index)?)?,
+            Value::List(items) => PyList::new(py, self.objects(items)?)?.into_any(),
+            Value::Tuple(items) => PyTuple::new(py, self.objects(items)?)?.into_any(),
+            Value::Set(items) => PySet::new(py, self.objects(items)?)?.into_any(),
+            Value::Map(entries) => {
+                let dict = PyDict::new(py);
+                for (name, item) in entries {
+                    dict.set_item(name, self.object(item)?)?;
+                }
+                dict.into_any()
+            }
+            Value::Dict(entries) => {
+                let dict = PyDict::new(py);
+                for (key, item) in entries {
+                    dict.set_item(self.object(key)?, self.object(item)?)?;
+                }
+                dict.into_any()
+            }
+            Value::Slice(bounds) => {
+                let [start, stop, step] = *bounds;
+                let bounds = (self.object(start)?, self.object(stop)?, self.object(step)?);
+                py.import("builtins")?.getattr("slice")?.call1(bounds)?
+            }
+            Value::Tagged(tagged) => self.tagged(&tagged.0, tagged.1)?,
+            pickle @ Value::Pickle(_) => self.opened(vec![pickle])?,
+            Value::Ref { .. } => return Err(self.error(ErrorKind::Unsupported, "a reference in a value of Python")),
+        })
+    }
+
+    fn objects(&self, items: Vec<Value>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        items.into_iter().map(|item| self.object(item)).collect()
+    }
+
+    fn error(&self, kind: ErrorKind, what: impl Into<std::borrow::Cow<'static, str>>) -> PyErr {
+        errors::to_python(self.py, &Error::new(kind, what))
+    }
+
+    /// What a language has a class of its own for; the inner value where this one does not know it.
+    fn tagged(&self, tag: &str, value: Value) -> PyResult<Bound<'py, PyAny>> {
+        match (tag, value) {
+            (PICKLE, Value::List(items)) => self.opened(items),
+            (SHEAVE, Value::Tensor(index)) => Ok(self.tensor(index)?.into_any()),
+            (TORCH, Value::Tensor(index)) => self.torch(index),
+            (BYTES, Value::Tensor(index)) => Ok(self.bytes(index)?.into_any()),
+            (STR, Value::Tensor(index)) => self.bytes(index)?.call_method0("decode"),
+            (FROZENSET, Value::Set(items)) => Ok(PyFrozenSet::new(self.py, self.objects(items)?)?.into_any()),
+            (COMPLEX, Value::Scalar { dtype, bytes }) if dtype == Dtype::Complex128.code() => {
+                let part = |at: usize| f64::from_ne_bytes(std::array::from_fn(|index| bytes[at + index]));
+                Ok(PyComplex::from_doubles(self.py, part(0), part(8)).into_any())
+            }
+            (_, value) => self.object(value),
+        }
+    }
+
+    fn tensor(&self, index: u32) -> PyResult<Bound<'py, PyTensor>> {
+        let received = usize::try_from(index).ok().and_then(|index| self.tensors.get(index));
+        let Some(tensor) = received else {
+            return Err(self.error(ErrorKind::Protocol, format!("tensor {index} of {}", self.tensors.len())));
+        };
+        Bound::new(self.py, PyTensor::new(owned(tensor).or_raise(self.py)?))
+    }
+
+    fn torch(&self, index: u32) -> PyResult<Bound<'py, PyAny>> {
+        let tensor = self.tensor(index)?;
+        let Ok(torch) = self.py.import("torch") else { return PyTensor::numpy(&tensor) };
+        life::below(self.py, || torch.call_method1("from_dlpack", (tensor,)))
+    }
+
+    fn bytes(&self, index: u32) -> PyResult<Bound<'py, PyBytes>> {
+        let array = PyTensor::numpy(&self.tensor(index)?)?;
+        Ok(array.call_method0("tobytes")?.cast_into::<PyBytes>()?)
+    }
+
+    fn integer(&self, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+        let keywords = PyDict::new(self.py);
+        keywords.set_item("signed", true)?;
+        let class = self.py.import("builtins")?.getattr("int")?;
+        class.call_method("from_bytes", (PyBytes::new(self.py, bytes), "little"), Some(&keywords))
+    }
+
+    fn numpy_dtype(&self, code: u8) -> PyResult<Bound<'py, PyAny>> {
+        let dtype = Dtype::from_code(code).ok_or_else(|| self.error(ErrorKind::Protocol, format!("dtype {code}")))?;
+        let name = dtype::name(dtype);
+        if dtype::format(dtype).is_some() {
+            return self.py.import("numpy")?.call_method1("dtype", (name,));
+        }
+        let Ok(extension) = self.py.import("ml_dtypes") else { return Ok(PyString::new(self.py, name).into_any()) };
+        self.py.import("numpy")?.call_method1("dtype", (extension.getattr(name)?,))
+    }
+
+    fn scalar(&self, code: u8, bytes: &[u8; 16]) -> PyResult<Bound<'py, PyAny>> {
+        let dtype = self.numpy_dtype(code)?;
+        let size: usize = dtype.getattr("itemsize")?.extract()?;
+        let element = PyBytes::new(self.py, bytes.get(..size).unwrap_or(bytes));
+        self.py.import("numpy")?.call_method1("frombuffer", (element, dtype))?.get_item(0)
+    }
+
+    /// What was pickled, in memory of its own: first the pickle, then its buffers.
+    fn opened(&self, mut items: Vec<Value>) -> PyResult<Bound<'py, PyAny>> {
+        self.opens.clone().or_raise(self.py)?;
+        let buffers = items.split_off(items.len().min(1));
+        let buffers = buffers.into_iter().map(|buffer| match buffer {
+            Value::Tensor(index) => Ok(self.tensor(index)?.into_any()),
+            other => Err(self.error(ErrorKind::Protocol, format!("a {} as a pickle's buffer", other.kind_name()))),
+        });
+        let buffers: Vec<_> = buffers.collect::<PyResult<_>>()?;
+        let (data, buffers) = match items.pop() {
+            Some(Value::Pickle(data)) => (PyBytes::new(self.py, &data).into_any(), &buffers[..]),
+            Some(Value::None) if !buffers.is_empty() => (buffers[0].clone(), &buffers[1..]),
+            _ => return Err(self.error(ErrorKind::Protocol, "a pickle without data")),
+        };
+        let buffers = PyList::new(self.py, buffers)?;
+        life::below(self.py, || pickling(self.py)?.call_method1("unpack", (data, buffers)))
+    }
+}
+
+/// A tensor that nobody else has, to be written by whoever gets it.
+fn owned(tensor: &Tensor) -> Result<Tensor> {
+    if !tensor.buffer().is_read_only() {
+        return Ok(tensor.clone());
+    }
+    let mut copy = Tensor::private(tensor.dtype(), tensor.shape())?;
+    copy.bytes_mut()?.copy_from_slice(&tensor.bytes()?);
+    Ok(copy)
+}
