@@ -30,7 +30,7 @@ import cloudpickle  # type: ignore[import-not-found, import-untyped, unused-igno
 
 from sheave._core import InvalidArgument
 
-__all__ = ["Pickled", "dumps", "loads", "pack", "unpack"]
+__all__ = ["Pickled", "dumps", "loads", "pack", "pack_exception", "unpack", "unpack_exception"]
 
 _APART_BYTES = 4096
 """Buffers from this size on travel beside the pickle; smaller ones cost less in it than a part of their own."""
@@ -91,6 +91,38 @@ def pack(value: Any) -> Pickled:
 def unpack(data: bytes | bytearray | memoryview, buffers: Iterable[Any]) -> Any:
     """Return what `pack` was given, in the memory of `buffers`: what is to be written needs buffers that may be."""
     return pickle.loads(data, buffers=buffers)
+
+
+def pack_exception(error: BaseException) -> bytes | None:
+    """Return the pickle of an exception: its class, its arguments and what it carries besides; None if its class cannot
+    be pickled. What of the rest cannot be pickled is left out, and then its text is its only argument.
+
+    Its traceback, and the exceptions that it was raised because of, are not in it.
+
+    >>> import sheave.pickling
+    >>> sheave.pickling.unpack_exception(sheave.pickling.pack_exception(KeyError("x")))
+    KeyError('x')
+    """
+    for args, state in ((error.args, error.__dict__), (error.args, {}), ((str(error),), {})):
+        try:
+            return dumps((type(error), args, state))
+        except InvalidArgument:
+            continue
+    return None
+
+
+def unpack_exception(data: bytes | bytearray | memoryview) -> BaseException:
+    """Return the exception that `pack_exception` was given. Its constructor is not called again, for what that takes is
+    not known."""
+    kind, args, state = loads(data)
+    if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+        raise InvalidArgument(f"a pickle of {kind!r}; expected one of an exception")
+    # Those of Python's own keep in other places what they are made of.
+    is_plain = isinstance(kind.__init__, types.WrapperDescriptorType)
+    error = kind(*args) if is_plain else kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 def _pickled(value: Any, keep: Any, main_by_name: bool) -> bytes:

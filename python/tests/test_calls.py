@@ -242,8 +242,8 @@ def test_arguments_by_name_objects_and_what_is_not_served(alone):
     assert alone.call(0, "counter.add", (3,), {"times": 2}) == 6
     assert alone.call(alone.name, "counter.add", (1,)) == 7
     assert alone.call(alone.members[0], "counter.add", (1,)) == 8
-    for what in ("counter._secret", "counter.step", "counter.nothing", "counter.__class__", "nobody", "nobody.add"):
-        with pytest.raises((sheave.NotFound, sheave.Remote)) as raised:
+    for what in ("counter._secret", "counter.step", "counter.nothing", "counter.__class__", "counter", "nobody", "nobody.add"):
+        with pytest.raises(sheave.NotFound) as raised:
             alone.call(0, what, timeout=20)
         assert what.rpartition(".")[2] in str(raised.value)
     for wrong in ({"to": 1}, {"to": "nobody"}, {"to": None}, {"args": 5}, {"args": "text"}):
@@ -261,26 +261,114 @@ def test_arguments_by_name_objects_and_what_is_not_served(alone):
         alone.call(0, "echo", (1,), timeout=20)
 
 
-def test_what_a_handler_raises_is_the_cause():
-    class Own(Exception):
+class Two(Exception):
+    """One whose constructor takes other things than its parent's."""
+
+    def __init__(self, code, *, name):
+        super().__init__(f"{name} has code {code}")
+        self.code = code
+
+
+class Loose(Exception):
+    def __init__(self, lock):
+        super().__init__("it holds", lock)
+        self.lock = lock
+
+
+def fail(kind):
+    class Local(ValueError):
         pass
 
-    def fail(kind):
-        if kind == "own":
-            raise Own("of this process alone") from ZeroDivisionError("first")
-        return {}[kind]
+    raised = {
+        "key": lambda: {}["x"],
+        "two": lambda: (_ for _ in ()).throw(Two(7, name="it")),
+        "local": lambda: (_ for _ in ()).throw(Local("of a function")),
+        "lock": lambda: (_ for _ in ()).throw(Loose(threading.Lock())),
+        "os": lambda: open("/nothing/here"),
+        "unicode": lambda: b"\xff".decode("ascii"),
+        "exit": lambda: sys.exit(3),
+        "interrupt": lambda: (_ for _ in ()).throw(KeyboardInterrupt()),
+    }
+    try:
+        1 / 0  # noqa: B018
+    except ZeroDivisionError as first:
+        if kind == "chain":
+            raise Two(1, name="second") from first
+    raised[kind]()
 
+
+@pytest.mark.parametrize(
+    ("kind", "expected", "says"),
+    [
+        ("key", KeyError, "'x'"),
+        ("two", Two, "it has code 7"),
+        ("local", ValueError, "of a function"),
+        ("lock", Loose, "it holds"),
+        ("os", FileNotFoundError, "/nothing/here"),
+        ("unicode", UnicodeDecodeError, "ordinal not in range"),
+        ("exit", sheave.Remote, "SystemExit"),
+        ("interrupt", sheave.Remote, "KeyboardInterrupt"),
+    ],
+)
+def test_what_a_handler_raises_is_raised_at_the_caller(alone, kind, expected, says):
+    alone.serve("fail", fail)
+    work = alone.call(0, "fail", (kind,), async_op=True)
+    for _ in range(2):
+        with pytest.raises(expected, match=says) as raised:
+            work.wait(timeout=20)
+    cause = raised.value.__cause__ if expected is not sheave.Remote else raised.value
+    assert isinstance(cause, sheave.Remote) and "fail raised" in str(cause) and "rank-0" in str(cause)
+    assert "in fail" in cause.remote_traceback and "raised[kind]()" in cause.remote_traceback
+    if kind == "two":
+        assert raised.value.code == 7
+    if kind == "os":
+        assert raised.value.errno == 2 and raised.value.filename == "/nothing/here"
+
+
+def test_the_causes_of_an_exception_come_along():
     def act(mesh):
-        with pytest.raises(sheave.Remote, match="fail raised: .*KeyError.*'x'") as raised:
-            mesh.call(1, "fail", ("x",), timeout=20)
-        cause = raised.value.__cause__
-        assert cause.remote_class == "KeyError" and "return {}[kind]" in cause.remote_traceback
-        with pytest.raises(sheave.Remote) as raised:
-            mesh.call(1, "fail", ("own",), timeout=20)
-        assert raised.value.__cause__.remote_class.endswith("Own")
-        assert raised.value.__cause__.__cause__.remote_class == "ZeroDivisionError"
+        with pytest.raises(Two, match="second has code 1") as raised:
+            mesh.call(1, "fail", ("chain",), timeout=20)
+        remote = raised.value.__cause__
+        assert "rank-1" in str(remote) and remote.__cause__.remote_class.endswith("Two")
+        assert remote.__cause__.__cause__.remote_class == "ZeroDivisionError"
 
     called(act, lambda mesh: mesh.serve("fail", fail))
+
+
+def test_an_exception_whose_class_is_not_here_is_told(start):
+    root = free_root()
+    program = start(
+        """
+        import sys, types, sheave
+        module = types.ModuleType("only_here")
+        exec("class Mine(Exception): pass\\ndef fail(): raise Mine('of that process')", module.__dict__)
+        sys.modules["only_here"] = module
+        mesh = sheave.Mesh(rank=1, size=2, root=sys.argv[1])
+        mesh.serve("fail", module.fail)
+        mesh.finish()
+        """,
+        root,
+    )
+    with sheave.Mesh(rank=0, size=2, root=root) as mesh:
+        while True:
+            try:
+                mesh.call(1, "fail", timeout=20)
+            except sheave.NotFound:
+                time.sleep(0.01)
+            except sheave.Remote as error:
+                assert "of that process" in str(error) and error.__cause__.remote_class == "only_here.Mine"
+                break
+        mesh.finish(timeout=20)
+    program.succeed()
+
+
+def test_sheaves_own_errors_are_causes_and_not_about_the_callee(alone):
+    alone.serve("stop", lambda: time.sleep(10))
+    alone.serve("fail", lambda: alone.call(0, "stop", timeout=0.01))
+    with pytest.raises(sheave.Remote) as raised:
+        alone.call(0, "fail", timeout=20)
+    assert isinstance(raised.value.__cause__, sheave.DeadlineExceeded)
 
 
 def test_calls_nest_and_slow_handlers_delay_nobody(alone):
@@ -344,7 +432,7 @@ def test_who_opens_no_pickles_says_so(start):
         mesh.serve("answer", lambda: range(3))
         mesh.barrier(timeout=20)
         assert mesh.call(1, "echo", ([1, np.ones(3)],), timeout=20)[0] == 1
-        with pytest.raises(sheave.Remote, match="opens no pickles"):
+        with pytest.raises(sheave.NotPermitted, match="opens no pickles"):
             mesh.call(1, "echo", (range(3),), timeout=20)
         mesh.finish(timeout=20)
     assert "opens no pickles" in program.line()

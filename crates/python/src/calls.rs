@@ -4,11 +4,11 @@
 //! node's lanes, several services at once; each attaches to the interpreter for as long as its handler runs
 //! ([`handlers`](crate::handlers)), and may wait there for whatever it likes, other calls included.
 
-use crate::errors::OrRaise;
+use crate::errors::{self, OrRaise};
 use crate::handlers;
 use crate::mesh::PyMember;
-use crate::told::told;
-use crate::value::{Opens, Packed, pack, unpack};
+use crate::told::told_pickled;
+use crate::value::{Opens, Packed, check_opens, pack, unpack};
 use crate::work::{PyWork, now_ns};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
@@ -40,8 +40,10 @@ impl Service for PyService {
     fn handle(&self, request: Request) {
         let Request { method, args, tensors, reply, .. } = request;
         let outcome = handlers::attached(|py| {
-            let answer = self.answer(py, &method, args, &tensors);
-            answer.map_err(|error| told(py, &error, &format!("{} raised", self.called(&method))))
+            let function = self.function(py, &method)?;
+            check_opens(&args, &self.opens)?;
+            let answer = self.answer(&function, args, &tensors);
+            answer.map_err(|error| told_pickled(py, &error, &format!("{} raised", self.called(&method))))
         });
         let sent = outcome.and_then(|outcome| outcome);
         reply.send(sent.map(|Packed { value, tensors }| (value, tensors)));
@@ -57,22 +59,26 @@ impl PyService {
         if method.is_empty() { self.name.clone() } else { format!("{}.{method}", self.name) }
     }
 
-    fn answer(&self, py: Python<'_>, method: &str, args: Value, tensors: &[Tensor]) -> PyResult<Packed> {
-        let (args, keywords) = arguments(unpack(py, args, tensors, &self.opens)?)?;
-        let function = self.function(py, method)?;
+    fn answer(&self, function: &Bound<'_, PyAny>, args: Value, tensors: &[Tensor]) -> PyResult<Packed> {
+        let (args, keywords) = arguments(unpack(function.py(), args, tensors, &self.opens)?)?;
         pack(&function.call(args, keywords.as_ref())?)
     }
 
-    fn function<'py>(&self, py: Python<'py>, method: &str) -> PyResult<Bound<'py, PyAny>> {
+    fn function<'py>(&self, py: Python<'py>, method: &str) -> Result<Bound<'py, PyAny>> {
         let object = self.object.bind(py);
-        if method.is_empty() {
-            return Ok(object.clone());
-        }
-        let found = if method.starts_with('_') { None } else { object.getattr_opt(method)? };
+        let found = match method {
+            "" => Ok(Some(object.clone())),
+            hidden if hidden.starts_with('_') => Ok(None),
+            method => object.getattr_opt(method),
+        };
+        let found = found.map_err(|error| told_pickled(py, &error, &format!("{} raised", self.called(method))))?;
         found.filter(Bound::is_callable).ok_or_else(|| {
-            let what = format!("the service {:?} has no method {method:?}", self.name);
-            let error = Error::new(ErrorKind::NotFound, what);
-            crate::errors::to_python(py, &error.hint("names that begin with _ are not called from elsewhere"))
+            let what = match method {
+                "" => format!("the service {:?} is no function", self.name),
+                method => format!("the service {:?} has no method {method:?}", self.name),
+            };
+            let hint = "call one of its public methods, as \"service.method\"; names that begin with _ are its own";
+            Error::new(ErrorKind::NotFound, what).hint(hint)
         })
     }
 }
@@ -183,8 +189,8 @@ pub(crate) fn call(
     let call = Call { args: value, tensors, deadline, ..Call::default() };
     let service = ServiceName::from(service.to_owned());
     let work = py.detach(|| mesh.call(to, service, method, call)).or_raise(py)?;
-    let opens = opens.clone();
-    Ok(PyWork::of(work, begun_ns, move |py, answer: Answer| {
-        Ok(unpack(py, answer.value, &answer.tensors, &opens)?.unbind())
-    }))
+    let (opens, trusts) = (opens.clone(), opens.is_ok());
+    let convert = move |py: Python<'_>, answer: Answer| Ok(unpack(py, answer.value, &answer.tensors, &opens)?.unbind());
+    let explain = move |py: Python<'_>, error: &Error| if trusts { errors::original(py, error) } else { None };
+    Ok(PyWork::explained(work, begun_ns, convert, explain))
 }

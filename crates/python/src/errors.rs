@@ -2,17 +2,19 @@
 //!
 //! An error with causes is an exception with causes: each is the `__cause__` of the one before it. What a cause tells
 //! in several lines, such as the traceback of user code on another node, is a note of its exception, so that the
-//! interpreter prints it with the traceback of this process. It is text; nothing that comes from another node is
-//! unpickled here.
+//! interpreter prints it with the traceback of this process. It is text; what has come from another node is unpickled
+//! only where a caller asks for the exception itself ([`original`]), which it does of members that it trusts.
 
+use crate::life;
 use crate::link::PyPeer;
+use crate::value::pickling;
 use pyo3::exceptions::{
     PyBaseException, PyBufferError, PyConnectionError, PyException, PyInterruptedError, PyLookupError, PyOSError,
     PyPermissionError, PyRuntimeError, PyTimeoutError, PyTypeError, PyValueError,
 };
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyTuple, PyType};
+use pyo3::types::{PyBytes, PyDict, PyTuple, PyType};
 use sheave_base::{Error, ErrorKind, ProcessEnd, Result, UserError};
 
 /// The classes in the order of [`ErrorKind::ALL`].
@@ -113,6 +115,20 @@ pub(crate) fn to_python(py: Python<'_>, error: &Error) -> PyErr {
 pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
     let signalled = if error.kind().is_loss() { py.check_signals().err() } else { None };
     signalled.unwrap_or_else(|| to_python(py, error))
+}
+
+/// The exception of the user's own that an error of a call was caused by on another node, caused by the error in turn,
+/// if it was sent along and can be rebuilt. One that ends programs is not raised here.
+pub(crate) fn original(py: Python<'_>, error: &Error) -> Option<PyErr> {
+    let pickled = error.causes().next()?.user_error()?.pickled()?;
+    let data = PyBytes::new(py, pickled);
+    // Its class may exist on that node alone; then the error says all that is known.
+    let original = life::below(py, || pickling(py)?.call_method1("unpack_exception", (data,))).ok()?;
+    if !original.is_instance_of::<PyException>() {
+        return None;
+    }
+    original.setattr("__cause__", to_python(py, error).into_value(py)).ok()?;
+    Some(PyErr::from_value(original))
 }
 
 /// The exception of the error, caused by that of its cause, and so on.

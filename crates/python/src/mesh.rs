@@ -483,8 +483,8 @@ impl PyMesh {
     /// function. A name has no dots.
     ///
     /// Handlers run on threads of this node, several at a time, also of one caller; with lane="serial" one after the
-    /// other, in the order in which each caller has called. They may wait for whatever they like. What they raise, the
-    /// caller gets as the cause of a Remote error, with the traceback. Raises AlreadyExists for a name that is served.
+    /// other, in the order in which each caller has called. They may wait for whatever they like. What they raise is
+    /// raised at the caller. Raises AlreadyExists for a name that is served.
     ///
     /// >>> mesh.serve("double", lambda number: 2 * number)
     #[pyo3(signature = (name, service, *, lane = "concurrent"))]
@@ -508,9 +508,10 @@ impl PyMesh {
     /// Arguments and result may be whatever pickles. Plain values keep their type, arrays are new ones at the other
     /// end, of the same kind; both are captured before the call returns. With async_op=True it returns a Work.
     ///
-    /// Raises Remote for what the function has raised, with that as its cause; PeerLost when the member is gone,
-    /// NotFound where it serves no such thing; DeadlineExceeded after `timeout` seconds, and then the function does not
-    /// begin any more.
+    /// Raises what the function has raised, caused by a Remote error with the traceback of there; that error itself
+    /// where the exception cannot be rebuilt here, or is one of sheave's or ends programs. Raises PeerLost when the
+    /// member is gone, NotFound where it serves no such thing; DeadlineExceeded after `timeout` seconds, and then the
+    /// function does not begin any more.
     ///
     /// >>> mesh.serve("power", pow)
     /// >>> mesh.call(0, "power", (2, 10), timeout=10)

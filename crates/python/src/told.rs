@@ -4,7 +4,8 @@
 //! error that is sent, with its class, its text and its own traceback as text, so that whoever reads them needs nothing
 //! of this process. Formatting keeps nothing of the frames, and costs nothing where nothing fails.
 
-use crate::errors;
+use crate::value::pickling;
+use crate::{errors, life};
 use pyo3::exceptions::PyBaseException;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -15,21 +16,47 @@ const EXCEPTIONS_MAX: usize = 64;
 
 /// Returns what others are told: `what`, the exception and the line that raised it, caused by the exception.
 pub(crate) fn told(py: Python<'_>, error: &PyErr, what: &str) -> Error {
+    told_with(py, error, what, |_| None)
+}
+
+/// As [`told`], with the exception itself for others that trust this process.
+pub(crate) fn told_pickled(py: Python<'_>, error: &PyErr, what: &str) -> Error {
+    // Whose class is sheave's is told by its kind, and what it says of a peer is not said of this one.
+    let is_own = errors::kind_of(error.value(py)).is_some();
+    let pack = |exception: &Bound<'_, PyBaseException>| {
+        let packed = life::below(py, || pickling(py)?.call_method1("pack_exception", (exception,)));
+        packed.and_then(|packed| packed.extract::<Option<Vec<u8>>>()).ok().flatten()
+    };
+    told_with(py, error, what, |exception| if is_own { None } else { pack(exception) })
+}
+
+fn told_with(
+    py: Python<'_>,
+    error: &PyErr,
+    what: &str,
+    pickled: impl Fn(&Bound<'_, PyBaseException>) -> Option<Vec<u8>>,
+) -> Error {
     let place = last_line(py, error).unwrap_or_default();
     let told = Error::new(ErrorKind::Remote, format!("{what}: {error}{place}"));
-    match chain(py, error) {
+    match chain(py, error, pickled) {
         Some(cause) => told.cause(cause),
         None => told,
     }
 }
 
 /// Returns the exception, caused by what it was raised because of.
-fn chain(py: Python<'_>, error: &PyErr) -> Option<Error> {
+fn chain(
+    py: Python<'_>,
+    error: &PyErr,
+    pickled: impl Fn(&Bound<'_, PyBaseException>) -> Option<Vec<u8>>,
+) -> Option<Error> {
     let mut links = Vec::new();
     let mut next = Some(error.clone_ref(py));
     while let Some(error) = next.filter(|_| links.len() < EXCEPTIONS_MAX) {
         // With its traceback, which may be known beside it alone until somebody handles it.
-        links.push(link(py, error.clone_ref(py).into_value(py).bind(py)));
+        let exception = error.clone_ref(py).into_value(py);
+        let pickled = if links.is_empty() { pickled(exception.bind(py)) } else { None };
+        links.push(link(py, exception.bind(py), pickled));
         next = reason(py, &error);
     }
     links.into_iter().rev().reduce(|cause, link| link.cause(cause))
@@ -41,11 +68,15 @@ fn reason(py: Python<'_>, error: &PyErr) -> Option<PyErr> {
     error.cause(py).or_else(|| error.context(py).filter(|_| is_context_hidden().is_ok_and(|hidden| !hidden)))
 }
 
-fn link(py: Python<'_>, exception: &Bound<'_, PyBaseException>) -> Error {
+fn link(py: Python<'_>, exception: &Bound<'_, PyBaseException>, pickled: Option<Vec<u8>>) -> Error {
     let text = exception.str().map(|text| text.to_string_lossy().into_owned()).unwrap_or_default();
     let traceback = formatted(py, exception).unwrap_or_default();
     let kind = errors::kind_of(exception).unwrap_or(ErrorKind::Remote);
-    Error::new(kind, text).user(UserError::new(class(exception).unwrap_or_default(), traceback))
+    let user = UserError::new(class(exception).unwrap_or_default(), traceback);
+    Error::new(kind, text).user(match pickled {
+        Some(pickled) => user.with_pickled(pickled),
+        None => user,
+    })
 }
 
 /// Returns the name of the class, with its module unless that is the builtins'.

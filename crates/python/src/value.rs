@@ -23,7 +23,7 @@ mod pack;
 mod unpack;
 
 pub(crate) use pack::{Packed, pack};
-pub(crate) use unpack::{Opens, unpack};
+pub(crate) use unpack::{Opens, check_opens, unpack};
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -41,7 +41,7 @@ const STR: &str = "str";
 const LONG_BYTES: usize = 64 << 10;
 
 /// The module that pickles.
-fn pickling(py: Python<'_>) -> PyResult<&Bound<'_, PyAny>> {
+pub(crate) fn pickling(py: Python<'_>) -> PyResult<&Bound<'_, PyAny>> {
     static MODULE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let module = match MODULE.get(py) {
         Some(module) => module,

@@ -45,6 +45,9 @@ impl Outcome {
 /// How the outcome is had: taken, or cloned where others have handles too.
 type Taken<T> = Box<dyn Fn(&Work<T>) -> Result<T> + Send + Sync>;
 
+/// What is raised for a failure, where that is not what its kind says.
+type Explain = Box<dyn Fn(Python<'_>, &Error) -> Option<PyErr> + Send + Sync>;
+
 type Convert<T> = Box<dyn FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send>;
 
 /// A work whose type is forgotten.
@@ -63,6 +66,7 @@ struct Typed<T> {
     work: Work<T>,
     taken: Taken<T>,
     convert: Mutex<Option<Convert<T>>>,
+    explain: Option<Explain>,
 }
 
 impl<T: Send + 'static> Running for Typed<T> {
@@ -91,7 +95,10 @@ impl<T: Send + 'static> Running for Typed<T> {
         let taken = convert.ok_or_else(|| Error::new(ErrorKind::Internal, "an outcome was converted before"));
         match taken.and_then(|convert| (self.taken)(&self.work).map(|value| (convert, value))) {
             Ok((convert, value)) => convert(py, value).map_or_else(Outcome::Raised, Outcome::Value),
-            Err(error) => Outcome::Failed(error),
+            Err(error) => match self.explain.as_ref().and_then(|explain| explain(py, &error)) {
+                Some(raised) => Outcome::Raised(raised),
+                None => Outcome::Failed(error),
+            },
         }
     }
 }
@@ -168,6 +175,16 @@ impl PyWork {
         Self::had_by(work, begun_ns, Work::taken, convert)
     }
 
+    /// As [`PyWork::of`]; where `explain` knows an exception for a failure, that is raised.
+    pub(crate) fn explained<T: Send + 'static>(
+        work: Work<T>,
+        begun_ns: u64,
+        convert: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
+        explain: impl Fn(Python<'_>, &Error) -> Option<PyErr> + Send + Sync + 'static,
+    ) -> Self {
+        Self::made(work, begun_ns, Box::new(Work::taken), Box::new(convert), Some(Box::new(explain)))
+    }
+
     /// As [`PyWork::of`], where the outcome is had in another way: by a clone if others have handles to the work. It is
     /// called once, before `convert`, by whoever looks first.
     pub(crate) fn had_by<T: Send + 'static>(
@@ -176,8 +193,17 @@ impl PyWork {
         taken: impl Fn(&Work<T>) -> Result<T> + Send + Sync + 'static,
         convert: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
     ) -> Self {
-        let (taken, convert): (Taken<T>, Convert<T>) = (Box::new(taken), Box::new(convert));
-        let running: Box<dyn Running> = Box::new(Typed { work, taken, convert: Mutex::new(Some(convert)) });
+        Self::made(work, begun_ns, Box::new(taken), Box::new(convert), None)
+    }
+
+    fn made<T: Send + 'static>(
+        work: Work<T>,
+        begun_ns: u64,
+        taken: Taken<T>,
+        convert: Convert<T>,
+        explain: Option<Explain>,
+    ) -> Self {
+        let running: Box<dyn Running> = Box::new(Typed { work, taken, convert: Mutex::new(Some(convert)), explain });
         let ending = Arc::new(Ending::default());
         if !running.tell(&Waker::from(Arc::clone(&ending))) {
             ending.note();

@@ -13,6 +13,16 @@ use sheave_wire::Value;
 /// Whether pickles are opened, or why they are not.
 pub(crate) type Opens = Result<()>;
 
+/// Fails as `opens` does if there is a pickle in the value.
+pub(crate) fn check_opens(value: &Value, opens: &Opens) -> Result<()> {
+    let Err(refusal) = opens else { return Ok(()) };
+    value.try_visit(&mut |value| match value {
+        Value::Pickle(_) => Err(refusal.clone()),
+        Value::Tagged(tagged) if tagged.0 == PICKLE => Err(refusal.clone()),
+        _ => Ok(()),
+    })
+}
+
 /// Makes what a value means. `tensors` are those of its message.
 ///
 /// Raises NotPermitted for a pickle where `opens` says so, and whatever a pickle raises.
