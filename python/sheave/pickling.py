@@ -103,23 +103,30 @@ def pack_exception(error: BaseException) -> bytes | None:
     >>> sheave.pickling.unpack_exception(sheave.pickling.pack_exception(KeyError("x")))
     KeyError('x')
     """
-    for args, state in ((error.args, error.__dict__), (error.args, {}), ((str(error),), {})):
+    # Those of Python's own know what they are made of; a constructor of anybody else's may take other things.
+    knows_itself = isinstance(type(error).__init__, types.WrapperDescriptorType)
+    forms: list[Any] = [error] if knows_itself else []
+    forms += [(type(error), args, state) for args, state in ((error.args, error.__dict__), ((str(error),), {}))]
+    for form in forms:
         try:
-            return dumps((type(error), args, state))
+            return dumps(form)
         except InvalidArgument:
             continue
     return None
 
 
 def unpack_exception(data: bytes | bytearray | memoryview) -> BaseException:
-    """Return the exception that `pack_exception` was given. Its constructor is not called again, for what that takes is
-    not known."""
-    kind, args, state = loads(data)
+    """Return the exception that `pack_exception` was given, without calling a constructor that may take other things.
+
+    Runs what its sender has written; raises whatever that raises.
+    """
+    form = loads(data)
+    if isinstance(form, BaseException):
+        return form
+    kind, args, state = form
     if not (isinstance(kind, type) and issubclass(kind, BaseException)):
         raise InvalidArgument(f"a pickle of {kind!r}; expected one of an exception")
-    # Those of Python's own keep in other places what they are made of.
-    is_plain = isinstance(kind.__init__, types.WrapperDescriptorType)
-    error = kind(*args) if is_plain else kind.__new__(kind, *args)
+    error = kind.__new__(kind, *args)
     error.args = args
     error.__dict__.update(state)
     return error

@@ -183,3 +183,29 @@ def test_compiled_modules_of_torch_travel():
 
     back = there_and_back(t.jit.trace(Doubles(), t.ones(2)))
     assert back(t.ones(2)).tolist() == [2, 2]
+
+
+def test_exceptions_keep_what_they_carry():
+    class Own(Exception):
+        def __init__(self, code, *, name):
+            super().__init__(f"{name}: {code}")
+            self.code, self.lock = code, None
+
+    def again(error):
+        return sheave.pickling.unpack_exception(sheave.pickling.pack_exception(error))
+
+    own = again(Own(7, name="it"))
+    assert type(own).__name__ == "Own" and own.args == ("it: 7",) and own.code == 7
+    error = again(FileNotFoundError(2, "none", "/here"))
+    assert (error.errno, error.filename, type(error)) == (2, "/here", FileNotFoundError)
+    error = again(UnicodeDecodeError("ascii", b"\xff", 0, 1, "out of range"))
+    assert error.object == b"\xff" and error.end == 1
+    held = Own(1, name="held")
+    held.lock = threading.Lock()
+    assert again(held).args == ("held: 1",), "what cannot travel is left behind"
+    assert isinstance(again(KeyboardInterrupt()), KeyboardInterrupt)
+    noted = ValueError("x")
+    noted.add_note("a note")
+    assert again(noted).__notes__ == ["a note"]
+    with pytest.raises(sheave.InvalidArgument, match="expected one of an exception"):
+        sheave.pickling.unpack_exception(sheave.pickling.dumps((int, (), {})))

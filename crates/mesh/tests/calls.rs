@@ -126,6 +126,7 @@ fn errors_keep_kind_text_and_origin() {
             request.reply.error(Error::new(ErrorKind::Remote, "it failed").cause(raised).cause(elsewhere));
         }
         "forget" => drop(request),
+        "" => request.reply.error(Error::new(ErrorKind::Unsupported, "it has no name")),
         method => request.reply.value(method.to_owned()),
     };
     for transport in TRANSPORTS {
@@ -150,6 +151,8 @@ fn errors_keep_kind_text_and_origin() {
                 let error = call(mesh, to, method, Value::None).expect_err("nobody answers");
                 assert_eq!(error.kind(), ErrorKind::Remote, "{error}");
             }
+            let error = call(mesh, to, "", Value::None).expect_err("it fails");
+            assert_eq!(error.operation_name(), Some("it"), "the service stands for a method without a name");
             let error = wait(&mesh.call(to, "other", "x", Value::None).expect("it is sent")).expect_err("none such");
             assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
             // The node lives.

@@ -42,7 +42,9 @@ impl Asking {
         let Call { args, tensors, places, leases, deadline, runs_anyway } = call;
         args.check_tensors(tensors.len())?;
         let control = named_request(method, &args)?;
-        let (method, names) = (Text::Shared(method.into()), names_in(&args));
+        // A service that is called without a method is what errors name.
+        let shown = if method.is_empty() { service.as_str() } else { method };
+        let (method, names) = (Text::Shared(shown.into()), names_in(&args));
         let (number, operation) = (0, "call");
         Ok(Self { service, method, number, operation, control, names, tensors, places, leases, deadline, runs_anyway })
     }

@@ -164,7 +164,9 @@ impl<S: Service> Serves for ByName<S> {
             Ok(read) => read,
             Err(error) => return delivery.refuse(error),
         };
-        delivery.reply.is_for(|| Text::Shared(method.as_str().into()));
+        if !method.is_empty() {
+            delivery.reply.is_for(|| Text::Shared(method.as_str().into()));
+        }
         let Delivery { from, tensors, brought, reply, begins, .. } = delivery;
         let (refs, promises) = (brought.refs, brought.promises);
         let request = Request { from, method, args, tensors, refs, promises, reply };
