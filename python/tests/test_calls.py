@@ -493,3 +493,32 @@ def test_what_is_dropped_is_let_go_of(alone):
     while Tracked.living and time.monotonic() < until:
         alone.call(0, "echo", (1,))
     assert Tracked.living == 0 and sys.getrefcount(PLAIN[-1]) <= before + 1
+
+
+def test_a_node_that_only_serves_lets_go_of_what_it_has_sent(start):
+    root = free_root()
+    program = start(
+        """
+        import sys, weakref, numpy as np, sheave
+        gone = []
+        def give():
+            array = np.zeros(100_000)
+            weakref.finalize(array, gone.append, None)
+            return array
+        mesh = sheave.Mesh(rank=1, size=2, root=sys.argv[1])
+        mesh.serve("give", give)
+        mesh.barrier()
+        for _ in sys.stdin:
+            print(len(gone), flush=True)
+        """,
+        root,
+    )
+    with sheave.Mesh(rank=0, size=2, root=root) as mesh:
+        mesh.barrier(timeout=20)
+        for _ in range(5):
+            assert mesh.call(1, "give", timeout=20).size == 100_000
+        until, count = time.monotonic() + 10, 0
+        while count < 5 and time.monotonic() < until:
+            program.tell()
+            count = int(program.line())
+        assert count == 5

@@ -39,14 +39,17 @@ struct PyService {
 impl Service for PyService {
     fn handle(&self, request: Request) {
         let Request { method, args, tensors, reply, .. } = request;
-        let outcome = handlers::attached(|py| {
-            let function = self.function(py, &method)?;
-            check_opens(&args, &self.opens)?;
-            let answer = self.answer(&function, args, &tensors);
-            answer.map_err(|error| told_pickled(py, &error, &format!("{} raised", self.called(&method))))
+        let mut reply = Some(reply);
+        let handled = handlers::attached(|py| {
+            let outcome = self.handled(py, &method, args, &tensors);
+            py.detach(|| {
+                drop(tensors);
+                reply.take().map(|reply| reply.send(outcome.map(|Packed { value, tensors }| (value, tensors))));
+            });
         });
-        let sent = outcome.and_then(|outcome| outcome);
-        reply.send(sent.map(|Packed { value, tensors }| (value, tensors)));
+        if let (Err(error), Some(reply)) = (handled, reply) {
+            reply.error(error);
+        }
     }
 
     fn lane(&self) -> Lane {
@@ -57,6 +60,13 @@ impl Service for PyService {
 impl PyService {
     fn called(&self, method: &str) -> String {
         if method.is_empty() { self.name.clone() } else { format!("{}.{method}", self.name) }
+    }
+
+    fn handled(&self, py: Python<'_>, method: &str, args: Value, tensors: &[Tensor]) -> Result<Packed> {
+        let function = self.function(py, method)?;
+        check_opens(&args, &self.opens)?;
+        let answer = self.answer(&function, args, tensors);
+        answer.map_err(|error| told_pickled(py, &error, &format!("{} raised", self.called(method))))
     }
 
     fn answer(&self, function: &Bound<'_, PyAny>, args: Value, tensors: &[Tensor]) -> PyResult<Packed> {

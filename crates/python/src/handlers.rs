@@ -9,7 +9,7 @@
 //! thread sees it and never attaches, or the end sees the thread. Whoever does not come back in time is told to, by an
 //! exception in its handler.
 
-use crate::life;
+use crate::{life, released};
 use pyo3::exceptions::PySystemExit;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -54,6 +54,8 @@ pub(crate) fn attached<T>(handle: impl FnOnce(Python<'_>) -> T) -> Result<T> {
         let number = thread_number(py);
         running(|running| running.push(number));
         let outcome = handle(py);
+        // What was sent: perhaps nobody else comes by for long.
+        released::drain(py);
         running(|running| running.retain(|other| *other != number));
         outcome
     });
