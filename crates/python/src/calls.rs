@@ -44,7 +44,9 @@ impl Service for PyService {
             let outcome = self.handled(py, &method, args, &tensors);
             py.detach(|| {
                 drop(tensors);
-                reply.take().map(|reply| reply.send(outcome.map(|Packed { value, tensors }| (value, tensors))));
+                if let Some(reply) = reply.take() {
+                    reply.send(outcome.map(|Packed { value, tensors }| (value, tensors)));
+                }
             });
         });
         if let (Err(error), Some(reply)) = (handled, reply) {
@@ -93,8 +95,8 @@ impl PyService {
     }
 }
 
-/// Arguments by place and by name: a tuple, or a dict of both, as Python sends them; anything else, as Rust sends it, is
-/// the only argument, and nothing is none.
+/// Arguments by place and by name: a tuple, or a dict of both, as Python sends them; anything else, as Rust sends it,
+/// is the only argument, and nothing is none.
 fn arguments(args: Bound<'_, PyAny>) -> PyResult<(Bound<'_, PyTuple>, Option<Bound<'_, PyDict>>)> {
     let py = args.py();
     if args.is_none() {

@@ -1,18 +1,18 @@
 //! Values of Python on their way to other nodes and back.
 //!
-//! What is plain travels as sheave's own [`Value`], so that Rust reads it too, and arrives as what it was: `None`, bool,
-//! int of any size, float, complex, str, bytes, tuple, list, dict, set, frozenset, slice, scalars and dtypes of numpy.
-//! Arrays of numpy and tensors of torch and of sheave in it travel beside it. At the other end they are new ones of the
-//! same kind, in memory that belongs to whoever gets them, and may be written.
+//! What is plain travels as sheave's own [`Value`](sheave_wire::Value), so that Rust reads it too, and arrives as what
+//! it was: `None`, bool, int of any size, float, complex, str, bytes, tuple, list, dict, set, frozenset, slice, scalars
+//! and dtypes of numpy. Arrays of numpy and tensors of torch and of sheave in it travel beside it. At the other end
+//! they are new ones of the same kind, in memory that belongs to whoever gets them, and may be written.
 //!
-//! Where anything else is in it, also deep inside, all of it is one pickle ([`sheave.pickling`]), whose large buffers
+//! Where anything else is in it, also deep inside, all of it is one pickle (`sheave.pickling`), whose large buffers
 //! travel as tensors too: two names for one object are two names for one object again. Pickled as well is what is plain
 //! but nests too deeply, or is too long, for a value, and what of arrays only a pickle keeps: a class of one's own, a
 //! dtype that sheave has none of, another device, a gradient.
 //!
 //! | in Python | in the value |
 //! |---|---|
-//! | numpy array | [`Value::Tensor`] |
+//! | numpy array | `Tensor` |
 //! | torch tensor | `Tagged("torch", Tensor)` |
 //! | `sheave.Tensor` | `Tagged("sheave", Tensor)` |
 //! | complex, frozenset | `Tagged("complex", Scalar)`, `Tagged("frozenset", Set)` |

@@ -134,6 +134,17 @@ fn put_value(value: &Value, out: &mut Vec<u8>, depth: usize) -> Result<()> {
             put_tagged(out, tag::INTEGER, bytes);
         }
         Value::Scalar { dtype, bytes } => put_scalar(*dtype, bytes, out)?,
+        Value::List(_) | Value::Tuple(_) | Value::Set(_) | Value::Map(_) | Value::Dict(_) => {
+            put_nested(value, out, depth)?;
+        }
+        Value::Slice(_) | Value::Tagged(_) => put_nested(value, out, depth)?,
+    }
+    Ok(())
+}
+
+/// Appends what holds other values.
+fn put_nested(value: &Value, out: &mut Vec<u8>, depth: usize) -> Result<()> {
+    match value {
         Value::Tagged(tagged) => {
             check_depth(depth)?;
             put_tagged(out, tag::TAGGED, tagged.0.as_bytes());
@@ -163,6 +174,7 @@ fn put_value(value: &Value, out: &mut Vec<u8>, depth: usize) -> Result<()> {
                 put_value(item, out, depth + 1)?;
             }
         }
+        atom => return Err(Error::new(ErrorKind::Internal, format!("a {} holds nothing", atom.kind_name()))),
     }
     Ok(())
 }
