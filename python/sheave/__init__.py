@@ -13,6 +13,13 @@ or is a `Work` that can be waited for, awaited and cancelled.
 ...     sheave.all_reduce(np.array([1.0, 2.0]), "max")
 array([1., 2.])
 
+Members call what others serve: functions and objects, by name. Results come back, or stay where they are as a `Ref`.
+
+>>> with sheave.init() as mesh:
+...     mesh.serve("double", lambda number: 2 * number)
+...     mesh.call(0, "double", (21,)), mesh.remote(0, "double", ([1],)).get()
+(42, [1, 1])
+
 `spawn` runs a function as the processes of a job, for notebooks and tests; `sheave launch` does so with programs.
 
 >>> sheave.spawn(sum, 2, ([1, 2, 3],))
@@ -60,6 +67,7 @@ from sheave._core import (
     Peer,
     PeerLost,
     Protocol,
+    Ref,
     Remote,
     SheaveError,
     Tensor,
@@ -120,6 +128,7 @@ __all__ = [
     "Peer",
     "PeerLost",
     "Protocol",
+    "Ref",
     "Remote",
     "SheaveError",
     "Tensor",

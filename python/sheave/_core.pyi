@@ -48,6 +48,7 @@ __all__ = [
     "Peer",
     "PeerLost",
     "Protocol",
+    "Ref",
     "Remote",
     "SheaveError",
     "Store",
@@ -473,6 +474,14 @@ class Mesh:
         timeout: float | None = None,
         async_op: Literal[True],
     ) -> Work[Any]: ...
+    def remote(
+        self,
+        to: int | str | Member,
+        what: str,
+        args: tuple[Any, ...] | list[Any] | None = None,
+        kwargs: dict[str, Any] | None = None,
+    ) -> Ref: ...
+    def export(self, object: Any) -> Ref: ...
     def empty(self, shape: SupportsIndex | Iterable[SupportsIndex], dtype: Any = None) -> Tensor: ...
     def deaths(self) -> list[Death]: ...
     def until_gone(self, role: _Role | None = None) -> None: ...
@@ -779,6 +788,49 @@ class SheaveError(Exception):
     remote_traceback: str | None
     exit_status: int | None
     last_lines: str | None
+
+@final
+class Ref:
+    """A counted reference to an object that lives on one node of the mesh."""
+
+    @property
+    def owner(self) -> Member: ...
+    @property
+    def is_owner(self) -> bool: ...
+    @overload
+    def get(self, timeout: float | None = None, *, async_op: Literal[False] = False) -> Any: ...
+    @overload
+    def get(self, timeout: float | None = None, *, async_op: Literal[True]) -> Work[Any]: ...
+    @overload
+    def call(
+        self,
+        method: str,
+        args: tuple[Any, ...] | list[Any] | None = None,
+        kwargs: dict[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        async_op: Literal[False] = False,
+    ) -> Any: ...
+    @overload
+    def call(
+        self,
+        method: str,
+        args: tuple[Any, ...] | list[Any] | None = None,
+        kwargs: dict[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        async_op: Literal[True],
+    ) -> Work[Any]: ...
+    def remote(
+        self,
+        method: str,
+        args: tuple[Any, ...] | list[Any] | None = None,
+        kwargs: dict[str, Any] | None = None,
+    ) -> Ref: ...
+    def __await__(self) -> Generator[Any, None, Any]: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 class PeerLost(SheaveError, ConnectionError): ...
 class DeclaredDead(SheaveError, ConnectionError): ...

@@ -23,12 +23,12 @@ import io
 import pickle
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import cloudpickle  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-from sheave._core import InvalidArgument
+from sheave._core import InvalidArgument, Ref
 
 __all__ = ["Pickled", "dumps", "loads", "pack", "pack_exception", "unpack", "unpack_exception"]
 
@@ -37,7 +37,7 @@ _APART_BYTES = 4096
 
 
 class Pickled(NamedTuple):
-    """A pickle and the buffers that belong to it.
+    """A pickle, and the buffers and references that belong to it.
 
     The buffers are those of the pickled objects themselves, not copies: whoever sends them later sends what is in them
     then.
@@ -45,6 +45,7 @@ class Pickled(NamedTuple):
 
     data: bytes
     buffers: list[memoryview]
+    refs: list[Ref]
 
 
 def dumps(value: Any, *, main_by_name: bool = False) -> bytes:
@@ -85,12 +86,24 @@ def pack(value: Any) -> Pickled:
         buffers.append(raw)
         return False
 
-    return Pickled(_pickled(value, keep, False), buffers)
+    refs: list[Ref] = []
+    return Pickled(_pickled(value, keep, False, refs), buffers, refs)
 
 
-def unpack(data: bytes | bytearray | memoryview, buffers: Iterable[Any]) -> Any:
+def unpack(data: bytes | bytearray | memoryview, buffers: Iterable[Any], refs: Sequence[Ref] = ()) -> Any:
     """Return what `pack` was given, in the memory of `buffers`: what is to be written needs buffers that may be."""
-    return pickle.loads(data, buffers=buffers)
+    if not refs:
+        return pickle.loads(data, buffers=buffers)
+    return _Unpickler(io.BytesIO(data), buffers, refs).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, buffers: Iterable[Any], refs: Sequence[Ref]):
+        super().__init__(file, buffers=buffers)
+        self.refs = refs
+
+    def persistent_load(self, number: Any) -> Ref:
+        return self.refs[number]
 
 
 def pack_exception(error: BaseException) -> bytes | None:
@@ -132,10 +145,10 @@ def unpack_exception(data: bytes | bytearray | memoryview) -> BaseException:
     return error
 
 
-def _pickled(value: Any, keep: Any, main_by_name: bool) -> bytes:
+def _pickled(value: Any, keep: Any, main_by_name: bool, refs: list[Ref] | None = None) -> bytes:
     with io.BytesIO() as file:
         try:
-            _Pickler(file, keep, main_by_name).dump(value)
+            _Pickler(file, keep, main_by_name, refs).dump(value)
         except (pickle.PicklingError, TypeError, AttributeError, ValueError, RecursionError) as error:
             what = f"{type(value).__module__}.{type(value).__qualname__}"
             hint = "hint: leave out what holds locks, files or connections, or give its class a __reduce__"
@@ -146,11 +159,21 @@ def _pickled(value: Any, keep: Any, main_by_name: bool) -> bytes:
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc, unused-ignore]
     """Adds what torch leaves to others: storages by their memory."""
 
-    def __init__(self, file: io.BytesIO, buffer_callback: Any, main_by_name: bool):
+    def __init__(self, file: io.BytesIO, buffer_callback: Any, main_by_name: bool, refs: list[Ref] | None):
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
         self.main_by_name = main_by_name
+        self.refs = refs
         # Of each storage, by its address: tensors make a new object of theirs whenever they are asked.
         self.storages: dict[int, _Storage] = {}
+
+    def persistent_id(self, value: Any) -> int | None:
+        """The place of a reference among those that travel beside the pickle, where it is counted."""
+        if type(value) is not Ref:
+            return None
+        if self.refs is None:
+            raise pickle.PicklingError("references travel in calls alone, where they are counted")
+        self.refs.append(value)
+        return len(self.refs) - 1
 
     def reducer_override(self, value: Any) -> Any:
         if self.main_by_name and isinstance(value, (type, types.FunctionType)) and _is_of_main(value):

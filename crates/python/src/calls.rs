@@ -7,8 +7,9 @@
 use crate::errors::{self, OrRaise};
 use crate::handlers;
 use crate::mesh::PyMember;
+use crate::references::{PyRef, REMOTE, filled};
 use crate::told::told_pickled;
-use crate::value::{Opens, Packed, check_opens, pack, unpack};
+use crate::value::{Opener, Opens, Packed, pack};
 use crate::work::{PyWork, now_ns};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
@@ -33,25 +34,12 @@ struct PyService {
     name: String,
     object: Py<PyAny>,
     lane: Lane,
-    opens: Opens,
+    opener: Opener,
 }
 
 impl Service for PyService {
     fn handle(&self, request: Request) {
-        let Request { method, args, tensors, reply, .. } = request;
-        let mut reply = Some(reply);
-        let handled = handlers::attached(|py| {
-            let outcome = self.handled(py, &method, args, &tensors);
-            py.detach(|| {
-                drop(tensors);
-                if let Some(reply) = reply.take() {
-                    reply.send(outcome.map(|Packed { value, tensors }| (value, tensors)));
-                }
-            });
-        });
-        if let (Err(error), Some(reply)) = (handled, reply) {
-            reply.error(error);
-        }
+        handle(request, &self.opener, |py, method, args, tensors| self.answer(py, method, args, tensors));
     }
 
     fn lane(&self) -> Lane {
@@ -59,39 +47,86 @@ impl Service for PyService {
     }
 }
 
-impl PyService {
-    fn called(&self, method: &str) -> String {
-        if method.is_empty() { self.name.clone() } else { format!("{}.{method}", self.name) }
-    }
-
-    fn handled(&self, py: Python<'_>, method: &str, args: Value, tensors: &[Tensor]) -> Result<Packed> {
-        let function = self.function(py, method)?;
-        check_opens(&args, &self.opens)?;
-        let answer = self.answer(&function, args, tensors);
-        answer.map_err(|error| told_pickled(py, &error, &format!("{} raised", self.called(method))))
-    }
-
-    fn answer(&self, function: &Bound<'_, PyAny>, args: Value, tensors: &[Tensor]) -> PyResult<Packed> {
-        let (args, keywords) = arguments(unpack(function.py(), args, tensors, &self.opens)?)?;
-        pack(&function.call(args, keywords.as_ref())?)
-    }
-
-    fn function<'py>(&self, py: Python<'py>, method: &str) -> Result<Bound<'py, PyAny>> {
-        let object = self.object.bind(py);
-        let found = match method {
-            "" => Ok(Some(object.clone())),
-            hidden if hidden.starts_with('_') => Ok(None),
-            method => object.getattr_opt(method),
-        };
-        let found = found.map_err(|error| told_pickled(py, &error, &format!("{} raised", self.called(method))))?;
-        found.filter(Bound::is_callable).ok_or_else(|| {
-            let what = match method {
-                "" => format!("the service {:?} is no function", self.name),
-                method => format!("the service {:?} has no method {method:?}", self.name),
+/// Handles a request in Python: answers with what `act` returns, or fills with it what the call is to fill.
+pub(crate) fn handle(
+    request: Request,
+    opener: &Opener,
+    act: impl for<'py> FnOnce(Python<'py>, &str, Value, &[Tensor]) -> Result<Bound<'py, PyAny>>,
+) {
+    let Request { method, args, tensors, refs, promises, reply, .. } = request;
+    let mut reply = Some(reply);
+    let handled = handlers::attached(|py| {
+        let fills = !promises.is_empty();
+        let outcome = act(py, &method, args, &tensors).and_then(|result| match fills {
+            true => filled(&promises, &result, opener).map(|()| Packed::default()),
+            false => pack(&result).map_err(|error| told_pickled(py, &error, &format!("{method} returned"))),
+        });
+        py.detach(|| {
+            drop(tensors);
+            // The references in the answer are held until it has left.
+            let (answer, held) = match outcome {
+                Ok(Packed { value, tensors, refs }) => (Ok((value, tensors)), refs),
+                Err(error) => (Err(error), Vec::new()),
             };
-            let hint = "call one of its public methods, as \"service.method\"; names that begin with _ are its own";
-            Error::new(ErrorKind::NotFound, what).hint(hint)
-        })
+            if let Some(reply) = reply.take() {
+                reply.send(answer);
+            }
+            drop((refs, held));
+        });
+    });
+    if let (Err(error), Some(reply)) = (handled, reply) {
+        reply.error(error);
+    }
+}
+
+/// Calls a function with what has come as its arguments.
+pub(crate) fn apply<'py>(
+    opener: &Opener,
+    function: &Bound<'py, PyAny>,
+    called: &str,
+    args: Value,
+    tensors: &[Tensor],
+) -> Result<Bound<'py, PyAny>> {
+    let py = function.py();
+    let args = match args {
+        // The promise is known beside the arguments.
+        Value::Tagged(mut tagged) if tagged.0 == REMOTE => match &mut tagged.1 {
+            Value::Tuple(items) => items.pop().unwrap_or_default(),
+            _ => tagged.1,
+        },
+        args => args,
+    };
+    opener.check(&args)?;
+    let result = opener.unpack(py, args, tensors).and_then(|args| {
+        let (args, keywords) = arguments(args)?;
+        function.call(args, keywords.as_ref())
+    });
+    result.map_err(|error| told_pickled(py, &error, &format!("{called} raised")))
+}
+
+/// A public method of an object, or the object itself for a method without a name.
+pub(crate) fn function<'py>(object: &Bound<'py, PyAny>, called: &str, method: &str) -> Result<Bound<'py, PyAny>> {
+    let found = match method {
+        "" => Ok(Some(object.clone())),
+        hidden if hidden.starts_with('_') => Ok(None),
+        method => object.getattr_opt(method),
+    };
+    let found = found.map_err(|error| told_pickled(object.py(), &error, &format!("{called}.{method} raised")))?;
+    found.filter(Bound::is_callable).ok_or_else(|| {
+        let what = match method {
+            "" => format!("{called} is no function"),
+            method => format!("{called} has no method {method:?}"),
+        };
+        let hint = "call one of its public methods by its name; names that begin with _ are its own";
+        Error::new(ErrorKind::NotFound, what).hint(hint)
+    })
+}
+
+impl PyService {
+    fn answer<'py>(&self, py: Python<'py>, method: &str, args: Value, tensors: &[Tensor]) -> Result<Bound<'py, PyAny>> {
+        let function = function(self.object.bind(py), &format!("the service {:?}", self.name), method)?;
+        let called = if method.is_empty() { self.name.clone() } else { format!("{}.{method}", self.name) };
+        apply(&self.opener, &function, &called, args, tensors)
     }
 }
 
@@ -114,11 +149,14 @@ fn arguments(args: Bound<'_, PyAny>) -> PyResult<(Bound<'_, PyTuple>, Option<Bou
     Ok((PyTuple::new(py, [args])?, None))
 }
 
+/// Arguments by place and by name.
+pub(crate) type Arguments<'a, 'py> = (&'a Bound<'py, PyTuple>, Option<&'a Bound<'py, PyDict>>);
+
 const ARGS: &str = "*";
 const KEYWORDS: &str = "**";
 
 /// What is sent for a call's arguments.
-fn packed_arguments(args: &Bound<'_, PyTuple>, keywords: Option<&Bound<'_, PyDict>>) -> PyResult<Packed> {
+pub(crate) fn packed_arguments((args, keywords): Arguments<'_, '_>) -> PyResult<Packed> {
     match keywords.filter(|keywords| !keywords.is_empty()) {
         None => pack(args),
         Some(keywords) => {
@@ -172,7 +210,7 @@ pub(crate) fn positional<'py>(py: Python<'py>, args: Option<&Bound<'py, PyAny>>)
         .or_raise(py)
 }
 
-pub(crate) fn serve(mesh: &Mesh, name: &str, object: &Bound<'_, PyAny>, lane: &str, opens: &Opens) -> PyResult<()> {
+pub(crate) fn serve(mesh: &Mesh, name: &str, object: &Bound<'_, PyAny>, lane: &str, opener: Opener) -> PyResult<()> {
     let py = object.py();
     let invalid = |what: String, hint| Err(Error::new(ErrorKind::InvalidArgument, what).operation("serve").hint(hint));
     if name.is_empty() || name.contains('.') {
@@ -182,27 +220,76 @@ pub(crate) fn serve(mesh: &Mesh, name: &str, object: &Bound<'_, PyAny>, lane: &s
     let Some(known) = lane_named(lane) else {
         return invalid(format!("there is no lane {lane:?}"), "lanes are \"concurrent\" and \"serial\"").or_raise(py);
     };
-    let (object, opens) = (object.clone().unbind(), opens.clone());
-    let service = PyService { name: name.to_owned(), object, lane: known, opens };
+    let service = PyService { name: name.to_owned(), object: object.clone().unbind(), lane: known, opener };
     py.detach(|| mesh.serve(name, service)).or_raise(py)
 }
 
+/// What is called: a method of a service on a node.
+pub(crate) struct Callee<'a> {
+    pub(crate) node: NodeId,
+    pub(crate) service: ServiceName,
+    pub(crate) method: &'a str,
+}
+
+impl<'a> Callee<'a> {
+    /// A service and its method as Python says them, on a node.
+    fn named(node: NodeId, what: &'a str) -> Self {
+        let (service, method) = what.rsplit_once('.').unwrap_or((what, ""));
+        Self { node, service: ServiceName::from(service.to_owned()), method }
+    }
+}
+
+/// Calls what a member serves, and returns the result that is on its way.
 pub(crate) fn call(
-    mesh: &Mesh,
+    opener: Opener,
     to: NodeId,
     what: &str,
-    (args, keywords): (&Bound<'_, PyTuple>, Option<&Bound<'_, PyDict>>),
+    args: Arguments<'_, '_>,
     deadline: Option<Duration>,
-    opens: &Opens,
 ) -> PyResult<PyWork> {
-    let (py, begun_ns) = (args.py(), now_ns());
-    let (service, method) = what.rsplit_once('.').unwrap_or((what, ""));
-    let Packed { value, tensors } = packed_arguments(args, keywords)?;
+    ask(args.0.py(), opener, Callee::named(to, what), packed_arguments(args)?, deadline)
+}
+
+/// Calls a method whose answer is a value of Python.
+pub(crate) fn ask(
+    py: Python<'_>,
+    opener: Opener,
+    to: Callee<'_>,
+    args: Packed,
+    deadline: Option<Duration>,
+) -> PyResult<PyWork> {
+    let begun_ns = now_ns();
+    let Packed { value, tensors, refs } = args;
     let call = Call { args: value, tensors, deadline, ..Call::default() };
-    let service = ServiceName::from(service.to_owned());
-    let work = py.detach(|| mesh.call(to, service, method, call)).or_raise(py)?;
-    let (opens, trusts) = (opens.clone(), opens.is_ok());
-    let convert = move |py: Python<'_>, answer: Answer| Ok(unpack(py, answer.value, &answer.tensors, &opens)?.unbind());
+    let mesh = opener.mesh().or_raise(py)?;
+    let work = py.detach(|| mesh.call(to.node, to.service, to.method, call)).or_raise(py)?;
+    drop(refs);
+    let trusts = opener.opens.is_ok();
+    let convert = move |py: Python<'_>, answer: Answer| Ok(opener.unpack(py, answer.value, &answer.tensors)?.unbind());
     let explain = move |py: Python<'_>, error: &Error| if trusts { errors::original(py, error) } else { None };
     Ok(PyWork::explained(work, begun_ns, convert, explain))
+}
+
+/// Calls what a member serves, and returns a reference to the result, which stays there.
+pub(crate) fn remote(opener: Opener, to: NodeId, what: &str, args: Arguments<'_, '_>) -> PyResult<PyRef> {
+    let packed = packed_arguments(args)?;
+    begin_remote(args.0.py(), opener, Callee::named(to, what), packed, |fill, args| vec![fill, args])
+}
+
+/// Has a method keep its result on its node. `form` says what its arguments are, of what it is to fill and `args`.
+pub(crate) fn begin_remote(
+    py: Python<'_>,
+    opener: Opener,
+    to: Callee<'_>,
+    args: Packed,
+    form: impl FnOnce(Value, Value) -> Vec<Value>,
+) -> PyResult<PyRef> {
+    let mesh = opener.mesh().or_raise(py)?;
+    let Packed { value, tensors, refs } = args;
+    let promised = mesh.promise(to.node).or_raise(py)?;
+    let args = Value::Tagged(Box::new((REMOTE.to_owned(), Value::Tuple(form(promised.to_fill(), value)))));
+    let call = Call { args, tensors, ..Call::default() };
+    py.detach(|| mesh.cast(to.node, to.service, to.method, call)).or_raise(py)?;
+    drop(refs);
+    Ok(PyRef::new(promised, opener))
 }

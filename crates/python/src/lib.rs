@@ -27,6 +27,7 @@ mod lists;
 mod mesh;
 mod node;
 mod places;
+mod references;
 mod released;
 mod store;
 mod tensor;
@@ -46,6 +47,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<mesh::PyMember>()?;
     module.add_class::<mesh::PyMesh>()?;
     module.add_class::<node::PyNode>()?;
+    module.add_class::<references::PyRef>()?;
     module.add_class::<tensor::PyTensor>()?;
     module.add_class::<work::PyWork>()?;
     store::add_to(module)?;

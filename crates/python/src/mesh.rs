@@ -7,8 +7,9 @@ use crate::enter::enter;
 use crate::errors::{self, OrRaise};
 use crate::group::PyGroup;
 use crate::link::PyPeer;
+use crate::references::{self, PyRef};
 use crate::tensor::PyTensor;
-use crate::value::Opens;
+use crate::value::{Opener, Opens};
 use crate::{calls, life, places};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -53,6 +54,11 @@ impl Home {
         self.mark.check("mesh")?;
         let mesh = self.mesh.lock().unwrap_or_else(PoisonError::into_inner);
         mesh.clone().ok_or_else(|| Error::new(ErrorKind::Closed, "this node has left the mesh"))
+    }
+
+    /// What opens values that come over this mesh.
+    fn opener(&self, mesh: &Mesh) -> Opener {
+        Opener { mesh: mesh.downgrade(), opens: self.opens.clone() }
     }
 
     /// The mesh's collective operations, made with the first group.
@@ -261,6 +267,7 @@ impl PyMesh {
             mark: ForkMark::here(),
             opens: opens.or_raise(py)?,
         });
+        home.mesh().and_then(|mesh| references::serve(&mesh, home.opener(&mesh))).or_raise(py)?;
         let living: std::sync::Weak<Home> = Arc::downgrade(&home);
         life::remember(living);
         Ok(Self { home, world: PyOnceLock::new(), peers: PyOnceLock::new() })
@@ -490,7 +497,7 @@ impl PyMesh {
     #[pyo3(signature = (name, service, *, lane = "concurrent"))]
     fn serve(&self, name: &str, service: &Bound<'_, PyAny>, lane: &str) -> PyResult<()> {
         let mesh = self.mesh().or_raise(service.py())?;
-        calls::serve(&mesh, name, service, lane, &self.home.opens)
+        calls::serve(&mesh, name, service, lane, self.home.opener(&mesh))
     }
 
     /// Let nobody call the service of this name any more. Handlers that run go on.
@@ -534,11 +541,43 @@ impl PyMesh {
         let to = calls::callee(&mesh, to)?;
         let args = calls::positional(py, args)?;
         let deadline = crate::enter::span(timeout)?;
-        let work = calls::call(&mesh, to, what, (&args, kwargs), deadline, &self.home.opens)?;
+        let work = calls::call(self.home.opener(&mesh), to, what, (&args, kwargs), deadline)?;
         if async_op {
             return Ok(Py::new(py, work)?.into_any());
         }
         work.wait(py, None)
+    }
+
+    /// Call what a member serves, as `call` does, and keep the result there: returns a Ref to it at once, which may be
+    /// used and passed on before the result exists. Whoever uses it raises what the function has raised.
+    ///
+    /// >>> mesh.serve("numbers", lambda count: list(range(count)))
+    /// >>> numbers = mesh.remote(0, "numbers", (3,))
+    /// >>> numbers.call("append", (7,)), numbers.get(timeout=10)
+    /// (None, [0, 1, 2, 7])
+    #[pyo3(signature = (to, what, args = None, kwargs = None))]
+    fn remote(
+        &self,
+        py: Python<'_>,
+        to: &Bound<'_, PyAny>,
+        what: &str,
+        args: Option<&Bound<'_, PyAny>>,
+        kwargs: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<PyRef> {
+        let mesh = self.mesh().or_raise(py)?;
+        let to = calls::callee(&mesh, to)?;
+        let args = calls::positional(py, args)?;
+        calls::remote(self.home.opener(&mesh), to, what, (&args, kwargs))
+    }
+
+    /// Keep an object of this process for whoever gets the Ref that is returned, until the last one is dropped on
+    /// whatever node.
+    ///
+    /// >>> mesh.export([1, 2]).get()
+    /// [1, 2]
+    fn export(&self, object: &Bound<'_, PyAny>) -> PyResult<PyRef> {
+        let mesh = self.mesh().or_raise(object.py())?;
+        references::export(&mesh, object, self.home.opener(&mesh))
     }
 
     /// A tensor in the mesh's arena, where peers on this host reach it without a copy. Its elements are whatever lay

@@ -20,6 +20,8 @@ enum Claim {
     Buffer(ffi::Py_buffer),
     /// A tensor imported through DLPack.
     Dlpack(Option<dlpark::python::ImportedDlpack>),
+    /// An object that others had references to.
+    Object(Option<Py<PyAny>>),
 }
 
 impl Claim {
@@ -29,6 +31,7 @@ impl Claim {
             // is given back once.
             Self::Buffer(view) => unsafe { ffi::PyBuffer_Release(&raw mut *view) },
             Self::Dlpack(imported) => drop(imported.take()),
+            Self::Object(object) => drop(object.take()),
         }
     }
 }
@@ -57,6 +60,18 @@ unsafe impl Sync for Owner {}
 impl Owner {
     pub(crate) fn of_dlpack(imported: dlpark::python::ImportedDlpack) -> Self {
         Self(Some(Entry::new(Claim::Dlpack(Some(imported)))))
+    }
+
+    pub(crate) fn of_object(object: Py<PyAny>) -> Self {
+        Self(Some(Entry::new(Claim::Object(Some(object)))))
+    }
+
+    /// The object of an owner of one.
+    pub(crate) fn object(&self) -> Option<&Py<PyAny>> {
+        match self.0.as_ref().map(|entry| &entry.claim) {
+            Some(Claim::Object(object)) => object.as_ref(),
+            _ => None,
+        }
     }
 
     /// A view of an array that exports its buffer, for reading or writing, whatever its layout.

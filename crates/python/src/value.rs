@@ -17,13 +17,14 @@
 //! | `sheave.Tensor` | `Tagged("sheave", Tensor)` |
 //! | complex, frozenset | `Tagged("complex", Scalar)`, `Tagged("frozenset", Set)` |
 //! | bytes and str of more than 64 KiB | `Tagged("bytes", Tensor)`, `Tagged("str", Tensor)` |
-//! | all else | `Tagged("pickle", List[Pickle, Tensor, …])` |
+//! | `sheave.Ref` | `Ref` |
+//! | all else | `Tagged("pickle", List[Pickle, Tensor, …, Ref, …])` |
 
 mod pack;
 mod unpack;
 
 pub(crate) use pack::{Packed, pack};
-pub(crate) use unpack::{Opens, check_opens, unpack};
+pub(crate) use unpack::{Opener, Opens};
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;

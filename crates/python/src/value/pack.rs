@@ -3,6 +3,7 @@
 use super::{BYTES, COMPLEX, FROZENSET, LONG_BYTES, PICKLE, SHEAVE, STR, TORCH, pickling};
 use crate::errors::{self, OrRaise};
 use crate::import::{self, Access};
+use crate::references::PyRef;
 use crate::tensor::PyTensor;
 use crate::{dtype, life};
 use pyo3::prelude::*;
@@ -11,6 +12,7 @@ use pyo3::types::{
     PyBool, PyBytes, PyComplex, PyDict, PyFloat, PyFrozenSet, PyInt, PyList, PySet, PySlice, PyString, PyTuple, PyType,
 };
 use sheave_base::{ErrorKind, limits};
+use sheave_mesh::Ref;
 use sheave_net::{Part, Parts};
 use sheave_tensor::{Dtype, Mode, Tensor};
 use sheave_wire::Value;
@@ -20,19 +22,22 @@ use sheave_wire::Value;
 pub(crate) struct Packed {
     pub(crate) value: Value,
     pub(crate) tensors: Parts,
+    /// What keeps the references in the value until they have left.
+    pub(crate) refs: Vec<Ref>,
 }
 
 /// Makes of `object` what can be sent. Its arrays are not copied yet.
 pub(crate) fn pack(object: &Bound<'_, PyAny>) -> PyResult<Packed> {
-    let mut packer = Packer { tensors: Parts::new(), left_bytes: VALUE_BYTES_MAX };
+    let mut packer = Packer { tensors: Parts::new(), refs: Vec::new(), left_bytes: VALUE_BYTES_MAX };
     if let Some(value) = packer.plain(object, 0)? {
-        return Ok(Packed { value, tensors: packer.tensors });
+        return Ok(Packed { value, tensors: packer.tensors, refs: packer.refs });
     }
     pickled(object)
 }
 
 struct Packer {
     tensors: Parts,
+    refs: Vec<Ref>,
     /// Room for what is not beside the value.
     left_bytes: usize,
 }
@@ -118,6 +123,12 @@ impl Packer {
     fn array(&mut self, object: &Bound<'_, PyAny>) -> PyResult<Option<Value>> {
         let py = object.py();
         let is = |known: Option<&Py<PyType>>| known.is_some_and(|class| object.get_type().is(class.bind(py)));
+        if let Ok(reference) = object.cast_exact::<PyRef>() {
+            let reference = reference.get().reference(py)?;
+            let value = reference.value();
+            self.refs.push(reference);
+            return Ok(Some(value));
+        }
         let (tag, tensor) = if object.cast_exact::<PyBytes>().is_ok() {
             (Some(BYTES), import::tensor(object, Access::Read)?)
         } else if let Ok(text) = object.cast_exact::<PyString>() {
@@ -309,5 +320,11 @@ fn pickled(object: &Bound<'_, PyAny>) -> PyResult<Packed> {
         put(import::tensor(&buffer?, Access::Read)?);
     }
     items.insert(0, data);
-    Ok(Packed { value: tagged(PICKLE, Value::List(items)), tensors })
+    let mut refs = Vec::new();
+    for held in packed.getattr("refs")?.try_iter()? {
+        let reference = held?.cast_into::<PyRef>()?.get().reference(object.py())?;
+        items.push(reference.value());
+        refs.push(reference);
+    }
+    Ok(Packed { value: tagged(PICKLE, Value::List(items)), tensors, refs })
 }

@@ -2,43 +2,54 @@
 
 use super::{BYTES, COMPLEX, FROZENSET, PICKLE, SHEAVE, STR, TORCH, pickling};
 use crate::errors::{self, OrRaise};
+use crate::references::PyRef;
 use crate::tensor::PyTensor;
 use crate::{dtype, life};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyComplex, PyDict, PyFrozenSet, PyList, PySet, PyString, PyTuple};
 use sheave_base::{Error, ErrorKind, Result};
+use sheave_mesh::{Mesh, WeakMesh};
 use sheave_tensor::{Dtype, Tensor};
 use sheave_wire::Value;
 
 /// Whether pickles are opened, or why they are not.
 pub(crate) type Opens = Result<()>;
 
-/// Fails as `opens` does if there is a pickle in the value.
-pub(crate) fn check_opens(value: &Value, opens: &Opens) -> Result<()> {
-    let Err(refusal) = opens else { return Ok(()) };
-    value.try_visit(&mut |value| match value {
-        Value::Pickle(_) => Err(refusal.clone()),
-        Value::Tagged(tagged) if tagged.0 == PICKLE => Err(refusal.clone()),
-        _ => Ok(()),
-    })
+/// What opens the values that others have sent.
+#[derive(Clone)]
+pub(crate) struct Opener {
+    pub(crate) mesh: WeakMesh,
+    pub(crate) opens: Opens,
 }
 
-/// Makes what a value means. `tensors` are those of its message.
-///
-/// Raises NotPermitted for a pickle where `opens` says so, and whatever a pickle raises.
-pub(crate) fn unpack<'py>(
-    py: Python<'py>,
-    value: Value,
-    tensors: &[Tensor],
-    opens: &Opens,
-) -> PyResult<Bound<'py, PyAny>> {
-    Unpacker { py, tensors, opens }.object(value)
+impl Opener {
+    /// The mesh that values come over.
+    pub(crate) fn mesh(&self) -> Result<Mesh> {
+        self.mesh.upgrade().ok_or_else(|| Error::new(ErrorKind::Closed, "this node has left the mesh"))
+    }
+
+    /// Fails where no pickles are opened and there is one in the value.
+    pub(crate) fn check(&self, value: &Value) -> Result<()> {
+        let Err(refusal) = &self.opens else { return Ok(()) };
+        value.try_visit(&mut |value| match value {
+            Value::Pickle(_) => Err(refusal.clone()),
+            Value::Tagged(tagged) if tagged.0 == PICKLE => Err(refusal.clone()),
+            _ => Ok(()),
+        })
+    }
+
+    /// Makes what a value means. `tensors` are those of its message, and its references live as long as that.
+    ///
+    /// Raises NotPermitted for a pickle where none are opened, and whatever a pickle raises.
+    pub(crate) fn unpack<'py>(&self, py: Python<'py>, value: Value, tensors: &[Tensor]) -> PyResult<Bound<'py, PyAny>> {
+        Unpacker { py, tensors, opener: self }.object(value)
+    }
 }
 
 struct Unpacker<'a, 'py> {
     py: Python<'py>,
     tensors: &'a [Tensor],
-    opens: &'a Opens,
+    opener: &'a Opener,
 }
 
 impl<'py> Unpacker<'_, 'py> {
@@ -81,7 +92,7 @@ impl<'py> Unpacker<'_, 'py> {
             }
             Value::Tagged(tagged) => self.tagged(&tagged.0, tagged.1)?,
             pickle @ Value::Pickle(_) => self.opened(vec![pickle])?,
-            Value::Ref { .. } => return Err(self.error(ErrorKind::Unsupported, "a reference in a value of Python")),
+            name @ Value::Ref { .. } => self.reference(&name)?,
         })
     }
 
@@ -153,9 +164,17 @@ impl<'py> Unpacker<'_, 'py> {
         self.py.import("numpy")?.call_method1("frombuffer", (element, dtype))?.get_item(0)
     }
 
-    /// What was pickled, in memory of its own: first the pickle, then its buffers.
+    fn reference(&self, name: &Value) -> PyResult<Bound<'py, PyAny>> {
+        let held = self.opener.mesh().and_then(|mesh| mesh.hold(name)).or_raise(self.py)?;
+        Ok(Bound::new(self.py, PyRef::new(held, self.opener.clone()))?.into_any())
+    }
+
+    /// What was pickled, in memory of its own: first the pickle, then its buffers, then the references in it.
     fn opened(&self, mut items: Vec<Value>) -> PyResult<Bound<'py, PyAny>> {
-        self.opens.clone().or_raise(self.py)?;
+        self.opener.opens.clone().or_raise(self.py)?;
+        let is_buffer = |item: &&Value| !matches!(item, Value::Ref { .. });
+        let refs = items.split_off(items.iter().take_while(is_buffer).count());
+        let refs = refs.iter().map(|name| self.reference(name)).collect::<PyResult<Vec<_>>>()?;
         let buffers = items.split_off(items.len().min(1));
         let buffers = buffers.into_iter().map(|buffer| match buffer {
             Value::Tensor(index) => Ok(self.tensor(index)?.into_any()),
@@ -168,7 +187,7 @@ impl<'py> Unpacker<'_, 'py> {
             _ => return Err(self.error(ErrorKind::Protocol, "a pickle without data")),
         };
         let buffers = PyList::new(self.py, buffers)?;
-        life::below(self.py, || pickling(self.py)?.call_method1("unpack", (data, buffers)))
+        life::below(self.py, || pickling(self.py)?.call_method1("unpack", (data, buffers, refs)))
     }
 }
 
