@@ -1,5 +1,6 @@
 """Calls of Python functions and objects on other nodes: values, arrays, pickles, errors, deaths."""
 
+import asyncio
 import os
 import signal
 import sys
@@ -523,3 +524,50 @@ def test_a_node_that_only_serves_lets_go_of_what_it_has_sent(start):
             program.tell()
             count = int(program.line())
         assert count == 5
+
+
+def test_coroutines_run_in_one_loop_beside_each_other(alone):
+    meeting, threads, order = asyncio.Event(), set(), []
+
+    async def meet(number):
+        threads.add(threading.current_thread().name)
+        if number == 31:
+            meeting.set()
+        await asyncio.wait_for(meeting.wait(), 20)
+        # A call from within the loop does not hold it up.
+        return await alone.call(0, "echo", (number,), async_op=True)
+
+    async def note(number):
+        await asyncio.sleep(0.001 * (number % 3))
+        order.append(number)
+
+    async def broken():
+        raise Two(3, name="async")
+
+    alone.serve("meet", meet)
+    works = [alone.call(0, "meet", (number,), async_op=True) for number in range(32)]
+    assert [work.wait(timeout=20) for work in works] == list(range(32)) and threads == {"sheave-loop"}
+    alone.serve("note", note, lane="serial")
+    works = [alone.call(0, "note", (number,), async_op=True) for number in range(30)]
+    assert [work.wait(timeout=20) for work in works] == [None] * 30 and order == list(range(30))
+    alone.serve("broken", broken)
+    with pytest.raises(Two, match="async has code 3") as raised:
+        alone.call(0, "broken", timeout=20)
+    assert "in broken" in raised.value.__cause__.remote_traceback
+    assert alone.remote(0, "meet", (1,)).get(timeout=20) == 1
+
+
+def test_a_program_ends_though_coroutines_run(start):
+    root = free_root()
+    source = SERVER.format(end="sys.stdin.readline()").replace("def stay", "async def stay")
+    program = start(source.replace("time.sleep(60)", "await __import__('asyncio').sleep(60)", 1), root)
+    with sheave.Mesh(rank=0, size=2, root=root) as mesh:
+        mesh.barrier(timeout=20)
+        works = [mesh.call(1, "stay", async_op=True) for _ in range(3)]
+        for _ in works:
+            program.line()
+        program.tell()
+        program.succeed()
+        for work in works:
+            with pytest.raises(sheave.PeerLost):
+                work.wait(timeout=20)

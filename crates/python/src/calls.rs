@@ -5,19 +5,21 @@
 //! ([`handlers`](crate::handlers)), and may wait there for whatever it likes, other calls included.
 
 use crate::errors::{self, OrRaise};
-use crate::handlers;
 use crate::mesh::PyMember;
 use crate::references::{PyRef, REMOTE, filled};
 use crate::told::told_pickled;
 use crate::value::{Opener, Opens, Packed, pack};
 use crate::work::{PyWork, now_ns};
+use crate::{handlers, life, released};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyTuple};
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyList, PyTuple, PyType};
 use sheave_base::config::{Pickles, Settings};
 use sheave_base::{Error, ErrorKind, NodeId, Result};
-use sheave_mesh::{Answer, Call, Lane, Member, Mesh, Request, Service, ServiceName};
+use sheave_mesh::{Answer, Call, Lane, Member, Mesh, Promises, Ref, Reply, Request, Service, ServiceName};
 use sheave_tensor::Tensor;
 use sheave_wire::Value;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// The lane that Python calls so.
@@ -39,7 +41,7 @@ struct PyService {
 
 impl Service for PyService {
     fn handle(&self, request: Request) {
-        handle(request, &self.opener, |py, method, args, tensors| self.answer(py, method, args, tensors));
+        handle(request, &self.opener, self.lane, |py, method, args, tensors| self.answer(py, method, args, tensors));
     }
 
     fn lane(&self) -> Lane {
@@ -47,36 +49,102 @@ impl Service for PyService {
     }
 }
 
-/// Handles a request in Python: answers with what `act` returns, or fills with it what the call is to fill.
+/// Handles a request in Python: answers with what `act` returns, or fills with it what the call is to fill. What a
+/// coroutine returns is waited for; here, if the next request is not to begin before it has ended.
 pub(crate) fn handle(
     request: Request,
     opener: &Opener,
+    lane: Lane,
     act: impl for<'py> FnOnce(Python<'py>, &str, Value, &[Tensor]) -> Result<Bound<'py, PyAny>>,
 ) {
     let Request { method, args, tensors, refs, promises, reply, .. } = request;
-    let mut reply = Some(reply);
+    let mut running = Some(Running { refs, promises, reply, opener: opener.clone() });
     let handled = handlers::attached(|py| {
-        let fills = !promises.is_empty();
-        let outcome = act(py, &method, args, &tensors).and_then(|result| match fills {
-            true => filled(&promises, &result, opener).map(|()| Packed::default()),
-            false => pack(&result).map_err(|error| told_pickled(py, &error, &format!("{method} returned"))),
+        let result = act(py, &method, args, &tensors);
+        py.detach(|| drop(tensors));
+        let Some(running) = running.take() else { return };
+        match result {
+            Ok(coroutine) if is_coroutine(&coroutine) => running.follow(&coroutine, lane),
+            result => running.end(py, result),
+        }
+    });
+    if let (Err(error), Some(running)) = (handled, running) {
+        running.reply.error(error);
+    }
+}
+
+/// A request whose handler runs.
+struct Running {
+    refs: Vec<Ref>,
+    promises: Promises,
+    reply: Reply,
+    opener: Opener,
+}
+
+impl Running {
+    /// Answers.
+    fn end(self, py: Python<'_>, result: Result<Bound<'_, PyAny>>) {
+        let Self { refs, promises, reply, opener } = self;
+        let packed = result.and_then(|result| match promises.is_empty() {
+            false => filled(&promises, &result, &opener).map(|()| Packed::default()),
+            true => pack(&result).map_err(|error| told_pickled(py, &error, "the result cannot be sent")),
         });
         py.detach(|| {
-            drop(tensors);
             // The references in the answer are held until it has left.
-            let (answer, held) = match outcome {
+            let (answer, held) = match packed {
                 Ok(Packed { value, tensors, refs }) => (Ok((value, tensors)), refs),
                 Err(error) => (Err(error), Vec::new()),
             };
-            if let Some(reply) = reply.take() {
-                reply.send(answer);
-            }
+            reply.send(answer);
             drop((refs, held));
         });
-    });
-    if let (Err(error), Some(reply)) = (handled, reply) {
-        reply.error(error);
     }
+
+    /// Answers when the coroutine has ended, which runs in the loop of this process.
+    fn follow(self, coroutine: &Bound<'_, PyAny>, lane: Lane) {
+        let py = coroutine.py();
+        let begun = py.import("sheave.loops").and_then(|loops| loops.call_method1("submit", (coroutine,)));
+        let future = match begun {
+            Ok(future) => future,
+            Err(error) => return self.end(py, Err(told_pickled(py, &error, "the coroutine cannot run"))),
+        };
+        if lane == Lane::Serial {
+            return self.end(py, outcome_of(&future));
+        }
+        // A callback that cannot be made is dropped, and says so to the caller.
+        let made = Bound::new(py, Followed(Mutex::new(Some(self))));
+        let _ = made.and_then(|followed| future.call_method1("add_done_callback", (followed,)));
+    }
+}
+
+/// What the future of a coroutine comes to. Waits for it.
+fn outcome_of<'py>(future: &Bound<'py, PyAny>) -> Result<Bound<'py, PyAny>> {
+    let py = future.py();
+    future.call_method0("result").map_err(|error| told_pickled(py, &error, "the coroutine raised"))
+}
+
+/// What is called when the coroutine of a request has ended.
+#[pyclass(module = "sheave._core", frozen)]
+struct Followed(Mutex<Option<Running>>);
+
+#[pymethods]
+impl Followed {
+    fn __call__(&self, future: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = future.py();
+        let running = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(running) = running else { return Ok(()) };
+        life::below(py, || {
+            running.end(py, outcome_of(future));
+            released::drain(py);
+            Ok(())
+        })
+    }
+}
+
+fn is_coroutine(result: &Bound<'_, PyAny>) -> bool {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let class = CLASS.import(result.py(), "types", "CoroutineType");
+    class.is_ok_and(|class| result.get_type().is(class))
 }
 
 /// Calls a function with what has come as its arguments.

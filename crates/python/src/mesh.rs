@@ -490,8 +490,9 @@ impl PyMesh {
     /// function. A name has no dots.
     ///
     /// Handlers run on threads of this node, several at a time, also of one caller; with lane="serial" one after the
-    /// other, in the order in which each caller has called. They may wait for whatever they like. What they raise is
-    /// raised at the caller. Raises AlreadyExists for a name that is served.
+    /// other, in the order in which each caller has called. They may wait for whatever they like. Those that are
+    /// coroutines (async def) run in an event loop on a thread of its own, one loop for the process. What a handler
+    /// raises is raised at the caller. Raises AlreadyExists for a name that is served.
     ///
     /// >>> mesh.serve("double", lambda number: 2 * number)
     #[pyo3(signature = (name, service, *, lane = "concurrent"))]

@@ -98,7 +98,7 @@ impl Service for Objects {
             Some(Err(error)) => return request.reply.error(error),
             None => return,
         };
-        calls::handle(request, &self.opener, |py, method, args, tensors| {
+        calls::handle(request, &self.opener, self.lane(), |py, method, args, tensors| {
             let object = object.object(py);
             if method == GET {
                 return Ok(object);
