@@ -95,6 +95,9 @@ _Operator: TypeAlias = Literal[
 ]
 _A = TypeVar("_A")
 _T_co = TypeVar("_T_co", covariant=True)
+_Args: TypeAlias = tuple[Any, ...] | list[Any] | None
+_Kwargs: TypeAlias = dict[str, Any] | None
+_To: TypeAlias = int | str | Member
 
 @final
 class Peer:
@@ -452,35 +455,11 @@ class Mesh:
     def barrier(self, timeout: float | None = None) -> None: ...
     def serve(self, name: str, service: Any, *, lane: Literal["concurrent", "serial"] = "concurrent") -> None: ...
     def serve_no_more(self, name: str) -> None: ...
-    @overload
     def call(
-        self,
-        to: int | str | Member,
-        what: str,
-        args: tuple[Any, ...] | list[Any] | None = None,
-        kwargs: dict[str, Any] | None = None,
-        *,
-        timeout: float | None = None,
-        async_op: Literal[False] = False,
+        self, to: _To, what: str, args: _Args = None, kwargs: _Kwargs = None, *, timeout: float | None = None,
+        async_op: bool = False,
     ) -> Any: ...
-    @overload
-    def call(
-        self,
-        to: int | str | Member,
-        what: str,
-        args: tuple[Any, ...] | list[Any] | None = None,
-        kwargs: dict[str, Any] | None = None,
-        *,
-        timeout: float | None = None,
-        async_op: Literal[True],
-    ) -> Work[Any]: ...
-    def remote(
-        self,
-        to: int | str | Member,
-        what: str,
-        args: tuple[Any, ...] | list[Any] | None = None,
-        kwargs: dict[str, Any] | None = None,
-    ) -> Ref: ...
+    def remote(self, to: _To, what: str, args: _Args = None, kwargs: _Kwargs = None) -> Ref: ...
     def export(self, object: Any) -> Ref: ...
     def empty(self, shape: SupportsIndex | Iterable[SupportsIndex], dtype: Any = None) -> Tensor: ...
     def deaths(self) -> list[Death]: ...
@@ -797,36 +776,12 @@ class Ref:
     def owner(self) -> Member: ...
     @property
     def is_owner(self) -> bool: ...
-    @overload
-    def get(self, timeout: float | None = None, *, async_op: Literal[False] = False) -> Any: ...
-    @overload
-    def get(self, timeout: float | None = None, *, async_op: Literal[True]) -> Work[Any]: ...
-    @overload
+    def get(self, timeout: float | None = None, *, async_op: bool = False) -> Any: ...
     def call(
-        self,
-        method: str,
-        args: tuple[Any, ...] | list[Any] | None = None,
-        kwargs: dict[str, Any] | None = None,
-        *,
-        timeout: float | None = None,
-        async_op: Literal[False] = False,
+        self, method: str, args: _Args = None, kwargs: _Kwargs = None, *, timeout: float | None = None,
+        async_op: bool = False,
     ) -> Any: ...
-    @overload
-    def call(
-        self,
-        method: str,
-        args: tuple[Any, ...] | list[Any] | None = None,
-        kwargs: dict[str, Any] | None = None,
-        *,
-        timeout: float | None = None,
-        async_op: Literal[True],
-    ) -> Work[Any]: ...
-    def remote(
-        self,
-        method: str,
-        args: tuple[Any, ...] | list[Any] | None = None,
-        kwargs: dict[str, Any] | None = None,
-    ) -> Ref: ...
+    def remote(self, method: str, args: _Args = None, kwargs: _Kwargs = None) -> Ref: ...
     def __await__(self) -> Generator[Any, None, Any]: ...
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...

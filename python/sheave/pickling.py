@@ -103,7 +103,8 @@ class _Unpickler(pickle.Unpickler):
         self.refs = refs
 
     def persistent_load(self, number: Any) -> Ref:
-        return self.refs[number]
+        place: int = number
+        return self.refs[place]
 
 
 def pack_exception(error: BaseException) -> bytes | None:

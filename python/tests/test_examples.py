@@ -72,6 +72,19 @@ def test_digits_by_all_reduce(start_example):
     assert found[0][0] > 0.92
 
 
+def test_a_sweep_by_remote_objects(start_example):
+    """Three processes find what one does, and say where each trainer was."""
+    root = "127.0.0.1:" + free_port()
+    place = {"SHEAVE_WORLD_SIZE": "3", "SHEAVE_ROOT": root}
+    job = [start_example("sweep.py", SHEAVE_RANK=str(rank), **place) for rank in range(3)]
+    alone = start_example("sweep.py")
+    said = [process.communicate(timeout=50)[0] for process in (*job, alone)]
+    assert [process.returncode for process in (*job, alone)] == [0] * 4, said
+    assert said[1:3] == ["", ""] and said[0].splitlines()[-1] == said[3].splitlines()[-1]
+    assert all(f"on rank-{rank}: " in said[0] for rank in range(3)) and said[0].count("round ") == 8 + 4 + 2
+    assert float(re.search(r"accuracy ([\d.]+)", said[0])[1]) > 0.9
+
+
 MIXTURES = [["--top", "2"], ["--top", "1", "--servers", "3", "--workers", "1"]]
 
 

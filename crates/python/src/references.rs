@@ -155,15 +155,15 @@ fn malformed() -> Error {
     Error::new(ErrorKind::Protocol, "a request about an object without a method and arguments")
 }
 
-/// A counted reference to an object that lives on one node of the mesh. It lives there until the last reference to it is
-/// dropped, on whatever node.
+/// A counted reference to an object that lives on one node of the mesh. It lives there until the last reference to it
+/// is dropped, on whatever node.
 ///
 /// References are passed in arguments and results of calls, on their own or in anything that pickles, and may be used
 /// before their object exists. A use raises PeerLost when the owner is gone, what the function has raised that was to
 /// make the object, and NotFound when it exists no more because all who held it are gone.
 ///
-/// >>> mesh.serve("numbers", lambda count: list(range(count)))
-/// >>> numbers = mesh.remote(0, "numbers", (3,))
+/// >>> mesh.serve("count", lambda count: list(range(count)))
+/// >>> numbers = mesh.remote(0, "count", (3,))
 /// >>> numbers.owner.name, numbers.is_owner, numbers.get(timeout=10)
 /// ('rank-0', True, [0, 1, 2])
 #[pyclass(name = "Ref", module = "sheave", frozen, weakref)]
@@ -260,7 +260,7 @@ impl PyRef {
         if async_op { Ok(Py::new(py, work)?.into_any()) } else { work.wait(py, None) }
     }
 
-    /// Call a public method of the object where it lives and keep the result there; as `Mesh.remote` in everything else.
+    /// Call a public method of the object where it lives and keep the result there; as `Mesh.remote` in all else.
     ///
     /// >>> numbers = mesh.export([3, 1, 2])
     /// >>> numbers.remote("copy").get(timeout=10)
