@@ -21,7 +21,7 @@ use std::sync::{Mutex, PoisonError};
 /// Threads that have attached, or are about to.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Python's numbers of those in whose handlers nobody else's code runs; locked with the interpreter held.
+/// Python's numbers of those that run handlers; locked with the interpreter held.
 static RUNNING: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 
 struct Counted;
@@ -56,7 +56,8 @@ pub(crate) fn attached<T>(handle: impl FnOnce(Python<'_>) -> T) -> Result<T> {
         let outcome = handle(py);
         // What was sent: perhaps nobody else comes by for long.
         released::drain(py);
-        running(|running| running.retain(|other| *other != number));
+        // Once for each: a thread that waits in a handler may run others meanwhile.
+        running(|running| running.iter().rposition(|other| *other == number).map(|at| running.swap_remove(at)));
         outcome
     });
     drop(counted);
