@@ -134,6 +134,18 @@ impl Mesh {
         self.shared.member(self.shared.me).unwrap_or(&self.shared.introduced)
     }
 
+    /// What this node is there for.
+    #[must_use]
+    pub fn role(&self) -> Role {
+        self.me().introduction.role
+    }
+
+    /// This node's name, unique in the mesh.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.me().introduction.name
+    }
+
     /// The file with the rules of collective operations, if this node was configured with one.
     #[must_use]
     pub fn collective_table(&self) -> Option<&Path> {
