@@ -348,28 +348,27 @@ def test_an_exception_whose_class_is_not_here_is_told(start):
         sys.modules["only_here"] = module
         mesh = sheave.Mesh(rank=1, size=2, root=sys.argv[1])
         mesh.serve("fail", module.fail)
+        mesh.barrier()
         mesh.finish()
         """,
         root,
     )
     with sheave.Mesh(rank=0, size=2, root=root) as mesh:
-        while True:
-            try:
-                mesh.call(1, "fail", timeout=20)
-            except sheave.NotFound:
-                time.sleep(0.01)
-            except sheave.Remote as error:
-                assert "of that process" in str(error) and error.__cause__.remote_class == "only_here.Mine"
-                break
+        mesh.barrier(timeout=20)
+        with pytest.raises(sheave.Remote, match="of that process") as raised:
+            mesh.call(1, "fail", timeout=20)
+        assert raised.value.__cause__.remote_class == "only_here.Mine"
         mesh.finish(timeout=20)
     program.succeed()
 
 
 def test_sheaves_own_errors_are_causes_and_not_about_the_callee(alone):
-    alone.serve("stop", lambda: time.sleep(10))
+    gate = threading.Event()
+    alone.serve("stop", lambda: gate.wait(20))
     alone.serve("fail", lambda: alone.call(0, "stop", timeout=0.01))
     with pytest.raises(sheave.Remote) as raised:
         alone.call(0, "fail", timeout=20)
+    gate.set()
     assert isinstance(raised.value.__cause__, sheave.DeadlineExceeded)
 
 

@@ -155,7 +155,8 @@ def test_the_last_reference_frees_the_object_on_its_node(start):
         """
         import sys, weakref, sheave
         class Thing:
-            pass
+            def touch(self):
+                return "made"
         gone = []
         def make():
             thing = Thing()
@@ -177,10 +178,8 @@ def test_the_last_reference_frees_the_object_on_its_node(start):
     with sheave.Mesh(rank=0, size=2, root=root) as mesh:
         mesh.barrier(timeout=20)
         refs = [mesh.remote(1, "make") for _ in range(10)]
-        for ref in refs:
-            ref.remote("nothing")
-        until(lambda: count() == 0)
-        del ref, refs[5:]
+        assert [ref.call("touch", timeout=20) for ref in refs] == ["made"] * 10 and count() == 0
+        del refs[5:]
         until(lambda: count() == 5)
         refs.clear()
         until(lambda: count() == 10)

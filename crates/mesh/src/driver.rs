@@ -605,7 +605,7 @@ impl Shared {
     }
 }
 
-/// What the end of a link, or that none could be made, says about the node there.
+/// Event that the end of a link is, or that none could be made: what it says about the node there.
 fn loss(peer: NodeId, reason: &Error) -> Event {
     let what = reason.what().to_owned();
     match reason.kind() {

@@ -134,7 +134,7 @@ impl Mesh {
         self.shared.member(self.shared.me).unwrap_or(&self.shared.introduced)
     }
 
-    /// What this node is there for.
+    /// Role of this node: what it is there for.
     #[must_use]
     pub fn role(&self) -> Role {
         self.me().introduction.role

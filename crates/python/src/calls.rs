@@ -4,7 +4,7 @@
 //! node's lanes, several services at once; each attaches to the interpreter for as long as its handler runs
 //! ([`handlers`](crate::handlers)), and may wait there for whatever it likes, other calls included.
 
-use crate::errors::{self, OrRaise};
+use crate::errors::OrRaise;
 use crate::mesh::PyMember;
 use crate::references::{PyRef, REMOTE, filled};
 use crate::told::told_pickled;
@@ -117,13 +117,13 @@ impl Running {
     }
 }
 
-/// What the future of a coroutine comes to. Waits for it.
+/// Waits for the future of a coroutine, and returns what it comes to.
 fn outcome_of<'py>(future: &Bound<'py, PyAny>) -> Result<Bound<'py, PyAny>> {
     let py = future.py();
     future.call_method0("result").map_err(|error| told_pickled(py, &error, "the coroutine raised"))
 }
 
-/// What is called when the coroutine of a request has ended.
+/// Callback of a request whose handler is a coroutine: answers when that has ended.
 #[pyclass(module = "sheave._core", frozen)]
 struct Followed(Mutex<Option<Running>>);
 
@@ -223,7 +223,7 @@ pub(crate) type Arguments<'a, 'py> = (&'a Bound<'py, PyTuple>, Option<&'a Bound<
 const ARGS: &str = "*";
 const KEYWORDS: &str = "**";
 
-/// What is sent for a call's arguments.
+/// Packs a call's arguments.
 pub(crate) fn packed_arguments((args, keywords): Arguments<'_, '_>) -> PyResult<Packed> {
     match keywords.filter(|keywords| !keywords.is_empty()) {
         None => pack(args),
@@ -292,7 +292,7 @@ pub(crate) fn serve(mesh: &Mesh, name: &str, object: &Bound<'_, PyAny>, lane: &s
     py.detach(|| mesh.serve(name, service)).or_raise(py)
 }
 
-/// What is called: a method of a service on a node.
+/// A method of a service on a node, which is called.
 pub(crate) struct Callee<'a> {
     pub(crate) node: NodeId,
     pub(crate) service: ServiceName,
@@ -332,9 +332,8 @@ pub(crate) fn ask(
     let mesh = opener.mesh().or_raise(py)?;
     let work = py.detach(|| mesh.call(to.node, to.service, to.method, call)).or_raise(py)?;
     drop(refs);
-    let trusts = opener.opens.is_ok();
+    let explain = opener.explanation();
     let convert = move |py: Python<'_>, answer: Answer| Ok(opener.unpack(py, answer.value, &answer.tensors)?.unbind());
-    let explain = move |py: Python<'_>, error: &Error| if trusts { errors::original(py, error) } else { None };
     Ok(PyWork::explained(work, begun_ns, convert, explain))
 }
 

@@ -542,11 +542,7 @@ impl PyMesh {
         let to = calls::callee(&mesh, to)?;
         let args = calls::positional(py, args)?;
         let deadline = crate::enter::span(timeout)?;
-        let work = calls::call(self.home.opener(&mesh), to, what, (&args, kwargs), deadline)?;
-        if async_op {
-            return Ok(Py::new(py, work)?.into_any());
-        }
-        work.wait(py, None)
+        calls::call(self.home.opener(&mesh), to, what, (&args, kwargs), deadline)?.given(py, async_op)
     }
 
     /// Call what a member serves, as `call` does, and keep the result there: returns a Ref to it at once, which may be

@@ -7,7 +7,7 @@
 //! Each mesh of Python serves [`OBJECTS`], by which others get an object or call its methods.
 
 use crate::calls::{self, Arguments, Callee};
-use crate::errors::{self, OrRaise};
+use crate::errors::OrRaise;
 use crate::guarded::Guarded;
 use crate::handlers;
 use crate::mesh::PyMember;
@@ -25,6 +25,9 @@ use std::time::Duration;
 
 /// The service that every node of Python has for its objects. No name of a user's has a dot.
 const OBJECTS: ServiceName = ServiceName::new("sheave.objects");
+
+/// The lane on which objects of Python are given back, behind no handler of a user's.
+const RELEASED: ServiceName = ServiceName::new("sheave.released");
 
 /// What arguments are tagged with whose result is to stay.
 pub(crate) const REMOTE: &str = "remote";
@@ -56,14 +59,34 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        static IS_SENT_FOR: AtomicBool = AtomicBool::new(false);
         drop(self.owner.take());
-        let Some(mesh) = self.mesh.upgrade().filter(|_| !IS_SENT_FOR.swap(true, SeqCst)) else { return };
-        mesh.submit(&OBJECTS, 0, |_| {
-            IS_SENT_FOR.store(false, SeqCst);
+        let Some((mesh, sent_for)) = self.mesh.upgrade().and_then(|mesh| Some((mesh, SentFor::begin()?))) else {
+            return;
+        };
+        mesh.submit(&RELEASED, 0, |_| {
+            // What is dropped from here on sends for another one.
+            drop(sent_for);
             // While the interpreter ends nothing is given back.
             let _ = handlers::attached(released::drain);
         });
+    }
+}
+
+/// A thread that is on its way to give back what was dropped, or a job for one that is dropped with its node.
+struct SentFor(());
+
+static IS_SENT_FOR: AtomicBool = AtomicBool::new(false);
+
+impl SentFor {
+    /// `None` if there is one already.
+    fn begin() -> Option<Self> {
+        (!IS_SENT_FOR.swap(true, SeqCst)).then_some(Self(()))
+    }
+}
+
+impl Drop for SentFor {
+    fn drop(&mut self) {
+        IS_SENT_FOR.store(false, SeqCst);
     }
 }
 
@@ -226,14 +249,13 @@ impl PyRef {
         let work = if mesh.me().node == self.held.owner() {
             let begun_ns = now_ns();
             let object = mesh.object::<Held>(&self.held, limit);
-            let trusts = self.opener.opens.is_ok();
-            let explain = move |py: Python<'_>, error: &Error| if trusts { errors::original(py, error) } else { None };
-            PyWork::explained(object, begun_ns, |py, held: Arc<Held>| Ok(held.object(py).unbind()), explain)
+            let convert = |py: Python<'_>, held: Arc<Held>| Ok(held.object(py).unbind());
+            PyWork::explained(object, begun_ns, convert, self.opener.explanation())
         } else {
             let args = Packed { value: self.held.value(), refs: vec![self.reference(py)?], ..Packed::default() };
             calls::ask(py, self.opener.clone(), self.callee(GET), args, limit)?
         };
-        if async_op { Ok(Py::new(py, work)?.into_any()) } else { work.wait(py, None) }
+        work.given(py, async_op)
     }
 
     /// Call a public method of the object, or the object itself for "", where it lives; as `Mesh.call` in everything
@@ -257,7 +279,7 @@ impl PyRef {
         let args = std::mem::take(&mut packed.value);
         packed.value = Value::Tuple(vec![self.held.value(), method, args]);
         let work = calls::ask(py, self.opener.clone(), self.callee(CALL), packed, limit)?;
-        if async_op { Ok(Py::new(py, work)?.into_any()) } else { work.wait(py, None) }
+        work.given(py, async_op)
     }
 
     /// Call a public method of the object where it lives and keep the result there; as `Mesh.remote` in all else.

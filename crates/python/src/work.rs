@@ -221,6 +221,11 @@ impl PyWork {
         Self::of(work, begun_ns, move |py, message| received(py, node, message).map(Py::into_any).or_raise(py))
     }
 
+    /// Returns this work, or what it comes to.
+    pub(crate) fn given(self, py: Python<'_>, async_op: bool) -> PyResult<Py<PyAny>> {
+        if async_op { Ok(Py::new(py, self)?.into_any()) } else { self.wait(py, None) }
+    }
+
     /// Calls the listener when the work ends, or now.
     pub(crate) fn listen(&self, listener: Listener) {
         self.ending.listen(listener);

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use sheave_base::limits::CONTROL_BYTES_MAX;
 use sheave_base::{Error, ErrorKind, Rank, Result};
 use sheave_collective::Communicator;
 use sheave_tensor::Tensor;
@@ -36,13 +37,14 @@ impl Values for Communicator {
         let length = Tensor::from_slice(&[length], [1])?;
         self.broadcast(&length, root).wait()?;
         let mut bytes = written?;
-        let Ok(length) = usize::try_from(length.to_vec::<i64>()?[0]) else {
+        let length = usize::try_from(length.to_vec::<i64>()?[0]);
+        let Some(length) = length.ok().filter(|length| *length <= CONTROL_BYTES_MAX) else {
             let what = format!("rank {root} could not write its value");
             return Err(Error::new(ErrorKind::Remote, what).operation("broadcast_value"));
         };
         bytes.resize(length, 0);
         let content = Tensor::from_slice(&bytes, [length as u64])?;
         self.broadcast(&content, root).wait()?;
-        from_control(&content.to_vec::<u8>()?)
+        from_control(&content.to_vec::<u8>()?).map_err(|error| error.operation("broadcast_value"))
     }
 }

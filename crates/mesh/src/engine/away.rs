@@ -1,6 +1,6 @@
-//! What becomes of a node that was stopped, and that others hold for dead since.
+//! Nodes that were stopped, and that others hold for dead since.
 //!
-//! Who suspects a member ends its link, and a member suspects whoever has ended its link: of two that cannot reach each
+//! A node that suspects a member ends its link, and a member suspects whoever has ended its link: of two that cannot reach each
 //! other one has to go, and the coordinator's decision says which one. But of a node that was *stopped* it is plain
 //! which one: the silence was its own. Were it the coordinator itself, it would take out those who have seen that,
 //! with the votes of those who have not yet.

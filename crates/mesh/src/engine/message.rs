@@ -377,7 +377,7 @@ pub enum Event {
     HeldDead {
         /// Who.
         peer: NodeId,
-        /// What it said.
+        /// Reason that it gave.
         reason: String,
     },
     /// The user enters the next barrier of a group.

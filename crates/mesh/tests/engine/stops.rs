@@ -64,7 +64,7 @@ fn a_majority_that_was_stopped_together_goes_on() {
     }
 }
 
-/// Whoever was not stopped itself suspects those who hold it for dead, as ever.
+/// A member that was not stopped itself suspects those who hold it for dead, as ever.
 #[test]
 fn a_link_that_breaks_between_two_that_go_on_costs_one_of_them() {
     let (mut meshes, _) = Meshes::joined(5, 1);

@@ -38,6 +38,12 @@ impl Opener {
         })
     }
 
+    /// Returns what looks for the exception of a failed call: one of the user's own, where pickles are opened.
+    pub(crate) fn explanation(&self) -> impl Fn(Python<'_>, &Error) -> Option<PyErr> + Send + Sync + use<> {
+        let opens = self.opens.is_ok();
+        move |py, error| if opens { errors::original(py, error) } else { None }
+    }
+
     /// Makes what a value means. `tensors` are those of its message, and its references live as long as that.
     ///
     /// Raises NotPermitted for a pickle where none are opened, and whatever a pickle raises.
