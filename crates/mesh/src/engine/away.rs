@@ -1,9 +1,9 @@
 //! Nodes that were stopped, and that others hold for dead since.
 //!
-//! A node that suspects a member ends its link, and a member suspects whoever has ended its link: of two that cannot reach each
-//! other one has to go, and the coordinator's decision says which one. But of a node that was *stopped* it is plain
-//! which one: the silence was its own. Were it the coordinator itself, it would take out those who have seen that,
-//! with the votes of those who have not yet.
+//! A node that suspects a member ends its link, and a member suspects whoever has ended its link: of two that cannot
+//! reach each other one has to go, and the coordinator's decision says which one. But of a node that was *stopped* it
+//! is plain which one: the silence was its own. Were it the coordinator itself, it would take out those who have seen
+//! that, with the votes of those who have not yet.
 //!
 //! So a node that was stopped for half of the liveness timeout or longer, and that learns within a timeout that a
 //! member holds it for dead, suspects nobody for that at first. It says so to all others (`Away`), and each of these
