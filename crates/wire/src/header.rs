@@ -48,8 +48,8 @@ pub const MAGIC: u16 = u16::from_le_bytes(*b"sv");
 pub const PROTOCOL_VERSION: u8 = 3;
 
 /// Bytes of a data message behind one header of a stream: what an urgent message waits for at most, besides what the
-/// kernel holds.
-pub const PIECE_BYTES: usize = 1 << 20;
+/// kernel holds. A tensor of 1 MiB and its head fit in one.
+pub const PIECE_BYTES: usize = (1 << 20) + (64 << 10);
 
 /// Bytes of a header that its check sum covers.
 const SUMMED_BYTES: usize = HEADER_BYTES - size_of::<u32>();

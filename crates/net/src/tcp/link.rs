@@ -2,7 +2,7 @@
 
 use super::reading::{self, Reading, Taken, has_hung_up};
 use super::stays_on_this_host;
-use super::writing::{self, Finished, Writing};
+use super::writing::{self, Finished, Rooms, Writing};
 use crate::counters::Counters;
 use crate::farewell::code_for;
 use crate::link::{Handover, Hold, Link, Medium, Polled, Readiness, Sink};
@@ -10,7 +10,7 @@ use crate::message::Outgoing;
 use crate::node::Inner;
 use crate::outbox::SendDriver;
 use crate::shm::tracer_of;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::net::{RecvFlags, Shutdown};
 use sheave_base::clock;
 use sheave_base::{Error, LinkId, Peer, Result};
@@ -39,6 +39,7 @@ pub(crate) struct TcpLink {
     /// Whether the stream is read on though its next message waits for its receiver.
     reads_on: AtomicBool,
     reading: Mutex<Reading>,
+    rooms: Rooms,
     ended: OnceLock<Error>,
     counters: Arc<Counters>,
     driver: SendDriver,
@@ -81,6 +82,7 @@ impl TcpLink {
             wants_socket: AtomicBool::new(false),
             reads_on: AtomicBool::new(true),
             reading: Mutex::new(Reading::new(early)?),
+            rooms: Rooms::default(),
             ended: OnceLock::new(),
             counters: Arc::clone(&node.counters),
             driver: SendDriver::new(node, id),
@@ -88,7 +90,8 @@ impl TcpLink {
     }
 
     fn shore(&self) -> writing::Shore<'_> {
-        writing::Shore { socket: self.socket.as_fd(), counters: &self.counters, driver: &self.driver }
+        let (socket, counters, driver) = (self.socket.as_fd(), &*self.counters, &self.driver);
+        writing::Shore { socket, counters, driver, reading: &self.reading, rooms: &self.rooms }
     }
 
     /// Lets those know who do not hold the lock.
@@ -98,18 +101,34 @@ impl TcpLink {
         self.wants_socket.store(writing.wants_socket(), SeqCst);
     }
 
-    /// Writes what waits, as far as the socket takes it, for one turn.
+    /// Calls `act` with the writing side.
+    fn write<R>(&self, act: impl FnOnce(&mut Writing, &writing::Shore<'_>) -> R) -> R {
+        let mut writing = self.writing.lock();
+        let outcome = act(&mut writing, &self.shore());
+        self.let_go(writing);
+        outcome
+    }
+
+    fn let_go(&self, writing: MutexGuard<'_, Writing>) {
+        self.note(&writing);
+        drop(writing);
+        // What is wrong with it is kept, and the next poll says so.
+        let _ = self.pass_on_rooms();
+    }
+
+    /// Writes what waits, as far as the socket takes it, for one turn, unless a sender is writing: what is left of its
+    /// message is polled for after it has let go.
     fn push_out(&self) -> Result<bool> {
         if !self.waits.load(SeqCst) && !self.has_had_its_turn.load(SeqCst) {
             return Ok(false);
         }
+        self.writing.try_lock().map_or(Ok(false), |writing| self.flush(writing))
+    }
+
+    fn flush(&self, mut writing: MutexGuard<'_, Writing>) -> Result<bool> {
         let mut finished = Finished::new();
-        let outcome = {
-            let mut writing = self.writing.lock();
-            let outcome = writing.flush(&self.shore(), &mut finished);
-            self.note(&writing);
-            outcome
-        };
+        let outcome = writing.flush(&self.shore(), &mut finished);
+        self.let_go(writing);
         for (done, outcome) in finished {
             done.complete(outcome);
         }
@@ -128,13 +147,23 @@ impl TcpLink {
         self.reads_on.store(reading.reads_on(), SeqCst);
         let (heard, to_tell) = (reading.take_room(), reading.room_to_tell());
         if heard.is_some() || to_tell.is_some() {
-            let mut writing = self.writing.lock();
-            heard.map_or(Ok(()), |used_bytes| writing.hear_room(used_bytes))?;
-            to_tell.into_iter().for_each(|used_bytes| writing.tell_room(used_bytes, &self.shore()));
-            self.note(&writing);
+            self.rooms.note(heard, to_tell);
+            self.pass_on_rooms()?;
             taken.moved |= heard.is_some();
         }
         Ok(taken)
+    }
+
+    /// Tells the writing side what the reading side has for it, unless somebody holds its lock: that one looks after
+    /// letting it go.
+    fn pass_on_rooms(&self) -> Result<()> {
+        while self.rooms.wait() {
+            let Some(mut writing) = self.writing.try_lock() else { return Ok(()) };
+            let outcome = writing.pass_on(&self.rooms, &self.shore());
+            self.note(&writing);
+            outcome?;
+        }
+        Ok(())
     }
 
     /// Waits for whoever polls; from then on, since the link has a reason to have ended, nobody receives anything.
@@ -151,12 +180,7 @@ impl TcpLink {
             // Somebody else ends it; but whoever has called this may rely on it that nobody writes to places any more.
             return self.give_up_landing(reason);
         }
-        let unsent = {
-            let mut writing = self.writing.lock();
-            let unsent = writing.end(code, &self.shore());
-            self.note(&writing);
-            unsent
-        };
+        let unsent = self.write(|writing, shore| writing.end(code, shore));
         // The connection may be gone already, which is what is wanted.
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Write);
         self.discard_arrived();
@@ -202,15 +226,12 @@ impl Link for TcpLink {
         if let Some(reason) = self.ended.get() {
             return Err(reason.clone());
         }
-        let mut writing = self.writing.lock();
-        let handover = writing.send(message, hold, &self.shore());
-        self.note(&writing);
-        drop(writing);
+        let handover = self.write(|writing, shore| writing.send(message, hold, shore));
         handover.map_err(|error| if error.about().is_some() { error } else { error.peer(self.peer.clone()) })
     }
 
     fn capture(&self) -> Result<()> {
-        self.writing.lock().capture(&self.driver)
+        self.write(|writing, shore| writing.capture(shore.driver))
     }
 
     fn poll(&self, sink: &dyn Sink, budget: usize) -> Polled {
@@ -260,7 +281,7 @@ impl Link for TcpLink {
             && let Some(mut writing) = self.writing.try_lock()
         {
             writing.beat(&self.shore());
-            self.note(&writing);
+            self.let_go(writing);
         }
         let silence = self.reading.try_lock()?.silence(self.socket.as_fd());
         let vouched = self.vouched.lock().map(clock::since);
@@ -297,12 +318,12 @@ impl Link for TcpLink {
 
     fn close(&self, reason: &Error) {
         // A socket that fails here ends the link all the same.
-        let _ = self.push_out();
+        let _ = self.flush(self.writing.lock());
         self.end(reason, CloseReason::Finished);
     }
 
     fn unsent(&self) -> usize {
-        self.writing.lock().unsent()
+        self.write(|writing, _| writing.unsent())
     }
 
     fn at_risk_bytes(&self) -> u64 {

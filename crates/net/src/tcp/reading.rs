@@ -20,6 +20,7 @@ use crate::farewell::{CONNECTION_BROKE, CONNECTION_DROPPED, closed_by_peer};
 use crate::link::{Landing, Sink};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, readv};
+use rustix::net::{RecvFlags, recv};
 use sheave_base::clock;
 use sheave_base::limits::LINK_WINDOW_BYTES;
 use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
@@ -33,6 +34,10 @@ use std::time::{Duration, Instant};
 const AHEAD_BYTES: usize = 16 << 10;
 /// Most bytes that are kept behind a message that waits: the window, and the piece with which it was exceeded.
 const KEPT_BYTES_MAX: usize = LINK_WINDOW_BYTES as usize + PIECE_BYTES + HEADER_BYTES;
+
+/// Bytes after whose use the peer is told. They are few beside the window: a sender that is far ahead of what arrives
+/// hears in time that it may go on.
+const TELL_BYTES: u64 = LINK_WINDOW_BYTES / 8;
 
 /// The parts of a link that receiving needs and does not own.
 pub(crate) struct Shore<'a> {
@@ -57,7 +62,9 @@ pub(crate) struct Reading {
     paused_before: bool,
     /// Bytes of data that the peer was told of.
     told_bytes: u64,
-    /// Bytes of data that the peer has said that it has used, if it has since the last look.
+    /// Bytes of data that the peer has said that it has used, ...
+    peer_used_bytes: u64,
+    /// ... if it has since the last look.
     heard_of_room: Option<u64>,
     /// Why nothing more is read. Between the poll that found it and the end of the link another thread may poll, and
     /// must not take what stands behind it, the end of the stream after the last words, for the reason.
@@ -146,6 +153,7 @@ impl Reading {
             pause: Pause::None,
             paused_before: false,
             told_bytes: 0,
+            peer_used_bytes: 0,
             heard_of_room: None,
             over: None,
         })
@@ -176,16 +184,47 @@ impl Reading {
     /// How many bytes of data were used in all, when it is time to tell the peer.
     pub(crate) fn room_to_tell(&mut self) -> Option<u64> {
         let used_bytes = self.machine.used_bytes();
-        if used_bytes - self.told_bytes < LINK_WINDOW_BYTES / 2 {
+        if used_bytes - self.told_bytes < TELL_BYTES {
             return None;
         }
         self.told_bytes = used_bytes;
         Some(used_bytes)
     }
 
+    fn hear_of_room(&mut self, used_bytes: u64) {
+        self.peer_used_bytes = used_bytes;
+        self.heard_of_room = Some(used_bytes);
+    }
+
     /// How many bytes of data the peer has used in all, if it has said so.
     pub(crate) fn take_room(&mut self) -> Option<u64> {
         self.heard_of_room.take()
+    }
+
+    /// Hears how many bytes of data the peer has used, if the next frame of the stream says so. Everything else stays in
+    /// the socket, so that whoever waits for it is still woken by it.
+    pub(crate) fn glance(&mut self, socket: BorrowedFd<'_>) -> Option<u64> {
+        while self.over.is_none() && self.aside.is_none() && self.machine.is_idle() && self.ahead.len() == 0 {
+            let mut words = [0; HEADER_BYTES];
+            let shown = recv(socket, &mut words[..], RecvFlags::PEEK | RecvFlags::DONTWAIT);
+            if !matches!(shown, Ok((HEADER_BYTES, _))) {
+                break;
+            }
+            let Ok(header) = Header::decode(&words) else { break };
+            // A wrong one is left for the poll that refuses it.
+            let is_next = header.sequence == self.sequence + 1 && header.tag >= self.peer_used_bytes;
+            if header.kind != Kind::Room || !is_empty(&header) || !is_next {
+                break;
+            }
+            if !matches!(recv(socket, &mut words[..], RecvFlags::DONTWAIT), Ok((HEADER_BYTES, _))) {
+                self.over = Some(Error::new(ErrorKind::Internal, "a socket took back what it had shown"));
+                break;
+            }
+            self.sequence = header.sequence;
+            self.heard = clock::now();
+            self.hear_of_room(header.tag);
+        }
+        self.take_room()
     }
 
     /// Takes up to `budget` messages, and reads for one turn; at most once after the socket was found empty. An error
@@ -266,10 +305,9 @@ impl Reading {
 
     /// Takes a frame of the link's own.
     fn link_frame(&mut self, header: &Header, shore: &Shore<'_>) -> Result<()> {
-        let is_empty = header.part_count == 0 && header.control_bytes == 0 && header.payload_bytes == 0;
         match header.kind {
-            Kind::Beat if is_empty => {}
-            Kind::Room if is_empty => self.heard_of_room = Some(header.tag),
+            Kind::Beat if is_empty(header) => {}
+            Kind::Room if is_empty(header) && header.tag >= self.peer_used_bytes => self.hear_of_room(header.tag),
             Kind::Close => return Err(closed_by_peer(header.tag, shore.peer)),
             other => return Err(impossible(format!("a frame of kind {other:?}"))),
         }
@@ -386,6 +424,11 @@ impl Reading {
         }
         Ok(filled)
     }
+}
+
+/// Whether a header is all there is of its frame.
+fn is_empty(header: &Header) -> bool {
+    header.part_count == 0 && header.control_bytes == 0 && header.payload_bytes == 0
 }
 
 /// Reads once, into `pieces` and then ahead, as far as `behind` says. Returns what it read, and how much of it is in

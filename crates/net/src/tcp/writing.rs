@@ -8,10 +8,12 @@
 //! the end of its piece first.
 
 use super::TURN_BYTES;
+use super::reading::Reading;
 use crate::counters::Counters;
 use crate::link::{Handover, Hold};
 use crate::message::{Outgoing, Parts, spec_of};
 use crate::outbox::{Outbox, SendDriver, Waiting};
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use sheave_base::limits::LINK_WINDOW_BYTES;
@@ -22,9 +24,14 @@ use sheave_wire::{CloseReason, HEADER_BYTES, Header, Kind, PIECE_BYTES, Part as 
 use smallvec::SmallVec;
 use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
 
 /// Pieces of one gathered write; the kernel takes at most 1024.
 const PIECES_MAX: usize = 256;
+
+/// For how long a sender without a window waits for who is reading: less than it takes to capture a window of bytes.
+const HEARING_TIME: Duration = Duration::from_millis(1);
 
 /// Works to complete once no lock is held.
 pub(crate) type Finished = SmallVec<[(Completer<()>, Result<()>); 2]>;
@@ -34,6 +41,38 @@ pub(crate) struct Shore<'a> {
     pub(crate) socket: BorrowedFd<'a>,
     pub(crate) counters: &'a Counters,
     pub(crate) driver: &'a SendDriver,
+    /// The other side of the link, where what the peer says of its room may be heard.
+    pub(crate) reading: &'a Mutex<Reading>,
+    pub(crate) rooms: &'a Rooms,
+}
+
+/// What the reading side of a link has for the writing side, whose lock a sender may hold for as long as a message is:
+/// whoever reads does not wait for it. Whoever lets the lock go looks here once more.
+#[derive(Default)]
+pub(crate) struct Rooms {
+    /// Bytes of data that the peer has said that it has used.
+    heard_bytes: AtomicU64,
+    /// Bytes of its data that were used here, as far as it is to know.
+    to_tell_bytes: AtomicU64,
+    /// Whether one of them is new.
+    wait: AtomicBool,
+}
+
+impl Rooms {
+    /// Leaves what is new for the writing side.
+    pub(crate) fn note(&self, heard_bytes: Option<u64>, to_tell_bytes: Option<u64>) {
+        self.hear(heard_bytes);
+        self.to_tell_bytes.fetch_max(to_tell_bytes.unwrap_or(0), SeqCst);
+        self.wait.store(true, SeqCst);
+    }
+
+    fn hear(&self, heard_bytes: Option<u64>) {
+        self.heard_bytes.fetch_max(heard_bytes.unwrap_or(0), SeqCst);
+    }
+
+    pub(crate) fn wait(&self) -> bool {
+        self.wait.load(SeqCst)
+    }
 }
 
 /// Everything that senders change, under one lock.
@@ -50,6 +89,8 @@ pub(crate) struct Writing {
     used_bytes: u64,
     /// Bytes of the peer's data that were used here, while it is to be told.
     to_tell: Option<u64>,
+    /// As many of those as it was told of, or will be.
+    told_bytes: u64,
     sent_since_beat: bool,
     /// What was written since the link was polled last.
     turn_bytes: usize,
@@ -57,6 +98,8 @@ pub(crate) struct Writing {
     broken: bool,
     /// This side cannot keep its promise about a frame that is half on its way.
     failed: Option<Error>,
+    /// The peer has said something impossible, of which the poll that ends the link is still to hear.
+    nonsense: Option<Error>,
 }
 
 struct Begun {
@@ -72,12 +115,26 @@ impl Writing {
 
     /// True while bytes wait for room in the socket.
     pub(crate) fn waits(&self) -> bool {
-        self.begun.is_some() || self.urgent.is_some() || self.to_tell.is_some() || !self.outbox.is_empty()
+        let is_frame = self.begun.is_some() || self.urgent.is_some() || self.to_tell.is_some();
+        is_frame || !self.outbox.is_empty() || self.nonsense.is_some()
     }
 
     /// Whether another piece of data may be written.
     fn has_window(&self) -> bool {
         self.sent_bytes - self.used_bytes < LINK_WINDOW_BYTES
+    }
+
+    /// As [`Writing::has_window`], but a closed one may have been opened by words that nobody has passed on yet: who
+    /// sends much at once is not polling, and what waits is captured, which costs a copy.
+    fn has_window_after_all(&mut self, shore: &Shore<'_>) -> Result<bool> {
+        if !self.has_window() {
+            // Whoever polls is about to hear it, and may wait for the core that this thread has.
+            if let Some(mut reading) = shore.reading.try_lock_for(HEARING_TIME) {
+                shore.rooms.hear(reading.glance(shore.socket));
+            }
+            self.hear_room(shore.rooms)?;
+        }
+        Ok(self.has_window())
     }
 
     /// True while something waits for nothing but room in the socket.
@@ -89,21 +146,32 @@ impl Writing {
         is_data || self.urgent.is_some() || self.to_tell.is_some() || !self.outbox.has_none_urgent()
     }
 
-    /// The peer has used so many bytes of data in all.
-    pub(crate) fn hear_room(&mut self, used_bytes: u64) -> Result<()> {
-        if !(self.used_bytes..=self.sent_bytes).contains(&used_bytes) {
-            let (least, most) = (self.used_bytes, self.sent_bytes);
-            let what = format!("the peer says that it has used {used_bytes} bytes; expected {least} to {most}");
-            return Err(Error::new(ErrorKind::Protocol, what));
+    /// Takes note of what the peer has said that it has used.
+    fn hear_room(&mut self, rooms: &Rooms) -> Result<()> {
+        let used_bytes = rooms.heard_bytes.load(SeqCst);
+        if used_bytes > self.sent_bytes {
+            let sent_bytes = self.sent_bytes;
+            let what = format!("the peer says that it has used {used_bytes} bytes; expected at most {sent_bytes}");
+            let error = Error::new(ErrorKind::Protocol, what);
+            self.nonsense = Some(error.clone());
+            return Err(error);
         }
         self.used_bytes = used_bytes;
         Ok(())
     }
 
-    /// Tells the peer how many bytes of its data were used in all, now or between two pieces.
-    pub(crate) fn tell_room(&mut self, used_bytes: u64, shore: &Shore<'_>) {
-        self.to_tell = Some(used_bytes);
-        self.put_room(shore);
+    /// Takes note of what the reading side has to say about room, and tells the peer, now or between two pieces.
+    pub(crate) fn pass_on(&mut self, rooms: &Rooms, shore: &Shore<'_>) -> Result<()> {
+        if !rooms.wait.swap(false, SeqCst) {
+            return Ok(());
+        }
+        self.hear_room(rooms)?;
+        let used_bytes = rooms.to_tell_bytes.load(SeqCst);
+        if used_bytes > self.told_bytes {
+            (self.told_bytes, self.to_tell) = (used_bytes, Some(used_bytes));
+            self.put_room(shore);
+        }
+        Ok(())
     }
 
     fn put_room(&mut self, shore: &Shore<'_>) {
@@ -137,7 +205,7 @@ impl Writing {
         }
         // What is captured costs a copy when it waits; anything else leaves the peer's messages their turn.
         let left_bytes = if hold == Hold::Capture { usize::MAX } else { TURN_BYTES.saturating_sub(self.turn_bytes) };
-        if self.waits() || left_bytes == 0 || !self.has_window() {
+        if self.waits() || left_bytes == 0 || !self.has_window_after_all(shore)? {
             return Ok(Handover::Queued(self.outbox.push(message, hold, shore.driver)?));
         }
         let mut frame = Frame::of_message(message, Kind::Data, self.sequence + 1)?;
@@ -145,10 +213,8 @@ impl Writing {
         self.sent_since_beat = true;
         let written = self.write_pieces(&mut frame, left_bytes, shore);
         self.turn_bytes = self.turn_bytes.saturating_add(frame.written_bytes);
-        match written {
-            Ok(true) => return Ok(Handover::Sent),
-            Ok(false) => {}
-            Err(errno) => return Err(self.is_closed(errno)),
+        if written? {
+            return Ok(Handover::Sent);
         }
         if hold == Hold::Capture
             && let Err(error) = frame.capture_rest(shore.driver)
@@ -196,7 +262,7 @@ impl Writing {
 
     /// Writes what waits, for one turn. True when something moved; works that ended are added to `finished`.
     pub(crate) fn flush(&mut self, shore: &Shore<'_>, finished: &mut Finished) -> Result<bool> {
-        if let Some(error) = &self.failed {
+        if let Some(error) = self.failed.as_ref().or(self.nonsense.as_ref()) {
             return Err(error.clone());
         }
         let mut moved = false;
@@ -271,20 +337,15 @@ impl Writing {
     }
 
     /// Writes piece after piece until everything is gone (true), or the socket is full or so much is written (false).
-    fn write_pieces(
-        &mut self,
-        frame: &mut Frame,
-        most_bytes: usize,
-        shore: &Shore<'_>,
-    ) -> std::result::Result<bool, Errno> {
+    fn write_pieces(&mut self, frame: &mut Frame, most_bytes: usize, shore: &Shore<'_>) -> Result<bool> {
         loop {
             let before = frame.sent_bytes;
             let is_written = frame.write(shore);
             self.sent_bytes += (frame.sent_bytes - before) as u64;
-            if !is_written? || frame.is_whole() {
+            if !is_written.map_err(|errno| self.is_closed(errno))? || frame.is_whole() {
                 return Ok(frame.is_whole());
             }
-            if frame.written_bytes >= most_bytes || !self.has_window() {
+            if frame.written_bytes >= most_bytes || !self.has_window_after_all(shore)? {
                 return Ok(false);
             }
             frame.begin_piece(&mut self.sequence);
