@@ -96,6 +96,7 @@ from sheave._core import (
     send,
 )
 from sheave.kvstore import KVStore, run_server
+from sheave.lanes import lane
 from sheave.spawning import spawn
 
 if TYPE_CHECKING:
@@ -151,6 +152,7 @@ __all__ = [
     "init",
     "irecv",
     "isend",
+    "lane",
     "optim",
     "recv",
     "reduce",

@@ -22,6 +22,7 @@ from __future__ import annotations
 import io
 import pickle
 import sys
+import threading
 import types
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -92,19 +93,22 @@ def pack(value: Any) -> Pickled:
 
 def unpack(data: bytes | bytearray | memoryview, buffers: Iterable[Any], refs: Sequence[Ref] = ()) -> Any:
     """Return what `pack` was given, in the memory of `buffers`: what is to be written needs buffers that may be."""
-    if not refs:
+    before = getattr(_opening, "refs", ())
+    _opening.refs = refs
+    try:
         return pickle.loads(data, buffers=buffers)
-    return _Unpickler(io.BytesIO(data), buffers, refs).load()
+    finally:
+        # What is opened may open another one meanwhile.
+        _opening.refs = before
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, buffers: Iterable[Any], refs: Sequence[Ref]):
-        super().__init__(file, buffers=buffers)
-        self.refs = refs
+_opening = threading.local()
+"""The references beside the pickle that this thread opens."""
 
-    def persistent_load(self, number: Any) -> Ref:
-        place: int = number
-        return self.refs[place]
+
+def _ref(place: int) -> Ref:
+    found: Ref = _opening.refs[place]
+    return found
 
 
 def pack_exception(error: BaseException) -> bytes | None:
@@ -167,16 +171,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc, unused-ignore]
         # Of each storage, by its address: tensors make a new object of theirs whenever they are asked.
         self.storages: dict[int, _Storage] = {}
 
-    def persistent_id(self, value: Any) -> int | None:
-        """The place of a reference among those that travel beside the pickle, where it is counted."""
-        if type(value) is not Ref:
-            return None
-        if self.refs is None:
-            raise pickle.PicklingError("references travel in calls alone, where they are counted")
-        self.refs.append(value)
-        return len(self.refs) - 1
-
     def reducer_override(self, value: Any) -> Any:
+        if type(value) is Ref:
+            return _ref, (self.place_of(value),)
         if self.main_by_name and isinstance(value, (type, types.FunctionType)) and _is_of_main(value):
             return NotImplemented
         torch = sys.modules.get("torch")
@@ -185,6 +182,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc, unused-ignore]
             if reduced is not None:
                 return reduced
         return super().reducer_override(value)
+
+    def place_of(self, ref: Ref) -> int:
+        """The place of a reference among those that travel beside the pickle, where it is counted."""
+        if self.refs is None:
+            raise pickle.PicklingError("references travel in calls alone, where they are counted")
+        self.refs.append(ref)
+        return len(self.refs) - 1
 
     def reduced_of_torch(self, torch: Any, value: Any) -> Any:
         if isinstance(value, torch.storage.TypedStorage):

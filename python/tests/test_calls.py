@@ -388,6 +388,22 @@ def test_calls_nest_and_slow_handlers_delay_nobody(alone):
     assert [wait.wait(timeout=20) for wait in waits] == [True] * 32
 
 
+def test_a_thousand_calls_nest_between_two_nodes():
+    def act(mesh):
+        def down(depth):
+            below = mesh.call(1 - mesh.rank, "down", (depth - 1,), timeout=40) if depth > 0 else []
+            return [mesh.rank, *below]
+
+        mesh.serve("down", down)
+        mesh.barrier(timeout=20)
+        path = mesh.call(1, "down", (1000,), timeout=40) if mesh.rank == 0 else None
+        mesh.barrier(timeout=40)
+        return path
+
+    path, _ = together(act, size=2)
+    assert path == [1, 0] * 500 + [1]
+
+
 def test_a_serial_service_keeps_order_and_runs_one_at_a_time(alone):
     seen, inside = [], []
 
@@ -402,6 +418,81 @@ def test_a_serial_service_keeps_order_and_runs_one_at_a_time(alone):
     for work in works:
         work.wait(timeout=20)
     assert seen == list(range(200))
+
+
+class Mixed:
+    """Its slow method waits for what its serial ones do."""
+
+    def __init__(self):
+        self.order, self.inside, self.done = [], 0, threading.Event()
+
+    @sheave.lane("serial")
+    def note(self, number):
+        self.inside += 1
+        assert self.inside == 1
+        time.sleep(0.0005)
+        self.order.append(number)
+        self.inside -= 1
+
+    @sheave.lane("serial")
+    async def finish(self):
+        self.done.set()
+        return self.order
+
+    def slow(self):
+        return self.done.wait(20)
+
+
+@sheave.lane("serial")
+class Strict(Mixed):
+    @staticmethod
+    @sheave.lane("concurrent")
+    def meet(barrier=threading.Barrier(3)):
+        return barrier.wait(20)
+
+
+def test_methods_say_their_lanes(alone):
+    alone.serve("mixed", Mixed())
+    slow = [alone.call(0, "mixed.slow", async_op=True) for _ in range(4)]
+    noted = [alone.call(0, "mixed.note", (number,), async_op=True) for number in range(100)]
+    assert alone.call(0, "mixed.finish", timeout=20) == list(range(100))
+    assert [work.wait(timeout=20) for work in slow + noted] == [True] * 4 + [None] * 100
+    alone.serve("strict", Strict())
+    works = [alone.call(0, "strict.meet", async_op=True) for _ in range(3)]
+    assert sorted(work.wait(timeout=20) for work in works) == [0, 1, 2]
+
+
+def test_a_class_and_a_function_say_their_lane(alone):
+    order = []
+
+    @sheave.lane("serial")
+    def note(number):
+        time.sleep(0.0005)
+        order.append(number)
+
+    alone.serve("note", note)
+    works = [alone.call(0, "note", (number,), async_op=True) for number in range(50)]
+    assert [work.wait(timeout=20) for work in works] == [None] * 50 and order == list(range(50))
+    # What the server is told counts for more.
+    met = threading.Barrier(2)
+    meet = sheave.lane("serial")(lambda: met.wait(20))
+    alone.serve("meet", meet, lane="concurrent")
+    works = [alone.call(0, "meet", async_op=True) for _ in range(2)]
+    assert sorted(work.wait(timeout=20) for work in works) == [0, 1]
+    strict = Strict()
+    alone.serve("strict", strict)
+    waits = alone.call(0, "strict.slow", async_op=True)
+    behind = alone.call(0, "strict.note", (1,), async_op=True)
+    with pytest.raises(sheave.DeadlineExceeded):
+        behind.wait(timeout=0.3)
+    strict.done.set()
+    assert waits.wait(timeout=20) and behind.wait(timeout=20) is None
+
+
+def test_lanes_that_there_are_not_are_refused(alone):
+    for refused in (lambda: sheave.lane("fast"), lambda: alone.serve("double", abs, lane="fast")):
+        with pytest.raises(sheave.InvalidArgument, match='no lane .fast.; hint: lanes are "concurrent" and "serial"'):
+            refused()
 
 
 def test_handlers_of_several_services_run_at_once(alone):

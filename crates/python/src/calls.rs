@@ -19,33 +19,58 @@ use sheave_base::{Error, ErrorKind, NodeId, Result};
 use sheave_mesh::{Answer, Call, Lane, Member, Mesh, Promises, Ref, Reply, Request, Service, ServiceName};
 use sheave_tensor::Tensor;
 use sheave_wire::Value;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// The lane that Python calls so.
-fn lane_named(name: &str) -> Option<Lane> {
-    match name {
-        "concurrent" => Some(Lane::default()),
-        "serial" => Some(Lane::Serial),
-        _ => None,
-    }
+/// The lane that `sheave.lanes` calls so.
+fn lane_named(name: &str) -> Lane {
+    if name == "serial" { Lane::Serial } else { Lane::default() }
 }
 
 /// A service whose handlers are Python's.
 struct PyService {
     name: String,
     object: Py<PyAny>,
-    lane: Lane,
+    lanes: Lanes,
     opener: Opener,
+}
+
+/// Where the methods of a service run.
+struct Lanes {
+    /// All but those that say another one.
+    whole: Lane,
+    others: HashMap<String, Lane>,
+    /// Counts requests of methods that are not serial, where others are.
+    alone: AtomicU64,
+}
+
+/// The mailbox of all serial methods of a service.
+const TOGETHER: u64 = 0;
+
+impl Lanes {
+    fn of(&self, method: &str) -> Lane {
+        self.others.get(method).copied().unwrap_or(self.whole)
+    }
 }
 
 impl Service for PyService {
     fn handle(&self, request: Request) {
-        handle(request, &self.opener, self.lane, |py, method, args, tensors| self.answer(py, method, args, tensors));
+        let lane = self.lanes.of(&request.method);
+        handle(request, &self.opener, lane, |py, method, args, tensors| self.answer(py, method, args, tensors));
     }
 
     fn lane(&self) -> Lane {
-        self.lane
+        if self.lanes.others.is_empty() { self.lanes.whole } else { Lane::Serial }
+    }
+
+    fn mailbox(&self, request: &Request) -> u64 {
+        match self.lanes.of(&request.method) {
+            Lane::Serial => TOGETHER,
+            // In a mailbox of its own, a request waits for no other.
+            _ => TOGETHER + 1 + self.lanes.alone.fetch_add(1, Relaxed),
+        }
     }
 }
 
@@ -278,17 +303,26 @@ pub(crate) fn positional<'py>(py: Python<'py>, args: Option<&Bound<'py, PyAny>>)
         .or_raise(py)
 }
 
-pub(crate) fn serve(mesh: &Mesh, name: &str, object: &Bound<'_, PyAny>, lane: &str, opener: Opener) -> PyResult<()> {
+pub(crate) fn serve(
+    mesh: &Mesh,
+    name: &str,
+    object: &Bound<'_, PyAny>,
+    lane: Option<&str>,
+    opener: Opener,
+) -> PyResult<()> {
+    static LANES_OF: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let py = object.py();
-    let invalid = |what: String, hint| Err(Error::new(ErrorKind::InvalidArgument, what).operation("serve").hint(hint));
     if name.is_empty() || name.contains('.') {
+        let what = format!("a service of the name {name:?}; expected one without dots");
         let hint = "a dot stands between a service and its method";
-        return invalid(format!("a service of the name {name:?}; expected one without dots"), hint).or_raise(py);
+        let error = Error::new(ErrorKind::InvalidArgument, what).operation("serve").hint(hint);
+        return Err(error).or_raise(py);
     }
-    let Some(known) = lane_named(lane) else {
-        return invalid(format!("there is no lane {lane:?}"), "lanes are \"concurrent\" and \"serial\"").or_raise(py);
-    };
-    let service = PyService { name: name.to_owned(), object: object.clone().unbind(), lane: known, opener };
+    let said = LANES_OF.import(py, "sheave.lanes", "_of")?.call1((object, lane))?;
+    let (whole, others): (String, HashMap<String, String>) = said.extract()?;
+    let others = others.into_iter().map(|(method, lane)| (method, lane_named(&lane))).collect();
+    let lanes = Lanes { whole: lane_named(&whole), others, alone: AtomicU64::new(0) };
+    let service = PyService { name: name.to_owned(), object: object.clone().unbind(), lanes, opener };
     py.detach(|| mesh.serve(name, service)).or_raise(py)
 }
 

@@ -490,13 +490,14 @@ impl PyMesh {
     /// function. A name has no dots.
     ///
     /// Handlers run on threads of this node, several at a time, also of one caller; with lane="serial" one after the
-    /// other, in the order in which each caller has called. They may wait for whatever they like. Those that are
+    /// other, in the order in which each caller has called. Functions, classes and methods may say so themselves
+    /// (sheave.lane). Handlers may wait for whatever they like. Those that are
     /// coroutines (async def) run in an event loop on a thread of its own, one loop for the process. What a handler
     /// raises is raised at the caller. Raises AlreadyExists for a name that is served.
     ///
     /// >>> mesh.serve("double", lambda number: 2 * number)
-    #[pyo3(signature = (name, service, *, lane = "concurrent"))]
-    fn serve(&self, name: &str, service: &Bound<'_, PyAny>, lane: &str) -> PyResult<()> {
+    #[pyo3(signature = (name, service, *, lane = None))]
+    fn serve(&self, name: &str, service: &Bound<'_, PyAny>, lane: Option<&str>) -> PyResult<()> {
         let mesh = self.mesh().or_raise(service.py())?;
         calls::serve(&mesh, name, service, lane, self.home.opener(&mesh))
     }

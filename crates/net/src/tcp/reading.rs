@@ -201,8 +201,8 @@ impl Reading {
         self.heard_of_room.take()
     }
 
-    /// Hears how many bytes of data the peer has used, if the next frame of the stream says so. Everything else stays in
-    /// the socket, so that whoever waits for it is still woken by it.
+    /// Hears how many bytes of data the peer has used, if the next frame of the stream says so. All else stays in the
+    /// socket, so that whoever waits for it is still woken by it.
     pub(crate) fn glance(&mut self, socket: BorrowedFd<'_>) -> Option<u64> {
         while self.over.is_none() && self.aside.is_none() && self.machine.is_idle() && self.ahead.len() == 0 {
             let mut words = [0; HEADER_BYTES];
