@@ -27,6 +27,9 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+/// Looks for a short message after which whoever waits for one looks whether something urgent is there.
+const ROUNDS_PER_LOOK: u32 = 8;
+
 pub(crate) struct ShmLink {
     id: LinkId,
     peer: Peer,
@@ -376,7 +379,7 @@ impl Link for ShmLink {
         if !is_idle || !sink.is_empty() {
             return None;
         }
-        for _ in 0..rounds {
+        for round in 1..=rounds {
             match receiving.take(self.id, wanted, places, sink) {
                 Ok(Some(taken)) => {
                     if receiving.consumer.is_late_to_look() && receiving.consumer.must_ring() {
@@ -387,6 +390,8 @@ impl Link for ShmLink {
                     Counters::add(&self.counters.messages_received, 1);
                     return Some(taken);
                 }
+                // A loan that comes home is seen to while there is nothing else to do, not when the answer is here.
+                Ok(None) if round % ROUNDS_PER_LOOK == 0 && receiving.urgent.has_news() => return None,
                 Ok(None) => std::hint::spin_loop(),
                 Err(NotTaken) => return None,
             }
