@@ -2,11 +2,11 @@
 //! same in every run.
 
 #[cfg(not(feature = "simulated"))]
-type Hashing = std::hash::RandomState;
+type Hashing = ahash::RandomState;
 #[cfg(feature = "simulated")]
 type Hashing = std::hash::BuildHasherDefault<std::hash::DefaultHasher>;
 
-/// The standard table.
+/// The standard table, with hashes that cost a few nanoseconds.
 pub type HashMap<K, V> = std::collections::HashMap<K, V, Hashing>;
-/// The standard set.
+/// The standard set, as that.
 pub type HashSet<T> = std::collections::HashSet<T, Hashing>;
