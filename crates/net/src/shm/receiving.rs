@@ -48,6 +48,8 @@ pub(crate) struct Receiving {
     stream: Option<Stream>,
     chunks_taken: u64,
     socket_ended: bool,
+    /// What was wrong with something that the socket brought, which it brings once: whoever comes next hears of it.
+    socket_trouble: Option<Error>,
     /// Works of senders whose borrowed tensors came back. Whoever held the lock completes them when it is free.
     returned: Vec<Completer<()>>,
 }
@@ -95,6 +97,7 @@ impl Receiving {
             stream: None,
             chunks_taken: 0,
             socket_ended: false,
+            socket_trouble: None,
             returned: Vec::new(),
         }
     }
@@ -183,6 +186,13 @@ impl Receiving {
 
     /// Reads what the peer sent beside the rings.
     pub(crate) fn read_socket(&mut self, socket: &OwnedFd) -> Result<()> {
+        if self.socket_trouble.is_none() {
+            self.socket_trouble = self.read_packets(socket).err();
+        }
+        self.socket_trouble.clone().map_or(Ok(()), Err)
+    }
+
+    fn read_packets(&mut self, socket: &OwnedFd) -> Result<()> {
         while !self.socket_ended {
             match channel::receive(socket)? {
                 Received::Empty => return Ok(()),
@@ -448,4 +458,29 @@ fn arrival<'a>(
 pub(super) fn impossible(what: impl std::fmt::Display) -> Error {
     Error::new(ErrorKind::Protocol, format!("the peer sent {what}"))
         .hint("the peer runs another version or its memory is damaged; restart it")
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::memory::{Pair, Which};
+    use super::*;
+    use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, socketpair};
+    use sheave_base::ErrorKind;
+
+    /// Who asks for a segment does not end the link; the poll that does must still hear why.
+    #[test]
+    fn trouble_with_the_socket_is_not_forgotten() {
+        let (pair, _) = Pair::create().expect("there is memory");
+        let urgent = UrgentReceiving::new(Consumer::new(pair.urgent(Which::FromInitiator)));
+        let mut receiving = Receiving::new(Consumer::new(pair.ring(Which::FromInitiator)), urgent);
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        assert!(receiving.shown(SegmentId(7), &ours).is_none());
+        rustix::net::send(&theirs, b"nonsense", SendFlags::empty()).expect("there is room");
+        for _ in 0..2 {
+            assert!(receiving.shown(SegmentId(7), &ours).is_none());
+            let trouble = receiving.read_socket(&ours).expect_err("it was nonsense");
+            assert!(trouble.kind() == ErrorKind::Protocol && trouble.what().contains("impossible packet"), "{trouble}");
+        }
+    }
 }
