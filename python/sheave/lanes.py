@@ -54,8 +54,11 @@ def _of(service: Any, told: str | None) -> tuple[str, dict[str, str]]:
     whole = told or _said_by(service) or _LANES[0]
     if inspect.isroutine(service):
         return whole, {}
-    public = {name: member for name, member in inspect.getmembers_static(service) if not name.startswith("_")}
-    lanes = {name: _said_by(member) or whole for name, member in public.items()}
+    members = dict(inspect.getmembers_static(service))
+    lanes = {name: _said_by(member) or whole for name, member in members.items() if not name.startswith("_")}
+    if not inspect.isclass(service):
+        # The object itself is called under no name.
+        lanes[""] = _said_by(members.get("__call__")) or whole
     return whole, {name: said for name, said in lanes.items() if said != whole}
 
 

@@ -439,6 +439,10 @@ class Mixed:
         self.done.set()
         return self.order
 
+    @sheave.lane("serial")
+    def __call__(self):
+        return self.inside
+
     def slow(self):
         return self.done.wait(20)
 
@@ -455,6 +459,7 @@ def test_methods_say_their_lanes(alone):
     alone.serve("mixed", Mixed())
     slow = [alone.call(0, "mixed.slow", async_op=True) for _ in range(4)]
     noted = [alone.call(0, "mixed.note", (number,), async_op=True) for number in range(100)]
+    assert alone.call(0, "mixed", timeout=20) == 0
     assert alone.call(0, "mixed.finish", timeout=20) == list(range(100))
     assert [work.wait(timeout=20) for work in slow + noted] == [True] * 4 + [None] * 100
     alone.serve("strict", Strict())

@@ -37,7 +37,7 @@ struct PyService {
     opener: Opener,
 }
 
-/// Where the methods of a service run.
+/// Lanes of a service's methods.
 struct Lanes {
     /// All but those that say another one.
     whole: Lane,

@@ -491,9 +491,9 @@ impl PyMesh {
     ///
     /// Handlers run on threads of this node, several at a time, also of one caller; with lane="serial" one after the
     /// other, in the order in which each caller has called. Functions, classes and methods may say so themselves
-    /// (sheave.lane). Handlers may wait for whatever they like. Those that are
-    /// coroutines (async def) run in an event loop on a thread of its own, one loop for the process. What a handler
-    /// raises is raised at the caller. Raises AlreadyExists for a name that is served.
+    /// (sheave.lane). Handlers may wait for whatever they like. Those that are coroutines (async def) run in an event
+    /// loop on a thread of its own, one loop for the process. What a handler raises is raised at the caller. Raises
+    /// AlreadyExists for a name that is served, InvalidArgument for a lane that there is not.
     ///
     /// >>> mesh.serve("double", lambda number: 2 * number)
     #[pyo3(signature = (name, service, *, lane = None))]

@@ -48,7 +48,7 @@ pub(crate) struct Receiving {
     stream: Option<Stream>,
     chunks_taken: u64,
     socket_ended: bool,
-    /// What was wrong with something that the socket brought, which it brings once: whoever comes next hears of it.
+    /// Trouble with something that the socket brought, which it brings once: whoever comes next hears of it.
     socket_trouble: Option<Error>,
     /// Works of senders whose borrowed tensors came back. Whoever held the lock completes them when it is free.
     returned: Vec<Completer<()>>,
@@ -467,14 +467,14 @@ mod tests {
     use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, socketpair};
     use sheave_base::ErrorKind;
 
-    /// Who asks for a segment does not end the link; the poll that does must still hear why.
+    /// A caller that asks for a segment does not end the link; the poll that does must still hear why.
     #[test]
     fn trouble_with_the_socket_is_not_forgotten() {
         let (pair, _) = Pair::create().expect("there is memory");
         let urgent = UrgentReceiving::new(Consumer::new(pair.urgent(Which::FromInitiator)));
         let mut receiving = Receiving::new(Consumer::new(pair.ring(Which::FromInitiator)), urgent);
         let (ours, theirs) =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("sockets");
         assert!(receiving.shown(SegmentId(7), &ours).is_none());
         rustix::net::send(&theirs, b"nonsense", SendFlags::empty()).expect("there is room");
         for _ in 0..2 {

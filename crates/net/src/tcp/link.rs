@@ -159,7 +159,7 @@ impl TcpLink {
     fn pass_on_rooms(&self) -> Result<()> {
         while self.rooms.wait() {
             let Some(mut writing) = self.writing.try_lock() else { return Ok(()) };
-            let outcome = writing.pass_on(&self.rooms, &self.shore());
+            let outcome = writing.pass_on(&self.shore());
             self.note(&writing);
             outcome?;
         }

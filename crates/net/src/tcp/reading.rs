@@ -191,6 +191,11 @@ impl Reading {
         Some(used_bytes)
     }
 
+    /// Whether a frame says how many bytes of data the peer has used, and takes none of them back.
+    fn is_room(&self, header: &Header) -> bool {
+        header.kind == Kind::Room && is_empty(header) && header.tag >= self.peer_used_bytes
+    }
+
     fn hear_of_room(&mut self, used_bytes: u64) {
         self.peer_used_bytes = used_bytes;
         self.heard_of_room = Some(used_bytes);
@@ -212,8 +217,7 @@ impl Reading {
             }
             let Ok(header) = Header::decode(&words) else { break };
             // A wrong one is left for the poll that refuses it.
-            let is_next = header.sequence == self.sequence + 1 && header.tag >= self.peer_used_bytes;
-            if header.kind != Kind::Room || !is_empty(&header) || !is_next {
+            if !self.is_room(&header) || header.sequence != self.sequence + 1 {
                 break;
             }
             if !matches!(recv(socket, &mut words[..], RecvFlags::DONTWAIT), Ok((HEADER_BYTES, _))) {
@@ -307,7 +311,11 @@ impl Reading {
     fn link_frame(&mut self, header: &Header, shore: &Shore<'_>) -> Result<()> {
         match header.kind {
             Kind::Beat if is_empty(header) => {}
-            Kind::Room if is_empty(header) && header.tag >= self.peer_used_bytes => self.hear_of_room(header.tag),
+            Kind::Room if self.is_room(header) => self.hear_of_room(header.tag),
+            Kind::Room if is_empty(header) => {
+                let (used_bytes, before_bytes) = (header.tag, self.peer_used_bytes);
+                return Err(impossible(format!("word that it has used {used_bytes} bytes, after {before_bytes}")));
+            }
             Kind::Close => return Err(closed_by_peer(header.tag, shore.peer)),
             other => return Err(impossible(format!("a frame of kind {other:?}"))),
         }
@@ -476,4 +484,37 @@ fn connection_lost(errno: Errno, peer: &Peer) -> Error {
 pub(super) fn impossible(what: impl std::fmt::Display) -> Error {
     Error::new(ErrorKind::Protocol, format!("the peer sent {what}"))
         .hint("the peer runs another version, or something between the hosts changes what is sent")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
+    use std::os::fd::AsFd;
+
+    fn room(sequence: u64, tag: u64) -> Header {
+        Header { sequence, tag, ..Header::new(Kind::Room) }
+    }
+
+    /// What a glance brings of these bytes, and how many it leaves in the socket.
+    fn glanced(bytes: &[u8]) -> (Option<u64>, u64) {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).expect("sockets");
+        send(&theirs, bytes, SendFlags::empty()).expect("there is room");
+        let heard = Reading::new(&[]).expect("nothing was read ahead").glance(ours.as_fd());
+        (heard, rustix::io::ioctl_fionread(&ours).expect("a socket"))
+    }
+
+    #[test]
+    fn a_glance_takes_words_of_room_and_nothing_else() {
+        let frames = |headers: &[Header]| headers.iter().flat_map(Header::encode).collect::<Vec<u8>>();
+        let data = Header { sequence: 3, ..Header::new(Kind::Data) };
+        let frame = HEADER_BYTES as u64;
+        assert_eq!(glanced(&frames(&[room(1, 5), room(2, 9), data])), (Some(9), frame));
+        assert_eq!(glanced(&frames(&[room(1, 5), room(2, 4)])), (Some(5), frame), "one that takes room back");
+        assert_eq!(glanced(&frames(&[room(2, 5)])), (None, frame), "one out of order");
+        assert_eq!(glanced(&frames(&[Header { control_bytes: 1, ..room(1, 5) }])), (None, frame), "one with more");
+        assert_eq!(glanced(&frames(&[room(1, 5)])[..10]), (None, 10), "a part of one");
+        assert_eq!(glanced(&[7; HEADER_BYTES]), (None, frame), "no header at all");
+    }
 }

@@ -24,7 +24,7 @@ use sheave_wire::{CloseReason, HEADER_BYTES, Header, Kind, PIECE_BYTES, Part as 
 use smallvec::SmallVec;
 use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst, fence};
 use std::time::Duration;
 
 /// Pieces of one gathered write; the kernel takes at most 1024.
@@ -46,13 +46,13 @@ pub(crate) struct Shore<'a> {
     pub(crate) rooms: &'a Rooms,
 }
 
-/// What the reading side of a link has for the writing side, whose lock a sender may hold for as long as a message is:
+/// Words of the reading side of a link for the writing side, whose lock a sender may hold for as long as a message is:
 /// whoever reads does not wait for it. Whoever lets the lock go looks here once more.
 #[derive(Default)]
 pub(crate) struct Rooms {
     /// Bytes of data that the peer has said that it has used.
     heard_bytes: AtomicU64,
-    /// Bytes of its data that were used here, as far as it is to know.
+    /// Bytes of its data that were used here, if it is to be told; else zero.
     to_tell_bytes: AtomicU64,
     /// Whether one of them is new.
     wait: AtomicBool,
@@ -70,7 +70,10 @@ impl Rooms {
         self.heard_bytes.fetch_max(heard_bytes.unwrap_or(0), SeqCst);
     }
 
+    /// Whether something is new. Asked before the lock is tried, and after it was let go: of a reader that leaves
+    /// something and finds the lock taken, and the holder that lets it go, one sees the other.
     pub(crate) fn wait(&self) -> bool {
+        fence(SeqCst);
         self.wait.load(SeqCst)
     }
 }
@@ -89,8 +92,6 @@ pub(crate) struct Writing {
     used_bytes: u64,
     /// Bytes of the peer's data that were used here, while it is to be told.
     to_tell: Option<u64>,
-    /// As many of those as it was told of, or will be.
-    told_bytes: u64,
     sent_since_beat: bool,
     /// What was written since the link was polled last.
     turn_bytes: usize,
@@ -132,7 +133,7 @@ impl Writing {
             if let Some(mut reading) = shore.reading.try_lock_for(HEARING_TIME) {
                 shore.rooms.hear(reading.glance(shore.socket));
             }
-            self.hear_room(shore.rooms)?;
+            self.hear_room(shore)?;
         }
         Ok(self.has_window())
     }
@@ -147,8 +148,8 @@ impl Writing {
     }
 
     /// Takes note of what the peer has said that it has used.
-    fn hear_room(&mut self, rooms: &Rooms) -> Result<()> {
-        let used_bytes = rooms.heard_bytes.load(SeqCst);
+    fn hear_room(&mut self, shore: &Shore<'_>) -> Result<()> {
+        let used_bytes = shore.rooms.heard_bytes.load(SeqCst);
         if used_bytes > self.sent_bytes {
             let sent_bytes = self.sent_bytes;
             let what = format!("the peer says that it has used {used_bytes} bytes; expected at most {sent_bytes}");
@@ -161,14 +162,14 @@ impl Writing {
     }
 
     /// Takes note of what the reading side has to say about room, and tells the peer, now or between two pieces.
-    pub(crate) fn pass_on(&mut self, rooms: &Rooms, shore: &Shore<'_>) -> Result<()> {
-        if !rooms.wait.swap(false, SeqCst) {
+    pub(crate) fn pass_on(&mut self, shore: &Shore<'_>) -> Result<()> {
+        if !shore.rooms.wait.swap(false, SeqCst) {
             return Ok(());
         }
-        self.hear_room(rooms)?;
-        let used_bytes = rooms.to_tell_bytes.load(SeqCst);
-        if used_bytes > self.told_bytes {
-            (self.told_bytes, self.to_tell) = (used_bytes, Some(used_bytes));
+        self.hear_room(shore)?;
+        let used_bytes = shore.rooms.to_tell_bytes.swap(0, SeqCst);
+        if used_bytes > 0 {
+            self.to_tell = Some(used_bytes);
             self.put_room(shore);
         }
         Ok(())
