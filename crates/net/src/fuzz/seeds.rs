@@ -4,7 +4,7 @@ use super::replay::Target;
 use super::{address, ring, shm_records, tcp_stream};
 use crate::Address;
 use crate::message::{Envelope, Outgoing};
-use crate::shm::brief_fuzz;
+use crate::shm::{brief_fuzz, plain_fuzz};
 use sheave_base::{NodeId, Tag};
 use sheave_tensor::{Dtype, Mode, Tensor};
 use sheave_wire::{Header, Kind, Part, Placement, TensorSpec, parts};
@@ -110,6 +110,7 @@ const RETURNS: u8 = 3;
 const AREA: u8 = 4;
 const SLOTS: u8 = 5;
 const BRIEF: u8 = 6;
+const PLAIN: u8 = 7;
 
 /// As many steps of the receiver as there are.
 const STEPS: u8 = 1 | 31 << 3;
@@ -139,6 +140,8 @@ fn f43_records_in_shared_memory_replay() {
     let short =
         Outgoing::tensor(Envelope::data(3, Tag(4)), Tensor::from_slice(&[1.5_f32, 2.0], [2]).unwrap(), Mode::Copy);
     let short = || record(BRIEF, &brief_fuzz(&short));
+    let worded =
+        |control: &[u8]| record(PLAIN, &plain_fuzz(&Outgoing::control(Envelope::of(1, Tag(4), 5), control.to_vec())));
     let (far, near) = ([1; 800], [2; 8]);
     let in_pieces = {
         let mut body = header(1, &[], 808).encode_unsummed().to_vec();
@@ -154,6 +157,7 @@ fn f43_records_in_shared_memory_replay() {
         ("inline", end(&[message(1, b"x", &[plain.clone(), plain.clone()]), message(2, &[], from_ref(&plain))])),
         ("inline_in_places", end(&[places.clone(), message(1, b"x", &[plain])])),
         ("brief", end(&[short(), vec![STEPS], short(), vec![7, 3, 4], short(), vec![7 | 1 << 3, 3, 4]])),
+        ("plain", end(&[worded(b"0123456789abcdef"), worded(&[]), short(), worded(b"abc")])),
         ("waits", end(&[vec![5 | 1 << 3], short(), vec![STEPS]])),
         ("in_pieces", end(&[in_pieces])),
         ("block", end(&[show.clone(), message(1, &[], &[block(1), block(2)])])),

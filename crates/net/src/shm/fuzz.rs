@@ -133,8 +133,9 @@ impl World {
 
     /// A record with this body, as the peer's own side of the ring writes it.
     fn push(&mut self, which: u8, body: &[u8]) -> Result<(), Error> {
-        let kind = [Kind::Pad, Kind::Message, Kind::Chunk, Kind::Returns, Kind::Area, Kind::Slots, Kind::Brief];
-        let kind = kind[usize::from(which & 15) % kind.len()];
+        let kinds =
+            [Kind::Pad, Kind::Message, Kind::Chunk, Kind::Returns, Kind::Area, Kind::Slots, Kind::Brief, Kind::Plain];
+        let kind = kinds[usize::from(which & 15) % kinds.len()];
         let pushed = if which & 16 == 0 { self.producer.push(kind, &[body]) } else { self.urgent.push(kind, &[body]) };
         match pushed {
             Err(error) if error.kind() == ErrorKind::Internal => Ok(()),

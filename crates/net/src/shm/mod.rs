@@ -11,6 +11,7 @@ mod fuzz;
 mod link;
 mod loans;
 mod memory;
+mod plain;
 mod process;
 mod receiving;
 mod ring;
@@ -24,6 +25,8 @@ use channel::{Packet, Received};
 pub(crate) use fuzz::records as records_fuzz;
 use link::{Material, ShmLink};
 use memory::{Pair, Which};
+#[cfg(all(test, not(loom)))]
+pub(crate) use plain::tests::body as plain_fuzz;
 use process::ProcessOfLink;
 pub(crate) use process::{PeerProcesses, check_user, tracer_of};
 #[cfg(all(test, not(loom)))]

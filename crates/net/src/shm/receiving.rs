@@ -4,6 +4,7 @@ use super::brief::Brief;
 use super::channel::{self, Packet, Received};
 use super::loans::{Debts, Lent};
 use super::memory::DataMemory;
+use super::plain::Plain;
 use super::ring::{Consumer, Kind as RecordKind, Record};
 use super::sending::{CHUNK_BYTES, CHUNKS};
 use super::urgent::UrgentReceiving;
@@ -116,6 +117,7 @@ impl Receiving {
         match record.kind {
             RecordKind::Message => return self.message(record, shore),
             RecordKind::Brief => return self.brief(record, shore),
+            RecordKind::Plain => return self.plain(record, shore),
             RecordKind::Chunk => return self.chunk(record, shore),
             RecordKind::Returns => return Err(impossible("loans behind its data")),
             RecordKind::Area => self.area_piece(&record)?,
@@ -260,6 +262,28 @@ impl Receiving {
         self.sequence = sequence;
         self.consumer.release(record);
         shore.sink.deliver(landing, Message { envelope, source: shore.id, sequence, control: Vec::new(), parts });
+        Ok(Step::Moved)
+    }
+
+    /// A message without tensors in its short form.
+    fn plain(&mut self, record: Record, shore: &Shore<'_>) -> Result<Step> {
+        self.require_between_messages()?;
+        let Plain { envelope, control_bytes } = Plain::read(&self.consumer, &record)?;
+        let sequence = self.sequence + 1;
+        let arrival = arrival((envelope, sequence), &[], 0, control_bytes, shore.ending);
+        let landing = match shore.sink.begin(shore.id, &arrival)? {
+            Verdict::Pause => return Ok(Step::Paused),
+            Verdict::Land(landing) => landing,
+        };
+        let mut control = vec![0; control_bytes];
+        if let Err(error) = self.consumer.read(&record, Plain::OFFSET_BYTES, &mut control) {
+            landing.fail(&error);
+            return Err(error);
+        }
+        self.sequence = sequence;
+        self.consumer.release(record);
+        let message = Message { envelope, source: shore.id, sequence, control, parts: Tensors::new() };
+        shore.sink.deliver(landing, message);
         Ok(Step::Moved)
     }
 

@@ -79,6 +79,8 @@ pub(crate) enum Kind {
     Slots = 6,
     /// A message in its short form.
     Brief = 7,
+    /// A message without tensors in its short form.
+    Plain = 8,
 }
 
 impl Kind {
@@ -91,6 +93,7 @@ impl Kind {
             5 => Self::Area,
             6 => Self::Slots,
             7 => Self::Brief,
+            8 => Self::Plain,
             other => return Err(strange_kind(other)),
         })
     }

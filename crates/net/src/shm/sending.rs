@@ -20,6 +20,7 @@ use super::brief::Head;
 use super::channel;
 use super::loans::{Borrowed, Lent, Loan};
 use super::memory::DataMemory;
+use super::plain;
 use super::ring::{Kind as RecordKind, Producer};
 use super::urgent::UrgentSending;
 use crate::counters::Counters;
@@ -336,6 +337,11 @@ impl Sending {
     /// Puts a whole message into the ring. False when there is no room.
     #[inline]
     fn put(&mut self, message: &Outgoing, shore: &Shore<'_>) -> Result<bool> {
+        if let Some(head) = plain::head_of(message) {
+            let is_put = self.producer.push(RecordKind::Plain, &[head.as_flattened(), &message.control])?;
+            self.sequence += u64::from(is_put);
+            return Ok(is_put);
+        }
         let Some((head, part)) = Head::of(message) else { return self.put_inline(message, shore) };
         // SAFETY: as in `put_inline`.
         let elements = unsafe { std::slice::from_raw_parts(part.tensor.ptr(), part.tensor.len_bytes()) };
