@@ -224,12 +224,17 @@ impl Shared {
 
     /// Lets the engine handle what was put aside, unless somebody else is about to.
     pub(crate) fn steer(&self) {
-        let Some(this) = self.this() else { return };
+        if let Some(this) = self.this() {
+            this.steer_this();
+        }
+    }
+
+    fn steer_this(self: &Arc<Self>) {
         while !self.told.lock().is_empty() {
             let Some(mut state) = self.state.try_lock() else { return };
-            let after = this.turn(&mut state);
+            let after = self.turn(&mut state);
             drop(state);
-            this.finish(after);
+            self.finish(after);
             if self.choked.swap(false, SeqCst) {
                 self.node.resume();
             }
@@ -682,8 +687,8 @@ impl Endpoint for Shared {
     }
 
     fn attend(&self) {
-        self.steer();
         if let Some(this) = self.this() {
+            this.steer_this();
             this.tend_references();
             this.serve();
             this.runtime.run_ready();

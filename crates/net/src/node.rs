@@ -418,37 +418,31 @@ impl Node {
     /// Starts to send a message. Tensors sent by copy are captured before the call returns; all others are held until
     /// the work ends.
     pub fn isend(&self, link: LinkId, message: Outgoing) -> Result<Work<()>> {
-        Ok(match self.inner.hand_over(link, message, Hold::Capture)? {
-            Handover::Sent => Work::ready("send", Ok(())),
+        Ok(self.dispatch(link, message, Hold::Capture)?.unwrap_or_else(sent))
+    }
+
+    /// As [`Node::isend`] or, where the tensors are only borrowed, [`Node::isend_borrowed`]; `None` where the message
+    /// has left before this returns, so that there is nothing to wait for.
+    pub fn dispatch(&self, link: LinkId, message: Outgoing, hold: Hold) -> Result<Option<Work<()>>> {
+        match self.inner.hand_over(link, message, hold)? {
+            Handover::Sent => Ok(None),
             Handover::Queued(work) => {
                 self.inner.progress.ring();
-                work
+                Ok(Some(work))
             }
-        })
+        }
     }
 
     /// As [`Node::isend`], but tensors sent by copy are borrowed, not captured, until the work ends: nobody may write
     /// them before.
     pub fn isend_borrowed(&self, link: LinkId, message: Outgoing) -> Result<Work<()>> {
-        Ok(match self.inner.hand_over(link, message, Hold::Borrow)? {
-            Handover::Sent => Work::ready("send", Ok(())),
-            Handover::Queued(work) => {
-                self.inner.progress.ring();
-                work
-            }
-        })
+        Ok(self.dispatch(link, message, Hold::Borrow)?.unwrap_or_else(sent))
     }
 
     /// As [`Node::isend_borrowed`], for those who learn in another way that the message was received: true if the
     /// tensors are free already.
     pub fn post(&self, link: LinkId, message: Outgoing) -> Result<bool> {
-        match self.inner.hand_over(link, message, Hold::Borrow)? {
-            Handover::Sent => Ok(true),
-            Handover::Queued(_) => {
-                self.inner.progress.ring();
-                Ok(false)
-            }
-        }
+        self.dispatch(link, message, Hold::Borrow).map(|work| work.is_none())
     }
 
     /// Starts to receive a message. With `places`, one contiguous tensor per tensor of the message, bytes land there
@@ -589,6 +583,11 @@ impl Node {
     ) -> (Completer<T>, Work<T>) {
         described(operation, Some(self.inner.driver()), link, Some(awaited))
     }
+}
+
+/// The work of a message that has left.
+fn sent() -> Work<()> {
+    Work::ready("send", Ok(()))
 }
 
 impl Drop for Owner {

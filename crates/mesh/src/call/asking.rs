@@ -43,8 +43,8 @@ impl Asking {
         args.check_tensors(tensors.len())?;
         let control = named_request(method, &args)?;
         // A service that is called without a method is what errors name.
-        let shown = if method.is_empty() { service.as_str() } else { method };
-        let (method, names) = (Text::Shared(shown.into()), names_in(&args));
+        let method = if method.is_empty() { service.text() } else { Text::Shared(method.into()) };
+        let names = names_in(&args);
         let (number, operation) = (0, "call");
         Ok(Self { service, method, number, operation, control, names, tensors, places, leases, deadline, runs_anyway })
     }

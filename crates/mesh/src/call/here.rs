@@ -102,7 +102,7 @@ impl Shared {
             Ok((Message { envelope, source: HERE, sequence: 0, control, parts }, brought))
         });
         match answer {
-            Ok((message, brought)) => call.answered(message, brought, None, |_| {}),
+            Ok((message, brought)) => call.answered(message, brought, || None, |_| {}),
             Err(error) => call.end(error),
         }
     }

@@ -69,7 +69,7 @@ use serving::{Requests, Serves};
 use sheave_base::numbers::Numbered;
 use sheave_base::planted::{self, Bug};
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, contain, limits};
-use sheave_net::{Admission, Arrival, Envelope, Message, Parts, Tensors};
+use sheave_net::{Admission, Arrival, Envelope, Ground, Message, Parts, Tensors};
 use sheave_tensor::WriteLease;
 use sheave_wire::Value;
 use std::collections::VecDeque;
@@ -172,6 +172,10 @@ impl Calls {
 
     pub(crate) fn admit(&self, link: LinkId, arrival: &Arrival<'_>, members: usize) -> Admission {
         if arrival.envelope.endpoint == ANSWERS {
+            // An answer without tensors needs no places.
+            if arrival.parts.is_empty() {
+                return Admission::Land(Ground::default());
+            }
             let mut pending = self.pending.lock();
             let call = pending.get_mut(&arrival.envelope.correlation).filter(|call| call.link == link);
             return Admission::Land(call.map(|call| call.admit(arrival)).unwrap_or_default());
@@ -357,8 +361,8 @@ impl Shared {
         };
         if let Some(call) = call {
             // By the call, not by its link: that may have ended behind the answer.
-            let origin = self.peer_of(call.to);
-            call.answered(message, brought, origin.as_ref(), |error| self.note_error(error));
+            let to = call.to;
+            call.answered(message, brought, || self.peer_of(to), |error| self.note_error(error));
         }
     }
 

@@ -77,6 +77,10 @@ impl ServiceName {
         self.text.as_str()
     }
 
+    pub(super) fn text(&self) -> Text {
+        self.text.clone()
+    }
+
     pub(crate) fn number(&self) -> u64 {
         self.number
     }

@@ -90,7 +90,7 @@ impl Pending {
         self: Box<Self>,
         message: Message,
         brought: Brought,
-        origin: Option<&Peer>,
+        origin: impl Fn() -> Option<Peer>,
         note: impl Fn(&Error),
     ) {
         let (has_tensors, refusal) = (!message.parts.is_empty(), self.refusal.clone());
@@ -101,15 +101,14 @@ impl Pending {
             false => Ok((message, brought)),
         };
         self.finish(outcome, &|read| {
-            let judged = match (read, &refusal, origin) {
-                (Err(error), _, Some(origin)) => Err(error.origin(origin.clone())),
-                (Err(error), _, None) => Err(error),
-                (Ok(()), Some(refusal), _) => Err(refusal.clone()),
-                (Ok(()), None, _) if asked > 0 && !has_tensors => {
+            let judged = match (read, &refusal) {
+                (Err(error), _) => Err(origin().into_iter().fold(error, Error::origin)),
+                (Ok(()), Some(refusal)) => Err(refusal.clone()),
+                (Ok(()), None) if asked > 0 && !has_tensors => {
                     let what = format!("the answer has no tensors where {asked} were asked for");
                     Err(Error::new(ErrorKind::Mismatch, what))
                 }
-                (Ok(()), None, _) => Ok(()),
+                (Ok(()), None) => Ok(()),
             };
             judged.inspect_err(&note)
         });

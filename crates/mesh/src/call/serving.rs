@@ -34,7 +34,7 @@ use sheave_base::planted::{self, Bug};
 use sheave_base::{Error, LinkId, NodeId, Result, Tag, limits};
 use sheave_net::{Admission, Arrival, Envelope, Ground, Hold, Message, Outgoing, Tensors};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Release, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -100,9 +100,10 @@ impl Counted {
 
     /// The service, and how many have begun, for the caller who is told now.
     pub(super) fn tell(&self) -> (u64, u32) {
+        // Neither count guards anything: who is told a little late or twice is told all the same.
         let begun = self.begun.load(SeqCst);
-        self.told.store(begun, SeqCst);
-        self.untold_bytes.store(0, SeqCst);
+        self.told.store(begun, Release);
+        self.untold_bytes.store(0, Release);
         (self.service, begun)
     }
 }
@@ -413,22 +414,19 @@ impl Shared {
         if planted::strikes(Bug::AnswerLost) {
             return Ok(());
         }
-        let work = match hold {
-            Hold::Capture => self.node.isend(link, message)?,
-            Hold::Borrow => self.node.isend_borrowed(link, message)?,
-        };
+        let queued = self.node.dispatch(link, message, hold)?;
         let Some(counted) = counted else { return Ok(()) };
-        if work.is_done() {
+        let Some(work) = queued.filter(|work| !work.is_done()) else {
             counted.unanswered.fetch_sub(1, SeqCst);
             self.let_in();
-        } else {
-            let (shared, counted) = (Arc::clone(self), Arc::clone(counted));
-            work.on_complete(move |_| {
-                counted.unanswered.fetch_sub(1, SeqCst);
-                // The link's locks may be held: what has room now is looked at after the poll.
-                shared.node.remind(REQUESTS);
-            });
-        }
+            return Ok(());
+        };
+        let (shared, counted) = (Arc::clone(self), Arc::clone(counted));
+        work.on_complete(move |_| {
+            counted.unanswered.fetch_sub(1, SeqCst);
+            // The link's locks may be held: what has room now is looked at after the poll.
+            shared.node.remind(REQUESTS);
+        });
         Ok(())
     }
 

@@ -30,7 +30,7 @@ use sheave_base::collections::HashMap;
 use sheave_base::planted::{self, Bug};
 use sheave_base::work::{Completer, IDLE};
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, limits};
-use sheave_net::{Outgoing, Part};
+use sheave_net::{Hold, Outgoing, Part};
 use sheave_tensor::Mode;
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
@@ -122,6 +122,11 @@ impl Window {
     pub(super) fn has_room(&self, bytes: u64, size: Size) -> bool {
         let fits = self.bytes.saturating_add(bytes) <= size.bytes && self.sizes.len() < size.requests as usize;
         self.sizes.is_empty() || fits
+    }
+
+    /// Whether a request waits to be sent, or somebody for room.
+    fn somebody_waits(&self) -> bool {
+        !self.waiting.is_empty() || !self.room_waits.is_empty()
     }
 
     /// How many requests were sent and have not begun, as far as is known, and their bytes.
@@ -345,15 +350,19 @@ impl Shared {
             }
             state.enter(bytes, &mut request);
         }
-        let sent = self.node.isend(link, request.message);
-        let unsent = window.lock().sent(sent.is_ok());
+        let sent = self.node.dispatch(link, request.message, Hold::Capture);
+        let (unsent, others_wait) = {
+            let mut state = window.lock();
+            (state.sent(sent.is_ok()), state.somebody_waits())
+        };
         // One that is not there any more went with the link, and was told of.
         let is_told = is_one_way && sent.is_err() && unsent.is_none();
         match &sent {
             // The window may have been made after those of the link were ended.
             Err(error) if self.node.link(link).is_err() => self.end_windows(link, error),
             // Others may have come meanwhile, and left it to the mark.
-            _ => self.send_waiting(link, &window),
+            _ if others_wait => self.send_waiting(link, &window),
+            _ => {}
         }
         if is_told { Ok(()) } else { sent.map(drop) }
     }
@@ -385,11 +394,17 @@ impl Shared {
     pub(super) fn requests_begun(&self, link: LinkId, service: u64, total: u32) {
         if let Some(window) = self.calls.windows.find(link, service) {
             let mut filling = Vec::new();
-            window.lock().begun(total, &mut filling);
+            let somebody_waits = {
+                let mut state = window.lock();
+                state.begun(total, &mut filling);
+                state.somebody_waits()
+            };
             if !filling.is_empty() {
                 self.references.filling_ended(&filling);
             }
-            self.send_waiting(link, &window);
+            if somebody_waits {
+                self.send_waiting(link, &window);
+            }
         }
     }
 
@@ -398,7 +413,7 @@ impl Shared {
         loop {
             let (due, next) = {
                 let mut state = window.lock();
-                if state.waiting.is_empty() && state.room_waits.is_empty() {
+                if !state.somebody_waits() {
                     return;
                 }
                 let size = self.window_size(&state);
@@ -422,7 +437,7 @@ impl Shared {
         let is_wanted = || runs_anyway || self.calls.pending.lock().contains_key(&correlation);
         let sent = if is_wanted() {
             message.envelope.aux = super::patience_ms(until, clock::now());
-            self.node.isend(link, message).map(drop)
+            self.node.dispatch(link, message, Hold::Capture).map(drop)
         } else {
             Err(Error::new(ErrorKind::Cancelled, "nobody waits for it"))
         };
