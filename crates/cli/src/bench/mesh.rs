@@ -8,8 +8,9 @@ use crate::Failure;
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use sheave_base::config::Endpoint;
-use sheave_base::{Error, ErrorKind, Result};
-use sheave_mesh::{Call, Config, Expected, Lane, Mesh, Request, Role, Service, ServiceName};
+use sheave_base::{Error, ErrorKind, Result, Work};
+use sheave_mesh::{Answer, Call, Config, Expected, Lane, Mesh, Request, Role, Service, ServiceName};
+use std::collections::VecDeque;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a node says when it has passed its first barrier.
 const THROUGH: &str = "through";
+
+/// Calls outstanding in `call_pipelined`; as many are timed together.
+const PIPELINED: usize = 64;
 
 /// What a node must know, as one line of JSON.
 #[derive(Clone, Serialize, Deserialize)]
@@ -163,27 +167,36 @@ fn take_part(invitation: &Invitation) -> Result<()> {
     config.node = node_config("", *transport, secret)?;
     config.node.local_ranks = config.expected.total() as usize;
     let mesh = Mesh::join(config)?;
-    mesh.serve(EMPTY.as_str(), Empty { is_inline: *case == MeshCase::Call })?;
+    mesh.serve(EMPTY.as_str(), Empty { is_inline: *case != MeshCase::CallExecutor })?;
     let world = mesh.world();
     world.barrier()?;
     say(THROUGH)?;
     let to = mesh.members().last().map_or(mesh.me().node, |member| member.node);
-    let round = || match case {
+    let mut in_flight = VecDeque::<Work<Answer>>::with_capacity(PIPELINED);
+    let mut round = || match case {
         MeshCase::StartUp => Ok(()),
         MeshCase::Barrier => world.barrier(),
-        MeshCase::Call | MeshCase::CallExecutor if *rank == 0 => {
-            mesh.call(to, &EMPTY, "", Call::default())?.wait().map(drop)
+        _ if *rank != 0 => Ok(()),
+        MeshCase::Call | MeshCase::CallExecutor => mesh.call(to, &EMPTY, "", Call::default())?.wait().map(drop),
+        MeshCase::CallPipelined => {
+            if in_flight.len() == PIPELINED {
+                in_flight.pop_front().map_or(Ok(()), |call| call.wait().map(drop))?;
+            }
+            in_flight.push_back(mesh.call(to, &EMPTY, "", Call::default())?);
+            Ok(())
         }
-        MeshCase::Call | MeshCase::CallExecutor => Ok(()),
     };
+    let at_once = if *case == MeshCase::CallPipelined { PIPELINED } else { 1 };
     for _ in 0..iterations / 10 {
         round()?;
     }
     let mut times = Vec::with_capacity(*iterations);
     for _ in 0..*iterations {
         let begun = Instant::now();
-        round()?;
-        times.push(child::nanoseconds(begun.elapsed()));
+        for _ in 0..at_once {
+            round()?;
+        }
+        times.push(child::nanoseconds(begun.elapsed() / at_once as u32));
     }
     if *case != MeshCase::StartUp && *rank == 0 {
         say(&serde_json::to_string(&times).map_err(|error| Error::new(ErrorKind::Internal, error.to_string()))?)?;

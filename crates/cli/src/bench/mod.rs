@@ -209,10 +209,12 @@ pub(crate) enum MeshCase {
     Call,
     /// Empty calls to a service on the executor.
     CallExecutor,
+    /// Empty calls to an inline service, 64 outstanding: the time per call.
+    CallPipelined,
 }
 
 impl MeshCase {
-    const ALL: [Self; 4] = [Self::StartUp, Self::Barrier, Self::Call, Self::CallExecutor];
+    const ALL: [Self; 5] = [Self::StartUp, Self::Barrier, Self::Call, Self::CallExecutor, Self::CallPipelined];
 
     fn name(self) -> &'static str {
         match self {
@@ -220,6 +222,7 @@ impl MeshCase {
             Self::Barrier => "barrier",
             Self::Call => "call",
             Self::CallExecutor => "call_executor",
+            Self::CallPipelined => "call_pipelined",
         }
     }
 
@@ -228,7 +231,7 @@ impl MeshCase {
         match self {
             Self::StartUp => &[4],
             Self::Barrier => &[2, 4],
-            Self::Call | Self::CallExecutor => &[2],
+            Self::Call | Self::CallExecutor | Self::CallPipelined => &[2],
         }
     }
 }
