@@ -35,8 +35,8 @@ const AHEAD_BYTES: usize = 16 << 10;
 /// Most bytes that are kept behind a message that waits: the window, and the piece with which it was exceeded.
 const KEPT_BYTES_MAX: usize = LINK_WINDOW_BYTES as usize + PIECE_BYTES + HEADER_BYTES;
 
-/// Bytes after whose use the peer is told. Half of the window is left for what is under way meanwhile; a word after each
-/// eighth cost an exchange of 16 MiB a tenth of its time.
+/// Bytes after whose use the peer is told. Half of the window is left for what is under way meanwhile; a word after
+/// each eighth cost an exchange of 16 MiB a tenth of its time.
 const TELL_BYTES: u64 = LINK_WINDOW_BYTES / 2;
 
 /// The parts of a link that receiving needs and does not own.
