@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import sheave
 
-DTYPES = "bool uint8 int8 int16 int32 int64 float16 float32 float64 complex64 complex128".split()
+DTYPES = (
+    "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 float32 float64 complex64 complex128".split()
+)
 
 
 def through(pair, value, **keywords):

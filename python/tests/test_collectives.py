@@ -29,7 +29,7 @@ def reduced(op, size, **keywords):
     return functools.reduce(OPERATORS[op], [values(rank, **keywords) for rank in range(size)])
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "int64"])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"])
 def test_every_operator(dtype):
     def act(mesh):
         for op in OPERATORS:

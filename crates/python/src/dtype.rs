@@ -18,7 +18,7 @@ const fn known(dtype: Dtype, name: &'static str, format: Option<&'static std::ff
     Known { dtype, name, format, dlpack }
 }
 
-const TABLE: [Known; 14] = [
+const TABLE: [Known; 17] = [
     known(Dtype::Bool, "bool", Some(c"?"), DLDataType::BOOL),
     known(Dtype::U8, "uint8", Some(c"B"), DLDataType::U8),
     known(Dtype::I8, "int8", Some(c"b"), DLDataType::I8),
@@ -33,6 +33,9 @@ const TABLE: [Known; 14] = [
     known(Dtype::Complex128, "complex128", Some(c"Zd"), DLDataType::C128),
     known(Dtype::Fp8E4M3, "float8_e4m3fn", None, DLDataType::F8E4M3FN),
     known(Dtype::Fp8E5M2, "float8_e5m2", None, DLDataType::F8E5M2),
+    known(Dtype::U16, "uint16", Some(c"H"), DLDataType::U16),
+    known(Dtype::U32, "uint32", Some(c"I"), DLDataType::U32),
+    known(Dtype::U64, "uint64", Some(c"Q"), DLDataType::U64),
 ];
 
 fn entry(dtype: Dtype) -> &'static Known {
@@ -74,6 +77,9 @@ pub(crate) fn from_format(format: &std::ffi::CStr, item_bytes: usize) -> Result<
         (b"?", 1) => Dtype::Bool,
         (b"B" | b"c", 1) => Dtype::U8,
         (b"b", 1) => Dtype::I8,
+        (b"H" | b"I" | b"L" | b"Q" | b"N", 2) => Dtype::U16,
+        (b"H" | b"I" | b"L" | b"Q" | b"N", 4) => Dtype::U32,
+        (b"H" | b"I" | b"L" | b"Q" | b"N", 8) => Dtype::U64,
         (b"h" | b"i" | b"l" | b"q" | b"n", 2) => Dtype::I16,
         (b"h" | b"i" | b"l" | b"q" | b"n", 4) => Dtype::I32,
         (b"h" | b"i" | b"l" | b"q" | b"n", 8) => Dtype::I64,

@@ -44,11 +44,17 @@ pub enum Dtype {
     Fp8E4M3 = 12,
     /// 8-bit float with 5 exponent and 2 mantissa bits; carried as bytes.
     Fp8E5M2 = 13,
+    /// Unsigned 16-bit integer.
+    U16 = 14,
+    /// Unsigned 32-bit integer.
+    U32 = 15,
+    /// Unsigned 64-bit integer.
+    U64 = 16,
 }
 
 impl Dtype {
     /// Every dtype, in the order of their codes.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 17] = [
         Self::Bool,
         Self::U8,
         Self::I8,
@@ -63,6 +69,9 @@ impl Dtype {
         Self::Complex128,
         Self::Fp8E4M3,
         Self::Fp8E5M2,
+        Self::U16,
+        Self::U32,
+        Self::U64,
     ];
 
     /// Bytes of one element.
@@ -71,11 +80,18 @@ impl Dtype {
     pub const fn size_bytes(self) -> usize {
         match self {
             Self::Bool | Self::U8 | Self::I8 | Self::Fp8E4M3 | Self::Fp8E5M2 => 1,
-            Self::I16 | Self::F16 | Self::Bf16 => 2,
-            Self::I32 | Self::F32 => 4,
-            Self::I64 | Self::F64 | Self::Complex64 => 8,
+            Self::I16 | Self::U16 | Self::F16 | Self::Bf16 => 2,
+            Self::I32 | Self::U32 | Self::F32 => 4,
+            Self::I64 | Self::U64 | Self::F64 | Self::Complex64 => 8,
             Self::Complex128 => 16,
         }
+    }
+
+    /// Whether its elements are whole numbers, signed or not; bool is none of them.
+    #[must_use]
+    pub const fn is_integer(self) -> bool {
+        let is_unsigned = matches!(self, Self::U8 | Self::U16 | Self::U32 | Self::U64);
+        is_unsigned || matches!(self, Self::I8 | Self::I16 | Self::I32 | Self::I64)
     }
 
     /// Alignment that typed access needs, in bytes: a complex number is aligned like its parts.
@@ -106,6 +122,9 @@ impl Dtype {
             Self::Complex128 => "complex128",
             Self::Fp8E4M3 => "fp8_e4m3",
             Self::Fp8E5M2 => "fp8_e5m2",
+            Self::U16 => "u16",
+            Self::U32 => "u32",
+            Self::U64 => "u64",
         }
     }
 
@@ -182,7 +201,7 @@ macro_rules! element {
 }
 
 element! {
-    i8 => I8, i16 => I16, i32 => I32, i64 => I64, f16 => F16, bf16 => Bf16, f32 => F32, f64 => F64,
+    u16 => U16, u32 => U32, u64 => U64, i8 => I8, i16 => I16, i32 => I32, i64 => I64, f16 => F16, bf16 => Bf16, f32 => F32, f64 => F64,
     [f32; 2] => Complex64, [f64; 2] => Complex128,
 }
 
@@ -206,7 +225,7 @@ mod tests {
             assert_eq!(Dtype::from_name(dtype.name()), Some(dtype));
             assert_eq!(dtype.size_bytes() % dtype.align_bytes(), 0);
         }
-        assert_eq!(Dtype::from_code(14), None);
+        assert_eq!(Dtype::from_code(17), None);
         assert_eq!(Dtype::from_name("F32"), None);
     }
 

@@ -171,6 +171,9 @@ fn to_file(dtype: Dtype) -> Option<FileDtype> {
     Some(match dtype {
         Dtype::Bool => FileDtype::BOOL,
         Dtype::U8 => FileDtype::U8,
+        Dtype::U16 => FileDtype::U16,
+        Dtype::U32 => FileDtype::U32,
+        Dtype::U64 => FileDtype::U64,
         Dtype::I8 => FileDtype::I8,
         Dtype::I16 => FileDtype::I16,
         Dtype::I32 => FileDtype::I32,
@@ -324,7 +327,7 @@ mod tests {
             (file_of(r#"{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#, 7), ErrorKind::InvalidArgument),
             (file_of(r#"{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#, 4), ErrorKind::InvalidArgument),
             (file_of(r#"{"x":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}}"#, 8), ErrorKind::InvalidArgument),
-            (file_of(r#"{"x":{"dtype":"U64","shape":[1],"data_offsets":[0,8]}}"#, 8), ErrorKind::Unsupported),
+            (file_of(r#"{"x":{"dtype":"F8_E8M0","shape":[1],"data_offsets":[0,1]}}"#, 1), ErrorKind::Unsupported),
             (file_of(&many, 1), ErrorKind::LimitExceeded),
         ] {
             std::fs::write(&path, &bytes).unwrap();

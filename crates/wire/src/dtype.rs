@@ -22,10 +22,10 @@ mod tests {
     /// What is on the wire stays what it was, whatever happens to the enumeration.
     #[test]
     fn the_codes_are_those_of_the_first_version() {
-        let sizes: Vec<_> = (0..=14).map(dtype_size).collect();
-        let expected = [1, 1, 1, 2, 4, 8, 2, 2, 4, 8, 8, 16, 1, 1].map(Some);
-        assert_eq!(sizes[..14], expected);
-        assert_eq!(sizes[14], None);
+        let sizes: Vec<_> = (0..=17).map(dtype_size).collect();
+        let expected = [1, 1, 1, 2, 4, 8, 2, 2, 4, 8, 8, 16, 1, 1, 2, 4, 8].map(Some);
+        assert_eq!(sizes[..17], expected);
+        assert_eq!(sizes[17], None);
         assert_eq!(Dtype::from_code(8), Some(Dtype::F32));
     }
 }

@@ -321,7 +321,7 @@ mod tests {
     #[test]
     fn every_field_that_lies_is_refused() {
         let good = table(&Part::inline(TensorSpec::new(8, &[2])));
-        for (offset, value) in [(0, 14), (1, 65), (2, 4), (3, 2), (4, 1), (7, 1), (14, 1), (15, 1)] {
+        for (offset, value) in [(0, 17), (1, 65), (2, 4), (3, 2), (4, 1), (7, 1), (14, 1), (15, 1)] {
             let mut bad = good.clone();
             bad[offset] = value;
             assert!(decode(&bad, 1).is_err(), "offset {offset}");

@@ -121,7 +121,7 @@ mod tests {
             decode(message, 4).map(|offer| (offer.rank, offer.tag, offer.count, offer.serial))
         };
         assert_eq!(read(good.control.clone()).expect("it is sound"), (2, 300, 3, 7));
-        for (at, byte) in [(0, 4), (4, 14), (SORT_AT, 2), (6, 1), (7, 0x80)] {
+        for (at, byte) in [(0, 4), (4, 17), (SORT_AT, 2), (6, 1), (7, 0x80)] {
             let mut bad = good.control.clone();
             bad[at] = byte;
             assert_eq!(read(bad).expect_err("nobody writes it").kind(), ErrorKind::Protocol, "{at}");

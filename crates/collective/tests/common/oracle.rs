@@ -18,7 +18,7 @@ pub(crate) fn number(dtype: Dtype, rank: u32, index: usize, salt: u64) -> f64 {
     let drawn = mixed.wrapping_mul(0xd6e8_feb8_6659_fd93) >> 40;
     match dtype {
         Dtype::Bool => (drawn % 2) as f64,
-        Dtype::U8 | Dtype::Fp8E4M3 | Dtype::Fp8E5M2 => (drawn % 4) as f64,
+        Dtype::U8 | Dtype::U16 | Dtype::U32 | Dtype::U64 | Dtype::Fp8E4M3 | Dtype::Fp8E5M2 => (drawn % 4) as f64,
         Dtype::Complex64 | Dtype::Complex128 => (drawn % 3) as f64 - 1.0,
         _ => (drawn % 4) as f64 - 1.0,
     }
@@ -35,6 +35,9 @@ pub(crate) fn encode(dtype: Dtype, numbers: &[f64]) -> Vec<u8> {
         Dtype::Bool | Dtype::U8 | Dtype::I8 | Dtype::Fp8E4M3 | Dtype::Fp8E5M2 => {
             numbers.map(|n| n as i64 as u8).collect()
         }
+        Dtype::U16 => numbers.flat_map(|n| (n as i64 as u16).to_ne_bytes()).collect(),
+        Dtype::U32 => numbers.flat_map(|n| (n as i64 as u32).to_ne_bytes()).collect(),
+        Dtype::U64 => numbers.flat_map(|n| (n as i64 as u64).to_ne_bytes()).collect(),
         Dtype::I16 => numbers.flat_map(|n| (n as i64 as i16).to_ne_bytes()).collect(),
         Dtype::I32 => numbers.flat_map(|n| (n as i64 as i32).to_ne_bytes()).collect(),
         Dtype::I64 => numbers.flat_map(|n| (n as i64).to_ne_bytes()).collect(),

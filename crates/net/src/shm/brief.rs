@@ -203,7 +203,7 @@ pub(super) mod tests {
         assert_eq!(read(&|_| (), 24), Ok(24));
         let wrong = Err(ErrorKind::Protocol);
         for (shift, value) in
-            [(32, ENDPOINTS_MAX as u64), (32, 200), (40, 14), (48, 1), (48, 3), (48, 5), (48, 255), (56, 1)]
+            [(32, ENDPOINTS_MAX as u64), (32, 200), (40, 17), (48, 1), (48, 3), (48, 5), (48, 255), (56, 1)]
         {
             assert_eq!(read(&field(shift, value), 24), wrong, "{shift} {value}");
         }

@@ -13,8 +13,19 @@ use std::hint::black_box;
 use std::sync::OnceLock;
 use std::time::Instant;
 
-const SUMMABLE: [Dtype; 9] =
-    [Dtype::U8, Dtype::I8, Dtype::I16, Dtype::I32, Dtype::I64, Dtype::F16, Dtype::Bf16, Dtype::F32, Dtype::F64];
+const SUMMABLE: [Dtype; 11] = [
+    Dtype::U8,
+    Dtype::U32,
+    Dtype::U64,
+    Dtype::I8,
+    Dtype::I16,
+    Dtype::I32,
+    Dtype::I64,
+    Dtype::F16,
+    Dtype::Bf16,
+    Dtype::F32,
+    Dtype::F64,
+];
 
 /// What a table, or a sum, holds: bytes of rows by their id.
 type Model = BTreeMap<i64, Vec<u8>>;
@@ -40,6 +51,9 @@ fn added(dtype: Dtype, left: &[u8], right: &[u8]) -> Vec<u8> {
     }
     match dtype {
         Dtype::U8 => integer!(u8),
+        Dtype::U16 => integer!(u16),
+        Dtype::U32 => integer!(u32),
+        Dtype::U64 => integer!(u64),
         Dtype::I8 => integer!(i8),
         Dtype::I16 => integer!(i16),
         Dtype::I32 => integer!(i32),

@@ -144,6 +144,9 @@ unsafe fn reduce_with(
                 Op::Sum | Op::Prod => {}
             },
             Dtype::U8 => integers!(op, operands, u8),
+            Dtype::U16 => integers!(op, operands, u16),
+            Dtype::U32 => integers!(op, operands, u32),
+            Dtype::U64 => integers!(op, operands, u64),
             Dtype::I8 => integers!(op, operands, i8),
             Dtype::I16 => integers!(op, operands, i16),
             Dtype::I32 => integers!(op, operands, i32),

@@ -90,7 +90,8 @@ impl Op {
     pub const fn supports(self, dtype: Dtype) -> bool {
         let bitwise = matches!(self, Self::Band | Self::Bor | Self::Bxor);
         match dtype {
-            Dtype::U8 | Dtype::I8 | Dtype::I16 | Dtype::I32 | Dtype::I64 => true,
+            Dtype::U8 | Dtype::U16 | Dtype::U32 | Dtype::U64 => true,
+            Dtype::I8 | Dtype::I16 | Dtype::I32 | Dtype::I64 => true,
             Dtype::Bool => !matches!(self, Self::Sum | Self::Prod),
             Dtype::F16 | Dtype::Bf16 | Dtype::F32 | Dtype::F64 => !bitwise,
             Dtype::Complex64 | Dtype::Complex128 => matches!(self, Self::Sum | Self::Prod),

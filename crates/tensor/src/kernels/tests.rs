@@ -67,6 +67,9 @@ fn oracle(op: Op, dtype: Dtype, left: &[u8], right: &[u8]) -> Vec<u8> {
             vec![u8::from(result)]
         }
         Dtype::U8 => integer!(u8),
+        Dtype::U16 => integer!(u16),
+        Dtype::U32 => integer!(u32),
+        Dtype::U64 => integer!(u64),
         Dtype::I8 => integer!(i8),
         Dtype::I16 => integer!(i16),
         Dtype::I32 => integer!(i32),
