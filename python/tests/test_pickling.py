@@ -146,8 +146,8 @@ def test_tensors_of_torch_keep_what_they_share():
 
 def test_all_sorts_of_tensors_of_torch():
     t = torch()
-    sorts = [t.bool, t.uint8, t.uint16, t.uint32, t.uint64, t.int8, t.int16, t.int32, t.int64, t.float16, t.bfloat16, t.float32, t.float64]
-    sorts += [t.complex64, t.complex128, t.float8_e4m3fn]
+    sorts = [t.bool, t.uint8, t.uint16, t.uint32, t.uint64, t.int8, t.int16, t.int32, t.int64]
+    sorts += [t.float16, t.bfloat16, t.float32, t.float64, t.complex64, t.complex128, t.float8_e4m3fn]
     for dtype in sorts:
         for count in (0, 1, 5000):
             tensor = (t.arange(count) % 2).to(dtype)

@@ -201,7 +201,8 @@ macro_rules! element {
 }
 
 element! {
-    u16 => U16, u32 => U32, u64 => U64, i8 => I8, i16 => I16, i32 => I32, i64 => I64, f16 => F16, bf16 => Bf16, f32 => F32, f64 => F64,
+    u16 => U16, u32 => U32, u64 => U64, i8 => I8, i16 => I16, i32 => I32, i64 => I64,
+    f16 => F16, bf16 => Bf16, f32 => F32, f64 => F64,
     [f32; 2] => Complex64, [f64; 2] => Complex128,
 }
 
