@@ -74,8 +74,7 @@ fn values_and_tensors_go_there_and_back() {
                 let values: Vec<f32> = (0..elements).map(|at| (at % 1000) as f32).collect();
                 let tensor = Tensor::from_slice(&values, [elements as u64]).expect("it fits");
                 let args = Value::List(vec![Value::Int(-7), Value::Str("é".into()), Value::Tensor(0)]);
-                let request =
-                    Call { args: args.clone(), tensors: smallvec![Part::new(tensor, Mode::Copy)], ..Call::default() };
+                let request = Call::of(args.clone()).tensor(tensor, Mode::Copy);
                 let answer = call(mesh, to, "echo", request).expect("it answers");
                 assert_eq!(answer.value, args);
                 let doubled: Vec<f32> = values.iter().map(|value| value * 2.0).collect();
@@ -96,8 +95,7 @@ fn an_answer_lands_where_the_caller_said() {
             let at = place.ptr();
             let send = |place: Tensor, elements: usize| {
                 let tensor = Tensor::from_slice(&vec![1.5f32; elements], [elements as u64]).expect("it fits");
-                let tensors = smallvec![Part::new(tensor, Mode::Copy)];
-                call(mesh, to, "echo", Call { tensors, places: smallvec![place], ..Call::default() })
+                call(mesh, to, "echo", Call::default().tensor(tensor, Mode::Copy).place(place))
             };
             let answer = send(place.clone(), 1 << 18).expect("it fits");
             assert_eq!(answer.tensors[0].ptr(), at, "nothing was copied to elsewhere");
@@ -254,8 +252,8 @@ fn a_deadline_and_a_cancellation_end_a_call_and_its_late_answer_harms_nobody() {
     });
     with_service(Transport::Shm, service, |mesh, to| {
         let begun = Instant::now();
-        let deadline = Some(Duration::from_millis(50));
-        let error = call(mesh, to, "hold", Call { deadline, ..Call::default() }).expect_err("nobody answers");
+        let short = Call::default().deadline(Duration::from_millis(50));
+        let error = call(mesh, to, "hold", short).expect_err("nobody answers");
         assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
         says_all(mesh, &error, "hold");
         assert!(error.advice().is_some(), "{error}");

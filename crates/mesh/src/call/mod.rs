@@ -34,6 +34,7 @@
 mod answer;
 mod asking;
 mod callers;
+mod contents;
 pub(crate) mod executor;
 mod form;
 mod guests;
@@ -69,59 +70,21 @@ use serving::{Requests, Serves};
 use sheave_base::numbers::Numbered;
 use sheave_base::planted::{self, Bug};
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, contain, limits};
-use sheave_net::{Admission, Arrival, Envelope, Ground, Message, Parts, Tensors};
-use sheave_tensor::WriteLease;
-use sheave_wire::Value;
+use sheave_net::{Admission, Arrival, Envelope, Ground, Message};
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 pub(crate) use window::Size;
 use window::Windows;
 
 pub use answer::Answer;
 pub use callers::Callers;
+pub use contents::{Call, Leases};
 pub use lane::Lane;
 pub use method::{AnswerOf, CallOptions, Method, Methods, Room, TypedReply, TypedRequest, TypedService};
 pub use name::ServiceName;
 pub use service::{Reply, Request, Service};
-
-/// What a call of a method that has a name takes along.
-#[derive(Default)]
-pub struct Call {
-    /// The arguments. [`Value::Tensor`] is an index into `tensors`; a [`Value::Ref`] must be held by the caller until
-    /// the call is made, and is held by the callee from then on.
-    pub args: Value,
-    /// Tensors, and how they leave.
-    pub tensors: Parts,
-    /// Where the tensors of the answer are to land: one contiguous tensor for each, of the same dtype and size. Nobody
-    /// may write to them until the call ends. Without any they land in the node's arena.
-    pub places: Tensors,
-    /// Write leases that the caller holds already, for places of several calls in one buffer. For all others the call
-    /// takes its own.
-    pub leases: Option<Leases>,
-    /// The call ends with [`ErrorKind::DeadlineExceeded`] after this time; without one it may take as long as the peer
-    /// lives. Its handler does not begin after it.
-    pub deadline: Option<Duration>,
-    /// The handler runs though the call ends before it has begun, by its deadline or by a cancellation: for parts of
-    /// something that others see whole or not at all.
-    pub runs_anyway: bool,
-}
-
-/// Leases that several calls hold together.
-pub type Leases = Arc<Vec<WriteLease>>;
-
-impl std::fmt::Debug for Call {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Call").field("args", &self.args).field("places", &self.places.len()).finish_non_exhaustive()
-    }
-}
-
-impl From<Value> for Call {
-    fn from(args: Value) -> Self {
-        Self { args, ..Self::default() }
-    }
-}
 
 /// Stands for the link of a node to itself; links are numbered from 1.
 const HERE: LinkId = LinkId(0);
