@@ -163,9 +163,11 @@ fn every_case_of_a_mesh_is_measured() {
         assert!(p50_us > 0.1 && p50_us < 10e6, "{line}");
         seen.push(format!("{} {} {}", value["case"], value["transport"], value["ranks"]).replace('"', ""));
     }
-    let cases = [("start_up", 4), ("barrier", 2), ("barrier", 4), ("call", 2), ("call_executor", 2)];
-    let wanted = cases.map(|(case, ranks)| ["shm", "tcp"].map(|transport| format!("{case} {transport} {ranks}")));
-    assert_eq!(seen, wanted.concat());
+    let calls = ["call", "call_executor", "call_pipelined"].map(|case| (case, 2));
+    let cases: Vec<_> = [("start_up", 4), ("barrier", 2), ("barrier", 4)].into_iter().chain(calls).collect();
+    let of = |(case, ranks)| ["shm", "tcp"].map(|transport| format!("{case} {transport} {ranks}"));
+    let wanted: Vec<_> = cases.into_iter().flat_map(of).collect();
+    assert_eq!(seen, wanted);
 }
 
 #[test]
