@@ -46,7 +46,8 @@ pub(crate) enum Command {
     ///
     /// `start_up` is the time from the start of the first of one scheduler, one server and two workers until all have
     /// passed their first barrier. `barrier` is one barrier of all ranks, as rank 0 sees it; `call` the round trip of
-    /// an empty call to an inline service, `call_executor` to one that runs on the callee's executor.
+    /// an empty call to an inline service, `call_executor` to one that runs on the callee's executor;
+    /// `call_pipelined` the time per empty call to an inline service where 64 are outstanding.
     Mesh(MeshArguments),
     /// Measures collective operations, beside OpenMPI, Gloo and a bare loop.
     ///
