@@ -1,4 +1,4 @@
-//! What a call takes along.
+//! Contents of a call.
 
 use sheave_net::{Part, Parts, Tensors};
 use sheave_tensor::{Mode, Tensor, WriteLease};
@@ -6,7 +6,7 @@ use sheave_wire::Value;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a call of a method that has a name takes along.
+/// Contents of a call of a method that has a name.
 #[derive(Default)]
 pub struct Call {
     /// The arguments. [`Value::Tensor`] is an index into `tensors`; a [`Value::Ref`] must be held by the caller until
@@ -14,8 +14,8 @@ pub struct Call {
     pub args: Value,
     /// Tensors, and how they leave.
     pub tensors: Parts,
-    /// Where the tensors of the answer are to land: one contiguous tensor for each, of the same dtype and size. Nobody
-    /// may write to them until the call ends. Without any they land in the node's arena.
+    /// Places in which the tensors of the answer are to land: one contiguous tensor for each, of the same dtype and
+    /// size. Nobody may write to them until the call ends. Without any they land in the node's arena.
     pub places: Tensors,
     /// Write leases that the caller holds already, for places of several calls in one buffer. For all others the call
     /// takes its own.
@@ -84,6 +84,6 @@ impl Call {
 
 impl From<Value> for Call {
     fn from(args: Value) -> Self {
-        Self { args, ..Self::default() }
+        Self::of(args)
     }
 }

@@ -20,8 +20,8 @@ use sheave_base::{Error, ErrorKind, Result, Tag};
 
 const FIXED_WORDS: usize = 4;
 
-/// What stands before the control part; `None` for a message that cannot take the short form. The caller knows that
-/// its bytes fit into a record.
+/// Head of a message, which stands before its control part; `None` for one that cannot take the short form. The caller
+/// knows that its bytes fit into a record.
 #[inline]
 pub(crate) fn head_of(message: &Outgoing) -> Option<[[u8; 8]; FIXED_WORDS]> {
     let length_bytes = u16::try_from(message.control.len()).ok().filter(|_| message.parts.is_empty())?;
@@ -30,14 +30,14 @@ pub(crate) fn head_of(message: &Outgoing) -> Option<[[u8; 8]; FIXED_WORDS]> {
     Some([tag.0, context, correlation, mixed].map(u64::to_ne_bytes))
 }
 
-/// What stands before the control part of a message that was read.
+/// Head of a message that was read.
 pub(crate) struct Plain {
     pub(crate) envelope: Envelope,
     pub(crate) control_bytes: usize,
 }
 
 impl Plain {
-    /// Where the control part stands in the record's body.
+    /// Offset of the control part in the record's body.
     pub(crate) const OFFSET_BYTES: usize = 8 * FIXED_WORDS;
 
     /// Reads and checks everything that stands before the control part, and that it is all there.

@@ -496,7 +496,7 @@ mod tests {
         Header { sequence, tag, ..Header::new(Kind::Room) }
     }
 
-    /// What a glance brings of these bytes, and how many it leaves in the socket.
+    /// Outcome of a glance at these bytes, and how many it leaves in the socket.
     fn glanced(bytes: &[u8]) -> (Option<u64>, u64) {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).expect("sockets");
