@@ -74,6 +74,9 @@ struct Inner {
     /// To another node it is an error like any other.
     #[serde(skip)]
     is_shortage: bool,
+    /// As this node knows it of its own call; passed on, it says nothing about that of another.
+    #[serde(skip)]
+    has_not_begun: bool,
 }
 
 /// What happened, to whom, during what, and what to do. One pointer wide and cheap to clone.
@@ -100,6 +103,7 @@ impl Error {
             left_out: 0,
             cause: None,
             is_shortage: false,
+            has_not_begun: false,
         }))
     }
 
@@ -174,6 +178,12 @@ impl Error {
     #[must_use]
     pub fn shortage(self) -> Self {
         self.with(|inner| inner.is_shortage = true)
+    }
+
+    /// Says that the call failed before its handler began, so that making it again does nothing twice.
+    #[must_use]
+    pub fn not_begun(self) -> Self {
+        self.with(|inner| inner.has_not_begun = true)
     }
 
     /// The same error without the names of operation and group and the numbers in them: they are those of the node, or
@@ -308,6 +318,12 @@ impl Error {
     #[must_use]
     pub fn is_shortage(&self) -> bool {
         self.0.is_shortage
+    }
+
+    /// Returns whether the handler of the call that failed is known not to have begun.
+    #[must_use]
+    pub fn has_not_begun(&self) -> bool {
+        self.0.has_not_begun
     }
 
     /// The operation that failed.

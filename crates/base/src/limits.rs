@@ -118,8 +118,18 @@ pub const GUEST_LABEL_BYTES_MAX: usize = 64;
 /// Methods of one service that have numbers: they are parts of a program, found by their place in a table.
 pub const METHODS_MAX: usize = 256;
 
-/// Services of one node: they are parts of a program, and more of them are a leak.
-pub const SERVICES_MAX: usize = 1024;
+/// Services of one node, and those that one node calls over one link while it lasts: each has a window there. Programs
+/// have some dozens; those whose users register their own by name have thousands.
+pub const SERVICES_MAX: usize = 1 << 16;
+
+/// Groups of rpc that one node is in, or that are in the making at it: they are parts of a program.
+pub const RPC_GROUPS_MAX: usize = 4096;
+
+/// Services and values of one node in one group of rpc, and those that one handle of a group remembers.
+pub const RPC_ENTRIES_MAX: usize = 1 << 16;
+
+/// Longest name of a group of rpc, and longest key in it as it is written: a path, or a tuple of some numbers.
+pub const RPC_KEY_BYTES_MAX: usize = 4096;
 
 /// Objects of one node that others can hold references to: registers of a session, of which a program has thousands.
 pub const REFERENCES_OWNED_MAX: usize = 1 << 20;

@@ -157,14 +157,23 @@ impl<T: Clone + Send + 'static> Work<T> {
     /// ```
     #[must_use]
     pub fn then<U: Clone + Send + 'static>(&self, next: impl FnOnce(T) -> Result<Work<U>> + Send + 'static) -> Work<U> {
+        self.followed(|outcome| outcome.and_then(next).map_err(Err))
+    }
+
+    /// A work that begins another one when this one has ended, and ends with that one; or with the outcome that `next`
+    /// returns in its place.
+    fn followed<U: Clone + Send + 'static>(
+        &self,
+        next: impl FnOnce(Result<T>) -> Result<Work<U>, Result<U>> + Send + 'static,
+    ) -> Work<U> {
         let joint = std::sync::Arc::new(Joint::default());
         // The next one may come over another link.
         let (completer, work) = over(self.0.operation, self.0.driver.clone(), None, &joint);
         joint.add(0, self);
         self.on_complete(move |outcome| {
             joint.ended(0);
-            match outcome.clone().and_then(next) {
-                Err(error) => completer.complete(Err(error)),
+            match next(outcome.clone()) {
+                Err(outcome) => completer.complete(outcome),
                 Ok(second) => {
                     joint.add(1, &second);
                     second.on_complete(move |outcome| {
@@ -175,6 +184,25 @@ impl<T: Clone + Send + 'static> Work<T> {
             }
         });
         work
+    }
+
+    /// A work that begins another one when this one has failed, and ends with that one; it ends as this one does if
+    /// that ends well. `next` is called by whoever ends this work, so it must not block.
+    ///
+    /// ```
+    /// use sheave_base::work::{Work, pair};
+    /// use sheave_base::{Error, ErrorKind};
+    /// let (first, number) = pair::<u32>("number");
+    /// let number = number.or_else(|_| Ok(Work::ready("number", Ok(7))));
+    /// first.complete(Err(Error::new(ErrorKind::NotFound, "no such number")));
+    /// assert_eq!(number.wait().unwrap(), 7);
+    /// ```
+    #[must_use]
+    pub fn or_else(&self, next: impl FnOnce(Error) -> Result<Self> + Send + 'static) -> Self {
+        self.followed(|outcome| match outcome {
+            Ok(value) => Err(Ok(value)),
+            Err(error) => next(error).map_err(Err),
+        })
     }
 
     /// Ends a work that somebody has already, with what `change` makes of this one's outcome, as [`Work::map`] does.

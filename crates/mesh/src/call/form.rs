@@ -88,7 +88,7 @@ impl Written {
 /// That a node has no service of this name.
 pub(super) fn no_service(service: &str) -> Error {
     let hint = "is the node of the right role, and was its service started?";
-    Error::new(ErrorKind::NotFound, format!("the node has no service \"{service}\"")).hint(hint)
+    Error::new(ErrorKind::NotFound, format!("the node has no service \"{service}\"")).hint(hint).not_begun()
 }
 
 fn put_names(names: &[Mention], control: &mut Vec<u8>) {

@@ -46,8 +46,8 @@ pub(crate) struct Requests {
     queue: Mutex<Queue>,
     /// Held by whoever takes things out of the queue.
     serving: Mutex<()>,
-    /// By link, one for each service of this node that it has called.
-    counted: RwLock<HashMap<LinkId, Vec<Arc<Counted>>>>,
+    /// By link and service, one for each service of this node that a link has called.
+    counted: RwLock<CountedRequests>,
     /// A request had to stay on its link.
     choked: AtomicBool,
     /// Requests of lanes that are not answered, and whether they are cancelled.
@@ -55,6 +55,13 @@ pub(crate) struct Requests {
     /// Callers whose one-way calls have failed, and for whom the word of the next failures has waited.
     failures: Mutex<Vec<Arc<Counted>>>,
     pub(super) executor: Executor,
+}
+
+#[derive(Default)]
+struct CountedRequests {
+    by_service: HashMap<(LinkId, u64), Arc<Counted>>,
+    /// Services of each link, and the first of them.
+    links: HashMap<LinkId, (usize, Arc<Counted>)>,
 }
 
 #[derive(Default)]
@@ -224,27 +231,30 @@ impl Requests {
     }
 
     fn counted_of(&self, link: LinkId, service: u64) -> Option<Arc<Counted>> {
-        let counted = self.counted.read();
-        counted.get(&link)?.iter().find(|counted| counted.service == service).map(Arc::clone)
+        self.counted.read().by_service.get(&(link, service)).map(Arc::clone)
     }
 
-    /// The counts of a service that a link calls; of the first one where there are more than a node can have.
+    /// The counts of a service that a link calls; of the first one where there are more than a caller may call.
     fn count(&self, link: LinkId, service: u64, window: impl FnOnce() -> Option<Size>) -> Arc<Counted> {
         if let Some(counted) = self.counted_of(link, service) {
             return counted;
         }
-        let mut counted = self.counted.write();
-        let services = counted.entry(link).or_default();
-        if let Some(first) = services.first().filter(|_| services.len() >= limits::SERVICES_MAX) {
+        let made = Arc::new(Counted::of(link, service, window()));
+        let mut all = self.counted.write();
+        let (count, first) = all.links.entry(link).or_insert_with(|| (0, Arc::clone(&made)));
+        if *count >= limits::SERVICES_MAX {
             return Arc::clone(first);
         }
-        services.push(Arc::new(Counted::of(link, service, window())));
-        Arc::clone(&services[services.len() - 1])
+        *count += 1;
+        Arc::clone(all.by_service.entry((link, service)).or_insert(made))
     }
 
     /// Forgets the counts of a link that has ended.
     pub(super) fn link_ended(&self, link: LinkId) {
-        let forgotten = self.counted.write().remove(&link);
+        let mut all = self.counted.write();
+        let forgotten: Vec<_> = all.by_service.extract_if(|(of, _), _| *of == link).collect();
+        all.links.remove(&link);
+        drop(all);
         drop(forgotten);
     }
 

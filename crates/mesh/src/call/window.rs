@@ -217,8 +217,29 @@ impl Window {
     }
 }
 
-/// Windows by the link and the service's number.
-type ByService = HashMap<(LinkId, u64), Arc<Mutex<Window>>>;
+/// Windows by the link and the service's number, and how many each link has.
+#[derive(Default)]
+struct ByService {
+    windows: HashMap<(LinkId, u64), Arc<Mutex<Window>>>,
+    counts: HashMap<LinkId, usize>,
+}
+
+impl ByService {
+    /// The window of this link and service, which is made if there is none.
+    fn entry(&mut self, key: (LinkId, u64), made: impl FnOnce() -> Arc<Mutex<Window>>) -> Arc<Mutex<Window>> {
+        match self.windows.entry(key) {
+            Entry::Occupied(known) => Arc::clone(known.get()),
+            Entry::Vacant(free) => {
+                *self.counts.entry(key.0).or_default() += 1;
+                Arc::clone(free.insert(made()))
+            }
+        }
+    }
+
+    fn is_full(&self, link: LinkId) -> bool {
+        self.counts.get(&link).is_some_and(|count| *count >= limits::SERVICES_MAX)
+    }
+}
 
 /// The windows of a node as a caller: one for each link and service that it has called.
 #[derive(Default)]
@@ -236,22 +257,34 @@ pub(super) struct Windows {
 }
 
 impl Windows {
-    fn of(&self, to: NodeId, link: LinkId, service: u64, size: impl FnOnce() -> Option<Size>) -> Arc<Mutex<Window>> {
+    /// The window of requests to a service over this link. A link has so many of them as its other end counts.
+    fn of(
+        &self,
+        to: NodeId,
+        link: LinkId,
+        service: u64,
+        size: impl FnOnce() -> Option<Size>,
+    ) -> Result<Arc<Mutex<Window>>> {
         if let Some(window) = self.find(link, service) {
-            return window;
+            return Ok(window);
+        }
+        let mut by_service = self.by_service.write();
+        if by_service.is_full(link) && !by_service.windows.contains_key(&(link, service)) {
+            let what = format!("this node has called {} services of the other one", limits::SERVICES_MAX);
+            return Err(Error::new(ErrorKind::LimitExceeded, what).hint("call services by names that are used again"));
         }
         let made = || Arc::new(Mutex::new(Window { to, size: size(), ..Window::default() }));
-        Arc::clone(self.by_service.write().entry((link, service)).or_insert_with(made))
+        Ok(by_service.entry((link, service), made))
     }
 
     pub(super) fn find(&self, link: LinkId, service: u64) -> Option<Arc<Mutex<Window>>> {
-        self.by_service.read().get(&(link, service)).map(Arc::clone)
+        self.by_service.read().windows.get(&(link, service)).map(Arc::clone)
     }
 
     /// All windows, those that wait for their link among them.
     pub(super) fn all(&self) -> Vec<Arc<Mutex<Window>>> {
         let unlinked = self.unlinked.all();
-        self.by_service.read().values().map(Arc::clone).chain(unlinked).collect()
+        self.by_service.read().windows.values().map(Arc::clone).chain(unlinked).collect()
     }
 
     /// Makes windows that have waited for a link those of this one, of this size, and returns them. Where a call that
@@ -264,17 +297,17 @@ impl Windows {
     ) -> (Vec<Arc<Mutex<Window>>>, Vec<RoomWait>) {
         let mut by_service = self.by_service.write();
         let mut rooms = Vec::new();
-        let adopt = |(service, window): (u64, Arc<Mutex<Window>>)| match by_service.entry((link, service)) {
-            Entry::Vacant(free) => {
-                window.lock().size = size;
-                Arc::clone(free.insert(window))
-            }
-            Entry::Occupied(known) => {
-                let mut state = window.lock();
+        let adopt = |(service, window): (u64, Arc<Mutex<Window>>)| {
+            let known = by_service.entry((link, service), || Arc::clone(&window));
+            let mut state = window.lock();
+            if Arc::ptr_eq(&known, &window) {
+                state.size = size;
+            } else {
                 rooms.extend(std::mem::take(&mut state.room_waits).into_values());
-                known.get().lock().take_over(&mut state);
-                Arc::clone(known.get())
+                known.lock().take_over(&mut state);
             }
+            drop(state);
+            known
         };
         let adopted = unlinked.into_iter().map(adopt).collect();
         (adopted, rooms)
@@ -297,8 +330,9 @@ impl Windows {
     #[must_use]
     fn end(&self, link: LinkId) -> Ended {
         let ended: Vec<_> = {
-            let mut windows = self.by_service.write();
-            windows.extract_if(|(of, _), _| *of == link).map(|(_, window)| window).collect()
+            let mut by_service = self.by_service.write();
+            by_service.counts.remove(&link);
+            by_service.windows.extract_if(|(of, _), _| *of == link).map(|(_, window)| window).collect()
         };
         let mut all = Ended::default();
         ended.iter().for_each(|window| all.add(window));
@@ -340,7 +374,7 @@ impl Shared {
     pub(super) fn send_request(self: &Arc<Self>, link: Option<LinkId>, mut request: Leaving) -> Result<()> {
         let Some(link) = link else { return self.wait_for_link(request) };
         let size = || self.attached.speaks(request.to, link).map(|_| Size::of_guests());
-        let window = self.calls.windows.of(request.to, link, request.message.envelope.context, size);
+        let window = self.calls.windows.of(request.to, link, request.message.envelope.context, size)?;
         let (bytes, is_one_way) = (request.bytes(), request.one_way.is_some());
         {
             let mut state = window.lock();

@@ -1,0 +1,324 @@
+//! Groups in the making: members enter at the first of them, and all go on when all have entered.
+
+use crate::directory::{Directory, Rpc, State};
+use crate::entry::GroupName;
+use crate::group::RpcGroup;
+use crate::protocol::{Abandon, Enter, Leave};
+use sheave_base::work::Work;
+use sheave_base::{Error, ErrorKind, NodeId, Result, limits};
+use sheave_mesh::{CallOptions, Mesh, Timer, TypedReply, TypedRequest};
+use std::sync::Arc;
+use std::time::Duration;
+
+const OPERATION: &str = "create group";
+
+/// The first member ends the wait of the others at their deadline, and says who is missing. Where it is silent they end
+/// it themselves, later by this.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// A group that not all of its members have entered.
+pub(crate) struct Creating {
+    members: Vec<NodeId>,
+    generation: u64,
+    entered: Vec<Entered>,
+}
+
+struct Entered {
+    from: NodeId,
+    reply: TypedReply<u64>,
+    /// Ends its wait.
+    _timer: Option<Timer>,
+}
+
+impl Creating {
+    fn missing(&self, mesh: &Mesh) -> String {
+        let is_missing = |node: &&NodeId| !self.entered.iter().any(|entered| entered.from == **node);
+        let names = self.members.iter().filter(is_missing).map(|node| name_of(mesh, *node));
+        names.collect::<Vec<_>>().join(", ")
+    }
+}
+
+fn name_of(mesh: &Mesh, node: NodeId) -> String {
+    mesh.member(node).map_or_else(|| format!("{node:?}"), |member| member.introduction.name.clone())
+}
+
+fn names_of(mesh: &Mesh, nodes: &[NodeId]) -> String {
+    nodes.iter().map(|node| name_of(mesh, *node)).collect::<Vec<_>>().join(", ")
+}
+
+impl Rpc {
+    /// Makes the group of this name with these members, this node among them: the work ends when all of them have made
+    /// it, with the same members in whatever order. Does not block.
+    ///
+    /// The work fails with `PeerLost` when a member dies or leaves meanwhile; with `DeadlineExceeded` after `timeout`,
+    /// naming who is missing, and then this node is in no such group; with `Mismatch` where another one names other
+    /// members; with `AlreadyExists` if this node is in a group of that name, or about to be; `InvalidArgument` for
+    /// members that are none of the mesh, are named twice or do not have this node among them, or for a name of more
+    /// than [`limits::RPC_KEY_BYTES_MAX`] bytes; and `LimitExceeded` for more than [`limits::RPC_GROUPS_MAX`] groups.
+    #[must_use]
+    pub fn create_group(&self, name: &str, members: &[NodeId], timeout: Option<Duration>) -> Work<RpcGroup> {
+        let begun = self.begin(name, members, timeout);
+        begun.unwrap_or_else(|error| Work::ready(OPERATION, Err(error.operation(OPERATION).group(name))))
+    }
+
+    fn begin(&self, name: &str, members: &[NodeId], timeout: Option<Duration>) -> Result<Work<RpcGroup>> {
+        let mesh = self.directory.mesh()?;
+        let members = sorted(&mesh, name, members)?;
+        let mut entering = Entering::begin(&self.directory, name)?;
+        let (proposal, first) = (entering.proposal, members[0]);
+        entering.first = Some(first);
+        let args = Enter {
+            name: name.to_owned(),
+            members: members.clone(),
+            generation: proposal,
+            patience_ms: timeout.map(|span| u64::try_from(span.as_millis()).unwrap_or(u64::MAX)),
+        };
+        let options = CallOptions { deadline: timeout.map(|span| span + SILENCE), ..CallOptions::default() };
+        let entered = mesh.ask_with::<Enter>(first, &args, options)?;
+        let (rpc, name) = (self.clone(), name.to_owned());
+        // Installed by who ends the wait: what the first member sends behind its answer finds the group here.
+        let made = entered.map(move |answer| {
+            let mut entering = entering;
+            let group = GroupName { name, generation: answer.value };
+            let mesh = rpc.directory.mesh()?;
+            rpc.directory.join(&mesh, &group, &members)?;
+            entering.is_in = true;
+            Ok(RpcGroup::new(&rpc, group, members.into()))
+        });
+        Ok(made)
+    }
+}
+
+/// The members by their ranks.
+fn sorted(mesh: &Mesh, name: &str, members: &[NodeId]) -> Result<Vec<NodeId>> {
+    let invalid = |what: String| Err(Error::new(ErrorKind::InvalidArgument, what));
+    if name.len() > limits::RPC_KEY_BYTES_MAX {
+        return invalid(format!("a name of {} bytes; the limit is {}", name.len(), limits::RPC_KEY_BYTES_MAX));
+    }
+    let mut sorted = Vec::with_capacity(members.len());
+    for node in members {
+        match mesh.member(*node) {
+            Some(member) => sorted.push((member.rank, *node)),
+            None => return invalid(format!("{node:?} is no member of the mesh")),
+        }
+    }
+    sorted.sort_unstable();
+    if let Some(twice) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+        return invalid(format!("{} is named twice", name_of(mesh, twice[0].1)));
+    }
+    let me = mesh.me().node;
+    if !sorted.iter().any(|(_, node)| *node == me) {
+        let named: Vec<NodeId> = sorted.iter().map(|(_, node)| *node).collect();
+        return invalid(format!("{} is not among the members: {}", mesh.name(), names_of(mesh, &named)));
+    }
+    Ok(sorted.into_iter().map(|(_, node)| node).collect())
+}
+
+/// This node is entering a group. When it gives that up, by an error or because nobody waits, it says so.
+struct Entering {
+    directory: Arc<Directory>,
+    name: String,
+    proposal: u64,
+    first: Option<NodeId>,
+    is_in: bool,
+}
+
+impl Entering {
+    fn begin(directory: &Arc<Directory>, name: &str) -> Result<Self> {
+        let mut state = directory.state.lock();
+        let State { groups, entering, .. } = &*state;
+        if groups.contains_key(name) || entering.contains_key(name) {
+            let what = format!("this node is in a group \"{name}\" already");
+            return Err(Error::new(ErrorKind::AlreadyExists, what).hint("destroy it first, or choose another name"));
+        }
+        if groups.len() + entering.len() >= limits::RPC_GROUPS_MAX {
+            let what = format!("a node is in at most {} groups", limits::RPC_GROUPS_MAX);
+            return Err(Error::new(ErrorKind::LimitExceeded, what).hint("destroy those that are not used"));
+        }
+        // No two attempts of one node propose the same.
+        state.last_generation += 1;
+        let proposal = state.last_generation;
+        state.entering.insert(name.to_owned(), proposal);
+        drop(state);
+        Ok(Self { directory: Arc::clone(directory), name: name.to_owned(), proposal, first: None, is_in: false })
+    }
+}
+
+impl Drop for Entering {
+    fn drop(&mut self) {
+        self.directory.state.lock().entering.remove(&self.name);
+        let (false, Some(first), Ok(mesh)) = (self.is_in, self.first, self.directory.mesh()) else { return };
+        let args = Abandon { name: self.name.clone(), generation: self.proposal };
+        self.directory.tell::<Abandon>(&mesh, first, &args);
+    }
+}
+
+impl Directory {
+    /// This node is in a group that all have entered.
+    fn join(self: &Arc<Self>, mesh: &Mesh, group: &GroupName, members: &[NodeId]) -> Result<()> {
+        let label = format!("rpc {} {}", group.generation, group.name);
+        let (barriers, _) = mesh.begin_group(&label, members)?;
+        self.install(mesh, group, members, barriers);
+        Ok(())
+    }
+
+    /// A member enters a group whose first member this node is.
+    pub(crate) fn enter(self: &Arc<Self>, request: TypedRequest<Enter>) {
+        let TypedRequest { from, args, reply, .. } = request;
+        let Ok(mesh) = self.mesh() else { return };
+        let is_first = args.members.first() == Some(&self.me) && args.members.contains(&from);
+        if !is_first || args.members.iter().any(|node| mesh.member(*node).is_none()) {
+            let what = format!("{} members that do not begin with {}", args.members.len(), mesh.name());
+            return reply.error(Error::new(ErrorKind::Protocol, what));
+        }
+        if let Some(dead) = mesh.deaths().into_iter().find(|death| args.members.contains(&death.node)) {
+            return reply.error(lost(&mesh, dead.node, &args.name));
+        }
+        let timer = args.patience_ms.and_then(|patience_ms| self.expiry(&mesh, &args.name, from, patience_ms));
+        let entered = Entered { from, reply, _timer: timer };
+        match self.entered(&mesh, args, entered) {
+            Next::Wait => {}
+            Next::Refuse(refused) => {
+                refused.into_iter().for_each(|(entered, error)| entered.reply.error(error));
+            }
+            Next::Made(group, creating) => {
+                // First here: who is answered may ask this node at once.
+                let made = self.join(&mesh, &group, &creating.members);
+                for entered in creating.entered {
+                    entered.reply.send(made.clone().map(|()| group.generation));
+                }
+            }
+        }
+    }
+
+    fn entered(&self, mesh: &Mesh, args: Enter, entered: Entered) -> Next {
+        let mut state = self.state.lock();
+        state.last_generation = state.last_generation.max(args.generation);
+        if !state.creating.contains_key(&args.name) && state.creating.len() >= limits::RPC_GROUPS_MAX {
+            let what = format!("{} groups are in the making", limits::RPC_GROUPS_MAX);
+            return Next::Refuse(vec![(entered, Error::new(ErrorKind::LimitExceeded, what))]);
+        }
+        let fresh = || Creating { members: args.members.clone(), generation: 0, entered: Vec::new() };
+        let creating = state.creating.entry(args.name.clone()).or_insert_with(fresh);
+        if creating.members != args.members {
+            let waiting = state.creating.remove(&args.name);
+            return Next::Refuse(mismatch(mesh, waiting, &args, entered));
+        }
+        creating.generation = creating.generation.max(args.generation);
+        // Whoever enters again has given up before.
+        creating.entered.retain(|other| other.from != entered.from);
+        creating.entered.push(entered);
+        if creating.entered.len() < creating.members.len() {
+            return Next::Wait;
+        }
+        let Some(made) = state.creating.remove(&args.name) else { return Next::Wait };
+        Next::Made(GroupName { name: args.name, generation: made.generation }, made)
+    }
+
+    /// Ends the wait of a member at its deadline.
+    fn expiry(self: &Arc<Self>, mesh: &Mesh, name: &str, from: NodeId, patience_ms: u64) -> Option<Timer> {
+        let (directory, name) = (Arc::downgrade(self), name.to_owned());
+        let runtime = mesh.runtime();
+        let expire = move || {
+            let Some(directory) = directory.upgrade() else { return };
+            directory.give_up(&name, from, true);
+        };
+        // Without a timer the member ends its wait itself.
+        runtime.at(runtime.after(Duration::from_millis(patience_ms)), expire).ok()
+    }
+
+    /// A member enters no longer. It is told who was missing, if it is its time that is up.
+    fn give_up(&self, name: &str, from: NodeId, is_late: bool) -> bool {
+        let Ok(mesh) = self.mesh() else { return false };
+        let (gone, missing) = {
+            let mut state = self.state.lock();
+            let Some(creating) = state.creating.get_mut(name) else { return false };
+            let missing = creating.missing(&mesh);
+            let Some(at) = creating.entered.iter().position(|entered| entered.from == from) else { return false };
+            let gone = creating.entered.swap_remove(at);
+            if creating.entered.is_empty() {
+                state.creating.remove(name);
+            }
+            (gone, missing)
+        };
+        if is_late {
+            let error = Error::new(ErrorKind::DeadlineExceeded, format!("{missing} did not create it"));
+            gone.reply.error(error.group(name).hint("create the group on all of its members, with the same name"));
+        }
+        true
+    }
+
+    /// A member that has given up is in no group: not in one that is in the making, and if it was made it has left it.
+    pub(crate) fn abandon(self: &Arc<Self>, request: TypedRequest<Abandon>) {
+        let Abandon { name, generation } = &request.args;
+        if !self.give_up(name, request.from, false) {
+            let made = {
+                let state = self.state.lock();
+                let made = state.groups.get(name).filter(|group| group.group.generation >= *generation);
+                made.filter(|group| group.has(request.from)).map(|group| {
+                    (group.group.clone(), group.others().filter(|other| *other != request.from).collect::<Vec<_>>())
+                })
+            };
+            if let (Some((group, others)), Ok(mesh)) = (made, self.mesh()) {
+                self.lose(&group, request.from);
+                for other in others {
+                    let args = Leave { group: group.clone(), member: request.from };
+                    self.tell::<Leave>(&mesh, other, &args);
+                }
+            }
+        }
+        request.reply.ok(&());
+    }
+
+    /// Groups in the making with a member that is gone are not made.
+    pub(crate) fn end_creations(&self, member: NodeId, error: &Error) {
+        let ended: Vec<(String, Creating)> = {
+            let mut state = self.state.lock();
+            state.creating.extract_if(|_, creating| creating.members.contains(&member)).collect()
+        };
+        for (name, creating) in ended {
+            for entered in creating.entered {
+                entered.reply.error(error.clone().group(name.clone()));
+            }
+        }
+    }
+
+    /// Who is missing where a member waits.
+    pub(crate) fn creation_awaits(&self, from: NodeId, number: u64) -> Option<String> {
+        let mesh = self.mesh().ok()?;
+        let state = self.state.try_lock()?;
+        let waits = |creating: &Creating| {
+            creating.entered.iter().any(|entered| entered.from == from && entered.reply.number() == number)
+        };
+        let (name, creating) = state.creating.iter().find(|(_, creating)| waits(creating))?;
+        Some(format!("group \"{name}\": {} did not create it", creating.missing(&mesh)))
+    }
+}
+
+/// Members that do not name the same ones are told of each other.
+fn mismatch(mesh: &Mesh, waiting: Option<Creating>, args: &Enter, entered: Entered) -> Vec<(Entered, Error)> {
+    let said = |from: NodeId, members: &[NodeId]| {
+        format!("{} says that its members are {}", name_of(mesh, from), names_of(mesh, members))
+    };
+    let mut texts: Vec<String> = Vec::new();
+    if let Some(waiting) = &waiting {
+        texts.extend(waiting.entered.first().map(|first| said(first.from, &waiting.members)));
+    }
+    texts.push(said(entered.from, &args.members));
+    let error = Error::new(ErrorKind::Mismatch, texts.join(", and ")).group(args.name.clone());
+    let error = error.hint("name the same members everywhere");
+    let all = waiting.into_iter().flat_map(|waiting| waiting.entered).chain([entered]);
+    all.map(|entered| (entered, error.clone())).collect()
+}
+
+fn lost(mesh: &Mesh, node: NodeId, name: &str) -> Error {
+    let error = Error::new(ErrorKind::PeerLost, "it is gone").group(name);
+    mesh.member(node).into_iter().fold(error, |error, member| error.peer(member.peer()))
+}
+
+/// What follows when a member has entered.
+enum Next {
+    Wait,
+    Refuse(Vec<(Entered, Error)>),
+    Made(GroupName, Creating),
+}

@@ -1,0 +1,113 @@
+//! Names of entries in a directory.
+
+use serde::{Deserialize, Serialize};
+use sheave_base::{Error, ErrorKind, Result, limits};
+use sheave_mesh::ServiceName;
+use sheave_wire::{Value, codec};
+use std::fmt;
+
+/// What an entry is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) enum Sort {
+    /// Something that is called.
+    Service,
+    /// Something that is held.
+    Value,
+}
+
+impl fmt::Display for Sort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Service => "service",
+            Self::Value => "value",
+        })
+    }
+}
+
+/// A group of one time: its name, and the number that its members have agreed on.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct GroupName {
+    pub(crate) name: String,
+    pub(crate) generation: u64,
+}
+
+/// The sort and the key of an entry. Keys are values: two are the same if they are written alike.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct EntryName {
+    pub(crate) sort: Sort,
+    key: Vec<u8>,
+}
+
+impl EntryName {
+    /// The name of an entry with this key.
+    ///
+    /// Fails with `InvalidArgument` for a key of more than [`limits::RPC_KEY_BYTES_MAX`] bytes, or with tensors or
+    /// references in it.
+    pub(crate) fn new(sort: Sort, key: &Value) -> Result<Self> {
+        key.try_visit(&mut |value| match value {
+            Value::Tensor(_) | Value::Ref { .. } => {
+                Err(Error::new(ErrorKind::InvalidArgument, format!("a key with a {} in it", value.kind_name()))
+                    .hint("keys are plain values, such as texts, numbers and tuples of them"))
+            }
+            _ => Ok(()),
+        })?;
+        let key = codec::encode(key)?;
+        if key.len() > limits::RPC_KEY_BYTES_MAX {
+            let what = format!("a key of {} bytes; the limit is {}", key.len(), limits::RPC_KEY_BYTES_MAX);
+            return Err(Error::new(ErrorKind::InvalidArgument, what));
+        }
+        Ok(Self { sort, key })
+    }
+
+    /// The bytes that it takes in a message, about.
+    pub(crate) fn len_bytes(&self) -> usize {
+        self.key.len() + 16
+    }
+
+    fn key_text(&self) -> String {
+        match codec::decode(&self.key) {
+            Ok(Value::Str(text)) => format!("{text:?}"),
+            Ok(Value::Int(number)) => number.to_string(),
+            Ok(value) => format!("{value:?}"),
+            Err(_) => format!("{:?}", self.key),
+        }
+    }
+
+    /// The name under which a member serves it. It is the same in later groups of the name: each name that is called
+    /// has a window for as long as its link lasts.
+    pub(crate) fn service(&self, group: &str) -> ServiceName {
+        // The length tells where the group's name ends, which may have any characters.
+        ServiceName::from(format!("rpc.{}.{group}/{}", group.len(), self.key_text()))
+    }
+}
+
+impl fmt::Display for EntryName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.sort, self.key_text())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_that_differ_are_served_under_names_that_differ() {
+        let name = |group: &str, key: &Value| {
+            let entry = EntryName::new(Sort::Service, key).expect("a key");
+            entry.service(group).as_str().to_owned()
+        };
+        let keys = [Value::from("1"), Value::Int(1), Value::Bool(true), Value::Tuple(vec![Value::Int(1)]), Value::None];
+        let mut names: Vec<String> = keys.iter().map(|key| name("g", key)).collect();
+        names.extend([name("g/", &keys[0]), name("g/\"1", &Value::from("2"))]);
+        let distinct: std::collections::HashSet<_> = names.iter().collect();
+        assert_eq!(distinct.len(), names.len(), "{names:?}");
+    }
+
+    #[test]
+    fn what_is_no_key_is_refused() {
+        let refused = |key: &Value| EntryName::new(Sort::Value, key).expect_err("no key").kind();
+        assert_eq!(refused(&Value::Tensor(0)), ErrorKind::InvalidArgument);
+        assert_eq!(refused(&Value::Bytes(vec![0; limits::RPC_KEY_BYTES_MAX + 1])), ErrorKind::InvalidArgument);
+    }
+}

@@ -1,0 +1,454 @@
+//! Handles of groups.
+
+use crate::directory::{Directory, Rpc};
+use crate::entry::{EntryName, GroupName, Sort};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use sheave_base::collections::{HashMap, HashSet};
+use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
+use sheave_mesh::{Answer, Call, Mesh, Ref, Service, ServiceName};
+use sheave_wire::Value;
+use std::any::Any;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A group that another node has told of: its name, its generation and its members. It is what a handle is on its way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupHandle {
+    /// The name of the group.
+    pub name: String,
+    /// The number that its members have agreed on.
+    pub generation: u64,
+    /// Its members in the order of their ranks, those who are gone included.
+    pub members: Vec<NodeId>,
+}
+
+/// A group of members, found by its name, in which services and values are found by key. Clones are handles to the
+/// same.
+///
+/// Members register and pair; every node that has a handle looks up and calls. Keys are plain values: two are the same
+/// if they are written alike, so that `1`, `1.0` and `true` are three. A work of a group may wait for as long as its
+/// members live; each takes a deadline, after which it fails with `DeadlineExceeded`. What is registered or paired stays
+/// until it is taken away, until its owner leaves the group or dies, and so does the owner's membership: dropping a
+/// handle changes nothing.
+#[derive(Clone)]
+pub struct RpcGroup {
+    shared: Arc<Shared>,
+}
+
+pub(crate) struct Shared {
+    pub(crate) directory: Arc<Directory>,
+    pub(crate) group: GroupName,
+    /// In the order of their ranks.
+    pub(crate) members: Arc<[NodeId]>,
+    /// Members that have left the group, as far as this handle knows.
+    pub(crate) left: Mutex<HashSet<NodeId>>,
+    /// Owners of services that were found, and the names that they serve them under.
+    owners: Mutex<HashMap<EntryName, (NodeId, ServiceName)>>,
+}
+
+impl Rpc {
+    /// Returns the group of this name that this node is in.
+    #[must_use]
+    pub fn group(&self, name: &str) -> Option<RpcGroup> {
+        let found = {
+            let state = self.directory.state.lock();
+            state.groups.get(name).map(|group| (group.group.clone(), Arc::clone(&group.members)))
+        };
+        found.map(|(group, members)| RpcGroup::new(self, group, members))
+    }
+
+    /// Returns a handle to a group that another node has told of. Asks nobody.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` where its members are not all members of the mesh.
+    pub fn open(&self, handle: &GroupHandle) -> Result<RpcGroup> {
+        let mesh = self.directory.mesh()?;
+        if handle.members.is_empty() || handle.members.iter().any(|node| mesh.member(*node).is_none()) {
+            let what = format!("a handle of group \"{}\" with members that are none of this mesh", handle.name);
+            return Err(Error::new(ErrorKind::InvalidArgument, what).operation("open group"));
+        }
+        let group = GroupName { name: handle.name.clone(), generation: handle.generation };
+        Ok(RpcGroup::new(self, group, handle.members.as_slice().into()))
+    }
+}
+
+impl RpcGroup {
+    pub(crate) fn new(rpc: &Rpc, group: GroupName, members: Arc<[NodeId]>) -> Self {
+        let (left, owners) = Default::default();
+        Self { shared: Arc::new(Shared { directory: Arc::clone(&rpc.directory), group, members, left, owners }) }
+    }
+
+    /// Returns the name of the group.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.shared.group.name
+    }
+
+    /// Returns the number that its members have agreed on when they made it.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.shared.group.generation
+    }
+
+    /// Returns the members in the order of their ranks, those who are gone included.
+    #[must_use]
+    pub fn members(&self) -> &[NodeId] {
+        &self.shared.members
+    }
+
+    /// Returns whether this node is in the group.
+    #[must_use]
+    pub fn is_member(&self) -> bool {
+        self.shared.directory.state.lock().group(&self.shared.group).is_some()
+    }
+
+    /// Returns what other nodes need to [open](Rpc::open) the group.
+    #[must_use]
+    pub fn handle(&self) -> GroupHandle {
+        let GroupName { name, generation } = self.shared.group.clone();
+        GroupHandle { name, generation, members: self.shared.members.to_vec() }
+    }
+
+    fn mesh(&self) -> Result<Mesh> {
+        self.shared.directory.mesh()
+    }
+
+    fn named<T>(&self, operation: &'static str, outcome: Result<T>) -> Result<T> {
+        outcome.map_err(|error| error.operation(operation).group(self.name()))
+    }
+
+    /// Lets all who have the group call `service` under this key, on its own lane. The work ends when the key is this
+    /// node's, and then everybody finds it. Does not block.
+    ///
+    /// # Errors
+    ///
+    /// `NotPermitted` where this node is not in the group; `AlreadyExists` for a key that this node has, and as the
+    /// work's error for one that another member has; `InvalidArgument` for what is no key; `LimitExceeded` for more
+    /// than [`RPC_ENTRIES_MAX`](sheave_base::limits::RPC_ENTRIES_MAX) entries.
+    pub fn register(
+        &self,
+        key: impl Into<Value>,
+        service: impl Service,
+        timeout: Option<Duration>,
+    ) -> Result<Work<()>> {
+        self.named("register", self.add_service(&key.into(), service, timeout))
+    }
+
+    fn add_service(&self, key: &Value, service: impl Service, timeout: Option<Duration>) -> Result<Work<()>> {
+        let entry = EntryName::new(Sort::Service, key)?;
+        let mesh = self.mesh()?;
+        self.own(&entry, None)?;
+        if let Err(error) = mesh.serve(entry.service(self.name()).as_str(), service) {
+            let mut state = self.shared.directory.state.lock();
+            drop(state.group(&self.shared.group).and_then(|group| group.disown(&entry)));
+            return Err(error);
+        }
+        self.announce("register", entry, timeout)
+    }
+
+    /// Notes that this node has an entry.
+    fn own(&self, entry: &EntryName, value: Option<Ref>) -> Result<()> {
+        let mut state = self.shared.directory.state.lock();
+        let group = state.group(&self.shared.group).ok_or_else(|| self.shared.destroyed())?;
+        if group.is_full() {
+            let what = format!("{} entries of this node", sheave_base::limits::RPC_ENTRIES_MAX);
+            return Err(Error::new(ErrorKind::LimitExceeded, what).hint("take away those that are not used"));
+        }
+        if !group.own(entry.clone(), value) {
+            let what = format!("this node has {entry} already");
+            return Err(Error::new(ErrorKind::AlreadyExists, what).hint("choose another key, or take it away first"));
+        }
+        Ok(())
+    }
+
+    /// Has an entry granted, or takes it away again.
+    fn announce(&self, operation: &'static str, entry: EntryName, timeout: Option<Duration>) -> Result<Work<()>> {
+        let about = entry.to_string();
+        let mut owned = Owned { shared: Arc::clone(&self.shared), entry, is_granted: false };
+        self.shared.run(operation, timeout, about, |shared, mesh| async move {
+            let outcome = shared.announce(&mesh, &owned.entry).await;
+            owned.end(outcome.is_ok());
+            outcome
+        })
+    }
+
+    /// Lets nobody call the service of this key any more. Handlers that run go on. The work ends when nobody finds the
+    /// key any more, and another member may have it. Does not block.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` where this node has no such service.
+    pub fn deregister(&self, key: impl Into<Value>, timeout: Option<Duration>) -> Result<Work<()>> {
+        self.named("deregister", self.remove("deregister", Sort::Service, &key.into(), timeout))
+    }
+
+    fn remove(&self, operation: &'static str, sort: Sort, key: &Value, timeout: Option<Duration>) -> Result<Work<()>> {
+        let entry = EntryName::new(sort, key)?;
+        let owns = |shared: &Shared| {
+            let mut state = shared.directory.state.lock();
+            state.group(&shared.group).map(|group| group.owns(&entry))
+        };
+        match owns(&self.shared) {
+            None => Err(self.shared.destroyed()),
+            Some(false) => Err(not_found(format!("this node has no {entry}"))),
+            Some(true) => {
+                self.shared.directory.disown(&self.mesh()?, &self.shared.group, &entry);
+                self.shared.run(operation, timeout, entry.to_string(), move |shared, mesh| async move {
+                    shared.withdraw(&mesh, &entry).await
+                })
+            }
+        }
+    }
+
+    /// Lets all who have the group get a reference to an object of this node under this key. The work ends when the key
+    /// is this node's. Does not block.
+    ///
+    /// # Errors
+    ///
+    /// As [`RpcGroup::register`]; `InvalidArgument` for a reference to another node's object.
+    pub fn pair(&self, key: impl Into<Value>, value: Ref, timeout: Option<Duration>) -> Result<Work<()>> {
+        let add = || {
+            let entry = EntryName::new(Sort::Value, &key.into())?;
+            if value.owner() != self.mesh()?.me().node {
+                let what = "a reference to an object of another node";
+                return Err(
+                    Error::new(ErrorKind::InvalidArgument, what).hint("pair it on the node that has the object")
+                );
+            }
+            self.own(&entry, Some(value))?;
+            self.announce("pair", entry, timeout)
+        };
+        self.named("pair", add())
+    }
+
+    /// As [`RpcGroup::pair`], with an object that becomes one others can hold.
+    ///
+    /// # Errors
+    ///
+    /// As [`RpcGroup::pair`].
+    pub fn pair_object(
+        &self,
+        key: impl Into<Value>,
+        object: Arc<dyn Any + Send + Sync>,
+        timeout: Option<Duration>,
+    ) -> Result<Work<()>> {
+        let value = self.named("pair", self.mesh().and_then(|mesh| mesh.export(object)))?;
+        self.pair(key, value, timeout)
+    }
+
+    /// Lets nobody get the value of this key any more, as [`RpcGroup::deregister`] does with a service. It lives for as
+    /// long as somebody has a reference to it.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` where this node has no such value.
+    pub fn unpair(&self, key: impl Into<Value>, timeout: Option<Duration>) -> Result<Work<()>> {
+        self.named("unpair", self.remove("unpair", Sort::Value, &key.into(), timeout))
+    }
+
+    /// Gets a reference to the value of this key. The work fails with `NotFound` where nobody has one.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for what is no key; `Closed` where this node has left the mesh.
+    pub fn get_paired(&self, key: impl Into<Value>, timeout: Option<Duration>) -> Result<Work<Ref>> {
+        let begin = || {
+            let entry = EntryName::new(Sort::Value, &key.into())?;
+            self.shared.run("get paired", timeout, entry.to_string(), move |shared, mesh| async move {
+                let found = shared.value(&mesh, &entry, timeout).await?;
+                found.ok_or_else(|| not_found(format!("no member has {entry}")))
+            })
+        };
+        self.named("get paired", begin())
+    }
+
+    /// Returns whether somebody has registered a service under this key.
+    ///
+    /// # Errors
+    ///
+    /// As [`RpcGroup::get_paired`].
+    pub fn is_registered(&self, key: impl Into<Value>, timeout: Option<Duration>) -> Result<Work<bool>> {
+        self.has(Sort::Service, &key.into(), timeout)
+    }
+
+    /// Returns whether somebody has paired a value under this key.
+    ///
+    /// # Errors
+    ///
+    /// As [`RpcGroup::get_paired`].
+    pub fn is_paired(&self, key: impl Into<Value>, timeout: Option<Duration>) -> Result<Work<bool>> {
+        self.has(Sort::Value, &key.into(), timeout)
+    }
+
+    fn has(&self, sort: Sort, key: &Value, timeout: Option<Duration>) -> Result<Work<bool>> {
+        let begin = || {
+            let entry = EntryName::new(sort, key)?;
+            self.shared.run("look up", timeout, entry.to_string(), move |shared, mesh| async move {
+                Ok(shared.find(&mesh, &entry).await?.is_some())
+            })
+        };
+        self.named("look up", begin())
+    }
+
+    /// Finds the member that has registered a service under this key, and the name by which the mesh calls it there.
+    /// The work fails with `NotFound` where nobody has.
+    ///
+    /// # Errors
+    ///
+    /// As [`RpcGroup::get_paired`].
+    pub fn find(&self, key: impl Into<Value>, timeout: Option<Duration>) -> Result<Work<(NodeId, ServiceName)>> {
+        let begin = || self.search(EntryName::new(Sort::Service, &key.into())?, timeout);
+        self.named("look up", begin())
+    }
+
+    fn search(&self, entry: EntryName, timeout: Option<Duration>) -> Result<Work<(NodeId, ServiceName)>> {
+        let about = entry.to_string();
+        self.shared.run("look up", timeout, about, move |shared, mesh| async move {
+            let found = shared.find(&mesh, &entry).await?;
+            let owner = found.ok_or_else(|| not_found(format!("no member has {entry}")))?;
+            let found = (owner, entry.service(&shared.group.name));
+            shared.remember(entry, found.clone());
+            Ok(found)
+        })
+    }
+
+    /// Calls a method of the service of this key; as [`Mesh::call`] in everything else. The work fails with `NotFound`
+    /// where nobody has registered it. Does not block, but for a call with tensors or references to a service that
+    /// this handle has not found before: it waits until that is found, because the caller may change them afterwards.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mesh::call`]; `InvalidArgument` for what is no key.
+    pub fn call(&self, key: impl Into<Value>, method: &str, call: impl Into<Call>) -> Result<Work<Answer>> {
+        self.named("call", self.begin_call(&key.into(), method, call.into()))
+    }
+
+    fn begin_call(&self, key: &Value, method: &str, call: Call) -> Result<Work<Answer>> {
+        let entry = EntryName::new(Sort::Service, key)?;
+        let mesh = self.mesh()?;
+        if !is_plain(&call) {
+            // One that is remembered may have been taken away, and such a call cannot be made again.
+            let (owner, service) = self.search(entry, call.deadline)?.wait()?;
+            return mesh.call(owner, service, method, call);
+        }
+        let (args, deadline) = (call.args.clone(), call.deadline);
+        let known = self.shared.owner(&entry);
+        let first = match known {
+            None => None,
+            Some((owner, service)) => match mesh.call(owner, service, method, call) {
+                Ok(work) => Some(work),
+                // It has moved, or its owner is gone.
+                Err(error) if error.has_not_begun() || error.kind() == ErrorKind::PeerLost => None,
+                Err(error) => return Err(error),
+            },
+        };
+        let Some(first) = first else { return self.call_found(entry, method, args, deadline) };
+        let (group, method) = (self.clone(), method.to_owned());
+        Ok(first.or_else(move |error| {
+            if !error.has_not_begun() {
+                return Err(error);
+            }
+            group.shared.forget(&entry);
+            group.call_found(entry, &method, args, deadline)
+        }))
+    }
+
+    /// Looks a service up and calls it.
+    fn call_found(
+        &self,
+        entry: EntryName,
+        method: &str,
+        args: Value,
+        deadline: Option<Duration>,
+    ) -> Result<Work<Answer>> {
+        let (group, method) = (self.clone(), method.to_owned());
+        let found = self.search(entry, deadline)?;
+        Ok(found.then(move |(owner, service)| {
+            group.mesh()?.call(owner, service, &method, Call { args, deadline, ..Call::default() })
+        }))
+    }
+
+    /// Waits until every member of the group has come here as often as this one. The work fails with `PeerLost` when
+    /// one dies, and after `timeout` with `DeadlineExceeded`; then this barrier and all later ones of the group fail
+    /// everywhere. Does not block.
+    ///
+    /// # Errors
+    ///
+    /// `NotPermitted` where this node is not in the group.
+    pub fn barrier(&self, timeout: Option<Duration>) -> Result<Work<()>> {
+        let barriers = {
+            let mut state = self.shared.directory.state.lock();
+            state.group(&self.shared.group).map(|group| group.barriers.clone())
+        };
+        let barriers = barriers.flatten().ok_or_else(|| self.shared.destroyed());
+        self.named("barrier", barriers.map(|group| group.begin_barrier(timeout)))
+    }
+
+    /// Takes this node out of the group, with all that it has registered and paired there; the other members go on. The
+    /// name is free on this node at once. Idempotent.
+    pub fn destroy(&self) {
+        self.shared.directory.destroy(&self.shared.group);
+    }
+}
+
+impl std::fmt::Debug for RpcGroup {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RpcGroup").field("handle", &self.handle()).finish_non_exhaustive()
+    }
+}
+
+/// Whether nothing of a call is anybody else's meanwhile, so that it can be made again.
+fn is_plain(call: &Call) -> bool {
+    let has_ref = call.args.try_visit(&mut |value| match value {
+        Value::Ref { .. } => Err(()),
+        _ => Ok(()),
+    });
+    call.tensors.is_empty() && call.places.is_empty() && has_ref.is_ok()
+}
+
+fn not_found(what: String) -> Error {
+    Error::new(ErrorKind::NotFound, what).hint("is the key right, and does its owner still live?")
+}
+
+impl Shared {
+    fn owner(&self, entry: &EntryName) -> Option<(NodeId, ServiceName)> {
+        self.owners.lock().get(entry).cloned()
+    }
+
+    fn remember(&self, entry: EntryName, found: (NodeId, ServiceName)) {
+        let mut owners = self.owners.lock();
+        if owners.len() >= sheave_base::limits::RPC_ENTRIES_MAX {
+            owners.clear();
+        }
+        owners.insert(entry, found);
+    }
+
+    fn forget(&self, entry: &EntryName) {
+        self.owners.lock().remove(entry);
+    }
+}
+
+/// An entry that is taken away again unless it is granted.
+struct Owned {
+    shared: Arc<Shared>,
+    entry: EntryName,
+    is_granted: bool,
+}
+
+impl Owned {
+    fn end(&mut self, is_granted: bool) {
+        self.is_granted = is_granted;
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        let directory = &self.shared.directory;
+        let (false, Ok(mesh)) = (self.is_granted, directory.mesh()) else { return };
+        if let Some(index) = directory.disown(&mesh, &self.shared.group, &self.entry) {
+            directory.withdraw_from(&mesh, index, &self.shared.group, self.entry.clone());
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! Talks with the index, whichever member that is meanwhile.
+//!
+//! An index that is gone, has left the group, or does not know yet that it is the index, is asked again or left for the
+//! next one. Each talk is a task of the node; it ends with an answer, with the end of the group or of this node, or
+//! at its deadline.
+
+use crate::directory::Directory;
+use crate::entry::{EntryName, GroupName};
+use crate::group::Shared;
+use crate::protocol::{Announce, Announced, Find, Found, OfEntry, Paired, Report, Withdraw};
+use sheave_base::collections::HashSet;
+use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
+use sheave_mesh::{CallOptions, Mesh, Method, Ref};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Pauses between questions, each twice as long as the one before.
+const PAUSE_MIN: Duration = Duration::from_micros(200);
+const PAUSE_MAX: Duration = Duration::from_millis(20);
+
+/// Pauses of one talk.
+struct Pauses(Duration);
+
+impl Pauses {
+    async fn pause(&mut self, mesh: &Mesh) -> Result<()> {
+        let runtime = mesh.runtime();
+        runtime.sleep_until(runtime.after(self.0))?.await;
+        self.0 = (self.0 * 2).min(PAUSE_MAX);
+        Ok(())
+    }
+}
+
+/// What is said to an index, and its answer; none if it is to be said again.
+enum Said<T> {
+    Answer(T),
+    Again,
+    Gone,
+}
+
+impl Shared {
+    /// The index as this node knows it.
+    fn index(&self, mesh: &Mesh) -> Result<NodeId> {
+        let dead: HashSet<NodeId> = mesh.deaths().iter().map(|death| death.node).collect();
+        let left = self.left.lock();
+        let found = self.members.iter().copied().find(|member| !dead.contains(member) && !left.contains(member));
+        found.ok_or_else(|| {
+            let what = "no member is in the group any more";
+            Error::new(ErrorKind::NotFound, what).group(&self.group.name)
+        })
+    }
+
+    /// A member has left the group.
+    fn note_left(&self, member: NodeId) {
+        self.left.lock().insert(member);
+        self.directory.lose(&self.group, member);
+    }
+
+    /// Says something to the index until it answers; returns which one has.
+    async fn talk<M: Method, T>(
+        &self,
+        mesh: &Mesh,
+        args: &M::Args,
+        hear: impl Fn(M::Answer) -> Said<T>,
+    ) -> Result<(NodeId, T)> {
+        let mut pauses = Pauses(PAUSE_MIN);
+        loop {
+            let index = self.index(mesh)?;
+            let asked = match mesh.ask::<M>(index, args) {
+                Ok(work) => work.await,
+                Err(error) => Err(error),
+            };
+            match asked.map(|answer| hear(answer.value)) {
+                Ok(Said::Answer(answer)) => return Ok((index, answer)),
+                Ok(Said::Gone) => self.note_left(index),
+                Ok(Said::Again) => pauses.pause(mesh).await?,
+                // It may take a moment until all agree that it is gone.
+                Err(error) if error.kind() == ErrorKind::PeerLost => pauses.pause(mesh).await?,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn of(&self, entry: &EntryName) -> OfEntry {
+        OfEntry { group: self.group.clone(), entry: entry.clone() }
+    }
+
+    /// The owner of an entry, if it has one.
+    pub(crate) async fn find(&self, mesh: &Mesh, entry: &EntryName) -> Result<Option<NodeId>> {
+        let hear = |found| match found {
+            Found::Owner(owner) => Said::Answer(Some(owner)),
+            Found::Nobody => Said::Answer(None),
+            Found::NotNow => Said::Again,
+            Found::Gone => Said::Gone,
+        };
+        self.talk::<Find, _>(mesh, &self.of(entry), hear).await.map(|(_, owner)| owner)
+    }
+
+    /// Has an entry of this node granted.
+    pub(crate) async fn announce(&self, mesh: &Mesh, entry: &EntryName) -> Result<()> {
+        let hear = |announced| match announced {
+            Announced::Done => Said::Answer(None),
+            Announced::Taken(by) => Said::Answer(Some(by)),
+            Announced::NotNow => Said::Again,
+            Announced::Gone => Said::Gone,
+        };
+        loop {
+            let (index, taken) = self.talk::<Announce, _>(mesh, &self.of(entry), hear).await?;
+            if let Some(by) = taken {
+                let who = mesh.member(by).map(|member| member.introduction.name.as_str()).unwrap_or("another member");
+                let error = Error::new(ErrorKind::AlreadyExists, format!("{who} has {entry} already"));
+                return Err(error.hint("choose another key, or have it taken away there first"));
+            }
+            let mut state = self.directory.state.lock();
+            let group = state.group(&self.group).ok_or_else(|| self.destroyed())?;
+            if group.grant(entry, index) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Has the index forget an entry of this node's that it has no more.
+    pub(crate) async fn withdraw(&self, mesh: &Mesh, entry: &EntryName) -> Result<()> {
+        let hear = |announced| match announced {
+            Announced::Done | Announced::Taken(_) => Said::Answer(()),
+            Announced::NotNow => Said::Again,
+            Announced::Gone => Said::Gone,
+        };
+        self.talk::<Withdraw, _>(mesh, &self.of(entry), hear).await.map(drop)
+    }
+
+    /// The value under a key, from whoever has it.
+    pub(crate) async fn value(&self, mesh: &Mesh, entry: &EntryName, timeout: Option<Duration>) -> Result<Option<Ref>> {
+        let mut pauses = Pauses(PAUSE_MIN);
+        loop {
+            let Some(owner) = self.find(mesh, entry).await? else { return Ok(None) };
+            let options = CallOptions { deadline: timeout, ..CallOptions::default() };
+            let asked = match mesh.ask_with::<Paired>(owner, &self.of(entry), options) {
+                Ok(work) => work.await,
+                Err(error) => Err(error),
+            };
+            match asked {
+                Ok(mut answer) if answer.value => return Ok(answer.refs.pop()),
+                // It was taken away since, of which the index hears.
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::PeerLost => {}
+                Err(error) => return Err(error),
+            }
+            pauses.pause(mesh).await?;
+        }
+    }
+
+    pub(crate) fn destroyed(&self) -> Error {
+        let what = format!("this node is not in the group \"{}\"", self.group.name);
+        Error::new(ErrorKind::NotPermitted, what)
+            .hint("members alone register and pair, and none that has destroyed it")
+    }
+
+    /// Runs a talk as a task, to its deadline.
+    pub(crate) fn run<T: Send + 'static, F: Future<Output = Result<T>> + Send + 'static>(
+        self: &Arc<Self>,
+        operation: &'static str,
+        timeout: Option<Duration>,
+        about: String,
+        act: impl FnOnce(Arc<Self>, Mesh) -> F,
+    ) -> Result<Work<T>> {
+        let (mesh, shared) = (self.directory.mesh()?, Arc::clone(self));
+        let (talk, own) = (act(Arc::clone(self), mesh.clone()), mesh.clone());
+        mesh.spawn(operation, async move {
+            let outcome = match timeout {
+                None => talk.await,
+                Some(span) => {
+                    let runtime = own.runtime();
+                    let ended = runtime.until(runtime.after(span), talk).await?;
+                    ended.unwrap_or_else(|| Err(shared.late(&own, &about, span)))
+                }
+            };
+            outcome.map_err(|error| error.operation(operation).group(&shared.group.name))
+        })
+    }
+
+    /// The time of a talk is up.
+    fn late(&self, mesh: &Mesh, about: &str, span: Duration) -> Error {
+        let index = self.index(mesh).ok().and_then(|index| mesh.member(index));
+        let error = Error::new(ErrorKind::DeadlineExceeded, format!("{about} was not answered for")).elapsed(span);
+        index.into_iter().fold(error, |error, member| error.peer(member.peer()))
+    }
+}
+
+impl Directory {
+    /// Tells a new index all that this node has, until that has heard it or is gone too.
+    pub(crate) fn report_to(self: &Arc<Self>, index: NodeId, group: &GroupName) {
+        let Ok(mesh) = self.mesh() else { return };
+        let (directory, group, own) = (Arc::clone(self), group.clone(), mesh.clone());
+        // Where no task can be begun this node is about to leave.
+        drop(mesh.spawn("report entries", async move { directory.send_reports(&own, index, &group).await }));
+    }
+
+    async fn send_reports(&self, mesh: &Mesh, index: NodeId, group: &GroupName) -> Result<()> {
+        let mut pauses = Pauses(PAUSE_MIN);
+        loop {
+            let reports = {
+                let mut state = self.state.lock();
+                match state.group(group) {
+                    Some(group) if group.index() == index => group.reports(),
+                    _ => return Ok(()),
+                }
+            };
+            let asked: Result<Vec<_>> = reports.iter().map(|report| mesh.ask::<Report>(index, report)).collect();
+            // The word that one of them is taken away may have gone before.
+            let disowned = self.state.lock().group(group).map(|group| group.disowned(&reports)).unwrap_or_default();
+            disowned.into_iter().for_each(|entry| self.withdraw_from(mesh, index, group, entry));
+            let mut heard = Vec::new();
+            match asked {
+                Ok(works) => {
+                    for work in works {
+                        heard.push(work.await.map(|answer| answer.value));
+                    }
+                }
+                Err(error) => heard.push(Err(error)),
+            }
+            if heard.iter().all(|heard| matches!(heard, Ok(Announced::Done))) {
+                return Ok(());
+            }
+            if let Some(Err(error)) =
+                heard.iter().find(|heard| heard.as_ref().is_err_and(|error| !error.kind().is_loss()))
+            {
+                return Err(error.clone());
+            }
+            if heard.iter().any(|heard| matches!(heard, Ok(Announced::Gone))) {
+                let next = self.state.lock().group(group).and_then(|state| state.lose(index));
+                let Some(next) = next else { return Ok(()) };
+                return Box::pin(self.send_reports(mesh, next, group)).await;
+            }
+            pauses.pause(mesh).await?;
+        }
+    }
+}

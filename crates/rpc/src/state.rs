@@ -1,0 +1,303 @@
+//! Directory of one group as one of its members keeps it: a state without I/O.
+//!
+//! **One index at a time.** The index is the first of the members that is not gone. Members hear that one is gone at
+//! different times, but nobody comes back: whoever takes a member for the index knows that all before it are gone, and
+//! sooner or later that member knows it too. Until it does it answers "not now".
+//!
+//! **No entry is lost.** A new index knows of all entries when each member that is not gone has reported to it. Until
+//! then it answers only what it knows. An owner reports all that it has to each new index, also what no index has
+//! granted yet; it takes back what it has disowned while it reported; and it takes a grant for good only if the index that gave it is still the index as it knows: otherwise
+//! it has reported the entry as not granted, and asks again. So of two owners that report the same key at most one has
+//! it granted, and that one keeps it.
+
+use crate::entry::{EntryName, GroupName, Sort};
+use crate::protocol::{Announced, Found, Report};
+use sheave_base::NodeId;
+use sheave_base::collections::{HashMap, HashSet};
+use sheave_mesh::{Group, Ref};
+use std::sync::Arc;
+
+/// Bytes of entries in one report.
+const REPORT_BYTES: usize = 16 << 10;
+
+/// An entry as an index knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Indexed {
+    owner: NodeId,
+    is_granted: bool,
+}
+
+/// An entry as its owner has it.
+#[derive(Debug)]
+pub(crate) struct Own {
+    is_granted: bool,
+    value: Option<Ref>,
+}
+
+pub(crate) struct GroupState {
+    pub(crate) group: GroupName,
+    /// In the order of their ranks.
+    pub(crate) members: Arc<[NodeId]>,
+    me: NodeId,
+    gone: HashSet<NodeId>,
+    entries: HashMap<EntryName, Indexed>,
+    reported: HashSet<NodeId>,
+    own: HashMap<EntryName, Own>,
+    /// The same members in the mesh, for their barriers; none in a test of the state alone.
+    pub(crate) barriers: Option<Group>,
+}
+
+impl GroupState {
+    pub(crate) fn new(group: GroupName, members: Arc<[NodeId]>, me: NodeId, barriers: Option<Group>) -> Self {
+        let (gone, entries, reported, own) = Default::default();
+        Self { group, members, me, gone, entries, reported, own, barriers }
+    }
+
+    /// The index as this member knows it.
+    pub(crate) fn index(&self) -> NodeId {
+        self.members.iter().copied().find(|member| !self.gone.contains(member)).unwrap_or(self.me)
+    }
+
+    /// Members that are not gone, this one not counted.
+    pub(crate) fn others(&self) -> impl Iterator<Item = NodeId> {
+        self.members.iter().copied().filter(|member| *member != self.me && !self.gone.contains(member))
+    }
+
+    pub(crate) fn has(&self, member: NodeId) -> bool {
+        self.members.contains(&member) && !self.gone.contains(&member)
+    }
+
+    /// Whether this member is the index, and knows of every entry: the first one has heard of each, a later one once
+    /// all have reported.
+    fn knows_all(&self) -> bool {
+        let is_first = self.members.first() == Some(&self.me);
+        self.index() == self.me && (is_first || self.others().all(|member| self.reported.contains(&member)))
+    }
+
+    /// An owner announces an entry.
+    pub(crate) fn announce(&mut self, owner: NodeId, entry: EntryName) -> Announced {
+        if !self.has(owner) {
+            return Announced::Gone;
+        }
+        if !self.knows_all() {
+            return Announced::NotNow;
+        }
+        let known = self.entries.entry(entry).or_insert(Indexed { owner, is_granted: true });
+        if known.owner != owner {
+            return Announced::Taken(known.owner);
+        }
+        known.is_granted = true;
+        Announced::Done
+    }
+
+    pub(crate) fn find(&self, entry: &EntryName) -> Found {
+        match self.entries.get(entry) {
+            _ if self.index() != self.me => Found::NotNow,
+            Some(known) => Found::Owner(known.owner),
+            None if self.knows_all() => Found::Nobody,
+            None => Found::NotNow,
+        }
+    }
+
+    /// An owner has an entry no more.
+    pub(crate) fn withdraw(&mut self, owner: NodeId, entry: &EntryName) -> Announced {
+        if self.entries.get(entry).is_some_and(|known| known.owner == owner) {
+            self.entries.remove(entry);
+        }
+        if self.index() == self.me { Announced::Done } else { Announced::NotNow }
+    }
+
+    /// A member reports what it has.
+    pub(crate) fn take_report(&mut self, owner: NodeId, entries: Vec<(EntryName, bool)>, is_last: bool) {
+        if !self.has(owner) {
+            return;
+        }
+        for (entry, is_granted) in entries {
+            let reported = Indexed { owner, is_granted };
+            let known = self.entries.entry(entry).or_insert(reported);
+            if is_granted && !known.is_granted {
+                *known = reported;
+            }
+        }
+        if is_last {
+            self.reported.insert(owner);
+        }
+    }
+
+    /// A member is gone. Returns the next index if it was the index, which is to be told what this member has; where it
+    /// is this member it knows.
+    pub(crate) fn lose(&mut self, member: NodeId) -> Option<NodeId> {
+        let before = self.index();
+        if !self.members.contains(&member) || !self.gone.insert(member) {
+            return None;
+        }
+        self.entries.retain(|_, known| known.owner != member);
+        let index = self.index();
+        if index == before {
+            return None;
+        }
+        if index == self.me {
+            let own = self.own_entries();
+            self.take_report(self.me, own, true);
+            return None;
+        }
+        Some(index)
+    }
+
+    fn own_entries(&self) -> Vec<(EntryName, bool)> {
+        self.own.iter().map(|(entry, own)| (entry.clone(), own.is_granted)).collect()
+    }
+
+    /// All that this member has, for an index.
+    pub(crate) fn reports(&self) -> Vec<Report> {
+        let own = self.own_entries();
+        let report = |entries| Report { group: self.group.clone(), entries, is_last: false };
+        let mut reports = vec![report(Vec::new())];
+        let mut left_bytes = REPORT_BYTES;
+        for (entry, is_granted) in own {
+            if entry.len_bytes() > left_bytes {
+                reports.push(report(Vec::new()));
+                left_bytes = REPORT_BYTES;
+            }
+            left_bytes = left_bytes.saturating_sub(entry.len_bytes());
+            if let Some(last) = reports.last_mut() {
+                last.entries.push((entry, is_granted));
+            }
+        }
+        if let Some(last) = reports.last_mut() {
+            last.is_last = true;
+        }
+        reports
+    }
+
+    /// Those of the entries that this member has no more.
+    pub(crate) fn disowned(&self, reports: &[Report]) -> Vec<EntryName> {
+        let entries = reports.iter().flat_map(|report| &report.entries).map(|(entry, _)| entry);
+        entries.filter(|entry| !self.own.contains_key(entry)).cloned().collect()
+    }
+
+    /// Notes that this member has something. False if it has that already.
+    pub(crate) fn own(&mut self, entry: EntryName, value: Option<Ref>) -> bool {
+        if self.own.contains_key(&entry) {
+            return false;
+        }
+        self.own.insert(entry, Own { is_granted: false, value });
+        true
+    }
+
+    /// An index has granted an entry. False if it is not the index any more: then another one is to be asked.
+    pub(crate) fn grant(&mut self, entry: &EntryName, by: NodeId) -> bool {
+        if self.index() != by {
+            return false;
+        }
+        if let Some(own) = self.own.get_mut(entry) {
+            own.is_granted = true;
+        }
+        true
+    }
+
+    /// Whether this member has an entry that was granted.
+    pub(crate) fn owns(&self, entry: &EntryName) -> bool {
+        self.own.get(entry).is_some_and(|own| own.is_granted)
+    }
+
+    /// Whether this member has as many entries as it may.
+    pub(crate) fn is_full(&self) -> bool {
+        self.own.len() >= sheave_base::limits::RPC_ENTRIES_MAX
+    }
+
+    pub(crate) fn disown(&mut self, entry: &EntryName) -> Option<Own> {
+        self.own.remove(entry)
+    }
+
+    /// The value that this member has under a key.
+    pub(crate) fn value(&self, entry: &EntryName) -> Option<Ref> {
+        self.own.get(entry)?.value.clone()
+    }
+
+    /// Services that this member has.
+    pub(crate) fn services(&self) -> impl Iterator<Item = &EntryName> {
+        self.own.keys().filter(|entry| entry.sort == Sort::Service)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sheave_wire::Value;
+
+    const MEMBERS: [NodeId; 3] = [NodeId(1), NodeId(2), NodeId(3)];
+
+    fn state(me: u64) -> GroupState {
+        GroupState::new(GroupName { name: "g".into(), generation: 1 }, MEMBERS.into(), NodeId(me), None)
+    }
+
+    fn entry(key: i64) -> EntryName {
+        EntryName::new(Sort::Service, &Value::Int(key)).expect("a key")
+    }
+
+    #[test]
+    fn a_new_index_says_no_only_when_all_have_reported() {
+        let mut index = state(2);
+        assert_eq!(index.find(&entry(7)), Found::NotNow, "it is not the index");
+        assert!(index.lose(NodeId(1)).is_none(), "it tells itself");
+        assert_eq!(index.find(&entry(7)), Found::NotNow);
+        assert_eq!(index.announce(NodeId(2), entry(8)), Announced::NotNow);
+        index.take_report(NodeId(3), vec![(entry(7), true)], false);
+        assert_eq!(index.find(&entry(7)), Found::Owner(NodeId(3)));
+        assert_eq!(index.find(&entry(8)), Found::NotNow);
+        index.take_report(NodeId(3), Vec::new(), true);
+        assert_eq!(index.find(&entry(8)), Found::Nobody);
+        assert_eq!(index.announce(NodeId(2), entry(7)), Announced::Taken(NodeId(3)));
+        assert_eq!(index.announce(NodeId(2), entry(8)), Announced::Done);
+        index.lose(NodeId(3));
+        assert_eq!(index.find(&entry(7)), Found::Nobody, "its owner is gone");
+    }
+
+    #[test]
+    fn who_has_a_grant_wins_over_who_only_asked() {
+        let mut index = state(3);
+        let mut other = state(2);
+        assert!(other.own(entry(7), None));
+        assert!(!other.grant(&entry(7), NodeId(3)), "that is not the index");
+        assert!(other.grant(&entry(7), NodeId(1)) && other.owns(&entry(7)));
+        index.own(entry(7), None);
+        index.lose(NodeId(1));
+        // A report may come before the index knows that it is one.
+        index.take_report(NodeId(2), vec![(entry(7), false)], true);
+        index.lose(NodeId(2));
+        assert_eq!(index.announce(NodeId(3), entry(7)), Announced::Done);
+        let mut index = state(2);
+        index.own(entry(7), None);
+        index.lose(NodeId(1));
+        assert_eq!(index.find(&entry(7)), Found::Owner(NodeId(2)));
+        index.take_report(NodeId(3), vec![(entry(7), true)], true);
+        assert_eq!(index.announce(NodeId(2), entry(7)), Announced::Taken(NodeId(3)));
+    }
+
+    #[test]
+    fn a_grant_of_an_index_that_is_gone_is_none() {
+        let mut owner = state(3);
+        owner.own(entry(7), None);
+        assert_eq!(owner.lose(NodeId(1)), Some(NodeId(2)));
+        let reports = owner.reports();
+        assert_eq!(reports.len(), 1);
+        assert_eq!(reports[0].entries, [(entry(7), false)]);
+        assert!(owner.disowned(&reports).is_empty());
+        assert!(!owner.grant(&entry(7), NodeId(1)) && !owner.owns(&entry(7)));
+        assert!(owner.grant(&entry(7), NodeId(2)) && owner.owns(&entry(7)));
+    }
+
+    #[test]
+    fn long_reports_are_cut() {
+        let mut owner = state(3);
+        (0..5000).for_each(|key| assert!(owner.own(entry(key), None)));
+        let reports = owner.reports();
+        assert!(reports.len() > 3, "{}", reports.len());
+        assert_eq!(reports.iter().map(|report| report.entries.len()).sum::<usize>(), 5000);
+        assert_eq!(reports.iter().filter(|report| report.is_last).count(), 1);
+        assert!(reports.last().is_some_and(|last| last.is_last));
+        owner.disown(&entry(17));
+        assert_eq!(owner.disowned(&reports), [entry(17)]);
+    }
+}
