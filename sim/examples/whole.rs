@@ -1,6 +1,6 @@
-//! Runs one whole job: `whole SEED [COUNT]`.
+//! Runs one whole job: `whole SEED [COUNT]`; with `GROUPS` in the environment one that makes groups of rpc.
 
-use sheave_sim::whole::{Scenario, run};
+use sheave_sim::whole::{Program, Scenario, run};
 
 fn main() {
     let mut arguments = std::env::args().skip(1).map(|text| text.parse::<u64>().expect("a number"));
@@ -8,9 +8,13 @@ fn main() {
     let count = arguments.next().unwrap_or(1);
     let begun = std::time::Instant::now();
     let mut switches = 0;
+    let program = if std::env::var_os("GROUPS").is_some() { Program::Groups } else { Program::Nodes };
     for seed in first..first + count {
-        let scenario = Scenario::from_seed(seed);
-        let (outcome, log) = run(&scenario, None, count == 1 && std::env::var_os("LOG").is_some());
+        let scenario = match program {
+            Program::Nodes => Scenario::from_seed(seed),
+            Program::Groups => Scenario::from_seed(seed).without_guests(),
+        };
+        let (outcome, log) = run(program, &scenario, None, count == 1 && std::env::var_os("LOG").is_some());
         println!("{log}");
         match outcome {
             Ok(report) => {

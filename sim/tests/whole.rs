@@ -9,7 +9,7 @@ mod seeds;
 
 use seeds::fresh_seeds;
 use sheave_sim::lockstep::World;
-use sheave_sim::whole::{Bug, Scenario, run, shrink};
+use sheave_sim::whole::{Bug, Program, Scenario, run, shrink};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -49,6 +49,18 @@ const BUGS: [Bug; 23] = [
     Bug::OneWayLost,
 ];
 
+const BUGS_OF_GROUPS: [Bug; 6] = [
+    Bug::ReportUnheard,
+    Bug::EntryUntold,
+    Bug::EntryOutlives,
+    Bug::EntryTwice,
+    Bug::GenerationOld,
+    Bug::EnteredEarly,
+];
+
+/// Seeds of jobs that make groups.
+const SEEDS_OF_GROUPS: u64 = 500;
+
 fn seeds_count() -> u64 {
     match std::env::var("SHEAVE_SIM_WHOLE_SEEDS") {
         Ok(count) => count.parse().expect("SHEAVE_SIM_WHOLE_SEEDS is a number"),
@@ -56,15 +68,21 @@ fn seeds_count() -> u64 {
     }
 }
 
-/// Whatever is wrong with a seed, and the smallest scenario with which something is.
-fn examine(seed: u64, bug: Option<Bug>) -> Result<(), String> {
+/// The scenario of a seed. Groups have no guests in them.
+fn scenario(program: Program, seed: u64) -> Scenario {
     let scenario = Scenario::from_seed(seed);
-    let Err(wrong) = run(&scenario, bug, false).0 else { return Ok(()) };
+    if program == Program::Groups { scenario.without_guests() } else { scenario }
+}
+
+/// Whatever is wrong with a seed, and the smallest scenario with which something is.
+fn examine(program: Program, seed: u64, bug: Option<Bug>) -> Result<(), String> {
+    let scenario = scenario(program, seed);
+    let Err(wrong) = run(program, &scenario, bug, false).0 else { return Ok(()) };
     if bug.is_some() {
         return Err(wrong);
     }
-    let smallest = shrink(&scenario, |smaller| run(smaller, None, false).0.is_err());
-    let wrong_there = run(&smallest, None, false).0.err().unwrap_or_default();
+    let smallest = shrink(&scenario, |smaller| run(program, smaller, None, false).0.is_err());
+    let wrong_there = run(program, &smallest, None, false).0.err().unwrap_or_default();
     Err(format!("{wrong}\nshrunk to {smallest:?}:\n{wrong_there}"))
 }
 
@@ -77,13 +95,17 @@ fn chunk() {
     let count: u64 = words.next().and_then(|word| word.parse().ok()).expect("a number of seeds");
     let what = words.next().expect("what to do");
     World::keep_to_core(words.next().and_then(|word| word.parse().ok()).expect("a core"));
+    let (program, what) = match what.split_once(':') {
+        Some(("groups", what)) => (Program::Groups, what),
+        _ => (Program::Nodes, what),
+    };
     match what {
-        "log" => println!("{LOG}{}{LOG}", run(&Scenario::from_seed(first), None, true).1),
+        "log" => println!("{LOG}{}{LOG}", run(program, &scenario(program, first), None, true).1),
         name => {
-            let bug = BUGS.into_iter().find(|bug| format!("{bug:?}") == name);
+            let bug = BUGS.into_iter().chain(BUGS_OF_GROUPS).find(|bug| format!("{bug:?}") == name);
             for seed in first..first + count {
                 println!("seed {seed}");
-                if let Err(wrong) = examine(seed, bug) {
+                if let Err(wrong) = examine(program, seed, bug) {
                     println!("seed {seed} is WRONG: {wrong}");
                     if bug.is_some() {
                         return;
@@ -132,7 +154,7 @@ fn last_lines(text: &str) -> String {
 }
 
 /// Runs these seeds in children, two at a time; returns what is wrong.
-fn run_seeds(first: u64, count: u64) -> Vec<String> {
+fn run_seeds(what: &str, first: u64, count: u64) -> Vec<String> {
     let next = AtomicU64::new(0);
     let work = || {
         let mut wrong = Vec::new();
@@ -141,7 +163,7 @@ fn run_seeds(first: u64, count: u64) -> Vec<String> {
             if from >= count {
                 return wrong;
             }
-            match child(first + from, CHUNK_SEEDS.min(count - from), "seeds") {
+            match child(first + from, CHUNK_SEEDS.min(count - from), what) {
                 Ok(text) if text.contains("WRONG") => wrong.push(text),
                 Ok(_) => {}
                 Err(error) => wrong.push(error),
@@ -158,8 +180,8 @@ fn run_seeds(first: u64, count: u64) -> Vec<String> {
 
 #[test]
 fn a_seed_gives_the_same_log_in_different_processes() {
-    for seed in 0..12 {
-        let log = || child(seed, 1, "log").expect("it ends").split(LOG).nth(1).map(str::to_owned);
+    for (seed, what) in (0..12).map(|seed| (seed, "log")).chain((0..4).map(|seed| (seed, "groups:log"))) {
+        let log = || child(seed, 1, what).expect("it ends").split(LOG).nth(1).map(str::to_owned);
         let (one, other) = (log().expect("a log"), log().expect("a log"));
         assert!(one.len() > 1000, "seed {seed}: a run must have something to tell, this has {} bytes", one.len());
         assert!(one == other, "seed {seed}: two runs differ");
@@ -168,35 +190,56 @@ fn a_seed_gives_the_same_log_in_different_processes() {
 
 #[test]
 fn every_promise_of_whole_nodes_holds_for_every_seed() {
-    let wrong = run_seeds(0, seeds_count());
+    let wrong = run_seeds("seeds", 0, seeds_count());
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_promise_of_groups_holds_for_every_seed() {
+    let wrong = run_seeds("groups:seeds", 0, SEEDS_OF_GROUPS.min(seeds_count()));
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]
 fn fresh_seeds_of_whole_nodes() {
-    fresh_seeds(Duration::from_secs(4), 1, some);
+    fresh_seeds(Duration::from_secs(4), 1, |seed| some(seed, "seeds"));
+}
+
+#[test]
+fn fresh_seeds_of_groups() {
+    fresh_seeds(Duration::from_secs(2), 1, |seed| some(seed, "groups:seeds"));
 }
 
 #[test]
 #[ignore = "chaos suite: takes minutes"]
 fn many_fresh_seeds_of_whole_nodes() {
-    fresh_seeds(Duration::from_secs(180), 2, some);
+    fresh_seeds(Duration::from_secs(180), 2, |seed| some(seed, "seeds"));
+    fresh_seeds(Duration::from_secs(60), 2, |seed| some(seed, "groups:seeds"));
 }
 
-fn some(seed: u64) {
-    let text = child(seed, 1, "seeds").unwrap_or_else(|error| panic!("{error}"));
+fn some(seed: u64, what: &str) {
+    let text = child(seed, 1, what).unwrap_or_else(|error| panic!("{error}"));
     assert!(!text.contains("WRONG"), "{text}");
 }
 
 /// Each bug is found by the seeds that the test command runs.
 #[test]
 fn planted_bugs_are_found() {
+    hunt_for(&BUGS, "", seeds_count());
+}
+
+#[test]
+fn planted_bugs_of_groups_are_found() {
+    hunt_for(&BUGS_OF_GROUPS, "groups:", SEEDS_OF_GROUPS.min(seeds_count()));
+}
+
+fn hunt_for(bugs: &[Bug], program: &str, seeds: u64) {
     let next = AtomicU64::new(0);
     let hunt = || {
         let mut missed = Vec::new();
-        while let Some(bug) = BUGS.get(next.fetch_add(1, SeqCst) as usize) {
-            let found = (0..seeds_count() / CHUNK_SEEDS).find_map(|part| {
-                let text = child(part * CHUNK_SEEDS, CHUNK_SEEDS, &format!("{bug:?}"));
+        while let Some(bug) = bugs.get(next.fetch_add(1, SeqCst) as usize) {
+            let found = (0..seeds / CHUNK_SEEDS).find_map(|part| {
+                let text = child(part * CHUNK_SEEDS, CHUNK_SEEDS, &format!("{program}{bug:?}"));
                 // The world itself finds who goes round for ever: a child that hangs has found nothing.
                 let text = text.unwrap_or_else(|error| panic!("{error}"));
                 let at = text.find("WRONG")?;
@@ -216,5 +259,5 @@ fn planted_bugs_are_found() {
         missed.extend(other.join().expect("no panic"));
         missed
     });
-    assert!(missed.is_empty(), "{missed:?} were not found by {} seeds", seeds_count());
+    assert!(missed.is_empty(), "{missed:?} were not found by {seeds} seeds");
 }

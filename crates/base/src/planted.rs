@@ -51,6 +51,18 @@ pub enum Bug {
     TaskKept,
     /// A task that is woken is not polled.
     WakeLost,
+    /// A new index of a group says that nobody has a key before all members have reported.
+    ReportUnheard,
+    /// A member does not tell a new index of what it has.
+    EntryUntold,
+    /// What a member had stays in the index when it is gone.
+    EntryOutlives,
+    /// A key is granted to a second owner.
+    EntryTwice,
+    /// Members that make a group take the lowest generation that one of them has proposed.
+    GenerationOld,
+    /// A group is made though one of its members has not entered.
+    EnteredEarly,
 }
 
 /// Whether this bug is planted here, and it is time for it.

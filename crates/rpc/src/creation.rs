@@ -1,9 +1,10 @@
 //! Groups in the making: members enter at the first of them, and all go on when all have entered.
 
-use crate::directory::{Directory, Rpc, State};
+use crate::directory::{Attempt, Directory, Rpc, State};
 use crate::entry::GroupName;
 use crate::group::RpcGroup;
 use crate::protocol::{Abandon, Enter, Leave};
+use sheave_base::planted::{self, Bug};
 use sheave_base::work::Work;
 use sheave_base::{Error, ErrorKind, NodeId, Result, limits};
 use sheave_mesh::{CallOptions, Mesh, Timer, TypedReply, TypedRequest};
@@ -64,9 +65,9 @@ impl Rpc {
     fn begin(&self, name: &str, members: &[NodeId], timeout: Option<Duration>) -> Result<Work<RpcGroup>> {
         let mesh = self.directory.mesh()?;
         let members = sorted(&mesh, name, members)?;
-        let mut entering = Entering::begin(&self.directory, name)?;
-        let (proposal, first) = (entering.proposal, members[0]);
-        entering.first = Some(first);
+        let first = members[0];
+        let entering = Entering::begin(&self.directory, name, first)?;
+        let proposal = entering.proposal;
         let args = Enter {
             name: name.to_owned(),
             members: members.clone(),
@@ -79,7 +80,7 @@ impl Rpc {
         // Installed by who ends the wait: what the first member sends behind its answer finds the group here.
         let made = entered.map(move |answer| {
             let mut entering = entering;
-            let group = GroupName { name, generation: answer.value };
+            let group = GroupName { name, first, generation: answer.value };
             let mesh = rpc.directory.mesh()?;
             rpc.directory.join(&mesh, &group, &members)?;
             entering.is_in = true;
@@ -119,12 +120,12 @@ struct Entering {
     directory: Arc<Directory>,
     name: String,
     proposal: u64,
-    first: Option<NodeId>,
+    first: NodeId,
     is_in: bool,
 }
 
 impl Entering {
-    fn begin(directory: &Arc<Directory>, name: &str) -> Result<Self> {
+    fn begin(directory: &Arc<Directory>, name: &str, first: NodeId) -> Result<Self> {
         let mut state = directory.state.lock();
         let State { groups, entering, .. } = &*state;
         if groups.contains_key(name) || entering.contains_key(name) {
@@ -138,18 +139,29 @@ impl Entering {
         // No two attempts of one node propose the same.
         state.last_generation += 1;
         let proposal = state.last_generation;
-        state.entering.insert(name.to_owned(), proposal);
+        state.entering.insert(name.to_owned(), Attempt::new(first, proposal));
         drop(state);
-        Ok(Self { directory: Arc::clone(directory), name: name.to_owned(), proposal, first: None, is_in: false })
+        Ok(Self { directory: Arc::clone(directory), name: name.to_owned(), proposal, first, is_in: false })
     }
 }
 
 impl Drop for Entering {
     fn drop(&mut self) {
         self.directory.state.lock().entering.remove(&self.name);
-        let (false, Some(first), Ok(mesh)) = (self.is_in, self.first, self.directory.mesh()) else { return };
+        let (false, Ok(mesh)) = (self.is_in, self.directory.mesh()) else { return };
         let args = Abandon { name: self.name.clone(), generation: self.proposal };
-        self.directory.tell::<Abandon>(&mesh, first, &args);
+        // A first member that is gone needs no word.
+        let Ok(told) = mesh.ask::<Abandon>(self.first, &args) else { return };
+        let (directory, name, first) = (Arc::downgrade(&self.directory), self.name.clone(), self.first);
+        told.on_complete(move |made| {
+            let (Some(directory), Ok(made)) = (directory.upgrade(), made) else { return };
+            // The group may have been made without this node, which is perhaps making the next one.
+            let mut state = directory.state.lock();
+            state.last_generation = state.last_generation.max(made.value);
+            if let Some(attempt) = state.entering.get_mut(&name).filter(|next| next.first == first) {
+                attempt.lowest = attempt.lowest.max(made.value + 1);
+            }
+        });
     }
 }
 
@@ -204,15 +216,22 @@ impl Directory {
             let waiting = state.creating.remove(&args.name);
             return Next::Refuse(mismatch(mesh, waiting, &args, entered));
         }
-        creating.generation = creating.generation.max(args.generation);
+        creating.generation = match planted::strikes(Bug::GenerationOld) {
+            true if !creating.entered.is_empty() => creating.generation.min(args.generation),
+            _ => creating.generation.max(args.generation),
+        };
         // Whoever enters again has given up before.
         creating.entered.retain(|other| other.from != entered.from);
         creating.entered.push(entered);
-        if creating.entered.len() < creating.members.len() {
+        let missing = creating.members.len() - creating.entered.len();
+        if missing > usize::from(planted::strikes(Bug::EnteredEarly)) {
             return Next::Wait;
         }
         let Some(made) = state.creating.remove(&args.name) else { return Next::Wait };
-        Next::Made(GroupName { name: args.name, generation: made.generation }, made)
+        let is_old = planted::strikes(Bug::GenerationOld);
+        let generation = if is_old { made.generation } else { made.generation.max(state.last_made + 1) };
+        state.last_made = state.last_made.max(generation);
+        Next::Made(GroupName { name: args.name, first: self.me, generation }, made)
     }
 
     /// Ends the wait of a member at its deadline.
@@ -267,7 +286,8 @@ impl Directory {
                 }
             }
         }
-        request.reply.ok(&());
+        let made = self.state.lock().last_made;
+        request.reply.ok(&made);
     }
 
     /// Groups in the making with a member that is gone are not made.

@@ -60,10 +60,27 @@ pub(crate) struct State {
     pub(crate) groups: HashMap<String, GroupState>,
     /// Groups of which this node is the first member, while not all members have entered.
     pub(crate) creating: HashMap<String, Creating>,
-    /// Groups that this node is entering, and the generation that it has proposed: they get no lower one.
-    pub(crate) entering: HashMap<String, u64>,
-    /// The highest generation that this node knows of.
+    /// Groups that this node is entering.
+    pub(crate) entering: HashMap<String, Attempt>,
+    /// The highest generation that this node has proposed or was in.
     pub(crate) last_generation: u64,
+    /// The highest generation that this node has given to a group, as its first member.
+    pub(crate) last_made: u64,
+}
+
+/// A group that a node is entering.
+pub(crate) struct Attempt {
+    pub(crate) first: NodeId,
+    /// It gets no lower generation than this.
+    pub(crate) lowest: u64,
+    /// Members that have left it again before this node knew that it was made, and its generation.
+    left: HashMap<NodeId, u64>,
+}
+
+impl Attempt {
+    pub(crate) fn new(first: NodeId, lowest: u64) -> Self {
+        Self { first, lowest, left: HashMap::default() }
+    }
 }
 
 impl State {
@@ -72,10 +89,13 @@ impl State {
         self.groups.get_mut(&group.name).filter(|state| state.group == *group)
     }
 
-    /// Whether this node may yet be in a group of this name and generation.
-    fn may_enter(&self, group: &GroupName) -> bool {
-        let is_in = self.groups.contains_key(&group.name);
-        !is_in && self.entering.get(&group.name).is_some_and(|proposal| *proposal <= group.generation)
+    /// The attempt by which this node may yet be in a group of this name and generation.
+    fn attempt(&mut self, group: &GroupName) -> Option<&mut Attempt> {
+        if self.groups.contains_key(&group.name) {
+            return None;
+        }
+        let attempt = self.entering.get_mut(&group.name)?;
+        (attempt.first == group.first && attempt.lowest <= group.generation).then_some(attempt)
     }
 }
 
@@ -95,7 +115,7 @@ impl Directory {
     fn with_group<T>(&self, group: &GroupName, otherwise: (T, T), act: impl FnOnce(&mut GroupState) -> T) -> T {
         let mut state = self.state.lock();
         let (not_now, gone) = otherwise;
-        let may_enter = state.may_enter(group);
+        let may_enter = state.attempt(group).is_some();
         match state.group(group) {
             Some(group) => act(group),
             None if may_enter => not_now,
@@ -134,7 +154,15 @@ impl Directory {
 
     fn leave(self: &Arc<Self>, request: TypedRequest<Leave>) {
         let Leave { group, member } = &request.args;
-        let speaks = self.with_group(group, (false, false), |group| group.members.contains(&request.from));
+        let is_known = self.mesh().is_ok_and(|mesh| mesh.member(*member).is_some());
+        let speaks = {
+            let mut state = self.state.lock();
+            // No more of them than the mesh has.
+            if let Some(attempt) = state.attempt(group).filter(|_| is_known) {
+                attempt.left.insert(*member, group.generation);
+            }
+            state.group(group).is_some_and(|group| group.members.contains(&request.from))
+        };
         if speaks {
             self.lose(group, *member);
         }
@@ -199,18 +227,19 @@ impl Directory {
 
     /// This node is in a group now.
     pub(crate) fn install(self: &Arc<Self>, mesh: &Mesh, group: &GroupName, members: &[NodeId], barriers: Group) {
-        let gone: Vec<NodeId> = mesh.deaths().iter().map(|death| death.node).collect();
-        let first = {
+        let mut gone: Vec<NodeId> = mesh.deaths().iter().map(|death| death.node).collect();
+        {
             let mut state = self.state.lock();
+            let left = state.attempt(group).map(|attempt| std::mem::take(&mut attempt.left)).unwrap_or_default();
+            gone.extend(left.into_iter().filter(|(_, of)| *of == group.generation).map(|(member, _)| member));
             state.last_generation = state.last_generation.max(group.generation);
             if state.group(group).is_some() {
                 return;
             }
             let made = GroupState::new(group.clone(), members.into(), self.me, Some(barriers));
             state.groups.insert(group.name.clone(), made);
-            members.iter().copied().filter(|member| gone.contains(member)).collect::<Vec<_>>()
-        };
-        first.into_iter().for_each(|member| self.lose(group, member));
+        }
+        gone.into_iter().for_each(|member| self.lose(group, member));
     }
 }
 

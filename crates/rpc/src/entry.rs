@@ -1,7 +1,7 @@
 //! Names of entries in a directory.
 
 use serde::{Deserialize, Serialize};
-use sheave_base::{Error, ErrorKind, Result, limits};
+use sheave_base::{Error, ErrorKind, NodeId, Result, limits};
 use sheave_mesh::ServiceName;
 use sheave_wire::{Value, codec};
 use std::fmt;
@@ -24,10 +24,11 @@ impl fmt::Display for Sort {
     }
 }
 
-/// A group of one time: its name, and the number that its members have agreed on.
+/// A group of one time: its name, the first of its members, and the number that this one has given it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct GroupName {
     pub(crate) name: String,
+    pub(crate) first: NodeId,
     pub(crate) generation: u64,
 }
 

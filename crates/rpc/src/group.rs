@@ -65,11 +65,12 @@ impl Rpc {
     /// `InvalidArgument` where its members are not all members of the mesh.
     pub fn open(&self, handle: &GroupHandle) -> Result<RpcGroup> {
         let mesh = self.directory.mesh()?;
-        if handle.members.is_empty() || handle.members.iter().any(|node| mesh.member(*node).is_none()) {
+        let is_foreign = handle.members.iter().any(|node| mesh.member(*node).is_none());
+        let Some(first) = handle.members.first().copied().filter(|_| !is_foreign) else {
             let what = format!("a handle of group \"{}\" with members that are none of this mesh", handle.name);
             return Err(Error::new(ErrorKind::InvalidArgument, what).operation("open group"));
-        }
-        let group = GroupName { name: handle.name.clone(), generation: handle.generation };
+        };
+        let group = GroupName { name: handle.name.clone(), first, generation: handle.generation };
         Ok(RpcGroup::new(self, group, handle.members.as_slice().into()))
     }
 }
@@ -107,7 +108,7 @@ impl RpcGroup {
     /// Returns what other nodes need to [open](Rpc::open) the group.
     #[must_use]
     pub fn handle(&self) -> GroupHandle {
-        let GroupName { name, generation } = self.shared.group.clone();
+        let GroupName { name, generation, .. } = self.shared.group.clone();
         GroupHandle { name, generation, members: self.shared.members.to_vec() }
     }
 

@@ -10,7 +10,7 @@ pub(crate) const SERVICE: &str = "sheave.rpc";
 sheave_mesh::methods! {
     service SERVICE;
     1, "enter": Enter[Enter] -> u64, Members;
-    2, "abandon": Abandon[Abandon] -> (), Members;
+    2, "abandon": Abandon[Abandon] -> u64, Members;
     3, "announce": Announce[OfEntry] -> Announced, Members;
     4, "withdraw": Withdraw[OfEntry] -> Announced, Members;
     5, "find": Find[OfEntry] -> Found, Members;
@@ -31,7 +31,7 @@ pub(crate) struct Enter {
     pub(crate) patience_ms: Option<u64>,
 }
 
-/// A member has given up making a group, and is not in it if it was made.
+/// A member has given up making a group, and is not in it if it was made: the highest generation that was is answered.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Abandon {
     pub(crate) name: String,

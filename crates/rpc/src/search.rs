@@ -73,8 +73,8 @@ impl Shared {
                 Ok(Said::Answer(answer)) => return Ok((index, answer)),
                 Ok(Said::Gone) => self.note_left(index),
                 Ok(Said::Again) => pauses.pause(mesh).await?,
-                // It may take a moment until all agree that it is gone.
-                Err(error) if error.kind() == ErrorKind::PeerLost => pauses.pause(mesh).await?,
+                // It may take a moment until all agree that it is gone; or it is this node that is.
+                Err(error) if error.kind() == ErrorKind::PeerLost && mesh.is_member() => pauses.pause(mesh).await?,
                 Err(error) => return Err(error),
             }
         }
@@ -142,7 +142,7 @@ impl Shared {
                 Ok(mut answer) if answer.value => return Ok(answer.refs.pop()),
                 // It was taken away since, of which the index hears.
                 Ok(_) => {}
-                Err(error) if error.kind() == ErrorKind::PeerLost => {}
+                Err(error) if error.kind() == ErrorKind::PeerLost && mesh.is_member() => {}
                 Err(error) => return Err(error),
             }
             pauses.pause(mesh).await?;
@@ -230,6 +230,9 @@ impl Directory {
                 let next = self.state.lock().group(group).and_then(|state| state.lose(index));
                 let Some(next) = next else { return Ok(()) };
                 return Box::pin(self.send_reports(mesh, next, group)).await;
+            }
+            if !mesh.is_member() {
+                return Ok(());
             }
             pauses.pause(mesh).await?;
         }

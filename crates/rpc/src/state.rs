@@ -14,6 +14,7 @@ use crate::entry::{EntryName, GroupName, Sort};
 use crate::protocol::{Announced, Found, Report};
 use sheave_base::NodeId;
 use sheave_base::collections::{HashMap, HashSet};
+use sheave_base::planted::{self, Bug};
 use sheave_mesh::{Group, Ref};
 use std::sync::Arc;
 
@@ -71,7 +72,8 @@ impl GroupState {
     /// all have reported.
     fn knows_all(&self) -> bool {
         let is_first = self.members.first() == Some(&self.me);
-        self.index() == self.me && (is_first || self.others().all(|member| self.reported.contains(&member)))
+        let is_sure = is_first || planted::strikes(Bug::ReportUnheard);
+        self.index() == self.me && (is_sure || self.others().all(|member| self.reported.contains(&member)))
     }
 
     /// An owner announces an entry.
@@ -83,7 +85,7 @@ impl GroupState {
             return Announced::NotNow;
         }
         let known = self.entries.entry(entry).or_insert(Indexed { owner, is_granted: true });
-        if known.owner != owner {
+        if known.owner != owner && !planted::strikes(Bug::EntryTwice) {
             return Announced::Taken(known.owner);
         }
         known.is_granted = true;
@@ -131,7 +133,9 @@ impl GroupState {
         if !self.members.contains(&member) || !self.gone.insert(member) {
             return None;
         }
-        self.entries.retain(|_, known| known.owner != member);
+        if !planted::strikes(Bug::EntryOutlives) {
+            self.entries.retain(|_, known| known.owner != member);
+        }
         let index = self.index();
         if index == before {
             return None;
@@ -145,6 +149,9 @@ impl GroupState {
     }
 
     fn own_entries(&self) -> Vec<(EntryName, bool)> {
+        if planted::strikes(Bug::EntryUntold) {
+            return Vec::new();
+        }
         self.own.iter().map(|(entry, own)| (entry.clone(), own.is_granted)).collect()
     }
 
@@ -229,7 +236,12 @@ mod tests {
     const MEMBERS: [NodeId; 3] = [NodeId(1), NodeId(2), NodeId(3)];
 
     fn state(me: u64) -> GroupState {
-        GroupState::new(GroupName { name: "g".into(), generation: 1 }, MEMBERS.into(), NodeId(me), None)
+        GroupState::new(
+            GroupName { name: "g".into(), first: NodeId(1), generation: 1 },
+            MEMBERS.into(),
+            NodeId(me),
+            None,
+        )
     }
 
     fn entry(key: i64) -> EntryName {

@@ -199,6 +199,25 @@ impl Ledger {
         true
     }
 
+    /// The process of a node.
+    pub(super) fn process_of(&self, node: NodeId) -> Option<usize> {
+        self.books().nodes.get(&node).copied()
+    }
+
+    /// Whether a process has ended so long ago that all must know.
+    pub(super) fn is_long_gone(&self, process: usize) -> bool {
+        let doom = self.doomed.get(&process).filter(|doom| doom.ends);
+        doom.is_some_and(|doom| doom.from + if doom.is_told { KNOWN_WITHIN } else { SILENCE_WITHIN } < self.now())
+    }
+
+    /// Something that had to be done by now was done, or failed; a fault if it took longer than it may.
+    pub(super) fn ends_in_time(&self, process: usize, what: &str, lasted: Duration) {
+        let bound = self.bound(self.now(), lasted);
+        if lasted > bound && !self.is_doomed(process) && self.scenario.must_go_on() {
+            self.fault(format!("{what} of {process} has lasted {lasted:?}, of {bound:?}"));
+        }
+    }
+
     /// Whether that process was killed by now.
     pub(super) fn has_ended(&self, node: NodeId) -> bool {
         let now = self.now();
@@ -423,7 +442,7 @@ impl Ledger {
     }
 
     /// How long what ends now may have lasted.
-    fn bound(&self, now: Duration, lasted: Duration) -> Duration {
+    pub(super) fn bound(&self, now: Duration, lasted: Duration) -> Duration {
         let made = now.saturating_sub(lasted);
         let is_told = self.doomed.values().all(|doom| doom.is_told);
         let unnoticed = if is_told { KNOWN_WITHIN } else { SILENCE_WITHIN };

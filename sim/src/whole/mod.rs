@@ -1,6 +1,8 @@
 //! Whole nodes and what their users make of them: a seed draws a job and its troubles, its processes run in lockstep
 //! ([`crate::lockstep`]), and a ledger of all that they did is held against models of what may be.
 
+mod entries;
+mod groups;
 mod guests;
 mod ledger;
 mod program;
@@ -21,23 +23,40 @@ use std::time::Duration;
 /// Longer than any job may last.
 const LIMIT: Duration = Duration::from_secs(120);
 
+/// The program that the ranks of a job run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Program {
+    /// Calls, references, tasks, barriers, guests.
+    Nodes,
+    /// Groups of rpc and their directories.
+    Groups,
+}
+
 /// Runs a job to its end.
 ///
 /// # Errors
 ///
 /// What was wrong, a line each.
-pub fn run(scenario: &Scenario, bug: Option<Bug>, keeps_log: bool) -> (Result<Report, String>, String) {
+pub fn run(
+    program: Program,
+    scenario: &Scenario,
+    bug: Option<Bug>,
+    keeps_log: bool,
+) -> (Result<Report, String>, String) {
     let world = World::new(scenario.seed, scenario.way);
     if keeps_log {
         world.keep_log();
     }
     bug.into_iter().for_each(|bug| world.plant(bug));
     let ledger = Arc::new(Ledger::new(scenario));
+    let entries = Arc::new(entries::Entries::default());
     for process in 0..scenario.hosts.len() {
         let (own, scenario, host) = (Arc::clone(&ledger), scenario.clone(), scenario.hosts[process]);
-        let program = move || match scenario.host_of(process) {
-            None => program::run(&scenario, process, &own),
-            Some(_) => guests::run(&scenario, process, &own),
+        let entries = Arc::clone(&entries);
+        let program = move || match (scenario.host_of(process), program) {
+            (None, Program::Nodes) => program::run(&scenario, process, &own),
+            (None, Program::Groups) => groups::run(&scenario, process, &own, &entries),
+            (Some(_), _) => guests::run(&scenario, process, &own),
         };
         world.start(&format!("process {process}"), host, program);
     }

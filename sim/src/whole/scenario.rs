@@ -96,6 +96,20 @@ impl Scenario {
         Self { seed, hosts, guests, way, rounds, steps, hits, end, quits }
     }
 
+    /// The same without guests, and without the troubles that they would meet with.
+    #[must_use]
+    pub fn without_guests(mut self) -> Self {
+        let ranks = self.ranks();
+        self.hosts.truncate(ranks);
+        self.guests.clear();
+        self.hits.retain(|hit| match hit.trouble {
+            Trouble::Kill(process) | Trouble::Crash(process) | Trouble::Stop(process, _) => process < ranks,
+            Trouble::Cut(one, other) | Trouble::Silence(one, other) => one < ranks && other < ranks,
+            Trouble::Heal => true,
+        });
+        self
+    }
+
     /// Who may be blamed for what does not go well, apart from one that quits.
     #[must_use]
     pub fn doomed(&self) -> BTreeMap<usize, Doom> {
