@@ -49,6 +49,11 @@ class Pickled(NamedTuple):
     refs: list[Ref]
 
 
+def _apply(function: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> Any:
+    """Calls of functions that were sent here."""
+    return function(*args, **kwargs) if kwargs else function(*args)
+
+
 def dumps(value: Any, *, main_by_name: bool = False) -> bytes:
     """Return the pickle of `value` with everything in it.
 

@@ -8,7 +8,7 @@ use crate::errors::OrRaise;
 use crate::mesh::PyMember;
 use crate::references::{PyRef, REMOTE, filled};
 use crate::told::told_pickled;
-use crate::value::{Opener, Opens, Packed, pack};
+use crate::value::{Opener, Opens, Packed, pack, pickling};
 use crate::work::{PyWork, now_ns};
 use crate::{handlers, life, released};
 use pyo3::prelude::*;
@@ -24,13 +24,16 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+/// The service that every node of Python has for functions that are sent to it. No name of a user's has a dot.
+pub(crate) const FUNCTIONS: ServiceName = ServiceName::new("sheave.functions");
+
 /// The lane that `sheave.lanes` calls so.
 fn lane_named(name: &str) -> Lane {
     if name == "serial" { Lane::Serial } else { Lane::default() }
 }
 
 /// A service whose handlers are Python's.
-struct PyService {
+pub(crate) struct PyService {
     name: String,
     object: Py<PyAny>,
     lanes: Lanes,
@@ -310,7 +313,6 @@ pub(crate) fn serve(
     lane: Option<&str>,
     opener: Opener,
 ) -> PyResult<()> {
-    static LANES_OF: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let py = object.py();
     if name.is_empty() || name.contains('.') {
         let what = format!("a service of the name {name:?}; expected one without dots");
@@ -318,12 +320,30 @@ pub(crate) fn serve(
         let error = Error::new(ErrorKind::InvalidArgument, what).operation("serve").hint(hint);
         return Err(error).or_raise(py);
     }
-    let said = LANES_OF.import(py, "sheave.lanes", "_of")?.call1((object, lane))?;
+    let service = service(name, object, lane, opener)?;
+    py.detach(|| mesh.serve(name, service)).or_raise(py)
+}
+
+/// Lets members send functions to this node, which it calls.
+pub(crate) fn serve_functions(py: Python<'_>, mesh: &Mesh, opener: Opener) -> PyResult<()> {
+    let apply = pickling(py)?.getattr("_apply")?;
+    let service = service(FUNCTIONS.as_str(), &apply, None, opener)?;
+    mesh.serve(FUNCTIONS.as_str(), service).or_raise(py)
+}
+
+/// A service of this name whose methods are those of an object, or the object itself.
+pub(crate) fn service(
+    name: &str,
+    object: &Bound<'_, PyAny>,
+    lane: Option<&str>,
+    opener: Opener,
+) -> PyResult<PyService> {
+    static LANES_OF: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let said = LANES_OF.import(object.py(), "sheave.lanes", "_of")?.call1((object, lane))?;
     let (whole, others): (String, HashMap<String, String>) = said.extract()?;
     let others = others.into_iter().map(|(method, lane)| (method, lane_named(&lane))).collect();
     let lanes = Lanes { whole: lane_named(&whole), others, alone: AtomicU64::new(0) };
-    let service = PyService { name: name.to_owned(), object: object.clone().unbind(), lanes, opener };
-    py.detach(|| mesh.serve(name, service)).or_raise(py)
+    Ok(PyService { name: name.to_owned(), object: object.clone().unbind(), lanes, opener })
 }
 
 /// A method of a service on a node, which is called.

@@ -4,6 +4,7 @@ use crate::collectives::{self, Request};
 use crate::errors::{self, OrRaise};
 use crate::group::PyGroup;
 use crate::mesh::{self, PyMesh};
+use crate::rpc;
 use crate::tensor::PyTensor;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -24,6 +25,7 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     ];
     functions.into_iter().try_for_each(|function| module.add_function(function))?;
     // Not one of the names that the module offers.
+    module.setattr("_open_rpc_group", wrap_pyfunction!(rpc::open_rpc_group, module)?)?;
     module.setattr("_free_port", wrap_pyfunction!(free_port, module)?)?;
     module.setattr("_variables_of_jobs", wrap_pyfunction!(variables_of_jobs, module)?)
 }

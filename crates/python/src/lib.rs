@@ -29,6 +29,7 @@ mod node;
 mod places;
 mod references;
 mod released;
+mod rpc;
 mod store;
 mod tensor;
 mod told;
@@ -48,6 +49,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<mesh::PyMesh>()?;
     module.add_class::<node::PyNode>()?;
     module.add_class::<references::PyRef>()?;
+    module.add_class::<rpc::PyRpcGroup>()?;
     module.add_class::<tensor::PyTensor>()?;
     module.add_class::<work::PyWork>()?;
     store::add_to(module)?;

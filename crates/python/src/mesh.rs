@@ -8,6 +8,7 @@ use crate::errors::{self, OrRaise};
 use crate::group::PyGroup;
 use crate::link::PyPeer;
 use crate::references::{self, PyRef};
+use crate::rpc::PyRpcGroup;
 use crate::tensor::PyTensor;
 use crate::value::{Opener, Opens};
 use crate::{calls, life, places};
@@ -19,7 +20,8 @@ use sheave_base::fork::ForkMark;
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work, secret};
 use sheave_collective::Collectives;
 use sheave_mesh::{Death, Member, Mesh, check_environment};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use sheave_rpc::Rpc;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 /// What changes in a mesh while it lives.
 struct Fate {
@@ -47,6 +49,7 @@ pub(crate) struct Home {
     mark: ForkMark,
     /// Whether it opens what other members have pickled.
     opens: Opens,
+    rpc: Rpc,
 }
 
 impl Home {
@@ -56,8 +59,13 @@ impl Home {
         mesh.clone().ok_or_else(|| Error::new(ErrorKind::Closed, "this node has left the mesh"))
     }
 
+    /// This node's part in groups of rpc.
+    pub(crate) fn rpc(&self) -> &Rpc {
+        &self.rpc
+    }
+
     /// What opens values that come over this mesh.
-    fn opener(&self, mesh: &Mesh) -> Opener {
+    pub(crate) fn opener(&self, mesh: &Mesh) -> Opener {
         Opener { mesh: mesh.downgrade(), opens: self.opens.clone() }
     }
 
@@ -247,6 +255,14 @@ impl PyMesh {
         self.home.mesh()
     }
 
+    pub(crate) fn rpc(&self) -> &Rpc {
+        self.home.rpc()
+    }
+
+    pub(crate) fn opener(&self, mesh: &Mesh) -> Opener {
+        self.home.opener(mesh)
+    }
+
     pub(crate) fn join(py: Python<'_>, place: &places::Place) -> PyResult<Self> {
         // Here and not in the wait: others may write the environment while the interpreter is let go.
         check_environment().or_raise(py)?;
@@ -257,6 +273,7 @@ impl PyMesh {
             config.node.secret = Some(resolved.map_err(|error| error.operation("finding the secret")).or_raise(py)?);
         }
         let mesh = enter(py, None, |_, interrupt| Mesh::join_interruptible(config, interrupt))?;
+        let rpc = Rpc::serve(&mesh).or_raise(py)?;
         let home = Arc::new(Home {
             own: mesh.me().clone(),
             members: mesh.members().to_vec(),
@@ -266,9 +283,13 @@ impl PyMesh {
             finishing: Mutex::default(),
             mark: ForkMark::here(),
             opens: opens.or_raise(py)?,
+            rpc,
         });
-        home.mesh().and_then(|mesh| references::serve(&mesh, home.opener(&mesh))).or_raise(py)?;
-        let living: std::sync::Weak<Home> = Arc::downgrade(&home);
+        let mesh = home.mesh().or_raise(py)?;
+        references::serve(&mesh, home.opener(&mesh)).or_raise(py)?;
+        calls::serve_functions(py, &mesh, home.opener(&mesh))?;
+        let living: Weak<Home> = Arc::downgrade(&home);
+        remember_home(&living);
         life::remember(living);
         Ok(Self { home, world: PyOnceLock::new(), peers: PyOnceLock::new() })
     }
@@ -578,6 +599,26 @@ impl PyMesh {
         references::export(&mesh, object, self.home.opener(&mesh))
     }
 
+    /// Make the group of this name with the members of these ranks in the mesh, names or Members, this process among
+    /// them; with all members if None. Returns an RpcGroup when all of them have made it, with the same members in
+    /// whatever order.
+    ///
+    /// Raises DeadlineExceeded after `timeout` seconds, naming who is missing; PeerLost when one is gone; Mismatch where
+    /// another one names other members; AlreadyExists if this process is in a group of that name.
+    ///
+    /// >>> mesh.rpc_group("actors", [0], timeout=10)
+    /// <sheave.RpcGroup "actors" of 1 members, generation 1>
+    #[pyo3(signature = (name, members = None, *, timeout = None))]
+    fn rpc_group(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        members: Option<&Bound<'_, PyAny>>,
+        timeout: Option<f64>,
+    ) -> PyResult<Py<PyAny>> {
+        PyRpcGroup::make(py, self, name, members, timeout)
+    }
+
     /// A tensor in the mesh's arena, where peers on this host reach it without a copy. Its elements are whatever lay
     /// there. dtype is a name or a dtype of numpy, torch or jax; float32 if None.
     ///
@@ -711,6 +752,20 @@ impl PyMesh {
             Err(_) => "<sheave.Mesh of the parent process>".to_owned(),
         }
     }
+}
+
+/// Meshes of this process, those that were left included until nobody has them any more.
+static HOMES: Mutex<Vec<Weak<Home>>> = Mutex::new(Vec::new());
+
+fn remember_home(home: &Weak<Home>) {
+    let mut homes = HOMES.lock().unwrap_or_else(PoisonError::into_inner);
+    homes.retain(|known| known.strong_count() > 0);
+    homes.push(Weak::clone(home));
+}
+
+/// Meshes that this process has joined.
+pub(crate) fn homes() -> Vec<Arc<Home>> {
+    HOMES.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade).collect()
 }
 
 /// The mesh that is meant where none is named.

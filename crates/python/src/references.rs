@@ -16,11 +16,11 @@ use crate::value::{Opener, Packed};
 use crate::work::{PyWork, now_ns};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use sheave_base::{Error, ErrorKind, Result, clock};
-use sheave_mesh::{Mesh, Promises, Ref, Request, Service, ServiceName, WeakMesh};
+use sheave_base::{Error, ErrorKind, Result, Work, clock};
+use sheave_mesh::{Answer, Call, Mesh, Promises, Ref, Request, Service, ServiceName, WeakMesh};
 use sheave_wire::Value;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// The service that every node of Python has for its objects. No name of a user's has a dot.
@@ -34,6 +34,8 @@ pub(crate) const REMOTE: &str = "remote";
 
 const GET: &str = "get";
 const CALL: &str = "call";
+/// Answered when the owner has heard of the reference.
+const CONFIRM: &str = "confirm";
 
 /// How long a request waits for its object before it looks whether anybody still wants it.
 const LOOK_PERIOD: Duration = Duration::from_millis(100);
@@ -102,8 +104,13 @@ pub(crate) fn serve(mesh: &Mesh, opener: Opener) -> Result<()> {
 }
 
 pub(crate) fn export(mesh: &Mesh, object: &Bound<'_, PyAny>, opener: Opener) -> PyResult<PyRef> {
-    let held = mesh.export(Held::new(object, &opener)).or_raise(object.py())?;
+    let held = exported(mesh, object, &opener).or_raise(object.py())?;
     Ok(PyRef::new(held, opener))
+}
+
+/// A reference to an object of Python's on this node.
+pub(crate) fn exported(mesh: &Mesh, object: &Bound<'_, PyAny>, opener: &Opener) -> Result<Ref> {
+    mesh.export(Held::new(object, opener))
 }
 
 struct Objects {
@@ -116,6 +123,9 @@ impl Service for Objects {
             let what = "a request about an object that names none";
             return request.reply.error(Error::new(ErrorKind::Protocol, what));
         };
+        if request.method == CONFIRM {
+            return request.reply.value(());
+        }
         let object = match self.wait_for(&held, &request) {
             Some(Ok(object)) => object,
             Some(Err(error)) => return request.reply.error(error),
@@ -193,11 +203,13 @@ fn malformed() -> Error {
 pub(crate) struct PyRef {
     held: Guarded<Ref>,
     opener: Opener,
+    /// Asked, when somebody wants to know, whether it has heard of this.
+    confirmation: OnceLock<Work<Answer>>,
 }
 
 impl PyRef {
     pub(crate) fn new(held: Ref, opener: Opener) -> Self {
-        Self { held: Guarded::new(held), opener }
+        Self { held: Guarded::new(held), opener, confirmation: OnceLock::new() }
     }
 
     /// One more handle.
@@ -256,6 +268,60 @@ impl PyRef {
             calls::ask(py, self.opener.clone(), self.callee(GET), args, limit)?
         };
         work.given(py, async_op)
+    }
+
+    /// Get the object as `get` does. The name is that of torch's remote references.
+    ///
+    /// >>> mesh.export({"a": 1}).to_here(timeout=10)
+    /// {'a': 1}
+    #[pyo3(signature = (timeout = None))]
+    fn to_here(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
+        self.get(py, timeout, false)
+    }
+
+    /// The object itself, where it lives in this process: waits until it is there. Raises InvalidArgument elsewhere.
+    ///
+    /// >>> numbers = [1, 2]
+    /// >>> mesh.export(numbers).local_value() is numbers
+    /// True
+    #[pyo3(signature = (timeout = None))]
+    fn local_value(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
+        if self.is_owner(py)? {
+            return self.get(py, timeout, false);
+        }
+        let what = format!("the object is {}'s", self.owner(py)?.name);
+        let hint = "get a copy by to_here, or call its methods where it is";
+        Err(Error::new(ErrorKind::InvalidArgument, what).operation("local_value").hint(hint)).or_raise(py)
+    }
+
+    /// The name of the member that has the object.
+    #[getter]
+    fn owner_name(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.owner(py)?.name)
+    }
+
+    /// Whether the owner is known to have heard of this reference. Does not wait: the first look asks it, and later
+    /// ones see its answer. Raises what that has failed with.
+    ///
+    /// >>> mesh.export([1]).confirmed_by_owner()
+    /// True
+    fn confirmed_by_owner(&self, py: Python<'_>) -> PyResult<bool> {
+        if self.is_owner(py)? {
+            return Ok(true);
+        }
+        let asked = match self.confirmation.get() {
+            Some(asked) => asked,
+            None => {
+                let (mesh, args) = (self.mesh(py)?, Call::of(self.held.value()));
+                let Callee { node, service, method } = self.callee(CONFIRM);
+                let asked = py.detach(|| mesh.call(node, service, method, args)).or_raise(py)?;
+                self.confirmation.get_or_init(|| asked)
+            }
+        };
+        match asked.is_done() {
+            true => py.detach(|| asked.wait()).map(|_| true).or_raise(py),
+            false => Ok(false),
+        }
     }
 
     /// Call a public method of the object, or the object itself for "", where it lives; as `Mesh.call` in everything
