@@ -26,6 +26,7 @@ mod mail;
 mod memory;
 mod numbers;
 mod operation;
+mod pieces;
 pub mod shared;
 mod table;
 mod task;
