@@ -44,6 +44,9 @@ def test_gathers_into_lists(run, transport):
         out = (np.zeros((0, 2)), np.zeros((2, 2)), np.zeros((4, 2)))
         assert run(world.all_gather, np.full((2 * rank, 2), float(rank)), out=out) is out
         assert [array.tolist() for array in out] == [[], [[1, 1]] * 2, [[2, 2]] * 4]
+        out = zeros(6, 6, 6)
+        assert run(sheave.all_gather, values(rank), out=out, group=world) is out
+        np.testing.assert_array_equal(out[2], values(2))
         out = zeros(6, 6, 6) if rank == 1 else None
         gathered = run(world.gather, values(rank), out=out, dst=1)
         assert gathered is out

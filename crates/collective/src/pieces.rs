@@ -2,10 +2,10 @@
 //!
 //! On the wire they are the operations on whole tensors: members may give either form to the same gather, scatter or
 //! reduce-scatter. What differs is this rank's memory. The algorithms want one contiguous piece of it, so a list whose
-//! tensors do not follow each other in one buffer is packed into scratch memory when the call is made, or unpacked from
-//! there when the operation has ended: one copy of each piece, from or to its tensor, before the work completes. A list
-//! whose tensors do follow each other is used where it lies. The scratch memory comes from the arena while that has
-//! room, where peers on this host reach it without a window.
+//! tensors do not follow each other in one buffer is packed into scratch memory before this rank enters, or unpacked
+//! from there when the operation has ended: one copy of each piece, from or to its tensor, before the work completes,
+//! and not within the call where that takes long. A list whose tensors do follow each other is used where it lies. The
+//! scratch memory comes from the arena while that has room, where peers on this host reach it without a window.
 //!
 //! **Lengths.** An all-gather into tensors of one length is [`Kind::AllGather`], into other ones
 //! [`Kind::AllGatherV`], whose header carries the digest of all lengths; an all-to-all is always [`Kind::AllToAllV`],
@@ -13,10 +13,9 @@
 //!
 //! **Memory.** Outputs overlap no other output. A tensor that is read overlaps an output only where the documentation
 //! of the operation says so: as the very same bytes of the same rank. Inputs that were packed are not read again; their
-//! leases end with the operation all the same, so that what is in use does not depend on how the list lies.
+//! leases end with the operation all the same, so that what is in use does not depend on where the list lies.
 
 use crate::communicator::Communicator;
-use crate::group::start::Then;
 use crate::job::{Job, Pieces};
 use crate::lists::{Sharing, check_overlaps};
 use crate::long::outside_calls;
@@ -83,8 +82,10 @@ impl Communicator {
             let input_bytes_max = received.iter().map(ExactSizeIterator::len).max();
             let pieces = Some(Pieces { sent: Vec::new(), received, differ: false });
             let job = Job { pieces, ..Job::of(read.first(), Some(&output.whole), None, input_bytes_max) };
-            let own = read.first().cloned().unwrap_or_else(Region::none);
-            Ok((job, output.unpacked(read).except(&own)))
+            // The input that lies in its place already may still be read there by a link.
+            let mut after = output.unpacking();
+            after.retain(|(_, to)| !read.iter().any(|input| input.is_same(to)));
+            Ok((job, Around { after, held: [read, output.tensors].concat(), ..Around::default() }))
         })
     }
 
@@ -102,13 +103,14 @@ impl Communicator {
             let bytes = Some(input.len_bytes());
             let Some(outputs) = outputs else {
                 let read = Region::reading(input, kind.name())?;
-                return Ok((Job::of(Some(&read), None, None, bytes), Unpacking::default()));
+                return Ok((Job::of(Some(&read), None, None, bytes), Around::default()));
             };
             self.check_count("outputs", outputs)?;
             alike("output", outputs, input.dtype(), Some(input.elements()))?;
             let (read, written) = self.hold(kind, from_ref(input), outputs, Sharing::Apart)?;
             let output = self.side(written)?;
-            Ok((Job::of(read.first(), Some(&output.whole), None, bytes), output.unpacked(read)))
+            let job = Job::of(read.first(), Some(&output.whole), None, bytes);
+            Ok((job, Around { after: output.unpacking(), held: [read, output.tensors].concat(), ..Around::default() }))
         })
     }
 
@@ -126,13 +128,14 @@ impl Communicator {
             let bytes = Some(output.len_bytes() * self.size() as usize);
             let Some(inputs) = inputs else {
                 let written = Region::writing(output, kind.name())?;
-                return Ok((Job::of(None, Some(&written), None, bytes), Unpacking::default()));
+                return Ok((Job::of(None, Some(&written), None, bytes), Around::default()));
             };
             self.check_count("inputs", inputs)?;
             alike("input", inputs, output.dtype(), Some(output.elements()))?;
             let (read, written) = self.hold(kind, inputs, from_ref(output), Sharing::Apart)?;
-            let input = self.side(read)?.packed()?;
-            Ok((Job::of(Some(&input.whole), written.first(), None, bytes), Unpacking::holding(input.tensors)))
+            let input = self.side(read)?;
+            let job = Job::of(Some(&input.whole), written.first(), None, bytes);
+            Ok((job, Around { before: input.packing(), held: input.tensors, ..Around::default() }))
         })
     }
 
@@ -146,10 +149,10 @@ impl Communicator {
             self.check_count("inputs", inputs)?;
             alike("input", inputs, output.dtype(), Some(output.elements()))?;
             let (read, written) = self.hold(kind, inputs, from_ref(output), Sharing::Whole)?;
-            let input = self.side(read)?.packed()?;
+            let input = self.side(read)?;
             let numbers = Some(Numbers::new(output.dtype(), operator, self.size()));
-            let bytes = Some(input.whole.len_bytes());
-            Ok((Job::of(Some(&input.whole), written.first(), numbers, bytes), Unpacking::holding(input.tensors)))
+            let job = Job::of(Some(&input.whole), written.first(), numbers, Some(input.whole.len_bytes()));
+            Ok((job, Around { before: input.packing(), held: input.tensors, ..Around::default() }))
         })
     }
 
@@ -174,11 +177,12 @@ impl Communicator {
             let (read, written) = self.hold(kind, inputs, outputs, Sharing::Whole)?;
             let shares = read.iter().any(|input| written.iter().any(|output| input.overlaps(output)));
             // What is shared is read once, before anything is written.
-            let input = if shares { self.scratch_side(read)? } else { self.side(read)? }.packed()?;
+            let input = if shares { self.scratch_side(read) } else { self.side(read) }?;
             let output = self.side(written)?;
             let pieces = Some(Pieces { sent, received, differ: true });
             let job = Job { pieces, ..Job::of(Some(&input.whole), Some(&output.whole), None, None) };
-            Ok((job, output.unpacked(input.tensors)))
+            let (before, after) = (input.packing(), output.unpacking());
+            Ok((job, Around { before, after, held: [input.tensors, output.tensors].concat() }))
         })
     }
 
@@ -226,11 +230,15 @@ impl Communicator {
         Ok(Side { tensors, whole, is_scratch: true })
     }
 
-    fn start_pieces(&self, header: Header, prepare: impl FnOnce() -> Result<(Job, Unpacking)>) -> Work<()> {
+    fn start_pieces(&self, header: Header, prepare: impl FnOnce() -> Result<(Job, Around)>) -> Work<()> {
         match prepare() {
-            Ok((job, unpacking)) => {
-                let then: Then = Box::pin(unpacking.run());
-                self.state().start_then(header, job, self.conditions(), then)
+            Ok((job, Around { before, after, held })) => {
+                let after = async move {
+                    let outcome = copy(after).await;
+                    drop(held);
+                    outcome
+                };
+                self.state().start_between(header, job, self.conditions(), Box::pin(copy(before)), Box::pin(after))
             }
             Err(error) => {
                 let error = error.operation(header.name()).group(self.group().label());
@@ -241,69 +249,50 @@ impl Communicator {
 }
 
 impl Side {
-    /// This side, with its tensors copied into the contiguous region.
-    fn packed(self) -> Result<Self> {
-        if self.is_scratch {
-            for (tensor, range) in self.tensors.iter().zip(ranges(&self.tensors)) {
-                self.whole.part(range).copy_from(tensor)?;
-            }
-        }
-        Ok(self)
+    /// From every tensor to its place in the contiguous memory; nothing if they lie there.
+    fn packing(&self) -> Copies {
+        let places = || ranges(&self.tensors).map(|range| self.whole.part(range));
+        if self.is_scratch { self.tensors.iter().cloned().zip(places()).collect() } else { Copies::new() }
     }
 
-    /// What is left to do when the operation has ended, which lets go of `held` then.
-    fn unpacked(self, held: Vec<Region>) -> Unpacking {
-        let Self { tensors, whole, is_scratch } = self;
-        let copies = match is_scratch {
-            true => ranges(&tensors).zip(&tensors).map(|(range, tensor)| (whole.part(range), tensor.clone())).collect(),
-            false => Vec::new(),
-        };
-        Unpacking { copies, _held: [held, tensors].concat() }
+    /// From the contiguous memory to every tensor.
+    fn unpacking(&self) -> Copies {
+        self.packing().into_iter().map(|(tensor, place)| (place, tensor)).collect()
     }
 }
 
-/// What a rank does when its operation has ended well.
+/// What is copied, from where to where.
+type Copies = Vec<(Region, Region)>;
+
+/// What a rank does itself, beside the operation on contiguous memory.
 #[derive(Default)]
-struct Unpacking {
-    /// From where to where.
-    copies: Vec<(Region, Region)>,
-    /// What is in use until then.
-    _held: Vec<Region>,
+struct Around {
+    before: Copies,
+    after: Copies,
+    /// What is in use until the end.
+    held: Vec<Region>,
 }
 
-impl Unpacking {
-    fn holding(held: Vec<Region>) -> Self {
-        Self { copies: Vec::new(), _held: held }
+/// Copies all, a turn at a time where that takes long, and not within a call.
+async fn copy(copies: Copies) -> Result<()> {
+    if copies.iter().map(|(from, _)| from.len_bytes()).sum::<usize>() > COLLECTIVE_CALL_BYTES_MAX {
+        outside_calls().await;
     }
-
-    /// Leaves out a piece that lies in its place already, and that a link may still read there.
-    fn except(mut self, own: &Region) -> Self {
-        self.copies.retain(|(_, to)| !to.is_same(own));
-        self
-    }
-
-    /// Copies every piece to its tensor, a turn at a time where that takes long, and not within a call.
-    async fn run(self) -> Result<()> {
-        let is_long = self.copies.iter().map(|(from, _)| from.len_bytes()).sum::<usize>() > COLLECTIVE_CALL_BYTES_MAX;
-        if is_long {
-            outside_calls().await;
-        }
-        let mut left = COLLECTIVE_TURN_BYTES;
-        for (from, to) in &self.copies {
-            let mut at = 0;
-            while at < from.len_bytes() {
-                let end = (at + left).min(from.len_bytes());
-                to.part(at..end).copy_from(&from.part(at..end))?;
-                left -= end - at;
-                at = end;
-                if left == 0 {
-                    left = COLLECTIVE_TURN_BYTES;
-                    pause().await;
-                }
+    let mut left = COLLECTIVE_TURN_BYTES;
+    for (from, to) in &copies {
+        let mut at = 0;
+        while at < from.len_bytes() {
+            let end = (at + left).min(from.len_bytes());
+            to.part(at..end).copy_from(&from.part(at..end))?;
+            left -= end - at;
+            at = end;
+            if left == 0 {
+                left = COLLECTIVE_TURN_BYTES;
+                pause().await;
             }
         }
-        Ok(())
     }
+    Ok(())
 }
 
 /// Lets others have a turn.

@@ -24,8 +24,8 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-/// What follows a collective that has ended well, before its work completes.
-pub(crate) type Then = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
+/// What a rank does itself, beside a collective.
+pub(crate) type Aside = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 
 /// What a caller wants of the collectives that it begins.
 #[derive(Clone, Copy, Debug, Default)]
@@ -77,13 +77,15 @@ impl State {
         }
     }
 
-    /// Begins a collective whose work completes when `then` has followed it on this rank.
-    pub(crate) fn start_then(
+    /// Begins a collective that this rank enters after `before`, and whose work completes, if it has ended well, after
+    /// `after`.
+    pub(crate) fn start_between(
         self: &Arc<Self>,
         header: Header,
         job: Job,
         conditions: Conditions,
-        then: Then,
+        before: Aside,
+        after: Aside,
     ) -> Work<()> {
         let terms = conditions.terms(&header);
         let reserved = match self.reserve(&terms, 1) {
@@ -95,11 +97,12 @@ impl State {
         let place = self.turns.place(sequence);
         self.begin_reserved(terms, reserved, drop, move |awaited| {
             Box::pin(async move {
+                before.await?;
                 let rank = match state.size() {
                     1 => over_links(state, header, sequence, job, awaited, Some(place)).await,
                     _ => after_setup(state, header, sequence, job, awaited, place).await,
                 }?;
-                then.await.map(|()| rank)
+                after.await.map(|()| rank)
             })
         })
     }
