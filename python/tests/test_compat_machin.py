@@ -272,8 +272,8 @@ def test_reduce_operations_of_torch_and_by_name(job, arrays):
             ops = [name, name.lower()]
             if WITH_TORCH:
                 import torch.distributed
-                value = getattr(torch.distributed.ReduceOp, name)
-                ops += [value, torch.distributed.ReduceOp(value)]
+                of_torch = getattr(torch.distributed.ReduceOp, name)
+                ops += [of_torch, torch.distributed.ReduceOp(of_torch)]
             for op in ops:
                 tensor = full((2,), 3 + RANK, "int64")
                 group.all_reduce(tensor, op)
@@ -424,6 +424,10 @@ def test_a_group_waits_for_all_and_says_who_is_missing(job):
         whole.barrier()
         if RANK != 1:
             raises(sheave.DeadlineExceeded, "waiting for 1 to enter", lambda: world.stop(timeout=1))
+            try:
+                world.stop(timeout=-1)
+            except ValueError:
+                pass
             assert world.started and get_world() is world
         whole.barrier()
         world.stop()

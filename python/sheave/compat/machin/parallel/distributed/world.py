@@ -1,6 +1,5 @@
 """The world: all processes of a job, as one of them."""
 
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -107,11 +106,11 @@ class World:
         """
         if not self.started:
             raise RuntimeError("Cannot stop the world multiple times!")
-        until = time.monotonic() + (self.dist_timeout if timeout is None else timeout)
         with raising():
             try:
-                self.mesh.finish(max(until - time.monotonic(), 0.001))
-            except DeadlineExceeded:
+                self.mesh.finish(self.dist_timeout if timeout is None else timeout)
+            except (DeadlineExceeded, ValueError):
+                # It is still a member.
                 raise
             except BaseException:
                 self._leave()
@@ -120,10 +119,12 @@ class World:
 
     def _leave(self) -> None:
         self.started = False
-        for callback in reversed(self._at_stop):
-            callback()
-        self.mesh.close()
-        current.free()
+        try:
+            for callback in reversed(self._at_stop):
+                callback()
+        finally:
+            self.mesh.close()
+            current.free()
 
     def __reduce__(self) -> Any:
         raise RuntimeError("World is not picklable, create it per process!")
