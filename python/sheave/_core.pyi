@@ -93,7 +93,11 @@ _Role: TypeAlias = Literal["scheduler", "server", "worker", "rank"]
 _Operator: TypeAlias = Literal[
     "sum", "product", "prod", "min", "max", "avg", "mean", "band", "bor", "bxor"
 ]
+_Timeout: TypeAlias = float | None
+_Yes: TypeAlias = Literal[True]
+_No: TypeAlias = Literal[False]
 _A = TypeVar("_A")
+_B = TypeVar("_B")
 _T_co = TypeVar("_T_co", covariant=True)
 _Args: TypeAlias = tuple[Any, ...] | list[Any] | None
 _Kwargs: TypeAlias = dict[str, Any] | None
@@ -202,175 +206,151 @@ class Group:
     def split(self, color: int | None, key: int = 0) -> Group | None: ...
     def shrink(self) -> Group: ...
     @overload
-    def barrier(self, *, async_op: Literal[False] = False, timeout: float | None = None) -> None: ...
+    def barrier(self, *, async_op: _No = False, timeout: _Timeout = None) -> None: ...
     @overload
-    def barrier(self, *, async_op: Literal[True], timeout: float | None = None) -> Work[None]: ...
+    def barrier(self, *, async_op: _Yes, timeout: _Timeout = None) -> Work[None]: ...
     @overload
     def all_reduce(
-        self,
-        array: _A,
-        op: _Operator = "sum",
-        out: _A | None = None,
-        *,
-        async_op: Literal[False] = False,
-        timeout: float | None = None,
+        self, array: _A, op: _Operator = "sum", out: _A | None = None, *, async_op: _No = False,
+        timeout: _Timeout = None
     ) -> _A: ...
     @overload
     def all_reduce(
-        self,
-        array: _A,
-        op: _Operator = "sum",
-        out: _A | None = None,
-        *,
-        async_op: Literal[True],
-        timeout: float | None = None,
+        self, array: _A, op: _Operator = "sum", out: _A | None = None, *, async_op: _Yes, timeout: _Timeout = None
     ) -> Work[_A]: ...
     @overload
     def reduce(
-        self,
-        array: _A,
-        op: _Operator = "sum",
-        out: _A | None = None,
-        dst: int = 0,
-        *,
-        async_op: Literal[False] = False,
-        timeout: float | None = None,
+        self, array: _A, op: _Operator = "sum", out: _A | None = None, dst: int = 0, *, async_op: _No = False,
+        timeout: _Timeout = None
     ) -> _A | None: ...
     @overload
     def reduce(
-        self,
-        array: _A,
-        op: _Operator = "sum",
-        out: _A | None = None,
-        dst: int = 0,
-        *,
-        async_op: Literal[True],
-        timeout: float | None = None,
+        self, array: _A, op: _Operator = "sum", out: _A | None = None, dst: int = 0, *, async_op: _Yes,
+        timeout: _Timeout = None
     ) -> Work[_A | None]: ...
     @overload
-    def broadcast(
-        self, array: _A, src: int = 0, *, async_op: Literal[False] = False, timeout: float | None = None
-    ) -> _A: ...
+    def broadcast(self, array: _A, src: int = 0, *, async_op: _No = False, timeout: _Timeout = None) -> _A: ...
     @overload
-    def broadcast(
-        self, array: _A, src: int = 0, *, async_op: Literal[True], timeout: float | None = None
-    ) -> Work[_A]: ...
+    def broadcast(self, array: _A, src: int = 0, *, async_op: _Yes, timeout: _Timeout = None) -> Work[_A]: ...
     @overload
     def all_gather(
-        self, array: _A, out: _A | None = None, *, async_op: Literal[False] = False, timeout: float | None = None
-    ) -> _A: ...
+        self, array: _Array, out: list[_B], *, async_op: _No = False, timeout: _Timeout = None
+    ) -> list[_B]: ...
     @overload
     def all_gather(
-        self, array: _A, out: _A | None = None, *, async_op: Literal[True], timeout: float | None = None
-    ) -> Work[_A]: ...
+        self, array: _Array, out: list[_B], *, async_op: _Yes, timeout: _Timeout = None
+    ) -> Work[list[_B]]: ...
+    @overload
+    def all_gather(
+        self, array: _A, out: _A | None = None, *, async_op: _No = False, timeout: _Timeout = None
+    ) -> _A: ...
+    @overload
+    def all_gather(self, array: _A, out: _A | None = None, *, async_op: _Yes, timeout: _Timeout = None) -> Work[_A]: ...
     @overload
     def all_gather_v(
-        self,
-        array: _A,
-        lengths: Sequence[int] | None = None,
-        out: _A | None = None,
-        *,
-        async_op: Literal[False] = False,
-        timeout: float | None = None,
+        self, array: _A, lengths: Sequence[int] | None = None, out: _A | None = None, *, async_op: _No = False,
+        timeout: _Timeout = None
     ) -> _A: ...
     @overload
     def all_gather_v(
-        self,
-        array: _A,
-        lengths: Sequence[int] | None = None,
-        out: _A | None = None,
-        *,
-        async_op: Literal[True],
-        timeout: float | None = None,
+        self, array: _A, lengths: Sequence[int] | None = None, out: _A | None = None, *, async_op: _Yes,
+        timeout: _Timeout = None
     ) -> Work[_A]: ...
     @overload
     def gather(
-        self,
-        array: _A,
-        out: _A | None = None,
-        dst: int = 0,
-        *,
-        async_op: Literal[False] = False,
-        timeout: float | None = None,
+        self, array: _Array, out: list[_B], dst: int = 0, *, async_op: _No = False, timeout: _Timeout = None
+    ) -> list[_B]: ...
+    @overload
+    def gather(
+        self, array: _Array, out: list[_B], dst: int = 0, *, async_op: _Yes, timeout: _Timeout = None
+    ) -> Work[list[_B]]: ...
+    @overload
+    def gather(
+        self, array: _A, out: _A | None = None, dst: int = 0, *, async_op: _No = False, timeout: _Timeout = None
     ) -> _A | None: ...
     @overload
     def gather(
-        self, array: _A, out: _A | None = None, dst: int = 0, *, async_op: Literal[True], timeout: float | None = None
+        self, array: _A, out: _A | None = None, dst: int = 0, *, async_op: _Yes, timeout: _Timeout = None
     ) -> Work[_A | None]: ...
     @overload
     def scatter(
-        self,
-        array: _A | None,
-        out: _A | None = None,
-        src: int = 0,
-        *,
-        async_op: Literal[False] = False,
-        timeout: float | None = None,
+        self, array: list[_B], out: _B | None = None, src: int = 0, *, async_op: _No = False, timeout: _Timeout = None
+    ) -> _B: ...
+    @overload
+    def scatter(
+        self, array: list[_B], out: _B | None = None, src: int = 0, *, async_op: _Yes, timeout: _Timeout = None
+    ) -> Work[_B]: ...
+    @overload
+    def scatter(
+        self, array: _A | None, out: _A | None = None, src: int = 0, *, async_op: _No = False, timeout: _Timeout = None
     ) -> _A: ...
     @overload
     def scatter(
-        self,
-        array: _A | None,
-        out: _A | None = None,
-        src: int = 0,
-        *,
-        async_op: Literal[True],
-        timeout: float | None = None,
+        self, array: _A | None, out: _A | None = None, src: int = 0, *, async_op: _Yes, timeout: _Timeout = None
     ) -> Work[_A]: ...
     @overload
     def reduce_scatter(
-        self,
-        array: _A,
-        op: _Operator = "sum",
-        out: _A | None = None,
-        *,
-        async_op: Literal[False] = False,
-        timeout: float | None = None,
+        self, array: list[_B], op: _Operator, out: _B, *, async_op: _No = False, timeout: _Timeout = None
+    ) -> _B: ...
+    @overload
+    def reduce_scatter(
+        self, array: list[_B], op: _Operator, out: _B, *, async_op: _Yes, timeout: _Timeout = None
+    ) -> Work[_B]: ...
+    @overload
+    def reduce_scatter(
+        self, array: _A, op: _Operator = "sum", out: _A | None = None, *, async_op: _No = False,
+        timeout: _Timeout = None
     ) -> _A: ...
     @overload
     def reduce_scatter(
-        self,
-        array: _A,
-        op: _Operator = "sum",
-        out: _A | None = None,
-        *,
-        async_op: Literal[True],
-        timeout: float | None = None,
+        self, array: _A, op: _Operator = "sum", out: _A | None = None, *, async_op: _Yes, timeout: _Timeout = None
     ) -> Work[_A]: ...
     @overload
     def all_to_all(
-        self, array: _A, out: _A | None = None, *, async_op: Literal[False] = False, timeout: float | None = None
+        self, array: _A, out: _A | None = None, *, async_op: _No = False, timeout: _Timeout = None
     ) -> _A: ...
     @overload
-    def all_to_all(
-        self, array: _A, out: _A | None = None, *, async_op: Literal[True], timeout: float | None = None
-    ) -> Work[_A]: ...
+    def all_to_all(self, array: _A, out: _A | None = None, *, async_op: _Yes, timeout: _Timeout = None) -> Work[_A]: ...
     @overload
     def all_to_all_v(
-        self,
-        array: _A,
-        sent: Sequence[int],
-        received: Sequence[int],
-        out: _A | None = None,
-        *,
-        async_op: Literal[False] = False,
-        timeout: float | None = None,
+        self, array: _A, sent: Sequence[int], received: Sequence[int], out: _A | None = None, *, async_op: _No = False,
+        timeout: _Timeout = None
     ) -> _A: ...
     @overload
     def all_to_all_v(
-        self,
-        array: _A,
-        sent: Sequence[int],
-        received: Sequence[int],
-        out: _A | None = None,
-        *,
-        async_op: Literal[True],
-        timeout: float | None = None,
+        self, array: _A, sent: Sequence[int], received: Sequence[int], out: _A | None = None, *, async_op: _Yes,
+        timeout: _Timeout = None
     ) -> Work[_A]: ...
-    def send(self, array: _Array, dst: int, tag: int = 0, *, timeout: float | None = None) -> None: ...
-    def recv(self, array: _Array, src: int | None = None, tag: int = 0, *, timeout: float | None = None) -> int: ...
-    def isend(self, array: _Array, dst: int, tag: int = 0) -> Work[None]: ...
-    def irecv(self, array: _Array, src: int | None = None, tag: int = 0) -> Work[int]: ...
+    @overload
+    def all_reduce_devices(
+        self, arrays: list[_A], op: _Operator = "sum", *, async_op: _No = False, timeout: _Timeout = None
+    ) -> list[_A]: ...
+    @overload
+    def all_reduce_devices(
+        self, arrays: list[_A], op: _Operator = "sum", *, async_op: _Yes, timeout: _Timeout = None
+    ) -> Work[list[_A]]: ...
+    @overload
+    def reduce_devices(
+        self, arrays: list[_Array], op: _Operator = "sum", out: _A | None = None, dst: int = 0, *,
+        async_op: _No = False, timeout: _Timeout = None
+    ) -> _A | None: ...
+    @overload
+    def reduce_devices(
+        self, arrays: list[_Array], op: _Operator = "sum", out: _A | None = None, dst: int = 0, *,
+        async_op: _Yes, timeout: _Timeout = None
+    ) -> Work[_A | None]: ...
+    @overload
+    def broadcast_devices(
+        self, arrays: list[_A], src: int = 0, *, async_op: _No = False, timeout: _Timeout = None
+    ) -> list[_A]: ...
+    @overload
+    def broadcast_devices(
+        self, arrays: list[_A], src: int = 0, *, async_op: _Yes, timeout: _Timeout = None
+    ) -> Work[list[_A]]: ...
+    def send(self, array: _Array, dst: int, tag: int = 0, *, timeout: _Timeout = None) -> None: ...
+    def recv(self, array: _Array, src: int | None = None, tag: int = 0, *, timeout: _Timeout = None) -> int: ...
+    def isend(self, array: _Array, dst: int, tag: int = 0, *, timeout: _Timeout = None) -> Work[None]: ...
+    def irecv(self, array: _Array, src: int | None = None, tag: int = 0, *, timeout: _Timeout = None) -> Work[int]: ...
 
 @final
 class Member:
@@ -547,205 +527,144 @@ def barrier(
 def barrier(*, group: Group | None = None, async_op: Literal[True], timeout: float | None = None) -> Work[None]: ...
 @overload
 def all_reduce(
-    array: _A,
-    op: _Operator = "sum",
-    out: _A | None = None,
-    *,
-    group: Group | None = None,
-    async_op: Literal[False] = False,
-    timeout: float | None = None,
+    array: _A, op: _Operator = "sum", out: _A | None = None, *, group: Group | None = None, async_op: _No = False,
+    timeout: _Timeout = None
 ) -> _A: ...
 @overload
 def all_reduce(
-    array: _A,
-    op: _Operator = "sum",
-    out: _A | None = None,
-    *,
-    group: Group | None = None,
-    async_op: Literal[True],
-    timeout: float | None = None,
+    array: _A, op: _Operator = "sum", out: _A | None = None, *, group: Group | None = None, async_op: _Yes,
+    timeout: _Timeout = None
 ) -> Work[_A]: ...
 @overload
 def reduce(
-    array: _A,
-    op: _Operator = "sum",
-    out: _A | None = None,
-    dst: int = 0,
-    *,
-    group: Group | None = None,
-    async_op: Literal[False] = False,
-    timeout: float | None = None,
+    array: _A, op: _Operator = "sum", out: _A | None = None, dst: int = 0, *, group: Group | None = None,
+    async_op: _No = False, timeout: _Timeout = None
 ) -> _A | None: ...
 @overload
 def reduce(
-    array: _A,
-    op: _Operator = "sum",
-    out: _A | None = None,
-    dst: int = 0,
-    *,
-    group: Group | None = None,
-    async_op: Literal[True],
-    timeout: float | None = None,
+    array: _A, op: _Operator = "sum", out: _A | None = None, dst: int = 0, *, group: Group | None = None,
+    async_op: _Yes, timeout: _Timeout = None
 ) -> Work[_A | None]: ...
 @overload
 def broadcast(
-    array: _A,
-    src: int = 0,
-    *,
-    group: Group | None = None,
-    async_op: Literal[False] = False,
-    timeout: float | None = None,
+    array: _A, src: int = 0, *, group: Group | None = None, async_op: _No = False, timeout: _Timeout = None
 ) -> _A: ...
 @overload
 def broadcast(
-    array: _A, src: int = 0, *, group: Group | None = None, async_op: Literal[True], timeout: float | None = None
+    array: _A, src: int = 0, *, group: Group | None = None, async_op: _Yes, timeout: _Timeout = None
 ) -> Work[_A]: ...
 @overload
 def all_gather(
-    array: _A,
-    out: _A | None = None,
-    *,
-    group: Group | None = None,
-    async_op: Literal[False] = False,
-    timeout: float | None = None,
+    array: _Array, out: list[_B], *, group: Group | None = None, async_op: _No = False, timeout: _Timeout = None
+) -> list[_B]: ...
+@overload
+def all_gather(
+    array: _Array, out: list[_B], *, group: Group | None = None, async_op: _Yes, timeout: _Timeout = None
+) -> Work[list[_B]]: ...
+@overload
+def all_gather(
+    array: _A, out: _A | None = None, *, group: Group | None = None, async_op: _No = False, timeout: _Timeout = None
 ) -> _A: ...
 @overload
 def all_gather(
-    array: _A,
-    out: _A | None = None,
-    *,
-    group: Group | None = None,
-    async_op: Literal[True],
-    timeout: float | None = None,
+    array: _A, out: _A | None = None, *, group: Group | None = None, async_op: _Yes, timeout: _Timeout = None
 ) -> Work[_A]: ...
 @overload
 def all_gather_v(
-    array: _A,
-    lengths: Sequence[int] | None = None,
-    out: _A | None = None,
-    *,
-    group: Group | None = None,
-    async_op: Literal[False] = False,
-    timeout: float | None = None,
+    array: _A, lengths: Sequence[int] | None = None, out: _A | None = None, *, group: Group | None = None,
+    async_op: _No = False, timeout: _Timeout = None
 ) -> _A: ...
 @overload
 def all_gather_v(
-    array: _A,
-    lengths: Sequence[int] | None = None,
-    out: _A | None = None,
-    *,
-    group: Group | None = None,
-    async_op: Literal[True],
-    timeout: float | None = None,
+    array: _A, lengths: Sequence[int] | None = None, out: _A | None = None, *, group: Group | None = None,
+    async_op: _Yes, timeout: _Timeout = None
 ) -> Work[_A]: ...
 @overload
 def gather(
-    array: _A,
-    out: _A | None = None,
-    dst: int = 0,
-    *,
-    group: Group | None = None,
-    async_op: Literal[False] = False,
-    timeout: float | None = None,
+    array: _Array, out: list[_B], dst: int = 0, *, group: Group | None = None,
+    async_op: _No = False, timeout: _Timeout = None
+) -> list[_B]: ...
+@overload
+def gather(
+    array: _Array, out: list[_B], dst: int = 0, *, group: Group | None = None, async_op: _Yes, timeout: _Timeout = None
+) -> Work[list[_B]]: ...
+@overload
+def gather(
+    array: _A, out: _A | None = None, dst: int = 0, *, group: Group | None = None, async_op: _No = False,
+    timeout: _Timeout = None
 ) -> _A | None: ...
 @overload
 def gather(
-    array: _A,
-    out: _A | None = None,
-    dst: int = 0,
-    *,
-    group: Group | None = None,
-    async_op: Literal[True],
-    timeout: float | None = None,
+    array: _A, out: _A | None = None, dst: int = 0, *, group: Group | None = None, async_op: _Yes,
+    timeout: _Timeout = None
 ) -> Work[_A | None]: ...
 @overload
 def scatter(
-    array: _A | None,
-    out: _A | None = None,
-    src: int = 0,
-    *,
-    group: Group | None = None,
-    async_op: Literal[False] = False,
-    timeout: float | None = None,
+    array: list[_B], out: _B | None = None, src: int = 0, *, group: Group | None = None,
+    async_op: _No = False, timeout: _Timeout = None
+) -> _B: ...
+@overload
+def scatter(
+    array: list[_B], out: _B | None = None, src: int = 0, *, group: Group | None = None,
+    async_op: _Yes, timeout: _Timeout = None
+) -> Work[_B]: ...
+@overload
+def scatter(
+    array: _A | None, out: _A | None = None, src: int = 0, *, group: Group | None = None, async_op: _No = False,
+    timeout: _Timeout = None
 ) -> _A: ...
 @overload
 def scatter(
-    array: _A | None,
-    out: _A | None = None,
-    src: int = 0,
-    *,
-    group: Group | None = None,
-    async_op: Literal[True],
-    timeout: float | None = None,
+    array: _A | None, out: _A | None = None, src: int = 0, *, group: Group | None = None, async_op: _Yes,
+    timeout: _Timeout = None
 ) -> Work[_A]: ...
 @overload
 def reduce_scatter(
-    array: _A,
-    op: _Operator = "sum",
-    out: _A | None = None,
-    *,
-    group: Group | None = None,
-    async_op: Literal[False] = False,
-    timeout: float | None = None,
+    array: list[_B], op: _Operator, out: _B, *, group: Group | None = None,
+    async_op: _No = False, timeout: _Timeout = None
+) -> _B: ...
+@overload
+def reduce_scatter(
+    array: list[_B], op: _Operator, out: _B, *, group: Group | None = None, async_op: _Yes, timeout: _Timeout = None
+) -> Work[_B]: ...
+@overload
+def reduce_scatter(
+    array: _A, op: _Operator = "sum", out: _A | None = None, *, group: Group | None = None, async_op: _No = False,
+    timeout: _Timeout = None
 ) -> _A: ...
 @overload
 def reduce_scatter(
-    array: _A,
-    op: _Operator = "sum",
-    out: _A | None = None,
-    *,
-    group: Group | None = None,
-    async_op: Literal[True],
-    timeout: float | None = None,
+    array: _A, op: _Operator = "sum", out: _A | None = None, *, group: Group | None = None, async_op: _Yes,
+    timeout: _Timeout = None
 ) -> Work[_A]: ...
 @overload
 def all_to_all(
-    array: _A,
-    out: _A | None = None,
-    *,
-    group: Group | None = None,
-    async_op: Literal[False] = False,
-    timeout: float | None = None,
+    array: _A, out: _A | None = None, *, group: Group | None = None, async_op: _No = False, timeout: _Timeout = None
 ) -> _A: ...
 @overload
 def all_to_all(
-    array: _A,
-    out: _A | None = None,
-    *,
-    group: Group | None = None,
-    async_op: Literal[True],
-    timeout: float | None = None,
+    array: _A, out: _A | None = None, *, group: Group | None = None, async_op: _Yes, timeout: _Timeout = None
 ) -> Work[_A]: ...
 @overload
 def all_to_all_v(
-    array: _A,
-    sent: Sequence[int],
-    received: Sequence[int],
-    out: _A | None = None,
-    *,
-    group: Group | None = None,
-    async_op: Literal[False] = False,
-    timeout: float | None = None,
+    array: _A, sent: Sequence[int], received: Sequence[int], out: _A | None = None, *, group: Group | None = None,
+    async_op: _No = False, timeout: _Timeout = None
 ) -> _A: ...
 @overload
 def all_to_all_v(
-    array: _A,
-    sent: Sequence[int],
-    received: Sequence[int],
-    out: _A | None = None,
-    *,
-    group: Group | None = None,
-    async_op: Literal[True],
-    timeout: float | None = None,
+    array: _A, sent: Sequence[int], received: Sequence[int], out: _A | None = None, *, group: Group | None = None,
+    async_op: _Yes, timeout: _Timeout = None
 ) -> Work[_A]: ...
-def send(
-    array: _Array, dst: int, tag: int = 0, *, group: Group | None = None, timeout: float | None = None
-) -> None: ...
+def send(array: _Array, dst: int, tag: int = 0, *, group: Group | None = None, timeout: _Timeout = None) -> None: ...
 def recv(
-    array: _Array, src: int | None = None, tag: int = 0, *, group: Group | None = None, timeout: float | None = None
+    array: _Array, src: int | None = None, tag: int = 0, *, group: Group | None = None, timeout: _Timeout = None
 ) -> int: ...
-def isend(array: _Array, dst: int, tag: int = 0, *, group: Group | None = None) -> Work[None]: ...
-def irecv(array: _Array, src: int | None = None, tag: int = 0, *, group: Group | None = None) -> Work[int]: ...
+def isend(
+    array: _Array, dst: int, tag: int = 0, *, group: Group | None = None, timeout: _Timeout = None
+) -> Work[None]: ...
+def irecv(
+    array: _Array, src: int | None = None, tag: int = 0, *, group: Group | None = None, timeout: _Timeout = None
+) -> Work[int]: ...
 
 class SheaveError(Exception):
     """Anything that sheave can fail with.

@@ -249,7 +249,7 @@ impl Communicator {
     }
 
     /// Where each rank's elements lie, in bytes.
-    fn pieces(&self, kind: Kind, lengths: &[usize], dtype: Dtype) -> Result<Vec<Range<usize>>> {
+    pub(crate) fn pieces(&self, kind: Kind, lengths: &[usize], dtype: Dtype) -> Result<Vec<Range<usize>>> {
         if lengths.len() != self.size() as usize {
             let what = format!("{} lengths were given for {} ranks", lengths.len(), self.size());
             return Err(refused(kind, what));

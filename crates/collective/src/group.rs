@@ -642,9 +642,23 @@ impl State {
                 Some(rank) => format!("all members have entered, and rank {rank} has not sent its part"),
                 None => "all members have entered".to_owned(),
             },
-            None => "no message came or went".to_owned(),
+            None => self.no_message(task),
         };
         Error::new(ErrorKind::DeadlineExceeded, what).hint("a member may be late or stuck; look at its output")
+    }
+
+    /// What has not come or gone, and from or to whom.
+    fn no_message(&self, task: &Task) -> String {
+        let Some((other, tag)) = task.message else { return "no message came or went".to_owned() };
+        let way = if task.operation == "recv" { "came from" } else { "went to" };
+        let whom = match other {
+            Some(rank) => match self.group.member(rank) {
+                Some(member) => format!("rank {rank}, {}", member.introduction.name),
+                None => format!("rank {rank}"),
+            },
+            None => "any member".to_owned(),
+        };
+        format!("no message with tag {tag} {way} {whom}")
     }
 
     fn explained(&self, error: Error, operation: &'static str, sequence: Option<u64>, elapsed: Duration) -> Error {

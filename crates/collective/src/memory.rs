@@ -102,6 +102,20 @@ impl Region {
         Ok((read, written))
     }
 
+    /// All of these regions as one, if they follow each other in one buffer; none of them holds no bytes then.
+    pub(crate) fn joined(regions: &[Self]) -> Option<Self> {
+        let first = regions.first()?;
+        let mut end = first.start;
+        for region in regions {
+            if region.start != end || region.len_bytes == 0 || !Arc::ptr_eq(&region.hold, &first.hold) {
+                return None;
+            }
+            end = end.wrapping_add(region.len_bytes);
+        }
+        let len_bytes = end as usize - first.start as usize;
+        Some(Self { start: first.start, len_bytes, hold: Arc::clone(&first.hold) })
+    }
+
     /// Memory of the operation's own: in the arena while that has room. Its bytes are whatever lay there.
     pub(crate) fn scratch(arena: &Arena, len_bytes: usize) -> Result<Self> {
         if len_bytes == 0 {

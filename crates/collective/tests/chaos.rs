@@ -4,7 +4,7 @@
 mod common;
 
 use common::oracle::Memory;
-use common::player::{MESSAGES, OPERATIONS, Player};
+use common::player::{MESSAGES, OPERATIONS, Operation, PIECES, Player};
 use common::{MEDIA, fresh_seeds, together_with, wait};
 use sheave_base::Error;
 use sheave_base::clock::SeededEntropy;
@@ -72,14 +72,14 @@ fn make_trouble(rank: u32, config: &mut Config, seed: u64, fate: Fate, began: &'
 }
 
 /// Operations in turn, the same on all ranks, each checked; the first error ends them.
-fn go(mesh: &Mesh, world: &Communicator, seed: u64) -> Outcome {
+fn go(mesh: &Mesh, world: &Communicator, seed: u64, operations: &[Operation]) -> Outcome {
     let mut entropy = SeededEntropy::new(seed);
     let player = Player::new(world, mesh.node().arena(), Memory::ALL[seed as usize % 3]);
     let mut done = 0;
     for number in 0..OPERATIONS_MAX {
-        let drawn = entropy.below(OPERATIONS.len() as u64) as usize;
+        let drawn = entropy.below(operations.len() as u64) as usize;
         let count = [0, 1, 300, 6000, 70_000][entropy.below(5) as usize];
-        if let Err(error) = OPERATIONS[drawn](&player, 1 + number as u64, count) {
+        if let Err(error) = operations[drawn](&player, 1 + number as u64, count) {
             let at = Instant::now();
             if world.broken().is_none() {
                 // A message alone breaks nothing; whoever has lost its peer tells all.
@@ -95,6 +95,11 @@ fn go(mesh: &Mesh, world: &Communicator, seed: u64) -> Outcome {
 
 /// How long it took from the trouble to the last rank's error, if there was one.
 fn run(seed: u64, fate: Fate) -> Option<Duration> {
+    run_of(&OPERATIONS, seed, fate)
+}
+
+/// As [`run`], of some operations.
+fn run_of(operations: &'static [Operation], seed: u64, fate: Fate) -> Option<Duration> {
     // Links tell it until they end, which may be later than this.
     let began: &'static OnceLock<Instant> = Box::leak(Box::default());
     // Within a process nobody is silent while others live: its links know no signs of life.
@@ -105,7 +110,7 @@ fn run(seed: u64, fate: Fate) -> Option<Duration> {
         medium,
         move |rank, config| make_trouble(rank, config, seed, fate, began),
         |_| Table::default(),
-        move |mesh, world| go(mesh, world, seed),
+        move |mesh, world| go(mesh, world, seed, operations),
     );
     let done = || outcomes.iter().map(|(done, _)| *done);
     let (least, most) = (done().min().unwrap_or(0), done().max().unwrap_or(0));
@@ -124,9 +129,14 @@ fn run(seed: u64, fate: Fate) -> Option<Duration> {
 
 /// Runs these seeds; how many failed, and the longest time from the trouble to the last error of one.
 fn runs(seeds: std::ops::Range<u64>, fate: Fate) -> (u64, Duration) {
+    runs_of(&OPERATIONS, seeds, fate)
+}
+
+/// As [`runs`], of some operations.
+fn runs_of(operations: &'static [Operation], seeds: std::ops::Range<u64>, fate: Fate) -> (u64, Duration) {
     let part = move |beside: u64| {
         let seeds = seeds.clone().filter(move |seed| seed % BESIDE == beside);
-        let times: Vec<Duration> = seeds.filter_map(|seed| run(seed, fate)).collect();
+        let times: Vec<Duration> = seeds.filter_map(|seed| run_of(operations, seed, fate)).collect();
         (times.len() as u64, times.into_iter().max().unwrap_or_default())
     };
     let threads: Vec<_> = (0..BESIDE)
@@ -160,6 +170,13 @@ fn delays_change_no_result() {
 #[test]
 fn cuts_end_operations_on_all_ranks_and_never_with_half_a_result() {
     failures(0..48, Fate::Cut);
+}
+
+#[test]
+fn delays_and_cuts_give_lists_of_pieces_their_whole_result_or_an_error() {
+    assert_eq!(runs_of(&PIECES, 0..12, Fate::Delays).0, 0, "nothing is lost");
+    let (failed, _) = runs_of(&PIECES, 0..30, Fate::Cut);
+    assert!(failed > 10, "{failed} of 30 runs failed: trouble must come in the middle");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 mod common;
 
 use common::oracle::Memory;
-use common::player::{MESSAGES, OPERATIONS, Player};
+use common::player::{MESSAGES, OPERATIONS, Operation, PIECES, Player};
 use common::{MEDIA, config_over, free_port, fresh_seeds, until, wait};
 use sheave_base::Rank;
 use sheave_base::clock::SeededEntropy;
@@ -15,8 +15,13 @@ use sheave_tensor::Tensor;
 use std::num::NonZeroU64;
 use std::time::Duration;
 
-/// One operation among `ranks`, after which everybody goes at once. Some ranks are slow.
+/// One operation among a few ranks, after which everybody goes at once. Some ranks are slow.
 fn one(seed: u64, drawn: usize) {
+    one_of(&OPERATIONS, seed, drawn);
+}
+
+/// As [`one`], of some operations.
+fn one_of(operations: &'static [Operation], seed: u64, drawn: usize) {
     let mut entropy = SeededEntropy::new(seed);
     let ranks = 2 + entropy.below(4) as u32;
     let medium = MEDIA[entropy.below(3) as usize];
@@ -35,7 +40,7 @@ fn one(seed: u64, drawn: usize) {
             let mesh = Mesh::join(config).expect("everybody comes");
             let world = Collectives::new(&mesh).expect("the first").group(&mesh.world()).expect("few");
             let player = Player::new(&world, mesh.node().arena(), Memory::Mixed);
-            let outcome = OPERATIONS[drawn](&player, seed, count);
+            let outcome = operations[drawn](&player, seed, count);
             drop((player, world));
             // Nobody may be left to agree; that is not what this is about.
             drop(mesh.leave());
@@ -61,6 +66,11 @@ fn all(seeds: std::ops::Range<u64>) {
 #[test]
 fn whoever_leaves_at_once_fails_nobody() {
     all(0..4);
+}
+
+#[test]
+fn whoever_leaves_after_an_exchange_of_lists_fails_nobody() {
+    (0..25).for_each(|seed| one_of(&PIECES, seed, seed as usize % PIECES.len()));
 }
 
 /// A message takes longer than any patience with a group that a member has left: its bytes arrive, and that counts.

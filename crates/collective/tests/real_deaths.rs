@@ -62,6 +62,22 @@ impl Sums {
     }
 }
 
+/// One exchange of lists of tensors, which is right or an error.
+fn exchange(world: &Communicator, count: u64) -> Result<()> {
+    let tensor = |value: f32| Tensor::from_slice(&vec![value; count as usize], [count]);
+    let inputs = (0..world.size()).map(|rank| tensor(rank as f32)).collect::<Result<Vec<_>>>()?;
+    let outputs = (0..world.size()).map(|_| tensor(-1.0)).collect::<Result<Vec<_>>>()?;
+    world.all_to_all_pieces(&inputs, &outputs).wait()?;
+    for output in &outputs {
+        assert!(output.to_vec::<f32>()?.iter().all(|value| *value == world.rank().0 as f32), "a wrong piece");
+    }
+    world.all_gather_pieces(&inputs[world.rank().0 as usize], &outputs).wait()?;
+    for (rank, output) in outputs.iter().enumerate() {
+        assert!(output.to_vec::<f32>()?.iter().all(|value| *value == rank as f32), "a wrong piece");
+    }
+    Ok(())
+}
+
 /// Does it until it fails.
 fn until_it_fails(mut act: impl FnMut(u32) -> Result<()>) -> Error {
     let end = Instant::now() + PATIENCE;
@@ -124,6 +140,7 @@ fn play(mesh: &Mesh) -> Result<()> {
     let mut sums = Sums::new(mesh, count)?;
     match variable(MOMENT).as_str() {
         "groups" => until_it_fails(|round| make_group(mesh, &world, round)),
+        "pieces" => until_it_fails(|_| exchange(&world, count)),
         "leave" => {
             (0..5).try_for_each(|_| sums.reduce(&world))?;
             say("under way");
@@ -224,6 +241,11 @@ fn several_die(moment: &str, counts: &[u32]) {
 #[test]
 fn f42_several_that_die_in_the_middle_of_an_all_reduce_are_done_without() {
     several_die("all_reduce", &[1, 300_000, 2_000_000]);
+}
+
+#[test]
+fn several_that_die_in_the_middle_of_an_exchange_of_lists_are_done_without() {
+    several_die("pieces", &[1, 100_000]);
 }
 
 #[test]

@@ -111,6 +111,38 @@ fn f56_long_work_is_done_though_nobody_waits() {
     }
 }
 
+/// Neither does a call pack a long list, nor does anybody need to wait for that.
+#[test]
+fn f56_a_call_leaves_the_packing_of_a_long_list_to_others() {
+    for medium in MEDIA {
+        let costs = together(2, medium, |mesh, world| {
+            let rank = world.rank().0 as f32;
+            // Apart in memory, by another one in between.
+            let [inputs, _between, outputs] =
+                [0.0, 1.0, 2.0].map(|add| [0.0, 1.0].map(|to| filled(mesh, COUNT / 4, 10.0 * add + 2.0 * rank + to)));
+            let inputs = [inputs[1].clone(), inputs[0].clone()];
+            let cost = |round: u32| {
+                wait(&world.barrier()).expect("both come");
+                let begun = core_time();
+                let work = world.all_to_all_pieces(&inputs, &outputs);
+                let cost = core_time() - begun;
+                match round % 2 {
+                    0 => wait(&work).expect("both come"),
+                    _ => until("the work is done", || work.is_done()),
+                }
+                // Rank 0 has 1 for rank 0 and 0 for rank 1, and rank 1 has 3 and 2.
+                assert!(holds(&outputs[0], 1.0 - rank) && holds(&outputs[1], 3.0 - rank));
+                cost
+            };
+            (0..6).map(cost).collect::<Vec<_>>()
+        });
+        for costs in costs {
+            note(&format!("{medium:?}: {costs:?}"));
+            assert!(costs[1..].iter().all(|cost| *cost < CALL), "{medium:?}: {costs:?}");
+        }
+    }
+}
+
 #[test]
 fn f56_every_operation_may_be_long() {
     for (ranks, memory) in [(2, Memory::Arena), (3, Memory::Private), (3, Memory::Arena)] {

@@ -729,6 +729,21 @@ impl Mesh {
         begun
     }
 
+    /// The error of a wait for [`Mesh::begin_finish`] that was given up: who has not come. Blocks for as long as the
+    /// member that counts takes to say it, a second at most.
+    #[must_use]
+    pub fn late_finish(&self) -> Error {
+        let awaited = self.begin_finish().awaited();
+        let told = awaited.as_ref().and_then(|awaited| awaited.ask()?.wait_timeout(limits::WAIT_ANSWER).ok());
+        let known = || awaited.as_ref().and_then(|awaited| awaited.describe()?.whom);
+        let what = match told.or_else(known) {
+            Some(whom) => format!("not all members have come to the end: waiting for {whom}"),
+            None => "not all members have come to the end".to_owned(),
+        };
+        let error = Error::new(ErrorKind::DeadlineExceeded, what).operation("finish");
+        error.hint("try again, or leave without them")
+    }
+
     /// The second half of [`Mesh::finish`]: leaves, after that barrier has ended like this. Blocks for at most a beat
     /// and what [`Mesh::leave`] takes.
     ///

@@ -85,5 +85,5 @@ fn f75_a_join_says_after_10_s_who_is_missing() {
     }
     let said = said();
     let [said] = said.as_slice() else { panic!("one notice: {said:?}") };
-    assert!(said.starts_with(&format!("rank-0: {waiting}: missing: 1 of 3 ranks; joined: rank-0")), "{said}");
+    assert!(said.starts_with(&format!("rank-0: {waiting}: missing: 1 of 3 ranks (rank 2); joined: rank-0")), "{said}");
 }

@@ -9,6 +9,7 @@ use crate::group::PyGroup;
 use crate::import::{self, Access};
 use crate::like::{self, Given};
 use crate::lists;
+use crate::pieces;
 use pyo3::prelude::*;
 use sheave_base::{Error, ErrorKind, Rank};
 use sheave_collective::{Communicator, Operator};
@@ -30,7 +31,7 @@ impl Request {
 }
 
 /// The operator of that name, in sheave's words or those of torch and numpy.
-fn operator(name: &str, py: Python<'_>) -> PyResult<Operator> {
+pub(crate) fn operator(name: &str, py: Python<'_>) -> PyResult<Operator> {
     let known = match name {
         "prod" => Some(Operator::Product),
         "mean" => Some(Operator::Avg),
@@ -153,6 +154,9 @@ pub(crate) fn all_gather(
     if let Some(arrays) = lists::of(array) {
         return lists::all_gather(group, (array, arrays), out, request);
     }
+    if let Some((out, arrays)) = out.and_then(|out| lists::of(out).map(|arrays| (out, arrays))) {
+        return pieces::all_gather(group, array, (out, arrays), request);
+    }
     let input = import::tensor(array, Access::Read)?;
     let Place { tensor, array: result } = match out {
         Some(out) => Place::of(out)?,
@@ -209,6 +213,9 @@ pub(crate) fn gather(
     dst: u32,
     request: Request,
 ) -> PyResult<Py<PyAny>> {
+    if let Some((out, arrays)) = out.and_then(|out| lists::of(out).map(|arrays| (out, arrays))) {
+        return pieces::gather(group, array, (out, arrays), dst, request);
+    }
     let input = import::tensor(array, Access::Read)?;
     let place = match out {
         Some(out) => Some(Place::of(out)?),
@@ -228,6 +235,9 @@ pub(crate) fn scatter(
     src: u32,
     request: Request,
 ) -> PyResult<Py<PyAny>> {
+    if let Some(arrays) = array.and_then(lists::of) {
+        return pieces::scatter(group, py, &arrays, out, src, request);
+    }
     let input = array.map(|array| import::tensor(array, Access::Read)).transpose()?;
     let Place { tensor, array: result } = match (out, array, &input) {
         (Some(out), ..) => Place::of(out)?,
@@ -251,6 +261,10 @@ pub(crate) fn reduce_scatter(
 ) -> PyResult<Py<PyAny>> {
     let operator = operator(op, array.py())?;
     if let Some(arrays) = lists::of(array) {
+        // An array to put one piece in, or a list of as many operations.
+        if let Some(out) = out.filter(|out| lists::of(out).is_none()) {
+            return pieces::reduce_scatter(group, &arrays, operator, out, request);
+        }
         return lists::reduce_scatter(group, (array, arrays), operator, out, request);
     }
     let input = import::tensor(array, Access::Read)?;
@@ -268,6 +282,9 @@ pub(crate) fn all_to_all(
     out: Option<&Bound<'_, PyAny>>,
     request: Request,
 ) -> PyResult<Py<PyAny>> {
+    if let Some(arrays) = lists::of(array) {
+        return pieces::all_to_all(group, (array, arrays), out.map(|out| (out, lists::of(out))), request);
+    }
     let (input, Place { tensor, array: result }) = in_place(array, out)?;
     let start = move |group: &Communicator| group.all_to_all(&input, &tensor);
     group.run(array.py(), request, start, |py, ()| result.done(py))

@@ -348,15 +348,16 @@ fn recv(
 /// 0
 /// >>> work.wait(timeout=10)
 #[pyfunction]
-#[pyo3(signature = (array, dst, tag = 0, *, group = None))]
+#[pyo3(signature = (array, dst, tag = 0, *, group = None, timeout = None))]
 fn isend(
     py: Python<'_>,
     array: &Bound<'_, PyAny>,
     dst: u32,
     tag: u64,
     group: Option<&Bound<'_, PyGroup>>,
+    timeout: Option<f64>,
 ) -> PyResult<Py<PyAny>> {
-    within(py, group, |group| collectives::send(group, array, dst, tag, Request::new(true, None)))
+    within(py, group, |group| collectives::send(group, array, dst, tag, Request::new(true, timeout)))
 }
 
 /// Start to receive into an array. See Group.irecv.
@@ -366,15 +367,16 @@ fn isend(
 /// >>> work.wait(timeout=10)
 /// 0
 #[pyfunction]
-#[pyo3(signature = (array, src = None, tag = 0, *, group = None))]
+#[pyo3(signature = (array, src = None, tag = 0, *, group = None, timeout = None))]
 fn irecv(
     py: Python<'_>,
     array: &Bound<'_, PyAny>,
     src: Option<u32>,
     tag: u64,
     group: Option<&Bound<'_, PyGroup>>,
+    timeout: Option<f64>,
 ) -> PyResult<Py<PyAny>> {
-    within(py, group, |group| collectives::recv(group, array, src, tag, Request::new(true, None)))
+    within(py, group, |group| collectives::recv(group, array, src, tag, Request::new(true, timeout)))
 }
 
 /// The program `sheave` with these arguments; returns its exit code. `own` is how this process was started.

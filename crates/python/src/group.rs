@@ -6,12 +6,14 @@
 
 use crate::aside::aside;
 use crate::collectives::{self, Request};
+use crate::devices;
 use crate::enter::{enter, span};
 use crate::errors::{self, OrRaise};
 use crate::guarded::Guarded;
 use crate::mesh::{Home, PyMember};
 use crate::work::{PyWork, now_ns};
 use pyo3::prelude::*;
+use pyo3::types::PyList;
 use sheave_base::{Rank, Result, Work};
 use sheave_collective::Communicator;
 use sheave_mesh::Group;
@@ -41,6 +43,11 @@ use std::sync::Arc;
 ///
 /// >>> world.all_reduce([np.array([1.0, 2.0]), np.array([3])])
 /// [array([1., 2.]), array([3])]
+///
+/// all_gather and gather fill a list of one array for each member, if `out` is one, and scatter, reduce_scatter with an
+/// `out`, and all_to_all take one. Each is the same operation as with one array that holds all. Results land in the
+/// listed arrays, by one copy each of memory of sheave's own; arrays to be filled must be contiguous. What does not fit
+/// is refused before anything moves, by its index.
 ///
 /// In the examples `world` is the group of a mesh of one, and `one` and `other` are the same group of two, as its two
 /// members see it.
@@ -261,10 +268,12 @@ impl PyGroup {
     }
 
     /// The arrays of all members, one behind the other, on all of them: in `out`, or in a new array of the shape
-    /// (size, *shape). Returns it.
+    /// (size, *shape). Returns it. `out` may be a list of one array for each member, of lengths that may differ.
     ///
     /// >>> world.all_gather(np.array([1.0, 2.0]))
     /// array([[1., 2.]])
+    /// >>> world.all_gather(np.array([1.0, 2.0]), out=[np.zeros(2)])
+    /// [array([1., 2.])]
     #[pyo3(signature = (array, out = None, *, async_op = false, timeout = None))]
     fn all_gather(
         &self,
@@ -295,10 +304,12 @@ impl PyGroup {
     }
 
     /// The arrays of all members, one behind the other, at `dst`: in its `out`, or in a new array of the shape
-    /// (size, *shape). Returns it there, and None elsewhere.
+    /// (size, *shape). Returns it there, and None elsewhere. `out` may be a list of one array for each member.
     ///
     /// >>> world.gather(np.array([1.0, 2.0]), dst=0)
     /// array([[1., 2.]])
+    /// >>> world.gather(np.array([1.0, 2.0]), out=[np.zeros(2)], dst=0)
+    /// [array([1., 2.])]
     #[pyo3(signature = (array, out = None, dst = 0, *, async_op = false, timeout = None))]
     fn gather(
         &self,
@@ -313,9 +324,12 @@ impl PyGroup {
 
     /// The array of member `src` is cut into as many pieces as there are members, and each gets its own in `out`.
     ///
-    /// Others than `src` give None for the array. `src` may leave `out` away and gets a new array. Returns the piece.
+    /// `src` may give a list of the pieces instead; others give None. `src` may leave `out` away and gets a new array.
+    /// Returns the piece.
     ///
     /// >>> world.scatter(np.array([[1.0, 2.0]]), out=np.zeros(2), src=0)
+    /// array([1., 2.])
+    /// >>> world.scatter([np.array([1.0, 2.0])], out=np.zeros(2), src=0)
     /// array([1., 2.])
     #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
     #[pyo3(signature = (array, out = None, src = 0, *, async_op = false, timeout = None))]
@@ -332,9 +346,11 @@ impl PyGroup {
     }
 
     /// Reduce the arrays of all members and cut the result into as many pieces as there are members; each gets its own,
-    /// in `out` or in a new array. Returns it.
+    /// in `out` or in a new array. Returns it. With one array as `out`, a list has the pieces of the array.
     ///
     /// >>> world.reduce_scatter(np.array([1.0, 2.0]))
+    /// array([1., 2.])
+    /// >>> world.reduce_scatter([np.array([1.0, 2.0])], out=np.zeros(2))
     /// array([1., 2.])
     #[pyo3(signature = (array, op = "sum", out = None, *, async_op = false, timeout = None))]
     fn reduce_scatter(
@@ -349,10 +365,12 @@ impl PyGroup {
     }
 
     /// Every array is cut into as many pieces as there are members: piece i of member j becomes piece j of member i, in
-    /// `out` or in place. Returns what the result is in.
+    /// `out` or in place. Returns what the result is in. Both may be lists of the pieces, of lengths that may differ.
     ///
     /// >>> world.all_to_all(np.array([1.0, 2.0]))
     /// array([1., 2.])
+    /// >>> world.all_to_all([np.array([1.0, 2.0])], out=[np.zeros(2)])
+    /// [array([1., 2.])]
     #[pyo3(signature = (array, out = None, *, async_op = false, timeout = None))]
     fn all_to_all(
         &self,
@@ -381,6 +399,56 @@ impl PyGroup {
         timeout: Option<f64>,
     ) -> PyResult<Py<PyAny>> {
         collectives::all_to_all_v(self, array, (sent, received), out, Request::new(async_op, timeout))
+    }
+
+    /// Reduce all arrays that all members have, as on several devices, to all of them. They have one dtype and length;
+    /// members may have different numbers of them, but for "avg". Returns the list.
+    ///
+    /// >>> world.all_reduce_devices([np.array([1.0]), np.array([2.0])])
+    /// [array([3.]), array([3.])]
+    #[pyo3(signature = (arrays, op = "sum", *, async_op = false, timeout = None))]
+    fn all_reduce_devices(
+        &self,
+        arrays: &Bound<'_, PyList>,
+        op: &str,
+        async_op: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Py<PyAny>> {
+        devices::all_reduce(self, arrays, op, Request::new(async_op, timeout))
+    }
+
+    /// As all_reduce_devices, to `out` of one member, `dst`, which may be one of its arrays. Others give none. Returns
+    /// `out` there, and None elsewhere, where arrays are only read.
+    ///
+    /// >>> world.reduce_devices([np.array([1.0]), np.array([2.0])], out=np.zeros(1))
+    /// array([3.])
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
+    #[pyo3(signature = (arrays, op = "sum", out = None, dst = 0, *, async_op = false, timeout = None))]
+    fn reduce_devices(
+        &self,
+        arrays: &Bound<'_, PyList>,
+        op: &str,
+        out: Option<&Bound<'_, PyAny>>,
+        dst: u32,
+        async_op: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Py<PyAny>> {
+        devices::reduce(self, arrays, op, out, dst, Request::new(async_op, timeout))
+    }
+
+    /// The first array of member `src` goes to all its others and to all arrays of all others. Returns the list.
+    ///
+    /// >>> world.broadcast_devices([np.array([1.0]), np.array([2.0])])
+    /// [array([1.]), array([1.])]
+    #[pyo3(signature = (arrays, src = 0, *, async_op = false, timeout = None))]
+    fn broadcast_devices(
+        &self,
+        arrays: &Bound<'_, PyList>,
+        src: u32,
+        async_op: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Py<PyAny>> {
+        devices::broadcast(self, arrays, src, Request::new(async_op, timeout))
     }
 
     /// Send an array to a member and return when it may be written again.
@@ -417,9 +485,9 @@ impl PyGroup {
     /// >>> other.recv(array, src=0, tag=7), array
     /// (0, array([1., 2.]))
     /// >>> work.wait(timeout=10)
-    #[pyo3(signature = (array, dst, tag = 0))]
-    fn isend(&self, array: &Bound<'_, PyAny>, dst: u32, tag: u64) -> PyResult<Py<PyAny>> {
-        collectives::send(self, array, dst, tag, Request::new(true, None))
+    #[pyo3(signature = (array, dst, tag = 0, *, timeout = None))]
+    fn isend(&self, array: &Bound<'_, PyAny>, dst: u32, tag: u64, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
+        collectives::send(self, array, dst, tag, Request::new(true, timeout))
     }
 
     /// Start to receive into an array. The work's result is the sender's rank.
@@ -429,9 +497,9 @@ impl PyGroup {
     /// >>> one.send(np.array([1.0, 2.0]), dst=1)
     /// >>> work.wait(timeout=10), array
     /// (0, array([1., 2.]))
-    #[pyo3(signature = (array, src = None, tag = 0))]
-    fn irecv(&self, array: &Bound<'_, PyAny>, src: Option<u32>, tag: u64) -> PyResult<Py<PyAny>> {
-        collectives::recv(self, array, src, tag, Request::new(true, None))
+    #[pyo3(signature = (array, src = None, tag = 0, *, timeout = None))]
+    fn irecv(&self, array: &Bound<'_, PyAny>, src: Option<u32>, tag: u64, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
+        collectives::recv(self, array, src, tag, Request::new(true, timeout))
     }
 
     fn __repr__(&self) -> String {

@@ -665,8 +665,8 @@ impl PyMesh {
 
     /// Wait for everybody and leave: what a job does at its end.
     ///
-    /// Raises PeerLost if somebody is gone before; this node has left all the same. Raises DeadlineExceeded when
-    /// `timeout` seconds have passed, and then this node is still a member and can try again.
+    /// Raises PeerLost if somebody is gone before; this node has left all the same. Raises DeadlineExceeded that names
+    /// who is missing when `timeout` seconds have passed, and then this node is still a member and can try again.
     ///
     /// >>> sheave.Mesh().finish(timeout=10)
     #[pyo3(signature = (timeout = None))]
@@ -683,9 +683,7 @@ impl PyMesh {
             Ok(Some(mesh.end_finish(work.wait())))
         })?;
         let Some(outcome) = ended else {
-            let late = Error::new(ErrorKind::DeadlineExceeded, "not all members have come to the end")
-                .operation("finish")
-                .hint("try again, or leave without them");
+            let late = py.detach(|| mesh.late_finish());
             return Err(errors::to_python(py, &late));
         };
         drop(self.home.take());

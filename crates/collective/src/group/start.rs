@@ -19,9 +19,13 @@ use crate::task::Awaited;
 use crate::turns::Place;
 use sheave_base::{Error, ErrorKind, Rank, Result, Work};
 use std::future::{Future, poll_fn, ready};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
+
+/// What a rank does itself, beside a collective.
+pub(crate) type Aside = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 
 /// What a caller wants of the collectives that it begins.
 #[derive(Clone, Copy, Debug, Default)]
@@ -71,6 +75,36 @@ impl State {
                 })
             }
         }
+    }
+
+    /// Begins a collective that this rank enters after `before`, and whose work completes, if it has ended well, after
+    /// `after`.
+    pub(crate) fn start_between(
+        self: &Arc<Self>,
+        header: Header,
+        job: Job,
+        conditions: Conditions,
+        before: Aside,
+        after: Aside,
+    ) -> Work<()> {
+        let terms = conditions.terms(&header);
+        let reserved = match self.reserve(&terms, 1) {
+            Ok(reserved) => reserved,
+            Err(error) => return Work::ready(terms.operation, Err(error)),
+        };
+        let _call = self.callers.until_dropped(reserved.begun);
+        let (state, sequence) = (Arc::clone(self), reserved.number);
+        let place = self.turns.place(sequence);
+        self.begin_reserved(terms, reserved, drop, move |awaited| {
+            Box::pin(async move {
+                before.await?;
+                let rank = match state.size() {
+                    1 => over_links(state, header, sequence, job, awaited, Some(place)).await,
+                    _ => after_setup(state, header, sequence, job, awaited, place).await,
+                }?;
+                after.await.map(|()| rank)
+            })
+        })
     }
 
     /// Begins a collective of so many parts.

@@ -20,9 +20,9 @@ pub(crate) struct Player {
     size: u32,
 }
 
-type Operation = fn(&Player, u64, usize) -> Result<()>;
+pub(crate) type Operation = fn(&Player, u64, usize) -> Result<()>;
 
-/// Everything that a group can do.
+/// Everything that a group can do, but for lists of one tensor for each rank: seeds are known by what they draw here.
 pub(crate) const OPERATIONS: [Operation; 20] = [
     |player, _, _| wait(&player.world.barrier()),
     Player::broadcast,
@@ -48,6 +48,15 @@ pub(crate) const OPERATIONS: [Operation; 20] = [
 
 /// Where the one among them stands that not everybody takes part in together.
 pub(crate) const MESSAGES: usize = OPERATIONS.len() - 1;
+
+/// Operations on lists of one tensor for each rank.
+pub(crate) const PIECES: [Operation; 5] = [
+    Player::all_gather_pieces,
+    Player::gather_pieces,
+    Player::scatter_pieces,
+    Player::reduce_scatter_pieces,
+    Player::all_to_all_pieces,
+];
 
 impl Player {
     pub(crate) fn new(world: &Communicator, arena: &Arena, memory: Memory) -> Self {
@@ -307,6 +316,87 @@ impl Player {
         self.end_list(&work, &inputs, &all[DEVICES * self.rank as usize..])?;
         outputs.iter().for_each(|output| self.holds("all_gather_devices", output, &all.concat()));
         wait(&self.world.broadcast_devices(&outputs, Rank(0)))
+    }
+
+    /// One tensor for each rank, by turns in the arena and elsewhere.
+    fn pieces(&self, lengths: impl IntoIterator<Item = usize>) -> Vec<Tensor> {
+        let empty = |(length, at): (usize, u32)| self.memory.filled(&self.arena, at, DTYPE, &vec![-9.0; length]);
+        lengths.into_iter().zip(0..).map(empty).collect()
+    }
+
+    /// Numbers of one tensor for each rank.
+    fn cut(numbers: &[f64], lengths: &[usize]) -> Vec<Vec<f64>> {
+        let mut rest = numbers;
+        let one = |length: &usize| {
+            let (piece, after) = rest.split_at(*length);
+            rest = after;
+            piece.to_vec()
+        };
+        lengths.iter().map(one).collect()
+    }
+
+    fn hold(&self, what: &str, pieces: &[Tensor], expected: &[Vec<f64>]) {
+        assert_eq!(pieces.len(), expected.len());
+        pieces.iter().zip(expected).for_each(|(piece, expected)| self.holds(what, piece, expected));
+    }
+
+    fn all_gather_pieces(&self, salt: u64, count: usize) -> Result<()> {
+        // By turns of one length and of different ones.
+        let length = |rank: u32| if salt.is_multiple_of(2) { count } else { count * (rank as usize % 3) };
+        let own = Self::given(self.rank, length(self.rank), salt);
+        let input = self.memory.filled(&self.arena, self.rank, DTYPE, &own);
+        let outputs = self.pieces((0..self.size).map(length));
+        self.end(&self.world.all_gather_pieces(&input, &outputs), &input, &own)?;
+        let expected: Vec<_> = (0..self.size).map(|rank| Self::given(rank, length(rank), salt)).collect();
+        self.hold("all_gather_pieces", &outputs, &expected);
+        Ok(())
+    }
+
+    fn gather_pieces(&self, salt: u64, count: usize) -> Result<()> {
+        let (input, root) = (self.own(count, salt), self.root(salt));
+        let outputs = (self.rank == root).then(|| self.pieces((0..self.size).map(|_| count)));
+        let work = self.world.gather_pieces(&input, outputs.as_deref(), Rank(root));
+        self.end(&work, &input, &Self::given(self.rank, count, salt))?;
+        if let Some(outputs) = outputs {
+            self.hold("gather_pieces", &outputs, &self.all(count, salt));
+        }
+        Ok(())
+    }
+
+    fn scatter_pieces(&self, salt: u64, count: usize) -> Result<()> {
+        let (root, output) = (self.root(salt), self.empty(count));
+        let given = Self::cut(&Self::given(root, count * self.size as usize, salt), &vec![count; self.size as usize]);
+        let inputs = self.tensors(&given);
+        let work = self.world.scatter_pieces((self.rank == root).then_some(&inputs), &output, Rank(root));
+        self.end_list(&work, &inputs, &given)?;
+        self.holds("scatter_pieces", &output, &given[self.rank as usize]);
+        Ok(())
+    }
+
+    fn reduce_scatter_pieces(&self, salt: u64, count: usize) -> Result<()> {
+        let (whole, lengths) = (count * self.size as usize, vec![count; self.size as usize]);
+        let given = Self::cut(&Self::given(self.rank, whole, salt), &lengths);
+        let (inputs, output) = (self.tensors(&given), self.empty(count));
+        let work = self.world.reduce_scatter_pieces(&inputs, &output, Operator::Sum);
+        self.end_list(&work, &inputs, &given)?;
+        let sum = Self::cut(&reduced(DTYPE, Operator::Sum, &self.all(whole, salt)), &lengths);
+        self.holds("reduce_scatter_pieces", &output, &sum[self.rank as usize]);
+        Ok(())
+    }
+
+    fn all_to_all_pieces(&self, salt: u64, count: usize) -> Result<()> {
+        let lengths = |from: u32| -> Vec<usize> {
+            (0..self.size)
+                .map(|to| if salt.is_multiple_of(2) { count } else { count * ((from + to) as usize % 2) })
+                .collect()
+        };
+        let cut = |from: u32| Self::cut(&Self::given(from, lengths(from).iter().sum(), salt), &lengths(from));
+        let given = cut(self.rank);
+        let (inputs, outputs) = (self.tensors(&given), self.pieces(lengths(self.rank)));
+        self.end_list(&self.world.all_to_all_pieces(&inputs, &outputs), &inputs, &given)?;
+        let expected: Vec<_> = (0..self.size).map(|from| cut(from)[self.rank as usize].clone()).collect();
+        self.hold("all_to_all_pieces", &outputs, &expected);
+        Ok(())
     }
 
     /// One message from each rank to the next.

@@ -224,7 +224,8 @@ impl Engine {
             let here = joining.joined.values().filter(|about| about.role == role).count();
             let wanted = expected.of(role) as usize;
             if here < wanted {
-                lacking.push(format!("{} of {wanted} {role}s", wanted - here));
+                let which = absent(joining.joined.values().filter(|about| about.role == role), wanted);
+                lacking.push(format!("{} of {wanted} {role}s{which}", wanted - here));
             }
         }
         let mut joined: Vec<&Introduction> = joining.joined.values().collect();
@@ -290,6 +291,18 @@ impl Engine {
         self.watch.begin(self.now);
         self.effects.push(Effect::Joined);
     }
+}
+
+/// Which of so many ranks have not joined, if all that have said which they are.
+fn absent<'a>(joined: impl Iterator<Item = &'a Introduction>, wanted: usize) -> String {
+    let Some(taken) = joined.map(|about| about.wanted_rank).collect::<Option<BTreeSet<u32>>>() else {
+        return String::new();
+    };
+    let absent = || (0..wanted as u32).filter(|rank| !taken.contains(rank));
+    let named: Vec<String> = absent().take(limits::JOINED_NAMED_MAX).map(|rank| rank.to_string()).collect();
+    let unnamed = absent().count() - named.len();
+    let more = if unnamed > 0 { format!(" and {unnamed} more") } else { String::new() };
+    format!(" (rank {}{more})", named.join(", "))
 }
 
 /// Says what is wrong with a table that the coordinator has sent, if anything is: everybody must be in it once, in the

@@ -42,7 +42,7 @@ fn a_failed_join_says_who_is_missing_and_whose_secret_is_whose() {
     meshes.tell(3, Event::Turned { what: "not authenticated".into() });
     meshes.settle();
     meshes.pass(Duration::from_secs(61));
-    let missing = "join: deadline exceeded: missing: 2 of 4 ranks; joined: \
+    let missing = "join: deadline exceeded: missing: 2 of 4 ranks (rank 2, 3); joined: \
         a rank from host-0 (pid 100, secret from the cookie of host-0), \
         a rank from host-1 (pid 101, secret from the cookie of host-1); \
         2 strangers were turned away, the last: 10.0.0.8 knows another secret, from SHEAVE_SECRET; \
