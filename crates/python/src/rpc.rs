@@ -5,7 +5,7 @@ use crate::errors::OrRaise;
 use crate::guarded::Guarded;
 use crate::mesh::{self, PyMember, PyMesh};
 use crate::references::{self, PyRef};
-use crate::value::{Opener, pack};
+use crate::value::{Opener, opening, pack};
 use crate::work::{PyWork, now_ns};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -291,6 +291,24 @@ impl PyRpcGroup {
         begun(py, || group.is_registered(key, limit), truth)?.given(py, false)
     }
 
+    /// Whether a service of this key is found, now or before.
+    #[pyo3(signature = (key, *, timeout = None))]
+    fn _finds(&self, key: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<bool> {
+        let (py, limit) = (key.py(), crate::enter::span(timeout)?);
+        let (group, key) = (self.group(py)?, self::key(key)?);
+        if group.has_found(key.clone()).or_raise(py)? {
+            return Ok(true);
+        }
+        crate::enter::enter(py, None, |_, interrupt| {
+            let found = group.find(key, limit)?;
+            found.wait_until(None, interrupt)?;
+            match found.taken() {
+                Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+                found => found.map(|_| true),
+            }
+        })
+    }
+
     /// Call the service of this key, or a method of it, wherever it is; and wait for the result, as Mesh.call does.
     /// Raises NotFound where nobody has registered it.
     ///
@@ -454,14 +472,16 @@ impl PyRpcGroup {
     }
 }
 
-/// The group that a handle tells of, in the mesh that its members are members of.
+/// The group that a handle tells of, in the mesh over which its pickle has come; for any other pickle in that mesh of
+/// this process of which its members are members.
 #[pyfunction]
 #[pyo3(name = "_open_rpc_group")]
 pub(crate) fn open_rpc_group(py: Python<'_>, name: String, generation: u64, members: Vec<u64>) -> PyResult<PyRpcGroup> {
     let members: Vec<NodeId> = members.into_iter().map(NodeId).collect();
     let handle = GroupHandle { name, generation, members };
+    let own = opening().map(|mesh| mesh.me().node);
     let opened = mesh::homes().into_iter().find_map(|home: Arc<mesh::Home>| {
-        let mesh = home.mesh().ok()?;
+        let mesh = home.mesh().ok().filter(|mesh| own.is_none_or(|own| mesh.me().node == own))?;
         let group = home.rpc().open(&handle).ok()?;
         Some(PyRpcGroup::new(group, home.opener(&mesh)))
     });

@@ -24,7 +24,7 @@ mod pack;
 mod unpack;
 
 pub(crate) use pack::{Packed, pack};
-pub(crate) use unpack::{Opener, Opens};
+pub(crate) use unpack::{Opener, Opens, opening};
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;

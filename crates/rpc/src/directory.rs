@@ -248,13 +248,13 @@ impl TypedService for Directory {
 
     fn methods(methods: Methods<Self>) -> Methods<Self> {
         methods
-            .on::<Enter>(|directory, request| directory.enter(request))
-            .on::<Abandon>(|directory, request| directory.abandon(request))
+            .on::<Enter>(Self::enter)
+            .on::<Abandon>(Self::abandon)
             .on::<Announce>(|directory, request| directory.announce(request))
             .on::<Withdraw>(|directory, request| directory.withdraw(request))
             .on::<Find>(|directory, request| directory.find(request))
             .on::<Report>(|directory, request| directory.report(request))
-            .on::<Leave>(|directory, request| directory.leave(request))
+            .on::<Leave>(Self::leave)
             .on::<Paired>(|directory, request| directory.paired(request))
     }
 

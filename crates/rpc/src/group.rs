@@ -193,7 +193,7 @@ impl RpcGroup {
         };
         match owns(&self.shared) {
             None => Err(self.shared.destroyed()),
-            Some(false) => Err(not_found(format!("this node has no {entry}"))),
+            Some(false) => Err(Error::new(ErrorKind::NotFound, format!("this node has no {entry}"))),
             Some(true) => {
                 self.shared.directory.disown(&self.mesh()?, &self.shared.group, &entry);
                 self.shared.run(operation, timeout, entry.to_string(), move |shared, mesh| async move {
@@ -249,7 +249,8 @@ impl RpcGroup {
         self.named("unpair", self.remove("unpair", Sort::Value, &key.into(), timeout))
     }
 
-    /// Gets a reference to the value of this key. The work fails with `NotFound` where nobody has one.
+    /// Gets a reference to the value of this key. The work fails with `NotFound` where nobody has one; with `PeerLost` if
+    /// the index was lost meanwhile, which may have had it.
     ///
     /// # Errors
     ///
@@ -258,8 +259,7 @@ impl RpcGroup {
         let begin = || {
             let entry = EntryName::new(Sort::Value, &key.into())?;
             self.shared.run("get paired", timeout, entry.to_string(), move |shared, mesh| async move {
-                let found = shared.value(&mesh, &entry, timeout).await?;
-                found.ok_or_else(|| not_found(format!("no member has {entry}")))
+                shared.value(&mesh, &entry, timeout).await
             })
         };
         self.named("get paired", begin())
@@ -287,14 +287,14 @@ impl RpcGroup {
         let begin = || {
             let entry = EntryName::new(sort, key)?;
             self.shared.run("look up", timeout, entry.to_string(), move |shared, mesh| async move {
-                Ok(shared.find(&mesh, &entry).await?.is_some())
+                Ok(shared.find(&mesh, &entry).await?.0.is_some())
             })
         };
         self.named("look up", begin())
     }
 
     /// Finds the member that has registered a service under this key, and the name by which the mesh calls it there.
-    /// The work fails with `NotFound` where nobody has.
+    /// The work fails as that of [`RpcGroup::get_paired`].
     ///
     /// # Errors
     ///
@@ -304,11 +304,20 @@ impl RpcGroup {
         self.named("look up", begin())
     }
 
+    /// Returns whether this handle has found the service of this key before. It may have been taken away since.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for what is no key.
+    pub fn has_found(&self, key: impl Into<Value>) -> Result<bool> {
+        let entry = EntryName::new(Sort::Service, &key.into());
+        Ok(self.shared.owner(&self.named("look up", entry)?).is_some())
+    }
+
     fn search(&self, entry: EntryName, timeout: Option<Duration>) -> Result<Work<(NodeId, ServiceName)>> {
         let about = entry.to_string();
         self.shared.run("look up", timeout, about, move |shared, mesh| async move {
-            let found = shared.find(&mesh, &entry).await?;
-            let owner = found.ok_or_else(|| not_found(format!("no member has {entry}")))?;
+            let owner = shared.owner_of(&mesh, &entry).await?;
             let found = (owner, entry.service(&shared.group.name));
             shared.remember(entry, found.clone());
             Ok(found)
@@ -407,10 +416,6 @@ fn is_plain(call: &Call) -> bool {
         _ => Ok(()),
     });
     call.tensors.is_empty() && call.places.is_empty() && has_ref.is_ok()
-}
-
-fn not_found(what: String) -> Error {
-    Error::new(ErrorKind::NotFound, what).hint("is the key right, and does its owner still live?")
 }
 
 impl Shared {

@@ -30,7 +30,15 @@ impl Pauses {
     }
 }
 
-/// What is said to an index, and its answer; none if it is to be said again.
+/// Answer of an index.
+struct Heard<T> {
+    index: NodeId,
+    answer: T,
+    /// Why the index before it did not answer.
+    lost: Option<Error>,
+}
+
+/// What an index makes of a word; nothing if it is to be said again.
 enum Said<T> {
     Answer(T),
     Again,
@@ -55,14 +63,14 @@ impl Shared {
         self.directory.lose(&self.group, member);
     }
 
-    /// Says something to the index until it answers; returns which one has.
+    /// Says something to the index until it answers.
     async fn talk<M: Method, T>(
         &self,
         mesh: &Mesh,
         args: &M::Args,
         hear: impl Fn(M::Answer) -> Said<T>,
-    ) -> Result<(NodeId, T)> {
-        let mut pauses = Pauses(PAUSE_MIN);
+    ) -> Result<Heard<T>> {
+        let (mut pauses, mut lost) = (Pauses(PAUSE_MIN), None);
         loop {
             let index = self.index(mesh)?;
             let asked = match mesh.ask::<M>(index, args) {
@@ -70,11 +78,14 @@ impl Shared {
                 Err(error) => Err(error),
             };
             match asked.map(|answer| hear(answer.value)) {
-                Ok(Said::Answer(answer)) => return Ok((index, answer)),
+                Ok(Said::Answer(answer)) => return Ok(Heard { index, answer, lost }),
                 Ok(Said::Gone) => self.note_left(index),
                 Ok(Said::Again) => pauses.pause(mesh).await?,
                 // It may take a moment until all agree that it is gone; or it is this node that is.
-                Err(error) if error.kind() == ErrorKind::PeerLost && mesh.is_member() => pauses.pause(mesh).await?,
+                Err(error) if error.kind() == ErrorKind::PeerLost && mesh.is_member() => {
+                    lost = Some(error);
+                    pauses.pause(mesh).await?;
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -84,15 +95,25 @@ impl Shared {
         OfEntry { group: self.group.clone(), entry: entry.clone() }
     }
 
-    /// The owner of an entry, if it has one.
-    pub(crate) async fn find(&self, mesh: &Mesh, entry: &EntryName) -> Result<Option<NodeId>> {
+    /// The owner of an entry, if it has one, and an index that was lost meanwhile.
+    pub(crate) async fn find(&self, mesh: &Mesh, entry: &EntryName) -> Result<(Option<NodeId>, Option<Error>)> {
         let hear = |found| match found {
             Found::Owner(owner) => Said::Answer(Some(owner)),
             Found::Nobody => Said::Answer(None),
             Found::NotNow => Said::Again,
             Found::Gone => Said::Gone,
         };
-        self.talk::<Find, _>(mesh, &self.of(entry), hear).await.map(|(_, owner)| owner)
+        self.talk::<Find, _>(mesh, &self.of(entry), hear).await.map(|heard| (heard.answer, heard.lost))
+    }
+
+    /// The owner of an entry. Where it has none, and an index was lost meanwhile, that may have been it.
+    pub(crate) async fn owner_of(&self, mesh: &Mesh, entry: &EntryName) -> Result<NodeId> {
+        let (owner, lost) = self.find(mesh, entry).await?;
+        owner.ok_or_else(|| match lost {
+            Some(error) => error.hint(format!("no member has {entry} now; is it to be registered again?")),
+            None => Error::new(ErrorKind::NotFound, format!("no member has {entry}"))
+                .hint("is the key right, and does its owner still live?"),
+        })
     }
 
     /// Has an entry of this node granted.
@@ -104,7 +125,7 @@ impl Shared {
             Announced::Gone => Said::Gone,
         };
         loop {
-            let (index, taken) = self.talk::<Announce, _>(mesh, &self.of(entry), hear).await?;
+            let Heard { index, answer: taken, .. } = self.talk::<Announce, _>(mesh, &self.of(entry), hear).await?;
             if let Some(by) = taken {
                 let who = mesh.member(by).map(|member| member.introduction.name.as_str()).unwrap_or("another member");
                 let error = Error::new(ErrorKind::AlreadyExists, format!("{who} has {entry} already"));
@@ -129,19 +150,22 @@ impl Shared {
     }
 
     /// The value under a key, from whoever has it.
-    pub(crate) async fn value(&self, mesh: &Mesh, entry: &EntryName, timeout: Option<Duration>) -> Result<Option<Ref>> {
+    pub(crate) async fn value(&self, mesh: &Mesh, entry: &EntryName, timeout: Option<Duration>) -> Result<Ref> {
         let mut pauses = Pauses(PAUSE_MIN);
         loop {
-            let Some(owner) = self.find(mesh, entry).await? else { return Ok(None) };
+            let owner = self.owner_of(mesh, entry).await?;
             let options = CallOptions { deadline: timeout, ..CallOptions::default() };
             let asked = match mesh.ask_with::<Paired>(owner, &self.of(entry), options) {
                 Ok(work) => work.await,
                 Err(error) => Err(error),
             };
             match asked {
-                Ok(mut answer) if answer.value => return Ok(answer.refs.pop()),
-                // It was taken away since, of which the index hears.
-                Ok(_) => {}
+                // Without one it was taken away since, of which the index hears.
+                Ok(mut answer) => {
+                    if let Some(value) = answer.refs.pop() {
+                        return Ok(value);
+                    }
+                }
                 Err(error) if error.kind() == ErrorKind::PeerLost && mesh.is_member() => {}
                 Err(error) => return Err(error),
             }

@@ -11,6 +11,7 @@ use sheave_base::{Error, ErrorKind, Result};
 use sheave_mesh::{Mesh, WeakMesh};
 use sheave_tensor::{Dtype, Tensor};
 use sheave_wire::Value;
+use std::cell::RefCell;
 
 /// Whether pickles are opened, or why they are not.
 pub(crate) type Opens = Result<()>;
@@ -193,8 +194,34 @@ impl<'py> Unpacker<'_, 'py> {
             _ => return Err(self.error(ErrorKind::Protocol, "a pickle without data")),
         };
         let buffers = PyList::new(self.py, buffers)?;
+        let _place = Place::enter(self.opener);
         life::below(self.py, || pickling(self.py)?.call_method1("unpack", (data, buffers, refs)))
     }
+}
+
+thread_local! {
+    /// The mesh whose pickle this thread opens.
+    static OPENING: RefCell<Option<WeakMesh>> = const { RefCell::new(None) };
+}
+
+/// Says over which mesh a pickle has come that is opened; what is opened may open another one.
+struct Place(Option<WeakMesh>);
+
+impl Place {
+    fn enter(opener: &Opener) -> Self {
+        Self(OPENING.replace(Some(opener.mesh.clone())))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        drop(OPENING.replace(self.0.take()));
+    }
+}
+
+/// The mesh whose pickle this thread opens, if it opens one.
+pub(crate) fn opening() -> Option<Mesh> {
+    OPENING.with_borrow(|opening| opening.as_ref().and_then(WeakMesh::upgrade))
 }
 
 /// A tensor that nobody else has, to be written by whoever gets it.

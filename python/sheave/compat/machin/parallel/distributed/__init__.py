@@ -34,7 +34,12 @@ What differs from machin, on purpose:
   ``k * len(input_tensor_list) + j``.
 - Handles of operations that nobody waits for go on all the same; results are there when `wait` has returned or
   `is_completed` is true. In a process that is no member operations do nothing, and their handles' `wait` returns -1.
-- `RpcGroup` and what belongs to it are not here yet.
+- A group of rpc waits for its members for `rpc_timeout` seconds and says who is missing; its name is free again when it
+  was destroyed. What a member has paired and registered goes with it, and nothing else goes with any other process:
+  there is no rank 0 that must live. Handles that have travelled look up and call, and refuse what is for members.
+- Functions are sent by name where they can be imported and by value otherwise, lambdas too. What one raises is raised at
+  the caller as what it is, with the traceback of there as its cause; `RpcException` is raised by nobody.
+- Targets are names, ranks, or whatever has a `name`. A slow service delays no other.
 """
 
 from sheave.compat.machin.parallel.distributed.collective_group import CollectiveGroup
@@ -45,10 +50,16 @@ from sheave.compat.machin.parallel.distributed.current import (
     is_world_initialized,
 )
 from sheave.compat.machin.parallel.distributed.debug import debug_with_process
+from sheave.compat.machin.parallel.distributed.rpc_exception import RpcException
+from sheave.compat.machin.parallel.distributed.rpc_group import RpcGroup
+from sheave.compat.machin.parallel.distributed.rref import RRef
 from sheave.compat.machin.parallel.distributed.world import World
 
 __all__ = [
     "CollectiveGroup",
+    "RRef",
+    "RpcException",
+    "RpcGroup",
     "World",
     "debug_with_process",
     "get_cur_name",

@@ -1,7 +1,7 @@
 """The world: all processes of a job, as one of them."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sheave import DeadlineExceeded
@@ -9,6 +9,7 @@ from sheave import DeadlineExceeded
 from sheave.compat.machin.parallel.distributed import current, rendezvous
 from sheave.compat.machin.parallel.distributed.agreement import Agreement
 from sheave.compat.machin.parallel.distributed.collective_group import CollectiveGroup
+from sheave.compat.machin.parallel.distributed.rpc_group import RpcGroup
 from sheave.compat.runtime_errors import invalid, raising
 
 #: Backends of torch.distributed. All mean the same here.
@@ -53,10 +54,9 @@ class World:
         self.dist_timeout = dist_timeout
         self.rpc_timeout = rpc_timeout
         self.started = True
-        #: RPC groups by name.
-        self.groups: dict[str, Any] = {}
-        #: What is to be called when this process has left, last one first.
-        self._at_stop: list[Callable[[], None]] = []
+        #: Groups for remote procedure calls, by name.
+        self.groups: dict[str, RpcGroup] = {}
+        self._has_rpc = init_rpc
         self._agreement = Agreement(self.mesh) if init_dist else None
         self._collective_groups: weakref.WeakValueDictionary[tuple[int, ...], CollectiveGroup]
         self._collective_groups = weakref.WeakValueDictionary()
@@ -98,6 +98,28 @@ class World:
         group = self._collective_groups.get(tuple(sorted(ranks)))
         return None if group is None or group.destroyed else group
 
+    def create_rpc_group(self, group_name: str, members: Sequence[str]) -> RpcGroup:
+        """The group of this name with the processes of these names, for remote procedure calls.
+
+        Its members call this, and nobody else; it waits for all of them, for `rpc_timeout` seconds.
+        """
+        if not self.started or not self._has_rpc:
+            what = "has stopped" if not self.started else "was made with init_rpc=False"
+            raise RuntimeError(f"create_rpc_group: the world {what}")
+        if self.name not in members:
+            raise RuntimeError(f"Creator Process [{self.name}] not in Group [{group_name}]")
+        if group_name in self.groups:
+            raise RuntimeError(f"Group {group_name} already exists!")
+        with raising():
+            made = self.mesh.rpc_group(group_name, sorted(members), timeout=self.rpc_timeout or None)
+        group = RpcGroup(made, self.rpc_timeout)
+        self.groups[group_name] = group
+        return group
+
+    def get_rpc_group(self, group_name: str) -> RpcGroup | None:
+        """The group of this name that this process is in."""
+        return self.groups.get(group_name)
+
     def stop(self, timeout: float | None = None) -> None:
         """Waits until all processes have called this, and leaves. Another world may be made then.
 
@@ -119,12 +141,9 @@ class World:
 
     def _leave(self) -> None:
         self.started = False
-        try:
-            for callback in reversed(self._at_stop):
-                callback()
-        finally:
-            self.mesh.close()
-            current.free()
+        self.groups.clear()
+        self.mesh.close()
+        current.free()
 
     def __reduce__(self) -> Any:
         raise RuntimeError("World is not picklable, create it per process!")
