@@ -58,6 +58,8 @@ struct Table {
 struct Open {
     /// Of the token, so that a comparison tells nothing about it.
     digest: [u8; 32],
+    /// For a process that this one starts itself.
+    is_own: bool,
     arrival: (Completer<AttachedGuest>, Work<AttachedGuest>),
 }
 
@@ -65,6 +67,8 @@ struct Entry {
     peer: Peer,
     link: LinkId,
     standing: Standing,
+    /// A guest that this process has started itself.
+    is_own: bool,
     farewell: Option<Farewell>,
     /// Its link has ended, and what that means.
     over: Option<Error>,
@@ -75,6 +79,7 @@ struct Entry {
 struct Gone {
     peer: Peer,
     standing: Standing,
+    is_own: bool,
     is_left: bool,
     error: Error,
 }
@@ -130,6 +135,7 @@ impl Attached {
         is_taken: impl Fn(&str) -> bool,
         draw: impl FnOnce(String) -> Result<(T, [u8; 32])>,
         arrival: (Completer<AttachedGuest>, Work<AttachedGuest>),
+        is_own: bool,
     ) -> Result<T> {
         self.is_used.store(true, SeqCst);
         let mut table = self.table.write();
@@ -153,7 +159,7 @@ impl Attached {
             }
         };
         let (drawn, digest) = draw(name.clone())?;
-        table.open.insert(name, Open { digest, arrival });
+        table.open.insert(name, Open { digest, is_own, arrival });
         Ok(drawn)
     }
 
@@ -189,7 +195,8 @@ impl Attached {
             Some(true) => {}
         }
         let open = table.open.remove(&peer.name).ok_or_else(|| uninvited(&peer.name))?;
-        let entry = Entry { peer, link, standing: Standing::Guest, farewell: None, over: None, end };
+        let (standing, is_own) = (Standing::Guest, open.is_own);
+        let entry = Entry { peer, link, standing, is_own, farewell: None, over: None, end };
         table.peers.insert(node, entry);
         Ok(open.arrival.0)
     }
@@ -197,7 +204,8 @@ impl Attached {
     /// Notes the host of this node.
     pub(super) fn attach_host(&self, peer: Peer, link: LinkId, role: Role, end: (Completer<()>, Work<()>)) {
         let node = peer.node.unwrap_or_default();
-        let entry = Entry { peer, link, standing: Standing::Host(role), farewell: None, over: None, end };
+        let (standing, is_own) = (Standing::Host(role), false);
+        let entry = Entry { peer, link, standing, is_own, farewell: None, over: None, end };
         self.table.write().peers.insert(node, entry);
         self.is_used.store(true, SeqCst);
     }
@@ -296,6 +304,25 @@ impl Attached {
         .is_some()
     }
 
+    /// Whether this guest is, or was, a process that this one has started itself.
+    pub(super) fn is_own(&self, node: NodeId) -> bool {
+        self.look(|table| match table.peers.get(&node) {
+            Some(entry) => Some(entry.is_own),
+            None => table.gone(node).map(|gone| gone.is_own),
+        })
+        .unwrap_or(false)
+    }
+
+    /// Whether this node is, or was, the host of this one.
+    pub(super) fn is_host(&self, node: NodeId) -> bool {
+        let is_host = |standing| matches!(standing, Standing::Host(_));
+        self.look(|table| match table.peers.get(&node) {
+            Some(entry) => Some(is_host(entry.standing)),
+            None => table.gone(node).map(|gone| is_host(gone.standing)),
+        })
+        .unwrap_or(false)
+    }
+
     /// How the host of this node has ended, if it has: who it was, whether it left, and the error.
     pub(crate) fn end_of_host(&self) -> Option<(NodeId, bool, Error)> {
         self.look(|table| {
@@ -331,9 +358,9 @@ impl Attached {
     /// An attached node that is over leaves the table.
     pub(crate) fn departs(&self, node: NodeId, error: &Error) -> Option<Departed> {
         let mut table = self.table.write();
-        let Entry { peer, standing, farewell, end: (end, _), .. } = table.peers.remove(&node)?;
+        let Entry { peer, standing, is_own, farewell, end: (end, _), .. } = table.peers.remove(&node)?;
         let is_left = farewell == Some(Farewell::Left);
-        let gone = Gone { peer: peer.clone(), standing, is_left, error: error.clone() };
+        let gone = Gone { peer: peer.clone(), standing, is_own, is_left, error: error.clone() };
         let outcome = gone.outcome();
         table.gone.push_back(gone);
         let is_full = table.gone.len() > limits::GUESTS_MAX;

@@ -197,6 +197,12 @@ impl Guest {
         self.alone.hold(value)
     }
 
+    /// Whether this node may take a program from that one: from its host and itself. See [`Mesh::trusts`].
+    #[must_use]
+    pub fn trusts(&self, node: NodeId) -> bool {
+        self.alone.trusts(node)
+    }
+
     /// Begins a task. See [`Mesh::spawn`].
     ///
     /// # Errors

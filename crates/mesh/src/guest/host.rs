@@ -9,7 +9,7 @@ use crate::driver::Shared;
 use crate::endpoints::CALLS;
 use crate::mesh::Mesh;
 use sheave_base::work::Completer;
-use sheave_base::{Error, ErrorKind, LinkId, NodeId, Peer, Result, Tag, Work, limits};
+use sheave_base::{Error, ErrorKind, LinkId, NodeId, Peer, Result, Secret, Tag, Work, limits};
 use sheave_net::{Address, Envelope, Outgoing, Parts};
 use sheave_wire::Value;
 use std::sync::atomic::Ordering::SeqCst;
@@ -73,7 +73,51 @@ impl Mesh {
     /// # Ok::<(), sheave_base::Error>(())
     /// ```
     pub fn invite(&self, label: &str) -> Result<Invitation> {
-        self.shared.invite(label).map_err(|error| error.operation("invite"))
+        self.shared.invite(label, false).map_err(|error| error.operation("invite"))
+    }
+
+    /// As [`Mesh::invite`], for a process that this one starts itself and trusts as it does itself: it alone is given
+    /// the invitation. [`Mesh::trusts`] says so of the guest.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mesh::invite`].
+    pub fn invite_own(&self, label: &str) -> Result<Invitation> {
+        self.shared.invite(label, true).map_err(|error| error.operation("invite"))
+    }
+
+    /// Whether this node may take a program from that one, as a pickle is: from members of its mesh, from its host, and
+    /// from those of its guests that this process has started itself ([`Mesh::invite_own`]), while they are there and
+    /// as long as they are remembered.
+    #[must_use]
+    pub fn trusts(&self, node: NodeId) -> bool {
+        let (shared, attached) = (&self.shared, &self.shared.attached);
+        if attached.has(node) { attached.is_own(node) || attached.is_host(node) } else { shared.member(node).is_some() }
+    }
+
+    /// Lets a guest go, without a wait: behind all that this node has sent to it, it hears that its host has left it,
+    /// and [`Guest::until_gone`](crate::Guest::until_gone) returns there. Here it counts as one that has left; calls
+    /// that wait for their answers, or for room in its window, end with `PeerLost`. Nothing happens if it is gone
+    /// already.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if there is no such guest, and was none that is remembered.
+    pub fn dismiss(&self, node: NodeId) -> Result<()> {
+        let shared = &self.shared;
+        let Some(link) = shared.attached.link_of(node) else { return self.guest_end(node).map(drop) };
+        // An end that this node wants is one in order.
+        shared.attached.says_farewell(node, link, Farewell::Left);
+        shared.say_farewell_to(link, None);
+        // The link may have ended meanwhile, which is as good.
+        let _ = shared.node.close_because(link, &Error::new(ErrorKind::Closed, "the guest was dismissed"));
+        Ok(())
+    }
+
+    /// Returns the job's secret, which a process needs besides its invitation.
+    #[must_use]
+    pub fn secret(&self) -> Option<Secret> {
+        self.shared.node_config().secret.as_ref().map(|resolved| resolved.secret.clone())
     }
 
     /// Withdraws the invitation for this name. False if it is not open: its guest has come, or it was withdrawn.
@@ -141,7 +185,7 @@ impl Shared {
         self.serve_named(DOOR, Door(Arc::downgrade(self)))
     }
 
-    fn invite(&self, label: &str) -> Result<Invitation> {
+    fn invite(&self, label: &str, is_own: bool) -> Result<Invitation> {
         if let Some(error) = self.failure() {
             return Err(error.clone());
         }
@@ -168,7 +212,7 @@ impl Shared {
             let digest = digest_of(invitation.token.expose());
             Ok((invitation, digest))
         };
-        self.attached.invite(named, is_member, draw, self.node.pair("guest_arrival", None))
+        self.attached.invite(named, is_member, draw, self.node.pair("guest_arrival", None), is_own)
     }
 
     /// A stranger shows an invitation. Returns this node's rank.
@@ -272,13 +316,15 @@ impl Shared {
 
     /// Tells those who are attached that this node ends: it leaves, or it fails for this reason.
     pub(crate) fn say_farewell(&self, failure: Option<&str>) {
-        for link in self.attached.links() {
-            let aux = if failure.is_some() { ENDS_BY_FAILING } else { ENDS_BY_LEAVING };
-            let envelope = Envelope { aux, ..Envelope::of(CALLS, Tag(0), ENDS) };
-            let reason = failure.unwrap_or_default().as_bytes().to_vec();
-            // On a link that has ended there is nobody to tell.
-            let _ = self.node.isend(link, Outgoing::control(envelope, reason));
-        }
+        self.attached.links().into_iter().for_each(|link| self.say_farewell_to(link, failure));
+    }
+
+    fn say_farewell_to(&self, link: LinkId, failure: Option<&str>) {
+        let aux = if failure.is_some() { ENDS_BY_FAILING } else { ENDS_BY_LEAVING };
+        let envelope = Envelope { aux, ..Envelope::of(CALLS, Tag(0), ENDS) };
+        let reason = failure.unwrap_or_default().as_bytes().to_vec();
+        // On a link that has ended there is nobody to tell.
+        let _ = self.node.isend(link, Outgoing::control(envelope, reason));
     }
 }
 

@@ -232,7 +232,7 @@ fn what_is_known_of_guests_that_are_gone_is_bounded() {
     let mut forgotten = 0;
     for number in 1..=1000_u32 {
         let draw = |name: String| Ok((name, digest_of(b"token")));
-        let name = attached.invite(|number| format!("g-{number}"), |_| false, draw, pair("arrival"));
+        let name = attached.invite(|number| format!("g-{number}"), |_| false, draw, pair("arrival"), false);
         let peer = Peer::named(name.expect("there is room")).node(NodeId(number.into()));
         let arrival = attached.admit((peer, LinkId(number)), b"token", pair("end")).expect("it is invited");
         drop(arrival);
