@@ -65,7 +65,13 @@ fn be_guest() {
     let config = GuestConfig::from_env().expect("it makes sense").expect("it is invited");
     assert!(std::env::var_os("SHEAVE_RANK").is_none(), "the place of another process");
     let guest = Guest::attach(config).expect("it is invited");
+    match std::env::var(PART).as_deref() {
+        Ok("unready") => fail(),
+        Ok("slow") => std::thread::sleep(PATIENCE),
+        _ => {}
+    }
     guest.serve("worker", Worker(guest.downgrade())).expect("the name is free");
+    guest.ready().and_then(|said| said.wait()).expect("the host is there");
     let gone = guest.until_gone();
     let _ = guest.leave();
     let has_left = gone.as_ref().is_err_and(|error| error.kind() == ErrorKind::Closed);
@@ -86,7 +92,7 @@ fn be_host() {
 
 fn builder(count: usize, part: &'static str) -> GuestFleetBuilder {
     // A place that guests must not take for theirs.
-    GuestFleet::builder(count, move |_| playing(part).env("SHEAVE_RANK", "7")).label("worker")
+    GuestFleet::builder(count, move |_| playing(part).env("SHEAVE_RANK", "7")).label("worker").awaiting_ready()
 }
 
 /// As [`builder`], with what happens.
@@ -106,16 +112,11 @@ fn end(events: &Receiver<FleetEvent>) -> (usize, Option<NodeId>, Error) {
     }
 }
 
-/// Calls a guest until it serves, and returns its process id.
+/// Calls a guest, and returns its process id.
 fn pid_of(mesh: &Mesh, guest: &AttachedGuest) -> u32 {
-    let mut pid = None;
-    until("it serves", || {
-        let called = mesh.call(guest.node, "worker", "pid", Value::None);
-        pid = called.and_then(|work| work.wait_timeout(PATIENCE)).ok().map(|answer| answer.value);
-        pid.is_some()
-    });
-    match pid {
-        Some(Value::Int(pid)) => u32::try_from(pid).expect("it is one"),
+    let called = mesh.call(guest.node, "worker", "pid", Value::None).expect("it is sent");
+    match called.wait_timeout(PATIENCE).expect("it serves").value {
+        Value::Int(pid) => u32::try_from(pid).expect("it is one"),
         other => panic!("{other:?}"),
     }
 }
@@ -225,6 +226,11 @@ fn a_program_that_fails_at_once_is_an_error_at_once() {
     assert_eq!(kind, ErrorKind::InvalidArgument, "{error}");
     let (kind, error) = refused(builder(limits::GUESTS_MAX + 1, "guest").start(&mesh));
     assert_eq!(kind, ErrorKind::LimitExceeded, "{error}");
+    let (_, error) = refused(builder(2, "unready").start(&mesh));
+    assert_eq!(status(&error), Some(3), "{error}");
+    let (kind, error) = refused(builder(1, "slow").attach_timeout(Duration::from_millis(500)).start(&mesh));
+    assert_eq!(kind, ErrorKind::DeadlineExceeded, "{error}");
+    until("it is gone", || mesh.guests().is_empty());
     let (kind, error) = refused(builder(1, "deaf").attach_timeout(Duration::from_millis(300)).start(&mesh));
     assert_eq!(kind, ErrorKind::DeadlineExceeded, "{error}");
     let mut asked = 0;

@@ -604,6 +604,7 @@ fn trusted_are_members_the_host_and_guests_of_its_own() {
     assert!(mesh.trusts(mesh.me().node) && mesh.trusts(own_node) && !mesh.trusts(known.node));
     assert!(own.trusts(mesh.me().node) && guest.trusts(mesh.me().node) && !own.trusts(known.node));
     assert!(!mesh.trusts(NodeId(1)));
+    assert_eq!(refused(mesh.promise(own_node)).0, ErrorKind::Unsupported);
     let end = mesh.guest_end(own_node).expect("it is there");
     own.leave().expect("nothing is in its way");
     wait(&end).expect("it has left");

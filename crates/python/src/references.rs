@@ -10,6 +10,7 @@ use crate::calls::{self, Arguments, Callee};
 use crate::errors::OrRaise;
 use crate::guarded::Guarded;
 use crate::handlers;
+use crate::link::PyPeer;
 use crate::mesh::PyMember;
 use crate::released::{self, Owner};
 use crate::value::{Opener, Packed};
@@ -17,7 +18,7 @@ use crate::work::{PyWork, now_ns};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use sheave_base::{Error, ErrorKind, Result, clock};
-use sheave_mesh::{Mesh, Promises, Ref, Request, Service, ServiceName, WeakMesh};
+use sheave_mesh::{Callers, Mesh, Promises, Ref, Request, Service, ServiceName, WeakMesh};
 use sheave_wire::Value;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -112,6 +113,7 @@ struct Objects {
 
 impl Service for Objects {
     fn handle(&self, request: Request) {
+        let Some(request) = calls::admitted(request, &self.opener) else { return };
         let Some(held) = request.refs.iter().find(|held| !is_to_fill(&request, held)).cloned() else {
             let what = "a request about an object that names none";
             return request.reply.error(Error::new(ErrorKind::Protocol, what));
@@ -121,7 +123,7 @@ impl Service for Objects {
             Some(Err(error)) => return request.reply.error(error),
             None => return,
         };
-        calls::handle(request, &self.opener, self.lane(), |py, method, args, tensors| {
+        calls::handle(request, &self.opener, self.lane(), |py, opener, method, args, tensors| {
             let object = object.object(py);
             if method == GET {
                 return Ok(object);
@@ -130,8 +132,12 @@ impl Service for Objects {
             let name = object.get_type().name().map_or_else(|_| "object".to_owned(), |name| name.to_string());
             let function = calls::function(&object, &format!("the {name}"), &method)?;
             let called = if method.is_empty() { name } else { format!("{name}.{method}") };
-            calls::apply(&self.opener, &function, &called, args, tensors)
+            calls::apply(opener, &function, &called, args, tensors)
         });
+    }
+
+    fn callers(&self, _: &str) -> Callers {
+        Callers::MembersAndGuests
     }
 }
 
@@ -223,12 +229,16 @@ impl PyRef {
 
 #[pymethods]
 impl PyRef {
-    /// The member that has the object.
+    /// The member that has the object; a Peer if that is a guest of this node, or this node is a guest.
     #[getter]
-    fn owner(&self, py: Python<'_>) -> PyResult<PyMember> {
+    fn owner(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let (mesh, owner) = (self.mesh(py)?, self.held.owner());
-        let member = mesh.member(owner).map(PyMember::from);
-        member.ok_or_else(|| Error::new(ErrorKind::NotFound, "the owner is no member of the mesh")).or_raise(py)
+        if let Some(member) = mesh.member(owner) {
+            return Ok(Py::new(py, PyMember::from(member))?.into_any());
+        }
+        let peer = mesh.peer_of(owner);
+        let peer = peer.ok_or_else(|| Error::new(ErrorKind::NotFound, "the owner is no member of the mesh"));
+        Ok(Py::new(py, PyPeer::from(peer.or_raise(py)?))?.into_any())
     }
 
     /// True if the object lives in this process.
@@ -253,7 +263,7 @@ impl PyRef {
             PyWork::explained(object, begun_ns, convert, self.opener.explanation())
         } else {
             let args = Packed { value: self.held.value(), refs: vec![self.reference(py)?], ..Packed::default() };
-            calls::ask(py, self.opener.clone(), self.callee(GET), args, limit)?
+            calls::ask(py, &self.opener, self.callee(GET), args, limit)?
         };
         work.given(py, async_op)
     }
@@ -278,7 +288,7 @@ impl PyRef {
         let (method, mut packed) = self.packed(method, (&args, kwargs))?;
         let args = std::mem::take(&mut packed.value);
         packed.value = Value::Tuple(vec![self.held.value(), method, args]);
-        let work = calls::ask(py, self.opener.clone(), self.callee(CALL), packed, limit)?;
+        let work = calls::ask(py, &self.opener, self.callee(CALL), packed, limit)?;
         work.given(py, async_op)
     }
 
@@ -320,7 +330,8 @@ impl PyRef {
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {
-        let owner = self.owner(py).map_or_else(|_| "a mesh that was left".to_owned(), |owner| owner.name);
+        let owner = self.mesh(py).ok().and_then(|mesh| mesh.peer_of(self.held.owner()));
+        let owner = owner.map_or_else(|| "a mesh that was left".to_owned(), |owner| owner.name);
         format!("<sheave.Ref to an object of {owner}>")
     }
 }

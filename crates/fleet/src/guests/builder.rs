@@ -45,6 +45,7 @@ impl GuestFleetBuilder {
             command,
             label: "guest".to_owned(),
             attach_timeout: limits::JOIN_TIMEOUT,
+            awaits_ready: false,
             restarts: Restarts::default(),
             watch: None,
         };
@@ -61,6 +62,13 @@ impl GuestFleetBuilder {
     /// it is killed, and counts as one that has ended.
     pub fn attach_timeout(mut self, timeout: Duration) -> Self {
         self.settings.attach_timeout = timeout;
+        self
+    }
+
+    /// Takes a process for attached when it has said that it is ready ([`Guest::ready`](sheave_mesh::Guest::ready)),
+    /// for which the time is that of the attach.
+    pub fn awaiting_ready(mut self) -> Self {
+        self.settings.awaits_ready = true;
         self
     }
 

@@ -147,17 +147,18 @@ impl Keeper {
         started.await
     }
 
-    /// Waits until the process has become a guest.
+    /// Waits until the process has become a guest, and is ready if that is awaited.
     async fn attach(&self, started: &Started, timeout: Duration) -> Result<AttachedGuest> {
-        let Started { name, child, arrival, .. } = started;
+        let Started { name, child, .. } = started;
         let until = self.runtime.after(timeout);
-        let news = self.runtime.until(until, first(arrival.clone(), child.ended())).await?;
+        let news = self.runtime.until(until, first(self.arrive(started), child.ended())).await?;
         let error = match news {
             Some(First::One(Ok(guest))) => return Ok(guest),
             Some(First::Other(exit)) => self.died("it ended before it was attached", name, child, exit?).await,
-            Some(First::One(Err(error))) => error,
+            // A link ends before its process does, which says more.
+            Some(First::One(Err(error))) => self.over("it ended before it was ready", started, Err(error)).await,
             None => {
-                let what = format!("it has not attached itself within {timeout:?}, and was killed");
+                let what = format!("it was not attached and ready within {timeout:?}, and was killed");
                 let hint = "does its program attach itself as a guest? its output may say what it waits for";
                 let error = Error::new(ErrorKind::DeadlineExceeded, what).peer(peer_of(name, child)).hint(hint);
                 self.end(child).await;
@@ -170,19 +171,32 @@ impl Keeper {
         Err(error)
     }
 
+    async fn arrive(&self, started: &Started) -> Result<AttachedGuest> {
+        let guest = started.arrival.clone().await?;
+        let Some(fleet) = self.fleet().filter(|fleet| fleet.settings.awaits_ready) else { return Ok(guest) };
+        let Some(mesh) = fleet.mesh.upgrade() else { return Ok(guest) };
+        let ready = mesh.guest_ready(guest.node)?;
+        drop((fleet, mesh));
+        ready.await.map(|()| guest)
+    }
+
     /// Waits until the process has ended, or is no guest any more.
     async fn serve(&self, started: &Started, guest: &AttachedGuest) -> Error {
         let Started { name, child, .. } = started;
-        let closed = || Error::new(ErrorKind::Closed, "the fleet has ended");
         let Some(end) = self.fleet().and_then(|fleet| fleet.mesh.upgrade()?.guest_end(guest.node).ok()) else {
-            return closed();
+            return Error::new(ErrorKind::Closed, "the fleet has ended");
         };
         let what = "it ended, and nobody had asked it to";
-        let left = match first(child.ended(), end).await {
-            First::One(Ok(exit)) => return self.died(what, name, child, exit).await,
-            First::One(Err(error)) => return error,
-            First::Other(left) => left,
-        };
+        match first(child.ended(), end).await {
+            First::One(Ok(exit)) => self.died(what, name, child, exit).await,
+            First::One(Err(error)) => error,
+            First::Other(left) => self.over(what, started, left).await,
+        }
+    }
+
+    /// Waits until the process of a guest that is gone has ended too, and kills it if it does not.
+    async fn over(&self, what: &str, started: &Started, left: Result<()>) -> Error {
+        let Started { name, child, .. } = started;
         let exit = self.runtime.until(self.runtime.after(FAREWELL), child.ended()).await;
         let (what, exit) = match exit {
             Ok(Some(Ok(exit))) => (what, Some(exit)),
@@ -190,7 +204,7 @@ impl Keeper {
                 ("it ran on when it was no guest any more, and was killed", self.end(child).await)
             }
             // Nobody is killed who has to go because the host does.
-            _ => return closed(),
+            _ => return Error::new(ErrorKind::Closed, "the fleet has ended"),
         };
         let error = match exit {
             Some(exit) => self.died(what, name, child, exit).await,

@@ -43,7 +43,7 @@ pub enum FleetEvent {
         /// The name of the one that it replaces.
         replaces: Option<String>,
     },
-    /// A process has become a guest.
+    /// A process has become a guest, and is ready if that is awaited.
     Attached {
         /// Its slot.
         slot: usize,
@@ -76,6 +76,7 @@ struct Settings {
     command: Box<dyn Fn(usize) -> Command + Send + Sync>,
     label: String,
     attach_timeout: Duration,
+    awaits_ready: bool,
     restarts: Restarts,
     watch: Option<Watch>,
 }

@@ -74,6 +74,8 @@ struct Entry {
     over: Option<Error>,
     /// Ends when it has left or died.
     end: (Completer<()>, Work<()>),
+    /// Ends when it has said that it is ready, which it may do once.
+    ready: (Option<Completer<()>>, Work<()>),
 }
 
 struct Gone {
@@ -90,6 +92,8 @@ pub(crate) struct Departed {
     pub(crate) standing: Standing,
     /// Ends with how it ended.
     end: Completer<()>,
+    /// Ends with an error, if it has never said that it was ready.
+    ready: Option<Completer<()>>,
     outcome: Result<()>,
     /// Of whom nothing is known any more, because too many have gone since.
     pub(crate) forgotten: Option<NodeId>,
@@ -97,7 +101,10 @@ pub(crate) struct Departed {
 
 impl Departed {
     /// Tells those who wait for it.
-    pub(crate) fn tell(self) {
+    pub(crate) fn tell(self, error: &Error) {
+        if let Some(ready) = self.ready {
+            ready.complete(Err(error.clone()));
+        }
         self.end.complete(self.outcome);
     }
 }
@@ -174,6 +181,7 @@ impl Attached {
         (peer, link): (Peer, LinkId),
         token: &[u8],
         end: (Completer<()>, Work<()>),
+        (readying, ready): (Completer<()>, Work<()>),
     ) -> Result<Completer<AttachedGuest>> {
         let node = peer.node.unwrap_or_default();
         let mut table = self.table.write();
@@ -196,7 +204,8 @@ impl Attached {
         }
         let open = table.open.remove(&peer.name).ok_or_else(|| uninvited(&peer.name))?;
         let (standing, is_own) = (Standing::Guest, open.is_own);
-        let entry = Entry { peer, link, standing, is_own, farewell: None, over: None, end };
+        let ready = (Some(readying), ready);
+        let entry = Entry { peer, link, standing, is_own, farewell: None, over: None, end, ready };
         table.peers.insert(node, entry);
         Ok(open.arrival.0)
     }
@@ -205,7 +214,8 @@ impl Attached {
     pub(super) fn attach_host(&self, peer: Peer, link: LinkId, role: Role, end: (Completer<()>, Work<()>)) {
         let node = peer.node.unwrap_or_default();
         let (standing, is_own) = (Standing::Host(role), false);
-        let entry = Entry { peer, link, standing, is_own, farewell: None, over: None, end };
+        let ready = (None, Work::ready("guest_ready", Ok(())));
+        let entry = Entry { peer, link, standing, is_own, farewell: None, over: None, end, ready };
         self.table.write().peers.insert(node, entry);
         self.is_used.store(true, SeqCst);
     }
@@ -247,6 +257,20 @@ impl Attached {
             None => table.gone(node).map(|gone| Work::ready("guest_end", gone.outcome())),
         });
         found.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("node {node} is not attached to this one")))
+    }
+
+    /// A work that ends when this guest has said that it is ready.
+    pub(super) fn ready_of(&self, node: NodeId) -> Result<Work<()>> {
+        let found = self.look(|table| match table.peers.get(&node) {
+            Some(entry) => Some(entry.ready.1.clone()),
+            None => table.gone(node).map(|gone| Work::ready("guest_ready", Err(gone.error.clone()))),
+        });
+        found.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("node {node} is not attached to this one")))
+    }
+
+    /// A guest says that it is ready. Returns who waits for that, the first time.
+    pub(super) fn says_ready(&self, node: NodeId) -> Option<Completer<()>> {
+        self.table.write().peers.get_mut(&node).and_then(|entry| entry.ready.0.take())
     }
 
     /// Whether the engine must not hear of this node.
@@ -358,14 +382,15 @@ impl Attached {
     /// An attached node that is over leaves the table.
     pub(crate) fn departs(&self, node: NodeId, error: &Error) -> Option<Departed> {
         let mut table = self.table.write();
-        let Entry { peer, standing, is_own, farewell, end: (end, _), .. } = table.peers.remove(&node)?;
+        let Entry { peer, standing, is_own, farewell, end: (end, _), ready: (ready, _), .. } =
+            table.peers.remove(&node)?;
         let is_left = farewell == Some(Farewell::Left);
         let gone = Gone { peer: peer.clone(), standing, is_own, is_left, error: error.clone() };
         let outcome = gone.outcome();
         table.gone.push_back(gone);
         let is_full = table.gone.len() > limits::GUESTS_MAX;
         let forgotten = if is_full { table.gone.pop_front().and_then(|gone| gone.peer.node) } else { None };
-        Some(Departed { peer, standing, end, outcome, forgotten })
+        Some(Departed { peer, standing, end, ready, outcome, forgotten })
     }
 
     /// Nobody comes any more.

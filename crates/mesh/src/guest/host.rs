@@ -2,11 +2,12 @@
 
 use super::attached::{Departed, Farewell, Standing, digest_of};
 use super::invitation::Invitation;
-use super::{ATTACH, DOOR};
+use super::{ATTACH, DOOR, READY};
 use crate::awaited::Sort;
 use crate::call::{Callers, Lane, Request, Service};
 use crate::driver::Shared;
 use crate::endpoints::CALLS;
+use crate::engine::Member;
 use crate::mesh::Mesh;
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Peer, Result, Secret, Tag, Work, limits};
@@ -137,6 +138,13 @@ impl Mesh {
         self.shared.attached.guests()
     }
 
+    /// Returns a member, a guest or the host of this node as errors name it, those that are gone and remembered too.
+    #[must_use]
+    pub fn peer_of(&self, node: NodeId) -> Option<Peer> {
+        let attached = self.shared.attached.peer(node);
+        attached.or_else(|| self.shared.member(node).map(Member::peer))
+    }
+
     /// A work that ends when the guest of this name is attached; at once if it is. It ends with an error when its
     /// invitation is withdrawn or this node is no member any more.
     ///
@@ -145,6 +153,16 @@ impl Mesh {
     /// `NotFound` if there is neither such an invitation nor such a guest.
     pub fn guest_arrival(&self, name: &str) -> Result<Work<AttachedGuest>> {
         self.shared.attached.arrival(name).map_err(|error| error.operation("guest_arrival"))
+    }
+
+    /// A work that ends when this guest has said that it is ready ([`Guest::ready`](crate::Guest::ready)): at once if
+    /// it has, and with the error that says how it was lost if it is gone.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if there is no such guest, and was none that is remembered.
+    pub fn guest_ready(&self, node: NodeId) -> Result<Work<()>> {
+        self.shared.attached.ready_of(node).map_err(|error| error.operation("guest_ready"))
     }
 
     /// A work that ends when this guest has left in order, or with the error that says how it was lost. Services have
@@ -164,6 +182,7 @@ struct Door(Weak<Shared>);
 impl Service for Door {
     fn handle(&self, request: Request) {
         let admitted = match self.0.upgrade() {
+            Some(shared) if request.method == READY => shared.hear_ready(request.from),
             Some(shared) => shared.take_in(&request),
             None => Err(Error::new(ErrorKind::Closed, "this node has ended")),
         };
@@ -215,6 +234,22 @@ impl Shared {
         self.attached.invite(named, is_member, draw, self.node.pair("guest_arrival", None), is_own)
     }
 
+    /// A guest says that it is ready. Returns this node's rank.
+    fn hear_ready(&self, from: NodeId) -> Result<i64> {
+        if self.attached.link_of(from).is_none() {
+            let what = "only a guest that is attached can be ready";
+            return Err(Error::new(ErrorKind::NotPermitted, what).operation("ready"));
+        }
+        if let Some(ready) = self.attached.says_ready(from) {
+            ready.complete(Ok(()));
+        }
+        Ok(self.rank())
+    }
+
+    fn rank(&self) -> i64 {
+        self.member(self.me).map_or(0, |me| me.rank.0).into()
+    }
+
     /// A stranger shows an invitation. Returns this node's rank.
     fn take_in(self: &Arc<Self>, request: &Request) -> Result<i64> {
         let refused = |kind, what: String| Err(Error::new(kind, what).operation("attach"));
@@ -250,13 +285,15 @@ impl Shared {
         // What it is there for says nobody but its host.
         let peer = Peer { role: None, rank: None, node: Some(from), ..stranger };
         let guest = AttachedGuest::of(&peer);
-        let arrival = self.attached.admit((peer, link), token, self.end_pair(from));
+        let arrival = {
+            let ready = self.node.pair("guest_ready", None);
+            self.attached.admit((peer, link), token, self.end_pair(from), ready)
+        };
         let arrival = arrival.map_err(|error| error.operation("attach"))?;
         self.check_link_of(from, link);
         self.calls.guest_attached(&guest);
         arrival.complete(Ok(guest));
-        let rank = self.member(self.me).map_or(0, |me| me.rank.0);
-        Ok(rank.into())
+        Ok(self.rank())
     }
 
     /// Ends with the end of an attached node.
@@ -290,7 +327,7 @@ impl Shared {
         }
         forgotten.iter().for_each(|node| self.references.forget(*node));
         self.tell_departures();
-        departed.tell();
+        departed.tell(error);
     }
 
     /// Whether a reference to an object of `owner` may go from one node to another: over a link between a host and its
@@ -298,6 +335,17 @@ impl Shared {
     pub(crate) fn may_pass(&self, from: NodeId, to: NodeId, owner: NodeId) -> bool {
         let is_between = owner == from || owner == to;
         is_between || ![from, to, owner].into_iter().any(|node| node != self.me && self.attached.has(node))
+    }
+
+    /// Refuses promises between a host and its guest: the name of one tells the rank of the member that has drawn it,
+    /// and a guest has none.
+    pub(crate) fn check_promising(&self, owner: NodeId) -> Result<()> {
+        if !self.attached.has(owner) {
+            return Ok(());
+        }
+        let what = format!("{} is no member of this node's mesh, and promises go between members", self.name_of(owner));
+        let hint = "call something there that returns a reference to an exported object";
+        Err(Error::new(ErrorKind::Unsupported, what).operation("promise").hint(hint))
     }
 
     /// Refuses references that cannot be counted where they are to go.
