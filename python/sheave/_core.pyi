@@ -20,12 +20,12 @@ from _typeshed import ReadableBuffer
 
 __all__ = ["AlreadyExists", "BufferInUse", "Cancelled", "Closed", "DeadlineExceeded", "Deadlock", "Death"]
 __all__ += ["DeclaredDead", "ExchangeRegistration", "ExchangeRequest", "ExchangeServer", "ExchangeWorker", "Forked"]
-__all__ += ["Group", "Guest", "GuestFleet", "Internal", "Interrupted", "InvalidArgument", "Io", "LimitExceeded", "Link"]
-__all__ += ["Member", "Mesh", "Mismatch", "Node", "NotFound", "NotPermitted", "Peer", "PeerLost", "Protocol", "Ref"]
-__all__ += ["Remote", "SheaveError", "Store", "Tensor", "Unauthenticated", "Unsupported", "Work", "WorkerDied"]
-__all__ += ["__version__", "all_gather", "all_gather_v", "all_reduce", "all_to_all", "all_to_all_v", "barrier"]
-__all__ += ["broadcast", "default_mesh", "empty", "gather", "get_nanosecond", "init", "irecv", "isend", "main", "recv"]
-__all__ += ["reduce", "reduce_scatter", "scatter", "send", "serve"]
+__all__ += ["Group", "Guest", "GuestFleet", "Internal", "Interrupted", "InvalidArgument", "Io", "JobPlan"]
+__all__ += ["LimitExceeded", "Link", "Member", "Mesh", "Mismatch", "Node", "NotFound", "NotPermitted", "Peer"]
+__all__ += ["PeerLost", "Protocol", "Ref", "Remote", "SheaveError", "Store", "Tensor", "Unauthenticated", "Unsupported"]
+__all__ += ["Work", "WorkerDied", "__version__", "all_gather", "all_gather_v", "all_reduce", "all_to_all"]
+__all__ += ["all_to_all_v", "barrier", "broadcast", "default_mesh", "empty", "gather", "get_nanosecond", "init"]
+__all__ += ["irecv", "isend", "main", "recv", "reduce", "reduce_scatter", "scatter", "send", "serve"]
 
 __version__: str
 
@@ -761,6 +761,14 @@ class GuestFleet:
     def guest(self, slot: int, timeout: float | None) -> Peer: ...
     def events(self) -> list[tuple[str, int, str | None, int | None, Any]]: ...
     def close(self, grace: float) -> None: ...
+
+@final
+class JobPlan:
+    """Where the processes of a job belong: what `sheave.spawn` starts them by."""
+
+    def __new__(cls, workers: int, servers: int) -> Self: ...
+    def members(self) -> list[tuple[Peer, dict[str, str]]]: ...
+    def losses(self) -> set[tuple[str, str]]: ...
 
 @final
 class Ref:

@@ -29,7 +29,11 @@ def main(service: str) -> None:
             fn, args, kwargs = call
             fn(*args, **kwargs)
         guest.ready()
-        guest.until_gone()
+        try:
+            guest.until_gone()
+        except sheave.PeerLost:
+            # The host is there to say why.
+            sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -171,9 +171,21 @@ impl JobPlan {
             command = command.background();
         }
         if self.is_for_ps_lite {
-            command = PS_LITE.into_iter().fold(command, Command::env_remove).envs(self.ps_lite(member));
+            command = PS_LITE.into_iter().fold(command, Command::env_remove);
         }
-        OWN.into_iter().fold(command, Command::env_remove).envs(self.own(local_rank, member))
+        OWN.into_iter().fold(command, Command::env_remove).envs(self.variables(local_rank))
+    }
+
+    /// The variables that tell a process its place, for those who start it in their own way and keep the plan. A
+    /// process must have no others of [`variables_of_jobs`].
+    #[must_use]
+    pub fn variables(&self, local_rank: usize) -> Vec<(&'static str, String)> {
+        let Some(member) = self.members.get(local_rank) else { return Vec::new() };
+        let mut variables = self.own(local_rank, member);
+        if self.is_for_ps_lite {
+            variables.extend(self.ps_lite(member));
+        }
+        variables
     }
 
     /// What the processes of the job say of whom they have lost.

@@ -171,6 +171,7 @@ fn a_guest_that_is_killed_is_an_error_and_is_replaced() {
     let about = error.about().expect("it names the process");
     assert_eq!((&*about.name, about.pid), (&*victim.name, Some(victim.pid)));
     assert!(error.after().is_some() && error.operation_name() == Some("fleet"), "{error}");
+    assert!(error.to_string().contains("(signal 9)") && error.causes().count() == 0, "{error}");
     let heir = fleet.guest(0).expect("a slot").wait_timeout(PATIENCE).expect("another one comes");
     assert!(heir.node != victim.node && heir.name != victim.name && mesh.trusts(heir.node));
     assert_eq!(pid_of(&mesh, &heir), heir.pid);
@@ -268,6 +269,7 @@ fn a_slot_whose_processes_fail_again_and_again_is_given_up() {
     std::fs::remove_file(&mark).expect("it is there");
     assert_eq!((started, ended), (4, vec![Some(-SIGKILL), Some(3), Some(3), Some(3)]));
     assert!(given_up.to_string().contains("more than 3 times"), "{given_up}");
+    assert_eq!(status(&given_up), Some(3));
     let cause = given_up.causes().last().expect("what happened last");
     assert!(status(cause) == Some(3) && cause.to_string().contains("no such model"), "{cause}");
     let (_, error) = refused(fleet.guest(0).expect("a slot").wait_timeout(PATIENCE));

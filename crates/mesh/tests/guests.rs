@@ -579,7 +579,14 @@ fn a_guest_that_is_dismissed_has_all_that_it_was_sent_and_goes_in_order() {
             mesh.cast(known.node, "it", "count", Value::None).expect("there is room");
         }
         let end = mesh.guest_end(known.node).expect("it is there");
+        guest.serve("keeper", Desk::of(Callers::MembersAndGuests, Lane::Inline)).expect("the name is free");
+        let kept = mesh.call(known.node, "keeper", "keep", Value::None).expect("it is sent");
         mesh.dismiss(known.node).expect("it is there");
+        let (kind, error) = refused(wait(&kept));
+        assert!(
+            kind == ErrorKind::PeerLost && error.contains(&known.name) && error.contains("let the guest go"),
+            "{error}"
+        );
         guest.until_gone().expect("the host has left it in order");
         wait(&end).expect("it counts as one that has left");
         until("all was heard", || heard.load(SeqCst) == 11);

@@ -1,4 +1,5 @@
-//! What `sheave.Fleet` stands on: processes that are guests of a mesh of Python.
+//! What `sheave.Fleet` and `sheave.spawn` stand on: processes that are guests of a mesh of Python, and the places of
+//! those that are members of a job.
 //!
 //! Events come on threads of the node, which do not enter the interpreter: they wait in a list of bounded length until
 //! they are asked for.
@@ -11,10 +12,10 @@ use crate::link::PyPeer;
 use crate::mesh::PyMesh;
 use pyo3::prelude::*;
 use sheave_base::{Error, ErrorKind, Peer, Result};
-use sheave_fleet::{FleetEvent, GuestFleet, Restarts};
+use sheave_fleet::{FleetEvent, GuestFleet, JobPlan, Restarts};
 use sheave_mesh::{AttachedGuest, Mesh};
 use sheave_process::{Colour, Command, Output};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::OsString;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -164,5 +165,28 @@ impl PyGuestFleet {
         let fleet = fleet.check("fleet").cloned().or_raise(py)?;
         let grace = crate::enter::span(Some(grace))?.unwrap_or(Duration::MAX);
         enter(py, None, |_, interrupt| fleet.close_interruptible(grace, interrupt).map(drop))
+    }
+}
+
+/// Where the processes of a job belong: what `sheave.spawn` starts them by. The job's secret is lost with it.
+#[pyclass(name = "JobPlan", module = "sheave._core", frozen)]
+pub(crate) struct PyJobPlan(JobPlan);
+
+#[pymethods]
+impl PyJobPlan {
+    #[new]
+    fn new(py: Python<'_>, workers: u32, servers: u32) -> PyResult<Self> {
+        JobPlan::new(workers, servers).map(Self).or_raise(py)
+    }
+
+    /// The processes in the order in which they are started: who each is, and the variables that tell it its place.
+    fn members(&self) -> Vec<(PyPeer, BTreeMap<&'static str, String>)> {
+        let members = self.0.members().iter().enumerate();
+        members.map(|(at, member)| (member.peer().into(), self.0.variables(at).into_iter().collect())).collect()
+    }
+
+    /// Who has lost whom so far, by their names.
+    fn losses(&self) -> BTreeSet<(String, String)> {
+        self.0.losses().known().into_iter().map(|loss| (loss.by, loss.of)).collect()
     }
 }

@@ -43,6 +43,7 @@ use pyo3::prelude::*;
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<fleet::PyGuestFleet>()?;
+    module.add_class::<fleet::PyJobPlan>()?;
     module.add_class::<group::PyGroup>()?;
     module.add_class::<guest::PyGuest>()?;
     module.add_class::<link::PyLink>()?;

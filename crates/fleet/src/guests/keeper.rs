@@ -197,19 +197,17 @@ impl Keeper {
     /// Waits until the process of a guest that is gone has ended too, and kills it if it does not.
     async fn over(&self, what: &str, started: &Started, left: Result<()>) -> Error {
         let Started { name, child, .. } = started;
-        let exit = self.runtime.until(self.runtime.after(FAREWELL), child.ended()).await;
-        let (what, exit) = match exit {
-            Ok(Some(Ok(exit))) => (what, Some(exit)),
-            Ok(None) if self.fleet().is_some() => {
-                ("it ran on when it was no guest any more, and was killed", self.end(child).await)
-            }
+        match self.runtime.until(self.runtime.after(FAREWELL), child.ended()).await {
+            Ok(Some(Ok(exit))) => return self.died(what, name, child, exit).await,
+            Ok(None) if self.fleet().is_some() => {}
             // Nobody is killed who has to go because the host does.
             _ => return Error::new(ErrorKind::Closed, "the fleet has ended"),
-        };
-        let error = match exit {
-            Some(exit) => self.died(what, name, child, exit).await,
+        }
+        let error = match self.end(child).await {
+            Some(exit) => self.died("it ran on when it was no guest any more, and was killed", name, child, exit).await,
             None => Error::new(ErrorKind::WorkerDied, "it could not be killed").peer(peer_of(name, child)),
         };
+        // Its status tells nothing about why.
         match left {
             Err(loss) if loss.kind() == ErrorKind::PeerLost => error.cause(loss),
             _ => error,
@@ -284,5 +282,10 @@ fn given_up(fleet: &Shared, slot: usize, error: Error) -> Error {
     };
     let kind = error.kind();
     let about = error.about().cloned().unwrap_or_default();
-    Error::new(kind, what).peer(about).operation("fleet").cause(error).hint("what its program says last tells why")
+    let given_up = Error::new(kind, what).peer(about).operation("fleet").hint("what its program says last tells why");
+    let given_up = match error.process_end() {
+        Some(end) => given_up.ended(end.clone()),
+        None => given_up,
+    };
+    given_up.cause(error)
 }

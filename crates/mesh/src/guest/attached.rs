@@ -31,6 +31,8 @@ pub(crate) enum Standing {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Farewell {
     Left,
+    /// This node has said it for the guest.
+    Dismissed,
     Failed(String),
 }
 
@@ -384,7 +386,7 @@ impl Attached {
         let mut table = self.table.write();
         let Entry { peer, standing, is_own, farewell, end: (end, _), ready: (ready, _), .. } =
             table.peers.remove(&node)?;
-        let is_left = farewell == Some(Farewell::Left);
+        let is_left = matches!(farewell, Some(Farewell::Left | Farewell::Dismissed));
         let gone = Gone { peer: peer.clone(), standing, is_own, is_left, error: error.clone() };
         let outcome = gone.outcome();
         table.gone.push_back(gone);
@@ -422,6 +424,7 @@ impl Entry {
         let error = match (&self.over, &self.farewell) {
             (Some(error), _) => return error.clone(),
             (None, Some(Farewell::Left)) => lost(format!("{who} has left")),
+            (None, Some(Farewell::Dismissed)) => lost("this node has let the guest go".to_owned()),
             (None, Some(Farewell::Failed(text))) => lost(format!("{FAILED}{text}")),
             (None, None) if was_closed_in_order(reason) => lost(format!("{who} closed its link without a word")),
             (None, None) => reason.clone(),

@@ -108,10 +108,12 @@ impl Mesh {
         let shared = &self.shared;
         let Some(link) = shared.attached.link_of(node) else { return self.guest_end(node).map(drop) };
         // An end that this node wants is one in order.
-        shared.attached.says_farewell(node, link, Farewell::Left);
+        shared.attached.says_farewell(node, link, Farewell::Dismissed);
         shared.say_farewell_to(link, None);
+        let reason = Error::new(ErrorKind::Closed, "this node has let the guest go");
+        let reason = shared.attached.peer(node).map_or(reason.clone(), |peer| reason.peer(peer));
         // The link may have ended meanwhile, which is as good.
-        let _ = shared.node.close_because(link, &Error::new(ErrorKind::Closed, "the guest was dismissed"));
+        let _ = shared.node.close_because(link, &reason);
         Ok(())
     }
 
