@@ -136,6 +136,7 @@ impl Shared {
 /// use sheave_process::Command;
 /// # use sheave_mesh::{Config, Expected, Mesh, Role};
 /// # use sheave_base::config::Endpoint;
+/// # use sheave_wire::Value;
 /// use std::time::Duration;
 ///
 /// # fn main() -> sheave_base::Result<()> {
@@ -143,7 +144,7 @@ impl Shared {
 /// let mesh = Mesh::join(Config::new(Role::Rank, Some(0), Expected::ranks(1), root))?;
 /// let fleet = GuestFleet::builder(4, |_| Command::new("./worker")).label("worker").start(&mesh)?;
 /// for guest in fleet.guests() {
-///     mesh.call(guest.node, "worker", "work", "a task")?.wait()?;
+///     mesh.call(guest.node, "worker", "work", Value::from("a task"))?.wait()?;
 /// }
 /// fleet.close(Duration::from_secs(5));
 /// # Ok(())
