@@ -20,6 +20,13 @@ Members call what others serve: functions and objects, by name. Results come bac
 ...     mesh.call(0, "double", (21,)), mesh.remote(0, "double", ([1],)).get()
 (42, [1, 1])
 
+A `Fleet` is processes that are guests of this one: it calls them as members are called, and those that die are
+replaced.
+
+>>> with sheave.Fleet(2) as fleet:
+...     [fleet.call(guest, pow, (2, 10)) for guest in fleet.guests]
+[1024, 1024]
+
 `spawn` runs a function as the processes of a job, for notebooks and tests; `sheave launch` does so with programs.
 
 >>> sheave.spawn(sum, 2, ([1, 2, 3],))
@@ -52,6 +59,7 @@ from sheave._core import (
     DeclaredDead,
     Forked,
     Group,
+    Guest,
     Internal,
     Interrupted,
     InvalidArgument,
@@ -96,6 +104,7 @@ from sheave._core import (
     scatter,
     send,
 )
+from sheave.fleet import Fleet
 from sheave.kvstore import KVStore, run_server
 from sheave.lanes import lane
 from sheave.spawning import spawn
@@ -112,8 +121,10 @@ __all__ = [
     "Deadlock",
     "Death",
     "DeclaredDead",
+    "Fleet",
     "Forked",
     "Group",
+    "Guest",
     "Internal",
     "Interrupted",
     "InvalidArgument",

@@ -18,68 +18,14 @@ from typing import (
 import numpy as np
 from _typeshed import ReadableBuffer
 
-__all__ = [
-    "AlreadyExists",
-    "BufferInUse",
-    "Cancelled",
-    "Closed",
-    "DeadlineExceeded",
-    "Deadlock",
-    "Death",
-    "DeclaredDead",
-    "ExchangeRegistration",
-    "ExchangeRequest",
-    "ExchangeServer",
-    "ExchangeWorker",
-    "Forked",
-    "Group",
-    "Internal",
-    "Interrupted",
-    "InvalidArgument",
-    "Io",
-    "LimitExceeded",
-    "Link",
-    "Member",
-    "Mesh",
-    "Mismatch",
-    "Node",
-    "NotFound",
-    "NotPermitted",
-    "Peer",
-    "PeerLost",
-    "Protocol",
-    "Ref",
-    "Remote",
-    "SheaveError",
-    "Store",
-    "Tensor",
-    "Unauthenticated",
-    "Unsupported",
-    "Work",
-    "WorkerDied",
-    "__version__",
-    "all_gather",
-    "all_gather_v",
-    "all_reduce",
-    "all_to_all",
-    "all_to_all_v",
-    "barrier",
-    "broadcast",
-    "default_mesh",
-    "empty",
-    "gather",
-    "get_nanosecond",
-    "init",
-    "irecv",
-    "isend",
-    "main",
-    "recv",
-    "reduce",
-    "reduce_scatter",
-    "scatter",
-    "send",
-    "serve",
-]
+__all__ = ["AlreadyExists", "BufferInUse", "Cancelled", "Closed", "DeadlineExceeded", "Deadlock", "Death"]
+__all__ += ["DeclaredDead", "ExchangeRegistration", "ExchangeRequest", "ExchangeServer", "ExchangeWorker", "Forked"]
+__all__ += ["Group", "Guest", "GuestFleet", "Internal", "Interrupted", "InvalidArgument", "Io", "JobPlan"]
+__all__ += ["LimitExceeded", "Link", "Member", "Mesh", "Mismatch", "Node", "NotFound", "NotPermitted", "Peer"]
+__all__ += ["PeerLost", "Protocol", "Ref", "Remote", "SheaveError", "Store", "Tensor", "Unauthenticated", "Unsupported"]
+__all__ += ["Work", "WorkerDied", "__version__", "all_gather", "all_gather_v", "all_reduce", "all_to_all"]
+__all__ += ["all_to_all_v", "barrier", "broadcast", "default_mesh", "empty", "gather", "get_nanosecond", "init"]
+__all__ += ["irecv", "isend", "main", "recv", "reduce", "reduce_scatter", "scatter", "send", "serve"]
 
 __version__: str
 
@@ -101,7 +47,7 @@ _B = TypeVar("_B")
 _T_co = TypeVar("_T_co", covariant=True)
 _Args: TypeAlias = tuple[Any, ...] | list[Any] | None
 _Kwargs: TypeAlias = dict[str, Any] | None
-_To: TypeAlias = int | str | Member
+_To: TypeAlias = int | str | Member | Peer
 
 @final
 class Peer:
@@ -445,6 +391,8 @@ class Mesh:
         self, name: str, members: Iterable[_To] | None = None, *, timeout: float | None = None
     ) -> RpcGroup: ...
     def empty(self, shape: SupportsIndex | Iterable[SupportsIndex], dtype: Any = None) -> Tensor: ...
+    def guests(self) -> list[Peer]: ...
+    def invite(self, label: str = "guest") -> str: ...
     def deaths(self) -> list[Death]: ...
     def until_gone(self, role: _Role | None = None) -> None: ...
     def finish(self, timeout: float | None = None) -> None: ...
@@ -692,11 +640,65 @@ class SheaveError(Exception):
     last_lines: str | None
 
 @final
+class Guest:
+    """This process as a guest of a member of a mesh, its host."""
+
+    def __new__(cls, *, timeout: float | None = None) -> Self: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def host(self) -> Peer: ...
+    @property
+    def is_attached(self) -> bool: ...
+    def call(
+        self, what: str, args: _Args = None, kwargs: _Kwargs = None, *, timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any: ...
+    def serve(self, name: str, service: Any, *, lane: Literal["concurrent", "serial"] | None = None) -> None: ...
+    def serve_no_more(self, name: str) -> None: ...
+    def export(self, object: Any) -> Ref: ...
+    def ready(self) -> None: ...
+    def until_gone(self) -> None: ...
+    def leave(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, _traceback: TracebackType | None, /
+    ) -> None: ...
+
+@final
+class GuestFleet:
+    """Processes that are guests of a mesh: what `sheave.Fleet` stands on."""
+
+    def __new__(
+        cls,
+        mesh: Mesh,
+        count: int,
+        command: Sequence[str],
+        env: Sequence[tuple[str, str]],
+        label: str,
+        timeout: float | None,
+        restarts: tuple[int, float],
+        output: str,
+    ) -> Self: ...
+    def guests(self) -> list[Peer]: ...
+    def guest(self, slot: int, timeout: float | None) -> Peer: ...
+    def events(self) -> list[tuple[str, int, str | None, int | None, Any]]: ...
+    def close(self, grace: float) -> None: ...
+
+@final
+class JobPlan:
+    """Where the processes of a job belong: what `sheave.spawn` starts them by."""
+
+    def __new__(cls, workers: int, servers: int) -> Self: ...
+    def members(self) -> list[tuple[Peer, dict[str, str]]]: ...
+    def losses(self) -> set[tuple[str, str]]: ...
+
+@final
 class Ref:
     """A counted reference to an object that lives on one node of the mesh."""
 
     @property
-    def owner(self) -> Member: ...
+    def owner(self) -> Member | Peer: ...
     @property
     def is_owner(self) -> bool: ...
     @property

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sheave._core import (
     DeadlineExceeded,
     InvalidArgument,
+    JobPlan,
     Peer,
     PeerLost,
     Remote,
     WorkerDied,
-    _free_port,
     _variables_of_jobs,
 )
 
@@ -230,51 +230,13 @@ def _unpickled(pickled: bytes | None) -> BaseException | None:
     return cause if isinstance(cause, BaseException) else None
 
 
-class _Handed:
-    """What the processes find below `/proc`, in descriptors of this one: the secret, which no variable should hold, and
-    a pipe in which each notes whom it has lost, before it fails for it."""
-
-    def __init__(self) -> None:
-        import fcntl
-        import secrets
-
-        self.reader, self.writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        with suppress(OSError):
-            fcntl.fcntl(self.writer, fcntl.F_SETPIPE_SZ, 1 << 20)
-        self.notes = b""
-        self.secret = os.memfd_create("sheave-secret")
-        os.fchmod(self.secret, 0o400)
-        value = secrets.token_hex(32)
-        os.write(self.secret, value.encode())
-        self.variables = {"SHEAVE_PROCESS_LOSSES": self.path(self.writer)}
-        if os.access(self.path(self.secret), os.R_OK):
-            self.variables["SHEAVE_SECRET_FILE"] = self.path(self.secret)
-        else:
-            self.variables["SHEAVE_SECRET"] = value
-
-    def path(self, descriptor: int) -> str:
-        return f"/proc/{os.getpid()}/fd/{descriptor}"
-
-    def losses(self) -> set[tuple[str, str]]:
-        """Who has lost whom, by their names."""
-        with suppress(BlockingIOError):
-            while piece := os.read(self.reader, 1 << 16):
-                self.notes += piece
-        lines = [line.split("\t") for line in self.notes.decode(errors="replace").splitlines()]
-        return {(line[1], line[2]) for line in lines if len(line) == 3}
-
-    def close(self) -> None:
-        for descriptor in (self.reader, self.writer, self.secret):
-            os.close(descriptor)
-
-
 class _Job:
     def __init__(self, call: _Call, workers: int, serve: _Call, servers: int):
-        self.call, self.workers, self.serve, self.servers = call, workers, serve, servers
+        self.call, self.serve = call, serve
         self.processes: list[_Process] = []
         self.failures: list[tuple[_Process, BaseException]] = []
         self.fails_at: float | None = None
-        self.handed = _Handed()
+        self.plan = JobPlan(workers, servers)
 
     def run(self, timeout: float | None) -> list[Any]:
         import time
@@ -305,37 +267,25 @@ class _Job:
     def start(self) -> None:
         import multiprocessing
 
-        port = _free_port()
-        shared = {"SHEAVE_ROOT": f"127.0.0.1:{port}", **self.handed.variables}
         context = multiprocessing.get_context("spawn")
-        for local_rank, (name, call, variables) in enumerate(self.members(port)):
-            count = self.workers + self.servers + bool(self.servers)
-            local = {"SHEAVE_LOCAL_RANK": str(local_rank), "SHEAVE_LOCAL_RANKS": str(count), "SHEAVE_NAME": name}
+        for peer, place in self.plan.members():
+            call = self.call_of(peer)
             ours, theirs = context.Pipe(duplex=False)
-            place = {**shared, **local, **variables}
-            process = context.Process(target=_run, args=(theirs, place, call), name=name)
-            rank = variables.get("SHEAVE_RANK")
-            peer = Peer(name, None if rank is None else int(rank), role=variables["SHEAVE_ROLE"])
+            process = context.Process(target=_run, args=(theirs, place, call), name=peer.name)
             self.processes.append(_Process(peer, call is self.call, process, ours))
             with _STARTS, _main_that_can_be_imported():
                 process.start()
             theirs.close()
 
-    def members(self, port: int) -> Iterator[tuple[str, _Call, dict[str, str]]]:
-        """Name, call and place of each process, first those that the others look for."""
-        if not self.servers:
-            for rank in range(self.workers):
-                place = {"SHEAVE_ROLE": "rank", "SHEAVE_RANK": str(rank), "SHEAVE_WORLD_SIZE": str(self.workers)}
-                yield f"rank-{rank}", self.call, place
-            return
-        counts = {"SHEAVE_WORKERS": str(self.workers), "SHEAVE_SERVERS": str(self.servers)}
-        counts |= {"DMLC_NUM_WORKER": str(self.workers), "DMLC_NUM_SERVER": str(self.servers)}
-        counts |= {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(port), "DMLC_NODE_HOST": "127.0.0.1"}
-        yield "scheduler", _Call(_schedule, (), {}), {**counts, "SHEAVE_ROLE": "scheduler", "DMLC_ROLE": "scheduler"}
-        for role, number, call in (("server", self.servers, self.serve), ("worker", self.workers, self.call)):
-            for rank in range(number):
-                place = {"SHEAVE_ROLE": role, "SHEAVE_RANK": str(rank), "DMLC_ROLE": role}
-                yield f"{role}-{rank}", call, {**counts, **place}
+    def call_of(self, peer: Peer) -> _Call:
+        """Return what a process of this role does."""
+        match peer.role:
+            case "scheduler":
+                return _Call(_schedule, (), {})
+            case "server":
+                return self.serve
+            case _:
+                return self.call
 
     def wait(
         self, until: float | None, picks: Callable[[_Process], bool], must_end: bool = False, may_go_on: bool = False
@@ -379,7 +329,7 @@ class _Job:
                 self.failures.append((process, failure))
         if not self.failures:
             return
-        losses = self.handed.losses()
+        losses = self.plan.losses()
         suspects = {process.name for process in self.processes if not process.is_heard}
         suspects |= {process.name for process, _ in self.failures}
         for process, cause in self.failures:
@@ -396,7 +346,6 @@ class _Job:
                 process.process.join()
                 process.process.close()
             process.connection.close()
-        self.handed.close()
 
 
 def _run(connection: Connection, place: dict[str, str], call: _Call) -> None:

@@ -73,7 +73,7 @@ pub enum Transport {
 /// Whose pickles a process opens. A pickle is a program that runs where it is opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Pickles {
-    /// Those of members of its mesh, where the program asks for it: they know the job's secret.
+    /// Those of members of its mesh, of its host, and of guests that it has started itself.
     #[default]
     Members,
     /// None, whatever the program asks for.
@@ -194,8 +194,8 @@ settings! {
         /// unless set, the rules that `sheave tune` shows.
         collective_table: Option<PathBuf> as Optional<Output> = None, "SHEAVE_COLLECTIVE_TABLE", "collective";
 
-        /// Whose pickled functions a server of a Python program opens, where the program lets it: those of `members` of
-        /// the job, or `never` any.
+        /// Whose pickles a Python program opens: those of `members` of the job, of its host, and of guests that a Fleet
+        /// of its own has started; or `never` any.
         pickles: Pickles as Whose = Pickles::Members, "SHEAVE_PICKLE", "python";
     }
 }

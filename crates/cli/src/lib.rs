@@ -16,7 +16,7 @@ mod own;
 mod tune;
 
 use clap::{Parser, Subcommand};
-pub use launch::variables_of_jobs;
+pub use sheave_fleet::variables_of_jobs;
 use std::ffi::OsString;
 use std::io::Write;
 

@@ -613,9 +613,10 @@ impl Mesh {
     ///
     /// # Errors
     ///
-    /// `NotFound` if `owner` is no member, `PeerLost` if it is gone, `LimitExceeded` for more than
-    /// [`limits::REFERENCES_PROMISED_MAX`] promises of one owner that are not filled.
+    /// `NotFound` if `owner` is no member, `Unsupported` if it is a guest or the host of one, `PeerLost` if it is gone,
+    /// `LimitExceeded` for more than [`limits::REFERENCES_PROMISED_MAX`] promises of one owner that are not filled.
     pub fn promise(&self, owner: NodeId) -> Result<Ref> {
+        self.shared.check_promising(owner)?;
         self.shared.references.promise(owner)
     }
 

@@ -4,7 +4,7 @@ mod common;
 
 use common::{attach, guest_config, host, refused, secret, together, until, wait};
 use sheave_base::config::Transport;
-use sheave_base::{Epoch, Error, ErrorKind, Rank, limits};
+use sheave_base::{Epoch, Error, ErrorKind, NodeId, Rank, limits};
 use sheave_mesh::{
     Answer, AttachedGuest, Call, Callers, Expected, Guest, GuestConfig, Invitation, Lane, Mesh, Ref, Request, Service,
 };
@@ -559,5 +559,63 @@ fn a_guest_has_tasks_timers_and_weak_handles() {
     assert!(weak.upgrade().is_some_and(|guest| !guest.is_attached()));
     drop(guest);
     assert!(weak.upgrade().is_none());
+    mesh.leave().expect("it is alone");
+}
+
+#[test]
+fn a_guest_that_is_dismissed_has_all_that_it_was_sent_and_goes_in_order() {
+    for transport in TRANSPORTS {
+        let mesh = host(transport);
+        let (guest, known) = attach(&mesh, transport);
+        let heard = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&heard);
+        let count = move |request: Request| {
+            counted.fetch_add(1, SeqCst);
+            request.reply.value(1);
+        };
+        guest.serve("it", count).expect("the name is free");
+        wait(&mesh.call(known.node, "it", "count", Value::None).expect("it is sent")).expect("it serves");
+        for _ in 0..10 {
+            mesh.cast(known.node, "it", "count", Value::None).expect("there is room");
+        }
+        let end = mesh.guest_end(known.node).expect("it is there");
+        guest.serve("keeper", Desk::of(Callers::MembersAndGuests, Lane::Inline)).expect("the name is free");
+        let kept = mesh.call(known.node, "keeper", "keep", Value::None).expect("it is sent");
+        mesh.dismiss(known.node).expect("it is there");
+        let (kind, error) = refused(wait(&kept));
+        assert!(
+            kind == ErrorKind::PeerLost && error.contains(&known.name) && error.contains("let the guest go"),
+            "{error}"
+        );
+        guest.until_gone().expect("the host has left it in order");
+        wait(&end).expect("it counts as one that has left");
+        until("all was heard", || heard.load(SeqCst) == 11);
+        assert!(mesh.guests().is_empty() && !guest.is_attached());
+        let (kind, error) = refused(mesh.call(known.node, "it", "count", Value::None).and_then(|work| wait(&work)));
+        assert_eq!(kind, ErrorKind::PeerLost, "{error}");
+        mesh.dismiss(known.node).expect("it is remembered");
+        assert_eq!(refused(mesh.dismiss(mesh.me().node)).0, ErrorKind::NotFound);
+        guest.leave().expect("there is nobody to wait for");
+        mesh.leave().expect("it is alone");
+    }
+}
+
+#[test]
+fn trusted_are_members_the_host_and_guests_of_its_own() {
+    let mesh = host(Transport::Shm);
+    let (guest, known) = attach(&mesh, Transport::Shm);
+    let invitation = mesh.invite_own("guest").expect("there is room");
+    let own = Guest::attach(guest_config(&invitation, Transport::Shm)).expect("it is invited");
+    let arrival = mesh.guest_arrival(invitation.name()).expect("it is invited");
+    let own_node = wait(&arrival).expect("it has come").node;
+    assert!(mesh.trusts(mesh.me().node) && mesh.trusts(own_node) && !mesh.trusts(known.node));
+    assert!(own.trusts(mesh.me().node) && guest.trusts(mesh.me().node) && !own.trusts(known.node));
+    assert!(!mesh.trusts(NodeId(1)));
+    assert_eq!(refused(mesh.promise(own_node)).0, ErrorKind::Unsupported);
+    let end = mesh.guest_end(own_node).expect("it is there");
+    own.leave().expect("nothing is in its way");
+    wait(&end).expect("it has left");
+    assert!(mesh.trusts(own_node), "what it has sent before may be opened now");
+    guest.leave().expect("nothing is in its way");
     mesh.leave().expect("it is alone");
 }

@@ -5,7 +5,9 @@ use crate::job::Shared;
 use crate::log::{Keep, StreamLog};
 use crate::output::Which;
 use crate::protocol::Verb;
-use sheave_base::{Error, ErrorKind, Peer, Result};
+use parking_lot::Mutex;
+use sheave_base::work::{Completer, pair};
+use sheave_base::{Error, ErrorKind, Peer, Result, Work};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -17,6 +19,8 @@ pub(crate) struct Record {
     pub(crate) background: bool,
     pub(crate) pid: OnceLock<u32>,
     pub(crate) exit: OnceLock<Exit>,
+    ending: Mutex<Option<Completer<Exit>>>,
+    ended: Work<Exit>,
     output: StreamLog,
     error: StreamLog,
 }
@@ -24,7 +28,18 @@ pub(crate) struct Record {
 impl Record {
     pub(crate) fn new(id: u32, name: String, background: bool, keep: [Keep; 2]) -> Self {
         let [output, error] = keep.map(StreamLog::new);
-        Self { id, name, background, pid: OnceLock::new(), exit: OnceLock::new(), output, error }
+        let (ending, ended) = pair("the end of a child");
+        let (pid, exit, ending) = (OnceLock::new(), OnceLock::new(), Mutex::new(Some(ending)));
+        Self { id, name, background, pid, exit, ending, ended, output, error }
+    }
+
+    /// Tells all who wait for the end of this child, which is known. No lock may be held: callbacks run.
+    pub(crate) fn tell_end(&self) {
+        let Some(exit) = self.exit.get() else { return };
+        let ending = self.ending.lock().take();
+        if let Some(ending) = ending {
+            ending.complete(Ok(exit.clone()));
+        }
     }
 
     pub(crate) fn log(&self, which: Which) -> &StreamLog {
@@ -74,6 +89,33 @@ impl Child {
     pub fn wait(&self, deadline: Option<Instant>) -> Result<Option<Exit>> {
         self.shared.check_owner()?;
         self.shared.wait_until(deadline, |_| self.exit())
+    }
+
+    /// A work that ends with the child. Its callbacks run on the job's own thread: they must be short, and not end the
+    /// job.
+    ///
+    /// ```
+    /// use sheave_process::{Command, Job};
+    ///
+    /// # fn main() -> sheave_base::Result<()> {
+    /// let job = Job::start()?;
+    /// let child = job.spawn(Command::new("sh").args(["-c", "exit 3"]))?;
+    /// assert_eq!(child.ended().wait()?.status.exit_code(), 3);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn ended(&self) -> Work<Exit> {
+        self.record.ended.clone()
+    }
+
+    /// A work that ends when both output streams are at their ends and read, so that the kept lines are all there will
+    /// be. Processes that the child left behind may hold the streams open. For its callbacks the same holds as for
+    /// those of [`Child::ended`].
+    #[must_use]
+    pub fn output_ended(&self) -> Work<()> {
+        let error = self.record.log(Which::Error).closed();
+        self.record.log(Which::Output).closed().then(move |()| Ok(error))
     }
 
     /// Sends a signal to the child and its process group: what it started in the background hears it too, unless it

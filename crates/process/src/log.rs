@@ -1,7 +1,8 @@
 //! The lines of one output stream of one child, as far as they are kept, for whoever waits for them.
 
 use parking_lot::{Condvar, Mutex};
-use sheave_base::{Error, ErrorKind, Result, limits};
+use sheave_base::work::{Completer, pair};
+use sheave_base::{Error, ErrorKind, Result, Work, limits};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -39,11 +40,14 @@ pub(crate) struct StreamLog {
     keep: Keep,
     lines: Mutex<Lines>,
     changed: Condvar,
+    closing: Mutex<Option<Completer<()>>>,
+    closed: Work<()>,
 }
 
 impl StreamLog {
     pub(crate) fn new(keep: Keep) -> Self {
-        Self { keep, lines: Mutex::default(), changed: Condvar::new() }
+        let (closing, closed) = pair("the end of a child's output");
+        Self { keep, lines: Mutex::default(), changed: Condvar::new(), closing: Mutex::new(Some(closing)), closed }
     }
 
     pub(crate) fn push(&self, line: &[u8]) {
@@ -65,6 +69,15 @@ impl StreamLog {
     pub(crate) fn close(&self) {
         self.lines.lock().closed = true;
         self.changed.notify_all();
+        let closing = self.closing.lock().take();
+        if let Some(closing) = closing {
+            closing.complete(Ok(()));
+        }
+    }
+
+    /// A work that ends when no line can come any more.
+    pub(crate) fn closed(&self) -> Work<()> {
+        self.closed.clone()
     }
 
     /// Waits until no line can come any more; false if the deadline passed before.

@@ -81,8 +81,10 @@ fn refused(shared: &Shared, record: Record) {
 
 fn exited(shared: &Shared, record: Record) {
     let mut state = shared.state.lock();
+    let mut ended = None;
     if let Some(entry) = state.living.get(&record.id) {
         let child = Arc::clone(&entry.record);
+        ended = Some(Arc::clone(&child));
         let exit = state.exit_of(&child, Status::from_wait_status(record.value));
         let running = matches!(entry_phase(&state, record.id), Some(Phase::Running));
         let stillborn = matches!(entry_phase(&state, record.id), Some(Phase::Stillborn));
@@ -97,6 +99,9 @@ fn exited(shared: &Shared, record: Record) {
     }
     drop(state);
     shared.changed.notify_all();
+    if let Some(ended) = ended {
+        ended.tell_end();
+    }
 }
 
 fn entry_phase(state: &crate::job::State, id: u32) -> Option<&Phase> {
@@ -106,7 +111,8 @@ fn entry_phase(state: &crate::job::State, id: u32) -> Option<&Phase> {
 /// Whoever is still in the books ended with the guard.
 fn close_books(shared: &Shared, guard: GuardState) {
     let mut state = shared.state.lock();
-    for (_, entry) in std::mem::take(&mut state.living) {
+    let living = std::mem::take(&mut state.living);
+    for entry in living.values() {
         let exit = state.exit_of(&entry.record, Status::Lost);
         if entry.record.exit.set(exit.clone()).is_ok() && matches!(entry.phase, Phase::Running) {
             state.settle(&entry.record, exit);
@@ -115,4 +121,5 @@ fn close_books(shared: &Shared, guard: GuardState) {
     state.guard = guard;
     drop(state);
     shared.changed.notify_all();
+    living.values().for_each(|entry| entry.record.tell_end());
 }

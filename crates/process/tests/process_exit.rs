@@ -202,3 +202,25 @@ fn a_foreign_wait_does_not_see_the_guard() {
     let seen = unsafe { libc::waitpid(guard, std::ptr::null_mut(), libc::WNOHANG) };
     assert_eq!((seen, std::io::Error::last_os_error().raw_os_error()), (-1, Some(libc::ECHILD)));
 }
+
+#[test]
+fn the_end_of_a_child_is_a_work_for_those_who_do_not_wait() {
+    let job = Job::start().unwrap();
+    let child = job.spawn(shell("echo last >&2; exit 4").name("worker-0").inherit_input()).unwrap();
+    let (sender, heard) = std::sync::mpsc::channel();
+    child.ended().on_complete(move |exit| sender.send(exit.clone()).unwrap());
+    assert_eq!(child.ended().wait_timeout(Duration::from_secs(30)).unwrap().status, Status::Code(4));
+    assert_eq!(heard.recv_timeout(Duration::from_secs(30)).unwrap().unwrap(), child.exit().unwrap());
+    child.output_ended().wait_timeout(Duration::from_secs(30)).unwrap();
+    assert_eq!(child.last_stderr_lines(), ["last"]);
+    let server = job.spawn(Command::new("sleep").arg("60").name("server-0").background()).unwrap();
+    let (ended, quiet) = (server.ended(), server.output_ended());
+    assert!(!ended.is_done() && !quiet.is_done());
+    drop(job.end(Duration::ZERO));
+    assert_eq!(ended.wait_timeout(Duration::from_secs(30)).unwrap().status, Status::Signal(9));
+    quiet.wait_timeout(Duration::from_secs(30)).unwrap();
+    let lost = Job::start().unwrap();
+    let child = lost.spawn(Command::new("sleep").arg("60")).unwrap();
+    common::send_signal(lost.guard_pid(), 9);
+    assert_eq!(child.ended().wait_timeout(Duration::from_secs(30)).unwrap().status, Status::Lost);
+}

@@ -5,6 +5,7 @@
 //! ([`handlers`](crate::handlers)), and may wait there for whatever it likes, other calls included.
 
 use crate::errors::OrRaise;
+use crate::link::PyPeer;
 use crate::mesh::PyMember;
 use crate::references::{PyRef, REMOTE, filled};
 use crate::told::told_pickled;
@@ -16,7 +17,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyList, PyTuple, PyType};
 use sheave_base::config::{Pickles, Settings};
 use sheave_base::{Error, ErrorKind, NodeId, Result};
-use sheave_mesh::{Answer, Call, Lane, Member, Mesh, Promises, Ref, Reply, Request, Service, ServiceName};
+use sheave_mesh::{Answer, Call, Callers, Lane, Member, Mesh, Promises, Ref, Reply, Request, Service, ServiceName};
 use sheave_tensor::Tensor;
 use sheave_wire::Value;
 use std::collections::HashMap;
@@ -61,11 +62,18 @@ impl Lanes {
 impl Service for PyService {
     fn handle(&self, request: Request) {
         let lane = self.lanes.of(&request.method);
-        handle(request, &self.opener, lane, |py, method, args, tensors| self.answer(py, method, args, tensors));
+        let Some(request) = admitted(request, &self.opener) else { return };
+        handle(request, &self.opener, lane, |py, opener, method, args, tensors| {
+            self.answer(py, opener, method, args, tensors)
+        });
     }
 
     fn lane(&self) -> Lane {
         if self.lanes.others.is_empty() { self.lanes.whole } else { Lane::Serial }
+    }
+
+    fn callers(&self, _: &str) -> Callers {
+        Callers::MembersAndGuests
     }
 
     fn mailbox(&self, request: &Request) -> u64 {
@@ -77,18 +85,30 @@ impl Service for PyService {
     }
 }
 
+/// Takes the request of a member, the host, or a guest that this process has started; others are refused.
+pub(crate) fn admitted(request: Request, opener: &Opener) -> Option<Request> {
+    match opener.trusted(request.from) {
+        Ok(()) => Some(request),
+        Err(error) => {
+            request.reply.error(error);
+            None
+        }
+    }
+}
+
 /// Handles a request in Python: answers with what `act` returns, or fills with it what the call is to fill. What a
 /// coroutine returns is waited for; here, if the next request is not to begin before it has ended.
 pub(crate) fn handle(
     request: Request,
     opener: &Opener,
     lane: Lane,
-    act: impl for<'py> FnOnce(Python<'py>, &str, Value, &[Tensor]) -> Result<Bound<'py, PyAny>>,
+    act: impl for<'py> FnOnce(Python<'py>, &Opener, &str, Value, &[Tensor]) -> Result<Bound<'py, PyAny>>,
 ) {
-    let Request { method, args, tensors, refs, promises, reply, .. } = request;
+    let Request { from, method, args, tensors, refs, promises, reply, .. } = request;
+    let opener = opener.of(from);
     let mut running = Some(Running { refs, promises, reply, opener: opener.clone() });
     let handled = handlers::attached(|py| {
-        let result = act(py, &method, args, &tensors);
+        let result = act(py, &opener, &method, args, &tensors);
         py.detach(|| drop(tensors));
         let Some(running) = running.take() else { return };
         match result {
@@ -219,10 +239,17 @@ pub(crate) fn function<'py>(object: &Bound<'py, PyAny>, called: &str, method: &s
 }
 
 impl PyService {
-    fn answer<'py>(&self, py: Python<'py>, method: &str, args: Value, tensors: &[Tensor]) -> Result<Bound<'py, PyAny>> {
+    fn answer<'py>(
+        &self,
+        py: Python<'py>,
+        opener: &Opener,
+        method: &str,
+        args: Value,
+        tensors: &[Tensor],
+    ) -> Result<Bound<'py, PyAny>> {
         let function = function(self.object.bind(py), &format!("the service {:?}", self.name), method)?;
         let called = if method.is_empty() { self.name.clone() } else { format!("{}.{method}", self.name) };
-        apply(&self.opener, &function, &called, args, tensors)
+        apply(opener, &function, &called, args, tensors)
     }
 }
 
@@ -274,11 +301,12 @@ pub(crate) fn opens() -> Result<Opens> {
     })
 }
 
-/// The member that a rank in the mesh, a name or a `Member` means.
+/// The node that a rank in the mesh, the name of a member or a guest, a `Member` or a `Peer` means.
 pub(crate) fn callee(mesh: &Mesh, to: &Bound<'_, PyAny>) -> PyResult<NodeId> {
-    let (rank, name) = match to.cast::<PyMember>() {
-        Ok(member) => (None, Some(member.get().name.clone())),
-        Err(_) => (to.extract::<u32>().ok(), to.extract::<String>().ok()),
+    let (rank, name) = match (to.cast::<PyMember>(), to.cast::<PyPeer>()) {
+        (Ok(member), _) => (None, Some(member.get().name.clone())),
+        (_, Ok(peer)) => (None, Some(peer.get().name.clone())),
+        _ => (to.extract::<u32>().ok(), to.extract::<String>().ok()),
     };
     let is_meant = |member: &&Member| match (&name, rank) {
         (Some(name), _) => member.introduction.name == *name,
@@ -287,8 +315,11 @@ pub(crate) fn callee(mesh: &Mesh, to: &Bound<'_, PyAny>) -> PyResult<NodeId> {
     if let Some(member) = mesh.members().iter().find(is_meant) {
         return Ok(member.node);
     }
-    let what = format!("no member of the mesh is {}", to.repr()?);
-    let hint = "give a rank from 0 to the number of members, a member's name, or one of mesh.members";
+    if let Some(guest) = mesh.guests().into_iter().find(|guest| name.as_ref() == Some(&guest.name)) {
+        return Ok(guest.node);
+    }
+    let what = format!("no member of the mesh, and no guest of this node, is {}", to.repr()?);
+    let hint = "give a rank from 0 to the number of members, a name, one of mesh.members, or one of mesh.guests()";
     Err(Error::new(ErrorKind::InvalidArgument, what).operation("call").hint(hint)).or_raise(to.py())
 }
 
@@ -363,7 +394,7 @@ impl<'a> Callee<'a> {
 
 /// Calls what a member serves, and returns the result that is on its way.
 pub(crate) fn call(
-    opener: Opener,
+    opener: &Opener,
     to: NodeId,
     what: &str,
     args: Arguments<'_, '_>,
@@ -375,7 +406,7 @@ pub(crate) fn call(
 /// Calls a method whose answer is a value of Python.
 pub(crate) fn ask(
     py: Python<'_>,
-    opener: Opener,
+    opener: &Opener,
     to: Callee<'_>,
     args: Packed,
     deadline: Option<Duration>,
@@ -384,6 +415,7 @@ pub(crate) fn ask(
     let Packed { value, tensors, refs } = args;
     let call = Call { args: value, tensors, deadline, ..Call::default() };
     let mesh = opener.mesh().or_raise(py)?;
+    let opener = opener.of(to.node);
     let work = py.detach(|| mesh.call(to.node, to.service, to.method, call)).or_raise(py)?;
     drop(refs);
     let explain = opener.explanation();

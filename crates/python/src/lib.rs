@@ -16,9 +16,11 @@ mod enter;
 mod errors;
 mod exchange;
 mod export;
+mod fleet;
 mod functions;
 mod group;
 mod guarded;
+mod guest;
 mod handlers;
 mod import;
 mod life;
@@ -43,7 +45,10 @@ use pyo3::prelude::*;
 #[pymodule(gil_used = true)]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<fleet::PyGuestFleet>()?;
+    module.add_class::<fleet::PyJobPlan>()?;
     module.add_class::<group::PyGroup>()?;
+    module.add_class::<guest::PyGuest>()?;
     module.add_class::<link::PyLink>()?;
     module.add_class::<link::PyPeer>()?;
     module.add_class::<mesh::PyDeath>()?;

@@ -39,7 +39,7 @@ impl PyLink {
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct PyPeer {
     /// Its name, unique in the mesh.
-    name: String,
+    pub(crate) name: String,
     /// What it is there for: `worker`, `server`, `scheduler` or `rank`.
     role: Option<String>,
     /// Its rank in the mesh.

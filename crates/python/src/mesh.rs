@@ -66,7 +66,7 @@ impl Home {
 
     /// What opens values that come over this mesh.
     pub(crate) fn opener(&self, mesh: &Mesh) -> Opener {
-        Opener { mesh: mesh.downgrade(), opens: self.opens.clone() }
+        Opener::new(mesh.downgrade(), self.opens.clone())
     }
 
     /// The mesh's collective operations, made with the first group.
@@ -118,7 +118,7 @@ impl life::Living for Home {
 }
 
 /// Ends a mesh with its process.
-fn end_with_status(mesh: &Mesh, status: i32) {
+pub(crate) fn end_with_status(mesh: &Mesh, status: i32) {
     if status == 0 {
         // Nobody is left to be told.
         let _ = mesh.leave();
@@ -337,6 +337,16 @@ impl PyMesh {
     }
 }
 
+/// Why a node has failed whose block has ended with this exception; nothing if that ends the program with status 0.
+pub(crate) fn failure_of(kind: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> Option<String> {
+    if kind.is_none() || is_orderly_exit(value) {
+        return None;
+    }
+    let name = kind.getattr("__name__").and_then(|name| name.extract::<String>());
+    let text = value.str().map(|text| text.to_string_lossy().into_owned()).unwrap_or_default();
+    Some(format!("{}: {text}", name.unwrap_or_else(|_| "an exception".to_owned())))
+}
+
 /// Whether an exception ends the program with status 0.
 fn is_orderly_exit(exception: &Bound<'_, PyAny>) -> bool {
     let is_exit = exception.is_instance_of::<pyo3::exceptions::PySystemExit>();
@@ -532,8 +542,8 @@ impl PyMesh {
         Ok(())
     }
 
-    /// Call a function, or a method of an object ("name.method"), that a member serves: by its rank in the mesh, its
-    /// name, or a Member; this node itself is one.
+    /// Call a function, or a method of an object ("name.method"), that a member or a guest serves: by its rank in the
+    /// mesh, its name, a Member, or a Peer; this node itself is one.
     ///
     /// Arguments and result may be whatever pickles. Plain values keep their type, arrays are new ones at the other
     /// end, of the same kind; both are captured before the call returns. With async_op=True it returns a Work.
@@ -564,11 +574,12 @@ impl PyMesh {
         let to = calls::callee(&mesh, to)?;
         let args = calls::positional(py, args)?;
         let deadline = crate::enter::span(timeout)?;
-        calls::call(self.home.opener(&mesh), to, what, (&args, kwargs), deadline)?.given(py, async_op)
+        calls::call(&self.home.opener(&mesh), to, what, (&args, kwargs), deadline)?.given(py, async_op)
     }
 
     /// Call what a member serves, as `call` does, and keep the result there: returns a Ref to it at once, which may be
-    /// used and passed on before the result exists. Whoever uses it raises what the function has raised.
+    /// used and passed on before the result exists. Whoever uses it raises what the function has raised. Raises
+    /// Unsupported for a guest: what it serves may return an exported object, whose Ref is the result of `call`.
     ///
     /// >>> mesh.serve("numbers", lambda count: list(range(count)))
     /// >>> numbers = mesh.remote(0, "numbers", (3,))
@@ -633,6 +644,29 @@ impl PyMesh {
     ) -> PyResult<PyTensor> {
         let mesh = self.mesh().or_raise(py)?;
         PyTensor::empty(py, mesh.node().arena(), shape, dtype)
+    }
+
+    /// The guests of this node: processes that are attached to it, such as those of a Fleet, and are no members. They
+    /// are called as members are, by name or by their Peer.
+    ///
+    /// >>> mesh.guests()
+    /// []
+    fn guests(&self, py: Python<'_>) -> PyResult<Vec<PyPeer>> {
+        let mesh = self.mesh().or_raise(py)?;
+        Ok(mesh.guests().into_iter().filter_map(|guest| mesh.peer_of(guest.node)).map(PyPeer::from).collect())
+    }
+
+    /// Invite a process that somebody else starts, for one attach as a guest of this node; a Fleet does so itself. It
+    /// finds the text that is returned in its SHEAVE_INVITATION, and needs the job's secret besides.
+    ///
+    /// Such a guest is called, but calls nothing of Python here, and what it has pickled is not opened.
+    ///
+    /// >>> mesh.invite().endswith("rank-0.guest-1")
+    /// True
+    #[pyo3(signature = (label = "guest"))]
+    fn invite(&self, py: Python<'_>, label: &str) -> PyResult<String> {
+        let mesh = self.mesh().or_raise(py)?;
+        mesh.invite(label).map(|invitation| invitation.to_text()).or_raise(py)
     }
 
     /// Who has died or left, in the order in which it was agreed.
@@ -732,13 +766,8 @@ impl PyMesh {
         value: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) {
-        if kind.is_none() || is_orderly_exit(value) {
-            return self.close(py);
-        }
+        let Some(reason) = failure_of(kind, value) else { return self.close(py) };
         if let Some(mesh) = self.home.take() {
-            let name = kind.getattr("__name__").and_then(|name| name.extract::<String>());
-            let text = value.str().map(|text| text.to_string_lossy().into_owned()).unwrap_or_default();
-            let reason = format!("{}: {text}", name.unwrap_or_else(|_| "an exception".to_owned()));
             py.detach(|| mesh.fail(&reason));
         }
     }

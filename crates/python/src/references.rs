@@ -10,6 +10,7 @@ use crate::calls::{self, Arguments, Callee};
 use crate::errors::OrRaise;
 use crate::guarded::Guarded;
 use crate::handlers;
+use crate::link::PyPeer;
 use crate::mesh::PyMember;
 use crate::released::{self, Owner};
 use crate::value::{Opener, Packed};
@@ -17,7 +18,7 @@ use crate::work::{PyWork, now_ns};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use sheave_base::{Error, ErrorKind, Result, Work, clock};
-use sheave_mesh::{Answer, Call, Mesh, Promises, Ref, Request, Service, ServiceName, WeakMesh};
+use sheave_mesh::{Answer, Call, Callers, Mesh, Promises, Ref, Request, Service, ServiceName, WeakMesh};
 use sheave_wire::Value;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
@@ -119,6 +120,7 @@ struct Objects {
 
 impl Service for Objects {
     fn handle(&self, request: Request) {
+        let Some(request) = calls::admitted(request, &self.opener) else { return };
         let Some(held) = request.refs.iter().find(|held| !is_to_fill(&request, held)).cloned() else {
             let what = "a request about an object that names none";
             return request.reply.error(Error::new(ErrorKind::Protocol, what));
@@ -131,7 +133,7 @@ impl Service for Objects {
             Some(Err(error)) => return request.reply.error(error),
             None => return,
         };
-        calls::handle(request, &self.opener, self.lane(), |py, method, args, tensors| {
+        calls::handle(request, &self.opener, self.lane(), |py, opener, method, args, tensors| {
             let object = object.object(py);
             if method == GET {
                 return Ok(object);
@@ -140,8 +142,12 @@ impl Service for Objects {
             let name = object.get_type().name().map_or_else(|_| "object".to_owned(), |name| name.to_string());
             let function = calls::function(&object, &format!("the {name}"), &method)?;
             let called = if method.is_empty() { name } else { format!("{name}.{method}") };
-            calls::apply(&self.opener, &function, &called, args, tensors)
+            calls::apply(opener, &function, &called, args, tensors)
         });
+    }
+
+    fn callers(&self, _: &str) -> Callers {
+        Callers::MembersAndGuests
     }
 }
 
@@ -235,12 +241,16 @@ impl PyRef {
 
 #[pymethods]
 impl PyRef {
-    /// The member that has the object.
+    /// The member that has the object; a Peer if that is a guest of this node, or this node is a guest.
     #[getter]
-    fn owner(&self, py: Python<'_>) -> PyResult<PyMember> {
+    fn owner(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let (mesh, owner) = (self.mesh(py)?, self.held.owner());
-        let member = mesh.member(owner).map(PyMember::from);
-        member.ok_or_else(|| Error::new(ErrorKind::NotFound, "the owner is no member of the mesh")).or_raise(py)
+        if let Some(member) = mesh.member(owner) {
+            return Ok(Py::new(py, PyMember::from(member))?.into_any());
+        }
+        let peer = mesh.peer_of(owner);
+        let peer = peer.ok_or_else(|| Error::new(ErrorKind::NotFound, "the owner is no member of the mesh"));
+        Ok(Py::new(py, PyPeer::from(peer.or_raise(py)?))?.into_any())
     }
 
     /// True if the object lives in this process.
@@ -265,7 +275,7 @@ impl PyRef {
             PyWork::explained(object, begun_ns, convert, self.opener.explanation())
         } else {
             let args = Packed { value: self.held.value(), refs: vec![self.reference(py)?], ..Packed::default() };
-            calls::ask(py, self.opener.clone(), self.callee(GET), args, limit)?
+            calls::ask(py, &self.opener, self.callee(GET), args, limit)?
         };
         work.given(py, async_op)
     }
@@ -289,15 +299,17 @@ impl PyRef {
         if self.is_owner(py)? {
             return self.get(py, timeout, false);
         }
-        let what = format!("the object is {}'s", self.owner(py)?.name);
+        let what = format!("the object is {}'s", self.owner_name(py)?);
         let hint = "get a copy by to_here, or call its methods where it is";
         Err(Error::new(ErrorKind::InvalidArgument, what).operation("local_value").hint(hint)).or_raise(py)
     }
 
-    /// The name of the member that has the object.
+    /// The name of who has the object.
     #[getter]
     fn owner_name(&self, py: Python<'_>) -> PyResult<String> {
-        Ok(self.owner(py)?.name)
+        let peer = self.mesh(py)?.peer_of(self.held.owner());
+        let peer = peer.ok_or_else(|| Error::new(ErrorKind::NotFound, "the owner is no member of the mesh"));
+        Ok(peer.or_raise(py)?.name)
     }
 
     /// Whether the owner is known to have heard of this reference. Does not wait: the first look asks it, and later
@@ -344,7 +356,7 @@ impl PyRef {
         let (method, mut packed) = self.packed(method, (&args, kwargs))?;
         let args = std::mem::take(&mut packed.value);
         packed.value = Value::Tuple(vec![self.held.value(), method, args]);
-        let work = calls::ask(py, self.opener.clone(), self.callee(CALL), packed, limit)?;
+        let work = calls::ask(py, &self.opener, self.callee(CALL), packed, limit)?;
         work.given(py, async_op)
     }
 
@@ -386,7 +398,8 @@ impl PyRef {
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {
-        let owner = self.owner(py).map_or_else(|_| "a mesh that was left".to_owned(), |owner| owner.name);
+        let owner = self.mesh(py).ok().and_then(|mesh| mesh.peer_of(self.held.owner()));
+        let owner = owner.map_or_else(|| "a mesh that was left".to_owned(), |owner| owner.name);
         format!("<sheave.Ref to an object of {owner}>")
     }
 }

@@ -130,7 +130,7 @@ impl PyRpcGroup {
         let call = Self::call_of(function, args, kwargs)?;
         let callee = Callee { node, service: FUNCTIONS, method: "" };
         let packed = calls::packed_arguments((&call, None))?;
-        calls::ask(py, self.opener.clone(), callee, packed, crate::enter::span(timeout)?)
+        calls::ask(py, &self.opener, callee, packed, crate::enter::span(timeout)?)
     }
 
     fn service_called(

@@ -10,7 +10,7 @@ const FLOORS: [&[&str]; 9] = [
     &["tensor", "optim", "process", "placement"],
     &["wire"],
     &["net"],
-    &["mesh"],
+    &["mesh", "fleet"],
     &["collective", "store", "exchange", "rpc", "session", "particle", "pool"],
     &["nn"],
     &["sheave"],
@@ -18,8 +18,14 @@ const FLOORS: [&[&str]; 9] = [
 ];
 
 /// Neighbours on one floor that may be used all the same: (who, whom).
-const NEIGHBOURS: [(&str, &str); 5] =
-    [("session", "collective"), ("session", "rpc"), ("store", "collective"), ("store", "rpc"), ("python", "cli")];
+const NEIGHBOURS: [(&str, &str); 6] = [
+    ("fleet", "mesh"),
+    ("session", "collective"),
+    ("session", "rpc"),
+    ("store", "collective"),
+    ("store", "rpc"),
+    ("python", "cli"),
+];
 
 /// The floor of the services, and those of them that `nn` may know.
 const SERVICES: usize = 5;
@@ -131,6 +137,9 @@ mod tests {
 
     #[test]
     fn the_designs_exceptions() {
+        assert!(wrong_way("fleet", "mesh").is_none());
+        assert!(wrong_way("mesh", "fleet").is_some());
+        assert!(wrong_way("store", "fleet").is_none());
         assert!(wrong_way("session", "rpc").is_none());
         assert!(wrong_way("store", "collective").is_none());
         assert!(wrong_way("rpc", "store").is_some());

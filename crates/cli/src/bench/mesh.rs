@@ -1,7 +1,7 @@
 //! `sheave bench mesh`: how fast a job stands, meets and calls; every node is a process.
 
 use super::child::{self, Follower, no_times, record};
-use super::pair::{draw_secret, node_config};
+use super::pair::node_config;
 use super::report::{self, Row};
 use super::{MeshArguments, MeshCase, Transport};
 use crate::Failure;
@@ -9,6 +9,7 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use sheave_base::config::Endpoint;
 use sheave_base::{Error, ErrorKind, Result, Work};
+use sheave_fleet::draw_secret;
 use sheave_mesh::{Answer, Call, Config, Expected, Lane, Mesh, Request, Role, Service, ServiceName};
 use std::collections::VecDeque;
 use std::io::Write;

@@ -16,7 +16,6 @@ mod traffic;
 use crate::Failure;
 use clap::{Args, ValueEnum};
 pub(crate) use collective::medians_ns;
-pub(crate) use pair::draw_secret;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 

@@ -6,6 +6,7 @@ use super::traffic::Side;
 use sheave_base::config::Settings;
 use sheave_base::secret::Resolved;
 use sheave_base::{Error, ErrorKind, Result, Secret};
+use sheave_fleet::draw_secret;
 use sheave_net::{ListenConfig, Node, NodeConfig, inproc};
 use std::thread::JoinHandle;
 
@@ -76,16 +77,6 @@ pub(super) fn node_config(name: &str, transport: Transport, secret: &str) -> Res
 /// What the user has set up in the environment.
 fn settings() -> Result<Settings> {
     Settings::from_lookup(|name| std::env::var_os(name))
-}
-
-/// A secret for one job, in hexadecimal digits.
-pub(crate) fn draw_secret() -> Result<String> {
-    let mut bytes = [0u8; 32];
-    let drawn = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
-    if drawn != bytes.len() {
-        return Err(Error::new(ErrorKind::Io, "the system gave too little randomness"));
-    }
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// Keeps the calling thread on the `index`th core that it may use, counted round.

@@ -7,10 +7,11 @@
 use super::Arguments;
 use super::progress::Progress;
 use super::words::{Done, Epoch, GradientBytes, Word, hear};
-use crate::launch::{self, Plan};
+use crate::launch;
 use crate::own;
 use crate::{Failure, one_line};
-use sheave_process::{Child, Job, Outcome, Output, Report, signal_name};
+use sheave_fleet::MemberFleet;
+use sheave_process::{Job, Outcome, Output, Report, signal_name};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::Write;
@@ -38,30 +39,27 @@ pub(super) struct Run {
 /// Starts everybody and listens until the end.
 pub(super) fn run(arguments: &Arguments) -> Result<Run, Failure> {
     let launch = launch::Arguments::of(arguments.workers, arguments.servers, variables(arguments), command(arguments)?);
-    let plan = match arguments.port {
-        Some(port) => Plan::meeting_at(&launch, port)?,
-        None => Plan::new(&launch)?,
-    };
+    let plan = launch::plan(&launch, arguments.port)?;
     let (sender, words) = sync_channel(WORDS_MAX);
     let relay = Relay { words: sender, line: Vec::new() };
     let job = Job::builder().output(Output::PrefixedInto(Box::new(relay))).start()?;
     let forwarding = job.forward_signals()?;
-    let children = launch::start(&job, &plan)?;
+    let fleet = launch::start(plan, job, &launch)?;
     let mut listener = Listener::new(arguments);
-    let outcome = listener.listen(&job, &words)?;
+    let outcome = listener.listen(fleet.job(), &words)?;
     if outcome == Outcome::AllEnded {
-        for child in &children {
+        for child in fleet.children() {
             child.wait(Some(Instant::now() + FAREWELL))?;
         }
     }
     if let Outcome::Failed(_) = &outcome {
-        launch::await_cause(&job, &children, plan.losses());
+        fleet.await_cause();
     }
-    let report = job.end(GRACE);
+    let report = fleet.end(GRACE);
     drop(forwarding);
     listener.progress.finish();
     words.try_iter().for_each(|(name, word)| listener.hear(&name, word));
-    match verdict(&outcome, &report, &plan, &children) {
+    match verdict(&outcome, &report, &fleet) {
         Some((code, what)) => {
             Err(Failure::Ended { code, what: format!("demo: {what}; the other processes were ended too") })
         }
@@ -176,15 +174,15 @@ impl Listener {
 }
 
 /// The exit code, and one line about a job that did not end well.
-fn verdict(outcome: &Outcome, report: &Report, plan: &Plan<'_>, children: &[Child]) -> Option<(u8, String)> {
+fn verdict(outcome: &Outcome, report: &Report, fleet: &MemberFleet) -> Option<(u8, String)> {
     if let Outcome::Signal(signal) = outcome {
         let name = signal_name(*signal).map(|name| format!(" ({name})")).unwrap_or_default();
         let code = u8::try_from(128 + signal).unwrap_or(u8::MAX);
         return Some((code, format!("it was asked to end by signal {signal}{name}")));
     }
-    let cause = launch::Cause::find(&report.exits, &plan.losses().known())?;
+    let cause = fleet.cause(report)?;
     // One line: of what is quoted below it, the last.
-    let told = cause.tell(children);
+    let told = cause.tell(fleet.children());
     let (head, lines) = told.split_once("; its last lines").unwrap_or((&told, ""));
     let last = lines.lines().skip(1).last().map(|line| format!(": {}", one_line(line))).unwrap_or_default();
     Some((1, format!("{head}{last}")))

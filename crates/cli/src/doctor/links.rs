@@ -1,10 +1,10 @@
 //! A real link over each medium, between two nodes of this process, with messages going to and fro.
 
 use super::Finding;
-use crate::bench::draw_secret;
 use sheave_base::config::Settings;
 use sheave_base::secret::Resolved;
 use sheave_base::{Error, ErrorKind, LinkId, Result, Secret, Tag};
+use sheave_fleet::draw_secret;
 use sheave_net::{Envelope, ListenConfig, Node, NodeConfig, Outgoing, Transport, Wanted, shm};
 use sheave_tensor::{Mode, Tensor};
 use smallvec::SmallVec;

@@ -1,31 +1,21 @@
 //! `sheave launch`: a job of schedulers, servers and workers on this machine, from start to end.
 //!
-//! [`plan`] says who runs with which environment, [`handed`] what they get besides; `sheave_process` starts, watches
-//! and ends them, and promises that nothing is left behind. What remains here is when a job is over, and with which
-//! exit code; [`cause`] finds who is to blame.
+//! `sheave_fleet` says who runs with which environment and finds who is to blame; `sheave_process` starts, watches and
+//! ends the processes, and promises that nothing is left behind. What remains here is what the command line says
+//! ([`plan`]), when a job is over, and with which exit code.
 
-mod cause;
-mod handed;
 mod plan;
 
 use crate::Failure;
-pub(crate) use cause::{Cause, await_cause};
-pub(crate) use plan::Plan;
-pub use plan::variables_of_jobs;
-use sheave_base::limits::{DRAIN_TIMEOUT, WAIT_NOTICES};
+pub(crate) use plan::plan;
+use sheave_base::limits::DRAIN_TIMEOUT;
 use sheave_base::{Error, ErrorKind};
-use sheave_net::Notices;
+use sheave_fleet::{JobPlan, MemberFleet, names_of};
 use sheave_process::{Child, Colour, Job, Outcome, Output, Report, Status, signal_name};
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 const DRAIN_TIMEOUT_MS: u64 = DRAIN_TIMEOUT.as_secs() * 1000;
-
-/// Processes that one line names.
-const NAMED_MAX: usize = 8;
-
-/// How often the notes of the processes about each other are read.
-const NOTES_READ: Duration = Duration::from_secs(1);
 
 const SIGKILL: i32 = 9;
 
@@ -90,20 +80,20 @@ impl Arguments {
 /// Runs the job and waits for its end.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let grace = Duration::from_millis(arguments.grace_ms);
-    let plan = Plan::new(arguments)?;
+    let plan = plan(arguments, None)?;
     let job = Job::builder().output(Output::Prefixed { colour: Colour::Auto }).start()?;
     let forwarding = job.forward_signals()?;
-    let children = start(&job, &plan)?;
-    let mut outcome = await_outcome(&job, &plan)?;
+    let fleet = start(plan, job, arguments)?;
+    let mut outcome = fleet.await_outcome(None, None)?;
     let mut cut_off = None;
     if outcome == Some(Outcome::AllEnded) {
-        outcome = drain(&job, &children, Duration::from_millis(arguments.drain_timeout_ms))?;
-        cut_off = outcome.is_none().then(|| names(living(&children))).filter(|_| arguments.drain_timeout_ms > 0);
+        outcome = drain(&fleet, Duration::from_millis(arguments.drain_timeout_ms))?;
+        cut_off = outcome.is_none().then(|| fleet.living()).filter(|_| arguments.drain_timeout_ms > 0);
     }
     if let Some(Outcome::Failed(_)) = outcome {
-        await_cause(&job, &children, plan.losses());
+        fleet.await_cause();
     }
-    let report = end(&job, &children, grace)?;
+    let report = end(&fleet, grace)?;
     drop(forwarding);
     let cut_off = cut_off.map(|who| {
         let after = Duration::from_millis(arguments.drain_timeout_ms);
@@ -111,52 +101,30 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             "{who} still ran {after:?} after the last worker, and was ended; hint: --drain-timeout-ms gives more time"
         )
     });
-    match verdict(&children, &report, &plan) {
+    match verdict(&fleet, &report) {
         Some((code, what)) => Err(Failure::Ended { code, what }),
         None => cut_off.map_or(Ok(()), |what| Err(Failure::Ended { code: 1, what })),
     }
 }
 
-/// Waits until a process fails, all workers have ended well, or a signal came.
-fn await_outcome(job: &Job, plan: &Plan<'_>) -> Result<Option<Outcome>, Failure> {
-    loop {
-        let outcome = job.wait_first_failure_or_all(Some(Instant::now() + NOTES_READ))?;
-        if outcome.is_some() {
-            return Ok(outcome);
-        }
-        // Notes of many processes in a long job must not fill the pipe.
-        plan.losses().known();
-    }
-}
-
-/// Waits until servers and scheduler have ended by themselves, or a signal came; `None` if some have not in time. One
-/// that fails does not end the others: they may be saving what is theirs.
-fn drain(job: &Job, children: &[Child], timeout: Duration) -> Result<Option<Outcome>, Failure> {
-    let begun = Instant::now();
-    let until = begun + timeout;
-    let mut notices = Notices::new(&WAIT_NOTICES, begun);
-    loop {
-        let next = notices.next_at().map_or(until, |next| until.min(next));
-        let outcome = job.wait_all_ended(Some(next))?;
-        if outcome.is_some() || next >= until {
-            return Ok(outcome);
-        }
-        if notices.due(Instant::now()).is_some() {
-            let who = names(living(children));
-            let limit = until.saturating_duration_since(Instant::now()).as_secs();
-            let hint = "--drain-timeout-ms sets the limit";
-            note(&format!("all workers have ended; waiting for {who} to end, for {limit} s at most; hint: {hint}"));
-        }
-    }
+/// Waits until servers and scheduler have ended by themselves, or a signal came; `None` if some have not in time.
+fn drain(fleet: &MemberFleet, timeout: Duration) -> Result<Option<Outcome>, Failure> {
+    let outcome = fleet.drain(Instant::now() + timeout, None, |who, left| {
+        let limit = left.as_secs();
+        let hint = "--drain-timeout-ms sets the limit";
+        note(&format!("all workers have ended; waiting for {who} to end, for {limit} s at most; hint: {hint}"));
+    });
+    Ok(outcome?)
 }
 
 /// Ends the job, and says whom it had to kill because it did not end when it was asked to.
-fn end(job: &Job, children: &[Child], grace: Duration) -> Result<Report, Failure> {
+fn end(fleet: &MemberFleet, grace: Duration) -> Result<Report, Failure> {
+    let (job, children) = (fleet.job(), fleet.children());
     // After a signal they were told already, each by the signal itself: another would cut short what they do about it.
     let is_told = matches!(job.wait_all_ended(Some(Instant::now())), Ok(Some(Outcome::Signal(_))));
     let report = if is_told {
         await_all(children, Instant::now() + grace)?;
-        let late = names(living(children));
+        let late = fleet.living();
         let report = job.end(Duration::ZERO);
         tell_killed(&late, grace);
         report
@@ -166,7 +134,7 @@ fn end(job: &Job, children: &[Child], grace: Duration) -> Result<Report, Failure
             let exit = child.exit();
             exit.is_some_and(|exit| exit.asked_for && exit.status == Status::Signal(SIGKILL))
         };
-        tell_killed(&names(children.iter().filter(killed)), grace);
+        tell_killed(&names_of(children.iter().filter(killed)), grace);
         report
     };
     Ok(report)
@@ -180,36 +148,15 @@ fn tell_killed(who: &str, grace: Duration) {
     }
 }
 
-fn living(children: &[Child]) -> impl Iterator<Item = &Child> {
-    children.iter().filter(|child| child.exit().is_none())
-}
-
-/// Who they are, in one line.
-fn names<'a>(children: impl Iterator<Item = &'a Child>) -> String {
-    let mut names: Vec<String> = children.map(|child| format!("{} (pid {})", child.name(), child.pid())).collect();
-    let more = names.len().saturating_sub(NAMED_MAX);
-    names.truncate(NAMED_MAX);
-    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    names.join(", ") + &more
-}
-
 /// Tells the user what is going on.
 fn note(what: &str) {
     crate::say(what, true);
 }
 
 /// Starts everybody, as long as all is well.
-pub(crate) fn start(job: &Job, plan: &Plan<'_>) -> Result<Vec<Child>, Failure> {
-    let mut children = Vec::new();
-    for command in plan.commands() {
-        let now = Some(Instant::now());
-        if matches!(job.wait_first_failure_or_all(now)?, Some(Outcome::Failed(_) | Outcome::Signal(_))) {
-            break;
-        }
-        let child = job.spawn(command).map_err(unfit)?;
-        children.push(child);
-    }
-    Ok(children)
+pub(crate) fn start(plan: JobPlan, job: Job, arguments: &Arguments) -> Result<MemberFleet, Failure> {
+    let processes = plan.members().len();
+    MemberFleet::start(plan, job, |member| plan::command(arguments, member, processes)).map_err(unfit)
 }
 
 /// A program that cannot be run is a mistake on the command line; a system that is full is not.
@@ -231,12 +178,11 @@ fn await_all(children: &[Child], deadline: Instant) -> Result<(), Failure> {
 
 /// The exit code of a job that did not end well, and what the user is told: one line, then the last lines of whoever
 /// failed first.
-fn verdict(children: &[Child], report: &Report, plan: &Plan<'_>) -> Option<(u8, String)> {
-    let cause = Cause::find(&report.exits, &plan.losses().known());
+fn verdict(fleet: &MemberFleet, report: &Report) -> Option<(u8, String)> {
     // Whoever was killed by the signal that we forwarded did not fail on its own account, even if it got it first.
-    let is_own = |cause: &Cause| report.signal.is_none_or(|signal| cause.exit.status != Status::Signal(signal));
-    if let Some(cause) = cause.filter(is_own) {
-        return Some((exit_code(cause.exit_code()), cause.tell(children)));
+    let is_own = |status: Status| report.signal.is_none_or(|signal| status != Status::Signal(signal));
+    if let Some(cause) = fleet.cause(report).filter(|cause| is_own(cause.exit().status)) {
+        return Some((exit_code(cause.exit_code()), cause.tell(fleet.children())));
     }
     if let Some(signal) = report.signal {
         let name = signal_name(signal).map(|name| format!(" ({name})")).unwrap_or_default();

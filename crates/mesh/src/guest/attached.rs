@@ -31,6 +31,8 @@ pub(crate) enum Standing {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Farewell {
     Left,
+    /// This node has said it for the guest.
+    Dismissed,
     Failed(String),
 }
 
@@ -58,6 +60,8 @@ struct Table {
 struct Open {
     /// Of the token, so that a comparison tells nothing about it.
     digest: [u8; 32],
+    /// For a process that this one starts itself.
+    is_own: bool,
     arrival: (Completer<AttachedGuest>, Work<AttachedGuest>),
 }
 
@@ -65,16 +69,21 @@ struct Entry {
     peer: Peer,
     link: LinkId,
     standing: Standing,
+    /// A guest that this process has started itself.
+    is_own: bool,
     farewell: Option<Farewell>,
     /// Its link has ended, and what that means.
     over: Option<Error>,
     /// Ends when it has left or died.
     end: (Completer<()>, Work<()>),
+    /// Ends when it has said that it is ready, which it may do once.
+    ready: (Option<Completer<()>>, Work<()>),
 }
 
 struct Gone {
     peer: Peer,
     standing: Standing,
+    is_own: bool,
     is_left: bool,
     error: Error,
 }
@@ -85,6 +94,8 @@ pub(crate) struct Departed {
     pub(crate) standing: Standing,
     /// Ends with how it ended.
     end: Completer<()>,
+    /// Ends with an error, if it has never said that it was ready.
+    ready: Option<Completer<()>>,
     outcome: Result<()>,
     /// Of whom nothing is known any more, because too many have gone since.
     pub(crate) forgotten: Option<NodeId>,
@@ -92,7 +103,10 @@ pub(crate) struct Departed {
 
 impl Departed {
     /// Tells those who wait for it.
-    pub(crate) fn tell(self) {
+    pub(crate) fn tell(self, error: &Error) {
+        if let Some(ready) = self.ready {
+            ready.complete(Err(error.clone()));
+        }
         self.end.complete(self.outcome);
     }
 }
@@ -130,6 +144,7 @@ impl Attached {
         is_taken: impl Fn(&str) -> bool,
         draw: impl FnOnce(String) -> Result<(T, [u8; 32])>,
         arrival: (Completer<AttachedGuest>, Work<AttachedGuest>),
+        is_own: bool,
     ) -> Result<T> {
         self.is_used.store(true, SeqCst);
         let mut table = self.table.write();
@@ -153,7 +168,7 @@ impl Attached {
             }
         };
         let (drawn, digest) = draw(name.clone())?;
-        table.open.insert(name, Open { digest, arrival });
+        table.open.insert(name, Open { digest, is_own, arrival });
         Ok(drawn)
     }
 
@@ -168,6 +183,7 @@ impl Attached {
         (peer, link): (Peer, LinkId),
         token: &[u8],
         end: (Completer<()>, Work<()>),
+        (readying, ready): (Completer<()>, Work<()>),
     ) -> Result<Completer<AttachedGuest>> {
         let node = peer.node.unwrap_or_default();
         let mut table = self.table.write();
@@ -189,7 +205,9 @@ impl Attached {
             Some(true) => {}
         }
         let open = table.open.remove(&peer.name).ok_or_else(|| uninvited(&peer.name))?;
-        let entry = Entry { peer, link, standing: Standing::Guest, farewell: None, over: None, end };
+        let (standing, is_own) = (Standing::Guest, open.is_own);
+        let ready = (Some(readying), ready);
+        let entry = Entry { peer, link, standing, is_own, farewell: None, over: None, end, ready };
         table.peers.insert(node, entry);
         Ok(open.arrival.0)
     }
@@ -197,7 +215,9 @@ impl Attached {
     /// Notes the host of this node.
     pub(super) fn attach_host(&self, peer: Peer, link: LinkId, role: Role, end: (Completer<()>, Work<()>)) {
         let node = peer.node.unwrap_or_default();
-        let entry = Entry { peer, link, standing: Standing::Host(role), farewell: None, over: None, end };
+        let (standing, is_own) = (Standing::Host(role), false);
+        let ready = (None, Work::ready("guest_ready", Ok(())));
+        let entry = Entry { peer, link, standing, is_own, farewell: None, over: None, end, ready };
         self.table.write().peers.insert(node, entry);
         self.is_used.store(true, SeqCst);
     }
@@ -239,6 +259,20 @@ impl Attached {
             None => table.gone(node).map(|gone| Work::ready("guest_end", gone.outcome())),
         });
         found.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("node {node} is not attached to this one")))
+    }
+
+    /// A work that ends when this guest has said that it is ready.
+    pub(super) fn ready_of(&self, node: NodeId) -> Result<Work<()>> {
+        let found = self.look(|table| match table.peers.get(&node) {
+            Some(entry) => Some(entry.ready.1.clone()),
+            None => table.gone(node).map(|gone| Work::ready("guest_ready", Err(gone.error.clone()))),
+        });
+        found.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("node {node} is not attached to this one")))
+    }
+
+    /// A guest says that it is ready. Returns who waits for that, the first time.
+    pub(super) fn says_ready(&self, node: NodeId) -> Option<Completer<()>> {
+        self.table.write().peers.get_mut(&node).and_then(|entry| entry.ready.0.take())
     }
 
     /// Whether the engine must not hear of this node.
@@ -296,6 +330,25 @@ impl Attached {
         .is_some()
     }
 
+    /// Whether this guest is, or was, a process that this one has started itself.
+    pub(super) fn is_own(&self, node: NodeId) -> bool {
+        self.look(|table| match table.peers.get(&node) {
+            Some(entry) => Some(entry.is_own),
+            None => table.gone(node).map(|gone| gone.is_own),
+        })
+        .unwrap_or(false)
+    }
+
+    /// Whether this node is, or was, the host of this one.
+    pub(super) fn is_host(&self, node: NodeId) -> bool {
+        let is_host = |standing| matches!(standing, Standing::Host(_));
+        self.look(|table| match table.peers.get(&node) {
+            Some(entry) => Some(is_host(entry.standing)),
+            None => table.gone(node).map(|gone| is_host(gone.standing)),
+        })
+        .unwrap_or(false)
+    }
+
     /// How the host of this node has ended, if it has: who it was, whether it left, and the error.
     pub(crate) fn end_of_host(&self) -> Option<(NodeId, bool, Error)> {
         self.look(|table| {
@@ -331,14 +384,15 @@ impl Attached {
     /// An attached node that is over leaves the table.
     pub(crate) fn departs(&self, node: NodeId, error: &Error) -> Option<Departed> {
         let mut table = self.table.write();
-        let Entry { peer, standing, farewell, end: (end, _), .. } = table.peers.remove(&node)?;
-        let is_left = farewell == Some(Farewell::Left);
-        let gone = Gone { peer: peer.clone(), standing, is_left, error: error.clone() };
+        let Entry { peer, standing, is_own, farewell, end: (end, _), ready: (ready, _), .. } =
+            table.peers.remove(&node)?;
+        let is_left = matches!(farewell, Some(Farewell::Left | Farewell::Dismissed));
+        let gone = Gone { peer: peer.clone(), standing, is_own, is_left, error: error.clone() };
         let outcome = gone.outcome();
         table.gone.push_back(gone);
         let is_full = table.gone.len() > limits::GUESTS_MAX;
         let forgotten = if is_full { table.gone.pop_front().and_then(|gone| gone.peer.node) } else { None };
-        Some(Departed { peer, standing, end, outcome, forgotten })
+        Some(Departed { peer, standing, end, ready, outcome, forgotten })
     }
 
     /// Nobody comes any more.
@@ -370,6 +424,7 @@ impl Entry {
         let error = match (&self.over, &self.farewell) {
             (Some(error), _) => return error.clone(),
             (None, Some(Farewell::Left)) => lost(format!("{who} has left")),
+            (None, Some(Farewell::Dismissed)) => lost("this node has let the guest go".to_owned()),
             (None, Some(Farewell::Failed(text))) => lost(format!("{FAILED}{text}")),
             (None, None) if was_closed_in_order(reason) => lost(format!("{who} closed its link without a word")),
             (None, None) => reason.clone(),

@@ -1,7 +1,7 @@
 //! A guest as the program in it sees it.
 
 use super::invitation::{Invitation, read_variable};
-use super::{ATTACH, DOOR};
+use super::{ATTACH, DOOR, READY};
 use crate::call::{Answer, Call, Service, ServiceName};
 use crate::driver::Shared;
 use crate::endpoints;
@@ -121,6 +121,13 @@ impl Guest {
         &self.host
     }
 
+    /// The mesh that this node is alone in, by which it is called, and calls the node of its host: for those to whom a
+    /// node is one of a mesh.
+    #[must_use]
+    pub fn mesh(&self) -> &Mesh {
+        &self.alone
+    }
+
     pub(super) fn host_node(&self) -> NodeId {
         self.host.node.unwrap_or_default()
     }
@@ -197,6 +204,12 @@ impl Guest {
         self.alone.hold(value)
     }
 
+    /// Whether this node may take a program from that one: from its host and itself. See [`Mesh::trusts`].
+    #[must_use]
+    pub fn trusts(&self, node: NodeId) -> bool {
+        self.alone.trusts(node)
+    }
+
     /// Begins a task. See [`Mesh::spawn`].
     ///
     /// # Errors
@@ -229,6 +242,16 @@ impl Guest {
     #[must_use]
     pub fn node(&self) -> &Node {
         self.alone.node()
+    }
+
+    /// Tells the host that this guest is ready, for one that waits for it ([`Mesh::guest_ready`]): that it serves what
+    /// it is there for, say. The work ends when the host has heard it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Guest::call`].
+    pub fn ready(&self) -> Result<Work<()>> {
+        Ok(self.call(DOOR, READY, Value::None)?.map(|_| Ok(())))
     }
 
     /// Blocks until the host has left in order, and serves this node's links meanwhile: what the main thread of a

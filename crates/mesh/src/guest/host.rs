@@ -2,14 +2,15 @@
 
 use super::attached::{Departed, Farewell, Standing, digest_of};
 use super::invitation::Invitation;
-use super::{ATTACH, DOOR};
+use super::{ATTACH, DOOR, READY};
 use crate::awaited::Sort;
 use crate::call::{Callers, Lane, Request, Service};
 use crate::driver::Shared;
 use crate::endpoints::CALLS;
+use crate::engine::Member;
 use crate::mesh::Mesh;
 use sheave_base::work::Completer;
-use sheave_base::{Error, ErrorKind, LinkId, NodeId, Peer, Result, Tag, Work, limits};
+use sheave_base::{Error, ErrorKind, LinkId, NodeId, Peer, Result, Secret, Tag, Work, limits};
 use sheave_net::{Address, Envelope, Outgoing, Parts};
 use sheave_wire::Value;
 use std::sync::atomic::Ordering::SeqCst;
@@ -73,7 +74,53 @@ impl Mesh {
     /// # Ok::<(), sheave_base::Error>(())
     /// ```
     pub fn invite(&self, label: &str) -> Result<Invitation> {
-        self.shared.invite(label).map_err(|error| error.operation("invite"))
+        self.shared.invite(label, false).map_err(|error| error.operation("invite"))
+    }
+
+    /// As [`Mesh::invite`], for a process that this one starts itself and trusts as it does itself: it alone is given
+    /// the invitation. [`Mesh::trusts`] says so of the guest.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mesh::invite`].
+    pub fn invite_own(&self, label: &str) -> Result<Invitation> {
+        self.shared.invite(label, true).map_err(|error| error.operation("invite"))
+    }
+
+    /// Whether this node may take a program from that one, as a pickle is: from members of its mesh, from its host, and
+    /// from those of its guests that this process has started itself ([`Mesh::invite_own`]), while they are there and
+    /// as long as they are remembered.
+    #[must_use]
+    pub fn trusts(&self, node: NodeId) -> bool {
+        let (shared, attached) = (&self.shared, &self.shared.attached);
+        if attached.has(node) { attached.is_own(node) || attached.is_host(node) } else { shared.member(node).is_some() }
+    }
+
+    /// Lets a guest go, without a wait: behind all that this node has sent to it, it hears that its host has left it,
+    /// and [`Guest::until_gone`](crate::Guest::until_gone) returns there. Here it counts as one that has left; calls
+    /// that wait for their answers, or for room in its window, end with `PeerLost`. Nothing happens if it is gone
+    /// already.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if there is no such guest, and was none that is remembered.
+    pub fn dismiss(&self, node: NodeId) -> Result<()> {
+        let shared = &self.shared;
+        let Some(link) = shared.attached.link_of(node) else { return self.guest_end(node).map(drop) };
+        // An end that this node wants is one in order.
+        shared.attached.says_farewell(node, link, Farewell::Dismissed);
+        shared.say_farewell_to(link, None);
+        let reason = Error::new(ErrorKind::Closed, "this node has let the guest go");
+        let reason = shared.attached.peer(node).map_or(reason.clone(), |peer| reason.peer(peer));
+        // The link may have ended meanwhile, which is as good.
+        let _ = shared.node.close_because(link, &reason);
+        Ok(())
+    }
+
+    /// Returns the job's secret, which a process needs besides its invitation.
+    #[must_use]
+    pub fn secret(&self) -> Option<Secret> {
+        self.shared.node_config().secret.as_ref().map(|resolved| resolved.secret.clone())
     }
 
     /// Withdraws the invitation for this name. False if it is not open: its guest has come, or it was withdrawn.
@@ -93,6 +140,13 @@ impl Mesh {
         self.shared.attached.guests()
     }
 
+    /// Returns a member, a guest or the host of this node as errors name it, those that are gone and remembered too.
+    #[must_use]
+    pub fn peer_of(&self, node: NodeId) -> Option<Peer> {
+        let attached = self.shared.attached.peer(node);
+        attached.or_else(|| self.shared.member(node).map(Member::peer))
+    }
+
     /// A work that ends when the guest of this name is attached; at once if it is. It ends with an error when its
     /// invitation is withdrawn or this node is no member any more.
     ///
@@ -101,6 +155,16 @@ impl Mesh {
     /// `NotFound` if there is neither such an invitation nor such a guest.
     pub fn guest_arrival(&self, name: &str) -> Result<Work<AttachedGuest>> {
         self.shared.attached.arrival(name).map_err(|error| error.operation("guest_arrival"))
+    }
+
+    /// A work that ends when this guest has said that it is ready ([`Guest::ready`](crate::Guest::ready)): at once if
+    /// it has, and with the error that says how it was lost if it is gone.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if there is no such guest, and was none that is remembered.
+    pub fn guest_ready(&self, node: NodeId) -> Result<Work<()>> {
+        self.shared.attached.ready_of(node).map_err(|error| error.operation("guest_ready"))
     }
 
     /// A work that ends when this guest has left in order, or with the error that says how it was lost. Services have
@@ -120,6 +184,7 @@ struct Door(Weak<Shared>);
 impl Service for Door {
     fn handle(&self, request: Request) {
         let admitted = match self.0.upgrade() {
+            Some(shared) if request.method == READY => shared.hear_ready(request.from),
             Some(shared) => shared.take_in(&request),
             None => Err(Error::new(ErrorKind::Closed, "this node has ended")),
         };
@@ -141,7 +206,7 @@ impl Shared {
         self.serve_named(DOOR, Door(Arc::downgrade(self)))
     }
 
-    fn invite(&self, label: &str) -> Result<Invitation> {
+    fn invite(&self, label: &str, is_own: bool) -> Result<Invitation> {
         if let Some(error) = self.failure() {
             return Err(error.clone());
         }
@@ -168,7 +233,23 @@ impl Shared {
             let digest = digest_of(invitation.token.expose());
             Ok((invitation, digest))
         };
-        self.attached.invite(named, is_member, draw, self.node.pair("guest_arrival", None))
+        self.attached.invite(named, is_member, draw, self.node.pair("guest_arrival", None), is_own)
+    }
+
+    /// A guest says that it is ready. Returns this node's rank.
+    fn hear_ready(&self, from: NodeId) -> Result<i64> {
+        if self.attached.link_of(from).is_none() {
+            let what = "only a guest that is attached can be ready";
+            return Err(Error::new(ErrorKind::NotPermitted, what).operation("ready"));
+        }
+        if let Some(ready) = self.attached.says_ready(from) {
+            ready.complete(Ok(()));
+        }
+        Ok(self.rank())
+    }
+
+    fn rank(&self) -> i64 {
+        self.member(self.me).map_or(0, |me| me.rank.0).into()
     }
 
     /// A stranger shows an invitation. Returns this node's rank.
@@ -206,13 +287,15 @@ impl Shared {
         // What it is there for says nobody but its host.
         let peer = Peer { role: None, rank: None, node: Some(from), ..stranger };
         let guest = AttachedGuest::of(&peer);
-        let arrival = self.attached.admit((peer, link), token, self.end_pair(from));
+        let arrival = {
+            let ready = self.node.pair("guest_ready", None);
+            self.attached.admit((peer, link), token, self.end_pair(from), ready)
+        };
         let arrival = arrival.map_err(|error| error.operation("attach"))?;
         self.check_link_of(from, link);
         self.calls.guest_attached(&guest);
         arrival.complete(Ok(guest));
-        let rank = self.member(self.me).map_or(0, |me| me.rank.0);
-        Ok(rank.into())
+        Ok(self.rank())
     }
 
     /// Ends with the end of an attached node.
@@ -246,7 +329,7 @@ impl Shared {
         }
         forgotten.iter().for_each(|node| self.references.forget(*node));
         self.tell_departures();
-        departed.tell();
+        departed.tell(error);
     }
 
     /// Whether a reference to an object of `owner` may go from one node to another: over a link between a host and its
@@ -254,6 +337,17 @@ impl Shared {
     pub(crate) fn may_pass(&self, from: NodeId, to: NodeId, owner: NodeId) -> bool {
         let is_between = owner == from || owner == to;
         is_between || ![from, to, owner].into_iter().any(|node| node != self.me && self.attached.has(node))
+    }
+
+    /// Refuses promises between a host and its guest: the name of one tells the rank of the member that has drawn it,
+    /// and a guest has none.
+    pub(crate) fn check_promising(&self, owner: NodeId) -> Result<()> {
+        if !self.attached.has(owner) {
+            return Ok(());
+        }
+        let what = format!("{} is no member of this node's mesh, and promises go between members", self.name_of(owner));
+        let hint = "call something there that returns a reference to an exported object";
+        Err(Error::new(ErrorKind::Unsupported, what).operation("promise").hint(hint))
     }
 
     /// Refuses references that cannot be counted where they are to go.
@@ -272,13 +366,15 @@ impl Shared {
 
     /// Tells those who are attached that this node ends: it leaves, or it fails for this reason.
     pub(crate) fn say_farewell(&self, failure: Option<&str>) {
-        for link in self.attached.links() {
-            let aux = if failure.is_some() { ENDS_BY_FAILING } else { ENDS_BY_LEAVING };
-            let envelope = Envelope { aux, ..Envelope::of(CALLS, Tag(0), ENDS) };
-            let reason = failure.unwrap_or_default().as_bytes().to_vec();
-            // On a link that has ended there is nobody to tell.
-            let _ = self.node.isend(link, Outgoing::control(envelope, reason));
-        }
+        self.attached.links().into_iter().for_each(|link| self.say_farewell_to(link, failure));
+    }
+
+    fn say_farewell_to(&self, link: LinkId, failure: Option<&str>) {
+        let aux = if failure.is_some() { ENDS_BY_FAILING } else { ENDS_BY_LEAVING };
+        let envelope = Envelope { aux, ..Envelope::of(CALLS, Tag(0), ENDS) };
+        let reason = failure.unwrap_or_default().as_bytes().to_vec();
+        // On a link that has ended there is nobody to tell.
+        let _ = self.node.isend(link, Outgoing::control(envelope, reason));
     }
 }
 

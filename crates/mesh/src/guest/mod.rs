@@ -46,5 +46,8 @@ const DOOR: &str = "sheave.door";
 /// Shows an invitation: the guest's name, the token and the host's node. The answer is the host's rank.
 const ATTACH: &str = "attach";
 
+/// Says that the guest serves what it has to. The answer is the host's rank.
+const READY: &str = "ready";
+
 #[cfg(test)]
 mod tests;

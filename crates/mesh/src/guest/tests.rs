@@ -232,9 +232,10 @@ fn what_is_known_of_guests_that_are_gone_is_bounded() {
     let mut forgotten = 0;
     for number in 1..=1000_u32 {
         let draw = |name: String| Ok((name, digest_of(b"token")));
-        let name = attached.invite(|number| format!("g-{number}"), |_| false, draw, pair("arrival"));
+        let name = attached.invite(|number| format!("g-{number}"), |_| false, draw, pair("arrival"), false);
         let peer = Peer::named(name.expect("there is room")).node(NodeId(number.into()));
-        let arrival = attached.admit((peer, LinkId(number)), b"token", pair("end")).expect("it is invited");
+        let arrival =
+            attached.admit((peer, LinkId(number)), b"token", pair("end"), pair("ready")).expect("it is invited");
         drop(arrival);
         let node = NodeId(number.into());
         let error = attached.ended(node, LinkId(number), &Error::new(ErrorKind::PeerLost, "it died"));

@@ -7,7 +7,7 @@ use crate::tensor::PyTensor;
 use crate::{dtype, life};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyComplex, PyDict, PyFrozenSet, PyList, PySet, PyString, PyTuple};
-use sheave_base::{Error, ErrorKind, Result};
+use sheave_base::{Error, ErrorKind, NodeId, Result};
 use sheave_mesh::{Mesh, WeakMesh};
 use sheave_tensor::{Dtype, Tensor};
 use sheave_wire::Value;
@@ -20,10 +20,40 @@ pub(crate) type Opens = Result<()>;
 #[derive(Clone)]
 pub(crate) struct Opener {
     pub(crate) mesh: WeakMesh,
-    pub(crate) opens: Opens,
+    /// Whether this process opens any.
+    setting: Opens,
+    /// Whether it opens those of the node that the values are from.
+    opens: Opens,
 }
 
 impl Opener {
+    /// Opens what comes from whomever this node trusts, where this process opens any; see [`Opener::of`].
+    pub(crate) fn new(mesh: WeakMesh, setting: Opens) -> Self {
+        Self { mesh, opens: setting.clone(), setting }
+    }
+
+    /// Opens what comes from that node: a member, the host of this guest, or a guest that this process has started.
+    pub(crate) fn of(&self, node: NodeId) -> Self {
+        let opens = self.setting.clone().and_then(|()| self.trusted(node));
+        Self { opens, ..self.clone() }
+    }
+
+    /// Fails unless this node trusts that one.
+    pub(crate) fn trusted(&self, node: NodeId) -> Result<()> {
+        let mesh = self.mesh()?;
+        if mesh.trusts(node) {
+            return Ok(());
+        }
+        let what = "it is a guest that its host has not started itself, from which no pickles are opened";
+        let error = Error::new(ErrorKind::NotPermitted, what).hint("start guests with sheave.Fleet");
+        Err(mesh.peer_of(node).map_or(error.clone(), |peer| error.peer(peer)))
+    }
+
+    /// For values from elsewhere.
+    fn anew(&self) -> Self {
+        Self { opens: self.setting.clone(), ..self.clone() }
+    }
+
     /// The mesh that values come over.
     pub(crate) fn mesh(&self) -> Result<Mesh> {
         self.mesh.upgrade().ok_or_else(|| Error::new(ErrorKind::Closed, "this node has left the mesh"))
@@ -173,7 +203,7 @@ impl<'py> Unpacker<'_, 'py> {
 
     fn reference(&self, name: &Value) -> PyResult<Bound<'py, PyAny>> {
         let held = self.opener.mesh().and_then(|mesh| mesh.hold(name)).or_raise(self.py)?;
-        Ok(Bound::new(self.py, PyRef::new(held, self.opener.clone()))?.into_any())
+        Ok(Bound::new(self.py, PyRef::new(held, self.opener.anew()))?.into_any())
     }
 
     /// What was pickled, in memory of its own: first the pickle, then its buffers, then the references in it.

@@ -1,4 +1,4 @@
-//! Who is to blame for a job that failed: the process that ended first by what the processes know, which need not be
+//! The process to blame for a job that failed: the one that ended first by what the processes know, which need not be
 //! the one whose end was seen first.
 //!
 //! A process that loses another one notes that before any of its operations fails for it ([`Losses`]), so that the note
@@ -7,8 +7,9 @@
 //! it. Where nobody has noted anything, because the processes talk over something else, the first end counts, and
 //! SIGKILL before all others: nobody sends it to itself.
 
-use super::handed::Losses;
-use sheave_base::loss::Loss;
+use crate::died::worker_died;
+use crate::handed::Losses;
+use sheave_base::{Error, Peer, loss::Loss};
 use sheave_process::{Child, Exit, Failure, Job, Status};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -48,15 +49,16 @@ fn missed(children: &[Child], losses: &BTreeSet<Loss>) -> bool {
 
 /// The first failure of a job, in the order of what the processes know.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Cause {
-    pub(crate) exit: Exit,
-    /// Who failed for it, if it ended with 0.
+pub struct Cause {
+    exit: Exit,
+    /// The end of one that failed for it, if it ended with 0.
     witness: Option<Exit>,
 }
 
 impl Cause {
-    /// The cause among the ends of a job, in the order in which they were seen.
-    pub(crate) fn find(exits: &[Exit], losses: &BTreeSet<Loss>) -> Option<Self> {
+    /// Finds the cause among the ends of a job, in the order in which they were seen.
+    #[must_use]
+    pub fn find(exits: &[Exit], losses: &BTreeSet<Loss>) -> Option<Self> {
         let ended = |name: &str| exits.iter().find(|exit| exit.name == name && !exit.asked_for);
         let failed = |name: &str| ended(name).filter(|exit| exit.is_failure());
         let witness = |exit: &Exit| {
@@ -77,16 +79,38 @@ impl Cause {
         Some(Self { exit: exit.clone(), witness: witness(exit).cloned() })
     }
 
+    /// The end that is the cause.
+    #[must_use]
+    pub fn exit(&self) -> &Exit {
+        &self.exit
+    }
+
     /// The exit code of the job.
-    pub(crate) fn exit_code(&self) -> i32 {
+    #[must_use]
+    pub fn exit_code(&self) -> i32 {
         self.witness.as_ref().unwrap_or(&self.exit).status.exit_code()
     }
 
-    /// What the user is told: one line, then the last lines of the cause.
-    pub(crate) fn tell(&self, children: &[Child]) -> String {
+    /// Returns the error for those who wait for the job: of kind `WorkerDied`, about `peer`, the process that is the
+    /// cause.
+    #[must_use]
+    pub fn error(&self, children: &[Child], peer: Peer) -> Error {
+        let what = match &self.witness {
+            None => "it ended before its work was done".to_owned(),
+            Some(witness) => format!("it ended without leaving the mesh, for which {} failed", witness.name),
+        };
+        worker_died(what, peer, &self.exit, &self.last_stderr_lines(children))
+    }
+
+    fn last_stderr_lines(&self, children: &[Child]) -> Vec<String> {
         let child = children.iter().find(|child| child.name() == self.exit.name && child.pid() == self.exit.pid);
-        let last_stderr_lines = child.map(Child::last_stderr_lines).unwrap_or_default();
-        let failure = Failure { exit: self.exit.clone(), last_stderr_lines };
+        child.map(Child::last_stderr_lines).unwrap_or_default()
+    }
+
+    /// Returns a text for the user: one line, then the last lines of the cause.
+    #[must_use]
+    pub fn tell(&self, children: &[Child]) -> String {
+        let failure = Failure { exit: self.exit.clone(), last_stderr_lines: self.last_stderr_lines(children) };
         match &self.witness {
             None => failure.to_string(),
             Some(witness) => Early { failure, witness }.to_string(),
