@@ -48,7 +48,8 @@ def test_functions_are_sent_and_called(transport):
         offset = mesh.rank
         for target in (2, "rank-2", mesh.members[2]):
             assert group.rpc_sync(target, pow, (2, 10), timeout=20) == 1024
-            assert group.rpc_sync(target, lambda number, plus=0: number + plus + offset, (1,), {"plus": 2}) == 3 + offset
+            added = group.rpc_sync(target, lambda number, plus=0: number + plus + offset, (1,), {"plus": 2})
+            assert added == 3 + offset
         array = np.arange(100_000.0)
         doubled = group.rpc_async(1, np.multiply, (array, 2), timeout=20)
         array[:] = 0

@@ -97,8 +97,35 @@ impl Mesh {
     /// # Errors
     ///
     /// As [`Mesh::join`], and whatever `interrupt` says.
-    #[expect(clippy::needless_pass_by_value, reason = "the config is used up: its port and its names are taken now")]
     pub fn join_interruptible(config: Config, interrupt: Option<Interrupt<'_>>) -> Result<Self> {
+        Self::join_serving(config, interrupt, |_| Ok(()))
+    }
+
+    /// Like [`Mesh::join_interruptible`], with services that `serve` offers before the others know that this node has
+    /// joined: whoever joins finds them. Of the mesh that it is given nothing else means anything yet.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mesh::join_interruptible`], and whatever `serve` says.
+    ///
+    /// ```
+    /// # use sheave_mesh::{Config, Expected, Mesh, Request, Role};
+    /// # use sheave_base::config::Endpoint;
+    /// # use sheave_wire::Value;
+    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    /// # let root = Endpoint { host: "127.0.0.1".into(), port };
+    /// let config = Config::new(Role::Rank, Some(0), Expected::ranks(1), root);
+    /// let serve = |mesh: &Mesh| mesh.serve("hello", |request: Request| request.reply.value("hello"));
+    /// let mesh = Mesh::join_serving(config, None, serve)?;
+    /// assert_eq!(mesh.call(mesh.me().node, "hello", "", Value::None)?.wait()?.value, Value::from("hello"));
+    /// # Ok::<(), sheave_base::Error>(())
+    /// ```
+    #[expect(clippy::needless_pass_by_value, reason = "the config is used up: its port and its names are taken now")]
+    pub fn join_serving(
+        config: Config,
+        interrupt: Option<Interrupt<'_>>,
+        serve: impl FnOnce(&Self) -> Result<()>,
+    ) -> Result<Self> {
         let mut interrupt = interrupt;
         let joining = rendezvous::begin(&config, &mut interrupt)?;
         let shared = Arc::clone(&joining.shared);
@@ -110,6 +137,7 @@ impl Mesh {
         }
         let mesh = Self::start(&shared)?;
         shared.serve_guests()?;
+        serve(&mesh)?;
         joining.finish(interrupt)?;
         company::share_host(&shared, config.local_ranks);
         Ok(mesh)

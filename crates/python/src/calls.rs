@@ -355,11 +355,29 @@ pub(crate) fn serve(
     py.detach(|| mesh.serve(name, service)).or_raise(py)
 }
 
-/// Lets members send functions to this node, which it calls.
-pub(crate) fn serve_functions(py: Python<'_>, mesh: &Mesh, opener: Opener) -> PyResult<()> {
-    let apply = pickling(py)?.getattr("_apply")?;
-    let service = service(FUNCTIONS.as_str(), &apply, None, opener)?;
-    mesh.serve(FUNCTIONS.as_str(), service).or_raise(py)
+/// Lets others send functions to this node, which it calls.
+pub(crate) fn serve_functions(mesh: &Mesh, opener: Opener) -> Result<()> {
+    mesh.serve(FUNCTIONS.as_str(), Functions { opener })
+}
+
+struct Functions {
+    opener: Opener,
+}
+
+impl Service for Functions {
+    fn handle(&self, request: Request) {
+        let Some(request) = admitted(request, &self.opener) else { return };
+        handle(request, &self.opener, self.lane(), |py, opener, _, args, tensors| {
+            // Not before: a process to which no functions are sent needs no module for them.
+            let call = pickling(py).and_then(|pickling| pickling.getattr("_apply"));
+            let call = call.map_err(|error| told_pickled(py, &error, "functions cannot be called"))?;
+            apply(opener, &call, "the function", args, tensors)
+        });
+    }
+
+    fn callers(&self, _: &str) -> Callers {
+        Callers::MembersAndGuests
+    }
 }
 
 /// A service of this name whose methods are those of an object, or the object itself.

@@ -272,8 +272,18 @@ impl PyMesh {
             let resolved = secret::resolve(|name| std::env::var_os(name));
             config.node.secret = Some(resolved.map_err(|error| error.operation("finding the secret")).or_raise(py)?);
         }
-        let mesh = enter(py, None, |_, interrupt| Mesh::join_interruptible(config, interrupt))?;
-        let rpc = Rpc::serve(&mesh).or_raise(py)?;
+        let opens = opens.or_raise(py)?;
+        let mut rpc = None;
+        // Before the others know that this node is there: they may call at once.
+        let serve = |mesh: &Mesh| {
+            let opener = || Opener::new(mesh.downgrade(), opens.clone());
+            references::serve(mesh, opener())?;
+            calls::serve_functions(mesh, opener())?;
+            rpc = Some(Rpc::serve(mesh)?);
+            Ok(())
+        };
+        let mesh = enter(py, None, |_, interrupt| Mesh::join_serving(config, interrupt, serve))?;
+        let rpc = rpc.ok_or_else(|| Error::new(ErrorKind::Internal, "a mesh without rpc")).or_raise(py)?;
         let home = Arc::new(Home {
             own: mesh.me().clone(),
             members: mesh.members().to_vec(),
@@ -282,12 +292,9 @@ impl PyMesh {
             collectives: Mutex::default(),
             finishing: Mutex::default(),
             mark: ForkMark::here(),
-            opens: opens.or_raise(py)?,
+            opens,
             rpc,
         });
-        let mesh = home.mesh().or_raise(py)?;
-        references::serve(&mesh, home.opener(&mesh)).or_raise(py)?;
-        calls::serve_functions(py, &mesh, home.opener(&mesh))?;
         let living: Weak<Home> = Arc::downgrade(&home);
         remember_home(&living);
         life::remember(living);
@@ -614,8 +621,8 @@ impl PyMesh {
     /// them; with all members if None. Returns an RpcGroup when all of them have made it, with the same members in
     /// whatever order.
     ///
-    /// Raises DeadlineExceeded after `timeout` seconds, naming who is missing; PeerLost when one is gone; Mismatch where
-    /// another one names other members; AlreadyExists if this process is in a group of that name.
+    /// Raises DeadlineExceeded after `timeout` seconds, naming who is missing; PeerLost when one is gone; Mismatch
+    /// where another one names other members; AlreadyExists if this process is in a group of that name.
     ///
     /// >>> mesh.rpc_group("actors", [0], timeout=10)
     /// <sheave.RpcGroup "actors" of 1 members, generation 1>

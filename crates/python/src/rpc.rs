@@ -192,7 +192,7 @@ impl PyRpcGroup {
     /// on a thread of that member, several at a time, and may wait there for whatever it likes. Raises what it has
     /// raised, as Mesh.call does.
     ///
-    /// >>> mesh.rpc_group("sums", [0]).rpc_sync(0, sum, ([1, 2, 3],), timeout=10)
+    /// >>> mesh.rpc_group("squares", [0]).rpc_sync(0, sum, ([1, 2, 3],), timeout=10)
     /// 6
     #[pyo3(signature = (to, func, args = None, kwargs = None, *, timeout = None))]
     fn rpc_sync(
@@ -209,7 +209,7 @@ impl PyRpcGroup {
 
     /// Call a function on a member as rpc_sync does; returns a Work.
     ///
-    /// >>> mesh.rpc_group("sums", [0]).rpc_async(0, sum, ([1, 2, 3],)).wait(timeout=10)
+    /// >>> mesh.rpc_group("numbers", [0]).rpc_async(0, sum, ([1, 2, 3],)).wait(timeout=10)
     /// 6
     #[pyo3(signature = (to, func, args = None, kwargs = None, *, timeout = None))]
     fn rpc_async(
@@ -250,7 +250,7 @@ impl PyRpcGroup {
     ///
     /// Raises AlreadyExists for a key that a member has, NotPermitted where this process is not in the group.
     ///
-    /// >>> group = mesh.rpc_group("sums", [0])
+    /// >>> group = mesh.rpc_group("adders", [0])
     /// >>> group.register("sum", sum)
     /// >>> group.registered_sync("sum", ([1, 2],))
     /// 3
@@ -270,7 +270,7 @@ impl PyRpcGroup {
 
     /// Let nobody call the service of this key any more. Raises NotFound where this process has none.
     ///
-    /// >>> group = mesh.rpc_group("sums", [0])
+    /// >>> group = mesh.rpc_group("removed", [0])
     /// >>> group.register("sum", sum)
     /// >>> group.deregister("sum")
     #[pyo3(signature = (key, *, timeout = None))]
@@ -282,7 +282,7 @@ impl PyRpcGroup {
 
     /// Whether a member has registered a service under this key.
     ///
-    /// >>> mesh.rpc_group("sums", [0]).is_registered("sum", timeout=10)
+    /// >>> mesh.rpc_group("asked", [0]).is_registered("sum", timeout=10)
     /// False
     #[pyo3(signature = (key, *, timeout = None))]
     fn is_registered(&self, key: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
@@ -312,7 +312,7 @@ impl PyRpcGroup {
     /// Call the service of this key, or a method of it, wherever it is; and wait for the result, as Mesh.call does.
     /// Raises NotFound where nobody has registered it.
     ///
-    /// >>> group = mesh.rpc_group("sums", [0])
+    /// >>> group = mesh.rpc_group("indices", [0])
     /// >>> group.register("numbers", [3, 1, 2])
     /// >>> group.registered_sync("numbers", (1,), method="index")
     /// 1
@@ -332,7 +332,7 @@ impl PyRpcGroup {
 
     /// Call the service of this key as registered_sync does; returns a Work.
     ///
-    /// >>> group = mesh.rpc_group("sums", [0])
+    /// >>> group = mesh.rpc_group("later", [0])
     /// >>> group.register("sum", sum)
     /// >>> group.registered_async("sum", ([1, 2],)).wait(timeout=10)
     /// 3
@@ -353,7 +353,7 @@ impl PyRpcGroup {
     /// Call the service of this key and keep the result there; returns a Ref to it, as Mesh.remote does, once it is
     /// found.
     ///
-    /// >>> group = mesh.rpc_group("sums", [0])
+    /// >>> group = mesh.rpc_group("kept", [0])
     /// >>> group.register("sum", sum)
     /// >>> group.registered_remote("sum", ([1, 2],)).to_here(timeout=10)
     /// 3
@@ -381,7 +381,7 @@ impl PyRpcGroup {
     /// Keep an object of this process under a key, for whoever gets it. Returns when everybody finds it. Raises as
     /// register does.
     ///
-    /// >>> group = mesh.rpc_group("values", [0])
+    /// >>> group = mesh.rpc_group("limits", [0])
     /// >>> group.pair("limits", {"low": 1})
     /// >>> group.get_paired("limits").to_here()
     /// {'low': 1}
@@ -396,7 +396,7 @@ impl PyRpcGroup {
     /// Let nobody get the object of this key any more; whoever has a Ref to it keeps it. Raises NotFound where this
     /// process has none.
     ///
-    /// >>> group = mesh.rpc_group("values", [0])
+    /// >>> group = mesh.rpc_group("given", [0])
     /// >>> group.pair("limits", {"low": 1})
     /// >>> group.unpair("limits")
     #[pyo3(signature = (key, *, timeout = None))]
@@ -408,7 +408,7 @@ impl PyRpcGroup {
 
     /// Whether a member has paired an object under this key.
     ///
-    /// >>> mesh.rpc_group("values", [0]).is_paired("limits", timeout=10)
+    /// >>> mesh.rpc_group("wanted", [0]).is_paired("limits", timeout=10)
     /// False
     #[pyo3(signature = (key, *, timeout = None))]
     fn is_paired(&self, key: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
@@ -419,7 +419,7 @@ impl PyRpcGroup {
 
     /// Get a Ref to the object of this key. Raises NotFound where nobody has paired one.
     ///
-    /// >>> group = mesh.rpc_group("values", [0])
+    /// >>> group = mesh.rpc_group("got", [0])
     /// >>> group.pair("limits", {"low": 1})
     /// >>> group.get_paired("limits").owner_name
     /// 'rank-0'
@@ -434,7 +434,7 @@ impl PyRpcGroup {
     /// Wait until every member of the group has come here as often as this one. After `timeout` this barrier and all
     /// later ones of the group fail everywhere.
     ///
-    /// >>> mesh.rpc_group("actors", [0]).barrier(timeout=10)
+    /// >>> mesh.rpc_group("ends", [0]).barrier(timeout=10)
     #[pyo3(signature = (timeout = None))]
     fn barrier(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
         let (group, limit) = (self.group(py)?, crate::enter::span(timeout)?);
@@ -444,7 +444,7 @@ impl PyRpcGroup {
     /// Leave the group, with all that this process has registered and paired there. Its name is free here at once; the
     /// other members go on. Idempotent.
     ///
-    /// >>> mesh.rpc_group("actors", [0]).destroy()
+    /// >>> mesh.rpc_group("leaving", [0]).destroy()
     fn destroy(&self, py: Python<'_>) -> PyResult<()> {
         let group = self.group(py)?;
         py.detach(|| group.destroy());

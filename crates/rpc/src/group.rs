@@ -28,9 +28,9 @@ pub struct GroupHandle {
 ///
 /// Members register and pair; every node that has a handle looks up and calls. Keys are plain values: two are the same
 /// if they are written alike, so that `1`, `1.0` and `true` are three. A work of a group may wait for as long as its
-/// members live; each takes a deadline, after which it fails with `DeadlineExceeded`. What is registered or paired stays
-/// until it is taken away, until its owner leaves the group or dies, and so does the owner's membership: dropping a
-/// handle changes nothing.
+/// members live; each takes a deadline, after which it fails with `DeadlineExceeded`. What is registered or paired
+/// stays until it is taken away, until its owner leaves the group or dies, and so does the owner's membership:
+/// dropping a handle changes nothing.
 #[derive(Clone)]
 pub struct RpcGroup {
     shared: Arc<Shared>,
@@ -249,8 +249,8 @@ impl RpcGroup {
         self.named("unpair", self.remove("unpair", Sort::Value, &key.into(), timeout))
     }
 
-    /// Gets a reference to the value of this key. The work fails with `NotFound` where nobody has one; with `PeerLost` if
-    /// the index was lost meanwhile, which may have had it.
+    /// Gets a reference to the value of this key. The work fails with `NotFound` where nobody has one; with `PeerLost`
+    /// if the index was lost meanwhile, which may have had it.
     ///
     /// # Errors
     ///

@@ -6,9 +6,9 @@
 //!
 //! **No entry is lost.** A new index knows of all entries when each member that is not gone has reported to it. Until
 //! then it answers only what it knows. An owner reports all that it has to each new index, also what no index has
-//! granted yet; it takes back what it has disowned while it reported; and it takes a grant for good only if the index that gave it is still the index as it knows: otherwise
-//! it has reported the entry as not granted, and asks again. So of two owners that report the same key at most one has
-//! it granted, and that one keeps it.
+//! granted yet, and it takes back what it has disowned while it reported. It takes a grant for good only if the index
+//! that gave it is still the index as it knows: otherwise it has reported the entry as not granted, and asks again. So
+//! of two owners that report the same key at most one has it granted, and that one keeps it.
 
 use crate::entry::{EntryName, GroupName, Sort};
 use crate::protocol::{Announced, Found, Report};

@@ -34,8 +34,8 @@ What differs from machin, on purpose:
   ``k * len(input_tensor_list) + j``.
 - Handles of operations that nobody waits for go on all the same; results are there when `wait` has returned or
   `is_completed` is true. In a process that is no member operations do nothing, and their handles' `wait` returns -1.
-- A group of rpc waits for its members for `rpc_timeout` seconds and says who is missing; its name is free again when it
-  was destroyed. What a member has paired and registered goes with it, and nothing else goes with any other process:
+- A group of rpc waits for its members for `rpc_timeout` seconds and says who is missing; its name is free again when
+  it was destroyed. What a member has paired and registered goes with it, and nothing else goes with any other process:
   there is no rank 0 that must live. Handles that have travelled look up and call, and refuse what is for members.
 - Functions are sent by name where they can be imported and by value otherwise, lambdas too. What one raises is raised at
   the caller as what it is, with the traceback of there as its cause; `RpcException` is raised by nobody.

@@ -1,6 +1,6 @@
 """Groups of processes for remote procedure calls."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,9 @@ from sheave.compat.machin.parallel.distributed import current
 from sheave.compat.machin.parallel.distributed.futures import Future
 from sheave.compat.machin.parallel.distributed.rref import RRef
 from sheave.compat.runtime_errors import raising
+
+#: Arguments by place.
+Args = tuple[Any, ...] | list[Any]
 
 #: Operations that find out whether there is an entry.
 _LOOKS = ("deregister", "get paired", "look up", "unpair")
@@ -35,7 +38,7 @@ class RpcGroup:
         to: Any,
         func: Callable[..., Any],
         timeout: float = -1,
-        args: Sequence[Any] = (),
+        args: Args = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Calls a function on a member, given by name, rank or worker info, and waits for its result."""
@@ -47,7 +50,7 @@ class RpcGroup:
         to: Any,
         func: Callable[..., Any],
         timeout: float = -1,
-        args: Sequence[Any] = (),
+        args: Args = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Future:
         """Calls a function on a member; returns a future of its result."""
@@ -59,7 +62,7 @@ class RpcGroup:
         to: Any,
         func: Callable[..., Any],
         timeout: float = -1,
-        args: Sequence[Any] = (),
+        args: Args = (),
         kwargs: dict[str, Any] | None = None,
     ) -> RRef:
         """Calls a function on a member and keeps the result there; returns a reference to it.
@@ -116,18 +119,18 @@ class RpcGroup:
         with raising():
             return self.group.is_registered(key, timeout=self._limit(-1))
 
-    def registered_sync(self, key: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def registered_sync(self, key: Any, args: Args = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Calls the service of this key and waits for its result."""
         with _missing(self._no_service(key)):
             return self.group.registered_sync(key, args, kwargs, timeout=self._limit(-1))
 
-    def registered_async(self, key: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> Future:
+    def registered_async(self, key: Any, args: Args = (), kwargs: dict[str, Any] | None = None) -> Future:
         """Calls the service of this key; returns a future of its result."""
         self._find(key)
         with raising():
             return Future(self.group.registered_async(key, args, kwargs, timeout=self._limit(-1)))
 
-    def registered_remote(self, key: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> RRef:
+    def registered_remote(self, key: Any, args: Args = (), kwargs: dict[str, Any] | None = None) -> RRef:
         """Calls the service of this key and keeps the result there; returns a reference to it."""
         with _missing(self._no_service(key)):
             made = self.group.registered_remote(key, args, kwargs, timeout=self._limit(-1))

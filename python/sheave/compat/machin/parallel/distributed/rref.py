@@ -18,7 +18,8 @@ class WorkerInfo(NamedTuple):
 class RRef:
     """A counted reference to a value that lives on one process, as torch's are used.
 
-    It travels in arguments and results. The value lives until the last reference to it is gone. Timeouts are in seconds.
+    It travels in arguments and results. The value lives until the last reference to it is gone. Timeouts are in
+    seconds.
     """
 
     def __init__(self, ref: Ref, timeout: float | None) -> None:
@@ -45,7 +46,7 @@ class RRef:
         """The process that has the value."""
         with raising():
             owner = self._ref.owner
-        return WorkerInfo(owner.rank, owner.name)
+        return WorkerInfo(owner.rank or 0, owner.name)
 
     def owner_name(self) -> str:
         """The name of the process that has the value."""
