@@ -22,10 +22,10 @@ __all__ = ["AlreadyExists", "BufferInUse", "Cancelled", "Closed", "DeadlineExcee
 __all__ += ["DeclaredDead", "ExchangeRegistration", "ExchangeRequest", "ExchangeServer", "ExchangeWorker", "Forked"]
 __all__ += ["Group", "Guest", "GuestFleet", "Internal", "Interrupted", "InvalidArgument", "Io", "JobPlan"]
 __all__ += ["LimitExceeded", "Link", "Member", "Mesh", "Mismatch", "Node", "NotFound", "NotPermitted", "Peer"]
-__all__ += ["PeerLost", "Protocol", "Ref", "Remote", "RpcGroup", "SheaveError", "Store", "Tensor", "Unauthenticated", "Unsupported"]
-__all__ += ["Work", "WorkerDied", "__version__", "all_gather", "all_gather_v", "all_reduce", "all_to_all"]
-__all__ += ["all_to_all_v", "barrier", "broadcast", "default_mesh", "empty", "gather", "get_nanosecond", "init"]
-__all__ += ["irecv", "isend", "main", "recv", "reduce", "reduce_scatter", "scatter", "send", "serve"]
+__all__ += ["PeerLost", "Protocol", "Ref", "Remote", "RpcGroup", "SheaveError", "Store", "Tensor", "Unauthenticated"]
+__all__ += ["Unsupported", "Work", "WorkerDied", "__version__", "all_gather", "all_gather_v", "all_reduce"]
+__all__ += ["all_to_all", "all_to_all_v", "barrier", "broadcast", "default_mesh", "empty", "gather", "get_nanosecond"]
+__all__ += ["init", "irecv", "isend", "main", "recv", "reduce", "reduce_scatter", "scatter", "send", "serve"]
 
 __version__: str
 

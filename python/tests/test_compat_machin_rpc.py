@@ -97,7 +97,8 @@ def test_values_and_services(job):
         key_error(f'Value with key "{RANK}" already paired to Group [group]', lambda: group.pair(RANK, 1))
         other = (RANK + 1) % 3
         key_error(f'Value with key "{other}" already paired to Group [group]', lambda: group.pair(other, 1))
-        key_error(f'Value with key "{other}" not paired to Group [group] on Process[{RANK}]', lambda: group.unpair(other))
+        text = f'Value with key "{other}" not paired to Group [group] on Process[{RANK}]'
+        key_error(text, lambda: group.unpair(other))
         key_error("Value with key [x] not found on Group [group]", lambda: group.get_paired("x"))
         text = f'Service with key "add {other}" already registered in Group [group]'
         key_error(text, lambda: group.register(f"add {other}", pow))

@@ -37,8 +37,8 @@ What differs from machin, on purpose:
 - A group of rpc waits for its members for `rpc_timeout` seconds and says who is missing; its name is free again when
   it was destroyed. What a member has paired and registered goes with it, and nothing else goes with any other process:
   there is no rank 0 that must live. Handles that have travelled look up and call, and refuse what is for members.
-- Functions are sent by name where they can be imported and by value otherwise, lambdas too. What one raises is raised at
-  the caller as what it is, with the traceback of there as its cause; `RpcException` is raised by nobody.
+- Functions are sent by name where they can be imported and by value otherwise, lambdas too. What one raises is raised
+  at the caller as what it is, with the traceback of there as its cause; `RpcException` is raised by nobody.
 - Targets are names, ranks, or whatever has a `name`. A slow service delays no other.
 """
 
