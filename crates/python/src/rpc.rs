@@ -39,6 +39,9 @@ pub(crate) struct PyRpcGroup {
     opener: Opener,
 }
 
+/// Arguments of [`open_rpc_group`].
+type Opened = (String, u64, Vec<u64>);
+
 /// A key of Python's as a value.
 fn key(object: &Bound<'_, PyAny>) -> PyResult<Value> {
     Ok(pack(object)?.value)
@@ -195,6 +198,7 @@ impl PyRpcGroup {
     /// >>> mesh.rpc_group("squares", [0]).rpc_sync(0, sum, ([1, 2, 3],), timeout=10)
     /// 6
     #[pyo3(signature = (to, func, args = None, kwargs = None, *, timeout = None))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
     fn rpc_sync(
         &self,
         py: Python<'_>,
@@ -212,6 +216,7 @@ impl PyRpcGroup {
     /// >>> mesh.rpc_group("numbers", [0]).rpc_async(0, sum, ([1, 2, 3],)).wait(timeout=10)
     /// 6
     #[pyo3(signature = (to, func, args = None, kwargs = None, *, timeout = None))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
     fn rpc_async(
         &self,
         py: Python<'_>,
@@ -452,7 +457,7 @@ impl PyRpcGroup {
     }
 
     /// Pickles are handles: to look up and to call, wherever they are opened in the same mesh.
-    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (String, u64, Vec<u64>))> {
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, Opened)> {
         let GroupHandle { name, generation, members } = self.group(py)?.handle();
         let open = py.import("sheave._core")?.getattr("_open_rpc_group")?;
         Ok((open, (name, generation, members.into_iter().map(|node| node.0).collect())))
