@@ -22,9 +22,13 @@ mod creation;
 mod directory;
 mod entry;
 mod group;
+mod object;
 mod protocol;
 mod search;
 mod state;
+mod values;
 
 pub use directory::Rpc;
 pub use group::{GroupHandle, RpcGroup};
+pub use object::{Object, ObjectMethods, RemoteObject, function};
+pub use values::{FromArguments, FromValue, IntoValue};
