@@ -106,3 +106,20 @@ def test_a_mixture_of_experts_by_roles(start_example):
     said = "".join(process.communicate(timeout=50)[0] for process in job)
     assert [process.returncode for process in job] == [0] * 5
     assert said.count("4 micro-batches are those of one process") == 2, said
+
+
+def test_a_program_in_rust_and_one_in_python_call_each_other(start_example):
+    """What rank 0 trains, in Rust, is in Python, which asks it for the rate."""
+    program = pathlib.Path(os.environ.get("SHEAVE_TEST_EXAMPLES", EXAMPLES.parents[1] / "target/debug/examples"))
+    program /= "calls_python"
+    if not program.exists():
+        pytest.skip("the example is not built: cargo build -p sheave --examples")
+    place = {"SHEAVE_ROOT": f"127.0.0.1:{free_port()}", "SHEAVE_WORLD_SIZE": "2"}
+    other = start_example("serve_rust.py", SHEAVE_RANK="1", **place)
+    environment = {**os.environ, "SHEAVE_RANK": "0", **place}
+    ended = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, ""), ended
+    learnt, failed = ended.stdout.splitlines()
+    assert re.match(r"y = (2\.00|1\.99)\d x \+ (1\.00|0\.99)\d, loss ", learnt), learnt
+    assert "missing 2 required positional arguments" in failed, failed
+    assert other.communicate(timeout=50)[0] == "" and other.returncode == 0

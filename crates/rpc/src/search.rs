@@ -9,6 +9,7 @@ use crate::entry::{EntryName, GroupName};
 use crate::group::Shared;
 use crate::protocol::{Announce, Announced, Find, Found, OfEntry, Paired, Report, Withdraw};
 use sheave_base::collections::HashSet;
+use sheave_base::work::awaited::{Account, Awaited, Describe, Which};
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
 use sheave_mesh::{CallOptions, Mesh, Method, Ref};
 use std::sync::Arc;
@@ -187,19 +188,22 @@ impl Shared {
         about: String,
         act: impl FnOnce(Arc<Self>, Mesh) -> F,
     ) -> Result<Work<T>> {
-        let (mesh, shared) = (self.directory.mesh()?, Arc::clone(self));
-        let (talk, own) = (act(Arc::clone(self), mesh.clone()), mesh.clone());
-        mesh.spawn(operation, async move {
+        let mesh = self.directory.mesh()?;
+        let talk = Arc::new(Talk { shared: Arc::clone(self), operation, about });
+        let (words, own, knows) = (act(Arc::clone(self), mesh.clone()), mesh.clone(), Arc::downgrade(&talk));
+        let work = mesh.spawn(operation, async move {
             let outcome = match timeout {
-                None => talk.await,
+                None => words.await,
                 Some(span) => {
                     let runtime = own.runtime();
-                    let ended = runtime.until(runtime.after(span), talk).await?;
-                    ended.unwrap_or_else(|| Err(shared.late(&own, &about, span)))
+                    let ended = runtime.until(runtime.after(span), words).await?;
+                    ended.unwrap_or_else(|| Err(talk.shared.late(&own, &talk.about, span)))
                 }
             };
-            outcome.map_err(|error| error.operation(operation).group(&shared.group.name))
-        })
+            outcome.map_err(|error| error.operation(operation).group(&talk.shared.group.name))
+        })?;
+        work.awaits(Awaited::new(knows, Which::default()));
+        Ok(work)
     }
 
     /// The time of a talk is up.
@@ -207,6 +211,23 @@ impl Shared {
         let index = self.index(mesh).ok().and_then(|index| mesh.member(index));
         let error = Error::new(ErrorKind::DeadlineExceeded, format!("{about} was not answered for")).elapsed(span);
         index.into_iter().fold(error, |error, member| error.peer(member.peer()))
+    }
+}
+
+/// A talk that lasts, for those who look on.
+struct Talk {
+    shared: Arc<Shared>,
+    operation: &'static str,
+    about: String,
+}
+
+impl Describe for Talk {
+    fn describe(&self, _: Which) -> Option<Account> {
+        let mesh = self.shared.directory.mesh().ok()?;
+        let index = self.shared.index(&mesh).ok().and_then(|index| mesh.member(index));
+        let name = index.map_or("a member", |member| member.introduction.name.as_str());
+        let what = format!("{} of {} on group {}", self.operation, self.about, self.shared.group.name);
+        Some(Account { what: Some(what), whom: Some(format!("{name}, which knows the owners of its keys")) })
     }
 }
 

@@ -397,7 +397,7 @@ mod tests {
     fn what_is_not_expected_is_named() {
         let error = |value: Value| <(i64, String)>::from_arguments(value, &[]).expect_err("it is not that").to_string();
         let one = Value::Tuple(vec![Value::Int(1)]);
-        assert_eq!(error(one), "invalid argument: 1 arguments; expected 2");
+        assert_eq!(error(one), "1 arguments; expected 2");
         let wrong = Value::Tuple(vec![Value::Float(1.0), Value::from("x")]);
         assert!(error(wrong).contains("argument 1: a float; expected an int"), "{}", error(Value::None));
         let by_name = Value::Map(vec![("*".into(), Value::Tuple(Vec::new())), ("**".into(), Value::Map(Vec::new()))]);

@@ -336,3 +336,34 @@ fn a_thousand_services_are_registered_and_found() {
         mesh.finish().expect("all end");
     });
 }
+
+#[test]
+fn who_waits_for_an_index_says_for_which() {
+    together(Expected::ranks(3), Transport::Shm, |mesh| {
+        let rpc = begin(&mesh);
+        // Rank 1 never makes it, so that rank 0 may yet be in it.
+        let making = (mesh.me().rank.0 == 0).then(|| rpc.create_group("ghost", &nodes(&mesh, &[0, 1]), LONG));
+        mesh.world().barrier().expect("all come");
+        if mesh.me().rank.0 == 2 {
+            let handle =
+                sheave_rpc::GroupHandle { name: "ghost".into(), generation: 9, members: nodes(&mesh, &[0, 1]) };
+            let group = rpc.open(&handle).expect("they are members");
+            let late = group.find("it", Some(Duration::from_millis(200))).expect("begun");
+            let account = late.awaited().and_then(|awaited| awaited.describe()).expect("it waits");
+            assert_eq!(account.what.as_deref(), Some("look up of service \"it\" on group ghost"));
+            assert!(account.whom.as_deref().is_some_and(|whom| whom.starts_with("rank-0, ")), "{account:?}");
+            let error = failed(late.wait());
+            assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
+            assert!(error.to_string().contains("rank-0") && error.to_string().contains("service \"it\""), "{error}");
+        }
+        mesh.world().barrier().expect("all come");
+        if let Some(making) = making {
+            let account = making.awaited().expect("it waits");
+            let told = account.ask().expect("rank 0 knows").wait().expect("it says");
+            assert!(told.contains("group \"ghost\": rank-1 did not create it"), "{told}");
+            making.cancel();
+            assert_eq!(failed(making.wait()).kind(), ErrorKind::Cancelled);
+        }
+        mesh.finish().expect("all end");
+    });
+}

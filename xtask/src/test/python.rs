@@ -37,6 +37,7 @@ pub(crate) fn run(workspace: &Workspace, preparation: &Outcome<Preparation>) -> 
         Err(reason) => return Ok(Report::Skipped(reason.clone())),
     };
     run_command(maturin(workspace, &venv)?)?;
+    run_command(workspace.cargo(&["build", "--quiet", "-p", "sheave", "--examples"]))?;
     pytest(workspace, &venv).map(Report::Counted)
 }
 
@@ -65,6 +66,8 @@ fn maturin(workspace: &Workspace, venv: &Venv) -> Outcome<Command> {
 fn pytest(workspace: &Workspace, venv: &Venv) -> Outcome<Tally> {
     let mut command = venv.python(workspace, &["-m", "pytest", "python/tests", "--verbose", "--color=no"]);
     command.arg(format!("--timeout={}", LIMIT.as_secs())).env("PYTHONUNBUFFERED", "1");
+    // Programs in Rust with which the Python ones talk.
+    command.env("SHEAVE_TEST_EXAMPLES", workspace.target().join("debug/examples"));
     let limit = LIMIT + LIMIT / 4;
     let mut tally = None;
     let mut last_line = String::new();

@@ -9,6 +9,7 @@ mod pair;
 mod peer;
 mod python;
 mod report;
+mod rpc;
 mod script;
 mod store;
 mod traffic;
@@ -73,6 +74,13 @@ pub(crate) enum Command {
     /// `sheave launch -n 4` to the last process's first barrier, both beyond what bare interpreters take; they stand
     /// beside what they may take.
     Python(python::Arguments),
+    /// Measures calls between Python processes.
+    ///
+    /// `registered` calls a service by its key, with plain values; `pickled` sends a function along; `echo` an array
+    /// there and back; `outstanding` is the time per call where 100 are in flight. `groups` makes a group of eight
+    /// processes, and `services` has one process register a thousand services and another one find them. Each stands
+    /// beside what it may take, and torch.distributed.rpc and Ray run in turn where a Python with them is named.
+    Rpc(rpc::Arguments),
     /// The second process of a measurement.
     #[command(hide = true)]
     LinkChild,
@@ -102,7 +110,8 @@ impl Command {
             | Self::Mesh(_)
             | Self::Collective(_)
             | Self::Exchange(_)
-            | Self::Python(_) => false,
+            | Self::Python(_)
+            | Self::Rpc(_) => false,
             Self::LinkChild
             | Self::CollectiveChild
             | Self::LimitChild
@@ -401,6 +410,7 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
         Command::Collective(arguments) => collective::run(&arguments),
         Command::Exchange(arguments) => exchange::run(&arguments),
         Command::Python(arguments) => python::run(&arguments),
+        Command::Rpc(arguments) => rpc::run(&arguments),
         Command::LinkChild => child::run(),
         Command::CollectiveChild => collective::follow(),
         Command::LimitChild => collective::follow_limit(),

@@ -1,0 +1,299 @@
+//! `sheave bench rpc`: calls between Python processes, beside torch's and Ray's.
+//!
+//! Everything is measured by one script that this binary carries, `benches/python/rpc.py`, in the Python in which sheave
+//! is installed, started by `sheave launch`.
+
+use super::child::{no_times, record};
+use super::link::show_progress;
+use super::peer::parse;
+use super::report::{self, Row};
+use super::script::Script;
+use super::{Transport, parse_bytes};
+use crate::{Failure, own};
+use clap::ValueEnum;
+use sheave_base::Result;
+use std::path::PathBuf;
+use std::time::Duration;
+
+const PROGRAM: &str = include_str!("../../../../benches/python/rpc.py");
+const TORCH_PROGRAM: &str = include_str!("../../../../benches/peers/torch_rpc.py");
+const RAY_PROGRAM: &str = include_str!("../../../../benches/peers/ray_rpc.py");
+
+/// What stands before the numbers of a line of ours.
+const MARK: &str = "times:";
+/// Where the times stand that a case may take.
+const ALLOWED: &str = "allowed";
+const TORCH: [(Transport, &str); 2] = [(Transport::Shm, "torch-shm"), (Transport::Tcp, "torch-tcp")];
+const RAY: &str = "ray";
+
+/// Longer arrays are echoed less often, and may take longer.
+const LONG_BYTES: usize = 4 << 20;
+const ECHO_BYTES: [usize; 2] = [1 << 20, 16 << 20];
+
+/// A run that takes longer has hung.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// What `sheave bench rpc` measures.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Arguments {
+    /// The Python in which sheave is installed.
+    #[arg(long, value_name = "PYTHON", default_value = "python3")]
+    python: PathBuf,
+    /// Run torch.distributed.rpc beside, by a Python in which torch is installed.
+    #[arg(long, value_name = "PYTHON")]
+    torch: Option<PathBuf>,
+    /// Run Ray beside, by a Python in which it is installed.
+    #[arg(long, value_name = "PYTHON")]
+    ray: Option<PathBuf>,
+    /// Measure this case only; may be given several times.
+    #[arg(long, value_name = "NAME")]
+    case: Vec<Case>,
+    /// Echo arrays of this size only, such as 1MiB; may be given several times.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    bytes: Vec<usize>,
+    /// Measure this transport only, shm or tcp; may be given several times.
+    #[arg(long, value_name = "NAME")]
+    transport: Vec<Transport>,
+    /// Fewer iterations.
+    #[arg(long)]
+    quick: bool,
+    /// Print one JSON object per line instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// Measure everything so often, in turn with the peers; 3 unless given, or 1 with --quick.
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100))]
+    turns: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum Case {
+    /// A service by its key, with plain values.
+    Registered,
+    /// A function that is sent along.
+    Pickled,
+    /// An array there and back.
+    Echo,
+    /// A hundred calls in flight: the time per call.
+    Outstanding,
+    /// A group of eight is made.
+    Groups,
+    /// A thousand services are registered and found.
+    Services,
+}
+
+impl Case {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Registered => "registered",
+            Self::Pickled => "pickled",
+            Self::Echo => "echo",
+            Self::Outstanding => "outstanding",
+            Self::Groups => "groups",
+            Self::Services => "services",
+        }
+    }
+
+    fn ranks(self) -> u32 {
+        if self == Self::Groups { 8 } else { 2 }
+    }
+
+    /// How often, and how often in a quick run.
+    fn rounds(self, bytes: usize) -> (u32, u32) {
+        match self {
+            Self::Registered | Self::Pickled => (3000, 300),
+            Self::Echo if bytes > LONG_BYTES => (50, 10),
+            Self::Echo => (300, 30),
+            Self::Outstanding => (100, 10),
+            Self::Groups => (50, 5),
+            Self::Services => (5, 2),
+        }
+    }
+
+    /// The time that it may take.
+    fn allowed(self, transport: Transport, bytes: usize) -> Duration {
+        let micros = match self {
+            Self::Registered | Self::Pickled if transport == Transport::Tcp => 40,
+            Self::Registered => 12,
+            Self::Pickled => 18,
+            Self::Echo if bytes > LONG_BYTES => 3000,
+            Self::Echo => 250,
+            Self::Outstanding => 10,
+            Self::Groups => 10_000,
+            Self::Services => 100_000,
+        };
+        Duration::from_micros(micros)
+    }
+
+    /// Whether others have such a thing.
+    fn has_peers(self) -> bool {
+        !matches!(self, Self::Groups | Self::Services)
+    }
+}
+
+/// What runs, and how often.
+struct Bench<'a> {
+    arguments: &'a Arguments,
+    ours: Script,
+    torch: Option<Script>,
+    ray: Option<Script>,
+    rows: Vec<Row>,
+}
+
+/// Measures and reports.
+pub(super) fn run(arguments: &Arguments) -> std::result::Result<(), Failure> {
+    if arguments.transport.contains(&Transport::Inproc) {
+        return Err(Failure::Usage("the nodes of a mesh are processes: use shm or tcp".to_owned()));
+    }
+    let mut bench = Bench::new(arguments)?;
+    let turns = arguments.turns.unwrap_or(if arguments.quick { 1 } else { 3 });
+    for turn in 1..=turns {
+        for (case, bytes) in bench.cases() {
+            show_progress(&format!("turn {turn} of {turns}: {}", case.name()));
+            bench.measure(case, bytes).map_err(|error| error.context(case.name()))?;
+        }
+    }
+    show_progress("");
+    let rows = bench.rows;
+    let mut stdout = std::io::stdout().lock();
+    if arguments.json { report::json(&rows, &mut stdout) } else { report::table(&rows, &mut stdout) }
+}
+
+impl<'a> Bench<'a> {
+    fn new(arguments: &'a Arguments) -> std::result::Result<Self, Failure> {
+        let ours = Script::checked("sheave", PROGRAM, &arguments.python, "--python", "sheave, numpy")?;
+        let torch = arguments.torch.as_deref();
+        let torch =
+            torch.map(|python| Script::checked("torch", TORCH_PROGRAM, python, "--torch", "torch")).transpose()?;
+        let ray = arguments.ray.as_deref();
+        let ray = ray.map(|python| Script::checked("ray", RAY_PROGRAM, python, "--ray", "ray, numpy")).transpose()?;
+        Ok(Self { arguments, ours, torch, ray, rows: Vec::new() })
+    }
+
+    fn cases(&self) -> Vec<(Case, usize)> {
+        let chosen = &self.arguments.case;
+        let is_chosen = |case: &Case| chosen.is_empty() || chosen.contains(case);
+        let sizes = |case: Case| match case {
+            Case::Echo if !self.arguments.bytes.is_empty() => self.arguments.bytes.clone(),
+            Case::Echo => ECHO_BYTES.to_vec(),
+            _ => vec![0],
+        };
+        let cases = Case::value_variants().iter().copied().filter(is_chosen);
+        cases.flat_map(|case| sizes(case).into_iter().map(move |bytes| (case, bytes))).collect()
+    }
+
+    fn transports(&self) -> impl Iterator<Item = Transport> {
+        let chosen = &self.arguments.transport;
+        [Transport::Shm, Transport::Tcp].into_iter().filter(|one| chosen.is_empty() || chosen.contains(one))
+    }
+
+    fn measure(&mut self, case: Case, bytes: usize) -> Result<()> {
+        let (rounds, quick) = case.rounds(bytes);
+        let rounds = if self.arguments.quick { quick } else { rounds };
+        let words = [case.name().to_owned(), rounds.to_string(), bytes.to_string()];
+        for transport in self.transports().collect::<Vec<_>>() {
+            let file = std::env::current_exe()?.into_os_string().to_string_lossy().into_owned();
+            let mut line: Vec<String> =
+                own::line(file).iter().map(|word| word.to_string_lossy().into_owned()).collect();
+            let ranks = case.ranks().to_string();
+            line.extend(["launch", "-n", &ranks, "--"].map(str::to_owned));
+            let launch: Vec<&str> = line.iter().skip(1).map(String::as_str).collect();
+            let mut command = self.ours.run_by(&line[0], &launch);
+            command.args(&words).env("SHEAVE_TRANSPORT", transport.name());
+            for (bytes, times) in self.printed(&self.ours, &mut command)? {
+                self.add(case, bytes, transport.name(), Some(case.allowed(transport, bytes)), &times);
+            }
+            let torch = TORCH.iter().find(|(way, _)| *way == transport).map_or(RAY, |(_, name)| name);
+            if case.has_peers() {
+                self.measure_peer(case, torch, &words, transport);
+            }
+        }
+        if case.has_peers() {
+            self.measure_peer(case, RAY, &words, Transport::Shm);
+        }
+        Ok(())
+    }
+
+    /// A peer that fails leaves its rows out.
+    fn measure_peer(&mut self, case: Case, name: &'static str, words: &[String], transport: Transport) {
+        let script = if name == RAY { &self.ray } else { &self.torch };
+        let Some(script) = script else { return };
+        let mut command = script.command();
+        command.args(words).env("SHEAVE_TRANSPORT", transport.name());
+        match self.printed(script, &mut command) {
+            Ok(measured) => {
+                for (bytes, times) in measured {
+                    self.add(case, bytes, name, None, &times);
+                }
+            }
+            Err(error) => crate::say(&format!("a run of {name} is left out: {error}"), true),
+        }
+    }
+
+    fn printed(&self, script: &Script, command: &mut std::process::Command) -> Result<Vec<(usize, Vec<u64>)>> {
+        let printed = script.output(command, LIMIT)?;
+        // The launcher's lines begin with the name of a process.
+        printed.lines().map(|line| parse(line.rsplit(MARK).next().unwrap_or(line))).collect()
+    }
+
+    /// Adds times to the row that they belong to, and what they may be to one beside it.
+    fn add(&mut self, case: Case, bytes: usize, at: &'static str, allowed: Option<Duration>, times_ns: &[u64]) {
+        let way = if at == Transport::Tcp.name() { "allowed-tcp" } else { ALLOWED };
+        let row = self.row(case, bytes, at, allowed.map(|_| (case.name(), way)));
+        times_ns.iter().for_each(|time_ns| record(&mut self.rows[row].times, Duration::from_nanos(*time_ns)));
+        if let Some(allowed) = allowed {
+            let row = self.row(case, bytes, way, None);
+            if self.rows[row].times.is_empty() {
+                record(&mut self.rows[row].times, allowed);
+            }
+        }
+    }
+
+    fn row(
+        &mut self,
+        case: Case,
+        bytes: usize,
+        transport: &'static str,
+        compared_with: Option<(&'static str, &'static str)>,
+    ) -> usize {
+        let is_it = |row: &Row| (row.case, row.bytes, row.transport) == (case.name(), bytes, transport);
+        self.rows.iter().position(is_it).unwrap_or_else(|| {
+            self.rows.push(Row {
+                bench: "rpc",
+                case: case.name(),
+                bytes,
+                ranks: case.ranks(),
+                transport,
+                language: "python",
+                compared_with,
+                target: compared_with.map(|_| 1.0),
+                times: no_times(),
+            });
+            self.rows.len() - 1
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_the_command_line() {
+        for case in Case::value_variants() {
+            assert_eq!(case.to_possible_value().map(|value| value.get_name().to_owned()), Some(case.name().to_owned()));
+        }
+    }
+
+    #[test]
+    fn all_scripts_do_everything_as_often() {
+        for name in ["WARM_ROUNDS = ", "OUTSTANDING = "] {
+            let number = |program: &str| {
+                let said = program.split(name).nth(1).expect("the program has this number");
+                said.chars().take_while(char::is_ascii_digit).collect::<String>()
+            };
+            assert_eq!(number(PROGRAM), number(TORCH_PROGRAM), "{name}");
+            assert_eq!(number(PROGRAM), number(RAY_PROGRAM), "{name}");
+        }
+    }
+}
