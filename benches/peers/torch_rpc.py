@@ -53,7 +53,7 @@ def take_part(rank, port, case, rounds, length_bytes):
         array = torch.ones(length_bytes // 4)
         act, cut = {
             "registered": (lambda: rpc.rpc_sync("rank-1", nothing, (1,)), 1),
-            "pickled": (lambda: rpc.rpc_sync("rank-1", nothing), 1),
+            "pickled": (lambda: rpc.rpc_sync("rank-1", int), 1),
             "echo": (lambda: rpc.rpc_sync("rank-1", echo, (array,)), 1),
             "outstanding": (many, OUTSTANDING),
         }[case]

@@ -35,7 +35,7 @@ def rounds_of(group, case, length_bytes):
     other = "rank-1"
     return {
         "registered": (lambda: group.registered_sync("nothing", (1,)), 1),
-        "pickled": (lambda: group.rpc_sync(other, nothing), 1),
+        "pickled": (lambda: group.rpc_sync(other, int), 1),
         "echo": (lambda: group.registered_sync("echo", (array,)), 1),
         "outstanding": (lambda: many(group), OUTSTANDING),
     }[case]

@@ -49,6 +49,17 @@ class Pickled(NamedTuple):
     refs: list[Ref]
 
 
+def _is_by_name(value: Any, module: str, name: str) -> bool:
+    """Whether a function or class is what its module has under its name, and that is where others are to find it."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is not value:
+        return False
+    by_value = cloudpickle.list_registry_pickle_by_value()
+    return not by_value or not any(module == each or module.startswith(each + ".") for each in by_value)
+
+
 def _apply(function: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> Any:
     """Calls of functions that were sent here."""
     return function(*args, **kwargs) if kwargs else function(*args)

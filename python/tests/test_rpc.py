@@ -333,3 +333,41 @@ def test_partial_functions_and_methods_are_sent():
         mesh.barrier(timeout=20)
 
     together(act, size=2)
+
+
+def test_functions_travel_by_name_where_they_can(start):
+    """What can be imported is no pickle: an array in its arguments is one, and the module is imported there."""
+
+    def act(mesh):
+        group = mesh.rpc_group("all", timeout=20)
+        assert group.rpc_sync(1, functools.reduce, (max, [3, 1, 2]), timeout=20) == 3
+        assert group.rpc_sync(1, Counter, (5,), timeout=20).count == 5
+        assert group.rpc_sync(1, isinstance, (Counter(), Counter), timeout=20)
+        kept = group.remote(1, sorted, ([3, 1, 2],)).to_here(timeout=20)
+        assert kept == [1, 2, 3]
+        mesh.serve("echo", lambda value: value)
+        mesh.barrier(timeout=20)
+        for value in (pow, Counter, [os.getpid, {"key": Counter.add}], np.add, "a,b".split, lambda: 1):
+            echoed = mesh.call(1, "echo", (value,), timeout=20)
+            assert echoed == value or callable(echoed)
+        assert mesh.call(1, "echo", (pow,), timeout=20) is pow
+        mesh.barrier(timeout=20)
+
+    together(act, size=2)
+
+
+def test_named_functions_are_opened_where_pickles_are(start):
+    program = """
+import sheave
+with sheave.Mesh() as mesh:
+    group = mesh.rpc_group("alone", [0])
+    group.register("echo", lambda value: value)
+    assert group.registered_sync("echo", (7,)) == 7
+    for call in (lambda: group.rpc_sync(0, pow, (2, 3)), lambda: group.registered_sync("echo", (pow,))):
+        try:
+            call()
+            raise AssertionError("it was called")
+        except sheave.NotPermitted as error:
+            assert "opens no pickles" in str(error), error
+"""
+    start(program, SHEAVE_PICKLE="never").succeed()

@@ -624,8 +624,9 @@ impl PyMesh {
     /// Raises DeadlineExceeded after `timeout` seconds, naming who is missing; PeerLost when one is gone; Mismatch
     /// where another one names other members; AlreadyExists if this process is in a group of that name.
     ///
-    /// >>> mesh.rpc_group("actors", [0], timeout=10)
-    /// <sheave.RpcGroup "actors" of 1 members, generation 1>
+    /// >>> group = mesh.rpc_group("players", [0], timeout=10)
+    /// >>> group.name, group.size, group.is_member
+    /// ('players', 1, True)
     #[pyo3(signature = (name, members = None, *, timeout = None))]
     fn rpc_group(
         &self,

@@ -27,7 +27,7 @@ use std::time::Duration;
 /// Each method takes `timeout`, in seconds, after which it raises DeadlineExceeded; without one it waits for as long as
 /// those whom it needs live. PeerLost names one who is gone.
 ///
-/// >>> group = mesh.rpc_group("actors", [0])
+/// >>> group = mesh.rpc_group("workers", [0])
 /// >>> group.register("double", lambda number: 2 * number)
 /// >>> group.registered_sync("double", (21,))
 /// 42

@@ -2,8 +2,9 @@
 //!
 //! What is plain travels as sheave's own [`Value`](sheave_wire::Value), so that Rust reads it too, and arrives as what
 //! it was: `None`, bool, int of any size, float, complex, str, bytes, tuple, list, dict, set, frozenset, slice, scalars
-//! and dtypes of numpy. Arrays of numpy and tensors of torch and of sheave in it travel beside it. At the other end
-//! they are new ones of the same kind, in memory that belongs to whoever gets them, and may be written.
+//! and dtypes of numpy; functions and classes by their names, where these can be imported. Arrays of numpy and tensors
+//! of torch and of sheave in it travel beside it. At the other end they are new ones of the same kind, in memory that
+//! belongs to whoever gets them, and may be written.
 //!
 //! Where anything else is in it, also deep inside, all of it is one pickle (`sheave.pickling`), whose large buffers
 //! travel as tensors too: two names for one object are two names for one object again. Pickled as well is what is plain
@@ -18,6 +19,7 @@
 //! | complex, frozenset | `Tagged("complex", Scalar)`, `Tagged("frozenset", Set)` |
 //! | bytes and str of more than 64 KiB | `Tagged("bytes", Tensor)`, `Tagged("str", Tensor)` |
 //! | `sheave.Ref` | `Ref` |
+//! | function or class that can be imported | `Tagged("global", Str)`, its module and its name there |
 //! | all else | `Tagged("pickle", List[Pickle, Tensor, …, Ref, …])` |
 
 mod pack;
@@ -34,6 +36,8 @@ const SHEAVE: &str = "sheave";
 const COMPLEX: &str = "complex";
 const FROZENSET: &str = "frozenset";
 const PICKLE: &str = "pickle";
+/// Opened where pickles are, and nowhere else: whoever names a function to be called has it run.
+const GLOBAL: &str = "global";
 
 const BYTES: &str = "bytes";
 const STR: &str = "str";

@@ -17,6 +17,7 @@ use std::process::ExitCode;
 const SLOPE: f32 = 2.0;
 const OFFSET: f32 = 1.0;
 
+#[expect(clippy::print_stdout, reason = "what it prints is for whoever has started it")]
 fn main() -> ExitCode {
     sheave::run(|mesh| {
         let rpc = Rpc::serve(mesh)?;

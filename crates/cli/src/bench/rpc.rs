@@ -1,7 +1,7 @@
 //! `sheave bench rpc`: calls between Python processes, beside torch's and Ray's.
 //!
-//! Everything is measured by one script that this binary carries, `benches/python/rpc.py`, in the Python in which sheave
-//! is installed, started by `sheave launch`.
+//! Everything is measured by one script that this binary carries, `benches/python/rpc.py`, in the Python in which
+//! sheave is installed, started by `sheave launch`.
 
 use super::child::{no_times, record};
 use super::link::show_progress;
@@ -110,10 +110,11 @@ impl Case {
         }
     }
 
-    /// The time that it may take.
-    fn allowed(self, transport: Transport, bytes: usize) -> Duration {
+    /// The time that it may take, where one is set.
+    fn allowed(self, transport: Transport, bytes: usize) -> Option<Duration> {
         let micros = match self {
             Self::Registered | Self::Pickled if transport == Transport::Tcp => 40,
+            Self::Echo | Self::Outstanding if transport == Transport::Tcp => return None,
             Self::Registered => 12,
             Self::Pickled => 18,
             Self::Echo if bytes > LONG_BYTES => 3000,
@@ -122,7 +123,7 @@ impl Case {
             Self::Groups => 10_000,
             Self::Services => 100_000,
         };
-        Duration::from_micros(micros)
+        Some(Duration::from_micros(micros))
     }
 
     /// Whether others have such a thing.
@@ -201,7 +202,7 @@ impl<'a> Bench<'a> {
             let mut command = self.ours.run_by(&line[0], &launch);
             command.args(&words).env("SHEAVE_TRANSPORT", transport.name());
             for (bytes, times) in self.printed(&self.ours, &mut command)? {
-                self.add(case, bytes, transport.name(), Some(case.allowed(transport, bytes)), &times);
+                self.add(case, bytes, transport.name(), case.allowed(transport, bytes), &times);
             }
             let torch = TORCH.iter().find(|(way, _)| *way == transport).map_or(RAY, |(_, name)| name);
             if case.has_peers() {

@@ -1,6 +1,6 @@
 //! What Python has, made into values.
 
-use super::{BYTES, COMPLEX, FROZENSET, LONG_BYTES, PICKLE, SHEAVE, STR, TORCH, pickling};
+use super::{BYTES, COMPLEX, FROZENSET, GLOBAL, LONG_BYTES, PICKLE, SHEAVE, STR, TORCH, pickling};
 use crate::errors::{self, OrRaise};
 use crate::import::{self, Access};
 use crate::references::PyRef;
@@ -9,7 +9,8 @@ use crate::{dtype, life};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{
-    PyBool, PyBytes, PyComplex, PyDict, PyFloat, PyFrozenSet, PyInt, PyList, PySet, PySlice, PyString, PyTuple, PyType,
+    PyBool, PyBytes, PyCFunction, PyComplex, PyDict, PyFloat, PyFrozenSet, PyInt, PyList, PySet, PySlice, PyString,
+    PyTuple, PyType,
 };
 use sheave_base::{ErrorKind, limits};
 use sheave_mesh::Ref;
@@ -149,7 +150,7 @@ impl Packer {
             let Some(tensor) = elements(object)? else { return Ok(None) };
             (Some(TORCH), tensor)
         } else {
-            return Ok(None);
+            return global(object);
         };
         if self.tensors.len() >= limits::PARTS_MAX {
             return Ok(None);
@@ -231,6 +232,27 @@ fn integer(number: &Bound<'_, PyInt>) -> PyResult<Option<Value>> {
     Ok((bytes.len() <= LONG_BYTES).then_some(Value::Integer(bytes)))
 }
 
+/// A function or a class that is found by its name wherever its module can be imported.
+fn global(object: &Bound<'_, PyAny>) -> PyResult<Option<Value>> {
+    let py = object.py();
+    let class = object.get_type();
+    let is_function = || -> PyResult<bool> {
+        Ok(class.is(py.get_type::<PyCFunction>()) || class.is(FUNCTION.import(py, "types", "FunctionType")?))
+    };
+    // A class of a class of its own may be made in its own way.
+    if !class.is(py.get_type::<PyType>()) && !is_function()? {
+        return Ok(None);
+    }
+    let text = |name| Ok::<_, PyErr>(object.getattr(name)?.extract::<String>().ok());
+    let (Some(module), Some(name)) = (text("__module__")?, text("__qualname__")?) else { return Ok(None) };
+    // What a script defines is elsewhere under no name.
+    if module == "__main__" || !pickling(py)?.call_method1("_is_by_name", (object, &module, &name))?.is_truthy()? {
+        return Ok(None);
+    }
+    Ok(Some(tagged(GLOBAL, Value::Str(format!("{module}:{name}")))))
+}
+
+static FUNCTION: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 static NDARRAY: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 static GENERIC: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 static DTYPE: PyOnceLock<Py<PyType>> = PyOnceLock::new();

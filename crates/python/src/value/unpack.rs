@@ -1,6 +1,6 @@
 //! Values, made into what Python has.
 
-use super::{BYTES, COMPLEX, FROZENSET, PICKLE, SHEAVE, STR, TORCH, pickling};
+use super::{BYTES, COMPLEX, FROZENSET, GLOBAL, PICKLE, SHEAVE, STR, TORCH, pickling};
 use crate::errors::{self, OrRaise};
 use crate::references::PyRef;
 use crate::tensor::PyTensor;
@@ -64,7 +64,7 @@ impl Opener {
         let Err(refusal) = &self.opens else { return Ok(()) };
         value.try_visit(&mut |value| match value {
             Value::Pickle(_) => Err(refusal.clone()),
-            Value::Tagged(tagged) if tagged.0 == PICKLE => Err(refusal.clone()),
+            Value::Tagged(tagged) if tagged.0 == PICKLE || tagged.0 == GLOBAL => Err(refusal.clone()),
             _ => Ok(()),
         })
     }
@@ -145,6 +145,7 @@ impl<'py> Unpacker<'_, 'py> {
     fn tagged(&self, tag: &str, value: Value) -> PyResult<Bound<'py, PyAny>> {
         match (tag, value) {
             (PICKLE, Value::List(items)) => self.opened(items),
+            (GLOBAL, Value::Str(name)) => self.global(&name),
             (SHEAVE, Value::Tensor(index)) => Ok(self.tensor(index)?.into_any()),
             (TORCH, Value::Tensor(index)) => self.torch(index),
             (BYTES, Value::Tensor(index)) => Ok(self.bytes(index)?.into_any()),
@@ -156,6 +157,20 @@ impl<'py> Unpacker<'_, 'py> {
             }
             (_, value) => self.object(value),
         }
+    }
+
+    /// A function or a class by its name, whose module is imported if it was not.
+    fn global(&self, name: &str) -> PyResult<Bound<'py, PyAny>> {
+        self.opener.opens.clone().or_raise(self.py)?;
+        let Some((module, path)) = name.split_once(':') else {
+            return Err(self.error(ErrorKind::Protocol, format!("a function of the name {name:?}")));
+        };
+        let known = self.py.import("sys")?.getattr("modules")?.cast_into::<PyDict>()?.get_item(module)?;
+        let module = match known {
+            Some(module) => module,
+            None => life::below(self.py, || Ok(self.py.import(module)?.into_any()))?,
+        };
+        path.split('.').try_fold(module, |found, part| found.getattr(part))
     }
 
     fn tensor(&self, index: u32) -> PyResult<Bound<'py, PyTensor>> {
