@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 _lock = threading.Lock()
 _is_taken = False
 _world: "World | None" = None
+_has_left_one = False
 
 
 def take() -> None:
@@ -28,9 +29,15 @@ def fill(world: "World") -> None:
 
 def free() -> None:
     """Gives the place back: the next world may be made."""
-    global _is_taken, _world
+    global _has_left_one, _is_taken, _world
     with _lock:
+        _has_left_one = _has_left_one or _world is not None
         _is_taken, _world = False, None
+
+
+def has_left_one() -> bool:
+    """Whether this process was in a world before."""
+    return _has_left_one
 
 
 def get_world() -> "World | None":

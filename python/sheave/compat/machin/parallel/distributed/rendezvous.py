@@ -1,15 +1,21 @@
 """How the processes of a world meet: where the program says, as which it says, or as whatever has launched it says."""
 
 import os
+import time
+from typing import Any
 from urllib.parse import urlsplit
 
-from sheave import Mesh
+from sheave import AlreadyExists, Mesh
 
+from sheave.compat.machin.parallel.distributed import current
 from sheave.compat.runtime_errors import invalid, raising
 
 #: Where a world meets that says nothing.
 DIST_INIT_METHOD = "tcp://localhost:9100"
 RPC_INIT_METHOD = "tcp://localhost:9101"
+
+#: How long a process waits before it tries again to join, in seconds.
+PAUSE_S = 0.02
 
 #: By which of these in the environment sheave knows that a launcher has started this process, and which one.
 LAUNCHED = (
@@ -33,14 +39,14 @@ def join(name: str, rank: int, world_size: int, init_method: str, timeout: float
         raise invalid("World", f"rank {rank} is outside a world of {world_size}", "ranks are counted from 0")
     if rank >= 0 and world_size > 0:
         with raising():
-            return Mesh(rank=rank, size=world_size, role="rank", root=root, name=name, join_timeout=timeout)
+            return _mesh(timeout, rank=rank, size=world_size, role="rank", root=root, name=name)
     if not any(os.environ.get(variable, "").strip() for variable in LAUNCHED):
         what = f"rank is {rank} and world_size {world_size}, and no launcher has set them"
         raise invalid("World", what, "give both, or start the processes with `sheave launch -n` or torchrun")
     # A method that was left as it is says nothing.
     said = root if init_method not in (DIST_INIT_METHOD, RPC_INIT_METHOD) else None
     with raising():
-        mesh = Mesh(root=said, name=name, join_timeout=timeout)
+        mesh = _mesh(timeout, root=said, name=name)
     if mesh.world.size != mesh.size:
         mesh.close()
         raise invalid("World", "the launcher has started servers or a scheduler beside", "start the processes alone")
@@ -49,6 +55,19 @@ def join(name: str, rank: int, world_size: int, init_method: str, timeout: float
             mesh.close()
             raise invalid("World", f"{which} is {given}, and {found} by the launcher", "give both or neither of them")
     return mesh
+
+
+def _mesh(timeout: float, **settings: Any) -> Mesh:
+    """Joins. In the place of a world that this process has left others may not have left theirs: until they have, the
+    one who listens there says that the job has started."""
+    until = time.monotonic() + timeout
+    while True:
+        try:
+            return Mesh(join_timeout=max(until - time.monotonic(), PAUSE_S), **settings)
+        except AlreadyExists:
+            if not current.has_left_one() or time.monotonic() + PAUSE_S > until:
+                raise
+            time.sleep(PAUSE_S)
 
 
 def _root(init_method: str) -> str | None:
