@@ -66,12 +66,7 @@ impl EntryName {
     }
 
     fn key_text(&self) -> String {
-        match codec::decode(&self.key) {
-            Ok(Value::Str(text)) => format!("{text:?}"),
-            Ok(Value::Int(number)) => number.to_string(),
-            Ok(value) => format!("{value:?}"),
-            Err(_) => format!("{:?}", self.key),
-        }
+        codec::decode(&self.key).map_or_else(|_| format!("{:?}", self.key), |key| text_of(&key))
     }
 
     /// The name under which a member serves it. It is the same in later groups of the name: each name that is called
@@ -79,6 +74,23 @@ impl EntryName {
     pub(crate) fn service(&self, group: &str) -> ServiceName {
         // The length tells where the group's name ends, which may have any characters.
         ServiceName::from(format!("rpc.{}.{group}/{}", group.len(), self.key_text()))
+    }
+}
+
+/// The text of a key. Those of keys that differ do too.
+fn text_of(key: &Value) -> String {
+    let listed = |items: &[Value]| items.iter().map(text_of).collect::<Vec<_>>().join(", ");
+    match key {
+        Value::None => "none".to_owned(),
+        Value::Bool(truth) => truth.to_string(),
+        Value::Int(number) => number.to_string(),
+        Value::Float(number) => format!("{number:?}"),
+        Value::Str(text) => format!("{text:?}"),
+        // One of a single item is no item in brackets.
+        Value::Tuple(items) if items.len() == 1 => format!("({},)", listed(items)),
+        Value::Tuple(items) => format!("({})", listed(items)),
+        Value::List(items) => format!("[{}]", listed(items)),
+        other => format!("{other:?}"),
     }
 }
 
@@ -98,8 +110,21 @@ mod tests {
             let entry = EntryName::new(Sort::Service, key).expect("a key");
             entry.service(group).as_str().to_owned()
         };
-        let keys = [Value::from("1"), Value::Int(1), Value::Bool(true), Value::Tuple(vec![Value::Int(1)]), Value::None];
+        let one = || vec![Value::Int(1)];
+        let keys = [
+            Value::from("1"),
+            Value::Int(1),
+            Value::Float(1.0),
+            Value::Bool(true),
+            Value::from("true"),
+            Value::Tuple(one()),
+            Value::List(one()),
+            Value::List(vec![Value::Tuple(one())]),
+            Value::None,
+        ];
         let mut names: Vec<String> = keys.iter().map(|key| name("g", key)).collect();
+        let pair = Value::Tuple(vec![Value::from("a"), Value::Int(1)]);
+        assert_eq!(name("g", &pair), "rpc.1.g/(\"a\", 1)");
         names.extend([name("g/", &keys[0]), name("g/\"1", &Value::from("2"))]);
         let distinct: std::collections::HashSet<_> = names.iter().collect();
         assert_eq!(distinct.len(), names.len(), "{names:?}");
