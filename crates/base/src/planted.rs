@@ -55,7 +55,7 @@ pub enum Bug {
     ReportUnheard,
     /// A member does not tell a new index of what it has.
     EntryUntold,
-    /// What a member had stays in the index when it is gone.
+    /// Entries of a member stay in the index when it is gone.
     EntryOutlives,
     /// A key is granted to a second owner.
     EntryTwice,

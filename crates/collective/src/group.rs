@@ -647,7 +647,7 @@ impl State {
         Error::new(ErrorKind::DeadlineExceeded, what).hint("a member may be late or stuck; look at its output")
     }
 
-    /// What has not come or gone, and from or to whom.
+    /// The message that has not come or gone, and from or to whom.
     fn no_message(&self, task: &Task) -> String {
         let Some((other, tag)) = task.message else { return "no message came or went".to_owned() };
         let way = if task.operation == "recv" { "came from" } else { "went to" };

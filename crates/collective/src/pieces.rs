@@ -261,15 +261,15 @@ impl Side {
     }
 }
 
-/// What is copied, from where to where.
+/// Copies, from where to where.
 type Copies = Vec<(Region, Region)>;
 
-/// What a rank does itself, beside the operation on contiguous memory.
+/// Work that a rank does itself, beside the operation on contiguous memory.
 #[derive(Default)]
 struct Around {
     before: Copies,
     after: Copies,
-    /// What is in use until the end.
+    /// Buffers that are in use until the end.
     held: Vec<Region>,
 }
 
@@ -308,7 +308,7 @@ async fn pause() {
     .await;
 }
 
-/// Where the tensors of a list lie in memory that holds one behind the other, in bytes.
+/// The places of a list's tensors in memory that holds one behind the other, in bytes.
 fn ranges(tensors: &[Region]) -> impl Iterator<Item = Range<usize>> + '_ {
     tensors.iter().scan(0, |end, tensor| {
         let start = *end;

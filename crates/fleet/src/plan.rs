@@ -188,7 +188,7 @@ impl JobPlan {
         variables
     }
 
-    /// What the processes of the job say of whom they have lost.
+    /// Returns what the processes of the job say of whom they have lost.
     #[must_use]
     pub fn losses(&self) -> &Losses {
         &self.losses
@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(names, ["rank-0", "rank-1"]);
     }
 
-    /// What a job tells its processes is what a process reads, from sheave's variables as from ps-lite's.
+    /// A process reads what its job tells it, from sheave's variables as from ps-lite's.
     #[test]
     fn every_process_of_a_job_finds_its_place() {
         for (servers, of_ps_lite) in [(2, false), (2, true), (0, false)] {

@@ -4,7 +4,7 @@ mod common;
 
 use common::{PATIENCE, together, until, wait};
 use sheave_base::config::Transport;
-use sheave_base::{Error, ErrorKind, NodeId, Peer, Rank, UserError};
+use sheave_base::{Error, ErrorKind, NodeId, Peer, Rank, UserError, limits};
 use sheave_mesh::{Answer, Call, Expected, Lane, Mesh, Request, Service};
 use sheave_net::Part;
 use sheave_tensor::{Dtype, Mode, Tensor};
@@ -387,4 +387,27 @@ fn a_node_that_serves_one_call_after_the_other_is_not_woken_for_each() {
             least < CALLS / 4
         });
     });
+}
+
+#[test]
+fn so_many_services_are_called_over_one_link_and_one_more_is_refused() {
+    with_service(
+        Transport::Shm,
+        |request: Request| request.reply.value(()),
+        |mesh, to| {
+            let call = |name: String| mesh.call(to, name, "", Value::None).and_then(|work| wait(&work));
+            // The name of each is new, though the other node has none of them.
+            for number in 0..limits::SERVICES_MAX - 1 {
+                let error = call(format!("service {number}")).expect_err("there is none");
+                assert!(error.kind() == ErrorKind::NotFound && error.has_not_begun(), "{error}");
+            }
+            call("it".to_owned()).expect("there is room for one more");
+            let error = call("one too many".to_owned()).expect_err("there is no room");
+            let about = error.about().map(|peer| peer.name.as_str());
+            assert_eq!((error.kind(), about), (ErrorKind::LimitExceeded, Some("rank-1")), "{error}");
+            for _ in 0..1000 {
+                call("it".to_owned()).expect("it was called before");
+            }
+        },
+    );
 }

@@ -1,4 +1,4 @@
-//! What `sheave.Fleet` and `sheave.spawn` stand on: processes that are guests of a mesh of Python, and the places of
+//! The ground of `sheave.Fleet` and `sheave.spawn`: processes that are guests of a mesh of Python, and the places of
 //! those that are members of a job.
 //!
 //! Events come on threads of the node, which do not enter the interpreter: they wait in a list of bounded length until
@@ -23,7 +23,7 @@ use std::time::Duration;
 /// Events that are kept for those who ask; of more, the last.
 const EVENTS_MAX: usize = 1024;
 
-/// What becomes of the processes' output.
+/// The fate of the processes' output, by its name.
 fn output_named(name: &str) -> Result<Output> {
     match name {
         "prefix" => Ok(Output::Prefixed { colour: Colour::Auto }),
@@ -168,7 +168,7 @@ impl PyGuestFleet {
     }
 }
 
-/// Where the processes of a job belong: what `sheave.spawn` starts them by. The job's secret is lost with it.
+/// The places of a job's processes, by which `sheave.spawn` starts them. The job's secret is lost with it.
 #[pyclass(name = "JobPlan", module = "sheave._core", frozen)]
 pub(crate) struct PyJobPlan(JobPlan);
 
@@ -185,7 +185,7 @@ impl PyJobPlan {
         members.map(|(at, member)| (member.peer().into(), self.0.variables(at).into_iter().collect())).collect()
     }
 
-    /// Who has lost whom so far, by their names.
+    /// Losses so far: who has lost whom, by their names.
     fn losses(&self) -> BTreeSet<(String, String)> {
         self.0.losses().known().into_iter().map(|loss| (loss.by, loss.of)).collect()
     }

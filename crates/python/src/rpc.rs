@@ -1,7 +1,7 @@
 //! `sheave.RpcGroup`: groups of members by name, and in them functions that are sent along, services and values by key.
 
 use crate::calls::{self, Arguments, Callee, FUNCTIONS};
-use crate::errors::OrRaise;
+use crate::errors::{self, OrRaise};
 use crate::guarded::Guarded;
 use crate::mesh::{self, PyMember, PyMesh};
 use crate::references::{self, PyRef};
@@ -10,7 +10,7 @@ use crate::work::{PyWork, now_ns};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
-use sheave_mesh::{Answer, Call, Mesh, Ref};
+use sheave_mesh::{Answer, Call, Mesh, Ref, ServiceName};
 use sheave_rpc::{GroupHandle, RpcGroup};
 use sheave_wire::Value;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ fn key(object: &Bound<'_, PyAny>) -> PyResult<Value> {
     Ok(pack(object)?.value)
 }
 
-/// What `timeout` means to a call, and how it is waited for.
+/// A work of the group that has begun.
 fn begun<T: Send + 'static>(
     py: Python<'_>,
     start: impl FnOnce() -> Result<Work<T>> + Send,
@@ -111,6 +111,29 @@ impl PyRpcGroup {
         Err(Error::new(ErrorKind::InvalidArgument, what).operation("rpc").hint("call one of its members")).or_raise(py)
     }
 
+    /// Does something with a key, and waits for it.
+    fn by_key<T: Send + 'static>(
+        &self,
+        key: &Bound<'_, PyAny>,
+        timeout: Option<f64>,
+        start: impl FnOnce(&RpcGroup, Value, Option<Duration>) -> Result<Work<T>> + Send,
+        convert: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
+    ) -> PyResult<Py<PyAny>> {
+        let (py, limit) = (key.py(), crate::enter::span(timeout)?);
+        let (group, key) = (self.group(py)?, self::key(key)?);
+        begun(py, || start(group, key, limit), convert)?.given(py, false)
+    }
+
+    /// Waits until the service of a key is found: on which node, and by which name.
+    fn found(&self, py: Python<'_>, key: Value, limit: Option<Duration>) -> PyResult<(NodeId, ServiceName)> {
+        let group = self.group(py)?;
+        crate::enter::enter(py, None, |_, interrupt| {
+            let found = group.find(key, limit)?;
+            found.wait_until(None, interrupt)?;
+            found.taken()
+        })
+    }
+
     /// A function and its arguments, as the other end takes them.
     fn call_of<'py>(
         function: &Bound<'py, PyAny>,
@@ -144,8 +167,13 @@ impl PyRpcGroup {
         deadline: Option<Duration>,
     ) -> PyResult<PyWork> {
         let (py, group, name) = (name.py(), self.group(name.py())?, key(name)?);
-        let begun_ns = now_ns();
         let packed = calls::packed_arguments(args)?;
+        if !(packed.tensors.is_empty() && packed.refs.is_empty()) {
+            // What may change meanwhile is sent when its callee is found, in a wait that Ctrl-C ends.
+            let (node, service) = self.found(py, name, deadline)?;
+            return calls::ask(py, &self.opener, Callee { node, service, method }, packed, deadline);
+        }
+        let begun_ns = now_ns();
         let call = Call { args: packed.value, tensors: packed.tensors, deadline, ..Call::default() };
         let work = py.detach(|| group.call(name, method, call)).or_raise(py)?;
         drop(packed.refs);
@@ -280,9 +308,7 @@ impl PyRpcGroup {
     /// >>> group.deregister("sum")
     #[pyo3(signature = (key, *, timeout = None))]
     fn deregister(&self, key: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
-        let (py, limit) = (key.py(), crate::enter::span(timeout)?);
-        let (group, key) = (self.group(py)?, self::key(key)?);
-        begun(py, || group.deregister(key, limit), nothing)?.given(py, false)
+        self.by_key(key, timeout, RpcGroup::deregister, nothing)
     }
 
     /// Whether a member has registered a service under this key.
@@ -291,27 +317,21 @@ impl PyRpcGroup {
     /// False
     #[pyo3(signature = (key, *, timeout = None))]
     fn is_registered(&self, key: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
-        let (py, limit) = (key.py(), crate::enter::span(timeout)?);
-        let (group, key) = (self.group(py)?, self::key(key)?);
-        begun(py, || group.is_registered(key, limit), truth)?.given(py, false)
+        self.by_key(key, timeout, RpcGroup::is_registered, truth)
     }
 
     /// Whether a service of this key is found, now or before.
     #[pyo3(signature = (key, *, timeout = None))]
     fn _finds(&self, key: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<bool> {
         let (py, limit) = (key.py(), crate::enter::span(timeout)?);
-        let (group, key) = (self.group(py)?, self::key(key)?);
-        if group.has_found(key.clone()).or_raise(py)? {
+        let key = self::key(key)?;
+        if self.group(py)?.has_found(key.clone()).or_raise(py)? {
             return Ok(true);
         }
-        crate::enter::enter(py, None, |_, interrupt| {
-            let found = group.find(key, limit)?;
-            found.wait_until(None, interrupt)?;
-            match found.taken() {
-                Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-                found => found.map(|_| true),
-            }
-        })
+        match self.found(py, key, limit) {
+            Err(error) if errors::kind_of(error.value(py)) == Some(ErrorKind::NotFound) => Ok(false),
+            found => found.map(|_| true),
+        }
     }
 
     /// Call the service of this key, or a method of it, wherever it is; and wait for the result, as Mesh.call does.
@@ -372,13 +392,8 @@ impl PyRpcGroup {
         timeout: Option<f64>,
     ) -> PyResult<PyRef> {
         let (py, limit) = (key.py(), crate::enter::span(timeout)?);
-        let (group, key) = (self.group(py)?, self::key(key)?);
         let packed = calls::packed_arguments((&calls::positional(py, args)?, kwargs))?;
-        let (node, service) = crate::enter::enter(py, None, |_, interrupt| {
-            let found = group.find(key, limit)?;
-            found.wait_until(None, interrupt)?;
-            found.taken()
-        })?;
+        let (node, service) = self.found(py, self::key(key)?, limit)?;
         let callee = Callee { node, service, method };
         calls::begin_remote(py, self.opener.clone(), callee, packed, |fill, args| vec![fill, args])
     }
@@ -406,9 +421,7 @@ impl PyRpcGroup {
     /// >>> group.unpair("limits")
     #[pyo3(signature = (key, *, timeout = None))]
     fn unpair(&self, key: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
-        let (py, limit) = (key.py(), crate::enter::span(timeout)?);
-        let (group, key) = (self.group(py)?, self::key(key)?);
-        begun(py, || group.unpair(key, limit), nothing)?.given(py, false)
+        self.by_key(key, timeout, RpcGroup::unpair, nothing)
     }
 
     /// Whether a member has paired an object under this key.
@@ -417,9 +430,7 @@ impl PyRpcGroup {
     /// False
     #[pyo3(signature = (key, *, timeout = None))]
     fn is_paired(&self, key: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
-        let (py, limit) = (key.py(), crate::enter::span(timeout)?);
-        let (group, key) = (self.group(py)?, self::key(key)?);
-        begun(py, || group.is_paired(key, limit), truth)?.given(py, false)
+        self.by_key(key, timeout, RpcGroup::is_paired, truth)
     }
 
     /// Get a Ref to the object of this key. Raises NotFound where nobody has paired one.
@@ -430,10 +441,9 @@ impl PyRpcGroup {
     /// 'rank-0'
     #[pyo3(signature = (key, *, timeout = None))]
     fn get_paired(&self, key: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
-        let (py, limit) = (key.py(), crate::enter::span(timeout)?);
-        let (group, key, opener) = (self.group(py)?, self::key(key)?, self.opener.clone());
+        let opener = self.opener.clone();
         let convert = |py: Python<'_>, held: Ref| Ok(Py::new(py, PyRef::new(held, opener))?.into_any());
-        begun(py, || group.get_paired(key, limit), convert)?.given(py, false)
+        self.by_key(key, timeout, RpcGroup::get_paired, convert)
     }
 
     /// Wait until every member of the group has come here as often as this one. After `timeout` this barrier and all

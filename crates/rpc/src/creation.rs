@@ -303,7 +303,7 @@ impl Directory {
         }
     }
 
-    /// Who is missing where a member waits.
+    /// The members that are missing where one waits.
     pub(crate) fn creation_awaits(&self, from: NodeId, number: u64) -> Option<String> {
         let mesh = self.mesh().ok()?;
         let state = self.state.try_lock()?;
@@ -336,7 +336,7 @@ fn lost(mesh: &Mesh, node: NodeId, name: &str) -> Error {
     mesh.member(node).into_iter().fold(error, |error, member| error.peer(member.peer()))
 }
 
-/// What follows when a member has entered.
+/// Outcome of a member's entering.
 enum Next {
     Wait,
     Refuse(Vec<(Entered, Error)>),

@@ -6,7 +6,7 @@ use sheave_mesh::ServiceName;
 use sheave_wire::{Value, codec};
 use std::fmt;
 
-/// What an entry is.
+/// Kinds of entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum Sort {
     /// Something that is called.

@@ -11,7 +11,7 @@ use crate::protocol::{Announce, Announced, Find, Found, OfEntry, Paired, Report,
 use sheave_base::collections::HashSet;
 use sheave_base::work::awaited::{Account, Awaited, Describe, Which};
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
-use sheave_mesh::{CallOptions, Mesh, Method, Ref};
+use sheave_mesh::{AnswerOf, CallOptions, Mesh, Method, Ref};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ struct Heard<T> {
     lost: Option<Error>,
 }
 
-/// What an index makes of a word; nothing if it is to be said again.
+/// Meaning of an index's answer.
 enum Said<T> {
     Answer(T),
     Again,
@@ -235,51 +235,46 @@ impl Directory {
     /// Tells a new index all that this node has, until that has heard it or is gone too.
     pub(crate) fn report_to(self: &Arc<Self>, index: NodeId, group: &GroupName) {
         let Ok(mesh) = self.mesh() else { return };
-        let (directory, group, own) = (Arc::clone(self), group.clone(), mesh.clone());
-        // Where no task can be begun this node is about to leave.
-        drop(mesh.spawn("report entries", async move { directory.send_reports(&own, index, &group).await }));
+        let (directory, own, of) = (Arc::clone(self), mesh.clone(), group.clone());
+        let begun = mesh.spawn("report entries", async move { directory.send_reports(&own, index, &of).await });
+        if begun.is_err() {
+            // Without a task it is said once, for others wait for it.
+            drop(self.say_all(&mesh, index, group));
+        }
     }
 
-    async fn send_reports(&self, mesh: &Mesh, index: NodeId, group: &GroupName) -> Result<()> {
+    /// Begins to tell an index all that this node has; nothing if that is not the index.
+    fn say_all(&self, mesh: &Mesh, index: NodeId, group: &GroupName) -> Option<Result<Vec<Work<AnswerOf<Report>>>>> {
+        let reports = self.state.lock().group(group).filter(|state| state.index() == index)?.reports();
+        let asked = reports.iter().map(|report| mesh.ask::<Report>(index, report)).collect();
+        // The word that one of them is taken away may have gone before.
+        let disowned = self.state.lock().group(group).map(|group| group.disowned(&reports)).unwrap_or_default();
+        disowned.into_iter().for_each(|entry| self.withdraw_from(mesh, index, group, entry));
+        Some(asked)
+    }
+
+    /// Others get no answer from the index until it has heard this node, so nothing but its end ends this.
+    async fn send_reports(&self, mesh: &Mesh, mut index: NodeId, group: &GroupName) -> Result<()> {
         let mut pauses = Pauses(PAUSE_MIN);
-        loop {
-            let reports = {
-                let mut state = self.state.lock();
-                match state.group(group) {
-                    Some(group) if group.index() == index => group.reports(),
-                    _ => return Ok(()),
-                }
-            };
-            let asked: Result<Vec<_>> = reports.iter().map(|report| mesh.ask::<Report>(index, report)).collect();
-            // The word that one of them is taken away may have gone before.
-            let disowned = self.state.lock().group(group).map(|group| group.disowned(&reports)).unwrap_or_default();
-            disowned.into_iter().for_each(|entry| self.withdraw_from(mesh, index, group, entry));
+        while let Some(asked) = self.say_all(mesh, index, group) {
             let mut heard = Vec::new();
-            match asked {
-                Ok(works) => {
-                    for work in works {
-                        heard.push(work.await.map(|answer| answer.value));
-                    }
-                }
-                Err(error) => heard.push(Err(error)),
+            for work in asked.unwrap_or_default() {
+                heard.push(work.await.map(|answer| answer.value));
             }
-            if heard.iter().all(|heard| matches!(heard, Ok(Announced::Done))) {
+            // Of those that could not be asked there is no answer.
+            if !heard.is_empty() && heard.iter().all(|heard| matches!(heard, Ok(Announced::Done))) {
                 return Ok(());
-            }
-            if let Some(Err(error)) =
-                heard.iter().find(|heard| heard.as_ref().is_err_and(|error| !error.kind().is_loss()))
-            {
-                return Err(error.clone());
             }
             if heard.iter().any(|heard| matches!(heard, Ok(Announced::Gone))) {
                 let next = self.state.lock().group(group).and_then(|state| state.lose(index));
                 let Some(next) = next else { return Ok(()) };
-                return Box::pin(self.send_reports(mesh, next, group)).await;
-            }
-            if !mesh.is_member() {
+                index = next;
+            } else if mesh.is_member() {
+                pauses.pause(mesh).await?;
+            } else {
                 return Ok(());
             }
-            pauses.pause(mesh).await?;
         }
+        Ok(())
     }
 }

@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 
 /// A type that values of other nodes are read as.
 pub trait FromValue: Sized {
-    /// What is expected, for errors: "an int".
+    /// Returns what is expected, for errors: "an int".
     fn expected() -> String;
 
     /// Reads a value, whose tensors are these.

@@ -13,7 +13,7 @@ use sheave::prelude::*;
 use sheave::rpc::{Rpc, function};
 use std::process::ExitCode;
 
-/// What the model is to find: y = 2 x + 1.
+/// The line that the model is to find: y = 2 x + 1.
 const SLOPE: f32 = 2.0;
 const OFFSET: f32 = 1.0;
 

@@ -103,7 +103,7 @@ impl Entries {
         others.into_iter().any(|other| other != process && self.had_since(key, other, begun))
     }
 
-    /// Who has had a key for sure throughout since a step.
+    /// The owner that has had a key for sure throughout since a step.
     pub(super) fn owner_since(&self, key: Key, begun: u64) -> Option<usize> {
         let keys = self.keys();
         let mut claims = keys.get(&key)?.claims.iter();

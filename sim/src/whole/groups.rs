@@ -122,15 +122,12 @@ impl Part {
                 self.last = group.generation();
                 Some(group)
             }
-            Err(error) if self.ledger.is_troubled() => {
-                let may = matches!(error.kind(), ErrorKind::DeadlineExceeded | ErrorKind::Mismatch);
-                if !may {
+            Err(error) => {
+                // Where somebody fails not all come, nor with the same members.
+                let is_apart = matches!(error.kind(), ErrorKind::DeadlineExceeded | ErrorKind::Mismatch);
+                if !(is_apart && self.ledger.is_troubled()) {
                     self.judge("making a group", &error);
                 }
-                None
-            }
-            Err(error) => {
-                self.judge("making a group", &error);
                 None
             }
         }
@@ -216,7 +213,7 @@ impl Part {
         }
     }
 
-    /// What the dead had is found by nobody once their deaths are known.
+    /// Keys of the dead are found by nobody once their deaths are known.
     fn look_for_the_dead(&mut self, group: &RpcGroup) {
         if self.ledger.is_troubled() && self.dice.below(3) == 0 {
             pause(KNOWN);

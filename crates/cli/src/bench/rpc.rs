@@ -19,9 +19,9 @@ const PROGRAM: &str = include_str!("../../../../benches/python/rpc.py");
 const TORCH_PROGRAM: &str = include_str!("../../../../benches/peers/torch_rpc.py");
 const RAY_PROGRAM: &str = include_str!("../../../../benches/peers/ray_rpc.py");
 
-/// What stands before the numbers of a line of ours.
+/// Mark before the numbers of a line of ours.
 const MARK: &str = "times:";
-/// Where the times stand that a case may take.
+/// Column of the times that a case may take.
 const ALLOWED: &str = "allowed";
 const TORCH: [(Transport, &str); 2] = [(Transport::Shm, "torch-shm"), (Transport::Tcp, "torch-tcp")];
 const RAY: &str = "ray";
@@ -33,7 +33,7 @@ const ECHO_BYTES: [usize; 2] = [1 << 20, 16 << 20];
 /// A run that takes longer has hung.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What `sheave bench rpc` measures.
+/// Choices of `sheave bench rpc`.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Arguments {
     /// The Python in which sheave is installed.
@@ -132,7 +132,7 @@ impl Case {
     }
 }
 
-/// What runs, and how often.
+/// A run of the benchmark: its programs, and the rows so far.
 struct Bench<'a> {
     arguments: &'a Arguments,
     ours: Script,

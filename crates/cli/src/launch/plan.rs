@@ -1,4 +1,4 @@
-//! What a command line says of a job: who runs, with which program and variables.
+//! The job that a command line describes: who runs, with which program and variables.
 
 use super::Arguments;
 use crate::Failure;
@@ -34,7 +34,7 @@ fn unfit(error: Error) -> Failure {
     }
 }
 
-/// What an error about a command line says, without its kind.
+/// The text of an error about a command line, without its kind.
 fn said(error: &Error) -> String {
     error.advice().map_or_else(|| error.what().to_owned(), |hint| format!("{}; hint: {hint}", error.what()))
 }

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-/// What a rank does itself, beside a collective.
+/// Work that a rank does itself, beside a collective.
 pub(crate) type Aside = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 
 /// What a caller wants of the collectives that it begins.

@@ -1,4 +1,4 @@
-//! What a fleet of guests is made from.
+//! Settings that a fleet of guests is made from.
 
 use super::{FleetEvent, GuestFleet, Settings};
 use crate::handed::JobSecret;

@@ -81,7 +81,7 @@ struct Settings {
     watch: Option<Watch>,
 }
 
-/// What handles and tasks share. Tasks hold it weakly: its processes must not live for as long as the node does.
+/// State that handles and tasks share. Tasks hold it weakly: its processes must not live for as long as the node does.
 struct Shared {
     mesh: WeakMesh,
     job: Job,

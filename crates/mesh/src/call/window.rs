@@ -374,7 +374,8 @@ impl Shared {
     pub(super) fn send_request(self: &Arc<Self>, link: Option<LinkId>, mut request: Leaving) -> Result<()> {
         let Some(link) = link else { return self.wait_for_link(request) };
         let size = || self.attached.speaks(request.to, link).map(|_| Size::of_guests());
-        let window = self.calls.windows.of(request.to, link, request.message.envelope.context, size)?;
+        let window = self.calls.windows.of(request.to, link, request.message.envelope.context, size);
+        let window = window.map_err(|error| self.about(error, request.to))?;
         let (bytes, is_one_way) = (request.bytes(), request.one_way.is_some());
         {
             let mut state = window.lock();

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import sheave
-from sheave import NotFound
+from sheave import AlreadyExists, NotFound
 
 from sheave.compat.machin.parallel.distributed import current
 from sheave.compat.machin.parallel.distributed.futures import Future
@@ -75,11 +75,8 @@ class RpcGroup:
     def pair(self, key: Any, value: Any) -> None:
         """Keeps a value of this process under a key, for whoever gets it."""
         self._members_only("pair")
-        try:
-            with raising():
-                self.group.pair(key, value, timeout=self._limit(-1))
-        except sheave.AlreadyExists as error:
-            raise KeyError(f'Value with key "{key}" already paired to Group [{self.group_name}]') from error
+        with _taken(f'Value with key "{key}" already paired to Group [{self.group_name}]'):
+            self.group.pair(key, value, timeout=self._limit(-1))
 
     def unpair(self, key: Any) -> None:
         """Lets nobody get the value of this key any more, which this process has paired."""
@@ -101,11 +98,8 @@ class RpcGroup:
     def register(self, key: Any, service: Callable[..., Any]) -> None:
         """Lets whoever has the group call a function of this process by a key."""
         self._members_only("register")
-        try:
-            with raising():
-                self.group.register(key, service, timeout=self._limit(-1))
-        except sheave.AlreadyExists as error:
-            raise KeyError(f'Service with key "{key}" already registered in Group [{self.group_name}]') from error
+        with _taken(f'Service with key "{key}" already registered in Group [{self.group_name}]'):
+            self.group.register(key, service, timeout=self._limit(-1))
 
     def deregister(self, key: Any) -> None:
         """Lets nobody call the service of this key any more, which this process has registered."""
@@ -211,6 +205,16 @@ class RpcGroup:
         with raising():
             if not self.group._finds(key, timeout=self._limit(-1)):
                 raise KeyError(self._no_service(key))
+
+
+@contextmanager
+def _taken(text: str) -> Iterator[None]:
+    """A key that somebody has leaves this as a KeyError."""
+    try:
+        with raising():
+            yield
+    except AlreadyExists as error:
+        raise KeyError(text) from error
 
 
 @contextmanager
