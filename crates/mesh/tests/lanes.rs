@@ -285,6 +285,89 @@ fn a_mailbox_runs_one_handler_at_a_time_in_order_and_others_beside_it() {
     assert_eq!(most.load(SeqCst), 2);
 }
 
+/// A service whose handlers run alone for a while.
+struct Patient<F>(Duration, F);
+
+impl<F: Fn(Request) + Send + Sync + 'static> Service for Patient<F> {
+    fn handle(&self, request: Request) {
+        (self.1)(request);
+    }
+
+    fn patience(&self) -> Duration {
+        self.0
+    }
+}
+
+#[test]
+fn a_lane_with_patience_runs_short_handlers_one_after_the_other() {
+    for transport in TRANSPORTS {
+        let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let most_seen = Arc::clone(&most);
+        let serve = move |mesh: &Mesh| {
+            let (running, most) = (Arc::clone(&running), Arc::clone(&most_seen));
+            let short = move |request: Request| {
+                most.fetch_max(running.fetch_add(1, SeqCst) + 1, SeqCst);
+                std::thread::yield_now();
+                running.fetch_sub(1, SeqCst);
+                request.reply.value(1);
+            };
+            mesh.serve("it", Patient(PATIENCE, short)).expect("the name is free");
+        };
+        asked(transport, serve, |mesh| {
+            let works: Vec<_> = (0..500).map(|_| send(mesh, "it", "x", Value::None)).collect();
+            assert!(works.iter().all(|work| number(&wait(work).expect("it answers")) == 1));
+        });
+        assert_eq!(most.load(SeqCst), 1, "handlers ran beside each other");
+    }
+}
+
+/// Each handler takes until the last one begins, which so many permits allow.
+#[test]
+fn a_lane_with_patience_begins_beside_handlers_that_take_long() {
+    for transport in TRANSPORTS {
+        let begun = Arc::new(AtomicUsize::new(0));
+        let serve = move |mesh: &Mesh| {
+            let begun = Arc::clone(&begun);
+            let long = move |request: Request| {
+                begun.fetch_add(1, SeqCst);
+                until("all have begun", || begun.load(SeqCst) >= limits::LANE_PERMITS);
+                request.reply.value(1);
+            };
+            mesh.serve("it", Patient(Duration::from_millis(5), long)).expect("the name is free");
+        };
+        asked(transport, serve, |mesh| {
+            let works: Vec<_> = (0..100).map(|_| send(mesh, "it", "x", Value::None)).collect();
+            assert!(works.iter().all(|work| number(&wait(work).expect("it answers")) == 1));
+        });
+    }
+}
+
+/// What waits makes room at once: its patience is longer than the test may take.
+#[test]
+fn a_lane_with_patience_begins_when_a_handler_waits() {
+    together(Expected::ranks(2), Transport::Shm, |mesh| {
+        let own = mesh.clone();
+        let down = move |request: Request| {
+            let Value::Int(depth) = request.args else { return };
+            let answer = match depth {
+                0 => Ok(0),
+                _ => own
+                    .call(request.from, "down", "x", Value::Int(depth - 1))
+                    .and_then(|work| work.wait_timeout(PATIENCE))
+                    .map(|answer| number(&answer) + 1),
+            };
+            request.reply.send(answer.map(|depth| (Value::Int(depth), smallvec![])));
+        };
+        mesh.serve("down", Patient(10 * PATIENCE, down)).expect("the name is free");
+        mesh.world().barrier().expect("both are there");
+        let works: Vec<_> = (0..20).map(|_| send(&mesh, "down", "x", Value::Int(20))).collect();
+        assert!(works.iter().all(|work| number(&wait(work).expect("it answers")) == 20));
+        mesh.world().barrier().expect("both are done");
+        mesh.serve_no_more("down");
+        mesh.finish().expect("all are well");
+    });
+}
+
 /// Serves "it" on one thread at a time: "hold" holds it until `go`, everything else counts.
 fn serve_gate(mesh: &Mesh, lane: Lane, go: &Arc<AtomicBool>, count: &Arc<AtomicUsize>) {
     let (go, count) = (Arc::clone(go), Arc::clone(count));

@@ -28,6 +28,10 @@ use std::time::Duration;
 /// The service that every node of Python has for functions that are sent to it. No name of a user's has a dot.
 pub(crate) const FUNCTIONS: ServiceName = ServiceName::new("sheave.functions");
 
+/// For how long a handler has the interpreter for itself: each thread more that wants it costs a switch of threads for
+/// every call.
+const PATIENCE: Duration = Duration::from_micros(100);
+
 /// The lane that `sheave.lanes` calls so.
 fn lane_named(name: &str) -> Lane {
     if name == "serial" { Lane::Serial } else { Lane::default() }
@@ -70,6 +74,10 @@ impl Service for PyService {
 
     fn lane(&self) -> Lane {
         if self.lanes.others.is_empty() { self.lanes.whole } else { Lane::Serial }
+    }
+
+    fn patience(&self) -> Duration {
+        PATIENCE
     }
 
     fn callers(&self, _: &str) -> Callers {
@@ -373,6 +381,10 @@ impl Service for Functions {
             let call = call.map_err(|error| told_pickled(py, &error, "functions cannot be called"))?;
             apply(opener, &call, "the function", args, tensors)
         });
+    }
+
+    fn patience(&self) -> Duration {
+        PATIENCE
     }
 
     fn callers(&self, _: &str) -> Callers {

@@ -3,6 +3,9 @@
 //! A handler is user code that nobody called on a thread of Python's. Handing it to one would cost two turns of the
 //! scheduler for each call, so a thread of a lane attaches to the interpreter itself, for as long as the handler runs.
 //!
+//! **Thread states.** Python keeps a state for each thread that is attached, and maps memory for it: made and thrown
+//! away for each handler, it took half of a short call. So a thread of the node keeps its own until it ends.
+//!
 //! **The end of the interpreter.** A thread that comes to an interpreter that is being torn down is killed where it
 //! stands, with frames of ours on its stack, which ends the process. So each is counted before it attaches, and looks
 //! whether the end has begun after that; the end, once begun, waits for those who are counted ([`life`]). Either the
@@ -14,7 +17,7 @@ use pyo3::exceptions::PySystemExit;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use sheave_base::{Error, ErrorKind, Result};
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Mutex, PoisonError};
 
@@ -40,6 +43,40 @@ impl Drop for Counted {
     }
 }
 
+/// Python's state of a thread that Python has not started: kept from its first handler on, until the thread ends.
+struct Kept(ffi::PyGILState_STATE);
+
+thread_local! {
+    static KEPT: OnceCell<Kept> = const { OnceCell::new() };
+}
+
+impl Kept {
+    /// Whether this thread is one of ours that has no state yet. One that Python has started has its own.
+    fn is_wanted() -> bool {
+        // SAFETY: it may be called from any thread, with the interpreter or without, and reads a thread's own pointer.
+        unsafe { ffi::PyGILState_GetThisThreadState() }.is_null()
+    }
+
+    fn keep(_: Python<'_>) {
+        KEPT.with(|kept| {
+            kept.get_or_init(|| {
+                // SAFETY: the interpreter is held, so this takes nothing and counts the state once more. It is given
+                // back once, by the drop of what holds it, or never, where the interpreter ends before this thread.
+                Self(unsafe { ffi::PyGILState_Ensure() })
+            });
+        });
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // An interpreter that ends throws away the states of all threads itself.
+        let Ok(_counted) = Counted::begin() else { return };
+        // SAFETY: this thread has ensured it, and holds the interpreter; the state lives on until pyo3 lets go of it.
+        Python::try_attach(|_| unsafe { ffi::PyGILState_Release(self.0) });
+    }
+}
+
 /// Whether threads run handlers.
 pub(crate) fn are_running() -> bool {
     COUNT.load(SeqCst) > 0
@@ -50,7 +87,11 @@ pub(crate) fn are_running() -> bool {
 /// Fails with `Closed` where the interpreter is about to end.
 pub(crate) fn attached<T>(handle: impl FnOnce(Python<'_>) -> T) -> Result<T> {
     let counted = Counted::begin()?;
+    let is_first = Kept::is_wanted();
     let outcome = Python::try_attach(|py| {
+        if is_first {
+            Kept::keep(py);
+        }
         let number = thread_number(py);
         running(|running| running.push(number));
         let outcome = handle(py);

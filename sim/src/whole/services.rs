@@ -113,6 +113,11 @@ impl Service for Desk {
         self.lane
     }
 
+    fn patience(&self) -> Duration {
+        // That of the pool is shorter than its naps, and longer than its echoes.
+        if self.lane == Lane::default() { Duration::from_micros(200) } else { Duration::ZERO }
+    }
+
     fn mailbox(&self, request: &Request) -> u64 {
         // The number of the call: what waits for others must not wait for its own mailbox.
         match &request.args {

@@ -10,6 +10,11 @@
 //! [`limits::LANE_THREADS_MAX`] threads, and the node [`limits::EXECUTOR_THREADS_MAX`], beyond which a lane still gets
 //! as many as it has permits: so however many handlers of one service wait, each other one gets its share.
 //!
+//! **Patience.** A lane may say for how long a handler runs alone, before another one begins beside it: where handlers
+//! share a lock, as those in Python share their interpreter's, several threads would only hand it round. So one thread
+//! runs all handlers that are shorter, one after the other; one that takes longer delays those behind it by no more
+//! than that, once. The mesh's own thread looks at it.
+//!
 //! **At the bound.** Where every thread of a lane waits and it may have no more, those that wait may wait for just what
 //! is queued. If none of them goes on for [`limits::LANE_STUCK`], what is queued is refused, so that such a circle ends
 //! with an error and not with a hang. The mesh's own thread looks at it.
@@ -17,7 +22,6 @@
 //! **Mailboxes.** A job of a mailbox is queued only when the one before it has ended; so one mailbox is at most one of
 //! the queue, and its order is kept whichever thread runs it.
 
-use super::lane::Lane;
 use crate::driver::Shared;
 use parking_lot::Mutex;
 use sheave_base::clock;
@@ -31,7 +35,7 @@ use std::collections::hash_map::Entry;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::thread::ThreadId;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A handler and its request.
 pub(crate) struct Job {
@@ -39,6 +43,14 @@ pub(crate) struct Job {
     pub(crate) act: Box<dyn FnOnce(Option<Error>) + Send>,
     /// The mailbox that it is one of, in a lane of mailboxes.
     pub(crate) mailbox: Option<u64>,
+}
+
+/// How many handlers of a lane run at the same time, and when.
+#[derive(Clone, Copy)]
+pub(crate) struct Pace {
+    pub(crate) permits: usize,
+    /// For how long a handler runs before another one begins beside it.
+    pub(crate) patience: Duration,
 }
 
 pub(crate) struct Executor {
@@ -60,6 +72,10 @@ struct State {
     /// Threads that wait for a job; the last one to come is the first to go.
     idle: Vec<(ThreadId, Completer<Started>)>,
     threads: usize,
+    /// Jobs so far.
+    started: u64,
+    /// Lanes that the time thread will look at, to see whether their patience is over.
+    watched: usize,
     stopped: bool,
 }
 
@@ -68,6 +84,12 @@ struct LaneState {
     /// What waits behind a job of the same mailbox that is queued or runs.
     mailboxes: HashMap<u64, VecDeque<Job>>,
     permits: usize,
+    /// For how long a handler runs before another one begins beside it.
+    patience: Duration,
+    /// The last job that began, until it ends or waits, and when it began; kept where there is patience.
+    youngest: Option<(u64, Instant)>,
+    /// The time thread will look whether the youngest takes long.
+    is_watched: bool,
     /// Handlers that run and do not wait.
     running: usize,
     /// Handlers that run or wait.
@@ -81,6 +103,8 @@ struct LaneState {
 /// A job that has a permit of this lane.
 struct Started {
     lane: u64,
+    /// Among those that the node has started.
+    number: u64,
     job: Job,
 }
 
@@ -88,8 +112,15 @@ struct Started {
 enum Start {
     Wake(Completer<Started>, Started),
     Spawn(Started),
-    /// A lane is stuck, and will be looked at.
-    Look,
+    /// A lane is stuck, or has patience, and is to be looked at after this time.
+    Look(Duration),
+    Nothing,
+}
+
+/// What became of a lane's turn.
+enum Turn {
+    Begins(Started),
+    Look(Duration),
     Nothing,
 }
 
@@ -98,12 +129,16 @@ impl Executor {
         Self { pool: Arc::new(Pool { state: Mutex::default(), shared }) }
     }
 
-    /// Refuses what waits for threads that have all waited for too long. Returns when to look again, if ever.
-    pub(crate) fn look_at_stuck(&self, now: Instant) -> Option<Instant> {
+    /// Starts what waits behind handlers that take long, and refuses what waits for threads that have all waited for
+    /// too long. Returns when to look again, if ever.
+    pub(crate) fn look_at_lanes(&self, node: &Node, now: Instant) -> Option<Instant> {
         let mut refused = Vec::new();
         let mut next = None;
         {
             let mut state = self.pool.state.lock();
+            if state.watched > 0 {
+                state.look_at_watched(now, &mut next);
+            }
             for lane in state.lanes.values_mut() {
                 let Some(due) = lane.stuck_since.map(|since| since + limits::LANE_STUCK) else { continue };
                 if due <= now {
@@ -114,6 +149,7 @@ impl Executor {
                 }
             }
         }
+        self.pool.start_all(node);
         let what = "all threads that the service may have wait";
         let hint = "its handlers wait for calls, perhaps in circles: let fewer of them wait at a time";
         for job in refused {
@@ -123,14 +159,14 @@ impl Executor {
     }
 
     /// Runs the job of that service as soon as there is a permit. Does not block.
-    pub(crate) fn submit(&self, node: &Node, service: u64, lane: Lane, job: Job) {
+    pub(crate) fn submit(&self, node: &Node, service: u64, pace: Pace, job: Job) {
         let mut state = self.pool.state.lock();
         if state.stopped {
             drop(state);
             // Which answers it.
             return drop(job);
         }
-        state.queue(service, lane.permits(), job);
+        state.queue(service, pace, job);
         drop(state);
         self.pool.start_all(node);
     }
@@ -150,9 +186,22 @@ impl Executor {
 }
 
 impl LaneState {
-    fn new(permits: usize) -> Self {
-        let (queue, mailboxes) = (VecDeque::new(), HashMap::default());
-        Self { queue, mailboxes, permits, running: 0, begun: 0, has_turn: false, stuck_since: None }
+    fn new(pace: Pace) -> Self {
+        let Pace { permits, patience } = pace;
+        let (queue, mailboxes, youngest) = (VecDeque::new(), HashMap::default(), None);
+        let (running, begun, has_turn, is_watched, stuck_since) = (0, 0, false, false, None);
+        Self { queue, mailboxes, permits, patience, youngest, is_watched, running, begun, has_turn, stuck_since }
+    }
+
+    /// A job ends or waits: it keeps no other from beginning any more.
+    fn makes_room(&mut self, number: u64) {
+        self.running -= 1;
+        self.youngest = self.youngest.filter(|(youngest, _)| *youngest != number);
+    }
+
+    /// Until when another job may not begin beside the youngest.
+    fn patient_until(&self) -> Option<Instant> {
+        self.youngest.map(|(_, began)| began + self.patience)
     }
 
     /// Takes out everything that has not begun.
@@ -198,10 +247,10 @@ impl LaneState {
 }
 
 impl State {
-    fn queue(&mut self, service: u64, permits: usize, job: Job) {
-        let lane = self.lanes.entry(service).or_insert_with(|| LaneState::new(permits));
+    fn queue(&mut self, service: u64, pace: Pace, job: Job) {
+        let lane = self.lanes.entry(service).or_insert_with(|| LaneState::new(pace));
         // A service of the same name may have come after another.
-        lane.permits = permits;
+        (lane.permits, lane.patience) = (pace.permits, pace.patience);
         lane.push(job);
         self.give_turn(service);
     }
@@ -216,65 +265,108 @@ impl State {
 
     /// What to do so that a job runs that may.
     fn next_start(&mut self) -> Start {
-        while !self.stopped
-            && let Some(service) = self.turns.pop_front()
-        {
-            match self.start_of(service) {
-                // Whatever changes that gives it another turn.
-                Start::Nothing => {}
-                Start::Look => return Start::Look,
-                start => {
-                    self.give_turn(service);
-                    return start;
+        match self.next_turn(false) {
+            Turn::Nothing => Start::Nothing,
+            Turn::Look(after) => Start::Look(after),
+            Turn::Begins(started) => {
+                // The thread that found the request takes it, if it is one of ours.
+                let own = std::thread::current().id();
+                let at = self.idle.iter().position(|(thread, _)| *thread == own).or(self.idle.len().checked_sub(1));
+                match at {
+                    Some(at) => Start::Wake(self.idle.remove(at).1, started),
+                    None => {
+                        self.threads += 1;
+                        Start::Spawn(started)
+                    }
                 }
             }
         }
-        Start::Nothing
     }
 
-    fn start_of(&mut self, service: u64) -> Start {
-        let Some(lane) = self.lanes.get_mut(&service) else { return Start::Nothing };
+    /// The next job that may begin, on a thread that is free if there is one already.
+    fn next_turn(&mut self, is_free: bool) -> Turn {
+        while !self.stopped
+            && let Some(service) = self.turns.pop_front()
+        {
+            match self.turn_of(service, is_free) {
+                // Whatever changes that gives it another turn.
+                Turn::Nothing => {}
+                Turn::Look(after) => return Turn::Look(after),
+                begins => {
+                    self.give_turn(service);
+                    return begins;
+                }
+            }
+        }
+        Turn::Nothing
+    }
+
+    fn turn_of(&mut self, service: u64, is_free: bool) -> Turn {
+        let Some(lane) = self.lanes.get_mut(&service) else { return Turn::Nothing };
         lane.has_turn = false;
         if !lane.may_start() {
-            return Start::Nothing;
+            return Turn::Nothing;
+        }
+        if let Some(until) = lane.patient_until() {
+            let left = until.saturating_duration_since(clock::now());
+            if !left.is_zero() {
+                // Whoever runs takes it next, unless that takes too long.
+                let is_news = !std::mem::replace(&mut lane.is_watched, true);
+                self.watched += usize::from(is_news);
+                return if is_news { Turn::Look(left) } else { Turn::Nothing };
+            }
         }
         let has_share = lane.begun < lane.permits;
         let may_spawn = has_share || (self.threads < limits::EXECUTOR_THREADS_MAX);
-        if lane.begun >= limits::LANE_THREADS_MAX.max(lane.permits) || (self.idle.is_empty() && !may_spawn) {
+        let has_thread = is_free || may_spawn || !self.idle.is_empty();
+        if lane.begun >= limits::LANE_THREADS_MAX.max(lane.permits) || !has_thread {
             if lane.running > 0 {
                 // Whoever runs ends some time, or waits, and looks again.
-                return Start::Nothing;
+                return Turn::Nothing;
             }
             let is_news = lane.stuck_since.is_none();
             lane.stuck_since.get_or_insert_with(clock::now);
-            return if is_news { Start::Look } else { Start::Nothing };
+            return if is_news { Turn::Look(limits::LANE_STUCK) } else { Turn::Nothing };
         }
-        let Some(job) = lane.queue.pop_front() else { return Start::Nothing };
+        let Some(job) = lane.queue.pop_front() else { return Turn::Nothing };
         lane.running += 1;
         lane.begun += 1;
-        let started = Started { lane: service, job };
-        // The thread that found the request takes it, if it is one of ours.
-        let own = std::thread::current().id();
-        let at = self.idle.iter().position(|(thread, _)| *thread == own).or(self.idle.len().checked_sub(1));
-        match at {
-            Some(at) => Start::Wake(self.idle.remove(at).1, started),
-            None => {
-                self.threads += 1;
-                Start::Spawn(started)
+        self.started += 1;
+        let number = self.started;
+        lane.youngest = (!lane.patience.is_zero()).then(|| (number, clock::now()));
+        Turn::Begins(Started { lane: service, number, job })
+    }
+
+    /// Gives a turn to the lanes whose patience is over; `next` is when to look at the others.
+    fn look_at_watched(&mut self, now: Instant, next: &mut Option<Instant>) {
+        let mut over = Vec::new();
+        for (service, lane) in &mut self.lanes {
+            if !lane.is_watched {
+                continue;
+            }
+            match lane.patient_until().filter(|until| *until > now && !lane.queue.is_empty()) {
+                Some(until) => *next = (*next).into_iter().chain([until]).min(),
+                None => {
+                    lane.is_watched = false;
+                    over.push(*service);
+                }
             }
         }
+        self.watched -= over.len();
+        over.into_iter().for_each(|service| self.give_turn(service));
     }
 
     /// A job of this lane has ended, or could not begin.
-    fn end(&mut self, service: u64, mailbox: Option<u64>) {
+    fn end(&mut self, service: u64, number: u64, mailbox: Option<u64>) {
         let Some(lane) = self.lanes.get_mut(&service) else { return };
-        lane.running -= 1;
+        lane.makes_room(number);
         lane.begun -= 1;
         lane.stuck_since = None;
         if let Some(mailbox) = mailbox {
             lane.free(mailbox);
         }
         if lane.begun == 0 && lane.queue.is_empty() && lane.mailboxes.is_empty() && !lane.has_turn {
+            self.watched -= usize::from(lane.is_watched);
             self.lanes.remove(&service);
         } else {
             self.give_turn(service);
@@ -291,7 +383,7 @@ impl Pool {
                 Start::Nothing => return,
                 Start::Wake(completer, started) => completer.complete(Ok(started)),
                 Start::Spawn(started) => self.spawn(started, node),
-                Start::Look => self.watch(),
+                Start::Look(after) => self.watch(after),
             }
         }
     }
@@ -303,7 +395,7 @@ impl Pool {
         let first = Arc::clone(&place);
         let spawned = sheave_base::thread::spawn("sheave-executor", move || pool.run(first.lock().take(), &own));
         let Err(error) = spawned else { return };
-        let Some(Started { lane, job }) = place.lock().take() else { return };
+        let Some(Started { lane, number, job }) = place.lock().take() else { return };
         let mailbox = job.mailbox;
         let mut job = Some(job);
         {
@@ -311,11 +403,11 @@ impl Pool {
             state.threads -= 1;
             if let Some(lane) = state.lanes.get_mut(&lane).filter(|lane| lane.running > 1) {
                 // It waits for one of those that run; where all wait, it might be for this one.
-                lane.running -= 1;
+                lane.makes_room(number);
                 lane.begun -= 1;
                 job.take().into_iter().for_each(|job| lane.queue.push_front(job));
             } else {
-                state.end(lane, mailbox);
+                state.end(lane, number, mailbox);
             }
         }
         if let Some(job) = job {
@@ -323,23 +415,37 @@ impl Pool {
         }
     }
 
-    /// Has the stuck lane looked at when its time is over.
-    fn watch(&self) {
+    /// Has the lanes looked at after this time.
+    fn watch(&self, after: Duration) {
         if let Some(shared) = self.shared.upgrade() {
-            shared.ticker.ring_at(shared.deadline(limits::LANE_STUCK));
+            shared.ticker.ring_at(shared.deadline(after));
         }
     }
 
     fn run(self: &Arc<Self>, first: Option<Started>, node: &Node) {
         let mut next = first;
-        while let Some(Started { lane, job }) = next {
+        while let Some(Started { lane, number, job }) = next {
             let (pool, own, mailbox) = (Arc::clone(self), node.clone(), job.mailbox);
-            let listener: Rc<dyn Fn(bool)> = Rc::new(move |blocks| pool.permit(lane, blocks, &own));
+            let listener: Rc<dyn Fn(bool)> = Rc::new(move |blocks| pool.permit((lane, number), blocks, &own));
             blocking::tell(Some(listener));
             contain::told("a handler", || (job.act)(None));
             blocking::tell(None);
-            self.state.lock().end(lane, mailbox);
-            next = self.next(node);
+            let turn = {
+                let mut state = self.state.lock();
+                state.end(lane, number, mailbox);
+                state.next_turn(true)
+            };
+            next = match turn {
+                Turn::Begins(started) => {
+                    self.start_all(node);
+                    Some(started)
+                }
+                Turn::Look(after) => {
+                    self.watch(after);
+                    self.next(node)
+                }
+                Turn::Nothing => self.next(node),
+            };
         }
         self.state.lock().threads -= 1;
     }
@@ -363,7 +469,7 @@ impl Pool {
     }
 
     /// A handler's thread begins or ends to wait.
-    fn permit(self: &Arc<Self>, service: u64, waits: bool, node: &Node) {
+    fn permit(self: &Arc<Self>, (service, number): (u64, u64), waits: bool, node: &Node) {
         let mut state = self.state.lock();
         let Some(lane) = state.lanes.get_mut(&service) else { return };
         if !waits {
@@ -375,7 +481,7 @@ impl Pool {
         if planted::strikes(Bug::PermitKept) {
             return;
         }
-        lane.running -= 1;
+        lane.makes_room(number);
         state.give_turn(service);
         drop(state);
         self.start_all(node);

@@ -1,6 +1,8 @@
 //! Where the handlers of a service run.
 
+use super::executor::Pace;
 use sheave_base::limits;
+use std::time::Duration;
 
 /// Where the handlers of a service run, and how many at a time.
 ///
@@ -20,11 +22,15 @@ pub enum Lane {
 
 impl Lane {
     /// Handlers that may run at the same time, those that wait not counted.
-    pub(super) fn permits(self) -> usize {
+    fn permits(self) -> usize {
         match self {
             Self::Concurrent(permits) => permits.clamp(1, limits::LANE_THREADS_MAX),
             Self::Inline | Self::Serial => limits::LANE_PERMITS,
         }
+    }
+
+    pub(super) fn pace(self, patience: Duration) -> Pace {
+        Pace { permits: self.permits(), patience }
     }
 }
 

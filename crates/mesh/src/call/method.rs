@@ -360,7 +360,7 @@ fn deliver<S: TypedService, M: Method>(
             let service = Arc::clone(service);
             let mailbox = (lane == Lane::Serial).then_some(0);
             let handle = move |request| handle(&service, request, Room { _place: Begins(None) });
-            shared.submit((number, lane, mailbox), begins, request, handle);
+            shared.submit((number, lane.pace(Duration::ZERO), mailbox), begins, request, handle);
         }
     }
 }

@@ -289,9 +289,9 @@ impl Shared {
         drop(removed);
     }
 
-    /// Looks at lanes whose threads all wait.
+    /// Looks at lanes whose handlers take long, or whose threads all wait.
     pub(crate) fn look_at_lanes(&self, now: Instant) {
-        if let Some(next) = self.calls.requests.executor.look_at_stuck(now) {
+        if let Some(next) = self.calls.requests.executor.look_at_lanes(&self.node, now) {
             self.ticker.ring_at(self.deadline(next.saturating_duration_since(now)));
         }
     }

@@ -22,7 +22,7 @@ use smallvec::{SmallVec, smallvec};
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Something on a node that others call by name, with methods whose names are known at run time. Those that are known
 /// when the program is compiled have numbers: [`TypedService`](crate::TypedService).
@@ -37,6 +37,13 @@ pub trait Service: Send + Sync + 'static {
     /// same.
     fn lane(&self) -> Lane {
         Lane::default()
+    }
+
+    /// For how long a handler runs on its lane before another one begins beside it, though there are threads for it:
+    /// not at all, unless the service says otherwise. Worth some 100 µs where short handlers share a lock, which
+    /// threads that run at the same time would only hand to each other. Always the same.
+    fn patience(&self) -> Duration {
+        Duration::ZERO
     }
 
     /// The mailbox of a request, where handlers run one at a time of each ([`Lane::Serial`]): all are in one unless the
@@ -178,7 +185,8 @@ impl<S: Service> Serves for ByName<S> {
             },
             Lane::Concurrent(_) => None,
         };
-        shared.submit((number, lane, mailbox), begins, request, move |request| self.0.handle(request));
+        let pace = lane.pace(self.0.patience());
+        shared.submit((number, pace, mailbox), begins, request, move |request| self.0.handle(request));
     }
 
     fn lost(&self, member: &Member, error: &Error) {

@@ -15,7 +15,7 @@
 //! word is heard never begins, and a handler that runs can ask.
 
 use super::HERE;
-use super::executor::{Executor, Job};
+use super::executor::{Executor, Job, Pace};
 use super::form::RequestTag;
 use super::lane::Lane;
 use super::name::ServiceName;
@@ -371,7 +371,7 @@ impl Shared {
     /// Runs a handler on the lane of the service of this number, in that mailbox if the lane has them.
     pub(super) fn submit<R: Replies>(
         self: &Arc<Self>,
-        (service, lane, mailbox): (u64, Lane, Option<u64>),
+        (service, pace, mailbox): (u64, Pace, Option<u64>),
         begins: Begins,
         request: R,
         handle: impl FnOnce(R) + Send + 'static,
@@ -383,7 +383,7 @@ impl Shared {
                 None => service::run(request, handle),
             }
         });
-        self.calls.requests.executor.submit(&self.node, service, lane, Job { act, mailbox });
+        self.calls.requests.executor.submit(&self.node, service, pace, Job { act, mailbox });
     }
 
     /// Runs a job that no request has brought on the serial lane of this name.
@@ -395,7 +395,7 @@ impl Shared {
     ) {
         let act = Box::new(move |refusal: Option<Error>| job(refusal.map_or(Ok(()), Err)));
         let job = Job { act, mailbox: Some(mailbox) };
-        self.calls.requests.executor.submit(&self.node, lane.number(), Lane::Serial, job);
+        self.calls.requests.executor.submit(&self.node, lane.number(), Lane::Serial.pace(Duration::ZERO), job);
     }
 
     /// A request begins, or never will: its place in the window is free, and the caller is told if much is.
