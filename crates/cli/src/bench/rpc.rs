@@ -1,4 +1,4 @@
-//! `sheave bench rpc`: calls between Python processes, beside torch's and Ray's.
+//! `sheave bench rpc`: calls between Python processes, beside torch's, Ray's and Monarch's.
 //!
 //! Everything is measured by one script that this binary carries, `benches/python/rpc.py`, in the Python in which
 //! sheave is installed, started by `sheave launch`.
@@ -18,13 +18,17 @@ use std::time::Duration;
 const PROGRAM: &str = include_str!("../../../../benches/python/rpc.py");
 const TORCH_PROGRAM: &str = include_str!("../../../../benches/peers/torch_rpc.py");
 const RAY_PROGRAM: &str = include_str!("../../../../benches/peers/ray_rpc.py");
+const MONARCH_PROGRAM: &str = include_str!("../../../../benches/peers/monarch_rpc.py");
 
 /// Mark before the numbers of a line of ours.
 const MARK: &str = "times:";
 /// Column of the times that a case may take.
 const ALLOWED: &str = "allowed";
-const TORCH: [(Transport, &str); 2] = [(Transport::Shm, "torch-shm"), (Transport::Tcp, "torch-tcp")];
+const TORCH: &str = "torch";
+/// Its rows, by the transport that it is told to take.
+const TORCH_ROWS: [(Transport, &str); 2] = [(Transport::Shm, "torch-shm"), (Transport::Tcp, "torch-tcp")];
 const RAY: &str = "ray";
+const MONARCH: &str = "monarch";
 
 /// Longer arrays are echoed less often, and may take longer.
 const LONG_BYTES: usize = 4 << 20;
@@ -45,6 +49,9 @@ pub(crate) struct Arguments {
     /// Run Ray beside, by a Python in which it is installed.
     #[arg(long, value_name = "PYTHON")]
     ray: Option<PathBuf>,
+    /// Run Monarch beside, by a Python in which it is installed.
+    #[arg(long, value_name = "PYTHON")]
+    monarch: Option<PathBuf>,
     /// Measure this case only; may be given several times.
     #[arg(long, value_name = "NAME")]
     case: Vec<Case>,
@@ -136,8 +143,8 @@ impl Case {
 struct Bench<'a> {
     arguments: &'a Arguments,
     ours: Script,
-    torch: Option<Script>,
-    ray: Option<Script>,
+    /// Others by the names of their rows.
+    peers: Vec<(&'static str, Script)>,
     rows: Vec<Row>,
 }
 
@@ -163,12 +170,18 @@ pub(super) fn run(arguments: &Arguments) -> std::result::Result<(), Failure> {
 impl<'a> Bench<'a> {
     fn new(arguments: &'a Arguments) -> std::result::Result<Self, Failure> {
         let ours = Script::checked("sheave", PROGRAM, &arguments.python, "--python", "sheave, numpy")?;
-        let torch = arguments.torch.as_deref();
-        let torch =
-            torch.map(|python| Script::checked("torch", TORCH_PROGRAM, python, "--torch", "torch")).transpose()?;
-        let ray = arguments.ray.as_deref();
-        let ray = ray.map(|python| Script::checked("ray", RAY_PROGRAM, python, "--ray", "ray, numpy")).transpose()?;
-        Ok(Self { arguments, ours, torch, ray, rows: Vec::new() })
+        let asked = [
+            (TORCH, TORCH_PROGRAM, &arguments.torch, "--torch", "torch"),
+            (RAY, RAY_PROGRAM, &arguments.ray, "--ray", "ray, numpy"),
+            (MONARCH, MONARCH_PROGRAM, &arguments.monarch, "--monarch", "monarch.actor, numpy"),
+        ];
+        let mut peers = Vec::new();
+        for (name, program, python, flag, modules) in asked {
+            if let Some(python) = python {
+                peers.push((name, Script::checked(name, program, python, flag, modules)?));
+            }
+        }
+        Ok(Self { arguments, ours, peers, rows: Vec::new() })
     }
 
     fn cases(&self) -> Vec<(Case, usize)> {
@@ -204,21 +217,21 @@ impl<'a> Bench<'a> {
             for (bytes, times) in self.printed(&self.ours, &mut command)? {
                 self.add(case, bytes, transport.name(), case.allowed(transport, bytes), &times);
             }
-            let torch = TORCH.iter().find(|(way, _)| *way == transport).map_or(RAY, |(_, name)| name);
-            if case.has_peers() {
-                self.measure_peer(case, torch, &words, transport);
+            for (way, row) in TORCH_ROWS {
+                if way == transport {
+                    self.measure_peer(case, (TORCH, row), &words, transport);
+                }
             }
         }
-        if case.has_peers() {
-            self.measure_peer(case, RAY, &words, Transport::Shm);
+        for name in [RAY, MONARCH] {
+            self.measure_peer(case, (name, name), &words, Transport::Shm);
         }
         Ok(())
     }
 
     /// A peer that fails leaves its rows out.
-    fn measure_peer(&mut self, case: Case, name: &'static str, words: &[String], transport: Transport) {
-        let script = if name == RAY { &self.ray } else { &self.torch };
-        let Some(script) = script else { return };
+    fn measure_peer(&mut self, case: Case, (peer, name): (&str, &'static str), words: &[String], transport: Transport) {
+        let Some((_, script)) = self.peers.iter().find(|(one, _)| *one == peer && case.has_peers()) else { return };
         let mut command = script.command();
         command.args(words).env("SHEAVE_TRANSPORT", transport.name());
         match self.printed(script, &mut command) {
@@ -295,6 +308,7 @@ mod tests {
             };
             assert_eq!(number(PROGRAM), number(TORCH_PROGRAM), "{name}");
             assert_eq!(number(PROGRAM), number(RAY_PROGRAM), "{name}");
+            assert_eq!(number(PROGRAM), number(MONARCH_PROGRAM), "{name}");
         }
     }
 }
