@@ -10,7 +10,7 @@
 use crate::died::worker_died;
 use crate::handed::Losses;
 use sheave_base::{Error, Peer, loss::Loss};
-use sheave_process::{Child, Exit, Failure, Job, Status};
+use sheave_process::{Child, Exit, Failure, Job, Status, signal_name};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -85,10 +85,10 @@ impl Cause {
         &self.exit
     }
 
-    /// The exit code of the job.
+    /// The exit code of the job, which has failed.
     #[must_use]
     pub fn exit_code(&self) -> i32 {
-        self.witness.as_ref().unwrap_or(&self.exit).status.exit_code()
+        self.witness.as_ref().unwrap_or(&self.exit).status.exit_code().max(1)
     }
 
     /// Returns the error for those who wait for the job: of kind `WorkerDied`, about `peer`, the process that is the
@@ -96,7 +96,12 @@ impl Cause {
     #[must_use]
     pub fn error(&self, children: &[Child], peer: Peer) -> Error {
         let what = match &self.witness {
-            None => "it ended before its work was done".to_owned(),
+            None => match self.exit.status {
+                Status::Signal(signal) if let Some(name) = signal_name(signal) => {
+                    format!("{name} ended it before its work was done")
+                }
+                _ => "it ended before its work was done".to_owned(),
+            },
             Some(witness) => format!("it ended without leaving the mesh, for which {} failed", witness.name),
         };
         worker_died(what, peer, &self.exit, &self.last_stderr_lines(children))
@@ -138,7 +143,7 @@ mod tests {
     use super::*;
 
     fn exit(name: &str, status: Status) -> Exit {
-        Exit { name: name.to_owned(), pid: 7, status, asked_for: false }
+        Exit { name: name.to_owned(), pid: 7, status, asked_for: false, is_well: status.success() }
     }
 
     fn loss(by: &str, of: &str, is_left: bool) -> Loss {
@@ -171,6 +176,15 @@ mod tests {
         assert_eq!(cause(&exits, &[loss("a", "b", false)]), is("b", 4));
         assert_eq!(cause(&exits, &[loss("a", "b", true)]), is("a", 4));
         assert_eq!(cause(&exits, &[loss("a", "b", false), loss("c", "b", true)]), is("a", 4));
+    }
+
+    #[test]
+    fn an_end_that_is_judged_counts_as_that() {
+        let early = Exit { is_well: false, ..exit("b", Status::Code(0)) };
+        let late = Exit { is_well: true, ..exit("a", Status::Signal(11)) };
+        assert_eq!(cause(&[late.clone(), early.clone()], &[]), is("b", 1));
+        assert_eq!(cause(&[exit("c", Status::Code(4)), early], &[loss("c", "b", true)]), is("b", 1));
+        assert_eq!(cause(&[late], &[]), None);
     }
 
     #[test]

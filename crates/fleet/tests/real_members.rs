@@ -4,7 +4,7 @@ mod common;
 
 use common::{PART, PATIENCE, SIGKILL, lives, playing, refused};
 use sheave_base::{Error, ErrorKind, ProcessEnd};
-use sheave_fleet::{JobMember, JobPlan, MemberFleet};
+use sheave_fleet::{Answer, JobMember, JobPlan, MemberFleet, Sheet};
 use sheave_mesh::{Config, Mesh, Role};
 use sheave_process::{Child, Job};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use std::time::Duration;
 fn actor() {
     let part = std::env::var(PART).unwrap_or_default();
     if !part.is_empty() {
-        std::process::exit(be_member(&part));
+        std::process::exit(if part == "answers" { answer() } else { be_member(&part) });
     }
 }
 
@@ -51,6 +51,37 @@ fn be_member(part: &str) -> i32 {
             1
         }
     }
+}
+
+/// Answers as its order says.
+fn answer() -> i32 {
+    let sheet = Sheet::of_this_process().expect("it was given one");
+    assert_eq!(Sheet::of_this_process().expect_err("it has it").kind(), ErrorKind::NotFound);
+    let order = String::from_utf8(sheet.take_order().expect("it was not taken")).expect("it is a text");
+    match &*order {
+        "return and crash" => {
+            sheet.write_answer(&Answer::Returned(vec![7; 10 << 20])).expect("there is room");
+            9
+        }
+        "fail" => {
+            sheet.write_answer(&Answer::Failed(b"for a reason".to_vec())).expect("there is room");
+            6
+        }
+        "say nothing" => 0,
+        _ => {
+            std::thread::sleep(PATIENCE);
+            2
+        }
+    }
+}
+
+/// A fleet of processes with these orders, and their sheets.
+fn ordered(orders: &[&str]) -> (MemberFleet, Vec<Sheet>) {
+    let sheets: Vec<Sheet> = orders.iter().map(|order| Sheet::new(order.as_bytes()).expect("memory")).collect();
+    let plan = JobPlan::new(orders.len() as u32, 0).expect("a port and a secret");
+    let mut handed = sheets.iter().map(|sheet| sheet.hand(playing("answers")).expect("there are descriptors"));
+    let started = MemberFleet::start(plan, Job::start().expect("a job"), |_| handed.next().expect("one for each"));
+    (started.expect("they start"), sheets)
 }
 
 fn fleet(part: &'static str, workers: u32, servers: u32) -> MemberFleet {
@@ -107,6 +138,28 @@ fn a_wait_that_is_over_ends_nobody_and_a_drop_ends_all() {
     assert!(pids.iter().all(|pid| lives(*pid)));
     drop(fleet);
     assert!(!pids.into_iter().any(lives));
+}
+
+#[test]
+fn a_process_that_has_answered_is_done_however_it_ends() {
+    let (fleet, sheets) = ordered(&["return and crash", "return and crash"]);
+    fleet.wait(Some(PATIENCE)).expect("both have answered");
+    for sheet in &sheets {
+        assert_eq!(sheet.answer().expect("it is read"), Some(Answer::Returned(vec![7; 10 << 20])));
+    }
+}
+
+#[test]
+fn a_process_that_has_not_answered_has_failed_even_if_it_ends_well() {
+    let (fleet, sheets) = ordered(&["sleep", "say nothing"]);
+    let (kind, error) = refused(fleet.wait(Some(PATIENCE)));
+    assert_eq!((kind, status(&error)), (ErrorKind::WorkerDied, Some(0)), "{error}");
+    assert_eq!(error.about().and_then(|peer| peer.rank), Some(1), "{error}");
+    assert_eq!(sheets[1].answer().expect("it is read"), None);
+    let (fleet, sheets) = ordered(&["sleep", "fail"]);
+    let (kind, error) = refused(fleet.wait(Some(PATIENCE)));
+    assert_eq!((kind, status(&error)), (ErrorKind::WorkerDied, Some(6)), "{error}");
+    assert_eq!(sheets[1].answer().expect("it is read"), Some(Answer::Failed(b"for a reason".to_vec())));
 }
 
 #[test]

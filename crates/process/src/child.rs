@@ -1,5 +1,6 @@
 //! One child, as its supervisor holds it.
 
+use crate::command::{Command, Judge};
 use crate::exit::Exit;
 use crate::job::Shared;
 use crate::log::{Keep, StreamLog};
@@ -17,6 +18,7 @@ pub(crate) struct Record {
     pub(crate) id: u32,
     pub(crate) name: String,
     pub(crate) background: bool,
+    pub(crate) judge: Option<Judge>,
     pub(crate) pid: OnceLock<u32>,
     pub(crate) exit: OnceLock<Exit>,
     ending: Mutex<Option<Completer<Exit>>>,
@@ -26,11 +28,12 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    pub(crate) fn new(id: u32, name: String, background: bool, keep: [Keep; 2]) -> Self {
+    pub(crate) fn new(id: u32, name: String, command: &Command, keep: [Keep; 2]) -> Self {
         let [output, error] = keep.map(StreamLog::new);
         let (ending, ended) = pair("the end of a child");
         let (pid, exit, ending) = (OnceLock::new(), OnceLock::new(), Mutex::new(Some(ending)));
-        Self { id, name, background, pid, exit, ending, ended, output, error }
+        let (background, judge) = (command.is_background(), command.judge());
+        Self { id, name, background, judge, pid, exit, ending, ended, output, error }
     }
 
     /// Tells all who wait for the end of this child, which is known. No lock may be held: callbacks run.

@@ -1,12 +1,14 @@
 //! What to run, as whom.
 
+use crate::exit::Status;
 use crate::image;
 use sheave_base::{Error, ErrorKind, Result};
 use std::ffi::{CString, OsStr, OsString};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The variable by which the descendants of a job are recognised when its guard was killed.
 pub(crate) const JOB_VARIABLE: &str = "SHEAVE_PROCESS_JOB";
@@ -14,7 +16,8 @@ pub(crate) const JOB_VARIABLE: &str = "SHEAVE_PROCESS_JOB";
 /// A program to run as a child of a [`Job`](crate::Job): its arguments, name, environment and working directory.
 ///
 /// The child inherits this process's environment as it is when it is spawned, reads from `/dev/null` unless
-/// [`Command::inherit_input`] says otherwise, and has no other open descriptors than its standard streams.
+/// [`Command::input`] or [`Command::inherit_input`] says otherwise, and has no other open descriptors than its standard
+/// streams.
 ///
 /// ```
 /// use sheave_process::Command;
@@ -30,7 +33,32 @@ pub struct Command {
     directory: Option<PathBuf>,
     name: Option<String>,
     background: bool,
-    reads_input: bool,
+    input: Input,
+    judge: Option<Judge>,
+}
+
+/// What a child has as its standard input.
+#[derive(Clone, Debug)]
+enum Input {
+    Nothing,
+    Inherited,
+    Given(Arc<OwnedFd>),
+}
+
+/// Says of an end whether it was a good one.
+#[derive(Clone)]
+pub(crate) struct Judge(Arc<dyn Fn(Status) -> bool + Send + Sync>);
+
+impl Judge {
+    pub(crate) fn is_well(&self, status: Status) -> bool {
+        (self.0)(status)
+    }
+}
+
+impl std::fmt::Debug for Judge {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Judge").finish_non_exhaustive()
+    }
 }
 
 impl Command {
@@ -44,7 +72,8 @@ impl Command {
             directory: None,
             name: None,
             background: false,
-            reads_input: false,
+            input: Input::Nothing,
+            judge: None,
         }
     }
 
@@ -109,7 +138,37 @@ impl Command {
     /// other.
     #[must_use]
     pub fn inherit_input(mut self) -> Self {
-        self.reads_input = true;
+        self.input = Input::Inherited;
+        self
+    }
+
+    /// Gives the child this descriptor as its standard input: a file, or one end of a pipe or of a pair of sockets.
+    ///
+    /// ```
+    /// use sheave_process::{Command, Job, Output};
+    /// use std::time::{Duration, Instant};
+    ///
+    /// # fn main() -> sheave_base::Result<()> {
+    /// let (read, mut write) = std::io::pipe()?;
+    /// let job = Job::builder().output(Output::Capture).start()?;
+    /// let child = job.spawn(Command::new("cat").input(read))?;
+    /// std::io::Write::write_all(&mut write, b"hello\n")?;
+    /// assert_eq!(child.wait_for_stdout("", Instant::now() + Duration::from_secs(20))?, "hello");
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn input(mut self, descriptor: impl Into<OwnedFd>) -> Self {
+        self.input = Input::Given(Arc::new(descriptor.into()));
+        self
+    }
+
+    /// Has `is_well` say whether the child has ended well, in place of its exit code alone: one that says otherwise
+    /// what came of its work may fail with 0, and end well in any way. It is asked once, on the job's own thread, and
+    /// must be short and not use the job.
+    #[must_use]
+    pub fn judged_by(mut self, is_well: impl Fn(Status) -> bool + Send + Sync + 'static) -> Self {
+        self.judge = Some(Judge(Arc::new(is_well)));
         self
     }
 
@@ -117,8 +176,17 @@ impl Command {
         self.background
     }
 
-    pub(crate) fn reads_input(&self) -> bool {
-        self.reads_input
+    pub(crate) fn judge(&self) -> Option<Judge> {
+        self.judge.clone()
+    }
+
+    /// The descriptor that is to be the child's standard input; none for `/dev/null`.
+    pub(crate) fn input_descriptor<'a>(&'a self, inherited: &'a impl AsFd) -> Option<BorrowedFd<'a>> {
+        match &self.input {
+            Input::Nothing => None,
+            Input::Inherited => Some(inherited.as_fd()),
+            Input::Given(descriptor) => Some(descriptor.as_fd()),
+        }
     }
 
     pub(crate) fn name_or(&self, id: u32) -> String {

@@ -91,13 +91,15 @@ pub struct Exit {
     /// Whether the job was ending its children already, or had forwarded a signal to them: then this end says nothing
     /// about the child.
     pub asked_for: bool,
+    /// Whether it ended well: with 0, or by what [`Command::judged_by`](crate::Command::judged_by) says.
+    pub is_well: bool,
 }
 
 impl Exit {
     /// Whether the child ended by itself, and not well.
     #[must_use]
     pub fn is_failure(&self) -> bool {
-        !self.asked_for && !self.status.success()
+        !self.asked_for && !self.is_well
     }
 }
 
@@ -183,7 +185,8 @@ mod tests {
 
     #[test]
     fn an_end_that_was_asked_for_is_no_failure() {
-        let mut exit = Exit { name: "worker-0".into(), pid: 7, status: Status::Signal(15), asked_for: true };
+        let status = Status::Signal(15);
+        let mut exit = Exit { name: "worker-0".into(), pid: 7, status, asked_for: true, is_well: false };
         assert!(!exit.is_failure());
         exit.asked_for = false;
         assert!(exit.is_failure());

@@ -67,8 +67,9 @@ pub(crate) struct State {
 impl State {
     /// Books the end of a child whose program ran.
     pub(crate) fn settle(&mut self, record: &Arc<Record>, exit: Exit) {
-        if !exit.asked_for {
-            self.worst_exit_code = self.worst_exit_code.max(exit.status.exit_code());
+        if exit.is_failure() {
+            // A failure is one of the job, even if it ended with 0.
+            self.worst_exit_code = self.worst_exit_code.max(exit.status.exit_code()).max(1);
         }
         if exit.is_failure() && self.first_failure.is_none() {
             self.first_failure = Some((exit.clone(), Arc::clone(record)));
@@ -82,7 +83,8 @@ impl State {
     pub(crate) fn exit_of(&self, record: &Record, status: Status) -> Exit {
         // A signal that was forwarded asks for the end as the job itself does, however the child answers it.
         let asked_for = self.ending || self.signal.is_some();
-        Exit { name: record.name.clone(), pid: record.pid_or_zero(), status, asked_for }
+        let is_well = record.judge.as_ref().map_or(status.success(), |judge| judge.is_well(status));
+        Exit { name: record.name.clone(), pid: record.pid_or_zero(), status, asked_for, is_well }
     }
 
     fn foreground_lives(&self) -> bool {
@@ -314,11 +316,10 @@ impl Job {
         let record = self.enter(command)?;
         let deadline = in_time(limits::SPAWN_TIMEOUT);
         let input = std::io::stdin();
-        let descriptors = [image.as_fd(), input.as_fd()];
-        let count = if command.reads_input() { 2 } else { 1 };
+        let descriptors: Vec<_> = std::iter::once(image.as_fd()).chain(command.input_descriptor(&input)).collect();
         let born = self
             .shared
-            .ask(Verb::Spawn, record.id, 0, &descriptors[..count])
+            .ask(Verb::Spawn, record.id, 0, &descriptors)
             .and_then(|()| start::await_program(&self.shared, &record, command, deadline));
         let mut state = self.shared.state.lock();
         let ended = record.exit.get().is_some();
@@ -367,7 +368,7 @@ impl Job {
             return Err(Error::new(ErrorKind::AlreadyExists, what).hint("give every child a name of its own"));
         }
         state.next_id = id.wrapping_add(1);
-        let record = Arc::new(Record::new(id, name, command.is_background(), self.shared.keep));
+        let record = Arc::new(Record::new(id, name, command, self.shared.keep));
         state.living.insert(id, Entry { record: Arc::clone(&record), phase: Phase::Asked });
         Ok(record)
     }

@@ -195,6 +195,33 @@ fn spawning_from_many_threads_at_once_mixes_nothing_up() {
 }
 
 #[test]
+fn a_child_reads_what_it_is_given() {
+    let (read, mut write) = std::io::pipe().unwrap();
+    let job = capturing();
+    let child = job.spawn(Command::new("cat").input(read)).unwrap();
+    std::io::Write::write_all(&mut write, b"through a pipe\n").unwrap();
+    child.wait_for_stdout("through a pipe", soon()).unwrap();
+    drop(write);
+    assert_eq!(job.wait_first_failure_or_all(Some(soon())).unwrap(), Some(Outcome::AllEnded), "nobody else writes");
+}
+
+#[test]
+fn an_end_is_judged_by_whoever_knows_better_than_the_exit_code() {
+    let job = Job::start().unwrap();
+    job.spawn(shell("exit 3").name("worker-0").judged_by(|status| status == Status::Code(3))).unwrap();
+    assert_eq!(job.wait_first_failure_or_all(Some(soon())).unwrap(), Some(Outcome::AllEnded));
+    job.spawn(Command::new("sleep").arg("60").name("worker-1")).unwrap();
+    job.spawn(shell("exit 0").name("worker-2").judged_by(|_| false)).unwrap();
+    let Some(Outcome::Failed(exit)) = job.wait_first_failure_or_all(Some(soon())).unwrap() else {
+        panic!("no failure was seen");
+    };
+    assert_eq!((exit.name.as_str(), exit.status, exit.is_well), ("worker-2", Status::Code(0), false));
+    let report = job.end(Duration::ZERO);
+    assert_eq!((report.exit_code(), report.exits.len()), (1, 3));
+    assert!(report.exits[0].is_well && !report.exits[0].is_failure());
+}
+
+#[test]
 fn a_foreign_wait_does_not_see_the_guard() {
     let job = Job::start().unwrap();
     let guard = i32::try_from(job.guard_pid()).unwrap();
