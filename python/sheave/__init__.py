@@ -27,7 +27,8 @@ replaced.
 ...     [fleet.call(guest, pow, (2, 10)) for guest in fleet.guests]
 [1024, 1024]
 
-`spawn` runs a function as the processes of a job, for notebooks and tests; `sheave launch` does so with programs.
+`spawn` runs a function as the processes of a job, for notebooks and tests; `sheave launch` does so with programs. A
+`MemberFleet` is such processes, or those of a program, while they run.
 
 >>> sheave.spawn(sum, 2, ([1, 2, 3],))
 [6, 6]
@@ -107,6 +108,7 @@ from sheave._core import (
 from sheave.fleet import Fleet
 from sheave.kvstore import KVStore, run_server
 from sheave.lanes import lane
+from sheave.members import MemberFleet
 from sheave.spawning import spawn
 
 if TYPE_CHECKING:
@@ -133,6 +135,7 @@ __all__ = [
     "LimitExceeded",
     "Link",
     "Member",
+    "MemberFleet",
     "Mesh",
     "Mismatch",
     "Node",

@@ -1,5 +1,5 @@
 import sys
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from os import PathLike
 from types import GenericAlias, TracebackType
 from typing import (
@@ -19,13 +19,14 @@ import numpy as np
 from _typeshed import ReadableBuffer
 
 __all__ = ["AlreadyExists", "BufferInUse", "Cancelled", "Closed", "DeadlineExceeded", "Deadlock", "Death"]
-__all__ += ["DeclaredDead", "ExchangeRegistration", "ExchangeRequest", "ExchangeServer", "ExchangeWorker", "Forked"]
-__all__ += ["Group", "Guest", "GuestFleet", "Internal", "Interrupted", "InvalidArgument", "Io", "JobPlan"]
-__all__ += ["LimitExceeded", "Link", "Member", "Mesh", "Mismatch", "Node", "NotFound", "NotPermitted", "Peer"]
-__all__ += ["PeerLost", "Protocol", "Ref", "Remote", "RpcGroup", "SheaveError", "Store", "Tensor", "Unauthenticated"]
-__all__ += ["Unsupported", "Work", "WorkerDied", "__version__", "all_gather", "all_gather_v", "all_reduce"]
-__all__ += ["all_to_all", "all_to_all_v", "barrier", "broadcast", "default_mesh", "empty", "gather", "get_nanosecond"]
-__all__ += ["init", "irecv", "isend", "main", "recv", "reduce", "reduce_scatter", "scatter", "send", "serve"]
+__all__ += ["DeclaredDead", "ExchangeRegistration", "ExchangeRequest", "ExchangeServer", "ExchangeWorker"]
+__all__ += ["Forked", "Group", "Guest", "GuestFleet", "Internal", "Interrupted", "InvalidArgument", "Io"]
+__all__ += ["LimitExceeded", "Link", "Member", "Members", "Mesh", "Mismatch", "Node", "NotFound", "NotPermitted"]
+__all__ += ["Peer", "PeerLost", "Protocol", "Ref", "Remote", "RpcGroup", "SheaveError", "Sheet", "Store", "Tensor"]
+__all__ += ["Unauthenticated", "Unsupported", "Work", "WorkerDied", "__version__", "all_gather", "all_gather_v"]
+__all__ += ["all_reduce", "all_to_all", "all_to_all_v", "barrier", "broadcast", "default_mesh", "empty", "gather"]
+__all__ += ["get_nanosecond", "init", "irecv", "isend", "main", "recv", "reduce", "reduce_scatter", "scatter"]
+__all__ += ["send", "serve"]
 
 __version__: str
 
@@ -686,12 +687,30 @@ class GuestFleet:
     def close(self, grace: float) -> None: ...
 
 @final
-class JobPlan:
-    """Where the processes of a job belong: what `sheave.spawn` starts them by."""
+class Members:
+    """Processes that are the members of a job: what `sheave.MemberFleet` stands on."""
 
-    def __new__(cls, workers: int, servers: int) -> Self: ...
-    def members(self) -> list[tuple[Peer, dict[str, str]]]: ...
-    def losses(self) -> set[tuple[str, str]]: ...
+    def __new__(
+        cls,
+        workers: int,
+        servers: int,
+        programs: Mapping[str, tuple[Sequence[str], bytes | None]],
+        env: Mapping[str, str],
+        output: str,
+    ) -> Self: ...
+    def peers(self) -> list[Peer]: ...
+    def wait(self, timeout: float | None) -> None: ...
+    def unfinished(self) -> list[str]: ...
+    def answer(self, name: str) -> tuple[bool, bytes] | None: ...
+    def end(self, grace: float) -> None: ...
+
+@final
+class Sheet:
+    """What this process was told to do by the fleet that has started it, and where it says what came of that."""
+
+    def __new__(cls) -> Self: ...
+    def take_order(self) -> bytes: ...
+    def answer(self, has_succeeded: bool, text: bytes) -> None: ...
 
 @final
 class Ref:

@@ -192,6 +192,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc, unused-ignore]
             return _ref, (self.place_of(value),)
         if self.main_by_name and isinstance(value, (type, types.FunctionType)) and _is_of_main(value):
             return NotImplemented
+        connections = sys.modules.get("multiprocessing.connection")
+        if connections is not None and isinstance(value, connections._ConnectionBase):
+            # Its number would mean something else there.
+            raise pickle.PicklingError("pipes and queues of multiprocessing stay with the processes that it starts")
         torch = sys.modules.get("torch")
         if torch is not None and hasattr(torch, "UntypedStorage"):
             reduced = self.reduced_of_torch(torch, value)

@@ -1,5 +1,4 @@
-//! The ground of `sheave.Fleet` and `sheave.spawn`: processes that are guests of a mesh of Python, and the places of
-//! those that are members of a job.
+//! The ground of `sheave.Fleet`: processes that are guests of a mesh of Python.
 //!
 //! Events come on threads of the node, which do not enter the interpreter: they wait in a list of bounded length until
 //! they are asked for.
@@ -12,10 +11,10 @@ use crate::link::PyPeer;
 use crate::mesh::PyMesh;
 use pyo3::prelude::*;
 use sheave_base::{Error, ErrorKind, Peer, Result};
-use sheave_fleet::{FleetEvent, GuestFleet, JobPlan, Restarts};
+use sheave_fleet::{FleetEvent, GuestFleet, Restarts};
 use sheave_mesh::{AttachedGuest, Mesh};
 use sheave_process::{Colour, Command, Output};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -24,7 +23,7 @@ use std::time::Duration;
 const EVENTS_MAX: usize = 1024;
 
 /// The fate of the processes' output, by its name.
-fn output_named(name: &str) -> Result<Output> {
+pub(crate) fn output_named(name: &str) -> Result<Output> {
     match name {
         "prefix" => Ok(Output::Prefixed { colour: Colour::Auto }),
         "inherit" => Ok(Output::Inherit),
@@ -34,6 +33,15 @@ fn output_named(name: &str) -> Result<Output> {
             Err(Error::new(ErrorKind::InvalidArgument, what).operation("start fleet"))
         }
     }
+}
+
+/// What to run, by its words.
+pub(crate) fn command_of(words: Vec<OsString>) -> Result<Command> {
+    let mut words = words.into_iter();
+    let program = words.next().ok_or_else(|| {
+        Error::new(ErrorKind::InvalidArgument, "an empty command").operation("start fleet").hint("name a program")
+    })?;
+    Ok(Command::new(program).args(words))
 }
 
 /// Processes that are guests of a mesh: what `sheave.Fleet` stands on.
@@ -86,12 +94,7 @@ impl PyGuestFleet {
         restarts: (u32, f64),
         output: &str,
     ) -> PyResult<Self> {
-        let mut words = command.into_iter();
-        let Some(program) = words.next() else {
-            let error = Error::new(ErrorKind::InvalidArgument, "an empty command").operation("start fleet");
-            return Err(error).or_raise(py);
-        };
-        let command = Command::new(program).args(words).envs(env);
+        let command = command_of(command).or_raise(py)?.envs(env);
         let output = output_named(output).or_raise(py)?;
         let within = crate::enter::span(Some(restarts.1))?.unwrap_or(Duration::MAX);
         let events = Arc::new(Mutex::new(VecDeque::new()));
@@ -165,28 +168,5 @@ impl PyGuestFleet {
         let fleet = fleet.check("fleet").cloned().or_raise(py)?;
         let grace = crate::enter::span(Some(grace))?.unwrap_or(Duration::MAX);
         enter(py, None, |_, interrupt| fleet.close_interruptible(grace, interrupt).map(drop))
-    }
-}
-
-/// The places of a job's processes, by which `sheave.spawn` starts them. The job's secret is lost with it.
-#[pyclass(name = "JobPlan", module = "sheave._core", frozen)]
-pub(crate) struct PyJobPlan(JobPlan);
-
-#[pymethods]
-impl PyJobPlan {
-    #[new]
-    fn new(py: Python<'_>, workers: u32, servers: u32) -> PyResult<Self> {
-        JobPlan::new(workers, servers).map(Self).or_raise(py)
-    }
-
-    /// The processes in the order in which they are started: who each is, and the variables that tell it its place.
-    fn members(&self) -> Vec<(PyPeer, BTreeMap<&'static str, String>)> {
-        let members = self.0.members().iter().enumerate();
-        members.map(|(at, member)| (member.peer().into(), self.0.variables(at).into_iter().collect())).collect()
-    }
-
-    /// Losses so far: who has lost whom, by their names.
-    fn losses(&self) -> BTreeSet<(String, String)> {
-        self.0.losses().known().into_iter().map(|loss| (loss.by, loss.of)).collect()
     }
 }
