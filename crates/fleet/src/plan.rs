@@ -176,10 +176,8 @@ impl JobPlan {
         OWN.into_iter().fold(command, Command::env_remove).envs(self.variables(local_rank))
     }
 
-    /// The variables that tell a process its place, for those who start it in their own way and keep the plan. A
-    /// process must have no others of [`variables_of_jobs`].
-    #[must_use]
-    pub fn variables(&self, local_rank: usize) -> Vec<(&'static str, String)> {
+    /// The variables that tell a process its place.
+    fn variables(&self, local_rank: usize) -> Vec<(&'static str, String)> {
         let Some(member) = self.members.get(local_rank) else { return Vec::new() };
         let mut variables = self.own(local_rank, member);
         if self.is_for_ps_lite {
