@@ -459,6 +459,48 @@ impl Mesh {
         self.shared.serve_no_more(name);
     }
 
+    /// Works for a service of [`Lane::Own`](crate::Lane::Own): runs its handlers on this thread, one after the other,
+    /// until it is taken away ([`Mesh::serve_no_more`], which one of them may do) or this node leaves. Blocks;
+    /// `interrupt` is asked at least every 100 ms while there is nothing to do, and its error ends this. What was asked
+    /// for stays then, for the thread that works here next.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if this node offers no such service, `AlreadyExists` if another thread works for it, and whatever
+    /// `interrupt` says.
+    ///
+    /// ```
+    /// # use sheave_mesh::{Config, Expected, Mesh, Request, Role};
+    /// # use sheave_base::config::Endpoint;
+    /// # use sheave_wire::Value;
+    /// use sheave_mesh::Lane;
+    ///
+    /// struct Clerk(Mesh);
+    ///
+    /// impl sheave_mesh::Service for Clerk {
+    ///     fn handle(&self, request: Request) {
+    ///         self.0.serve_no_more("clerk");
+    ///         request.reply.value(format!("on {:?}", std::thread::current().name()));
+    ///     }
+    ///
+    ///     fn lane(&self) -> Lane {
+    ///         Lane::Own
+    ///     }
+    /// }
+    ///
+    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    /// # let root = Endpoint { host: "127.0.0.1".into(), port };
+    /// let mesh = Mesh::join(Config::new(Role::Rank, Some(0), Expected::ranks(1), root))?;
+    /// mesh.serve("clerk", Clerk(mesh.clone()))?;
+    /// let asked = mesh.call(mesh.me().node, "clerk", "where", Value::None)?;
+    /// mesh.work("clerk", None)?;
+    /// assert_eq!(asked.wait()?.value, Value::from(format!("on {:?}", std::thread::current().name())));
+    /// # Ok::<(), sheave_base::Error>(())
+    /// ```
+    pub fn work(&self, service: impl Into<ServiceName>, interrupt: Option<Interrupt<'_>>) -> Result<()> {
+        self.shared.work(&service.into(), interrupt)
+    }
+
     /// Calls the method of this name of `service` on a member, this node included. Tensors sent by copy are captured
     /// before the call returns, which never blocks: where there is no link to that member yet it is made meanwhile, and
     /// calls keep their order. The work ends with the answer, with the handler's error, or when the member is gone;

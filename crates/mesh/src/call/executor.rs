@@ -51,6 +51,8 @@ pub(crate) struct Pace {
     pub(crate) permits: usize,
     /// For how long a handler runs before another one begins beside it.
     pub(crate) patience: Duration,
+    /// They run on the thread of the service.
+    pub(crate) is_own: bool,
 }
 
 pub(crate) struct Executor {
@@ -187,7 +189,7 @@ impl Executor {
 
 impl LaneState {
     fn new(pace: Pace) -> Self {
-        let Pace { permits, patience } = pace;
+        let Pace { permits, patience, .. } = pace;
         let (queue, mailboxes, youngest) = (VecDeque::new(), HashMap::default(), None);
         let (running, begun, has_turn, is_watched, stuck_since) = (0, 0, false, false, None);
         Self { queue, mailboxes, permits, patience, youngest, is_watched, running, begun, has_turn, stuck_since }

@@ -15,6 +15,10 @@ pub enum Lane {
     /// On threads of the node, one at a time of each mailbox ([`crate::Service::mailbox`]) and in the order in which
     /// each caller has sent them. A handler that waits keeps its mailbox.
     Serial,
+    /// On the one thread that works for the service ([`Mesh::work`](crate::Mesh::work)), one at a time and in the order
+    /// in which each caller has sent them: for libraries that keep something for each thread. They wait until there is
+    /// such a thread.
+    Own,
     /// On threads of the node, as many at a time as this number says, at least one, and those that wait not counted;
     /// begun in the order in which each caller has sent them.
     Concurrent(usize),
@@ -25,12 +29,12 @@ impl Lane {
     fn permits(self) -> usize {
         match self {
             Self::Concurrent(permits) => permits.clamp(1, limits::LANE_THREADS_MAX),
-            Self::Inline | Self::Serial => limits::LANE_PERMITS,
+            Self::Inline | Self::Serial | Self::Own => limits::LANE_PERMITS,
         }
     }
 
     pub(super) fn pace(self, patience: Duration) -> Pace {
-        Pace { permits: self.permits(), patience }
+        Pace { permits: self.permits(), patience, is_own: self == Self::Own }
     }
 }
 

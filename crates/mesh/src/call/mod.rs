@@ -35,6 +35,7 @@ mod answer;
 mod asking;
 mod callers;
 mod contents;
+mod desk;
 pub(crate) mod executor;
 mod form;
 mod guests;
@@ -69,6 +70,7 @@ use service::ByName;
 use serving::{Requests, Serves};
 use sheave_base::numbers::Numbered;
 use sheave_base::planted::{self, Bug};
+use sheave_base::work::Interrupt;
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, contain, limits};
 use sheave_net::{Admission, Arrival, Envelope, Ground, Message};
 use std::collections::VecDeque;
@@ -204,6 +206,7 @@ impl Calls {
         }
         self.windows.end_all_rooms(error);
         self.requests.executor.stop();
+        self.requests.desks.close_all();
     }
 
     /// Takes a call out, unless its answer is being written to its places.
@@ -276,6 +279,9 @@ impl Shared {
                 Err(Error::new(ErrorKind::AlreadyExists, what).operation("serve"))
             }
             std::collections::hash_map::Entry::Vacant(free) => {
+                if service.lane() == Lane::Own {
+                    self.calls.requests.desks.open(*free.key());
+                }
                 free.insert((name.to_owned(), service));
                 Ok(())
             }
@@ -284,9 +290,17 @@ impl Shared {
 
     /// Takes a service away; its requests are refused from now on.
     pub(crate) fn serve_no_more(&self, name: &str) {
-        let removed = self.calls.services.write().remove(&name::number_of(name));
+        let number = name::number_of(name);
+        let removed = self.calls.services.write().remove(&number);
+        self.calls.requests.desks.close(number);
         // Not under the lock: its drop may do anything.
         drop(removed);
+    }
+
+    /// Works for a service on this thread until it is taken away.
+    pub(crate) fn work(&self, service: &ServiceName, interrupt: Option<Interrupt<'_>>) -> Result<()> {
+        let worked = self.calls.requests.desks.work(service.number(), &self.node, interrupt);
+        worked.map_err(|error| error.asked_for(format!("work for {}", service.as_str())))
     }
 
     /// Looks at lanes whose handlers take long, or whose threads all wait.

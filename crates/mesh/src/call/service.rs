@@ -183,7 +183,7 @@ impl<S: Service> Serves for ByName<S> {
                 Ok(mailbox) => Some(mailbox),
                 Err(text) => return request.reply.error(panicked(&text)),
             },
-            Lane::Concurrent(_) => None,
+            Lane::Concurrent(_) | Lane::Own => None,
         };
         let pace = lane.pace(self.0.patience());
         shared.submit((number, pace, mailbox), begins, request, move |request| self.0.handle(request));

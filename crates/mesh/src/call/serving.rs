@@ -15,6 +15,7 @@
 //! word is heard never begins, and a handler that runs can ask.
 
 use super::HERE;
+use super::desk::Desks;
 use super::executor::{Executor, Job, Pace};
 use super::form::RequestTag;
 use super::lane::Lane;
@@ -55,6 +56,7 @@ pub(crate) struct Requests {
     /// Callers whose one-way calls have failed, and for whom the word of the next failures has waited.
     failures: Mutex<Vec<Arc<Counted>>>,
     pub(super) executor: Executor,
+    pub(super) desks: Desks,
 }
 
 #[derive(Default)]
@@ -210,6 +212,7 @@ impl Requests {
             unanswered: Mutex::default(),
             failures: Mutex::default(),
             executor: Executor::new(shared),
+            desks: Desks::default(),
         }
     }
 
@@ -383,7 +386,11 @@ impl Shared {
                 None => service::run(request, handle),
             }
         });
-        self.calls.requests.executor.submit(&self.node, service, pace, Job { act, mailbox });
+        let job = Job { act, mailbox };
+        if pace.is_own {
+            return self.calls.requests.desks.submit(service, job);
+        }
+        self.calls.requests.executor.submit(&self.node, service, pace, job);
     }
 
     /// Runs a job that no request has brought on the serial lane of this name.

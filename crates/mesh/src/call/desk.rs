@@ -1,0 +1,121 @@
+//! The services that run on a thread of their own: whoever says so lends it.
+//!
+//! A thread that has nothing to do waits on a work that is driven by the node, as those of the
+//! [`executor`](super::executor) do: so it finds its requests on the links itself, and runs them without a hand-over.
+//!
+//! **Order.** Requests of a service are taken out of the node's queue by one thread at a time, and put into the queue
+//! here in that order; its thread takes them out in the same order, one after the other. Either one is put in while the
+//! thread waits, and the thread is given it under the lock, when the queue is empty; or the thread takes it before it
+//! waits again.
+
+use super::executor::Job;
+use parking_lot::Mutex;
+use sheave_base::collections::HashMap;
+use sheave_base::work::{Completer, IDLE, Interrupt};
+use sheave_base::{Error, ErrorKind, Result, contain};
+use sheave_net::Node;
+use std::collections::VecDeque;
+
+/// The services of a node that run on threads of their own, by their numbers.
+#[derive(Default)]
+pub(crate) struct Desks {
+    desks: Mutex<HashMap<u64, Desk>>,
+}
+
+#[derive(Default)]
+struct Desk {
+    queue: VecDeque<Job>,
+    /// A thread works here.
+    is_manned: bool,
+    /// It waits for the next job.
+    waiting: Option<Completer<Job>>,
+}
+
+impl Desks {
+    /// A service of this number is offered.
+    pub(super) fn open(&self, service: u64) {
+        self.desks.lock().insert(service, Desk::default());
+    }
+
+    /// It is offered no more: what has not begun is dropped, which answers it, and its thread goes.
+    pub(super) fn close(&self, service: u64) {
+        // Not under the lock: drops may do anything.
+        let closed = self.desks.lock().remove(&service);
+        drop(closed);
+    }
+
+    /// As [`Desks::close`], of all.
+    pub(super) fn close_all(&self) {
+        let closed = std::mem::take(&mut *self.desks.lock());
+        drop(closed);
+    }
+
+    /// Has the thread of this service run a job. Does not block.
+    pub(super) fn submit(&self, service: u64, job: Job) {
+        let mut desks = self.desks.lock();
+        let Some(desk) = desks.get_mut(&service) else {
+            drop(desks);
+            // Which answers it.
+            return drop(job);
+        };
+        let Some(waiting) = desk.waiting.take() else { return desk.queue.push_back(job) };
+        drop(desks);
+        waiting.complete(Ok(job));
+    }
+
+    /// Runs what is asked of this service on this thread until the service is offered no more.
+    pub(super) fn work(&self, service: u64, node: &Node, mut interrupt: Option<Interrupt<'_>>) -> Result<()> {
+        self.take_place(service)?;
+        loop {
+            let asked = interrupt.as_mut().map(|interrupt| interrupt as Interrupt<'_>);
+            match self.next(service, node, asked) {
+                Ok(Some(job)) => drop(contain::told("a handler", || (job.act)(None))),
+                Ok(None) => return Ok(()),
+                Err(error) => {
+                    if let Some(desk) = self.desks.lock().get_mut(&service) {
+                        desk.is_manned = false;
+                    }
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    fn take_place(&self, service: u64) -> Result<()> {
+        let mut desks = self.desks.lock();
+        let unknown = || Error::new(ErrorKind::NotFound, "this node has no such service on a thread of its own");
+        let desk = desks.get_mut(&service).ok_or_else(unknown)?;
+        if std::mem::replace(&mut desk.is_manned, true) {
+            return Err(Error::new(ErrorKind::AlreadyExists, "another thread works for this service already"));
+        }
+        Ok(())
+    }
+
+    /// The next job; `None` when the service is offered no more.
+    fn next(&self, service: u64, node: &Node, interrupt: Option<Interrupt<'_>>) -> Result<Option<Job>> {
+        let work = {
+            let mut desks = self.desks.lock();
+            let Some(desk) = desks.get_mut(&service) else { return Ok(None) };
+            if let Some(job) = desk.queue.pop_front() {
+                return Ok(Some(job));
+            }
+            let (completer, work) = node.pair(IDLE, None);
+            desk.waiting = Some(completer);
+            work
+        };
+        let waited = work.wait_until(None, interrupt);
+        if waited.is_ok() {
+            // A completer that was dropped ends the work with an error: the service is gone.
+            return Ok(work.taken().ok());
+        }
+        let was_waiting = self.desks.lock().get_mut(&service).is_some_and(|desk| desk.waiting.take().is_some());
+        // Else one came just now: whoever works here next does it first.
+        if !was_waiting
+            && let Ok(job) = work.join()
+            && let Some(desk) = self.desks.lock().get_mut(&service)
+        {
+            desk.queue.push_front(job);
+        }
+        waited.map(|_| None)
+    }
+}
