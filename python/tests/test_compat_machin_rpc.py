@@ -174,6 +174,9 @@ def test_who_calls_one_that_dies_is_told(job):
         begun = time.monotonic()
         while group.is_registered(1):
             assert time.monotonic() - begun < 10
+        for act in (group.registered_sync, group.registered_async, group.registered_remote):
+            error = raises(RuntimeError, "lost", lambda: act(1))
+            assert error.peer.name == "1", error
         raises(RuntimeError, "1", group.barrier)
         print("told", flush=True)
         sys.stdin.readline()

@@ -300,6 +300,15 @@ for rank in range(3):
         # Nobody finds what the dead had once the index has heard of the death.
         while group.is_registered(rank, timeout=20) or group.is_paired(rank, timeout=20):
             assert time.monotonic() - begun < 10
+        # It was called before; what an index has paired nobody else knows of who has not got it.
+        for act, key in ((group.registered_sync, ("hang", rank)), (group.get_paired, rank)):
+            try:
+                act(key, timeout=20)
+                raise AssertionError("it is there")
+            except sheave.PeerLost as error:
+                assert error.peer.name == f"rank-{victim}", error
+            except sheave.NotFound:
+                assert victim == 0 and act == group.get_paired
     else:
         assert group.registered_sync(rank, timeout=20) == rank
         assert group.get_paired(rank, timeout=20).to_here(timeout=20) == rank

@@ -49,8 +49,16 @@ const BUGS: [Bug; 23] = [
     Bug::OneWayLost,
 ];
 
-const BUGS_OF_GROUPS: [Bug; 6] =
-    [Bug::ReportUnheard, Bug::EntryUntold, Bug::EntryOutlives, Bug::EntryTwice, Bug::GenerationOld, Bug::EnteredEarly];
+const BUGS_OF_GROUPS: [Bug; 8] = [
+    Bug::ReportUnheard,
+    Bug::EntryUntold,
+    Bug::EntryOutlives,
+    Bug::EntryTwice,
+    Bug::GenerationOld,
+    Bug::EnteredEarly,
+    Bug::LeaverBlamed,
+    Bug::LostUnknown,
+];
 
 /// Seeds of jobs that make groups.
 const SEEDS_OF_GROUPS: u64 = 500;

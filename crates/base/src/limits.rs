@@ -128,6 +128,10 @@ pub const RPC_GROUPS_MAX: usize = 4096;
 /// Services and values of one node in one group of rpc, and those that one handle of a group remembers.
 pub const RPC_ENTRIES_MAX: usize = 1 << 16;
 
+/// Keys of one group of rpc that its index remembers as lost with their owners: a dead member's services, not all that
+/// ever died.
+pub const RPC_LOST_MAX: usize = 4096;
+
 /// Longest name of a group of rpc, and longest key in it as it is written: a path, or a tuple of some numbers.
 pub const RPC_KEY_BYTES_MAX: usize = 4096;
 

@@ -57,6 +57,10 @@ pub enum Bug {
     EntryUntold,
     /// Entries of a member stay in the index when it is gone.
     EntryOutlives,
+    /// An index takes a member that leaves a group for one that has died with its keys.
+    LeaverBlamed,
+    /// An index says of a key that was lost with its owner that nobody has it.
+    LostUnknown,
     /// A key is granted to a second owner.
     EntryTwice,
     /// Members that make a group take the lowest generation that one of them has proposed.

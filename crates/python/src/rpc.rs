@@ -22,7 +22,8 @@ use std::time::Duration;
 /// Members alone register and pair; whoever has the group calls and gets, other members of the mesh included, to which
 /// it travels in arguments, results and pickles. Keys are whatever pickles; plain values are equal if they are of one
 /// type and equal, so that 1 and True are two keys. What a member has registered and paired stays until it takes it
-/// away, leaves the group or dies, and then nobody finds it any more; nothing is lost with any other member.
+/// away, leaves the group or dies, and then nobody finds it any more; nothing is lost with any other member. Whoever
+/// looks for what was lost with a member gets PeerLost, which names it, until another one has the key.
 ///
 /// Each method takes `timeout`, in seconds, after which it raises DeadlineExceeded; without one it waits for as long as
 /// those whom it needs live. PeerLost names one who is gone.
@@ -335,7 +336,7 @@ impl PyRpcGroup {
     }
 
     /// Call the service of this key, or a method of it, wherever it is; and wait for the result, as Mesh.call does.
-    /// Raises NotFound where nobody has registered it.
+    /// Raises NotFound where nobody has registered it, and PeerLost that names who has died with it.
     ///
     /// >>> group = mesh.rpc_group("indices", [0])
     /// >>> group.register("numbers", [3, 1, 2])

@@ -5,9 +5,11 @@ use crate::entry::{EntryName, GroupName, Sort};
 use crate::protocol::{
     Abandon, Announce, Announced, Enter, Find, Found, Leave, OfEntry, Paired, Report, SERVICE, Withdraw,
 };
+use crate::search::death_of;
 use crate::state::GroupState;
 use parking_lot::Mutex;
 use sheave_base::collections::HashMap;
+use sheave_base::planted::{self, Bug};
 use sheave_base::{Error, ErrorKind, NodeId, Result};
 use sheave_mesh::{Group, Lane, Member, Mesh, Method, Methods, TypedRequest, TypedService, WeakMesh};
 use sheave_net::Parts;
@@ -177,9 +179,15 @@ impl Directory {
         }
     }
 
+    /// Whether a member of the mesh has died: one that has left that or a group in order has not.
+    pub(crate) fn is_dead(&self, member: NodeId) -> bool {
+        self.mesh().is_ok_and(|mesh| death_of(&mesh, member).is_some()) || planted::strikes(Bug::LeaverBlamed)
+    }
+
     /// A member of a group is gone from it.
     pub(crate) fn lose(self: &Arc<Self>, group: &GroupName, member: NodeId) {
-        let next = self.state.lock().group(group).and_then(|state| state.lose(member));
+        let is_dead = self.is_dead(member);
+        let next = self.state.lock().group(group).and_then(|state| state.lose(member, is_dead));
         if let Some(index) = next {
             self.report_to(index, group);
         }

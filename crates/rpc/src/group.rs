@@ -2,6 +2,7 @@
 
 use crate::directory::{Directory, Rpc};
 use crate::entry::{EntryName, GroupName, Sort};
+use crate::search::Sought;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use sheave_base::collections::{HashMap, HashSet};
@@ -43,8 +44,8 @@ pub(crate) struct Shared {
     pub(crate) members: Arc<[NodeId]>,
     /// Members that have left the group, as far as this handle knows.
     pub(crate) left: Mutex<HashSet<NodeId>>,
-    /// Owners of services that were found, and the names that they serve them under.
-    owners: Mutex<HashMap<EntryName, (NodeId, ServiceName)>>,
+    /// Owners of what was found, and the names that they serve services under.
+    owners: Mutex<HashMap<EntryName, (NodeId, Option<ServiceName>)>>,
 }
 
 impl Rpc {
@@ -250,7 +251,8 @@ impl RpcGroup {
     }
 
     /// Gets a reference to the value of this key. The work fails with `NotFound` where nobody has one; with `PeerLost`
-    /// if the index was lost meanwhile, which may have had it.
+    /// that names the member that died with it, as far as the index or this handle know, or if the index was lost
+    /// meanwhile, which may have had it. Does not block.
     ///
     /// # Errors
     ///
@@ -287,7 +289,7 @@ impl RpcGroup {
         let begin = || {
             let entry = EntryName::new(sort, key)?;
             self.shared.run("look up", timeout, entry.to_string(), move |shared, mesh| async move {
-                Ok(shared.find(&mesh, &entry).await?.0.is_some())
+                Ok(matches!(shared.find(&mesh, &entry).await?, Sought::Owner(_)))
             })
         };
         self.named("look up", begin())
@@ -318,15 +320,16 @@ impl RpcGroup {
         let about = entry.to_string();
         self.shared.run("look up", timeout, about, move |shared, mesh| async move {
             let owner = shared.owner_of(&mesh, &entry).await?;
-            let found = (owner, entry.service(&shared.group.name));
-            shared.remember(entry, found.clone());
-            Ok(found)
+            let service = entry.service(&shared.group.name);
+            shared.remember(entry, owner, Some(service.clone()));
+            Ok((owner, service))
         })
     }
 
     /// Calls a method of the service of this key; as [`Mesh::call`] in everything else. The work fails with `NotFound`
-    /// where nobody has registered it. Does not block, but for a call with tensors or references to a service that
-    /// this handle has not found before: it waits until that is found, because the caller may change them afterwards.
+    /// where nobody has registered it, and with `PeerLost` that names who died with it. Does not block, but for a call
+    /// with tensors or references to a service that this handle has not found before: it waits until that is found,
+    /// because the caller may change them afterwards.
     ///
     /// # Errors
     ///
@@ -344,7 +347,7 @@ impl RpcGroup {
             return mesh.call(owner, service, method, call);
         }
         let (args, deadline) = (call.args.clone(), call.deadline);
-        let known = self.shared.owner(&entry);
+        let known = self.shared.served(&entry);
         let first = match known {
             None => None,
             Some((owner, service)) => match mesh.call(owner, service, method, call) {
@@ -360,7 +363,10 @@ impl RpcGroup {
             if !error.has_not_begun() {
                 return Err(error);
             }
-            group.shared.forget(&entry);
+            // Who has died with it is to be told of.
+            if error.kind() != ErrorKind::PeerLost {
+                group.shared.forget(&entry);
+            }
             group.call_found(entry, &method, args, deadline)
         }))
     }
@@ -419,16 +425,23 @@ fn is_plain(call: &Call) -> bool {
 }
 
 impl Shared {
-    fn owner(&self, entry: &EntryName) -> Option<(NodeId, ServiceName)> {
-        self.owners.lock().get(entry).cloned()
+    /// The owner of an entry when this handle has found it.
+    pub(crate) fn owner(&self, entry: &EntryName) -> Option<NodeId> {
+        self.owners.lock().get(entry).map(|(owner, _)| *owner)
     }
 
-    fn remember(&self, entry: EntryName, found: (NodeId, ServiceName)) {
+    /// As [`Shared::owner`], and the name that it has served the entry under.
+    fn served(&self, entry: &EntryName) -> Option<(NodeId, ServiceName)> {
+        let (owner, service) = self.owners.lock().get(entry)?.clone();
+        Some((owner, service?))
+    }
+
+    pub(crate) fn remember(&self, entry: EntryName, owner: NodeId, service: Option<ServiceName>) {
         let mut owners = self.owners.lock();
         if owners.len() >= sheave_base::limits::RPC_ENTRIES_MAX {
             owners.clear();
         }
-        owners.insert(entry, found);
+        owners.insert(entry, (owner, service));
     }
 
     fn forget(&self, entry: &EntryName) {

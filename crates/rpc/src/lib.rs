@@ -11,6 +11,10 @@
 //! index is gone every owner announces all that it has to the next one, which says that it knows no such key only when
 //! all have. So no entry is lost with the index, and no key has two owners.
 //!
+//! **The dead.** A look-up of a key whose owner has died fails with `PeerLost`, which names that, until another member
+//! has the key: an index remembers what it knew to be theirs, [so many keys](sheave_base::limits::RPC_LOST_MAX) of a
+//! group. That is lost with the index; a handle then tells of those that it has found itself.
+//!
 //! **Generations.** Each time a group is made its members agree on a number that none of them has used before. Words
 //! about an earlier group of the same name are told apart from those about the later one, so that a name can be used
 //! again.
@@ -22,6 +26,7 @@ mod creation;
 mod directory;
 mod entry;
 mod group;
+mod lost;
 mod object;
 mod protocol;
 mod search;

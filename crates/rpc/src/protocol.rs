@@ -69,6 +69,8 @@ pub(crate) enum Announced {
 pub(crate) enum Found {
     Owner(NodeId),
     Nobody,
+    /// It was this member's, which died.
+    LostWith(NodeId),
     /// As [`Announced::NotNow`].
     NotNow,
     /// As [`Announced::Gone`].

@@ -11,6 +11,7 @@ use crate::protocol::{Announce, Announced, Find, Found, OfEntry, Paired, Report,
 use sheave_base::collections::HashSet;
 use sheave_base::work::awaited::{Account, Awaited, Describe, Which};
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
+use sheave_mesh::engine::Death;
 use sheave_mesh::{AnswerOf, CallOptions, Mesh, Method, Ref};
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,6 +38,32 @@ struct Heard<T> {
     answer: T,
     /// Why the index before it did not answer.
     lost: Option<Error>,
+}
+
+/// What an index says of a key.
+pub(crate) enum Sought {
+    Owner(NodeId),
+    /// Its owner has died with it.
+    LostWith(NodeId),
+    Nobody {
+        says: NodeId,
+        /// As [`Heard::lost`].
+        lost: Option<Error>,
+    },
+}
+
+/// The death of a node, if it is dead and has not left in order.
+pub(crate) fn death_of(mesh: &Mesh, node: NodeId) -> Option<Death> {
+    mesh.deaths().into_iter().find(|death| death.node == node && !death.left)
+}
+
+/// Who looks for an entry is told that its owner has died.
+fn lost_with(mesh: &Mesh, owner: NodeId, entry: &EntryName, had: String) -> Error {
+    // The index may have heard of it a moment before this node.
+    let reason = death_of(mesh, owner).map_or_else(|| "it died".to_owned(), |death| death.reason);
+    let error = Error::new(ErrorKind::PeerLost, reason).context(had);
+    let error = mesh.member(owner).into_iter().fold(error, |error, member| error.peer(member.peer()));
+    error.hint(format!("no member has {entry} now; register it on one that lives"))
 }
 
 /// Meaning of an index's answer.
@@ -96,23 +123,36 @@ impl Shared {
         OfEntry { group: self.group.clone(), entry: entry.clone() }
     }
 
-    /// The owner of an entry, if it has one, and an index that was lost meanwhile.
-    pub(crate) async fn find(&self, mesh: &Mesh, entry: &EntryName) -> Result<(Option<NodeId>, Option<Error>)> {
+    /// What the index says of an entry.
+    pub(crate) async fn find(&self, mesh: &Mesh, entry: &EntryName) -> Result<Sought> {
         let hear = |found| match found {
-            Found::Owner(owner) => Said::Answer(Some(owner)),
-            Found::Nobody => Said::Answer(None),
             Found::NotNow => Said::Again,
             Found::Gone => Said::Gone,
+            found => Said::Answer(found),
         };
-        self.talk::<Find, _>(mesh, &self.of(entry), hear).await.map(|heard| (heard.answer, heard.lost))
+        let Heard { index, answer, lost } = self.talk::<Find, _>(mesh, &self.of(entry), hear).await?;
+        Ok(match answer {
+            Found::Owner(owner) => Sought::Owner(owner),
+            Found::LostWith(owner) => Sought::LostWith(owner),
+            _ => Sought::Nobody { says: index, lost },
+        })
     }
 
-    /// The owner of an entry. Where it has none, and an index was lost meanwhile, that may have been it.
+    /// The owner of an entry. Where it has none it may have had one that has died: the index knows, or this handle. If
+    /// neither does and an index was lost meanwhile, that may have been it.
     pub(crate) async fn owner_of(&self, mesh: &Mesh, entry: &EntryName) -> Result<NodeId> {
-        let (owner, lost) = self.find(mesh, entry).await?;
-        owner.ok_or_else(|| match lost {
-            Some(error) => error.hint(format!("no member has {entry} now; is it to be registered again?")),
-            None => Error::new(ErrorKind::NotFound, format!("no member has {entry}"))
+        let (says, lost) = match self.find(mesh, entry).await? {
+            Sought::Owner(owner) => return Ok(owner),
+            Sought::LostWith(owner) => return Err(lost_with(mesh, owner, entry, format!("it had {entry}"))),
+            Sought::Nobody { says, lost } => (says, lost),
+        };
+        // The first index has heard of all that was taken away; a later one knows neither that nor who has died.
+        let is_later = self.members.first() != Some(&says);
+        let found = self.owner(entry).filter(|owner| is_later && death_of(mesh, *owner).is_some());
+        Err(match (found, lost) {
+            (Some(owner), _) => lost_with(mesh, owner, entry, format!("it had {entry} when it was found")),
+            (None, Some(error)) => error.hint(format!("no member has {entry} now; is it to be registered again?")),
+            (None, None) => Error::new(ErrorKind::NotFound, format!("no member has {entry}"))
                 .hint("is the key right, and does its owner still live?"),
         })
     }
@@ -164,6 +204,7 @@ impl Shared {
                 // Without one it was taken away since, of which the index hears.
                 Ok(mut answer) => {
                     if let Some(value) = answer.refs.pop() {
+                        self.remember(entry.clone(), owner, None);
                         return Ok(value);
                     }
                 }
@@ -266,7 +307,8 @@ impl Directory {
                 return Ok(());
             }
             if heard.iter().any(|heard| matches!(heard, Ok(Announced::Gone))) {
-                let next = self.state.lock().group(group).and_then(|state| state.lose(index));
+                let is_dead = self.is_dead(index);
+                let next = self.state.lock().group(group).and_then(|state| state.lose(index, is_dead));
                 let Some(next) = next else { return Ok(()) };
                 index = next;
             } else if mesh.is_member() {

@@ -9,8 +9,12 @@
 //! granted yet, and it takes back what it has disowned while it reported. It takes a grant for good only if the index
 //! that gave it is still the index as it knows: otherwise it has reported the entry as not granted, and asks again. So
 //! of two owners that report the same key at most one has it granted, and that one keeps it.
+//!
+//! **Keys of the dead.** An index remembers the entries that it knew of a member that died, until somebody else has
+//! them. A new index is not told of them: who has reported and died since is all that it knows.
 
 use crate::entry::{EntryName, GroupName, Sort};
+use crate::lost::Lost;
 use crate::protocol::{Announced, Found, Report};
 use sheave_base::NodeId;
 use sheave_base::collections::{HashMap, HashSet};
@@ -43,6 +47,7 @@ pub(crate) struct GroupState {
     gone: HashSet<NodeId>,
     entries: HashMap<EntryName, Indexed>,
     reported: HashSet<NodeId>,
+    lost: Lost,
     own: HashMap<EntryName, Own>,
     /// The same members in the mesh, for their barriers; none in a test of the state alone.
     pub(crate) barriers: Option<Group>,
@@ -50,8 +55,8 @@ pub(crate) struct GroupState {
 
 impl GroupState {
     pub(crate) fn new(group: GroupName, members: Arc<[NodeId]>, me: NodeId, barriers: Option<Group>) -> Self {
-        let (gone, entries, reported, own) = Default::default();
-        Self { group, members, me, gone, entries, reported, own, barriers }
+        let (gone, entries, reported, lost, own) = Default::default();
+        Self { group, members, me, gone, entries, reported, lost, own, barriers }
     }
 
     /// The index as this member knows it.
@@ -84,6 +89,7 @@ impl GroupState {
         if !self.knows_all() {
             return Announced::NotNow;
         }
+        self.lost.forget(&entry);
         let known = self.entries.entry(entry).or_insert(Indexed { owner, is_granted: true });
         if known.owner != owner && !planted::strikes(Bug::EntryTwice) {
             return Announced::Taken(known.owner);
@@ -96,7 +102,10 @@ impl GroupState {
         match self.entries.get(entry) {
             _ if self.index() != self.me => Found::NotNow,
             Some(known) => Found::Owner(known.owner),
-            None if self.knows_all() => Found::Nobody,
+            None if self.knows_all() => {
+                let owner = self.lost.owner(entry).filter(|_| !planted::strikes(Bug::LostUnknown));
+                owner.map_or(Found::Nobody, Found::LostWith)
+            }
             None => Found::NotNow,
         }
     }
@@ -116,6 +125,7 @@ impl GroupState {
         }
         for (entry, is_granted) in entries {
             let reported = Indexed { owner, is_granted };
+            self.lost.forget(&entry);
             let known = self.entries.entry(entry).or_insert(reported);
             if is_granted && !known.is_granted {
                 *known = reported;
@@ -126,15 +136,19 @@ impl GroupState {
         }
     }
 
-    /// A member is gone. Returns the next index if it was the index, which is to be told what this member has; where it
-    /// is this member it knows.
-    pub(crate) fn lose(&mut self, member: NodeId) -> Option<NodeId> {
+    /// A member is gone: dead, or in order. Returns the next index if it was the index, which is to be told what this
+    /// member has; where it is this member it knows.
+    pub(crate) fn lose(&mut self, member: NodeId, is_dead: bool) -> Option<NodeId> {
         let before = self.index();
         if !self.members.contains(&member) || !self.gone.insert(member) {
             return None;
         }
         if !planted::strikes(Bug::EntryOutlives) {
-            self.entries.retain(|_, known| known.owner != member);
+            for (entry, known) in self.entries.extract_if(|_, known| known.owner == member) {
+                if is_dead && known.is_granted {
+                    self.lost.note(entry, member);
+                }
+            }
         }
         let index = self.index();
         if index == before {
@@ -252,7 +266,7 @@ mod tests {
     fn a_new_index_says_no_only_when_all_have_reported() {
         let mut index = state(2);
         assert_eq!(index.find(&entry(7)), Found::NotNow, "it is not the index");
-        assert!(index.lose(NodeId(1)).is_none(), "it tells itself");
+        assert!(index.lose(NodeId(1), true).is_none(), "it tells itself");
         assert_eq!(index.find(&entry(7)), Found::NotNow);
         assert_eq!(index.announce(NodeId(2), entry(8)), Announced::NotNow);
         index.take_report(NodeId(3), vec![(entry(7), true)], false);
@@ -262,8 +276,8 @@ mod tests {
         assert_eq!(index.find(&entry(8)), Found::Nobody);
         assert_eq!(index.announce(NodeId(2), entry(7)), Announced::Taken(NodeId(3)));
         assert_eq!(index.announce(NodeId(2), entry(8)), Announced::Done);
-        index.lose(NodeId(3));
-        assert_eq!(index.find(&entry(7)), Found::Nobody, "its owner is gone");
+        index.lose(NodeId(3), true);
+        assert_eq!(index.find(&entry(7)), Found::LostWith(NodeId(3)), "its owner has died");
     }
 
     #[test]
@@ -274,14 +288,14 @@ mod tests {
         assert!(!other.grant(&entry(7), NodeId(3)), "that is not the index");
         assert!(other.grant(&entry(7), NodeId(1)) && other.owns(&entry(7)));
         index.own(entry(7), None);
-        index.lose(NodeId(1));
+        index.lose(NodeId(1), true);
         // A report may come before the index knows that it is one.
         index.take_report(NodeId(2), vec![(entry(7), false)], true);
-        index.lose(NodeId(2));
+        index.lose(NodeId(2), true);
         assert_eq!(index.announce(NodeId(3), entry(7)), Announced::Done);
         let mut index = state(2);
         index.own(entry(7), None);
-        index.lose(NodeId(1));
+        index.lose(NodeId(1), true);
         assert_eq!(index.find(&entry(7)), Found::Owner(NodeId(2)));
         index.take_report(NodeId(3), vec![(entry(7), true)], true);
         assert_eq!(index.announce(NodeId(2), entry(7)), Announced::Taken(NodeId(3)));
@@ -291,13 +305,40 @@ mod tests {
     fn a_grant_of_an_index_that_is_gone_is_none() {
         let mut owner = state(3);
         owner.own(entry(7), None);
-        assert_eq!(owner.lose(NodeId(1)), Some(NodeId(2)));
+        assert_eq!(owner.lose(NodeId(1), true), Some(NodeId(2)));
         let reports = owner.reports();
         assert_eq!(reports.len(), 1);
         assert_eq!(reports[0].entries, [(entry(7), false)]);
         assert!(owner.disowned(&reports).is_empty());
         assert!(!owner.grant(&entry(7), NodeId(1)) && !owner.owns(&entry(7)));
         assert!(owner.grant(&entry(7), NodeId(2)) && owner.owns(&entry(7)));
+    }
+
+    #[test]
+    fn what_was_lost_with_the_dead_is_remembered_until_another_has_it() {
+        let mut index = state(1);
+        for key in [7, 8, 9] {
+            assert_eq!(index.announce(NodeId(3), entry(key)), Announced::Done);
+        }
+        index.announce(NodeId(2), entry(6));
+        assert_eq!(index.withdraw(NodeId(3), &entry(9)), Announced::Done);
+        index.lose(NodeId(3), true);
+        let found = |index: &GroupState| [6, 7, 8, 9].map(|key| index.find(&entry(key)));
+        let lost = Found::LostWith(NodeId(3));
+        assert_eq!(found(&index), [Found::Owner(NodeId(2)), lost, lost, Found::Nobody]);
+        assert_eq!(index.announce(NodeId(2), entry(7)), Announced::Done);
+        assert_eq!(index.find(&entry(7)), Found::Owner(NodeId(2)));
+        index.withdraw(NodeId(2), &entry(7));
+        assert_eq!(index.find(&entry(7)), Found::Nobody, "the last who had it has taken it away");
+        index.lose(NodeId(2), false);
+        assert_eq!(found(&index), [Found::Nobody, Found::Nobody, lost, Found::Nobody], "it has left");
+        // A new one is not told, and forgets what is reported to it.
+        let mut next = state(2);
+        next.take_report(NodeId(3), vec![(entry(7), true), (entry(8), true)], true);
+        next.lose(NodeId(3), true);
+        next.own(entry(7), None);
+        next.lose(NodeId(1), true);
+        assert_eq!(found(&next)[..3], [Found::Nobody, Found::Owner(NodeId(2)), lost]);
     }
 
     #[test]

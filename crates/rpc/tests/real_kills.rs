@@ -28,6 +28,10 @@ fn about(error: &Error) -> (ErrorKind, Option<&str>) {
     (error.kind(), error.about().map(|peer| peer.name.as_str()))
 }
 
+fn key_of(rank: u32) -> Value {
+    Value::Int(rank.into())
+}
+
 fn asked(group: &RpcGroup, key: i64) -> Result<Value> {
     Ok(group.call(Value::Int(key), "who", Call::of(Value::None).deadline(PATIENCE))?.wait()?.value)
 }
@@ -89,13 +93,16 @@ fn survive(mesh: &Mesh, rpc: &Rpc, groups: &[RpcGroup], victim: u32) {
     say("told");
     for group in groups {
         for rank in (0..RANKS).filter(|rank| group.members().contains(&nodes[*rank as usize])) {
-            let (answer, key) = (asked(group, rank.into()), Value::Int(rank.into()));
-            let value = group.get_paired(key, LONG).expect("begun").wait();
+            let answer = asked(group, rank.into());
+            let value = group.get_paired(key_of(rank), LONG).expect("begun").wait();
             if rank == victim {
-                // While its death is agreed on, a dead index is lost; after that its keys are nobody's.
-                for error in [failed(answer), failed(value)] {
-                    assert!(error.kind() == ErrorKind::NotFound || about(&error) == dead, "{error}");
-                }
+                let (called, error) = (failed(answer), failed(value));
+                assert_eq!(about(&called), dead, "it was called before: {called}");
+                // What an index has paired nobody else knows of who has not got it.
+                let was_index = group.members()[0] == nodes[victim as usize];
+                assert!(about(&error) == dead || was_index && error.kind() == ErrorKind::NotFound, "{error}");
+                let has = [group.is_registered(key_of(rank), LONG), group.is_paired(key_of(rank), LONG)];
+                assert_eq!(has.map(|has| has.expect("begun").wait().expect("the index lives")), [false, false]);
             } else {
                 assert_eq!(answer.expect("its owner lives"), Value::from(format!("rank-{rank}")));
                 assert_eq!(value.expect("its owner lives").owner(), nodes[rank as usize]);
@@ -117,7 +124,7 @@ fn survive(mesh: &Mesh, rpc: &Rpc, groups: &[RpcGroup], victim: u32) {
     }
     common::until("the key has another owner", || match asked(group, victim.into()) {
         Ok(answer) => answer == Value::from("heir"),
-        Err(error) if error.kind() == ErrorKind::NotFound => false,
+        Err(error) if about(&error) == dead => false,
         Err(error) => panic!("{error}"),
     });
     // The heir must not leave before all have asked it.

@@ -16,6 +16,8 @@ use std::time::Duration;
 const KEYS: u64 = 4;
 /// As long as a death may stay unknown, and a little more.
 const KNOWN: Duration = Duration::from_millis(2700);
+/// As long as others may look for keys of the dead later than the first member.
+const STAY: Duration = Duration::from_millis(100);
 /// How long a process waits for the others to make a group, where they may never come.
 const PATIENCE: Duration = Duration::from_secs(4);
 
@@ -80,7 +82,7 @@ impl Part {
                 }
                 self.act(&group);
             }
-            self.look_for_the_dead(&group);
+            self.look_for_the_dead(&group, scenario.seed + round);
             self.leave(&group);
         }
         self.ledger.comes_to_its_end(self.process);
@@ -208,16 +210,58 @@ impl Part {
                 if let Some(owner) = owner.filter(|_| is_sound) {
                     self.ledger.fault(format!("{} has not found {key:?}, which {owner} has", self.process));
                 }
+                self.ought_to_know(group, key, step);
             }
-            Err(error) => self.judge("finding", &error),
+            Err(error) => {
+                self.judge("finding", &error);
+                self.blames_rightly(key, step, &error);
+            }
         }
     }
 
-    /// Keys of the dead are found by nobody once their deaths are known.
-    fn look_for_the_dead(&mut self, group: &RpcGroup) {
-        if self.ledger.is_troubled() && self.dice.below(3) == 0 {
+    /// Nobody has a key, as an index says. If that is the first one still it must have known who died with it.
+    fn ought_to_know(&self, group: &RpcGroup, key: (u64, i64), step: u64) {
+        let Some(owner) = self.entries.last_owner_since(key, step).filter(|owner| self.ledger.is_killed(*owner)) else {
+            return;
+        };
+        let first = self.ledger.process_of(group.members()[0]);
+        let is_there = first.is_some_and(|first| !self.ledger.is_doomed(first)) && self.entries.has_first(key.0);
+        if is_there && !self.ledger.is_doomed(self.process) && !self.ledger.may_be_dead(self.process) {
+            self.ledger.fault(format!("{} is not told that {key:?} was lost with {owner}", self.process));
+        }
+    }
+
+    /// Who is said to have died with a key has died and has had it, and nobody else after it.
+    fn blames_rightly(&self, key: (u64, i64), step: u64, error: &Error) {
+        let is_sound = !self.ledger.is_doomed(self.process) && !self.ledger.may_be_dead(self.process);
+        if error.kind() != ErrorKind::PeerLost || !error.what().starts_with("it had ") || !is_sound {
+            return;
+        }
+        let owner = error.about().and_then(|peer| peer.node).and_then(|node| self.ledger.process_of(node));
+        let Some(owner) = owner else {
+            return self.ledger.fault(format!("{} is told that {key:?} was lost with nobody: {error}", self.process));
+        };
+        if !self.ledger.may_be_dead(owner) {
+            self.ledger.fault(format!("{} is told that {owner} has died with {key:?}, and it lives", self.process));
+        }
+        let (has_had, heir) = self.entries.heir_by(key, owner, step);
+        // What this process has found itself was so then.
+        let heir = heir.filter(|heir| !self.ledger.is_doomed(*heir) && !error.what().contains("when it was found"));
+        if !has_had || heir.is_some() {
+            let what = format!("that {key:?} was lost with {owner}, which had it: {has_had}, and after it {heir:?}");
+            self.ledger.fault(format!("{} is told {what}", self.process));
+        }
+    }
+
+    /// Keys of the dead are found by nobody once their deaths are known. All look in the same rounds, and the first
+    /// member, which knows who has died with them, stays for a moment.
+    fn look_for_the_dead(&mut self, group: &RpcGroup, seed: u64) {
+        if self.ledger.is_troubled() && seed.is_multiple_of(3) {
             pause(KNOWN);
             (0..self.keys.cast_signed()).for_each(|key| self.find(group, (group.generation(), key)));
+            if group.members()[0] == self.mesh.me().node {
+                pause(STAY);
+            }
         }
     }
 
@@ -232,6 +276,9 @@ impl Part {
         let own = (0..self.keys.cast_signed()).map(|key| (group.generation(), key));
         let own: Vec<_> = own.filter(|key| self.entries.has(*key, self.process)).collect();
         own.iter().for_each(|key| _ = self.entries.begins(*key, self.process));
+        if group.members()[0] == self.mesh.me().node {
+            self.entries.first_leaves(group.generation());
+        }
         group.destroy();
     }
 }

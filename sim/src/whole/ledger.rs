@@ -210,6 +210,19 @@ impl Ledger {
         doom.is_some_and(|doom| doom.from + if doom.is_told { KNOWN_WITHIN } else { SILENCE_WITHIN } < self.now())
     }
 
+    /// Whether others may by now hold this process for dead.
+    pub(super) fn may_be_dead(&self, process: usize) -> bool {
+        let now = self.now();
+        let is_met = self.doomed.get(&process).is_some_and(|doom| doom.from <= now);
+        is_met || self.books().quit.contains_key(&process) || !self.scenario.must_go_on()
+    }
+
+    /// Whether a process was killed, or will be, and nothing else is wrong with it.
+    pub(super) fn is_killed(&self, process: usize) -> bool {
+        let quits = self.scenario.quits.is_some_and(|(quitter, ..)| quitter == process);
+        !quits && self.doomed.get(&process).is_some_and(|doom| doom.ends)
+    }
+
     /// Something that had to be done by now was done, or failed; a fault if it took longer than it may.
     pub(super) fn ends_in_time(&self, process: usize, what: &str, lasted: Duration) {
         let bound = self.bound(self.now(), lasted);
