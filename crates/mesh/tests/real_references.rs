@@ -1,4 +1,5 @@
-//! A process that holds references is killed: what it held is freed within a second.
+//! A process that holds and owns a hundred thousand objects is killed: what it held is freed within a second, and what
+//! it owned is lost for those who hold it, by its name.
 
 mod common;
 
@@ -14,7 +15,9 @@ use std::time::{Duration, Instant};
 const BOUND: Duration = Duration::from_secs(1);
 
 const SIGKILL: i32 = 9;
-const OBJECTS: usize = 100;
+const OBJECTS: usize = 100_000;
+/// References that one call carries.
+const BATCH: usize = 5000;
 
 /// Keeps the references of all requests.
 #[derive(Clone, Default)]
@@ -31,7 +34,8 @@ impl Service for Keeper {
     }
 }
 
-/// Rank 0 owns; rank 1 gets half from the owner and half from rank 2, and is killed.
+/// Rank 0 owns; rank 1 gets half from the owner and half from rank 2, gives as many of its own to rank 0, and is
+/// killed.
 #[test]
 fn actor() {
     let Some(config) = part(Expected::ranks(3)) else { return };
@@ -42,9 +46,11 @@ fn actor() {
     world.barrier().expect("all are there");
     let node = |rank: usize| mesh.members()[rank].node;
     let give = |to: usize, refs: &[Ref]| {
-        let names = Value::List(refs.iter().map(Ref::value).collect());
-        let work = mesh.call(node(to), "it", "keep", names).expect("sent");
-        work.wait_timeout(common::PATIENCE).expect("kept");
+        for refs in refs.chunks(BATCH) {
+            let names = Value::List(refs.iter().map(Ref::value).collect());
+            let work = mesh.call(node(to), "it", "keep", names).expect("sent");
+            work.wait_timeout(common::PATIENCE).expect("kept");
+        }
     };
     let mut weaks: Vec<Weak<usize>> = Vec::new();
     if mesh.me().rank == Rank(0) {
@@ -59,6 +65,11 @@ fn actor() {
         let refs = std::mem::take(&mut *keeper.0.lock().expect("nobody panics"));
         give(1, &refs);
     }
+    let mut own = Vec::new();
+    if mesh.me().rank == Rank(1) {
+        own.extend((0..OBJECTS).map(|number| mesh.export(Arc::new(number)).expect("there is room")));
+        give(0, &own);
+    }
     world.barrier().expect("all are there");
     assert!(weaks.iter().all(|weak| weak.strong_count() == 1), "the victim holds them all");
     say("ready");
@@ -71,6 +82,13 @@ fn actor() {
     assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
     common::until("all is freed", || weaks.iter().all(|weak| weak.strong_count() == 0));
     say("freed");
+    let lost = std::mem::take(&mut *keeper.0.lock().expect("nobody panics"));
+    assert_eq!(lost.len(), if mesh.me().rank == Rank(0) { OBJECTS } else { 0 });
+    for held in lost {
+        let error = held.get::<usize>().expect_err("its owner is dead");
+        let name = error.about().map(|peer| peer.name.as_str());
+        assert_eq!((error.kind(), name), (ErrorKind::PeerLost, Some("rank-1")), "{error}");
+    }
     mesh.leave().expect("the rest agrees");
     say("left");
 }

@@ -8,7 +8,7 @@ use sheave_base::{Secret, limits};
 use std::time::{Duration, Instant};
 
 /// The two nodes of a mesh, of which the second one is returned on this thread.
-fn two() -> [Mesh; 2] {
+pub(super) fn two() -> [Mesh; 2] {
     let port = sheave_base::port::free().expect("there are thousands");
     let join = move |rank| {
         let root = Endpoint { host: "127.0.0.1".into(), port };
@@ -22,7 +22,7 @@ fn two() -> [Mesh; 2] {
     [first.join().expect("no panic"), second]
 }
 
-fn until(what: &str, is_so: impl Fn() -> bool) {
+pub(super) fn until(what: &str, is_so: impl Fn() -> bool) {
     let begun = Instant::now();
     while !is_so() {
         assert!(begun.elapsed() < Duration::from_secs(60), "{what}: it never was");
@@ -30,7 +30,7 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-fn finish(meshes: [Mesh; 2]) {
+pub(super) fn finish(meshes: [Mesh; 2]) {
     let threads = meshes.map(|mesh| std::thread::spawn(move || mesh.finish().expect("all are well")));
     threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
 }

@@ -236,4 +236,6 @@ impl fmt::Debug for Ref {
 #[cfg(test)]
 mod live;
 #[cfg(test)]
+mod many;
+#[cfg(test)]
 mod tests;

@@ -562,6 +562,18 @@ impl Garbage {
 }
 
 impl Tables {
+    /// References on their way that are not confirmed.
+    #[cfg(test)]
+    pub(super) fn passing_count(&self) -> usize {
+        self.passing_count
+    }
+
+    /// Words that are to be sent.
+    #[cfg(test)]
+    pub(super) fn words(&self) -> usize {
+        self.outboxes.values().map(Outbox::len).sum()
+    }
+
     pub(super) fn is_deaf(&self, node: NodeId) -> bool {
         self.has_ended || self.lost.contains(&node)
     }
