@@ -4,11 +4,11 @@ use crate::group::State;
 use crate::group::start::Conditions;
 use crate::hub::{Hub, Known};
 use crate::table::Table;
-use sheave_base::{Error, ErrorKind, NodeId, Rank, Result, limits};
+use sheave_base::{Error, ErrorKind, NodeId, Rank, Result, Work, limits};
 use sheave_mesh::{Group, Mesh};
 use sheave_tensor::{Dtype, Tensor};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Groups at a time that one node has for operations, or others still have: more are a leak.
 const GROUPS_MAX: usize = 4096;
@@ -248,12 +248,29 @@ impl Communicator {
     ///
     /// As every operation.
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Self>> {
+        self.begin_split(color, key)?.join()
+    }
+
+    /// As [`Communicator::split`]. Does not block: the work ends with the group. Cancelling it before all have come
+    /// breaks this group, as that of any operation does.
+    ///
+    /// # Errors
+    ///
+    /// `LimitExceeded` where there is no memory; all others are the work's.
+    pub fn begin_split(&self, color: Option<u32>, key: i64) -> Result<Work<Option<Self>>> {
         let own = [color.map_or(-1, i64::from), key];
         let input = Tensor::from_slice(&own, [2])?;
         let all = Tensor::private(Dtype::I64, [2 * u64::from(self.size())])?;
         let number = self.state.group.record().next_split();
-        self.all_gather(&input, &all).wait()?;
-        let Some(color) = color else { return Ok(None) };
+        let communicator = self.clone();
+        Ok(self.all_gather(&input, &all).then(move |()| match color {
+            Some(color) => communicator.of_color(&all, color, number),
+            None => Ok(Work::ready("split", Ok(None))),
+        }))
+    }
+
+    /// The group of those who have told that they have this colour.
+    fn of_color(&self, all: &Tensor, color: u32, number: u64) -> Result<Work<Option<Self>>> {
         let told = all.to_vec::<i64>()?;
         let mut members: Vec<(i64, u32)> = (0..self.size())
             .zip(told.chunks_exact(2))
@@ -261,12 +278,17 @@ impl Communicator {
             .map(|(rank, told)| (told[1], rank))
             .collect();
         members.sort_unstable();
-        let ranks: Vec<Rank> = members.into_iter().map(|(_, rank)| Rank(rank)).collect();
+        let nodes: Vec<NodeId> =
+            members.into_iter().filter_map(|(_, rank)| self.state.group.node(Rank(rank))).collect();
         let label = format!("{}/split {number}/{color}", self.state.group.label());
-        let made = self.subgroup(&label, &ranks)?;
-        // While it lives its label means it, so this group goes on counting.
-        made.state.keep_parent(&self.state.group);
-        Ok(Some(made))
+        let (group, ready) = self.mesh()?.begin_group(&label, &nodes)?;
+        let state = Arc::clone(&self.state);
+        Ok(ready.map(move |()| {
+            let made = Self::of(&state.hub, &group)?;
+            // While it lives its label means it, so this group goes on counting.
+            made.state.keep_parent(&state.group);
+            Ok(Some(made))
+        }))
     }
 
     /// The group of the survivors after a death, once all agree who they are. Blocks until then.
@@ -275,12 +297,33 @@ impl Communicator {
     ///
     /// As [`Group::shrink`].
     pub fn shrink(&self) -> Result<Self> {
-        let until = Instant::now() + limits::LIVENESS_TIMEOUT;
-        self.state.await_verdict(until);
-        let group = self.state.group.shrink()?;
-        // Tensors of failed operations are free again, unless a stopped process may still write there.
-        self.state.await_desertion(until);
-        Self::of(&self.state.hub, &group)
+        self.begin_shrink().join()
+    }
+
+    /// As [`Communicator::shrink`]. Does not block: the work ends with the group. Cancelling it changes nothing for the
+    /// others, and it may be begun again.
+    #[must_use]
+    pub fn begin_shrink(&self) -> Work<Self> {
+        let state = Arc::clone(&self.state);
+        let spawned = self.mesh().and_then(|mesh| {
+            let runtime = mesh.runtime().clone();
+            let until = runtime.after(limits::LIVENESS_TIMEOUT);
+            mesh.spawn("shrink", async move {
+                // Without a verdict in time the mesh itself says what is wrong.
+                if let Some(verdict) = state.verdict_to_come() {
+                    let _ = runtime.until(until, verdict).await?;
+                }
+                let group = state.group.begin_shrink().await?;
+                // Tensors of failed operations are free again, unless a stopped process may still write there.
+                if let Some(deserted) = state.desertion() {
+                    let _ = runtime.until(until, deserted).await?;
+                }
+                Self::of(&state.hub, &group)
+            })
+        });
+        let state = Arc::clone(&self.state);
+        // A node that runs no tasks any more knows why.
+        spawned.unwrap_or_else(|_| state.group.begin_shrink().map(move |group| Self::of(&state.hub, &group)))
     }
 }
 

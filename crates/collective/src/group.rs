@@ -47,7 +47,7 @@ use std::future::ready;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Operations of one group in flight on one node: as many as a program starts before it waits for some.
 const OPERATIONS_MAX: usize = 4096;
@@ -670,24 +670,19 @@ impl State {
         error.elapsed(elapsed)
     }
 
-    /// Waits until nobody can touch the memory of this group's failed operations any more.
-    pub(crate) fn await_desertion(&self, until: Instant) {
-        if let Some(board) = self.lasting.board() {
-            self.hub.deferred.await_release(&self.hub.node, board, until);
-        }
+    /// Ends when nobody can touch the memory of this group's failed operations any more; none if that is so.
+    pub(crate) fn desertion(&self) -> Option<Work<()>> {
+        self.hub.deferred.released(&self.hub.node, self.lasting.board()?)
     }
 
-    /// Waits until the mesh knows that the group is broken, after this room has seen the end of a link.
-    pub(crate) fn await_verdict(&self, until: Instant) {
-        if self.broken.get().is_none() {
-            return;
-        }
+    /// Ends when the mesh knows that the group is broken, where this room has seen the end of a link; none if not.
+    pub(crate) fn verdict_to_come(&self) -> Option<Work<()>> {
+        self.broken.get()?;
         let (completer, verdict) = self.hub.node.pair("shrink", None);
         self.verdicts.lock().push(completer);
         // It may have come just before.
         self.tell_verdict();
-        // Without one the mesh itself says what is wrong.
-        let _ = verdict.wait_until(Some(until), None);
+        Some(verdict)
     }
 
     fn tell_verdict(&self) {

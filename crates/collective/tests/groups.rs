@@ -5,14 +5,19 @@ mod common;
 
 use common::oracle::Memory;
 use common::player::{OPERATIONS, Player};
-use common::{together, wait};
+use common::{PATIENCE, together, wait};
 use sheave_base::clock::SeededEntropy;
-use sheave_base::{Rank, Work};
+use sheave_base::{Error, ErrorKind, Rank, Work};
 use sheave_collective::{Communicator, Operator};
 use sheave_net::Medium;
 use sheave_tensor::Tensor;
+use std::time::Duration;
 
 const RANKS: u32 = 5;
+
+fn failed<T: Clone>(work: &Work<T>) -> Error {
+    work.wait_timeout(PATIENCE).err().expect("it cannot succeed")
+}
 
 /// The groups that this rank is in, each with a number that is the same on all its members.
 fn groups(world: &Communicator) -> Vec<(u64, Communicator)> {
@@ -97,4 +102,52 @@ fn many_operations_of_all_groups_are_in_flight() {
             wait(&world.barrier()).expect("all come");
         });
     }
+}
+
+#[test]
+fn groups_are_begun_without_waiting() {
+    for medium in [Medium::SharedMemory, Medium::Tcp] {
+        let late = together(RANKS, medium, |mesh, world| {
+            let rank = world.rank().0;
+            let whole = failed(&world.begin_shrink());
+            assert_eq!(whole.kind(), ErrorKind::InvalidArgument, "{whole}");
+            let halves = world.begin_split(Some(rank % 2), 0).expect("there is memory");
+            let turned = world.begin_split(Some(0), -i64::from(rank)).expect("there is memory");
+            let some = world.begin_split((rank > 0).then_some(7), 0).expect("there is memory");
+            // They are awaited by a task as well as by a thread.
+            let made = mesh.spawn("groups", async move { Ok((halves.await?, turned.await?)) }).expect("there is room");
+            let (half, turned) = made.wait_timeout(PATIENCE).expect("all come");
+            let (half, turned) = (half.expect("it has a colour"), turned.expect("it has a colour"));
+            assert_eq!((half.size(), half.rank().0), (3 - rank % 2, rank / 2));
+            assert_eq!(turned.rank().0, RANKS - 1 - rank);
+            let some = some.wait_timeout(PATIENCE).expect("all come");
+            assert_eq!(some.map(|some| some.size()), (rank > 0).then_some(RANKS - 1));
+            wait(&half.barrier()).expect("all come");
+            wait(&turned.barrier()).expect("all come");
+            // One does not come. The first whose time is up ends it for all, and all are told who is missing.
+            let late = turned.within(Duration::from_millis(200));
+            let late = (rank > 0).then(|| failed(&late.begin_split(None, 0).expect("there is memory")));
+            wait(&world.barrier()).expect("all come");
+            late
+        });
+        let late: Vec<Error> = late.into_iter().flatten().collect();
+        assert!(late.iter().any(|error| error.kind() == ErrorKind::DeadlineExceeded), "{late:?}");
+        for error in &late {
+            assert!(matches!(error.kind(), ErrorKind::DeadlineExceeded | ErrorKind::Cancelled), "{error}");
+            assert!(error.to_string().contains("rank-0"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_group_that_is_begun_is_cancelled() {
+    together(2, Medium::SharedMemory, |_, world| {
+        if world.rank().0 == 0 {
+            let split = world.begin_split(Some(1), 0).expect("there is memory");
+            split.cancel();
+            assert_eq!(failed(&split).kind(), ErrorKind::Cancelled);
+        }
+        let error = failed(&world.begin_split(Some(1), 0).expect("there is memory"));
+        assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
+    });
 }

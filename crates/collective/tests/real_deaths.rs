@@ -108,7 +108,7 @@ fn make_group(mesh: &Mesh, world: &Communicator, round: u32) -> Result<()> {
 fn go_on(mesh: &Mesh, mut world: Communicator, count: u64) -> Result<u32> {
     let end = Instant::now() + PATIENCE;
     loop {
-        world = world.shrink()?;
+        world = world.begin_shrink().wait_timeout(PATIENCE)?;
         let mut sums = Sums::new(mesh, count)?;
         match (0..3).try_for_each(|_| sums.reduce(&world)) {
             Ok(()) => return Ok(world.size()),

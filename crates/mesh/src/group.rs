@@ -280,20 +280,32 @@ impl Group {
     ///
     /// `InvalidArgument` if the group is whole, or was broken though nobody died.
     pub fn shrink(&self) -> Result<Self> {
+        self.begin_shrink().join()
+    }
+
+    /// As [`Group::shrink`]. Does not block: the work ends with the group. Cancelling it changes nothing, for the
+    /// others go on without those who died in any case; it may be begun again.
+    #[must_use]
+    pub fn begin_shrink(&self) -> Work<Self> {
         let (completer, work) = self.shared.node.pair("shrink", None);
         let group = self.id;
         let ending = |outcome: Result<Outcome>| completer.complete(outcome);
         let operation = self.shared.begin(|operation, _| Event::Shrink { operation, group }, ending);
         work.awaits(self.shared.awaited(Sort::Operation, operation.0));
-        let Outcome::Group(id) = work.wait()? else {
+        let own = self.clone();
+        work.then(move |outcome| own.shrunk(&outcome))
+    }
+
+    /// The group that all have agreed on.
+    fn shrunk(&self, outcome: &Outcome) -> Result<Work<Self>> {
+        let Outcome::Group(id) = *outcome else {
             return Err(Error::new(ErrorKind::Internal, "a shrink ended without a group"));
         };
         let nodes = self.shared.look(|engine| engine.nodes_of(id).map(<[NodeId]>::to_vec)).unwrap_or_default();
         let is_sure = self.shared.with_engine(|state, _| state.engine.hold(id));
         let (shared, label) = (Arc::clone(&self.shared), Arc::clone(&self.label));
         let (group, ready) = Self::held(shared, id, label, nodes.into(), None, is_sure);
-        ready.wait()?;
-        Ok(group.renewed())
+        Ok(ready.map(move |()| Ok(group.renewed())))
     }
 
     /// Forgets the group on this node. Its pending operations end with an error, here and on every member.

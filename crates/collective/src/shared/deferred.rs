@@ -10,7 +10,7 @@
 use super::board::Board;
 use crate::memory::Region;
 use parking_lot::Mutex;
-use sheave_base::work::Completer;
+use sheave_base::work::{Completer, Work};
 use sheave_mesh::Runtime;
 use sheave_net::Node;
 use std::sync::{Arc, Weak};
@@ -115,18 +115,24 @@ impl DeferredRelease {
         told.into_iter().for_each(|(_, completer)| completer.complete(Ok(())));
     }
 
-    /// Waits until nothing of this board's is left, for at most so long. True when that is so.
-    pub(crate) fn await_release(&self, node: &Node, board: &Arc<Board>, until: Instant) -> bool {
+    /// Ends when nothing of this board's is left; none if that is so.
+    pub(crate) fn released(&self, node: &Node, board: &Arc<Board>) -> Option<Work<()>> {
         self.release();
         let (completer, released) = node.pair("shrink", None);
         let mut table = self.table.lock();
         if !table.has(board) {
-            return true;
+            return None;
         }
         table.waiting.retain(|(_, completer)| completer.is_awaited());
         table.waiting.push((Arc::clone(board), completer));
         drop(table);
-        released.wait_until(Some(until), None).is_ok_and(|is_free| is_free)
+        Some(released)
+    }
+
+    /// Waits until nothing of this board's is left, for at most so long. True when that is so.
+    pub(crate) fn await_release(&self, node: &Node, board: &Arc<Board>, until: Instant) -> bool {
+        let released = self.released(node, board);
+        released.is_none_or(|released| released.wait_until(Some(until), None).is_ok_and(|is_free| is_free))
     }
 }
 
