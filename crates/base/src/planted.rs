@@ -23,6 +23,14 @@ pub enum Bug {
     PermitKept,
     /// The last request of a mailbox is run before the others.
     MailboxTurned,
+    /// The last request of a service on a thread of its own is run before the others.
+    DeskTurned,
+    /// A request that comes while such a thread waits is lost, if others wait too.
+    DeskLost,
+    /// A worker of a session forgets what commands have failed with.
+    FailureKept,
+    /// A register is filled with nothing where its command has failed.
+    PoisonLost,
     /// A request is run beside another one of its mailbox.
     MailboxShared,
     /// An object is freed when the first of its holders gives it back.

@@ -200,6 +200,11 @@ impl Shared {
         self.table.get().map_or(&[], Vec::as_slice)
     }
 
+    /// Whether this node knows who the members are, or that there will be none.
+    pub(crate) fn has_met_all(&self) -> bool {
+        self.table.get().is_some() || self.failure.get().is_some()
+    }
+
     pub(crate) fn member(&self, node: NodeId) -> Option<&Member> {
         self.table().iter().find(|member| member.node == node)
     }
@@ -540,6 +545,8 @@ impl Shared {
         self.tell_group_news();
         if let Some((joining, outcome)) = after.joined {
             joining.complete(outcome);
+            // Those who have joined a moment before may have called already.
+            self.serve();
         }
     }
 

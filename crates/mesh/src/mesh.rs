@@ -102,7 +102,8 @@ impl Mesh {
     }
 
     /// Like [`Mesh::join_interruptible`], with services that `serve` offers before the others know that this node has
-    /// joined: whoever joins finds them. Of the mesh that it is given nothing else means anything yet.
+    /// joined: whoever joins finds them, and calls that come earlier wait until it has. Of the mesh that it is given
+    /// nothing else means anything yet.
     ///
     /// # Errors
     ///
@@ -135,24 +136,28 @@ impl Mesh {
         if let Some(path) = &config.losses {
             let _ = shared.losses.path.set(path.clone());
         }
-        let mesh = Self::start(&shared)?;
-        shared.serve_guests()?;
-        serve(&mesh)?;
+        let mesh = Self::start(&shared, |mesh| {
+            shared.serve_guests()?;
+            serve(mesh)
+        })?;
         joining.finish(interrupt)?;
         company::share_host(&shared, config.local_ranks);
         Ok(mesh)
     }
 
-    /// Takes the node's messages and begins its thread. From here on the owner ends it all if something fails.
-    pub(crate) fn start(shared: &Arc<Shared>) -> Result<Self> {
-        shared.register();
+    /// Begins the node's thread, has `serve` offer its services, and takes the node's messages, which have waited until
+    /// then. From here on the owner ends it all if something fails.
+    pub(crate) fn start(shared: &Arc<Shared>, serve: impl FnOnce(&Self) -> Result<()>) -> Result<Self> {
         let (has_left, thread) = (AtomicBool::new(false), Mutex::new(None));
         let owner = Arc::new(Owner { shared: Arc::clone(shared), has_left, thread });
         let own = Arc::clone(shared);
         *owner.thread.lock() = Some(sheave_base::thread::start("sheave-mesh", move || own.keep_time())?);
+        let mesh = Self::from(owner);
         shared.serve_awaited()?;
+        serve(&mesh)?;
+        shared.register();
         shared.with_engine(|_, _| ());
-        Ok(Self::from(owner))
+        Ok(mesh)
     }
 
     /// This node.
@@ -457,48 +462,6 @@ impl Mesh {
     /// Takes a service away. Requests that come later are refused.
     pub fn serve_no_more(&self, name: &str) {
         self.shared.serve_no_more(name);
-    }
-
-    /// Works for a service of [`Lane::Own`](crate::Lane::Own): runs its handlers on this thread, one after the other,
-    /// until it is taken away ([`Mesh::serve_no_more`], which one of them may do) or this node leaves. Blocks;
-    /// `interrupt` is asked at least every 100 ms while there is nothing to do, and its error ends this. What was asked
-    /// for stays then, for the thread that works here next.
-    ///
-    /// # Errors
-    ///
-    /// `NotFound` if this node offers no such service, `AlreadyExists` if another thread works for it, and whatever
-    /// `interrupt` says.
-    ///
-    /// ```
-    /// # use sheave_mesh::{Config, Expected, Mesh, Request, Role};
-    /// # use sheave_base::config::Endpoint;
-    /// # use sheave_wire::Value;
-    /// use sheave_mesh::Lane;
-    ///
-    /// struct Clerk(Mesh);
-    ///
-    /// impl sheave_mesh::Service for Clerk {
-    ///     fn handle(&self, request: Request) {
-    ///         self.0.serve_no_more("clerk");
-    ///         request.reply.value(format!("on {:?}", std::thread::current().name()));
-    ///     }
-    ///
-    ///     fn lane(&self) -> Lane {
-    ///         Lane::Own
-    ///     }
-    /// }
-    ///
-    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    /// # let root = Endpoint { host: "127.0.0.1".into(), port };
-    /// let mesh = Mesh::join(Config::new(Role::Rank, Some(0), Expected::ranks(1), root))?;
-    /// mesh.serve("clerk", Clerk(mesh.clone()))?;
-    /// let asked = mesh.call(mesh.me().node, "clerk", "where", Value::None)?;
-    /// mesh.work("clerk", None)?;
-    /// assert_eq!(asked.wait()?.value, Value::from(format!("on {:?}", std::thread::current().name())));
-    /// # Ok::<(), sheave_base::Error>(())
-    /// ```
-    pub fn work(&self, service: impl Into<ServiceName>, interrupt: Option<Interrupt<'_>>) -> Result<()> {
-        self.shared.work(&service.into(), interrupt)
     }
 
     /// Calls the method of this name of `service` on a member, this node included. Tensors sent by copy are captured

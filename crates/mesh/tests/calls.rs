@@ -2,10 +2,10 @@
 
 mod common;
 
-use common::{PATIENCE, together, until, wait};
+use common::{PATIENCE, config, free_port, together, until, wait};
 use sheave_base::config::Transport;
 use sheave_base::{Error, ErrorKind, NodeId, Peer, Rank, UserError, limits};
-use sheave_mesh::{Answer, Call, Expected, Lane, Mesh, Request, Service};
+use sheave_mesh::{Answer, Call, Expected, Lane, Mesh, Request, Role, Service};
 use sheave_net::Part;
 use sheave_tensor::{Dtype, Mode, Tensor};
 use sheave_wire::Value;
@@ -410,4 +410,31 @@ fn so_many_services_are_called_over_one_link_and_one_more_is_refused() {
             }
         },
     );
+}
+
+/// Each calls all others as soon as it has joined, when they may not know yet that all have met.
+#[test]
+fn who_has_joined_is_heard_by_those_who_join() {
+    let expected = Expected::ranks(3);
+    for round in 0..40 {
+        let transport = [Transport::Shm, Transport::Tcp][round % 2];
+        let port = free_port();
+        let joined = (0..3).map(|rank| {
+            let config = config(Role::Rank, Some(rank), expected, port, transport);
+            let act = move || {
+                let hello = |request: Request| request.reply.value("hello");
+                let mesh = Mesh::join_serving(config, None, |mesh| mesh.serve("hello", hello)).expect("all come");
+                let calls: Vec<_> =
+                    mesh.members().iter().map(|other| mesh.call(other.node, "hello", "", Value::None)).collect();
+                for call in calls {
+                    let answer = wait(&call.expect("it is sent")).expect("it is heard");
+                    assert_eq!(answer.value, Value::from("hello"), "round {round}");
+                }
+                mesh.finish().expect("all are well");
+            };
+            std::thread::spawn(act)
+        });
+        let joined: Vec<_> = joined.collect();
+        joined.into_iter().for_each(|thread| thread.join().expect("no node panics"));
+    }
 }

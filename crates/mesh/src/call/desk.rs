@@ -8,9 +8,12 @@
 //! thread waits, and the thread is given it under the lock, when the queue is empty; or the thread takes it before it
 //! waits again.
 
+use super::ServiceName;
 use super::executor::Job;
+use crate::Mesh;
 use parking_lot::Mutex;
 use sheave_base::collections::HashMap;
+use sheave_base::planted::{self, Bug};
 use sheave_base::work::{Completer, IDLE, Interrupt};
 use sheave_base::{Error, ErrorKind, Result, contain};
 use sheave_net::Node;
@@ -58,7 +61,13 @@ impl Desks {
             // Which answers it.
             return drop(job);
         };
-        let Some(waiting) = desk.waiting.take() else { return desk.queue.push_back(job) };
+        let Some(waiting) = desk.waiting.take() else {
+            if planted::strikes(Bug::DeskLost) && desk.queue.len() > 2 {
+                drop(desks);
+                return drop(job);
+            }
+            return desk.queue.push_back(job);
+        };
         drop(desks);
         waiting.complete(Ok(job));
     }
@@ -96,7 +105,9 @@ impl Desks {
         let work = {
             let mut desks = self.desks.lock();
             let Some(desk) = desks.get_mut(&service) else { return Ok(None) };
-            if let Some(job) = desk.queue.pop_front() {
+            let is_turned = planted::strikes(Bug::DeskTurned);
+            let job = if is_turned { desk.queue.pop_back() } else { desk.queue.pop_front() };
+            if let Some(job) = job {
                 return Ok(Some(job));
             }
             let (completer, work) = node.pair(IDLE, None);
@@ -117,5 +128,51 @@ impl Desks {
             desk.queue.push_front(job);
         }
         waited.map(|_| None)
+    }
+}
+
+impl Mesh {
+    /// Works for a service of [`Lane::Own`](crate::Lane::Own): runs its handlers on this thread, one after the other,
+    /// until it is taken away ([`Mesh::serve_no_more`], which one of them may do) or this node leaves. Blocks;
+    /// `interrupt` is asked at least every 100 ms while there is nothing to do, and its error ends this. What was asked
+    /// for stays then, for the thread that works here next.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if this node offers no such service, `AlreadyExists` if another thread works for it, and whatever
+    /// `interrupt` says.
+    ///
+    /// ```
+    /// # use sheave_mesh::{Config, Expected, Mesh, Request, Role};
+    /// # use sheave_base::config::Endpoint;
+    /// # use sheave_wire::Value;
+    /// use sheave_mesh::Lane;
+    ///
+    /// struct Clerk(Mesh);
+    ///
+    /// impl sheave_mesh::Service for Clerk {
+    ///     fn handle(&self, request: Request) {
+    ///         self.0.serve_no_more("clerk");
+    ///         request.reply.value(format!("on {:?}", std::thread::current().name()));
+    ///     }
+    ///
+    ///     fn lane(&self) -> Lane {
+    ///         Lane::Own
+    ///     }
+    /// }
+    ///
+    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    /// # let root = Endpoint { host: "127.0.0.1".into(), port };
+    /// let mesh = Mesh::join(Config::new(Role::Rank, Some(0), Expected::ranks(1), root))?;
+    /// mesh.serve("clerk", Clerk(mesh.clone()))?;
+    /// let asked = mesh.call(mesh.me().node, "clerk", "where", Value::None)?;
+    /// mesh.work("clerk", None)?;
+    /// assert_eq!(asked.wait()?.value, Value::from(format!("on {:?}", std::thread::current().name())));
+    /// # Ok::<(), sheave_base::Error>(())
+    /// ```
+    pub fn work(&self, service: impl Into<ServiceName>, interrupt: Option<Interrupt<'_>>) -> Result<()> {
+        let (shared, service) = (&self.shared, service.into());
+        let worked = shared.calls.requests.desks.work(service.number(), &shared.node, interrupt);
+        worked.map_err(|error| error.asked_for(format!("work for {}", service.as_str())))
     }
 }

@@ -70,7 +70,6 @@ use service::ByName;
 use serving::{Requests, Serves};
 use sheave_base::numbers::Numbered;
 use sheave_base::planted::{self, Bug};
-use sheave_base::work::Interrupt;
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, contain, limits};
 use sheave_net::{Admission, Arrival, Envelope, Ground, Message};
 use std::collections::VecDeque;
@@ -295,12 +294,6 @@ impl Shared {
         self.calls.requests.desks.close(number);
         // Not under the lock: its drop may do anything.
         drop(removed);
-    }
-
-    /// Works for a service on this thread until it is taken away.
-    pub(crate) fn work(&self, service: &ServiceName, interrupt: Option<Interrupt<'_>>) -> Result<()> {
-        let worked = self.calls.requests.desks.work(service.number(), &self.node, interrupt);
-        worked.map_err(|error| error.asked_for(format!("work for {}", service.as_str())))
     }
 
     /// Looks at lanes whose handlers take long, or whose threads all wait.

@@ -330,10 +330,10 @@ impl Requests {
 }
 
 impl Shared {
-    /// Runs what was asked for.
+    /// Runs what was asked for, once this node knows who the members are: others may have met all a moment earlier.
     pub(super) fn serve_requests(self: &Arc<Self>) {
         let requests = &self.calls.requests;
-        while !requests.is_empty() {
+        while self.has_met_all() && !requests.is_empty() {
             // In order, so one at a time; the holder looks again after it has let go.
             let Some(_turn) = requests.serving.try_lock() else { return };
             while let Some((queued, is_cancelled)) = requests.next() {

@@ -350,7 +350,7 @@ pub(super) fn begin(invitation: &Invitation, config: NodeConfig) -> Result<Mesh>
     let engine = Engine::new(engine_config, node.id(), Time(0));
     let (completer, joined) = node.pair(IDLE, None);
     let shared = Shared::new(node, config, completer, engine);
-    let alone = Mesh::start(&shared)?;
+    let alone = Mesh::start(&shared, |_| Ok(()))?;
     joined.wait()?;
     Ok(alone)
 }
