@@ -1,6 +1,7 @@
 //! Processes that are the members of a job of their own.
 
 use crate::cause::{Cause, await_cause};
+use crate::died::worker_died;
 use crate::plan::{JobMember, JobPlan};
 use sheave_base::limits::{DRAIN_TIMEOUT, WAIT_NOTICES};
 use sheave_base::work::Interrupt;
@@ -55,9 +56,28 @@ impl MemberFleet {
     /// # Errors
     ///
     /// As [`Job::spawn`]; then nothing is left of those that were started before.
-    pub fn start(plan: JobPlan, job: Job, mut command: impl FnMut(&JobMember) -> Command) -> Result<Self> {
+    pub fn start(plan: JobPlan, job: Job, command: impl FnMut(&JobMember) -> Command) -> Result<Self> {
+        Self::start_from(0, plan, job, command)
+    }
+
+    /// As [`MemberFleet::start`], of all but the first member, which is this process: it joins by
+    /// [`JobPlan::config`].
+    ///
+    /// # Errors
+    ///
+    /// As [`MemberFleet::start`].
+    pub fn start_beside(plan: JobPlan, job: Job, command: impl FnMut(&JobMember) -> Command) -> Result<Self> {
+        Self::start_from(1, plan, job, command)
+    }
+
+    fn start_from(
+        first: usize,
+        plan: JobPlan,
+        job: Job,
+        mut command: impl FnMut(&JobMember) -> Command,
+    ) -> Result<Self> {
         let mut fleet = Self { job, children: Vec::new(), plan };
-        for (local_rank, member) in fleet.plan.members().iter().enumerate() {
+        for (local_rank, member) in fleet.plan.members().iter().enumerate().skip(first) {
             let outcome = fleet.job.wait_first_failure_or_all(Some(Instant::now()))?;
             if matches!(outcome, Some(Outcome::Failed(_) | Outcome::Signal(_))) {
                 break;
@@ -146,6 +166,20 @@ impl MemberFleet {
             }
             let _ = self.plan.losses().known();
         }
+    }
+
+    /// Returns the error about the process of this name, `WorkerDied` with its exit status and the end of its standard
+    /// error, once it has ended; `None` if it has not after `patience`, or there is none of that name. For those who go
+    /// on without it. Blocks until then.
+    #[must_use]
+    pub fn death_of(&self, name: &str, patience: Duration) -> Option<Error> {
+        let child = self.children.iter().find(|child| child.name() == name)?;
+        let member = self.plan.members().iter().find(|member| member.name() == name)?;
+        let deadline = Instant::now() + patience;
+        let exit = child.wait(Some(deadline)).ok().flatten()?;
+        // What it has said is there a moment after its end.
+        let _ = child.wait_for_output_end(deadline);
+        Some(worker_died("it has ended".to_owned(), member.peer(), &exit, &child.last_stderr_lines()))
     }
 
     /// Waits until the cause of a first failure can be told.

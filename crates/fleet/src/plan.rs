@@ -2,8 +2,9 @@
 
 use crate::handed::{JobSecret, Losses};
 use sheave_base::config::{INVITATION_VARIABLE, LOSSES_VARIABLE, Role};
-use sheave_base::secret::{SECRET_FILE_VARIABLE, SECRET_VARIABLE};
+use sheave_base::secret::{self, SECRET_FILE_VARIABLE, SECRET_VARIABLE};
 use sheave_base::{Error, ErrorKind, Peer, Result, limits, port};
+use sheave_mesh::Config;
 use sheave_process::Command;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 
@@ -174,6 +175,25 @@ impl JobPlan {
             command = PS_LITE.into_iter().fold(command, Command::env_remove);
         }
         OWN.into_iter().fold(command, Command::env_remove).envs(self.variables(local_rank))
+    }
+
+    /// Returns how a member joins, where that is this process itself, with the settings that the environment has
+    /// besides.
+    ///
+    /// # Errors
+    ///
+    /// As [`Config::from_env`], and `NotFound` for a place that is none.
+    pub fn config(&self, local_rank: usize) -> Result<Config> {
+        let own = self.variables(local_rank);
+        let lookup = |name: &str| match own.iter().find(|(known, _)| *known == name) {
+            Some((_, value)) => Some(value.into()),
+            None if setter_of(name).is_some() => None,
+            None => std::env::var_os(name),
+        };
+        let nowhere = || Error::new(ErrorKind::NotFound, format!("no process {local_rank} of {}", self.members.len()));
+        let mut config = Config::from_lookup(lookup)?.ok_or_else(nowhere)?;
+        config.node.secret = Some(secret::resolve(lookup)?);
+        Ok(config)
     }
 
     /// The variables that tell a process its place.
