@@ -63,6 +63,11 @@ const BUGS_OF_GROUPS: [Bug; 8] = [
 /// Seeds of jobs that make groups.
 const SEEDS_OF_GROUPS: u64 = 500;
 
+/// Seeds of jobs that are sessions.
+const SEEDS_OF_SESSIONS: u64 = 300;
+
+const BUGS_OF_SESSIONS: [Bug; 4] = [Bug::DeskTurned, Bug::DeskLost, Bug::FailureKept, Bug::PoisonLost];
+
 fn seeds_count() -> u64 {
     match std::env::var("SHEAVE_SIM_WHOLE_SEEDS") {
         Ok(count) => count.parse().expect("SHEAVE_SIM_WHOLE_SEEDS is a number"),
@@ -73,7 +78,7 @@ fn seeds_count() -> u64 {
 /// The scenario of a seed. Groups have no guests in them.
 fn scenario(program: Program, seed: u64) -> Scenario {
     let scenario = Scenario::from_seed(seed);
-    if program == Program::Groups { scenario.without_guests() } else { scenario }
+    if program == Program::Nodes { scenario } else { scenario.without_guests() }
 }
 
 /// Whatever is wrong with a seed, and the smallest scenario with which something is.
@@ -99,12 +104,14 @@ fn chunk() {
     World::keep_to_core(words.next().and_then(|word| word.parse().ok()).expect("a core"));
     let (program, what) = match what.split_once(':') {
         Some(("groups", what)) => (Program::Groups, what),
+        Some(("sessions", what)) => (Program::Sessions, what),
         _ => (Program::Nodes, what),
     };
     match what {
         "log" => println!("{LOG}{}{LOG}", run(program, &scenario(program, first), None, true).1),
         name => {
-            let bug = BUGS.into_iter().chain(BUGS_OF_GROUPS).find(|bug| format!("{bug:?}") == name);
+            let bug =
+                BUGS.into_iter().chain(BUGS_OF_GROUPS).chain(BUGS_OF_SESSIONS).find(|bug| format!("{bug:?}") == name);
             for seed in first..first + count {
                 println!("seed {seed}");
                 if let Err(wrong) = examine(program, seed, bug) {
@@ -182,7 +189,9 @@ fn run_seeds(what: &str, first: u64, count: u64) -> Vec<String> {
 
 #[test]
 fn a_seed_gives_the_same_log_in_different_processes() {
-    for (seed, what) in (0..12).map(|seed| (seed, "log")).chain((0..4).map(|seed| (seed, "groups:log"))) {
+    for (seed, what) in
+        (0..12).map(|seed| (seed, "log")).chain((0..4).flat_map(|seed| [(seed, "groups:log"), (seed, "sessions:log")]))
+    {
         let log = || child(seed, 1, what).expect("it ends").split(LOG).nth(1).map(str::to_owned);
         let (one, other) = (log().expect("a log"), log().expect("a log"));
         assert!(one.len() > 1000, "seed {seed}: a run must have something to tell, this has {} bytes", one.len());
@@ -203,6 +212,22 @@ fn every_promise_of_groups_holds_for_every_seed() {
 }
 
 #[test]
+fn every_promise_of_sessions_holds_for_every_seed() {
+    let wrong = run_seeds("sessions:seeds", 0, SEEDS_OF_SESSIONS.min(seeds_count()));
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn planted_bugs_of_sessions_are_found() {
+    hunt_for(&BUGS_OF_SESSIONS, "sessions:", SEEDS_OF_SESSIONS.min(seeds_count()));
+}
+
+#[test]
+fn fresh_seeds_of_sessions() {
+    fresh_seeds(Duration::from_secs(2), 1, |seed| some(seed, "sessions:seeds"));
+}
+
+#[test]
 fn fresh_seeds_of_whole_nodes() {
     fresh_seeds(Duration::from_secs(4), 1, |seed| some(seed, "seeds"));
 }
@@ -217,6 +242,7 @@ fn fresh_seeds_of_groups() {
 fn many_fresh_seeds_of_whole_nodes() {
     fresh_seeds(Duration::from_secs(180), 2, |seed| some(seed, "seeds"));
     fresh_seeds(Duration::from_secs(60), 2, |seed| some(seed, "groups:seeds"));
+    fresh_seeds(Duration::from_secs(60), 2, |seed| some(seed, "sessions:seeds"));
 }
 
 fn some(seed: u64, what: &str) {

@@ -38,6 +38,7 @@ pub use sheave_net as net;
 pub use sheave_optim as optim;
 pub use sheave_process as process;
 pub use sheave_rpc as rpc;
+pub use sheave_session as session;
 pub use sheave_store as store;
 pub use sheave_tensor as tensor;
 pub use sheave_wire as wire;

@@ -8,6 +8,7 @@ mod ledger;
 mod program;
 mod scenario;
 mod services;
+mod sessions;
 mod shrink;
 
 pub use ledger::Report;
@@ -30,6 +31,8 @@ pub enum Program {
     Nodes,
     /// Groups of rpc and their directories.
     Groups,
+    /// A session: its commands, registers and failures.
+    Sessions,
 }
 
 /// Runs a job to its end.
@@ -50,12 +53,14 @@ pub fn run(
     bug.into_iter().for_each(|bug| world.plant(bug));
     let ledger = Arc::new(Ledger::new(scenario));
     let entries = Arc::new(entries::Entries::default());
+    let steps = Arc::new(sessions::Steps::default());
     for process in 0..scenario.hosts.len() {
         let (own, scenario, host) = (Arc::clone(&ledger), scenario.clone(), scenario.hosts[process]);
-        let entries = Arc::clone(&entries);
+        let (entries, steps) = (Arc::clone(&entries), Arc::clone(&steps));
         let program = move || match (scenario.host_of(process), program) {
             (None, Program::Nodes) => program::run(&scenario, process, &own),
             (None, Program::Groups) => groups::run(&scenario, process, &own, &entries),
+            (None, Program::Sessions) => sessions::run(&scenario, process, &own, &steps),
             (Some(_), _) => guests::run(&scenario, process, &own),
         };
         world.start(&format!("process {process}"), host, program);

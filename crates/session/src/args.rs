@@ -1,0 +1,84 @@
+//! Arguments of commands.
+
+use crate::register::Register;
+use sheave_net::{Part, Parts};
+use sheave_rpc::IntoValue;
+use sheave_tensor::{Mode, Tensor};
+use sheave_wire::Value;
+
+/// The arguments of a command: values, which are the same for all workers, and registers, of which each worker takes
+/// its own.
+///
+/// ```
+/// use sheave_session::Args;
+///
+/// let args = Args::new().value(1).value("text").value(vec![1.5, 2.0]);
+/// assert_eq!(args.len(), 3);
+/// ```
+#[derive(Clone, Default)]
+pub struct Args {
+    items: Vec<Item>,
+    tensors: Vec<Tensor>,
+}
+
+#[derive(Clone)]
+enum Item {
+    Value(Value),
+    Register(Register),
+}
+
+impl Args {
+    /// Makes arguments without any.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a value. Its tensors are captured when the command is issued.
+    #[must_use]
+    pub fn value(mut self, value: impl IntoValue) -> Self {
+        let mut parts = Parts::new();
+        let value = value.into_value(&mut parts);
+        let by = u32::try_from(self.tensors.len()).unwrap_or(u32::MAX);
+        self.items.push(Item::Value(crate::held::shifted(value, by)));
+        self.tensors.extend(parts.into_iter().map(Part::into_tensor));
+        self
+    }
+
+    /// Adds a register.
+    #[must_use]
+    pub fn register(mut self, register: &Register) -> Self {
+        self.items.push(Item::Register(register.clone()));
+        self
+    }
+
+    /// Returns how many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// Returns whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    /// The registers in them.
+    pub(crate) fn registers(&self) -> impl Iterator<Item = &Register> {
+        self.items.iter().filter_map(|item| match item {
+            Item::Register(register) => Some(register),
+            Item::Value(_) => None,
+        })
+    }
+
+    /// What this worker gets.
+    pub(crate) fn of_worker(&self, worker: usize) -> (Value, Parts) {
+        let items = self.items.iter().map(|item| match item {
+            Item::Value(value) => value.clone(),
+            Item::Register(register) => register.value(worker),
+        });
+        let parts = self.tensors.iter().map(|tensor| Part::new(tensor.clone(), Mode::Copy));
+        (Value::List(items.collect()), parts.collect())
+    }
+}

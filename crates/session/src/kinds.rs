@@ -1,0 +1,131 @@
+//! Where the workers of a session are: threads of this process, or processes of their own.
+
+use crate::lost::Lost;
+use crate::session::{Ground, Session};
+use crate::threads::WorkerThread;
+use crate::worker::{Desk, SESSION};
+use sheave_base::work::Interrupt;
+use sheave_base::{Error, ErrorKind, Result};
+use sheave_fleet::{JobPlan, MemberFleet};
+use sheave_mesh::{Config, Mesh};
+use sheave_process::{Command, Job};
+use std::sync::Arc;
+
+impl Session {
+    /// Begins a session whose workers are threads of this process, in so many groups.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` without a worker or a group, or for workers that cannot be divided into groups of the same
+    /// size; `LimitExceeded` and `Io` if the system refuses threads or links.
+    pub fn threads(workers: u32, groups: u32) -> Result<Self> {
+        let plan = planned(workers, groups)?;
+        let mut threads = Vec::new();
+        for worker in 1..workers {
+            let config = plan.config(worker as usize)?;
+            threads.push(WorkerThread::start(worker, move || work_as(config))?);
+        }
+        // Else it would wait for the join's own deadline.
+        let mut look = || threads.iter().find_map(WorkerThread::failure).map_or(Ok(()), Err);
+        let joined = join(plan.config(0)?, Some(Arc::default()), Some(&mut look))?;
+        Self::lead_with(joined, groups, None, threads)
+    }
+
+    /// Begins a session whose workers but the first are processes of `command`, which call [`work`]; the first is a
+    /// thread of this process. They end with the session, and with this process, in whatever way that ends.
+    ///
+    /// # Errors
+    ///
+    /// As [`Session::threads`]; `WorkerDied` for a process that ends before it has joined, and what the start says.
+    pub fn processes(workers: u32, groups: u32, command: &Command) -> Result<Self> {
+        let plan = planned(workers, groups)?;
+        let config = plan.config(0)?;
+        let fleet = MemberFleet::start_beside(plan, Job::start()?, |_| command.clone())?;
+        // Else it would wait for the join's own deadline.
+        let mut look = || match fleet.children().iter().find(|child| child.exit().is_some()) {
+            Some(child) => Err(fleet.death_of(child.name(), std::time::Duration::from_secs(1)).unwrap_or_else(ended)),
+            None => Ok(()),
+        };
+        let joined = join(config, Some(Arc::default()), Some(&mut look))?;
+        Self::lead_with(joined, groups, Some(fleet), Vec::new())
+    }
+
+    /// Begins a session with the members of a mesh, which this node joins as the first of them: the controller, and
+    /// worker 0 on a thread of its own. The others call [`work_as`], wherever they are. Blocks until all have joined.
+    ///
+    /// # Errors
+    ///
+    /// As [`Session::threads`], and what [`Mesh::join`] says.
+    pub fn lead(config: Config, groups: u32) -> Result<Self> {
+        check(config.expected.total(), groups)?;
+        Self::lead_with(join(config, Some(Arc::default()), None)?, groups, None, Vec::new())
+    }
+
+    fn lead_with(
+        joined: Joined,
+        groups: u32,
+        processes: Option<MemberFleet>,
+        mut threads: Vec<WorkerThread>,
+    ) -> Result<Self> {
+        let (mesh, lost) = joined;
+        let own = mesh.clone();
+        threads.push(WorkerThread::start(0, move || own.work(SESSION, None))?);
+        Self::begin(Ground { mesh, groups, lost: lost.unwrap_or_default(), processes, threads })
+    }
+}
+
+/// A node that has joined, and what it knows of those who have died, if it is the controller.
+type Joined = (Mesh, Option<Arc<Lost>>);
+
+fn ended() -> Error {
+    Error::new(ErrorKind::WorkerDied, "a worker has ended before the session has begun")
+}
+
+fn check(workers: u32, groups: u32) -> Result<()> {
+    let refused = |what: String| Err(Error::new(ErrorKind::InvalidArgument, what).operation("begin session"));
+    if workers == 0 || groups == 0 {
+        return refused(format!("{workers} workers in {groups} groups; expected one of each at least"));
+    }
+    if !workers.is_multiple_of(groups) {
+        return refused(format!("{workers} workers in {groups} groups; expected groups of the same size"));
+    }
+    Ok(())
+}
+
+fn planned(workers: u32, groups: u32) -> Result<JobPlan> {
+    check(workers, groups)?;
+    Ok(JobPlan::new(workers, 0)?.not_for_ps_lite())
+}
+
+fn join(config: Config, lost: Option<Arc<Lost>>, interrupt: Option<Interrupt<'_>>) -> Result<Joined> {
+    let known = lost.clone();
+    let mesh = Mesh::join_serving(config, interrupt, |mesh| mesh.serve(SESSION.as_str(), Desk::new(mesh, known)))?;
+    Ok((mesh, lost))
+}
+
+/// Is a worker, in a process that a session has started: joins it, and runs its commands on this thread until the
+/// session ends. Functions that it is to find are [registered](crate::register_function) before. Blocks.
+///
+/// # Errors
+///
+/// `InvalidArgument` if this process was not started by a session, what [`Mesh::join`] says, and `PeerLost` if the
+/// controller dies.
+pub fn work() -> Result<()> {
+    let nowhere = || {
+        Error::new(ErrorKind::InvalidArgument, "nothing in the environment says which session this process is for")
+            .operation("work")
+            .hint("let a session start it")
+    };
+    work_as(Config::from_env()?.ok_or_else(nowhere)?)
+}
+
+/// As [`work`], of a session that is [led](Session::lead) over this mesh.
+///
+/// # Errors
+///
+/// As [`work`].
+pub fn work_as(config: Config) -> Result<()> {
+    let (mesh, _) = join(config, None, None)?;
+    mesh.work(SESSION, None)?;
+    mesh.finish()
+}

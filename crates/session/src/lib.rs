@@ -1,0 +1,38 @@
+//! Sessions: one controller, and workers that run its commands in order.
+//!
+//! The controller calls functions on all workers at once and waits for none of it: the results stay where they were
+//! made, in [`Register`]s, which later commands take as arguments. Workers run the same commands on values of their
+//! own: a single program on many parts of the data.
+//!
+//! **Registers** are promised references ([`Mesh::promise`](sheave_mesh::Mesh::promise)): the controller draws their
+//! names, and a command goes out without a word about the results of those before it. One that is dropped is freed by
+//! the words that ride on the next command.
+//!
+//! **Order.** Commands are one-way calls to a service that runs on a thread of its own
+//! ([`Lane::Own`](sheave_mesh::Lane::Own)): each worker does them one after the other, on one thread, in the order in
+//! which they were issued; all workers see the same order, however many threads issue commands. How many are under way
+//! is bounded, and then the controller waits for room.
+//!
+//! **Errors.** What fails on a worker poisons the register that it was to fill, and so what is computed from that; the
+//! other workers go on. The worker tells the first cause to whoever waits for it next, with the function, the command's
+//! number and the worker. A worker that dies is told once by whatever waits next, and by all that asks that worker.
+//!
+//! Source: the model of TVM's Disco (`tvm.runtime.disco`).
+
+mod args;
+mod functions;
+mod held;
+mod kinds;
+mod lost;
+mod register;
+mod session;
+mod threads;
+mod worker;
+
+pub use args::Args;
+pub use functions::{Arguments, Function, register_function, registered_function, unregister_function};
+pub use held::Held;
+pub use kinds::{work, work_as};
+pub use register::Register;
+pub use session::Session;
+pub use worker::Worker;

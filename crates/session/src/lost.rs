@@ -1,0 +1,39 @@
+//! Workers that have died, as the controller knows of them.
+
+use parking_lot::Mutex;
+use sheave_base::collections::HashMap;
+use sheave_base::{Error, NodeId};
+
+/// The dead, and which of them nobody was told of.
+#[derive(Default)]
+pub(crate) struct Lost(Mutex<HashMap<NodeId, Death>>);
+
+struct Death {
+    error: Error,
+    is_told: bool,
+}
+
+impl Lost {
+    /// A worker is gone; what was noted first counts.
+    pub(crate) fn note(&self, node: NodeId, error: &Error) {
+        self.0.lock().entry(node).or_insert_with(|| Death { error: error.clone(), is_told: false });
+    }
+
+    /// Why a worker is gone, if it is: whoever asks is told.
+    pub(crate) fn of(&self, node: NodeId) -> Option<Error> {
+        let mut lost = self.0.lock();
+        let death = lost.get_mut(&node)?;
+        death.is_told = true;
+        Some(death.error.clone())
+    }
+
+    /// Whether a worker is gone.
+    pub(crate) fn has(&self, node: NodeId) -> bool {
+        self.0.lock().contains_key(&node)
+    }
+
+    /// One of those of whom nobody was told.
+    pub(crate) fn untold(&self) -> Option<NodeId> {
+        self.0.lock().iter().find(|(_, death)| !death.is_told).map(|(node, _)| *node)
+    }
+}

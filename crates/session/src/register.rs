@@ -1,0 +1,101 @@
+//! Names of results that stay on the workers.
+
+use crate::held::Held;
+use crate::session::Shared;
+use sheave_base::{Error, ErrorKind, Result};
+use sheave_mesh::{Call, Ref};
+use sheave_net::{Part, Parts};
+use sheave_rpc::{FromValue, IntoValue};
+use sheave_tensor::Tensor;
+use sheave_wire::Value;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The result of a command: one value on each worker, which stays there until the last clone of this is dropped.
+/// Dropping never blocks, and says nothing: the next command does.
+///
+/// It keeps the session's workers running for as long as it lives, unless that is
+/// [shut down](crate::Session::shutdown).
+#[derive(Clone)]
+pub struct Register(Arc<Inner>);
+
+struct Inner {
+    session: Arc<Shared>,
+    /// By worker; none of one that was gone.
+    refs: Vec<Option<Ref>>,
+}
+
+impl Register {
+    pub(crate) fn new(session: &Arc<Shared>, refs: Vec<Option<Ref>>) -> Self {
+        Self(Arc::new(Inner { session: Arc::clone(session), refs }))
+    }
+
+    /// Fetches the value that a worker has there, once the worker has done all commands that were issued before.
+    /// Blocks; after `timeout` it fails, and the commands go on.
+    ///
+    /// # Errors
+    ///
+    /// What commands have failed with since somebody was told, and what has poisoned this register, which name the
+    /// worker, the function and the number of the command; `Unsupported` if it is a function or an object of the
+    /// worker's own, `InvalidArgument` for a value of another type or a worker that there is not, `WorkerDied` or
+    /// `PeerLost` if the worker is gone, `DeadlineExceeded`, and `Closed` after the session was shut down.
+    pub fn get<T: FromValue>(&self, worker: u32, timeout: Option<Duration>) -> Result<T> {
+        let (value, tensors) = self.fetch(worker, timeout)?;
+        T::from_value(value, &tensors).map_err(|error| error.operation("get"))
+    }
+
+    /// As [`Register::get`], whatever value it is, and the tensors in it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Register::get`].
+    pub fn fetch(&self, worker: u32, timeout: Option<Duration>) -> Result<(Value, Vec<Tensor>)> {
+        let name = self.name(worker)?;
+        let answer = self.0.session.ask(worker, "get", Call::of(name), timeout)?;
+        Ok((answer.value, answer.tensors))
+    }
+
+    /// Gives the register another value on one worker, once that has done all commands that were issued before.
+    /// Blocks.
+    ///
+    /// # Errors
+    ///
+    /// As [`Register::get`].
+    pub fn set(&self, worker: u32, value: impl IntoValue, timeout: Option<Duration>) -> Result<()> {
+        let name = self.name(worker)?;
+        let Held::Value(value, tensors) = Held::of(value) else { unreachable!("values are made of values") };
+        let tensors: Parts = tensors.into_iter().map(|tensor| Part::new(tensor, sheave_tensor::Mode::Copy)).collect();
+        let call = Call { tensors, ..Call::of(Value::List(vec![name, value])) };
+        self.0.session.ask(worker, "set", call, timeout).map(drop)
+    }
+
+    /// What names it on this worker.
+    fn name(&self, worker: u32) -> Result<Value> {
+        self.0.session.check(worker)?;
+        match self.0.refs.get(worker as usize) {
+            Some(Some(held)) => Ok(held.value()),
+            _ => Err(self.0.session.gone(worker)),
+        }
+    }
+
+    /// As [`Register::name`], for a command; nothing of a worker that is gone.
+    pub(crate) fn value(&self, worker: usize) -> Value {
+        self.0.refs.get(worker).and_then(Option::as_ref).map_or(Value::None, Ref::value)
+    }
+
+    /// Refuses a register of another session.
+    pub(crate) fn check(&self, session: &Arc<Shared>) -> Result<()> {
+        if Arc::ptr_eq(&self.0.session, session) {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::InvalidArgument, "a register of another session")
+            .hint("fetch its value, and give that to this one"))
+    }
+}
+
+impl fmt::Debug for Register {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Register").field("workers", &self.0.refs.len()).finish_non_exhaustive()
+    }
+}

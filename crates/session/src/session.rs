@@ -1,0 +1,328 @@
+//! The controller's side of a session.
+
+use crate::args::Args;
+use crate::lost::Lost;
+use crate::register::Register;
+use crate::threads::WorkerThread;
+use crate::worker::{SESSION, Worker};
+use parking_lot::Mutex;
+use sheave_base::{Error, ErrorKind, NodeId, Result, clock};
+use sheave_fleet::MemberFleet;
+use sheave_mesh::{Answer, Call, Mesh, Ref};
+use sheave_net::Parts;
+use sheave_wire::Value;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+/// How long it may take until it is known what the process of a lost worker has died of.
+const DEATH_PATIENCE: Duration = Duration::from_millis(800);
+
+/// How long workers may take to end once they were told to.
+const END_PATIENCE: Duration = Duration::from_secs(10);
+
+/// One controller and its workers. Clones are the same session; it ends with the last of them and of its registers.
+///
+/// It may be used from any thread: all workers get the commands of all threads in one order.
+///
+/// ```
+/// use sheave_session::{Args, Function, Session, register_function};
+///
+/// register_function(Function::typed("add one", |(number,): (i64,)| Ok(number + 1)))?;
+/// let session = Session::threads(2, 1)?;
+/// let add = session.function("add one")?;
+/// let three = session.call(&add, &Args::new().value(2))?;
+/// let four = session.call(&add, &Args::new().register(&three))?;
+/// assert_eq!(four.get::<i64>(1, None)?, 4);
+/// session.shutdown()?;
+/// # Ok::<(), sheave_base::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Session(pub(crate) Arc<Shared>);
+
+pub(crate) struct Shared {
+    mesh: Mesh,
+    workers: Vec<NodeId>,
+    groups: u32,
+    /// The number of the last command. Whoever holds this issues one, to all workers.
+    turn: Mutex<u64>,
+    lost: Arc<Lost>,
+    /// The workers that are processes.
+    processes: Option<MemberFleet>,
+    /// Those that are threads of this process.
+    threads: Mutex<Vec<WorkerThread>>,
+    is_closed: AtomicBool,
+}
+
+/// What a session is made of.
+pub(crate) struct Ground {
+    pub(crate) mesh: Mesh,
+    pub(crate) groups: u32,
+    pub(crate) lost: Arc<Lost>,
+    pub(crate) processes: Option<MemberFleet>,
+    pub(crate) threads: Vec<WorkerThread>,
+}
+
+impl Session {
+    /// Tells all workers who they are. Blocks until they know.
+    pub(crate) fn begin(ground: Ground) -> Result<Self> {
+        let Ground { mesh, groups, lost, processes, threads } = ground;
+        let workers: Vec<NodeId> = mesh.members().iter().map(|member| member.node).collect();
+        let count = workers.len() as u32;
+        let (turn, threads, is_closed) = (Mutex::new(0), Mutex::new(threads), AtomicBool::new(false));
+        let shared = Arc::new(Shared { mesh, workers, groups, turn, lost, processes, threads, is_closed });
+        let session = Self(shared);
+        let told = (0..count).map(|id| {
+            let worker = Worker { id, workers: count, groups }.to_value();
+            session.0.mesh.call(session.0.node(id), SESSION, "begin", worker)
+        });
+        let told: Vec<_> = told.collect::<Result<_>>()?;
+        told.into_iter().try_for_each(|work| work.wait().map(drop))?;
+        Ok(session)
+    }
+
+    /// Returns how many workers there are.
+    #[must_use]
+    pub fn workers(&self) -> u32 {
+        self.0.count()
+    }
+
+    /// Returns the mesh of the session, whose members are the workers in their order; this node is the first of them.
+    #[must_use]
+    pub fn mesh(&self) -> &Mesh {
+        &self.0.mesh
+    }
+
+    /// Returns how many groups they are divided into.
+    #[must_use]
+    pub fn groups(&self) -> u32 {
+        self.0.groups
+    }
+
+    /// Names a function, which each worker looks up in its own process
+    /// ([`register_function`](crate::register_function)). Does not wait for them: where there is none, what calls it
+    /// fails.
+    ///
+    /// # Errors
+    ///
+    /// As [`Session::call`].
+    pub fn function(&self, name: &str) -> Result<Register> {
+        let args = |_| (vec![Value::from(name)], Parts::new());
+        self.0.issue("function", args).map(|refs| Register::new(&self.0, refs))
+    }
+
+    /// Has all workers call a function, each with its own values of the registers among the arguments. Does not wait
+    /// for them, but for room where very many commands are under way. Tensors are captured before it returns.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a register of another session or a value that cannot be sent, and then no worker has got
+    /// the command; `Closed` after the session was shut down. What the workers say comes later.
+    pub fn call(&self, function: &Register, args: &Args) -> Result<Register> {
+        std::iter::once(function).chain(args.registers()).try_for_each(|register| register.check(&self.0))?;
+        let make = |worker: usize| {
+            let (values, parts) = args.of_worker(worker);
+            (vec![function.value(worker), values], parts)
+        };
+        self.0.issue("call", make).map(|refs| Register::new(&self.0, refs))
+    }
+
+    /// Waits until a worker has done all commands that were issued before. After `timeout` this fails, and the commands
+    /// go on.
+    ///
+    /// # Errors
+    ///
+    /// What commands have failed with since somebody was told: the first cause, which names the worker, the function
+    /// and the number of the command, and how many there were. All else as [`Register::get`].
+    pub fn sync(&self, worker: u32, timeout: Option<Duration>) -> Result<()> {
+        self.0.ask(worker, "sync", Call::default(), timeout).map(drop)
+    }
+
+    /// As [`Session::sync`], of all workers, with one `timeout` for them together. Waits for all before it fails.
+    ///
+    /// # Errors
+    ///
+    /// As [`Session::sync`], of the first worker that has one.
+    pub fn sync_all(&self, timeout: Option<Duration>) -> Result<()> {
+        let until = timeout.and_then(|timeout| clock::now().checked_add(timeout));
+        let begun: Vec<_> = (0..self.workers()).map(|worker| self.0.begin_ask(worker, "sync", timeout)).collect();
+        let ends: Vec<_> = (0..).zip(begun).map(|(worker, work)| self.0.end_ask(worker, work, until)).collect();
+        ends.into_iter().try_for_each(|end| end.map(drop))
+    }
+
+    /// Ends the session: workers do what was issued, and leave. Blocks until they have, or for ten seconds; then they
+    /// are ended. Idempotent.
+    ///
+    /// # Errors
+    ///
+    /// What commands have failed with of which nobody was told, and deaths of which nobody was told. The session has
+    /// ended all the same.
+    pub fn shutdown(&self) -> Result<()> {
+        self.0.shutdown()
+    }
+}
+
+impl Shared {
+    fn count(&self) -> u32 {
+        self.workers.len() as u32
+    }
+
+    fn node(&self, worker: u32) -> NodeId {
+        self.workers[worker as usize]
+    }
+
+    /// Refuses a worker that there is not, and everything after the end.
+    pub(crate) fn check(&self, worker: u32) -> Result<()> {
+        if self.is_closed.load(SeqCst) {
+            return Err(Error::new(ErrorKind::Closed, "the session was shut down"));
+        }
+        if worker < self.count() {
+            return Ok(());
+        }
+        let what = format!("worker {worker} of {}; they are counted from 0", self.count());
+        Err(Error::new(ErrorKind::InvalidArgument, what))
+    }
+
+    /// Sends a command to all workers that live, each with a register to fill.
+    fn issue(&self, method: &str, make: impl Fn(usize) -> (Vec<Value>, Parts)) -> Result<Vec<Option<Ref>>> {
+        let mut number = self.turn.lock();
+        if self.is_closed.load(SeqCst) {
+            return Err(Error::new(ErrorKind::Closed, "the session was shut down").operation(method.to_owned()));
+        }
+        let next = *number + 1;
+        let mut refs = Vec::with_capacity(self.workers.len());
+        for (worker, node) in self.workers.iter().enumerate() {
+            let sent = if self.lost.has(*node) { None } else { self.send(*node, method, next, || make(worker))? };
+            refs.push(sent);
+        }
+        *number = next;
+        Ok(refs)
+    }
+
+    /// The register that a command to one worker will fill; none if the worker is gone.
+    fn send(
+        &self,
+        node: NodeId,
+        method: &str,
+        number: u64,
+        make: impl Fn() -> (Vec<Value>, Parts),
+    ) -> Result<Option<Ref>> {
+        loop {
+            let sent = self.mesh.promise(node).and_then(|held| {
+                let (values, tensors) = make();
+                let mut args = vec![held.to_fill(), Value::Int(number.cast_signed())];
+                args.extend(values);
+                self.mesh.cast(node, SESSION, method, Call { tensors, ..Call::of(Value::List(args)) }).map(|()| held)
+            });
+            match sent {
+                Ok(held) => return Ok(Some(held)),
+                Err(error) if error.kind() == ErrorKind::LimitExceeded => {
+                    self.mesh.room(node, SESSION, None).wait().or_else(|ended| self.unless_lost(node, ended))?;
+                }
+                Err(error) => return self.unless_lost(node, error).map(|()| None),
+            }
+        }
+    }
+
+    /// A worker that is gone is no failure of what was asked of all; whoever waits next is told.
+    fn unless_lost(&self, node: NodeId, error: Error) -> Result<()> {
+        if error.kind() != ErrorKind::PeerLost {
+            return Err(error);
+        }
+        self.lost.note(node, &error);
+        Ok(())
+    }
+
+    /// Asks one worker and waits for its answer, which comes behind all commands that were issued before.
+    pub(crate) fn ask(&self, worker: u32, method: &str, call: Call, timeout: Option<Duration>) -> Result<Answer> {
+        self.check(worker)?;
+        self.tell_untold()?;
+        let node = self.node(worker);
+        let begun = self.mesh.call(node, SESSION, method, Call { deadline: timeout, ..call });
+        self.end_ask(worker, begun, None)
+    }
+
+    fn begin_ask(&self, worker: u32, method: &str, timeout: Option<Duration>) -> Result<sheave_base::Work<Answer>> {
+        self.check(worker)?;
+        self.mesh.call(self.node(worker), SESSION, method, Call { deadline: timeout, ..Call::default() })
+    }
+
+    fn end_ask(&self, worker: u32, begun: Result<sheave_base::Work<Answer>>, until: Option<Instant>) -> Result<Answer> {
+        let answer = begun.and_then(|work| {
+            work.wait_until(until, None)?;
+            work.taken()
+        });
+        answer.map_err(|error| {
+            let is_its = error.about().is_some_and(|peer| self.name(worker) == peer.name);
+            if error.kind() != ErrorKind::PeerLost || !is_its {
+                return error;
+            }
+            self.lost.note(self.node(worker), &error);
+            self.gone(worker)
+        })
+    }
+
+    /// A death of which nobody was told.
+    fn tell_untold(&self) -> Result<()> {
+        let Some(node) = self.lost.untold() else { return Ok(()) };
+        let worker = self.workers.iter().position(|one| *one == node).unwrap_or_default();
+        Err(self.gone(worker as u32))
+    }
+
+    fn name(&self, worker: u32) -> String {
+        self.mesh.member(self.node(worker)).map(|member| member.peer().name.to_string()).unwrap_or_default()
+    }
+
+    /// Why a worker is gone: what its process has died of, where it is one of ours.
+    pub(crate) fn gone(&self, worker: u32) -> Error {
+        let lost = self.lost.of(self.node(worker));
+        let died = self.processes.as_ref().and_then(|fleet| fleet.death_of(&self.name(worker), DEATH_PATIENCE));
+        let unknown = || Error::new(ErrorKind::PeerLost, "it is gone");
+        died.or(lost).unwrap_or_else(unknown).context(format!("worker {worker}"))
+    }
+
+    fn shutdown(&self) -> Result<()> {
+        let turn = self.turn.lock();
+        if self.is_closed.swap(true, SeqCst) {
+            return Ok(());
+        }
+        drop(turn);
+        let until = clock::now() + END_PATIENCE;
+        let untold = self.tell_untold();
+        // Worker 0 is a thread of this process: the others leave first.
+        let living = (0..self.count()).rev().filter(|worker| !self.lost.has(self.node(*worker)));
+        let stops: Vec<_> = living
+            .map(|worker| {
+                let call = Call { deadline: Some(END_PATIENCE), ..Call::default() };
+                (worker, self.mesh.call(self.node(worker), SESSION, "stop", call))
+            })
+            .collect();
+        let ends: Vec<_> =
+            stops.into_iter().map(|(worker, begun)| self.end_ask(worker, begun, Some(until)).map(drop)).collect();
+        // Who has died cannot finish; who lives has been told.
+        let _ = self.mesh.begin_finish().wait_timeout(until.saturating_duration_since(clock::now()));
+        let _ = self.mesh.leave();
+        if let Some(fleet) = &self.processes {
+            let _ = fleet.wait(Some(until.saturating_duration_since(clock::now())));
+            fleet.end(Duration::ZERO);
+        }
+        for thread in self.threads.lock().drain(..) {
+            thread.end(until);
+        }
+        ends.into_iter().fold(untold, Result::and)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // Whoever wants to know what has failed shuts it down.
+        let _ = self.shutdown();
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session").field("workers", &self.workers()).field("groups", &self.groups()).finish()
+    }
+}

@@ -1,0 +1,267 @@
+//! What a worker does with its commands.
+
+use crate::functions;
+use crate::held::{Held, Slot};
+use crate::lost::Lost;
+use parking_lot::Mutex;
+use sheave_base::planted::{self, Bug};
+use sheave_base::{Error, ErrorKind, Result, contain};
+use sheave_mesh::{Lane, Member, Mesh, Request, Service, ServiceName, WeakMesh};
+use sheave_net::Parts;
+use sheave_tensor::{Mode, Tensor};
+use sheave_wire::Value;
+use std::cell::RefCell;
+use std::sync::Arc;
+
+/// The service that each node of a session has.
+pub(crate) const SESSION: ServiceName = ServiceName::new("session");
+
+/// Causes of failures that a worker keeps until somebody waits for it; of others it keeps the number.
+const CAUSES_MAX: usize = 16;
+
+thread_local! {
+    static CURRENT: RefCell<Option<Worker>> = const { RefCell::new(None) };
+}
+
+/// Who a worker is. Its thread alone knows ([`Worker::current`]), for as long as it runs commands.
+#[derive(Clone, Debug)]
+pub struct Worker {
+    /// Its number in the session.
+    pub id: u32,
+    /// The workers of the session.
+    pub workers: u32,
+    /// The groups that they are divided into, each of as many workers with consecutive numbers.
+    pub groups: u32,
+}
+
+impl Worker {
+    /// Returns who the worker is on whose thread this is called.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` on any other thread.
+    pub fn current() -> Result<Self> {
+        let current = CURRENT.with_borrow(Clone::clone);
+        current.ok_or_else(|| {
+            let error = Error::new(ErrorKind::NotFound, "this thread is no worker's of a session");
+            error.hint("ask in the function that a worker runs, before it starts threads of its own")
+        })
+    }
+
+    /// Returns the workers of each group.
+    #[must_use]
+    pub fn group_size(&self) -> u32 {
+        self.workers / self.groups
+    }
+
+    /// Returns the group that it is in.
+    #[must_use]
+    pub fn group(&self) -> u32 {
+        self.id / self.group_size()
+    }
+
+    fn from_value(value: &Value) -> Result<Self> {
+        let number = |name| match value.get(name) {
+            Some(Value::Int(number)) => u32::try_from(*number).map_err(|_| unreadable()),
+            _ => Err(unreadable()),
+        };
+        Ok(Self { id: number("id")?, workers: number("workers")?, groups: number("groups")? })
+    }
+
+    pub(crate) fn to_value(&self) -> Value {
+        let number = |name: &str, number: u32| (name.to_owned(), Value::Int(number.into()));
+        Value::Map(vec![number("id", self.id), number("workers", self.workers), number("groups", self.groups)])
+    }
+}
+
+fn unreadable() -> Error {
+    Error::new(ErrorKind::Protocol, "a command that cannot be read").hint("run the same release of sheave on all sides")
+}
+
+/// Failures of commands since somebody was told.
+#[derive(Default)]
+struct Failures {
+    causes: Vec<Error>,
+    count: usize,
+}
+
+/// The commands of one worker.
+pub(crate) struct Desk {
+    mesh: WeakMesh,
+    failures: Mutex<Failures>,
+    /// What the controller knows of those who have died, on its own node.
+    lost: Option<Arc<Lost>>,
+}
+
+impl Desk {
+    pub(crate) fn new(mesh: &Mesh, lost: Option<Arc<Lost>>) -> Self {
+        Self { mesh: mesh.downgrade(), failures: Mutex::default(), lost }
+    }
+
+    fn mesh(&self) -> Result<Mesh> {
+        self.mesh.upgrade().ok_or_else(|| Error::new(ErrorKind::Closed, "this node has left the session"))
+    }
+
+    /// Fills a register with what `make` makes, or poisons it.
+    fn fill(&self, request: Request, make: impl FnOnce(&Self, &[Value], Vec<Tensor>) -> Result<Held>) {
+        let Request { args, tensors, promises, reply, .. } = request;
+        let Value::List(items) = args else { return reply.error(unreadable()) };
+        let [fill, number, rest @ ..] = items.as_slice() else { return reply.error(unreadable()) };
+        let number = if let Value::Int(number) = number { number.unsigned_abs() } else { 0 };
+        let made = contain::run(|| make(self, rest, tensors.into_iter().collect()))
+            .unwrap_or_else(|text| Err(Error::new(ErrorKind::Remote, format!("it panicked: {text}"))));
+        let settled = match made {
+            Ok(held) => promises.fulfil(fill, Slot::new(held)),
+            Err(error) => {
+                let error = self.named(error).sequence(number);
+                let poisoned = if planted::strikes(Bug::PoisonLost) {
+                    promises.fulfil(fill, Slot::new(Held::default()))
+                } else {
+                    promises.poison(fill, &error)
+                };
+                self.note(error);
+                poisoned
+            }
+        };
+        reply.send(settled.map(|()| Default::default()));
+    }
+
+    /// Says which worker it was.
+    fn named(&self, error: Error) -> Error {
+        match Worker::current() {
+            Ok(worker) => error.context(format!("worker {}", worker.id)),
+            Err(_) => error,
+        }
+    }
+
+    fn note(&self, error: Error) {
+        if planted::strikes(Bug::FailureKept) {
+            return;
+        }
+        let mut failures = self.failures.lock();
+        failures.count += 1;
+        if failures.causes.len() < CAUSES_MAX {
+            failures.causes.push(error);
+        }
+    }
+
+    /// What has failed since somebody was told.
+    fn check(&self) -> Result<()> {
+        let Failures { causes, count } = std::mem::take(&mut *self.failures.lock());
+        let mut causes = causes.into_iter();
+        let Some(first) = causes.next() else { return Ok(()) };
+        Err(match count - 1 {
+            0 => first,
+            more => first.context(format!("the first of {} commands that failed", more + 1)),
+        })
+    }
+
+    /// What a register of this worker holds.
+    fn slot(&self, name: &Value) -> Result<Arc<Slot>> {
+        self.mesh()?.hold(name)?.get()
+    }
+
+    fn function(&self, rest: &[Value]) -> Result<Held> {
+        let [Value::Str(name)] = rest else { return Err(unreadable()) };
+        functions::found(name).map(Held::Function)
+    }
+
+    fn call(&self, rest: &[Value], tensors: &[Tensor]) -> Result<Held> {
+        let [function, Value::List(args)] = rest else { return Err(unreadable()) };
+        let function = match &*self.slot(function)?.0.lock() {
+            Held::Function(function) => function.clone(),
+            other => {
+                let what = format!("a call of {}; expected a function", other.kind_name());
+                return Err(Error::new(ErrorKind::InvalidArgument, what));
+            }
+        };
+        let argument = |(at, value): (usize, &Value)| match value {
+            Value::Ref { .. } => {
+                let slot = self.slot(value).map_err(|error| error.context(format!("argument {}", at + 1)))?;
+                let held = slot.0.lock().clone();
+                Ok(held)
+            }
+            _ => Ok(Held::Value(value.clone(), tensors.to_vec())),
+        };
+        let args: Result<Vec<Held>> = args.iter().enumerate().map(argument).collect();
+        let called = args.and_then(|args| function.call(args));
+        called.map_err(|error| error.context(format!("call of {}", function.name())))
+    }
+
+    /// The value of a register, once all commands before have been done.
+    fn get(&self, name: &Value) -> Result<(Value, Parts)> {
+        self.check()?;
+        match &*self.slot(name)?.0.lock() {
+            Held::Value(value, tensors) => {
+                let part = |tensor: &Tensor| sheave_net::Part::new(tensor.clone(), Mode::Copy);
+                Ok((value.clone(), tensors.iter().map(part).collect()))
+            }
+            other => {
+                let error = Error::new(ErrorKind::Unsupported, format!("{} stays where it is", other.kind_name()));
+                Err(error.hint("call a function on the worker that makes a value of it"))
+            }
+        }
+    }
+
+    /// Gives the register of this worker alone another value.
+    fn set(&self, args: &Value, tensors: Vec<Tensor>) -> Result<()> {
+        let Value::List(items) = args else { return Err(unreadable()) };
+        let [name, value] = items.as_slice() else { return Err(unreadable()) };
+        let slot = self.slot(name)?;
+        // Not under the lock: a drop may do anything.
+        let before = std::mem::replace(&mut *slot.0.lock(), Held::Value(value.clone(), tensors));
+        drop(before);
+        self.check()
+    }
+
+    fn begin(args: &Value) -> Result<()> {
+        CURRENT.set(Some(Worker::from_value(args)?));
+        Ok(())
+    }
+
+    fn stop(&self) -> Result<()> {
+        CURRENT.set(None);
+        self.mesh()?.serve_no_more(SESSION.as_str());
+        Ok(())
+    }
+}
+
+impl Service for Desk {
+    fn handle(&self, request: Request) {
+        let done = |result: Result<()>| result.map(|()| Default::default());
+        match request.method.as_str() {
+            "call" => self.fill(request, |desk, rest, tensors| desk.call(rest, &tensors)),
+            "function" => self.fill(request, |desk, rest, _| desk.function(rest)),
+            "get" => request.reply.send(self.get(&request.args)),
+            "set" => request.reply.send(done(self.set(&request.args, request.tensors.into_iter().collect()))),
+            "sync" => request.reply.send(done(self.check())),
+            "begin" => request.reply.send(done(Self::begin(&request.args))),
+            "stop" => {
+                let failed = self.check();
+                let stopped = self.stop();
+                request.reply.send(done(failed.and(stopped)));
+            }
+            other => {
+                let what = format!("no command \"{other}\"");
+                request.reply.error(Error::new(ErrorKind::NotFound, what));
+            }
+        }
+    }
+
+    fn lane(&self) -> Lane {
+        Lane::Own
+    }
+
+    fn lost(&self, member: &Member, error: &Error) {
+        match &self.lost {
+            Some(lost) => lost.note(member.node, error),
+            // The controller is the first: without it there is nothing to do.
+            None if member.rank.0 == 0 => {
+                if let Ok(mesh) = self.mesh() {
+                    mesh.serve_no_more(SESSION.as_str());
+                }
+            }
+            None => {}
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Sessions of every kind, whose workers have functions for tests. Processes are copies of the running test binary.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use sheave_base::{Error, ErrorKind};
+use sheave_process::Command;
+use sheave_session::{Function, Held, Session, Worker, register_function, work};
+use sheave_tensor::Tensor;
+use std::io::Write;
+use std::sync::Once;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+const PART: &str = "SHEAVE_TEST_PART";
+
+/// Far enough for a loaded machine; nothing waits that long when all is well.
+pub(crate) const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
+
+/// What a process of a session does, if this is one; called by the test function `actor` of each binary.
+pub(crate) fn act() {
+    match std::env::var(PART).as_deref() {
+        Ok("worker") => {
+            functions();
+            let status = match work() {
+                Ok(()) => 0,
+                Err(error) => {
+                    writeln!(std::io::stderr(), "{error}").expect("somebody listens");
+                    1
+                }
+            };
+            std::process::exit(status);
+        }
+        Ok("controller") => {
+            functions();
+            let session = Session::processes(3, 1, &playing("worker")).expect("there is room for some workers");
+            let pid = session.function("pid").expect("it is sent");
+            let pids = session.call(&pid, &sheave_session::Args::new()).expect("it is sent");
+            let pids: Vec<u32> = (1..3).map(|worker| pids.get(worker, PATIENCE).expect("it lives")).collect();
+            writeln!(std::io::stdout(), "workers {} {}", pids[0], pids[1]).expect("somebody listens");
+            loop {
+                session.sync_all(PATIENCE).expect("all live");
+            }
+        }
+        Ok("early") => {
+            writeln!(std::io::stderr(), "no luck").expect("somebody listens");
+            std::process::exit(5);
+        }
+        _ => {}
+    }
+}
+
+/// This binary once more, as which the test function `actor` plays `part`.
+pub(crate) fn playing(part: &str) -> Command {
+    let program = std::env::current_exe().expect("this program has a path");
+    Command::new(program).args(["--exact", "actor", "--nocapture", "--quiet"]).env(PART, part)
+}
+
+/// Has `test` tried by sessions of each kind, which must end without failures of which nobody was told.
+pub(crate) fn each(workers: u32, groups: u32, test: impl Fn(&Session)) {
+    functions();
+    for session in [Session::threads(workers, groups), Session::processes(workers, groups, &playing("worker"))] {
+        let session = session.expect("there is room for some workers");
+        test(&session);
+        session.shutdown().expect("all failures were told");
+    }
+}
+
+fn own(
+    run: impl Fn(&Worker) -> Held + Send + Sync + 'static,
+) -> impl Fn(sheave_session::Arguments) -> sheave_base::Result<Held> {
+    move |_| Worker::current().map(|worker| run(&worker))
+}
+
+/// Registers what workers are to find, once.
+pub(crate) fn functions() {
+    static REGISTERED: Once = Once::new();
+    REGISTERED.call_once(|| {
+        for function in all() {
+            register_function(function).expect("the names differ");
+        }
+    });
+}
+
+fn all() -> Vec<Function> {
+    vec![
+        Function::typed("add one", |(number,): (i64,)| Ok(number + 1)),
+        Function::typed("sum", |(tensor, by): (Tensor, f32)| {
+            Ok(tensor.to_vec::<f32>()?.into_iter().map(|one| one * by).sum::<f32>())
+        }),
+        Function::typed("echo", |(value,): (sheave_wire::Value,)| Ok(value)),
+        Function::typed("tensor", |(length,): (u64,)| Tensor::from_slice(&vec![1.5_f32; length as usize], [length])),
+        Function::new("nothing", |_| Ok(Held::default())),
+        Function::new("id", own(|worker| Held::of(worker.id))),
+        Function::new("group", own(|worker| Held::of((worker.group(), worker.group_size())))),
+        Function::new("thread", own(|_| Held::of(format!("{:?}", std::thread::current().id())))),
+        Function::new("pid", own(|_| Held::of(std::process::id()))),
+        Function::typed("fail on", |(unlucky, text): (u32, String)| {
+            let worker = Worker::current()?;
+            if worker.id == unlucky { Err(Error::new(ErrorKind::Mismatch, text)) } else { Ok(worker.id) }
+        }),
+        Function::typed("panic", |()| -> sheave_base::Result<()> { panic!("no luck") }),
+        Function::typed("die on", |(unlucky,): (u32,)| {
+            if Worker::current()?.id == unlucky {
+                writeln!(std::io::stderr(), "the last words of {unlucky}")?;
+                std::process::exit(7);
+            }
+            Ok(())
+        }),
+        Function::typed("sleep", |(span_ms,): (u64,)| {
+            std::thread::sleep(Duration::from_millis(span_ms));
+            Ok(())
+        }),
+        Function::new("log", |_| Ok(Held::Object(Arc::new(Log::default())))),
+        Function::new("write", |mut arguments| {
+            let log = arguments.take_object::<Log>()?;
+            log.0.lock().expect("nobody has panicked").push(arguments.take()?);
+            Ok(Held::default())
+        }),
+        Function::new("read", |mut arguments| {
+            let log = arguments.take_object::<Log>()?;
+            Ok(Held::of(log.0.lock().expect("nobody has panicked").clone()))
+        }),
+        Function::new("adder", |mut arguments| {
+            let by: i64 = arguments.take()?;
+            Ok(Held::Function(Function::typed("add", move |(number,): (i64,)| Ok(number + by))))
+        }),
+        Function::new("apply", |mut arguments| {
+            let function = arguments.take_function()?;
+            function.call(vec![arguments.take_held()?])
+        }),
+    ]
+}
+
+#[derive(Default)]
+struct Log(Mutex<Vec<i64>>);
