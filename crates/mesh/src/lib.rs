@@ -22,6 +22,7 @@ mod group;
 mod group_news;
 mod guest;
 mod hosts;
+mod joining;
 mod losses;
 mod mesh;
 mod reference;

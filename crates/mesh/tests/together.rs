@@ -29,6 +29,31 @@ fn ranks_are_those_that_were_wanted_over_every_transport() {
 }
 
 #[test]
+fn a_join_that_is_begun_goes_on_beside_the_program_and_can_be_cancelled() {
+    let expected = Expected::ranks(3);
+    let port = free_port();
+    let begin = |rank| Mesh::begin_join(config(Role::Rank, Some(rank), expected, port, Transport::Auto)).unwrap();
+    let [first, second] = [0, 1].map(begin);
+    assert!(!first.is_done() && !second.is_done(), "one is missing");
+    let begun = Instant::now();
+    second.cancel();
+    let error = wait_for(second).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    // Another one may take its place.
+    let others = [1, 2].map(begin);
+    for joined in std::iter::once(first).chain(others).map(wait_for).collect::<Vec<_>>() {
+        let mesh = joined.expect("all have come");
+        assert_eq!(mesh.members().len(), 3);
+        std::thread::spawn(move || mesh.finish());
+    }
+}
+
+fn wait_for(joined: sheave_base::Work<Mesh>) -> sheave_base::Result<Mesh> {
+    joined.join_timeout(Duration::from_secs(60))
+}
+
+#[test]
 fn threads_of_one_neighbourhood_are_linked_within_the_process_alone() {
     for _ in 0..10 {
         let neighbourhood = Neighbourhood::default();
