@@ -1,4 +1,5 @@
-//! Runs one whole job: `whole SEED [COUNT]`; with `GROUPS` in the environment one that makes groups of rpc.
+//! Runs one whole job: `whole SEED [COUNT]`; with `GROUPS` in the environment one that makes groups of rpc, with
+//! `SESSIONS` a session.
 
 use sheave_sim::whole::{Program, Scenario, run};
 
@@ -8,11 +9,16 @@ fn main() {
     let count = arguments.next().unwrap_or(1);
     let begun = std::time::Instant::now();
     let mut switches = 0;
-    let program = if std::env::var_os("GROUPS").is_some() { Program::Groups } else { Program::Nodes };
+    let is_asked_for = |name: &str| std::env::var_os(name).is_some();
+    let program = match () {
+        () if is_asked_for("GROUPS") => Program::Groups,
+        () if is_asked_for("SESSIONS") => Program::Sessions,
+        () => Program::Nodes,
+    };
     for seed in first..first + count {
         let scenario = match program {
             Program::Nodes => Scenario::from_seed(seed),
-            Program::Groups => Scenario::from_seed(seed).without_guests(),
+            Program::Groups | Program::Sessions => Scenario::from_seed(seed).without_guests(),
         };
         let (outcome, log) = run(program, &scenario, None, count == 1 && std::env::var_os("LOG").is_some());
         println!("{log}");
