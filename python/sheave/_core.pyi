@@ -706,7 +706,7 @@ class Members:
 
 @final
 class Sheet:
-    """What this process was told to do by the fleet that has started it, and where it says what came of that."""
+    """The sheet of this process: its order from the fleet that has started it, and where it says what came of it."""
 
     def __new__(cls) -> Self: ...
     def take_order(self) -> bytes: ...

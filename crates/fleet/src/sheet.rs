@@ -1,4 +1,4 @@
-//! What a process is told to do, and what it says came of it.
+//! Sheets: what a process is told to do, and what it says came of it.
 //!
 //! Both stand in a memory file, which the process has as its standard input. It has no name, so that nobody else finds
 //! it; it takes answers of any length without anybody who reads meanwhile; and what was written stays there however the

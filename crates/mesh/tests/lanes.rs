@@ -342,7 +342,7 @@ fn a_lane_with_patience_begins_beside_handlers_that_take_long() {
     }
 }
 
-/// What waits makes room at once: its patience is longer than the test may take.
+/// A handler that waits makes room at once: its patience is longer than the test may take.
 #[test]
 fn a_lane_with_patience_begins_when_a_handler_waits() {
     together(Expected::ranks(2), Transport::Shm, |mesh| {

@@ -42,11 +42,14 @@ fn a_join_that_is_begun_goes_on_beside_the_program_and_can_be_cancelled() {
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     // Another one may take its place.
     let others = [1, 2].map(begin);
-    for joined in std::iter::once(first).chain(others).map(wait_for).collect::<Vec<_>>() {
+    let joined: Vec<_> = std::iter::once(first).chain(others).map(wait_for).collect();
+    let finishing = joined.into_iter().map(|joined| {
         let mesh = joined.expect("all have come");
         assert_eq!(mesh.members().len(), 3);
-        std::thread::spawn(move || mesh.finish());
-    }
+        std::thread::spawn(move || mesh.finish())
+    });
+    let finishing: Vec<_> = finishing.collect();
+    finishing.into_iter().for_each(|thread| thread.join().expect("no panic").expect("all are well"));
 }
 
 fn wait_for(joined: sheave_base::Work<Mesh>) -> sheave_base::Result<Mesh> {

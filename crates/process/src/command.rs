@@ -37,7 +37,7 @@ pub struct Command {
     judge: Option<Judge>,
 }
 
-/// What a child has as its standard input.
+/// Standard input of a child.
 #[derive(Clone, Debug)]
 enum Input {
     Nothing,

@@ -35,7 +35,7 @@ pub(crate) fn output_named(name: &str) -> Result<Output> {
     }
 }
 
-/// What to run, by its words.
+/// The command of these words.
 pub(crate) fn command_of(words: Vec<OsString>) -> Result<Command> {
     let mut words = words.into_iter();
     let program = words.next().ok_or_else(|| {

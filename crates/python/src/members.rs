@@ -17,7 +17,7 @@ use std::ffi::OsString;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// What the processes of one role run: a command, and what they find on their sheets, if they are to have some.
+/// A program of the processes of one role: a command, and what they find on their sheets, if they are to have some.
 type Program<C> = (C, Option<PyBackedBytes>);
 
 /// A fleet and the sheets of its processes, by their places.
@@ -111,8 +111,8 @@ impl PyMembers {
         Ok(waited.map(|(child, _)| child.name().to_owned()).collect())
     }
 
-    /// What the process of this name says came of its work: whether it has succeeded, and its words; none if it has
-    /// said nothing.
+    /// The last word of the process of this name: whether it has succeeded, and what came of its work; none if it
+    /// has said nothing.
     fn answer<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Option<(bool, Bound<'py, PyBytes>)>> {
         let members = self.get(py)?;
         let named = members.fleet.children().iter().position(|child| child.name() == name);
@@ -133,7 +133,7 @@ impl PyMembers {
     }
 }
 
-/// What this process was told to do by the fleet that has started it, and where it says what came of that.
+/// The sheet of this process: its order from the fleet that has started it, and where it says what came of it.
 #[pyclass(name = "Sheet", module = "sheave._core", frozen)]
 pub(crate) struct PySheet(Sheet);
 
@@ -145,7 +145,7 @@ impl PySheet {
         Sheet::of_this_process().map(Self).or_raise(py)
     }
 
-    /// What is to be done.
+    /// The order, which is taken once.
     fn take_order<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         Ok(PyBytes::new(py, &self.0.take_order().or_raise(py)?))
     }

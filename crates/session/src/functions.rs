@@ -47,13 +47,20 @@ impl Function {
         Self { name: name.into(), run: Arc::new(run) }
     }
 
-    /// Makes one of a closure whose arguments, a tuple, and result are values of Rust.
+    /// Makes one of a closure whose arguments, a tuple, and result are values of Rust. A [`Value`] among them has left
+    /// its tensors behind, and cannot be a result with some in it: [`Function::new`] passes such on.
     #[must_use]
     pub fn typed<A: FromArguments, R: IntoValue>(
         name: &str,
         run: impl Fn(A) -> Result<R> + Send + Sync + 'static,
     ) -> Self {
-        Self::new(name, move |arguments| Ok(Held::of(run(arguments.read_all()?)?)))
+        Self::new(name, move |arguments| {
+            let held = Held::of(run(arguments.read_all()?)?);
+            if let Held::Value(value, tensors) = &held {
+                value.check_tensors(tensors.len()).map_err(|error| error.context("the result"))?;
+            }
+            Ok(held)
+        })
     }
 
     /// The name that errors say.

@@ -6,7 +6,7 @@ use crate::register::Register;
 use crate::threads::WorkerThread;
 use crate::worker::{SESSION, Worker};
 use parking_lot::Mutex;
-use sheave_base::{Error, ErrorKind, NodeId, Result, clock};
+use sheave_base::{Error, ErrorKind, NodeId, Result, Work, clock, limits};
 use sheave_fleet::MemberFleet;
 use sheave_mesh::{Answer, Call, Mesh, Ref};
 use sheave_net::Parts;
@@ -21,6 +21,12 @@ const DEATH_PATIENCE: Duration = Duration::from_millis(800);
 
 /// How long workers may take to end once they were told to.
 const END_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Commands between looks whether all workers have room: as many may wait beyond the windows of calls.
+const ROOM_EVERY: u64 = 64;
+
+/// How often who waits for room looks whether the session is shut down.
+const CLOSED_LOOK: Duration = Duration::from_millis(100);
 
 /// One controller and its workers. Clones are the same session; it ends with the last of them and of its registers.
 ///
@@ -75,7 +81,8 @@ impl Session {
         let session = Self(shared);
         let told = (0..count).map(|id| {
             let worker = Worker { id, workers: count, groups }.to_value();
-            session.0.mesh.call(session.0.node(id), SESSION, "begin", worker)
+            let call = Call::of(worker).deadline(limits::JOIN_TIMEOUT);
+            session.0.mesh.call(session.0.node(id), SESSION, "begin", call)
         });
         let told: Vec<_> = told.collect::<Result<_>>()?;
         told.into_iter().try_for_each(|work| work.wait().map(drop))?;
@@ -109,23 +116,33 @@ impl Session {
     /// As [`Session::call`].
     pub fn function(&self, name: &str) -> Result<Register> {
         let args = |_| (vec![Value::from(name)], Parts::new());
-        self.0.issue("function", args).map(|refs| Register::new(&self.0, refs))
+        self.0.issue("function", None, args).map(|refs| Register::new(&self.0, refs))
     }
 
     /// Has all workers call a function, each with its own values of the registers among the arguments. Does not wait
-    /// for them, but for room where very many commands are under way. Tensors are captured before it returns.
+    /// for them, but for room where very many commands are under way, until the session is shut down at most
+    /// ([`Session::call_within`] takes a timeout). Tensors are captured before it returns.
     ///
     /// # Errors
     ///
     /// `InvalidArgument` for a register of another session or a value that cannot be sent, and then no worker has got
     /// the command; `Closed` after the session was shut down. What the workers say comes later.
     pub fn call(&self, function: &Register, args: &Args) -> Result<Register> {
+        self.call_within(function, args, None)
+    }
+
+    /// As [`Session::call`], and fails if there is no room after `timeout`; then no worker has got the command.
+    ///
+    /// # Errors
+    ///
+    /// As [`Session::call`], and `DeadlineExceeded` that names the worker which takes no more.
+    pub fn call_within(&self, function: &Register, args: &Args, timeout: Option<Duration>) -> Result<Register> {
         std::iter::once(function).chain(args.registers()).try_for_each(|register| register.check(&self.0))?;
         let make = |worker: usize| {
             let (values, parts) = args.of_worker(worker);
             (vec![function.value(worker), values], parts)
         };
-        self.0.issue("call", make).map(|refs| Register::new(&self.0, refs))
+        self.0.issue("call", timeout, make).map(|refs| Register::new(&self.0, refs))
     }
 
     /// Waits until a worker has done all commands that were issued before. After `timeout` this fails, and the commands
@@ -145,9 +162,8 @@ impl Session {
     ///
     /// As [`Session::sync`], of the first worker that has one.
     pub fn sync_all(&self, timeout: Option<Duration>) -> Result<()> {
-        let until = timeout.and_then(|timeout| clock::now().checked_add(timeout));
         let begun: Vec<_> = (0..self.workers()).map(|worker| self.0.begin_ask(worker, "sync", timeout)).collect();
-        let ends: Vec<_> = (0..).zip(begun).map(|(worker, work)| self.0.end_ask(worker, work, until)).collect();
+        let ends: Vec<_> = (0..).zip(begun).map(|(worker, work)| self.0.end_ask(worker, work)).collect();
         ends.into_iter().try_for_each(|end| end.map(drop))
     }
 
@@ -185,15 +201,23 @@ impl Shared {
     }
 
     /// Sends a command to all workers that live, each with a register to fill.
-    fn issue(&self, method: &str, make: impl Fn(usize) -> (Vec<Value>, Parts)) -> Result<Vec<Option<Ref>>> {
+    fn issue(
+        &self,
+        method: &str,
+        timeout: Option<Duration>,
+        make: impl Fn(usize) -> (Vec<Value>, Parts),
+    ) -> Result<Vec<Option<Ref>>> {
         let mut number = self.turn.lock();
-        if self.is_closed.load(SeqCst) {
-            return Err(Error::new(ErrorKind::Closed, "the session was shut down").operation(method.to_owned()));
-        }
+        self.check(0).map_err(|error| error.operation(method.to_owned()))?;
         let next = *number + 1;
+        if next.is_multiple_of(ROOM_EVERY) {
+            // Of all before any has the command: they are to get the same.
+            let until = timeout.and_then(|timeout| clock::now().checked_add(timeout));
+            (0..self.count()).try_for_each(|worker| self.await_room(worker, until))?;
+        }
         let mut refs = Vec::with_capacity(self.workers.len());
         for (worker, node) in self.workers.iter().enumerate() {
-            let sent = if self.lost.has(*node) { None } else { self.send(*node, method, next, || make(worker))? };
+            let sent = if self.lost.has(*node) { None } else { self.send(worker, method, next, &make)? };
             refs.push(sent);
         }
         *number = next;
@@ -203,14 +227,15 @@ impl Shared {
     /// The register that a command to one worker will fill; none if the worker is gone.
     fn send(
         &self,
-        node: NodeId,
+        worker: usize,
         method: &str,
         number: u64,
-        make: impl Fn() -> (Vec<Value>, Parts),
+        make: impl Fn(usize) -> (Vec<Value>, Parts),
     ) -> Result<Option<Ref>> {
+        let node = self.workers[worker];
         loop {
             let sent = self.mesh.promise(node).and_then(|held| {
-                let (values, tensors) = make();
+                let (values, tensors) = make(worker);
                 let mut args = vec![held.to_fill(), Value::Int(number.cast_signed())];
                 args.extend(values);
                 self.mesh.cast(node, SESSION, method, Call { tensors, ..Call::of(Value::List(args)) }).map(|()| held)
@@ -218,9 +243,30 @@ impl Shared {
             match sent {
                 Ok(held) => return Ok(Some(held)),
                 Err(error) if error.kind() == ErrorKind::LimitExceeded => {
-                    self.mesh.room(node, SESSION, None).wait().or_else(|ended| self.unless_lost(node, ended))?;
+                    self.await_room(worker as u32, None)?;
                 }
                 Err(error) => return self.unless_lost(node, error).map(|()| None),
+            }
+        }
+    }
+
+    /// Waits until a worker takes one more command, is gone, or the session is shut down.
+    fn await_room(&self, worker: u32, until: Option<Instant>) -> Result<()> {
+        let node = self.node(worker);
+        let begun = clock::now();
+        let room = self.mesh.room(node, SESSION, None);
+        loop {
+            let look = clock::now() + CLOSED_LOOK;
+            if room.wait_until(Some(until.map_or(look, |until| until.min(look))), None)? {
+                return room.join().or_else(|ended| self.unless_lost(node, ended));
+            }
+            self.check(worker)?;
+            if until.is_some_and(|until| clock::now() >= until) {
+                let what = format!("worker {worker} takes no more commands");
+                let error =
+                    Error::new(ErrorKind::DeadlineExceeded, what).operation("call").elapsed(clock::since(begun));
+                let error = error.hint("its function takes long, or waits for something that does not come");
+                return Err(self.mesh.member(node).into_iter().fold(error, |error, member| error.peer(member.peer())));
             }
         }
     }
@@ -240,20 +286,17 @@ impl Shared {
         self.tell_untold()?;
         let node = self.node(worker);
         let begun = self.mesh.call(node, SESSION, method, Call { deadline: timeout, ..call });
-        self.end_ask(worker, begun, None)
+        self.end_ask(worker, begun)
     }
 
-    fn begin_ask(&self, worker: u32, method: &str, timeout: Option<Duration>) -> Result<sheave_base::Work<Answer>> {
+    fn begin_ask(&self, worker: u32, method: &str, timeout: Option<Duration>) -> Result<Work<Answer>> {
         self.check(worker)?;
         self.mesh.call(self.node(worker), SESSION, method, Call { deadline: timeout, ..Call::default() })
     }
 
-    fn end_ask(&self, worker: u32, begun: Result<sheave_base::Work<Answer>>, until: Option<Instant>) -> Result<Answer> {
-        let answer = begun.and_then(|work| {
-            work.wait_until(until, None)?;
-            work.taken()
-        });
-        answer.map_err(|error| {
+    /// The answer; the call has its own deadline, and ends when the worker is gone.
+    fn end_ask(&self, worker: u32, begun: Result<Work<Answer>>) -> Result<Answer> {
+        begun.and_then(Work::join).map_err(|error| {
             let is_its = error.about().is_some_and(|peer| self.name(worker) == peer.name);
             if error.kind() != ErrorKind::PeerLost || !is_its {
                 return error;
@@ -283,11 +326,11 @@ impl Shared {
     }
 
     fn shutdown(&self) -> Result<()> {
-        let turn = self.turn.lock();
         if self.is_closed.swap(true, SeqCst) {
             return Ok(());
         }
-        drop(turn);
+        // Whoever issues a command has done so, or has seen the mark.
+        drop(self.turn.lock());
         let until = clock::now() + END_PATIENCE;
         let untold = self.tell_untold();
         // Worker 0 is a thread of this process: the others leave first.
@@ -298,13 +341,13 @@ impl Shared {
                 (worker, self.mesh.call(self.node(worker), SESSION, "stop", call))
             })
             .collect();
-        let ends: Vec<_> =
-            stops.into_iter().map(|(worker, begun)| self.end_ask(worker, begun, Some(until)).map(drop)).collect();
+        let ends: Vec<_> = stops.into_iter().map(|(worker, begun)| self.end_ask(worker, begun).map(drop)).collect();
         // Who has died cannot finish; who lives has been told.
         let _ = self.mesh.begin_finish().wait_timeout(until.saturating_duration_since(clock::now()));
         let _ = self.mesh.leave();
         if let Some(fleet) = &self.processes {
-            let _ = fleet.wait(Some(until.saturating_duration_since(clock::now())));
+            // One that has died is no reason to cut the others off.
+            fleet.children().iter().for_each(|child| _ = child.wait(Some(until)));
             fleet.end(Duration::ZERO);
         }
         for thread in self.threads.lock().drain(..) {

@@ -1,7 +1,7 @@
 //! What a worker does with its commands.
 
 use crate::functions;
-use crate::held::{Held, Slot};
+use crate::held::{Held, Slot, picked};
 use crate::lost::Lost;
 use parking_lot::Mutex;
 use sheave_base::planted::{self, Bug};
@@ -181,7 +181,7 @@ impl Desk {
                 let held = slot.0.lock().clone();
                 Ok(held)
             }
-            _ => Ok(Held::Value(value.clone(), tensors.to_vec())),
+            _ => Ok(picked(value, tensors)),
         };
         let args: Result<Vec<Held>> = args.iter().enumerate().map(argument).collect();
         let called = args.and_then(|args| function.call(args));

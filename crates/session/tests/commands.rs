@@ -64,18 +64,21 @@ fn values_and_tensors_keep_their_types_and_are_captured() {
             assert_eq!(echoed.get::<Value>(1, PATIENCE).unwrap(), value);
         }
         let given = Tensor::from_slice(&[1.0_f32, 2.0, 3.0], [3]).unwrap();
-        let nested = Args::new().value("first").value((given.clone(), given.clone()));
+        let pair = (given.clone(), Tensor::from_slice(&[7_i32], [1]).unwrap());
+        let nested = session.call(&echo, &Args::new().value(vec![pair])).unwrap();
         let summed = session.call(&sum, &Args::new().value(given.clone()).value(2.0)).unwrap();
         given.overwrite(&[0; 12], "test").unwrap();
         let made = session.call(&tensor, &Args::new().value(100_000_u64)).unwrap();
         let of_made = session.call(&sum, &Args::new().register(&made).value(2.0)).unwrap();
         for worker in 0..2 {
+            let pairs: Vec<(Tensor, Tensor)> = nested.get(worker, PATIENCE).unwrap();
+            assert_eq!(pairs[0].0.to_vec::<f32>().unwrap(), [1.0, 2.0, 3.0], "as it was when it was sent");
+            assert_eq!((pairs.len(), pairs[0].1.to_vec::<i32>().unwrap()), (1, vec![7]));
             assert_eq!(summed.get::<f32>(worker, PATIENCE).unwrap(), 12.0);
             assert_eq!(of_made.get::<f32>(worker, PATIENCE).unwrap(), 300_000.0);
             let fetched: Tensor = made.get(worker, PATIENCE).unwrap();
             assert_eq!(fetched.to_vec::<f32>().unwrap(), vec![1.5; 100_000]);
         }
-        assert_eq!(nested.len(), 2);
     });
 }
 
@@ -149,24 +152,35 @@ fn a_failure_comes_back_once_and_poisons_what_comes_of_it() {
 fn missing_functions_panics_and_wrong_arguments_are_errors() {
     each(2, 1, |session| {
         let missing = session.function("no such").unwrap();
-        let error = session.sync(1, PATIENCE).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::NotFound);
-        assert!(error.to_string().contains("the worker has no function \"no such\""), "{error}");
+        for worker in 0..2 {
+            let error = session.sync(worker, PATIENCE).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::NotFound);
+            assert!(error.to_string().contains("the worker has no function \"no such\""), "{error}");
+        }
         let called = session.call(&missing, &Args::new()).unwrap();
-        assert_eq!(called.get::<Value>(0, PATIENCE).unwrap_err().kind(), ErrorKind::NotFound);
+        for worker in 0..2 {
+            assert_eq!(called.get::<Value>(worker, PATIENCE).unwrap_err().kind(), ErrorKind::NotFound);
+        }
+        let told = |text: &str| {
+            for worker in 0..2 {
+                let error = session.sync(worker, PATIENCE).unwrap_err();
+                assert!(error.to_string().contains(text), "{text} is not in {error}");
+                session.sync(worker, PATIENCE).expect("it was told");
+            }
+        };
         let [panics, add] = ["panic", "add one"].map(|name| session.function(name).unwrap());
         session.call(&panics, &Args::new()).unwrap();
-        session.sync(0, PATIENCE).expect_err("told before");
-        let wrong = session.call(&add, &Args::new().value("one")).unwrap();
-        let error = wrong.get::<i64>(1, PATIENCE).unwrap_err();
-        assert!(error.to_string().contains("no luck") || error.to_string().contains("first of"), "{error}");
-        let error = wrong.get::<i64>(1, PATIENCE).unwrap_err();
-        assert!(error.to_string().contains("argument 1: a string; expected an int"), "{error}");
+        told("it panicked: no luck");
+        session.call(&add, &Args::new().value("one")).unwrap();
+        told("argument 1: a string; expected an int");
+        session.call(&add, &Args::new()).unwrap();
+        told("0 arguments; expected 1");
+        let torn = session.function("torn").unwrap();
+        session.call(&torn, &Args::new().value(Tensor::from_slice(&[1], [1]).unwrap())).unwrap();
+        told("the result: tensor 0 of a message with 0 parts");
         let number = session.call(&add, &Args::new().value(1)).unwrap();
-        let called = session.call(&number, &Args::new()).unwrap();
-        let error = called.get::<i64>(1, PATIENCE).unwrap_err();
-        assert!(error.to_string().contains("a call of a int; expected a function"), "{error}");
-        let _ = session.sync_all(PATIENCE);
+        session.call(&number, &Args::new()).unwrap();
+        told("a call of a int; expected a function");
     });
 }
 
@@ -251,4 +265,48 @@ fn the_controller_waits_for_room() {
         assert_eq!(number.get::<i64>(1, PATIENCE).unwrap(), 20_000);
         assert_eq!(number.get::<i64>(0, PATIENCE).unwrap(), 20_000);
     });
+}
+
+/// Workers that take no more: a call fails in time and on all of them alike, and the end of the session ends one that
+/// waits.
+#[test]
+fn who_waits_for_room_is_told_in_time_and_by_the_end() {
+    functions();
+    for session in [Session::threads(2, 1), Session::processes(2, 1, &playing("worker"))] {
+        let session = session.expect("there is room for some workers");
+        let [sleep, add] = ["sleep", "add one"].map(|name| session.function(name).unwrap());
+        session.call(&sleep, &Args::new().value(1500_u64)).unwrap();
+        let mut number = session.call(&add, &Args::new().value(0)).unwrap();
+        let mut count = 1;
+        let error = loop {
+            let span = Some(Duration::from_millis(50));
+            match session.call_within(&add, &Args::new().register(&number), span) {
+                Ok(next) => (number, count) = (next, count + 1),
+                Err(error) => break error,
+            }
+            assert!(count < 1_000_000, "nothing bounds it");
+        };
+        assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
+        assert!(error.to_string().contains("takes no more commands") && error.about().is_some(), "{error}");
+        for worker in 0..2 {
+            assert_eq!(number.get::<i64>(worker, PATIENCE).unwrap(), count, "all have got the same commands");
+        }
+        session.call(&sleep, &Args::new().value(1500_u64)).unwrap();
+        let (waiting, other) = (session.clone(), number.clone());
+        let adds = add.clone();
+        let caller = std::thread::spawn(move || {
+            loop {
+                if let Err(error) = waiting.call(&adds, &Args::new().register(&other)) {
+                    return error;
+                }
+            }
+        });
+        // Most often it waits by then; the outcome is the same if it does not yet.
+        std::thread::sleep(Duration::from_millis(200));
+        let begun = Instant::now();
+        session.shutdown().expect("nothing has failed");
+        assert!(begun.elapsed() < Duration::from_secs(9), "{:?}", begun.elapsed());
+        let error = caller.join().expect("it does not panic");
+        assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+    }
 }

@@ -119,7 +119,7 @@ enum Start {
     Nothing,
 }
 
-/// What became of a lane's turn.
+/// Outcome of a lane's turn.
 enum Turn {
     Begins(Started),
     Look(Duration),

@@ -15,8 +15,8 @@ const ROUNDS: usize = 10;
 /// than an entry of a table.
 const GROWTH_MAX_KIB: u64 = 12 << 10;
 
-/// What a node keeps for references: its objects and their holders, what it holds and passes, promises that it has
-/// drawn and that are open, names that it was told of, waits, and words that were not sent.
+/// Counts of what a node keeps for references: its objects and their holders, what it holds and passes, promises that
+/// it has drawn and that are open, names that it was told of, waits, and words that were not sent.
 fn kept(mesh: &Mesh) -> [usize; 9] {
     let tables = mesh.shared.references.tables.lock();
     [

@@ -87,7 +87,8 @@ fn all() -> Vec<Function> {
         Function::typed("sum", |(tensor, by): (Tensor, f32)| {
             Ok(tensor.to_vec::<f32>()?.into_iter().map(|one| one * by).sum::<f32>())
         }),
-        Function::typed("echo", |(value,): (sheave_wire::Value,)| Ok(value)),
+        Function::new("echo", |mut arguments| arguments.take_held()),
+        Function::typed("torn", |(value,): (sheave_wire::Value,)| Ok(value)),
         Function::typed("tensor", |(length,): (u64,)| Tensor::from_slice(&vec![1.5_f32; length as usize], [length])),
         Function::new("nothing", |_| Ok(Held::default())),
         Function::new("id", own(|worker| Held::of(worker.id))),
