@@ -108,10 +108,8 @@ impl Arguments {
     ///
     /// As [`Arguments::take`].
     pub fn take_function(&mut self) -> Result<Function> {
-        match self.take_held()? {
-            Held::Function(function) => Ok(function),
-            other => Err(self.refused(&other, "a function")),
-        }
+        let held = self.take_held()?;
+        held.to_function().ok_or_else(|| self.refused(&held, "a function"))
     }
 
     /// Takes the next one as an object of the worker's own.
@@ -149,9 +147,13 @@ impl Arguments {
         let (mut values, mut all) = (Vec::with_capacity(self.left.len()), Vec::new());
         let first = self.taken();
         for (at, held) in self.left.enumerate() {
-            let Held::Value(value, tensors) = held else {
-                let what = format!("argument {}: {}; expected a value", first + at + 1, held.kind_name());
-                return Err(Error::new(ErrorKind::InvalidArgument, what));
+            let (value, tensors) = match held {
+                Held::Value(value, tensors) => (value, tensors),
+                Held::Foreign(object) => object.value()?,
+                other => {
+                    let what = format!("argument {}: {}; expected a value", first + at + 1, other.kind_name());
+                    return Err(Error::new(ErrorKind::InvalidArgument, what));
+                }
             };
             let by = u32::try_from(all.len()).unwrap_or(u32::MAX);
             values.push(shifted(value, by));

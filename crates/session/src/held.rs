@@ -19,6 +19,25 @@ pub enum Held {
     Function(Function),
     /// An object of the worker's own, which later commands use.
     Object(Arc<dyn Any + Send + Sync>),
+    /// An object of another language.
+    Foreign(Arc<dyn Foreign>),
+}
+
+/// An object of another language: functions of that language get it as it is, all others get what it stands for.
+pub trait Foreign: Any + Send + Sync {
+    /// What it is, for errors, with its article: `a dict`.
+    fn kind_name(&self) -> String;
+
+    /// Returns the value that it stands for, whose tensors are the object's own memory where it has some: who writes
+    /// them writes the object.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` if it stands for none.
+    fn value(&self) -> Result<(Value, Vec<Tensor>)>;
+
+    /// Returns the function that it is, if it can be called.
+    fn function(&self) -> Option<Function>;
 }
 
 impl Held {
@@ -38,10 +57,37 @@ impl Held {
     pub fn read<T: FromValue>(&self) -> Result<T> {
         match self {
             Self::Value(value, tensors) => T::from_value(value.clone(), tensors),
+            Self::Foreign(object) => {
+                let (value, tensors) = object.value()?;
+                T::from_value(value, &tensors)
+            }
             other => {
                 let what = format!("{}; expected {}", other.kind_name(), T::expected());
                 Err(Error::new(ErrorKind::InvalidArgument, what))
             }
+        }
+    }
+
+    /// The value that it is or stands for, and its tensors, which are its own memory.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` if it is something that stays where it is.
+    pub fn to_value(&self) -> Result<(Value, Vec<Tensor>)> {
+        match self {
+            Self::Value(value, tensors) => Ok((value.clone(), tensors.clone())),
+            Self::Foreign(object) => object.value(),
+            other => Err(Error::new(ErrorKind::Unsupported, format!("{} stays where it is", other.kind_name()))
+                .hint("call a function on the worker that makes a value of it")),
+        }
+    }
+
+    /// The function that it is, if it can be called.
+    pub fn to_function(&self) -> Option<Function> {
+        match self {
+            Self::Function(function) => Some(function.clone()),
+            Self::Foreign(object) => object.function(),
+            _ => None,
         }
     }
 
@@ -51,6 +97,7 @@ impl Held {
             Self::Value(value, _) => format!("a {}", value.kind_name()),
             Self::Function(function) => format!("the function {}", function.name()),
             Self::Object(_) => "an object of the worker's own".to_owned(),
+            Self::Foreign(object) => object.kind_name(),
         }
     }
 }

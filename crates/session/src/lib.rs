@@ -31,7 +31,7 @@ mod worker;
 
 pub use args::Args;
 pub use functions::{Arguments, Function, register_function, registered_function, unregister_function};
-pub use held::Held;
+pub use held::{Foreign, Held};
 pub use kinds::{work, work_as};
 pub use register::Register;
 pub use session::Session;

@@ -168,13 +168,11 @@ impl Desk {
 
     fn call(&self, rest: &[Value], tensors: &[Tensor]) -> Result<Held> {
         let [function, Value::List(args)] = rest else { return Err(unreadable()) };
-        let function = match &*self.slot(function)?.0.lock() {
-            Held::Function(function) => function.clone(),
-            other => {
-                let what = format!("a call of {}; expected a function", other.kind_name());
-                return Err(Error::new(ErrorKind::InvalidArgument, what));
-            }
-        };
+        let held = self.slot(function)?.0.lock().clone();
+        let function = held.to_function().ok_or_else(|| {
+            let what = format!("a call of {}; expected a function", held.kind_name());
+            Error::new(ErrorKind::InvalidArgument, what)
+        })?;
         let argument = |(at, value): (usize, &Value)| match value {
             Value::Ref { .. } => {
                 let slot = self.slot(value).map_err(|error| error.context(format!("argument {}", at + 1)))?;
@@ -191,16 +189,10 @@ impl Desk {
     /// The value of a register, once all commands before have been done.
     fn get(&self, name: &Value) -> Result<(Value, Parts)> {
         self.check()?;
-        match &*self.slot(name)?.0.lock() {
-            Held::Value(value, tensors) => {
-                let part = |tensor: &Tensor| sheave_net::Part::new(tensor.clone(), Mode::Copy);
-                Ok((value.clone(), tensors.iter().map(part).collect()))
-            }
-            other => {
-                let error = Error::new(ErrorKind::Unsupported, format!("{} stays where it is", other.kind_name()));
-                Err(error.hint("call a function on the worker that makes a value of it"))
-            }
-        }
+        // Not under the lock: an object of another language may do anything.
+        let held = self.slot(name)?.0.lock().clone();
+        let (value, tensors) = held.to_value()?;
+        Ok((value, tensors.into_iter().map(|tensor| sheave_net::Part::new(tensor, Mode::Copy)).collect()))
     }
 
     /// Gives the register of this worker alone another value.
