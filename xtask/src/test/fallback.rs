@@ -1,6 +1,6 @@
 //! The Rust tests without cargo-nextest: every test is a process of its own in a process group of its own, with a limit
 //! on its time and its output kept in memory, shown only when it fails. As many run at once as there are cores, except
-//! that tests on real processes have the machine to themselves.
+//! that tests on real processes have the machine to themselves, and that more of those run at once that mostly wait.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::binaries::{self, Binary};
+use super::patient;
 use super::tally::Tally;
 use super::{LIMIT, SLOW};
 use crate::group::Group;
@@ -56,15 +57,18 @@ enum Fate {
 pub(crate) fn run(workspace: &Workspace) -> Outcome<Tally> {
     let binaries = binaries::build(workspace.cargo(&["test", "--workspace", "--no-run"]))?;
     let mut tally = Tally::default();
-    let (mut shared, mut alone) = (VecDeque::new(), VecDeque::new());
+    let (mut waiting, mut shared, mut alone) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
     for binary in &binaries {
         let (names, ignored) = binary.tests()?;
         tally.skipped += ignored.len() as u64;
+        let (patient, others): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| patient::is_patient(name));
         let queue = if is_serial(&binary.target) { &mut alone } else { &mut shared };
-        queue.extend(names.into_iter().map(|name| Test { binary, name }));
+        queue.extend(others.into_iter().map(|name| Test { binary, name }));
+        waiting.extend(patient.into_iter().map(|name| Test { binary, name }));
     }
     let workers = std::thread::available_parallelism().map_or(1, usize::from);
     let runner = Runner { limit: LIMIT, flags: &[], show: Show::WhatIsDrawn };
+    tally += runner.run_all(waiting, patient::AT_ONCE)?;
     tally += runner.run_all(shared, workers)?;
     tally += runner.run_all(alone, 1)?;
     Ok(tally)
@@ -210,7 +214,7 @@ mod tests {
     fn tests_on_real_processes_are_told_apart_by_their_binary() {
         assert!(is_serial("process_kill") && is_serial("real_links"));
         assert!(!is_serial("sheave_process") && !is_serial("unreal_links"));
-        for rule in ["binary(/^(process|real)_|", &format!("test(/{DRAWS}/)")] {
+        for rule in ["binary(/^(process|real)_|", "[profile.patient]", &format!("test(/{DRAWS}/)")] {
             assert!(include_str!("../../../.config/nextest.toml").contains(rule), "{rule}");
         }
     }

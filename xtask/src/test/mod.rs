@@ -4,6 +4,7 @@ pub(crate) mod binaries;
 mod doctests;
 pub(crate) mod fallback;
 mod nextest;
+mod patient;
 mod python;
 mod simulation;
 mod tally;
