@@ -20,5 +20,5 @@ pub use cause::Cause;
 pub use guests::{FleetEvent, GuestFleet, GuestFleetBuilder, Restarts};
 pub use handed::{Losses, draw_secret};
 pub use members::{MemberFleet, names_of};
-pub use plan::{JobMember, JobPlan, Setter, setter_of, variables_of_jobs};
+pub use plan::{JobMember, JobPart, JobPlan, Setter, setter_of, variables_of_jobs};
 pub use sheet::{Answer, Sheet};

@@ -1,12 +1,12 @@
 //! The places of a job's processes, as variables of their environments.
 
 use crate::handed::{JobSecret, Losses};
-use sheave_base::config::{INVITATION_VARIABLE, LOSSES_VARIABLE, Role};
+use sheave_base::config::{Endpoint, INVITATION_VARIABLE, LOSSES_VARIABLE, Role};
 use sheave_base::secret::{self, SECRET_FILE_VARIABLE, SECRET_VARIABLE};
 use sheave_base::{Error, ErrorKind, Peer, Result, limits, port};
 use sheave_mesh::Config;
 use sheave_process::Command;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, TcpListener};
 
 /// The variables that a job sets for each of its processes.
 const OWN: [&str; 14] = [
@@ -19,7 +19,7 @@ const OWN: [&str; 14] = [
     "SHEAVE_LOCAL_RANK",
     "SHEAVE_LOCAL_RANKS",
     "SHEAVE_NAME",
-    // Not set: the processes of one machine need none, and another job's would lead elsewhere.
+    // Set where there are other machines only: another job's would lead elsewhere.
     "SHEAVE_HOST",
     SECRET_FILE_VARIABLE,
     // Set where there can be no such file; another job's would count before it.
@@ -74,18 +74,21 @@ pub enum Setter {
 pub struct JobMember {
     /// The part that it plays.
     pub role: Role,
-    /// Its number within the role.
+    /// Its number within the role; on this machine, where there are others.
     pub rank: u32,
+    name: String,
 }
 
 impl JobMember {
+    fn new(role: Role, rank: u32) -> Self {
+        let name = if role == Role::Scheduler { role.to_string() } else { format!("{role}-{rank}") };
+        Self { role, rank, name }
+    }
+
     /// Returns its name in the mesh, as in `worker-0`.
     #[must_use]
     pub fn name(&self) -> String {
-        match self.role {
-            Role::Scheduler => "scheduler".to_owned(),
-            role => format!("{role}-{}", self.rank),
-        }
+        self.name.clone()
     }
 
     /// Returns it as errors name it.
@@ -104,7 +107,11 @@ pub struct JobPlan {
     workers: u32,
     servers: u32,
     is_for_ps_lite: bool,
-    root: SocketAddr,
+    /// Whether the processes know which ranks they are.
+    is_ranked: bool,
+    /// Where other machines reach the processes, if there are some.
+    host: Option<String>,
+    root: Endpoint,
     secret: JobSecret,
     losses: Losses,
 }
@@ -129,9 +136,32 @@ impl JobPlan {
             return Err(Error::new(ErrorKind::LimitExceeded, what));
         }
         let members = members(workers, servers);
-        let root = (Ipv4Addr::LOCALHOST, port::free()?).into();
+        let root = loopback(port::free()?);
         let (secret, losses) = (JobSecret::draw()?, Losses::new());
-        Ok(Self { members, workers, servers, is_for_ps_lite: true, root, secret, losses })
+        let (is_for_ps_lite, is_ranked, host) = (true, true, None);
+        Ok(Self { members, workers, servers, is_for_ps_lite, is_ranked, host, root, secret, losses })
+    }
+
+    /// Plans the processes of this machine in a job of plain ranks that has some on others. All know the same secret:
+    /// the one that this process's environment says.
+    ///
+    /// # Errors
+    ///
+    /// As [`JobPlan::new`], and what [`secret::resolve`] says.
+    pub fn part(part: &JobPart) -> Result<Self> {
+        let JobPart { root, name, processes, first_of } = part;
+        let plan = Self::new(*processes, 0)?.not_for_ps_lite();
+        let named = |member: JobMember| JobMember { name: format!("{name}.{:02}", member.rank), ..member };
+        let secret = secret::resolve(|name| std::env::var_os(name))?;
+        Ok(Self {
+            members: plan.members.into_iter().map(named).collect(),
+            workers: first_of.unwrap_or_default(),
+            is_ranked: first_of.is_some(),
+            host: std::env::var("SHEAVE_HOST").ok(),
+            root: root.clone(),
+            secret: JobSecret::of(&secret.secret)?,
+            ..plan
+        })
     }
 
     /// Has the job meet at this port of loopback.
@@ -140,9 +170,9 @@ impl JobPlan {
     ///
     /// `AlreadyExists` if the port cannot be listened on.
     pub fn meeting_at(mut self, port: u16) -> Result<Self> {
-        self.root = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        TcpListener::bind(self.root).map_err(|error| {
-            let what = format!("port {port} of {} cannot be listened on: {error}", self.root.ip());
+        self.root = loopback(port);
+        TcpListener::bind((Ipv4Addr::LOCALHOST, port)).map_err(|error| {
+            let what = format!("port {port} of {} cannot be listened on: {error}", self.root.host);
             let hint = "end the process that listens there, or choose another port";
             Error::new(ErrorKind::AlreadyExists, what).hint(hint)
         })?;
@@ -223,6 +253,11 @@ impl JobPlan {
             self.secret.variable(),
         ];
         variables.extend(self.losses.variable());
+        variables.extend(self.host.clone().map(|host| ("SHEAVE_HOST", host)));
+        if !self.is_ranked {
+            variables.push(("SHEAVE_WORLD_SIZE", "any".to_owned()));
+            return variables;
+        }
         if member.role == Role::Rank {
             variables.push(("SHEAVE_WORLD_SIZE", self.workers.to_string()));
         } else {
@@ -240,11 +275,11 @@ impl JobPlan {
         if member.role == Role::Rank {
             return Vec::new();
         }
-        let host = self.root.ip().to_string();
+        let host = self.root.host.clone();
         let values = [
             member.role.to_string(),
             host.clone(),
-            self.root.port().to_string(),
+            self.root.port.to_string(),
             self.workers.to_string(),
             self.servers.to_string(),
             host,
@@ -253,8 +288,26 @@ impl JobPlan {
     }
 }
 
+/// The processes of one machine in a job that has some on others: all of them plain ranks.
+#[derive(Clone, Debug)]
+pub struct JobPart {
+    /// Where the job meets; its rank 0 listens there.
+    pub root: Endpoint,
+    /// What this part is called; its processes are `name.00`, `name.01` and so on. Parts without ranks are ranked in the
+    /// order of their names.
+    pub name: String,
+    /// How many processes it has.
+    pub processes: u32,
+    /// If they are the first of the job: how many that has. The others are told by rank 0.
+    pub first_of: Option<u32>,
+}
+
+fn loopback(port: u16) -> Endpoint {
+    Endpoint { host: Ipv4Addr::LOCALHOST.to_string(), port }
+}
+
 fn members(workers: u32, servers: u32) -> Vec<JobMember> {
-    let several = |role, peers: u32| (0..peers).map(move |rank| JobMember { role, rank });
+    let several = |role, peers: u32| (0..peers).map(move |rank| JobMember::new(role, rank));
     if servers == 0 {
         return several(Role::Rank, workers).collect();
     }
@@ -298,6 +351,21 @@ mod tests {
     }
 
     #[test]
+    fn the_first_part_of_a_job_knows_its_ranks_and_the_others_are_told() {
+        let root = Endpoint { host: "node1".into(), port: 7000 };
+        let part = |first_of| JobPart { root: root.clone(), name: "there".into(), processes: 2, first_of };
+        for (first_of, expected) in [(Some(4), (Some(1), 4)), (None, (None, 0))] {
+            let plan = JobPlan::part(&part(first_of)).expect("there is a secret");
+            let variables = plan.variables(1);
+            let lookup = |name: &str| variables.iter().find(|one| one.0 == name).map(|one| one.1.clone().into());
+            let place = Membership::from_lookup(lookup).expect("it makes sense").expect("it is part of a job");
+            assert_eq!((place.rank, place.workers), expected);
+            assert_eq!((place.root, place.name.as_deref()), (root.clone(), Some("there.01")));
+            assert_eq!((place.local_rank, place.local_size), (Some(1), Some(2)));
+        }
+    }
+
+    #[test]
     fn a_job_has_a_worker_and_an_end() {
         assert_eq!(JobPlan::new(0, 1).expect_err("nobody works").kind(), ErrorKind::InvalidArgument);
         let most = limits::JOB_CHILDREN_MAX as u32;
@@ -307,13 +375,12 @@ mod tests {
     #[test]
     fn a_job_meets_where_it_is_told_unless_somebody_listens_there() {
         let plan = JobPlan::new(1, 0).expect("a port and a secret");
-        assert!(plan.root.ip().is_loopback());
-        let taken = TcpListener::bind(plan.root).expect("nobody listens there");
+        let taken = TcpListener::bind(plan.root.to_string()).expect("nobody listens there");
         let port = taken.local_addr().expect("it has one").port();
         let error = plan.meeting_at(port).expect_err("it is taken");
         assert!(error.kind() == ErrorKind::AlreadyExists && error.advice().is_some(), "{error}");
         drop(taken);
         let plan = JobPlan::new(1, 0).and_then(|plan| plan.meeting_at(port)).expect("it is free");
-        assert_eq!(plan.root.port(), port);
+        assert_eq!(plan.root.port, port);
     }
 }

@@ -51,7 +51,8 @@ pub struct Config {
     pub rank: Option<u32>,
     /// Unique in the mesh; the coordinator gives one if this is `None`.
     pub name: Option<String>,
-    /// How many nodes of each role the mesh has.
+    /// How many nodes of each role the mesh has; [`Expected::TOLD`] for a plain rank that the coordinator is to tell,
+    /// with its rank.
     pub expected: Expected,
     /// Where the mesh meets: the scheduler listens there, or rank 0 where there is no scheduler.
     pub root: Endpoint,
@@ -171,6 +172,9 @@ impl Config {
     pub(crate) fn check(&self) -> Result<()> {
         let refuse = |what: String| Err(Error::new(ErrorKind::InvalidArgument, what).operation("join"));
         let places = self.expected.of(self.role);
+        if self.expected == Expected::TOLD && self.role == Role::Rank && self.rank.is_none() {
+            return Ok(());
+        }
         if places == 0 {
             return refuse(format!("this process is a {}, but the mesh has none", self.role));
         }

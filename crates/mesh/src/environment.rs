@@ -66,11 +66,12 @@ pub struct Membership {
     pub role: Role,
     /// Where the job meets: the scheduler listens there, or rank 0 where there is no scheduler.
     pub root: Endpoint,
-    /// The number of worker processes; of all processes, if they are plain ranks.
+    /// The number of worker processes; of all processes, if they are plain ranks, and then 0 where rank 0 alone knows.
     pub workers: u32,
     /// The number of server processes.
     pub servers: u32,
-    /// The rank among the processes of the role, if the launcher gave one. A plain rank always has one.
+    /// The rank among the processes of the role, if the launcher gave one. A plain rank has one, unless rank 0 alone
+    /// knows how many there are.
     pub rank: Option<u32>,
     /// The rank among the processes of the job on this host; with DMLC, among those of the group.
     pub local_rank: Option<u32>,
@@ -163,7 +164,8 @@ impl Membership {
             );
         }
         let size = self.size();
-        if size == 0 {
+        let is_told = self.role == Role::Rank && self.rank.is_none();
+        if size == 0 && !is_told {
             let what = format!("the role is \"{}\", but {} is \"0\"", self.role, names.size);
             return contradiction(what, "count the servers, or be a worker".to_owned());
         }

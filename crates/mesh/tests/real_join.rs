@@ -41,6 +41,29 @@ fn f93_the_error_about_a_busy_root_hints_at_no_port_that_a_root_cannot_have() {
 }
 
 #[test]
+fn who_does_not_know_how_many_there_are_is_told_by_rank_0() {
+    let port = free_port();
+    let join = |name: &'static str, rank, expected| {
+        std::thread::spawn(move || {
+            let config =
+                Config { name: Some(name.to_owned()), ..config(Role::Rank, rank, expected, port, Transport::Auto) };
+            let mesh = Mesh::join(config)?;
+            let seen = (mesh.me().rank.0, mesh.members().len());
+            mesh.finish().map(|()| seen)
+        })
+    };
+    // In the order of their names, behind those who know their ranks.
+    let all = [
+        join("left.1", None, Expected::TOLD),
+        join("a host.0", None, Expected::TOLD),
+        join("the first", Some(0), Expected::ranks(4)),
+        join("left.0", None, Expected::TOLD),
+    ];
+    let seen = all.map(|one| one.join().expect("no panic").expect("all have come"));
+    assert_eq!(seen, [(3, 4), (1, 4), (0, 4), (2, 4)]);
+}
+
+#[test]
 fn f87_what_a_launcher_tells_others_is_bound_where_that_is_permitted() {
     let job = [("DMLC_PS_ROOT_URI", "10.0.0.1"), ("DMLC_PS_ROOT_PORT", "7000"), ("DMLC_NUM_WORKER", "1")];
     let read = |more: &[(&str, &str)]| {

@@ -170,6 +170,26 @@ whole_number! {
     /// How many processes of one sort a job has, perhaps none.
     ProcessesOrNone from 0 to 16384
 }
+/// How many processes a job has, or 0 where somebody else knows.
+pub(super) struct ProcessesOrAny;
+
+impl Form<u32> for ProcessesOrAny {
+    const KIND: &'static str = "a whole number from 1 to 16384, or `any`";
+
+    fn read(text: &OsStr) -> Option<u32> {
+        let text = trimmed(text)?;
+        if text.eq_ignore_ascii_case("any") { Some(0) } else { text.parse().ok().filter(|count| *count != 0) }
+    }
+
+    fn allows(value: &u32) -> bool {
+        *value == 0 || Processes::allows(value)
+    }
+
+    fn show(value: &u32) -> String {
+        if *value == 0 { "any".to_owned() } else { value.to_string() }
+    }
+}
+
 whole_number! {
     /// Which of them a process is.
     Index from 0 to 16383

@@ -5,7 +5,9 @@ use std::fmt;
 use std::net::Ipv6Addr;
 use std::time::Duration;
 
-use super::form::{Form, Host, Index, Meeting, Milliseconds, Name, Optional, Part, Processes, ProcessesOrNone};
+use super::form::{
+    Form, Host, Index, Meeting, Milliseconds, Name, Optional, Part, Processes, ProcessesOrAny, ProcessesOrNone,
+};
 use super::{Key, check, read, settings};
 use crate::{Result, limits};
 
@@ -110,8 +112,9 @@ settings! {
         /// The rank of this process among those of its role; unless set, a scheduler gives one.
         rank: Option<u32> as Optional<Index> = None, "SHEAVE_RANK", "mesh";
 
-        /// The number of plain ranks in a job without a scheduler.
-        world_size: Option<u32> as Optional<Processes> = None, "SHEAVE_WORLD_SIZE", "mesh";
+        /// The number of plain ranks in a job without a scheduler; `any` in a process that rank 0 tells how many there
+        /// are and which it is.
+        world_size: Option<u32> as Optional<ProcessesOrAny> = None, "SHEAVE_WORLD_SIZE", "mesh";
 
         /// The rank of this process among those of the job on its host. It wins over every other launcher's.
         local_rank: Option<u32> as Optional<Index> = None, "SHEAVE_LOCAL_RANK", "mesh";
@@ -190,12 +193,13 @@ mod tests {
     #[test]
     fn bad_values_are_refused_with_what_is_allowed() {
         let long = "n".repeat(limits::HANDSHAKE_TEXT_BYTES_MAX + 1);
-        let bad: [(&str, &[&str]); 8] = [
+        let bad: [(&str, &[&str]); 9] = [
             ("SHEAVE_ROLE", &["boss", "worker,server"]),
             ("SHEAVE_ROOT", &["node1", "node1:", "node1:0", "node1:65536", ":7000", "::1:7000", "[node1]:7", "a b:7"]),
             ("SHEAVE_WORKERS", &["0", "16385", "-1", "two"]),
             ("SHEAVE_SERVERS", &["-1", "16385"]),
             ("SHEAVE_RANK", &["16384", "1.0"]),
+            ("SHEAVE_WORLD_SIZE", &["0", "16385", "all"]),
             ("SHEAVE_NAME", &["a\tb", &long]),
             ("SHEAVE_HOST", &["a b", "node1:7000", "[::1]", "-x"]),
             ("SHEAVE_JOIN_TIMEOUT_MS", &["0"]),

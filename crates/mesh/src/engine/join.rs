@@ -145,7 +145,8 @@ impl Engine {
             return;
         }
         let expected = self.config.expected;
-        if self.joining().is_some_and(|joining| told != expected || joining.differs.is_some()) {
+        let differs = told != expected && told != Expected::TOLD;
+        if self.joining().is_some_and(|joining| differs || joining.differs.is_some()) {
             return self.numbers_differ(from, &introduction, told);
         }
         let Some(joining) = self.joining() else {

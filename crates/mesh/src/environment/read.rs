@@ -75,7 +75,14 @@ pub(super) fn sheave(place: &Place, variables: &Variables<'_>) -> Result<Named> 
     };
     if role == Role::Rank {
         let workers = needed(place.world_size, "SHEAVE_WORLD_SIZE", source)?;
-        needed(place.rank, "SHEAVE_RANK", source)?;
+        match place.rank {
+            Some(rank) if workers == 0 => {
+                let what = format!("SHEAVE_RANK is \"{rank}\", but SHEAVE_WORLD_SIZE is \"any\"");
+                return Err(contradiction(what, "say how many ranks there are, or let rank 0 say which this one is"));
+            }
+            None if workers > 0 => _ = needed(place.rank, "SHEAVE_RANK", source)?,
+            _ => {}
+        }
         return Ok((Membership { workers, ..membership }, names));
     }
     let workers = needed(place.workers, "SHEAVE_WORKERS", source)?;

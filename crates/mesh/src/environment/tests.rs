@@ -157,6 +157,16 @@ fn sheave_ranks_need_no_role() {
 }
 
 #[test]
+fn a_rank_may_be_told_which_it_is() {
+    let told = member(&with(SHEAVE_RANKS, &[("SHEAVE_WORLD_SIZE", "any"), ("SHEAVE_RANK", "")]));
+    assert_eq!((told.role, told.rank, told.workers), (Role::Rank, None, 0));
+    let lookup = |all: &[(&str, &str)], name: &str| all.iter().rfind(|entry| entry.0 == name).map(|one| one.1.into());
+    let both = with(SHEAVE_RANKS, &[("SHEAVE_WORLD_SIZE", "any")]);
+    let error = Membership::from_lookup(|name| lookup(&both, name)).expect_err("it contradicts itself");
+    assert!(error.what().contains("SHEAVE_WORLD_SIZE is \"any\""), "{error}");
+}
+
+#[test]
 fn sheave_wrong() {
     assert_refused(
         SHEAVE,
