@@ -3,7 +3,7 @@
 use crate::handed::{JobSecret, Losses};
 use sheave_base::config::{Endpoint, INVITATION_VARIABLE, LOSSES_VARIABLE, Role};
 use sheave_base::secret::{self, SECRET_FILE_VARIABLE, SECRET_VARIABLE};
-use sheave_base::{Error, ErrorKind, Peer, Result, limits, port};
+use sheave_base::{Error, ErrorKind, Peer, Result, Secret, limits, port};
 use sheave_mesh::Config;
 use sheave_process::Command;
 use std::net::{Ipv4Addr, TcpListener};
@@ -142,24 +142,26 @@ impl JobPlan {
         Ok(Self { members, workers, servers, is_for_ps_lite, is_ranked, host, root, secret, losses })
     }
 
-    /// Plans the processes of this machine in a job of plain ranks that has some on others. All know the same secret:
-    /// the one that this process's environment says.
+    /// Plans the processes of this machine in a job of plain ranks that has some on others.
     ///
     /// # Errors
     ///
     /// As [`JobPlan::new`], and what [`secret::resolve`] says.
     pub fn part(part: &JobPart) -> Result<Self> {
-        let JobPart { root, name, processes, first_of } = part;
+        let JobPart { root, name, processes, first_of, secret } = part;
         let plan = Self::new(*processes, 0)?.not_for_ps_lite();
         let named = |member: JobMember| JobMember { name: format!("{name}.{:02}", member.rank), ..member };
-        let secret = secret::resolve(|name| std::env::var_os(name))?;
+        let secret = match secret {
+            Some(secret) => JobSecret::of(secret)?,
+            None => JobSecret::of(&secret::resolve(|name| std::env::var_os(name))?.secret)?,
+        };
         Ok(Self {
             members: plan.members.into_iter().map(named).collect(),
             workers: first_of.unwrap_or_default(),
             is_ranked: first_of.is_some(),
             host: std::env::var("SHEAVE_HOST").ok(),
             root: root.clone(),
-            secret: JobSecret::of(&secret.secret)?,
+            secret,
             ..plan
         })
     }
@@ -293,13 +295,15 @@ impl JobPlan {
 pub struct JobPart {
     /// Where the job meets; its rank 0 listens there.
     pub root: Endpoint,
-    /// What this part is called; its processes are `name.00`, `name.01` and so on. Parts without ranks are ranked in the
-    /// order of their names.
+    /// What this part is called; its processes are `name.00`, `name.01` and so on. Parts without ranks are ranked by
+    /// their names.
     pub name: String,
     /// How many processes it has.
     pub processes: u32,
     /// If they are the first of the job: how many that has. The others are told by rank 0.
     pub first_of: Option<u32>,
+    /// What all processes of the job know, and nobody else; if `None`, what this process's environment says.
+    pub secret: Option<Secret>,
 }
 
 fn loopback(port: u16) -> Endpoint {
@@ -353,7 +357,10 @@ mod tests {
     #[test]
     fn the_first_part_of_a_job_knows_its_ranks_and_the_others_are_told() {
         let root = Endpoint { host: "node1".into(), port: 7000 };
-        let part = |first_of| JobPart { root: root.clone(), name: "there".into(), processes: 2, first_of };
+        let part = |first_of| {
+            let secret = Some(Secret::new(b"only this test knows it").expect("it is long enough"));
+            JobPart { root: root.clone(), name: "there".into(), processes: 2, first_of, secret }
+        };
         for (first_of, expected) in [(Some(4), (Some(1), 4)), (None, (None, 0))] {
             let plan = JobPlan::part(&part(first_of)).expect("there is a secret");
             let variables = plan.variables(1);

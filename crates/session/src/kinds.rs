@@ -10,6 +10,7 @@ use sheave_fleet::{JobPlan, MemberFleet};
 use sheave_mesh::{Config, Mesh};
 use sheave_process::{Command, Job};
 use std::sync::Arc;
+use std::time::Duration;
 
 impl Session {
     /// Begins a session whose workers are threads of this process, in so many groups.
@@ -27,8 +28,8 @@ impl Session {
         }
         // Else it would wait for the join's own deadline.
         let mut look = || threads.iter().find_map(WorkerThread::failure).map_or(Ok(()), Err);
-        let joined = join(plan.config(0)?, Some(Arc::default()), Some(&mut look))?;
-        Self::lead_with(joined, groups, None, threads)
+        let joined = join(plan.config(0)?, Some(Arc::default()), Some(&mut look), |_| Ok(()))?;
+        Self::lead_with(joined, groups, workers, None, threads)
     }
 
     /// Begins a session whose workers but the first are processes of `command`, which call [`work`]; the first is a
@@ -40,14 +41,11 @@ impl Session {
     pub fn processes(workers: u32, groups: u32, command: &Command) -> Result<Self> {
         let plan = planned(workers, groups)?;
         let config = plan.config(0)?;
-        let fleet = MemberFleet::start_beside(plan, Job::start()?, |_| command.clone())?;
+        let fleet = Arc::new(MemberFleet::start_beside(plan, Job::start()?, |_| command.clone())?);
         // Else it would wait for the join's own deadline.
-        let mut look = || match fleet.children().iter().find(|child| child.exit().is_some()) {
-            Some(child) => Err(fleet.death_of(child.name(), std::time::Duration::from_secs(1)).unwrap_or_else(ended)),
-            None => Ok(()),
-        };
-        let joined = join(config, Some(Arc::default()), Some(&mut look))?;
-        Self::lead_with(joined, groups, Some(fleet), Vec::new())
+        let mut look = || early_end(&fleet).map_or(Ok(()), Err);
+        let joined = join(config, Some(Arc::default()), Some(&mut look), |_| Ok(()))?;
+        Self::lead_with(joined, groups, workers, Some(fleet), Vec::new())
     }
 
     /// Begins a session with the members of a mesh, which this node joins as the first of them: the controller, and
@@ -57,32 +55,40 @@ impl Session {
     ///
     /// As [`Session::threads`], and what [`Mesh::join`] says.
     pub fn lead(config: Config, groups: u32) -> Result<Self> {
-        check(config.expected.total(), groups)?;
-        Self::lead_with(join(config, Some(Arc::default()), None)?, groups, None, Vec::new())
+        let workers = config.expected.total();
+        check(workers, groups)?;
+        Self::lead_with(join(config, Some(Arc::default()), None, |_| Ok(()))?, groups, workers, None, Vec::new())
     }
 
-    fn lead_with(
+    pub(crate) fn lead_with(
         joined: Joined,
         groups: u32,
-        processes: Option<MemberFleet>,
+        workers_per_node: u32,
+        processes: Option<Arc<MemberFleet>>,
         mut threads: Vec<WorkerThread>,
     ) -> Result<Self> {
         let (mesh, lost) = joined;
         let own = mesh.clone();
         threads.push(WorkerThread::start(0, move || own.work(SESSION, None))?);
-        Self::begin(Ground { mesh, groups, lost: lost.unwrap_or_default(), processes, threads })
+        Self::begin(Ground { mesh, groups, workers_per_node, lost: lost.unwrap_or_default(), processes, threads })
     }
 }
 
 /// A node that has joined, and what it knows of those who have died, if it is the controller.
-type Joined = (Mesh, Option<Arc<Lost>>);
+pub(crate) type Joined = (Mesh, Option<Arc<Lost>>);
 
-fn ended() -> Error {
-    Error::new(ErrorKind::WorkerDied, "a worker has ended before the session has begun")
+/// The end of a process before the session has begun.
+pub(crate) fn early_end(fleet: &MemberFleet) -> Option<Error> {
+    let child = fleet.children().iter().find(|child| child.exit().is_some())?;
+    let ended = || Error::new(ErrorKind::WorkerDied, "a worker has ended before the session has begun");
+    Some(fleet.death_of(child.name(), Duration::from_secs(1)).unwrap_or_else(ended))
 }
 
-fn check(workers: u32, groups: u32) -> Result<()> {
-    let refused = |what: String| Err(Error::new(ErrorKind::InvalidArgument, what).operation("begin session"));
+pub(crate) fn refused<T>(what: String) -> Result<T> {
+    Err(Error::new(ErrorKind::InvalidArgument, what).operation("begin session"))
+}
+
+pub(crate) fn check(workers: u32, groups: u32) -> Result<()> {
     if workers == 0 || groups == 0 {
         return refused(format!("{workers} workers in {groups} groups; expected one of each at least"));
     }
@@ -97,10 +103,19 @@ fn planned(workers: u32, groups: u32) -> Result<JobPlan> {
     Ok(JobPlan::new(workers, 0)?.not_for_ps_lite())
 }
 
-fn join(config: Config, lost: Option<Arc<Lost>>, interrupt: Option<Interrupt<'_>>) -> Result<Joined> {
+/// Joins with the service of a worker, and what `serve` offers besides.
+pub(crate) fn join(
+    config: Config,
+    lost: Option<Arc<Lost>>,
+    interrupt: Option<Interrupt<'_>>,
+    serve: impl FnOnce(&Mesh) -> Result<()>,
+) -> Result<Joined> {
     let known = lost.clone();
-    let mesh = Mesh::join_serving(config, interrupt, |mesh| mesh.serve(SESSION.as_str(), Desk::new(mesh, known)))?;
-    Ok((mesh, lost))
+    let offer = |mesh: &Mesh| {
+        serve(mesh)?;
+        mesh.serve(SESSION.as_str(), Desk::new(mesh, known))
+    };
+    Ok((Mesh::join_serving(config, interrupt, offer)?, lost))
 }
 
 /// Is a worker, in a process that a session has started: joins it, and runs its commands on this thread until the
@@ -125,7 +140,7 @@ pub fn work() -> Result<()> {
 ///
 /// As [`work`].
 pub fn work_as(config: Config) -> Result<()> {
-    let (mesh, _) = join(config, None, None)?;
+    let (mesh, _) = join(config, None, None, |_| Ok(()))?;
     mesh.work(SESSION, None)?;
     mesh.finish()
 }

@@ -2,6 +2,7 @@
 
 use crate::args::Args;
 use crate::lost::Lost;
+use crate::nodes::NODE;
 use crate::register::Register;
 use crate::threads::WorkerThread;
 use crate::worker::{SESSION, Worker};
@@ -17,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 /// How long it may take until it is known what the process of a lost worker has died of.
-const DEATH_PATIENCE: Duration = Duration::from_millis(800);
+pub(crate) const DEATH_PATIENCE: Duration = Duration::from_millis(800);
 
 /// How long workers may take to end once they were told to.
 const END_PATIENCE: Duration = Duration::from_secs(10);
@@ -51,11 +52,13 @@ pub(crate) struct Shared {
     mesh: Mesh,
     workers: Vec<NodeId>,
     groups: u32,
+    /// As many in a row are on one machine.
+    workers_per_node: u32,
     /// The number of the last command. Whoever holds this issues one, to all workers.
     turn: Mutex<u64>,
     lost: Arc<Lost>,
-    /// The workers that are processes.
-    processes: Option<MemberFleet>,
+    /// The workers that are processes of this machine.
+    processes: Option<Arc<MemberFleet>>,
     /// Those that are threads of this process.
     threads: Mutex<Vec<WorkerThread>>,
     is_closed: AtomicBool,
@@ -65,19 +68,21 @@ pub(crate) struct Shared {
 pub(crate) struct Ground {
     pub(crate) mesh: Mesh,
     pub(crate) groups: u32,
+    pub(crate) workers_per_node: u32,
     pub(crate) lost: Arc<Lost>,
-    pub(crate) processes: Option<MemberFleet>,
+    pub(crate) processes: Option<Arc<MemberFleet>>,
     pub(crate) threads: Vec<WorkerThread>,
 }
 
 impl Session {
     /// Tells all workers who they are. Blocks until they know.
     pub(crate) fn begin(ground: Ground) -> Result<Self> {
-        let Ground { mesh, groups, lost, processes, threads } = ground;
+        let Ground { mesh, groups, workers_per_node, lost, processes, threads } = ground;
         let workers: Vec<NodeId> = mesh.members().iter().map(|member| member.node).collect();
         let count = workers.len() as u32;
         let (turn, threads, is_closed) = (Mutex::new(0), Mutex::new(threads), AtomicBool::new(false));
-        let shared = Arc::new(Shared { mesh, workers, groups, turn, lost, processes, threads, is_closed });
+        let shared =
+            Arc::new(Shared { mesh, workers, groups, workers_per_node, turn, lost, processes, threads, is_closed });
         let session = Self(shared);
         let told = (0..count).map(|id| {
             let worker = Worker { id, workers: count, groups }.to_value();
@@ -317,12 +322,27 @@ impl Shared {
         self.mesh.member(self.node(worker)).map(|member| member.peer().name.to_string()).unwrap_or_default()
     }
 
-    /// Why a worker is gone: what its process has died of, where it is one of ours.
+    /// Why a worker is gone: what its process has died of, where somebody knows that.
     pub(crate) fn gone(&self, worker: u32) -> Error {
         let lost = self.lost.of(self.node(worker));
-        let died = self.processes.as_ref().and_then(|fleet| fleet.death_of(&self.name(worker), DEATH_PATIENCE));
+        let died = if worker < self.workers_per_node {
+            self.processes.as_ref().and_then(|fleet| fleet.death_of(&self.name(worker), DEATH_PATIENCE))
+        } else {
+            self.death_elsewhere(worker)
+        };
         let unknown = || Error::new(ErrorKind::PeerLost, "it is gone");
         died.or(lost).unwrap_or_else(unknown).context(format!("worker {worker}"))
+    }
+
+    /// What the process has died of, by the word of the first worker of its machine, which has started it.
+    fn death_elsewhere(&self, worker: u32) -> Option<Error> {
+        let first = self.node(worker - worker % self.workers_per_node);
+        if first == self.node(worker) || self.lost.has(first) {
+            return None;
+        }
+        let call = Call::of(Value::from(self.name(worker))).deadline(2 * DEATH_PATIENCE);
+        let asked = self.mesh.call(first, NODE, "death", call).and_then(Work::join);
+        asked.err().filter(|error| error.kind() == ErrorKind::WorkerDied)
     }
 
     fn shutdown(&self) -> Result<()> {

@@ -1,11 +1,13 @@
 //! A program for hostile surroundings. `player play KIND STEPS PAUSE_MS` is one process of a job that checks each of
-//! its results, `player deny CALL …` does the same without a system call, and anything else is the program `sheave`.
+//! its results, `player lead …`, `player node …` and `player work` are those of a session, `player deny CALL …` does
+//! the same without a system call, and anything else is the program `sheave`.
 //!
 //! It prints `joined` once it is a member, `done` and the longest step at the end, and otherwise `error: …`, and says
 //! nothing else.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "the test reads it")]
 
 mod deny;
+mod session;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -31,11 +33,13 @@ fn main() -> ExitCode {
         }
         arguments.drain(..2);
     }
-    if !is(0, "play", &arguments) {
+    let is_of_session = ["lead", "node", "work"].iter().any(|word| is(0, word, &arguments));
+    if !is(0, "play", &arguments) && !is_of_session {
         return ExitCode::from(sheave_cli::main(arguments, Vec::new()));
     }
     let words: Vec<String> = arguments.iter().map(|it| it.to_string_lossy().into_owned()).collect();
-    match play(&words[1..]) {
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match if is_of_session { session::play(&words) } else { play(&words[1..]) } {
         Ok(longest) => {
             println!("done, longest step {} ms", longest.as_millis());
             ExitCode::SUCCESS
@@ -55,12 +59,12 @@ struct Part {
 }
 
 impl Part {
-    fn read(words: &[String]) -> Result<Part> {
+    fn read(words: &[&str]) -> Result<Part> {
         let wrong = || Error::new(ErrorKind::InvalidArgument, "expected: play reduce|store|exchange STEPS PAUSE_MS");
         let [kind, steps, pause_ms] = words else { return Err(wrong()) };
         let steps = steps.parse().map_err(|_| wrong())?;
         let pause = Duration::from_millis(pause_ms.parse().map_err(|_| wrong())?);
-        Ok(Part { kind: kind.clone(), steps, pause })
+        Ok(Part { kind: (*kind).to_owned(), steps, pause })
     }
 
     /// Takes all steps in turn, and returns how long the longest took.
@@ -77,7 +81,7 @@ impl Part {
     }
 }
 
-fn play(words: &[String]) -> Result<Duration> {
+fn play(words: &[&str]) -> Result<Duration> {
     let part = Part::read(words)?;
     let config =
         Config::from_env()?.ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "this process is in no job"))?;

@@ -2,9 +2,10 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
-use sheave_base::{Error, ErrorKind};
+use sheave_base::config::Endpoint;
+use sheave_base::{Error, ErrorKind, Secret};
 use sheave_process::Command;
-use sheave_session::{Function, Held, Session, Worker, register_function, work};
+use sheave_session::{Function, Held, Node, Session, Worker, register_function, work, work_on_node};
 use sheave_tensor::Tensor;
 use std::io::Write;
 use std::sync::Once;
@@ -41,12 +42,39 @@ pub(crate) fn act() {
                 session.sync_all(PATIENCE).expect("all live");
             }
         }
+        Ok("node") => {
+            functions();
+            let said = |name: &str| std::env::var(name).ok();
+            let node = Node {
+                root: Endpoint::parse(&said(ROOT).expect("the test says it")).expect("an endpoint"),
+                workers: said(WORKERS).expect("the test says it").parse().expect("a number"),
+                number: said(NUMBER).map(|number| number.parse().expect("a number")),
+                secret: Some(secret()),
+            };
+            let status = match work_on_node(&node, &playing("worker")) {
+                Ok(()) => 0,
+                Err(error) => {
+                    writeln!(std::io::stderr(), "{error}").expect("somebody listens");
+                    1
+                }
+            };
+            std::process::exit(status);
+        }
         Ok("early") => {
             writeln!(std::io::stderr(), "no luck").expect("somebody listens");
             std::process::exit(5);
         }
         _ => {}
     }
+}
+
+/// What the nodes of one session are told, in variables.
+pub(crate) const ROOT: &str = "SHEAVE_TEST_ROOT";
+pub(crate) const WORKERS: &str = "SHEAVE_TEST_WORKERS";
+pub(crate) const NUMBER: &str = "SHEAVE_TEST_NUMBER";
+
+pub(crate) fn secret() -> Secret {
+    Secret::new(b"only these tests know it").expect("it is long enough")
 }
 
 /// This binary once more, as which the test function `actor` plays `part`.
@@ -94,6 +122,7 @@ fn all() -> Vec<Function> {
         Function::new("id", own(|worker| Held::of(worker.id))),
         Function::new("group", own(|worker| Held::of((worker.group(), worker.group_size())))),
         Function::new("thread", own(|_| Held::of(format!("{:?}", std::thread::current().id())))),
+        Function::new("host", own(|_| Held::of(std::env::var("SHEAVE_NAME").unwrap_or_default()))),
         Function::new("pid", own(|_| Held::of(std::process::id()))),
         Function::typed("fail on", |(unlucky, text): (u32, String)| {
             let worker = Worker::current()?;

@@ -9,5 +9,6 @@ mod hosts;
 mod limits;
 mod network;
 mod players;
+mod sessions;
 mod starts;
 mod wire;

@@ -40,17 +40,17 @@ fn serving(hosts: &Hosts, kind: &str, steps: usize, pause_ms: u64) -> Vec<Player
     names.iter().filter(|name| servers == 2 || **name != "server-1").map(start).collect()
 }
 
-fn soon() -> Instant {
+pub(crate) fn soon() -> Instant {
     Instant::now() + PATIENCE
 }
 
-fn both(hosts: &Hosts, trouble: Trouble) {
+pub(crate) fn both(hosts: &Hosts, trouble: Trouble) {
     hosts.there.set(trouble);
     hosts.back.set(trouble);
 }
 
 /// Blocks the ways for `time`, and returns when it began.
-fn cut(hosts: &Hosts, time: Duration, ways: (bool, bool)) -> Instant {
+pub(crate) fn cut(hosts: &Hosts, time: Duration, ways: (bool, bool)) -> Instant {
     let began = Instant::now();
     hosts.there.set(Trouble { is_blocked: ways.0, ..Trouble::default() });
     hosts.back.set(Trouble { is_blocked: ways.1, ..Trouble::default() });
@@ -59,7 +59,7 @@ fn cut(hosts: &Hosts, time: Duration, ways: (bool, bool)) -> Instant {
     began
 }
 
-fn lossy() -> Trouble {
+pub(crate) fn lossy() -> Trouble {
     Trouble { delay: 5 * MS, jitter: 5 * MS, loss_per_mille: 10, ..Trouble::default() }
 }
 

@@ -208,8 +208,8 @@ pub(crate) fn all_name(players: &mut [Player], culprits: &[&str], trouble: Insta
 
 /// A job without a launcher: each of its processes is told its place, as people do on several hosts.
 pub(crate) struct Job {
-    root: String,
-    secret: String,
+    pub(crate) root: String,
+    pub(crate) secret: String,
     variables: Vec<(String, String)>,
     kind: [String; 3],
 }
