@@ -85,6 +85,27 @@ fn a_store_is_measured_over_both_kinds_of_links() {
     assert_eq!(seen, wanted);
 }
 
+#[test]
+fn every_case_of_a_session_is_measured() {
+    let output = sheave(&["bench", "session", "--quick", "--json", "--bytes", "64KiB"]);
+    assert!(output.status.success(), "{output:?}");
+    let mut seen = Vec::new();
+    for line in text(&output.stdout).lines() {
+        let value: serde_json::Value = serde_json::from_str(line).expect("a line is one object");
+        assert_eq!((&value["bench"], &value["ranks"]), (&"session".into(), &2.into()), "{line}");
+        let named = |key: &str| value[key].as_str().expect("a name").to_owned();
+        if named("transport").starts_with("allowed") {
+            continue;
+        }
+        // A tenth of a microsecond is less than a command, ten seconds are a session that hangs.
+        assert!((0.1..10e6).contains(&value["p50_us"].as_f64().expect("a number")), "{line}");
+        seen.push(format!("{} {}", named("case"), named("transport")));
+    }
+    let cases = ["call", "pipelined", "fetch", "fetch_shared", "start"];
+    let of = |case: &str| ["threads", "processes", "sockets"].map(|kind| format!("{case} {kind}"));
+    assert_eq!(seen, cases.map(of).concat());
+}
+
 /// A script in the place of a Python, which is given the peer's script and runs this instead.
 fn in_place_of_python(folder: &std::path::Path, lines: &str) -> String {
     use std::os::unix::fs::PermissionsExt;

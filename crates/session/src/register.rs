@@ -6,7 +6,7 @@ use sheave_base::{Error, ErrorKind, Result};
 use sheave_mesh::{Call, Ref};
 use sheave_net::{Part, Parts};
 use sheave_rpc::{FromValue, IntoValue};
-use sheave_tensor::Tensor;
+use sheave_tensor::{Mode, Tensor};
 use sheave_wire::Value;
 use std::fmt;
 use std::sync::Arc;
@@ -56,6 +56,19 @@ impl Register {
         Ok((answer.value, answer.tensors))
     }
 
+    /// As [`Register::fetch`], and tensors that lie in the arena of a worker on this host are not copied: both sides
+    /// see the same memory from then on, and what one writes the other sees at an unknown time ([`Mode::Share`]). So no
+    /// safe slice of such a tensor exists any more, on the worker either.
+    ///
+    /// # Errors
+    ///
+    /// As [`Register::get`].
+    pub fn fetch_shared(&self, worker: u32, timeout: Option<Duration>) -> Result<(Value, Vec<Tensor>)> {
+        let name = self.name(worker)?;
+        let answer = self.0.session.ask(worker, "share", Call::of(name), timeout)?;
+        Ok((answer.value, answer.tensors))
+    }
+
     /// Gives the register another value on one worker, once that has done all commands that were issued before.
     /// Blocks.
     ///
@@ -65,7 +78,7 @@ impl Register {
     pub fn set(&self, worker: u32, value: impl IntoValue, timeout: Option<Duration>) -> Result<()> {
         let name = self.name(worker)?;
         let Held::Value(value, tensors) = Held::of(value) else { unreachable!("values are made of values") };
-        let tensors: Parts = tensors.into_iter().map(|tensor| Part::new(tensor, sheave_tensor::Mode::Copy)).collect();
+        let tensors: Parts = tensors.into_iter().map(|tensor| Part::new(tensor, Mode::Copy)).collect();
         let call = Call { tensors, ..Call::of(Value::List(vec![name, value])) };
         self.0.session.ask(worker, "set", call, timeout).map(drop)
     }

@@ -187,12 +187,16 @@ impl Desk {
     }
 
     /// The value of a register, once all commands before have been done.
-    fn get(&self, name: &Value) -> Result<(Value, Parts)> {
+    fn get(&self, name: &Value, mode: impl Fn(&Tensor) -> Mode) -> Result<(Value, Parts)> {
         self.check()?;
         // Not under the lock: an object of another language may do anything.
         let held = self.slot(name)?.0.lock().clone();
         let (value, tensors) = held.to_value()?;
-        Ok((value, tensors.into_iter().map(|tensor| sheave_net::Part::new(tensor, Mode::Copy)).collect()))
+        let part = |tensor: Tensor| {
+            let mode = mode(&tensor);
+            sheave_net::Part::new(tensor, mode)
+        };
+        Ok((value, tensors.into_iter().map(part).collect()))
     }
 
     /// Gives the register of this worker alone another value.
@@ -224,7 +228,12 @@ impl Service for Desk {
         match request.method.as_str() {
             "call" => self.fill(request, |desk, rest, tensors| desk.call(rest, &tensors)),
             "function" => self.fill(request, |desk, rest, _| desk.function(rest)),
-            "get" => request.reply.send(self.get(&request.args)),
+            "get" => request.reply.send(self.get(&request.args, |_| Mode::Copy)),
+            "share" => {
+                let mode = |tensor: &Tensor| if request.reply.can_share(tensor) { Mode::Share } else { Mode::Copy };
+                let got = self.get(&request.args, mode);
+                request.reply.send(got);
+            }
             "set" => request.reply.send(done(self.set(&request.args, request.tensors.into_iter().collect()))),
             "sync" => request.reply.send(done(self.check())),
             "begin" => request.reply.send(done(Self::begin(&request.args))),

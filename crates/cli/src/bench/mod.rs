@@ -11,6 +11,7 @@ mod python;
 mod report;
 mod rpc;
 mod script;
+mod session;
 mod store;
 mod traffic;
 
@@ -81,6 +82,16 @@ pub(crate) enum Command {
     /// processes, and `services` has one process register a thousand services and another one find them. Each stands
     /// beside what it may take, and torch.distributed.rpc and Ray run in turn where a Python with them is named.
     Rpc(rpc::Arguments),
+    /// Measures the commands of a session of two workers: threads, processes, and those of two nodes over TCP.
+    ///
+    /// `call` is a command and a wait for both workers, as the controller sees it; `pipelined` the time per command
+    /// where ten thousand are issued before a wait; `fetch` gets a tensor from the last worker, `fetch_shared` its
+    /// memory, and `start` begins a session and waits for its first result. Rust is measured always, and Python where
+    /// one is named, each beside what it may take; TVM's Disco runs in turn where a Python with it is named.
+    Session(session::Arguments),
+    /// A worker or a node of a session that is measured.
+    #[command(hide = true)]
+    SessionChild,
     /// The second process of a measurement.
     #[command(hide = true)]
     LinkChild,
@@ -111,13 +122,15 @@ impl Command {
             | Self::Collective(_)
             | Self::Exchange(_)
             | Self::Python(_)
-            | Self::Rpc(_) => false,
+            | Self::Rpc(_)
+            | Self::Session(_) => false,
             Self::LinkChild
             | Self::CollectiveChild
             | Self::LimitChild
             | Self::ExchangeChild
             | Self::StoreChild
-            | Self::MeshChild => true,
+            | Self::MeshChild
+            | Self::SessionChild => true,
         }
     }
 }
@@ -411,6 +424,8 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
         Command::Exchange(arguments) => exchange::run(&arguments),
         Command::Python(arguments) => python::run(&arguments),
         Command::Rpc(arguments) => rpc::run(&arguments),
+        Command::Session(arguments) => session::run(&arguments),
+        Command::SessionChild => session::run_child(),
         Command::LinkChild => child::run(),
         Command::CollectiveChild => collective::follow(),
         Command::LimitChild => collective::follow_limit(),

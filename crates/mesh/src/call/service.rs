@@ -15,7 +15,7 @@ use crate::reference::{Promises, Ref};
 use sheave_base::clock;
 use sheave_base::planted::{self, Bug};
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, contain};
-use sheave_net::{Envelope, Hold, Outgoing, Part, Parts, Tensors};
+use sheave_net::{Envelope, Hold, Medium, Outgoing, Part, Parts, Tensors};
 use sheave_tensor::{Mode, Tensor};
 use sheave_wire::{Value, codec};
 use smallvec::{SmallVec, smallvec};
@@ -282,6 +282,18 @@ impl Reply {
             };
             way.why_not().is_none() && way.shared.upgrade().is_some_and(|shared| is_there(&shared))
         })
+    }
+
+    /// Whether the caller can have this tensor by [`Mode::Share`]: it reaches this node's memory, and there it lies.
+    #[must_use]
+    pub fn can_share(&self, tensor: &Tensor) -> bool {
+        let Some((way, shared)) = self.way.as_ref().and_then(|way| Some((way, way.shared.upgrade()?))) else {
+            return false;
+        };
+        let reaches = |link: LinkId| shared.node.link(link).is_ok_and(|link| link.medium() != Medium::Tcp);
+        // Blocks are counted in these.
+        let is_there = shared.node.arena().owns(tensor.buffer()) && tensor.offset_bytes().is_multiple_of(64);
+        way.call.0 == HERE || (reaches(way.call.0) && is_there)
     }
 
     /// The number that the caller has given to the call: with the caller it names the call.
