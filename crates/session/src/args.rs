@@ -1,5 +1,6 @@
 //! Arguments of commands.
 
+use crate::collective::Placement;
 use crate::register::Register;
 use sheave_net::{Part, Parts};
 use sheave_rpc::IntoValue;
@@ -25,6 +26,8 @@ pub struct Args {
 enum Item {
     Value(Value),
     Register(Register),
+    /// A tensor for some workers, in groups of this size.
+    Placed(Tensor, Placement, u32),
 }
 
 impl Args {
@@ -52,6 +55,12 @@ impl Args {
         self
     }
 
+    /// Adds a tensor for some workers; the others get none.
+    pub(crate) fn placed(mut self, tensor: &Tensor, placement: Placement, group_size: u32) -> Self {
+        self.items.push(Item::Placed(tensor.clone(), placement, group_size));
+        self
+    }
+
     /// Returns how many there are.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -68,17 +77,24 @@ impl Args {
     pub(crate) fn registers(&self) -> impl Iterator<Item = &Register> {
         self.items.iter().filter_map(|item| match item {
             Item::Register(register) => Some(register),
-            Item::Value(_) => None,
+            Item::Value(_) | Item::Placed(..) => None,
         })
     }
 
     /// What this worker gets.
     pub(crate) fn of_worker(&self, worker: usize) -> (Value, Parts) {
+        let part = |tensor: &Tensor| Part::new(tensor.clone(), Mode::Copy);
+        let mut parts: Parts = self.tensors.iter().map(part).collect();
         let items = self.items.iter().map(|item| match item {
             Item::Value(value) => value.clone(),
             Item::Register(register) => register.value(worker),
+            Item::Placed(tensor, placement, group_size) if placement.holds(worker as u32, *group_size) => {
+                parts.push(part(tensor));
+                Value::Tensor(parts.len() as u32 - 1)
+            }
+            Item::Placed(..) => Value::None,
         });
-        let parts = self.tensors.iter().map(|tensor| Part::new(tensor.clone(), Mode::Copy));
-        (Value::List(items.collect()), parts.collect())
+        let items = items.collect();
+        (Value::List(items), parts)
     }
 }

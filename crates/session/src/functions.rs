@@ -1,5 +1,6 @@
 //! Functions that workers run, and where they are found by their names.
 
+use crate::collective::built_in;
 use crate::held::{Held, shifted};
 use parking_lot::RwLock;
 use sheave_base::collections::HashMap;
@@ -12,6 +13,9 @@ use std::sync::{Arc, LazyLock};
 
 /// The functions of this process, by their names.
 static FUNCTIONS: LazyLock<RwLock<HashMap<String, Function>>> = LazyLock::new(RwLock::default);
+
+/// How the names of built-in functions begin.
+const BUILT_IN_PREFIX: &str = "sheave.";
 
 /// Names that an error about an unknown one lists.
 const NAMED_MAX: usize = 8;
@@ -38,13 +42,20 @@ type Run = dyn Fn(Arguments) -> Result<Held> + Send + Sync;
 pub struct Function {
     name: Arc<str>,
     run: Arc<Run>,
+    /// It is called with what poisons its arguments too, for others wait for it.
+    takes_poison: bool,
 }
 
 impl Function {
     /// Makes one of a closure that takes its arguments itself: those that are functions or objects too.
     #[must_use]
     pub fn new(name: &str, run: impl Fn(Arguments) -> Result<Held> + Send + Sync + 'static) -> Self {
-        Self { name: name.into(), run: Arc::new(run) }
+        Self { name: name.into(), run: Arc::new(run), takes_poison: false }
+    }
+
+    /// Makes one that is called even where arguments are poisoned; taking such a one fails.
+    pub(crate) fn despite_poison(name: &str, run: impl Fn(Arguments) -> Result<Held> + Send + Sync + 'static) -> Self {
+        Self { takes_poison: true, ..Self::new(name, run) }
     }
 
     /// Makes one of a closure whose arguments, a tuple, and result are values of Rust. A [`Value`] among them has left
@@ -75,6 +86,17 @@ impl Function {
     ///
     /// Its own, and `InvalidArgument` for arguments that it does not take.
     pub fn call(&self, arguments: Vec<Held>) -> Result<Held> {
+        self.call_with(arguments.into_iter().map(Ok).collect())
+    }
+
+    /// As [`Function::call`], with what has poisoned arguments: the first of these is the outcome, unless the function
+    /// is one that must run all the same.
+    pub(crate) fn call_with(&self, arguments: Vec<Result<Held>>) -> Result<Held> {
+        if !self.takes_poison
+            && let Some(Err(poison)) = arguments.iter().find(|argument| argument.is_err())
+        {
+            return Err(poison.clone());
+        }
         (self.run)(Arguments { count: arguments.len(), left: arguments.into_iter() })
     }
 }
@@ -88,7 +110,7 @@ impl fmt::Debug for Function {
 /// The arguments of a call, which are taken one after the other.
 pub struct Arguments {
     count: usize,
-    left: std::vec::IntoIter<Held>,
+    left: std::vec::IntoIter<Result<Held>>,
 }
 
 impl Arguments {
@@ -127,10 +149,15 @@ impl Arguments {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if there is none.
+    /// `InvalidArgument` if there is none; what has poisoned it, for a function that runs in spite of that.
     pub fn take_held(&mut self) -> Result<Held> {
         let missing = || Error::new(ErrorKind::InvalidArgument, format!("{} arguments; expected more", self.count));
-        self.left.next().ok_or_else(missing)
+        self.left.next().ok_or_else(missing)?
+    }
+
+    /// How many are left.
+    pub(crate) fn left(&self) -> usize {
+        self.left.len()
     }
 
     fn taken(&self) -> usize {
@@ -147,7 +174,7 @@ impl Arguments {
         let (mut values, mut all) = (Vec::with_capacity(self.left.len()), Vec::new());
         let first = self.taken();
         for (at, held) in self.left.enumerate() {
-            let (value, tensors) = match held {
+            let (value, tensors) = match held? {
                 Held::Value(value, tensors) => (value, tensors),
                 Held::Foreign(object) => object.value()?,
                 other => {
@@ -176,8 +203,13 @@ impl Arguments {
 ///
 /// # Errors
 ///
-/// `AlreadyExists` if one has the name.
+/// `AlreadyExists` if one has the name; `InvalidArgument` for a name that begins with `sheave.`, as those of
+/// [built-in functions](crate::collective) do.
 pub fn register_function(function: Function) -> Result<()> {
+    if function.name().starts_with(BUILT_IN_PREFIX) {
+        let what = format!("the name \"{}\" begins as those of built-in functions do", function.name());
+        return Err(Error::new(ErrorKind::InvalidArgument, what).operation("register function"));
+    }
     let mut functions = FUNCTIONS.write();
     if functions.contains_key(function.name()) {
         let what = format!("this process has a function \"{}\" already", function.name());
@@ -194,9 +226,12 @@ pub fn unregister_function(name: &str) {
     drop(removed);
 }
 
-/// Returns the function of this process that has this name.
+/// Returns the function of this process that has this name, [built-in](crate::collective) ones among them.
 #[must_use]
 pub fn registered_function(name: &str) -> Option<Function> {
+    if name.starts_with(BUILT_IN_PREFIX) {
+        return built_in(name);
+    }
     FUNCTIONS.read().get(name).cloned()
 }
 

@@ -6,6 +6,7 @@ use crate::threads::WorkerThread;
 use crate::worker::{Desk, SESSION};
 use sheave_base::work::Interrupt;
 use sheave_base::{Error, ErrorKind, Result};
+use sheave_collective::Collectives;
 use sheave_fleet::{JobPlan, MemberFleet};
 use sheave_mesh::{Config, Mesh};
 use sheave_process::{Command, Job};
@@ -113,7 +114,8 @@ pub(crate) fn join(
     let known = lost.clone();
     let offer = |mesh: &Mesh| {
         serve(mesh)?;
-        mesh.serve(SESSION.as_str(), Desk::new(mesh, known))
+        // Before others know this node: what they send to its operations finds these.
+        mesh.serve(SESSION.as_str(), Desk::new(mesh, known, Collectives::new(mesh)?))
     };
     Ok((Mesh::join_serving(config, interrupt, offer)?, lost))
 }

@@ -20,6 +20,7 @@
 //! Source: the model of TVM's Disco (`tvm.runtime.disco`).
 
 mod args;
+pub mod collective;
 mod functions;
 mod held;
 mod kinds;
@@ -31,6 +32,7 @@ mod threads;
 mod worker;
 
 pub use args::Args;
+pub use collective::{Placement, Scope};
 pub use functions::{Arguments, Function, register_function, registered_function, unregister_function};
 pub use held::{Foreign, Held};
 pub use kinds::{work, work_as};

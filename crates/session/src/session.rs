@@ -5,7 +5,7 @@ use crate::lost::Lost;
 use crate::nodes::NODE;
 use crate::register::Register;
 use crate::threads::WorkerThread;
-use crate::worker::{SESSION, Worker};
+use crate::worker::{SESSION, introduction};
 use parking_lot::Mutex;
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work, clock, limits};
 use sheave_fleet::MemberFleet;
@@ -84,9 +84,9 @@ impl Session {
         let shared =
             Arc::new(Shared { mesh, workers, groups, workers_per_node, turn, lost, processes, threads, is_closed });
         let session = Self(shared);
+        // Workers are the members in their order.
         let told = (0..count).map(|id| {
-            let worker = Worker { id, workers: count, groups }.to_value();
-            let call = Call::of(worker).deadline(limits::JOIN_TIMEOUT);
+            let call = Call::of(introduction(id, 0..count, groups)).deadline(limits::JOIN_TIMEOUT);
             session.0.mesh.call(session.0.node(id), SESSION, "begin", call)
         });
         let told: Vec<_> = told.collect::<Result<_>>()?;
@@ -206,7 +206,7 @@ impl Shared {
     }
 
     /// Sends a command to all workers that live, each with a register to fill.
-    fn issue(
+    pub(crate) fn issue(
         &self,
         method: &str,
         timeout: Option<Duration>,

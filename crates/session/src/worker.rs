@@ -1,11 +1,13 @@
 //! What a worker does with its commands.
 
-use crate::functions;
+use crate::collective::{Communicators, Scope};
+use crate::functions::{self, Function};
 use crate::held::{Held, Slot, picked};
 use crate::lost::Lost;
 use parking_lot::Mutex;
 use sheave_base::planted::{self, Bug};
 use sheave_base::{Error, ErrorKind, Result, contain};
+use sheave_collective::{Collectives, Communicator};
 use sheave_mesh::{Lane, Member, Mesh, Request, Service, ServiceName, WeakMesh};
 use sheave_net::Parts;
 use sheave_tensor::{Mode, Tensor};
@@ -24,6 +26,23 @@ thread_local! {
 }
 
 /// Who a worker is. Its thread alone knows ([`Worker::current`]), for as long as it runs commands.
+///
+/// ```
+/// use sheave_collective::Operator;
+/// use sheave_session::{Args, Function, Session, Worker, register_function};
+/// use sheave_tensor::Tensor;
+///
+/// register_function(Function::typed("mean", |(own,): (f32,)| {
+///     let (worker, tensor) = (Worker::current()?, Tensor::from_slice(&[own], [1])?);
+///     worker.world()?.all_reduce(&tensor, &tensor, Operator::Avg).wait()?;
+///     Ok(tensor.to_vec::<f32>()?[0] + worker.id as f32)
+/// }))?;
+/// let session = Session::threads(2, 1)?;
+/// let means = session.call(&session.function("mean")?, &Args::new().value(3.0))?;
+/// assert_eq!(means.get::<f32>(1, None)?, 4.0);
+/// # session.shutdown()?;
+/// # Ok::<(), sheave_base::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Worker {
     /// Its number in the session.
@@ -32,6 +51,7 @@ pub struct Worker {
     pub workers: u32,
     /// The groups that they are divided into, each of as many workers with consecutive numbers.
     pub groups: u32,
+    communicators: Arc<Communicators>,
 }
 
 impl Worker {
@@ -60,18 +80,46 @@ impl Worker {
         self.id / self.group_size()
     }
 
-    fn from_value(value: &Value) -> Result<Self> {
-        let number = |name| match value.get(name) {
-            Some(Value::Int(number)) => u32::try_from(*number).map_err(|_| unreadable()),
-            _ => Err(unreadable()),
-        };
-        Ok(Self { id: number("id")?, workers: number("workers")?, groups: number("groups")? })
+    /// Returns the operations of all workers together. Ranks are the numbers of workers.
+    ///
+    /// Tags of messages from 2^64 - 16 on are the session's own. An operation that fails otherwise than on the spot
+    /// breaks them, until the controller has them [made again](crate::Session::renew_collectives).
+    ///
+    /// # Errors
+    ///
+    /// `PeerLost` if a worker is gone, `Closed` if this node has left the session.
+    pub fn world(&self) -> Result<Communicator> {
+        self.communicators.get(Scope::World)
     }
 
-    pub(crate) fn to_value(&self) -> Value {
-        let number = |name: &str, number: u32| (name.to_owned(), Value::Int(number.into()));
-        Value::Map(vec![number("id", self.id), number("workers", self.workers), number("groups", self.groups)])
+    /// Returns the operations of its group. Its first worker has rank 0.
+    ///
+    /// # Errors
+    ///
+    /// As [`Worker::world`].
+    pub fn within_group(&self) -> Result<Communicator> {
+        self.communicators.get(Scope::Group)
     }
+
+    /// Returns its number among the workers of its host.
+    ///
+    /// # Errors
+    ///
+    /// `Closed` if this node has left the session.
+    pub fn local_id(&self) -> Result<u32> {
+        self.communicators.local_id()
+    }
+
+    pub(crate) fn communicators(&self) -> &Communicators {
+        &self.communicators
+    }
+}
+
+/// Who a worker is, as the controller tells it: its number, the groups, and the ranks of all workers in the mesh.
+pub(crate) fn introduction(id: u32, ranks: impl Iterator<Item = u32>, groups: u32) -> Value {
+    let number = |name: &str, number: u32| (name.to_owned(), Value::Int(number.into()));
+    let ranks = Value::List(ranks.map(|rank| Value::Int(rank.into())).collect());
+    Value::Map(vec![number("id", id), number("groups", groups), ("ranks".to_owned(), ranks)])
 }
 
 fn unreadable() -> Error {
@@ -91,11 +139,12 @@ pub(crate) struct Desk {
     failures: Mutex<Failures>,
     /// What the controller knows of those who have died, on its own node.
     lost: Option<Arc<Lost>>,
+    collectives: Collectives,
 }
 
 impl Desk {
-    pub(crate) fn new(mesh: &Mesh, lost: Option<Arc<Lost>>) -> Self {
-        Self { mesh: mesh.downgrade(), failures: Mutex::default(), lost }
+    pub(crate) fn new(mesh: &Mesh, lost: Option<Arc<Lost>>, collectives: Collectives) -> Self {
+        Self { mesh: mesh.downgrade(), failures: Mutex::default(), lost, collectives }
     }
 
     fn mesh(&self) -> Result<Mesh> {
@@ -168,11 +217,10 @@ impl Desk {
 
     fn call(&self, rest: &[Value], tensors: &[Tensor]) -> Result<Held> {
         let [function, Value::List(args)] = rest else { return Err(unreadable()) };
-        let held = self.slot(function)?.0.lock().clone();
-        let function = held.to_function().ok_or_else(|| {
-            let what = format!("a call of {}; expected a function", held.kind_name());
-            Error::new(ErrorKind::InvalidArgument, what)
-        })?;
+        let function = match function {
+            Value::Str(name) => functions::found(name)?,
+            register => self.callee(register)?,
+        };
         let argument = |(at, value): (usize, &Value)| match value {
             Value::Ref { .. } => {
                 let slot = self.slot(value).map_err(|error| error.context(format!("argument {}", at + 1)))?;
@@ -181,9 +229,17 @@ impl Desk {
             }
             _ => Ok(picked(value, tensors)),
         };
-        let args: Result<Vec<Held>> = args.iter().enumerate().map(argument).collect();
-        let called = args.and_then(|args| function.call(args));
+        let called = function.call_with(args.iter().enumerate().map(argument).collect());
         called.map_err(|error| error.context(format!("call of {}", function.name())))
+    }
+
+    /// The function that a register holds.
+    fn callee(&self, register: &Value) -> Result<Function> {
+        let held = self.slot(register)?.0.lock().clone();
+        held.to_function().ok_or_else(|| {
+            let what = format!("a call of {}; expected a function", held.kind_name());
+            Error::new(ErrorKind::InvalidArgument, what)
+        })
     }
 
     /// The value of a register, once all commands before have been done.
@@ -210,8 +266,20 @@ impl Desk {
         self.check()
     }
 
-    fn begin(args: &Value) -> Result<()> {
-        CURRENT.set(Some(Worker::from_value(args)?));
+    /// Learns who it is.
+    fn begin(&self, args: &Value) -> Result<()> {
+        let number = |value: Option<&Value>| match value {
+            Some(Value::Int(number)) => u32::try_from(*number).map_err(|_| unreadable()),
+            _ => Err(unreadable()),
+        };
+        let Some(Value::List(ranks)) = args.get("ranks") else { return Err(unreadable()) };
+        let ranks: Vec<u32> = ranks.iter().map(|rank| number(Some(rank))).collect::<Result<_>>()?;
+        let (id, workers, groups) = (number(args.get("id"))?, ranks.len() as u32, number(args.get("groups"))?);
+        if id >= workers || groups == 0 || !workers.is_multiple_of(groups) {
+            return Err(unreadable());
+        }
+        let communicators = Communicators::new(&self.mesh()?, self.collectives.clone(), id, &ranks, groups)?;
+        CURRENT.set(Some(Worker { id, workers, groups, communicators: Arc::new(communicators) }));
         Ok(())
     }
 
@@ -236,7 +304,7 @@ impl Service for Desk {
             }
             "set" => request.reply.send(done(self.set(&request.args, request.tensors.into_iter().collect()))),
             "sync" => request.reply.send(done(self.check())),
-            "begin" => request.reply.send(done(Self::begin(&request.args))),
+            "begin" => request.reply.send(done(self.begin(&request.args))),
             "stop" => {
                 let failed = self.check();
                 let stopped = self.stop();

@@ -1,12 +1,16 @@
 //! Sessions of every kind, whose workers have functions for tests. Processes are copies of the running test binary.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use sheave_base::config::Endpoint;
 use sheave_base::{Error, ErrorKind, Secret};
 use sheave_process::Command;
-use sheave_session::{Function, Held, Node, Session, Worker, register_function, work, work_on_node};
+use sheave_session::{
+    Args, Function, Held, Node, Register, Session, Worker, register_function, work, work_on_node,
+};
 use sheave_tensor::Tensor;
+use sheave_wire::Value;
 use std::io::Write;
 use std::sync::Once;
 use std::sync::{Arc, Mutex};
@@ -35,7 +39,7 @@ pub(crate) fn act() {
             functions();
             let session = Session::processes(3, 1, &playing("worker")).expect("there is room for some workers");
             let pid = session.function("pid").expect("it is sent");
-            let pids = session.call(&pid, &sheave_session::Args::new()).expect("it is sent");
+            let pids = session.call(&pid, &Args::new()).expect("it is sent");
             let pids: Vec<u32> = (1..3).map(|worker| pids.get(worker, PATIENCE).expect("it lives")).collect();
             writeln!(std::io::stdout(), "workers {} {}", pids[0], pids[1]).expect("somebody listens");
             loop {
@@ -93,7 +97,40 @@ pub(crate) fn each(workers: u32, groups: u32, test: impl Fn(&Session)) {
     }
 }
 
-fn own(
+/// Has each worker tell one failure, which says `text`, and no more.
+pub(crate) fn told_by_all(session: &Session, kind: ErrorKind, text: &str) {
+    for worker in 0..session.workers() {
+        let error = session.sync(worker, PATIENCE).expect_err("it has failed");
+        assert_eq!(error.kind(), kind, "worker {worker}: {error}");
+        assert!(error.to_string().contains(text), "worker {worker}: {text} is not in {error}");
+        session.sync(worker, PATIENCE).expect("it was told");
+    }
+}
+
+/// On each worker `length` elements, of which the first is its number times `by`, and the others one more each.
+pub(crate) fn own(session: &Session, length: u64, by: f32) -> Register {
+    let own = session.function("own").unwrap();
+    session.call(&own, &Args::new().value(length).value(by)).unwrap()
+}
+
+pub(crate) fn numbers(register: &Register, worker: u32) -> Vec<f32> {
+    register.get::<Tensor>(worker, PATIENCE).unwrap().to_vec().unwrap()
+}
+
+pub(crate) fn shape(register: &Register, worker: u32) -> Vec<u64> {
+    register.get::<Tensor>(worker, PATIENCE).unwrap().shape().dimensions().to_vec()
+}
+
+pub(crate) fn is_none(register: &Register, worker: u32) -> bool {
+    register.get::<Value>(worker, PATIENCE).unwrap() == Value::None
+}
+
+pub(crate) fn matrix(rows: u64, columns: u64) -> Tensor {
+    let all: Vec<f32> = (0..rows * columns).map(|number| number as f32).collect();
+    Tensor::from_slice(&all, [rows, columns]).unwrap()
+}
+
+fn of_worker(
     run: impl Fn(&Worker) -> Held + Send + Sync + 'static,
 ) -> impl Fn(sheave_session::Arguments) -> sheave_base::Result<Held> {
     move |_| Worker::current().map(|worker| run(&worker))
@@ -116,17 +153,28 @@ fn all() -> Vec<Function> {
             Ok(tensor.to_vec::<f32>()?.into_iter().map(|one| one * by).sum::<f32>())
         }),
         Function::new("echo", |mut arguments| arguments.take_held()),
-        Function::typed("torn", |(value,): (sheave_wire::Value,)| Ok(value)),
+        Function::typed("torn", |(value,): (Value,)| Ok(value)),
         Function::typed("tensor", |(length,): (u64,)| Tensor::from_slice(&vec![1.5_f32; length as usize], [length])),
         Function::new("nothing", |_| Ok(Held::default())),
-        Function::new("id", own(|worker| Held::of(worker.id))),
-        Function::new("group", own(|worker| Held::of((worker.group(), worker.group_size())))),
-        Function::new("thread", own(|_| Held::of(format!("{:?}", std::thread::current().id())))),
-        Function::new("host", own(|_| Held::of(std::env::var("SHEAVE_NAME").unwrap_or_default()))),
-        Function::new("pid", own(|_| Held::of(std::process::id()))),
+        Function::new("id", of_worker(|worker| Held::of(worker.id))),
+        Function::new("group", of_worker(|worker| Held::of((worker.group(), worker.group_size())))),
+        Function::new("thread", of_worker(|_| Held::of(format!("{:?}", std::thread::current().id())))),
+        Function::new("host", of_worker(|_| Held::of(std::env::var("SHEAVE_NAME").unwrap_or_default()))),
+        Function::new("pid", of_worker(|_| Held::of(std::process::id()))),
         Function::typed("fail on", |(unlucky, text): (u32, String)| {
             let worker = Worker::current()?;
             if worker.id == unlucky { Err(Error::new(ErrorKind::Mismatch, text)) } else { Ok(worker.id) }
+        }),
+        Function::typed("own", |(length, by): (u64, f32)| {
+            let first = Worker::current()?.id as f32 * by;
+            let own: Vec<f32> = (0..length).map(|number| first + number as f32).collect();
+            Tensor::from_slice(&own, [length])
+        }),
+        Function::typed("tensor unless", |(unlucky, length): (u32, u64)| {
+            if Worker::current()?.id == unlucky {
+                return Err(Error::new(ErrorKind::Remote, "it has no tensor"));
+            }
+            Tensor::from_slice(&vec![0.5_f32; length as usize], [length])
         }),
         Function::typed("panic", |()| -> sheave_base::Result<()> { panic!("no luck") }),
         Function::typed("die on", |(unlucky,): (u32,)| {

@@ -1,0 +1,117 @@
+//! The groups of a worker, and the limit of their operations.
+
+use super::Scope;
+use parking_lot::Mutex;
+use sheave_base::{Error, ErrorKind, NodeId, Result};
+use sheave_collective::{Collectives, Communicator};
+use sheave_mesh::{Mesh, WeakMesh};
+use std::fmt;
+use std::time::Duration;
+
+/// What a worker needs to meet the others.
+pub(crate) struct Communicators {
+    mesh: WeakMesh,
+    collectives: Collectives,
+    id: u32,
+    /// By worker.
+    nodes: Vec<NodeId>,
+    groups: u32,
+    made: Mutex<Made>,
+}
+
+/// What changes, with commands that all workers get.
+#[derive(Default)]
+struct Made {
+    /// How often the groups were made again.
+    generation: u64,
+    limit: Option<Duration>,
+    world: Option<Communicator>,
+    group: Option<Communicator>,
+}
+
+impl Communicators {
+    /// Those of worker `id`, of workers that have these ranks in the mesh.
+    pub(crate) fn new(mesh: &Mesh, collectives: Collectives, id: u32, ranks: &[u32], groups: u32) -> Result<Self> {
+        let node = |rank: &u32| {
+            let strange = || Error::new(ErrorKind::Protocol, format!("a worker of rank {rank}; expected a member"));
+            mesh.members().get(*rank as usize).map(|member| member.node).ok_or_else(strange)
+        };
+        let nodes = ranks.iter().map(node).collect::<Result<_>>()?;
+        Ok(Self { mesh: mesh.downgrade(), collectives, id, nodes, groups, made: Mutex::default() })
+    }
+
+    /// The workers of each group.
+    pub(crate) fn group_size(&self) -> u32 {
+        self.nodes.len() as u32 / self.groups
+    }
+
+    /// The number of the first worker of an operation of this worker.
+    pub(crate) fn first(&self, scope: Scope) -> u32 {
+        match scope {
+            Scope::World => 0,
+            Scope::Group => self.id - self.id % self.group_size(),
+        }
+    }
+
+    pub(crate) fn mesh(&self) -> Result<Mesh> {
+        self.mesh.upgrade().ok_or_else(|| Error::new(ErrorKind::Closed, "this node has left the session"))
+    }
+
+    /// The workers of a scope, by rank; made when they are first asked for, which asks nobody.
+    pub(crate) fn get(&self, scope: Scope) -> Result<Communicator> {
+        // One group is all workers: they need not meet twice.
+        let scope = if self.groups == 1 { Scope::World } else { scope };
+        let mut made = self.made.lock();
+        let Made { generation, limit, .. } = *made;
+        let known = match scope {
+            Scope::World => &mut made.world,
+            Scope::Group => &mut made.group,
+        };
+        let communicator = match known {
+            Some(communicator) => communicator.clone(),
+            None => known.insert(self.make(scope, generation)?).clone(),
+        };
+        drop(made);
+        Ok(limit.map_or(communicator.clone(), |limit| communicator.within(limit)))
+    }
+
+    fn make(&self, scope: Scope, generation: u64) -> Result<Communicator> {
+        let (first, size) = (self.first(scope), self.group_size());
+        let (name, nodes) = match scope {
+            Scope::World => ("workers".to_owned(), &self.nodes[..]),
+            Scope::Group => {
+                (format!("workers {first} to {}", first + size - 1), &self.nodes[first as usize..][..size as usize])
+            }
+        };
+        let label = if generation == 0 { name } else { format!("{name}, made again {generation}") };
+        self.collectives.group(&self.mesh()?.group(&label, nodes)?)
+    }
+
+    /// Ends operations that begin from now on after so long.
+    pub(crate) fn limit(&self, limit: Option<Duration>) {
+        self.made.lock().limit = limit;
+    }
+
+    /// Lets the groups go; others take their place.
+    pub(crate) fn renew(&self) {
+        let mut made = self.made.lock();
+        let gone = (made.world.take(), made.group.take());
+        made.generation += 1;
+        drop(made);
+        drop(gone);
+    }
+
+    /// Which of the workers of this host this one is.
+    pub(crate) fn local_id(&self) -> Result<u32> {
+        let mesh = self.mesh()?;
+        let host = |node: NodeId| mesh.member(node).map(|member| member.introduction.host.clone());
+        let own = host(self.nodes[self.id as usize]);
+        Ok(self.nodes[..self.id as usize].iter().filter(|node| host(**node) == own).count() as u32)
+    }
+}
+
+impl fmt::Debug for Communicators {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Communicators").field("workers", &self.nodes.len()).finish_non_exhaustive()
+    }
+}
