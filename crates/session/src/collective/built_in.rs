@@ -208,6 +208,12 @@ fn pass_to_next_group(mut arguments: Arguments) -> Result<Held> {
     let (previous, next) = neighbours()?;
     let source = local::tensor(arguments.take_held(), local::SOURCE);
     let target = take_target(&mut arguments);
+    // What comes may take the place of what goes, and one buffer is not both sent and filled.
+    let mesh = worker.communicators().mesh()?;
+    let source = source.and_then(|source| match &target {
+        Ok(Some(target)) if local::is_shared(&source, target) => local::copied(&mesh, &source),
+        _ => Ok(source),
+    });
     let receives = previous.map(|previous| Side::Receives(previous, target));
     let sends = next.map(|next| Side::Sends(next, source));
     let is_receiver = receives.is_some();

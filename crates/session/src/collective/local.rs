@@ -65,6 +65,23 @@ fn is_same(one: &Tensor, other: &Tensor) -> bool {
     one.ptr() == other.ptr() && one.len_bytes() == other.len_bytes()
 }
 
+/// Whether two tensors have memory in common.
+pub(super) fn is_shared(one: &Tensor, other: &Tensor) -> bool {
+    one.buffer().is_same(other.buffer()) || overlap(one, other)
+}
+
+/// Whether two tensors have bytes in common.
+fn overlap(one: &Tensor, other: &Tensor) -> bool {
+    let end = |tensor: &Tensor| tensor.ptr() as usize + tensor.len_bytes();
+    (one.ptr() as usize) < end(other) && (other.ptr() as usize) < end(one)
+}
+
+/// The same elements elsewhere.
+pub(super) fn copied(mesh: &Mesh, source: &Tensor) -> Result<Tensor> {
+    let target = make(mesh, source.dtype(), source.shape())?;
+    copy(source, &target).map(|()| target)
+}
+
 /// Refuses what an operation would refuse on the spot, while the others can still be told.
 pub(super) fn check_memory(source: Option<&Tensor>, target: Option<&Tensor>, may_be_same: bool) -> Result<()> {
     const NAME: &str = "look";
@@ -75,10 +92,7 @@ pub(super) fn check_memory(source: Option<&Tensor>, target: Option<&Tensor>, may
         drop(source.read_lease(NAME).map_err(|error| error.context(SOURCE))?);
     }
     let (Some(source), Some(target)) = (source, target) else { return Ok(()) };
-    let end = |tensor: &Tensor| tensor.ptr() as usize + tensor.len_bytes();
-    let (read, written) = (source.ptr() as usize, target.ptr() as usize);
-    let overlap = read < end(target) && written < end(source);
-    if !overlap || may_be_same && is_same(source, target) {
+    if !overlap(source, target) || may_be_same && is_same(source, target) {
         return Ok(());
     }
     Err(Error::new(ErrorKind::InvalidArgument, "source and target overlap").hint("give one that lies elsewhere"))

@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
+mod together;
+
 use sheave_base::config::Endpoint;
 use sheave_base::{Error, ErrorKind, Secret};
 use sheave_process::Command;
@@ -140,7 +142,7 @@ fn of_worker(
 pub(crate) fn functions() {
     static REGISTERED: Once = Once::new();
     REGISTERED.call_once(|| {
-        for function in all() {
+        for function in all().into_iter().chain(together::all()) {
             register_function(function).expect("the names differ");
         }
     });
@@ -164,11 +166,6 @@ fn all() -> Vec<Function> {
         Function::typed("fail on", |(unlucky, text): (u32, String)| {
             let worker = Worker::current()?;
             if worker.id == unlucky { Err(Error::new(ErrorKind::Mismatch, text)) } else { Ok(worker.id) }
-        }),
-        Function::typed("own", |(length, by): (u64, f32)| {
-            let first = Worker::current()?.id as f32 * by;
-            let own: Vec<f32> = (0..length).map(|number| first + number as f32).collect();
-            Tensor::from_slice(&own, [length])
         }),
         Function::typed("tensor unless", |(unlucky, length): (u32, u64)| {
             if Worker::current()?.id == unlucky {

@@ -1,0 +1,53 @@
+//! Functions of workers that work together.
+
+use sheave_base::Rank;
+use sheave_session::{Function, Held, Worker, registered_function};
+use sheave_tensor::Tensor;
+
+pub(super) fn all() -> Vec<Function> {
+    vec![
+        Function::typed("own", |(length, by): (u64, f32)| {
+            let first = Worker::current()?.id as f32 * by;
+            let own: Vec<f32> = (0..length).map(|number| first + number as f32).collect();
+            Tensor::from_slice(&own, [length])
+        }),
+        Function::typed("meet unless", |(unlucky,): (u32,)| {
+            let worker = Worker::current()?;
+            if worker.id == unlucky { Ok(()) } else { worker.world()?.barrier().wait() }
+        }),
+        Function::new("group 0 sends to 1", |mut arguments| {
+            let (worker, tensor) = (Worker::current()?, arguments.take_held()?);
+            let name =
+                if worker.group() == 0 { "sheave.send_to_next_group" } else { "sheave.recv_from_previous_group" };
+            registered_function(name).expect("it is built in").call(vec![tensor])
+        }),
+        Function::new("worker 2 sends to 0", |mut arguments| {
+            let tensor = arguments.take_held()?;
+            let call = |name: &str, more: &[u32]| {
+                let arguments = std::iter::once(tensor.clone()).chain(more.iter().map(|number| Held::of(*number)));
+                registered_function(name).expect("it is built in").call(arguments.collect())
+            };
+            match Worker::current()?.id {
+                0 => call("sheave.recv_from_worker", &[2]),
+                2 => call("sheave.send_to_worker", &[0]),
+                _ => Ok(Held::default()),
+            }
+        }),
+        Function::new("first sends", |mut arguments| match Worker::current()?.id {
+            0 => {
+                let arguments = vec![arguments.take_held()?, arguments.take_held()?];
+                registered_function("sheave.send_to_worker").expect("it is built in").call(arguments)
+            }
+            _ => Ok(Held::default()),
+        }),
+        Function::new("ring", |_| {
+            let world = Worker::current()?.world()?;
+            let (rank, size) = (world.rank().0, world.size());
+            let (own, left) = (Tensor::from_slice(&[rank], [1])?, Tensor::from_slice(&[99_u32], [1])?);
+            let sent = world.send(&own, Rank((rank + 1) % size), 7);
+            world.recv(&left, Some(Rank((rank + size - 1) % size)), 7).wait()?;
+            sent.wait()?;
+            Ok(Held::of(left.to_vec::<u32>()?[0]))
+        }),
+    ]
+}
