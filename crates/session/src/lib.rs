@@ -28,6 +28,7 @@ mod lost;
 mod nodes;
 mod register;
 mod session;
+pub mod shards;
 mod threads;
 mod worker;
 
@@ -39,4 +40,5 @@ pub use kinds::{work, work_as};
 pub use nodes::{Node, Nodes, work_on_node};
 pub use register::Register;
 pub use session::Session;
+pub use shards::{ShardFunction, ShardInfo, ShardLoader};
 pub use worker::Worker;

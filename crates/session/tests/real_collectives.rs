@@ -66,8 +66,9 @@ fn s21_who_does_not_come_is_named_after_a_limit() {
         session.call(&meet, &Args::new().value(1)).unwrap();
         for worker in [0, 2] {
             let error = session.sync(worker, PATIENCE).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
-            assert!(error.to_string().contains("rank 1") || error.to_string().contains("rank-1"), "{error}");
+            // One of them ends first, and that is what the other is told.
+            assert!(matches!(error.kind(), ErrorKind::DeadlineExceeded | ErrorKind::Cancelled), "{error}");
+            assert!(error.to_string().contains("rank 1 (rank-1)"), "{error}");
         }
         assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
         session.sync(1, PATIENCE).expect("it has done nothing wrong");

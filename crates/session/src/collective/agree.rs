@@ -26,7 +26,7 @@ pub(super) fn agree(
     let size = communicator.size() as usize;
     let input = Tensor::from_slice(&own.encode(), [NUMBERS as u64])?;
     let output = Tensor::private(Dtype::U64, [(size * NUMBERS) as u64])?;
-    let named = |error: Error| error.operation(own.operation.name());
+    let named = |error: Error| error.asked_for(own.operation.name());
     communicator.all_gather(&input, &output).join().map_err(named)?;
     let numbers = output.to_vec::<u64>()?;
     let told = numbers.chunks_exact(NUMBERS).map(Descriptor::decode).collect::<Result<Vec<_>>>()?;

@@ -6,6 +6,7 @@ use super::pairs::{Side, exchange};
 use super::{Placement, Scope, local};
 use crate::functions::{Arguments, Function};
 use crate::held::Held;
+use crate::shards;
 use crate::worker::Worker;
 use sheave_base::collections::HashMap;
 use sheave_base::{Error, ErrorKind, Result};
@@ -16,7 +17,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 static ALL: LazyLock<HashMap<String, Function>> = LazyLock::new(|| {
-    let functions = identity().into_iter().chain(moves()).chain(messages()).chain(terms());
+    let functions = identity().into_iter().chain(moves()).chain(messages()).chain(terms()).chain(shards::functions());
     functions.map(|function| (function.name().to_owned(), function)).collect()
 });
 
@@ -155,8 +156,7 @@ fn join_in(scope: Scope, operation: Operation, operator: Option<Operator>, mut a
 fn empty(mut arguments: Arguments) -> Result<Held> {
     let (dimensions, dtype): (Vec<u64>, String) = (arguments.take()?, arguments.take()?);
     let placement = Placement::from_name(&arguments.take::<String>()?)?;
-    let unknown = || Error::new(ErrorKind::InvalidArgument, format!("dtype \"{dtype}\"; expected one as f32"));
-    let dtype = Dtype::from_name(&dtype).ok_or_else(unknown)?;
+    let dtype = dtype_named(&dtype)?;
     let worker = Worker::current()?;
     if !placement.holds(worker.id, worker.group_size()) {
         return Ok(Held::default());
@@ -238,7 +238,23 @@ fn send_between(mut arguments: Arguments) -> Result<Held> {
     }
 }
 
-/// A value as a built-in function takes it.
+/// The dtype of that name, or of NumPy's name of it.
+pub(crate) fn dtype_named(name: &str) -> Result<Dtype> {
+    let numpy = [("float16", Dtype::F16), ("bfloat16", Dtype::Bf16), ("float32", Dtype::F32), ("float64", Dtype::F64)];
+    let known = Dtype::from_name(name).or_else(|| numpy.iter().find(|(known, _)| *known == name).map(|known| known.1));
+    let whole = || {
+        let (is_signed, bits) = match name.strip_prefix("uint") {
+            Some(bits) => (false, bits),
+            None => (true, name.strip_prefix("int")?),
+        };
+        Dtype::from_name(&format!("{}{bits}", if is_signed { "i" } else { "u" }))
+    };
+    known.or_else(whole).ok_or_else(|| {
+        Error::new(ErrorKind::InvalidArgument, format!("dtype \"{name}\"; expected the name of one, as f32 or float32"))
+    })
+}
+
+/// A shape as a built-in function takes it.
 pub(crate) fn shape_value(shape: &Shape) -> Value {
     Value::List(shape.dimensions().iter().map(|extent| Value::Int(extent.cast_signed())).collect())
 }

@@ -7,21 +7,21 @@ use sheave_tensor::{Dtype, Shape, Tensor};
 use sheave_wire::Value;
 
 /// What errors call the two sides of an operation.
-pub(super) const SOURCE: &str = "the source";
+pub(crate) const SOURCE: &str = "the source";
 pub(super) const TARGET: &str = "the target";
 
 /// The tensor of an argument, which is the memory of what the register holds.
-pub(super) fn tensor(held: Result<Held>, which: &str) -> Result<Tensor> {
+pub(crate) fn tensor(held: Result<Held>, which: &str) -> Result<Tensor> {
     held.and_then(|held| held.read::<Tensor>()).map_err(|error| error.context(which))
 }
 
 /// A tensor as a register holds it.
-pub(super) fn held(tensor: Tensor) -> Held {
+pub(crate) fn held(tensor: Tensor) -> Held {
     Held::Value(Value::Tensor(0), vec![tensor])
 }
 
 /// A new tensor, where peers on this host reach it without a copy while there is room.
-pub(super) fn make(mesh: &Mesh, dtype: Dtype, shape: impl Into<Shape>) -> Result<Tensor> {
+pub(crate) fn make(mesh: &Mesh, dtype: Dtype, shape: impl Into<Shape>) -> Result<Tensor> {
     let shape = shape.into();
     match Tensor::empty(mesh.node().arena(), dtype, shape.clone()) {
         Err(error) if error.kind() == ErrorKind::LimitExceeded => Tensor::private(dtype, shape),

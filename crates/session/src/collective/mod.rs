@@ -64,12 +64,14 @@ mod agree;
 mod built_in;
 mod communicators;
 mod descriptor;
-mod local;
+pub(crate) mod local;
 mod operations;
 mod pairs;
 mod placed;
 mod session;
 
-pub(crate) use built_in::built_in;
+pub(crate) use built_in::{built_in, dtype_named, shape_value};
 pub(crate) use communicators::Communicators;
+pub(crate) use descriptor::Operation;
+pub(crate) use operations::{Moved, run};
 pub use placed::{Placement, Scope};

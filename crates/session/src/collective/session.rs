@@ -210,11 +210,11 @@ impl Session {
     }
 
     /// Has operations end that take longer, from the next command on, those that functions begin on
-    /// [`Worker::world`](crate::Worker::world) and [`Worker::within_group`](crate::Worker::within_group) too. Such an
-    /// end is `DeadlineExceeded` that says who is missing, where functions do not call the same operations on all
-    /// workers, and breaks the operations of that scope until they are
-    /// [made again](Session::renew_collectives). Without a limit, as at the beginning, a worker waits for as long as
-    /// all live.
+    /// [`Worker::world`](crate::Worker::world) and [`Worker::within_group`](crate::Worker::within_group) too. Where
+    /// functions do not call the same operations on all workers, the first that gives up says who is missing
+    /// (`DeadlineExceeded`), and so are those told that wait with it (`Cancelled`). It breaks the operations of that
+    /// scope until they are [made again](Session::renew_collectives). Without a limit, as at the beginning, a worker
+    /// waits for as long as all live.
     ///
     /// # Errors
     ///

@@ -1,11 +1,33 @@
 //! Functions of workers that work together.
 
-use sheave_base::Rank;
+use sheave_base::{Rank, Result};
 use sheave_session::{Function, Held, Worker, registered_function};
 use sheave_tensor::Tensor;
 
+/// Of rows for queries, keys and values, one behind the other, the heads of each shard: fills the tensor that it gets.
+fn heads(source: &Tensor, [shards, queries, others]: [usize; 3], target: &Tensor) -> Result<()> {
+    let all = source.to_vec::<f32>()?;
+    let head = all.len() / (queries + 2 * others);
+    let mut made = Vec::with_capacity(all.len());
+    for shard in 0..shards {
+        let mut first = 0;
+        for heads in [queries, others, others] {
+            let own = heads / shards * head;
+            made.extend(all[first + shard * own..][..own].iter().flat_map(|number| number.to_ne_bytes()));
+            first += heads * head;
+        }
+    }
+    target.overwrite(&made, "test")
+}
+
 pub(super) fn all() -> Vec<Function> {
     vec![
+        Function::typed("heads", |(source, shards, queries, others, target): (Tensor, usize, usize, usize, Tensor)| {
+            heads(&source, [shards, queries, others], &target)
+        }),
+        Function::typed("flat heads", |(source, target): (Tensor, Tensor)| source.reshape(target.shape())),
+        Function::typed("no cut", |(source, _): (Tensor, Tensor)| Ok(source)),
+        Function::typed("panic cut", |(_, _): (Tensor, Tensor)| -> Result<()> { panic!("no luck") }),
         Function::typed("own", |(length, by): (u64, f32)| {
             let first = Worker::current()?.id as f32 * by;
             let own: Vec<f32> = (0..length).map(|number| first + number as f32).collect();
