@@ -17,6 +17,9 @@
 //! other workers go on. The worker tells the first cause to whoever waits for it next, with the function, the command's
 //! number and the worker. A worker that dies is told once by whatever waits next, and by all that asks that worker.
 //!
+//! **Together.** Workers move and reduce the tensors in their registers by commands too ([`collective`]), on which they
+//! agree first; and they load parameters from files, each its shard ([`shards`]).
+//!
 //! Source: the model of TVM's Disco (`tvm.runtime.disco`).
 
 mod args;

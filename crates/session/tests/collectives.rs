@@ -285,6 +285,22 @@ fn s01_an_argument_that_is_poisoned_on_one_worker_alone() {
 }
 
 #[test]
+fn objects_of_other_languages_are_written_in_place() {
+    each(2, 1, |session| {
+        let [boxed, unbox] = ["box", "unbox"].map(|name| session.function(name).unwrap());
+        let boxed = session.call(&boxed, &Args::new().register(&own(session, 2, 1.0))).unwrap();
+        session.all_reduce(&boxed, Some(&boxed), Operator::Sum, Scope::World).unwrap();
+        let held = session.call(&unbox, &Args::new().register(&boxed)).unwrap();
+        assert_eq!(held.get::<Vec<f32>>(1, PATIENCE).unwrap(), [1.0, 3.0]);
+        session.broadcast(&matrix(1, 2), Some(&boxed), Scope::World).unwrap();
+        let held = session.call(&unbox, &Args::new().register(&boxed)).unwrap();
+        assert_eq!(held.get::<Vec<f32>>(1, PATIENCE).unwrap(), [0.0, 1.0]);
+        session.copy_to_first(&matrix(1, 2), Some(&boxed)).unwrap();
+        assert_eq!(numbers(&boxed, 0), [0.0, 1.0]);
+    });
+}
+
+#[test]
 fn workers_know_who_they_are_by_built_in_functions() {
     each(4, 2, |session| {
         let asked = |name: &str| session.call(&session.function(name).unwrap(), &Args::new()).unwrap();

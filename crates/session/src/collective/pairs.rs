@@ -119,18 +119,51 @@ impl Talk {
         }
         match (own, given) {
             (Some(tensor), _) if is_sender => {
-                let sent = world.send(&tensor, Rank(peer), BYTES);
+                let sent = send(world, &tensor, peer)?;
                 Ok((tensor, sent))
             }
-            (Some(tensor), _) => Ok((tensor.clone(), world.recv(&tensor, Some(Rank(peer)), BYTES).map(|_| Ok(())))),
+            (Some(tensor), _) => {
+                let received = receive(world, &tensor, peer)?;
+                Ok((tensor, received))
+            }
             (None, Some(given)) => {
                 let tensor = local::make(&communicators.mesh()?, given.dtype, said.shape)?;
-                let received = world.recv(&tensor, Some(Rank(peer)), BYTES).map(|_| Ok(()));
+                let received = receive(world, &tensor, peer)?;
                 Ok((tensor, received))
             }
             (None, None) => Err(Error::new(ErrorKind::Protocol, format!("worker {peer} sends nothing"))),
         }
     }
+}
+
+/// Begins to send what both have agreed on. Where that is refused on the spot, because somebody has taken hold of the
+/// tensor in between, the receiver gets something else, which it refuses: it does not wait.
+fn send(world: &Communicator, tensor: &Tensor, peer: u32) -> Result<Work<()>> {
+    let sent = world.send(tensor, Rank(peer), BYTES);
+    if let Some(error) = refusal(&sent) {
+        let other = if tensor.dtype() == Dtype::U8 { Dtype::I8 } else { Dtype::U8 };
+        let _ = world.send(&Tensor::private(other, [1])?, Rank(peer), BYTES).join();
+        return Err(error);
+    }
+    Ok(sent)
+}
+
+/// Why an operation was refused on the spot, for the sake of the tensor it was given. Whatever else it ends with, a
+/// message of the other side may have been its end.
+fn refusal<T: Clone>(work: &Work<T>) -> Option<Error> {
+    let error = work.result()?.err()?;
+    matches!(error.kind(), ErrorKind::BufferInUse | ErrorKind::InvalidArgument).then_some(error)
+}
+
+/// Begins to receive what both have agreed on. Where that is refused on the spot, what comes goes elsewhere.
+fn receive(world: &Communicator, tensor: &Tensor, peer: u32) -> Result<Work<()>> {
+    let received = world.recv(tensor, Some(Rank(peer)), BYTES);
+    if let Some(error) = refusal(&received) {
+        let elsewhere = Tensor::private(tensor.dtype(), tensor.shape())?;
+        let _ = world.recv(&elsewhere, Some(Rank(peer)), BYTES).join();
+        return Err(error);
+    }
+    Ok(received.map(|_| Ok(())))
 }
 
 /// What this worker says of its side.

@@ -1,8 +1,11 @@
 //! Functions of workers that work together.
 
 use sheave_base::{Rank, Result};
-use sheave_session::{Function, Held, Worker, registered_function};
+use sheave_session::{Foreign, Function, Held, Worker, registered_function};
 use sheave_tensor::Tensor;
+use sheave_wire::Value;
+use std::any::Any;
+use std::sync::Arc;
 
 /// Of rows for queries, keys and values, one behind the other, the heads of each shard: fills the tensor that it gets.
 fn heads(source: &Tensor, [shards, queries, others]: [usize; 3], target: &Tensor) -> Result<()> {
@@ -20,8 +23,34 @@ fn heads(source: &Tensor, [shards, queries, others]: [usize; 3], target: &Tensor
     target.overwrite(&made, "test")
 }
 
+/// An object of another language, whose memory is this tensor.
+struct Box(Tensor);
+
+impl Foreign for Box {
+    fn kind_name(&self) -> String {
+        "a box".to_owned()
+    }
+
+    fn value(&self) -> Result<(Value, Vec<Tensor>)> {
+        Ok((Value::Tensor(0), vec![self.0.clone()]))
+    }
+
+    fn function(&self) -> Option<Function> {
+        None
+    }
+}
+
 pub(super) fn all() -> Vec<Function> {
     vec![
+        Function::new("box", |mut arguments| Ok(Held::Foreign(Arc::new(Box(arguments.take()?))))),
+        Function::new("unbox", |mut arguments| match arguments.take_held()? {
+            Held::Foreign(object) => {
+                let object: Arc<dyn Any + Send + Sync> = object;
+                let object = object.downcast::<Box>().expect("there is no other kind");
+                Ok(Held::of(object.0.to_vec::<f32>()?))
+            }
+            _ => unreachable!("it is boxed"),
+        }),
         Function::typed("heads", |(source, shards, queries, others, target): (Tensor, usize, usize, usize, Tensor)| {
             heads(&source, [shards, queries, others], &target)
         }),
