@@ -66,7 +66,8 @@ const SEEDS_OF_GROUPS: u64 = 500;
 /// Seeds of jobs that are sessions.
 const SEEDS_OF_SESSIONS: u64 = 300;
 
-const BUGS_OF_SESSIONS: [Bug; 4] = [Bug::DeskTurned, Bug::DeskLost, Bug::FailureKept, Bug::PoisonLost];
+const BUGS_OF_SESSIONS: [Bug; 5] =
+    [Bug::DeskTurned, Bug::DeskLost, Bug::FailureKept, Bug::PoisonLost, Bug::MissingUntold];
 
 fn seeds_count() -> u64 {
     match std::env::var("SHEAVE_SIM_WHOLE_SEEDS") {

@@ -2,7 +2,8 @@
 //!
 //! The model knows which commands fail on which worker, and so which registers are poisoned. A worker runs each command
 //! whose arguments it has, once and in order; what it has is what the controller fetches; and who is told of a failure
-//! is told of one that has been, once.
+//! is told of one that has been, once. What all workers do together comes out right on all of them, or fails on all,
+//! for what one of them was to fail by or because one is dead; and nobody waits for one that has nothing to give.
 
 use super::ledger::Ledger;
 use super::scenario::Scenario;
@@ -10,7 +11,10 @@ use crate::jobs::{pause, rank_config};
 use parking_lot::Mutex;
 use sheave_base::clock::SeededEntropy;
 use sheave_base::{Error, ErrorKind, Result, clock};
-use sheave_session::{Args, Function, Register, Session, Worker, register_function, unregister_function, work_as};
+use sheave_collective::Operator;
+use sheave_session::{Args, Function, Register, Scope, Session, Worker};
+use sheave_session::{register_function, unregister_function, work_as};
+use sheave_tensor::Tensor;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -56,19 +60,23 @@ pub(super) fn run(scenario: &Scenario, process: usize, ledger: &Arc<Ledger>, ste
     for (process, member) in session.mesh().members().iter().enumerate() {
         ledger.joined(process, member.node);
     }
-    let name = serve(steps);
+    let names = serve(steps);
     let dice = SeededEntropy::new(scenario.seed ^ 0x5e55);
     let workers = session.workers();
     let (ledger, steps) = (Arc::clone(ledger), Arc::clone(steps));
     let (kept, expected, untold) = (Vec::new(), vec![Vec::new(); workers as usize], vec![false; workers as usize]);
-    Part { session, ledger, steps, dice, number: 0, kept, expected, untold }.play(&name, scenario);
-    unregister_function(&name);
+    // The workers agree, then tell what is wrong or add up, each perhaps around all of them.
+    let hop = Duration::from_nanos(scenario.way.delay_ns + scenario.way.jitter_ns);
+    let (sums, sum) = (Duration::ZERO, hop * (3 * workers));
+    Part { session, ledger, steps, dice, number: 0, kept, expected, untold, sums, sum }.play(&names, scenario);
+    names.iter().for_each(|name| unregister_function(name));
 }
 
-/// Registers the function of this run. Names are of one length: runs of one seed send the same bytes.
-fn serve(steps: &Arc<Steps>) -> String {
+/// Registers the functions of this run. Names are of one length: runs of one seed send the same bytes.
+fn serve(steps: &Arc<Steps>) -> [String; 3] {
     static RUNS: AtomicU64 = AtomicU64::new(0);
-    let name = format!("step {:08}", RUNS.fetch_add(1, SeqCst));
+    let run = RUNS.fetch_add(1, SeqCst);
+    let names = ["step", "give", "read"].map(|name| format!("{name} {run:08}"));
     let steps = Arc::clone(steps);
     let step = move |mut arguments: sheave_session::Arguments| {
         let (number, unlucky): (u64, Vec<u32>) = (arguments.take()?, arguments.take()?);
@@ -79,8 +87,18 @@ fn serve(steps: &Arc<Steps>) -> String {
         }
         Ok(sheave_session::Held::of(number))
     };
-    register_function(Function::new(&name, step)).expect("no other run has its name");
-    name
+    let give = Function::typed(&names[1], |(number, unlucky): (u64, Vec<u32>)| {
+        let worker = Worker::current()?.id;
+        if unlucky.contains(&worker) {
+            return Err(Error::new(ErrorKind::Mismatch, format!("planned {number}")));
+        }
+        Tensor::from_slice(&[number, number * u64::from(worker)], [2])
+    });
+    let read = Function::typed(&names[2], |(tensor,): (Tensor,)| Ok(tensor.to_vec::<u64>()?[1]));
+    for function in [Function::new(&names[0], step), give, read] {
+        register_function(function).expect("no other run has its name");
+    }
+    names
 }
 
 fn judge(ledger: &Ledger, process: usize, what: &str, error: &Error) {
@@ -95,6 +113,8 @@ struct Made {
     register: Register,
     number: u64,
     poisoned: BTreeSet<u32>,
+    /// It comes of what all workers have done together: a death may have poisoned it on any of them.
+    is_shared: bool,
 }
 
 struct Part {
@@ -104,24 +124,33 @@ struct Part {
     dice: SeededEntropy,
     number: u64,
     kept: Vec<Made>,
-    /// By worker, the commands that it runs.
-    expected: Vec<Vec<u64>>,
+    /// By worker, the commands that it runs, and whether one needs what a death may have poisoned.
+    expected: Vec<Vec<(u64, bool)>>,
     /// By worker, whether it has failures of which nobody was told.
     untold: Vec<bool>,
+    /// How long the sums may take that nobody has waited for.
+    sums: Duration,
+    /// How long one may take.
+    sum: Duration,
 }
 
 impl Part {
-    fn play(mut self, name: &str, scenario: &Scenario) {
-        let Some(step) = self.judged("naming a function", self.session.function(name)) else { return };
+    fn play(mut self, names: &[String; 3], scenario: &Scenario) {
+        let mut functions = Vec::new();
+        for name in names {
+            let Some(function) = self.judged("naming a function", self.session.function(name)) else { return };
+            functions.push(function);
+        }
         for _ in 0..scenario.rounds * (5 + self.dice.below(4 * scenario.steps)) {
             if !self.session.mesh().is_member() {
                 break;
             }
-            match self.dice.below(10) {
+            match self.dice.below(12) {
+                10 | 11 => self.reduce(&functions[1], &functions[2]),
                 0 => pause(Duration::from_micros(self.dice.below(50_000))),
                 1 => self.sync(),
                 2 | 3 => self.fetch(),
-                _ => self.call(&step),
+                _ => self.call(&functions[0]),
             }
         }
         for worker in 0..self.session.workers() {
@@ -147,25 +176,52 @@ impl Part {
             _ => Vec::new(),
         };
         let mut args = Args::new().value(self.number).value(unlucky.clone());
-        let mut poisoned = BTreeSet::new();
+        let (mut poisoned, mut is_shared) = (BTreeSet::new(), false);
         if !self.kept.is_empty() && self.dice.below(3) > 0 {
             let before = &self.kept[self.dice.below(self.kept.len() as u64) as usize];
             poisoned.clone_from(&before.poisoned);
+            is_shared = before.is_shared;
             args = args.register(&before.register);
         }
         let called = self.session.call(step, &args);
         let Some(register) = self.judged("a call", called) else { return };
         for worker in 0..workers {
             if !poisoned.contains(&worker) {
-                self.expected[worker as usize].push(self.number);
+                self.expected[worker as usize].push((self.number, is_shared));
             }
         }
         poisoned.extend(unlucky);
         poisoned.iter().for_each(|worker| self.untold[*worker as usize] = true);
+        self.keep(Made { register, number: self.number, poisoned, is_shared });
+    }
+
+    /// Has all workers add up what each gives, which one of them may not have.
+    fn reduce(&mut self, give: &Register, read: &Register) {
+        self.number += 1;
+        self.sums += self.sum;
+        let workers = self.session.workers();
+        let unlucky: Vec<u32> = match self.dice.below(4) {
+            0 => vec![self.dice.below(workers.into()) as u32],
+            _ => Vec::new(),
+        };
+        let scope = if self.dice.below(2) == 0 { Scope::World } else { Scope::Group };
+        let args = Args::new().value(self.number).value(unlucky.clone());
+        let given = self.judged("a call", self.session.call(give, &args));
+        let sum =
+            given.and_then(|given| self.judged("a sum", self.session.all_reduce(&given, None, Operator::Sum, scope)));
+        let total = sum.and_then(|sum| self.judged("a call", self.session.call(read, &Args::new().register(&sum))));
+        let poisoned: BTreeSet<u32> = if unlucky.is_empty() { BTreeSet::new() } else { (0..workers).collect() };
+        poisoned.iter().for_each(|worker| self.untold[*worker as usize] = true);
+        let Some(register) = total else { return };
+        let number = self.number * (0..u64::from(workers)).sum::<u64>();
+        self.keep(Made { register, number, poisoned, is_shared: true });
+    }
+
+    fn keep(&mut self, made: Made) {
         if self.kept.len() >= KEPT {
             self.kept.swap_remove(self.dice.below(KEPT as u64) as usize);
         }
-        self.kept.push(Made { register, number: self.number, poisoned });
+        self.kept.push(made);
     }
 
     fn sync(&mut self) {
@@ -200,7 +256,8 @@ impl Part {
     fn wait<T>(&mut self, worker: u32, what: &str, act: impl FnOnce(&Self) -> Result<T>) -> Option<T> {
         let begun = clock::now();
         let outcome = act(self);
-        self.ledger.ends_in_time(0, what, clock::since(begun));
+        let sums = std::mem::take(&mut self.sums);
+        self.ledger.ends_in_time(0, what, clock::since(begun).saturating_sub(sums));
         let was_untold = std::mem::take(&mut self.untold[worker as usize]);
         match outcome {
             Ok(done) => {
@@ -220,8 +277,8 @@ impl Part {
                 None
             }
             Err(error) => {
-                // It may have had something to tell besides.
-                self.untold[worker as usize] = was_untold;
+                // It may have had something to tell besides, unless it is what a worker has told of an operation.
+                self.untold[worker as usize] = was_untold && !error.to_string().contains("call of sheave.all_reduce");
                 judge(&self.ledger, 0, what, &error);
                 None
             }
@@ -236,7 +293,12 @@ impl Part {
         for (worker, expected) in (0..).zip(&self.expected) {
             let run = self.steps.of(worker);
             let may_lack = self.ledger.is_doomed(worker as usize) || self.ledger.may_be_dead(worker as usize);
-            if &run != expected && !(may_lack && expected.starts_with(&run)) {
+            let mut left = run.iter().peekable();
+            let missing = expected.iter().find(|(number, is_shared)| {
+                let is_run = left.next_if(|run| *run == number).is_some();
+                !is_run && !(*is_shared && self.ledger.is_troubled())
+            });
+            if left.next().is_some() || missing.is_some() && !may_lack {
                 self.ledger.fault(format!("worker {worker} has run {run:?}; expected {expected:?}"));
             }
         }

@@ -1,6 +1,7 @@
 //! How the workers of an operation agree on it before anything moves.
 
 use super::descriptor::{Descriptor, NUMBERS, check};
+use sheave_base::planted::{self, Bug};
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_collective::Communicator;
 use sheave_tensor::{Dtype, Tensor};
@@ -21,6 +22,9 @@ pub(super) fn agree(
     own: Descriptor,
     failed: Option<&Error>,
 ) -> Result<Vec<Descriptor>> {
+    if let Some(error) = failed.filter(|_| planted::strikes(Bug::MissingUntold)) {
+        return Err(error.clone());
+    }
     let error = failed.map(|error| written(error, ERROR_BYTES_MAX)).transpose()?.unwrap_or_default();
     let own = Descriptor { error_bytes: error.len() as u64, ..own };
     let size = communicator.size() as usize;
