@@ -2,9 +2,10 @@
 
 use crate::collective::Placement;
 use crate::register::Register;
+use sheave_base::Result;
 use sheave_net::{Part, Parts};
 use sheave_rpc::IntoValue;
-use sheave_tensor::{Mode, Tensor};
+use sheave_tensor::{Mode, ReadLease, Tensor};
 use sheave_wire::Value;
 
 /// The arguments of a command: values, which are the same for all workers, and registers, of which each worker takes
@@ -79,6 +80,15 @@ impl Args {
             Item::Register(register) => Some(register),
             Item::Value(_) | Item::Placed(..) => None,
         })
+    }
+
+    /// Keeps others from writing the tensors until all workers have got the same; refuses those that are being written.
+    pub(crate) fn hold(&self) -> Result<Vec<ReadLease>> {
+        let placed = self.items.iter().filter_map(|item| match item {
+            Item::Placed(tensor, ..) => Some(tensor),
+            Item::Value(_) | Item::Register(_) => None,
+        });
+        self.tensors.iter().chain(placed).map(|tensor| tensor.read_lease("call")).collect()
     }
 
     /// What this worker gets.

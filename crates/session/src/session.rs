@@ -130,8 +130,9 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a register of another session or a value that cannot be sent, and then no worker has got
-    /// the command; `Closed` after the session was shut down. What the workers say comes later.
+    /// `InvalidArgument` for a register of another session or a value that cannot be sent, `BufferInUse` for a tensor
+    /// that is being written, and then no worker has got the command; `Closed` after the session was shut
+    /// down. What the workers say comes later.
     pub fn call(&self, function: &Register, args: &Args) -> Result<Register> {
         self.call_within(function, args, None)
     }
@@ -143,6 +144,7 @@ impl Session {
     /// As [`Session::call`], and `DeadlineExceeded` that names the worker which takes no more.
     pub fn call_within(&self, function: &Register, args: &Args, timeout: Option<Duration>) -> Result<Register> {
         std::iter::once(function).chain(args.registers()).try_for_each(|register| register.check(&self.0))?;
+        let _leases = args.hold()?;
         let make = |worker: usize| {
             let (values, parts) = args.of_worker(worker);
             (vec![function.value(worker), values], parts)

@@ -82,8 +82,8 @@ impl Worker {
 
     /// Returns the operations of all workers together. Ranks are the numbers of workers.
     ///
-    /// Tags of messages from 2^64 - 16 on are the session's own. An operation that fails otherwise than on the spot
-    /// breaks them, until the controller has them [made again](crate::Session::renew_collectives).
+    /// An operation that fails otherwise than on the spot breaks them, until the controller has them
+    /// [made again](crate::Session::renew_collectives).
     ///
     /// # Errors
     ///

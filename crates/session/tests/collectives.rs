@@ -284,6 +284,27 @@ fn s01_an_argument_that_is_poisoned_on_one_worker_alone() {
     });
 }
 
+/// Item 15: a command that cannot be sent to all is sent to none.
+#[test]
+fn s15_a_tensor_that_is_being_written_is_refused_before_any_worker_has_the_command() {
+    each(4, 2, |session| {
+        let data = matrix(2, 2);
+        let lease = data.write_lease("test").unwrap();
+        let echo = session.function("echo").unwrap();
+        let refused = [
+            session.broadcast(&data, None, Scope::Group),
+            session.copy_to_first(&data, None),
+            session.call(&echo, &Args::new().value(data.clone())),
+        ];
+        for refused in refused {
+            assert_eq!(refused.unwrap_err().kind(), ErrorKind::BufferInUse);
+        }
+        drop(lease);
+        let sent = session.broadcast(&data, None, Scope::Group).unwrap();
+        assert_eq!(numbers(&sent, 3), [0.0, 1.0, 2.0, 3.0]);
+    });
+}
+
 #[test]
 fn objects_of_other_languages_are_written_in_place() {
     each(2, 1, |session| {

@@ -99,6 +99,11 @@ fn a_stage_that_fails_is_told_by_its_neighbours_alone() {
         let passed = session.pass_to_next_group(&half, None).unwrap();
         told_by(session, &[3, 5], ErrorKind::Remote, "it has no tensor");
         assert_eq!((numbers(&passed, 2), numbers(&passed, 4)), (vec![0.5; 2], vec![0.5; 2]));
+        let first = session.function("tensor unless").unwrap();
+        let first = session.call(&first, &Args::new().value(0).value(2_u64)).unwrap();
+        assert!(session.sync(0, PATIENCE).is_err());
+        session.pass_to_next_group(&first, None).unwrap();
+        told_by(session, &[0, 2], ErrorKind::Remote, "it has no tensor");
         let name = |name: &str| session.function(name).unwrap();
         session.call(&name("sheave.send_to_next_group"), &Args::new().register(&half)).unwrap();
         session.call(&name("sheave.recv_from_previous_group"), &Args::new()).unwrap();

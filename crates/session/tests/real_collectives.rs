@@ -53,6 +53,33 @@ fn s03_a_worker_that_dies_ends_the_operations_of_the_others() {
     session.shutdown().expect("all was told");
 }
 
+/// So does a message to or from a worker that dies, and messages between others go on.
+#[test]
+fn s03_a_worker_that_dies_ends_the_messages_of_its_peers() {
+    functions();
+    let session = Session::processes(6, 3, &playing("worker")).expect("there is room for some workers");
+    let source = own(&session, 2, 1.0);
+    session.sync_all(PATIENCE).unwrap();
+    let die = session.function("die on").unwrap();
+    let begun = Instant::now();
+    session.call(&die, &Args::new().value(3)).unwrap();
+    let passed = session.pass_to_next_group(&source, None).unwrap();
+    assert_eq!(session.sync(3, PATIENCE).unwrap_err().kind(), ErrorKind::WorkerDied);
+    for worker in [1, 5] {
+        let error = session.sync(worker, PATIENCE).unwrap_err();
+        assert!(error.kind().is_loss() && error.to_string().contains("rank-3"), "worker {worker}: {error}");
+    }
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    assert_eq!((numbers(&passed, 2), numbers(&passed, 4)), (vec![0.0, 1.0], vec![2.0, 3.0]));
+    session.send_between(0, &source, 3, None).unwrap();
+    let error = session.sync(0, PATIENCE).unwrap_err();
+    assert!(error.kind().is_loss() && error.to_string().contains("rank-3"), "{error}");
+    let sent = session.send_between(0, &source, 5, None).unwrap();
+    assert_eq!(numbers(&sent, 5), [0.0, 1.0], "others go on");
+    session.shutdown().expect("all was told");
+}
+
 /// Item 21: functions that do not all call the same are ended by a limit, which says who is missing.
 #[test]
 fn s21_who_does_not_come_is_named_after_a_limit() {

@@ -89,6 +89,35 @@ pub(super) fn not_alone<T>(communicator: &Communicator, outcome: Result<T>) -> R
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Args, Function, Scope, Session, Worker, register_function};
+    use sheave_collective::Operator;
+
+    #[test]
+    fn a_worker_that_fails_after_all_have_agreed_keeps_nobody_waiting() {
+        let play = |(length,): (u64,)| {
+            let (worker, tensor) = (Worker::current()?, Tensor::private(Dtype::F32, [length])?);
+            let world = worker.world()?;
+            match worker.id {
+                0 => not_alone(&world, Err(Error::new(ErrorKind::LimitExceeded, "no memory"))),
+                _ => world.all_reduce(&tensor, &tensor, Operator::Sum).join(),
+            }
+        };
+        register_function(Function::typed("fail late", play)).unwrap();
+        let session = Session::threads(3, 1).unwrap();
+        let fail = session.function("fail late").unwrap();
+        let patience = Some(std::time::Duration::from_secs(60));
+        for length in [4, 1 << 20] {
+            session.call(&fail, &Args::new().value(length)).unwrap();
+            assert_eq!(session.sync(0, patience).unwrap_err().kind(), ErrorKind::LimitExceeded);
+            for worker in 1..3 {
+                assert_eq!(session.sync(worker, patience).unwrap_err().kind(), ErrorKind::Mismatch, "{length}");
+            }
+            session.renew_collectives().unwrap();
+            let sent = session.broadcast(&Tensor::private(Dtype::F32, [3]).unwrap(), None, Scope::World).unwrap();
+            assert_eq!(sent.get::<Tensor>(2, patience).unwrap().elements(), 3, "made again they work");
+        }
+        session.shutdown().unwrap();
+    }
 
     #[test]
     fn long_errors_are_cut() {

@@ -199,7 +199,7 @@ fn at_the_end(which: &str) -> Error {
 
 /// One side of one transfer.
 fn message(side: Side) -> Result<Tensor> {
-    let mut moved = exchange(Worker::current()?.communicators(), vec![side])?;
+    let mut moved = exchange(Worker::current()?.communicators(), vec![side]);
     moved.pop().unwrap_or_else(|| Err(Error::new(ErrorKind::Internal, "a transfer without an outcome")))
 }
 
@@ -217,8 +217,8 @@ fn pass_to_next_group(mut arguments: Arguments) -> Result<Held> {
     let receives = previous.map(|previous| Side::Receives(previous, target));
     let sends = next.map(|next| Side::Sends(next, source));
     let is_receiver = receives.is_some();
-    let mut moved = exchange(worker.communicators(), receives.into_iter().chain(sends).collect())?.into_iter();
-    let received = moved.next().filter(|_| is_receiver).transpose();
+    let mut moved = exchange(worker.communicators(), receives.into_iter().chain(sends).collect()).into_iter();
+    let received = if is_receiver { moved.next().transpose() } else { Ok(None) };
     // What it sends may have failed too.
     moved.try_for_each(|sent| sent.map(drop)).and(received).map(|tensor| tensor.map_or_else(Held::default, local::held))
 }

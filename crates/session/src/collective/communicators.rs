@@ -2,6 +2,7 @@
 
 use super::Scope;
 use parking_lot::Mutex;
+use sheave_base::collections::HashMap;
 use sheave_base::{Error, ErrorKind, NodeId, Result};
 use sheave_collective::{Collectives, Communicator};
 use sheave_mesh::{Mesh, WeakMesh};
@@ -27,6 +28,8 @@ struct Made {
     limit: Option<Duration>,
     world: Option<Communicator>,
     group: Option<Communicator>,
+    /// By the number of the other worker.
+    pairs: HashMap<u32, Communicator>,
 }
 
 impl Communicators {
@@ -38,6 +41,11 @@ impl Communicators {
         };
         let nodes = ranks.iter().map(node).collect::<Result<_>>()?;
         Ok(Self { mesh: mesh.downgrade(), collectives, id, nodes, groups, made: Mutex::default() })
+    }
+
+    /// The number of this worker.
+    pub(crate) fn id(&self) -> u32 {
+        self.id
     }
 
     /// The workers of each group.
@@ -75,6 +83,29 @@ impl Communicators {
         Ok(limit.map_or(communicator.clone(), |limit| communicator.within(limit)))
     }
 
+    /// This worker and another one, of which the lower number has rank 0. Messages between two go there, so that no
+    /// third one that dies ends them.
+    pub(crate) fn pair(&self, other: u32) -> Result<Communicator> {
+        let mut made = self.made.lock();
+        let Made { generation, limit, .. } = *made;
+        let communicator = match made.pairs.get(&other) {
+            Some(communicator) => communicator.clone(),
+            None => {
+                let ends = [self.id.min(other), self.id.max(other)];
+                let strange =
+                    || Error::new(ErrorKind::InvalidArgument, format!("worker {other}; expected another one"));
+                let nodes = ends.map(|worker| self.nodes.get(worker as usize).copied());
+                let [Some(one), Some(two)] = nodes else { return Err(strange()) };
+                let name = format!("workers {} and {}", ends[0], ends[1]);
+                let pair = self.of(name, generation, &[one, two])?;
+                made.pairs.insert(other, pair.clone());
+                pair
+            }
+        };
+        drop(made);
+        Ok(limit.map_or(communicator.clone(), |limit| communicator.within(limit)))
+    }
+
     fn make(&self, scope: Scope, generation: u64) -> Result<Communicator> {
         let (first, size) = (self.first(scope), self.group_size());
         let (name, nodes) = match scope {
@@ -83,6 +114,10 @@ impl Communicators {
                 (format!("workers {first} to {}", first + size - 1), &self.nodes[first as usize..][..size as usize])
             }
         };
+        self.of(name, generation, nodes)
+    }
+
+    fn of(&self, name: String, generation: u64, nodes: &[NodeId]) -> Result<Communicator> {
         let label = if generation == 0 { name } else { format!("{name}, made again {generation}") };
         self.collectives.group(&self.mesh()?.group(&label, nodes)?)
     }
@@ -95,7 +130,7 @@ impl Communicators {
     /// Lets the groups go; others take their place.
     pub(crate) fn renew(&self) {
         let mut made = self.made.lock();
-        let gone = (made.world.take(), made.group.take());
+        let gone = (made.world.take(), made.group.take(), std::mem::take(&mut made.pairs));
         made.generation += 1;
         drop(made);
         drop(gone);

@@ -21,7 +21,8 @@
 //! [limit](crate::Session::limit_collectives), or for want of memory; the last breaks the group deliberately, so that
 //! nobody waits, and [`Session::renew_collectives`](crate::Session::renew_collectives) makes it again.
 //!
-//! Messages between two workers are agreed on in the same way, by the two.
+//! Messages between two workers are agreed on in the same way, by the two, and go through a group of these two alone:
+//! the death of a third one ends none of them.
 //!
 //! **Numbers.** Elements are reduced in the dtype of the tensors: sums and products of integers wrap around, those of
 //! f16 and bf16 are computed in f32 and rounded once. The average of integers is their sum, which may wrap, divided and

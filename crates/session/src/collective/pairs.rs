@@ -8,16 +8,16 @@
 use super::agree::{read, written};
 use super::communicators::Communicators;
 use super::descriptor::Extent;
-use super::{Scope, local};
+use super::local;
 use sheave_base::limits::DIMENSIONS_MAX;
 use sheave_base::{Error, ErrorKind, Rank, Result, Work};
 use sheave_collective::Communicator;
 use sheave_tensor::{Dtype, Shape, Tensor};
 
-/// Tags of the session's own messages: what a sender says, what a receiver says, and the tensors.
-const SENDER_SAYS: u64 = u64::MAX;
-const RECEIVER_SAYS: u64 = u64::MAX - 1;
-const BYTES: u64 = u64::MAX - 2;
+/// Tags of messages: what a sender says, what a receiver says, and the tensors.
+const SENDER_SAYS: u64 = 0;
+const RECEIVER_SAYS: u64 = 1;
+const BYTES: u64 = 2;
 
 /// Bytes of what each side says, and where its error begins: behind the lengths of that and of the shape, the dtype,
 /// the number of elements, and the shape.
@@ -57,41 +57,43 @@ struct Said {
 }
 
 /// Does this worker's sides of transfers, all at once, and returns what came of each: the tensor. Blocks.
-pub(super) fn exchange(communicators: &Communicators, sides: Vec<Side>) -> Result<Vec<Result<Tensor>>> {
-    let world = communicators.get(Scope::World)?;
-    let begun: Vec<_> = sides.into_iter().map(|side| Talk::begin(&world, side.checked())).collect();
-    let begins = |talk: Result<Talk>| talk.and_then(|talk| talk.move_bytes(communicators, &world));
+pub(super) fn exchange(communicators: &Communicators, sides: Vec<Side>) -> Vec<Result<Tensor>> {
+    let begun: Vec<_> = sides.into_iter().map(|side| Talk::begin(communicators, side.checked())).collect();
+    let begins = |talk: Result<Talk>| talk.and_then(|talk| talk.move_bytes(communicators));
     let moving: Vec<_> = begun.into_iter().map(begins).collect();
     let ended = moving.into_iter().map(|moving| {
         let (tensor, work) = moving?;
         work.join().map(|()| tensor)
     });
-    Ok(ended.collect())
+    ended.collect()
 }
 
 /// A transfer of which both sides are being told.
 struct Talk {
     side: Side,
+    pair: Pair,
     sent: Work<()>,
     received: Work<Rank>,
     said: Tensor,
 }
 
 impl Talk {
-    fn begin(world: &Communicator, side: Side) -> Result<Self> {
+    fn begin(communicators: &Communicators, side: Side) -> Result<Self> {
         let (peer, tags, own) = match &side {
             Side::Sends(peer, tensor) => (*peer, [SENDER_SAYS, RECEIVER_SAYS], say(tensor.as_ref().map(Some))?),
             Side::Receives(peer, tensor) => {
                 (*peer, [RECEIVER_SAYS, SENDER_SAYS], say(tensor.as_ref().map(Option::as_ref))?)
             }
         };
+        let pair = Pair::of(communicators, peer)?;
         let said = Tensor::private(Dtype::U8, [SAID_BYTES as u64])?;
-        let received = world.recv(&said, Some(Rank(peer)), tags[1]);
-        Ok(Self { side, sent: world.send(&own, Rank(peer), tags[0]), received, said })
+        let received = pair.communicator.recv(&said, Some(pair.other), tags[1]);
+        let sent = pair.communicator.send(&own, pair.other, tags[0]);
+        Ok(Self { side, pair, sent, received, said })
     }
 
     /// Begins to move the tensor, if both sides have one that fits.
-    fn move_bytes(self, communicators: &Communicators, world: &Communicator) -> Result<(Tensor, Work<()>)> {
+    fn move_bytes(self, communicators: &Communicators) -> Result<(Tensor, Work<()>)> {
         let heard = self.received.join();
         self.sent.join()?;
         heard?;
@@ -107,45 +109,72 @@ impl Talk {
             Side::Sends(_, tensor) => Some(tensor?),
             Side::Receives(_, tensor) => tensor?,
         };
-        let me = world.rank().0;
+        let me = communicators.id();
         let ends = if is_sender { (me, peer) } else { (peer, me) };
         let extents = (own.as_ref().map(Extent::of), said.extent);
         let (given, room) = if is_sender { extents } else { (extents.1, extents.0) };
-        if let (Some(given), Some(room)) = (given, room)
-            && given != room
-        {
+        let Some(given) = given else {
+            return Err(Error::new(ErrorKind::Protocol, format!("worker {} sends nothing", ends.0)));
+        };
+        if let Some(room) = room.filter(|room| *room != given) {
             let what = format!("worker {} has room for {room}; expected {given}", ends.1);
             return Err(Error::new(ErrorKind::Mismatch, format!("{what}, for worker {} sends {given}", ends.0)));
         }
-        match (own, given) {
-            (Some(tensor), _) if is_sender => {
-                let sent = send(world, &tensor, peer)?;
-                Ok((tensor, sent))
+        match own {
+            Some(tensor) if is_sender => self.pair.send(&tensor).map(|sent| (tensor, sent)),
+            Some(tensor) => self.pair.receive(Ok(tensor), given.dtype),
+            None => {
+                let made = communicators.mesh().and_then(|mesh| local::make(&mesh, given.dtype, said.shape));
+                self.pair.receive(made, given.dtype)
             }
-            (Some(tensor), _) => {
-                let received = receive(world, &tensor, peer)?;
-                Ok((tensor, received))
-            }
-            (None, Some(given)) => {
-                let tensor = local::make(&communicators.mesh()?, given.dtype, said.shape)?;
-                let received = receive(world, &tensor, peer)?;
-                Ok((tensor, received))
-            }
-            (None, None) => Err(Error::new(ErrorKind::Protocol, format!("worker {peer} sends nothing"))),
         }
     }
 }
 
-/// Begins to send what both have agreed on. Where that is refused on the spot, because somebody has taken hold of the
-/// tensor in between, the receiver gets something else, which it refuses: it does not wait.
-fn send(world: &Communicator, tensor: &Tensor, peer: u32) -> Result<Work<()>> {
-    let sent = world.send(tensor, Rank(peer), BYTES);
-    if let Some(error) = refusal(&sent) {
-        let other = if tensor.dtype() == Dtype::U8 { Dtype::I8 } else { Dtype::U8 };
-        let _ = world.send(&Tensor::private(other, [1])?, Rank(peer), BYTES).join();
-        return Err(error);
+/// Two workers, between whom no third one that dies ends anything.
+struct Pair {
+    communicator: Communicator,
+    other: Rank,
+}
+
+impl Pair {
+    fn of(communicators: &Communicators, peer: u32) -> Result<Self> {
+        let communicator = communicators.pair(peer)?;
+        let other = Rank(1 - communicator.rank().0);
+        Ok(Self { communicator, other })
     }
-    Ok(sent)
+
+    /// Begins to send what both have agreed on. Where that is refused on the spot, because somebody has taken hold of
+    /// the tensor in between, the receiver gets something else, which it refuses: it does not wait.
+    fn send(&self, tensor: &Tensor) -> Result<Work<()>> {
+        let sent = self.communicator.send(tensor, self.other, BYTES);
+        if let Some(error) = refusal(&sent) {
+            let _ = self.communicator.send(&misfit(tensor.dtype())?, self.other, BYTES).join();
+            return Err(error);
+        }
+        Ok(sent)
+    }
+
+    /// Begins to receive what both have agreed on, into this tensor if there is one. Else, and where that is refused on
+    /// the spot, what comes is refused: the sender does not wait.
+    fn receive(&self, tensor: Result<Tensor>, dtype: Dtype) -> Result<(Tensor, Work<()>)> {
+        let received = tensor.and_then(|tensor| {
+            let received = self.communicator.recv(&tensor, Some(self.other), BYTES);
+            refusal(&received).map_or(Ok((tensor, received)), Err)
+        });
+        match received {
+            Ok((tensor, received)) => Ok((tensor, received.map(|_| Ok(())))),
+            Err(error) => {
+                let _ = self.communicator.recv(&misfit(dtype)?, Some(self.other), BYTES).join();
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Something of another dtype, which nobody takes for a tensor of this one.
+fn misfit(dtype: Dtype) -> Result<Tensor> {
+    Tensor::private(if dtype == Dtype::I8 { Dtype::Bool } else { Dtype::I8 }, [1])
 }
 
 /// Why an operation was refused on the spot, for the sake of the tensor it was given. Whatever else it ends with, a
@@ -153,17 +182,6 @@ fn send(world: &Communicator, tensor: &Tensor, peer: u32) -> Result<Work<()>> {
 fn refusal<T: Clone>(work: &Work<T>) -> Option<Error> {
     let error = work.result()?.err()?;
     matches!(error.kind(), ErrorKind::BufferInUse | ErrorKind::InvalidArgument).then_some(error)
-}
-
-/// Begins to receive what both have agreed on. Where that is refused on the spot, what comes goes elsewhere.
-fn receive(world: &Communicator, tensor: &Tensor, peer: u32) -> Result<Work<()>> {
-    let received = world.recv(tensor, Some(Rank(peer)), BYTES);
-    if let Some(error) = refusal(&received) {
-        let elsewhere = Tensor::private(tensor.dtype(), tensor.shape())?;
-        let _ = world.recv(&elsewhere, Some(Rank(peer)), BYTES).join();
-        return Err(error);
-    }
-    Ok(received.map(|_| Ok(())))
 }
 
 /// What this worker says of its side.
@@ -219,6 +237,7 @@ fn hear(said: &Tensor) -> Result<Said> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Args, Function, Scope, Session, Worker, register_function};
 
     #[test]
     fn what_a_side_says_is_heard() {
@@ -234,6 +253,43 @@ mod tests {
         let Side::Receives(_, checked) = Side::Receives(1, Ok(Some(tensor))).checked() else { unreachable!() };
         assert_eq!(checked.unwrap_err().kind(), ErrorKind::BufferInUse);
         drop(lease);
+    }
+
+    /// Of the two workers one has a tensor that something else holds, though it has said otherwise: neither waits.
+    #[test]
+    fn what_is_refused_after_all_ends_on_both_sides() {
+        let play = |(is_sent, length): (bool, u64)| {
+            let worker = Worker::current()?;
+            let pair = Pair::of(worker.communicators(), 1 - worker.id)?;
+            let tensor = Tensor::private(Dtype::F32, [length])?;
+            // Worker 0 is the one that cannot.
+            let lease = (worker.id == 0).then(|| tensor.write_lease("test")).transpose()?;
+            let ended = match (worker.id == 0) == is_sent {
+                true => pair.send(&tensor).and_then(Work::join),
+                false => pair.receive(Ok(tensor), Dtype::F32).and_then(|(_, received)| received.join()),
+            };
+            drop(lease);
+            Ok(ended.err().map_or_else(String::new, |error| format!("{:?}", error.kind())))
+        };
+        register_function(Function::typed("refuse", play)).unwrap();
+        let session = Session::threads(2, 1).unwrap();
+        let refuse = session.function("refuse").unwrap();
+        let patience = Some(std::time::Duration::from_secs(60));
+        for (is_sent, length, other) in
+            [(true, 10, "Mismatch"), (true, 100_000, "Mismatch"), (false, 10, ""), (false, 100_000, "Mismatch")]
+        {
+            let ends = session.call(&refuse, &Args::new().value(is_sent).value(length)).unwrap();
+            assert_eq!(ends.get::<String>(0, patience).unwrap(), "BufferInUse", "{is_sent} {length}");
+            assert_eq!(
+                ends.get::<String>(1, patience).unwrap(),
+                other,
+                "{is_sent} {length}: a short one is on its way"
+            );
+        }
+        let source = session.broadcast(&Tensor::private(Dtype::F32, [3]).unwrap(), None, Scope::World).unwrap();
+        let moved = session.send_between(0, &source, 1, None).unwrap();
+        assert_eq!(moved.get::<Tensor>(1, patience).unwrap().elements(), 3, "the next one works");
+        session.shutdown().unwrap();
     }
 
     #[test]

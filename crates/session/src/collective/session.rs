@@ -248,6 +248,7 @@ impl Session {
     /// Has all workers call a built-in function.
     pub(crate) fn built_in(&self, name: &'static str, args: &Args) -> Result<Register> {
         args.registers().try_for_each(|register| register.check(&self.0))?;
+        let _leases = args.hold()?;
         let make = |worker: usize| {
             let (values, parts) = args.of_worker(worker);
             (vec![Value::from(name), values], parts)
