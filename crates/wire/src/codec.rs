@@ -264,6 +264,45 @@ pub fn decode_first(bytes: &[u8]) -> Result<(Value, &[u8])> {
     Ok((value, decoder.reader.rest()))
 }
 
+/// The text that `bytes` start with, if they start with one, and what follows it: as [`decode_first`], without a value.
+#[must_use]
+pub fn first_text(bytes: &[u8]) -> Option<(&str, &[u8])> {
+    let mut reader = Reader::new(bytes);
+    let is_text = bytes.len() <= limits::CONTROL_BYTES_MAX && reader.u8().ok()? == tag::STR;
+    let text = if is_text { reader.text().ok()? } else { return None };
+    Some((text, reader.rest()))
+}
+
+/// Calls `visit` with each [`Value::Ref`] in the value that `bytes` are, all of them, as often as it occurs and in the
+/// order in which it is found there, without making the value. It allocates nothing.
+///
+/// # Errors
+///
+/// As [`decode`], of the same bytes; some may have been visited.
+///
+/// ```
+/// use sheave_base::NodeId;
+/// use sheave_wire::{Value, codec};
+///
+/// let name = Value::Ref { node: NodeId(7), id: 3 };
+/// let bytes = codec::encode(&Value::List(vec![Value::from("a text"), name]))?;
+/// let mut seen = Vec::new();
+/// codec::visit_references(&bytes, &mut |node, id| seen.push((node, id)))?;
+/// assert_eq!(seen, [(NodeId(7), 3)]);
+/// # Ok::<(), sheave_base::Error>(())
+/// ```
+pub fn visit_references(bytes: &[u8], visit: &mut dyn FnMut(NodeId, u64)) -> Result<()> {
+    if bytes.len() > limits::CONTROL_BYTES_MAX {
+        return Err(too_long(bytes.len()));
+    }
+    let mut decoder = Decoder { reader: Reader::new(bytes), owed_bytes: 0 };
+    decoder.pass_over(0, visit)?;
+    match decoder.reader.remaining_bytes() {
+        0 => Ok(()),
+        left => Err(protocol(format!("{left} bytes follow a value"))),
+    }
+}
+
 struct Decoder<'a> {
     reader: Reader<'a>,
     /// What the announced but not yet read items of the enclosing lists and maps need at least.
@@ -280,12 +319,6 @@ impl Decoder<'_> {
             tag::FLOAT => Value::Float(f64::from_bits(self.reader.u64()?)),
             tag::STR => Value::Str(self.reader.text()?.to_owned()),
             tag::BYTES => Value::Bytes(self.reader.bytes()?.to_vec()),
-            tag::DTYPE => match self.reader.u8()? {
-                code if dtype_size(code).is_some() => Value::Dtype(code),
-                code => return Err(protocol(format!("unknown dtype {code}"))),
-            },
-            tag::DEVICE => Value::Device { kind: self.reader.u8()?, index: self.index("device")? },
-            tag::SHAPE => self.shape()?,
             tag::TENSOR => Value::Tensor(self.index("tensor")?),
             tag::REF => Value::Ref { node: NodeId(self.reader.u64()?), id: self.reader.varint()? },
             tag::LIST => Value::List(self.items(depth)?),
@@ -293,23 +326,76 @@ impl Decoder<'_> {
             tag::SET => Value::Set(self.items(depth)?),
             tag::MAP => Value::Map(self.entries(depth, |decoder, _| Ok(decoder.reader.text()?.to_owned()))?),
             tag::DICT => Value::Dict(self.entries(depth, Self::value)?),
-            tag::INTEGER => {
-                let bytes = self.reader.bytes()?;
-                check_integer(bytes).map_err(protocol)?;
-                Value::Integer(bytes.to_vec())
-            }
             tag::SLICE => {
                 check_depth(depth)?;
                 Value::Slice(Box::new([self.value(depth + 1)?, self.value(depth + 1)?, self.value(depth + 1)?]))
             }
-            tag::SCALAR => self.scalar()?,
             tag::TAGGED => {
                 check_depth(depth)?;
                 Value::Tagged(Box::new((self.reader.text()?.to_owned(), self.value(depth + 1)?)))
             }
             tag::PICKLE => Value::Pickle(self.reader.bytes()?.to_vec()),
+            other => self.atom(other)?,
+        })
+    }
+
+    /// A value of one of the kinds that are rare, and hold no other.
+    fn atom(&mut self, kind: u8) -> Result<Value> {
+        Ok(match kind {
+            tag::DTYPE => match self.reader.u8()? {
+                code if dtype_size(code).is_some() => Value::Dtype(code),
+                code => return Err(protocol(format!("unknown dtype {code}"))),
+            },
+            tag::DEVICE => Value::Device { kind: self.reader.u8()?, index: self.index("device")? },
+            tag::SHAPE => self.shape()?,
+            tag::INTEGER => {
+                let bytes = self.reader.bytes()?;
+                check_integer(bytes).map_err(protocol)?;
+                Value::Integer(bytes.to_vec())
+            }
+            tag::SCALAR => self.scalar()?,
             other => return Err(protocol(format!("unknown kind {other} of value"))),
         })
+    }
+
+    /// Reads a value that nobody wants but for the references in it.
+    fn pass_over(&mut self, depth: usize, visit: &mut dyn FnMut(NodeId, u64)) -> Result<()> {
+        match self.reader.u8()? {
+            tag::REF => visit(NodeId(self.reader.u64()?), self.reader.varint()?),
+            tag::NONE | tag::FALSE | tag::TRUE => {}
+            tag::INT => drop(self.reader.varint()?),
+            tag::FLOAT => drop(self.reader.u64()?),
+            tag::STR => drop(self.reader.text()?),
+            tag::BYTES | tag::PICKLE => drop(self.reader.bytes()?),
+            tag::TENSOR => drop(self.index("tensor")?),
+            tag::LIST | tag::TUPLE | tag::SET => {
+                for _ in 0..self.announced(ITEM_BYTES_MIN, depth)? {
+                    self.owed_bytes -= ITEM_BYTES_MIN;
+                    self.pass_over(depth + 1, visit)?;
+                }
+            }
+            kind @ (tag::MAP | tag::DICT) => {
+                for _ in 0..self.announced(ENTRY_BYTES_MIN, depth)? {
+                    self.owed_bytes -= ENTRY_BYTES_MIN;
+                    match kind {
+                        tag::MAP => drop(self.reader.text()?),
+                        _ => self.pass_over(depth + 1, visit)?,
+                    }
+                    self.pass_over(depth + 1, visit)?;
+                }
+            }
+            tag::SLICE => {
+                check_depth(depth)?;
+                (0..3).try_for_each(|_| self.pass_over(depth + 1, visit))?;
+            }
+            tag::TAGGED => {
+                check_depth(depth)?;
+                self.reader.text()?;
+                self.pass_over(depth + 1, visit)?;
+            }
+            other => drop(self.atom(other)?),
+        }
+        Ok(())
     }
 
     fn index(&mut self, what: &str) -> Result<u32> {

@@ -230,14 +230,14 @@ impl Shared {
         let refs = passed.map_err(|error| error.operation(method.to_cow()))?;
         self.words_ride(to);
         let sent = self.remember(correlation, pending, until).and_then(|()| {
-            let request = Leaving { to, message, until: patience, runs_anyway, refs: refs.clone(), one_way: None };
+            let request = Leaving { to, message, until: patience, runs_anyway, refs, one_way: None };
             self.send_request(link, request).map_err(|error| {
                 drop(self.calls.take(correlation));
                 self.explain(self.death_of(to).unwrap_or(error)).asked_for(method.to_cow())
             })
         });
         if sent.is_err() {
-            self.references.take_back(to, &refs);
+            self.references.take_back(to, names.iter().map(|mention| mention.name));
         }
         sent
     }

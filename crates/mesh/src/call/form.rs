@@ -113,14 +113,16 @@ fn names_of(bytes: &[u8]) -> Vec<Mention> {
 /// for good.
 pub(crate) fn references_in(message: &Message) -> Vec<Mention> {
     let (control, tag) = (&message.control[..], message.envelope.tag);
-    let value = |bytes: &[u8]| codec::decode(bytes).map(|value| names_in(&value)).unwrap_or_default();
+    let value = |bytes: &[u8]| {
+        let mut names = Vec::new();
+        let read = codec::visit_references(bytes, &mut |node, id| names.push(Mention::of(node, id)));
+        if read.is_ok() { names } else { Vec::new() }
+    };
     let listed = |bytes, count| split(bytes, count).map(|(names, _)| names_of(names)).unwrap_or_default();
     if message.envelope.endpoint == REQUESTS {
         return match RequestTag::of(tag) {
             RequestTag { references: 0, .. } => Vec::new(),
-            RequestTag { method: 0, .. } => {
-                codec::decode_first(control).map(|(_, rest)| value(rest)).unwrap_or_default()
-            }
+            RequestTag { method: 0, .. } => codec::first_text(control).map(|(_, rest)| value(rest)).unwrap_or_default(),
             RequestTag { references, .. } => listed(control, references.into()),
         };
     }
@@ -133,8 +135,8 @@ pub(crate) fn references_in(message: &Message) -> Vec<Mention> {
 
 /// The method of a request, for those who wait for what it is to do.
 pub(crate) fn method_of(request: &Message) -> String {
-    match (RequestTag::of(request.envelope.tag).method, codec::decode_first(&request.control)) {
-        (0, Ok((Value::Str(method), _))) => method,
+    match (RequestTag::of(request.envelope.tag).method, codec::first_text(&request.control)) {
+        (0, Some((method, _))) => method.to_owned(),
         (number, _) => format!("method {number}"),
     }
 }

@@ -30,7 +30,7 @@ use super::window::Leaving;
 use super::{Calls, HERE, Reply};
 use crate::driver::Shared;
 use crate::endpoints::{ANSWERS, REQUESTS};
-use crate::reference::{Brought, Mention, Name, Promises};
+use crate::reference::{Brought, Fills, Mention, Promises};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use sheave_base::collections::HashMap;
@@ -49,7 +49,7 @@ pub(super) struct OneWay {
     to: NodeId,
     service: ServiceName,
     method: Text,
-    fills: Vec<Name>,
+    fills: Fills,
 }
 
 impl OneWay {
@@ -58,7 +58,7 @@ impl OneWay {
     }
 
     /// The promises that it was to fill.
-    pub(super) fn into_fills(self) -> Vec<Name> {
+    pub(super) fn into_fills(self) -> Fills {
         self.fills
     }
 }
@@ -242,14 +242,16 @@ impl Shared {
         let tag = RequestTag { method: number, references: names.len() as u32 }.to_tag();
         let envelope = Envelope { correlation: ONE_WAY, ..Envelope::of(REQUESTS, tag, service.number()) };
         let message = Outgoing { envelope, control, parts: tensors };
-        let one_way = OneWay { to, service, method: method.clone(), fills: fills.clone() };
-        let title = (!fills.is_empty()).then(|| one_way.title());
+        let one_way = OneWay { to, service: service.clone(), method: method.clone(), fills: fills.clone() };
         let sent = match link {
             Some(HERE) => self.one_way_here(message, &one_way, &names),
             link => self.pass_and_send(link, message, one_way, &names),
         };
         sent.map_err(|error| {
-            self.references.filling_failed(&fills, title.as_deref().unwrap_or_default(), &error, false);
+            if !fills.is_empty() {
+                let title = OneWay { to, service, method: method.clone(), fills: Fills::new() }.title();
+                self.references.filling_failed(&fills, &title, &error, false);
+            }
             named(error, &method)
         })
     }
@@ -265,10 +267,10 @@ impl Shared {
         self.check_passing(to, names.iter().map(|mention| mention.name.owner))?;
         let refs = self.references.pass(to, names)?;
         self.words_ride(to);
-        let (refs_to_take_back, one_way) = (refs.clone(), Some(Box::new(one_way)));
+        let one_way = Some(Box::new(one_way));
         let request = Leaving { to, message, until: None, runs_anyway: true, refs, one_way };
         self.send_request(link, request).map_err(|error| {
-            self.references.take_back(to, &refs_to_take_back);
+            self.references.take_back(to, names.iter().map(|mention| mention.name));
             self.explain(self.death_of(to).unwrap_or(error))
         })
     }

@@ -428,9 +428,10 @@ impl Way {
         }
         let to = shared.node.link(link)?.peer().node.unwrap_or_default();
         shared.check_passing(to, names.iter().map(|mention| mention.name.owner))?;
-        let refs = shared.references.pass(to, &names)?;
+        let kept = shared.references.pass(to, &names)?;
         let sent = shared.send_answer(link, message, hold, self.counted.as_ref());
-        sent.inspect_err(|_| shared.references.take_back(to, &refs))
+        drop(kept);
+        sent.inspect_err(|_| shared.references.take_back(to, names.iter().map(|mention| mention.name)))
     }
 }
 

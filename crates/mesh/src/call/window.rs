@@ -23,7 +23,7 @@ use super::one_way::OneWay;
 use super::room::{RoomWait, RoomWaits};
 use super::unlinked::Unlinked;
 use crate::driver::Shared;
-use crate::reference::{Name, Ref};
+use crate::reference::{Name, Ref, Refs};
 use parking_lot::{Mutex, RwLock};
 use sheave_base::clock;
 use sheave_base::collections::HashMap;
@@ -68,7 +68,7 @@ pub(super) struct Leaving {
     pub(super) until: Option<Instant>,
     pub(super) runs_anyway: bool,
     /// What it passes on.
-    pub(super) refs: Vec<Ref>,
+    pub(super) refs: Refs,
     /// The one-way call that it is, for whose answer nobody waits.
     pub(super) one_way: Option<Box<OneWay>>,
 }
@@ -483,7 +483,7 @@ impl Shared {
             }
             return Ok(());
         };
-        self.references.take_back(to, &refs);
+        self.references.take_back(to, refs.iter().map(Ref::name));
         let error = self.explain(self.death_of(to).unwrap_or(error));
         if let Some(call) = self.calls.take(correlation) {
             call.end(error.clone());
@@ -499,7 +499,7 @@ impl Shared {
     /// Ends what was left in windows.
     pub(super) fn end_kept(&self, ended: Ended, reason: &Error) {
         let Ended { one_way, unsent, rooms } = ended;
-        unsent.iter().for_each(|request| self.references.take_back(request.to, &request.refs));
+        unsent.iter().for_each(|request| self.references.take_back(request.to, request.refs.iter().map(Ref::name)));
         one_way.iter().for_each(|one_way| self.one_way_failed(one_way, reason, true));
         let unsent_one_way = unsent.iter().filter_map(|request| request.one_way.as_deref());
         unsent_one_way.for_each(|one_way| self.one_way_failed(one_way, reason, false));
@@ -536,7 +536,7 @@ mod tests {
         // Nobody writes to it, so it takes no memory.
         let tensor = Tensor::private(Dtype::U8, [length_bytes]).expect("it is only reserved");
         let message = Outgoing::tensor(Envelope::of(3, Tag(1), 1), tensor, Mode::Move);
-        Leaving { to: NodeId(1), message, until: None, runs_anyway: false, refs: Vec::new(), one_way: None }
+        Leaving { to: NodeId(1), message, until: None, runs_anyway: false, refs: Refs::new(), one_way: None }
     }
 
     #[test]

@@ -55,7 +55,7 @@ impl Holder {
                 if let Ok(passed) = self.references.pass(from, &names)
                     && what >> 7 == 0
                 {
-                    self.references.take_back(from, &passed);
+                    self.references.take_back(from, passed.iter().map(Ref::name));
                 }
             }
             6 if what >> 7 == 0 => {
@@ -91,7 +91,7 @@ impl Holder {
         let (count, asks) = (input.byte() % 8, input.byte() & 1 != 0);
         let names: Vec<Mention> =
             (0..count).map(|_| Mention::of(NodeId(u64::from(input.byte()) % (NODES + 1)), input.word())).collect();
-        let asking = asks.then(|| Asking { from, number: input.word(), method: "fuzz".to_owned() });
+        let asking = asks.then(|| Arc::new(Asking { from, number: input.word(), method: "fuzz".to_owned() }));
         let brought = self.references.adopt(from, &names, asking);
         assert_eq!(brought.error.is_none(), brought.refs.len() == names.len(), "each is adopted, or there is a reason");
         self.brought.push(brought);

@@ -95,7 +95,10 @@ mod tests {
         }
         assert_eq!(tries, limits::REFERENCE_LINK_TRIES);
         assert!(spent > Duration::from_secs(1) && spent < Duration::from_secs(30), "{spent:?}");
-        assert!(references.has_words_for(other) || references.begin_flush() == [other], "what there is to say stays");
+        assert!(
+            references.has_words_for(other, 1) || references.begin_flush() == [other],
+            "what there is to say stays"
+        );
         // A link that comes to be by other means begins it anew.
         references.linked(other);
         assert!(references.begins_linking(other, now));

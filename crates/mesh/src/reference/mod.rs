@@ -78,13 +78,14 @@ mod table;
 mod wait;
 mod words;
 
+pub(crate) use promise::Fills;
 pub use promise::Promises;
 
 #[cfg(test)]
 pub(crate) use fuzz::seeds as words_seeds;
 pub(crate) use fuzz::words as words_fuzz;
 pub(crate) use name::{Mention, Name, names_in};
-pub(crate) use table::{Brought, References};
+pub(crate) use table::{Brought, References, Refs};
 #[cfg(test)]
 pub(crate) use words::Word;
 
@@ -92,7 +93,7 @@ use sheave_base::{Error, ErrorKind, NodeId, Result};
 use sheave_wire::Value;
 use std::any::{Any, type_name};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
 /// Anything that others can hold references to.
@@ -146,6 +147,10 @@ impl Ref {
         self.0.name.owner
     }
 
+    pub(crate) fn name(&self) -> Name {
+        self.0.name
+    }
+
     pub(crate) fn mention(&self) -> Mention {
         Mention { name: self.0.name, fills: false }
     }
@@ -183,15 +188,6 @@ impl Ref {
             }
             None => Err(self.0.elsewhere().operation("get")),
         }
-    }
-
-    /// Why nothing can be done with it, if so.
-    fn check(&self) -> Result<()> {
-        if self.0.is_gone.load(SeqCst) {
-            let error = table::not_found(self.0.name);
-            return Err(error.hint("the node that passed it on was its only holder, and is gone"));
-        }
-        self.0.references.loss_of(self.owner()).map_or(Ok(()), Err)
     }
 }
 

@@ -39,7 +39,7 @@ pub(super) struct Promised {
     /// Whose limit it counts against: who has brought the name here, and its drawer once that has.
     pub(super) charged: NodeId,
     /// The request that is to fill it, once that has come.
-    pub(super) asking: Option<Asking>,
+    pub(super) asking: Option<Arc<Asking>>,
     pub(super) waits: Vec<Wait>,
 }
 
@@ -105,7 +105,7 @@ impl References {
         tables: &mut Tables,
         from: NodeId,
         mention: Mention,
-        asking: Option<&Asking>,
+        asking: Option<&Arc<Asking>>,
     ) -> Result<()> {
         let name = mention.name;
         let is_drawer = self.is_drawn_by(from, name);
@@ -123,7 +123,7 @@ impl References {
         let owned = tables.owned.get_mut(&name.id).ok_or_else(|| not_found(name))?;
         match owned.content {
             Content::Promised(Promised { asking: ref mut free @ None, .. }) => {
-                *free = Some(asking.clone());
+                *free = Some(Arc::clone(asking));
                 Ok(())
             }
             Content::Poisoned(ref error) => Err(error.clone()),

@@ -12,6 +12,7 @@ use super::{Object, Ref};
 use sheave_base::planted::{self, Bug};
 use sheave_base::{Error, ErrorKind, NodeId, Result};
 use sheave_wire::Value;
+use smallvec::SmallVec;
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -25,6 +26,9 @@ pub(super) struct Drawn {
     /// Why the call that was to fill it was never sent.
     pub(super) failed: Option<Error>,
 }
+
+/// The promises that one message is to fill.
+pub(crate) type Fills = SmallVec<[Name; 1]>;
 
 /// The request that is to fill a promise.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -52,10 +56,11 @@ impl References {
             let error = Error::new(ErrorKind::NotFound, format!("node {owner} is not a member of the mesh"));
             error.operation("promise")
         })?;
-        if let Some(error) = self.loss_of(owner) {
-            return Err(error.operation("promise"));
-        }
         let mut tables = self.tables.lock();
+        if tables.is_lost(owner) {
+            drop(tables);
+            return Err(self.loss(owner).operation("promise"));
+        }
         if tables.holds.len() >= self.bounds.held {
             return Err(full("references to other nodes' objects", self.bounds.held, "drop some").operation("promise"));
         }
@@ -87,9 +92,12 @@ impl References {
 
     /// A call to `to` with these names is about to be made. Returns those that it is to fill, which no other call may
     /// fill from now on.
-    pub(crate) fn begin_filling(&self, to: NodeId, names: &[Mention]) -> Result<Vec<Name>> {
+    pub(crate) fn begin_filling(&self, to: NodeId, names: &[Mention]) -> Result<Fills> {
+        let mut begun = Fills::new();
+        if !names.iter().any(|mention| mention.fills) {
+            return Ok(begun);
+        }
         let mut tables = self.tables.lock();
-        let mut begun = Vec::new();
         for name in names.iter().filter(|mention| mention.fills).map(|mention| mention.name) {
             if let Err(error) = tables.begin_filling(to, name) {
                 // Nothing was sent.
@@ -132,13 +140,13 @@ impl References {
     /// The promises that a call of this node to itself is to fill.
     pub(crate) fn promises_here(self: &Arc<Self>, names: &[Mention], number: u64, method: &str) -> Promises {
         let fills = names.iter().filter(|mention| mention.fills).map(|mention| mention.name);
-        let asking = Asking { from: self.me, number, method: method.to_owned() };
+        let asking = Arc::new(Asking { from: self.me, number, method: method.to_owned() });
         let mut tables = self.tables.lock();
         let mut refs = Vec::new();
         for name in fills {
             refs.extend(self.find_in(&mut tables, name));
             if let Some(promised) = tables.owned.get_mut(&name.id).and_then(super::owner::Owned::promise) {
-                promised.asking = Some(asking.clone());
+                promised.asking = Some(Arc::clone(&asking));
             }
         }
         drop(tables);
@@ -223,11 +231,11 @@ struct Filling {
     references: Arc<References>,
     /// They keep the entries for as long as they may be filled.
     refs: Vec<Ref>,
-    asking: Asking,
+    asking: Arc<Asking>,
 }
 
 impl Promises {
-    pub(super) fn of(references: &Arc<References>, refs: Vec<Ref>, asking: Asking) -> Self {
+    pub(super) fn of(references: &Arc<References>, refs: Vec<Ref>, asking: Arc<Asking>) -> Self {
         let is_empty = refs.is_empty();
         Self((!is_empty).then(|| Arc::new(Filling { references: Arc::clone(references), refs, asking })))
     }

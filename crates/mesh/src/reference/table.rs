@@ -19,6 +19,7 @@ use sheave_base::collections::{HashMap, HashSet};
 use sheave_base::planted::{self, Bug};
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, NodeId, Result, limits};
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, Weak};
@@ -128,6 +129,21 @@ pub(crate) struct Brought {
     pub(crate) error: Option<Error>,
 }
 
+/// References that leave with one message.
+pub(crate) type Refs = SmallVec<[Ref; 4]>;
+
+/// Why references do not leave.
+enum Refusal {
+    /// This node is gone.
+    Lost(NodeId),
+    Other(Error),
+}
+
+/// Its owner has said that there is no such object any more.
+pub(super) fn gone(name: Name) -> Error {
+    not_found(name).hint("the node that passed it on was its only holder, and is gone")
+}
+
 pub(super) fn not_found(name: Name) -> Error {
     Error::new(ErrorKind::NotFound, format!("this node holds no reference to {name}"))
         .hint("keep a Ref for as long as its name is used")
@@ -224,26 +240,53 @@ impl References {
     }
 
     /// Counts references that are about to leave for `to`. The returned ones must be kept until the message has left;
-    /// if it does not, [`References::take_back`] is called with them.
-    pub(crate) fn pass(self: &Arc<Self>, to: NodeId, names: &[Mention]) -> Result<Vec<Ref>> {
-        let refs = names.iter().map(|mention| self.find(mention.name)).collect::<Result<Vec<Ref>>>()?;
-        refs.iter().try_for_each(Ref::check)?;
-        let mut tables = self.tables.lock();
-        for held in &refs {
-            if let Some(error) = tables.drawn.get(&held.0.name).and_then(|drawn| drawn.failed.clone()) {
-                return Err(error);
-            }
+    /// if it does not, [`References::take_back`] is called with their names.
+    pub(crate) fn pass(self: &Arc<Self>, to: NodeId, names: &[Mention]) -> Result<Refs> {
+        let mut refs = Refs::new();
+        if names.is_empty() {
+            return Ok(refs);
         }
-        let third = |held: &&Ref| held.owner() != self.me && held.owner() != to;
-        if tables.passing_count + refs.iter().filter(third).count() > self.bounds.passing {
+        let mut tables = self.tables.lock();
+        let passed = self.pass_in(&mut tables, to, names, &mut refs);
+        // What was found is not dropped under the lock, nor are nodes named.
+        drop(tables);
+        match passed {
+            Ok(()) => Ok(refs),
+            Err(Refusal::Lost(node)) => Err(self.loss(node)),
+            Err(Refusal::Other(error)) => Err(error),
+        }
+    }
+
+    fn pass_in(
+        self: &Arc<Self>,
+        tables: &mut Tables,
+        to: NodeId,
+        names: &[Mention],
+        refs: &mut Refs,
+    ) -> std::result::Result<(), Refusal> {
+        let mut third = 0;
+        for Mention { name, .. } in names {
+            refs.push(self.find_in(tables, *name).map_err(Refusal::Other)?);
+            if refs.last().is_some_and(|held| held.0.is_gone.load(SeqCst)) {
+                return Err(Refusal::Other(gone(*name)));
+            }
+            if tables.lost.contains(&name.owner) {
+                return Err(Refusal::Lost(name.owner));
+            }
+            if let Some(error) = tables.drawn.get(name).and_then(|drawn| drawn.failed.clone()) {
+                return Err(Refusal::Other(error));
+            }
+            third += usize::from(name.owner != self.me && name.owner != to);
+        }
+        if tables.passing_count + third > self.bounds.passing {
             let hint = "wait for the answers of earlier calls";
-            return Err(full("references on their way that are not confirmed", self.bounds.passing, hint));
+            let what = "references on their way that are not confirmed";
+            return Err(Refusal::Other(full(what, self.bounds.passing, hint)));
         }
         if tables.lost.contains(&to) {
-            drop(tables);
-            return Err(self.loss_of(to).unwrap_or_else(lost));
+            return Err(Refusal::Lost(to));
         }
-        for held in &refs {
+        for held in refs.iter() {
             if held.owner() == self.me {
                 if let Some(owned) = tables.owned.get_mut(&held.0.name.id) {
                     owned.count(to, 1);
@@ -253,24 +296,28 @@ impl References {
                 tables.passing.entry((to, held.0.name)).or_default().push(held.clone());
             }
         }
-        Ok(refs)
+        Ok(())
     }
 
-    /// The message has not left.
-    pub(crate) fn take_back(&self, to: NodeId, refs: &[Ref]) {
+    /// The message with references of these names has not left.
+    pub(crate) fn take_back(&self, to: NodeId, names: impl IntoIterator<Item = Name>) {
+        let mut names = names.into_iter().peekable();
+        if names.peek().is_none() {
+            return;
+        }
         let mut tables = self.tables.lock();
-        for held in refs {
-            if held.owner() == self.me {
-                tables.uncount(held.0.name.id, to, 1);
-            } else if held.owner() != to {
-                tables.confirmed(to, held.0.name, 1);
+        for name in names {
+            if name.owner == self.me {
+                tables.uncount(name.id, to, 1);
+            } else if name.owner != to {
+                tables.confirmed(to, name, 1);
             }
         }
         self.let_go(tables);
     }
 
     /// Makes holds of what has come from `from`, in a request that says this about itself or in another message.
-    pub(super) fn adopt(self: &Arc<Self>, from: NodeId, names: &[Mention], asking: Option<Asking>) -> Brought {
+    pub(super) fn adopt(self: &Arc<Self>, from: NodeId, names: &[Mention], asking: Option<Arc<Asking>>) -> Brought {
         let mut brought = Brought::default();
         let mut filled = Vec::new();
         let mut tables = self.tables.lock();
@@ -295,7 +342,7 @@ impl References {
         tables: &mut Tables,
         from: NodeId,
         mention: Mention,
-        asking: Option<&Asking>,
+        asking: Option<&Arc<Asking>>,
     ) -> Result<Ref> {
         let Name { owner, id } = mention.name;
         let Some(members) = self.members.get() else {
@@ -486,7 +533,7 @@ impl References {
     }
 
     /// Why `node` is gone. Not to be called with the tables held.
-    fn loss(&self, node: NodeId) -> Error {
+    pub(super) fn loss(&self, node: NodeId) -> Error {
         self.shared.upgrade().map_or_else(lost, |shared| shared.loss(node, lost()))
     }
 
@@ -545,9 +592,9 @@ impl References {
         [owned, holds, passing, drawn, unfilled, tables.waits, linking]
     }
 
-    /// Whether there are words for that node.
-    pub(super) fn has_words_for(&self, to: NodeId) -> bool {
-        self.has_words.load(SeqCst) && self.tables.lock().outboxes.contains_key(&to)
+    /// Whether there are so many words for that node that they go now.
+    pub(super) fn has_words_for(&self, to: NodeId, least: usize) -> bool {
+        self.has_words.load(SeqCst) && self.tables.lock().outboxes.get(&to).is_some_and(|outbox| outbox.len() >= least)
     }
 }
 
@@ -572,6 +619,10 @@ impl Tables {
     #[cfg(test)]
     pub(super) fn words(&self) -> usize {
         self.outboxes.values().map(Outbox::len).sum()
+    }
+
+    pub(super) fn is_lost(&self, node: NodeId) -> bool {
+        self.lost.contains(&node)
     }
 
     pub(super) fn is_deaf(&self, node: NodeId) -> bool {

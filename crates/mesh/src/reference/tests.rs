@@ -8,6 +8,7 @@ use super::*;
 use sheave_base::{Peer, Work};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Weak;
+use std::sync::atomic::Ordering::SeqCst;
 
 enum Item {
     /// With the number of the call that is to fill what it mentions so.
@@ -157,16 +158,16 @@ impl World {
         let is_sent = !self.random.one_in(8);
         let Some(refs) = passed.ok().filter(|refs| {
             is_sent || {
-                references.take_back(id(to), refs);
+                references.take_back(id(to), refs.iter().map(Ref::name));
                 false
             }
         }) else {
             let error = Error::new(ErrorKind::LimitExceeded, "no room");
             return references.filling_failed(&names, "a test", &error, false);
         };
-        self.calls.insert(number, Call { from, to, names });
+        self.calls.insert(number, Call { from, to, names: names.to_vec() });
         if from == to {
-            references.take_back(id(to), &refs);
+            references.take_back(id(to), refs.iter().map(Ref::name));
             let promises = references.promises_here(&[Mention { name, fills: true }], number, "fill");
             return self.nodes[to].handling.push((from, number, promises));
         }
@@ -239,7 +240,7 @@ impl World {
             (0..count).filter_map(|_| self.any_ref(from)).map(|held| plain(held.0.name)).collect();
         let Ok(refs) = self.nodes[from].references.pass(id(to), &names) else { return };
         if self.random.one_in(10) {
-            return self.nodes[from].references.take_back(id(to), &refs);
+            return self.nodes[from].references.take_back(id(to), refs.iter().map(Ref::name));
         }
         self.passes += 1;
         self.queues.entry((from, to)).or_default().push_back(Item::Message(names, None));
@@ -279,7 +280,7 @@ impl World {
             Item::Answer(number, is_fine) => self.end_call(number, (!is_fine).then_some(ErrorKind::Remote)),
             Item::Message(names, number) => {
                 let asking = number.map(|number| Asking { from: id(key.0), number, method: "fill".into() });
-                let brought = node.references.adopt(id(key.0), &names, asking);
+                let brought = node.references.adopt(id(key.0), &names, asking.map(Arc::new));
                 let is_cancelled = |error: &Error| error.kind() == ErrorKind::Cancelled;
                 if nobody_died {
                     // A call that was given up before it came finds its promise poisoned.
@@ -352,7 +353,8 @@ impl World {
     fn check(&self) {
         for held in self.nodes.iter().filter(|node| node.is_alive).flat_map(|node| &node.refs) {
             let owner = at(held.owner());
-            if self.nodes[owner].is_alive && held.check().is_ok() {
+            let is_good = !held.0.is_gone.load(SeqCst) && held.0.references.loss_of(held.owner()).is_none();
+            if self.nodes[owner].is_alive && is_good {
                 let is_there = self.objects.get(&held.0.name).is_none_or(|object| object.strong_count() > 0);
                 assert!(is_there, "{held:?} was freed too early");
             }
@@ -557,7 +559,7 @@ fn f17_names_of_nodes_that_are_no_members_leave_nothing() {
         let mention = |owner| Mention { name: Name { owner, id: 4 * number }, fills: number % 3 == 0 };
         // A member that names a stranger, and a stranger that names a member.
         for (from, owner) in [(id(1), NodeId(1000 + number)), (strange, id(1)), (strange, id(0)), (strange, strange)] {
-            let asking = Some(Asking { from, number, method: "x".into() });
+            let asking = Some(Arc::new(Asking { from, number, method: "x".into() }));
             let brought = references.adopt(from, &[mention(owner)], asking);
             assert_eq!(brought.error.expect("it means nothing").kind(), ErrorKind::NotPermitted);
             assert!(brought.refs.is_empty() && brought.promises.is_empty());
@@ -594,7 +596,7 @@ fn promises_of_others_can_be_neither_taken_nor_filled_nor_poisoned() {
     assert_eq!(owner.sizes()[4], 8, "its own limit ends it");
     let held = drawer.promise(id(0)).expect("there is room");
     let fills = [Mention { name: held.0.name, fills: true }];
-    let asking = |from| Some(Asking { from, number: 1, method: "x".into() });
+    let asking = |from| Some(Arc::new(Asking { from, number: 1, method: "x".into() }));
     let stolen = owner.adopt(id(2), &fills, asking(id(2)));
     assert_eq!(stolen.error.expect("it was promised to another").kind(), ErrorKind::NotPermitted);
     let broken = Word::Broken { id: held.0.name.id, cause: super::words::Cause::new(ErrorKind::Closed, "made up") };
@@ -671,7 +673,7 @@ fn what_ends_a_call_at_its_drawer_poisons_its_promise_at_the_owner() {
         let held = drawer.promise(id(0)).expect("there is room");
         let fills = [Mention { name: held.0.name, fills: true }];
         let asked = drawer.begin_filling(id(0), &fills).expect("it is open");
-        let asking = Asking { from: id(1), number: 1, method: "x".into() };
+        let asking = Arc::new(Asking { from: id(1), number: 1, method: "x".into() });
         let request = was_sent.then(|| owner.adopt(id(1), &fills, Some(asking)));
         // A third node has it, and waits for it at the owner.
         owner.heard(id(2), vec![Word::Count { id: held.0.name.id, giver: id(1), times: 1 }]);

@@ -1,8 +1,9 @@
 //! What nodes tell each other about references, and how it gets there.
 //!
-//! **When.** A word waits for the next request or answer to its node and goes in front of that, or for a timer that is
-//! set with the first word that waits ([`limits::REFERENCE_FLUSH`]). So a drop costs a look into a table; only the
-//! first of many sets the timer, and one that fills a message makes it act at once.
+//! **When.** Words wait until there are some ([`RIDE_MIN`]), and then for the next request or answer to their node, in
+//! front of which they go; or for a timer that is set with the first word that waits ([`limits::REFERENCE_FLUSH`]). So
+//! a drop costs a look into a table; only the first of many sets the timer, and one that fills a message makes it act
+//! at once.
 //!
 //! **In order.** Who sends words holds a lock meanwhile, so that those of one batch go before those of the next. A
 //! message may still pass words that another thread is about to send: it is heard before them, which means something
@@ -23,6 +24,9 @@ use sheave_wire::{from_control, to_control};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
+
+/// Words that go in front of a message: fewer are not worth one of their own, and wait for more or for the timer.
+pub(super) const RIDE_MIN: usize = 16;
 
 /// Words in one message: some 30 KiB.
 pub(super) const BATCH_MAX: usize = 4096;
@@ -92,7 +96,8 @@ impl References {
             return super::Brought { error: Some(Error::new(ErrorKind::Protocol, what)), ..super::Brought::default() };
         }
         let asks = message.envelope.endpoint == REQUESTS && names.iter().any(|mention| mention.fills);
-        let asking = asks.then(|| Asking { from, number: message.envelope.correlation, method: method_of(message) });
+        let asking = || Asking { from, number: message.envelope.correlation, method: method_of(message) };
+        let asking = asks.then(|| Arc::new(asking()));
         self.adopt(from, &names, asking)
     }
 
@@ -179,7 +184,7 @@ impl Shared {
     /// A message is about to go to that node: what waits for it goes in front. Does not block.
     pub(crate) fn words_ride(self: &Arc<Self>, to: NodeId) {
         let references = &self.references;
-        if !references.has_words.load(Relaxed) || !references.has_words_for(to) {
+        if !references.has_words.load(Relaxed) || !references.has_words_for(to, RIDE_MIN) {
             return;
         }
         {

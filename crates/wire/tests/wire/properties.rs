@@ -163,6 +163,39 @@ proptest! {
     }
 
     #[test]
+    fn references_are_found_without_the_value(value in value(), noise: Vec<u8>) {
+        let references = |bytes: &[u8]| {
+            let mut seen = Vec::new();
+            codec::visit_references(bytes, &mut |node, id| seen.push(Value::Ref { node, id })).map(|()| seen)
+        };
+        let listed = |value: &Value| {
+            let mut seen = Vec::new();
+            let Ok(()) = value.try_visit(&mut |value| {
+                seen.extend(matches!(value, Value::Ref { .. }).then(|| value.clone()));
+                Ok::<_, std::convert::Infallible>(())
+            });
+            seen
+        };
+        let bytes = codec::encode(&value).unwrap();
+        prop_assert_eq!(format!("{:?}", references(&bytes).unwrap()), format!("{:?}", listed(&value)));
+        let text = codec::first_text(&bytes).map(|(text, rest)| (text.to_owned(), rest.len()));
+        let is_text = if let Value::Str(text) = &value { Some((text.clone(), 0)) } else { None };
+        prop_assert_eq!(text, is_text);
+        // What is refused there is refused here, and the other way round.
+        let mut torn = bytes.clone();
+        if let (Some(first), false) = (noise.first(), torn.is_empty()) {
+            let at = usize::from(*first) % torn.len();
+            torn[at] ^= noise.get(1).copied().unwrap_or(1);
+        }
+        for bytes in [&torn[..], &noise, &[&bytes[..], &noise].concat()] {
+            match (codec::decode(bytes), references(bytes)) {
+                (Ok(value), Ok(seen)) => prop_assert_eq!(format!("{:?}", seen), format!("{:?}", listed(&value))),
+                (decoded, seen) => prop_assert_eq!(decoded.is_ok(), seen.is_ok()),
+            }
+        }
+    }
+
+    #[test]
     fn control_messages(name: String, numbers: Vec<i32>, value in value()) {
         let bytes = to_control(&(&name, &numbers, &value)).unwrap();
         let (name_again, numbers_again, value_again): (String, Vec<i32>, Value) = from_control(&bytes).unwrap();
