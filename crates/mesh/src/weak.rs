@@ -3,8 +3,9 @@
 use crate::mesh::{Mesh, Owner};
 use std::sync::{Arc, Weak};
 
-/// A handle to a mesh that does not keep this node in it: for services, which the mesh itself holds.
-#[derive(Clone)]
+/// A handle to a mesh that does not keep this node in it: for services, which the mesh itself holds. The default is one
+/// to no mesh.
+#[derive(Clone, Default)]
 pub struct WeakMesh(Weak<Owner>);
 
 impl WeakMesh {

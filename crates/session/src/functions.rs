@@ -1,7 +1,7 @@
 //! Functions that workers run, and where they are found by their names.
 
 use crate::collective::built_in;
-use crate::held::{Held, shifted};
+use crate::held::{Foreign, Held, shifted};
 use parking_lot::RwLock;
 use sheave_base::collections::HashMap;
 use sheave_base::{Error, ErrorKind, Result};
@@ -44,18 +44,32 @@ pub struct Function {
     run: Arc<Run>,
     /// It is called with what poisons its arguments too, for others wait for it.
     takes_poison: bool,
+    /// What it is in another language.
+    foreign: Option<Arc<dyn Foreign>>,
 }
 
 impl Function {
     /// Makes one of a closure that takes its arguments itself: those that are functions or objects too.
     #[must_use]
     pub fn new(name: &str, run: impl Fn(Arguments) -> Result<Held> + Send + Sync + 'static) -> Self {
-        Self { name: name.into(), run: Arc::new(run), takes_poison: false }
+        Self { name: name.into(), run: Arc::new(run), takes_poison: false, foreign: None }
     }
 
     /// Makes one that is called even where arguments are poisoned; taking such a one fails.
     pub(crate) fn despite_poison(name: &str, run: impl Fn(Arguments) -> Result<Held> + Send + Sync + 'static) -> Self {
         Self { takes_poison: true, ..Self::new(name, run) }
+    }
+
+    /// Says what it is in another language, whose functions get that where this is among their arguments.
+    #[must_use]
+    pub fn with_foreign(self, foreign: Arc<dyn Foreign>) -> Self {
+        Self { foreign: Some(foreign), ..self }
+    }
+
+    /// What it is in another language, if it is of one.
+    #[must_use]
+    pub fn foreign(&self) -> Option<&Arc<dyn Foreign>> {
+        self.foreign.as_ref()
     }
 
     /// Makes one of a closure whose arguments, a tuple, and result are values of Rust. A [`Value`] among them has left
@@ -160,6 +174,15 @@ impl Arguments {
         self.left.len()
     }
 
+    /// Takes all that are left, whatever they are.
+    ///
+    /// # Errors
+    ///
+    /// As [`Arguments::take_held`].
+    pub fn take_all(&mut self) -> Result<Vec<Held>> {
+        self.left.by_ref().collect()
+    }
+
     fn taken(&self) -> usize {
         self.count - self.left.len()
     }
@@ -217,6 +240,13 @@ pub fn register_function(function: Function) -> Result<()> {
     }
     functions.insert(function.name().to_owned(), function);
     Ok(())
+}
+
+/// As [`register_function`], in place of the one that has the name, if there is one. Registers that hold that keep it.
+pub fn replace_function(function: Function) {
+    // Not under the lock: a drop may do anything.
+    let former = FUNCTIONS.write().insert(function.name().to_owned(), function);
+    drop(former);
 }
 
 /// Lets nobody find a function of this process by its name any more. Registers that hold it keep it.

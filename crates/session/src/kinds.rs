@@ -9,7 +9,7 @@ use sheave_base::{Error, ErrorKind, Result};
 use sheave_collective::Collectives;
 use sheave_fleet::{JobPlan, MemberFleet};
 use sheave_mesh::{Config, Mesh};
-use sheave_process::{Command, Job};
+use sheave_process::{Builder, Command, Job};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +21,15 @@ impl Session {
     /// `InvalidArgument` without a worker or a group, or for workers that cannot be divided into groups of the same
     /// size; `LimitExceeded` and `Io` if the system refuses threads or links.
     pub fn threads(workers: u32, groups: u32) -> Result<Self> {
+        Self::threads_interruptible(workers, groups, None)
+    }
+
+    /// As [`Session::threads`]; `interrupt` is asked at least every 100 ms, and its error ends this.
+    ///
+    /// # Errors
+    ///
+    /// As [`Session::threads`], and what `interrupt` says.
+    pub fn threads_interruptible(workers: u32, groups: u32, mut interrupt: Option<Interrupt<'_>>) -> Result<Self> {
         let plan = planned(workers, groups)?;
         let mut threads = Vec::new();
         for worker in 1..workers {
@@ -28,7 +37,10 @@ impl Session {
             threads.push(WorkerThread::start(worker, move || work_as(config))?);
         }
         // Else it would wait for the join's own deadline.
-        let mut look = || threads.iter().find_map(WorkerThread::failure).map_or(Ok(()), Err);
+        let mut look = || {
+            threads.iter().find_map(WorkerThread::failure).map_or(Ok(()), Err)?;
+            interrupt.as_mut().map_or(Ok(()), |interrupt| interrupt())
+        };
         let joined = join(plan.config(0)?, Some(Arc::default()), Some(&mut look), |_| Ok(()))?;
         Self::lead_with(joined, groups, workers, None, threads)
     }
@@ -40,11 +52,30 @@ impl Session {
     ///
     /// As [`Session::threads`]; `WorkerDied` for a process that ends before it has joined, and what the start says.
     pub fn processes(workers: u32, groups: u32, command: &Command) -> Result<Self> {
+        Self::processes_interruptible(workers, groups, Job::builder(), |_| command.clone(), None)
+    }
+
+    /// As [`Session::processes`], in a job of one's own, each of the command that `command` says for its worker;
+    /// `interrupt` is asked at least every 100 ms, and its error ends this.
+    ///
+    /// # Errors
+    ///
+    /// As [`Session::processes`], and what `interrupt` says.
+    pub fn processes_interruptible(
+        workers: u32,
+        groups: u32,
+        job: Builder,
+        mut command: impl FnMut(u32) -> Command,
+        mut interrupt: Option<Interrupt<'_>>,
+    ) -> Result<Self> {
         let plan = planned(workers, groups)?;
         let config = plan.config(0)?;
-        let fleet = Arc::new(MemberFleet::start_beside(plan, Job::start()?, |_| command.clone())?);
+        let fleet = Arc::new(MemberFleet::start_beside(plan, job.start()?, |member| command(member.rank))?);
         // Else it would wait for the join's own deadline.
-        let mut look = || early_end(&fleet).map_or(Ok(()), Err);
+        let mut look = || match early_end(&fleet) {
+            Some(error) => Err(error),
+            None => interrupt.as_mut().map_or(Ok(()), |interrupt| interrupt()),
+        };
         let joined = join(config, Some(Arc::default()), Some(&mut look), |_| Ok(()))?;
         Self::lead_with(joined, groups, workers, Some(fleet), Vec::new())
     }
@@ -128,12 +159,21 @@ pub(crate) fn join(
 /// `InvalidArgument` if this process was not started by a session, what [`Mesh::join`] says, and `PeerLost` if the
 /// controller dies.
 pub fn work() -> Result<()> {
+    work_interruptible(None)
+}
+
+/// As [`work`]; `interrupt` is asked at least every 100 ms while there is nothing to do, and its error ends this.
+///
+/// # Errors
+///
+/// As [`work`], and what `interrupt` says.
+pub fn work_interruptible(interrupt: Option<Interrupt<'_>>) -> Result<()> {
     let nowhere = || {
         Error::new(ErrorKind::InvalidArgument, "nothing in the environment says which session this process is for")
             .operation("work")
             .hint("let a session start it")
     };
-    work_as(Config::from_env()?.ok_or_else(nowhere)?)
+    work_in(Config::from_env()?.ok_or_else(nowhere)?, interrupt)
 }
 
 /// As [`work`], of a session that is [led](Session::lead) over this mesh.
@@ -142,7 +182,12 @@ pub fn work() -> Result<()> {
 ///
 /// As [`work`].
 pub fn work_as(config: Config) -> Result<()> {
-    let (mesh, _) = join(config, None, None, |_| Ok(()))?;
-    mesh.work(SESSION, None)?;
+    work_in(config, None)
+}
+
+fn work_in(config: Config, mut interrupt: Option<Interrupt<'_>>) -> Result<()> {
+    let asked = interrupt.as_mut().map(|interrupt| &mut **interrupt as Interrupt<'_>);
+    let (mesh, _) = join(config, None, asked, |_| Ok(()))?;
+    mesh.work(SESSION, interrupt)?;
     mesh.finish()
 }

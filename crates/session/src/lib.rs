@@ -37,11 +37,13 @@ mod worker;
 
 pub use args::Args;
 pub use collective::{Placement, Scope};
-pub use functions::{Arguments, Function, register_function, registered_function, unregister_function};
+pub use functions::{
+    Arguments, Function, register_function, registered_function, replace_function, unregister_function,
+};
 pub use held::{Foreign, Held};
-pub use kinds::{work, work_as};
+pub use kinds::{work, work_as, work_interruptible};
 pub use nodes::{Node, Nodes, work_on_node};
 pub use register::Register;
-pub use session::Session;
+pub use session::{Blocking, Pause, Session};
 pub use shards::{ShardFunction, ShardInfo, ShardLoader};
 pub use worker::Worker;

@@ -2,6 +2,7 @@
 
 use crate::held::Held;
 use crate::session::Shared;
+use sheave_base::work::Interrupt;
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_mesh::{Call, Ref};
 use sheave_net::{Part, Parts};
@@ -51,8 +52,22 @@ impl Register {
     ///
     /// As [`Register::get`].
     pub fn fetch(&self, worker: u32, timeout: Option<Duration>) -> Result<(Value, Vec<Tensor>)> {
+        self.fetch_interruptible(worker, timeout, None)
+    }
+
+    /// As [`Register::fetch`]; `interrupt` is asked at least every 100 ms, and its error ends the wait.
+    ///
+    /// # Errors
+    ///
+    /// As [`Register::get`], and what `interrupt` says.
+    pub fn fetch_interruptible(
+        &self,
+        worker: u32,
+        timeout: Option<Duration>,
+        interrupt: Option<Interrupt<'_>>,
+    ) -> Result<(Value, Vec<Tensor>)> {
         let name = self.name(worker)?;
-        let answer = self.0.session.ask(worker, "get", Call::of(name), timeout)?;
+        let answer = self.0.session.ask(worker, "get", Call::of(name), timeout, interrupt)?;
         Ok((answer.value, answer.tensors))
     }
 
@@ -65,7 +80,7 @@ impl Register {
     /// As [`Register::get`].
     pub fn fetch_shared(&self, worker: u32, timeout: Option<Duration>) -> Result<(Value, Vec<Tensor>)> {
         let name = self.name(worker)?;
-        let answer = self.0.session.ask(worker, "share", Call::of(name), timeout)?;
+        let answer = self.0.session.ask(worker, "share", Call::of(name), timeout, None)?;
         Ok((answer.value, answer.tensors))
     }
 
@@ -76,11 +91,26 @@ impl Register {
     ///
     /// As [`Register::get`].
     pub fn set(&self, worker: u32, value: impl IntoValue, timeout: Option<Duration>) -> Result<()> {
+        self.set_interruptible(worker, value, timeout, None)
+    }
+
+    /// As [`Register::set`]; `interrupt` is asked at least every 100 ms, and its error ends the wait.
+    ///
+    /// # Errors
+    ///
+    /// As [`Register::get`], and what `interrupt` says.
+    pub fn set_interruptible(
+        &self,
+        worker: u32,
+        value: impl IntoValue,
+        timeout: Option<Duration>,
+        interrupt: Option<Interrupt<'_>>,
+    ) -> Result<()> {
         let name = self.name(worker)?;
         let Held::Value(value, tensors) = Held::of(value) else { unreachable!("values are made of values") };
         let tensors: Parts = tensors.into_iter().map(|tensor| Part::new(tensor, Mode::Copy)).collect();
         let call = Call { tensors, ..Call::of(Value::List(vec![name, value])) };
-        self.0.session.ask(worker, "set", call, timeout).map(drop)
+        self.0.session.ask(worker, "set", call, timeout, interrupt).map(drop)
     }
 
     /// What names it on this worker.

@@ -6,7 +6,8 @@ use crate::nodes::NODE;
 use crate::register::Register;
 use crate::threads::WorkerThread;
 use crate::worker::{SESSION, introduction};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
+use sheave_base::work::Interrupt;
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work, clock, limits};
 use sheave_fleet::MemberFleet;
 use sheave_mesh::{Answer, Call, Mesh, Ref};
@@ -28,6 +29,19 @@ const ROOM_EVERY: u64 = 64;
 
 /// How often who waits for room looks whether the session is shut down.
 const CLOSED_LOOK: Duration = Duration::from_millis(100);
+
+/// How long who waits for the turn of other threads goes on before it asks whether to.
+const TURN_LOOK: Duration = Duration::from_millis(20);
+
+/// How long a worker is given that has room and still takes no more: it is this process's, whose registers are counted.
+const REGISTERS_LOOK: Duration = Duration::from_millis(1);
+
+/// A part of a command that blocks, and asks whether to go on.
+pub type Blocking<'a> = &'a mut (dyn FnMut(Option<Interrupt<'_>>) -> Result<()> + Send);
+
+/// Makes the waits of a command: it calls each part that blocks, after it has let go of what the workers may need
+/// meanwhile, such as the lock of an interpreter. An error of its own ends the command.
+pub type Pause<'a> = &'a mut dyn FnMut(Blocking<'_>) -> Result<()>;
 
 /// One controller and its workers. Clones are the same session; it ends with the last of them and of its registers.
 ///
@@ -120,8 +134,17 @@ impl Session {
     ///
     /// As [`Session::call`].
     pub fn function(&self, name: &str) -> Result<Register> {
+        self.function_pausing(name, &mut |blocking| blocking(None))
+    }
+
+    /// As [`Session::function`]; `pause` makes the waits for room.
+    ///
+    /// # Errors
+    ///
+    /// As [`Session::function`], and what `pause` says.
+    pub fn function_pausing(&self, name: &str, pause: Pause<'_>) -> Result<Register> {
         let args = |_| (vec![Value::from(name)], Parts::new());
-        self.0.issue("function", None, args).map(|refs| Register::new(&self.0, refs))
+        self.0.issue("function", None, pause, args).map(|refs| Register::new(&self.0, refs))
     }
 
     /// Has all workers call a function, each with its own values of the registers among the arguments. Does not wait
@@ -143,13 +166,28 @@ impl Session {
     ///
     /// As [`Session::call`], and `DeadlineExceeded` that names the worker which takes no more.
     pub fn call_within(&self, function: &Register, args: &Args, timeout: Option<Duration>) -> Result<Register> {
+        self.call_pausing(function, args, timeout, &mut |blocking| blocking(None))
+    }
+
+    /// As [`Session::call_within`]; `pause` makes the waits for room. Nothing else of it blocks.
+    ///
+    /// # Errors
+    ///
+    /// As [`Session::call_within`], and what `pause` says; then no worker has got the command.
+    pub fn call_pausing(
+        &self,
+        function: &Register,
+        args: &Args,
+        timeout: Option<Duration>,
+        pause: Pause<'_>,
+    ) -> Result<Register> {
         std::iter::once(function).chain(args.registers()).try_for_each(|register| register.check(&self.0))?;
         let _leases = args.hold()?;
         let make = |worker: usize| {
             let (values, parts) = args.of_worker(worker);
             (vec![function.value(worker), values], parts)
         };
-        self.0.issue("call", timeout, make).map(|refs| Register::new(&self.0, refs))
+        self.0.issue("call", timeout, pause, make).map(|refs| Register::new(&self.0, refs))
     }
 
     /// Waits until a worker has done all commands that were issued before. After `timeout` this fails, and the commands
@@ -160,7 +198,22 @@ impl Session {
     /// What commands have failed with since somebody was told: the first cause, which names the worker, the function
     /// and the number of the command, and how many there were. All else as [`Register::get`].
     pub fn sync(&self, worker: u32, timeout: Option<Duration>) -> Result<()> {
-        self.0.ask(worker, "sync", Call::default(), timeout).map(drop)
+        self.sync_interruptible(worker, timeout, None)
+    }
+
+    /// As [`Session::sync`]; `interrupt` is asked at least every 100 ms, and its error ends the wait. The commands go
+    /// on then.
+    ///
+    /// # Errors
+    ///
+    /// As [`Session::sync`], and what `interrupt` says.
+    pub fn sync_interruptible(
+        &self,
+        worker: u32,
+        timeout: Option<Duration>,
+        interrupt: Option<Interrupt<'_>>,
+    ) -> Result<()> {
+        self.0.ask(worker, "sync", Call::default(), timeout, interrupt).map(drop)
     }
 
     /// As [`Session::sync`], of all workers, with one `timeout` for them together. Waits for all before it fails.
@@ -169,8 +222,23 @@ impl Session {
     ///
     /// As [`Session::sync`], of the first worker that has one.
     pub fn sync_all(&self, timeout: Option<Duration>) -> Result<()> {
+        self.sync_all_interruptible(timeout, None)
+    }
+
+    /// As [`Session::sync_all`]; `interrupt` is asked at least every 100 ms, and its error ends the wait. The commands
+    /// go on then.
+    ///
+    /// # Errors
+    ///
+    /// As [`Session::sync_all`], and what `interrupt` says.
+    pub fn sync_all_interruptible(
+        &self,
+        timeout: Option<Duration>,
+        mut interrupt: Option<Interrupt<'_>>,
+    ) -> Result<()> {
         let begun: Vec<_> = (0..self.workers()).map(|worker| self.0.begin_ask(worker, "sync", timeout)).collect();
-        let ends: Vec<_> = (0..).zip(begun).map(|(worker, work)| self.0.end_ask(worker, work)).collect();
+        let mut end = |(worker, work)| self.0.end_ask(worker, work, reborrowed(&mut interrupt));
+        let ends: Vec<_> = (0..).zip(begun).map(&mut end).collect();
         ends.into_iter().try_for_each(|end| end.map(drop))
     }
 
@@ -212,23 +280,41 @@ impl Shared {
         &self,
         method: &str,
         timeout: Option<Duration>,
+        pause: Pause<'_>,
         make: impl Fn(usize) -> (Vec<Value>, Parts),
     ) -> Result<Vec<Option<Ref>>> {
-        let mut number = self.turn.lock();
+        let until = timeout.and_then(|timeout| clock::now().checked_add(timeout));
+        let mut number = self.take_turn(until, pause)?;
         self.check(0).map_err(|error| error.operation(method.to_owned()))?;
         let next = *number + 1;
         if next.is_multiple_of(ROOM_EVERY) {
             // Of all before any has the command: they are to get the same.
-            let until = timeout.and_then(|timeout| clock::now().checked_add(timeout));
-            (0..self.count()).try_for_each(|worker| self.await_room(worker, until))?;
+            (0..self.count()).try_for_each(|worker| self.await_room(worker, until, pause))?;
         }
         let mut refs = Vec::with_capacity(self.workers.len());
         for (worker, node) in self.workers.iter().enumerate() {
-            let sent = if self.lost.has(*node) { None } else { self.send(worker, method, next, &make)? };
+            let sent = if self.lost.has(*node) { None } else { self.send(worker, method, next, pause, &make)? };
             refs.push(sent);
         }
         *number = next;
         Ok(refs)
+    }
+
+    /// Takes the turn to issue a command. Who pauses holds nothing that the thread may need that has the turn.
+    fn take_turn(&self, until: Option<Instant>, pause: Pause<'_>) -> Result<MutexGuard<'_, u64>> {
+        loop {
+            if let Some(turn) = self.turn.try_lock() {
+                return Ok(turn);
+            }
+            pause(&mut |interrupt| {
+                drop(self.turn.try_lock_for(TURN_LOOK));
+                if until.is_some_and(|until| clock::now() >= until) {
+                    let what = "another thread waits until the workers take more commands";
+                    return Err(Error::new(ErrorKind::DeadlineExceeded, what).operation("call"));
+                }
+                interrupt.map_or(Ok(()), |interrupt| interrupt())
+            })?;
+        }
     }
 
     /// The register that a command to one worker will fill; none if the worker is gone.
@@ -237,6 +323,7 @@ impl Shared {
         worker: usize,
         method: &str,
         number: u64,
+        pause: Pause<'_>,
         make: impl Fn(usize) -> (Vec<Value>, Parts),
     ) -> Result<Option<Ref>> {
         let node = self.workers[worker];
@@ -250,7 +337,11 @@ impl Shared {
             match sent {
                 Ok(held) => return Ok(Some(held)),
                 Err(error) if error.kind() == ErrorKind::LimitExceeded => {
-                    self.await_room(worker as u32, None)?;
+                    // Others may have got the command: nothing but the end of the session may end this.
+                    pause(&mut |_| {
+                        std::thread::sleep(REGISTERS_LOOK);
+                        self.wait_in(worker as u32, self.mesh.room(node, SESSION, None), None, None)
+                    })?;
                 }
                 Err(error) => return self.unless_lost(node, error).map(|()| None),
             }
@@ -258,14 +349,32 @@ impl Shared {
     }
 
     /// Waits until a worker takes one more command, is gone, or the session is shut down.
-    fn await_room(&self, worker: u32, until: Option<Instant>) -> Result<()> {
+    fn await_room(&self, worker: u32, until: Option<Instant>, pause: Pause<'_>) -> Result<()> {
+        let room = self.mesh.room(self.node(worker), SESSION, None);
+        if room.is_done() {
+            return self.room_ended(worker, room);
+        }
+        let mut room = Some(room);
+        pause(&mut |interrupt| match room.take() {
+            Some(room) => self.wait_in(worker, room, until, interrupt),
+            None => Ok(()),
+        })
+    }
+
+    fn wait_in(
+        &self,
+        worker: u32,
+        room: Work<()>,
+        until: Option<Instant>,
+        mut interrupt: Option<Interrupt<'_>>,
+    ) -> Result<()> {
         let node = self.node(worker);
         let begun = clock::now();
-        let room = self.mesh.room(node, SESSION, None);
         loop {
             let look = clock::now() + CLOSED_LOOK;
-            if room.wait_until(Some(until.map_or(look, |until| until.min(look))), None)? {
-                return room.join().or_else(|ended| self.unless_lost(node, ended));
+            let look = until.map_or(look, |until| until.min(look));
+            if room.wait_until(Some(look), reborrowed(&mut interrupt))? {
+                return self.room_ended(worker, room);
             }
             self.check(worker)?;
             if until.is_some_and(|until| clock::now() >= until) {
@@ -278,6 +387,10 @@ impl Shared {
         }
     }
 
+    fn room_ended(&self, worker: u32, room: Work<()>) -> Result<()> {
+        room.join().or_else(|ended| self.unless_lost(self.node(worker), ended))
+    }
+
     /// A worker that is gone is no failure of what was asked of all; whoever waits next is told.
     fn unless_lost(&self, node: NodeId, error: Error) -> Result<()> {
         if error.kind() != ErrorKind::PeerLost {
@@ -288,12 +401,19 @@ impl Shared {
     }
 
     /// Asks one worker and waits for its answer, which comes behind all commands that were issued before.
-    pub(crate) fn ask(&self, worker: u32, method: &str, call: Call, timeout: Option<Duration>) -> Result<Answer> {
+    pub(crate) fn ask(
+        &self,
+        worker: u32,
+        method: &str,
+        call: Call,
+        timeout: Option<Duration>,
+        interrupt: Option<Interrupt<'_>>,
+    ) -> Result<Answer> {
         self.check(worker)?;
         self.tell_untold()?;
         let node = self.node(worker);
         let begun = self.mesh.call(node, SESSION, method, Call { deadline: timeout, ..call });
-        self.end_ask(worker, begun)
+        self.end_ask(worker, begun, interrupt)
     }
 
     fn begin_ask(&self, worker: u32, method: &str, timeout: Option<Duration>) -> Result<Work<Answer>> {
@@ -302,8 +422,16 @@ impl Shared {
     }
 
     /// The answer; the call has its own deadline, and ends when the worker is gone.
-    fn end_ask(&self, worker: u32, begun: Result<Work<Answer>>) -> Result<Answer> {
-        begun.and_then(Work::join).map_err(|error| {
+    fn end_ask(&self, worker: u32, begun: Result<Work<Answer>>, interrupt: Option<Interrupt<'_>>) -> Result<Answer> {
+        let ended = begun.and_then(|work| match work.wait_until(None, interrupt) {
+            Ok(_) => work.join(),
+            Err(interrupted) => {
+                // What the worker would tell is told to whoever waits next.
+                work.cancel();
+                Err(interrupted)
+            }
+        });
+        ended.map_err(|error| {
             let is_its = error.about().is_some_and(|peer| self.name(worker) == peer.name);
             if error.kind() != ErrorKind::PeerLost || !is_its {
                 return error;
@@ -363,7 +491,8 @@ impl Shared {
                 (worker, self.mesh.call(self.node(worker), SESSION, "stop", call))
             })
             .collect();
-        let ends: Vec<_> = stops.into_iter().map(|(worker, begun)| self.end_ask(worker, begun).map(drop)).collect();
+        let ends: Vec<_> =
+            stops.into_iter().map(|(worker, begun)| self.end_ask(worker, begun, None).map(drop)).collect();
         // Who has died cannot finish; who lives has been told.
         let _ = self.mesh.begin_finish().wait_timeout(until.saturating_duration_since(clock::now()));
         let _ = self.mesh.leave();
@@ -376,6 +505,14 @@ impl Shared {
             thread.end(until);
         }
         ends.into_iter().fold(untold, Result::and)
+    }
+}
+
+/// The same interrupt, for a wait that is not the last.
+fn reborrowed<'a>(interrupt: &'a mut Option<Interrupt<'_>>) -> Option<Interrupt<'a>> {
+    match interrupt {
+        Some(interrupt) => Some(&mut **interrupt),
+        None => None,
     }
 }
 

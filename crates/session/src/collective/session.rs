@@ -5,7 +5,7 @@ use super::{Placement, Scope};
 use crate::args::Args;
 use crate::held::{Held, Slot};
 use crate::register::Register;
-use crate::session::Session;
+use crate::session::{Pause, Session};
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_collective::Operator;
 use sheave_tensor::{Dtype, Shape, Tensor};
@@ -247,13 +247,23 @@ impl Session {
 
     /// Has all workers call a built-in function.
     pub(crate) fn built_in(&self, name: &'static str, args: &Args) -> Result<Register> {
+        self.call_named(name, args, None, &mut |blocking| blocking(None))
+    }
+
+    /// As [`Session::call_pausing`], of the function that each worker has under this name: it is no register, and needs
+    /// no command of its own.
+    ///
+    /// # Errors
+    ///
+    /// As [`Session::call_pausing`].
+    pub fn call_named(&self, name: &str, args: &Args, timeout: Option<Duration>, pause: Pause<'_>) -> Result<Register> {
         args.registers().try_for_each(|register| register.check(&self.0))?;
         let _leases = args.hold()?;
         let make = |worker: usize| {
             let (values, parts) = args.of_worker(worker);
             (vec![Value::from(name), values], parts)
         };
-        self.0.issue("call", None, make).map(|refs| Register::new(&self.0, refs))
+        self.0.issue("call", timeout, pause, make).map(|refs| Register::new(&self.0, refs))
     }
 
     /// The workers of each group.

@@ -8,9 +8,7 @@ mod together;
 use sheave_base::config::Endpoint;
 use sheave_base::{Error, ErrorKind, Secret};
 use sheave_process::Command;
-use sheave_session::{
-    Args, Function, Held, Node, Register, Session, Worker, register_function, work, work_on_node,
-};
+use sheave_session::{Args, Function, Held, Node, Register, Session, Worker, register_function, work, work_on_node};
 use sheave_tensor::Tensor;
 use sheave_wire::Value;
 use std::io::Write;
