@@ -33,6 +33,14 @@ replaced.
 >>> sheave.spawn(sum, 2, ([1, 2, 3],))
 [6, 6]
 
+A `Session` is one controller and its workers, threads or processes: they run its commands in order, and results stay on
+them until they are fetched.
+
+>>> with sheave.session.ThreadedSession(2) as session:
+...     ids = session.call(lambda: sheave.session.worker().id)
+...     ids.get(worker=0), ids.get(worker=1)
+(0, 1)
+
 Below that lie nodes and links: a `Node` sends and receives messages over the links that it has made.
 
 >>> with sheave.Node("one") as one, sheave.Node("other") as other:
@@ -79,6 +87,7 @@ from sheave._core import (
     Ref,
     Remote,
     RpcGroup,
+    Session,
     SheaveError,
     Tensor,
     Unauthenticated,
@@ -105,6 +114,7 @@ from sheave._core import (
     scatter,
     send,
 )
+from sheave import session
 from sheave.fleet import Fleet
 from sheave.kvstore import KVStore, run_server
 from sheave.lanes import lane
@@ -147,6 +157,7 @@ __all__ = [
     "Ref",
     "Remote",
     "RpcGroup",
+    "Session",
     "SheaveError",
     "Tensor",
     "Unauthenticated",
@@ -176,6 +187,7 @@ __all__ = [
     "run_server",
     "scatter",
     "send",
+    "session",
     "spawn",
 ]
 

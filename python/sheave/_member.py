@@ -18,8 +18,8 @@ EXIT_PATIENCE_S = 10.0
 """How long a process may take to end after its function has returned."""
 
 
-def command() -> list[str]:
-    """Return how such a process is started.
+def command(module: str = "_member") -> list[str]:
+    """Return how such a process is started: as what this module of sheave does.
 
     It looks for modules where this one does from its first line on, and imports nothing before.
     """
@@ -27,25 +27,30 @@ def command() -> list[str]:
 
     flags: list[str] = util._args_from_interpreter_flags()  # type: ignore[attr-defined, unused-ignore]
     path = [folder for folder in sys.path if isinstance(folder, str)]
-    program = f"import sys; sys.path[:] = {ascii(path)}; from sheave import _member; _member.main()"
+    program = f"import sys; sys.path[:] = {ascii(path)}; from sheave import {module}; {module}.main()"
     return [os.fsdecode(spawn.get_executable()), *flags, "-c", program]
 
 
 def order(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
     """Return what is on the sheet of a process that is to call this function."""
     import pickle
-    from multiprocessing import spawn
 
     from sheave import pickling
 
     with _starting():
-        preparation = spawn.get_preparation_data("member")
-        imports_main = _can_import_main()
-        if not imports_main:
-            # A program that was read from standard input says that it is a file.
-            preparation.pop("init_main_from_path", None)
-        call = pickling.dumps((fn, tuple(args), dict(kwargs)), main_by_name=imports_main)
-        return pickle.dumps((preparation, call))
+        call = pickling.dumps((fn, tuple(args), dict(kwargs)), main_by_name=_can_import_main())
+        return pickle.dumps((preparation(), call))
+
+
+def preparation() -> dict[str, Any]:
+    """Return what `prepare` makes a process one of this program by."""
+    from multiprocessing import spawn
+
+    data: dict[str, Any] = spawn.get_preparation_data("member")
+    if not _can_import_main():
+        # A program that was read from standard input says that it is a file.
+        data.pop("init_main_from_path", None)
+    return data
 
 
 def _can_import_main() -> bool:
@@ -114,20 +119,28 @@ def main() -> None:
         os._exit(1)
 
 
-def _opened(order: bytes) -> Any:
-    """What is to be called, where the program of the other process has been imported."""
-    import pickle
+@contextmanager
+def prepared(data: dict[str, Any]) -> Iterator[None]:
+    """Make this process one of the program that `preparation` is of, and run what belongs to that."""
     from multiprocessing import process, spawn
 
-    from sheave import pickling
-
-    preparation, call = pickle.loads(order)
-    preparation["name"] = os.environ.get("SHEAVE_NAME", preparation["name"])
+    data["name"] = os.environ.get("SHEAVE_NAME", data["name"])
     current = process.current_process()
     # A script that starts processes whenever it is imported is told so.
     current._inheriting = True  # type: ignore[attr-defined, unused-ignore]
     try:
-        spawn.prepare(preparation)
-        return pickling.loads(call)
+        spawn.prepare(data)
+        yield
     finally:
         del current._inheriting  # type: ignore[attr-defined, unused-ignore]
+
+
+def _opened(order: bytes) -> Any:
+    """What is to be called, where the program of the other process has been imported."""
+    import pickle
+
+    from sheave import pickling
+
+    data, call = pickle.loads(order)
+    with prepared(data):
+        return pickling.loads(call)

@@ -35,6 +35,7 @@ mod places;
 mod references;
 mod released;
 mod rpc;
+mod session;
 mod store;
 mod tensor;
 mod told;
@@ -61,6 +62,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<rpc::PyRpcGroup>()?;
     module.add_class::<tensor::PyTensor>()?;
     module.add_class::<work::PyWork>()?;
+    session::add_to(module)?;
     store::add_to(module)?;
     exchange::add_to(module)?;
     errors::add_to(module)?;

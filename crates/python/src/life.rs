@@ -192,7 +192,7 @@ pub(crate) fn ended() -> Error {
 }
 
 /// Whether the interpreter has shown the exception that ends it.
-fn ends_by_exception(py: Python<'_>) -> bool {
+pub(crate) fn ends_by_exception(py: Python<'_>) -> bool {
     let shown = py.import("sys").and_then(|sys| sys.hasattr("last_value"));
     let is_interactive = py.import("sys").and_then(|sys| sys.hasattr("ps1"));
     shown.unwrap_or(false) && !is_interactive.unwrap_or(true)

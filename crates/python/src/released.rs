@@ -9,10 +9,13 @@
 //! one, which is why a queue with slots to be filled would not do. Taking all at once leaves no room for the ABA
 //! problem: no node is unlinked alone.
 
+use crate::handlers;
 use pyo3::prelude::*;
 use pyo3::{PyErr, ffi};
 use std::ptr::{null_mut, with_exposed_provenance_mut};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 /// A claim on memory of Python's, given back with the interpreter held.
 enum Claim {
@@ -112,6 +115,46 @@ fn push(entry: Box<Entry>) {
         match HEAD.compare_exchange_weak(head, entry.expose_provenance(), Ordering::Release, Ordering::Relaxed) {
             Ok(_) => return,
             Err(current) => head = current,
+        }
+    }
+}
+
+/// How long what was dropped may wait for somebody who enters from Python anyway.
+const ENTRY_PATIENCE: Duration = Duration::from_millis(20);
+
+/// What a thread is told that gives back what nobody else does.
+struct Sent {
+    is_wanted: bool,
+    has_thread: bool,
+}
+
+static SENT: Mutex<Sent> = Mutex::new(Sent { is_wanted: false, has_thread: false });
+static SENT_CHANGED: Condvar = Condvar::new();
+static IS_SENT: AtomicBool = AtomicBool::new(false);
+
+/// Has what was dropped given back soon, where perhaps nobody enters from Python for hours: on a worker that waits for
+/// commands. Never waits for the interpreter.
+pub(crate) fn give_back_soon() {
+    if IS_SENT.swap(true, Ordering::SeqCst) {
+        return;
+    }
+    let mut sent = SENT.lock().unwrap_or_else(PoisonError::into_inner);
+    sent.is_wanted = true;
+    sent.has_thread = sent.has_thread || sheave_base::thread::spawn("sheave-release", give_back).is_ok();
+    SENT_CHANGED.notify_one();
+}
+
+fn give_back() {
+    loop {
+        let sent = SENT.lock().unwrap_or_else(PoisonError::into_inner);
+        let sent = SENT_CHANGED.wait_while(sent, |sent| !sent.is_wanted);
+        sent.unwrap_or_else(PoisonError::into_inner).is_wanted = false;
+        std::thread::sleep(ENTRY_PATIENCE);
+        // What is dropped from here on sends again.
+        IS_SENT.store(false, Ordering::SeqCst);
+        if HEAD.load(Ordering::SeqCst) != 0 && handlers::attached(drain).is_err() {
+            // The interpreter ends; what is left is leaked.
+            return;
         }
     }
 }
