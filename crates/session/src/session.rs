@@ -237,7 +237,17 @@ impl Session {
         mut interrupt: Option<Interrupt<'_>>,
     ) -> Result<()> {
         let begun: Vec<_> = (0..self.workers()).map(|worker| self.0.begin_ask(worker, "sync", timeout)).collect();
-        let mut end = |(worker, work)| self.0.end_ask(worker, work, reborrowed(&mut interrupt));
+        let mut interrupted = None;
+        let mut end = |(worker, work): (u32, Result<Work<Answer>>)| {
+            if let Some(error) = &interrupted {
+                // What nobody waits for any more tells whoever waits next.
+                work.iter().for_each(Work::cancel);
+                return Err(Error::clone(error));
+            }
+            let Some(interrupt) = &mut interrupt else { return self.0.end_ask(worker, work, None) };
+            let mut look = || interrupt().inspect_err(|error| interrupted = Some(error.clone()));
+            self.0.end_ask(worker, work, Some(&mut look))
+        };
         let ends: Vec<_> = (0..).zip(begun).map(&mut end).collect();
         ends.into_iter().try_for_each(|end| end.map(drop))
     }

@@ -109,9 +109,13 @@ impl Home {
 
 impl Drop for Home {
     fn drop(&mut self) {
-        if self.mark.is_stale() || life::is_ending() {
-            // What a forked child inherits is the parent's; and a process that ends takes its workers along.
+        if self.mark.is_stale() {
+            // What a forked child inherits is the parent's.
             return;
+        }
+        if life::is_ending() {
+            // The process takes its workers along, and does not wait for them: it is kept until then.
+            return std::mem::forget(Session::clone(&self.session));
         }
         // Workers do what was issued first, which takes its time, and worker 0 needs the interpreter for it.
         let session = Session::clone(&self.session);

@@ -65,7 +65,9 @@ impl PyHeld {
 impl Foreign for PyHeld {
     fn kind_name(&self) -> String {
         let name = handlers::attached(|py| self.bind(py).get_type().name().map(|name| name.to_string()));
-        name.ok().and_then(PyResult::ok).map_or_else(|| "an object".to_owned(), |name| format!("a {name} of Python's"))
+        name.ok()
+            .and_then(PyResult::ok)
+            .map_or_else(|| "an object".to_owned(), |name| format!("an object of class {name}"))
     }
 
     fn value(&self) -> Result<(Value, Vec<Tensor>)> {
