@@ -1,6 +1,6 @@
 //! Names of results that stay on the workers.
 
-use crate::held::Held;
+use crate::held::{Held, Slot};
 use crate::session::Shared;
 use sheave_base::work::Interrupt;
 use sheave_base::{Error, ErrorKind, Result};
@@ -82,6 +82,22 @@ impl Register {
         let name = self.name(worker)?;
         let answer = self.0.session.ask(worker, "share", Call::of(name), timeout, None)?;
         Ok((answer.value, answer.tensors))
+    }
+
+    /// What worker 0 has there itself, once it has done all commands that were issued before: the worker is a thread of
+    /// this process, so that functions and objects are had too. Blocks; `interrupt` is asked at least every 100 ms, and
+    /// its error ends the wait.
+    ///
+    /// # Errors
+    ///
+    /// As [`Register::get`] but for what cannot be fetched, and what `interrupt` says.
+    pub fn local(&self, timeout: Option<Duration>, interrupt: Option<Interrupt<'_>>) -> Result<Held> {
+        self.name(0)?;
+        self.0.session.ask(0, "sync", Call::default(), timeout, interrupt)?;
+        let Some(Some(own)) = self.0.refs.first() else { return Err(self.0.session.gone(0)) };
+        let slot: Arc<Slot> = own.get().map_err(|error| error.operation("local"))?;
+        let held = slot.0.lock().clone();
+        Ok(held)
     }
 
     /// Gives the register another value on one worker, once that has done all commands that were issued before.

@@ -6,6 +6,7 @@
 
 ``fserver_lib`` is `sheave.compat.fserver_lib` in the same way: StepMesh between attention and expert servers.
 ``machin`` is `sheave.compat.machin`: of machin its ``machin.parallel.distributed``, so far without RPC groups.
+``tvm`` is `sheave.compat.tvm`: of TVM its ``tvm.runtime.disco``.
 
 A program that may be changed imports the face itself instead, and needs no runner:
 

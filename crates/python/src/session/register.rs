@@ -1,7 +1,7 @@
 //! `sheave.session.Register`: a result that stays on the workers.
 
 use super::controller::{Home, outcome};
-use super::held::sent;
+use super::held::{sent, to_python};
 use crate::enter::{enter, span};
 use crate::errors::{self, OrRaise};
 use crate::guarded::Guarded;
@@ -54,6 +54,22 @@ impl PyRegister {
         let fetched = enter(py, None, |_, interrupt| Ok(register.fetch_interruptible(worker, limit, interrupt)))?;
         let (value, tensors) = outcome(py, &self.home, fetched)?;
         self.home.opener().unpack(py, value, &tensors)
+    }
+
+    /// What worker 0 has there itself, which is a thread of this process: the very object, and so also one that cannot
+    /// be fetched. Waits, and raises, as `get` does.
+    ///
+    /// >>> import sheave.session
+    /// >>> with sheave.session.ThreadedSession(1) as session:
+    /// ...     numbers = session.call(list, (1, 2))
+    /// ...     numbers.local().append(3)
+    /// ...     numbers.get()
+    /// [1, 2, 3]
+    #[pyo3(signature = (timeout = None))]
+    fn local<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
+        let (register, limit) = (self.register(py)?, span(timeout)?);
+        let held = enter(py, None, |_, interrupt| Ok(register.local(limit, interrupt)))?;
+        to_python(py, outcome(py, &self.home, held)?)
     }
 
     /// Give the register another value on one worker alone, once that has done all commands that were issued before.

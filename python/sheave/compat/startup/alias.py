@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import CodeType, ModuleType
 
 
 class Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -39,11 +39,19 @@ class Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             raise ModuleNotFoundError(hint, name=module.__name__) from None
         sys.modules[module.__name__] = face
 
+    def get_code(self, fullname: str) -> CodeType | None:
+        """The code of a module that is run as a program: `python -m`."""
+        spec = importlib.util.find_spec(f"sheave.compat.{fullname}")
+        get_code = getattr(spec.loader, "get_code", None) if spec is not None else None
+        code: CodeType | None = get_code(f"sheave.compat.{fullname}") if get_code is not None else None
+        return code
 
-def install(directory: str) -> None:
-    """Lets the package that the directory is named after be its face, and runs the `sitecustomize` that the
-    directory hides, if there is one."""
-    sys.meta_path.insert(0, Alias(os.path.basename(directory)))
+
+def install(directory: str, *others: str) -> None:
+    """Lets the package that the directory is named after be its face, and others theirs, and runs the `sitecustomize`
+    that the directory hides, if there is one."""
+    for name in (os.path.basename(directory), *others):
+        sys.meta_path.insert(0, Alias(name))
     hidden = [entry for entry in sys.path if os.path.abspath(entry) != directory]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", hidden)
     if spec is not None and spec.loader is not None:

@@ -1,0 +1,1 @@
+"""``tvm.exec``: modules that are run as programs."""

@@ -1,0 +1,160 @@
+"""Sessions and what they hand out."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from sheave import session as ground
+from sheave.compat.tvm.runtime.device import Device
+from sheave.compat.tvm.runtime.disco.collectives import Collectives
+from sheave.compat.tvm.runtime.errors import raising
+from sheave.compat.tvm.runtime.values import from_sheave, to_sheave
+
+__all__ = ["DModule", "DPackedFunc", "DRef", "ProcessSession", "Session", "ThreadedSession"]
+
+ENTRYPOINT = "tvm.exec.disco_worker"
+"""What worker processes run unless their session says otherwise."""
+
+
+class DRef:
+    """The result of a command: one value on each worker, which stays there until this is dropped."""
+
+    __slots__ = ("__weakref__", "_register", "session")
+
+    def __init__(self, register: ground.Register, session: Session):
+        self._register = register
+        #: The session that it is of.
+        self.session = session
+
+    @raising
+    def debug_get_from_remote(self, worker_id: int) -> Any:
+        """Fetches the value of a worker. Blocks until it has run everything that was issued before.
+
+        Of worker 0, which is a thread of this process, it is the very object, and a copy of all others'.
+        """
+        return from_sheave(self._register.local() if worker_id == 0 else self._register.get(worker_id))
+
+    @raising
+    def debug_copy_from(self, worker_id: int, value: Any) -> None:
+        """Copies an array into the tensor that a worker has there, if it has one of as many bytes; gives it that as its
+        value if it has something else. Blocks."""
+        self.session._check_worker(worker_id)
+        value = to_sheave(value)
+        copy = self.session._get_cached_method("runtime.disco._debug_copy_from")
+        copied = self.session.call_packed(copy, self, worker_id, value)._register
+        if not copied.get(worker_id):
+            self._register.set(worker_id, value)
+
+
+class DPackedFunc(DRef):
+    """A function of the workers'."""
+
+    __slots__ = ()
+
+    def __call__(self, *args: Any) -> DRef:
+        """Has all workers call it. Returns at once."""
+        return self.session.call_packed(self, *args)
+
+
+class DModule(DRef):
+    """A module of the workers'."""
+
+    __slots__ = ()
+
+    @raising
+    def __getitem__(self, name: str) -> DPackedFunc:
+        """Names a function of it. Returns at once; that there is none is told by the next wait."""
+        get = self.session._get_cached_method("ffi.ModuleGetFunction")
+        return DPackedFunc(self.session.call_packed(get, self, name, False)._register, self.session)
+
+
+class Session(Collectives):
+    """One controller and its workers. `ThreadedSession` and `ProcessSession` are its kinds."""
+
+    def __init__(self, session: ground.Session):
+        super().__init__()
+        self._session = session
+        self._call = session.call
+
+    @property
+    def num_workers(self) -> int:
+        """The number of workers, in all groups."""
+        return self._session.workers
+
+    def _check_worker(self, worker_id: int) -> None:
+        if not 0 <= worker_id < self.num_workers:
+            raise ValueError(f"worker {worker_id} of {self.num_workers}; they are counted from 0")
+
+    @raising
+    def get_global_func(self, name: str) -> DPackedFunc:
+        """Names a function, which each worker looks up. Returns at once."""
+        return DPackedFunc(self._session.function(name), self)
+
+    @raising
+    def import_python_module(self, module_name: str) -> None:
+        """Has each worker import a module. Returns at once."""
+        self._session.import_module(module_name)
+
+    @raising
+    def call_packed(self, func: DRef | ground.Register, *args: Any) -> DRef:
+        """Has all workers call a function. Returns at once."""
+        given = [arg._register if isinstance(arg, DRef) else to_sheave(arg) for arg in args]
+        return DRef(self._call(func._register if isinstance(func, DRef) else func, *given), self)
+
+    def sync_worker_0(self) -> None:
+        """Waits until worker 0 has run everything that was issued before."""
+        self._sync_worker(0)
+
+    @raising
+    def _sync_worker(self, worker_id: int) -> None:
+        self._session.sync(worker_id)
+
+    @raising
+    def _sync_all(self) -> None:
+        self._session.sync()
+
+    @raising
+    def load_vm_module(self, path: str, device: Device | None = None) -> DModule:
+        """Has each worker load a file, by a path that means the same for all of them. Returns at once.
+
+        Files are loaded by what `register_module_loader` was told for their kind in the worker's process.
+        """
+        load = self._get_cached_method("runtime.disco.load_vm_module")
+        return DModule(self.call_packed(load, os.fspath(path), device)._register, self)
+
+    @raising
+    def shutdown(self) -> None:
+        """Ends the session: workers do what was issued, and leave. Raises what failed and nobody was told."""
+        self._cache.clear()
+        self._session.shutdown()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        self._cache.clear()
+        self._session.__exit__(kind, error, traceback)
+
+
+class ThreadedSession(Session):
+    """A session whose workers are threads of this process."""
+
+    @raising
+    def __init__(self, num_workers: int, num_groups: int = 1):
+        super().__init__(ground.ThreadedSession(num_workers, num_groups))
+
+
+class ProcessSession(Session):
+    """A session whose workers are processes; worker 0 is a thread of this one.
+
+    Each runs the module `entrypoint`, as ``python -m entrypoint WORKER_ID NUM_WORKERS NUM_GROUPS READ_FD WRITE_FD``,
+    which registers functions and calls the global function ``runtime.disco.WorkerProcess`` with these.
+    """
+
+    @raising
+    def __init__(self, num_workers: int, num_groups: int = 1, entrypoint: str = ENTRYPOINT):
+        if entrypoint.startswith("tvm."):
+            # Found without the runner too.
+            entrypoint = f"sheave.compat.{entrypoint}"
+        super().__init__(ground.ProcessSession(num_workers, num_groups, entrypoint))
