@@ -264,6 +264,8 @@ def test_workers_of_groups_know_who_they_are(session_kind, begin):
     device = sess.get_global_func("runtime.disco.device")()
     assert [ids.debug_get_from_remote(worker) for worker in range(4)] == [ShapeTuple([w]) for w in range(4)]
     assert (size.debug_get_from_remote(3), device.debug_get_from_remote(3)) == (4, tvm.cpu(0))
+    again = di.DPackedFunc(sess.get_global_func("runtime.disco.worker_rank"), sess)
+    assert again().debug_get_from_remote(2) == 2 and again.session is sess
     sess.import_python_module("json.tool")
     sess.sync_worker_0()
     sess._sync_all()
@@ -532,7 +534,7 @@ def test_workers_do_not_outlive_a_program_that_is_killed(start):
         import time
         from sheave.compat.tvm.runtime import disco
         session = disco.ProcessSession(2)
-        pid = session.call_packed(session._session.call("sheave.keep", __import__("os").getpid))
+        pid = disco.DPackedFunc(session._session.function(__import__("os").getpid), session)()
         print(pid.debug_get_from_remote(1))
         session.get_global_func("runtime.disco.worker_id")()
         time.sleep(600)

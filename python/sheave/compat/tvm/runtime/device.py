@@ -33,6 +33,15 @@ class Device:
         """Its number, under its former name."""
         return self.index
 
+    @property
+    def exist(self) -> bool:
+        """Whether there is such a device for sheave: a CPU."""
+        return self.device_type == 1
+
+    def dlpack_device_type(self) -> int:
+        """Returns the number of its kind."""
+        return self.device_type
+
     def __str__(self) -> str:
         return f"{self.type}:{self.index}"
 

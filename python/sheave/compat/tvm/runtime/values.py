@@ -26,7 +26,7 @@ class Shape(tuple[int, ...]):
     """The extents of a tensor, or any other whole numbers.
 
     >>> Shape([2, 3]), list(Shape((1,))) + [4]
-    (Shape(2, 3), [1, 4])
+    ((2, 3), [1, 4])
     """
 
     __slots__ = ()
@@ -36,9 +36,6 @@ class Shape(tuple[int, ...]):
         if not all(-(2**63) <= number < 2**63 for number in numbers):
             raise ValueError(f"a shape of {numbers}; expected whole numbers of 64 bits")
         return super().__new__(cls, numbers)
-
-    def __repr__(self) -> str:
-        return f"Shape({', '.join(map(str, self))})"
 
 
 ShapeTuple = Shape
@@ -54,7 +51,7 @@ class Tensor:
     """A tensor in a host's memory, which it shares with the arrays that `numpy` returns.
 
     >>> tensor(np.array([1, 2], "int8")).shape, empty((2,), "float16").dtype
-    (Shape(2), 'float16')
+    ((2,), 'float16')
     """
 
     __slots__ = ("_array", "device", "__weakref__")
@@ -98,6 +95,23 @@ class Tensor:
         if isinstance(target, Tensor):
             return target.copyfrom(self)
         return Tensor(self._array.copy(), target)
+
+    @property
+    def strides(self) -> Shape:
+        """How many elements lie between neighbours in each dimension."""
+        return Shape(stride // self._array.itemsize for stride in self._array.strides)
+
+    def data_ptr(self) -> int:
+        """Returns the address of the first element."""
+        return int(self._array.ctypes.data)
+
+    def numel(self) -> int:
+        """Returns the number of elements."""
+        return self._array.size
+
+    def is_contiguous(self) -> bool:
+        """Returns whether the elements lie row-major one behind the other."""
+        return self._array.flags.c_contiguous
 
     def same_as(self, other: Any) -> bool:
         """Whether it is the same tensor."""

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
+
 from sheave import session as ground
+from sheave.compat.tvm.runtime.disco.drefs import DPackedFunc
+
+if TYPE_CHECKING:
+    from sheave.compat.tvm.runtime.disco.session import Session
 
 __all__ = ["Collectives"]
 
@@ -16,9 +22,9 @@ class Collectives:
         # Registers, and nothing that holds the session: it ends when nobody has it any more.
         self._cache: dict[str, ground.Register] = {}
 
-    def _get_cached_method(self, name: str) -> ground.Register:
+    def _get_cached_method(self, name: str) -> DPackedFunc:
         """A function that is named once."""
         found = self._cache.get(name)
         if found is None:
             found = self._cache[name] = self._session.function(name)
-        return found
+        return DPackedFunc(found, cast("Session", self))

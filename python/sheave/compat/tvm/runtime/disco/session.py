@@ -8,65 +8,14 @@ from typing import Any
 from sheave import session as ground
 from sheave.compat.tvm.runtime.device import Device
 from sheave.compat.tvm.runtime.disco.collectives import Collectives
+from sheave.compat.tvm.runtime.disco.drefs import DModule, DPackedFunc, DRef
 from sheave.compat.tvm.runtime.errors import raising
-from sheave.compat.tvm.runtime.values import from_sheave, to_sheave
+from sheave.compat.tvm.runtime.values import to_sheave
 
-__all__ = ["DModule", "DPackedFunc", "DRef", "ProcessSession", "Session", "ThreadedSession"]
+__all__ = ["ProcessSession", "Session", "ThreadedSession"]
 
 ENTRYPOINT = "tvm.exec.disco_worker"
 """What worker processes run unless their session says otherwise."""
-
-
-class DRef:
-    """The result of a command: one value on each worker, which stays there until this is dropped."""
-
-    __slots__ = ("__weakref__", "_register", "session")
-
-    def __init__(self, register: ground.Register, session: Session):
-        self._register = register
-        #: The session that it is of.
-        self.session = session
-
-    @raising
-    def debug_get_from_remote(self, worker_id: int) -> Any:
-        """Fetches the value of a worker. Blocks until it has run everything that was issued before.
-
-        Of worker 0, which is a thread of this process, it is the very object, and a copy of all others'.
-        """
-        return from_sheave(self._register.local() if worker_id == 0 else self._register.get(worker_id))
-
-    @raising
-    def debug_copy_from(self, worker_id: int, value: Any) -> None:
-        """Copies an array into the tensor that a worker has there, if it has one of as many bytes; gives it that as its
-        value if it has something else. Blocks."""
-        self.session._check_worker(worker_id)
-        value = to_sheave(value)
-        copy = self.session._get_cached_method("runtime.disco._debug_copy_from")
-        copied = self.session.call_packed(copy, self, worker_id, value)._register
-        if not copied.get(worker_id):
-            self._register.set(worker_id, value)
-
-
-class DPackedFunc(DRef):
-    """A function of the workers'."""
-
-    __slots__ = ()
-
-    def __call__(self, *args: Any) -> DRef:
-        """Has all workers call it. Returns at once."""
-        return self.session.call_packed(self, *args)
-
-
-class DModule(DRef):
-    """A module of the workers'."""
-
-    __slots__ = ()
-
-    @raising
-    def __getitem__(self, name: str) -> DPackedFunc:
-        """Names a function of it. Returns at once; that there is none is told by the next wait."""
-        get = self.session._get_cached_method("ffi.ModuleGetFunction")
-        return DPackedFunc(self.session.call_packed(get, self, name, False)._register, self.session)
 
 
 class Session(Collectives):
@@ -97,10 +46,10 @@ class Session(Collectives):
         self._session.import_module(module_name)
 
     @raising
-    def call_packed(self, func: DRef | ground.Register, *args: Any) -> DRef:
+    def call_packed(self, func: DRef, *args: Any) -> DRef:
         """Has all workers call a function. Returns at once."""
         given = [arg._register if isinstance(arg, DRef) else to_sheave(arg) for arg in args]
-        return DRef(self._call(func._register if isinstance(func, DRef) else func, *given), self)
+        return DRef(self._call(func._register, *given), self)
 
     def sync_worker_0(self) -> None:
         """Waits until worker 0 has run everything that was issued before."""
@@ -121,7 +70,7 @@ class Session(Collectives):
         Files are loaded by what `register_module_loader` was told for their kind in the worker's process.
         """
         load = self._get_cached_method("runtime.disco.load_vm_module")
-        return DModule(self.call_packed(load, os.fspath(path), device)._register, self)
+        return DModule(load(os.fspath(path), device), self)
 
     @raising
     def shutdown(self) -> None:
