@@ -74,7 +74,8 @@ impl PyRegister {
 
     /// Give the register another value on one worker alone, once that has done all commands that were issued before.
     ///
-    /// Raises as `get` does.
+    /// It is a value there: each function of Python's gets an object of its own for it, in which arrays are over the
+    /// same memory. Raises as `get` does.
     #[pyo3(signature = (worker, value, timeout = None))]
     fn set(&self, py: Python<'_>, worker: i64, value: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<()> {
         let (register, limit) = (self.register(py)?, span(timeout)?);
