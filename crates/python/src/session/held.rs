@@ -178,8 +178,9 @@ pub(crate) fn from_python(object: &Bound<'_, PyAny>) -> Held {
 
 /// Calls an object on the thread of a worker.
 fn run(object: &HeldObject, mut arguments: Arguments) -> Result<Held> {
+    let arguments = arguments.take_all()?;
     handlers::attached(|py| {
-        let args = arguments.take_all().map(|held| to_python(py, held)).collect::<PyResult<Vec<_>>>();
+        let args = arguments.into_iter().map(|held| to_python(py, held)).collect::<PyResult<Vec<_>>>();
         let called = args.and_then(|args| object.bind(py).call1(PyTuple::new(py, args)?));
         match called {
             Ok(result) => Ok(from_python(&result)),

@@ -111,7 +111,7 @@ fn register(py: Python<'_>, name: &str, function: &Bound<'_, PyAny>, replace: bo
         Ok(function) => {
             let function = function.get().0.clone();
             let run = function.clone();
-            Function::new(name, move |mut arguments| run.call(arguments.take_all().collect()))
+            Function::new(name, move |mut arguments| run.call(arguments.take_all()?))
         }
         Err(_) => PyHeld::new(function).as_function(name),
     };
