@@ -318,8 +318,8 @@ def test_registered_functions():
 
 def test_functions_of_rust_are_called_from_python_and_by_commands(session):
     apply = session.function(lambda function, *args: (function.name, function(*args)))
-    keep = session.function("sheave.keep")
-    assert session.call(apply, keep, [1, 2]).get(1, PATIENCE) == ("sheave.keep", [1, 2])
+    keep = session.function("python.keep")
+    assert session.call(apply, keep, [1, 2]).get(1, PATIENCE) == ("python.keep", [1, 2])
     assert session.call(keep, "kept").get(0, PATIENCE) == "kept"
 
 
@@ -561,3 +561,13 @@ def test_a_script_has_its_functions_found_on_workers(tmp_path):
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip() == "(3, True, 0) (3, False, 1)"
+
+
+def test_built_in_operations_work_on_arrays_of_python_where_they_lie(session):
+    arrays = session.call(lambda: np.full(3, sheave.session.worker().id + 1.0))
+    totals = session.call("sheave.all_reduce", "world", "sum", arrays)
+    assert [totals.get(worker, PATIENCE).tolist() for worker in range(2)] == [[3, 3, 3]] * 2
+    target = session.call(np.zeros, 3)
+    session.call("sheave.all_reduce", "world", "max", arrays, target)
+    same = session.call(lambda array: array.tolist(), target)
+    assert [same.get(worker, PATIENCE) for worker in range(2)] == [[2, 2, 2]] * 2

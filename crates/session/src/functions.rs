@@ -42,22 +42,17 @@ type Run = dyn Fn(Arguments) -> Result<Held> + Send + Sync;
 pub struct Function {
     name: Arc<str>,
     run: Arc<Run>,
-    /// It is called with what poisons its arguments too, for others wait for it.
-    takes_poison: bool,
     /// What it is in another language.
     foreign: Option<Arc<dyn Foreign>>,
+    /// It is called with what poisons its arguments too, for others wait for it.
+    takes_poison: bool,
 }
 
 impl Function {
     /// Makes one of a closure that takes its arguments itself: those that are functions or objects too.
     #[must_use]
     pub fn new(name: &str, run: impl Fn(Arguments) -> Result<Held> + Send + Sync + 'static) -> Self {
-        Self { name: name.into(), run: Arc::new(run), takes_poison: false, foreign: None }
-    }
-
-    /// Makes one that is called even where arguments are poisoned; taking such a one fails.
-    pub(crate) fn despite_poison(name: &str, run: impl Fn(Arguments) -> Result<Held> + Send + Sync + 'static) -> Self {
-        Self { takes_poison: true, ..Self::new(name, run) }
+        Self { name: name.into(), run: Arc::new(run), foreign: None, takes_poison: false }
     }
 
     /// Says what it is in another language, whose functions get that where this is among their arguments.
@@ -70,6 +65,11 @@ impl Function {
     #[must_use]
     pub fn foreign(&self) -> Option<&Arc<dyn Foreign>> {
         self.foreign.as_ref()
+    }
+
+    /// Makes one that is called even where arguments are poisoned; taking such a one fails.
+    pub(crate) fn despite_poison(name: &str, run: impl Fn(Arguments) -> Result<Held> + Send + Sync + 'static) -> Self {
+        Self { takes_poison: true, ..Self::new(name, run) }
     }
 
     /// Makes one of a closure whose arguments, a tuple, and result are values of Rust. A [`Value`] among them has left
@@ -174,13 +174,9 @@ impl Arguments {
         self.left.len()
     }
 
-    /// Takes all that are left, whatever they are.
-    ///
-    /// # Errors
-    ///
-    /// As [`Arguments::take_held`].
-    pub fn take_all(&mut self) -> Result<Vec<Held>> {
-        self.left.by_ref().collect()
+    /// Takes all that are left, whatever they are, or what has poisoned them.
+    pub fn take_all(&mut self) -> impl ExactSizeIterator<Item = Result<Held>> + '_ {
+        self.left.by_ref()
     }
 
     fn taken(&self) -> usize {
@@ -229,10 +225,7 @@ impl Arguments {
 /// `AlreadyExists` if one has the name; `InvalidArgument` for a name that begins with `sheave.`, as those of
 /// [built-in functions](crate::collective) do.
 pub fn register_function(function: Function) -> Result<()> {
-    if function.name().starts_with(BUILT_IN_PREFIX) {
-        let what = format!("the name \"{}\" begins as those of built-in functions do", function.name());
-        return Err(Error::new(ErrorKind::InvalidArgument, what).operation("register function"));
-    }
+    check_name(&function)?;
     let mut functions = FUNCTIONS.write();
     if functions.contains_key(function.name()) {
         let what = format!("this process has a function \"{}\" already", function.name());
@@ -243,10 +236,24 @@ pub fn register_function(function: Function) -> Result<()> {
 }
 
 /// As [`register_function`], in place of the one that has the name, if there is one. Registers that hold that keep it.
-pub fn replace_function(function: Function) {
+///
+/// # Errors
+///
+/// `InvalidArgument` for a name that begins as those of built-in functions do.
+pub fn replace_function(function: Function) -> Result<()> {
+    check_name(&function)?;
     // Not under the lock: a drop may do anything.
     let former = FUNCTIONS.write().insert(function.name().to_owned(), function);
     drop(former);
+    Ok(())
+}
+
+fn check_name(function: &Function) -> Result<()> {
+    if !function.name().starts_with(BUILT_IN_PREFIX) {
+        return Ok(());
+    }
+    let what = format!("the name \"{}\" begins as those of built-in functions do", function.name());
+    Err(Error::new(ErrorKind::InvalidArgument, what).operation("register function"))
 }
 
 /// Lets nobody find a function of this process by its name any more. Registers that hold it keep it.

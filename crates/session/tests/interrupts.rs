@@ -95,10 +95,12 @@ fn a_beginning_is_interrupted() {
 
 #[test]
 fn a_function_takes_the_place_of_another_one() {
-    replace_function(Function::typed("placed", |()| Ok(1)));
+    replace_function(Function::typed("placed", |()| Ok(1))).unwrap();
     let former = registered_function("placed").unwrap();
-    replace_function(Function::typed("placed", |()| Ok(2)));
+    replace_function(Function::typed("placed", |()| Ok(2))).unwrap();
     let now = registered_function("placed").unwrap();
     let called = |function: &Function| function.call(Vec::new()).unwrap().read::<i64>().unwrap();
     assert_eq!((called(&former), called(&now)), (1, 2));
+    let refused = replace_function(Function::typed("sheave.placed", |()| Ok(3))).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
 }

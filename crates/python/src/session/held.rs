@@ -178,9 +178,9 @@ pub(crate) fn from_python(object: &Bound<'_, PyAny>) -> Held {
 
 /// Calls an object on the thread of a worker.
 fn run(object: &HeldObject, mut arguments: Arguments) -> Result<Held> {
-    let arguments = arguments.take_all()?;
+    let args = arguments.take_all().collect::<Result<Vec<_>>>()?;
     handlers::attached(|py| {
-        let args = arguments.into_iter().map(|held| to_python(py, held)).collect::<PyResult<Vec<_>>>();
+        let args = args.into_iter().map(|held| to_python(py, held)).collect::<PyResult<Vec<_>>>();
         let called = args.and_then(|args| object.bind(py).call1(PyTuple::new(py, args)?));
         match called {
             Ok(result) => Ok(from_python(&result)),
@@ -194,7 +194,7 @@ fn run(object: &HeldObject, mut arguments: Arguments) -> Result<Held> {
 /// >>> import sheave.session
 /// >>> with sheave.session.ThreadedSession(2) as session:
 /// ...     apply = session.function(lambda function, *args: function(*args))
-/// ...     import_module = session.function("sheave.import_module")
+/// ...     import_module = session.function("python.import_module")
 /// ...     session.call(apply, import_module, "json").get() is None
 /// True
 #[pyclass(name = "Function", module = "sheave.session", frozen)]

@@ -14,11 +14,11 @@ use sheave_session::{
 use std::sync::Once;
 
 /// Keeps what it is given as an object of Python's.
-pub(crate) const KEEP: &str = "sheave.keep";
+pub(crate) const KEEP: &str = "python.keep";
 /// Imports a module.
-pub(crate) const IMPORT_MODULE: &str = "sheave.import_module";
+pub(crate) const IMPORT_MODULE: &str = "python.import_module";
 /// Makes a process one of its session's program.
-pub(crate) const PREPARE: &str = "sheave.prepare";
+pub(crate) const PREPARE: &str = "python.prepare";
 
 /// Adds the functions to the module.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -34,18 +34,18 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
 pub(crate) fn register_own() {
     static REGISTERED: Once = Once::new();
     REGISTERED.call_once(|| {
-        replace_function(Function::new(KEEP, |mut arguments| {
+        let keep = Function::new(KEEP, |mut arguments| {
             let held = arguments.take_held()?;
             attached("keep", |py| Ok(from_python(&to_python(py, held)?)))
-        }));
-        replace_function(Function::new(IMPORT_MODULE, |mut arguments| {
+        });
+        let import_module = Function::new(IMPORT_MODULE, |mut arguments| {
             let name: String = arguments.take()?;
             attached("import", |py| {
                 py.import("importlib")?.call_method1("import_module", (name,))?;
                 Ok(Held::default())
             })
-        }));
-        replace_function(Function::new(PREPARE, |mut arguments| {
+        });
+        let prepare = Function::new(PREPARE, |mut arguments| {
             let held = arguments.take_held()?;
             attached("the program", |py| {
                 // Worker 0 is of the program itself.
@@ -54,7 +54,11 @@ pub(crate) fn register_own() {
                 }
                 Ok(Held::default())
             })
-        }));
+        });
+        for function in [keep, import_module, prepare] {
+            // Their names are not such as are refused.
+            let _ = replace_function(function);
+        }
     });
 }
 
@@ -111,15 +115,11 @@ fn register(py: Python<'_>, name: &str, function: &Bound<'_, PyAny>, replace: bo
         Ok(function) => {
             let function = function.get().0.clone();
             let run = function.clone();
-            Function::new(name, move |mut arguments| run.call(arguments.take_all()?))
+            Function::new(name, move |mut arguments| run.call(arguments.take_all().collect::<Result<_>>()?))
         }
         Err(_) => PyHeld::new(function).as_function(name),
     };
-    if replace {
-        replace_function(function);
-        return Ok(());
-    }
-    register_function(function).or_raise(py)
+    if replace { replace_function(function) } else { register_function(function) }.or_raise(py)
 }
 
 /// The function of this process that has this name, if there is one.
