@@ -8,6 +8,12 @@ use sheave_rpc::IntoValue;
 use sheave_tensor::{Mode, ReadLease, Tensor};
 use sheave_wire::Value;
 
+/// Short arguments are so many at most.
+const SHORT_COUNT_MAX: usize = 16;
+
+/// A short text has so many bytes at most.
+const SHORT_BYTES_MAX: usize = 64;
+
 /// The arguments of a command: values, which are the same for all workers, and registers, of which each worker takes
 /// its own.
 ///
@@ -80,6 +86,16 @@ impl Args {
             Item::Register(register) => Some(register),
             Item::Value(_) | Item::Placed(..) => None,
         })
+    }
+
+    /// Whether all are registers, or values that are short however they are written.
+    pub(crate) fn are_short(&self) -> bool {
+        let is_short = |item: &Item| match item {
+            Item::Register(_) | Item::Value(Value::None | Value::Bool(_) | Value::Int(_) | Value::Float(_)) => true,
+            Item::Value(Value::Str(text)) => text.len() <= SHORT_BYTES_MAX,
+            Item::Value(_) | Item::Placed(..) => false,
+        };
+        self.items.len() <= SHORT_COUNT_MAX && self.items.iter().all(is_short)
     }
 
     /// Keeps others from writing the tensors until all workers have got the same; refuses those that are being written.

@@ -24,6 +24,7 @@
 
 mod args;
 pub mod collective;
+mod commands;
 mod functions;
 mod held;
 mod kinds;
@@ -37,6 +38,7 @@ mod worker;
 
 pub use args::Args;
 pub use collective::{Placement, Scope};
+pub use commands::{Blocking, Pause};
 pub use functions::{
     Arguments, Function, register_function, registered_function, replace_function, unregister_function,
 };
@@ -44,6 +46,6 @@ pub use held::{Foreign, Held};
 pub use kinds::{work, work_as, work_interruptible};
 pub use nodes::{Node, Nodes, work_on_node};
 pub use register::Register;
-pub use session::{Blocking, Pause, Session};
+pub use session::Session;
 pub use shards::{ShardFunction, ShardInfo, ShardLoader};
 pub use worker::Worker;

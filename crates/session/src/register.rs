@@ -138,6 +138,11 @@ impl Register {
         }
     }
 
+    /// What this node holds of it on that worker.
+    pub(crate) fn held(&self, worker: usize) -> Option<&Ref> {
+        self.0.refs.get(worker)?.as_ref()
+    }
+
     /// As [`Register::name`], for a command; nothing of a worker that is gone.
     pub(crate) fn value(&self, worker: usize) -> Value {
         self.0.refs.get(worker).and_then(Option::as_ref).map_or(Value::None, Ref::value)

@@ -1,47 +1,27 @@
 //! The controller's side of a session.
 
 use crate::args::Args;
+use crate::commands::{Callee, Command, Commands, Pause, reborrowed};
 use crate::lost::Lost;
 use crate::nodes::NODE;
 use crate::register::Register;
 use crate::threads::WorkerThread;
 use crate::worker::{SESSION, introduction};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use sheave_base::work::Interrupt;
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work, clock, limits};
 use sheave_fleet::MemberFleet;
 use sheave_mesh::{Answer, Call, Mesh, Ref};
-use sheave_net::Parts;
 use sheave_wire::Value;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long it may take until it is known what the process of a lost worker has died of.
 pub(crate) const DEATH_PATIENCE: Duration = Duration::from_millis(800);
 
 /// How long workers may take to end once they were told to.
 const END_PATIENCE: Duration = Duration::from_secs(10);
-
-/// Commands between looks whether all workers have room: as many may wait beyond the windows of calls.
-const ROOM_EVERY: u64 = 64;
-
-/// How often who waits for room looks whether the session is shut down.
-const CLOSED_LOOK: Duration = Duration::from_millis(100);
-
-/// How long who waits for the turn of other threads goes on before it asks whether to.
-const TURN_LOOK: Duration = Duration::from_millis(20);
-
-/// How long a worker is given that has room and still takes no more: it is this process's, whose registers are counted.
-const REGISTERS_LOOK: Duration = Duration::from_millis(1);
-
-/// A part of a command that blocks, and asks whether to go on.
-pub type Blocking<'a> = &'a mut (dyn FnMut(Option<Interrupt<'_>>) -> Result<()> + Send);
-
-/// Makes the waits of a command: it calls each part that blocks, after it has let go of what the workers may need
-/// meanwhile, such as the lock of an interpreter. An error of its own ends the command.
-pub type Pause<'a> = &'a mut dyn FnMut(Blocking<'_>) -> Result<()>;
 
 /// One controller and its workers. Clones are the same session; it ends with the last of them and of its registers.
 ///
@@ -64,18 +44,15 @@ pub struct Session(pub(crate) Arc<Shared>);
 
 pub(crate) struct Shared {
     mesh: Mesh,
-    workers: Vec<NodeId>,
+    commands: Arc<Commands>,
     groups: u32,
     /// As many in a row are on one machine.
     workers_per_node: u32,
-    /// The number of the last command. Whoever holds this issues one, to all workers.
-    turn: Mutex<u64>,
     lost: Arc<Lost>,
     /// The workers that are processes of this machine.
     processes: Option<Arc<MemberFleet>>,
     /// Those that are threads of this process.
     threads: Mutex<Vec<WorkerThread>>,
-    is_closed: AtomicBool,
 }
 
 /// What a session is made of.
@@ -92,12 +69,9 @@ impl Session {
     /// Tells all workers who they are. Blocks until they know.
     pub(crate) fn begin(ground: Ground) -> Result<Self> {
         let Ground { mesh, groups, workers_per_node, lost, processes, threads } = ground;
-        let workers: Vec<NodeId> = mesh.members().iter().map(|member| member.node).collect();
-        let count = workers.len() as u32;
-        let (turn, threads, is_closed) = (Mutex::new(0), Mutex::new(threads), AtomicBool::new(false));
-        let shared =
-            Arc::new(Shared { mesh, workers, groups, workers_per_node, turn, lost, processes, threads, is_closed });
-        let session = Self(shared);
+        let commands = Commands::new(mesh.clone(), Arc::clone(&lost));
+        let (count, threads) = (commands.workers().len() as u32, Mutex::new(threads));
+        let session = Self(Arc::new(Shared { mesh, commands, groups, workers_per_node, lost, processes, threads }));
         // Workers are the members in their order.
         let told = (0..count).map(|id| {
             let call = Call::of(introduction(id, 0..count, groups)).deadline(limits::JOIN_TIMEOUT);
@@ -143,8 +117,8 @@ impl Session {
     ///
     /// As [`Session::function`], and what `pause` says.
     pub fn function_pausing(&self, name: &str, pause: Pause<'_>) -> Result<Register> {
-        let args = |_| (vec![Value::from(name)], Parts::new());
-        self.0.issue("function", None, pause, args).map(|refs| Register::new(&self.0, refs))
+        let command = Command { callee: Callee::Named(name), args: None };
+        self.0.issue(&command, None, pause).map(|refs| Register::new(&self.0, refs))
     }
 
     /// Has all workers call a function, each with its own values of the registers among the arguments. Does not wait
@@ -183,11 +157,8 @@ impl Session {
     ) -> Result<Register> {
         std::iter::once(function).chain(args.registers()).try_for_each(|register| register.check(&self.0))?;
         let _leases = args.hold()?;
-        let make = |worker: usize| {
-            let (values, parts) = args.of_worker(worker);
-            (vec![function.value(worker), values], parts)
-        };
-        self.0.issue("call", timeout, pause, make).map(|refs| Register::new(&self.0, refs))
+        let command = Command { callee: Callee::Held(function), args: Some(args) };
+        self.0.issue(&command, timeout, pause).map(|refs| Register::new(&self.0, refs))
     }
 
     /// Waits until a worker has done all commands that were issued before. After `timeout` this fails, and the commands
@@ -236,6 +207,7 @@ impl Session {
         timeout: Option<Duration>,
         mut interrupt: Option<Interrupt<'_>>,
     ) -> Result<()> {
+        self.0.commands.flush_for(timeout, reborrowed(&mut interrupt))?;
         let begun: Vec<_> = (0..self.workers()).map(|worker| self.0.begin_ask(worker, "sync", timeout)).collect();
         let mut interrupted = None;
         let mut end = |(worker, work): (u32, Result<Work<Answer>>)| {
@@ -266,148 +238,26 @@ impl Session {
 
 impl Shared {
     fn count(&self) -> u32 {
-        self.workers.len() as u32
+        self.commands.workers().len() as u32
     }
 
     fn node(&self, worker: u32) -> NodeId {
-        self.workers[worker as usize]
+        self.commands.workers()[worker as usize]
     }
 
     /// Refuses a worker that there is not, and everything after the end.
     pub(crate) fn check(&self, worker: u32) -> Result<()> {
-        if self.is_closed.load(SeqCst) {
-            return Err(Error::new(ErrorKind::Closed, "the session was shut down"));
-        }
-        if worker < self.count() {
-            return Ok(());
-        }
-        let what = format!("worker {worker} of {}; they are counted from 0", self.count());
-        Err(Error::new(ErrorKind::InvalidArgument, what))
+        self.commands.check(worker)
     }
 
-    /// Sends a command to all workers that live, each with a register to fill.
+    /// Issues a command to all workers that live, each with a register to fill.
     pub(crate) fn issue(
         &self,
-        method: &str,
+        command: &Command<'_>,
         timeout: Option<Duration>,
         pause: Pause<'_>,
-        make: impl Fn(usize) -> (Vec<Value>, Parts),
     ) -> Result<Vec<Option<Ref>>> {
-        let until = timeout.and_then(|timeout| clock::now().checked_add(timeout));
-        let mut number = self.take_turn(until, pause)?;
-        self.check(0).map_err(|error| error.operation(method.to_owned()))?;
-        let next = *number + 1;
-        if next.is_multiple_of(ROOM_EVERY) {
-            // Of all before any has the command: they are to get the same.
-            (0..self.count()).try_for_each(|worker| self.await_room(worker, until, pause))?;
-        }
-        let mut refs = Vec::with_capacity(self.workers.len());
-        for (worker, node) in self.workers.iter().enumerate() {
-            let sent = if self.lost.has(*node) { None } else { self.send(worker, method, next, pause, &make)? };
-            refs.push(sent);
-        }
-        *number = next;
-        Ok(refs)
-    }
-
-    /// Takes the turn to issue a command. Who pauses holds nothing that the thread may need that has the turn.
-    fn take_turn(&self, until: Option<Instant>, pause: Pause<'_>) -> Result<MutexGuard<'_, u64>> {
-        loop {
-            if let Some(turn) = self.turn.try_lock() {
-                return Ok(turn);
-            }
-            pause(&mut |interrupt| {
-                drop(self.turn.try_lock_for(TURN_LOOK));
-                if until.is_some_and(|until| clock::now() >= until) {
-                    let what = "another thread waits until the workers take more commands";
-                    return Err(Error::new(ErrorKind::DeadlineExceeded, what).operation("call"));
-                }
-                interrupt.map_or(Ok(()), |interrupt| interrupt())
-            })?;
-        }
-    }
-
-    /// The register that a command to one worker will fill; none if the worker is gone.
-    fn send(
-        &self,
-        worker: usize,
-        method: &str,
-        number: u64,
-        pause: Pause<'_>,
-        make: impl Fn(usize) -> (Vec<Value>, Parts),
-    ) -> Result<Option<Ref>> {
-        let node = self.workers[worker];
-        loop {
-            let sent = self.mesh.promise(node).and_then(|held| {
-                let (values, tensors) = make(worker);
-                let mut args = vec![held.to_fill(), Value::Int(number.cast_signed())];
-                args.extend(values);
-                self.mesh.cast(node, SESSION, method, Call { tensors, ..Call::of(Value::List(args)) }).map(|()| held)
-            });
-            match sent {
-                Ok(held) => return Ok(Some(held)),
-                Err(error) if error.kind() == ErrorKind::LimitExceeded => {
-                    // Others may have got the command: nothing but the end of the session may end this.
-                    pause(&mut |_| {
-                        std::thread::sleep(REGISTERS_LOOK);
-                        self.wait_in(worker as u32, self.mesh.room(node, SESSION, None), None, None)
-                    })?;
-                }
-                Err(error) => return self.unless_lost(node, error).map(|()| None),
-            }
-        }
-    }
-
-    /// Waits until a worker takes one more command, is gone, or the session is shut down.
-    fn await_room(&self, worker: u32, until: Option<Instant>, pause: Pause<'_>) -> Result<()> {
-        let room = self.mesh.room(self.node(worker), SESSION, None);
-        if room.is_done() {
-            return self.room_ended(worker, room);
-        }
-        let mut room = Some(room);
-        pause(&mut |interrupt| match room.take() {
-            Some(room) => self.wait_in(worker, room, until, interrupt),
-            None => Ok(()),
-        })
-    }
-
-    fn wait_in(
-        &self,
-        worker: u32,
-        room: Work<()>,
-        until: Option<Instant>,
-        mut interrupt: Option<Interrupt<'_>>,
-    ) -> Result<()> {
-        let node = self.node(worker);
-        let begun = clock::now();
-        loop {
-            let look = clock::now() + CLOSED_LOOK;
-            let look = until.map_or(look, |until| until.min(look));
-            if room.wait_until(Some(look), reborrowed(&mut interrupt))? {
-                return self.room_ended(worker, room);
-            }
-            self.check(worker)?;
-            if until.is_some_and(|until| clock::now() >= until) {
-                let what = format!("worker {worker} takes no more commands");
-                let error =
-                    Error::new(ErrorKind::DeadlineExceeded, what).operation("call").elapsed(clock::since(begun));
-                let error = error.hint("its function takes long, or waits for something that does not come");
-                return Err(self.mesh.member(node).into_iter().fold(error, |error, member| error.peer(member.peer())));
-            }
-        }
-    }
-
-    fn room_ended(&self, worker: u32, room: Work<()>) -> Result<()> {
-        room.join().or_else(|ended| self.unless_lost(self.node(worker), ended))
-    }
-
-    /// A worker that is gone is no failure of what was asked of all; whoever waits next is told.
-    fn unless_lost(&self, node: NodeId, error: Error) -> Result<()> {
-        if error.kind() != ErrorKind::PeerLost {
-            return Err(error);
-        }
-        self.lost.note(node, &error);
-        Ok(())
+        self.commands.issue(command, timeout, pause)
     }
 
     /// Asks one worker and waits for its answer, which comes behind all commands that were issued before.
@@ -417,10 +267,11 @@ impl Shared {
         method: &str,
         call: Call,
         timeout: Option<Duration>,
-        interrupt: Option<Interrupt<'_>>,
+        mut interrupt: Option<Interrupt<'_>>,
     ) -> Result<Answer> {
         self.check(worker)?;
         self.tell_untold()?;
+        self.commands.flush_for(timeout, reborrowed(&mut interrupt))?;
         let node = self.node(worker);
         let begun = self.mesh.call(node, SESSION, method, Call { deadline: timeout, ..call });
         self.end_ask(worker, begun, interrupt)
@@ -454,7 +305,7 @@ impl Shared {
     /// A death of which nobody was told.
     fn tell_untold(&self) -> Result<()> {
         let Some(node) = self.lost.untold() else { return Ok(()) };
-        let worker = self.workers.iter().position(|one| *one == node).unwrap_or_default();
+        let worker = self.commands.workers().iter().position(|one| *one == node).unwrap_or_default();
         Err(self.gone(worker as u32))
     }
 
@@ -486,12 +337,10 @@ impl Shared {
     }
 
     fn shutdown(&self) -> Result<()> {
-        if self.is_closed.swap(true, SeqCst) {
+        let until = clock::now() + END_PATIENCE;
+        if !self.commands.close(until) {
             return Ok(());
         }
-        // Whoever issues a command has done so, or has seen the mark.
-        drop(self.turn.lock());
-        let until = clock::now() + END_PATIENCE;
         let untold = self.tell_untold();
         // Worker 0 is a thread of this process: the others leave first.
         let living = (0..self.count()).rev().filter(|worker| !self.lost.has(self.node(*worker)));
@@ -515,14 +364,6 @@ impl Shared {
             thread.end(until);
         }
         ends.into_iter().fold(untold, Result::and)
-    }
-}
-
-/// The same interrupt, for a wait that is not the last.
-fn reborrowed<'a>(interrupt: &'a mut Option<Interrupt<'_>>) -> Option<Interrupt<'a>> {
-    match interrupt {
-        Some(interrupt) => Some(&mut **interrupt),
-        None => None,
     }
 }
 

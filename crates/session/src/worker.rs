@@ -1,6 +1,7 @@
 //! What a worker does with its commands.
 
 use crate::collective::{Communicators, Scope};
+use crate::commands::COMMANDS;
 use crate::functions::{self, Function};
 use crate::held::{Held, Slot, picked};
 use crate::lost::Lost;
@@ -8,12 +9,13 @@ use parking_lot::Mutex;
 use sheave_base::planted::{self, Bug};
 use sheave_base::{Error, ErrorKind, Result, contain};
 use sheave_collective::{Collectives, Communicator};
-use sheave_mesh::{Lane, Member, Mesh, Request, Service, ServiceName, WeakMesh};
+use sheave_mesh::{Lane, Member, Mesh, Promises, Request, Service, ServiceName, WeakMesh};
 use sheave_net::Parts;
 use sheave_tensor::{Mode, Tensor};
 use sheave_wire::Value;
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// The service that each node of a session has.
 pub(crate) const SESSION: ServiceName = ServiceName::new("session");
@@ -140,29 +142,49 @@ pub(crate) struct Desk {
     /// What the controller knows of those who have died, on its own node.
     lost: Option<Arc<Lost>>,
     collectives: Collectives,
+    /// The session has ended, or its controller has.
+    is_over: AtomicBool,
 }
 
 impl Desk {
     pub(crate) fn new(mesh: &Mesh, lost: Option<Arc<Lost>>, collectives: Collectives) -> Self {
-        Self { mesh: mesh.downgrade(), failures: Mutex::default(), lost, collectives }
+        let (mesh, failures, is_over) = (mesh.downgrade(), Mutex::default(), AtomicBool::new(false));
+        Self { mesh, failures, lost, collectives, is_over }
     }
 
     fn mesh(&self) -> Result<Mesh> {
         self.mesh.upgrade().ok_or_else(|| Error::new(ErrorKind::Closed, "this node has left the session"))
     }
 
-    /// Fills a register with what `make` makes, or poisons it.
-    fn fill(&self, request: Request, make: impl FnOnce(&Self, &[Value], Vec<Tensor>) -> Result<Held>) {
+    /// Does some commands, one after the other. Each fills its register, or poisons it.
+    fn act(&self, request: Request) {
         let Request { args, tensors, promises, reply, .. } = request;
-        let Value::List(items) = args else { return reply.error(unreadable()) };
-        let [fill, number, rest @ ..] = items.as_slice() else { return reply.error(unreadable()) };
-        let number = if let Value::Int(number) = number { number.unsigned_abs() } else { 0 };
-        let made = contain::run(|| make(self, rest, tensors.into_iter().collect()))
-            .unwrap_or_else(|text| Err(Error::new(ErrorKind::Remote, format!("it panicked: {text}"))));
-        let settled = match made {
+        let (Value::List(commands), Ok(mesh)) = (args, self.mesh()) else { return reply.error(unreadable()) };
+        let (tensors, mut settled): (Vec<Tensor>, _) = (tensors.into_iter().collect(), Ok(()));
+        for command in commands {
+            // Without a controller nobody wants the rest.
+            if self.is_over.load(Relaxed) {
+                break;
+            }
+            settled = settled.and(self.fill(&mesh, &command, &tensors, &promises));
+        }
+        reply.send(settled.map(|()| Default::default()));
+    }
+
+    /// Fills the register of a command with what comes of it, or poisons it.
+    fn fill(&self, mesh: &Mesh, command: &Value, tensors: &[Tensor], promises: &Promises) -> Result<()> {
+        let Value::List(items) = command else { return Err(unreadable()) };
+        let [fill, Value::Int(number), rest @ ..] = items.as_slice() else { return Err(unreadable()) };
+        let run = || match rest {
+            [Value::Str(name)] => functions::found(name).map(Held::Function),
+            [function, Value::List(args)] => Self::call(mesh, function, args, tensors),
+            _ => Err(unreadable()),
+        };
+        let made = contain::run(run);
+        match made.unwrap_or_else(|text| Err(Error::new(ErrorKind::Remote, format!("it panicked: {text}")))) {
             Ok(held) => promises.fulfil(fill, Slot::new(held)),
             Err(error) => {
-                let error = self.named(error).sequence(number);
+                let error = self.named(error).sequence(number.unsigned_abs());
                 let poisoned = if planted::strikes(Bug::PoisonLost) {
                     promises.fulfil(fill, Slot::new(Held::default()))
                 } else {
@@ -171,8 +193,7 @@ impl Desk {
                 self.note(error);
                 poisoned
             }
-        };
-        reply.send(settled.map(|()| Default::default()));
+        }
     }
 
     /// Says which worker it was.
@@ -206,24 +227,18 @@ impl Desk {
     }
 
     /// What a register of this worker holds.
-    fn slot(&self, name: &Value) -> Result<Arc<Slot>> {
-        self.mesh()?.hold(name)?.get()
+    fn slot(mesh: &Mesh, name: &Value) -> Result<Arc<Slot>> {
+        mesh.hold(name)?.get()
     }
 
-    fn function(&self, rest: &[Value]) -> Result<Held> {
-        let [Value::Str(name)] = rest else { return Err(unreadable()) };
-        functions::found(name).map(Held::Function)
-    }
-
-    fn call(&self, rest: &[Value], tensors: &[Tensor]) -> Result<Held> {
-        let [function, Value::List(args)] = rest else { return Err(unreadable()) };
+    fn call(mesh: &Mesh, function: &Value, args: &[Value], tensors: &[Tensor]) -> Result<Held> {
         let function = match function {
             Value::Str(name) => functions::found(name)?,
-            register => self.callee(register)?,
+            register => Self::callee(mesh, register)?,
         };
         let argument = |(at, value): (usize, &Value)| match value {
             Value::Ref { .. } => {
-                let slot = self.slot(value).map_err(|error| error.context(format!("argument {}", at + 1)))?;
+                let slot = Self::slot(mesh, value).map_err(|error| error.context(format!("argument {}", at + 1)))?;
                 let held = slot.0.lock().clone();
                 Ok(held)
             }
@@ -234,8 +249,8 @@ impl Desk {
     }
 
     /// The function that a register holds.
-    fn callee(&self, register: &Value) -> Result<Function> {
-        let held = self.slot(register)?.0.lock().clone();
+    fn callee(mesh: &Mesh, register: &Value) -> Result<Function> {
+        let held = Self::slot(mesh, register)?.0.lock().clone();
         held.to_function().ok_or_else(|| {
             let what = format!("a call of {}; expected a function", held.kind_name());
             Error::new(ErrorKind::InvalidArgument, what)
@@ -246,7 +261,7 @@ impl Desk {
     fn get(&self, name: &Value, mode: impl Fn(&Tensor) -> Mode) -> Result<(Value, Parts)> {
         self.check()?;
         // Not under the lock: an object of another language may do anything.
-        let held = self.slot(name)?.0.lock().clone();
+        let held = Self::slot(&self.mesh()?, name)?.0.lock().clone();
         let (value, tensors) = held.to_value()?;
         let part = |tensor: Tensor| {
             let mode = mode(&tensor);
@@ -259,7 +274,7 @@ impl Desk {
     fn set(&self, args: &Value, tensors: Vec<Tensor>) -> Result<()> {
         let Value::List(items) = args else { return Err(unreadable()) };
         let [name, value] = items.as_slice() else { return Err(unreadable()) };
-        let slot = self.slot(name)?;
+        let slot = Self::slot(&self.mesh()?, name)?;
         // Not under the lock: a drop may do anything.
         let before = std::mem::replace(&mut *slot.0.lock(), Held::Value(value.clone(), tensors));
         drop(before);
@@ -294,8 +309,7 @@ impl Service for Desk {
     fn handle(&self, request: Request) {
         let done = |result: Result<()>| result.map(|()| Default::default());
         match request.method.as_str() {
-            "call" => self.fill(request, |desk, rest, tensors| desk.call(rest, &tensors)),
-            "function" => self.fill(request, |desk, rest, _| desk.function(rest)),
+            COMMANDS => self.act(request),
             "get" => request.reply.send(self.get(&request.args, |_| Mode::Copy)),
             "share" => {
                 let mode = |tensor: &Tensor| if request.reply.can_share(tensor) { Mode::Share } else { Mode::Copy };
@@ -326,6 +340,7 @@ impl Service for Desk {
             Some(lost) => lost.note(member.node, error),
             // The controller is the first: without it there is nothing to do.
             None if member.rank.0 == 0 => {
+                self.is_over.store(true, Relaxed);
                 if let Ok(mesh) = self.mesh() {
                     mesh.serve_no_more(SESSION.as_str());
                 }

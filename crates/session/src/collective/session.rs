@@ -3,9 +3,10 @@
 use super::built_in::shape_value;
 use super::{Placement, Scope};
 use crate::args::Args;
+use crate::commands::{Callee, Command, Pause};
 use crate::held::{Held, Slot};
 use crate::register::Register;
-use crate::session::{Pause, Session};
+use crate::session::Session;
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_collective::Operator;
 use sheave_tensor::{Dtype, Shape, Tensor};
@@ -259,11 +260,8 @@ impl Session {
     pub fn call_named(&self, name: &str, args: &Args, timeout: Option<Duration>, pause: Pause<'_>) -> Result<Register> {
         args.registers().try_for_each(|register| register.check(&self.0))?;
         let _leases = args.hold()?;
-        let make = |worker: usize| {
-            let (values, parts) = args.of_worker(worker);
-            (vec![Value::from(name), values], parts)
-        };
-        self.0.issue("call", timeout, pause, make).map(|refs| Register::new(&self.0, refs))
+        let command = Command { callee: Callee::Named(name), args: Some(args) };
+        self.0.issue(&command, timeout, pause).map(|refs| Register::new(&self.0, refs))
     }
 
     /// The workers of each group.
