@@ -31,6 +31,9 @@ pub(crate) const COMMANDS: &str = "do";
 /// Commands in one message at most.
 const BATCH_MAX: usize = 32;
 
+/// Messages between looks whether all workers have room: as many may wait beyond the windows of calls.
+const ROOM_EVERY: u64 = 64;
+
 /// How long a command is kept for others at most.
 const BATCH_SPAN: Duration = Duration::from_micros(100);
 
@@ -74,15 +77,16 @@ impl Command<'_> {
         if self.args.is_some() { "call" } else { "function" }
     }
 
-    /// What this worker gets behind the name of the register.
-    fn of_worker(&self, worker: usize) -> (Vec<Value>, Parts) {
+    /// What this worker gets, to fill this register.
+    fn of_worker(&self, worker: usize, held: &Ref, number: u64) -> (Value, Parts) {
         let callee = match self.callee {
             Callee::Named(name) => Value::from(name),
             Callee::Held(register) => register.value(worker),
         };
+        let (fill, number) = (held.to_fill(), Value::Int(number.cast_signed()));
         match self.args.map(|args| args.of_worker(worker)) {
-            Some((values, parts)) => (vec![callee, values], parts),
-            None => (vec![callee], Parts::new()),
+            Some((args, parts)) => (Value::List(vec![fill, number, callee, args]), parts),
+            None => (Value::List(vec![fill, number, callee]), Parts::new()),
         }
     }
 
@@ -110,6 +114,8 @@ struct Turn {
     /// By worker: commands, and the registers in them.
     kept: Vec<(Vec<Value>, Vec<Ref>)>,
     count: usize,
+    /// Messages since somebody has looked whether there is room.
+    unlooked: u64,
     last: Option<Instant>,
     is_timed: bool,
 }
@@ -190,16 +196,13 @@ impl Commands {
             self.flush(&mut turn, until, pause)?;
         }
         if !is_kept {
-            // Of all before any has the command: they are to get the same.
-            self.await_rooms(until, pause)?;
+            self.await_rooms(&mut turn, until, pause)?;
         }
         let refs = self.draw(&mut turn, until, pause)?;
         turn.number += 1;
-        let number = Value::Int(turn.number.cast_signed());
         for (worker, held) in refs.iter().enumerate() {
             let Some(held) = held else { continue };
-            let (values, tensors) = command.of_worker(worker);
-            let item = Value::List([held.to_fill(), number.clone()].into_iter().chain(values).collect());
+            let (item, tensors) = command.of_worker(worker, held, turn.number);
             if is_kept {
                 let (items, named) = &mut turn.kept[worker];
                 items.push(item);
@@ -228,7 +231,7 @@ impl Commands {
         if turn.count == 0 {
             return Ok(());
         }
-        self.await_rooms(until, pause)?;
+        self.await_rooms(turn, until, pause)?;
         self.send_kept(turn)
     }
 
@@ -280,22 +283,20 @@ impl Commands {
     /// Sends what was kept unless that has to wait. Does not block.
     fn flush_in_time(&self) -> bool {
         let Some(mut turn) = self.turn.try_lock() else { return false };
-        let is_ready = turn.count == 0
-            || self
-                .rooms(|room, worker| {
-                    if room.is_done() {
-                        self.room_ended(worker, room)
-                    } else {
-                        Err(Error::new(ErrorKind::LimitExceeded, ""))
-                    }
-                })
-                .is_ok();
+        let is_ready = turn.count == 0 || turn.unlooked + 1 < ROOM_EVERY || self.have_room();
         if is_ready {
             turn.is_timed = false;
+            turn.unlooked += 1;
             // Registers that are not filled say why.
             let _ = self.send_kept(&mut turn);
         }
         is_ready
+    }
+
+    /// Whether all workers that live take one more message.
+    fn have_room(&self) -> bool {
+        let busy = || Err(Error::new(ErrorKind::LimitExceeded, "a worker takes no more commands"));
+        self.rooms(|room, worker| if room.is_done() { self.room_ended(worker, room) } else { busy() }).is_ok()
     }
 
     /// Takes the turn to issue a command. Who pauses holds nothing that the thread may need that has the turn.
@@ -348,8 +349,14 @@ impl Commands {
         living.into_iter().try_for_each(|(worker, node)| act(self.mesh.room(*node, SESSION, None), worker))
     }
 
-    /// Waits until all workers take one more message, are gone, or the session is shut down.
-    fn await_rooms(&self, until: Option<Instant>, pause: Pause<'_>) -> Result<()> {
+    /// Before a message to all workers: waits, now and then, until all take one more, are gone, or the session is shut
+    /// down. Of all before any has the message: they are to get the same.
+    fn await_rooms(&self, turn: &mut Turn, until: Option<Instant>, pause: Pause<'_>) -> Result<()> {
+        if turn.unlooked + 1 < ROOM_EVERY {
+            turn.unlooked += 1;
+            return Ok(());
+        }
+        turn.unlooked = 0;
         self.rooms(|room, worker| {
             if room.is_done() {
                 return self.room_ended(worker, room);

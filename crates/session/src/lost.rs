@@ -3,10 +3,15 @@
 use parking_lot::Mutex;
 use sheave_base::collections::HashMap;
 use sheave_base::{Error, NodeId};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 /// The dead, and which of them nobody was told of.
 #[derive(Default)]
-pub(crate) struct Lost(Mutex<HashMap<NodeId, Death>>);
+pub(crate) struct Lost {
+    deaths: Mutex<HashMap<NodeId, Death>>,
+    /// There are some.
+    is_any: AtomicBool,
+}
 
 struct Death {
     error: Error,
@@ -16,12 +21,13 @@ struct Death {
 impl Lost {
     /// A worker is gone; what was noted first counts.
     pub(crate) fn note(&self, node: NodeId, error: &Error) {
-        self.0.lock().entry(node).or_insert_with(|| Death { error: error.clone(), is_told: false });
+        self.deaths.lock().entry(node).or_insert_with(|| Death { error: error.clone(), is_told: false });
+        self.is_any.store(true, SeqCst);
     }
 
     /// Why a worker is gone, if it is: whoever asks is told.
     pub(crate) fn of(&self, node: NodeId) -> Option<Error> {
-        let mut lost = self.0.lock();
+        let mut lost = self.deaths.lock();
         let death = lost.get_mut(&node)?;
         death.is_told = true;
         Some(death.error.clone())
@@ -29,11 +35,14 @@ impl Lost {
 
     /// Whether a worker is gone.
     pub(crate) fn has(&self, node: NodeId) -> bool {
-        self.0.lock().contains_key(&node)
+        self.is_any.load(SeqCst) && self.deaths.lock().contains_key(&node)
     }
 
     /// One of those of whom nobody was told.
     pub(crate) fn untold(&self) -> Option<NodeId> {
-        self.0.lock().iter().find(|(_, death)| !death.is_told).map(|(node, _)| *node)
+        if !self.is_any.load(SeqCst) {
+            return None;
+        }
+        self.deaths.lock().iter().find(|(_, death)| !death.is_told).map(|(node, _)| *node)
     }
 }
