@@ -14,8 +14,10 @@ use clap::ValueEnum;
 use sheave_base::config::Endpoint;
 use sheave_base::{Error, ErrorKind, Result, Secret, port};
 use sheave_process::{Command, Job};
-use sheave_session::{Args, Function, Node, Nodes, Register, Session, register_function, work, work_on_node};
-use sheave_tensor::Tensor;
+use sheave_session::{
+    Args, Function, Node, Nodes, Placement, Register, Session, register_function, work, work_on_node,
+};
+use sheave_tensor::Dtype;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -39,7 +41,6 @@ const SECRET: &str = "SHEAVE_BENCH_SECRET";
 
 /// The function that workers of Rust have.
 const ADD_ONE: &str = "add one";
-const MAKE: &str = "make";
 
 /// Choices of `sheave bench session`.
 #[derive(clap::Args, Clone, Debug)]
@@ -212,10 +213,7 @@ pub(super) fn run_child() -> std::result::Result<(), Failure> {
 }
 
 fn register() -> Result<()> {
-    register_function(Function::typed(ADD_ONE, |(number,): (i64,)| Ok(number + 1)))?;
-    register_function(Function::typed(MAKE, |(bytes,): (u64,)| {
-        Tensor::from_slice(&vec![1.0_f32; bytes as usize / 4], [bytes / 4])
-    }))
+    register_function(Function::typed(ADD_ONE, |(number,): (i64,)| Ok(number + 1)))
 }
 
 /// This program once more, as a worker.
@@ -348,8 +346,7 @@ fn measured(case: Case, kind: Kind, rounds: u32, bytes: usize) -> Result<Vec<u64
     let begun = Begun::new(kind)?;
     let session = &begun.session;
     let add = session.function(ADD_ONE)?;
-    let make = session.function(MAKE)?;
-    let tensor = session.call(&make, &Args::new().value(bytes as u64))?;
+    let tensor = session.empty([bytes as u64 / 4], Dtype::F32, Placement::All)?;
     let round = || match case {
         Case::Call => {
             session.call(&add, &Args::new().value(1))?;
@@ -369,7 +366,7 @@ fn measured(case: Case, kind: Kind, rounds: u32, bytes: usize) -> Result<Vec<u64
         round()?;
         times.push(nanoseconds(began) / cut);
     }
-    drop((add, make, tensor));
+    drop((add, tensor));
     begun.end()?;
     Ok(times)
 }
