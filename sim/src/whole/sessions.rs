@@ -296,7 +296,7 @@ impl Part {
             let mut left = run.iter().peekable();
             let missing = expected.iter().find(|(number, is_shared)| {
                 let is_run = left.next_if(|run| *run == number).is_some();
-                !is_run && !(*is_shared && self.ledger.is_troubled())
+                !(is_run || *is_shared && self.ledger.is_troubled())
             });
             if left.next().is_some() || missing.is_some() && !may_lack {
                 self.ledger.fault(format!("worker {worker} has run {run:?}; expected {expected:?}"));
