@@ -77,6 +77,15 @@ impl Verdict {
     }
 }
 
+/// The place of the row of this one's case, size and transport; this one is added if there is none.
+pub(super) fn place(rows: &mut Vec<Row>, row: Row) -> usize {
+    let is_it = |other: &Row| (other.case, other.bytes, other.transport) == (row.case, row.bytes, row.transport);
+    rows.iter().position(is_it).unwrap_or_else(|| {
+        rows.push(row);
+        rows.len() - 1
+    })
+}
+
 impl Row {
     fn line(&self, rows: &[Self]) -> Line<'_> {
         Line {

@@ -270,21 +270,18 @@ impl<'a> Bench<'a> {
         transport: &'static str,
         compared_with: Option<(&'static str, &'static str)>,
     ) -> usize {
-        let is_it = |row: &Row| (row.case, row.bytes, row.transport) == (case.name(), bytes, transport);
-        self.rows.iter().position(is_it).unwrap_or_else(|| {
-            self.rows.push(Row {
-                bench: "rpc",
-                case: case.name(),
-                bytes,
-                ranks: case.ranks(),
-                transport,
-                language: "python",
-                compared_with,
-                target: compared_with.map(|_| 1.0),
-                times: no_times(),
-            });
-            self.rows.len() - 1
-        })
+        let row = Row {
+            bench: "rpc",
+            case: case.name(),
+            bytes,
+            ranks: case.ranks(),
+            transport,
+            language: "python",
+            compared_with,
+            target: compared_with.map(|_| 1.0),
+            times: no_times(),
+        };
+        report::place(&mut self.rows, row)
     }
 }
 
