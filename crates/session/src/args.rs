@@ -62,8 +62,10 @@ impl Args {
         self
     }
 
-    /// Adds a tensor for some workers; the others get none.
-    pub(crate) fn placed(mut self, tensor: &Tensor, placement: Placement, group_size: u32) -> Self {
+    /// Adds a tensor for some workers of a session with groups of this size; the others get none. It is captured when
+    /// the command is issued.
+    #[must_use]
+    pub fn placed(mut self, tensor: &Tensor, placement: Placement, group_size: u32) -> Self {
         self.items.push(Item::Placed(tensor.clone(), placement, group_size));
         self
     }

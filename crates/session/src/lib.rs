@@ -44,7 +44,7 @@ pub use functions::{
 };
 pub use held::{Foreign, Held};
 pub use kinds::{work, work_as, work_interruptible};
-pub use nodes::{Node, Nodes, work_on_node};
+pub use nodes::{Node, Nodes, work_on_node, work_on_node_interruptible};
 pub use register::Register;
 pub use session::Session;
 pub use shards::{ShardFunction, ShardInfo, ShardLoader};

@@ -5,15 +5,17 @@
 //! session's mesh, and the controller reaches each of them directly. What a machine's process knows besides is how its
 //! neighbours have ended, and that the controller asks when it has lost one.
 
+use crate::commands::reborrowed;
 use crate::kinds::{Joined, check, join, refused};
 use crate::lost::Lost;
 use crate::session::Session;
 use crate::worker::SESSION;
 use sheave_base::config::Endpoint;
+use sheave_base::work::Interrupt;
 use sheave_base::{Error, ErrorKind, Result, Secret, clock};
 use sheave_fleet::{JobPart, JobPlan, MemberFleet};
 use sheave_mesh::{Member, Mesh, Request, Service, ServiceName};
-use sheave_process::{Command, Job};
+use sheave_process::{Builder, Command, Job};
 use sheave_wire::Value;
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,6 +71,21 @@ impl Session {
     /// As [`Session::processes`]; `InvalidArgument` without machines or workers; `DeadlineExceeded` that says who is
     /// missing; `Mismatch` for a machine with another number of workers.
     pub fn on_nodes(nodes: &Nodes, command: &Command) -> Result<Self> {
+        Self::on_nodes_interruptible(nodes, Job::builder(), |_| command.clone(), None)
+    }
+
+    /// As [`Session::on_nodes`], with the workers of this machine in a job of one's own, each of the command that
+    /// `command` says for its number; `interrupt` is asked at least every 100 ms, and its error ends this.
+    ///
+    /// # Errors
+    ///
+    /// As [`Session::on_nodes`], and what `interrupt` says.
+    pub fn on_nodes_interruptible(
+        nodes: &Nodes,
+        job: Builder,
+        command: impl FnMut(u32) -> Command,
+        interrupt: Option<Interrupt<'_>>,
+    ) -> Result<Self> {
         let Nodes { root, nodes, workers_per_node, groups, secret } = nodes;
         if *nodes == 0 || *workers_per_node == 0 {
             return refused(format!("{nodes} nodes of {workers_per_node} workers; expected one of each at least"));
@@ -79,7 +96,7 @@ impl Session {
         let (root, secret, first_of) = (root.clone(), secret.clone(), Some(workers));
         let part = JobPart { root, name, processes: *workers_per_node, first_of, secret };
         let plan = JobPlan::part(&part)?;
-        let (joined, fleet) = begin(plan, command, Some(Arc::default()), |_, _| Ok(()))?;
+        let (joined, fleet) = begin(plan, job, command, Some(Arc::default()), interrupt, |_, _| Ok(()))?;
         check_nodes(&joined.0, *workers_per_node)?;
         Self::lead_with(joined, *groups, *workers_per_node, Some(fleet), Vec::new())
     }
@@ -94,14 +111,30 @@ impl Session {
 /// `InvalidArgument` without workers, `WorkerDied` for a process that ends before it has joined, what [`Mesh::join`]
 /// says, and `PeerLost` if the controller dies.
 pub fn work_on_node(node: &Node, command: &Command) -> Result<()> {
+    work_on_node_interruptible(node, Job::builder(), |_| command.clone(), None)
+}
+
+/// As [`work_on_node`], with the processes in a job of one's own, each of the command that `command` says for its
+/// number on this machine; `interrupt` is asked at least every 100 ms while there is nothing to do, and its error ends
+/// this.
+///
+/// # Errors
+///
+/// As [`work_on_node`], and what `interrupt` says.
+pub fn work_on_node_interruptible(
+    node: &Node,
+    job: Builder,
+    command: impl FnMut(u32) -> Command,
+    mut interrupt: Option<Interrupt<'_>>,
+) -> Result<()> {
     if node.number == Some(0) {
         return refused("node 0; expected 1 or more, for that is the controller's".to_owned());
     }
     let Node { root, workers: processes, number, secret } = node.clone();
     let plan = JobPlan::part(&JobPart { root, name: name_of(number), processes, first_of: None, secret })?;
     let serve = |mesh: &Mesh, fleet: &Arc<MemberFleet>| mesh.serve(NODE.as_str(), Deaths(Arc::clone(fleet)));
-    let ((mesh, _), fleet) = begin(plan, command, None, serve)?;
-    let worked = mesh.work(SESSION, None).and_then(|()| mesh.finish());
+    let ((mesh, _), fleet) = begin(plan, job, command, None, reborrowed(&mut interrupt), serve)?;
+    let worked = mesh.work(SESSION, interrupt).and_then(|()| mesh.finish());
     let until = clock::now() + END_PATIENCE;
     if worked.is_ok() {
         fleet.children().iter().for_each(|child| _ = child.wait(Some(until)));
@@ -126,14 +159,19 @@ fn name_of(number: Option<u32>) -> String {
 /// Starts the processes of this machine, and joins as the first of them.
 fn begin(
     plan: JobPlan,
-    command: &Command,
+    job: Builder,
+    mut command: impl FnMut(u32) -> Command,
     lost: Option<Arc<Lost>>,
+    mut interrupt: Option<Interrupt<'_>>,
     serve: impl FnOnce(&Mesh, &Arc<MemberFleet>) -> Result<()>,
 ) -> Result<(Joined, Arc<MemberFleet>)> {
     let config = plan.config(0)?;
-    let fleet = Arc::new(MemberFleet::start_beside(plan, Job::start()?, |_| command.clone())?);
+    let fleet = Arc::new(MemberFleet::start_beside(plan, job.start()?, |member| command(member.rank))?);
     // Else it would wait for the join's own deadline.
-    let mut look = || crate::kinds::early_end(&fleet).map_or(Ok(()), Err);
+    let mut look = || match crate::kinds::early_end(&fleet) {
+        Some(error) => Err(error),
+        None => interrupt.as_mut().map_or(Ok(()), |interrupt| interrupt()),
+    };
     let joined = join(config, lost, Some(&mut look), |mesh| serve(mesh, &fleet))?;
     Ok((joined, fleet))
 }

@@ -79,8 +79,22 @@ impl Register {
     ///
     /// As [`Register::get`].
     pub fn fetch_shared(&self, worker: u32, timeout: Option<Duration>) -> Result<(Value, Vec<Tensor>)> {
+        self.fetch_shared_interruptible(worker, timeout, None)
+    }
+
+    /// As [`Register::fetch_shared`]; `interrupt` is asked at least every 100 ms, and its error ends the wait.
+    ///
+    /// # Errors
+    ///
+    /// As [`Register::get`], and what `interrupt` says.
+    pub fn fetch_shared_interruptible(
+        &self,
+        worker: u32,
+        timeout: Option<Duration>,
+        interrupt: Option<Interrupt<'_>>,
+    ) -> Result<(Value, Vec<Tensor>)> {
         let name = self.name(worker)?;
-        let answer = self.0.session.ask(worker, "share", Call::of(name), timeout, None)?;
+        let answer = self.0.session.ask(worker, "share", Call::of(name), timeout, interrupt)?;
         Ok((answer.value, answer.tensors))
     }
 

@@ -74,7 +74,7 @@ impl Session {
         let session = Self(Arc::new(Shared { mesh, commands, groups, workers_per_node, lost, processes, threads }));
         // Workers are the members in their order.
         let told = (0..count).map(|id| {
-            let call = Call::of(introduction(id, 0..count, groups)).deadline(limits::JOIN_TIMEOUT);
+            let call = Call::of(introduction(id, 0..count, groups, workers_per_node)).deadline(limits::JOIN_TIMEOUT);
             session.0.mesh.call(session.0.node(id), SESSION, "begin", call)
         });
         let told: Vec<_> = told.collect::<Result<_>>()?;

@@ -53,6 +53,8 @@ pub struct Worker {
     pub workers: u32,
     /// The groups that they are divided into, each of as many workers with consecutive numbers.
     pub groups: u32,
+    /// The workers of each node. Those of a session that is of one node alone are all of that.
+    pub workers_per_node: u32,
     communicators: Arc<Communicators>,
 }
 
@@ -103,13 +105,16 @@ impl Worker {
         self.communicators.get(Scope::Group)
     }
 
-    /// Returns its number among the workers of its host.
-    ///
-    /// # Errors
-    ///
-    /// `Closed` if this node has left the session.
-    pub fn local_id(&self) -> Result<u32> {
-        self.communicators.local_id()
+    /// Returns its number among the workers of its node.
+    #[must_use]
+    pub fn local_id(&self) -> u32 {
+        self.id % self.workers_per_node
+    }
+
+    /// Returns the node that it is of: 0 is the controller's. Several may be on one host.
+    #[must_use]
+    pub fn node(&self) -> u32 {
+        self.id / self.workers_per_node
     }
 
     pub(crate) fn communicators(&self) -> &Communicators {
@@ -117,11 +122,13 @@ impl Worker {
     }
 }
 
-/// Who a worker is, as the controller tells it: its number, the groups, and the ranks of all workers in the mesh.
-pub(crate) fn introduction(id: u32, ranks: impl Iterator<Item = u32>, groups: u32) -> Value {
+/// Who a worker is, as the controller tells it: its number, the groups, how many workers each node has, and the ranks
+/// of all workers in the mesh.
+pub(crate) fn introduction(id: u32, ranks: impl Iterator<Item = u32>, groups: u32, per_node: u32) -> Value {
     let number = |name: &str, number: u32| (name.to_owned(), Value::Int(number.into()));
     let ranks = Value::List(ranks.map(|rank| Value::Int(rank.into())).collect());
-    Value::Map(vec![number("id", id), number("groups", groups), ("ranks".to_owned(), ranks)])
+    let numbers = [number("id", id), number("groups", groups), number("workers_per_node", per_node)];
+    Value::Map(numbers.into_iter().chain([("ranks".to_owned(), ranks)]).collect())
 }
 
 fn unreadable() -> Error {
@@ -290,11 +297,14 @@ impl Desk {
         let Some(Value::List(ranks)) = args.get("ranks") else { return Err(unreadable()) };
         let ranks: Vec<u32> = ranks.iter().map(|rank| number(Some(rank))).collect::<Result<_>>()?;
         let (id, workers, groups) = (number(args.get("id"))?, ranks.len() as u32, number(args.get("groups"))?);
-        if id >= workers || groups == 0 || !workers.is_multiple_of(groups) {
+        let workers_per_node = number(args.get("workers_per_node"))?;
+        let divides = |parts: u32| parts > 0 && workers.is_multiple_of(parts);
+        if id >= workers || !divides(groups) || !divides(workers_per_node) {
             return Err(unreadable());
         }
         let communicators = Communicators::new(&self.mesh()?, self.collectives.clone(), id, &ranks, groups)?;
-        CURRENT.set(Some(Worker { id, workers, groups, communicators: Arc::new(communicators) }));
+        let communicators = Arc::new(communicators);
+        CURRENT.set(Some(Worker { id, workers, groups, workers_per_node, communicators }));
         Ok(())
     }
 

@@ -73,6 +73,11 @@ fn the_workers_of_all_machines_do_the_same() {
     let group = session.function("group").unwrap();
     let group = session.call(&group, &Args::new()).unwrap();
     assert_eq!(group.get::<(u32, u32)>(5, PATIENCE).unwrap(), (2, 2));
+    // All are on this host.
+    let local_id = session.function("sheave.local_id").unwrap();
+    let local_id = session.call(&local_id, &Args::new()).unwrap();
+    let local_ids: Vec<u32> = (0..6).map(|worker| local_id.get(worker, PATIENCE).unwrap()).collect();
+    assert_eq!(local_ids, [0, 1, 0, 1, 0, 1]);
     let add = session.function("add one").unwrap();
     let mut number = session.call(&add, &Args::new().value(0)).unwrap();
     for _ in 0..1000 {

@@ -31,7 +31,7 @@ fn identity() -> Vec<Function> {
         |name: &str, number: fn(&Worker) -> Result<u32>| Function::typed(name, move |()| number(&Worker::current()?));
     vec![
         number("sheave.worker_id", |worker| Ok(worker.id)),
-        number("sheave.local_id", Worker::local_id),
+        number("sheave.local_id", |worker| Ok(worker.local_id())),
         number("sheave.group", |worker| Ok(worker.group())),
         number("sheave.rank_in_group", |worker| Ok(worker.id % worker.group_size())),
         number("sheave.workers", |worker| Ok(worker.workers)),

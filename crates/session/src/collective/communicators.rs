@@ -135,14 +135,6 @@ impl Communicators {
         drop(made);
         drop(gone);
     }
-
-    /// Which of the workers of this host this one is.
-    pub(crate) fn local_id(&self) -> Result<u32> {
-        let mesh = self.mesh()?;
-        let host = |node: NodeId| mesh.member(node).map(|member| member.introduction.host.clone());
-        let own = host(self.nodes[self.id as usize]);
-        Ok(self.nodes[..self.id as usize].iter().filter(|node| host(**node) == own).count() as u32)
-    }
 }
 
 impl fmt::Debug for Communicators {

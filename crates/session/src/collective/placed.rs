@@ -22,14 +22,20 @@ impl Scope {
         }
     }
 
-    pub(crate) fn from_name(name: &str) -> Result<Self> {
+    /// Returns the scope of that name.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for any other.
+    pub fn from_name(name: &str) -> Result<Self> {
         [Self::Group, Self::World].into_iter().find(|scope| scope.name() == name).ok_or_else(|| {
             Error::new(ErrorKind::InvalidArgument, format!("scope \"{name}\"; expected \"group\" or \"world\""))
         })
     }
 
-    /// Where what comes from the controller goes: to the first worker of each operation.
-    pub(crate) fn firsts(self) -> Placement {
+    /// Returns where what comes from the controller goes: to the first worker of each operation.
+    #[must_use]
+    pub const fn firsts(self) -> Placement {
         match self {
             Self::Group => Placement::Leaders,
             Self::World => Placement::First,
@@ -60,7 +66,12 @@ impl Placement {
         }
     }
 
-    pub(crate) fn from_name(name: &str) -> Result<Self> {
+    /// Returns the placement of that name.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for any other.
+    pub fn from_name(name: &str) -> Result<Self> {
         [Self::All, Self::Leaders, Self::First].into_iter().find(|placement| placement.name() == name).ok_or_else(
             || {
                 let what = format!("placement \"{name}\"; expected \"all\", \"leaders\" or \"first\"");

@@ -62,12 +62,22 @@ impl Session {
     /// As [`Session::call`], and `LimitExceeded` for too many copies under way; on worker 0 `InvalidArgument` if the
     /// register holds no tensor there, and `Mismatch` for one of another dtype or length.
     pub fn copy_from_first(&self, tensor: &Tensor, source: &Register) -> Result<()> {
+        self.copy_from_first_pausing(tensor, source, &mut |blocking| blocking(None))
+    }
+
+    /// As [`Session::copy_from_first`]; `pause` makes the waits for room.
+    ///
+    /// # Errors
+    ///
+    /// As [`Session::copy_from_first`], and what `pause` says.
+    pub fn copy_from_first_pausing(&self, tensor: &Tensor, source: &Register, pause: Pause<'_>) -> Result<()> {
         // Worker 0 is on this node: what it is named is this tensor itself.
         let slot = Slot::new(Held::Value(Value::Tensor(0), vec![tensor.clone()]));
         let mut refs = vec![None; self.workers() as usize];
         refs[0] = Some(self.mesh().export(slot)?);
         let target = Register::new(&self.0, refs);
-        self.built_in("sheave.copy_from_first", &Args::new().register(source).register(&target)).map(drop)
+        let args = Args::new().register(source).register(&target);
+        self.call_named("sheave.copy_from_first", &args, None, pause).map(drop)
     }
 
     /// Sends a tensor of the controller's to all workers: to the first ones of the scope, and from there on. Each has
@@ -99,6 +109,21 @@ impl Session {
     /// `InvalidArgument` if there is not one row for each worker of an operation, and then no worker has got the
     /// command; else as [`Session::broadcast`].
     pub fn scatter(&self, tensor: &Tensor, target: Option<&Register>, scope: Scope) -> Result<Register> {
+        self.scatter_pausing(tensor, target, scope, &mut |blocking| blocking(None))
+    }
+
+    /// As [`Session::scatter`]; `pause` makes the waits for room.
+    ///
+    /// # Errors
+    ///
+    /// As [`Session::scatter`], and what `pause` says.
+    pub fn scatter_pausing(
+        &self,
+        tensor: &Tensor,
+        target: Option<&Register>,
+        scope: Scope,
+        pause: Pause<'_>,
+    ) -> Result<Register> {
         let receivers = match scope {
             Scope::World => self.workers(),
             Scope::Group => self.group_size(),
@@ -112,7 +137,7 @@ impl Session {
             return Err(Error::new(ErrorKind::InvalidArgument, format!("{what}, {whom}")).operation("scatter"));
         }
         let args = Args::new().value(scope.name()).placed(tensor, scope.firsts(), self.group_size());
-        self.built_in("sheave.scatter_from_first", &with_target(args, target))
+        self.call_named("sheave.scatter_from_first", &with_target(args, target), None, pause)
     }
 
     /// Sends each worker of the scope its part of what the first has in `source`, in the order of the elements: these
@@ -189,6 +214,22 @@ impl Session {
     /// `InvalidArgument` if the two are not two workers of the session, and then no worker has got the command; else as
     /// [`Session::broadcast`], told by the two.
     pub fn send_between(&self, from: u32, source: &Register, to: u32, target: Option<&Register>) -> Result<Register> {
+        self.send_between_pausing(from, source, to, target, &mut |blocking| blocking(None))
+    }
+
+    /// As [`Session::send_between`]; `pause` makes the waits for room.
+    ///
+    /// # Errors
+    ///
+    /// As [`Session::send_between`], and what `pause` says.
+    pub fn send_between_pausing(
+        &self,
+        from: u32,
+        source: &Register,
+        to: u32,
+        target: Option<&Register>,
+        pause: Pause<'_>,
+    ) -> Result<Register> {
         self.0.check(from)?;
         self.0.check(to)?;
         if from == to {
@@ -196,7 +237,7 @@ impl Session {
             return Err(Error::new(ErrorKind::InvalidArgument, what).operation("send_between"));
         }
         let args = Args::new().value(from).register(source).value(to);
-        self.built_in("sheave.send_between", &with_target(args, target))
+        self.call_named("sheave.send_between", &with_target(args, target), None, pause)
     }
 
     /// Sends what each worker has in `source` to the one of the same rank in the next group, which has it in `target`,
@@ -264,8 +305,9 @@ impl Session {
         self.0.issue(&command, timeout, pause).map(|refs| Register::new(&self.0, refs))
     }
 
-    /// The workers of each group.
-    fn group_size(&self) -> u32 {
+    /// Returns the workers of each group.
+    #[must_use]
+    pub fn group_size(&self) -> u32 {
         self.workers() / self.groups()
     }
 }
