@@ -18,14 +18,15 @@ from typing import (
 import numpy as np
 from _typeshed import ReadableBuffer
 from sheave._core_session import Function, ProcessSession, Register, Session, SessionWorker
-from sheave._core_session import ThreadedSession, WorkerObject
+from sheave._core_session import SocketSession, ThreadedSession, WorkerObject
 
 __all__ = ["AlreadyExists", "BufferInUse", "Cancelled", "Closed", "DeadlineExceeded", "Deadlock", "Death"]
 __all__ += ["DeclaredDead", "ExchangeRegistration", "ExchangeRequest", "ExchangeServer", "ExchangeWorker"]
 __all__ += ["Forked", "Function", "Group", "Guest", "GuestFleet", "Internal", "Interrupted", "InvalidArgument", "Io"]
 __all__ += ["LimitExceeded", "Link", "Member", "Members", "Mesh", "Mismatch", "Node", "NotFound", "NotPermitted"]
 __all__ += ["Peer", "PeerLost", "ProcessSession", "Protocol", "Ref", "Register", "Remote", "RpcGroup", "Session"]
-__all__ += ["SessionWorker", "SheaveError", "Sheet", "Store", "Tensor", "ThreadedSession", "WorkerObject"]
+__all__ += ["SessionWorker", "SheaveError", "Sheet", "SocketSession", "Store", "Tensor", "ThreadedSession"]
+__all__ += ["WorkerObject"]
 __all__ += ["Unauthenticated", "Unsupported", "Work", "WorkerDied", "__version__", "all_gather", "all_gather_v"]
 __all__ += ["all_reduce", "all_to_all", "all_to_all_v", "barrier", "broadcast", "default_mesh", "empty", "gather"]
 __all__ += ["get_nanosecond", "init", "irecv", "isend", "main", "recv", "reduce", "reduce_scatter", "scatter"]
@@ -476,6 +477,9 @@ def _session_register(name: str, function: Callable[..., Any], replace: bool) ->
 def _session_registered(name: str) -> Callable[..., Any] | None: ...
 def _session_unregister(name: str) -> None: ...
 def _session_work() -> None: ...
+def _session_work_on_node(
+    host: str, port: int, workers: int, number: int | None, secret: str | bytes | None, output: str
+) -> None: ...
 def _session_worker() -> SessionWorker: ...
 def _slice_start() -> int | None: ...
 def _variables_of_jobs() -> list[str]: ...

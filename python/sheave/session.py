@@ -15,6 +15,15 @@ Python's returns stays on its worker as the very object, is passed to later ones
 it is fetched or a function of Rust's reads it: an object whose class has a method `__sheave_value__` is what that
 returns then. All functions of a worker run on one thread.
 
+Workers move and reduce the arrays in their registers together, by commands too (`Session.broadcast`, `all_reduce` and
+so on): within each group, or all of them. A register that is given as target has its array written in place.
+
+>>> import numpy
+>>> with sheave.session.ThreadedSession(2) as session:
+...     rows = session.scatter(numpy.arange(4.0).reshape(2, 2))
+...     session.all_reduce(rows).get(worker=1).tolist()
+[2.0, 4.0]
+
 Exceptions come back: whatever waits for the worker next raises them, with the class that they had. The other workers go
 on, and so does the session. A worker that dies is WorkerDied, within a second, in whatever waits.
 """
@@ -31,6 +40,7 @@ from sheave._core_session import (
     Register,
     Session,
     SessionWorker,
+    SocketSession,
     ThreadedSession,
     WorkerObject,
 )
@@ -41,6 +51,7 @@ __all__ = [
     "Register",
     "Session",
     "SessionWorker",
+    "SocketSession",
     "ThreadedSession",
     "WorkerObject",
     "register_function",

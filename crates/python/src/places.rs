@@ -19,6 +19,15 @@ pub(crate) enum Secrecy {
     Bytes(Vec<u8>),
 }
 
+impl Secrecy {
+    pub(crate) fn secret(&self) -> Result<Secret> {
+        Secret::new(match self {
+            Self::Text(text) => text.as_bytes(),
+            Self::Bytes(bytes) => bytes,
+        })
+    }
+}
+
 /// What a program says about its place, each as the variable that means the same.
 #[derive(Default)]
 pub(crate) struct Place {
@@ -82,11 +91,7 @@ impl Place {
         };
         config.host = self.host.clone().or(config.host);
         if let Some(secret) = &self.secret {
-            let bytes = match secret {
-                Secrecy::Text(text) => text.as_bytes(),
-                Secrecy::Bytes(bytes) => bytes,
-            };
-            config.node.secret = Some(Resolved { secret: Secret::new(bytes)?, source: "an argument".into() });
+            config.node.secret = Some(Resolved { secret: secret.secret()?, source: "an argument".into() });
         }
         Ok(config)
     }

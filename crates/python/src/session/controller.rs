@@ -2,21 +2,26 @@
 
 use super::held::sent;
 use super::register::PyRegister;
-use super::worker::{IMPORT_MODULE, KEEP, PREPARE, register_own};
+use super::worker::{IMPORT_MODULE, KEEP, PREPARE, meeting, register_own};
 use crate::aside::aside;
+use crate::collectives::operator;
 use crate::enter::{enter, span};
 use crate::errors::{self, OrRaise};
 use crate::fleet::{command_of, output_named};
 use crate::guarded::Guarded;
+use crate::import::{self, Access};
+use crate::places::Secrecy;
 use crate::value::Opener;
-use crate::{calls, life, released};
+use crate::{calls, dtype, life, released};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString, PyTuple};
 use sheave_base::fork::ForkMark;
 use sheave_base::{Error, ErrorKind, Result, thread};
-use sheave_process::Job;
-use sheave_session::{Args, Blocking, Pause, Register, Session};
+use sheave_process::{Builder, Command, Job};
+use sheave_session::{Args, Blocking, Nodes, Pause, Placement, Register, Scope, Session};
+use sheave_tensor::Dtype;
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -162,10 +167,11 @@ pub(crate) fn outcome<T>(py: Python<'_>, home: &Home, ended: Result<T>) -> PyRes
 
 /// One controller and its workers: functions run on all workers at once, and their results stay there in registers.
 ///
-/// `ThreadedSession` and `ProcessSession` are its kinds. Commands are issued without waiting, and each worker does them
-/// one after the other, on one thread of its own, in the order in which they were issued, whichever threads issue them.
-/// What fails on a worker poisons the register that it was to fill and what is computed from it, and is raised by
-/// whatever waits for that worker next. Waits let other Python threads run, and end at Ctrl-C; the commands go on then.
+/// `ThreadedSession`, `ProcessSession` and `SocketSession` are its kinds. Commands are issued without waiting, and each
+/// worker does them one after the other, on one thread of its own, in the order in which they were issued, whichever
+/// threads issue them. What fails on a worker poisons the register that it was to fill and what is computed from it,
+/// and is raised by whatever waits for that worker next. Waits let other Python threads run, and end at Ctrl-C; the
+/// commands go on then.
 ///
 /// It ends with `shutdown`, as a context manager at the end of the block, when the last of it and its registers is
 /// dropped, and with the process, in whatever way that ends.
@@ -181,7 +187,7 @@ pub(crate) struct PySession {
     home: Arc<Home>,
 }
 
-fn counted(py: Python<'_>, what: &str, number: i64) -> PyResult<u32> {
+pub(crate) fn counted(py: Python<'_>, what: &str, number: i64) -> PyResult<u32> {
     let refused = || {
         let what = format!("{what} is {number}; expected 1 at least");
         Error::new(ErrorKind::InvalidArgument, what).operation("begin session")
@@ -192,6 +198,89 @@ fn counted(py: Python<'_>, what: &str, number: i64) -> PyResult<u32> {
 impl PySession {
     fn register(&self, register: Register) -> PyRegister {
         PyRegister::new(register, &self.home)
+    }
+
+    /// Has all workers call a built-in function, whose last argument is where the result goes.
+    fn together(
+        &self,
+        py: Python<'_>,
+        name: &'static str,
+        args: Args,
+        target: Option<&Bound<'_, PyRegister>>,
+    ) -> PyResult<PyRegister> {
+        let session = self.home.session(py)?;
+        let args = match held_by(py, target)? {
+            Some(target) => args.register(target),
+            None => args,
+        };
+        released::drain(py);
+        let made = pausing(py, |pause| session.call_named(name, &args, None, pause))?;
+        Ok(self.register(made))
+    }
+
+    /// As `together`, of an operation on what workers have.
+    fn moved(
+        &self,
+        py: Python<'_>,
+        name: &'static str,
+        source: &Bound<'_, PyRegister>,
+        target: Option<&Bound<'_, PyRegister>>,
+        scope: &str,
+    ) -> PyResult<PyRegister> {
+        let scope = Scope::from_name(scope).or_raise(py)?;
+        self.together(py, name, Args::new().value(scope.name()).register(source.get().register(py)?), target)
+    }
+
+    /// Makes a session whose other workers are processes one of this program.
+    fn prepared(py: Python<'_>, session: Session, program: &Bound<'_, PyBytes>) -> PyResult<Self> {
+        let session = Self { home: Home::new(py, session)? };
+        let prepare = session.home.named(py, PREPARE)?;
+        session.home.called(py, &prepare, &Args::new().value(sent(program)?), None)?;
+        session.sync(py, None, None)?;
+        Ok(session)
+    }
+}
+
+fn held_by<'a>(py: Python<'_>, register: Option<&'a Bound<'_, PyRegister>>) -> PyResult<Option<&'a Register>> {
+    register.map(|register| register.get().register(py)).transpose()
+}
+
+/// How worker processes are started.
+struct Start {
+    program: Py<PyBytes>,
+    command: Command,
+    /// Workers, groups.
+    entrypoint: Option<[u32; 2]>,
+    job: Builder,
+}
+
+impl Start {
+    fn new(
+        py: Python<'_>,
+        entrypoint: Option<&str>,
+        counts: [u32; 2],
+        env: Option<HashMap<OsString, OsString>>,
+        output: &str,
+        is_elsewhere: bool,
+    ) -> PyResult<Self> {
+        let job = Job::builder().output(output_named(output).or_raise(py)?);
+        register_own();
+        let starting = py.import("sheave._session")?;
+        // Not later: a program that is imported itself may start no processes.
+        let program = starting.call_method1("program", (entrypoint, is_elsewhere))?.cast_into::<PyBytes>()?.unbind();
+        let words: Vec<OsString> = starting.call_method1("command", (entrypoint,))?.extract()?;
+        let command = command_of(words).or_raise(py)?.envs(env.unwrap_or_default());
+        Ok(Self { program, command, entrypoint: entrypoint.map(|_| counts), job })
+    }
+
+    /// The command of a worker.
+    fn of_worker(command: Command, entrypoint: Option<[u32; 2]>) -> impl FnMut(u32) -> Command {
+        move |worker| match entrypoint {
+            Some([workers, groups]) => {
+                command.clone().args([worker.to_string(), workers.to_string(), groups.to_string()]).args(["0", "1"])
+            }
+            None => command.clone(),
+        }
     }
 }
 
@@ -305,6 +394,294 @@ impl PySession {
         outcome(py, &self.home, done)
     }
 
+    /// Have workers make an array whose elements are whatever lay there: `all`, the `leaders`, which are the first of
+    /// each group, or the `first`, worker 0. The others hold None. Does not wait; raises as `call` does.
+    ///
+    /// shape is a number or a sequence of them; dtype a name or a dtype of numpy, torch or jax.
+    ///
+    /// >>> import sheave.session
+    /// >>> with sheave.session.ThreadedSession(2) as session:
+    /// ...     made = session.empty((2, 3), "int8", placement="first")
+    /// ...     made.get(worker=0).shape, made.get(worker=1) is None
+    /// ((2, 3), True)
+    #[pyo3(signature = (shape, dtype = None, *, placement = "all"))]
+    fn empty(
+        &self,
+        py: Python<'_>,
+        shape: &Bound<'_, PyAny>,
+        dtype: Option<&Bound<'_, PyAny>>,
+        placement: &str,
+    ) -> PyResult<PyRegister> {
+        let shape: Vec<u64> = match shape.extract::<u64>() {
+            Ok(length) => vec![length],
+            Err(_) => shape.extract()?,
+        };
+        let dtype = dtype.map(dtype::from_python).transpose()?.transpose().or_raise(py)?.unwrap_or(Dtype::F32);
+        let placement = Placement::from_name(placement).or_raise(py)?;
+        let args = Args::new().value(shape).value(dtype.name()).value(placement.name());
+        self.together(py, "sheave.empty", args, None)
+    }
+
+    /// Copy an array to worker 0: over what `target` holds there, which has its dtype and number of elements, or into
+    /// the register that is returned, in which the others hold None. The array is captured before this returns, and
+    /// nothing waits.
+    ///
+    /// >>> import numpy, sheave.session
+    /// >>> with sheave.session.ThreadedSession(2) as session:
+    /// ...     rows = session.copy_to_first(numpy.arange(4).reshape(2, 2))
+    /// ...     session.scatter_from_first(rows).get(worker=1).tolist()
+    /// [2, 3]
+    #[pyo3(signature = (array, target = None))]
+    fn copy_to_first(
+        &self,
+        py: Python<'_>,
+        array: &Bound<'_, PyAny>,
+        target: Option<&Bound<'_, PyRegister>>,
+    ) -> PyResult<PyRegister> {
+        let tensor = import::tensor(array, Access::Read)?;
+        let args = Args::new().placed(&tensor, Placement::First, self.home.session(py)?.group_size());
+        self.together(py, "sheave.copy_to_first", args, target)
+    }
+
+    /// Copy what worker 0 has in a register over an array, which has its dtype and number of elements, when the worker
+    /// gets there: read the array after a `sync` of worker 0, which raises what has failed. Does not wait.
+    ///
+    /// >>> import numpy, sheave.session
+    /// >>> with sheave.session.ThreadedSession(2) as session:
+    /// ...     rows = session.scatter(numpy.arange(4).reshape(2, 2))
+    /// ...     back = numpy.zeros(4, int)
+    /// ...     session.copy_from_first(back, session.gather_to_first(rows))
+    /// ...     session.sync(0)
+    /// ...     back.tolist()
+    /// [0, 1, 2, 3]
+    fn copy_from_first(
+        &self,
+        py: Python<'_>,
+        array: &Bound<'_, PyAny>,
+        source: &Bound<'_, PyRegister>,
+    ) -> PyResult<()> {
+        let (tensor, source) = (import::tensor(array, Access::Write)?, source.get().register(py)?);
+        let session = self.home.session(py)?;
+        pausing(py, |pause| session.copy_from_first_pausing(&tensor, source, pause))
+    }
+
+    /// Send an array to all workers: to the first ones of the scope, and from there on. Each has it in `target`, whose
+    /// array is written in place, or in an array of its own. Does not wait.
+    ///
+    /// The scope of an operation is each `group`, or the `world`, which is all workers together. What does not fit, in
+    /// dtype or number of elements, on whichever worker, fails on all of them before anything is written, and says so
+    /// at the next wait.
+    ///
+    /// >>> import numpy, sheave.session
+    /// >>> with sheave.session.ThreadedSession(2) as session:
+    /// ...     session.broadcast(numpy.arange(3)).get(worker=1).tolist()
+    /// [0, 1, 2]
+    #[pyo3(signature = (array, target = None, *, scope = "group"))]
+    fn broadcast(
+        &self,
+        py: Python<'_>,
+        array: &Bound<'_, PyAny>,
+        target: Option<&Bound<'_, PyRegister>>,
+        scope: &str,
+    ) -> PyResult<PyRegister> {
+        let (tensor, scope) = (import::tensor(array, Access::Read)?, Scope::from_name(scope).or_raise(py)?);
+        let group_size = self.home.session(py)?.group_size();
+        let args = Args::new().value(scope.name()).placed(&tensor, scope.firsts(), group_size);
+        self.together(py, "sheave.broadcast_from_first", args, target)
+    }
+
+    /// Send what the first workers of the scope have in `source` to the others of it, as `broadcast` does. What those
+    /// have there is not looked at.
+    ///
+    /// >>> import numpy, sheave.session
+    /// >>> with sheave.session.ThreadedSession(2) as session:
+    /// ...     first = session.copy_to_first(numpy.arange(3))
+    /// ...     session.broadcast_from_first(first).get(worker=1).tolist()
+    /// [0, 1, 2]
+    #[pyo3(signature = (source, target = None, *, scope = "group"))]
+    fn broadcast_from_first(
+        &self,
+        py: Python<'_>,
+        source: &Bound<'_, PyRegister>,
+        target: Option<&Bound<'_, PyRegister>>,
+        scope: &str,
+    ) -> PyResult<PyRegister> {
+        self.moved(py, "sheave.broadcast_from_first", source, target, scope)
+    }
+
+    /// Send each worker its row of an array: row i to worker i, or in the scope of groups to the i-th of each. It has
+    /// that in `target`, of any shape, or in an array of the row's shape. Does not wait; fails as `broadcast` does.
+    ///
+    /// Raises InvalidArgument if there is not one row for each worker of an operation.
+    ///
+    /// >>> import numpy, sheave.session
+    /// >>> with sheave.session.ThreadedSession(2) as session:
+    /// ...     session.scatter(numpy.arange(4).reshape(2, 2)).get(worker=1).tolist()
+    /// [2, 3]
+    #[pyo3(signature = (array, target = None, *, scope = "group"))]
+    fn scatter(
+        &self,
+        py: Python<'_>,
+        array: &Bound<'_, PyAny>,
+        target: Option<&Bound<'_, PyRegister>>,
+        scope: &str,
+    ) -> PyResult<PyRegister> {
+        let (tensor, scope) = (import::tensor(array, Access::Read)?, Scope::from_name(scope).or_raise(py)?);
+        let (session, target) = (self.home.session(py)?, held_by(py, target)?);
+        pausing(py, |pause| session.scatter_pausing(&tensor, target, scope, pause)).map(|made| self.register(made))
+    }
+
+    /// Send each worker of the scope its part of what the first one has in `source`, in the order of the elements,
+    /// whose number it divides. It has that in `target`, of any shape, or in an array of a row's shape if there is one
+    /// row for each worker, and else in a flat one. Does not wait; fails as `broadcast` does.
+    ///
+    /// >>> import numpy, sheave.session
+    /// >>> with sheave.session.ThreadedSession(2) as session:
+    /// ...     first = session.copy_to_first(numpy.arange(6).reshape(3, 2))
+    /// ...     session.scatter_from_first(first).get(worker=1).tolist()
+    /// [3, 4, 5]
+    #[pyo3(signature = (source, target = None, *, scope = "group"))]
+    fn scatter_from_first(
+        &self,
+        py: Python<'_>,
+        source: &Bound<'_, PyRegister>,
+        target: Option<&Bound<'_, PyRegister>>,
+        scope: &str,
+    ) -> PyResult<PyRegister> {
+        self.moved(py, "sheave.scatter_from_first", source, target, scope)
+    }
+
+    /// Send what all workers of the scope have in `source` to the first one, one behind the other. It has that in
+    /// `target`, or in an array with one row for each; the others hold None in the register that is returned. Does not
+    /// wait; fails as `broadcast` does.
+    ///
+    /// >>> import numpy, sheave.session
+    /// >>> with sheave.session.ThreadedSession(2) as session:
+    /// ...     own = session.call(lambda: numpy.full(2, sheave.session.worker().id))
+    /// ...     session.gather_to_first(own).get().tolist()
+    /// [[0, 0], [1, 1]]
+    #[pyo3(signature = (source, target = None, *, scope = "group"))]
+    fn gather_to_first(
+        &self,
+        py: Python<'_>,
+        source: &Bound<'_, PyRegister>,
+        target: Option<&Bound<'_, PyRegister>>,
+        scope: &str,
+    ) -> PyResult<PyRegister> {
+        self.moved(py, "sheave.gather_to_first", source, target, scope)
+    }
+
+    /// Send what each worker of the scope has in `source` to all of it, one behind the other. Each has that in
+    /// `target`, or in an array with one row for each worker. Does not wait; fails as `broadcast` does.
+    ///
+    /// >>> import numpy, sheave.session
+    /// >>> with sheave.session.ThreadedSession(2) as session:
+    /// ...     own = session.call(lambda: numpy.full(2, sheave.session.worker().id))
+    /// ...     session.all_gather(own).get(worker=1).tolist()
+    /// [[0, 0], [1, 1]]
+    #[pyo3(signature = (source, target = None, *, scope = "group"))]
+    fn all_gather(
+        &self,
+        py: Python<'_>,
+        source: &Bound<'_, PyRegister>,
+        target: Option<&Bound<'_, PyRegister>>,
+        scope: &str,
+    ) -> PyResult<PyRegister> {
+        self.moved(py, "sheave.all_gather", source, target, scope)
+    }
+
+    /// Reduce what the workers of the scope have in `source`, element by element. Each has the result in `target`,
+    /// which may be the same register, or in an array of its own. Does not wait; fails as `broadcast` does.
+    ///
+    /// op is `sum`, `prod`, `min`, `max` or `avg`, in the dtype of the arrays: sums and products of integers wrap
+    /// around, and their average is the sum divided and cut off towards zero.
+    ///
+    /// >>> import numpy, sheave.session
+    /// >>> with sheave.session.ThreadedSession(2) as session:
+    /// ...     own = session.call(lambda: numpy.full(2, sheave.session.worker().id + 1.0))
+    /// ...     session.all_reduce(own, op="avg").get(worker=1).tolist()
+    /// [1.5, 1.5]
+    #[pyo3(signature = (source, target = None, op = "sum", *, scope = "group"))]
+    fn all_reduce(
+        &self,
+        py: Python<'_>,
+        source: &Bound<'_, PyRegister>,
+        target: Option<&Bound<'_, PyRegister>>,
+        op: &str,
+        scope: &str,
+    ) -> PyResult<PyRegister> {
+        let (operator, scope) = (operator(op, py)?, Scope::from_name(scope).or_raise(py)?);
+        let args = Args::new().value(scope.name()).value(operator.name()).register(source.get().register(py)?);
+        self.together(py, "sheave.all_reduce", args, target)
+    }
+
+    /// Send what one worker has in `source` to another one, which has it in `target`, or in an array of its own; all
+    /// others go on, and hold None in the register that is returned. Does not wait; fails as `broadcast` does, on the
+    /// two alone.
+    ///
+    /// Raises InvalidArgument if sender and receiver are not two workers of the session.
+    ///
+    /// >>> import numpy, sheave.session
+    /// >>> with sheave.session.ThreadedSession(3) as session:
+    /// ...     own = session.call(lambda: numpy.full(2, sheave.session.worker().id))
+    /// ...     session.send_between(2, own, 0).get().tolist()
+    /// [2, 2]
+    #[pyo3(signature = (sender, source, receiver, target = None))]
+    fn send_between(
+        &self,
+        py: Python<'_>,
+        sender: i64,
+        source: &Bound<'_, PyRegister>,
+        receiver: i64,
+        target: Option<&Bound<'_, PyRegister>>,
+    ) -> PyResult<PyRegister> {
+        let (from, to) = (self.home.worker(py, sender)?, self.home.worker(py, receiver)?);
+        let (session, source, target) = (self.home.session(py)?, source.get().register(py)?, held_by(py, target)?);
+        pausing(py, |pause| session.send_between_pausing(from, source, to, target, pause))
+            .map(|made| self.register(made))
+    }
+
+    /// Send what each worker has in `source` to the one of the same number in the next group, which has it in `target`,
+    /// or in an array of its own. Those of the last group send nothing; those of the first get nothing, and hold None
+    /// in the register that is returned. Does not wait; fails as `broadcast` does, on the two ends of each message.
+    ///
+    /// >>> import numpy, sheave.session
+    /// >>> with sheave.session.ThreadedSession(2, num_groups=2) as session:
+    /// ...     own = session.call(lambda: numpy.full(2, sheave.session.worker().id))
+    /// ...     session.pass_to_next_group(own).get(worker=1).tolist()
+    /// [0, 0]
+    #[pyo3(signature = (source, target = None))]
+    fn pass_to_next_group(
+        &self,
+        py: Python<'_>,
+        source: &Bound<'_, PyRegister>,
+        target: Option<&Bound<'_, PyRegister>>,
+    ) -> PyResult<PyRegister> {
+        self.together(py, "sheave.pass_to_next_group", Args::new().register(source.get().register(py)?), target)
+    }
+
+    /// Have operations end that take longer than so many seconds, from the next command on; None is no limit, as at the
+    /// beginning. The first worker that gives up says who is missing (DeadlineExceeded), and that breaks the operations
+    /// of the scope until `renew_collectives`. Does not wait.
+    ///
+    /// >>> import sheave.session
+    /// >>> with sheave.session.ThreadedSession(2) as session:
+    /// ...     session.limit_collectives(30)
+    fn limit_collectives(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let nanoseconds = span(timeout)?.map(|limit| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
+        self.together(py, "sheave.limit_collectives", Args::new().value(nanoseconds), None).map(drop)
+    }
+
+    /// Have the workers make the groups of their operations again, where an operation has broken them: by a limit, or
+    /// because functions have called different ones. Does not wait.
+    ///
+    /// >>> import sheave.session
+    /// >>> with sheave.session.ThreadedSession(2) as session:
+    /// ...     session.renew_collectives()
+    fn renew_collectives(&self, py: Python<'_>) -> PyResult<()> {
+        self.together(py, "sheave.renew_collectives", Args::new(), None).map(drop)
+    }
+
     /// End the session: workers do what was issued, and leave. Waits for that, for ten seconds at most; then they are
     /// ended. Idempotent.
     ///
@@ -392,32 +769,81 @@ impl PyProcessSession {
         num_workers: i64,
         num_groups: i64,
         entrypoint: Option<&str>,
-        env: Option<std::collections::HashMap<OsString, OsString>>,
+        env: Option<HashMap<OsString, OsString>>,
         output: &str,
     ) -> PyResult<PyClassInitializer<Self>> {
         let workers = counted(py, "num_workers", num_workers)?;
         let groups = counted(py, "num_groups", num_groups)?;
-        let output = output_named(output).or_raise(py)?;
-        register_own();
-        let starting = py.import("sheave._session")?;
-        // Not later: a program that is imported itself may start no processes.
-        let program = starting.call_method1("program", (entrypoint.is_some(),))?.cast_into::<PyBytes>()?;
-        let words: Vec<OsString> = starting.call_method1("command", (entrypoint,))?.extract()?;
-        let command = command_of(words).or_raise(py)?.envs(env.unwrap_or_default());
-        let of_worker = |worker: u32| match entrypoint {
-            Some(_) => {
-                command.clone().args([worker.to_string(), workers.to_string(), groups.to_string()]).args(["0", "1"])
-            }
-            None => command.clone(),
-        };
-        let job = Job::builder().output(output);
+        let start = Start::new(py, entrypoint, [workers, groups], env, output, false)?;
+        let Start { program, command, entrypoint, job } = start;
+        let of_worker = Start::of_worker(command, entrypoint);
         let session = enter(py, None, |_, interrupt| {
             Session::processes_interruptible(workers, groups, job, of_worker, interrupt)
         })?;
-        let session = PySession { home: Home::new(py, session)? };
-        let prepare = session.home.named(py, PREPARE)?;
-        session.home.called(py, &prepare, &Args::new().value(sent(&program)?), None)?;
-        session.sync(py, None, None)?;
+        let session = PySession::prepared(py, session, program.bind(py))?;
+        Ok(PyClassInitializer::from(session).add_subclass(Self))
+    }
+}
+
+/// A session of several nodes, each with so many workers: this program is the first node, and the others are started by
+/// `python -m sheave.session_node HOST PORT NUM_WORKERS`, on any machines, before or after. Worker w is on node
+/// w // num_workers_per_node.
+///
+/// The workers of this node are those of a `ProcessSession` with this entrypoint, env and output. Those of the other
+/// nodes have the program too, where they find it: the script under the same path, or the module that was run. With an
+/// entrypoint they import that module instead. Where it is missing this raises, and says on which node.
+///
+/// - host, port: where the nodes meet, an address of this machine. Addresses that others reach need SHEAVE_INSECURE=1,
+///   for what is said there is not encrypted.
+/// - secret: text or bytes of at least 16, the same for all nodes; without one what SHEAVE_SECRET_FILE names, or a file
+///   of this user's. Who does not know it is turned away.
+///
+/// Blocks until all nodes have come, or for SHEAVE_JOIN_TIMEOUT_MS, and lets other threads run; Ctrl-C ends that.
+/// Raises as `ProcessSession` does, DeadlineExceeded that says who is missing, and Mismatch for a node with another
+/// number of workers.
+///
+/// >>> import socket, subprocess, sys, sheave.session
+/// >>> with socket.create_server(("localhost", 0)) as listener:
+/// ...     port = listener.getsockname()[1]
+/// >>> node = [sys.executable, "-m", "sheave.session_node", "localhost", str(port), "2"]
+/// >>> with subprocess.Popen(node) as other:
+/// ...     with sheave.session.SocketSession(2, 2, 1, "localhost", port) as session:
+/// ...         session.call(lambda: sheave.session.worker().node).get(worker=3)
+/// 1
+#[pyclass(name = "SocketSession", module = "sheave.session", extends = PySession, subclass, frozen)]
+pub(crate) struct PySocketSession;
+
+#[pymethods]
+impl PySocketSession {
+    #[new]
+    #[pyo3(signature = (
+        num_nodes, num_workers_per_node, num_groups, host, port, entrypoint = None, *, env = None, output = "prefix",
+        secret = None
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "Python passes most of them by name")]
+    fn new(
+        py: Python<'_>,
+        num_nodes: i64,
+        num_workers_per_node: i64,
+        num_groups: i64,
+        host: &str,
+        port: i64,
+        entrypoint: Option<&str>,
+        env: Option<HashMap<OsString, OsString>>,
+        output: &str,
+        secret: Option<Secrecy>,
+    ) -> PyResult<PyClassInitializer<Self>> {
+        let nodes = counted(py, "num_nodes", num_nodes)?;
+        let workers_per_node = counted(py, "num_workers_per_node", num_workers_per_node)?;
+        let groups = counted(py, "num_groups", num_groups)?;
+        let secret = secret.map(|secret| secret.secret()).transpose().or_raise(py)?;
+        let counts = [nodes.saturating_mul(workers_per_node), groups];
+        let nodes = Nodes { root: meeting(py, host, port)?, nodes, workers_per_node, groups, secret };
+        let Start { program, command, entrypoint, job } = Start::new(py, entrypoint, counts, env, output, true)?;
+        let of_worker = Start::of_worker(command, entrypoint);
+        let session =
+            enter(py, None, |_, interrupt| Session::on_nodes_interruptible(&nodes, job, of_worker, interrupt))?;
+        let session = PySession::prepared(py, session, program.bind(py))?;
         Ok(PyClassInitializer::from(session).add_subclass(Self))
     }
 }

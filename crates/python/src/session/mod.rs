@@ -15,6 +15,7 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<controller::PySession>()?;
     module.add_class::<controller::PyThreadedSession>()?;
     module.add_class::<controller::PyProcessSession>()?;
+    module.add_class::<controller::PySocketSession>()?;
     module.add_class::<register::PyRegister>()?;
     module.add_class::<held::PyFunction>()?;
     module.add_class::<held::PyWorkerObject>()?;

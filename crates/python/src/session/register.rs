@@ -47,11 +47,29 @@ impl PyRegister {
     /// class that it had, if that can be rebuilt, whose `__cause__` has worker, function, number of the command (`seq`)
     /// and remote traceback. Raises WorkerDied or PeerLost for a worker that is gone, and DeadlineExceeded after
     /// `timeout` seconds; the commands go on then.
-    #[pyo3(signature = (worker = 0, timeout = None))]
-    fn get<'py>(&self, py: Python<'py>, worker: i64, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
+    ///
+    /// With `share`, arrays that lie in memory which the worker shares with this process, as those do that operations
+    /// of the session have made, are not copied where that can be: what one side writes the other sees, at an unknown
+    /// time. All other arrays are copies as ever.
+    ///
+    /// >>> import numpy, sheave.session
+    /// >>> with sheave.session.ProcessSession(2) as session:
+    /// ...     numbers = session.broadcast(numpy.zeros(2))
+    /// ...     shared = numbers.get(worker=1, share=True)
+    /// ...     write = session.call(lambda numbers: numbers.fill(5), numbers)
+    /// ...     session.sync()
+    /// ...     shared.tolist()
+    /// [5.0, 5.0]
+    #[pyo3(signature = (worker = 0, timeout = None, *, share = false))]
+    fn get<'py>(&self, py: Python<'py>, worker: i64, timeout: Option<f64>, share: bool) -> PyResult<Bound<'py, PyAny>> {
         let (register, limit) = (self.register(py)?, span(timeout)?);
         let worker = self.home.worker(py, worker)?;
-        let fetched = enter(py, None, |_, interrupt| Ok(register.fetch_interruptible(worker, limit, interrupt)))?;
+        let fetched = enter(py, None, |_, interrupt| {
+            Ok(match share {
+                true => register.fetch_shared_interruptible(worker, limit, interrupt),
+                false => register.fetch_interruptible(worker, limit, interrupt),
+            })
+        })?;
         let (value, tensors) = outcome(py, &self.home, fetched)?;
         self.home.opener().unpack(py, value, &tensors)
     }

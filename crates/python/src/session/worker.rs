@@ -1,16 +1,22 @@
 //! What workers of sessions are and have: their functions, and who they are.
 
+use super::controller::counted;
 use super::held::{PyFunction, PyHeld, from_python, to_python};
 use crate::enter::enter;
 use crate::errors::OrRaise;
+use crate::fleet::{command_of, output_named};
 use crate::handlers;
+use crate::places::Secrecy;
 use crate::told::told_pickled;
 use pyo3::prelude::*;
+use sheave_base::config::Endpoint;
 use sheave_base::{Error, ErrorKind, Result};
+use sheave_process::Job;
 use sheave_session::{
-    Function, Held, Worker, register_function, registered_function, replace_function, unregister_function,
-    work_interruptible,
+    Function, Held, Node, Worker, register_function, registered_function, replace_function, unregister_function,
+    work_interruptible, work_on_node_interruptible,
 };
+use std::ffi::OsString;
 use std::sync::Once;
 
 /// Keeps what it is given as an object of Python's.
@@ -24,6 +30,7 @@ pub(crate) const PREPARE: &str = "python.prepare";
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     // Not names that the module offers.
     module.setattr("_session_work", wrap_pyfunction!(work, module)?)?;
+    module.setattr("_session_work_on_node", wrap_pyfunction!(work_on_node, module)?)?;
     module.setattr("_session_worker", wrap_pyfunction!(worker, module)?)?;
     module.setattr("_session_register", wrap_pyfunction!(register, module)?)?;
     module.setattr("_session_registered", wrap_pyfunction!(registered, module)?)?;
@@ -67,7 +74,7 @@ fn attached(what: &str, act: impl FnOnce(Python<'_>) -> PyResult<Held>) -> Resul
 }
 
 /// Who a worker is: `id`, `workers`, `groups`, and of its group the number, `group`, and how many are in it,
-/// `group_size`.
+/// `group_size`, and of its node the number, `node`, and its own one there, `local_id`. Node 0 is the controller's.
 ///
 /// >>> import sheave.session
 /// >>> with sheave.session.ThreadedSession(4, num_groups=2) as session:
@@ -85,6 +92,10 @@ pub(crate) struct PySessionWorker {
     group: u32,
     /// The workers of each group.
     group_size: u32,
+    /// The node that it is of.
+    node: u32,
+    /// Its number among the workers of its node.
+    local_id: u32,
 }
 
 #[pymethods]
@@ -100,8 +111,9 @@ impl PySessionWorker {
 fn worker(py: Python<'_>) -> PyResult<PySessionWorker> {
     let worker = Worker::current().or_raise(py)?;
     let (group, group_size) = (worker.group(), worker.group_size());
+    let (node, local_id) = (worker.node(), worker.local_id());
     let Worker { id, workers, groups, .. } = worker;
-    Ok(PySessionWorker { id, workers, groups, group, group_size })
+    Ok(PySessionWorker { id, workers, groups, group, group_size, node, local_id })
 }
 
 /// Lets the workers of this process find a function.
@@ -145,4 +157,39 @@ fn unregister(py: Python<'_>, name: &str) -> PyResult<()> {
 fn work(py: Python<'_>) -> PyResult<()> {
     register_own();
     enter(py, None, |_, interrupt| work_interruptible(interrupt))
+}
+
+/// Is a node of a session until that ends: this thread is its first worker, the others are processes.
+#[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "what a command line says")]
+fn work_on_node(
+    py: Python<'_>,
+    host: &str,
+    port: i64,
+    workers: i64,
+    number: Option<u32>,
+    secret: Option<Secrecy>,
+    output: &str,
+) -> PyResult<()> {
+    let secret = secret.map(|secret| secret.secret()).transpose().or_raise(py)?;
+    let node = Node { root: meeting(py, host, port)?, workers: counted(py, "num_workers", workers)?, number, secret };
+    let job = Job::builder().output(output_named(output).or_raise(py)?);
+    let words: Vec<OsString> = py.import("sheave._session")?.call_method1("command", (py.None(),))?.extract()?;
+    let command = command_of(words).or_raise(py)?;
+    register_own();
+    enter(py, None, |_, interrupt| work_on_node_interruptible(&node, job, |_| command.clone(), interrupt))
+}
+
+/// Where the nodes of a session meet.
+pub(crate) fn meeting(py: Python<'_>, host: &str, port: i64) -> PyResult<Endpoint> {
+    let refused = |what: String, hint: &'static str| {
+        Err(Error::new(ErrorKind::InvalidArgument, what).operation("begin session").hint(hint)).or_raise(py)
+    };
+    match u16::try_from(port) {
+        Ok(port) if port > 0 && Endpoint::is_host(host) => Ok(Endpoint { host: host.to_owned(), port }),
+        Ok(port) if port > 0 => {
+            refused(format!("host is {host:?}; expected a name or an address"), "give no port there")
+        }
+        _ => refused(format!("port is {port}; expected 1 to 65535"), "the other nodes have to know it before"),
+    }
 }

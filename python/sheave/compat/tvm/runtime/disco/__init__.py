@@ -1,8 +1,8 @@
 """``tvm.runtime.disco``: one controller, and workers that run its commands."""
 
-from sheave.compat.tvm.runtime.disco import worker
+from sheave.compat.tvm.runtime.disco import moves, worker
 from sheave.compat.tvm.runtime.disco.drefs import DModule, DPackedFunc, DRef
-from sheave.compat.tvm.runtime.disco.session import ProcessSession, Session, ThreadedSession
+from sheave.compat.tvm.runtime.disco.session import ProcessSession, Session, SocketSession, ThreadedSession
 from sheave.compat.tvm.runtime.module import register_module_loader
 
 __all__ = [
@@ -11,7 +11,9 @@ __all__ = [
     "DRef",
     "ProcessSession",
     "Session",
+    "SocketSession",
     "ThreadedSession",
+    "moves",
     "register_module_loader",
     "worker",
 ]

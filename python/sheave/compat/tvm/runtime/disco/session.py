@@ -12,14 +12,14 @@ from sheave.compat.tvm.runtime.disco.drefs import DModule, DPackedFunc, DRef
 from sheave.compat.tvm.runtime.errors import raising
 from sheave.compat.tvm.runtime.values import to_sheave
 
-__all__ = ["ProcessSession", "Session", "ThreadedSession"]
+__all__ = ["ProcessSession", "Session", "SocketSession", "ThreadedSession"]
 
 ENTRYPOINT = "tvm.exec.disco_worker"
 """What worker processes run unless their session says otherwise."""
 
 
 class Session(Collectives):
-    """One controller and its workers. `ThreadedSession` and `ProcessSession` are its kinds."""
+    """One controller and its workers. `ThreadedSession`, `ProcessSession` and `SocketSession` are its kinds."""
 
     def __init__(self, session: ground.Session):
         super().__init__()
@@ -103,7 +103,28 @@ class ProcessSession(Session):
 
     @raising
     def __init__(self, num_workers: int, num_groups: int = 1, entrypoint: str = ENTRYPOINT):
-        if entrypoint.startswith("tvm."):
-            # Found without the runner too.
-            entrypoint = f"sheave.compat.{entrypoint}"
-        super().__init__(ground.ProcessSession(num_workers, num_groups, entrypoint))
+        super().__init__(ground.ProcessSession(num_workers, num_groups, _found(entrypoint)))
+
+
+class SocketSession(Session):
+    """A session of several nodes, of which this process begins the first.
+
+    Each other one is started by ``python -m tvm.exec.disco_remote_socket_session HOST PORT NUM_WORKERS``, with the same
+    number of workers. This waits until all have come, and lets other threads run meanwhile.
+    """
+
+    @raising
+    def __init__(self, num_nodes: int, num_workers_per_node: int, num_groups: int, host: str, port: int):
+        entrypoint = _found(ENTRYPOINT)
+        super().__init__(
+            ground.SocketSession(num_nodes, num_workers_per_node, num_groups, host, port, entrypoint)
+        )
+        self._per_node = num_workers_per_node
+
+    def _workers_per_node(self) -> int:
+        return self._per_node
+
+
+def _found(entrypoint: str) -> str:
+    """Where a module of TVM's is found without the runner too."""
+    return f"sheave.compat.{entrypoint}" if entrypoint.startswith("tvm.") else entrypoint

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sheave import session
+from sheave import session, session_node
 from sheave.compat.tvm.registry import register_func
 from sheave.compat.tvm.runtime.device import Device, cpu
 from sheave.compat.tvm.runtime.module import Module, load_module
@@ -69,6 +69,12 @@ def _debug_copy_from(target: Any, worker_id: int, source: Tensor) -> bool:
         raise ValueError(f"an array of {array.nbytes} bytes; expected {into.nbytes}, as the tensor has")
     into.reshape(-1).view(np.uint8)[:] = array.reshape(-1).view(np.uint8)
     return True
+
+
+@register_func("runtime.disco.RemoteSocketSession", override=True)
+def _remote_socket_session(server_host: str, server_port: int, num_workers: int) -> None:
+    """Is a node of a session until that ends."""
+    session_node.work_on_node(server_host, server_port, num_workers)
 
 
 @register_func("runtime.disco.WorkerProcess", override=True)
