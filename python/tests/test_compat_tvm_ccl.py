@@ -1,6 +1,7 @@
 """What moves tensors in tvm.runtime.disco over sheave, in the manner of TVM's own tests of that, and where it does
 better."""
 
+import json
 import subprocess
 import sys
 import threading
@@ -481,3 +482,94 @@ def test_tensors_of_other_devices_are_refused(session_kind):
         with pytest.raises(ValueError, match="a tensor on cuda:0; expected cpu"):
             sess.empty((2,), "float32", tvm.cuda(0))
         assert sess.empty((2,), "bfloat16", tvm.cpu(1)).debug_get_from_remote(1).dtype == "bfloat16"
+
+
+# Parameters from files.
+
+
+def _dump(folder, parameters):
+    """Files as ``tvmjs.dump_tensor_cache`` writes them."""
+    records = []
+    for at, (name, array) in enumerate(parameters.items()):
+        (folder / f"params_shard_{at}.bin").write_bytes(b"\0" * at + array.tobytes())
+        record = {"name": name, "shape": array.shape, "dtype": str(array.dtype), "format": "raw"}
+        record |= {"nbytes": array.nbytes, "byteOffset": at}
+        records.append({"dataPath": f"params_shard_{at}.bin", "format": "raw-shard", "records": [record]})
+    metadata = {"metadata": {"ParamSize": len(records)}, "records": records}
+    (folder / "tensor-cache.json").write_text(json.dumps(metadata))
+
+
+def _loader(sess, folder, shard_info):
+    path = folder / "tensor-cache.json"
+    create = sess.get_global_func("runtime.disco.ShardLoader")
+    return create(str(path), path.read_text(), json.dumps(shard_info), None)
+
+
+LEFT = np.arange(64 * 128, dtype="float32").reshape(64, 128)
+RIGHT = np.arange(32 * 128, dtype="float16").reshape(32, 128)
+SHARDS = {
+    "param_0": [["tests.disco.shard_dim_1", [[2, 64, 64], "float32"], 2]],
+    "param_1": [["tests.disco.shard_dim_0", [[2, 16, 128], "float16"], 2]],
+}
+
+
+@pytest.fixture
+def cutting():
+    """Functions that cut, in the process where worker 0 is."""
+
+    def shard_dim_0(src, shards, target):
+        target.copyfrom(src.numpy().reshape(shards, src.shape[0] // shards, *src.shape[1:]))
+
+    def shard_dim_1(src, shards, target):
+        rows, columns = src.shape
+        target.copyfrom(src.numpy().reshape(rows, shards, columns // shards).transpose(1, 0, 2))
+
+    names = {"tests.disco.shard_dim_0": shard_dim_0, "tests.disco.shard_dim_1": shard_dim_1}
+    for name, function in names.items():
+        tvm.register_func(name, function, override=True)
+    yield
+    for name in names:
+        tvm.remove_global_func(name)
+
+
+@kinds
+def test_load_shard(session_kind, tmp_path, cutting):
+    _dump(tmp_path, {"param_0": LEFT, "param_1": RIGHT, "param_2": A})
+    with begin(session_kind) as sess:
+        loader = _loader(sess, tmp_path, SHARDS)
+        load = sess.get_global_func("runtime.disco.ShardLoaderLoad")
+        parts = [load(loader, ShapeTuple([index])) for index in range(3)]
+        everything = sess.get_global_func("runtime.disco.ShardLoaderLoadAll")(loader)
+        for worker in range(2):
+            expected = [np.split(LEFT, 2, 1)[worker], np.split(RIGHT, 2)[worker], A]
+            for part, again, array in zip(parts, everything.debug_get_from_remote(worker), expected, strict=True):
+                assert part.debug_get_from_remote(worker).dtype == str(array.dtype)
+                np.testing.assert_equal(numpy(part, worker), array)
+                np.testing.assert_equal(again.numpy(), array)
+        first = sess.get_global_func("runtime.disco.ShardLoaderLoadParamOnWorker0")(loader, 0)
+        np.testing.assert_equal(numpy(first, 0), LEFT)
+        assert first.debug_get_from_remote(1) is None
+        load(loader, ShapeTuple([3]))
+        for worker in range(2):
+            with pytest.raises(IndexError, match="parameter 3 of 3"):
+                sess._sync_worker(worker)
+        _loader(sess, tmp_path, {"param_9": SHARDS["param_0"]})
+        for worker in range(2):
+            with pytest.raises(ValueError, match="no file has: param_9"):
+                sess._sync_worker(worker)
+
+
+@kinds
+def test_load_presharded(session_kind, tmp_path):
+    parts = {f"param_0_shard-{worker + 1}-of-2": part for worker, part in enumerate(np.split(RIGHT, 2))}
+    _dump(tmp_path, {**parts, "param_1": A})
+    with begin(session_kind) as sess:
+        loader = _loader(sess, tmp_path, {"param_0": SHARDS["param_1"]})
+        load = sess.get_global_func("runtime.disco.ShardLoaderLoadPresharded")
+        one = load(loader, ShapeTuple([0]))
+        everything = sess.get_global_func("runtime.disco.ShardLoaderLoadAllPresharded")(loader)
+        for worker in range(2):
+            np.testing.assert_equal(numpy(one, worker), np.split(RIGHT, 2)[worker])
+            both = everything.debug_get_from_remote(worker)
+            np.testing.assert_equal(both[0].numpy(), np.split(RIGHT, 2)[worker])
+            np.testing.assert_equal(both[1].numpy(), A)

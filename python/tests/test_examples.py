@@ -123,3 +123,13 @@ def test_a_program_in_rust_and_one_in_python_call_each_other(start_example):
     assert re.match(r"y = (2\.00|1\.99)\d x \+ (1\.00|0\.99)\d, loss ", learnt), learnt
     assert "missing 2 required positional arguments" in failed, failed
     assert other.communicate(timeout=50)[0] == "" and other.returncode == 0
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_tensor_parallel(start_example, kind):
+    """Layers that are divided give what one process has."""
+    example = start_example("tensor_parallel.py", "--kind", kind, "--workers", "4", "--batches", "2")
+    said = example.communicate(timeout=50)[0]
+    assert example.returncode == 0, said
+    found = re.fullmatch(rf"4 {kind}: difference (\S+), \S+ ms per batch\n", said)
+    assert found is not None and float(found[1]) < 1e-5, said

@@ -25,6 +25,11 @@ What differs from TVM, in all of which TVM ends the process, hangs, or says some
 - Arguments may be whatever `sheave.pickling` takes, tensors among them. A tensor is a host's.
 - `debug_get_from_remote` of None gives None, and of any worker's object what can be pickled. Of worker 0 it gives the
   very object; of all others a copy, also where they are threads.
+- Workers move tensors on CPUs (`init_ccl` of `sheave`, or `mpi` or `gloo`, which mean the same; without it too), in
+  place, and dtypes and numbers of elements are compared on all of them first. With several groups, `broadcast` and
+  `scatter` within groups send the data to the first worker of each, and `scatter` takes a row for each of a group.
+- A `SocketSession` lets other threads run while it waits for its nodes, tensors come from and go to all of them, and
+  nodes that do not know the secret of this user are turned away.
 - `load_vm_module` takes files of the kinds that `tvm.runtime.disco.register_module_loader` was told, at first Python's.
 - Errors are those of sheave, which are RuntimeErrors too.
 """

@@ -1,6 +1,6 @@
 """``tvm.runtime.disco``: one controller, and workers that run its commands."""
 
-from sheave.compat.tvm.runtime.disco import moves, worker
+from sheave.compat.tvm.runtime.disco import loader, moves, worker
 from sheave.compat.tvm.runtime.disco.drefs import DModule, DPackedFunc, DRef
 from sheave.compat.tvm.runtime.disco.session import ProcessSession, Session, SocketSession, ThreadedSession
 from sheave.compat.tvm.runtime.module import register_module_loader
@@ -13,6 +13,7 @@ __all__ = [
     "Session",
     "SocketSession",
     "ThreadedSession",
+    "loader",
     "moves",
     "register_module_loader",
     "worker",
