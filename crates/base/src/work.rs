@@ -98,8 +98,15 @@ struct Slot<T> {
     parkers: SmallVec<[std::sync::Arc<Parker>; 1]>,
     wakers: SmallVec<[Waker; 1]>,
     listeners: SmallVec<[Box<dyn Listener<T>>; 1]>,
-    cancel: Option<Box<dyn FnOnce() + Send>>,
+    cancel: Option<Cancel>,
     awaited: Option<Awaited>,
+}
+
+/// What ends an operation whose work is cancelled.
+enum Cancel {
+    Act(Box<dyn FnOnce() + Send>),
+    /// Whoever knows what it waits for.
+    There,
 }
 
 struct Core<T> {
@@ -140,12 +147,35 @@ pub fn described<T>(
     link: Option<LinkId>,
     awaited: Option<Awaited>,
 ) -> (Completer<T>, Work<T>) {
+    made(operation, driver, link, None, awaited)
+}
+
+/// As [`described`], and whoever knows what the work waits for ends it too
+/// ([`Describe::cancel`](awaited::Describe::cancel)), as an action for [`Completer::on_cancel`] would: nothing is
+/// allocated for that.
+#[must_use]
+pub fn governed<T>(
+    operation: &'static str,
+    driver: Option<std::sync::Arc<dyn Drive>>,
+    link: Option<LinkId>,
+    awaited: Awaited,
+) -> (Completer<T>, Work<T>) {
+    made(operation, driver, link, Some(Cancel::There), Some(awaited))
+}
+
+fn made<T>(
+    operation: &'static str,
+    driver: Option<std::sync::Arc<dyn Drive>>,
+    link: Option<LinkId>,
+    cancel: Option<Cancel>,
+    awaited: Option<Awaited>,
+) -> (Completer<T>, Work<T>) {
     let slot = Slot {
         outcome: None,
         parkers: SmallVec::new(),
         wakers: SmallVec::new(),
         listeners: SmallVec::new(),
-        cancel: None,
+        cancel,
         awaited,
     };
     let core = Arc::new(Core { done: AtomicBool::new(false), slot: Mutex::new(slot), driver, operation, link });
@@ -190,7 +220,10 @@ impl<T> Core<T> {
     fn awaits(&self, awaited: Awaited) {
         let mut slot = self.slot.lock();
         // What is done waits for nothing.
-        let before = if self.done.load(Ordering::Acquire) { Some(awaited) } else { slot.awaited.replace(awaited) };
+        let mut before = if self.done.load(Ordering::Acquire) { Some(awaited) } else { slot.awaited.replace(awaited) };
+        if matches!(slot.cancel, Some(Cancel::There)) {
+            slot.cancel = before.take().map(|before| Cancel::Act(Box::new(move || before.cancel())));
+        }
         drop(slot);
         drop(before);
     }
@@ -220,7 +253,7 @@ impl<T> Completer<T> {
     /// What [`Work::cancel`] shall do. It is dropped uncalled at completion.
     pub fn on_cancel(&self, cancel: impl FnOnce() + Send + 'static) {
         if let Some(core) = &self.0 {
-            core.slot.lock().cancel = Some(Box::new(cancel));
+            core.slot.lock().cancel = Some(Cancel::Act(Box::new(cancel)));
         }
     }
 
@@ -313,9 +346,16 @@ impl<T> Work<T> {
     /// Asks the operation to end. It completes with [`ErrorKind::Cancelled`] unless it is already past the point where
     /// it can be stopped; nothing happens when it is done.
     pub fn cancel(&self) {
-        let cancel = self.0.slot.lock().cancel.take();
-        if let Some(cancel) = cancel {
-            cancel();
+        let (cancel, awaited) = {
+            let mut slot = self.0.slot.lock();
+            let cancel = slot.cancel.take();
+            let awaited = slot.awaited.clone().filter(|_| matches!(cancel, Some(Cancel::There)));
+            (cancel, awaited)
+        };
+        match cancel {
+            Some(Cancel::Act(cancel)) => cancel(),
+            Some(Cancel::There) => awaited.iter().for_each(Awaited::cancel),
+            None => {}
         }
     }
 

@@ -143,6 +143,12 @@ impl Describe for Shared {
             _ => None,
         }
     }
+
+    fn cancel(&self, [sort, number]: Which) {
+        if sort == Sort::Call as u64 {
+            self.cancel_call(number);
+        }
+    }
 }
 
 /// What is served.

@@ -41,7 +41,7 @@ use sheave_wire::{from_control, to_control};
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Release, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -93,6 +93,8 @@ pub(crate) struct Shared {
     config: NodeConfig,
     clock: SystemClock,
     told: Mutex<ToldQueue>,
+    /// Something may be in there. Written under its lock. Who has put something there sees that by itself, and steers.
+    has_told: AtomicBool,
     /// Groups of which a handle was dropped, once for each. Nothing hurries.
     pub(crate) released: Mutex<Vec<GroupId>>,
     /// A word had to stay on its link, because too many wait here.
@@ -145,6 +147,7 @@ impl Shared {
             config,
             clock,
             told: Mutex::default(),
+            has_told: AtomicBool::new(false),
             released: Mutex::default(),
             choked: AtomicBool::new(false),
             state: Mutex::new(State {
@@ -224,12 +227,16 @@ impl Shared {
 
     /// Puts something aside for the engine.
     pub(crate) fn tell(&self, told: Told) {
-        self.told.lock().push(told);
+        let mut queue = self.told.lock();
+        queue.push(told);
+        self.has_told.store(true, Release);
     }
 
-    /// Lets the engine handle what was put aside, unless somebody else is about to.
+    /// Lets the engine handle what this thread has put aside, unless somebody else is about to.
     pub(crate) fn steer(&self) {
-        if let Some(this) = self.this() {
+        if self.has_told.load(Acquire)
+            && let Some(this) = self.this()
+        {
             this.steer_this();
         }
     }
@@ -250,13 +257,14 @@ impl Shared {
     pub(crate) fn with_engine<T>(&self, act: impl FnOnce(&mut State, Time) -> T) -> T {
         let mut state = self.state.lock();
         let result = act(&mut state, self.clock.now());
-        let after = self.this().map(|this| this.turn(&mut state));
+        let this = self.this();
+        let after = this.as_ref().map(|this| this.turn(&mut state));
         drop(state);
-        if let Some((this, after)) = self.this().zip(after) {
+        if let Some((this, after)) = this.zip(after) {
             this.finish(after);
+            // What came while the engine was taken: whoever brought it has left it to us.
+            this.steer_this();
         }
-        // What came while the engine was taken.
-        self.steer();
         result
     }
 
@@ -287,8 +295,7 @@ impl Shared {
 
     fn turn(self: &Arc<Self>, state: &mut State) -> Afterwards {
         let mut after = Afterwards::default();
-        loop {
-            let Some(told) = self.told.lock().pop() else { break };
+        while let Some(told) = self.next_told() {
             if let Some(told) = self.sort_out(told, &mut after) {
                 self.hear(state, told);
             }
@@ -315,6 +322,13 @@ impl Shared {
         self.ticker.engine_at(state.parting.iter().map(|parting| parting.until).chain(state.timer).min());
         self.news.fetch_add(1, SeqCst);
         after
+    }
+
+    fn next_told(&self) -> Option<Told> {
+        let mut queue = self.told.lock();
+        let told = queue.pop();
+        self.has_told.store(!queue.is_empty(), Release);
+        told
     }
 
     /// Tells the engine which of its suspects are dead for sure.
@@ -648,10 +662,8 @@ impl Endpoint for Shared {
         }
     }
 
-    fn take(&self, message: Arrived) {
-        let from = self.node.link(message.source).map(|link| self.node_of(link.peer()));
-        // Of a link that was cut meanwhile nothing counts.
-        let Ok(from) = from else { return };
+    fn take_from(&self, message: Arrived, peer: &Peer) {
+        let from = self.node_of(peer);
         match message.envelope.endpoint {
             ENGINE | ENGINE_IN_ORDER | REFERENCES if self.attached.is_foreign(from, message.source) => {}
             ENGINE | ENGINE_IN_ORDER => self.tell(Told::Word { from, word: message.control }),
@@ -694,12 +706,10 @@ impl Endpoint for Shared {
     }
 
     fn attend(&self) {
-        if let Some(this) = self.this() {
-            this.steer_this();
-            this.tend_references();
-            this.serve();
-            this.runtime.run_ready();
-        }
+        self.steer();
+        self.tend_references();
+        self.serve();
+        self.runtime.run_ready();
     }
 
     fn bounds_its_messages(&self, number: u8) -> bool {

@@ -114,9 +114,9 @@ fn f51_a_pending_call_takes_at_most_512_bytes_of_its_caller() {
     });
 }
 
-/// Four are the call's own: the request, what is pending, the work, and how that is cancelled. The rest are the link's
-/// and the wait's. With a name there is one more, and with arguments in a value at least one more for each.
-const ALLOCATIONS_MAX: i64 = 10;
+/// Three are the call's own: the request, what is pending, and the work. The rest are the link's and the wait's. With a
+/// name there is one more, and with arguments in a value at least one more for each.
+const ALLOCATIONS_MAX: i64 = 6;
 
 #[test]
 fn f51_a_warm_call_allocates_little() {

@@ -97,6 +97,8 @@ fn memory_of_host() -> u64 {
 mod tests {
     use super::*;
     use crate::endpoint::Endpoint;
+    use crate::inproc;
+    use crate::intake::Intake;
     use crate::link::{Sink, Verdict};
     use crate::message::Envelope;
     use crate::{Node, NodeConfig};
@@ -122,13 +124,15 @@ mod tests {
             is_urgent: false,
             ending: false,
         };
-        Ok(matches!(node.inner.begin(LinkId(link), &arrival)?, Verdict::Land(_)))
+        let all = node.inner.links.all();
+        Ok(matches!(Intake::new(&node.inner, &all[0]).begin(LinkId(link), &arrival)?, Verdict::Land(_)))
     }
 
     /// Messages that have begun, for receives and for endpoints, are counted and held against one limit together.
     #[test]
     fn f14_what_is_announced_is_counted_before_it_has_come() {
-        let node = Node::start(NodeConfig::named("test")).expect("a node");
+        let [node, other] = ["test", "other"].map(|name| Node::start(NodeConfig::named(name)).expect("a node"));
+        inproc::connect(&node, &other).expect("a link");
         let open: Arc<dyn Endpoint> = Arc::new(Open);
         assert!(node.register(1, &open) && node.register(2, &open));
         for endpoint in 0..=2 {
@@ -144,7 +148,8 @@ mod tests {
 
     #[test]
     fn f14_more_than_the_host_holds_is_refused() {
-        let node = Node::start(NodeConfig::named("test")).expect("a node");
+        let [node, other] = ["test", "other"].map(|name| Node::start(NodeConfig::named(name)).expect("a node"));
+        inproc::connect(&node, &other).expect("a link");
         let refused = begins(&node, 1, 0, 1 << 40).expect_err("no test machine has so much");
         assert_eq!(refused.kind(), ErrorKind::LimitExceeded, "{refused}");
     }

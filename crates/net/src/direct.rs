@@ -7,6 +7,7 @@
 //! receive stays where it is, and the receive goes the long way.
 
 use crate::drive::BRIEF_ROUNDS;
+use crate::intake::Intake;
 use crate::matching::Wanted;
 use crate::message::{Envelope, Tensors};
 use crate::node::Inner;
@@ -23,6 +24,6 @@ impl Inner {
         }
         self.progress.note_activity();
         let rounds = if self.patience.may_keep() { BRIEF_ROUNDS } else { 1 };
-        entry.link.take(self, wanted, places, rounds)
+        entry.link.take(&Intake::new(self, &entry), wanted, places, rounds)
     }
 }

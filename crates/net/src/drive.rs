@@ -3,6 +3,7 @@
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
 use crate::entry::Entry;
+use crate::intake::Intake;
 use crate::link::Polled;
 use crate::node::{Inner, Node};
 use crate::patience::Course;
@@ -22,6 +23,10 @@ const BUDGET: usize = 16;
 
 /// Turns of one link that the progress thread takes at a time.
 const SERVED_TURNS: usize = 8;
+
+/// Looks at the only link of a wait before it is polled for the first time, and again when a message has come: about
+/// as many as a round trip takes.
+const LOOKS: u32 = 32;
 
 /// A wait polls for so long at most before time, the interrupt and all descriptors are looked at, however much arrives.
 const SPIN_MAX: Duration = Duration::from_millis(2);
@@ -84,6 +89,14 @@ impl<'a> Polling<'a> {
 
     fn is_ours(&self, entry: &Entry) -> bool {
         !self.yields || entry.pollers.load(Relaxed) == 1
+    }
+
+    /// The link that is polled, if it is the only thing.
+    fn only(&self) -> Option<&Entry> {
+        match self.entries() {
+            [entry] if self.endpoint.is_none() && self.is_ours(entry) => Some(entry),
+            _ => None,
+        }
     }
 
     /// Polls the endpoint, if it is waited for.
@@ -228,7 +241,15 @@ impl Inner {
         target: &dyn Target,
         until: Option<Instant>,
     ) -> bool {
+        let mut may_follow = true;
         loop {
+            // What comes next often comes soon, and a look costs much less than a poll.
+            if may_follow
+                && course.may_look()
+                && let Some(entry) = polling.only()
+            {
+                entry.link.look(LOOKS, &|| target.is_done());
+            }
             let mut moved = polling.poll_endpoint();
             for entry in polling.entries().iter().filter(|entry| polling.is_ours(entry)) {
                 moved |= self.poll(entry);
@@ -242,6 +263,7 @@ impl Inner {
             if !course.goes_on(moved) {
                 return false;
             }
+            may_follow = moved;
             if let (Some(begun), Some(now)) = (course.begun(), course.looked())
                 && (until.is_some_and(|until| now >= until) || now.duration_since(begun) >= SPIN_MAX)
             {
@@ -325,25 +347,27 @@ impl Inner {
     /// Polls one link once. True when something moved.
     pub(crate) fn poll(&self, entry: &Arc<Entry>) -> bool {
         let _polls = Polls::begin(self);
-        match entry.link.poll(self, BUDGET) {
+        let intake = Intake::new(self, entry);
+        match entry.link.poll(&intake, BUDGET) {
             Polled::Busy => false,
             Polled::Idle => {
                 self.go_on(entry);
                 // The end of a send moves nothing, but somebody may wait for it.
-                self.attend();
+                intake.attend();
                 false
             }
             Polled::Moved => {
                 self.go_on(entry);
-                self.attend();
+                intake.attend();
                 true
             }
             Polled::Paused => {
                 // What came before the pause may be what room waits for.
-                self.attend();
+                intake.attend();
                 self.pause(entry)
             }
             Polled::Ended(reason) => {
+                intake.leave();
                 self.link_ended(entry, &reason);
                 // An ended link says so at every poll; whoever polls until nothing moves must not go on for ever.
                 false
@@ -365,14 +389,16 @@ impl Inner {
             return false;
         }
         self.links.paused.fetch_add(1, SeqCst);
-        match entry.link.poll(self, 1) {
+        let intake = Intake::new(self, entry);
+        match entry.link.poll(&intake, 1) {
             Polled::Paused | Polled::Busy => false,
             Polled::Idle | Polled::Moved => {
-                self.attend();
+                intake.attend();
                 self.unpause(entry);
                 true
             }
             Polled::Ended(reason) => {
+                intake.leave();
                 // An ended link has nothing more to move: the loops that poll until nothing moves must end with it.
                 self.link_ended(entry, &reason);
                 false

@@ -10,7 +10,8 @@
 //! node held. So a request is answered by the thread that found it, without a hand-over.
 //!
 //! **No lock on the way.** A slot is read through an [`ArcSwapOption`], which never waits, and holds its endpoint
-//! weakly: an endpoint keeps its node, and never the other way round. What is due is a set of bits.
+//! weakly: an endpoint keeps its node, and never the other way round. What is due is a set of bits; of what a poll has
+//! brought the poller knows by itself ([`crate::intake`]).
 //!
 //! **Order of telling.** An endpoint is told of a link before anybody can poll that link, so that no message comes from
 //! a link that its endpoint has not heard of. A new link is told of between its entry into the table of links, from
@@ -48,6 +49,12 @@ pub trait Endpoint: Send + Sync {
 
     /// Takes a message. The link's poll token is held: it is only put aside for `attend`.
     fn take(&self, _message: Message) {}
+
+    /// As [`Endpoint::take`], which it calls unless the endpoint has a use for `peer`: who is at the other end of the
+    /// link.
+    fn take_from(&self, message: Message, _peer: &Peer) {
+        self.take(message);
+    }
 
     /// Hears that a link stands, whichever side made it. It can be sent on, and nobody has polled it yet. It is only
     /// noted for `attend`.
@@ -170,10 +177,8 @@ fn mark(bits: &AtomicU32, number: u8, is_one: bool) {
     }
 }
 
-/// The endpoint that takes a message.
+/// Who takes messages of a number under which nobody is registered.
 pub(crate) enum Taker {
-    /// This one.
-    Is(Arc<dyn Endpoint>),
     /// One that is not registered yet.
     Expected,
     /// None, or none any more.
@@ -181,22 +186,19 @@ pub(crate) enum Taker {
 }
 
 impl Endpoints {
-    /// Finds out who takes messages of this number, which is not 0.
-    pub(crate) fn taker(&self, number: u8) -> Taker {
-        match self.slots.get(usize::from(number)).and_then(Slot::get) {
-            Some((endpoint, _)) => Taker::Is(endpoint),
-            None if self.expected.load(SeqCst) & bit(number) != 0 => Taker::Expected,
-            None => Taker::Nobody,
-        }
+    /// Who is registered under this number, and the bit under which something is due there.
+    pub(crate) fn find(&self, number: u8) -> Option<(Arc<dyn Endpoint>, u32)> {
+        self.slots.get(usize::from(number)).and_then(Slot::get)
     }
 
-    /// Hands a message to its endpoint. One that nobody takes is thrown away.
-    pub(crate) fn take(&self, message: Message) {
-        let number = usize::from(message.envelope.endpoint);
-        if let Some((endpoint, home)) = self.slots.get(number).and_then(Slot::get) {
-            endpoint.take(message);
-            self.due.fetch_or(home, SeqCst);
-        }
+    /// Who takes messages of this number, under which nobody was found.
+    pub(crate) fn taker_of_none(&self, number: u8) -> Taker {
+        if self.expected.load(SeqCst) & bit(number) != 0 { Taker::Expected } else { Taker::Nobody }
+    }
+
+    /// Something was stored for an endpoint whose home is this bit.
+    pub(crate) fn note_due(&self, home: u32) {
+        self.due.fetch_or(home, SeqCst);
     }
 
     /// Tells each endpoint once.
@@ -300,10 +302,15 @@ impl Endpoints {
 impl Inner {
     /// Lets all endpoints do what is due. No lock may be held.
     pub(crate) fn attend(&self) {
+        self.let_in_announced();
+        self.endpoints.attend();
+    }
+
+    /// Messages that wait for others to be whole go on, if some are.
+    pub(crate) fn let_in_announced(&self) {
         if self.announced.take_room() {
             self.resume_paused();
         }
-        self.endpoints.attend();
     }
 
     /// A thread that has polled the endpoint does so no more: it leaves it as a sleeping leader expects it.

@@ -20,6 +20,8 @@ pub(crate) struct Entry {
     pub(crate) pollers: AtomicU32,
     /// All endpoints have been told of it, so it may be polled.
     pub(crate) is_told: AtomicBool,
+    /// It has left the table, and nothing that comes over it counts any more. Set before anybody is told.
+    pub(crate) is_gone: AtomicBool,
     /// Its next message waits for room.
     pub(crate) paused: AtomicBool,
     /// A thread tries to reach its peer beside it.
@@ -63,6 +65,7 @@ impl Links {
             link: make(id)?,
             pollers: AtomicU32::new(0),
             is_told: AtomicBool::new(false),
+            is_gone: AtomicBool::new(false),
             paused: AtomicBool::new(false),
             is_probed: AtomicBool::new(false),
             is_noticed: AtomicBool::new(false),
@@ -126,6 +129,7 @@ impl Links {
     pub(crate) fn remove(&self, entry: &Arc<Entry>, reason: &Error) -> bool {
         let mut alive = self.alive.write();
         let was_there = alive.by_id.remove(&entry.id).is_some();
+        entry.is_gone.store(true, Ordering::SeqCst);
         if was_there {
             // The reason is there before the entry is seen to be gone.
             let mut ended = self.ended.lock();

@@ -37,6 +37,7 @@ mod farewell;
 pub mod fuzz;
 mod greeting;
 pub mod inproc;
+mod intake;
 pub mod interface;
 pub mod link;
 mod listen;

@@ -172,7 +172,7 @@ impl Landing {
 }
 
 /// What takes messages out of a link.
-pub trait Sink: Send + Sync {
+pub trait Sink {
     /// Says where a message goes, before its tensors move. An error ends the link.
     fn begin(&self, link: LinkId, arrival: &Arrival<'_>) -> Result<Verdict>;
     /// Takes the whole message.
@@ -209,6 +209,10 @@ pub trait Link: Send + Sync {
     fn take(&self, _sink: &dyn Sink, _wanted: &Wanted, _places: &mut Tensors, _rounds: u32) -> Option<(Envelope, u64)> {
         None
     }
+
+    /// Waits for a moment, `rounds` looks at most and until `is_over`, for something that [`Link::poll`] would move in,
+    /// and takes nothing. Room to send, and the end of the link, are left for the next poll.
+    fn look(&self, _rounds: u32, _is_over: &dyn Fn() -> bool) {}
 
     /// Asks for a doorbell when something arrives or room appears. False when there is something to do now.
     fn arm(&self) -> bool;

@@ -5,14 +5,14 @@
 //! the last handle is dropped the links are closed in order, every pending operation ends with an error, and the thread
 //! is gone before `drop` returns.
 
-use crate::announced::{self, Announced};
+use crate::announced::Announced;
 use crate::chaos::{self, ChaosConfig};
 use crate::cores;
 use crate::counters::{Counters, Counts};
 use crate::ending::linger;
-use crate::endpoint::{Admission, Endpoints, Taker};
+use crate::endpoint::Endpoints;
 use crate::entry::{Entry, Links};
-use crate::link::{Arrival, Handover, Hold, Landing, Link, Medium, Sink, Verdict};
+use crate::link::{Handover, Hold, Link, Medium};
 use crate::listen::Listening;
 use crate::matching::{Matching, PostOutcome, Posted, Wanted, meet};
 use crate::message::{Message, Outgoing, Tensors, WriteLeases};
@@ -30,7 +30,7 @@ use sheave_base::limits;
 use sheave_base::secret::Resolved;
 use sheave_base::thread::Thread;
 use sheave_base::work::awaited::Awaited;
-use sheave_base::work::{Completer, Drive, Interrupt, described, driven};
+use sheave_base::work::{Completer, Drive, Interrupt, described, driven, governed};
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Peer, Result, Work, process, random};
 use sheave_tensor::{Arena, ArenaConfig, Mode, Tensor};
 use smallvec::SmallVec;
@@ -583,6 +583,17 @@ impl Node {
     ) -> (Completer<T>, Work<T>) {
         described(operation, Some(self.inner.driver()), link, Some(awaited))
     }
+
+    /// As [`Node::described`], and `awaited` ends it when the work is cancelled.
+    #[must_use]
+    pub fn governed<T>(
+        &self,
+        operation: &'static str,
+        link: Option<LinkId>,
+        awaited: Awaited,
+    ) -> (Completer<T>, Work<T>) {
+        governed(operation, Some(self.inner.driver()), link, awaited)
+    }
 }
 
 /// The work of a message that has left.
@@ -814,20 +825,17 @@ impl Inner {
         Ok(())
     }
 
-    /// Whom a message is for, and where it goes.
-    fn receiver_of(&self, link: LinkId, arrival: &Arrival<'_>, has_room: bool) -> Verdict {
-        if arrival.envelope.endpoint == 0 {
-            return self.matcher.lock().begin(link, arrival, has_room);
+    /// A message with tensors is whole.
+    pub(crate) fn received_whole(&self, message: &Message) {
+        self.announced.end(message.source);
+        for part in message.parts.iter().filter(|part| part.len_bytes() as u64 > limits::UNPROVEN_BYTES_MAX) {
+            self.proven_bytes.fetch_max(part.len_bytes() as u64, Ordering::Relaxed);
         }
-        match self.endpoints.taker(arrival.envelope.endpoint) {
-            Taker::Is(endpoint) => match endpoint.admit(link, arrival) {
-                Admission::Land(ground) => Verdict::Land(Landing::at(ground)),
-                Admission::Pause if arrival.ending => Verdict::Land(Landing::default()),
-                Admission::Pause => Verdict::Pause,
-            },
-            Taker::Expected => Verdict::Pause,
-            Taker::Nobody => Verdict::Land(Landing::default()),
-        }
+    }
+
+    /// Memory for a tensor that nobody named a place for.
+    pub(crate) fn place(&self, spec: &sheave_wire::TensorSpec) -> Result<Tensor> {
+        crate::entry::place_announced(&self.arena, spec, self.proven_bytes.load(Ordering::Relaxed))
     }
 
     fn explain(&self, error: Error, operation: &'static str, source: Option<LinkId>, begun: Option<Instant>) -> Error {
@@ -849,61 +857,6 @@ fn lease(places: &[Tensor]) -> Result<WriteLeases> {
         leases.push(place.write_lease("recv")?);
     }
     Ok(leases)
-}
-
-impl Sink for Inner {
-    fn begin(&self, link: LinkId, arrival: &Arrival<'_>) -> Result<Verdict> {
-        let bytes = announced::bytes_to_come(arrival)?;
-        let has_room = self.announced.has_room(bytes) || arrival.ending;
-        match self.receiver_of(link, arrival, has_room) {
-            Verdict::Land(landing) if !landing.has_places() => {
-                if !has_room {
-                    return Ok(Verdict::Pause);
-                }
-                if let Err(error) = announced::check_host(bytes) {
-                    landing.fail(&error);
-                    return Err(error);
-                }
-                self.announced.begin(link, bytes);
-                Ok(Verdict::Land(landing))
-            }
-            verdict => Ok(verdict),
-        }
-    }
-
-    fn deliver(&self, landing: Landing, message: Message) {
-        Counters::add(&self.counters.messages_received, 1);
-        // One without tensors was not counted, and if it is urgent another one may be on its way.
-        if !message.parts.is_empty() {
-            self.announced.end(message.source);
-        }
-        for part in message.parts.iter().filter(|part| part.len_bytes() as u64 > limits::UNPROVEN_BYTES_MAX) {
-            self.proven_bytes.fetch_max(part.len_bytes() as u64, Ordering::Relaxed);
-        }
-        if message.envelope.endpoint != 0 {
-            // Its places are free before anybody can learn that the message is there.
-            drop(landing);
-            return self.endpoints.take(message);
-        }
-        match (landing.receive, landing.refusal) {
-            (Some(posted), Some(refusal)) => posted.finish(Err(refusal)),
-            (Some(posted), None) => posted.finish(Ok(message)),
-            (None, _) => {
-                let met = self.matcher.lock().deliver(message);
-                if let Some((posted, message)) = met {
-                    meet(*posted, message);
-                }
-            }
-        }
-    }
-
-    fn place(&self, spec: &sheave_wire::TensorSpec) -> Result<Tensor> {
-        crate::entry::place_announced(&self.arena, spec, self.proven_bytes.load(Ordering::Relaxed))
-    }
-
-    fn is_empty(&self) -> bool {
-        self.matcher.is_empty()
-    }
 }
 
 /// The host's name, for errors.

@@ -71,6 +71,9 @@ const PENALTY_TURNS: u32 = 2;
 /// The core is given away for a try after this time at the latest.
 const PENALTY_MAX: Duration = Duration::from_secs(1);
 
+/// For so long a wait looks at a link without polling it, at most; none that has learnt to give its core away sooner.
+const LOOKING: Duration = Duration::from_micros(1);
+
 /// Shortest time of keeping the core that is halved no more.
 const SPIN_NS_MIN: u64 = 200;
 
@@ -373,6 +376,11 @@ impl<'a, P: Processor> Course<'a, P> {
                 (length <= self.patience.most_spin()).then_some(false)
             }
         }
+    }
+
+    /// Whether it may keep its core for [`LOOKING`] before the next poll.
+    pub(crate) fn may_look(&self) -> bool {
+        !self.gives_way && self.plan.spin >= LOOKING
     }
 
     /// Does what is to be done between two polls, of which the last has moved something or not. False when it is time

@@ -22,6 +22,11 @@ pub trait Describe: Send + Sync {
         let _ = which;
         None
     }
+
+    /// Ends it, as [`Work::cancel`] wants it: of works that were made [to be ended here](super::governed).
+    fn cancel(&self, which: Which) {
+        let _ = which;
+    }
 }
 
 /// What is said of something in flight: "`what` has been waiting for `whom`".
@@ -57,6 +62,13 @@ impl Awaited {
     #[must_use]
     pub fn ask(&self) -> Option<Work<String>> {
         self.knows.upgrade()?.ask(self.which)
+    }
+
+    /// Ends it there, if that is still there.
+    pub(super) fn cancel(&self) {
+        if let Some(knows) = self.knows.upgrade() {
+            knows.cancel(self.which);
+        }
     }
 }
 
@@ -152,6 +164,36 @@ mod tests {
         assert_eq!(awaited.describe(), None);
         completer.complete(Ok(1));
         assert!(work.awaited().is_none(), "it waits for nothing any more");
+    }
+
+    /// Who knows what it waits for ends it, once; also when somebody else has come to know it better meanwhile.
+    #[test]
+    fn a_work_is_ended_by_who_knew_it_from_the_start() {
+        #[derive(Default)]
+        struct Ends(crate::sync::Mutex<Vec<Which>>);
+        impl Describe for Ends {
+            fn describe(&self, _: Which) -> Option<Account> {
+                None
+            }
+            fn cancel(&self, which: Which) {
+                self.0.lock().push(which);
+            }
+        }
+        let ends = Arc::new(Ends::default());
+        let knows: Weak<Ends> = Arc::downgrade(&ends);
+        let knows: Weak<dyn Describe> = knows;
+        let (_first, work) = super::super::governed::<u8>("sum", None, None, Awaited::new(knows.clone(), [1, 1]));
+        work.cancel();
+        work.cancel();
+        assert_eq!(*ends.0.lock(), [[1, 1]]);
+        let (second, work) = super::super::governed::<u8>("sum", None, None, Awaited::new(knows.clone(), [1, 2]));
+        second.awaits(Awaited::new(knows.clone(), [7, 7]));
+        work.cancel();
+        assert_eq!(*ends.0.lock(), [[1, 1], [1, 2]]);
+        let (third, work) = super::super::governed::<u8>("sum", None, None, Awaited::new(knows, [1, 3]));
+        third.complete(Ok(1));
+        work.cancel();
+        assert_eq!(ends.0.lock().len(), 2, "what is done is not ended");
     }
 
     #[test]

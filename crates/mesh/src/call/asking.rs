@@ -181,13 +181,7 @@ impl Shared {
             runs_anyway,
         } = asking;
         let only = link.filter(|link| *link != HERE);
-        let (completer, work) = self.node.described(operation, only, self.awaited(Sort::Call, correlation));
-        let weak = Arc::downgrade(self);
-        completer.on_cancel(move || {
-            if let Some(shared) = weak.upgrade() {
-                shared.cancel(correlation);
-            }
-        });
+        let (completer, work) = self.node.governed(operation, only, self.awaited(Sort::Call, correlation));
         let context = service.number();
         let pending = Box::new(Pending {
             to,
@@ -263,7 +257,7 @@ impl Shared {
     }
 
     /// Ends a call whose work is cancelled.
-    fn cancel(&self, correlation: u64) {
+    pub(crate) fn cancel_call(&self, correlation: u64) {
         let Some(call) = self.calls.take_unless_landing(correlation) else { return };
         self.withdraw(&call, correlation);
         let error = Error::new(ErrorKind::Cancelled, "the call was cancelled; its handler may still run");

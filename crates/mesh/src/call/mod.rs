@@ -73,7 +73,7 @@ use sheave_base::planted::{self, Bug};
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, contain, limits};
 use sheave_net::{Admission, Arrival, Envelope, Ground, Message};
 use std::collections::VecDeque;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Release};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 pub(crate) use window::Size;
@@ -106,6 +106,8 @@ pub(crate) struct Calls {
     correlation: AtomicU64,
     /// Answers and ended links, in the order in which they came.
     arrived: Mutex<VecDeque<Arrived>>,
+    /// How many those are. Written under the lock; who has added some sees them, and serves.
+    arrived_count: AtomicUsize,
     requests: Requests,
     windows: Windows,
     failures: Failures,
@@ -127,6 +129,7 @@ impl Calls {
             pending: Mutex::default(),
             correlation: AtomicU64::new(0),
             arrived: Mutex::default(),
+            arrived_count: AtomicUsize::new(0),
             requests: Requests::new(shared),
             windows: Windows::default(),
             failures: Failures::default(),
@@ -159,7 +162,7 @@ impl Calls {
             if message.envelope.correlation == ONE_WAY {
                 return self.hear_of_failures(&message);
             }
-            return self.arrived.lock().push_back(Arrived::Answer(message, brought));
+            return self.push(Arrived::Answer(message, brought));
         }
         self.requests.take(from, message, brought, window);
     }
@@ -174,14 +177,30 @@ impl Calls {
     /// Takes the word that the peer at the other end of that link has begun so many requests of this node's at one of
     /// its services.
     pub(crate) fn take_room(&self, link: LinkId, word: &Envelope) {
-        self.arrived.lock().push_back(Arrived::Begun(link, word.tag.0, word.aux));
+        self.push(Arrived::Begun(link, word.tag.0, word.aux));
     }
 
     pub(crate) fn link_ended(&self, link: LinkId, reason: &Error) {
         if planted::strikes(Bug::CallsOutlive) {
             return;
         }
-        self.arrived.lock().push_back(Arrived::Ended(link, reason.clone()));
+        self.push(Arrived::Ended(link, reason.clone()));
+    }
+
+    fn push(&self, arrived: Arrived) {
+        let mut queue = self.arrived.lock();
+        queue.push_back(arrived);
+        self.arrived_count.store(queue.len(), Release);
+    }
+
+    fn next_arrived(&self) -> Option<Arrived> {
+        if self.arrived_count.load(Acquire) == 0 {
+            return None;
+        }
+        let mut queue = self.arrived.lock();
+        let arrived = queue.pop_front();
+        self.arrived_count.store(queue.len(), Release);
+        arrived
     }
 
     /// All survivors agree that this member is gone, and nothing more of it will come.
@@ -304,9 +323,8 @@ impl Shared {
     }
 
     /// Ends calls that were answered and runs what was asked for.
-    pub(crate) fn serve(self: &Arc<Self>) {
-        loop {
-            let Some(arrived) = self.calls.arrived.lock().pop_front() else { break };
+    pub(crate) fn serve(&self) {
+        while let Some(arrived) = self.calls.next_arrived() {
             match arrived {
                 Arrived::Answer(message, brought) => self.answered(message, brought),
                 Arrived::Begun(link, service, total) => self.requests_begun(link, service, total),

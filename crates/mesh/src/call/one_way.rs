@@ -369,9 +369,13 @@ impl Shared {
     }
 
     /// Sends what has waited for the way.
-    pub(super) fn send_failures(self: &Arc<Self>) {
-        for counted in self.calls.requests.take_failures() {
-            self.send_failures_of(&counted);
+    pub(super) fn send_failures(&self) {
+        let counted = self.calls.requests.take_failures();
+        if counted.is_empty() {
+            return;
+        }
+        if let Some(this) = self.this() {
+            counted.iter().for_each(|counted| this.send_failures_of(counted));
         }
     }
 

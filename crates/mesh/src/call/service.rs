@@ -178,7 +178,7 @@ impl<S: Service> Serves for ByName<S> {
         let (refs, promises) = (brought.refs, brought.promises);
         let request = Request { from, method, args, tensors, refs, promises, reply };
         let mailbox = match lane {
-            Lane::Inline => return Shared::run_inline(begins, request, |request| self.0.handle(request)),
+            Lane::Inline => return shared.run_inline(begins, request, |request| self.0.handle(request)),
             Lane::Serial => match contain::run(|| self.0.mailbox(&request)) {
                 Ok(mailbox) => Some(mailbox),
                 Err(text) => return request.reply.error(panicked(&text)),
@@ -207,7 +207,8 @@ impl<S: Service> Serves for ByName<S> {
 }
 
 struct Way {
-    shared: Weak<Shared>,
+    /// The node, where `counted` does not know it.
+    here: Weak<Shared>,
     call: CallId,
     /// When the caller waits no longer.
     until: Option<Instant>,
@@ -245,8 +246,9 @@ impl Reply {
         cancelled: Option<Arc<AtomicBool>>,
         counted: Option<Arc<Counted>>,
     ) -> Self {
-        let (shared, promises) = (Arc::downgrade(shared), Promises::default());
-        Self { way: Some(Way { shared, call, until, cancelled, counted, promises, one_way: None }) }
+        let here = if counted.is_some() { Weak::new() } else { Arc::downgrade(shared) };
+        let promises = Promises::default();
+        Self { way: Some(Way { here, call, until, cancelled, counted, promises, one_way: None }) }
     }
 
     /// The same, of a one-way call, for whose answer nobody waits.
@@ -280,14 +282,14 @@ impl Reply {
                 HERE => shared.failure().is_none(),
                 link => shared.node.link(link).is_ok(),
             };
-            way.why_not().is_none() && way.shared.upgrade().is_some_and(|shared| is_there(&shared))
+            way.why_not().is_none() && way.shared().is_some_and(|shared| is_there(&shared))
         })
     }
 
     /// Whether the caller can have this tensor by [`Mode::Share`]: it reaches this node's memory, and there it lies.
     #[must_use]
     pub fn can_share(&self, tensor: &Tensor) -> bool {
-        let Some((way, shared)) = self.way.as_ref().and_then(|way| Some((way, way.shared.upgrade()?))) else {
+        let Some((way, shared)) = self.way.as_ref().and_then(|way| Some((way, way.shared()?))) else {
             return false;
         };
         let reaches = |link: LinkId| shared.node.link(link).is_ok_and(|link| link.medium() != Medium::Tcp);
@@ -376,6 +378,11 @@ impl Drop for Reply {
 }
 
 impl Way {
+    /// The node, while it lives.
+    fn shared(&self) -> Option<Arc<Shared>> {
+        self.counted.as_ref().map_or(&self.here, |counted| &counted.shared).upgrade()
+    }
+
     /// Why the handler need not begin.
     fn why_not(&self) -> Option<Error> {
         if self.cancelled.as_ref().is_some_and(|cancelled| cancelled.load(SeqCst)) {
@@ -392,7 +399,7 @@ impl Way {
 
     fn answer(self, outcome: Result<Written>, hold: Hold) {
         let poisons = outcome.as_ref().is_err_and(|error| self.promises.fail(error));
-        let Some(shared) = self.shared.upgrade() else { return };
+        let Some(shared) = self.shared() else { return };
         let (link, correlation) = self.call;
         if let Some(heard) = &self.one_way {
             return shared.one_way_ended(heard, outcome.err().filter(|_| !poisons), self.counted.as_ref());

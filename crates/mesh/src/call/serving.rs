@@ -35,7 +35,9 @@ use sheave_base::planted::{self, Bug};
 use sheave_base::{Error, LinkId, NodeId, Result, Tag, limits};
 use sheave_net::{Admission, Arrival, Envelope, Ground, Hold, Message, Outgoing, Tensors};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Release, Ordering::SeqCst};
+use std::sync::atomic::{
+    AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Release, Ordering::SeqCst,
+};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -45,6 +47,8 @@ pub(super) type CallId = (LinkId, u64);
 /// What this node's services have been asked and have not done.
 pub(crate) struct Requests {
     queue: Mutex<Queue>,
+    /// How many things wait in it. Written under its lock; who has added some sees them, and serves.
+    waiting: AtomicUsize,
     /// Held by whoever takes things out of the queue.
     serving: Mutex<()>,
     /// By link and service, one for each service of this node that a link has called.
@@ -55,6 +59,9 @@ pub(crate) struct Requests {
     unanswered: Mutex<HashMap<CallId, Arc<AtomicBool>>>,
     /// Callers whose one-way calls have failed, and for whom the word of the next failures has waited.
     failures: Mutex<Vec<Arc<Counted>>>,
+    /// There may be some. Written under the lock; who has added some has the node reminded.
+    has_failures: AtomicBool,
+    shared: Weak<Shared>,
     pub(super) executor: Executor,
     pub(super) desks: Desks,
 }
@@ -75,30 +82,48 @@ struct Queue {
 
 /// The requests that one link has brought for one service; counts are modulo 2³².
 pub(super) struct Counted {
+    pub(super) shared: Weak<Shared>,
     pub(super) link: LinkId,
     pub(super) service: u64,
     /// The window, where it does not follow from the number of members.
     window: Option<Size>,
+    /// Written by whoever takes the link's messages, who are one at a time.
     received: AtomicU32,
     begun: AtomicU32,
     /// As many of those as the caller was told of.
     told: AtomicU32,
     /// Bytes of those that it was not told of.
     untold_bytes: AtomicU64,
-    /// Those that are not answered, or whose answers wait for room on the link.
-    unanswered: AtomicU32,
+    /// Those that want an answer, written as `received` is, and as many of them as are answered and whose answers do
+    /// not wait for room on the link.
+    asking: AtomicU32,
+    answered: AtomicU32,
     pub(super) failures: FailuresOut,
 }
 
 impl Counted {
-    fn of(link: LinkId, service: u64, window: Option<Size>) -> Self {
-        let (received, begun, told, unanswered) = Default::default();
+    fn of(shared: Weak<Shared>, link: LinkId, service: u64, window: Option<Size>) -> Self {
+        let (received, begun, told, asking, answered) = Default::default();
         let (untold_bytes, failures) = Default::default();
-        Self { link, service, window, received, begun, told, untold_bytes, unanswered, failures }
+        Self { shared, link, service, window, received, begun, told, untold_bytes, asking, answered, failures }
+    }
+
+    /// One more has come.
+    fn receive(&self, wants_an_answer: bool) {
+        // Nobody else writes them meanwhile.
+        let one_more = |count: &AtomicU32| count.store(count.load(SeqCst).wrapping_add(1), Release);
+        one_more(&self.received);
+        if wants_an_answer {
+            one_more(&self.asking);
+        }
+    }
+
+    fn unanswered(&self) -> u32 {
+        self.asking.load(SeqCst).wrapping_sub(self.answered.load(SeqCst))
     }
 
     fn is_full(&self, size: Size) -> bool {
-        self.is_beyond_its_window(size) || self.unanswered.load(SeqCst) as usize >= limits::CALLS_PENDING_MAX
+        self.is_beyond_its_window(size) || self.unanswered() as usize >= limits::CALLS_PENDING_MAX
     }
 
     /// Whether one more request would be one too many.
@@ -161,11 +186,22 @@ impl Delivery {
 
 /// A place in the window of a request's caller, if it came over a link. It is free when this is dropped: the request
 /// begins, or never will.
-pub(super) struct Begins(pub(super) Option<(Arc<Shared>, Arc<Counted>, u64)>);
+pub(super) struct Begins(pub(super) Option<(Arc<Counted>, u64)>);
+
+impl Begins {
+    /// The request begins now, at this node.
+    fn now(mut self, shared: &Shared) {
+        if let Some((counted, bytes)) = self.0.take() {
+            shared.begun(&counted, bytes);
+        }
+    }
+}
 
 impl Drop for Begins {
     fn drop(&mut self) {
-        if let Some((shared, counted, bytes)) = self.0.take() {
+        if let Some((counted, bytes)) = self.0.take()
+            && let Some(shared) = counted.shared.upgrade()
+        {
             shared.begun(&counted, bytes);
         }
     }
@@ -206,18 +242,22 @@ impl Requests {
     pub(super) fn new(shared: Weak<Shared>) -> Self {
         Self {
             queue: Mutex::default(),
+            waiting: AtomicUsize::new(0),
             serving: Mutex::default(),
             counted: RwLock::default(),
             choked: AtomicBool::new(false),
             unanswered: Mutex::default(),
             failures: Mutex::default(),
+            has_failures: AtomicBool::new(false),
+            shared: shared.clone(),
             executor: Executor::new(shared),
             desks: Desks::default(),
         }
     }
 
     pub(super) fn admit(&self, link: LinkId, arrival: &Arrival<'_>, size: Size) -> Admission {
-        let Some(counted) = self.counted_of(link, arrival.envelope.context) else {
+        let all = self.counted.read();
+        let Some(counted) = all.by_service.get(&(link, arrival.envelope.context)) else {
             return Admission::Land(Ground::default());
         };
         if counted.is_full(size) {
@@ -242,7 +282,7 @@ impl Requests {
         if let Some(counted) = self.counted_of(link, service) {
             return counted;
         }
-        let made = Arc::new(Counted::of(link, service, window()));
+        let made = Arc::new(Counted::of(self.shared.clone(), link, service, window()));
         let mut all = self.counted.write();
         let (count, first) = all.links.entry(link).or_insert_with(|| (0, Arc::clone(&made)));
         if *count >= limits::SERVICES_MAX {
@@ -263,10 +303,7 @@ impl Requests {
 
     pub(super) fn take(&self, from: NodeId, message: Message, brought: Brought, window: impl FnOnce() -> Option<Size>) {
         let counted = self.count(message.source, message.envelope.context, window);
-        counted.received.fetch_add(1, SeqCst);
-        if message.envelope.correlation != ONE_WAY {
-            counted.unanswered.fetch_add(1, SeqCst);
-        }
+        counted.receive(message.envelope.correlation != ONE_WAY);
         let millis = message.envelope.aux;
         let until = (millis > 0).then(|| clock::now() + Duration::from_millis(millis.into()));
         self.push(Queued::Request(Incoming { from, message, brought, until, counted }));
@@ -278,11 +315,19 @@ impl Requests {
         // Who cancels more than it can have called is not believed.
         if queue.cancelled.len() < limits::CALLS_PENDING_MAX && queue.cancelled.insert(call) {
             queue.waiting.push_back(Queued::Cancelled(call));
+            self.waiting.store(queue.waiting.len(), Release);
         }
     }
 
     pub(super) fn push(&self, queued: Queued) {
-        self.queue.lock().waiting.push_back(queued);
+        let mut queue = self.queue.lock();
+        queue.waiting.push_back(queued);
+        self.waiting.store(queue.waiting.len(), Release);
+    }
+
+    /// Whether there may be something, for who has added nothing that it does not see.
+    fn may_have_some(&self) -> bool {
+        self.waiting.load(Acquire) > 0
     }
 
     fn is_empty(&self) -> bool {
@@ -293,6 +338,7 @@ impl Requests {
     fn next(&self) -> Option<(Queued, bool)> {
         let mut queue = self.queue.lock();
         let queued = queue.waiting.pop_front()?;
+        self.waiting.store(queue.waiting.len(), Release);
         let is_cancelled = match &queued {
             Queued::Request(incoming) => !queue.cancelled.is_empty() && queue.cancelled.contains(&incoming.id()),
             Queued::Cancelled(call) => queue.cancelled.remove(call),
@@ -314,11 +360,18 @@ impl Requests {
 
     /// There may be failures of one-way calls to be sent, once no link's lock is held.
     pub(super) fn note_failures(&self, counted: &Arc<Counted>) {
-        self.failures.lock().push(Arc::clone(counted));
+        let mut failures = self.failures.lock();
+        failures.push(Arc::clone(counted));
+        self.has_failures.store(true, Release);
     }
 
     pub(super) fn take_failures(&self) -> Vec<Arc<Counted>> {
-        std::mem::take(&mut *self.failures.lock())
+        if !self.has_failures.load(Acquire) {
+            return Vec::new();
+        }
+        let mut failures = self.failures.lock();
+        self.has_failures.store(false, Release);
+        std::mem::take(&mut *failures)
     }
 
     /// Marks a request that has left the queue, if it is not answered.
@@ -331,18 +384,29 @@ impl Requests {
 
 impl Shared {
     /// Runs what was asked for, once this node knows who the members are: others may have met all a moment earlier.
-    pub(super) fn serve_requests(self: &Arc<Self>) {
+    pub(super) fn serve_requests(&self) {
         let requests = &self.calls.requests;
-        while self.has_met_all() && !requests.is_empty() {
-            // In order, so one at a time; the holder looks again after it has let go.
-            let Some(_turn) = requests.serving.try_lock() else { return };
-            while let Some((queued, is_cancelled)) = requests.next() {
+        if !requests.may_have_some() || !self.has_met_all() {
+            return;
+        }
+        let Some(this) = self.this() else { return };
+        loop {
+            // In order, so one at a time; the holder looks again after it has let go, under the lock under which
+            // whoever finds this one taken has added something.
+            let Some(turn) = requests.serving.try_lock() else { return };
+            while requests.may_have_some()
+                && let Some((queued, is_cancelled)) = requests.next()
+            {
                 match queued {
-                    Queued::Request(incoming) => self.dispatch(incoming, is_cancelled),
+                    Queued::Request(incoming) => this.dispatch(incoming, is_cancelled),
                     Queued::Cancelled(call) => requests.cancel(call),
                     Queued::Leave(node, error) => self.calls.member_lost(self.member(node), &error),
                     Queued::Departure(node, error) => self.departed(node, &error),
                 }
+            }
+            drop(turn);
+            if requests.is_empty() {
+                return;
             }
         }
     }
@@ -353,9 +417,9 @@ impl Shared {
         }
         let context = incoming.message.envelope.context;
         let found = self.service_here(context);
-        let begins = Begins(Some((Arc::clone(self), Arc::clone(&incoming.counted), bytes_of(&incoming.message))));
         let reply = reply_to(self, &incoming, found.as_deref()).filling(&incoming.brought.promises);
-        let Incoming { from, message, brought, .. } = incoming;
+        let Incoming { from, message, brought, counted, .. } = incoming;
+        let begins = Begins(Some((counted, bytes_of(&message))));
         let (tag, control, tensors) = (RequestTag::of(message.envelope.tag), message.control, message.parts);
         let delivery = Delivery { service: context, from, tag, control, tensors, brought, reply, begins };
         match found {
@@ -366,8 +430,8 @@ impl Shared {
     }
 
     /// Runs a handler on this thread.
-    pub(super) fn run_inline<R: Replies>(begins: Begins, request: R, handle: impl FnOnce(R)) {
-        drop(begins);
+    pub(super) fn run_inline<R: Replies>(&self, begins: Begins, request: R, handle: impl FnOnce(R)) {
+        begins.now(self);
         service::run(request, handle);
     }
 
@@ -434,13 +498,13 @@ impl Shared {
         let queued = self.node.dispatch(link, message, hold)?;
         let Some(counted) = counted else { return Ok(()) };
         let Some(work) = queued.filter(|work| !work.is_done()) else {
-            counted.unanswered.fetch_sub(1, SeqCst);
+            counted.answered.fetch_add(1, SeqCst);
             self.let_in();
             return Ok(());
         };
         let (shared, counted) = (Arc::clone(self), Arc::clone(counted));
         work.on_complete(move |_| {
-            counted.unanswered.fetch_sub(1, SeqCst);
+            counted.answered.fetch_add(1, SeqCst);
             // The link's locks may be held: what has room now is looked at after the poll.
             shared.node.remind(REQUESTS);
         });

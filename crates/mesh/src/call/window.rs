@@ -281,6 +281,11 @@ impl Windows {
         self.by_service.read().windows.get(&(link, service)).map(Arc::clone)
     }
 
+    /// Looks at a window while it is in the table. Whoever holds a window's lock never waits for the table.
+    fn look<T>(&self, link: LinkId, service: u64, look: impl FnOnce(&mut Window) -> T) -> Option<T> {
+        self.by_service.read().windows.get(&(link, service)).map(|window| look(&mut window.lock()))
+    }
+
     /// All windows, those that wait for their link among them.
     pub(super) fn all(&self) -> Vec<Arc<Mutex<Window>>> {
         let unlinked = self.unlinked.all();
@@ -427,19 +432,18 @@ impl Shared {
 
     /// The callee has begun so many requests of this window in all.
     pub(super) fn requests_begun(&self, link: LinkId, service: u64, total: u32) {
-        if let Some(window) = self.calls.windows.find(link, service) {
-            let mut filling = Vec::new();
-            let somebody_waits = {
-                let mut state = window.lock();
-                state.begun(total, &mut filling);
-                state.somebody_waits()
-            };
-            if !filling.is_empty() {
-                self.references.filling_ended(&filling);
-            }
-            if somebody_waits {
-                self.send_waiting(link, &window);
-            }
+        let mut filling = Vec::new();
+        let begun = self.calls.windows.look(link, service, |state| {
+            state.begun(total, &mut filling);
+            state.somebody_waits()
+        });
+        if !filling.is_empty() {
+            self.references.filling_ended(&filling);
+        }
+        if begun == Some(true)
+            && let Some(window) = self.calls.windows.find(link, service)
+        {
+            self.send_waiting(link, &window);
         }
     }
 

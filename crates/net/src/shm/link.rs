@@ -41,6 +41,8 @@ pub(crate) struct ShmLink {
     lent: Mutex<Lent>,
     debts: Arc<Debts>,
     life: Mutex<Life>,
+    /// The rings may be armed: set under the lock of who receives, as the rings are.
+    is_armed: AtomicBool,
     /// Messages wait for room; read without the lock by every poll.
     outbound_waits: AtomicBool,
     ended: OnceLock<Error>,
@@ -89,6 +91,7 @@ impl ShmLink {
             lent: Mutex::default(),
             debts: Arc::default(),
             life: Mutex::new(Life { beats: 0, seen: clock::now() }),
+            is_armed: AtomicBool::new(false),
             outbound_waits: AtomicBool::new(false),
             ended: OnceLock::new(),
             arena: node.arena.clone(),
@@ -399,9 +402,20 @@ impl Link for ShmLink {
         None
     }
 
+    fn look(&self, rounds: u32, is_over: &dyn Fn() -> bool) {
+        let Some(receiving) = self.receiving.try_lock() else { return };
+        for _ in 0..rounds {
+            if receiving.consumer.has_something() || receiving.urgent.has_something() || is_over() {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+    }
+
     fn arm(&self) -> bool {
         // A poller holds the token for the time of a few messages at most.
         let mut receiving = self.receiving.lock();
+        self.is_armed.store(true, SeqCst);
         receiving.consumer.arm();
         receiving.urgent.arm();
         // What was taken past the sink may have made room for a peer that waits.
@@ -416,6 +430,7 @@ impl Link for ShmLink {
 
     fn arm_urgent(&self) -> bool {
         let mut receiving = self.receiving.lock();
+        self.is_armed.store(true, SeqCst);
         receiving.urgent.arm();
         let arrived = receiving.urgent.has_news();
         drop(receiving);
@@ -427,7 +442,11 @@ impl Link for ShmLink {
     }
 
     fn disarm(&self) {
-        if let Some(mut receiving) = self.receiving.try_lock() {
+        // Who misses that it is being armed is rung once more than need be.
+        if self.is_armed.load(SeqCst)
+            && let Some(mut receiving) = self.receiving.try_lock()
+        {
+            self.is_armed.store(false, SeqCst);
             receiving.consumer.disarm();
             receiving.urgent.disarm();
         }

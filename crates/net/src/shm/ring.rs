@@ -335,6 +335,12 @@ impl<M: Memory> Consumer<M> {
         }
     }
 
+    /// Whether [`Consumer::peek`] finds something, be it impossible.
+    #[inline]
+    pub(crate) fn has_something(&self) -> bool {
+        self.memory.word(line_word::<M>(self.head)).load(Ordering::Relaxed) != 0
+    }
+
     /// Copies body bytes from `offset_bytes` (a multiple of 8) into `target`. The range was checked by the caller's
     /// own arithmetic against `body_bytes`; beyond it is an error.
     #[inline]

@@ -266,6 +266,11 @@ impl UrgentReceiving {
         matches!(self.consumer.peek(), Ok(None))
     }
 
+    /// True when there is something to take, or to refuse.
+    pub(super) fn has_something(&self) -> bool {
+        self.consumer.has_something()
+    }
+
     /// True when something is there that the last look has not found to wait for its receiver.
     pub(super) fn has_news(&mut self) -> bool {
         !self.is_paused && !self.is_empty()
