@@ -125,6 +125,20 @@ def test_a_target_is_written_in_place(begin):
         assert lists(arrays) == [[6, 10, 14]] * 4
 
 
+def test_a_target_that_cannot_be_written_in_place_is_refused(begin):
+    with begin(4, 1) as session:
+        base = session.call(np.zeros, (2, 3))
+        for make in (lambda base: base.T, lambda base: np.broadcast_to(0.0, 6), lambda base: b"123456"):
+            target = session.call(make, base)
+            session.broadcast(np.ones((3, 2)), target)
+            for worker in range(4):
+                with pytest.raises((sheave.SheaveError, ValueError), match="the target"):
+                    session.sync(worker, PATIENCE)
+        assert lists(base) == [[[0, 0, 0]] * 2] * 4
+        session.all_reduce(session.call(lambda: np.ones((3, 2)).T), base)
+        assert lists(base) == [[[4, 4, 4]] * 2] * 4
+
+
 def test_messages_between_workers_and_groups(begin):
     with begin(4, 2) as session:
         arrays = session.call(own)

@@ -36,6 +36,16 @@ pub trait Foreign: Any + Send + Sync {
     /// `Unsupported` if it stands for none.
     fn value(&self) -> Result<(Value, Vec<Tensor>)>;
 
+    /// Returns the tensor that it stands for, to be written: the memory is the object's own.
+    ///
+    /// # Errors
+    ///
+    /// As [`Foreign::value`], and what says why its memory cannot be written as a tensor.
+    fn target(&self) -> Result<Tensor> {
+        let (value, tensors) = self.value()?;
+        Tensor::from_value(value, &tensors)
+    }
+
     /// Returns the function that it is, if it can be called.
     fn function(&self) -> Option<Function>;
 }
@@ -79,6 +89,14 @@ impl Held {
             Self::Foreign(object) => object.value(),
             other => Err(Error::new(ErrorKind::Unsupported, format!("{} stays where it is", other.kind_name()))
                 .hint("call a function on the worker that makes a value of it")),
+        }
+    }
+
+    /// The tensor that it is or stands for, to be written in place.
+    pub(crate) fn to_target(&self) -> Result<Tensor> {
+        match self {
+            Self::Foreign(object) => object.target(),
+            other => other.read(),
         }
     }
 

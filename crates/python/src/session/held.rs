@@ -4,6 +4,7 @@
 //! Rust's or the controller that fetches it, gets the value that it stands for: arrays in that are the object's own
 //! memory.
 
+use crate::import::{self, Access};
 use crate::released::{self, Owner};
 use crate::told::told_pickled;
 use crate::value::{Opener, Packed, pack};
@@ -76,6 +77,14 @@ impl Foreign for PyHeld {
             packed.map_err(|error| told_pickled(py, &error, "the object stands for no value"))
         })?
         .map(|Sent { value, tensors }| (value, tensors.into_iter().map(Part::into_tensor).collect()))
+    }
+
+    fn target(&self) -> Result<Tensor> {
+        handlers::attached(|py| {
+            // Not as a value, which may be a packed copy.
+            let tensor = value_of(&self.bind(py)).and_then(|object| import::tensor(&object, Access::Write));
+            tensor.map_err(|error| told_pickled(py, &error, "the object cannot be written in place"))
+        })?
     }
 
     fn function(&self) -> Option<Function> {

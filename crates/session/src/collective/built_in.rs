@@ -138,7 +138,10 @@ fn take_target(arguments: &mut Arguments) -> Result<Option<Tensor>> {
     if arguments.left() == 0 {
         return Ok(None);
     }
-    arguments.take_held().and_then(|held| held.read()).map_err(|error| error.context(local::TARGET))
+    match arguments.take_held() {
+        Ok(Held::Value(Value::None, _)) => Ok(None),
+        held => local::target(held).map(Some),
+    }
 }
 
 /// Runs an operation on a source and perhaps a target. Where a target is given it has to be there.
@@ -147,7 +150,7 @@ fn join_in(scope: Scope, operation: Operation, operator: Option<Operator>, mut a
     let source = arguments.take_held().and_then(|held| held.read()).map_err(|error| error.context(local::SOURCE));
     let target = match arguments.left() {
         0 => Ok(None),
-        _ => local::tensor(arguments.take_held(), local::TARGET).map(Some),
+        _ => local::target(arguments.take_held()).map(Some),
     };
     let moved = run(worker.communicators(), scope, Moved { operation, operator, source, target })?;
     Ok(moved.map_or_else(Held::default, local::held))
@@ -172,7 +175,7 @@ fn copy_to_first(mut arguments: Arguments) -> Result<Held> {
     if arguments.left() == 0 {
         return Ok(local::held(source));
     }
-    let target = local::tensor(arguments.take_held(), local::TARGET)?;
+    let target = local::target(arguments.take_held())?;
     local::copy(&source, &target)?;
     Ok(local::held(target))
 }
@@ -180,7 +183,7 @@ fn copy_to_first(mut arguments: Arguments) -> Result<Held> {
 fn copy_from_first(mut arguments: Arguments) -> Result<Held> {
     if Worker::current()?.id == 0 {
         let source = local::tensor(arguments.take_held(), local::SOURCE)?;
-        local::copy(&source, &local::tensor(arguments.take_held(), local::TARGET)?)?;
+        local::copy(&source, &local::target(arguments.take_held())?)?;
     }
     Ok(Held::default())
 }

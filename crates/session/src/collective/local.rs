@@ -15,6 +15,11 @@ pub(crate) fn tensor(held: Result<Held>, which: &str) -> Result<Tensor> {
     held.and_then(|held| held.read::<Tensor>()).map_err(|error| error.context(which))
 }
 
+/// The tensor of an argument that an operation writes.
+pub(super) fn target(held: Result<Held>) -> Result<Tensor> {
+    held.and_then(|held| held.to_target()).map_err(|error| error.context(TARGET))
+}
+
 /// A tensor as a register holds it.
 pub(crate) fn held(tensor: Tensor) -> Held {
     Held::Value(Value::Tensor(0), vec![tensor])
