@@ -519,13 +519,44 @@ def test_programs_that_import_tvm_run(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_worker_is_a_module_that_runs():
-    done = run("-m", "tvm.exec.disco_worker")
-    assert (done.returncode, done.stdout, done.stderr) == (
-        0,
-        "Usage: <worker_id> <num_workers> <num_groups> <read_fd> <write_fd>\n",
-        "",
-    )
+def test_workers_and_nodes_are_modules_that_run():
+    usages = {
+        "disco_worker": "<worker_id> <num_workers> <num_groups> <read_fd> <write_fd>",
+        "disco_remote_socket_session": "<server_host> <server_port> <num_workers>",
+    }
+    for module, usage in usages.items():
+        done = run("-m", f"tvm.exec.{module}")
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"Usage: {usage}\n", "")
+    done = run("-m", "tvm.exec.disco_remote_socket_session", "localhost", "0", "1")
+    assert done.returncode == 2 and "expected 1 to 65535" in done.stderr and "Traceback" not in done.stderr
+
+
+SOCKETS = """
+import subprocess, sys, threading
+import numpy as np
+import tvm
+from tvm.exec import disco_worker as _
+from tvm.runtime import disco as di
+
+port, node = int(sys.argv[1]), "tvm.exec.disco_remote_socket_session"
+thread = threading.Thread(target=lambda: globals().update(sess=di.SocketSession(2, 2, 1, "localhost", port)))
+thread.start()
+other = subprocess.Popen([sys.executable, "-m", node, "localhost", str(port), "2"])
+thread.join()
+sess.init_ccl("sheave", 0, 1)
+result = sess.get_global_func("tests.disco.add_one_tensor")(tvm.runtime.tensor(np.zeros(2, "float32")))
+total = sess.empty((2,), "float32")
+sess.allreduce(result, total)
+print([total.debug_get_from_remote(worker).numpy().tolist() for worker in range(sess.num_workers)])
+sess.shutdown()
+print(other.wait(20))
+"""
+
+
+def test_programs_that_import_tvm_start_nodes(tmp_path):
+    (tmp_path / "program.py").write_text(SOCKETS)
+    done = run(tmp_path / "program.py", sheave._core._free_port())
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{[[4.0, 4.0]] * 4}\n0\n", "")
 
 
 def test_workers_do_not_outlive_a_program_that_is_killed(start):
