@@ -1,5 +1,5 @@
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NoReturn, Self, final
+from typing import Any, Literal, NoReturn, Self, TypeAlias, final
 
 from typing_extensions import disjoint_base
 
@@ -14,7 +14,7 @@ __all__ = [
     "WorkerObject",
 ]
 
-_Scope = Literal["group", "world"]
+_Scope: TypeAlias = Literal["group", "world"]
 
 @disjoint_base
 class Session:

@@ -116,9 +116,7 @@ class SocketSession(Session):
     @raising
     def __init__(self, num_nodes: int, num_workers_per_node: int, num_groups: int, host: str, port: int):
         entrypoint = _found(ENTRYPOINT)
-        super().__init__(
-            ground.SocketSession(num_nodes, num_workers_per_node, num_groups, host, port, entrypoint)
-        )
+        super().__init__(ground.SocketSession(num_nodes, num_workers_per_node, num_groups, host, port, entrypoint))
         self._per_node = num_workers_per_node
 
     def _workers_per_node(self) -> int:
