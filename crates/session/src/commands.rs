@@ -9,6 +9,9 @@
 //! issued for one worker, in order, and leaves when all workers have room for it: no command gets to some of them
 //! alone because others are busy.
 //!
+//! **Bounds.** Each worker is asked now and then to say how far it has come ([`MARK_EVERY`]), and nobody gets further
+//! ahead of it than [`MARKS_MAX`] of these; the windows of calls bound messages and bytes besides.
+//!
 //! What is kept holds the registers that it names. It holds no session: who drops that ends it, and so sends it.
 
 use crate::args::Args;
@@ -18,9 +21,10 @@ use crate::worker::SESSION;
 use parking_lot::{Mutex, MutexGuard};
 use sheave_base::work::Interrupt;
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work, clock};
-use sheave_mesh::{Call, Mesh, Ref};
+use sheave_mesh::{Answer, Call, Mesh, Ref};
 use sheave_net::Parts;
 use sheave_wire::Value;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -30,6 +34,15 @@ pub(crate) const COMMANDS: &str = "do";
 
 /// Commands in one message at most.
 const BATCH_MAX: usize = 32;
+
+/// Commands between questions of how far the workers have come.
+const MARK_EVERY: u64 = 4096;
+
+/// Such questions that are not answered at most: whoever issues more commands waits.
+const MARKS_MAX: usize = 2;
+
+/// The method of such a question.
+pub(crate) const MARK: &str = "mark";
 
 /// Messages between looks whether all workers have room: as many may wait beyond the windows of calls.
 const ROOM_EVERY: u64 = 64;
@@ -116,6 +129,8 @@ struct Turn {
     count: usize,
     /// Messages since somebody has looked whether there is room.
     unlooked: u64,
+    /// Questions of how far the workers have come, each to all of them.
+    marks: VecDeque<Vec<(u32, Work<Answer>)>>,
     last: Option<Instant>,
     is_timed: bool,
 }
@@ -198,6 +213,9 @@ impl Commands {
         if !is_kept {
             self.await_rooms(&mut turn, until, pause)?;
         }
+        if (turn.number + 1).is_multiple_of(MARK_EVERY) {
+            self.mark(&mut turn, until, pause)?;
+        }
         let refs = self.draw(&mut turn, until, pause)?;
         turn.number += 1;
         for (worker, held) in refs.iter().enumerate() {
@@ -217,6 +235,25 @@ impl Commands {
             self.time(&mut turn, BATCH_SPAN);
         }
         Ok(refs)
+    }
+
+    /// Asks how far the workers have come, once they have said so often enough.
+    fn mark(&self, turn: &mut Turn, until: Option<Instant>, pause: Pause<'_>) -> Result<()> {
+        self.flush(turn, until, pause)?;
+        while let Some(marks) = turn.marks.front().filter(|_| turn.marks.len() >= MARKS_MAX) {
+            for (worker, mark) in marks.iter().filter(|(_, mark)| !mark.is_done()) {
+                pause(&mut |interrupt| self.wait_in(*worker, mark, until, interrupt))?;
+            }
+            turn.marks.pop_front();
+        }
+        let living = (0..).zip(&self.workers).filter(|(_, node)| !self.lost.has(**node));
+        // Of one that is gone whoever waits for it hears.
+        let ask = |(worker, node): (u32, &NodeId)| {
+            self.mesh.call(*node, SESSION, MARK, Call::default()).ok().map(|mark| (worker, mark))
+        };
+        let marks = living.filter_map(ask).collect();
+        turn.marks.push_back(marks);
+        Ok(())
     }
 
     /// Sends what was kept, for those who wait for a worker: what they ask comes behind it.
@@ -363,16 +400,19 @@ impl Commands {
             }
             let mut room = Some(room);
             pause(&mut |interrupt| match room.take() {
-                Some(room) => self.wait_in(worker, room, until, interrupt),
+                Some(room) => {
+                    self.wait_in(worker, &room, until, interrupt)?;
+                    self.room_ended(worker, room)
+                }
                 None => Ok(()),
             })
         })
     }
 
-    fn wait_in(
+    fn wait_in<T: Send + 'static>(
         &self,
         worker: u32,
-        room: Work<()>,
+        work: &Work<T>,
         until: Option<Instant>,
         mut interrupt: Option<Interrupt<'_>>,
     ) -> Result<()> {
@@ -380,8 +420,8 @@ impl Commands {
         loop {
             let look = clock::now() + CLOSED_LOOK;
             let look = until.map_or(look, |until| until.min(look));
-            if room.wait_until(Some(look), reborrowed(&mut interrupt))? {
-                return self.room_ended(worker, room);
+            if work.wait_until(Some(look), reborrowed(&mut interrupt))? {
+                return Ok(());
             }
             self.check_time(worker, begun, until)?;
         }

@@ -1,7 +1,7 @@
 //! What a worker does with its commands.
 
 use crate::collective::{Communicators, Scope};
-use crate::commands::COMMANDS;
+use crate::commands::{COMMANDS, MARK};
 use crate::functions::{self, Function};
 use crate::held::{Held, Slot, picked};
 use crate::lost::Lost;
@@ -327,6 +327,7 @@ impl Service for Desk {
                 request.reply.send(got);
             }
             "set" => request.reply.send(done(self.set(&request.args, request.tensors.into_iter().collect()))),
+            MARK => request.reply.send(Ok(Default::default())),
             "sync" => request.reply.send(done(self.check())),
             "begin" => request.reply.send(done(self.begin(&request.args))),
             "stop" => {

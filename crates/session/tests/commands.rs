@@ -310,3 +310,17 @@ fn who_waits_for_room_is_told_in_time_and_by_the_end() {
         assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
     }
 }
+
+/// More than anything counts at a time: nobody waits for a worker meanwhile, and what has been done makes room.
+#[test]
+fn commands_go_on_without_end_though_nobody_waits() {
+    each(2, 1, |session| {
+        let add = session.function("add one").unwrap();
+        let mut number = session.call(&add, &Args::new().value(0)).unwrap();
+        for _ in 0..200_000 {
+            let next = session.call_within(&add, &Args::new().register(&number), PATIENCE);
+            number = next.unwrap();
+        }
+        assert_eq!(number.get::<i64>(1, PATIENCE).unwrap(), 200_001);
+    });
+}
