@@ -57,6 +57,10 @@ pub(crate) struct Arguments {
     /// Measure workers of this kind only; may be given several times.
     #[arg(long, value_name = "NAME")]
     kind: Vec<Kind>,
+    /// So many workers, of Rust; 2 unless given. More are all of this machine.
+    #[arg(long, value_name = "NUMBER", default_value_t = WORKERS)]
+    #[arg(value_parser = clap::value_parser!(u32).range(2..=64))]
+    workers: u32,
     /// Fetch a tensor of this size, such as 1MiB; 4MiB unless given.
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     bytes: Option<usize>,
@@ -230,10 +234,10 @@ struct Begun {
 }
 
 impl Begun {
-    fn new(kind: Kind) -> Result<Self> {
+    fn new(kind: Kind, workers: u32) -> Result<Self> {
         match kind {
-            Kind::Threads => Ok(Self { session: Session::threads(WORKERS, 1)?, other: None }),
-            Kind::Processes => Ok(Self { session: Session::processes(WORKERS, 1, &again())?, other: None }),
+            Kind::Threads => Ok(Self { session: Session::threads(workers, 1)?, other: None }),
+            Kind::Processes => Ok(Self { session: Session::processes(workers, 1, &again())?, other: None }),
             Kind::Sockets => Self::over_sockets(),
         }
     }
@@ -267,8 +271,15 @@ impl Bench<'_> {
         let kinds: Vec<Kind> =
             Kind::value_variants().iter().copied().filter(|kind| chosen.is_empty() || chosen.contains(kind)).collect();
         for kind in kinds {
-            let times = measured(case, kind, rounds, bytes)?;
+            let workers = self.arguments.workers;
+            if workers > WORKERS && kind == Kind::Sockets {
+                continue;
+            }
+            let times = measured(case, kind, workers, rounds, bytes)?;
             self.add(case, bytes, kind, false, &times);
+            if workers > WORKERS {
+                continue;
+            }
             let words = [case.name().to_owned(), kind.name().to_owned(), rounds.to_string(), bytes.to_string()];
             if let Some(script) = &self.ours {
                 for (bytes, times) in printed(script, &words)? {
@@ -296,7 +307,7 @@ impl Bench<'_> {
         let (own, way) = if is_python { (Of::Python, Of::AllowedPython) } else { (Of::Rust, Of::AllowedRust) };
         let language = if is_python { "python" } else { "rust" };
         let (own, way) = (kind.row(own), kind.row(way));
-        let allowed = case.allowed(kind, is_python, bytes);
+        let allowed = case.allowed(kind, is_python, bytes).filter(|_| self.arguments.workers == WORKERS);
         let row = self.row(case, bytes, own, language, allowed.map(|_| (case.name(), way)));
         times_ns.iter().for_each(|time| record(&mut self.rows[row].times, Duration::from_nanos(*time)));
         if let Some(allowed) = allowed {
@@ -319,7 +330,7 @@ impl Bench<'_> {
             bench: "session",
             case: case.name(),
             bytes,
-            ranks: WORKERS,
+            ranks: self.arguments.workers,
             transport,
             language,
             compared_with,
@@ -336,11 +347,11 @@ fn printed(script: &Script, words: &[String]) -> Result<Vec<(usize, Vec<u64>)>> 
 }
 
 /// Nanoseconds of each round of a session of Rust.
-fn measured(case: Case, kind: Kind, rounds: u32, bytes: usize) -> Result<Vec<u64>> {
+fn measured(case: Case, kind: Kind, workers: u32, rounds: u32, bytes: usize) -> Result<Vec<u64>> {
     if case == Case::Start {
-        return (0..rounds).map(|_| start(kind)).collect();
+        return (0..rounds).map(|_| start(kind, workers)).collect();
     }
-    let begun = Begun::new(kind)?;
+    let begun = Begun::new(kind, workers)?;
     let session = &begun.session;
     let add = session.function(ADD_ONE)?;
     let tensor = session.empty([bytes as u64 / 4], Dtype::F32, Placement::All)?;
@@ -350,8 +361,8 @@ fn measured(case: Case, kind: Kind, rounds: u32, bytes: usize) -> Result<Vec<u64
             session.sync_all(PATIENCE)
         }
         Case::Pipelined => pipelined(session, &add),
-        Case::FetchShared => tensor.fetch_shared(WORKERS - 1, PATIENCE).map(drop),
-        _ => tensor.fetch(WORKERS - 1, PATIENCE).map(drop),
+        Case::FetchShared => tensor.fetch_shared(workers - 1, PATIENCE).map(drop),
+        _ => tensor.fetch(workers - 1, PATIENCE).map(drop),
     };
     let cut = if case == Case::Pipelined { u64::from(PIPELINED) } else { 1 };
     for _ in 0..WARM_ROUNDS.min(rounds) {
@@ -375,12 +386,12 @@ fn pipelined(session: &Session, add: &Register) -> Result<()> {
     session.sync_all(PATIENCE)
 }
 
-fn start(kind: Kind) -> Result<u64> {
+fn start(kind: Kind, workers: u32) -> Result<u64> {
     let began = Instant::now();
-    let begun = Begun::new(kind)?;
+    let begun = Begun::new(kind, workers)?;
     let add = begun.session.function(ADD_ONE)?;
     let two = begun.session.call(&add, &Args::new().value(1))?;
-    if two.get::<i64>(WORKERS - 1, PATIENCE)? != 2 {
+    if two.get::<i64>(workers - 1, PATIENCE)? != 2 {
         return Err(Error::new(ErrorKind::Internal, "one and one is two"));
     }
     let took = nanoseconds(began);
