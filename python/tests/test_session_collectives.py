@@ -392,6 +392,19 @@ def test_item_7_the_wait_for_nodes_ends_by_control_c_and_by_its_deadline(start):
     assert program.line() == "nobody came"
 
 
+def test_item_8_no_delay_of_the_network_is_waited_for(monkeypatch):
+    monkeypatch.setenv("SHEAVE_TRANSPORT", "tcp")
+    with sockets(2) as session:
+        spans = []
+        for _ in range(30):
+            begun = time.monotonic()
+            session.call(abs, -1)
+            session.sync(timeout=PATIENCE)
+            spans.append(time.monotonic() - begun)
+        # An acknowledgement that is waited for takes 40 ms.
+        assert sorted(spans)[15] < 0.03, spans
+
+
 def test_item_18_nodes_stand_in_the_order_of_their_numbers_and_fit():
     port = sheave._core._free_port()
     nodes = [start_node(port, 1, "--node", str(number)) for number in (2, 1)]
