@@ -577,3 +577,13 @@ def test_workers_do_not_outlive_a_program_that_is_killed(start):
     while os.path.exists(f"/proc/{pid}"):
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+def test_programs_of_before_0_20_find_what_they_import():
+    from sheave.compat.tvm import _ffi, relax
+    from sheave.compat.tvm.script import tir
+
+    assert _ffi.register_func is tvm.register_func and _ffi.get_global_func is tvm.get_global_func
+    for absent in (relax.build, tir.prim_func):
+        with pytest.raises(NotImplementedError, match="needs TVM's compiler"):
+            absent()

@@ -46,6 +46,7 @@ from sheave.compat.tvm.registry import (
 from sheave.compat.tvm.runtime.device import Device, cpu, cuda, device
 from sheave.compat.tvm.runtime.errors import InternalError, TVMError
 from sheave.compat.tvm.runtime.values import Shape, String, Tensor
+from sheave.compat.tvm.script import relax
 
 __all__ = [
     "Device",
@@ -64,6 +65,7 @@ __all__ = [
     "nd",
     "register_func",
     "register_global_func",
+    "relax",
     "remove_global_func",
     "runtime",
     "script",

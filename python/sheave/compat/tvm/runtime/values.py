@@ -188,8 +188,6 @@ def to_sheave(value: Any) -> Any:
         return value
     if kind is Tensor:
         return value._array
-    if kind is String:
-        return str(value)
     if isinstance(value, np.generic):
         return value.item()
     if kind is list or kind is tuple:
