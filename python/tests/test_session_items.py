@@ -120,12 +120,21 @@ def test_item_15_what_cannot_be_sent_reaches_nobody(session):
     assert [log.get(worker, PATIENCE) for worker in range(2)] == [["sent"]] * 2
 
 
-def test_item_17_a_controller_gets_no_further_ahead_than_it_may(session):
-    session.call(lambda: sheave.session.worker().id and time.sleep(1.0))
+def wait_on_1_for(path):
+    until = time.monotonic() + PATIENCE
+    while sheave.session.worker().id == 1 and not os.path.exists(path):
+        assert time.monotonic() < until, "nobody comes"
+        time.sleep(0.005)
+
+
+def test_item_17_a_controller_gets_no_further_ahead_than_it_may(session, tmp_path):
+    go_on = tmp_path / "go on"
+    session.call(wait_on_1_for, str(go_on))
     identity = session.function(abs)
     with pytest.raises(sheave.DeadlineExceeded, match="worker 1 takes no more commands"):
         for _ in range(100_000):
             session.call(identity, 1, timeout=0.02)
+    go_on.touch()
     session.sync(timeout=PATIENCE)
 
 

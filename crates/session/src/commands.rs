@@ -44,9 +44,6 @@ const MARKS_MAX: usize = 2;
 /// The method of such a question.
 pub(crate) const MARK: &str = "mark";
 
-/// Messages between looks whether all workers have room: as many may wait beyond the windows of calls.
-const ROOM_EVERY: u64 = 64;
-
 /// How long a command is kept for others at most.
 const BATCH_SPAN: Duration = Duration::from_micros(100);
 
@@ -61,9 +58,6 @@ const CLOSED_LOOK: Duration = Duration::from_millis(100);
 
 /// How long who waits for the turn of other threads goes on before it asks whether to.
 const TURN_LOOK: Duration = Duration::from_millis(20);
-
-/// How long a worker is given that has room and still takes no more: it is this process's, whose registers are counted.
-const REGISTERS_LOOK: Duration = Duration::from_millis(1);
 
 /// A part of a command that blocks, and asks whether to go on.
 pub type Blocking<'a> = &'a mut (dyn FnMut(Option<Interrupt<'_>>) -> Result<()> + Send);
@@ -127,8 +121,6 @@ struct Turn {
     /// By worker: commands, and the registers in them.
     kept: Vec<(Vec<Value>, Vec<Ref>)>,
     count: usize,
-    /// Messages since somebody has looked whether there is room.
-    unlooked: u64,
     /// Questions of how far the workers have come, each to all of them.
     marks: VecDeque<Vec<(u32, Work<Answer>)>>,
     last: Option<Instant>,
@@ -178,18 +170,16 @@ impl Commands {
         }
         // Whoever issues a command has done so, or has seen the mark.
         let mut turn = self.turn.lock();
-        let has_left = turn.count == 0 || {
-            let rooms = self.rooms(|room, worker| {
-                if !room.wait_until(Some(until), None).unwrap_or(false) {
-                    return Err(Error::new(ErrorKind::DeadlineExceeded, "the worker takes no more"));
-                }
-                self.room_ended(worker, room)
-            });
-            rooms.and_then(|()| self.send_kept(&mut turn)).is_ok()
-        };
-        if !has_left {
-            // What a worker that is stuck does not get breaks the registers that it was to fill.
-            turn.kept.iter_mut().for_each(|kept| *kept = Default::default());
+        turn.count = 0;
+        let kept: Vec<_> = turn.kept.iter_mut().map(std::mem::take).enumerate().collect();
+        let has_room = |worker: usize| self.mesh.room(self.workers[worker], SESSION, None);
+        // One that is stuck holds up nobody else. What it does not get breaks the registers that it was to fill.
+        let (ready, late): (Vec<_>, Vec<_>) = kept.into_iter().partition(|(worker, _)| has_room(*worker).is_done());
+        for (worker, (items, named)) in ready.into_iter().chain(late) {
+            if !items.is_empty() && has_room(worker).wait_until(Some(until), None).unwrap_or(false) {
+                let _ = self.send(worker, items, Parts::new());
+            }
+            drop(named);
         }
         true
     }
@@ -211,13 +201,14 @@ impl Commands {
             self.flush(&mut turn, until, pause)?;
         }
         if !is_kept {
-            self.await_rooms(&mut turn, until, pause)?;
+            self.await_rooms(until, pause)?;
         }
         if (turn.number + 1).is_multiple_of(MARK_EVERY) {
             self.mark(&mut turn, until, pause)?;
         }
-        let refs = self.draw(&mut turn, until, pause)?;
+        let refs = self.draw()?;
         turn.number += 1;
+        let mut sent = Ok(());
         for (worker, held) in refs.iter().enumerate() {
             let Some(held) = held else { continue };
             let (item, tensors) = command.of_worker(worker, held, turn.number);
@@ -227,14 +218,15 @@ impl Commands {
                 named.push(held.clone());
                 named.extend(command.named(worker));
             } else {
-                self.send(worker, vec![item], tensors)?;
+                // All get it, whatever becomes of one.
+                sent = sent.and(self.send(worker, vec![item], tensors));
             }
         }
         if is_kept {
             turn.count += 1;
-            self.time(&mut turn, BATCH_SPAN);
+            self.time(&mut turn);
         }
-        Ok(refs)
+        sent.map(|()| refs)
     }
 
     /// Asks how far the workers have come, once they have said so often enough.
@@ -257,8 +249,7 @@ impl Commands {
     }
 
     /// Sends what was kept, for those who wait for a worker: what they ask comes behind it.
-    pub(crate) fn flush_for(&self, timeout: Option<Duration>, mut interrupt: Option<Interrupt<'_>>) -> Result<()> {
-        let until = timeout.and_then(|timeout| clock::now().checked_add(timeout));
+    pub(crate) fn flush_until(&self, until: Option<Instant>, mut interrupt: Option<Interrupt<'_>>) -> Result<()> {
         let pause: Pause<'_> = &mut |blocking| blocking(reborrowed(&mut interrupt));
         let mut turn = self.take_turn(until, pause)?;
         self.flush(&mut turn, until, pause)
@@ -268,7 +259,7 @@ impl Commands {
         if turn.count == 0 {
             return Ok(());
         }
-        self.await_rooms(turn, until, pause)?;
+        self.await_rooms(until, pause)?;
         self.send_kept(turn)
     }
 
@@ -297,14 +288,14 @@ impl Commands {
         sent.or_else(|error| self.unless_lost(node, error))
     }
 
-    /// Sees to it that what is kept leaves after that span.
-    fn time(self: &Arc<Self>, turn: &mut Turn, span: Duration) {
+    /// Sees to it that what is kept leaves soon.
+    fn time(self: &Arc<Self>, turn: &mut Turn) {
         if turn.is_timed {
             return;
         }
         let (weak, runtime) = (Arc::downgrade(self), self.mesh.runtime().clone());
         let timed = self.mesh.spawn("commands", async move {
-            let mut span = span;
+            let mut span = BATCH_SPAN;
             loop {
                 runtime.sleep_until(runtime.after(span))?.await;
                 match weak.upgrade() {
@@ -313,17 +304,19 @@ impl Commands {
                 }
             }
         });
-        // Without a timer whoever waits for a worker sends it.
         turn.is_timed = timed.is_ok();
+        if !turn.is_timed {
+            // Registers that are not filled say why.
+            let _ = self.send_kept(turn);
+        }
     }
 
     /// Sends what was kept unless that has to wait. Does not block.
     fn flush_in_time(&self) -> bool {
         let Some(mut turn) = self.turn.try_lock() else { return false };
-        let is_ready = turn.count == 0 || turn.unlooked + 1 < ROOM_EVERY || self.have_room();
+        let is_ready = turn.count == 0 || self.have_room();
         if is_ready {
             turn.is_timed = false;
-            turn.unlooked += 1;
             // Registers that are not filled say why.
             let _ = self.send_kept(&mut turn);
         }
@@ -353,31 +346,15 @@ impl Commands {
         }
     }
 
-    /// Draws the registers of a command, one of each worker that lives.
-    fn draw(&self, turn: &mut Turn, until: Option<Instant>, pause: Pause<'_>) -> Result<Vec<Option<Ref>>> {
-        let (mut refs, begun) = (Vec::with_capacity(self.workers.len()), clock::now());
-        for (worker, node) in self.workers.iter().enumerate() {
-            let drawn = loop {
-                if self.lost.has(*node) {
-                    break None;
-                }
-                match self.mesh.promise(*node) {
-                    Ok(held) => break Some(held),
-                    // What was kept is a part of those that it has to fill first.
-                    Err(error) if error.kind() == ErrorKind::LimitExceeded => {
-                        self.flush(turn, until, pause)?;
-                        pause(&mut |interrupt| {
-                            std::thread::sleep(REGISTERS_LOOK);
-                            self.check_time(worker as u32, begun, until)?;
-                            interrupt.map_or(Ok(()), |interrupt| interrupt())
-                        })?;
-                    }
-                    Err(error) => self.unless_lost(*node, error)?,
-                }
-            };
-            refs.push(drawn);
-        }
-        Ok(refs)
+    /// Draws the registers of a command, one of each worker that lives. [`MARKS_MAX`] bounds those that are not filled.
+    fn draw(&self) -> Result<Vec<Option<Ref>>> {
+        let draw = |node: &NodeId| {
+            if self.lost.has(*node) {
+                return Ok(None);
+            }
+            self.mesh.promise(*node).map(Some).or_else(|error| self.unless_lost(*node, error).map(|()| None))
+        };
+        self.workers.iter().map(draw).collect()
     }
 
     /// Does something with the room of each worker that lives.
@@ -386,14 +363,9 @@ impl Commands {
         living.into_iter().try_for_each(|(worker, node)| act(self.mesh.room(*node, SESSION, None), worker))
     }
 
-    /// Before a message to all workers: waits, now and then, until all take one more, are gone, or the session is shut
-    /// down. Of all before any has the message: they are to get the same.
-    fn await_rooms(&self, turn: &mut Turn, until: Option<Instant>, pause: Pause<'_>) -> Result<()> {
-        if turn.unlooked + 1 < ROOM_EVERY {
-            turn.unlooked += 1;
-            return Ok(());
-        }
-        turn.unlooked = 0;
+    /// Waits until all workers take one more message, are gone, or the session is shut down. Of all before any has the
+    /// message: they are to get the same.
+    fn await_rooms(&self, until: Option<Instant>, pause: Pause<'_>) -> Result<()> {
         self.rooms(|room, worker| {
             if room.is_done() {
                 return self.room_ended(worker, room);

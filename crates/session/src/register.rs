@@ -66,8 +66,18 @@ impl Register {
         timeout: Option<Duration>,
         interrupt: Option<Interrupt<'_>>,
     ) -> Result<(Value, Vec<Tensor>)> {
+        self.asked("get", worker, timeout, interrupt)
+    }
+
+    fn asked(
+        &self,
+        method: &str,
+        worker: u32,
+        timeout: Option<Duration>,
+        interrupt: Option<Interrupt<'_>>,
+    ) -> Result<(Value, Vec<Tensor>)> {
         let name = self.name(worker)?;
-        let answer = self.0.session.ask(worker, "get", Call::of(name), timeout, interrupt)?;
+        let answer = self.0.session.ask(worker, method, Call::of(name), timeout, interrupt)?;
         Ok((answer.value, answer.tensors))
     }
 
@@ -93,9 +103,7 @@ impl Register {
         timeout: Option<Duration>,
         interrupt: Option<Interrupt<'_>>,
     ) -> Result<(Value, Vec<Tensor>)> {
-        let name = self.name(worker)?;
-        let answer = self.0.session.ask(worker, "share", Call::of(name), timeout, interrupt)?;
-        Ok((answer.value, answer.tensors))
+        self.asked("share", worker, timeout, interrupt)
     }
 
     /// What worker 0 has there itself, once it has done all commands that were issued before: the worker is a thread of

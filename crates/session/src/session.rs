@@ -15,7 +15,7 @@ use sheave_mesh::{Answer, Call, Mesh, Ref};
 use sheave_wire::Value;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long it may take until it is known what the process of a lost worker has died of.
 pub(crate) const DEATH_PATIENCE: Duration = Duration::from_millis(800);
@@ -207,8 +207,9 @@ impl Session {
         timeout: Option<Duration>,
         mut interrupt: Option<Interrupt<'_>>,
     ) -> Result<()> {
-        self.0.commands.flush_for(timeout, reborrowed(&mut interrupt))?;
-        let begun: Vec<_> = (0..self.workers()).map(|worker| self.0.begin_ask(worker, "sync", timeout)).collect();
+        let until = until(timeout);
+        self.0.commands.flush_until(until, reborrowed(&mut interrupt))?;
+        let begun: Vec<_> = (0..self.workers()).map(|worker| self.0.begin_ask(worker, "sync", left(until))).collect();
         let mut interrupted = None;
         let mut end = |(worker, work): (u32, Result<Work<Answer>>)| {
             if let Some(error) = &interrupted {
@@ -271,9 +272,10 @@ impl Shared {
     ) -> Result<Answer> {
         self.check(worker)?;
         self.tell_untold()?;
-        self.commands.flush_for(timeout, reborrowed(&mut interrupt))?;
+        let until = until(timeout);
+        self.commands.flush_until(until, reborrowed(&mut interrupt))?;
         let node = self.node(worker);
-        let begun = self.mesh.call(node, SESSION, method, Call { deadline: timeout, ..call });
+        let begun = self.mesh.call(node, SESSION, method, Call { deadline: left(until), ..call });
         self.end_ask(worker, begun, interrupt)
     }
 
@@ -338,7 +340,8 @@ impl Shared {
 
     fn shutdown(&self) -> Result<()> {
         let until = clock::now() + END_PATIENCE;
-        if !self.commands.close(until) {
+        // What one that is stuck does not take leaves time for the others to end.
+        if !self.commands.close(clock::now() + END_PATIENCE / 2) {
             return Ok(());
         }
         let untold = self.tell_untold();
@@ -346,7 +349,7 @@ impl Shared {
         let living = (0..self.count()).rev().filter(|worker| !self.lost.has(self.node(*worker)));
         let stops: Vec<_> = living
             .map(|worker| {
-                let call = Call { deadline: Some(END_PATIENCE), ..Call::default() };
+                let call = Call { deadline: left(Some(until)), ..Call::default() };
                 (worker, self.mesh.call(self.node(worker), SESSION, "stop", call))
             })
             .collect();
@@ -365,6 +368,16 @@ impl Shared {
         }
         ends.into_iter().fold(untold, Result::and)
     }
+}
+
+/// When a wait ends that may last so long.
+fn until(timeout: Option<Duration>) -> Option<Instant> {
+    timeout.and_then(|timeout| clock::now().checked_add(timeout))
+}
+
+/// How long there is until then.
+fn left(until: Option<Instant>) -> Option<Duration> {
+    until.map(|until| until.saturating_duration_since(clock::now()))
 }
 
 impl Drop for Shared {

@@ -176,11 +176,9 @@ impl References {
             return Err(full("exported objects", self.bounds.owned, "drop references that nobody needs"));
         }
         let unfilled = tables.unfilled.entry(by).or_default();
-        // Who draws them counts no more those of requests that have begun, of which some are not filled yet.
-        let most = self.bounds.promised + self.bounds.promised / 16;
-        if *unfilled >= most {
+        if *unfilled >= self.bounds.promised {
             let what = "promises of one member that are not filled";
-            return Err(full(what, most, "wait for some before making more"));
+            return Err(full(what, self.bounds.promised, "wait for some before making more"));
         }
         *unfilled += 1;
         tables.owned.insert(name.id, Owned::promised(by));
