@@ -9,6 +9,7 @@ use sheave_mesh::{
     Answer, AttachedGuest, Call, Callers, Expected, Guest, GuestConfig, Invitation, Lane, Mesh, Ref, Request, Service,
 };
 use sheave_net::{Neighbourhood, Parts};
+use sheave_tensor::{Dtype, Mode, Tensor};
 use sheave_wire::Value;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, Weak};
@@ -618,4 +619,66 @@ fn trusted_are_members_the_host_and_guests_of_its_own() {
     assert!(mesh.trusts(own_node), "what it has sent before may be opened now");
     guest.leave().expect("nothing is in its way");
     mesh.leave().expect("it is alone");
+}
+
+/// Of one-way calls that are few nobody says that they have begun, and a large one needs more room than they leave.
+#[test]
+fn a_large_one_way_call_behind_small_ones_leaves_when_those_have_begun() {
+    for transport in TRANSPORTS {
+        let mesh = host(transport);
+        let (guest, known) = attach(&mesh, transport);
+        let heard = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&heard);
+        let count = move |request: Request| {
+            counted.fetch_add(1 + request.tensors.iter().map(Tensor::len_bytes).sum::<usize>(), SeqCst);
+        };
+        guest.serve("it", count).expect("the name is free");
+        let large = Tensor::private(Dtype::U8, [16 << 20]).expect("there is memory");
+        let mut sent = 0;
+        for round in 0..5 {
+            for _ in 0..round {
+                mesh.cast(known.node, "it", "count", Value::None).expect("it is sent");
+            }
+            for _ in 0..2 {
+                let call = Call::of(Value::Tensor(0)).tensor(large.clone(), Mode::Copy);
+                mesh.cast(known.node, "it", "count", call).expect("it is sent");
+            }
+            sent += round + 2 * (1 + (16 << 20));
+            until("all was heard", || heard.load(SeqCst) == sent);
+        }
+        guest.leave().expect("nothing is in its way");
+        mesh.leave().expect("it is alone");
+    }
+}
+
+#[test]
+fn who_works_for_a_guest_goes_with_its_host() {
+    struct Desk;
+    impl Service for Desk {
+        fn handle(&self, request: Request) {
+            request.reply.value(7);
+        }
+
+        fn lane(&self) -> Lane {
+            Lane::Own
+        }
+    }
+    for is_orderly in [true, false] {
+        let mesh = host(Transport::Shm);
+        let (guest, known) = attach(&mesh, Transport::Shm);
+        guest.serve("desk", Desk).expect("the name is free");
+        let works = guest.mesh().clone();
+        let worked = std::thread::spawn(move || works.work("desk", None));
+        let called = mesh.call(known.node, "desk", "", Value::None).expect("it is sent");
+        assert_eq!(wait(&called).expect("somebody works").value, Value::Int(7));
+        if is_orderly {
+            mesh.leave().expect("nothing is in its way");
+        } else {
+            mesh.fail("it was to");
+        }
+        until("the thread has gone", || worked.is_finished());
+        worked.join().expect("it does not panic").expect("it was let go");
+        assert_eq!(guest.until_gone().is_ok(), is_orderly);
+        let _ = guest.leave();
+    }
 }

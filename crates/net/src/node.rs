@@ -324,6 +324,16 @@ impl Node {
         &self.inner.arena
     }
 
+    /// A copy of a tensor that nobody else has, in the arena while that has room.
+    ///
+    /// # Errors
+    ///
+    /// `LimitExceeded` if there is no memory for it; `BufferInUse` while the tensor is being written.
+    pub fn capture(&self, tensor: &Tensor) -> Result<Tensor> {
+        let _lease = tensor.read_lease("capture")?;
+        SendDriver::new(&self.inner, LinkId(0)).capture(tensor)
+    }
+
     /// What the node has done so far.
     #[must_use]
     pub fn counts(&self) -> Counts {

@@ -133,9 +133,9 @@ impl Desks {
 
 impl Mesh {
     /// Works for a service of [`Lane::Own`](crate::Lane::Own): runs its handlers on this thread, one after the other,
-    /// until it is taken away ([`Mesh::serve_no_more`], which one of them may do) or this node leaves. Blocks;
-    /// `interrupt` is asked at least every 100 ms while there is nothing to do, and its error ends this. What was asked
-    /// for stays then, for the thread that works here next.
+    /// until it is taken away ([`Mesh::serve_no_more`], which one of them may do), this node leaves, or the host whose
+    /// guest it is is gone. Blocks; `interrupt` is asked at least every 100 ms while there is nothing to do, and its
+    /// error ends this. What was asked for stays then, for the thread that works here next.
     ///
     /// # Errors
     ///

@@ -21,6 +21,11 @@ impl Calls {
         }
     }
 
+    /// The host of this node is gone: nobody calls any more, so the threads that work here go.
+    pub(crate) fn host_lost(&self) {
+        self.requests.desks.close_all();
+    }
+
     /// Queues the news that an attached node is gone, behind the requests that were taken off its link.
     pub(crate) fn queue_departure(&self, node: NodeId, error: Error) {
         self.requests.push(Queued::Departure(node, error));

@@ -96,6 +96,9 @@ const UNLINKED: LinkId = LinkId(u32::MAX);
 /// The context of words for [`CALLS`] that a call is cancelled. They follow their request on its link.
 const CANCELLED: u64 = 1;
 
+/// The correlation of a word of room that asks for one.
+pub(crate) const ASKS: u64 = 1;
+
 /// A service and its name.
 type Named = (String, Arc<dyn Serves>);
 
@@ -119,6 +122,8 @@ enum Arrived {
     Answer(Message, Brought),
     /// So many requests of this link have begun at that service.
     Begun(LinkId, u64, u32),
+    /// The other end asks that of this one.
+    Asked(LinkId, u64),
     Ended(LinkId, Error),
 }
 
@@ -175,9 +180,13 @@ impl Calls {
     }
 
     /// Takes the word that the peer at the other end of that link has begun so many requests of this node's at one of
-    /// its services.
+    /// its services; or asks how many of its own this node has begun.
     pub(crate) fn take_room(&self, link: LinkId, word: &Envelope) {
-        self.push(Arrived::Begun(link, word.tag.0, word.aux));
+        let service = word.tag.0;
+        self.push(match word.correlation {
+            ASKS => Arrived::Asked(link, service),
+            _ => Arrived::Begun(link, service, word.aux),
+        });
     }
 
     pub(crate) fn link_ended(&self, link: LinkId, reason: &Error) {
@@ -328,6 +337,7 @@ impl Shared {
             match arrived {
                 Arrived::Answer(message, brought) => self.answered(message, brought),
                 Arrived::Begun(link, service, total) => self.requests_begun(link, service, total),
+                Arrived::Asked(link, service) => self.tell_begun(link, service),
                 Arrived::Ended(link, reason) => self.ended(link, &reason),
             }
         }

@@ -94,6 +94,8 @@ pub(super) struct Counted {
     told: AtomicU32,
     /// Bytes of those that it was not told of.
     untold_bytes: AtomicU64,
+    /// The caller has asked, and there was no news.
+    is_asked: AtomicBool,
     /// Those that want an answer, written as `received` is, and as many of them as are answered and whose answers do
     /// not wait for room on the link.
     asking: AtomicU32,
@@ -104,8 +106,21 @@ pub(super) struct Counted {
 impl Counted {
     fn of(shared: Weak<Shared>, link: LinkId, service: u64, window: Option<Size>) -> Self {
         let (received, begun, told, asking, answered) = Default::default();
-        let (untold_bytes, failures) = Default::default();
-        Self { shared, link, service, window, received, begun, told, untold_bytes, asking, answered, failures }
+        let (untold_bytes, is_asked, failures) = Default::default();
+        Self {
+            shared,
+            link,
+            service,
+            window,
+            received,
+            begun,
+            told,
+            untold_bytes,
+            is_asked,
+            asking,
+            answered,
+            failures,
+        }
     }
 
     /// One more has come.
@@ -475,13 +490,29 @@ impl Shared {
         let untold_bytes = counted.untold_bytes.fetch_add(bytes, SeqCst).saturating_add(bytes);
         let size = counted.window.unwrap_or_else(|| Size::among(self.table().len()));
         let untold = begun.wrapping_sub(counted.told.load(SeqCst));
-        if untold >= size.requests / 2 || untold_bytes >= size.bytes / 2 {
-            let (service, aux) = counted.tell();
-            let envelope = Envelope { aux, ..Envelope::of(ROOM, Tag(service), 0) };
-            // Where the link has ended nobody waits for room.
-            let _ = self.node.isend(counted.link, Outgoing::control(envelope, Vec::new()));
+        let is_much = untold >= size.requests / 2 || untold_bytes >= size.bytes / 2;
+        if is_much || counted.is_asked.load(SeqCst) && counted.is_asked.swap(false, SeqCst) {
+            self.say_begun(counted);
         }
         self.let_in();
+    }
+
+    /// A caller asks how many of its requests have begun: it is told of news now, or when there are some.
+    pub(super) fn tell_begun(&self, link: LinkId, service: u64) {
+        let Some(counted) = self.calls.requests.counted_of(link, service) else { return };
+        // Whoever begins with one looks for the mark then.
+        counted.is_asked.store(true, SeqCst);
+        let is_news = counted.begun.load(SeqCst) != counted.told.load(SeqCst);
+        if is_news && counted.is_asked.swap(false, SeqCst) {
+            self.say_begun(&counted);
+        }
+    }
+
+    fn say_begun(&self, counted: &Counted) {
+        let (service, aux) = counted.tell();
+        let envelope = Envelope { aux, ..Envelope::of(ROOM, Tag(service), 0) };
+        // Where the link has ended nobody waits for room.
+        let _ = self.node.isend(counted.link, Outgoing::control(envelope, Vec::new()));
     }
 
     /// An answer goes out. Its request counts as not answered until it has.

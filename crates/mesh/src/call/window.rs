@@ -6,6 +6,10 @@
 //! since it said so last. Beyond its window a caller keeps requests here, in order, and sends them as room appears. One
 //! request is always let go, however large.
 //!
+//! **Questions.** One-way calls have no answers, and of less than half of a window the callee says nothing. A request
+//! that is so large that it waits for less than that would wait for ever. Whoever keeps such a one asks, and has a word
+//! when there is news; it asks again if that was not enough.
+//!
 //! **No deadlock.** Requests never hold up a link, so answers always come through. And a window waits for no handler's
 //! *end*: one that waits gives its permit back, the next request begins, and where none can it is refused, which counts
 //! as begun. So nodes whose handlers call each other in circles go on.
@@ -19,18 +23,20 @@
 //! **Counts** begin with the link and are modulo 2³². An answer or a word may tell less than an earlier one; only what
 //! is new counts, and what is more than was sent does not.
 
+use super::ASKS;
 use super::one_way::OneWay;
 use super::room::{RoomWait, RoomWaits};
 use super::unlinked::Unlinked;
 use crate::driver::Shared;
+use crate::endpoints::ROOM;
 use crate::reference::{Name, Ref, Refs};
 use parking_lot::{Mutex, RwLock};
 use sheave_base::clock;
 use sheave_base::collections::HashMap;
 use sheave_base::planted::{self, Bug};
 use sheave_base::work::{Completer, IDLE};
-use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, limits};
-use sheave_net::{Hold, Outgoing, Part};
+use sheave_base::{Error, ErrorKind, LinkId, NodeId, Result, Tag, limits};
+use sheave_net::{Envelope, Hold, Outgoing, Part};
 use sheave_tensor::Mode;
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
@@ -83,6 +89,8 @@ impl Leaving {
 #[derive(Default)]
 pub(super) struct Window {
     is_sending: bool,
+    /// The callee was asked how many it has begun, and has not said so.
+    is_asking: bool,
     /// The callee.
     pub(super) to: NodeId,
     /// Its size, where that does not follow from the number of members.
@@ -132,6 +140,15 @@ impl Window {
     /// How many requests were sent and have not begun, as far as is known, and their bytes.
     pub(super) fn outstanding(&self) -> (usize, u64) {
         (self.sizes.len(), self.bytes)
+    }
+
+    /// Whether to ask the callee how many it has begun: a request waits, and those under way are so few that it might say
+    /// nothing though it has begun with all of them. Once; the number of the service.
+    fn asks(&mut self, size: Size) -> Option<u64> {
+        let is_little = self.sizes.len() < size.requests as usize / 2 && self.bytes < size.bytes / 2;
+        let first = self.waiting.front().filter(|_| is_little && !self.is_asking && !self.is_sending)?;
+        self.is_asking = true;
+        Some(first.message.envelope.context)
     }
 
     /// Keeps a request until there is room for it.
@@ -197,6 +214,7 @@ impl Window {
 
     /// The callee has begun so many in all. Notes what one-way calls among the new ones were to fill.
     fn begun(&mut self, total: u32, filling: &mut Vec<Name>) {
+        self.is_asking = false;
         let new = total.wrapping_sub(self.begun) as usize;
         if new <= self.sizes.len() {
             self.begun = total;
@@ -450,15 +468,23 @@ impl Shared {
     /// Sends what there is room for, and tells who waits for some.
     pub(super) fn send_waiting(&self, link: LinkId, window: &Mutex<Window>) {
         loop {
-            let (due, next) = {
+            let (due, next, asks) = {
                 let mut state = window.lock();
                 if !state.somebody_waits() {
                     return;
                 }
                 let size = self.window_size(&state);
-                (state.take_due(size), state.next(size))
+                let (due, next) = (state.take_due(size), state.next(size));
+                let asks = if next.is_none() { state.asks(size) } else { None };
+                (due, next, asks)
             };
             self.calls.windows.end_rooms(due, &Ok(()));
+            if let Some(service) = asks {
+                let envelope = Envelope { correlation: ASKS, ..Envelope::of(ROOM, Tag(service), 0) };
+                let question = Outgoing::control(envelope, Vec::new());
+                // Where the link has ended nobody waits for room.
+                let _ = self.node.isend(link, question);
+            }
             let Some(request) = next else { return };
             let sent = self.send_late(link, request);
             let unsent = window.lock().sent(sent.is_ok());
@@ -532,8 +558,6 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sheave_base::Tag;
-    use sheave_net::Envelope;
     use sheave_tensor::{Dtype, Tensor};
 
     fn request(length_bytes: u64) -> Leaving {

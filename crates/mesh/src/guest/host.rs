@@ -324,8 +324,9 @@ impl Shared {
     pub(crate) fn departed(&self, node: NodeId, error: &Error) {
         let Some(departed) = self.attached.departs(node, error) else { return };
         let Departed { peer, standing, forgotten, .. } = &departed;
-        if *standing == Standing::Guest {
-            self.calls.guest_lost(&AttachedGuest::of(peer), error);
+        match standing {
+            Standing::Guest => self.calls.guest_lost(&AttachedGuest::of(peer), error),
+            Standing::Host(_) => self.calls.host_lost(),
         }
         forgotten.iter().for_each(|node| self.references.forget(*node));
         self.tell_departures();
