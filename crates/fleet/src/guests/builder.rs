@@ -2,7 +2,7 @@
 
 use super::{FleetEvent, GuestFleet, Settings};
 use crate::handed::JobSecret;
-use sheave_base::work::Interrupt;
+use sheave_base::work::{Completer, Interrupt};
 use sheave_base::{Error, ErrorKind, Result, limits};
 use sheave_mesh::Mesh;
 use sheave_process::{Command, Job, Output};
@@ -110,6 +110,24 @@ impl GuestFleetBuilder {
     ///
     /// As [`GuestFleetBuilder::start`], and whatever `interrupt` says.
     pub fn start_interruptible(self, mesh: &Mesh, interrupt: Option<Interrupt<'_>>) -> Result<GuestFleet> {
+        let (completer, started) = mesh.node().pair("start fleet", None);
+        let fleet = self.begun(mesh, Some(completer))?;
+        let waited = started.wait_until(None, interrupt).and_then(|_| started.wait());
+        waited.map(|()| fleet).map_err(|error| error.asked_for("start fleet"))
+    }
+
+    /// Has the processes started as guests of this node, and does not wait for them. Here a process that ends before it
+    /// is attached is replaced as any other one is.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`, `LimitExceeded` and what ended this node's membership, as [`GuestFleetBuilder::start`]. Who
+    /// waits for a guest has the others.
+    pub fn begin(self, mesh: &Mesh) -> Result<GuestFleet> {
+        self.begun(mesh, None)
+    }
+
+    fn begun(self, mesh: &Mesh, starting: Option<Completer<()>>) -> Result<GuestFleet> {
         let Self { count, settings, output } = self;
         let most = limits::GUESTS_MAX;
         if count > most {
@@ -121,7 +139,7 @@ impl GuestFleetBuilder {
                 Error::new(ErrorKind::Unsupported, "this node has no secret, by which a guest could link to it")
             })?;
             let handed = (Job::builder().output(output).start()?, JobSecret::of(&secret)?);
-            GuestFleet::start(mesh, handed, count, settings, interrupt)
+            GuestFleet::begin(mesh, handed, count, settings, starting)
         };
         begun().map_err(|error| error.asked_for("start fleet"))
     }

@@ -89,7 +89,7 @@ struct Shared {
     settings: Settings,
     slots: Slots,
     is_closing: AtomicBool,
-    /// Ends when all slots have had their first guest.
+    /// Ends when all slots have had their first guest, if somebody waits for that.
     starting: Mutex<Option<Completer<()>>>,
 }
 
@@ -162,15 +162,14 @@ impl GuestFleet {
         GuestFleetBuilder::new(count, Box::new(command))
     }
 
-    /// Starts the processes, and waits until all are attached.
-    fn start(
+    /// Has the processes started. `starting` is completed when all are attached, or one has failed before.
+    fn begin(
         mesh: &Mesh,
         (job, secret): (Job, JobSecret),
         count: usize,
         settings: Settings,
-        interrupt: Option<Interrupt<'_>>,
+        starting: Option<Completer<()>>,
     ) -> Result<Self> {
-        let (completer, started) = mesh.node().pair("start fleet", None);
         let shared = Arc::new(Shared {
             mesh: mesh.downgrade(),
             job,
@@ -178,7 +177,7 @@ impl GuestFleet {
             settings,
             slots: Slots::new(mesh, count),
             is_closing: AtomicBool::new(false),
-            starting: Mutex::new(Some(completer)),
+            starting: Mutex::new(starting),
         });
         let fleet = Self { shared };
         for slot in 0..count {
@@ -188,8 +187,7 @@ impl GuestFleet {
         if count == 0 {
             fleet.shared.started(Ok(()));
         }
-        started.wait_until(None, interrupt)?;
-        started.wait().map(|()| fleet)
+        Ok(fleet)
     }
 
     /// How many slots there are.
