@@ -18,10 +18,11 @@ const FLOORS: [&[&str]; 9] = [
 ];
 
 /// Neighbours on one floor that may be used all the same: (who, whom).
-const NEIGHBOURS: [(&str, &str); 6] = [
+const NEIGHBOURS: [(&str, &str); 7] = [
     ("fleet", "mesh"),
     ("session", "collective"),
     ("session", "rpc"),
+    ("pool", "rpc"),
     ("store", "collective"),
     ("store", "rpc"),
     ("python", "cli"),

@@ -1,0 +1,443 @@
+//! The host's side: messages to workers and from them.
+//!
+//! One lock guards who has which task ([`crate::state`]). It is held for as long as tasks are moved about, and never
+//! while somebody is called: works are completed, messages sent and processes ended without it.
+//!
+//! **Giving.** Whoever finds that a worker should have more gives it what it should have ([`crate::hand`]): who submits
+//! a task, and who hears of outcomes, on whichever thread. Messages to one worker leave in the order of their numbers:
+//! one thread at a time sends to it, and looks again when it has, for those who have come meanwhile.
+
+use crate::job::Job;
+use crate::packet::{Packet, leaving};
+use crate::protocol::{self, BEGIN, BROKEN, OUTCOMES, Outcomes, READY, TASKS, Tasks, WORKER};
+use crate::state::{State, Told, Worker};
+use crate::task::{Definition, Function, Sink, Task};
+use crate::turn::Turn;
+use parking_lot::Mutex;
+use sheave_base::work::awaited::{Account, Awaited, Describe, Which};
+use sheave_base::{Error, ErrorKind, NodeId, Result, Work, clock, limits};
+use sheave_mesh::{AttachedGuest, Call, Callers, Lane, Mesh, Request, Service, WeakMesh};
+use sheave_net::{Medium, Part, Parts};
+use sheave_tensor::Mode;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// A task has so many tensors at most, and so many bytes beside them.
+const TASK_TENSORS_MAX: usize = limits::PARTS_MAX / 2;
+const TASK_BYTES_MAX: usize = limits::CONTROL_BYTES_MAX / 2;
+
+/// How often it is looked whether tasks lie behind a long one while somebody has nothing to do.
+const LEVEL_LOOK: Duration = Duration::from_millis(1);
+
+/// How the workers of a pool are.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// What they are set up with, by slot; the last is for all slots behind. Without any they are not set up.
+    pub setups: Vec<Packet>,
+    /// After so many tasks one is let go, for another one to come.
+    pub tasks_per_worker: Option<usize>,
+}
+
+/// The pool as its handles, its workers' messages and the watch of its processes share it.
+pub(crate) struct Shared {
+    mesh: WeakMesh,
+    service: String,
+    settings: Settings,
+    state: Mutex<State>,
+    tasks: AtomicU64,
+    functions: AtomicU64,
+    own: Weak<Self>,
+}
+
+impl Shared {
+    pub(crate) fn new(mesh: &Mesh, slots: usize, settings: Settings) -> Result<Arc<Self>> {
+        let shared = Arc::new_cyclic(|own| Self {
+            mesh: mesh.downgrade(),
+            service: format!("sheave.pool.{}", mesh.next_number("pool")),
+            settings,
+            state: Mutex::new(State::new(slots)),
+            tasks: AtomicU64::new(0),
+            functions: AtomicU64::new(0),
+            own: own.clone(),
+        });
+        mesh.serve(&shared.service, Desk(Arc::downgrade(&shared)))?;
+        Ok(shared)
+    }
+
+    fn mesh(&self) -> Result<Mesh> {
+        self.mesh.upgrade().ok_or_else(|| Error::new(ErrorKind::Closed, "the node of the pool has left"))
+    }
+
+    /// The number of the next task.
+    fn next(&self) -> u64 {
+        self.tasks.fetch_add(1, Relaxed)
+    }
+
+    /// Changes the state, and tells whoever is to hear of it.
+    fn change<T>(&self, change: impl FnOnce(&mut State, &mut Told) -> T) -> T {
+        let mut told = Told::default();
+        let changed = change(&mut self.state.lock(), &mut told);
+        if !told.dismissed.is_empty()
+            && let Some(mesh) = self.mesh.upgrade()
+        {
+            // One that is gone needs no word.
+            told.dismissed.drain(..).for_each(|node| drop(mesh.dismiss(node)));
+        }
+        told.tell();
+        changed
+    }
+
+    /// A worker has come to a slot.
+    pub(crate) fn hire(&self, slot: usize, guest: &AttachedGuest, turn: Turn) -> Result<()> {
+        let mesh = self.mesh()?;
+        let link = mesh.link_to(guest.node).and_then(|link| mesh.node().link(link))?;
+        let reaches = link.medium() != Medium::Tcp;
+        let left = self.settings.tasks_per_worker.unwrap_or(usize::MAX);
+        let mut worker = Worker::new(guest.node, guest.name.clone(), turn, left, clock::now());
+        worker.reaches = reaches;
+        self.change(|state, told| {
+            // Of the one before the node has not told yet.
+            if let Some(before) = state.slots[slot].as_ref().map(|worker| worker.node) {
+                state.lose(before, told);
+            }
+            state.slots[slot] = Some(worker);
+        });
+        let setup = self.settings.setups.get(slot).or(self.settings.setups.last());
+        let part = |tensor: &sheave_tensor::Tensor| Part::new(tensor.clone(), Mode::Copy);
+        let parts: Parts = setup.into_iter().flat_map(|setup| setup.tensors().iter().map(part)).collect();
+        mesh.cast(guest.node, WORKER, BEGIN, protocol::begin(&self.service, setup, parts))
+    }
+
+    /// The process of a worker has ended so.
+    pub(crate) fn ended(&self, node: NodeId, error: &Error) {
+        self.change(|state, told| state.ended(node, error, told));
+        self.serve_all();
+    }
+
+    /// Nothing is done any more.
+    pub(crate) fn break_by(&self, error: &Error) {
+        self.change(|state, told| state.break_by(error, told));
+    }
+
+    pub(crate) fn forget(&self, number: u64) {
+        self.state.lock().forget(number);
+    }
+
+    fn add(&self, task: Task) -> Result<()> {
+        let slot = {
+            let mut state = self.state.lock();
+            if let Err(error) = state.admit(task.weight_bytes()) {
+                // Its drop tells somebody.
+                drop(state);
+                drop(task);
+                return Err(error.asked_for("submit"));
+            }
+            state.add(task);
+            state.neediest()
+        };
+        if let Some(slot) = slot {
+            self.serve(slot);
+        }
+        Ok(())
+    }
+
+    fn serve_all(&self) {
+        let slots = self.state.lock().slots.len();
+        (0..slots).for_each(|slot| self.serve(slot));
+        self.watch();
+    }
+
+    /// Gives a worker what it is to have.
+    fn serve(&self, slot: usize) {
+        while let Some((node, first, call)) = self.drawn(slot) {
+            let sent = self.mesh().and_then(|mesh| mesh.cast(node, WORKER, TASKS, call));
+            self.change(|state, told| {
+                if let Err(error) = &sent {
+                    state.undo(slot, node, first, error, told);
+                }
+                if let Some(worker) = state.slots[slot].as_mut().filter(|worker| worker.node == node) {
+                    worker.is_served = false;
+                }
+            });
+            if sent.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// The next message to a worker, unless somebody else sends to it, who looks again then.
+    fn drawn(&self, slot: usize) -> Option<(NodeId, u32, Call)> {
+        let mesh = self.mesh.upgrade()?;
+        let mut state = self.state.lock();
+        let worker = state.slots.get_mut(slot)?.as_mut()?;
+        if worker.is_served {
+            return None;
+        }
+        let (first, count) = state.draw(slot, clock::now())?;
+        let worker = state.slots[slot].as_mut()?;
+        worker.is_served = true;
+        let mut tasks = Tasks { dropped: std::mem::take(&mut worker.dropped), ..Tasks::from(first) };
+        for task in worker.hand.last(count) {
+            let function = &task.function.0;
+            if worker.functions.insert(function.number) {
+                tasks.functions.push((function.number, &function.packet));
+            }
+            tasks.tasks.push((function.number, &task.args));
+        }
+        let reaches = worker.reaches;
+        let call = tasks.to_call(|tensor| leaving(mesh.node(), tensor, reaches));
+        Some((worker.node, first, call))
+    }
+
+    /// Sees to it that nothing lies behind a long task while somebody has nothing to do.
+    fn watch(&self) {
+        {
+            let mut state = self.state.lock();
+            if state.is_watched || !state.is_uneven() {
+                return;
+            }
+            state.is_watched = true;
+        }
+        let own = self.own.clone();
+        let Some(mesh) = self.mesh.upgrade() else { return };
+        let runtime = mesh.runtime().clone();
+        let watched = mesh.spawn("level pool", async move {
+            loop {
+                runtime.sleep_until(runtime.after(LEVEL_LOOK))?.await;
+                let Some(shared) = own.upgrade() else { return Ok(()) };
+                if !shared.level() {
+                    return Ok(());
+                }
+            }
+        });
+        if watched.is_err() {
+            self.state.lock().is_watched = false;
+        }
+    }
+
+    fn level(&self) -> bool {
+        let goes_on = {
+            let mut state = self.state.lock();
+            state.is_watched = state.level(clock::now());
+            state.is_watched
+        };
+        if goes_on {
+            let slots = self.state.lock().slots.len();
+            (0..slots).for_each(|slot| self.serve(slot));
+        }
+        goes_on
+    }
+
+    fn outcomes(&self, request: Request) -> Result<()> {
+        let outcomes = Outcomes::read(request.args, request.tensors)?;
+        let mut told = Told::default();
+        let slot = self.state.lock().settle(request.from, outcomes, clock::now(), &mut told);
+        // It is to have more before anybody else is told.
+        slot.into_iter().for_each(|slot| self.serve(slot));
+        self.change(|_, others| std::mem::swap(others, &mut told));
+        self.watch();
+        Ok(())
+    }
+
+    /// Nothing more comes from workers.
+    pub(crate) fn end(&self) {
+        if let Some(mesh) = self.mesh.upgrade() {
+            mesh.serve_no_more(&self.service);
+        }
+    }
+}
+
+impl Describe for Shared {
+    fn describe(&self, [number, _]: Which) -> Option<Account> {
+        let what = if number == u64::MAX { "pool".to_owned() } else { format!("task {number} of a pool") };
+        Some(Account { what: Some(what), whom: Some(self.state.lock().describe()) })
+    }
+
+    fn cancel(&self, [number, _]: Which) {
+        self.change(|state, told| state.cancel(|task| task.number == number, told));
+    }
+}
+
+/// What the workers of a pool call.
+struct Desk(Weak<Shared>);
+
+impl Service for Desk {
+    fn handle(&self, request: Request) {
+        let Some(pool) = self.0.upgrade() else { return };
+        let from = request.from;
+        let handled = match request.method.as_str() {
+            OUTCOMES => pool.outcomes(request),
+            READY => {
+                let slot = pool.state.lock().ready(from);
+                slot.into_iter().for_each(|slot| pool.serve(slot));
+                // The others may have more than they can do.
+                pool.watch();
+                Ok(())
+            }
+            BROKEN => protocol::read_error(request.args).map(|error| pool.break_by(&error)),
+            _ => Err(protocol::unreadable()),
+        };
+        if let Err(error) = handled {
+            // Its worker is of another release, or worse.
+            pool.break_by(&error);
+        }
+    }
+
+    fn lane(&self) -> Lane {
+        Lane::Inline
+    }
+
+    fn callers(&self, _: &str) -> Callers {
+        Callers::Guests
+    }
+
+    fn guest_lost(&self, guest: &AttachedGuest, _: &Error) {
+        if let Some(pool) = self.0.upgrade() {
+            pool.change(|state, told| state.lose(guest.node, told));
+            pool.serve_all();
+        }
+    }
+}
+
+/// Who submits tasks: a handle of a pool, whatever its workers are.
+#[derive(Clone)]
+pub struct Tasker {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Tasker {
+    /// A function that the workers find by what is in this packet.
+    #[must_use]
+    pub fn function(&self, packet: Packet) -> Function {
+        let number = self.shared.functions.fetch_add(1, Relaxed);
+        let pool = Arc::downgrade(&self.shared);
+        Function(Arc::new(Definition { number, packet, pool }))
+    }
+
+    /// Writes arguments, or what workers make a function of, and captures the tensors that are sent by copy.
+    ///
+    /// # Errors
+    ///
+    /// As [`Packet::captured`]; `Closed` once the node has left.
+    pub fn packet(&self, value: &sheave_wire::Value, parts: Parts) -> Result<Packet> {
+        Packet::captured(self.shared.mesh()?.node(), value, parts)
+    }
+
+    /// Submits a task, which is given to another worker so often if one dies of it. Does not block; [`Tasker::room`]
+    /// says when to. Cancelling the work ends a task that no worker has yet.
+    ///
+    /// The work fails with what the function fails with; `WorkerDied` with exit status and last lines if the worker
+    /// dies that has begun with it; `Closed` when the pool is terminated.
+    ///
+    /// # Errors
+    ///
+    /// `Closed` once the pool is closed; what has broken it; `InvalidArgument` for arguments that are too long;
+    /// `LimitExceeded` for far more tasks than there is room for.
+    pub fn submit(&self, function: &Function, args: Packet, tries: u32) -> Result<Work<Packet>> {
+        check(&args)?;
+        let (number, mesh) = (self.shared.next(), self.shared.mesh()?);
+        let (completer, work) = mesh.node().governed("pool task", None, self.awaited(number));
+        self.shared.add(Task {
+            number,
+            function: function.clone(),
+            args,
+            tries_left: tries,
+            sink: Sink::One(completer),
+        })?;
+        Ok(work)
+    }
+
+    /// Tasks whose outcomes are taken together, in order or as they come.
+    ///
+    /// # Errors
+    ///
+    /// `Closed` once the node has left.
+    pub fn job(&self, is_ordered: bool) -> Result<Arc<Job>> {
+        Ok(Arc::new(Job::new(self.shared.mesh()?.node(), is_ordered, self.awaited(u64::MAX))))
+    }
+
+    /// Submits a task of a job; as [`Tasker::submit`] in all else.
+    ///
+    /// # Errors
+    ///
+    /// As [`Tasker::submit`]; then the job has no such task.
+    pub fn submit_to(&self, job: &Arc<Job>, function: &Function, args: Packet, tries: u32) -> Result<()> {
+        check(&args)?;
+        let number = self.shared.next();
+        let place = job.add();
+        let sink = Sink::Many(Arc::clone(job), place);
+        let added = self.shared.add(Task { number, function: function.clone(), args, tries_left: tries, sink });
+        if added.is_err() {
+            job.withdraw();
+        }
+        added
+    }
+
+    /// Ends the tasks of a job that no worker has yet.
+    pub fn cancel(&self, job: &Arc<Job>) {
+        self.shared.change(|state, told| state.cancel(|task| task.is_of(job), told));
+    }
+
+    /// A work that ends when there is room for a task.
+    ///
+    /// # Errors
+    ///
+    /// `Closed` once the node has left.
+    pub fn room(&self) -> Result<Work<()>> {
+        let mesh = self.shared.mesh()?;
+        let mut state = self.shared.state.lock();
+        if state.has_room() {
+            return Ok(Work::ready("submit", Ok(())));
+        }
+        let (completer, work) = mesh.node().described("submit", None, self.awaited(u64::MAX));
+        state.await_room(completer);
+        Ok(work)
+    }
+
+    /// Takes no more tasks.
+    pub fn close(&self) {
+        self.shared.state.lock().is_closed = true;
+    }
+
+    /// Why there can be no more tasks, if that is so.
+    ///
+    /// # Errors
+    ///
+    /// `Closed` once the pool is closed; what has broken it.
+    pub fn check(&self) -> Result<()> {
+        self.shared.state.lock().check()
+    }
+
+    /// A work that ends when all tasks have ended that were submitted.
+    ///
+    /// # Errors
+    ///
+    /// `Closed` once the node has left.
+    pub fn all_ended(&self) -> Result<Work<()>> {
+        let mesh = self.shared.mesh()?;
+        let mut state = self.shared.state.lock();
+        if state.has_ended() {
+            return Ok(Work::ready("pool", Ok(())));
+        }
+        let (completer, work) = mesh.node().described("pool", None, self.awaited(u64::MAX));
+        state.await_end(completer);
+        Ok(work)
+    }
+
+    fn awaited(&self, number: u64) -> Awaited {
+        let knows: Weak<dyn Describe> = self.shared.own.clone();
+        Awaited::new(knows, [number, 0])
+    }
+}
+
+fn check(args: &Packet) -> Result<()> {
+    let (bytes, tensors) = (args.bytes.len(), args.tensors.len());
+    if bytes <= TASK_BYTES_MAX && tensors <= TASK_TENSORS_MAX {
+        return Ok(());
+    }
+    let what = format!(
+        "arguments of {bytes} bytes and {tensors} tensors; a task has {TASK_BYTES_MAX} and {TASK_TENSORS_MAX} at most"
+    );
+    Err(Error::new(ErrorKind::InvalidArgument, what).operation("submit"))
+}

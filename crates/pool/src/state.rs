@@ -1,0 +1,383 @@
+//! Who has which task.
+//!
+//! **Each task ends once.** It waits, or one worker has it. It leaves that worker by its outcome; by being taken back,
+//! or by the worker's death before it has begun with it ([`crate::turn`]), and then it waits again, before all others;
+//! or by a death after that, and then it has failed, unless it may be tried again. What a worker says of a task that it
+//! has not got means nothing.
+//!
+//! **A death** is told twice: by the node, once it has handled all that the worker had sent ([`State::lose`]), and by
+//! whoever started the process, with how it ended ([`State::ended`]). The first moves what had not begun, the second is
+//! the error of what had. The second may come first, and then waits.
+//!
+//! Nothing here calls anybody: whoever is to hear of something is put down ([`Told`]).
+
+use crate::hand::Hand;
+use crate::protocol::{Outcomes, read_notes};
+use crate::task::{Function, Outcome, Sink, Task};
+use crate::turn::Turn;
+use sheave_base::collections::HashSet;
+use sheave_base::work::Completer;
+use sheave_base::{Error, ErrorKind, NodeId, Result};
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// Tasks that wait and run: whoever submits more waits first ([`State::has_room`]), and is refused at twice as many.
+pub(crate) const TASKS_MAX: usize = 1 << 16;
+
+/// Bytes of tasks that wait and run, likewise. One that is larger goes when there is no other.
+pub(crate) const TASKS_BYTES_MAX: u64 = 1 << 30;
+
+/// Workers in a row that die before they are set up; then the pool is broken.
+const UNREADY_DEATHS_MAX: u32 = 3;
+
+/// How long a worker runs a task before what lies behind it goes to those who have nothing to do.
+const LONG_SPAN: Duration = Duration::from_millis(1);
+
+/// One worker.
+pub(crate) struct Worker {
+    pub(crate) node: NodeId,
+    pub(crate) name: String,
+    pub(crate) turn: Turn,
+    pub(crate) hand: Hand<Task>,
+    /// The functions that it has, and those of them that no task will name.
+    pub(crate) functions: HashSet<u64>,
+    pub(crate) dropped: Vec<u64>,
+    /// How many tasks it may have yet.
+    pub(crate) left: usize,
+    /// It is set up.
+    pub(crate) is_ready: bool,
+    /// It reaches this node's memory.
+    pub(crate) reaches: bool,
+    /// Somebody sends to it, and looks again then.
+    pub(crate) is_served: bool,
+    /// It was let go, for it has had its tasks.
+    is_dismissed: bool,
+    /// When it had its last outcome, or was given a task after a rest.
+    since: Instant,
+    /// How its process ended, which the node has not told yet.
+    end: Option<Error>,
+}
+
+impl Worker {
+    pub(crate) fn new(node: NodeId, name: String, turn: Turn, left: usize, now: Instant) -> Self {
+        Self {
+            node,
+            name,
+            turn,
+            hand: Hand::default(),
+            functions: HashSet::default(),
+            dropped: Vec::new(),
+            left,
+            is_ready: false,
+            reaches: false,
+            is_served: false,
+            is_dismissed: false,
+            since: now,
+            end: None,
+        }
+    }
+}
+
+/// A worker that the node has lost, whose process has not been heard of.
+struct Lost {
+    node: NodeId,
+    is_unready: bool,
+    tasks: Vec<Task>,
+}
+
+/// Those who are told something, once no lock is held.
+#[derive(Default)]
+pub(crate) struct Told {
+    outcomes: Vec<(Sink, Outcome)>,
+    works: Vec<Completer<()>>,
+    functions: Vec<Function>,
+    /// Workers that have had their tasks.
+    pub(crate) dismissed: Vec<NodeId>,
+}
+
+impl Told {
+    pub(crate) fn tell(self) {
+        self.outcomes.into_iter().for_each(|(sink, outcome)| sink.settle(outcome));
+        self.works.into_iter().for_each(|completer| completer.complete(Ok(())));
+        drop(self.functions);
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct State {
+    waiting: VecDeque<Task>,
+    /// Tasks that wait and that workers have.
+    tasks: usize,
+    tasks_bytes: u64,
+    pub(crate) slots: Vec<Option<Worker>>,
+    lost: Vec<Lost>,
+    unready_deaths: u32,
+    /// Why nothing is done any more.
+    broken: Option<Error>,
+    pub(crate) is_closed: bool,
+    /// A task of the node's looks whether somebody should have what another one has.
+    pub(crate) is_watched: bool,
+    for_room: Vec<Completer<()>>,
+    for_end: Vec<Completer<()>>,
+}
+
+impl State {
+    pub(crate) fn new(slots: usize) -> Self {
+        Self { slots: (0..slots).map(|_| None).collect(), ..Self::default() }
+    }
+
+    /// Why there can be no more tasks, if that is so.
+    pub(crate) fn check(&self) -> Result<()> {
+        match &self.broken {
+            Some(error) => Err(error.clone()),
+            None if self.is_closed => Err(Error::new(ErrorKind::Closed, "the pool was closed")),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses a task of this size if it cannot be added.
+    pub(crate) fn admit(&self, bytes: u64) -> Result<()> {
+        self.check()?;
+        let is_full = self.tasks >= 2 * TASKS_MAX
+            || self.tasks > 0 && self.tasks_bytes.saturating_add(bytes) > 2 * TASKS_BYTES_MAX;
+        if !is_full {
+            return Ok(());
+        }
+        let what = format!("{} tasks of {} bytes wait and run already", self.tasks, self.tasks_bytes);
+        Err(Error::new(ErrorKind::LimitExceeded, what).hint("wait for some of them before more are submitted"))
+    }
+
+    /// One more task, which was admitted.
+    pub(crate) fn add(&mut self, task: Task) {
+        (self.tasks, self.tasks_bytes) = (self.tasks + 1, self.tasks_bytes + task.weight_bytes());
+        self.waiting.push_back(task);
+    }
+
+    pub(crate) fn has_room(&self) -> bool {
+        self.tasks < TASKS_MAX && self.tasks_bytes < TASKS_BYTES_MAX || self.broken.is_some()
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.tasks == 0
+    }
+
+    pub(crate) fn await_room(&mut self, completer: Completer<()>) {
+        self.for_room.retain(Completer::is_awaited);
+        self.for_room.push(completer);
+    }
+
+    pub(crate) fn await_end(&mut self, completer: Completer<()>) {
+        self.for_end.retain(Completer::is_awaited);
+        self.for_end.push(completer);
+    }
+
+    /// A task is over.
+    fn over(&mut self, task: Task, outcome: Outcome, told: &mut Told) {
+        (self.tasks, self.tasks_bytes) = (self.tasks - 1, self.tasks_bytes - task.weight_bytes());
+        told.outcomes.push((task.sink, outcome));
+        // With the last task of a function somebody is called.
+        told.functions.push(task.function);
+        if self.has_room() {
+            told.works.append(&mut self.for_room);
+        }
+        if self.has_ended() {
+            told.works.append(&mut self.for_end);
+        }
+    }
+
+    /// The slot of a worker.
+    fn slot_of(&self, node: NodeId) -> Option<usize> {
+        self.slots.iter().position(|worker| worker.as_ref().is_some_and(|worker| worker.node == node))
+    }
+
+    /// The slot of the worker that needs a task most, if one does.
+    pub(crate) fn neediest(&self) -> Option<usize> {
+        let workers = self.slots.iter().enumerate().filter_map(|(slot, worker)| Some((slot, worker.as_ref()?)));
+        let needy = workers.filter(|(_, worker)| worker.is_ready && !worker.is_dismissed && worker.hand.is_needy());
+        needy.min_by_key(|(_, worker)| worker.hand.len()).map(|(slot, _)| slot)
+    }
+
+    /// Draws what the worker of a slot is to be given now: the first number, and how many.
+    pub(crate) fn draw(&mut self, slot: usize, now: Instant) -> Option<(u32, usize)> {
+        let hands = self.slots.iter().flatten().filter(|worker| worker.is_ready).count();
+        let worker = self.slots.get_mut(slot)?.as_mut()?;
+        if !worker.is_ready || worker.is_dismissed {
+            return None;
+        }
+        let rests = worker.hand.len() == 0;
+        let (first, count) = worker.hand.draw(&mut self.waiting, hands, worker.left)?;
+        worker.left -= count;
+        if rests {
+            worker.since = now;
+        }
+        worker.turn.give(first, count as u32);
+        Some((first, count))
+    }
+
+    /// Takes from a worker what it was given last and has not got, and what came of that is this error.
+    pub(crate) fn undo(&mut self, slot: usize, node: NodeId, first: u32, error: &Error, told: &mut Told) {
+        let Some(worker) = self.slots.get_mut(slot).and_then(Option::as_mut).filter(|worker| worker.node == node)
+        else {
+            return;
+        };
+        worker.turn.take_back();
+        let taken = worker.hand.take_back(first);
+        // A worker that is gone has not begun with them.
+        if error.kind() == ErrorKind::PeerLost || error.kind() == ErrorKind::Closed {
+            return taken.into_iter().rev().for_each(|task| self.waiting.push_front(task));
+        }
+        taken.into_iter().for_each(|task| self.over(task, Err(error.clone()), told));
+    }
+
+    /// What came of tasks. Returns the worker's slot.
+    pub(crate) fn settle(&mut self, node: NodeId, outcomes: Outcomes, now: Instant, told: &mut Told) -> Option<usize> {
+        let slot = self.slot_of(node)?;
+        let Outcomes { spent_ns, outcomes } = outcomes;
+        let count = outcomes.len();
+        for (number, outcome) in outcomes {
+            let worker = self.slots[slot].as_mut()?;
+            if let Some(task) = worker.hand.settle(number) {
+                self.over(task, outcome, told);
+            }
+        }
+        let worker = self.slots[slot].as_mut()?;
+        worker.hand.note_pace(count, spent_ns);
+        worker.since = now;
+        if worker.left == 0 && worker.hand.len() == 0 && !worker.is_dismissed {
+            worker.is_dismissed = true;
+            told.dismissed.push(node);
+        }
+        Some(slot)
+    }
+
+    /// A worker is set up. Returns its slot.
+    pub(crate) fn ready(&mut self, node: NodeId) -> Option<usize> {
+        let slot = self.slot_of(node)?;
+        self.unready_deaths = 0;
+        self.slots[slot].as_mut()?.is_ready = true;
+        Some(slot)
+    }
+
+    /// The node has lost a worker, and has handled all that it had sent.
+    pub(crate) fn lose(&mut self, node: NodeId, told: &mut Told) {
+        let Some(slot) = self.slot_of(node) else { return };
+        let notes = self.slots[slot].as_ref().map(|worker| read_notes(&worker.turn.notes()));
+        for (number, outcome) in notes.into_iter().flatten() {
+            let task = self.slots[slot].as_mut().and_then(|worker| worker.hand.settle(number));
+            task.into_iter().for_each(|task| self.over(task, outcome.clone(), told));
+        }
+        let Some(mut worker) = self.slots[slot].take() else { return };
+        let (tasks, waiting) = worker.hand.end(worker.turn.begun());
+        waiting.into_iter().rev().for_each(|task| self.waiting.push_front(task));
+        let is_unready = !worker.is_ready && !worker.is_dismissed;
+        let lost = Lost { node, is_unready, tasks };
+        match worker.end {
+            Some(error) => self.bury(lost, &error, told),
+            None => self.lost.push(lost),
+        }
+    }
+
+    /// The process of a worker has ended so.
+    pub(crate) fn ended(&mut self, node: NodeId, error: &Error, told: &mut Told) {
+        if let Some(at) = self.lost.iter().position(|lost| lost.node == node) {
+            let lost = self.lost.swap_remove(at);
+            self.bury(lost, error, told);
+        } else if let Some(worker) = self.slot_of(node).and_then(|slot| self.slots[slot].as_mut()) {
+            worker.end = Some(error.clone());
+        }
+    }
+
+    fn bury(&mut self, lost: Lost, error: &Error, told: &mut Told) {
+        let Lost { is_unready, tasks, .. } = lost;
+        for mut task in tasks.into_iter().rev() {
+            if task.tries_left > 0 && self.broken.is_none() {
+                task.tries_left -= 1;
+                self.waiting.push_front(task);
+                continue;
+            }
+            let died = error.clone().context("it had begun with the task").asked_for("pool task").sequence(task.number);
+            self.over(task, Err(died), told);
+        }
+        if is_unready {
+            self.unready_deaths += 1;
+            if self.unready_deaths >= UNREADY_DEATHS_MAX {
+                let what = format!("{UNREADY_DEATHS_MAX} workers in a row died before they were set up");
+                self.break_by(&error.clone().context(what).asked_for("start pool"), told);
+            }
+        }
+    }
+
+    /// Nothing is done any more, and all tasks have failed by this.
+    pub(crate) fn break_by(&mut self, error: &Error, told: &mut Told) {
+        if self.broken.is_none() {
+            self.broken = Some(error.clone());
+        }
+        let error = self.broken.clone().unwrap_or_else(|| error.clone());
+        let mut tasks: Vec<Task> = self.waiting.drain(..).collect();
+        for worker in self.slots.iter_mut().flatten() {
+            worker.turn.take_back();
+            let (begun, left) = worker.hand.end(worker.turn.begun());
+            tasks.extend(begun.into_iter().chain(left));
+        }
+        tasks.extend(self.lost.iter_mut().flat_map(|lost| std::mem::take(&mut lost.tasks)));
+        tasks.sort_by_key(|task| task.number);
+        tasks.into_iter().for_each(|task| self.over(task, Err(error.clone()), told));
+        told.works.append(&mut self.for_room);
+    }
+
+    /// Ends tasks that wait, of those that `is_meant`.
+    pub(crate) fn cancel(&mut self, is_meant: impl Fn(&Task) -> bool, told: &mut Told) {
+        let (cancelled, kept): (Vec<Task>, Vec<Task>) = self.waiting.drain(..).partition(is_meant);
+        self.waiting = kept.into();
+        for task in cancelled {
+            self.over(task, Err(Error::new(ErrorKind::Cancelled, "the task was cancelled")), told);
+        }
+    }
+
+    /// No task will name this function.
+    pub(crate) fn forget(&mut self, number: u64) {
+        for worker in self.slots.iter_mut().flatten() {
+            if worker.functions.remove(&number) {
+                worker.dropped.push(number);
+            }
+        }
+    }
+
+    /// Whether somebody has nothing to do, and somebody else more than he does.
+    pub(crate) fn is_uneven(&self) -> bool {
+        let is_idle = |worker: &Worker| worker.is_ready && worker.hand.len() == 0 && worker.left > 0;
+        self.waiting.is_empty()
+            && self.slots.iter().flatten().any(is_idle)
+            && self.slots.iter().flatten().any(|worker| worker.hand.len() > 1)
+    }
+
+    /// Takes what lies behind long tasks. Returns whether to look again.
+    pub(crate) fn level(&mut self, now: Instant) -> bool {
+        if !self.is_uneven() {
+            return false;
+        }
+        let mut taken = Vec::new();
+        for worker in self.slots.iter_mut().flatten() {
+            if worker.hand.len() > 1 && now.saturating_duration_since(worker.since) >= LONG_SPAN {
+                let begun = worker.turn.take_back();
+                let tasks = worker.hand.take_back(begun);
+                worker.left += tasks.len();
+                taken.extend(tasks);
+            }
+        }
+        taken.sort_by_key(|task| task.number);
+        self.waiting.extend(taken);
+        true
+    }
+
+    /// How many tasks wait, and what each worker has, for those who ask.
+    pub(crate) fn describe(&self) -> String {
+        let having = self.slots.iter().flatten().filter(|worker| worker.hand.len() > 0);
+        let mut texts: Vec<String> =
+            having.map(|worker| format!("{} ({} tasks)", worker.name, worker.hand.len())).collect();
+        if !self.waiting.is_empty() {
+            texts.push(format!("{} tasks that wait for a worker", self.waiting.len()));
+        }
+        texts.join(", ")
+    }
+}
