@@ -93,6 +93,13 @@ impl PyGuest {
     fn opener(&self, guest: &Guest) -> Opener {
         Opener::new(guest.mesh().downgrade(), self.opens.clone())
     }
+
+    /// The guest, and what opens the values that its host sends.
+    pub(crate) fn parts(&self, py: Python<'_>) -> PyResult<(Guest, Opener)> {
+        let guest = self.guest(py)?;
+        let opener = self.opener(&guest);
+        Ok((guest, opener))
+    }
 }
 
 #[pymethods]

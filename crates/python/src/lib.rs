@@ -32,6 +32,7 @@ mod mesh;
 mod node;
 mod pieces;
 mod places;
+mod pool;
 mod references;
 mod released;
 mod rpc;
@@ -63,6 +64,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<tensor::PyTensor>()?;
     module.add_class::<work::PyWork>()?;
     session::add_to(module)?;
+    pool::add_to(module)?;
     store::add_to(module)?;
     exchange::add_to(module)?;
     errors::add_to(module)?;

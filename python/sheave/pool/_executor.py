@@ -1,0 +1,160 @@
+"""`sheave.pool.Executor`, with the interface of `concurrent.futures.Executor`."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, TypeVar
+
+from sheave._core import Cancelled, Closed, Mesh, SheaveError, Work
+from sheave.pool._processes import Options, Output, Processes, counted
+
+T = TypeVar("T")
+
+_GRACE = 10.0
+
+
+class BrokenPool(BrokenProcessPool):
+    """Nothing is done any more: workers cannot be started, or cannot be set up. Its cause says why."""
+
+
+class _Future(concurrent.futures.Future[T]):
+    """A future whose task may be cancelled until a worker has it."""
+
+    _work: Work[T] | None = None
+
+    def cancel(self) -> bool:
+        """Cancel the task, unless a worker has it; whether it was cancelled."""
+        work = self._work
+        if work is not None and not work.done():
+            work.cancel()
+            if work.done() and isinstance(work.exception(), Cancelled):
+                return super().cancel()
+            return False
+        return super().cancel()
+
+
+class Executor(concurrent.futures.Executor):
+    """Processes that do tasks, for what is written for `concurrent.futures.ProcessPoolExecutor`.
+
+    It is one that starts all workers at once, and replaces those that die: such a task fails with WorkerDied, and
+    nothing else does. max_workers, initializer, initargs and max_tasks_per_child are those of the standard library,
+    mp_context is taken and not used, and the others are those of `sheave.pool.Pool`.
+
+    >>> with sheave.pool.Executor(2) as executor:
+    ...     executor.submit(pow, 2, 10).result(), list(executor.map(max, [1, 4], [2, 3]))
+    (1024, [2, 4])
+    """
+
+    def __init__(
+        self,
+        max_workers: int | None = None,
+        mp_context: Any = None,
+        initializer: Callable[..., Any] | None = None,
+        initargs: Sequence[Any] = (),
+        *,
+        max_tasks_per_child: int | None = None,
+        mesh: Mesh | None = None,
+        contexts: Sequence[Any] | None = None,
+        tries: int = 0,
+        label: str = "worker",
+        env: Mapping[str, str] | None = None,
+        output: Output = "prefix",
+        timeout: float | None = 60.0,
+    ) -> None:
+        if max_workers is not None and max_workers <= 0:
+            raise ValueError("max_workers must be greater than 0")
+        options = Options(mesh, contexts, tries, label, env, output, timeout)
+        self._processes = Processes(counted(max_workers), initializer, initargs, max_tasks_per_child, options)
+        self._pending: set[_Future[Any]] = set()
+        self._turn = threading.Lock()
+        self._is_shut_down = False
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[T]:
+        """Begin a task, and return its future.
+
+        Raises RuntimeError after the shutdown; BrokenPool if nothing is done any more.
+        """
+        future: _Future[T] = _Future()
+        with self._turn:
+            if self._is_shut_down:
+                raise RuntimeError("cannot schedule new futures after shutdown")
+            self._pending.add(future)
+        try:
+            future._work = self._processes.submit(fn, args, kwargs)
+        except SheaveError as error:
+            self._pending.discard(future)
+            raise self._broken(error) from error
+        except BaseException:
+            self._pending.discard(future)
+            raise
+        future._work.add_done_callback(functools.partial(self._settle, future))
+        return future
+
+    def map(
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        **others: Any,
+    ) -> Iterator[T]:
+        """Run `fn` on the items of all iterables, and return an iterator over the results in order.
+
+        As `concurrent.futures.Executor.map` in all else: `timeout` seconds are from this call on.
+        """
+        if chunksize < 1:
+            raise ValueError("chunksize must be >= 1.")
+        if chunksize == 1:
+            return super().map(fn, *iterables, timeout=timeout, **others)
+        from sheave.pool._processes import batched, run_star_chunk
+
+        run = functools.partial(run_star_chunk, fn)
+        chunks = super().map(run, batched(zip(*iterables), chunksize), timeout=timeout, **others)
+        return (result for chunk in chunks for result in chunk)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more tasks; cancel those that no worker has, if told to; wait until the others have ended."""
+        with self._turn:
+            self._is_shut_down = True
+            pending = list(self._pending)
+        if cancel_futures:
+            for future in pending:
+                future.cancel()
+        core = self._processes.core
+        if wait:
+            try:
+                core.end(_GRACE)
+            except Closed:
+                # It was shut down before.
+                pass
+            core.terminate()
+        else:
+            core.close()
+
+    def _broken(self, error: SheaveError) -> BaseException:
+        try:
+            self._processes.core.check()
+        except Closed:
+            return error
+        except SheaveError:
+            return BrokenPool(f"the pool is broken: {error}")
+        return error
+
+    def _settle(self, future: _Future[Any], work: Work[Any]) -> None:
+        self._pending.discard(future)
+        if not future.set_running_or_notify_cancel():
+            return
+        error = work.exception()
+        if error is None:
+            future.set_result(work.result())
+            return
+        if isinstance(error, SheaveError):
+            broken = self._broken(error)
+            if broken is not error:
+                broken.__cause__ = error
+                error = broken
+        future.set_exception(error)
