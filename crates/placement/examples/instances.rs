@@ -61,7 +61,7 @@ fn instance(models: usize, devices: usize, seed: u64) -> Problem {
         }
     }
     if kind != 2 {
-        problem.weights.connection = 0.2 * (models * models * devices) as f64;
+        problem.weights.connection = 0.2 * devices as f64;
     }
     problem
 }

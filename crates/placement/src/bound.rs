@@ -225,7 +225,7 @@ mod tests {
                 problem.distances[other * devices + one] = distance;
             }
         }
-        problem.weights.connection = [0.0, 1.0, 20.0, 500.0][random.below(4)];
+        problem.weights.connection = [0.0, 0.1, 1.0, 20.0][random.below(4)];
         problem
     }
 

@@ -25,14 +25,16 @@
 //! distances `D`, each scaled so that its sum is 1. A placement `d`, where model `i` is on device `d[i]`, costs
 //!
 //! ```text
-//! connection * 1/n² * Σ_{i≠j} C[i,j] * D[d[i], d[j]]
-//! complexity * 1/m  * Σ_e (Σ_{i on e} w[i] - c[e])²
+//! connection * Σ_{i≠j} C[i,j] * D[d[i], d[j]]
+//! complexity * 1/m * Σ_e (Σ_{i on e} w[i] - c[e])²
 //! ```
 //!
-//! which is, at placements that are not fractions, the loss that machin's `ModelAssigner` descends on, so that weights
-//! mean what they mean there. Its entropy is zero there, and its penalty for memory is a constraint here. What would
-//! divide by zero is defined: without connections or distances the first term is 0, without complexities the second
-//! is; devices without any complexity capacity have equal shares.
+//! which is, at placements that are not fractions, the loss that machin's `ModelAssigner` descends on, but for two
+//! things. It divides the first term by `n²` too, so that connections of more than a few models count for nothing;
+//! here a unit of what goes between models counts the same however many there are. And its penalty for memory is a
+//! constraint here. Its entropy is zero at such placements. What would divide by zero is defined: without connections
+//! or distances the first term is 0, without complexities the second is; devices without any complexity capacity have
+//! equal shares.
 //!
 //! # Methods
 //!

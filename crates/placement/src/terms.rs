@@ -40,7 +40,7 @@ impl Terms {
         let (models, devices) = (problem.model_bytes.len(), problem.device_bytes.len());
         let work = shares(&problem.model_complexity);
         let imbalance = if work.is_some() { problem.weights.complexity / devices as f64 } else { 0.0 };
-        let scale = problem.weights.connection / (models * models).max(1) as f64;
+        let scale = problem.weights.connection;
         let flows = shares(&problem.connections).unwrap_or_else(|| vec![0.0; models * models]);
         let mut pull = vec![0.0; models * models];
         for one in 0..models {

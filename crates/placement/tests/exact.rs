@@ -65,7 +65,7 @@ proptest! {
 fn the_largest_exact_problem_is_solved() {
     let mut problem = problem(12, 8, 5);
     problem.device_bytes = vec![20; 8];
-    problem.weights.connection = 40.0;
+    problem.weights.connection = 1.0;
     let placement = solve(&problem, &Options::default()).unwrap();
     assert!(placement.exact && fits(&problem, &placement.device_of));
     assert_eq!(solve(&problem, &Options { effort: 1, seed: 9 }).unwrap(), placement);

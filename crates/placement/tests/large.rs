@@ -54,7 +54,7 @@ fn a_planted_optimum_is_found() {
             }
         }
     }
-    planted.weights.connection = 2000.0;
+    planted.weights.connection = 1.0;
     let placement = solve(&planted, &OPTIONS).unwrap();
     check(&planted, &placement);
     assert!(placement.objective < 1e-30, "{placement:?}");

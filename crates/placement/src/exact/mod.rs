@@ -24,8 +24,9 @@ const ABSOLUTE: f64 = 1e-16;
 
 /// The best placement, up to rounding; none if none fits. `known` is a placement to begin with.
 pub(crate) fn solve(terms: &Terms, known: Option<Vec<usize>>) -> Option<Vec<usize>> {
-    let order = ordered(terms);
-    let trees: Vec<Tree> = (0..order.len()).map(|level| Tree::new(terms, &order[level..])).collect();
+    let weights = known.as_ref().map_or_else(|| vec![1.0; terms.distance.len()], |known| flows(terms, known));
+    let order = ordered(terms, &weights);
+    let trees: Vec<Tree> = (0..order.len()).map(|level| Tree::new(terms, &order[level..], &weights)).collect();
     let slack = trees.iter().map(|tree| slack(terms, tree)).collect();
     let best_cost = known.as_ref().map_or(f64::INFINITY, |known| terms.cost(known));
     let sums = Sums::new(terms);
@@ -35,6 +36,18 @@ pub(crate) fn solve(terms: &Terms, known: Option<Vec<usize>>) -> Option<Vec<usiz
     search.best
 }
 
+/// The pulls between devices in a good placement, and a tenth of their mean: where the bound should be near the truth.
+fn flows(terms: &Terms, known: &[usize]) -> Vec<f64> {
+    let mean = terms.pull.iter().sum::<f64>() / terms.distance.len() as f64;
+    let mut flows = vec![if mean > 0.0 { mean / 10.0 } else { 1.0 }; terms.distance.len()];
+    for one in 0..terms.models {
+        for other in 0..terms.models {
+            flows[known[one] * terms.devices + known[other]] += terms.pull(one, other);
+        }
+    }
+    flows
+}
+
 /// How much farther devices are apart than they are in a tree, by device and device.
 fn slack(terms: &Terms, tree: &Tree) -> Vec<f64> {
     let paths = tree.paths(terms.devices);
@@ -42,10 +55,14 @@ fn slack(terms: &Terms, tree: &Tree) -> Vec<f64> {
 }
 
 /// Those devices first that spoil the bound most: what is fixed is exact. Devices that are alike stand together.
-fn ordered(terms: &Terms) -> Vec<usize> {
+fn ordered(terms: &Terms, weights: &[f64]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..terms.devices).collect();
-    let slack = slack(terms, &Tree::new(terms, &order));
-    let spoils = |device: usize| slack[device * terms.devices..][..terms.devices].iter().sum::<f64>();
+    let lost: Vec<f64> = slack(terms, &Tree::new(terms, &order, weights))
+        .iter()
+        .zip(weights)
+        .map(|(slack, weight)| slack * weight)
+        .collect();
+    let spoils = |device: usize| lost[device * terms.devices..][..terms.devices].iter().sum::<f64>();
     order.sort_by(|&one, &other| spoils(other).total_cmp(&spoils(one)));
     let mut grouped: Vec<usize> = Vec::new();
     for device in order {

@@ -1,5 +1,6 @@
 //! Trees whose paths bound distances from below.
 
+use crate::random::Random;
 use crate::terms::Terms;
 
 /// A set of devices, one bit for each place in a list of them.
@@ -42,17 +43,23 @@ enum Linkage {
     Average,
 }
 
+/// Random orders in which the edges of a tree are lengthened, besides two that are good for hosts and for stars.
+const ORDERS: usize = 10;
+
 impl Tree {
-    /// Of some trees the one whose paths are longest in all. It is the truth where distances are those of a tree
-    /// whose leaves are equally deep, such as hosts of devices, or those of a star.
-    pub(super) fn new(terms: &Terms, devices: &[usize]) -> Self {
+    /// Of some trees the one whose paths are longest in all, weighted by a number for each two devices. It is the truth
+    /// where distances are those of a tree whose leaves are equally deep, such as hosts of devices, or of a star.
+    pub(super) fn new(terms: &Terms, devices: &[usize], weights: &[f64]) -> Self {
+        let mut random = Random::new(0);
         let mut best: Option<(f64, Splits<'_>)> = None;
         for linkage in [Linkage::Nearest, Linkage::Average] {
             let clustered = Splits::clustered(terms, devices, linkage);
-            for start in [clustered.clone(), clustered.starlike()] {
-                for leaves_first in [true, false] {
-                    let raised = start.clone().raised(leaves_first);
-                    let length = raised.pairs().map(|(one, other)| raised.path(one, other)).sum();
+            for start in [clustered.clone(), clustered.clone().starlike(), clustered.flat()] {
+                for order in start.orders(&mut random) {
+                    let raised = start.clone().raised(&order);
+                    let weight = |one: usize, other: usize| weights[devices[one] * terms.devices + devices[other]];
+                    let length = |(one, other)| weight(one, other) * raised.path(one, other);
+                    let length = raised.pairs().map(length).sum();
                     if best.as_ref().is_none_or(|best| length > best.0) {
                         best = Some((length, raised));
                     }
@@ -163,12 +170,31 @@ impl<'a> Splits<'a> {
         pairs.map(|pair| detour(pair) / 2.0).reduce(f64::min).unwrap_or(nearest)
     }
 
+    /// The same edges without any length.
+    fn flat(mut self) -> Self {
+        self.edges.iter_mut().for_each(|edge| edge.1 = 0.0);
+        self
+    }
+
+    /// Orders of the edges: leaves first, leaves last, and some by chance.
+    fn orders(&self, random: &mut Random) -> Vec<Vec<usize>> {
+        let count = self.devices.len() as u32;
+        let is_leaf = |&edge: &usize| [1, count - 1].contains(&self.edges[edge].0.count_ones());
+        let (leaves, forks): (Vec<usize>, Vec<usize>) = (0..self.edges.len()).partition(is_leaf);
+        let mut orders = vec![[&leaves[..], &forks].concat(), [&forks[..], &leaves].concat()];
+        for _ in 0..ORDERS {
+            let mut order: Vec<usize> = (0..self.edges.len()).collect();
+            for place in 1..order.len() {
+                order.swap(place, random.below(place + 1));
+            }
+            orders.push(order);
+        }
+        orders
+    }
+
     /// Lengthens each edge as far as distances let it.
-    fn raised(mut self, leaves_first: bool) -> Self {
-        let ends = |places: Places| places.count_ones() == 1 || places.count_ones() as usize == self.devices.len() - 1;
-        let mut order: Vec<usize> = (0..self.edges.len()).collect();
-        order.sort_by_key(|&edge| ends(self.edges[edge].0) != leaves_first);
-        for edge in order {
+    fn raised(mut self, order: &[usize]) -> Self {
+        for &edge in order {
             let places = self.edges[edge].0;
             let parted = self.pairs().filter(|&(one, other)| (places >> one ^ places >> other) & 1 == 1);
             let room = parted.map(|(one, other)| self.distance(one, other) - self.path(one, other));
@@ -195,7 +221,6 @@ impl<'a> Splits<'a> {
 mod tests {
     use super::*;
     use crate::Problem;
-    use crate::random::Random;
 
     /// The distances of a problem, as shares, and the paths of the tree of all its devices.
     fn both(devices: usize, distance: impl Fn(usize, usize) -> f64) -> (Vec<f64>, Vec<f64>) {
@@ -209,7 +234,7 @@ mod tests {
         problem.check().unwrap();
         let terms = Terms::new(&problem);
         let order: Vec<usize> = (0..devices).rev().collect();
-        let tree = Tree::new(&terms, &order);
+        let tree = Tree::new(&terms, &order, &vec![1.0; devices * devices]);
         assert_eq!((tree.root, tree.edges.len()), (devices - 1, (2 * devices - 3).max(1)));
         (terms.distance.clone(), tree.paths(devices))
     }

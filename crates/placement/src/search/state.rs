@@ -196,7 +196,7 @@ mod tests {
                 problem.distances[other * devices + one] = distance;
             }
         }
-        problem.weights.connection = 100.0;
+        problem.weights.connection = 2.0;
         problem.check().unwrap();
         Terms::new(&problem)
     }

@@ -50,7 +50,7 @@ pub(crate) fn problem(models: usize, devices: usize, seed: u64) -> Problem {
             problem.distances[other * devices + one] = distance;
         }
     }
-    problem.weights.connection = [0.0, 2.0, 40.0, 400.0][random.below(4) as usize];
+    problem.weights.connection = [0.0, 0.1, 2.0, 40.0][random.below(4) as usize];
     problem.weights.complexity = [0.0, 0.3, 1.0][random.below(3) as usize];
     problem
 }
