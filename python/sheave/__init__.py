@@ -41,6 +41,11 @@ them until they are fetched.
 ...     ids.get(worker=0), ids.get(worker=1)
 (0, 1)
 
+`sheave.placement.assign` says which model should live on which device.
+
+>>> sheave.placement.assign([3, 2, 1], [4, 4]).device_of
+[0, 1, 1]
+
 Below that lie nodes and links: a `Node` sends and receives messages over the links that it has made.
 
 >>> with sheave.Node("one") as one, sheave.Node("other") as other:
@@ -122,7 +127,7 @@ from sheave.members import MemberFleet
 from sheave.spawning import spawn
 
 if TYPE_CHECKING:
-    from sheave import exchange, optim
+    from sheave import exchange, optim, placement
 
 __all__ = [
     "AlreadyExists",
@@ -181,6 +186,7 @@ __all__ = [
     "isend",
     "lane",
     "optim",
+    "placement",
     "recv",
     "reduce",
     "reduce_scatter",
@@ -194,7 +200,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Modules that take long to import, such as those with dataclasses, are imported when they are first used."""
-    if name not in ("exchange", "optim"):
+    if name not in ("exchange", "optim", "placement"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 

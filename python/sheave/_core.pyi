@@ -17,6 +17,7 @@ from typing import (
 
 import numpy as np
 from _typeshed import ReadableBuffer
+from sheave._core_placement import Placement, place_models
 from sheave._core_session import Function, ProcessSession, Register, Session, SessionWorker
 from sheave._core_session import SocketSession, ThreadedSession, WorkerObject
 
@@ -24,13 +25,13 @@ __all__ = ["AlreadyExists", "BufferInUse", "Cancelled", "Closed", "DeadlineExcee
 __all__ += ["DeclaredDead", "ExchangeRegistration", "ExchangeRequest", "ExchangeServer", "ExchangeWorker"]
 __all__ += ["Forked", "Function", "Group", "Guest", "GuestFleet", "Internal", "Interrupted", "InvalidArgument", "Io"]
 __all__ += ["LimitExceeded", "Link", "Member", "Members", "Mesh", "Mismatch", "Node", "NotFound", "NotPermitted"]
-__all__ += ["Peer", "PeerLost", "ProcessSession", "Protocol", "Ref", "Register", "Remote", "RpcGroup", "Session"]
-__all__ += ["SessionWorker", "SheaveError", "Sheet", "SocketSession", "Store", "Tensor", "ThreadedSession"]
+__all__ += ["Peer", "PeerLost", "Placement", "ProcessSession", "Protocol", "Ref", "Register", "Remote", "RpcGroup"]
+__all__ += ["Session", "SessionWorker", "SheaveError", "Sheet", "SocketSession", "Store", "Tensor", "ThreadedSession"]
 __all__ += ["WorkerObject"]
 __all__ += ["Unauthenticated", "Unsupported", "Work", "WorkerDied", "__version__", "all_gather", "all_gather_v"]
 __all__ += ["all_reduce", "all_to_all", "all_to_all_v", "barrier", "broadcast", "default_mesh", "empty", "gather"]
 __all__ += ["get_nanosecond", "init", "irecv", "isend", "main", "recv", "reduce", "reduce_scatter", "scatter"]
-__all__ += ["send", "serve"]
+__all__ += ["place_models", "send", "serve"]
 
 __version__: str
 

@@ -4,6 +4,7 @@ use crate::collectives::{self, Request};
 use crate::errors::{self, OrRaise};
 use crate::group::PyGroup;
 use crate::mesh::{self, PyMesh};
+use crate::placement;
 use crate::rpc;
 use crate::tensor::PyTensor;
 use pyo3::prelude::*;
@@ -22,6 +23,7 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
         wrap_pyfunction!(reduce_scatter, module)?, wrap_pyfunction!(all_to_all, module)?,
         wrap_pyfunction!(all_to_all_v, module)?, wrap_pyfunction!(send, module)?, wrap_pyfunction!(recv, module)?,
         wrap_pyfunction!(isend, module)?, wrap_pyfunction!(irecv, module)?, wrap_pyfunction!(main, module)?,
+        wrap_pyfunction!(placement::place_models, module)?,
     ];
     functions.into_iter().try_for_each(|function| module.add_function(function))?;
     // Not one of the names that the module offers.

@@ -31,6 +31,7 @@ mod members;
 mod mesh;
 mod node;
 mod pieces;
+mod placement;
 mod places;
 mod pool;
 mod references;
@@ -59,6 +60,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<mesh::PyMember>()?;
     module.add_class::<mesh::PyMesh>()?;
     module.add_class::<node::PyNode>()?;
+    module.add_class::<placement::PyPlacement>()?;
     module.add_class::<references::PyRef>()?;
     module.add_class::<rpc::PyRpcGroup>()?;
     module.add_class::<tensor::PyTensor>()?;
