@@ -1,5 +1,5 @@
-"""machin's parallel package, as far as it is here: `distributed`."""
+"""machin's parallel package, as far as it is here: `distributed` and `assigner`."""
 
-from sheave.compat.machin.parallel import distributed
+from sheave.compat.machin.parallel import assigner, distributed
 
-__all__ = ["distributed"]
+__all__ = ["assigner", "distributed"]
