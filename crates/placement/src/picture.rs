@@ -12,8 +12,8 @@ const HEAD: f64 = 62.0;
 const LINE: f64 = 20.0;
 const COLUMNS_MAX: usize = 4;
 
-/// Letters of a name that a box has room for.
-const LETTERS_MAX: usize = 22;
+/// Letters of a text that a box has room for.
+const LETTERS_MAX: usize = 26;
 
 /// Connections that are drawn, the strongest first.
 const CONNECTIONS_MAX: usize = 300;
@@ -35,6 +35,8 @@ pub fn picture(problem: &Problem, placement: &Placement, labels: &Labels) -> Str
          viewBox=\"0 0 {width} {height}\" font-family=\"sans-serif\" font-size=\"12\">\n\
          <rect width=\"{width}\" height=\"{height}\" fill=\"#ffffff\"/>\n"
     );
+    // Behind the boxes, so that texts can be read.
+    connections(&mut svg, problem, placement, &rows, &boxes);
     for (device, (row, &(left, top, height))) in rows.iter().zip(&boxes).enumerate() {
         let _ = writeln!(
             svg,
@@ -48,7 +50,6 @@ pub fn picture(problem: &Problem, placement: &Placement, labels: &Labels) -> Str
             bar(&mut svg, &text, part, "#a9cbe8", (left + 8.0, line_top(top, place)));
         }
     }
-    connections(&mut svg, problem, placement, &rows, &boxes);
     let _ = writeln!(svg, "<text x=\"{GAP}\" y=\"{}\">{}</text>\n</svg>", height - 14.0, escaped(&verdict(placement)));
     svg
 }
@@ -141,10 +142,10 @@ fn connections(svg: &mut String, problem: &Problem, placement: &Placement, rows:
 
 /// A text that a box has room for, escaped.
 fn cut(text: &str) -> String {
-    if text.chars().count() <= LETTERS_MAX + 6 {
+    if text.chars().count() <= LETTERS_MAX {
         return escaped(text);
     }
-    escaped(&text.chars().take(LETTERS_MAX + 5).chain(['…']).collect::<String>())
+    escaped(&text.chars().take(LETTERS_MAX - 1).chain(['…']).collect::<String>())
 }
 
 /// Text in which nothing is markup, and nothing is what XML cannot hold.

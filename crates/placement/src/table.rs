@@ -41,7 +41,8 @@ pub(crate) fn rows(problem: &Problem, placement: &Placement) -> Vec<Row> {
     let row = |device: usize| {
         let is_here = |model: &usize| placement.device_of[*model] == device;
         let models: Vec<usize> = (0..placement.device_of.len()).filter(is_here).collect();
-        let work = models.iter().map(|&model| problem.model_complexity[model]).sum();
+        // The sum of nothing is -0.
+        let work = models.iter().fold(0.0, |work, &model| work + problem.model_complexity[model]);
         Row {
             bytes: models.iter().map(|&model| problem.model_bytes[model]).sum(),
             work: part(&problem.model_complexity, work),
