@@ -1,9 +1,9 @@
 //! What one worker has been given: which tasks, in which order, and how many more it should have.
 //!
 //! **How many.** Giving costs a message, so short tasks go many at a time; but what lies with one worker another one
-//! cannot do. So a worker has tasks for about [`AHEAD`] of its time at most, as far as its pace is known, and two at least: the
-//! next one lies there when one ends. Near the end, when few are left, they are shared out among all; and what lies
-//! behind a long task is taken back for whoever has nothing to do.
+//! cannot do. So a worker has tasks for about [`AHEAD`] of its time at most, as far as its pace is known, and two at
+//! least: the next one lies there when one ends. Near the end, when few are left, they are shared out among all; and
+//! what lies behind a long task is taken back for whoever has nothing to do.
 
 use crate::turn::is_begun;
 use std::collections::VecDeque;

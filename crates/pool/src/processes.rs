@@ -198,8 +198,8 @@ impl Pool {
     }
 
     /// Takes no more tasks, waits until all have ended, and lets the workers go: those that have not ended `grace`
-    /// after that are killed. Blocks; `interrupt` is asked at least every 100 ms, and its error ends the wait: the pool stays
-    /// as it is then.
+    /// after that are killed. Blocks; `interrupt` is asked at least every 100 ms, and its error ends the wait: the pool
+    /// stays as it is then.
     ///
     /// # Errors
     ///

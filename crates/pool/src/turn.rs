@@ -1,9 +1,9 @@
 //! Which tasks a worker may begin, and which it has begun: memory that it shares with its host.
 //!
 //! The host numbers the tasks that it gives to one worker, 0, 1, 2, and the worker runs them in that order. One word
-//! has two halves: how far the worker has *begun*, and the *limit* that it may begin up to. The worker moves the one, the
-//! host the other, each by comparing and exchanging the whole word; so either the worker has begun with a task, or the
-//! host has taken it back, and both know which.
+//! has two halves: how far the worker has *begun*, and the *limit* that it may begin up to. The worker moves the one,
+//! the host the other, each by comparing and exchanging the whole word; so either the worker has begun with a task, or
+//! the host has taken it back, and both know which.
 //!
 //! **Numbers are used once.** Tasks that were taken back lie with the worker still, under their numbers. The host then
 //! moves *begun* behind them before it gives more, which it may: the limit says that there is nothing to begin. The

@@ -1,8 +1,8 @@
 //! Memory that a process shares with a child of its own: a few words, and some bytes that the child notes.
 //!
 //! It is a memory file, which the child has as its standard input. What is written there stays in whatever way the
-//! child ends, and nobody has to read meanwhile. The file begins with a mark, by which the child knows it; the words stand
-//! behind that, and then the notes.
+//! child ends, and nobody has to read meanwhile. The file begins with a mark, by which the child knows it; the words
+//! stand behind that, and then the notes.
 //!
 //! **Notes** have one writer, the child. Their length is a word of its own, which is written behind the bytes that it
 //! counts. Who reads them while the child lives may find that it has begun anew meanwhile; once it has ended they are

@@ -293,7 +293,8 @@ class ThreadPool(Pool):
             check_callable("initializer", initializer)
         if contexts is not None and len(contexts) != count:
             raise ValueError(f"{len(contexts)} contexts for {count} workers; expected one for each")
-        self._processes = _Threads(count, _Core(count, initializer, initargs, contexts or [None] * count))  # type: ignore[assignment]
+        core = _Core(count, initializer, initargs, contexts or [None] * count)
+        self._processes = _Threads(count, core)  # type: ignore[assignment]
         self._is_closed = False
 
     def pids(self) -> list[int]:

@@ -142,8 +142,8 @@ impl Window {
         (self.sizes.len(), self.bytes)
     }
 
-    /// Whether to ask the callee how many it has begun: a request waits, and those under way are so few that it might say
-    /// nothing though it has begun with all of them. Once; the number of the service.
+    /// Whether to ask the callee how many it has begun: a request waits, and those under way are so few that it might
+    /// say nothing though it has begun with all of them. Once; the number of the service.
     fn asks(&mut self, size: Size) -> Option<u64> {
         let is_little = self.sizes.len() < size.requests as usize / 2 && self.bytes < size.bytes / 2;
         let first = self.waiting.front().filter(|_| is_little && !self.is_asking && !self.is_sending)?;
