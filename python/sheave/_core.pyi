@@ -19,7 +19,7 @@ import numpy as np
 from _typeshed import ReadableBuffer
 from sheave._core_exchange import ExchangeRegistration, ExchangeRequest, ExchangeServer, ExchangeWorker
 from sheave._core_placement import Placement, place_models
-from sheave._core_pool import PoolFunction, PoolJob, ProcessPool, _pool_work
+from sheave._core_pool import PoolFunction, PoolJob, ProcessPool, Share
 from sheave._core_session import Function, ProcessSession, Register, Session, SessionWorker
 from sheave._core_session import SocketSession, ThreadedSession, WorkerObject
 
@@ -29,7 +29,8 @@ __all__ += ["Forked", "Function", "Group", "Guest", "GuestFleet", "Internal", "I
 __all__ += ["LimitExceeded", "Link", "Member", "Members", "Mesh", "Mismatch", "Node", "NotFound", "NotPermitted"]
 __all__ += ["Peer", "PeerLost", "Placement", "PoolFunction", "PoolJob", "ProcessPool", "ProcessSession", "Protocol"]
 __all__ += ["Ref", "Register", "Remote", "RpcGroup"]
-__all__ += ["Session", "SessionWorker", "SheaveError", "Sheet", "SocketSession", "Store", "Tensor", "ThreadedSession"]
+__all__ += ["Session", "SessionWorker", "Share", "SheaveError", "Sheet", "SocketSession", "Store", "Tensor"]
+__all__ += ["ThreadedSession"]
 __all__ += ["WorkerObject"]
 __all__ += ["Unauthenticated", "Unsupported", "Work", "WorkerDied", "__version__", "all_gather", "all_gather_v"]
 __all__ += ["all_reduce", "all_to_all", "all_to_all_v", "barrier", "broadcast", "default_mesh", "empty", "gather"]
@@ -481,6 +482,7 @@ def _session_register(name: str, function: Callable[..., Any], replace: bool) ->
 def _session_registered(name: str) -> Callable[..., Any] | None: ...
 def _session_unregister(name: str) -> None: ...
 def _session_work() -> None: ...
+def _pool_work(guest: Guest, set_up: Callable[[Any], object]) -> None: ...
 def _session_work_on_node(
     host: str, port: int, workers: int, number: int | None, secret: str | bytes | None, output: str
 ) -> None: ...

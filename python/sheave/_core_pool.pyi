@@ -1,9 +1,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
-from sheave._core import Guest, Mesh, Work
+from sheave._core import Mesh, Tensor, Work
 
-__all__ = ["PoolFunction", "PoolJob", "ProcessPool"]
+__all__ = ["PoolFunction", "PoolJob", "ProcessPool", "Share"]
 
 @final
 class PoolFunction:
@@ -22,6 +22,14 @@ class PoolJob:
     def all(self) -> Work[None]: ...
     def take(self) -> tuple[Any] | None: ...
     def take_all(self) -> tuple[list[Any], BaseException | None]: ...
+
+@final
+class Share:
+    """An array among the arguments of a task that is not copied."""
+
+    def __new__(cls, array: Tensor) -> Share: ...
+    @property
+    def array(self) -> Tensor: ...
 
 @final
 class ProcessPool:
@@ -52,5 +60,3 @@ class ProcessPool:
     def close(self) -> None: ...
     def end(self, grace: float) -> None: ...
     def terminate(self) -> None: ...
-
-def _pool_work(guest: Guest, set_up: Callable[[Any], object]) -> None: ...

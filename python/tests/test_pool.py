@@ -216,6 +216,39 @@ def test_arrays_are_captured_and_are_the_workers_own(pool):
         after += 1
 
 
+def test_what_is_read_only_stays_so(pool):
+    array = np.arange(1000)
+    array.setflags(write=False)
+
+    def look(array, other):
+        other += 1
+        array = array[:10]
+        return array.flags.writeable, array, other
+
+    assert pool.apply(look, (array, np.zeros(3)))[0] is False
+    fixed = pool.apply(lambda: np.frombuffer(bytes(8)))
+    assert not fixed.flags.writeable
+
+
+def test_an_array_may_be_shared(pool):
+    tensor = sheave.empty(1 << 20, "float64")
+    tensor.numpy()[:] = 1
+
+    def write(array, at):
+        array[at] = at
+        return float(array.sum())
+
+    shared = sheave.pool.Share(tensor)
+    assert pool.apply(write, (shared, 5)) == (1 << 20) + 4
+    assert tensor.numpy()[5] == 5
+    assert pool.apply(write, (shared, 1)) == (1 << 20) + 4
+    small = sheave.empty(2, "int64")
+    pool.apply(write, (sheave.pool.Share(small), 1))
+    assert small.numpy()[1] == 1
+    with pytest.raises(sheave.InvalidArgument, match="ndarray is not shared"):
+        sheave.pool.Share(np.zeros(3))
+
+
 def test_wrong_arguments_are_refused():
     for processes in (0, -1):
         with pytest.raises(ValueError, match=f"{processes}"):

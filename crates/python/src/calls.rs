@@ -287,7 +287,15 @@ const ARGS: &str = "*";
 const KEYWORDS: &str = "**";
 
 /// Packs a call's arguments.
-pub(crate) fn packed_arguments((args, keywords): Arguments<'_, '_>) -> PyResult<Packed> {
+pub(crate) fn packed_arguments(arguments: Arguments<'_, '_>) -> PyResult<Packed> {
+    packed_arguments_by(arguments, pack)
+}
+
+/// Packs arguments in this way.
+pub(crate) fn packed_arguments_by(
+    (args, keywords): Arguments<'_, '_>,
+    pack: fn(&Bound<'_, PyAny>) -> PyResult<Packed>,
+) -> PyResult<Packed> {
     match keywords.filter(|keywords| !keywords.is_empty()) {
         None => pack(args),
         Some(keywords) => {

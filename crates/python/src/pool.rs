@@ -1,7 +1,7 @@
 //! `sheave.pool`: tasks for processes. What a pool is for its users stands in Python; here tasks are written and
 //! outcomes read.
 
-use crate::calls::{self, packed_arguments};
+use crate::calls::{self, packed_arguments_by};
 use crate::enter::{enter, span};
 use crate::errors::{self, OrRaise};
 use crate::fleet::{command_of, output_named};
@@ -10,7 +10,7 @@ use crate::guest::PyGuest;
 use crate::mesh::PyMesh;
 use crate::released::{self, Owner};
 use crate::told::told_pickled;
-use crate::value::{Opener, Packed, pack};
+use crate::value::{Opener, Packed, PyShare, pack_for_task};
 use crate::work::{PyWork, now_ns};
 use crate::{handlers, life};
 use pyo3::prelude::*;
@@ -137,7 +137,7 @@ impl PyPool {
 
     fn args(&self, pool: &Pool, args: &Bound<'_, PyTuple>, kwargs: Option<&Bound<'_, PyDict>>) -> PyResult<Packet> {
         let py = args.py();
-        let (value, parts) = sendable(py, packed_arguments((args, kwargs))?)?;
+        let (value, parts) = sendable(py, packed_arguments_by((args, kwargs), pack_for_task)?)?;
         pool.packet(&value, parts).or_raise(py)
     }
 }
@@ -176,7 +176,7 @@ impl PyPool {
         let count = setups.len();
         // Workers that come later are set up with the same.
         let captured = |setup: Bound<'_, PyAny>| {
-            let (value, parts) = sendable(py, pack(&setup)?)?;
+            let (value, parts) = sendable(py, pack_for_task(&setup)?)?;
             Packet::captured(host.node(), &value, parts).or_raise(py)
         };
         let setups = setups.iter().map(captured).collect::<PyResult<_>>()?;
@@ -195,7 +195,7 @@ impl PyPool {
     /// A function that workers make of `function`.
     fn function(&self, function: &Bound<'_, PyAny>) -> PyResult<PyFunction> {
         let (py, pool) = (function.py(), self.pool(function.py())?);
-        let (value, parts) = sendable(py, pack(function)?)?;
+        let (value, parts) = sendable(py, pack_for_task(function)?)?;
         let definition = pool.packet(&value, parts).or_raise(py)?;
         Ok(PyFunction(Guarded::new(pool.function(definition))))
     }
@@ -351,7 +351,7 @@ impl Program for Worker {
         handlers::attached(|py| {
             let result = calls::apply(&self.opener, function.bind(py), "the task", value, &tensors)?;
             drop(tensors);
-            let packed = pack(&result).and_then(|packed| packet(py, packed));
+            let packed = pack_for_task(&result).and_then(|packed| packet(py, packed));
             packed.map_err(|error| told_pickled(py, &error, "the result cannot be sent"))
         })?
     }
@@ -372,5 +372,6 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<PyPool>()?;
     module.add_class::<PyJob>()?;
     module.add_class::<PyFunction>()?;
+    module.add_class::<PyShare>()?;
     module.setattr("_pool_work", wrap_pyfunction!(work, module)?)
 }

@@ -16,6 +16,7 @@
 //! | numpy array | `Tensor` |
 //! | torch tensor | `Tagged("torch", Tensor)` |
 //! | `sheave.Tensor` | `Tagged("sheave", Tensor)` |
+//! | numpy array that is read-only, among what tasks of pools take and return | `Tagged("read-only", Tensor)` |
 //! | complex, frozenset | `Tagged("complex", Scalar)`, `Tagged("frozenset", Set)` |
 //! | bytes and str of more than 64 KiB | `Tagged("bytes", Tensor)`, `Tagged("str", Tensor)` |
 //! | `sheave.Ref` | `Ref` |
@@ -25,12 +26,14 @@
 mod pack;
 mod unpack;
 
-pub(crate) use pack::{Packed, pack};
+pub(crate) use pack::{Packed, PyShare, pack, pack_for_task};
 pub(crate) use unpack::{Opener, Opens, opening};
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
+/// An array that nobody may write, where that is kept.
+const READ_ONLY: &str = "read-only";
 const TORCH: &str = "torch";
 const SHEAVE: &str = "sheave";
 const COMPLEX: &str = "complex";

@@ -6,7 +6,7 @@ of the standard library. Beyond that, in processes:
 - **A worker that dies** fails the task that it had begun, with `WorkerDied` that has its exit status and last lines. It
   is replaced, and nothing else is disturbed. `tries` says how often such a task is given to another worker.
 - **Arrays** of numpy, and tensors of torch, travel beside the pickle through shared memory. They are captured when the
-  task is submitted, and are the worker's own.
+  task is submitted, and are the worker's own; those that are read-only stay so. `Share` is for one that is not copied.
 - **Functions** of any kind: lambdas, local ones, those of a script or a notebook. A pool captures a function, and what
   it refers to, when it is submitted.
 - **Infinite iterables**: `imap` and `imap_unordered` are no more than some tasks ahead of whoever reads them.
@@ -18,6 +18,7 @@ of the standard library. Beyond that, in processes:
 [0, 1, 4, 9, 16]
 """
 
+from sheave._core import Share
 from sheave.pool._executor import BrokenPool, Executor
 from sheave.pool._pool import Pool
 from sheave.pool._results import AsyncResult, IMapIterator, MapResult, TimeoutError
@@ -31,6 +32,7 @@ __all__ = [
     "IMapIterator",
     "MapResult",
     "Pool",
+    "Share",
     "ThreadPool",
     "TimeoutError",
     "Worker",

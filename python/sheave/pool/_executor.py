@@ -31,9 +31,8 @@ class _Future(concurrent.futures.Future[T]):
         work = self._work
         if work is not None and not work.done():
             work.cancel()
-            if work.done() and isinstance(work.exception(), Cancelled):
-                return super().cancel()
-            return False
+            if not (work.done() and isinstance(work.exception(), Cancelled)):
+                return False
         return super().cancel()
 
 
@@ -135,26 +134,26 @@ class Executor(concurrent.futures.Executor):
         else:
             core.close()
 
-    def _broken(self, error: SheaveError) -> BaseException:
+    def _broken(self, error: BaseException) -> BaseException:
+        """What a task has failed with, or that nothing is done any more, because of that."""
         try:
             self._processes.core.check()
         except Closed:
             return error
-        except SheaveError:
-            return BrokenPool(f"the pool is broken: {error}")
+        except Exception:
+            broken = BrokenPool(f"the pool is broken: {error}")
+            broken.__cause__ = error
+            return broken
         return error
 
     def _settle(self, future: _Future[Any], work: Work[Any]) -> None:
         self._pending.discard(future)
+        error = work.exception()
+        if isinstance(error, Cancelled):
+            concurrent.futures.Future.cancel(future)
         if not future.set_running_or_notify_cancel():
             return
-        error = work.exception()
         if error is None:
             future.set_result(work.result())
-            return
-        if isinstance(error, SheaveError):
-            broken = self._broken(error)
-            if broken is not error:
-                broken.__cause__ = error
-                error = broken
-        future.set_exception(error)
+        else:
+            future.set_exception(self._broken(error))

@@ -6,11 +6,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from sheave._core import Mesh, PoolJob, ProcessPool, Work, init
 
-Output = Literal["prefix", "inherit", "quiet"]
+Output: TypeAlias = Literal["prefix", "inherit", "quiet"]
 
 _AHEAD = 32
 """Tasks of an `imap` that wait, run, or have a result that nobody has read, for each worker."""

@@ -146,7 +146,8 @@ class _Job:
         return (task.result(),)
 
     def take_all(self) -> tuple[list[Any], BaseException | None]:
-        results, first = [], None
+        results: list[Any] = []
+        first: BaseException | None = None
         while True:
             try:
                 taken = self.take()

@@ -1,6 +1,6 @@
 //! What Python has, made into values.
 
-use super::{BYTES, COMPLEX, FROZENSET, GLOBAL, LONG_BYTES, PICKLE, SHEAVE, STR, TORCH, pickling};
+use super::{BYTES, COMPLEX, FROZENSET, GLOBAL, LONG_BYTES, PICKLE, READ_ONLY, SHEAVE, STR, TORCH, pickling};
 use crate::errors::{self, OrRaise};
 use crate::import::{self, Access};
 use crate::references::PyRef;
@@ -12,7 +12,7 @@ use pyo3::types::{
     PyBool, PyBytes, PyCFunction, PyComplex, PyDict, PyFloat, PyFrozenSet, PyInt, PyList, PySet, PySlice, PyString,
     PyTuple, PyType,
 };
-use sheave_base::{ErrorKind, limits};
+use sheave_base::{Error, ErrorKind, limits};
 use sheave_mesh::Ref;
 use sheave_net::{Part, Parts};
 use sheave_tensor::{Dtype, Mode, Tensor};
@@ -29,7 +29,16 @@ pub(crate) struct Packed {
 
 /// Makes of `object` what can be sent. Its arrays are not copied yet.
 pub(crate) fn pack(object: &Bound<'_, PyAny>) -> PyResult<Packed> {
-    let mut packer = Packer { tensors: Parts::new(), refs: Vec::new(), left_bytes: VALUE_BYTES_MAX };
+    packed(object, false)
+}
+
+/// As [`pack`], for a task or what came of it: arrays that are read-only stay so, and what is to be shared is.
+pub(crate) fn pack_for_task(object: &Bound<'_, PyAny>) -> PyResult<Packed> {
+    packed(object, true)
+}
+
+fn packed(object: &Bound<'_, PyAny>, is_task: bool) -> PyResult<Packed> {
+    let mut packer = Packer { tensors: Parts::new(), refs: Vec::new(), left_bytes: VALUE_BYTES_MAX, is_task };
     if let Some(value) = packer.plain(object, 0)? {
         return Ok(Packed { value, tensors: packer.tensors, refs: packer.refs });
     }
@@ -41,6 +50,42 @@ struct Packer {
     refs: Vec<Ref>,
     /// Room for what is not beside the value.
     left_bytes: usize,
+    is_task: bool,
+}
+
+/// An array among the arguments of a task that is not copied: workers get the memory itself, in which all see what one
+/// of them, or this process, writes, at some time. `array` is a `sheave.Tensor` that `empty` of the mesh has made; there
+/// it is an array of numpy.
+///
+/// >>> import numpy as np
+/// >>> with sheave.pool.Pool(2) as pool:
+/// ...     counts = sheave.empty(4, "int64")
+/// ...     counts.numpy()[:] = 0
+/// ...     def count(counts, at):
+/// ...         counts[at] = at * at
+/// ...     _ = pool.starmap(count, [(sheave.pool.Share(counts), at) for at in range(4)])
+/// ...     counts.numpy().tolist()
+/// [0, 1, 4, 9]
+#[pyclass(name = "Share", module = "sheave.pool", frozen)]
+pub(crate) struct PyShare {
+    /// The array.
+    #[pyo3(get)]
+    array: Py<PyTensor>,
+}
+
+#[pymethods]
+impl PyShare {
+    #[new]
+    fn new(array: Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = array.py();
+        let class = array.get_type().name()?.to_string();
+        let refused = || {
+            let what = format!("a {class} is not shared; expected a sheave.Tensor");
+            let error = Error::new(ErrorKind::InvalidArgument, what);
+            errors::to_python(py, &error.hint("make it by sheave.empty, and write it by its numpy()"))
+        };
+        Ok(Self { array: array.cast_into_exact().map_err(|_| refused())?.unbind() })
+    }
 }
 
 impl Packer {
@@ -130,6 +175,7 @@ impl Packer {
             self.refs.push(reference);
             return Ok(Some(value));
         }
+        let mut mode = Mode::Copy;
         let (tag, tensor) = if object.cast_exact::<PyBytes>().is_ok() {
             (Some(BYTES), import::tensor(object, Access::Read)?)
         } else if let Ok(text) = object.cast_exact::<PyString>() {
@@ -142,13 +188,18 @@ impl Packer {
                 return Ok(None);
             }
             let Some(tensor) = elements(object)? else { return Ok(None) };
-            (None, tensor)
+            (if self.is_task && tensor.buffer().is_read_only() { Some(READ_ONLY) } else { None }, tensor)
         } else if is(class(py, &TENSOR, "torch", "Tensor")?) {
             if !is_simple(object)? {
                 return Ok(None);
             }
             let Some(tensor) = elements(object)? else { return Ok(None) };
             (Some(TORCH), tensor)
+        } else if self.is_task
+            && let Ok(share) = object.cast_exact::<PyShare>()
+        {
+            mode = Mode::Share;
+            (None, share.get().array.get().handle(py)?)
         } else {
             return global(object);
         };
@@ -156,7 +207,7 @@ impl Packer {
             return Ok(None);
         }
         let value = Value::Tensor(u32::try_from(self.tensors.len()).unwrap_or(u32::MAX));
-        self.tensors.push(Part::new(tensor, Mode::Copy));
+        self.tensors.push(Part::new(tensor, mode));
         Ok(Some(match tag {
             Some(tag) => tagged(tag, value),
             None => value,

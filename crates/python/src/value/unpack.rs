@@ -1,6 +1,6 @@
 //! Values, made into what Python has.
 
-use super::{BYTES, COMPLEX, FROZENSET, GLOBAL, PICKLE, SHEAVE, STR, TORCH, pickling};
+use super::{BYTES, COMPLEX, FROZENSET, GLOBAL, PICKLE, READ_ONLY, SHEAVE, STR, TORCH, pickling};
 use crate::errors::{self, OrRaise};
 use crate::references::PyRef;
 use crate::tensor::PyTensor;
@@ -146,6 +146,7 @@ impl<'py> Unpacker<'_, 'py> {
         match (tag, value) {
             (PICKLE, Value::List(items)) => self.opened(items),
             (GLOBAL, Value::Str(name)) => self.global(&name),
+            (READ_ONLY, Value::Tensor(index)) => self.read_only(index),
             (SHEAVE, Value::Tensor(index)) => Ok(self.tensor(index)?.into_any()),
             (TORCH, Value::Tensor(index)) => self.torch(index),
             (BYTES, Value::Tensor(index)) => Ok(self.bytes(index)?.into_any()),
@@ -179,6 +180,12 @@ impl<'py> Unpacker<'_, 'py> {
             return Err(self.error(ErrorKind::Protocol, format!("tensor {index} of {}", self.tensors.len())));
         };
         Bound::new(self.py, PyTensor::new(owned(tensor).or_raise(self.py)?))
+    }
+
+    fn read_only(&self, index: u32) -> PyResult<Bound<'py, PyAny>> {
+        let array = PyTensor::numpy(&self.tensor(index)?)?;
+        array.call_method1("setflags", (false,))?;
+        Ok(array)
     }
 
     fn torch(&self, index: u32) -> PyResult<Bound<'py, PyAny>> {

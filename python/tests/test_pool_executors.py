@@ -1,0 +1,166 @@
+"""sheave.pool.Executor and sheave.pool.ThreadPool."""
+
+import asyncio
+import concurrent.futures
+import itertools
+import os
+import threading
+import time
+
+import pytest
+import sheave
+import sheave.pool
+
+PATIENCE = 60
+
+
+def square(number):
+    return number * number
+
+
+@pytest.fixture(scope="module")
+def executor():
+    with sheave.pool.Executor(2) as executor:
+        yield executor
+
+
+def test_it_does_what_executors_do(executor):
+    assert isinstance(executor, concurrent.futures.Executor)
+    futures = [executor.submit(square, number) for number in range(20)]
+    done, left = concurrent.futures.wait(futures, timeout=PATIENCE)
+    assert len(done) == 20 and not left
+    assert [future.result() for future in futures] == [number * number for number in range(20)]
+    assert {future.result() for future in concurrent.futures.as_completed(futures)} == {n * n for n in range(20)}
+    assert executor.submit(pow, 2, exp=5).result(PATIENCE) == 32
+    assert list(executor.map(pow, [2, 3], [3, 2])) == [8, 9]
+    assert list(executor.map(pow, range(10), range(10), chunksize=3)) == [number**number for number in range(10)]
+    with pytest.raises(ValueError, match="chunksize"):
+        executor.map(square, [1], chunksize=0)
+
+
+def test_exceptions_and_timeouts_are_those_of_futures(executor):
+    future = executor.submit(int, "x")
+    assert isinstance(future.exception(PATIENCE), ValueError)
+    with pytest.raises(ValueError, match="invalid literal"):
+        future.result()
+    with pytest.raises(concurrent.futures.TimeoutError):
+        list(executor.map(time.sleep, [0.5], timeout=0.01))
+    heard = threading.Event()
+    executor.submit(square, 1).add_done_callback(lambda _: heard.set())
+    assert heard.wait(PATIENCE)
+
+
+def test_a_future_is_cancelled_until_a_worker_has_it():
+    with sheave.pool.Executor(1) as executor:
+        running = executor.submit(time.sleep, 0.3)
+        waiting = [executor.submit(square, number) for number in range(50)]
+        assert waiting[-1].cancel() and waiting[-1].cancelled()
+        with pytest.raises(concurrent.futures.CancelledError):
+            waiting[-1].result(PATIENCE)
+        assert running.result(PATIENCE) is None and not running.cancel()
+        assert [future.result(PATIENCE) for future in waiting[:-1]] == [number * number for number in range(49)]
+
+
+def test_it_runs_what_asyncio_gives_it(executor):
+    async def both():
+        loop = asyncio.get_running_loop()
+        return await asyncio.gather(*(loop.run_in_executor(executor, square, number) for number in range(5)))
+
+    assert asyncio.run(both()) == [0, 1, 4, 9, 16]
+
+
+def test_a_worker_that_dies_fails_its_task_alone(executor):
+    futures = [executor.submit(square, number) for number in range(50)]
+    died = executor.submit(os._exit, 4)
+    assert isinstance(died.exception(PATIENCE), sheave.WorkerDied)
+    assert [future.result(PATIENCE) for future in futures] == [number * number for number in range(50)]
+    assert executor.submit(square, 3).result(PATIENCE) == 9
+
+
+def test_shutdown_waits_or_cancels():
+    executor = sheave.pool.Executor(1)
+    futures = [executor.submit(time.sleep, 0.01) for _ in range(10)]
+    executor.shutdown()
+    assert all(future.done() and future.exception() is None for future in futures)
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        executor.submit(square, 1)
+    executor.shutdown()
+    executor = sheave.pool.Executor(1)
+    futures = [executor.submit(time.sleep, 0.2) for _ in range(20)]
+    executor.shutdown(cancel_futures=True)
+    assert all(future.done() for future in futures) and futures[-1].cancelled()
+    executor = sheave.pool.Executor(1)
+    future = executor.submit(time.sleep, 0.1)
+    executor.shutdown(wait=False)
+    assert future.result(PATIENCE) is None
+
+
+def test_an_initializer_that_raises_breaks_it(capfd):
+    with sheave.pool.Executor(1, initializer=exec, initargs=("raise LookupError('none')",)) as executor:
+        future = executor.submit(square, 1)
+        with pytest.raises(sheave.pool.BrokenPool, match="none") as raised:
+            future.result(PATIENCE)
+        assert isinstance(raised.value, concurrent.futures.BrokenExecutor)
+        with pytest.raises(sheave.pool.BrokenPool):
+            executor.submit(square, 1)
+    with pytest.raises(ValueError, match="max_workers"):
+        sheave.pool.Executor(0)
+    capfd.readouterr()
+
+
+def test_threads_do_what_processes_do():
+    with sheave.pool.ThreadPool(2) as pool:
+        assert pool.apply(square, (3,)) == 9
+        assert pool.map(square, range(10)) == [number * number for number in range(10)]
+        assert pool.starmap(pow, [(2, 3)]) == [8]
+        assert list(pool.imap(square, range(10), 3)) == [number * number for number in range(10)]
+        assert sorted(pool.imap_unordered(square, range(10))) == sorted(number * number for number in range(10))
+        assert pool.map(square, []) == [] and list(pool.imap(square, [])) == []
+        endless = pool.imap(square, itertools.count())
+        assert [next(endless) for _ in range(100)] == [number * number for number in range(100)]
+        with pytest.raises(ZeroDivisionError):
+            pool.apply(lambda: 1 / 0)
+        with pytest.raises(sheave.Remote, match="SystemExit"):
+            pool.apply(exit)
+        kept = object()
+        assert pool.apply(lambda: kept) is kept
+        heard = threading.Event()
+        pool.map_async(square, [1], callback=lambda results: results == [1] and heard.set())
+        assert heard.wait(PATIENCE)
+        with pytest.raises(sheave.pool.TimeoutError):
+            pool.apply_async(time.sleep, (0.3,)).get(0.01)
+
+
+def test_threads_are_set_up_and_have_contexts():
+    begun = []
+    with sheave.pool.ThreadPool(initializer=begun.append, initargs=(1,), contexts="ab") as pool:
+        assert set(pool.map(lambda _: time.sleep(0.01) or sheave.pool.context(), range(20), 1)) == {"a", "b"}
+    assert begun == [1, 1]
+
+
+def test_a_task_that_waits_for_its_own_pool_does_what_it_waits_for():
+    with sheave.pool.ThreadPool(2) as pool:
+
+        def total(depth):
+            return 1 if depth == 0 else sum(pool.map(total, [depth - 1] * 2, 1))
+
+        assert pool.apply_async(total, (6,)).get(PATIENCE) == 64
+        nested = pool.map_async(lambda number: pool.apply(square, (number,)), range(20), 1)
+        assert nested.get(PATIENCE) == [number * number for number in range(20)]
+
+
+def test_threads_are_closed_and_terminated():
+    pool = sheave.pool.ThreadPool(1)
+    results = [pool.apply_async(time.sleep, (0.01,)) for _ in range(5)]
+    pool.close()
+    pool.join()
+    assert all(result.successful() for result in results)
+    with pytest.raises(ValueError, match="not running"):
+        pool.apply(square, (1,))
+    pool = sheave.pool.ThreadPool(1)
+    running, waiting = pool.apply_async(time.sleep, (0.1,)), pool.apply_async(square, (1,))
+    time.sleep(0.02)
+    pool.terminate()
+    with pytest.raises(sheave.Cancelled):
+        waiting.get(PATIENCE)
+    assert running.get(PATIENCE) is None
