@@ -7,10 +7,10 @@ import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from sheave._core import Cancelled, Closed, Mesh, SheaveError, Work
-from sheave.pool._processes import Options, Output, Processes, counted
+from sheave.pool._processes import Options, Processes, counted
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class Executor(concurrent.futures.Executor):
         tries: int = 0,
         label: str = "worker",
         env: Mapping[str, str] | None = None,
-        output: Output = "prefix",
+        output: Literal["prefix", "inherit", "quiet"] = "prefix",
         timeout: float | None = 60.0,
     ) -> None:
         if max_workers is not None and max_workers <= 0:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from sheave._core import Closed, Mesh
 from sheave.pool._processes import (
     Options,
-    Output,
     Processes,
     batched,
     check_callable,
@@ -63,7 +62,7 @@ class Pool:
         tries: int = 0,
         label: str = "worker",
         env: Mapping[str, str] | None = None,
-        output: Output = "prefix",
+        output: Literal["prefix", "inherit", "quiet"] = "prefix",
         timeout: float | None = 60.0,
     ) -> None:
         options = Options(mesh, contexts, tries, label, env, output, timeout)

@@ -6,11 +6,9 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 from sheave._core import Mesh, PoolJob, ProcessPool, Work, init
-
-Output: TypeAlias = Literal["prefix", "inherit", "quiet"]
 
 _AHEAD = 32
 """Tasks of an `imap` that wait, run, or have a result that nobody has read, for each worker."""
@@ -30,7 +28,7 @@ class Options(NamedTuple):
     tries: int = 0
     label: str = "worker"
     env: Mapping[str, str] | None = None
-    output: Output = "prefix"
+    output: Literal["prefix", "inherit", "quiet"] = "prefix"
     timeout: float | None = 60.0
 
 

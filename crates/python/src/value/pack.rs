@@ -54,8 +54,8 @@ struct Packer {
 }
 
 /// An array among the arguments of a task that is not copied: workers get the memory itself, in which all see what one
-/// of them, or this process, writes, at some time. `array` is a `sheave.Tensor` that `empty` of the mesh has made; there
-/// it is an array of numpy.
+/// of them, or this process, writes, at some time. `array` is a `sheave.Tensor` that `empty` of the mesh has made;
+/// there it is an array of numpy.
 ///
 /// >>> import numpy as np
 /// >>> with sheave.pool.Pool(2) as pool:
