@@ -7,6 +7,7 @@ mod link;
 mod mesh;
 mod pair;
 mod peer;
+mod pool;
 mod python;
 mod report;
 mod rpc;
@@ -89,6 +90,13 @@ pub(crate) enum Command {
     /// memory, and `start` begins a session and waits for its first result. Rust is measured always, and Python where
     /// one is named, each beside what it may take; TVM's Disco runs in turn where a Python with it is named.
     Session(session::Arguments),
+    /// Measures tasks of a pool of two Python processes.
+    ///
+    /// `tasks` is the time per task where 10,000 that do nothing are mapped in chunks of one, and `awaited` that of one
+    /// until its result is there. `array` takes an array of 16 MiB, `echoed` brings it back too, and `shared` takes one
+    /// that workers reach where it lies. Each stands beside what it may take; the pools of the standard library run in
+    /// turn, and those of loky and torch where a Python with them is named.
+    Pool(pool::Arguments),
     /// A worker or a node of a session that is measured.
     #[command(hide = true)]
     SessionChild,
@@ -123,7 +131,8 @@ impl Command {
             | Self::Exchange(_)
             | Self::Python(_)
             | Self::Rpc(_)
-            | Self::Session(_) => false,
+            | Self::Session(_)
+            | Self::Pool(_) => false,
             Self::LinkChild
             | Self::CollectiveChild
             | Self::LimitChild
@@ -425,6 +434,7 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
         Command::Python(arguments) => python::run(&arguments),
         Command::Rpc(arguments) => rpc::run(&arguments),
         Command::Session(arguments) => session::run(&arguments),
+        Command::Pool(arguments) => pool::run(&arguments),
         Command::SessionChild => session::run_child(),
         Command::LinkChild => child::run(),
         Command::CollectiveChild => collective::follow(),

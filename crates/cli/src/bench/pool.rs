@@ -1,0 +1,227 @@
+//! `sheave bench pool`: tasks of pools of processes, beside those of the standard library, of loky and of torch.
+//!
+//! Everything is measured by one script that this binary carries, `benches/python/pool.py`, in a Python in which sheave
+//! is installed, and for the others in one that has them.
+
+use super::child::{no_times, record};
+use super::link::show_progress;
+use super::peer::parse;
+use super::report::{self, Row};
+use super::script::Script;
+use crate::Failure;
+use clap::ValueEnum;
+use sheave_base::Result;
+use std::path::PathBuf;
+use std::time::Duration;
+
+const PROGRAM: &str = include_str!("../../../../benches/python/pool.py");
+
+/// Mark before the numbers of a line.
+const MARK: &str = "times:";
+/// Column of the times that a case may take.
+const ALLOWED: &str = "allowed";
+const OURS: &str = "sheave";
+const LOKY: &str = "loky";
+const TORCH: &str = "torch";
+/// Workers of each pool, as the script has them.
+const WORKERS: u32 = 2;
+
+/// A run that takes longer has hung.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Choices of `sheave bench pool`.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Arguments {
+    /// The Python in which sheave is installed; the pools of its standard library run beside.
+    #[arg(long, value_name = "PYTHON", default_value = "python3")]
+    python: PathBuf,
+    /// Run loky's pool beside, by a Python in which it is installed.
+    #[arg(long, value_name = "PYTHON")]
+    loky: Option<PathBuf>,
+    /// Run torch.multiprocessing's pool beside, by a Python in which torch is installed.
+    #[arg(long, value_name = "PYTHON")]
+    torch: Option<PathBuf>,
+    /// Measure this case only; may be given several times.
+    #[arg(long, value_name = "NAME")]
+    case: Vec<Case>,
+    /// Run no other pool beside.
+    #[arg(long)]
+    no_peer: bool,
+    /// Fewer iterations.
+    #[arg(long)]
+    quick: bool,
+    /// Print one JSON object per line instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// Measure everything so often, in turn with the peers; 3 unless given, or 1 with --quick.
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100))]
+    turns: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum Case {
+    /// Tasks that do nothing, in chunks of one: the time per task.
+    Tasks,
+    /// One task that does nothing, until its result is there.
+    Awaited,
+    /// One task that takes an array of 16 MiB.
+    Array,
+    /// One task that takes such an array and returns it.
+    Echoed,
+    /// One task that takes such an array, which workers reach where it lies.
+    Shared,
+}
+
+impl Case {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Tasks => "tasks",
+            Self::Awaited => "awaited",
+            Self::Array => "array",
+            Self::Echoed => "echoed",
+            Self::Shared => "shared",
+        }
+    }
+
+    /// How often, and how often in a quick run.
+    fn rounds(self) -> (u32, u32) {
+        match self {
+            Self::Tasks => (7, 3),
+            Self::Awaited => (1000, 200),
+            Self::Array | Self::Echoed | Self::Shared => (30, 7),
+        }
+    }
+
+    /// The time that it may take.
+    fn allowed(self) -> Duration {
+        Duration::from_micros(match self {
+            Self::Tasks => 6,
+            Self::Awaited => 25,
+            Self::Array => 4000,
+            Self::Echoed => 6000,
+            Self::Shared => 60,
+        })
+    }
+}
+
+/// A run of the benchmark: its programs, and the rows so far.
+struct Bench<'a> {
+    arguments: &'a Arguments,
+    ours: Script,
+    /// Others by the names of their rows.
+    peers: Vec<(&'static str, Script)>,
+    rows: Vec<Row>,
+}
+
+/// Measures and reports.
+pub(super) fn run(arguments: &Arguments) -> std::result::Result<(), Failure> {
+    let mut bench = Bench::new(arguments)?;
+    let turns = arguments.turns.unwrap_or(if arguments.quick { 1 } else { 3 });
+    let chosen = &arguments.case;
+    for turn in 1..=turns {
+        for case in Case::value_variants().iter().filter(|case| chosen.is_empty() || chosen.contains(case)) {
+            show_progress(&format!("turn {turn} of {turns}: {}", case.name()));
+            bench.measure(*case).map_err(|error| error.context(case.name()))?;
+        }
+    }
+    show_progress("");
+    let rows = bench.rows;
+    let mut stdout = std::io::stdout().lock();
+    if arguments.json { report::json(&rows, &mut stdout) } else { report::table(&rows, &mut stdout) }
+}
+
+impl<'a> Bench<'a> {
+    fn new(arguments: &'a Arguments) -> std::result::Result<Self, Failure> {
+        let script = |whose, python, flag, modules| Script::checked(whose, PROGRAM, python, flag, modules);
+        let ours = script(OURS, &arguments.python, "--python", "sheave.pool, numpy")?;
+        let mut peers = Vec::new();
+        if !arguments.no_peer {
+            for whose in ["multiprocessing", "futures"] {
+                peers.push((whose, script(whose, &arguments.python, "--python", "numpy")?));
+            }
+        }
+        if let Some(python) = &arguments.loky {
+            peers.push((LOKY, script(LOKY, python, "--loky", "loky, numpy")?));
+        }
+        if let Some(python) = &arguments.torch {
+            peers.push((TORCH, script(TORCH, python, "--torch", "torch")?));
+        }
+        Ok(Self { arguments, ours, peers, rows: Vec::new() })
+    }
+
+    fn measure(&mut self, case: Case) -> Result<()> {
+        let (rounds, quick) = case.rounds();
+        let rounds = if self.arguments.quick { quick } else { rounds };
+        for (bytes, times) in printed(&self.ours, OURS, case, rounds)? {
+            self.add(case, bytes, OURS, Some(case.allowed()), &times);
+        }
+        if case == Case::Shared {
+            return Ok(());
+        }
+        for at in 0..self.peers.len() {
+            let (whose, script) = &self.peers[at];
+            let whose = *whose;
+            // A peer that fails leaves its rows out.
+            match printed(script, whose, case, rounds) {
+                Ok(measured) => measured.iter().for_each(|(bytes, times)| self.add(case, *bytes, whose, None, times)),
+                Err(error) => crate::say(&format!("a run of {whose} is left out: {error}"), true),
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds times to the row that they belong to, and what they may be to one beside it.
+    fn add(&mut self, case: Case, bytes: usize, whose: &'static str, allowed: Option<Duration>, times_ns: &[u64]) {
+        let row = self.row(case, bytes, whose, allowed.map(|_| (case.name(), ALLOWED)));
+        times_ns.iter().for_each(|time_ns| record(&mut self.rows[row].times, Duration::from_nanos(*time_ns)));
+        if let Some(allowed) = allowed {
+            let row = self.row(case, bytes, ALLOWED, None);
+            if self.rows[row].times.is_empty() {
+                record(&mut self.rows[row].times, allowed);
+            }
+        }
+    }
+
+    fn row(
+        &mut self,
+        case: Case,
+        bytes: usize,
+        transport: &'static str,
+        compared_with: Option<(&'static str, &'static str)>,
+    ) -> usize {
+        let row = Row {
+            bench: "pool",
+            case: case.name(),
+            bytes,
+            ranks: WORKERS,
+            transport,
+            language: "python",
+            compared_with,
+            target: compared_with.map(|_| 1.0),
+            times: no_times(),
+        };
+        report::place(&mut self.rows, row)
+    }
+}
+
+fn printed(script: &Script, whose: &str, case: Case, rounds: u32) -> Result<Vec<(usize, Vec<u64>)>> {
+    let mut command = script.command();
+    command.args([whose, case.name(), &rounds.to_string()]);
+    let printed = script.output(&mut command, LIMIT)?;
+    printed.lines().map(|line| parse(line.rsplit(MARK).next().unwrap_or(line))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_script_knows_all_cases_and_has_as_many_workers() {
+        assert!(PROGRAM.contains(&format!("WORKERS = {WORKERS}\n")));
+        for case in Case::value_variants() {
+            assert_eq!(case.to_possible_value().map(|value| value.get_name().to_owned()), Some(case.name().to_owned()));
+            assert!(PROGRAM.contains(&format!("`{}`", case.name())), "{}", case.name());
+        }
+    }
+}
