@@ -4,7 +4,7 @@
 
 Arguments: whose pool, a case, and the number of rounds. It prints lines: bytes, and nanoseconds of rounds.
 
-Pools: `sheave`, `multiprocessing`, `futures` (concurrent.futures), `loky`, `torch` (torch.multiprocessing, with tensors).
+Pools: `sheave`, `multiprocessing`, `futures` (concurrent.futures), `loky`, `torch` (torch.multiprocessing and tensors).
 Cases: `tasks` maps a function that does nothing over 10,000 numbers in chunks of one, and its time is that of one;
 `awaited` is one such task until its result is there; `array` takes an array of 16 MiB, `echoed` brings it back too,
 and `shared` takes one that workers reach where it lies, which is sheave's alone. Two workers.

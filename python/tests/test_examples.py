@@ -133,3 +133,13 @@ def test_tensor_parallel(start_example, kind):
     assert example.returncode == 0, said
     found = re.fullmatch(rf"4 {kind}: difference (\S+), \S+ ms per batch\n", said)
     assert found is not None and float(found[1]) < 1e-5, said
+
+
+def test_search_by_a_pool(start_example):
+    """A search finds settings that do well, and outlives a worker that is killed."""
+    search = start_example("search.py", "--workers", "2", "--rounds", "2", "--features", "512")
+    said = search.communicate(timeout=50)[0]
+    assert search.returncode == 0, said
+    assert float(re.search(r"accuracy ([\d.]+)", said).group(1)) > 0.95
+    assert "63 MiB of features" in said or "64 MiB of features" in said
+    assert "signal 9" in said and "goes on: 6" in said

@@ -245,6 +245,10 @@ def test_an_array_may_be_shared(pool):
     small = sheave.empty(2, "int64")
     pool.apply(write, (sheave.pool.Share(small), 1))
     assert small.numpy()[1] == 1
+    fixed = sheave.pool.Share(small, read_only=True)
+    with pytest.raises(ValueError, match="read-only"):
+        pool.apply(write, (fixed, 0))
+    assert pool.apply(lambda array: int(array[1]), (fixed,)) == 1
     with pytest.raises(sheave.InvalidArgument, match="ndarray is not shared"):
         sheave.pool.Share(np.zeros(3))
 

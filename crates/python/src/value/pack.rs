@@ -54,8 +54,8 @@ struct Packer {
 }
 
 /// An array among the arguments of a task that is not copied: workers get the memory itself, in which all see what one
-/// of them, or this process, writes, at some time. `array` is a `sheave.Tensor` that `empty` of the mesh has made;
-/// there it is an array of numpy.
+/// of them, or this process, writes, at some time; with `read_only` workers cannot. `array` is a `sheave.Tensor` that
+/// `empty` of the mesh has made; there it is an array of numpy.
 ///
 /// >>> import numpy as np
 /// >>> with sheave.pool.Pool(2) as pool:
@@ -71,12 +71,16 @@ pub(crate) struct PyShare {
     /// The array.
     #[pyo3(get)]
     array: Py<PyTensor>,
+    /// Whether workers cannot write it.
+    #[pyo3(get)]
+    read_only: bool,
 }
 
 #[pymethods]
 impl PyShare {
     #[new]
-    fn new(array: Bound<'_, PyAny>) -> PyResult<Self> {
+    #[pyo3(signature = (array, read_only = false))]
+    fn new(array: Bound<'_, PyAny>, read_only: bool) -> PyResult<Self> {
         let py = array.py();
         let class = array.get_type().name()?.to_string();
         let refused = || {
@@ -84,7 +88,7 @@ impl PyShare {
             let error = Error::new(ErrorKind::InvalidArgument, what);
             errors::to_python(py, &error.hint("make it by sheave.empty, and write it by its numpy()"))
         };
-        Ok(Self { array: array.cast_into_exact().map_err(|_| refused())?.unbind() })
+        Ok(Self { array: array.cast_into_exact().map_err(|_| refused())?.unbind(), read_only })
     }
 }
 
@@ -199,7 +203,8 @@ impl Packer {
             && let Ok(share) = object.cast_exact::<PyShare>()
         {
             mode = Mode::Share;
-            (None, share.get().array.get().handle(py)?)
+            let share = share.get();
+            (if share.read_only { Some(READ_ONLY) } else { None }, share.array.get().handle(py)?)
         } else {
             return global(object);
         };
