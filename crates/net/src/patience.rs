@@ -5,8 +5,9 @@
 //! needs this very one, and the third where somebody else takes the core or the wait is long. [`WaitPolicy`] says how
 //! much of the first two there may be at most; how much there is follows from two things that waits tell:
 //!
-//! * **The core was needed.** Waits that end with the first turn for which the core was given away have kept it in
-//!   vain, and the next ones keep it half as long; those that end before, or soon after it, twice as long again.
+//! * **The core was needed.** Waits that end with the first turn for which the core was given away, and in which
+//!   somebody ran, have kept it in vain, and the next ones keep it half as long; those that end before, or soon after
+//!   it, twice as long again.
 //! * **Strangers.** A core that is given away usually comes back within microseconds. From a stranger who computes it
 //!   comes back after a time slice, which is a thousand times longer, while a thread that is woken gets it nearly at
 //!   once. So each turn is measured, and after a long one waits do not give way but sleep, for twice as long as was
@@ -51,12 +52,19 @@ impl WaitPolicy {
 /// Polls between two looks at the clock, which costs as much as a few polls.
 const ROUNDS: u32 = 16;
 
+/// The same for a wait that has learnt to keep its core for less than [`LOOKING`]: to poll as often as others would
+/// keep it for microseconds from whoever is waited for, which is what the wait has learnt not to do.
+const ROUNDS_BRIEF: u32 = 2;
+
 /// Turns between two looks at the clock where more ranks are there than cores, and nobody measures turns.
 const TURNS_PER_LOOK: u32 = 4;
 
 /// A turn of others on the core that is this long was a stranger's: ranks that wait for each other poll for
 /// microseconds between two turns, and a time slice has milliseconds.
 const TURN_LONG: Duration = Duration::from_micros(500);
+
+/// A turn in which another thread runs takes at least as long: two switches and what it does.
+const TURN_TAKEN_MIN: Duration = Duration::from_micros(1);
 
 /// Waits that give the core away and get it back at once, after which strangers are forgotten.
 const WAITS_SHORT: u64 = 512;
@@ -322,6 +330,7 @@ pub struct Course<'a, P = ThisProcessor> {
     gives_way: bool,
     /// Times that it has given its core away since something moved.
     turns: u32,
+    last_turn: Duration,
     measures_turns: bool,
     /// Strangers had the core.
     is_left: bool,
@@ -340,6 +349,7 @@ impl<'a, P: Processor> Course<'a, P> {
             looked: None,
             gives_way,
             turns: 0,
+            last_turn: Duration::ZERO,
             measures_turns: patience.may_keep(),
             is_left: false,
         }
@@ -370,7 +380,8 @@ impl<'a, P: Processor> Course<'a, P> {
         match self.turns {
             _ if self.is_left => None,
             0 => Some(false),
-            1 => Some(true),
+            // Nobody has taken a turn that was over at once.
+            1 => Some(self.last_turn >= TURN_TAKEN_MIN),
             _ => {
                 let length = self.looked?.saturating_duration_since(self.quiet_since?);
                 (length <= self.patience.most_spin()).then_some(false)
@@ -402,6 +413,7 @@ impl<'a, P: Processor> Course<'a, P> {
                 let now = self.patience.processor.now();
                 self.looked = Some(now);
                 let turn = now.saturating_duration_since(before);
+                self.last_turn = turn;
                 if self.patience.had_a_turn(now, turn) {
                     self.leave_to_strangers();
                 }
@@ -423,6 +435,7 @@ impl<'a, P: Processor> Course<'a, P> {
             self.turns = 0;
         }
         let rounds_per_look = match (self.gives_way, self.measures_turns) {
+            (false, _) if self.plan.spin < LOOKING => ROUNDS_BRIEF,
             (false, _) => ROUNDS,
             (true, false) => TURNS_PER_LOOK,
             (true, true) => 1,

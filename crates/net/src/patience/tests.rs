@@ -213,6 +213,20 @@ fn f37_long_waits_do_not_make_short_ones_give_their_cores_away() {
 }
 
 #[test]
+fn f37_a_core_is_given_away_at_once_where_that_was_learnt_and_kept_again_whatever_comes_how_soon() {
+    for nanos in (100..3000).step_by(100) {
+        let played = played();
+        let patience = Patience::on(&played, MOST);
+        played.others.set(Others::Peer);
+        let last = (0..40).map(|_| wait(&patience, Duration::ZERO).1).last().expect("there are some");
+        assert!(last <= Duration::from_nanos(2600), "{last:?}, of which the peer had 2 µs");
+        played.others.set(Others::Nobody);
+        waits(&patience, 40, Duration::from_nanos(nanos));
+        assert_eq!(wait(&patience, Duration::from_nanos(nanos)).0, Ended::Kept, "{nanos} ns");
+    }
+}
+
+#[test]
 fn f37_a_wait_gives_its_core_away_for_as_long_as_it_may_whatever_the_last_ones_were() {
     let played = played();
     let patience = Patience::on(&played, MOST);
