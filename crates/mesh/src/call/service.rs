@@ -6,7 +6,7 @@ use super::form::Written;
 use super::lane::Lane;
 use super::name::Text;
 use super::one_way::Heard;
-use super::serving::{CallId, Counted, Delivery, Serves};
+use super::serving::{Begins, CallId, Counted, Delivery, Serves};
 use crate::driver::Shared;
 use crate::endpoints::ANSWERS;
 use crate::engine::Member;
@@ -157,8 +157,37 @@ impl Replies for Request {
     }
 }
 
+impl Replies for Delivery {
+    fn reply(&self) -> &Reply {
+        &self.reply
+    }
+
+    fn into_reply(self) -> Reply {
+        self.reply
+    }
+}
+
 /// A service of named methods as the node keeps it.
 pub(super) struct ByName<S>(pub(super) S);
+
+impl<S: Service> ByName<S> {
+    /// Reads a request on the thread of the service, and handles it: whoever has brought it, which may be its caller,
+    /// has other things to do.
+    fn handle_own(&self, mut delivery: Delivery) {
+        let Some(shared) = delivery.reply.way.as_ref().and_then(Way::shared) else { return };
+        let read = Request::read(&shared, &self.0, &delivery);
+        drop(shared);
+        match read {
+            Ok((method, args)) => {
+                delivery.reply.is_of(&method);
+                let Delivery { from, tensors, brought, reply, .. } = delivery;
+                let (refs, promises) = (brought.refs, brought.promises);
+                self.0.handle(Request { from, method, args, tensors, refs, promises, reply });
+            }
+            Err(error) => delivery.refuse(error),
+        }
+    }
+}
 
 impl<S: Service> Serves for ByName<S> {
     fn lane(&self) -> Lane {
@@ -167,13 +196,16 @@ impl<S: Service> Serves for ByName<S> {
 
     fn deliver(self: Arc<Self>, shared: &Arc<Shared>, mut delivery: Delivery) {
         let (lane, number) = (self.0.lane(), delivery.service);
+        if lane == Lane::Own {
+            let begins = std::mem::replace(&mut delivery.begins, Begins(None));
+            let pace = lane.pace(Duration::ZERO);
+            return shared.submit((number, pace, None), begins, delivery, move |delivery| self.handle_own(delivery));
+        }
         let (method, args) = match Request::read(shared, &self.0, &delivery) {
             Ok(read) => read,
             Err(error) => return delivery.refuse(error),
         };
-        if !method.is_empty() {
-            delivery.reply.is_for(|| Text::Shared(method.as_str().into()));
-        }
+        delivery.reply.is_of(&method);
         let Delivery { from, tensors, brought, reply, begins, .. } = delivery;
         let (refs, promises) = (brought.refs, brought.promises);
         let request = Request { from, method, args, tensors, refs, promises, reply };
@@ -263,6 +295,13 @@ impl Reply {
     pub(super) fn is_for(&mut self, method: impl FnOnce() -> Text) {
         if let Some(heard) = self.way.as_mut().and_then(|way| way.one_way.as_mut()) {
             heard.method = method();
+        }
+    }
+
+    /// As [`Reply::is_for`], of a method that has a name.
+    fn is_of(&mut self, method: &str) {
+        if !method.is_empty() {
+            self.is_for(|| Text::Shared(method.into()));
         }
     }
 
