@@ -33,7 +33,7 @@ mod time;
 mod told;
 mod weak;
 
-pub use call::{Answer, AnswerOf, Call, CallOptions, Callers, Lane, Leases, Method, Methods, Reply, Request};
+pub use call::{Answer, AnswerOf, ArgList, Call, CallOptions, Callers, Lane, Leases, Method, Methods, Reply, Request};
 pub use call::{Room, Service, ServiceName, TypedReply, TypedRequest, TypedService};
 pub use config::{Config, check_environment};
 pub use engine::{Death, Expected, GroupId, GroupRecord, Member, Role};

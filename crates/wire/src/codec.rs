@@ -80,6 +80,25 @@ pub fn encode_to(value: &Value, out: &mut Vec<u8>) -> Result<()> {
     }
 }
 
+/// Appends what a [`Value::List`] of so many items begins with. They follow, each by [`encode_to`].
+///
+/// ```
+/// use sheave_wire::{Value, codec};
+///
+/// let (mut bytes, items) = (Vec::new(), [Value::Int(7), Value::from("text")]);
+/// codec::encode_list_head_to(items.len(), &mut bytes)?;
+/// items.iter().try_for_each(|item| codec::encode_to(item, &mut bytes))?;
+/// assert_eq!(codec::decode(&bytes)?, Value::List(items.to_vec()));
+/// # Ok::<(), sheave_base::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// `LimitExceeded` for more items than a list may have.
+pub fn encode_list_head_to(count: usize, out: &mut Vec<u8>) -> Result<()> {
+    put_count(out, tag::LIST, count, 0)
+}
+
 /// Appends the bytes of a [`Value::Str`] of this text to `out`: what [`encode_to`] appends, without the value.
 ///
 /// # Errors

@@ -8,7 +8,7 @@ use super::{Answer, CANCELLED, Call, CallOptions, HERE, Leases, Method, UNLINKED
 use crate::awaited::Sort;
 use crate::driver::Shared;
 use crate::endpoints::{CALLS, REQUESTS};
-use crate::reference::{Mention, Ref, names_in};
+use crate::reference::{Mention, Ref, Refs, names_in};
 use crate::runtime::Timer;
 use sheave_base::clock;
 use sheave_base::planted::{self, Bug};
@@ -29,6 +29,8 @@ pub(super) struct Asking {
     pub(super) control: Vec<u8>,
     /// The references in it.
     pub(super) names: Vec<Mention>,
+    /// The references themselves, where they are at hand.
+    pub(super) held: Option<Refs>,
     pub(super) tensors: Parts,
     pub(super) places: Tensors,
     leases: Option<Leases>,
@@ -45,8 +47,28 @@ impl Asking {
         // A service that is called without a method is what errors name.
         let method = if method.is_empty() { service.text() } else { Text::Shared(method.into()) };
         let names = names_in(&args);
-        let (number, operation) = (0, "call");
-        Ok(Self { service, method, number, operation, control, names, tensors, places, leases, deadline, runs_anyway })
+        let asking = Self::of_list(service, method, control, names);
+        Ok(Self { tensors, places, leases, deadline, runs_anyway, ..asking })
+    }
+
+    /// A call of a method by its name that takes nothing along beside these arguments.
+    pub(super) fn of_list(service: ServiceName, method: Text, control: Vec<u8>, names: Vec<Mention>) -> Self {
+        let (number, operation, held, leases, deadline) = (0, "call", None, None, None);
+        let (tensors, places, runs_anyway) = (Parts::new(), Tensors::default(), false);
+        Self {
+            service,
+            method,
+            number,
+            operation,
+            control,
+            names,
+            held,
+            tensors,
+            places,
+            leases,
+            deadline,
+            runs_anyway,
+        }
     }
 
     /// A call of a method by its number.
@@ -61,6 +83,7 @@ impl Asking {
             operation: M::NAME,
             control,
             names,
+            held: None,
             tensors,
             places,
             leases,
@@ -179,6 +202,7 @@ impl Shared {
             leases,
             deadline,
             runs_anyway,
+            held: _,
         } = asking;
         let only = link.filter(|link| *link != HERE);
         let (completer, work) = self.node.governed(operation, only, self.awaited(Sort::Call, correlation));

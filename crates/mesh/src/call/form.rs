@@ -143,14 +143,33 @@ pub(crate) fn method_of(request: &Message) -> String {
 
 /// The control part of a request whose method has a name.
 pub(super) fn named_request(method: &str, args: &Value) -> Result<Vec<u8>> {
+    check_method(method)?;
+    let mut control = Vec::with_capacity(USUAL_BYTES);
+    codec::encode_text_to(method, &mut control)?;
+    codec::encode_to(args, &mut control)?;
+    Ok(control)
+}
+
+fn check_method(method: &str) -> Result<()> {
     if method.len() > limits::HANDSHAKE_TEXT_BYTES_MAX {
         let what =
             format!("a method's name of {} bytes; the limit is {}", method.len(), limits::HANDSHAKE_TEXT_BYTES_MAX);
         return Err(Error::new(ErrorKind::InvalidArgument, what));
     }
-    let mut control = Vec::with_capacity(USUAL_BYTES);
+    Ok(())
+}
+
+/// The control part of a request whose method has a name, and whose arguments are a list of items that are written.
+pub(super) fn named_list(method: &str, count: usize, items: &[u8]) -> Result<Vec<u8>> {
+    check_method(method)?;
+    let mut control = Vec::with_capacity(USUAL_BYTES + items.len());
     codec::encode_text_to(method, &mut control)?;
-    codec::encode_to(args, &mut control)?;
+    codec::encode_list_head_to(count, &mut control)?;
+    control.extend_from_slice(items);
+    if control.len() > limits::CONTROL_BYTES_MAX {
+        let what = format!("arguments of {} bytes; the limit is {}", items.len(), limits::CONTROL_BYTES_MAX);
+        return Err(Error::new(ErrorKind::LimitExceeded, what));
+    }
     Ok(control)
 }
 

@@ -32,7 +32,7 @@ impl Shared {
         let method = pending.method.clone();
         self.remember(correlation, pending, until)?;
         let promises = match names.iter().any(|mention| mention.fills) {
-            true => self.references.promises_here(names, correlation, method.as_str()),
+            true => self.references.promises_here(names, &refs, correlation, method.as_str()),
             false => Promises::default(),
         };
         let mark = (found.lane() != Lane::Inline).then(|| self.calls.requests.note((HERE, correlation)));

@@ -30,7 +30,7 @@ use super::window::Leaving;
 use super::{Calls, HERE, Reply};
 use crate::driver::Shared;
 use crate::endpoints::{ANSWERS, REQUESTS};
-use crate::reference::{Brought, Fills, Mention, Promises};
+use crate::reference::{Brought, Fills, Mention, Promises, Refs};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use sheave_base::collections::HashMap;
@@ -237,15 +237,15 @@ impl Shared {
         }
         self.check_one_way(to, &asking.service)?;
         let link = self.link_for(to, &asking.method)?;
-        let Asking { service, method, number, control, names, tensors, .. } = asking;
+        let Asking { service, method, number, control, names, held, tensors, .. } = asking;
         let fills = self.references.begin_filling(to, &names).map_err(|error| named(error, &method))?;
         let tag = RequestTag { method: number, references: names.len() as u32 }.to_tag();
         let envelope = Envelope { correlation: ONE_WAY, ..Envelope::of(REQUESTS, tag, service.number()) };
         let message = Outgoing { envelope, control, parts: tensors };
         let one_way = OneWay { to, service: service.clone(), method: method.clone(), fills: fills.clone() };
         let sent = match link {
-            Some(HERE) => self.one_way_here(message, &one_way, &names),
-            link => self.pass_and_send(link, message, one_way, &names),
+            Some(HERE) => self.one_way_here(message, &one_way, &names, held),
+            link => self.pass_and_send(link, message, one_way, (&names, held)),
         };
         sent.map_err(|error| {
             if !fills.is_empty() {
@@ -261,11 +261,14 @@ impl Shared {
         link: Option<LinkId>,
         message: Outgoing,
         one_way: OneWay,
-        names: &[Mention],
+        (names, held): (&[Mention], Option<Refs>),
     ) -> Result<()> {
         let to = one_way.to;
         self.check_passing(to, names.iter().map(|mention| mention.name.owner))?;
-        let refs = self.references.pass(to, names)?;
+        let refs = match held {
+            Some(held) => self.references.pass_held(to, &held).map(|()| held)?,
+            None => self.references.pass(to, names)?,
+        };
         self.words_ride(to);
         let one_way = Some(Box::new(one_way));
         let request = Leaving { to, message, until: None, runs_anyway: true, refs, one_way };
@@ -275,8 +278,14 @@ impl Shared {
         })
     }
 
-    fn one_way_here(self: &Arc<Self>, message: Outgoing, one_way: &OneWay, names: &[Mention]) -> Result<()> {
-        let refs = self.held_here(names)?;
+    fn one_way_here(
+        self: &Arc<Self>,
+        message: Outgoing,
+        one_way: &OneWay,
+        names: &[Mention],
+        held: Option<Refs>,
+    ) -> Result<()> {
+        let refs = held.map_or_else(|| self.held_here(names), |held| Ok(held.into_vec()))?;
         let tensors = self.captured_here(message.parts)?;
         let service = message.envelope.context;
         let found = self.service_here(service).ok_or_else(|| no_service(one_way.service.as_str()))?;
@@ -287,7 +296,7 @@ impl Shared {
         }
         let heard = Heard { _place: Some(Place(Arc::downgrade(self))), ..Heard::of(service) };
         let promises = match one_way.fills.is_empty() {
-            false => self.references.promises_here(names, ONE_WAY, one_way.method.as_str()),
+            false => self.references.promises_here(names, &refs, ONE_WAY, one_way.method.as_str()),
             true => Promises::default(),
         };
         let reply = Reply::to(self, (HERE, ONE_WAY), None, None, None).filling(&promises).one_way(heard);

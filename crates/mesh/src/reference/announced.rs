@@ -14,8 +14,20 @@ impl Announced {
         self.0.range(..=number).next_back().is_some_and(|(_, last)| number <= *last)
     }
 
+    /// Whether this is the number behind the last one.
+    pub(super) fn follows(&self, number: u64) -> bool {
+        self.0.last_key_value().is_some_and(|(_, last)| last.checked_add(1) == Some(number))
+    }
+
     /// Adds a number. False if it was there.
     pub(super) fn insert(&mut self, number: u64) -> bool {
+        // Most come one behind the other.
+        if let Some(mut last) = self.0.last_entry()
+            && last.get().checked_add(1) == Some(number)
+        {
+            *last.get_mut() = number;
+            return true;
+        }
         if self.contains(number) {
             return false;
         }

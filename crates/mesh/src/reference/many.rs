@@ -24,7 +24,7 @@ fn kept(mesh: &Mesh) -> [usize; 9] {
         tables.owned.values().map(|owned| owned.holders.len()).sum(),
         tables.holds.len(),
         tables.passing_count(),
-        tables.drawn.len() + tables.draws.values().map(|(_, open)| *open).sum::<usize>(),
+        tables.drawn_count + tables.draws.values().map(|(_, open)| *open).sum::<usize>(),
         tables.unfilled.values().sum(),
         // All names in one range are one.
         tables.announced.values().map(|announced| announced.ranges().saturating_sub(1)).sum(),

@@ -14,7 +14,9 @@
 //! that may mean nothing on arrival. An arriving message is adopted while its link's poll token is held, that is in the
 //! order of the link; its holds live as long as its `Request` or `Answer`, and [`Mesh::hold`](crate::Mesh::hold) makes
 //! lasting ones of them. Beside the arguments of a typed method references are a list, which the arguments refer to by
-//! place, so that both ends find them without knowing the types.
+//! place, so that both ends find them without knowing the types. A list of arguments that is written as it comes
+//! ([`ArgList`](crate::ArgList)) writes each name and keeps its handle in one step, so there too neither says something
+//! else, and nothing is looked up.
 //!
 //! * The owner passes to B: it counts B before the message leaves.
 //! * A passes back to the owner: nothing is counted. A's `Release` follows the message on the same link.
@@ -63,11 +65,13 @@
 //!
 //! **Drops.** The drop of a `Ref` takes one short lock and notes a word; it neither blocks nor touches a link. Words
 //! for one node are joined ([`outbox`]) and go with the next call or answer to it, or when a timer acts that the first
-//! of them has set ([`words`]). So the later ones call no thread and make no system call. Objects and references are
+//! of them has set ([`words`]). So the later ones call no thread and make no system call. Those that are dropped
+//! together, as a message's are when it has left, take the lock once. Objects and references are
 //! dropped with no lock held; an object that panics then is told on standard error and freed all the same.
 
 mod announced;
 mod fuzz;
+mod holders;
 mod linking;
 mod members;
 mod name;
@@ -85,14 +89,16 @@ pub use promise::Promises;
 pub(crate) use fuzz::seeds as words_seeds;
 pub(crate) use fuzz::words as words_fuzz;
 pub(crate) use name::{Mention, Name, names_in};
-pub(crate) use table::{Brought, References, Refs};
+pub(crate) use table::{Brought, References};
 #[cfg(test)]
 pub(crate) use words::Word;
 
 use sheave_base::{Error, ErrorKind, NodeId, Result};
 use sheave_wire::Value;
+use smallvec::SmallVec;
 use std::any::{Any, type_name};
 use std::fmt;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
@@ -138,9 +144,18 @@ pub(crate) struct Hold {
     counts: AtomicU64,
     /// The owner has said that it has no such object any more.
     is_gone: AtomicBool,
+    /// Why the call that was to fill it was never sent.
+    failed: OnceLock<Error>,
+    /// The tables know that it ends.
+    is_told: bool,
 }
 
 impl Ref {
+    /// Drops references together, which costs less than to drop each alone.
+    pub fn drop_all(refs: impl IntoIterator<Item = Self>) {
+        drop_all(refs);
+    }
+
     /// The node where the object lives.
     #[must_use]
     pub fn owner(&self) -> NodeId {
@@ -210,8 +225,55 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        self.references.dropped(self);
+        if !self.is_told {
+            self.references.dropped(self);
+        }
     }
+}
+
+/// References that are dropped together, of which the tables hear together.
+#[derive(Debug)]
+pub(crate) struct Refs(SmallVec<[Ref; 4]>);
+
+impl Refs {
+    pub(crate) fn new() -> Self {
+        Self(SmallVec::new())
+    }
+
+    pub(crate) fn push(&mut self, held: Ref) {
+        self.0.push(held);
+    }
+
+    pub(crate) fn into_vec(mut self) -> Vec<Ref> {
+        std::mem::take(&mut self.0).into_vec()
+    }
+}
+
+impl Deref for Refs {
+    type Target = [Ref];
+
+    fn deref(&self) -> &[Ref] {
+        &self.0
+    }
+}
+
+impl From<Vec<Ref>> for Refs {
+    fn from(refs: Vec<Ref>) -> Self {
+        Self(SmallVec::from_vec(refs))
+    }
+}
+
+impl Drop for Refs {
+    fn drop(&mut self) {
+        drop_all(std::mem::take(&mut self.0));
+    }
+}
+
+fn drop_all(refs: impl IntoIterator<Item = Ref>) {
+    let mut ended: SmallVec<[Hold; 4]> = SmallVec::new();
+    ended.extend(refs.into_iter().filter_map(|held| Arc::into_inner(held.0)));
+    let Some(references) = ended.first().map(|hold| Arc::clone(&hold.references)) else { return };
+    references.all_dropped(&mut ended);
 }
 
 impl PartialEq for Ref {

@@ -63,6 +63,12 @@ impl Outbox {
     pub(super) fn take(&mut self, most: usize) -> Vec<Word> {
         let mut words = Vec::with_capacity(most.min(self.len()));
         let mut weight = 0;
+        let gives = self.len() - self.releases.len();
+        if gives == 0 && self.releases.len() <= most {
+            let releases = std::mem::take(&mut self.releases);
+            words.extend(releases.into_iter().map(|(id, counts)| Word::Release { id, counts }));
+            return words;
+        }
         while weight < most
             && let Some(word) = self.next()
         {

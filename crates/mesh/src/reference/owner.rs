@@ -10,22 +10,25 @@
 //! request where it ends without filling it; by the drawer, where the request could not be sent or is given up; by the
 //! drawer's last release, where there was no request; by the drawer's end.
 
+use super::holders::Holders;
 use super::name::{Mention, Name};
-use super::promise::{Asking, given_up, not_the_owner};
+use super::promise::{Asking, Drawn, given_up, not_the_owner};
 use super::table::{References, Tables, full, not_found};
 use super::wait::Wait;
 use super::words::{Cause, Word};
 use super::{Hold, Kept, Object, Ref, keep};
-use sheave_base::collections::HashMap;
 use sheave_base::planted::{self, Bug};
 use sheave_base::{Error, ErrorKind, NodeId, Result};
+use std::collections::hash_map::Entry;
 use std::sync::{Arc, Weak};
 
 /// An object of this node.
 pub(super) struct Owned {
     pub(super) content: Content,
     pub(super) own: Weak<Hold>,
-    pub(super) holders: HashMap<NodeId, u64>,
+    pub(super) holders: Holders,
+    /// Where this node has promised it to itself, and holds it.
+    pub(super) drawn: Option<Drawn>,
 }
 
 pub(super) enum Content {
@@ -45,12 +48,12 @@ pub(super) struct Promised {
 
 impl Owned {
     pub(super) fn of(object: Kept, own: Weak<Hold>) -> Self {
-        Self { content: Content::There(object), own, holders: HashMap::default() }
+        Self { content: Content::There(object), own, holders: Holders::default(), drawn: None }
     }
 
-    fn promised(charged: NodeId) -> Self {
+    pub(super) fn promised(charged: NodeId) -> Self {
         let content = Content::Promised(Promised { charged, ..Promised::default() });
-        Self { content, own: Weak::new(), holders: HashMap::default() }
+        Self { content, own: Weak::new(), holders: Holders::default(), drawn: None }
     }
 
     /// The object, or why there will be none, once that is known.
@@ -67,11 +70,6 @@ impl Owned {
             Content::There(object) => Some(object),
             _ => None,
         }
-    }
-
-    pub(super) fn count(&mut self, holder: NodeId, times: u64) {
-        let count = self.holders.entry(holder).or_default();
-        *count = count.saturating_add(times);
     }
 
     /// Whether nobody needs it any more.
@@ -99,21 +97,24 @@ impl References {
         self.drawer(name).is_some_and(|(drawer, _)| drawer == node)
     }
 
-    /// `from` has sent a name of an object of this node.
+    /// `from` has sent a name of an object of this node, which is a handle to it.
     pub(super) fn adopt_own(
-        &self,
+        self: &Arc<Self>,
         tables: &mut Tables,
         from: NodeId,
         mention: Mention,
         asking: Option<&Arc<Asking>>,
-    ) -> Result<()> {
+    ) -> Result<Ref> {
         let name = mention.name;
         let is_drawer = self.is_drawn_by(from, name);
         if is_drawer {
             self.announce(tables, name)?;
         }
         if !mention.fills {
-            return if name.drawer().is_some() { self.entry(tables, from, name).map(drop) } else { Ok(()) };
+            if name.drawer().is_none() {
+                return self.find_in(tables, name);
+            }
+            return self.entry(tables, from, name).map(|owned| self.handle(owned, name));
         }
         if !is_drawer {
             let what = format!("{name} is not the caller's to have filled");
@@ -124,7 +125,7 @@ impl References {
         match owned.content {
             Content::Promised(Promised { asking: ref mut free @ None, .. }) => {
                 *free = Some(Arc::clone(asking));
-                Ok(())
+                Ok(self.handle(owned, name))
             }
             Content::Poisoned(ref error) => Err(error.clone()),
             _ => Err(Error::new(ErrorKind::AlreadyExists, format!("another call was to fill {name} already"))),
@@ -138,7 +139,7 @@ impl References {
             return Err(not_found(name));
         }
         let heard = tables.announced.entry(drawer).or_default();
-        if heard.contains(count) {
+        if !heard.follows(count) && heard.contains(count) {
             return Ok(());
         }
         // Gaps are names that were drawn and not used, of which there may be so many, and some that are on their way.
@@ -146,13 +147,10 @@ impl References {
             return Err(full("gaps among the names of one member", 2 * self.bounds.promised, "use or drop promises"));
         }
         heard.insert(count);
-        if tables.owned.contains_key(&name.id) {
+        let (owned, is_new) = self.begin(tables, drawer, name, || Owned::promised(drawer))?;
+        owned.holders.count(drawer, 1);
+        if !is_new {
             tables.charge_drawer(name.id, drawer);
-        } else {
-            self.begin(tables, drawer, name)?;
-        }
-        if let Some(owned) = tables.owned.get_mut(&name.id) {
-            owned.count(drawer, 1);
         }
         Ok(())
     }
@@ -165,14 +163,25 @@ impl References {
             if tables.announced.get(&drawer).is_some_and(|heard| heard.contains(count)) {
                 return Err(not_found(name));
             }
-            self.begin(tables, by, name)?;
+            return self.begin(tables, by, name, || Owned::promised(by)).map(|(owned, _)| owned);
         }
         tables.owned.get_mut(&name.id).ok_or_else(|| not_found(name))
     }
 
-    /// Begins the entry of a promise.
-    pub(super) fn begin(&self, tables: &mut Tables, by: NodeId, name: Name) -> Result<()> {
-        if tables.owned.len() >= self.bounds.owned {
+    /// The entry of a promise, and whether it begins now, as it is made.
+    pub(super) fn begin<'tables>(
+        &self,
+        tables: &'tables mut Tables,
+        by: NodeId,
+        name: Name,
+        make: impl FnOnce() -> Owned,
+    ) -> Result<(&'tables mut Owned, bool)> {
+        let count = tables.owned.len();
+        let vacant = match tables.owned.entry(name.id) {
+            Entry::Occupied(known) => return Ok((known.into_mut(), false)),
+            Entry::Vacant(vacant) => vacant,
+        };
+        if count >= self.bounds.owned {
             return Err(full("exported objects", self.bounds.owned, "drop references that nobody needs"));
         }
         let unfilled = tables.unfilled.entry(by).or_default();
@@ -181,8 +190,7 @@ impl References {
             return Err(full(what, self.bounds.promised, "wait for some before making more"));
         }
         *unfilled += 1;
-        tables.owned.insert(name.id, Owned::promised(by));
-        Ok(())
+        Ok((vacant.insert(make()), true))
     }
 
     /// `holder` has come by references that this node has not given to it.
@@ -191,7 +199,7 @@ impl References {
             return;
         }
         match self.entry(tables, holder, Name { owner: self.me, id }) {
-            Ok(owned) => owned.count(holder, times),
+            Ok(owned) => owned.holders.count(holder, times),
             Err(_) => tables.say(holder, Word::Gone { id }),
         }
     }
@@ -226,9 +234,10 @@ impl References {
 
     /// This node has no handle to an object of its own any more.
     pub(super) fn own_promise_dropped(&self, tables: &mut Tables, name: Name) {
-        let is_held = tables.owned.get(&name.id).is_some_and(|owned| owned.own.strong_count() > 0);
-        if !is_held && self.is_drawn_by(self.me, name) {
-            tables.undraw(name);
+        // What it has been freed with was given back then.
+        let left = tables.owned.get_mut(&name.id).filter(|owned| owned.own.strong_count() == 0);
+        if let Some(drawn) = left.and_then(|owned| owned.drawn.take()) {
+            tables.give_back(name.owner, &drawn);
             self.give_up(tables, name);
         }
     }
@@ -277,11 +286,14 @@ impl Tables {
             drop(own.object.set(outcome.clone().map(keep)));
             self.garbage.refs.push(Ref(own));
         }
+        let is_free = owned.is_free();
         self.discharge(promised.charged);
         self.waits -= promised.waits.len();
         self.garbage.waits.extend(promised.waits.into_iter().map(|wait| (wait, outcome.clone())));
         // Waits alone may have kept it.
-        self.free(name.id);
+        if is_free {
+            self.free(name.id);
+        }
         Ok(())
     }
 

@@ -6,25 +6,25 @@
 //! one.
 
 use super::name::{Mention, Name};
-use super::table::{References, Tables, full};
+use super::owner::Owned;
+use super::table::{Holding, References, Refusal, Tables, full};
 use super::words::{Cause, Word};
-use super::{Object, Ref};
+use super::{Object, Ref, Refs};
 use sheave_base::planted::{self, Bug};
 use sheave_base::{Error, ErrorKind, NodeId, Result};
 use sheave_wire::Value;
 use smallvec::SmallVec;
 use std::any::Any;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// A name that this node has drawn, while it holds it.
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct Drawn {
     is_asked: bool,
     /// It may still be filled, as far as this node knows.
     is_open: bool,
-    /// Why the call that was to fill it was never sent.
-    pub(super) failed: Option<Error>,
 }
 
 /// The promises that one message is to fill.
@@ -51,43 +51,65 @@ pub(super) fn not_the_owner() -> Error {
 impl References {
     /// Draws the name of an object that `owner` will have.
     pub(crate) fn promise(self: &Arc<Self>, owner: NodeId) -> Result<Ref> {
+        let drawn = self.draw(&mut self.tables.lock(), owner);
+        drawn.map_err(|refusal| self.refusal(refusal).operation("promise"))
+    }
+
+    /// As [`References::promise`], of an object of each of these nodes.
+    pub(crate) fn promise_each(self: &Arc<Self>, owners: &[NodeId]) -> Vec<Result<Ref>> {
+        let drawn: Vec<_> = {
+            let mut tables = self.tables.lock();
+            owners.iter().map(|owner| self.draw(&mut tables, *owner)).collect()
+        };
+        // Nodes are not named under the lock.
+        drawn.into_iter().map(|drawn| drawn.map_err(|refusal| self.refusal(refusal).operation("promise"))).collect()
+    }
+
+    fn draw(self: &Arc<Self>, tables: &mut Tables, owner: NodeId) -> std::result::Result<Ref, Refusal> {
         let members = self.members.get().filter(|members| members.has(owner));
         let rank = members.and_then(|members| members.rank(self.me)).ok_or_else(|| {
-            let error = Error::new(ErrorKind::NotFound, format!("node {owner} is not a member of the mesh"));
-            error.operation("promise")
+            let what = format!("node {owner} is not a member of the mesh");
+            Refusal::Other(Error::new(ErrorKind::NotFound, what))
         })?;
-        let mut tables = self.tables.lock();
         if tables.is_lost(owner) {
-            drop(tables);
-            return Err(self.loss(owner).operation("promise"));
+            return Err(Refusal::Lost(owner));
         }
         if tables.holds.len() >= self.bounds.held {
-            return Err(full("references to other nodes' objects", self.bounds.held, "drop some").operation("promise"));
+            return Err(full("references to other nodes' objects", self.bounds.held, "drop some").into());
         }
         if tables.is_deaf(owner) {
-            let error = Error::new(ErrorKind::Closed, "this node has left the mesh, or loses the owner just now");
-            return Err(error.operation("promise"));
+            return Err(
+                Error::new(ErrorKind::Closed, "this node has left the mesh, or loses the owner just now").into()
+            );
         }
         let (last, open) = tables.draws.get(&owner).copied().unwrap_or_default();
         if open >= self.bounds.promised {
-            let error = full("promises of one owner that are not filled", self.bounds.promised, "wait for some calls");
-            return Err(error.operation("promise"));
+            let what = "promises of one owner that are not filled";
+            return Err(full(what, self.bounds.promised, "wait for some calls").into());
         }
         let name = Name::drawn(owner, rank, last + 1)
-            .ok_or_else(|| Error::new(ErrorKind::LimitExceeded, "no name is left").operation("promise"))?;
-        if owner == self.me {
-            self.begin(&mut tables, owner, name).map_err(|error| error.operation("promise"))?;
-        }
+            .ok_or_else(|| Error::new(ErrorKind::LimitExceeded, "no name is left"))?;
+        let drawn = Some(Drawn { is_open: true, ..Drawn::default() });
+        let hold = if owner == self.me {
+            // The entry is written whole and not read: the next to read it is often another thread, on another core.
+            let mut hold = None;
+            let make = || {
+                let own = Arc::downgrade(hold.insert(self.new_hold(name, None)));
+                Owned { own, drawn, ..Owned::promised(owner) }
+            };
+            self.begin(tables, owner, name, make)?;
+            // Nobody else has this name, so there was no entry.
+            hold.map(Ref).ok_or_else(|| Error::new(ErrorKind::Internal, format!("{name} is there already")))?
+        } else {
+            let hold = self.new_hold(name, None);
+            // The owner counts the drawer by itself, when it first hears of the name from it.
+            hold.counts.store(1, Relaxed);
+            tables.holds.insert(name, Holding { hold: Arc::downgrade(&hold), drawn });
+            Ref(hold)
+        };
         tables.draws.insert(owner, (last + 1, open + 1));
-        tables.drawn.insert(name, Drawn { is_open: true, ..Drawn::default() });
-        if owner == self.me {
-            return self.find_in(&mut tables, name);
-        }
-        let hold = self.new_hold(name, None);
-        // The owner counts the drawer by itself, when it first hears of the name from it.
-        hold.counts.store(1, SeqCst);
-        tables.holds.insert(name, Arc::downgrade(&hold));
-        Ok(Ref(hold))
+        tables.drawn_count += 1;
+        Ok(hold)
     }
 
     /// A call to `to` with these names is about to be made. Returns those that it is to fill, which no other call may
@@ -102,7 +124,7 @@ impl References {
             if let Err(error) = tables.begin_filling(to, name) {
                 // Nothing was sent.
                 for name in begun {
-                    tables.drawn.entry(name).and_modify(|drawn| drawn.is_asked = false);
+                    tables.drawn_mut(&name).into_iter().for_each(|drawn| drawn.is_asked = false);
                 }
                 return Err(error);
             }
@@ -114,17 +136,28 @@ impl References {
     /// The call that was to fill these has been answered.
     pub(crate) fn filling_ended(&self, names: &[Name]) {
         let mut tables = self.tables.lock();
-        names.iter().for_each(|name| tables.close(*name));
+        // Most are of one owner.
+        for names in names.chunk_by(|one, other| one.owner == other.owner) {
+            let was_open = |name: &&Name| tables.close(name);
+            let closed = names.iter().filter(was_open).count();
+            tables.closed(names[0].owner, closed);
+        }
     }
 
     /// The call that was to fill these has failed. `was_sent` is false if the owner has never heard of it.
-    pub(crate) fn filling_failed(&self, names: &[Name], call: &str, error: &Error, was_sent: bool) {
+    pub(crate) fn filling_failed(self: &Arc<Self>, names: &[Name], call: &str, error: &Error, was_sent: bool) {
         let cause = Cause::of_call(call, error);
         let mut tables = self.tables.lock();
         for name in names {
-            tables.close(*name);
-            if let Some(drawn) = tables.drawn.get_mut(name).filter(|_| !was_sent) {
-                drawn.failed = Some(cause.error(*name));
+            let closed = tables.close(name);
+            tables.closed(name.owner, closed.into());
+            if !was_sent
+                && tables.drawn_mut(name).is_some()
+                && let Ok(held) = self.find_in(&mut tables, *name)
+            {
+                // One call is to fill it, and one reason is enough.
+                let _ = held.0.failed.set(cause.error(*name));
+                tables.garbage.refs.push(held);
             }
             if name.owner == self.me {
                 let _ = tables.settle(*name, &Err(cause.error(*name)));
@@ -137,14 +170,19 @@ impl References {
         drop(garbage);
     }
 
-    /// The promises that a call of this node to itself is to fill.
-    pub(crate) fn promises_here(self: &Arc<Self>, names: &[Mention], number: u64, method: &str) -> Promises {
-        let fills = names.iter().filter(|mention| mention.fills).map(|mention| mention.name);
+    /// The promises that a call of this node to itself is to fill, among the references of these names.
+    pub(crate) fn promises_here(
+        self: &Arc<Self>,
+        names: &[Mention],
+        held: &[Ref],
+        number: u64,
+        method: &str,
+    ) -> Promises {
         let asking = Arc::new(Asking { from: self.me, number, method: method.to_owned() });
         let mut tables = self.tables.lock();
         let mut refs = Vec::new();
-        for name in fills {
-            refs.extend(self.find_in(&mut tables, name));
+        for (Mention { name, .. }, held) in names.iter().zip(held).filter(|(mention, _)| mention.fills) {
+            refs.push(held.clone());
             if let Some(promised) = tables.owned.get_mut(&name.id).and_then(super::owner::Owned::promise) {
                 promised.asking = Some(Arc::clone(&asking));
             }
@@ -172,7 +210,7 @@ impl Tables {
         if name.owner != to {
             return Err(not_the_owner());
         }
-        let Some(drawn) = self.drawn.get_mut(&name) else {
+        let Some(drawn) = self.drawn_mut(&name) else {
             let what = format!("this node has not promised {name}, or has dropped it");
             return Err(Error::new(ErrorKind::NotPermitted, what).hint("only who has promised an object asks for it"));
         };
@@ -183,19 +221,45 @@ impl Tables {
         Ok(())
     }
 
-    /// A promise is filled, or never will be, as far as its drawer knows.
-    fn close(&mut self, name: Name) {
-        let Some(drawn) = self.drawn.get_mut(&name).filter(|drawn| drawn.is_open) else { return };
-        drawn.is_open = false;
-        if let Some((_, open)) = self.draws.get_mut(&name.owner) {
-            *open -= 1;
+    /// What this node knows of a name that it has drawn and still holds.
+    pub(super) fn drawn_mut(&mut self, name: &Name) -> Option<&mut Drawn> {
+        match name.owner == self.me {
+            true => self.owned.get_mut(&name.id)?.drawn.as_mut(),
+            false => self.holds.get_mut(name)?.drawn.as_mut(),
         }
     }
 
-    /// The drawer has no handle any more. False if this node has not drawn the name.
-    pub(super) fn undraw(&mut self, name: Name) -> bool {
-        self.close(name);
-        self.drawn.remove(&name).is_some()
+    /// A promise is filled, or never will be, as far as its drawer knows.
+    /// True if it was open, which counts ([`Tables::closed`]).
+    fn close(&mut self, name: &Name) -> bool {
+        self.drawn_mut(name).is_some_and(|drawn| std::mem::take(&mut drawn.is_open))
+    }
+
+    /// So many promises of that owner are not open any more.
+    fn closed(&mut self, owner: NodeId, count: usize) {
+        if count > 0
+            && let Some((_, open)) = self.draws.get_mut(&owner)
+        {
+            *open -= count;
+        }
+    }
+
+    /// The drawer of a name has no handle any more.
+    pub(super) fn give_back(&mut self, owner: NodeId, drawn: &Drawn) {
+        self.drawn_count -= 1;
+        self.closed(owner, drawn.is_open.into());
+    }
+
+    /// The last `Ref` of a hold is dropped. Returns whether this node has drawn the name.
+    pub(super) fn end_holding(&mut self, name: Name) -> bool {
+        let Entry::Occupied(mut entry) = self.holds.entry(name) else { return false };
+        // Meanwhile another hold may have taken its place.
+        let is_held = entry.get().hold.strong_count() > 0;
+        let drawn = if is_held { entry.get_mut().drawn.take() } else { entry.remove().drawn };
+        if let Some(drawn) = &drawn {
+            self.give_back(name.owner, drawn);
+        }
+        drawn.is_some()
     }
 }
 
@@ -230,14 +294,19 @@ pub struct Promises(Option<Arc<Filling>>);
 struct Filling {
     references: Arc<References>,
     /// They keep the entries for as long as they may be filled.
-    refs: Vec<Ref>,
+    refs: Refs,
     asking: Arc<Asking>,
+    /// Where the next name is looked for first: most handlers fill one after the other.
+    next: AtomicUsize,
 }
 
 impl Promises {
     pub(super) fn of(references: &Arc<References>, refs: Vec<Ref>, asking: Arc<Asking>) -> Self {
-        let is_empty = refs.is_empty();
-        Self((!is_empty).then(|| Arc::new(Filling { references: Arc::clone(references), refs, asking })))
+        if refs.is_empty() {
+            return Self(None);
+        }
+        let (references, refs, next) = (Arc::clone(references), refs.into(), AtomicUsize::new(0));
+        Self(Some(Arc::new(Filling { references, refs, asking, next })))
     }
 
     /// Whether the request is to fill nothing.
@@ -280,7 +349,7 @@ impl Promises {
             return Err(Error::new(ErrorKind::InvalidArgument, what));
         };
         let name = Mention::of(node, id).name;
-        let filling = self.0.as_ref().filter(|filling| filling.refs.iter().any(|held| held.0.name == name));
+        let filling = self.0.as_ref().filter(|filling| filling.has(name));
         let Some(filling) = filling else {
             let what = format!("this request is not to fill {name}");
             let hint = "its caller sends what is to be filled by `Ref::to_fill`";
@@ -296,6 +365,14 @@ impl Promises {
 }
 
 impl Filling {
+    fn has(&self, name: Name) -> bool {
+        let next = self.next.load(Relaxed);
+        let (before, behind) = self.refs.split_at(next.min(self.refs.len()));
+        let at = behind.iter().chain(before).position(|held| held.0.name == name);
+        // Where it is found guards nothing: it says where to begin.
+        at.inspect(|at| self.next.store((next + at + 1) % self.refs.len(), Relaxed)).is_some()
+    }
+
     fn failure(&self, error: &Error) -> Error {
         // With its causes, and what user code has said.
         let title = self.references.title(&self.asking);

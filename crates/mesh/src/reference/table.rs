@@ -12,14 +12,13 @@ use super::owner::{Content, Owned};
 use super::promise::{Asking, Drawn, Promises};
 use super::wait::Wait;
 use super::words::{BATCH_MAX, Word};
-use super::{Hold, Kept, Object, Ref, keep};
+use super::{Hold, Kept, Object, Ref, Refs, keep};
 use crate::driver::Shared;
 use parking_lot::{Mutex, MutexGuard};
 use sheave_base::collections::{HashMap, HashSet};
 use sheave_base::planted::{self, Bug};
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, NodeId, Result, limits};
-use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, Weak};
@@ -67,15 +66,18 @@ impl Default for Bounds {
 
 #[derive(Default)]
 pub(super) struct Tables {
+    /// This node.
+    pub(super) me: NodeId,
     last_id: u64,
     pub(super) owned: HashMap<u64, Owned>,
     /// Of objects of other nodes.
-    pub(super) holds: HashMap<Name, Weak<Hold>>,
+    pub(super) holds: HashMap<Name, Holding>,
     /// References to other nodes' objects that were passed on, by receiver, and are not confirmed.
     passing: HashMap<(NodeId, Name), Vec<Ref>>,
     passing_count: usize,
-    /// Names that this node has drawn and still holds.
-    pub(super) drawn: HashMap<Name, Drawn>,
+    /// How many names this node has drawn and still holds. What is known of one stands where its hold does, or in the
+    /// entry of an object of this node's own.
+    pub(super) drawn_count: usize,
     /// By owner: how many names were drawn in all, and how many of them may still be filled as far as is known.
     pub(super) draws: HashMap<NodeId, (u64, usize)>,
     /// Which of its names each node has said to this one.
@@ -97,6 +99,14 @@ pub(super) struct Tables {
     has_ended: bool,
     settled: Vec<Completer<()>>,
     pub(super) garbage: Garbage,
+}
+
+/// What this node holds of an object of another one.
+#[derive(Default)]
+pub(super) struct Holding {
+    pub(super) hold: Weak<Hold>,
+    /// As long as it has a right to ask for it to be filled, which no later hold of the same name has.
+    pub(super) drawn: Option<Drawn>,
 }
 
 /// What is to be dropped, or ended, with no lock held.
@@ -129,14 +139,17 @@ pub(crate) struct Brought {
     pub(crate) error: Option<Error>,
 }
 
-/// References that leave with one message.
-pub(crate) type Refs = SmallVec<[Ref; 4]>;
-
-/// Why references do not leave.
-enum Refusal {
+/// Why references do not leave, or are not drawn.
+pub(super) enum Refusal {
     /// This node is gone.
     Lost(NodeId),
     Other(Error),
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        Self::Other(error)
+    }
 }
 
 /// Its owner has said that there is no such object any more.
@@ -164,7 +177,7 @@ impl References {
             shared,
             bounds,
             members: OnceLock::new(),
-            tables: Mutex::default(),
+            tables: Mutex::new(Tables { me, ..Tables::default() }),
             due: AtomicBool::new(false),
             has_words: AtomicBool::new(false),
             is_flush_due: AtomicBool::new(false),
@@ -222,21 +235,26 @@ impl References {
 
     pub(super) fn find_in(self: &Arc<Self>, tables: &mut Tables, name: Name) -> Result<Ref> {
         if name.owner != self.me {
-            return tables.holds.get(&name).and_then(Weak::upgrade).map(Ref).ok_or_else(|| not_found(name));
+            return tables.holds.get(&name).and_then(Holding::upgrade).map(Ref).ok_or_else(|| not_found(name));
         }
         let owned = tables.owned.get_mut(&name.id).ok_or_else(|| not_found(name))?;
+        Ok(self.handle(owned, name))
+    }
+
+    /// One more handle to an object of this node.
+    pub(super) fn handle(self: &Arc<Self>, owned: &mut Owned, name: Name) -> Ref {
         let hold = owned.own.upgrade().unwrap_or_else(|| {
             let hold = self.new_hold(name, owned.settled());
             owned.own = Arc::downgrade(&hold);
             hold
         });
-        Ok(Ref(hold))
+        Ref(hold)
     }
 
     pub(super) fn new_hold(self: &Arc<Self>, name: Name, settled: Option<Result<Object>>) -> Arc<Hold> {
-        let (counts, is_gone) = (AtomicU64::new(0), AtomicBool::new(false));
+        let (counts, is_gone, failed) = (AtomicU64::new(0), AtomicBool::new(false), OnceLock::new());
         let object = settled.map(|settled| OnceLock::from(settled.map(keep))).unwrap_or_default();
-        Arc::new(Hold { references: Arc::clone(self), name, object, counts, is_gone })
+        Arc::new(Hold { references: Arc::clone(self), name, object, counts, is_gone, failed, is_told: false })
     }
 
     /// Counts references that are about to leave for `to`. The returned ones must be kept until the message has left;
@@ -247,34 +265,45 @@ impl References {
             return Ok(refs);
         }
         let mut tables = self.tables.lock();
-        let passed = self.pass_in(&mut tables, to, names, &mut refs);
+        let found = names.iter().try_for_each(|mention| {
+            refs.push(self.find_in(&mut tables, mention.name)?);
+            Ok(())
+        });
+        let passed = found.map_err(Refusal::Other).and_then(|()| self.pass_in(&mut tables, to, &refs));
         // What was found is not dropped under the lock, nor are nodes named.
         drop(tables);
-        match passed {
-            Ok(()) => Ok(refs),
-            Err(Refusal::Lost(node)) => Err(self.loss(node)),
-            Err(Refusal::Other(error)) => Err(error),
+        passed.map_err(|refusal| self.refusal(refusal)).map(|()| refs)
+    }
+
+    /// As [`References::pass`], of references that are at hand.
+    pub(crate) fn pass_held(&self, to: NodeId, refs: &[Ref]) -> Result<()> {
+        if refs.is_empty() {
+            return Ok(());
+        }
+        let passed = self.pass_in(&mut self.tables.lock(), to, refs);
+        passed.map_err(|refusal| self.refusal(refusal))
+    }
+
+    /// The error of it. Not to be called with the tables held.
+    pub(super) fn refusal(&self, refusal: Refusal) -> Error {
+        match refusal {
+            Refusal::Lost(node) => self.loss(node),
+            Refusal::Other(error) => error,
         }
     }
 
-    fn pass_in(
-        self: &Arc<Self>,
-        tables: &mut Tables,
-        to: NodeId,
-        names: &[Mention],
-        refs: &mut Refs,
-    ) -> std::result::Result<(), Refusal> {
+    fn pass_in(&self, tables: &mut Tables, to: NodeId, refs: &[Ref]) -> std::result::Result<(), Refusal> {
         let mut third = 0;
-        for Mention { name, .. } in names {
-            refs.push(self.find_in(tables, *name).map_err(Refusal::Other)?);
-            if refs.last().is_some_and(|held| held.0.is_gone.load(SeqCst)) {
-                return Err(Refusal::Other(gone(*name)));
+        for Ref(hold) in refs {
+            let name = hold.name;
+            if hold.is_gone.load(SeqCst) {
+                return Err(Refusal::Other(gone(name)));
             }
             if tables.lost.contains(&name.owner) {
                 return Err(Refusal::Lost(name.owner));
             }
-            if let Some(error) = tables.drawn.get(name).and_then(|drawn| drawn.failed.clone()) {
-                return Err(Refusal::Other(error));
+            if let Some(error) = hold.failed.get() {
+                return Err(Refusal::Other(error.clone()));
             }
             third += usize::from(name.owner != self.me && name.owner != to);
         }
@@ -286,10 +315,10 @@ impl References {
         if tables.lost.contains(&to) {
             return Err(Refusal::Lost(to));
         }
-        for held in refs.iter() {
+        for held in refs {
             if held.owner() == self.me {
                 if let Some(owned) = tables.owned.get_mut(&held.0.name.id) {
-                    owned.count(to, 1);
+                    owned.holders.count(to, 1);
                 }
             } else if held.owner() != to {
                 tables.passing_count += 1;
@@ -353,13 +382,13 @@ impl References {
             return Err(Error::new(ErrorKind::NotPermitted, "a reference to a node that has not joined yet"));
         };
         // Nothing is kept, and nobody is looked for, because of a name that somebody has made up.
-        if !self.knows(members, from) || !self.knows(members, owner) {
+        let is_known = |node: NodeId| node == self.me || self.knows(members, node);
+        if !is_known(from) || (owner != from && !is_known(owner)) {
             let what = format!("a reference to an object of node {owner} from node {from}; not both are members");
             return Err(Error::new(ErrorKind::NotPermitted, what));
         }
         if owner == self.me {
-            self.adopt_own(tables, from, mention, asking)?;
-            return self.find_in(tables, mention.name);
+            return self.adopt_own(tables, from, mention, asking);
         }
         if mention.fills {
             return Err(super::promise::not_the_owner());
@@ -379,7 +408,7 @@ impl References {
 
     fn adopt_other(self: &Arc<Self>, tables: &mut Tables, from: NodeId, name: Name) -> Result<Ref> {
         let Name { owner, id } = name;
-        let hold = match tables.holds.get(&name).and_then(Weak::upgrade) {
+        let hold = match tables.holds.get(&name).and_then(Holding::upgrade) {
             Some(hold) => hold,
             None if tables.holds.len() >= self.bounds.held => {
                 let refusal = if owner == from {
@@ -392,7 +421,8 @@ impl References {
             }
             None => {
                 let hold = self.new_hold(name, None);
-                tables.holds.insert(name, Arc::downgrade(&hold));
+                // What an older hold has drawn, which is being dropped, it gives up itself.
+                tables.holds.entry(name).or_default().hold = Arc::downgrade(&hold);
                 hold
             }
         };
@@ -421,7 +451,7 @@ impl References {
                 Word::Release { id, counts } => self.released(&mut tables, from, id, counts),
                 Word::Broken { id, cause } => self.broken(&mut tables, from, id, &cause),
                 Word::Gone { id } => {
-                    let hold = tables.holds.get(&Name { owner: from, id }).and_then(Weak::upgrade);
+                    let hold = tables.holds.get(&Name { owner: from, id }).and_then(Holding::upgrade);
                     if let Some(hold) = hold {
                         hold.is_gone.store(true, SeqCst);
                         tables.garbage.refs.push(Ref(hold));
@@ -443,7 +473,7 @@ impl References {
         tables.draws.remove(&node);
         self.promiser_lost(&mut tables, node, &error);
         let counted: Vec<u64> =
-            tables.owned.iter().filter(|(_, owned)| owned.holders.contains_key(&node)).map(|(id, _)| *id).collect();
+            tables.owned.iter().filter(|(_, owned)| owned.holders.contains(node)).map(|(id, _)| *id).collect();
         for id in counted {
             tables.uncount(id, node, u64::MAX);
         }
@@ -485,22 +515,38 @@ impl References {
     /// The last `Ref` of a hold is dropped.
     pub(super) fn dropped(&self, hold: &Hold) {
         let mut tables = self.tables.lock();
+        self.end_hold(&mut tables, hold);
+        self.let_go_of(tables, hold.name.owner == self.me);
+    }
+
+    /// The last `Ref` of each of these holds of this node is dropped.
+    pub(super) fn all_dropped(&self, holds: &mut [Hold]) {
+        let mut has_own = false;
+        let mut tables = self.tables.lock();
+        for hold in holds.iter_mut().filter(|hold| std::ptr::eq(&raw const *hold.references, self)) {
+            hold.is_told = true;
+            has_own |= hold.name.owner == self.me;
+            self.end_hold(&mut tables, hold);
+        }
+        self.let_go_of(tables, has_own);
+    }
+
+    /// As [`References::let_go`]; what was freed by the drop of a handle is dropped here.
+    fn let_go_of(&self, mut tables: MutexGuard<'_, Tables>, has_own: bool) {
+        let garbage = has_own.then(|| tables.take_garbage());
+        self.let_go(tables);
+        drop(garbage);
+    }
+
+    fn end_hold(&self, tables: &mut Tables, hold: &Hold) {
         let Name { owner, id } = hold.name;
         if owner == self.me {
             // The hold's own handle is the last one, and is dropped after this.
-            let freed = tables.remove_free(id);
-            self.own_promise_dropped(&mut tables, hold.name);
-            let garbage = tables.take_garbage();
-            drop(tables);
-            drop(garbage);
-            return drop(freed);
-        }
-        // Meanwhile another hold may have taken its place.
-        if tables.holds.get(&hold.name).is_some_and(|weak| std::ptr::eq(weak.as_ptr(), hold)) {
-            tables.holds.remove(&hold.name);
+            tables.free(id);
+            return self.own_promise_dropped(tables, hold.name);
         }
         // A drawer says in any case that it drops the name: nobody else can have it filled.
-        let is_drawn = tables.undraw(hold.name);
+        let is_drawn = tables.end_holding(hold.name);
         let outbox = tables.outboxes.get_mut(&owner).filter(|_| !is_drawn);
         let unsaid = outbox.map(|outbox| outbox.take_counts(id)).unwrap_or_default();
         let mut left = hold.counts.load(SeqCst);
@@ -513,7 +559,6 @@ impl References {
         if left > 0 {
             tables.say(owner, Word::Release { id, counts: left });
         }
-        self.let_go(tables);
     }
 
     /// Calls `completer` when nothing that was passed on waits to be confirmed.
@@ -587,7 +632,7 @@ impl References {
     pub(super) fn sizes(&self) -> [usize; 7] {
         let tables = self.tables.lock();
         let unfilled = tables.unfilled.values().sum();
-        let (drawn, linking) = (tables.drawn.len(), tables.linking.len());
+        let (drawn, linking) = (tables.drawn_count, tables.linking.len());
         let (owned, holds, passing) = (tables.owned.len(), tables.holds.len(), tables.passing_count);
         [owned, holds, passing, drawn, unfilled, tables.waits, linking]
     }
@@ -605,6 +650,12 @@ pub(super) fn lost() -> Error {
 impl Garbage {
     fn is_empty(&self) -> bool {
         self.objects.is_empty() && self.refs.is_empty() && self.waits.is_empty() && self.settled.is_empty()
+    }
+}
+
+impl Holding {
+    fn upgrade(&self) -> Option<Arc<Hold>> {
+        self.hold.upgrade()
     }
 }
 
@@ -640,16 +691,13 @@ impl Tables {
 
     pub(super) fn uncount(&mut self, id: u64, holder: NodeId, counts: u64) {
         let Some(owned) = self.owned.get_mut(&id) else { return };
-        if let Some(count) = owned.holders.get_mut(&holder) {
-            *count = count.saturating_sub(counts);
-            if *count == 0 {
-                owned.holders.remove(&holder);
-            }
-        }
+        owned.holders.uncount(holder, counts);
         if planted::strikes(Bug::FreedEarly) {
             owned.holders.clear();
         }
-        self.free(id);
+        if owned.is_free() {
+            self.free(id);
+        }
     }
 
     /// Frees the object if nobody holds it.
@@ -665,6 +713,9 @@ impl Tables {
         let owned = self.owned.remove(&id)?;
         if let Content::Promised(promised) = &owned.content {
             self.discharge(promised.charged);
+        }
+        if let Some(drawn) = &owned.drawn {
+            self.give_back(self.me, drawn);
         }
         Some(owned)
     }

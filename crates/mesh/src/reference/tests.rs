@@ -168,7 +168,8 @@ impl World {
         self.calls.insert(number, Call { from, to, names: names.to_vec() });
         if from == to {
             references.take_back(id(to), refs.iter().map(Ref::name));
-            let promises = references.promises_here(&[Mention { name, fills: true }], number, "fill");
+            let promises =
+                references.promises_here(&[Mention { name, fills: true }], std::slice::from_ref(&held), number, "fill");
             return self.nodes[to].handling.push((from, number, promises));
         }
         self.queues.entry((from, to)).or_default().push_back(Item::Message(mentions, Some(number)));
@@ -650,7 +651,8 @@ fn a_name_that_comes_back_while_its_drawer_drops_it_is_given_up() {
     drawer.heard(id(0), owner.take_words(id(1), 9));
     drop(drawer.take_garbage());
     // The last handle is gone, and its end has not come to the table yet.
-    drawer.tables.lock().holds.remove(&held.0.name);
+    let emptied = drawer.tables.lock().holds.get_mut(&held.0.name).map(|entry| std::mem::take(&mut entry.hold));
+    assert!(emptied.is_some());
     let back = drawer.adopt(id(2), &names, None);
     drop(held);
     owner.heard(id(1), drawer.take_words(id(0), 9));

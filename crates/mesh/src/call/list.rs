@@ -1,0 +1,163 @@
+//! Arguments that are written as they come.
+
+use super::asking::Asking;
+use super::form::named_list;
+use super::name::{ServiceName, Text};
+use crate::Mesh;
+use crate::reference::{Mention, Ref, Refs};
+use sheave_base::{Error, ErrorKind, NodeId, Result};
+use sheave_wire::{Value, codec};
+
+/// Room for most items.
+const USUAL_ITEM_BYTES: usize = 8;
+
+/// Memory that a list keeps for the next message.
+const KEPT_BYTES_MAX: usize = 64 << 10;
+
+/// The arguments of a call that are a [`Value::List`], written item by item: for those who send many small things in
+/// one message, and many such messages. No values are made of them, and its references are not looked up.
+///
+/// ```
+/// # use sheave_mesh::{Config, Expected, Mesh, Request, Role};
+/// # use sheave_base::config::Endpoint;
+/// # use std::sync::mpsc::channel;
+/// use sheave_mesh::ArgList;
+/// use sheave_wire::Value;
+///
+/// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+/// # let root = Endpoint { host: "127.0.0.1".into(), port };
+/// # let mesh = Mesh::join(Config::new(Role::Rank, Some(0), Expected::ranks(1), root))?;
+/// let (told, hears) = channel();
+/// mesh.serve("it", move |request: Request| told.send(request.args).expect("somebody listens"))?;
+/// let mut list = ArgList::default();
+/// list.push(&Value::Int(7))?;
+/// list.push(&Value::from("text"))?;
+/// mesh.cast_list(mesh.me().node, "it", "do", &mut list)?;
+/// assert!(list.is_empty());
+/// assert_eq!(hears.recv().expect("it comes"), Value::List(vec![Value::Int(7), Value::from("text")]));
+/// # Ok::<(), sheave_base::Error>(())
+/// ```
+#[derive(Default)]
+pub struct ArgList {
+    count: usize,
+    items: Vec<u8>,
+    names: Vec<Mention>,
+    refs: Vec<Ref>,
+}
+
+impl ArgList {
+    /// Returns how many items it has.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Returns whether it has none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Makes room for so many more items, of which so many are references.
+    pub fn reserve(&mut self, items: usize, refs: usize) {
+        self.items.reserve(items * USUAL_ITEM_BYTES);
+        self.names.reserve(refs);
+        self.refs.reserve(refs);
+    }
+
+    /// Adds an item that is a number, a text or another value without values, tensors or references in it.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for any other value, and as [`codec::encode`].
+    pub fn push(&mut self, value: &Value) -> Result<()> {
+        match value {
+            Value::None | Value::Bool(_) | Value::Int(_) | Value::Float(_) | Value::Str(_) | Value::Bytes(_) => {
+                self.write(value)
+            }
+            other => {
+                let what =
+                    format!("a {} in a list of arguments; expected a number, a text or bytes", other.kind_name());
+                Err(Error::new(ErrorKind::InvalidArgument, what))
+            }
+        }
+    }
+
+    /// Adds the name of an object, as [`Ref::value`]; the list keeps the reference.
+    ///
+    /// # Errors
+    ///
+    /// As [`codec::encode`].
+    pub fn push_ref(&mut self, held: &Ref) -> Result<()> {
+        self.mention(held, held.mention())
+    }
+
+    /// Adds the name of a promised object that the call is to fill, as [`Ref::to_fill`].
+    ///
+    /// # Errors
+    ///
+    /// As [`codec::encode`].
+    pub fn push_to_fill(&mut self, held: &Ref) -> Result<()> {
+        self.mention(held, held.mention_to_fill())
+    }
+
+    fn mention(&mut self, held: &Ref, mention: Mention) -> Result<()> {
+        self.write(&Value::Ref { node: mention.name.owner, id: mention.id() })?;
+        self.names.push(mention);
+        self.refs.push(held.clone());
+        Ok(())
+    }
+
+    fn write(&mut self, value: &Value) -> Result<()> {
+        codec::encode_to(value, &mut self.items)?;
+        self.count += 1;
+        Ok(())
+    }
+}
+
+impl Drop for ArgList {
+    fn drop(&mut self) {
+        Ref::drop_all(std::mem::take(&mut self.refs));
+    }
+}
+
+impl std::fmt::Debug for ArgList {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ArgList").field("items", &self.count).field("refs", &self.refs).finish_non_exhaustive()
+    }
+}
+
+impl Mesh {
+    /// As [`Mesh::cast`], with arguments that are written already. Leaves the list empty, with its memory for the next.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mesh::cast`].
+    pub fn cast_list(
+        &self,
+        to: NodeId,
+        service: impl Into<ServiceName>,
+        method: &str,
+        list: &mut ArgList,
+    ) -> Result<()> {
+        let control = named_list(method, std::mem::take(&mut list.count), &list.items);
+        list.items.clear();
+        // A long one is an exception.
+        list.items.shrink_to(KEPT_BYTES_MAX);
+        let (names, refs) = (std::mem::take(&mut list.names), Refs::from(std::mem::take(&mut list.refs)));
+        let control = control?;
+        let mut asking = Asking::of_list(service.into(), Text::Shared(method.into()), control, names);
+        asking.held = Some(refs);
+        self.shared.send_one_way(to, asking)
+    }
+
+    /// As [`Mesh::promise`], of one object of each of these nodes: one look at the tables for all of them.
+    pub fn promise_each(&self, owners: &[NodeId]) -> Vec<Result<Ref>> {
+        let drawn = self.shared.references.promise_each(owners);
+        let explained = |(drawn, owner): (Result<Ref>, &NodeId)| {
+            // A guest is no member, and there is more to say of it.
+            drawn.or_else(|error| self.shared.check_promising(*owner).and(Err(error)))
+        };
+        drawn.into_iter().zip(owners).map(explained).collect()
+    }
+}
