@@ -3,6 +3,7 @@
 use crate::collective::Placement;
 use crate::register::Register;
 use sheave_base::Result;
+use sheave_mesh::ArgList;
 use sheave_net::{Part, Parts};
 use sheave_rpc::IntoValue;
 use sheave_tensor::{Mode, ReadLease, Tensor};
@@ -109,8 +110,17 @@ impl Args {
         self.tensors.iter().chain(placed).map(|tensor| tensor.read_lease("call")).collect()
     }
 
+    /// Adds what this worker gets, where all are short.
+    pub(crate) fn write(&self, worker: usize, list: &mut ArgList) -> Result<()> {
+        self.items.iter().try_for_each(|item| match item {
+            Item::Value(value) => list.push(value),
+            Item::Register(register) => register.write(worker, list),
+            Item::Placed(..) => list.push(&Value::None),
+        })
+    }
+
     /// What this worker gets.
-    pub(crate) fn of_worker(&self, worker: usize) -> (Value, Parts) {
+    pub(crate) fn of_worker(&self, worker: usize) -> (Vec<Value>, Parts) {
         let part = |tensor: &Tensor| Part::new(tensor.clone(), Mode::Copy);
         let mut parts: Parts = self.tensors.iter().map(part).collect();
         let items = self.items.iter().map(|item| match item {
@@ -123,6 +133,6 @@ impl Args {
             Item::Placed(..) => Value::None,
         });
         let items = items.collect();
-        (Value::List(items), parts)
+        (items, parts)
     }
 }

@@ -3,11 +3,16 @@
 //! Commands of all threads stand in one order, which is that of the turns that threads take. The names of the registers
 //! that a command fills are drawn in its turn, so it means something at once, whenever it leaves.
 //!
-//! **In batches.** A message costs more than a command. One that comes right behind another is kept for those that
-//! follow, until there are [`BATCH_MAX`] or somebody waits for a worker, and for [`BATCH_SPAN`] at most; one that comes
-//! alone leaves at once, and so does one with tensors or long values, behind what was kept. A message has what was
-//! issued for one worker, in order, and leaves when all workers have room for it: no command gets to some of them
-//! alone because others are busy.
+//! **In batches.** A message costs more than a command. One that comes right behind another, or while others are kept,
+//! is kept for those that follow, until there are [`BATCH_MAX`] or somebody waits for a worker; none is kept for longer
+//! than [`BATCH_SPAN`], for the timer is set with the first. One that comes alone leaves at once, and so does one with
+//! tensors or long values, behind what was kept. A message has what was issued for one worker, in order, and leaves
+//! when all workers have room for it: no command gets to some of them alone because others are busy.
+//!
+//! **Written when it is issued.** A message is one flat list: the number of its first command, those behind which have
+//! the next ones, and of each command how many arguments it has, the register that it fills, the function, and the
+//! arguments. What is kept is that list, written, and the handles to what it names: so no values are made of a command
+//! here, and no name is looked up at either end.
 //!
 //! **Bounds.** Each worker is asked now and then to say how far it has come ([`MARK_EVERY`]), and nobody gets further
 //! ahead of it than [`MARKS_MAX`] of these; the windows of calls bound messages and bytes besides.
@@ -21,7 +26,7 @@ use crate::worker::SESSION;
 use parking_lot::{Mutex, MutexGuard};
 use sheave_base::work::Interrupt;
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work, clock};
-use sheave_mesh::{Answer, Call, Mesh, Ref};
+use sheave_mesh::{Answer, ArgList, Call, Mesh, Ref};
 use sheave_net::Parts;
 use sheave_wire::Value;
 use std::collections::VecDeque;
@@ -33,7 +38,7 @@ use std::time::{Duration, Instant};
 pub(crate) const COMMANDS: &str = "do";
 
 /// Commands in one message at most.
-const BATCH_MAX: usize = 32;
+const BATCH_MAX: usize = 64;
 
 /// Commands between questions of how far the workers have come.
 const MARK_EVERY: u64 = 4096;
@@ -43,6 +48,9 @@ const MARKS_MAX: usize = 2;
 
 /// The method of such a question.
 pub(crate) const MARK: &str = "mark";
+
+/// Longest name of a function in a command that is kept.
+const NAME_BYTES_MAX: usize = 256;
 
 /// How long a command is kept for others at most.
 const BATCH_SPAN: Duration = Duration::from_micros(100);
@@ -90,26 +98,39 @@ impl Command<'_> {
             Callee::Named(name) => Value::from(name),
             Callee::Held(register) => register.value(worker),
         };
-        let (fill, number) = (held.to_fill(), Value::Int(number.cast_signed()));
-        match self.args.map(|args| args.of_worker(worker)) {
-            Some((args, parts)) => (Value::List(vec![fill, number, callee, args]), parts),
-            None => (Value::List(vec![fill, number, callee]), Parts::new()),
-        }
+        let mut items = vec![Value::Int(number.cast_signed()), self.count(), held.to_fill(), callee];
+        let (args, parts) = self.args.map(|args| args.of_worker(worker)).unwrap_or_default();
+        items.extend(args);
+        (Value::List(items), parts)
     }
 
-    /// The registers that it names, on this worker.
-    fn named(&self, worker: usize) -> impl Iterator<Item = Ref> {
-        let callee = match self.callee {
-            Callee::Held(register) => Some(register),
-            Callee::Named(_) => None,
-        };
-        let args = self.args.into_iter().flat_map(Args::registers);
-        callee.into_iter().chain(args).filter_map(move |register| register.held(worker).cloned())
+    /// Adds it to what this worker gets, if it is short.
+    fn write(&self, worker: usize, held: &Ref, number: u64, list: &mut ArgList) -> Result<()> {
+        if list.is_empty() {
+            list.reserve(BATCH_MAX * 4, BATCH_MAX * 2);
+            list.push(&Value::Int(number.cast_signed()))?;
+        }
+        list.push(&self.count())?;
+        list.push_to_fill(held)?;
+        match self.callee {
+            Callee::Named(name) => list.push(&Value::from(name))?,
+            Callee::Held(register) => register.write(worker, list)?,
+        }
+        self.args.map_or(Ok(()), |args| args.write(worker, list))
+    }
+
+    /// How many arguments it has, if its function is called.
+    fn count(&self) -> Value {
+        self.args.map_or(Value::None, |args| Value::Int(args.len() as i64))
     }
 
     /// Whether it is worth being kept, and surely can be sent.
     fn is_short(&self) -> bool {
-        self.args.is_none_or(Args::are_short)
+        let has_short_name = match self.callee {
+            Callee::Named(name) => name.len() <= NAME_BYTES_MAX,
+            Callee::Held(_) => true,
+        };
+        has_short_name && self.args.is_none_or(Args::are_short)
     }
 }
 
@@ -118,13 +139,25 @@ impl Command<'_> {
 struct Turn {
     /// The number of the last command.
     number: u64,
-    /// By worker: commands, and the registers in them.
-    kept: Vec<(Vec<Value>, Vec<Ref>)>,
+    /// By worker: commands, with the registers in them.
+    kept: Vec<ArgList>,
     count: usize,
     /// Questions of how far the workers have come, each to all of them.
     marks: VecDeque<Vec<(u32, Work<Answer>)>>,
+    /// When the last one came that found none kept, or when what was kept left in time.
     last: Option<Instant>,
     is_timed: bool,
+}
+
+impl Turn {
+    /// Whether the command that comes now comes soon after another one: behind those that are kept, or shortly after
+    /// the last one that was not.
+    fn is_burst(&mut self) -> bool {
+        self.count > 0 || {
+            let now = clock::now();
+            self.last.replace(now).is_some_and(|last| now.saturating_duration_since(last) < BURST_SPAN)
+        }
+    }
 }
 
 /// The way of a session's commands.
@@ -175,11 +208,10 @@ impl Commands {
         let has_room = |worker: usize| self.mesh.room(self.workers[worker], SESSION, None);
         // One that is stuck holds up nobody else. What it does not get breaks the registers that it was to fill.
         let (ready, late): (Vec<_>, Vec<_>) = kept.into_iter().partition(|(worker, _)| has_room(*worker).is_done());
-        for (worker, (items, named)) in ready.into_iter().chain(late) {
-            if !items.is_empty() && has_room(worker).wait_until(Some(until), None).unwrap_or(false) {
-                let _ = self.send(worker, items, Parts::new());
+        for (worker, mut list) in ready.into_iter().chain(late) {
+            if !list.is_empty() && has_room(worker).wait_until(Some(until), None).unwrap_or(false) {
+                let _ = self.send_list(worker, &mut list);
             }
-            drop(named);
         }
         true
     }
@@ -194,9 +226,7 @@ impl Commands {
         let until = timeout.and_then(|timeout| clock::now().checked_add(timeout));
         let mut turn = self.take_turn(until, pause)?;
         self.check(0).map_err(|error| error.operation(command.name()))?;
-        let now = clock::now();
-        let is_burst = turn.last.replace(now).is_some_and(|last| now.saturating_duration_since(last) < BURST_SPAN);
-        let is_kept = is_burst && command.is_short();
+        let is_kept = turn.is_burst() && command.is_short();
         if !is_kept || turn.count >= BATCH_MAX {
             self.flush(&mut turn, until, pause)?;
         }
@@ -211,16 +241,14 @@ impl Commands {
         let mut sent = Ok(());
         for (worker, held) in refs.iter().enumerate() {
             let Some(held) = held else { continue };
-            let (item, tensors) = command.of_worker(worker, held, turn.number);
-            if is_kept {
-                let (items, named) = &mut turn.kept[worker];
-                items.push(item);
-                named.push(held.clone());
-                named.extend(command.named(worker));
+            // All get it, whatever becomes of one.
+            sent = sent.and(if is_kept {
+                let number = turn.number;
+                command.write(worker, held, number, &mut turn.kept[worker])
             } else {
-                // All get it, whatever becomes of one.
-                sent = sent.and(self.send(worker, vec![item], tensors));
-            }
+                let (args, tensors) = command.of_worker(worker, held, turn.number);
+                self.send(worker, Call { tensors, ..Call::of(args) })
+            });
         }
         if is_kept {
             turn.count += 1;
@@ -267,23 +295,28 @@ impl Commands {
     fn send_kept(&self, turn: &mut Turn) -> Result<()> {
         turn.count = 0;
         let mut sent = Ok(());
-        for (worker, kept) in turn.kept.iter_mut().enumerate() {
-            // What is named is held until it has left.
-            let (items, named) = std::mem::take(kept);
-            if !items.is_empty() {
-                sent = sent.and(self.send(worker, items, Parts::new()));
-            }
-            drop(named);
+        for (worker, list) in turn.kept.iter_mut().enumerate().filter(|(_, list)| !list.is_empty()) {
+            sent = sent.and(self.send_list(worker, list));
         }
         sent
     }
 
-    fn send(&self, worker: usize, items: Vec<Value>, tensors: Parts) -> Result<()> {
+    /// Sends what was kept for a worker. What it names is held until it has left.
+    fn send_list(&self, worker: usize, list: &mut ArgList) -> Result<()> {
+        let node = self.workers[worker];
+        if self.lost.has(node) {
+            *list = ArgList::default();
+            return Ok(());
+        }
+        let sent = self.mesh.cast_list(node, SESSION, COMMANDS, list);
+        sent.or_else(|error| self.unless_lost(node, error))
+    }
+
+    fn send(&self, worker: usize, call: Call) -> Result<()> {
         let node = self.workers[worker];
         if self.lost.has(node) {
             return Ok(());
         }
-        let call = Call { tensors, ..Call::of(Value::List(items)) };
         let sent = self.mesh.cast(node, SESSION, COMMANDS, call);
         sent.or_else(|error| self.unless_lost(node, error))
     }
@@ -317,6 +350,10 @@ impl Commands {
         let is_ready = turn.count == 0 || self.have_room();
         if is_ready {
             turn.is_timed = false;
+            if turn.count > 0 {
+                // Who has issued so many is likely to go on.
+                turn.last = Some(clock::now());
+            }
             // Registers that are not filled say why.
             let _ = self.send_kept(&mut turn);
         }
@@ -348,6 +385,13 @@ impl Commands {
 
     /// Draws the registers of a command, one of each worker that lives. [`MARKS_MAX`] bounds those that are not filled.
     fn draw(&self) -> Result<Vec<Option<Ref>>> {
+        if !self.lost.is_any() {
+            let drawn = self.mesh.promise_each(&self.workers).into_iter().zip(&self.workers);
+            let or_lost = |(drawn, node): (Result<Ref>, &NodeId)| {
+                drawn.map(Some).or_else(|error| self.unless_lost(*node, error).map(|()| None))
+            };
+            return drawn.map(or_lost).collect();
+        }
         let draw = |node: &NodeId| {
             if self.lost.has(*node) {
                 return Ok(None);

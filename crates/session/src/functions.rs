@@ -39,7 +39,9 @@ type Run = dyn Fn(Arguments) -> Result<Held> + Send + Sync;
 /// # Ok::<(), sheave_base::Error>(())
 /// ```
 #[derive(Clone)]
-pub struct Function {
+pub struct Function(Arc<Inner>);
+
+struct Inner {
     name: Arc<str>,
     run: Arc<Run>,
     /// What it is in another language.
@@ -52,24 +54,26 @@ impl Function {
     /// Makes one of a closure that takes its arguments itself: those that are functions or objects too.
     #[must_use]
     pub fn new(name: &str, run: impl Fn(Arguments) -> Result<Held> + Send + Sync + 'static) -> Self {
-        Self { name: name.into(), run: Arc::new(run), foreign: None, takes_poison: false }
+        Self(Arc::new(Inner { name: name.into(), run: Arc::new(run), foreign: None, takes_poison: false }))
     }
 
     /// Says what it is in another language, whose functions get that where this is among their arguments.
     #[must_use]
     pub fn with_foreign(self, foreign: Arc<dyn Foreign>) -> Self {
-        Self { foreign: Some(foreign), ..self }
+        let Inner { name, run, takes_poison, .. } = &*self.0;
+        let (name, run, takes_poison) = (Arc::clone(name), Arc::clone(run), *takes_poison);
+        Self(Arc::new(Inner { name, run, foreign: Some(foreign), takes_poison }))
     }
 
     /// What it is in another language, if it is of one.
     #[must_use]
     pub fn foreign(&self) -> Option<&Arc<dyn Foreign>> {
-        self.foreign.as_ref()
+        self.0.foreign.as_ref()
     }
 
     /// Makes one that is called even where arguments are poisoned; taking such a one fails.
     pub(crate) fn despite_poison(name: &str, run: impl Fn(Arguments) -> Result<Held> + Send + Sync + 'static) -> Self {
-        Self { takes_poison: true, ..Self::new(name, run) }
+        Self(Arc::new(Inner { name: name.into(), run: Arc::new(run), foreign: None, takes_poison: true }))
     }
 
     /// Makes one of a closure whose arguments, a tuple, and result are values of Rust. A [`Value`] among them has left
@@ -91,7 +95,7 @@ impl Function {
     /// The name that errors say.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.name
+        &self.0.name
     }
 
     /// Calls it on this thread.
@@ -106,18 +110,18 @@ impl Function {
     /// As [`Function::call`], with what has poisoned arguments: the first of these is the outcome, unless the function
     /// is one that must run all the same.
     pub(crate) fn call_with(&self, arguments: Vec<Result<Held>>) -> Result<Held> {
-        if !self.takes_poison
+        if !self.0.takes_poison
             && let Some(Err(poison)) = arguments.iter().find(|argument| argument.is_err())
         {
             return Err(poison.clone());
         }
-        (self.run)(Arguments { count: arguments.len(), left: arguments.into_iter() })
+        (self.0.run)(Arguments { count: arguments.len(), left: arguments.into_iter() })
     }
 }
 
 impl fmt::Debug for Function {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Function").field(&self.name).finish()
+        f.debug_tuple("Function").field(&self.name()).finish()
     }
 }
 

@@ -33,14 +33,19 @@ impl Lost {
         Some(death.error.clone())
     }
 
+    /// Whether any is gone.
+    pub(crate) fn is_any(&self) -> bool {
+        self.is_any.load(SeqCst)
+    }
+
     /// Whether a worker is gone.
     pub(crate) fn has(&self, node: NodeId) -> bool {
-        self.is_any.load(SeqCst) && self.deaths.lock().contains_key(&node)
+        self.is_any() && self.deaths.lock().contains_key(&node)
     }
 
     /// One of those of whom nobody was told.
     pub(crate) fn untold(&self) -> Option<NodeId> {
-        if !self.is_any.load(SeqCst) {
+        if !self.is_any() {
             return None;
         }
         self.deaths.lock().iter().find(|(_, death)| !death.is_told).map(|(node, _)| *node)

@@ -4,7 +4,7 @@ use crate::held::{Held, Slot};
 use crate::session::Shared;
 use sheave_base::work::Interrupt;
 use sheave_base::{Error, ErrorKind, Result};
-use sheave_mesh::{Call, Ref};
+use sheave_mesh::{ArgList, Call, Ref};
 use sheave_net::{Part, Parts};
 use sheave_rpc::{FromValue, IntoValue};
 use sheave_tensor::{Mode, Tensor};
@@ -25,6 +25,12 @@ struct Inner {
     session: Arc<Shared>,
     /// By worker; none of one that was gone.
     refs: Vec<Option<Ref>>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        Ref::drop_all(std::mem::take(&mut self.refs).into_iter().flatten());
+    }
 }
 
 impl Register {
@@ -163,6 +169,14 @@ impl Register {
     /// What this node holds of it on that worker.
     pub(crate) fn held(&self, worker: usize) -> Option<&Ref> {
         self.0.refs.get(worker)?.as_ref()
+    }
+
+    /// Adds what names it on this worker to a command; nothing of a worker that is gone.
+    pub(crate) fn write(&self, worker: usize, list: &mut ArgList) -> Result<()> {
+        match self.held(worker) {
+            Some(held) => list.push_ref(held),
+            None => list.push(&Value::None),
+        }
     }
 
     /// As [`Register::name`], for a command; nothing of a worker that is gone.

@@ -9,11 +9,14 @@ use parking_lot::Mutex;
 use sheave_base::planted::{self, Bug};
 use sheave_base::{Error, ErrorKind, Result, contain};
 use sheave_collective::{Collectives, Communicator};
-use sheave_mesh::{Lane, Member, Mesh, Promises, Request, Service, ServiceName, WeakMesh};
+use sheave_mesh::{Lane, Member, Mesh, Promises, Ref, Request, Service, ServiceName, WeakMesh};
 use sheave_net::Parts;
 use sheave_tensor::{Mode, Tensor};
 use sheave_wire::Value;
+use smallvec::SmallVec;
 use std::cell::RefCell;
+use std::convert::Infallible;
+use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -135,6 +138,60 @@ fn unreadable() -> Error {
     Error::new(ErrorKind::Protocol, "a command that cannot be read").hint("run the same release of sheave on all sides")
 }
 
+/// What came with some commands.
+struct Arguments<'a> {
+    args: &'a Value,
+    /// In the order in which they stand in the arguments.
+    refs: &'a [Ref],
+    tensors: &'a [Tensor],
+}
+
+/// An item of a command, and the register that it is, if it is one.
+type Item<'a> = (&'a Value, Option<&'a Ref>);
+
+/// A command.
+struct Command<'a> {
+    fill: &'a Value,
+    callee: Item<'a>,
+    /// Without them the function is not called, but is the result.
+    args: Option<SmallVec<[Item<'a>; 4]>>,
+}
+
+/// Reads commands, which stand one behind the other: how many arguments, the register to fill, the function, and the
+/// arguments. The handles to registers come beside them, so nothing is looked up.
+struct Reader<'a> {
+    items: &'a [Value],
+    refs: slice::Iter<'a, Ref>,
+}
+
+impl<'a> Reader<'a> {
+    fn next(&mut self) -> Result<Command<'a>> {
+        let [count, rest @ ..] = self.items else { return Err(unreadable()) };
+        let count = match count {
+            Value::None => None,
+            Value::Int(count) => Some(usize::try_from(*count).map_err(|_| unreadable())?),
+            _ => return Err(unreadable()),
+        };
+        self.items = rest;
+        let (fill, _) = self.item()?;
+        let callee = self.item()?;
+        let args = count.map(|count| (0..count).map(|_| self.item()).collect::<Result<_>>()).transpose()?;
+        Ok(Command { fill, callee, args })
+    }
+
+    fn item(&mut self) -> Result<Item<'a>> {
+        let [value, rest @ ..] = self.items else { return Err(unreadable()) };
+        self.items = rest;
+        let mut names = 0;
+        let Ok(()) = value.try_visit(&mut |value| {
+            names += usize::from(matches!(value, Value::Ref { .. }));
+            Ok::<_, Infallible>(())
+        });
+        let register = self.refs.by_ref().take(names).last();
+        Ok((value, register.filter(|_| matches!(value, Value::Ref { .. }))))
+    }
+}
+
 /// Failures of commands since somebody was told.
 #[derive(Default)]
 struct Failures {
@@ -165,33 +222,44 @@ impl Desk {
 
     /// Does some commands, one after the other. Each fills its register, or poisons it.
     fn act(&self, request: Request) {
-        let Request { args, tensors, promises, reply, .. } = request;
-        let (Value::List(commands), Ok(mesh)) = (args, self.mesh()) else { return reply.error(unreadable()) };
-        let (tensors, mut settled): (Vec<Tensor>, _) = (tensors.into_iter().collect(), Ok(()));
-        for command in commands {
+        let Request { args, tensors, refs, promises, reply, .. } = request;
+        let tensors: Vec<Tensor> = tensors.into_iter().collect();
+        let done = self.act_all(&Arguments { args: &args, refs: &refs, tensors: &tensors }, &promises);
+        reply.send(done.map(|()| Default::default()));
+        drop(promises);
+        Ref::drop_all(refs);
+    }
+
+    fn act_all(&self, arguments: &Arguments<'_>, promises: &Promises) -> Result<()> {
+        let Value::List(items) = arguments.args else { return Err(unreadable()) };
+        let [Value::Int(number), commands @ ..] = items.as_slice() else { return Err(unreadable()) };
+        let mut reader = Reader { items: commands, refs: arguments.refs.iter() };
+        let (mut number, mut settled) = (number.cast_unsigned(), Ok(()));
+        while !reader.items.is_empty() {
             // Without a controller nobody wants the rest.
             if self.is_over.load(Relaxed) {
                 break;
             }
-            settled = settled.and(self.fill(&mesh, &command, &tensors, &promises));
+            let command = reader.next()?;
+            settled = settled.and(self.fill(&command, number, arguments.tensors, promises));
+            number = number.wrapping_add(1);
         }
-        reply.send(settled.map(|()| Default::default()));
+        settled
     }
 
     /// Fills the register of a command with what comes of it, or poisons it.
-    fn fill(&self, mesh: &Mesh, command: &Value, tensors: &[Tensor], promises: &Promises) -> Result<()> {
-        let Value::List(items) = command else { return Err(unreadable()) };
-        let [fill, Value::Int(number), rest @ ..] = items.as_slice() else { return Err(unreadable()) };
-        let run = || match rest {
-            [Value::Str(name)] => functions::found(name).map(Held::Function),
-            [function, Value::List(args)] => Self::call(mesh, function, args, tensors),
+    fn fill(&self, command: &Command<'_>, number: u64, tensors: &[Tensor], promises: &Promises) -> Result<()> {
+        let fill = command.fill;
+        let run = || match (&command.callee, &command.args) {
+            ((Value::Str(name), _), None) => functions::found(name.as_str()).map(Held::Function),
+            (callee, Some(args)) => Self::call(callee, args, tensors),
             _ => Err(unreadable()),
         };
         let made = contain::run(run);
         match made.unwrap_or_else(|text| Err(Error::new(ErrorKind::Remote, format!("it panicked: {text}")))) {
             Ok(held) => promises.fulfil(fill, Slot::new(held)),
             Err(error) => {
-                let error = self.named(error).sequence(number.unsigned_abs());
+                let error = self.named(error).sequence(number);
                 let poisoned = if planted::strikes(Bug::PoisonLost) {
                     promises.fulfil(fill, Slot::new(Held::default()))
                 } else {
@@ -238,26 +306,26 @@ impl Desk {
         mesh.hold(name)?.get()
     }
 
-    fn call(mesh: &Mesh, function: &Value, args: &[Value], tensors: &[Tensor]) -> Result<Held> {
-        let function = match function {
-            Value::Str(name) => functions::found(name)?,
-            register => Self::callee(mesh, register)?,
+    fn call(callee: &Item<'_>, args: &[Item<'_>], tensors: &[Tensor]) -> Result<Held> {
+        let function = match callee {
+            (Value::Str(name), _) => functions::found(name)?,
+            (_, register) => Self::callee(register.ok_or_else(unreadable)?)?,
         };
-        let argument = |(at, value): (usize, &Value)| match value {
-            Value::Ref { .. } => {
-                let slot = Self::slot(mesh, value).map_err(|error| error.context(format!("argument {}", at + 1)))?;
+        let argument = |(at, (value, register)): (usize, &Item<'_>)| match register {
+            Some(register) => {
+                let slot = register.get::<Slot>().map_err(|error| error.context(format!("argument {}", at + 1)))?;
                 let held = slot.0.lock().clone();
                 Ok(held)
             }
-            _ => Ok(picked(value, tensors)),
+            None => Ok(picked(value, tensors)),
         };
         let called = function.call_with(args.iter().enumerate().map(argument).collect());
         called.map_err(|error| error.context(format!("call of {}", function.name())))
     }
 
     /// The function that a register holds.
-    fn callee(mesh: &Mesh, register: &Value) -> Result<Function> {
-        let held = Self::slot(mesh, register)?.0.lock().clone();
+    fn callee(register: &Ref) -> Result<Function> {
+        let held = register.get::<Slot>()?.0.lock().clone();
         held.to_function().ok_or_else(|| {
             let what = format!("a call of {}; expected a function", held.kind_name());
             Error::new(ErrorKind::InvalidArgument, what)
