@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// Names that an error about an unknown one lists.
 const NAMED_MAX: usize = 8;
 
-type Run = dyn Fn(Value, &[Tensor]) -> Result<Packet> + Send + Sync;
+pub(crate) type Run = dyn Fn(Value, &[Tensor]) -> Result<Packet> + Send + Sync;
 
 /// The functions of a worker's program, by their names.
 ///
@@ -56,6 +56,18 @@ impl Functions {
         self.by_name.insert(name.to_owned(), Arc::new(run));
         self
     }
+
+    /// The one of this name.
+    pub(crate) fn find(&self, name: &str) -> Result<Arc<Run>> {
+        self.by_name.get(name).cloned().ok_or_else(|| {
+            let mut known: Vec<&str> = self.by_name.keys().map(String::as_str).collect();
+            known.sort_unstable();
+            let more = if known.len() > NAMED_MAX { ", …" } else { "" };
+            known.truncate(NAMED_MAX);
+            let error = Error::new(ErrorKind::NotFound, format!("the worker has no function \"{name}\""));
+            error.hint(format!("add it to the worker's program; it has {}{more}", known.join(", ")))
+        })
+    }
 }
 
 impl std::fmt::Debug for Functions {
@@ -89,14 +101,7 @@ impl Program for Named {
         let Value::Str(name) = definition.value()? else {
             return Err(Error::new(ErrorKind::InvalidArgument, "a function of this worker is found by its name"));
         };
-        self.functions.by_name.get(&name).cloned().ok_or_else(|| {
-            let mut known: Vec<&str> = self.functions.by_name.keys().map(String::as_str).collect();
-            known.sort_unstable();
-            let more = if known.len() > NAMED_MAX { ", …" } else { "" };
-            known.truncate(NAMED_MAX);
-            let error = Error::new(ErrorKind::NotFound, format!("the worker has no function \"{name}\""));
-            error.hint(format!("add it to the worker's program; it has {}{more}", known.join(", ")))
-        })
+        self.functions.find(&name)
     }
 
     fn run(&self, function: &Arc<Run>, args: Packet) -> Result<Packet> {

@@ -18,6 +18,7 @@ mod processes;
 mod protocol;
 mod state;
 mod task;
+mod threads;
 mod turn;
 mod worker;
 
@@ -27,5 +28,6 @@ pub use packet::Packet;
 pub use pool::{Settings, Tasker};
 pub use processes::{Pool, PoolBuilder};
 pub use task::{Function, Outcome};
+pub use threads::ThreadPool;
 pub use turn::Turn;
 pub use worker::{Program, work};

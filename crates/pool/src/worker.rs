@@ -51,6 +51,12 @@ pub trait Program: Send + Sync + 'static {
     /// Its own, which is the outcome of all tasks that call it.
     fn function(&self, definition: Packet) -> Result<Self::Function>;
 
+    /// Has the tasks of one message run, by `run`: a program may take something for all of them, such as the lock of an
+    /// interpreter.
+    fn together(&self, run: &mut dyn FnMut()) {
+        run();
+    }
+
     /// Runs a task.
     ///
     /// # Errors
@@ -189,15 +195,18 @@ impl<P: Program> Desk<P> {
         let gone: Vec<_> = dropped.iter().filter_map(|number| self.functions.lock().remove(number)).collect();
         drop(gone);
         let count = tasks.len();
-        for (at, (function, args)) in tasks.into_iter().enumerate() {
-            let number = first.wrapping_add(at as u32);
-            if self.post.turn.begin(number) {
-                let begun = clock::now();
-                let outcome = self.run(function, args);
-                let spent_ns = u64::try_from(clock::since(begun).as_nanos()).unwrap_or(u64::MAX);
-                self.post.keep((number, outcome), spent_ns, at + 1 == count);
+        let mut tasks = tasks.into_iter().enumerate();
+        self.program.together(&mut || {
+            for (at, (function, args)) in tasks.by_ref() {
+                let number = first.wrapping_add(at as u32);
+                if self.post.turn.begin(number) {
+                    let begun = clock::now();
+                    let outcome = self.run(function, args);
+                    let spent_ns = u64::try_from(clock::since(begun).as_nanos()).unwrap_or(u64::MAX);
+                    self.post.keep((number, outcome), spent_ns, at + 1 == count);
+                }
             }
-        }
+        });
         // The last ones may have been taken back.
         self.post.flush();
     }

@@ -23,6 +23,9 @@ use std::ffi::OsString;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+/// How many tasks are submitted between two looks at pending signals.
+const LOOK_ITEMS: usize = 256;
+
 /// What a pool can send: a value and tensors, and no references.
 fn sendable(py: Python<'_>, packed: Packed) -> PyResult<(sheave_wire::Value, Parts)> {
     let Packed { value, tensors, refs } = packed;
@@ -239,6 +242,31 @@ impl PyPool {
         pool.submit_to(job, function, args, tries).or_raise(py)
     }
 
+    /// Submits calls with one argument each, as a job's, and waits for room where there is none.
+    fn submit_each(
+        &self,
+        job: &Bound<'_, PyJob>,
+        function: &Bound<'_, PyFunction>,
+        items: &Bound<'_, PyList>,
+        tries: u32,
+    ) -> PyResult<()> {
+        let py = function.py();
+        let pool = self.pool(py)?;
+        let (job, function) = (job.get().job(py)?, function.get().0.check("pool").or_raise(py)?);
+        for (number, item) in items.iter().enumerate() {
+            if number % LOOK_ITEMS == 0 {
+                py.check_signals()?;
+            }
+            let args = self.args(&pool, &PyTuple::new(py, [item])?, None)?;
+            let room = pool.room().or_raise(py)?;
+            if !room.is_done() {
+                enter(py, None, |until, interrupt| room.wait_until(until, interrupt))?;
+            }
+            pool.submit_to(job, function, args, tries).or_raise(py)?;
+        }
+        Ok(())
+    }
+
     /// Ends the tasks of a job that no worker has yet.
     fn cancel(&self, job: &Bound<'_, PyJob>) -> PyResult<()> {
         let py = job.py();
@@ -342,6 +370,13 @@ impl Program for Worker {
         self.read(definition, "the function cannot be opened", |function| {
             Ok(Called(Some(Owner::of_object(function.clone().unbind()))))
         })
+    }
+
+    fn together(&self, run: &mut dyn FnMut()) {
+        // Where the interpreter ends, each task says so.
+        if handlers::attached(|_| run()).is_err() {
+            run();
+        }
     }
 
     fn run(&self, function: &Called, args: Packet) -> Result<Packet> {

@@ -17,6 +17,7 @@ from sheave.pool._processes import (
     chunks_of,
     counted,
     run_chunk,
+    run_star,
     run_star_chunk,
 )
 from sheave.pool._results import AsyncResult, Callback, IMapIterator, MapResult
@@ -134,7 +135,9 @@ class Pool:
 
         What the iterable raises is raised here, before anything has begun.
         """
-        return self._map(run_chunk, func, iterable, chunksize, callback, error_callback)
+        check_callable("func", func)
+        runs = func, functools.partial(run_chunk, func)
+        return self._map(runs, iterable, chunksize, callback, error_callback)
 
     def starmap_async(
         self,
@@ -145,7 +148,9 @@ class Pool:
         error_callback: Callback | None = None,
     ) -> MapResult[T]:
         """Begin a task for each item, which is its arguments; as `map_async` in all else."""
-        return self._map(run_star_chunk, func, iterable, chunksize, callback, error_callback)
+        check_callable("func", func)
+        runs = functools.partial(run_star, func), functools.partial(run_star_chunk, func)
+        return self._map(runs, iterable, chunksize, callback, error_callback)
 
     def imap(self, func: Callable[[Any], T], iterable: Iterable[Any], chunksize: int = 1) -> IMapIterator[T]:
         """Return an iterator over the results, in order. Items are taken from `iterable` as results are read."""
@@ -203,22 +208,19 @@ class Pool:
 
     def _map(
         self,
-        run: Callable[..., Any],
-        func: Callable[..., Any],
+        runs: tuple[Callable[..., Any], Callable[..., Any]],
         iterable: Iterable[Any],
         chunksize: int | None,
         callback: Callback | None,
         error_callback: Callback | None,
     ) -> MapResult[Any]:
         self._check()
-        check_callable("func", func)
         check_chunk_size(chunksize)
-        items = iterable if isinstance(iterable, (list, tuple)) else list(iterable)
-        each = self._processes
-        function, job = each.core.function(functools.partial(run, func)), each.core.job(True)
-        for chunk in chunks_of(items, chunksize, each.count):
-            each.submit_to(job, function, (chunk,))
-        return MapResult(job, callback, error_callback)
+        items = iterable if isinstance(iterable, list) else list(iterable)
+        each, is_chunked = self._processes, chunksize != 1
+        function, job = each.core.function(runs[is_chunked]), each.core.job(True)
+        each.submit_each(job, function, list(chunks_of(items, chunksize, each.count)) if is_chunked else items)
+        return MapResult(job, is_chunked, callback, error_callback)
 
     def _imap(
         self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int, is_ordered: bool

@@ -57,6 +57,11 @@ def run_chunk(function: Callable[..., Any], chunk: Sequence[Any]) -> list[Any]:
     return [function(item) for item in chunk]
 
 
+def run_star(function: Callable[..., Any], items: Sequence[Any]) -> Any:
+    """Run one task, whose arguments are a tuple."""
+    return function(*items)
+
+
 def run_star_chunk(function: Callable[..., Any], chunk: Sequence[Any]) -> list[Any]:
     """Run several tasks, whose arguments are tuples."""
     return [function(*items) for items in chunk]
@@ -142,3 +147,11 @@ class Processes:
         """Submit one task of many."""
         self.core.wait_room()
         self.core.submit_to(job, function, args, self.tries)
+
+    def submit_each(self, job: PoolJob, function: Any, items: list[Any]) -> None:
+        """Submit tasks with one argument each; if one cannot be, those before it do not begin any more."""
+        try:
+            self.core.submit_each(job, function, items, self.tries)
+        except BaseException:
+            self.core.cancel(job)
+            raise

@@ -113,8 +113,11 @@ class MapResult(AsyncResult[list[T]]):
     If tasks raise, the first that does in their order is what `get` raises.
     """
 
-    def __init__(self, job: Job, callback: Callback | None, error_callback: Callback | None) -> None:
+    def __init__(
+        self, job: Job, is_chunked: bool, callback: Callback | None, error_callback: Callback | None
+    ) -> None:
         self._job = job
+        self._is_chunked = is_chunked
         self._taken: tuple[list[T], BaseException | None] | None = None
         self._turn = threading.Lock()
         self.work = job.all()
@@ -126,8 +129,10 @@ class MapResult(AsyncResult[list[T]]):
     def _outcome(self) -> tuple[list[T], BaseException | None]:
         with self._turn:
             if self._taken is None:
-                chunks, error = self._job.take_all()
-                self._taken = [result for chunk in chunks for result in chunk], error
+                results, error = self._job.take_all()
+                if self._is_chunked:
+                    results = [result for chunk in results for result in chunk]
+                self._taken = results, error
             return self._taken
 
     def successful(self) -> bool:

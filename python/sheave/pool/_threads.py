@@ -268,6 +268,10 @@ class _Threads:
     def submit_to(self, job: _Job, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.core.submit_to(job, function, args)
 
+    def submit_each(self, job: _Job, function: Callable[..., Any], items: list[Any]) -> None:
+        for item in items:
+            self.core.submit_to(job, function, (item,))
+
 
 class ThreadPool(Pool):
     """Threads of this process that do tasks: `Pool` with nothing copied, and no more speed for Python that holds the
