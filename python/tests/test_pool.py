@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import weakref
 
 import numpy as np
@@ -73,6 +74,55 @@ def test_functions_of_all_kinds_are_run(pool):
     assert pool.apply(lambda: factor) == 3
     assert pool.map(functools.partial(pow, 2), [3, 4]) == [8, 16]
     assert pool.map([10, 20, 30].__getitem__, [2, 0]) == [30, 10]
+
+
+FACTOR = 2
+TABLE = [1]
+
+
+def scaled(number):
+    return number * FACTOR
+
+
+def nested(number):
+    return scaled(number) + 1
+
+
+def counted(_):
+    return len(TABLE)
+
+
+def recursive(number):
+    return 1 if number == 0 else number * recursive(number - 1)
+
+
+def test_functions_mean_what_they_mean_when_they_are_submitted(pool):
+    """Functions of a script, as which those of this test stand here, travel by value, and are not sent again in vain."""
+    names = {"FACTOR": 2, "TABLE": [1], "__name__": "__main__"}
+    for function in (scaled, nested, counted, recursive):
+        own = types.FunctionType(function.__code__, names, function.__name__)
+        own.__module__ = "__main__"
+        names[function.__name__] = own
+    assert pool.apply(names["nested"], (3,)) == 7
+    names["FACTOR"] = 5
+    assert pool.apply(names["nested"], (3,)) == 16
+    assert pool.apply(names["counted"], (0,)) == 1
+    names["TABLE"].append(2)
+    assert pool.apply(names["counted"], (0,)) == 2, "a list may have changed"
+    assert pool.apply(names["recursive"], (5,)) == 120
+
+    def closed(_):
+        return value
+
+    for value in range(3):
+        assert pool.apply(closed, (0,)) == value
+    sent, made = [], pool._processes.core
+    known = sheave.pool._functions.Known()
+    for _ in range(3):
+        known.get(names["nested"], lambda function: sent.append(function) or made.function(function))
+        known.get(square, lambda function: sent.append(function) or made.function(function))
+        known.get(names["counted"], lambda function: sent.append(function) or made.function(function))
+    assert len(sent) == 5
 
 
 def test_nothing_to_do_is_done_at_once(pool):

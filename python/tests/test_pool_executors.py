@@ -164,3 +164,15 @@ def test_threads_are_closed_and_terminated():
     with pytest.raises(sheave.Cancelled):
         waiting.get(PATIENCE)
     assert running.get(PATIENCE) is None
+
+
+def test_joblib_runs_over_it():
+    joblib = pytest.importorskip("joblib", reason="joblib is not installed")
+    import sheave.pool.joblib
+
+    with joblib.parallel_backend("sheave", n_jobs=2):
+        assert joblib.Parallel()(joblib.delayed(square)(number) for number in range(50)) == [n * n for n in range(50)]
+        lazily = joblib.Parallel(return_as="generator")(joblib.delayed(square)(number) for number in range(5))
+        assert list(lazily) == [0, 1, 4, 9, 16]
+        with pytest.raises(ZeroDivisionError):
+            joblib.Parallel()(joblib.delayed(lambda: 1 / 0)() for _ in range(3))

@@ -10,6 +10,7 @@ of the standard library. Beyond that, in processes:
 - **Functions** of any kind: lambdas, local ones, those of a script or a notebook. A pool captures a function, and what
   it refers to, when it is submitted.
 - **Infinite iterables**: `imap` and `imap_unordered` are no more than some tasks ahead of whoever reads them.
+- **joblib**: `sheave.pool.joblib` registers a backend, for what is built on that, scikit-learn for one.
 - **What is lost**: a pool that nobody holds any more ends, and its workers with it; they end with this process in
   whatever way that ends.
 

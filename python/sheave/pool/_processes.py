@@ -9,15 +9,13 @@ from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 from sheave._core import Mesh, PoolJob, ProcessPool, Work, init
+from sheave.pool._functions import Known
 
 _AHEAD = 32
 """Tasks of an `imap` that wait, run, or have a result that nobody has read, for each worker."""
 
 _SHARES = 4
 """Into so many chunks for each worker a map divides what is left, unless it is told."""
-
-_FUNCTIONS_MAX = 64
-"""Functions of which a pool remembers that its workers have them."""
 
 
 class Options(NamedTuple):
@@ -82,18 +80,6 @@ def batched(items: Iterator[Any], size: int) -> Iterator[tuple[Any, ...]]:
         yield chunk
 
 
-def is_importable(function: Any) -> bool:
-    """Whether a function is found by its name wherever its module is."""
-    module = sys.modules.get(getattr(function, "__module__", None) or "")
-    name = getattr(function, "__qualname__", "")
-    return (
-        module is not None
-        and module.__name__ != "__main__"
-        and isinstance(name, str)
-        and getattr(module, name, None) is function
-    )
-
-
 class Processes:
     """Workers, by what they do. Nothing here knows of results."""
 
@@ -122,19 +108,11 @@ class Processes:
         self.core = ProcessPool(
             mesh, command, list((env or {}).items()), label, output, setups, tasks_per_worker, timeout
         )
-        self._functions: dict[int, tuple[Any, Any]] = {}
+        self._functions = Known()
 
     def function(self, function: Callable[..., Any]) -> Any:
-        """What workers have of a function; of one that is found by its name they have it once."""
-        known = self._functions.get(id(function))
-        if known is not None and known[0] is function:
-            return known[1]
-        made = self.core.function(function)
-        if is_importable(function):
-            if len(self._functions) >= _FUNCTIONS_MAX:
-                del self._functions[next(iter(self._functions))]
-            self._functions[id(function)] = function, made
-        return made
+        """What workers have of a function: sent once, as long as it means the same."""
+        return self._functions.get(function, self.core.function)
 
     def submit(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
