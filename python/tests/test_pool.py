@@ -97,7 +97,7 @@ def recursive(number):
 
 
 def test_functions_mean_what_they_mean_when_they_are_submitted(pool):
-    """Functions of a script, as which those of this test stand here, travel by value, and are not sent again in vain."""
+    """Functions of a script, as which those of this test stand here, travel by value, and are not sent in vain."""
     names = {"FACTOR": 2, "TABLE": [1], "__name__": "__main__"}
     for function in (scaled, nested, counted, recursive):
         own = types.FunctionType(function.__code__, names, function.__name__)

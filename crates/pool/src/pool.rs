@@ -45,6 +45,8 @@ pub(crate) struct Shared {
     service: String,
     settings: Settings,
     state: Mutex<State>,
+    /// What is done once nothing is done any more.
+    when_broken: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     tasks: AtomicU64,
     functions: AtomicU64,
     own: Weak<Self>,
@@ -57,6 +59,7 @@ impl Shared {
             service: format!("sheave.pool.{}", mesh.next_number("pool")),
             settings,
             state: Mutex::new(State::new(slots)),
+            when_broken: Mutex::default(),
             tasks: AtomicU64::new(0),
             functions: AtomicU64::new(0),
             own: own.clone(),
@@ -84,8 +87,17 @@ impl Shared {
             // One that is gone needs no word.
             told.dismissed.drain(..).for_each(|node| drop(mesh.dismiss(node)));
         }
+        if told.is_broken {
+            let then = self.when_broken.lock().take();
+            then.into_iter().for_each(|then| then());
+        }
         told.tell();
         changed
+    }
+
+    /// Has this done once the pool is broken.
+    pub(crate) fn when_broken(&self, then: impl FnOnce() + Send + 'static) {
+        *self.when_broken.lock() = Some(Box::new(then));
     }
 
     /// A worker has come to a slot.

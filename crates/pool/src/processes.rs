@@ -85,7 +85,16 @@ impl PoolBuilder {
         };
         let tasker = Tasker { shared };
         let fleet = builder.begin(mesh).map_err(|error| error.asked_for("start pool"))?;
-        Ok(Pool { fleet: Arc::new(Fleet { fleet, tasker: tasker.clone() }), tasker })
+        let fleet = Arc::new(Fleet { fleet, tasker: tasker.clone() });
+        let known = Arc::downgrade(&fleet);
+        tasker.shared.when_broken(move || {
+            // Those that come would die as those before have.
+            known.upgrade().iter().for_each(|fleet| fleet.fleet.replace_no_more());
+        });
+        if tasker.check().is_err() {
+            fleet.fleet.replace_no_more();
+        }
+        Ok(Pool { fleet, tasker })
     }
 }
 

@@ -93,6 +93,8 @@ pub(crate) struct Told {
     functions: Vec<Function>,
     /// Workers that have had their tasks.
     pub(crate) dismissed: Vec<NodeId>,
+    /// From now on nothing is done any more.
+    pub(crate) is_broken: bool,
 }
 
 impl Told {
@@ -222,6 +224,9 @@ impl State {
         };
         worker.turn.take_back();
         let taken = worker.hand.take_back(first);
+        // What of the message it had not, it has not got now. Having it twice does no harm.
+        worker.functions.clear();
+        worker.left = worker.left.saturating_add(taken.len());
         // A worker that is gone has not begun with them.
         if error.kind() == ErrorKind::PeerLost || error.kind() == ErrorKind::Closed {
             return taken.into_iter().rev().for_each(|task| self.waiting.push_front(task));
@@ -311,6 +316,7 @@ impl State {
     pub(crate) fn break_by(&mut self, error: &Error, told: &mut Told) {
         if self.broken.is_none() {
             self.broken = Some(error.clone());
+            told.is_broken = true;
         }
         let error = self.broken.clone().unwrap_or_else(|| error.clone());
         let mut tasks: Vec<Task> = self.waiting.drain(..).collect();

@@ -11,6 +11,8 @@ use sheave_process::{Job, Output, Slate};
 use sheave_tensor::{Mode, Tensor};
 use sheave_wire::Value;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 /// The bound of the design for the loss of a process that was killed.
@@ -384,10 +386,23 @@ fn workers_are_set_up_by_slot() {
     assert!(error.to_string().contains("expected a number"), "{error}");
     let again = pool.call::<i64>(&named(&pool, "square"), (1,)).map(drop).expect_err("it is broken");
     assert_eq!(again.kind(), ErrorKind::InvalidArgument);
-    let pool = start(&[Value::from("die")]);
+    let begun = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&begun);
+    let builder = Pool::processes(2, move |_| {
+        counted.fetch_add(1, SeqCst);
+        playing("set up")
+    });
+    let pool = builder.settings(set_up(&[Value::from("die")])).start(&mesh).expect("they are started");
     let error = call(&pool, "square", (1,)).wait_timeout(PATIENCE).expect_err("all die");
     assert_eq!(error.kind(), ErrorKind::WorkerDied, "{error}");
     assert!(error.to_string().contains("no such model"), "{error}");
+    // Nobody is started for ever: another pool comes and goes meanwhile.
+    let started = begun.load(SeqCst);
+    for _ in 0..3 {
+        let other = workers(1).start(&mesh).expect("it is started");
+        assert_eq!(call(&other, "square", (2,)).wait_timeout(PATIENCE).expect("it works"), 4);
+    }
+    assert!(started <= 6 && begun.load(SeqCst) <= started + 1, "{started} and {}", begun.load(SeqCst));
 }
 
 #[test]

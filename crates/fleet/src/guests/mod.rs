@@ -218,6 +218,12 @@ impl GuestFleet {
         self.shared.slots.children()
     }
 
+    /// Starts no more processes. Those that run go on until the fleet is closed; of their ends nobody is told. Does not
+    /// block.
+    pub fn replace_no_more(&self) {
+        self.shared.is_closing.store(true, SeqCst);
+    }
+
     /// Ends the fleet: its guests hear that their host has left them, and those that have not ended `grace` later are
     /// killed. No process of the fleet is left when this returns. May be called again, and then only reports.
     pub fn close(&self, grace: Duration) -> Report {
