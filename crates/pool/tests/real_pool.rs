@@ -303,6 +303,39 @@ fn workers_that_die_at_rest_are_replaced() {
     }
 }
 
+/// Workers are killed again and again, whatever they do: each costs one task at most, and no other.
+#[test]
+fn each_kill_costs_one_task_at_most() {
+    const KILLS: usize = 40;
+    let (_mesh, pool) = started(3);
+    let mut works: Vec<(i64, Work<i64>)> = Vec::new();
+    let mut number = 0;
+    for round in 0..KILLS {
+        for _ in 0..25 {
+            number += 1;
+            let spell = if number % 7 == 0 { 2 } else { 0 };
+            works.push((number, call(&pool, "sleep", (spell, number))));
+        }
+        let child = &pool.children()[round % 3];
+        child.kill(SIGKILL).expect("it runs, or has ended");
+        if round % 2 == 0 {
+            child.wait(Some(Instant::now() + PATIENCE)).expect("it ends");
+        }
+    }
+    let mut died = 0;
+    for (number, work) in works {
+        match work.wait_timeout(PATIENCE) {
+            Ok(result) => assert_eq!(result, number),
+            Err(error) => {
+                assert_eq!(status(&error), Some(-9), "{error}");
+                died += 1;
+            }
+        }
+    }
+    assert!(died <= KILLS, "{died} tasks died of {KILLS} kills");
+    assert_eq!(call(&pool, "square", (9,)).wait_timeout(PATIENCE).expect("it goes on"), 81);
+}
+
 #[test]
 fn a_task_may_be_tried_again() {
     let (_mesh, pool) = started(2);

@@ -95,7 +95,9 @@ impl PyShare {
 impl Packer {
     /// The value of an object with nothing but plain things in it; `None` for any other.
     fn plain(&mut self, object: &Bound<'_, PyAny>, depth: usize) -> PyResult<Option<Value>> {
-        if let Some(value) = atom(object)? {
+        if !is_container(object)
+            && let Some(value) = atom(object)?
+        {
             let bytes = ATOM_BYTES_MAX + content_bytes(&value);
             return Ok(self.left_bytes.checked_sub(bytes).map(|left| {
                 self.left_bytes = left;
@@ -238,6 +240,13 @@ fn tagged(tag: &str, value: Value) -> Value {
     Value::Tagged(Box::new((tag.to_owned(), value)))
 }
 
+/// Whether it is one of those that hold others, and are most often met.
+fn is_container(object: &Bound<'_, PyAny>) -> bool {
+    object.is_exact_instance_of::<PyTuple>()
+        || object.is_exact_instance_of::<PyList>()
+        || object.is_exact_instance_of::<PyDict>()
+}
+
 /// What holds nothing else.
 fn atom(object: &Bound<'_, PyAny>) -> PyResult<Option<Value>> {
     let value = if object.is_none() {
@@ -324,10 +333,11 @@ fn class<'a>(
     if let Some(class) = known.get(py) {
         return Ok(Some(class));
     }
-    let modules = py.import("sys")?.getattr("modules")?;
-    let module = modules.call_method1("get", (module,))?;
+    static MODULES: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
+    let modules = MODULES.import(py, "sys", "modules")?;
+    let Some(module) = modules.get_item(module)? else { return Ok(None) };
     // One that is half imported may lack it still.
-    let Ok(class) = module.getattr(name) else { return Ok(None) };
+    let Some(class) = module.getattr_opt(name)? else { return Ok(None) };
     let class = class.cast_into::<PyType>()?.unbind();
     Ok(Some(known.get_or_init(py, || class)))
 }
