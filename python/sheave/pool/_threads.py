@@ -38,6 +38,11 @@ class _Task:
         else:
             self.future.set_result(result)
 
+    def fail(self, error: BaseException) -> None:
+        """Let it fail, unless somebody has begun with it."""
+        if _begins(self.future):
+            self.future.set_exception(error)
+
     def done(self) -> bool:
         return self.future.done()
 
@@ -200,8 +205,8 @@ class _Core:
         self._contexts = contexts
         self._set_up = initializer, tuple(initargs)
         self._threads = concurrent.futures.ThreadPoolExecutor(count, "sheave-pool", self._begin)
-        self._is_closed = False
         self._tasks: set[_Task] = set()
+        self._broken: BaseException | None = None
 
     def _begin(self) -> None:
         with self._begun:
@@ -209,8 +214,19 @@ class _Core:
         _place.pool = self
         _place.worker = Worker(slot, self._contexts[slot])
         initializer, initargs = self._set_up
-        if initializer is not None:
+        if initializer is None:
+            return
+        try:
             initializer(*initargs)
+        except BaseException as error:
+            self._break(_told(error))
+
+    def _break(self, error: BaseException) -> None:
+        self._broken = self._broken or error
+        # First this: a task that is submitted from now on is refused.
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for task in list(self._tasks):
+            task.fail(self._broken)
 
     def _start(self, task: _Task) -> _Task:
         self._tasks.add(task)
@@ -219,6 +235,8 @@ class _Core:
             self._threads.submit(task.run)
         except RuntimeError as error:
             task.future.cancel()
+            if self._broken is not None:
+                raise Closed(f"the pool is broken: {self._broken}") from self._broken
             raise Closed(str(error)) from error
         return task
 
