@@ -7,13 +7,14 @@ import sys
 from typing import Any
 
 import sheave
-from sheave import _core, fleet
+from sheave import _core, fleet, pickling
 from sheave.pool import _worker
 
 
 def _set_up(setup: tuple[Any, ...]) -> None:
-    path, initializer, initargs, slot, context = setup
+    path, slot, pickled = setup
     sys.path[:] = path
+    initializer, initargs, context = pickling.loads(pickled)
     _worker._own = _worker.Worker(slot, context)
     if initializer is not None:
         initializer(*initargs)

@@ -366,6 +366,24 @@ def test_workers_are_set_up_and_have_contexts():
         sheave.pool.worker()
 
 
+def test_what_workers_are_set_up_by_may_be_of_any_module_that_is_found_here():
+    with sheave.pool.Pool(1, print, (Odd,), contexts=[Odd]) as pool:
+        assert pool.apply(sheave.pool.context) is Odd
+    with sheave.pool.Pool(1, square, (3,)) as pool:
+        assert pool.apply(square, (3,)) == 9
+
+
+def test_an_initializer_that_fails_breaks_a_pool_of_threads():
+    def fails():
+        raise LookupError("none")
+
+    with sheave.pool.ThreadPool(2, fails) as pool:
+        with pytest.raises((LookupError, sheave.Closed), match="none"):
+            pool.map(square, range(10), 1)
+        with pytest.raises(sheave.Closed, match="none"):
+            pool.apply(square, (1,))
+
+
 @pytest.mark.parametrize("how", ["raises", "dies"])
 def test_an_initializer_that_fails_breaks_the_pool(how, capfd):
     fails = functools.partial(os._exit, 5) if how == "dies" else functools.partial(exec, "raise LookupError('none')")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
+from sheave import pickling
 from sheave._core import Mesh, PoolJob, ProcessPool, Work, init
 from sheave.pool._functions import Known
 
@@ -99,7 +100,11 @@ class Processes:
         if contexts is not None and len(contexts) != count:
             raise ValueError(f"{len(contexts)} contexts for {count} workers; expected one for each")
         each = contexts or [None] * count
-        setups = [(list(sys.path), initializer, tuple(initargs), slot, context) for slot, context in enumerate(each)]
+        # Apart, because a worker finds what it names by the path alone.
+        setups = [
+            (list(sys.path), slot, pickling.dumps((initializer, tuple(initargs), context)))
+            for slot, context in enumerate(each)
+        ]
         command = [sys.executable, "-m", "sheave._pool_worker"]
         mesh = init() if mesh is None else mesh
         self.count = count
