@@ -5,6 +5,6 @@ script.py`` for one that says ``from machin.parallel.distributed import World`` 
 machin is listed in each package's documentation. There are no frameworks, models or environments.
 """
 
-from sheave.compat.machin import parallel
+from sheave.compat.machin import parallel, utils
 
-__all__ = ["parallel"]
+__all__ = ["parallel", "utils"]

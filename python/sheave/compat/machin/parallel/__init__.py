@@ -1,5 +1,15 @@
-"""machin's parallel package, as far as it is here: `distributed` and `assigner`."""
+"""machin's parallel package, as far as it is here."""
 
-from sheave.compat.machin.parallel import assigner, distributed
+from sheave.compat.machin.parallel import (
+    assigner,
+    distributed,
+    event,
+    exception,
+    pickle,
+    pool,
+    process,
+    thread,
+    util,
+)
 
-__all__ = ["assigner", "distributed"]
+__all__ = ["assigner", "distributed", "event", "exception", "pickle", "pool", "process", "thread", "util"]
