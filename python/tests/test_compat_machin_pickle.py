@@ -46,9 +46,14 @@ def test_a_static_module_travels_by_name():
         loads(dumps(module))
 
 
-def in_child(here, there, data, act):
-    thing = loads(data)
-    there.send(dumps(act(thing), copy_tensor=False))
+def change(here, there, data):
+    import torch
+
+    tensor, parameter = loads(data)
+    with torch.no_grad():
+        parameter += 2
+    tensor += 1
+    there.send(dumps((tensor, parameter), copy_tensor=False))
     here.close()
     there.recv()
 
@@ -59,21 +64,12 @@ def test_tensors_are_copied_or_shared():
     tensor = torch.zeros(1000)
     parameter = torch.nn.Parameter(tensor[10:20])
 
-    def change(things):
-        import torch
-
-        tensor, parameter = things
-        with torch.no_grad():
-            parameter += 2
-        tensor += 1
-        return things
-
     context = multiprocessing.get_context("spawn")
     for is_copied in (True, False):
         here, there = context.Pipe()
         data = dumps((tensor, parameter), copy_tensor=is_copied)
         assert (len(data) > 4000) == is_copied
-        process = Process(target=in_child, args=(here, there, data, change), ctx=context)
+        process = Process(target=change, args=(here, there, data), ctx=context)
         process.start()
         found, view = loads(here.recv())
         assert found[15] == 3 and found[5] == 1 and isinstance(view, torch.nn.Parameter)

@@ -65,7 +65,7 @@ class QueuesOfMine(BasePool):
             raise multiprocessing.TimeoutError from None
 
 
-PROCESSES = [BasePool, Pool, P2PPool, QueuesOfMine]
+PROCESSES = [BasePool, Pool, QueuesOfMine]
 KINDS = [*PROCESSES, ThreadPool, ThreadsOfMine]
 
 
@@ -92,7 +92,7 @@ def finish(pool):
     pool.join()
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=[*KINDS, P2PPool])
 def pool(request):
     with request.param(2) as pool:
         yield pool
@@ -463,15 +463,15 @@ def test_tensors_are_copied_or_shared():
         return tensor, tensor * 2
 
     for is_shared in (False, True):
-        # A new worker for each task: what comes back does not end with the old one.
-        with Pool(1, None, (), 1, is_copy_tensor=not is_shared, share_method="cpu") as pool:
+        # What comes back does not end with the worker.
+        with Pool(1, None, (), 2 if is_shared else None, is_copy_tensor=not is_shared, share_method="cpu") as pool:
             tensor, captured = torch.zeros(5000), torch.zeros(3)
             for _ in range(2):
                 found, made = pool.apply(change, (tensor,))
             assert tensor.sum() == (10_000 if is_shared else 0) and captured.sum() == (6 if is_shared else 0)
             assert tensor.is_shared() == is_shared and (found.data_ptr() == tensor.data_ptr()) == is_shared
             assert made[0] == (4 if is_shared else 2)
-            results = pool.map(lambda tensor: tensor + 1, [torch.ones(5)] * 4, 2)
+            results = pool.map(lambda tensor: tensor + 1, [torch.ones(5)] * 4, 4)
             pool.close()
             pool.join()
             assert sum(float(result.sum()) for result in results) == 40

@@ -5,7 +5,8 @@
 ``python -m sheave.compat mxnet -m pytest tests/test_kvstore.py``.
 
 ``fserver_lib`` is `sheave.compat.fserver_lib` in the same way: StepMesh between attention and expert servers.
-``machin`` is `sheave.compat.machin`: of machin its ``machin.parallel.distributed`` and ``machin.parallel.assigner``.
+``machin`` is `sheave.compat.machin`: of machin its ``machin.parallel``, that is ``distributed``, ``assigner``, ``pool``
+and what belongs to processes.
 ``tvm`` is `sheave.compat.tvm`: of TVM its ``tvm.runtime.disco``.
 
 A program that may be changed imports the face itself instead, and needs no runner:

@@ -1,4 +1,14 @@
-"""machin's parallel package, as far as it is here."""
+"""machin's parallel package, as far as it is here.
+
+- `distributed`: worlds of processes, groups for collective operations, and for calls.
+- `assigner`: models onto devices.
+- `pool`: pools of processes and of threads.
+- `process`, `thread`, `event`, `exception`, `util`: processes and threads whose exceptions others see, and events that
+  are made of others.
+- `pickle`: pickles of functions and tensors, or of references to these.
+
+What differs from machin is listed in the documentation of each.
+"""
 
 from sheave.compat.machin.parallel import (
     assigner,

@@ -32,7 +32,7 @@ class Event:
     def __init__(self, *events: "threading.Event | Event") -> None:
         for event in events:
             if not isinstance(event, (threading.Event, Event)):
-                raise ValueError(f"an event is a {type(event).__name__}; expected a threading.Event or one made of them")
+                raise ValueError(f"{type(event).__name__} is no event; expected a threading.Event or one made of them")
         self._events = events
         self._changed = threading.Condition()
         self._times = 0

@@ -3,7 +3,7 @@
 What differs from machin, on purpose:
 
 - An exception whose constructor takes other things than its arguments comes back as what it is, and so does one that
-  holds what cannot be pickled, with its text. One of a class that is not known there is a `sheave.Remote` with its text.
+  holds what cannot be pickled, with its text. One whose class is not known there is a `sheave.Remote` with its text.
 """
 
 import traceback

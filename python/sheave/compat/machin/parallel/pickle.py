@@ -8,8 +8,8 @@ What differs from machin, on purpose:
 - They are `sheave.pickling`'s: lambdas, local functions, and what a script defines travel by value, with the globals
   that they use and no others, whether `recurse` is said or not.
 - Without `copy_tensor` a tensor on the CPU moves into shared memory when it is pickled, unless it is there already, and
-  is the same memory in whatever process opens the pickle. A pickle of it is opened once; until that it keeps the memory,
-  and so does one that nobody opens, until its process ends. The sharing strategy of torch is left as it is.
+  is the same memory in whatever process opens the pickle. A pickle of it is opened once, and keeps the memory until
+  that; one that nobody opens keeps it until its process ends. The sharing strategy of torch is left as it is.
 - `mark_static_module` changes nothing in the module itself.
 - Without torch in the program there is nothing to share, and `copy_tensor` means nothing.
 """

@@ -14,14 +14,15 @@ What differs from machin, on purpose:
 - Tensors are copied unless ``is_copy_tensor=False``: those of functions, of arguments and of results. Without it those
   on the CPU are shared, in arguments and in what functions refer to; of results those that are in shared memory, and
   others are copied. A tensor that was on its way to a worker that died keeps its memory until this process ends.
-- Functions may be lambdas and local ones, whether `is_recursive` is said or not. Workers are always fresh processes.
+- Functions may be lambdas and local ones, whether `is_recursive` is said or not. Workers are always fresh processes,
+  which are not for a process that was forked from one that has used pools: `sheave.Forked` says so.
 - `is_daemon=False` lets the program wait at its end until the tasks that it has submitted are done; workers may start
   processes of their own in either case. They end with the program in whatever way it ends.
 - `close` takes no more tasks, and those that were submitted are done, by every pool. Callbacks are called.
 - `imap` with chunks returns an iterator. All iterables are listed in the call, which raises what they raise.
 - `P2PPool` is `Pool`: what goes to a worker goes to that one alone in both.
 - Threads get what is submitted as it is, and what they return is what they have returned; they are not replaced after
-  `maxtasksperchild` tasks.
+  `maxtasksperchild` tasks. At its end the program waits for what they have to do, unless their pool is terminated.
 - A pool that nobody holds any more ends. `CtxPool` has as many workers as there are contexts, unless it is told.
 - Results have no constructors for users; those of `sheave.pool` they are.
 """

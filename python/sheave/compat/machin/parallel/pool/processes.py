@@ -3,7 +3,6 @@
 import atexit
 import functools
 import io
-import os
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -15,9 +14,6 @@ from sheave.compat.machin.parallel.pool.base import BasePool
 from sheave.compat.machin.parallel.pool.calls import PoolStates
 from sheave.compat.machin.parallel.pool.contexts import check_contexts, keep_context, proxy_ctx_caller
 from sheave.pool._processes import Options, Processes, check_callable, counted
-
-#: By process id, because a fork has none of its parent's.
-_meshes: dict[int, Mesh] = {}
 
 #: Pools whose tasks the program waits for at its end.
 _waited_for: "weakref.WeakSet[Pool]" = weakref.WeakSet()
@@ -139,11 +135,10 @@ class _ResultPickler(Pickler):
         return not storage.is_shared()
 
 
+@functools.cache
 def _mesh() -> Mesh:
     """A mesh of this process alone, whose guests the workers are: that of a job has its own ranks."""
-    if os.getpid() not in _meshes:
-        _meshes[os.getpid()] = Mesh(rank=0, size=1, role="rank")
-    return _meshes[os.getpid()]
+    return Mesh(rank=0, size=1, role="rank")
 
 
 @atexit.register
