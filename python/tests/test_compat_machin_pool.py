@@ -290,6 +290,24 @@ def test_a_death_among_queues_of_ones_own_breaks_the_pool():
             pool.map(lambda number: os._exit(7) if number == 5 else number, range(10), 1)
         with pytest.raises(sheave.WorkerDied):
             pool.apply(square, (2,))
+    pool = QueuesOfMine(1)
+    last = pool.apply_async(os._exit, (7,))
+    pool.close()
+    with pytest.raises(sheave.WorkerDied):
+        last.get(PATIENCE)
+    pool.join()
+
+
+@pytest.mark.parametrize("kind", ["BasePool", "Pool"])
+def test_a_program_that_just_ends_leaves_nothing(kind):
+    source = f"""
+from sheave.compat.machin.parallel.pool import {kind} as Kind
+pool = Kind(2)
+print(pool.map(abs, [-1]))
+busy = pool.apply_async(__import__("time").sleep, (60,))
+"""
+    run = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=PATIENCE)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "[1]\n", "")
 
 
 @pytest.mark.parametrize("kind", PROCESSES)

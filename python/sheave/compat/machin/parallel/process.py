@@ -110,7 +110,10 @@ class Process(multiprocessing.Process):
         self._parent = os.getpid()
         self._was_started = self._is_closed = False
 
-    format_exceptions = staticmethod(format_exceptions)
+    @staticmethod
+    def format_exceptions(exceptions: Sequence[BaseException]) -> str:
+        """The tracebacks of exceptions, each under its number."""
+        return format_exceptions(exceptions)
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:

@@ -7,7 +7,7 @@ What differs from machin, on purpose:
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from sheave.compat.machin.parallel.process import format_exceptions, run_with_cleaner
@@ -37,7 +37,10 @@ class Thread(threading.Thread):
         self._cleaner = cleaner
         self._exception: ThreadException | None = None
 
-    format_exceptions = staticmethod(format_exceptions)
+    @staticmethod
+    def format_exceptions(exceptions: Sequence[BaseException]) -> str:
+        """The tracebacks of exceptions, each under its number."""
+        return format_exceptions(exceptions)
 
     @property
     def exception(self) -> ThreadException | None:

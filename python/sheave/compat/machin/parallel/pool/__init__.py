@@ -4,7 +4,8 @@
     pool.map(lambda device, item: forward(device, item), items)
 
 `Pool`, `P2PPool` and `CtxPool` stand on `sheave.pool.Pool`, `ThreadPool` and `CtxThreadPool` on its threads. `BasePool`
-is for pools of one's own kind, which override what tasks and results go through, and what their workers are.
+is for pools of one's own kind, which override what tasks and results go through, and what their workers are; the others
+have its methods, and none of their tasks go through them.
 
 What differs from machin, on purpose:
 

@@ -113,7 +113,7 @@ class BasePool(Calls):
         for worker in [worker for worker in self._pool if not worker.is_alive()]:
             worker.join()
             is_bad = getattr(worker, "exitcode", 0) != 0 or self._maxtasksperchild is None
-            if self._lines is None and self._state == PoolStates.RUN and is_bad:
+            if self._lines is None and is_bad:
                 # What it has said last may be on its way.
                 self._ended = self._ended or time.monotonic()
                 if time.monotonic() - self._ended > _LATE_S:

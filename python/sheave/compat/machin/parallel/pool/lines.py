@@ -182,5 +182,5 @@ def died(worker: Any, when: str) -> sheave.WorkerDied:
         time.sleep(0.001)
     name = getattr(worker, "name", "a worker")
     error = sheave.WorkerDied(f"{name} has ended {when}, with exit status {status}")
-    error.__dict__.update(exit_status=status)
+    error.__dict__.update(exit_status=status, last_lines=[])
     return error

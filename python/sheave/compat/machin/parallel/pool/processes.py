@@ -4,6 +4,7 @@ import atexit
 import functools
 import io
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +15,11 @@ from sheave.compat.machin.parallel.pool.base import BasePool
 from sheave.compat.machin.parallel.pool.calls import PoolStates
 from sheave.compat.machin.parallel.pool.contexts import check_contexts, keep_context, proxy_ctx_caller
 from sheave.pool._processes import Options, Processes, check_callable, counted
+
+_turn = threading.Lock()
+
+#: The one that there is, when there was a pool.
+_meshes: list[Mesh] = []
 
 #: Pools whose tasks the program waits for at its end.
 _waited_for: "weakref.WeakSet[Pool]" = weakref.WeakSet()
@@ -135,10 +141,12 @@ class _ResultPickler(Pickler):
         return not storage.is_shared()
 
 
-@functools.cache
 def _mesh() -> Mesh:
     """A mesh of this process alone, whose guests the workers are: that of a job has its own ranks."""
-    return Mesh(rank=0, size=1, role="rank")
+    with _turn:
+        if not _meshes:
+            _meshes.append(Mesh(rank=0, size=1, role="rank"))
+        return _meshes[0]
 
 
 @atexit.register
