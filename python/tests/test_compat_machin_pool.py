@@ -274,6 +274,12 @@ def test_a_worker_that_dies_fails_its_task(kind, tmp_path):
         assert pool.map(lambda *args: 2, range(3)) == [2] * 3
 
 
+def test_workers_that_die_while_they_are_set_up_break_the_pool():
+    with BasePool(2, os._exit, (5,)) as pool, pytest.raises(sheave.WorkerDied, match="before its first task") as raised:
+        pool.apply(square, (2,))
+    assert raised.value.exit_status == 5
+
+
 def test_idle_workers_may_die():
     with BasePool(2) as pool:
         pids = set(pool.map(lambda _: os.getpid(), range(100), 1))

@@ -24,6 +24,9 @@ _GRACE_S = 5.0
 
 _REAP_S = 0.5
 
+#: So many workers in a row that die before they want a task break the pool.
+_STARTS_MAX = 3
+
 
 class Carried:
     """A value that crosses to another process, or stays in this one as it is. Neither its pickling nor its opening ever
@@ -102,6 +105,7 @@ class Lines:
         self._idle: deque[_Line] = deque()
         self._tasks: deque[tuple[Any, bytes]] = deque()
         self._results: deque[Any] = deque()
+        self._failed_starts = 0
 
     def start(self, make: Callable[[WorkerEnd], Any]) -> Any:
         """Make a worker over a new line, and start it."""
@@ -142,6 +146,7 @@ class Lines:
             return
         with self._turn:
             line.has_begun = True
+            self._failed_starts = 0
             if data == _WANTS:
                 self._idle.append(line)
                 self._feed()
@@ -160,6 +165,9 @@ class Lines:
         if task is not None:
             self._results.append((task[0], task[1], (False, died(line.worker, "before its task was done"))))
         elif not line.has_begun:
+            self._failed_starts += 1
+            if self._failed_starts < _STARTS_MAX:
+                return
             self._results.append((None, None, (False, died(line.worker, "before its first task"))))
 
     def _feed(self) -> None:
