@@ -16,21 +16,17 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from joblib.parallel import (  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    AutoBatchingMixin,
+    ParallelBackendBase,
+    register_parallel_backend,
+)
 from sheave.pool._executor import Executor
 
-try:
-    from joblib.parallel import (  # type: ignore[import-not-found, import-untyped, unused-ignore]
-        AutoBatchingMixin,
-        ParallelBackendBase,
-        register_parallel_backend,
-    )
-except ImportError as error:
-    raise ImportError("sheave.pool.joblib is for joblib, which is not installed here") from error
-
-__all__ = ["Backend"]
+__all__: list[str] = []
 
 
-class Backend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc, unused-ignore]
+class _Backend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc, unused-ignore]
     """Runs joblib's tasks in the processes of a `sheave.pool.Executor`."""
 
     supports_retrieve_callback = True
@@ -76,4 +72,4 @@ class Backend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc, unu
             self.configure(n_jobs=self.parallel.n_jobs, parallel=self.parallel)
 
 
-register_parallel_backend("sheave", Backend)
+register_parallel_backend("sheave", _Backend)
