@@ -12,6 +12,7 @@ Functions are batched as joblib does. Workers stay for as long as the `Parallel`
 from __future__ import annotations
 
 import os
+from abc import ABCMeta
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -23,10 +24,10 @@ from joblib.parallel import (  # type: ignore[import-not-found, import-untyped, 
 )
 from sheave.pool._executor import Executor
 
-__all__: list[str] = []
+__all__ = ["Backend"]
 
 
-class _Backend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc, unused-ignore]
+class Backend(AutoBatchingMixin, ParallelBackendBase, metaclass=ABCMeta):  # type: ignore[misc, unused-ignore]
     """Runs joblib's tasks in the processes of a `sheave.pool.Executor`."""
 
     supports_retrieve_callback = True
@@ -72,4 +73,4 @@ class _Backend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc, un
             self.configure(n_jobs=self.parallel.n_jobs, parallel=self.parallel)
 
 
-register_parallel_backend("sheave", _Backend)
+register_parallel_backend("sheave", Backend)
