@@ -1,5 +1,6 @@
 //! Pools of real processes: what they compute, and what becomes of tasks whose workers die.
 
+#[path = "../../fleet/tests/common/mod.rs"]
 mod common;
 
 use common::{PART, PATIENCE, SIGKILL, host, lives, playing, say, until};

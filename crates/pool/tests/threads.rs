@@ -1,5 +1,6 @@
 //! Pools of threads.
 
+#[path = "../../fleet/tests/common/mod.rs"]
 mod common;
 
 use common::{PATIENCE, host};
