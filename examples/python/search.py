@@ -87,6 +87,7 @@ def main():
     (images, labels), (other_images, other_labels) = digits.load()
     images, all_labels = np.concatenate([images, other_images]), np.concatenate([labels, other_labels])
     columns = ARRAY_BYTES // 4 // len(images)
+    sheave.init()
     features = sheave.empty((len(images), columns), "float32")
     features_of(images, columns, 2.0, features.numpy())
     shared = sheave.pool.Share(features, read_only=True)

@@ -21,6 +21,7 @@ mod task;
 mod threads;
 mod turn;
 mod worker;
+mod workers;
 
 pub use functions::{Functions, Named, work_with};
 pub use job::Job;
@@ -31,3 +32,4 @@ pub use task::{Function, Outcome};
 pub use threads::ThreadPool;
 pub use turn::Turn;
 pub use worker::{Program, work};
+pub use workers::Workers;

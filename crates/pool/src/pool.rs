@@ -98,6 +98,10 @@ impl Shared {
     /// Has this done once the pool is broken.
     pub(crate) fn when_broken(&self, then: impl FnOnce() + Send + 'static) {
         *self.when_broken.lock() = Some(Box::new(then));
+        if self.state.lock().is_broken() {
+            let then = self.when_broken.lock().take();
+            then.into_iter().for_each(|then| then());
+        }
     }
 
     /// A worker has come to a slot.

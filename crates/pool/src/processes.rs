@@ -1,7 +1,8 @@
 //! Pools whose workers are processes.
 
-use crate::pool::{Settings, Shared, Tasker};
+use crate::pool::{Settings, Tasker};
 use crate::turn::Turn;
+use crate::workers::Workers;
 use parking_lot::Mutex;
 use sheave_base::work::Interrupt;
 use sheave_base::work::join_all;
@@ -66,9 +67,9 @@ impl PoolBuilder {
             let what = "a pool of 0 workers; expected one at least";
             return Err(Error::new(ErrorKind::InvalidArgument, what).operation("start pool"));
         }
-        let shared = Shared::new(mesh, count, settings).map_err(|error| error.asked_for("start pool"))?;
+        let workers = Workers::new(mesh, count, settings).map_err(|error| error.asked_for("start pool"))?;
         let slates: Arc<Mutex<Vec<Option<Slate>>>> = Arc::new(Mutex::new(vec![None; count]));
-        let watch = Watch { shared: Arc::downgrade(&shared), slates: Arc::clone(&slates) };
+        let watch = Watch { workers: workers.clone(), slates: Arc::clone(&slates) };
         let builder = GuestFleet::builder(count, move |slot| {
             let command = command(slot);
             let Ok(slate) = Slate::new() else { return command };
@@ -83,39 +84,33 @@ impl PoolBuilder {
             Some(timeout) => builder.attach_timeout(timeout),
             None => builder,
         };
-        let tasker = Tasker { shared };
         let fleet = builder.begin(mesh).map_err(|error| error.asked_for("start pool"))?;
-        let fleet = Arc::new(Fleet { fleet, tasker: tasker.clone() });
+        let fleet = Arc::new(Fleet { fleet, workers });
         let known = Arc::downgrade(&fleet);
-        tasker.shared.when_broken(move || {
-            // Those that come would die as those before have.
-            known.upgrade().iter().for_each(|fleet| fleet.fleet.replace_no_more());
-        });
-        if tasker.check().is_err() {
-            fleet.fleet.replace_no_more();
-        }
-        Ok(Pool { fleet, tasker })
+        // Those that come would die as those before have.
+        let replace_no_more = move || known.upgrade().iter().for_each(|fleet| fleet.fleet.replace_no_more());
+        fleet.workers.when_broken(replace_no_more);
+        Ok(Pool { tasker: fleet.workers.tasker(), fleet })
     }
 }
 
 /// Hears what happens to the processes.
 struct Watch {
-    shared: std::sync::Weak<Shared>,
+    workers: Workers,
     slates: Arc<Mutex<Vec<Option<Slate>>>>,
 }
 
 impl Watch {
     fn hears(&self, event: &FleetEvent) {
-        let Some(shared) = self.shared.upgrade() else { return };
         match event {
             FleetEvent::Attached { slot, guest } => {
                 let slate = self.slates.lock()[*slot].take();
                 let turn = slate.map_or_else(Turn::here, Turn::shared);
                 // One that is gone again is told of.
-                let _ = shared.hire(*slot, guest, turn);
+                let _ = self.workers.hire(*slot, guest, turn);
             }
-            FleetEvent::Ended { node: Some(node), error, .. } => shared.ended(*node, error),
-            FleetEvent::GivenUp { error, .. } => shared.break_by(error),
+            FleetEvent::Ended { node: Some(node), error, .. } => self.workers.ended(*node, error),
+            FleetEvent::GivenUp { error, .. } => self.workers.break_by(error),
             _ => {}
         }
     }
@@ -123,14 +118,14 @@ impl Watch {
 
 struct Fleet {
     fleet: GuestFleet,
-    tasker: Tasker,
+    workers: Workers,
 }
 
 impl Drop for Fleet {
     fn drop(&mut self) {
         let error = Error::new(ErrorKind::Closed, "the pool was dropped before its tasks had ended");
-        self.tasker.shared.break_by(&error);
-        self.tasker.shared.end();
+        self.workers.break_by(&error);
+        self.workers.end();
     }
 }
 
@@ -218,16 +213,16 @@ impl Pool {
         let asked = interrupt.as_mut().map(|interrupt| &mut **interrupt as Interrupt<'_>);
         self.all_ended()?.wait_until(None, asked)?;
         let ended = self.fleet.fleet.close_interruptible(grace, interrupt).map(drop);
-        self.tasker.shared.end();
+        self.fleet.workers.end();
         ended
     }
 
     /// Kills the workers; all tasks that have not ended have failed with `Closed`. Idempotent.
     pub fn terminate(&self) {
         let error = Error::new(ErrorKind::Closed, "the pool was terminated").operation("pool task");
-        self.tasker.shared.break_by(&error);
+        self.fleet.workers.break_by(&error);
         self.fleet.fleet.close(Duration::ZERO);
-        self.tasker.shared.end();
+        self.fleet.workers.end();
     }
 }
 

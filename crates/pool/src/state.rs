@@ -137,6 +137,11 @@ impl State {
         }
     }
 
+    /// Whether nothing is done any more.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken.is_some()
+    }
+
     /// Refuses a task of this size if it cannot be added.
     pub(crate) fn admit(&self, bytes: u64) -> Result<()> {
         self.check()?;
