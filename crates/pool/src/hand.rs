@@ -112,10 +112,14 @@ impl<T: Load> Hand<T> {
         });
     }
 
-    /// Takes back what it has not begun, of what it has begun up to `begun`, in order. It gets nothing until it has
-    /// ended a task.
-    pub(crate) fn take_back(&mut self, begun: u32) -> Vec<T> {
-        let taken = self.split(begun);
+    /// The number of the first task that has not ended.
+    pub(crate) fn first(&self) -> Option<u32> {
+        self.given.front().map(|(number, _)| *number)
+    }
+
+    /// Takes back the tasks from number `kept` on, in order. It gets nothing until it has ended a task.
+    pub(crate) fn take_back(&mut self, kept: u32) -> Vec<T> {
+        let taken = self.split(kept);
         self.is_passed_over = !taken.is_empty() && !self.given.is_empty();
         taken
     }

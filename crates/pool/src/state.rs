@@ -370,8 +370,8 @@ impl State {
         let mut taken = Vec::new();
         for worker in self.slots.iter_mut().flatten() {
             if worker.hand.len() > 1 && now.saturating_duration_since(worker.since) >= LONG_SPAN {
-                let begun = worker.turn.take_back();
-                let tasks = worker.hand.take_back(begun);
+                let kept = worker.hand.first().map_or(0, |first| worker.turn.take_back_behind(first));
+                let tasks = worker.hand.take_back(kept);
                 worker.left += tasks.len();
                 taken.extend(tasks);
             }
@@ -390,5 +390,54 @@ impl State {
             texts.push(format!("{} tasks that wait for a worker", self.waiting.len()));
         }
         texts.join(", ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::packet::Packet;
+    use crate::task::Definition;
+    use sheave_base::Work;
+    use sheave_base::clock;
+    use sheave_base::work::pair;
+    use std::sync::{Arc, Weak};
+
+    const WORKER: NodeId = NodeId(7);
+
+    /// A pool of one worker that is ready, and what it shares with it.
+    fn pool() -> (State, Turn) {
+        let (mut state, turn) = (State::new(2), Turn::here());
+        state.slots[0] = Some(Worker::new(WORKER, "worker".into(), turn.clone(), usize::MAX, clock::now()));
+        assert_eq!(state.ready(WORKER), Some(0));
+        (state, turn)
+    }
+
+    fn add(state: &mut State, function: &Function) -> Work<Packet> {
+        let (completer, work) = pair("pool task");
+        let (number, function, args) = (state.tasks as u64, function.clone(), Packet::default());
+        state.add(Task { number, function, args, tries_left: 0, sink: Sink::One(completer) });
+        work
+    }
+
+    fn function() -> Function {
+        Function(Arc::new(Definition { number: 3, packet: Packet::default(), pool: Weak::new() }))
+    }
+
+    #[test]
+    fn a_worker_that_does_not_begin_keeps_its_first_task() {
+        let (mut state, turn) = pool();
+        let function = function();
+        let works: Vec<_> = (0..2).map(|_| add(&mut state, &function)).collect();
+        let now = clock::now();
+        while state.draw(0, now).is_some() {}
+        let other = Worker::new(NodeId(8), "other".into(), Turn::here(), usize::MAX, now);
+        state.slots[1] = Some(other);
+        assert_eq!(state.ready(NodeId(8)), Some(1));
+        assert!(state.level(now + LONG_SPAN));
+        assert_eq!(state.draw(0, now), None, "what it has not begun would be taken from it again and again");
+        assert_eq!(state.draw(1, now), Some((0, 1)));
+        assert!(turn.begin(0) && !turn.begin(1));
+        assert!(works.iter().all(|work| !work.is_done()));
     }
 }

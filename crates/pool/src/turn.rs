@@ -92,6 +92,13 @@ impl Turn {
         self.change(|now| Some(Halves { limit: now.begun, ..now })).map_or(0, |now| now.begun)
     }
 
+    /// Lets it begin with no more but this task, if it has not begun with that. Returns the number of the first task
+    /// that it may not begin.
+    pub(crate) fn take_back_behind(&self, first: u32) -> u32 {
+        let kept = |begun: u32| if is_begun(first, begun) { begun } else { first.wrapping_add(1) };
+        self.change(|now| Some(Halves { limit: kept(now.begun), ..now })).map_or(0, |now| kept(now.begun))
+    }
+
     /// The number of the first task that it has not begun.
     pub(crate) fn begun(&self) -> u32 {
         Halves::of(self.word().load(SeqCst)).begun
@@ -159,6 +166,18 @@ mod tests {
         assert!(turn.begin(4) && turn.begin(5) && !turn.begin(6));
         let begun = turn.begun();
         assert!(is_begun(5, begun) && !is_begun(6, begun));
+    }
+
+    #[test]
+    fn what_lies_behind_a_task_is_taken_back() {
+        let turn = Turn::here();
+        turn.give(0, 4);
+        assert_eq!(turn.take_back_behind(0), 1);
+        assert!(turn.begin(0) && !turn.begin(1), "it keeps the first one, though it had not begun");
+        turn.give(4, 4);
+        assert!(turn.begin(4) && turn.begin(5));
+        assert_eq!(turn.take_back_behind(4), 6);
+        assert!(!turn.begin(6));
     }
 
     #[test]
