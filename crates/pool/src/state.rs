@@ -271,13 +271,15 @@ impl State {
     /// The node has lost a worker, and has handled all that it had sent.
     pub(crate) fn lose(&mut self, node: NodeId, told: &mut Told) {
         let Some(slot) = self.slot_of(node) else { return };
+        // It may only be out of reach: from here on it begins with nothing.
+        let begun = self.slots[slot].as_ref().map_or(0, |worker| worker.turn.take_back());
         let notes = self.slots[slot].as_ref().map(|worker| read_notes(&worker.turn.notes()));
         for (number, outcome) in notes.into_iter().flatten() {
             let task = self.slots[slot].as_mut().and_then(|worker| worker.hand.settle(number));
             task.into_iter().for_each(|task| self.over(task, outcome.clone(), told));
         }
         let Some(mut worker) = self.slots[slot].take() else { return };
-        let (tasks, waiting) = worker.hand.end(worker.turn.begun());
+        let (tasks, waiting) = worker.hand.end(begun);
         waiting.into_iter().rev().for_each(|task| self.waiting.push_front(task));
         let is_unready = !worker.is_ready && !worker.is_dismissed;
         let lost = Lost { node, is_unready, tasks };
@@ -422,6 +424,22 @@ mod tests {
 
     fn function() -> Function {
         Function(Arc::new(Definition { number: 3, packet: Packet::default(), pool: Weak::new() }))
+    }
+
+    #[test]
+    fn a_worker_that_is_out_of_reach_begins_with_nothing() {
+        let (mut state, turn) = pool();
+        let function = function();
+        let works: Vec<_> = (0..2).map(|_| add(&mut state, &function)).collect();
+        while state.draw(0, clock::now()).is_some() {}
+        assert!(turn.begin(0));
+        let mut told = Told::default();
+        state.lose(WORKER, &mut told);
+        assert!(!turn.begin(1), "another worker has it by now");
+        state.ended(WORKER, &Error::new(ErrorKind::WorkerDied, "it was killed"), &mut told);
+        told.tell();
+        assert_eq!(works[0].result().expect("it has ended").expect_err("it had begun").kind(), ErrorKind::WorkerDied);
+        assert!(!works[1].is_done() && state.waiting.len() == 1);
     }
 
     #[test]
