@@ -124,6 +124,13 @@ impl<T: Load> Hand<T> {
         taken
     }
 
+    /// Takes back the tasks from number `first` on, which have not left: their numbers are used again.
+    pub(crate) fn undo(&mut self, first: u32) -> Vec<T> {
+        let taken = self.split(first);
+        self.next = first;
+        taken
+    }
+
     fn split(&mut self, begun: u32) -> Vec<T> {
         let kept = self.given.partition_point(|(number, _)| is_begun(*number, begun));
         self.given.split_off(kept).into_iter().map(|(_, task)| task).collect()

@@ -176,7 +176,8 @@ impl Shared {
                     worker.is_served = false;
                 }
             });
-            if sent.is_err() {
+            // Of one that is gone the node tells; with all other errors tasks have ended, and more may wait.
+            if sent.is_err_and(|error| matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Closed)) {
                 return;
             }
         }

@@ -227,11 +227,11 @@ impl State {
         else {
             return;
         };
-        worker.turn.take_back();
-        let taken = worker.hand.take_back(first);
-        // What of the message it had not, it has not got now. Having it twice does no harm.
-        worker.functions.clear();
-        worker.left = worker.left.saturating_add(taken.len());
+        worker.turn.take_back_from(first);
+        let taken = worker.hand.undo(first);
+        worker.left += taken.len();
+        // It may not have them, and is sent them again.
+        taken.iter().for_each(|task| _ = worker.functions.remove(&task.function.0.number));
         // A worker that is gone has not begun with them.
         if error.kind() == ErrorKind::PeerLost || error.kind() == ErrorKind::Closed {
             return taken.into_iter().rev().for_each(|task| self.waiting.push_front(task));
@@ -440,6 +440,25 @@ mod tests {
         told.tell();
         assert_eq!(works[0].result().expect("it has ended").expect_err("it had begun").kind(), ErrorKind::WorkerDied);
         assert!(!works[1].is_done() && state.waiting.len() == 1);
+    }
+
+    #[test]
+    fn what_cannot_be_sent_fails_and_nothing_else() {
+        let (mut state, turn) = pool();
+        let function = function();
+        let works: Vec<_> = (0..3).map(|_| add(&mut state, &function)).collect();
+        let now = clock::now();
+        assert_eq!(state.draw(0, now), Some((0, 1)));
+        assert_eq!(state.draw(0, now), Some((1, 1)));
+        let error = Error::new(ErrorKind::LimitExceeded, "a message that is too long");
+        let mut told = Told::default();
+        state.undo(0, WORKER, 1, &error, &mut told);
+        assert!(turn.begin(0), "that was sent before");
+        assert_eq!(state.draw(0, now), Some((1, 1)), "the number was never seen");
+        assert!(turn.begin(1));
+        told.tell();
+        let ended: Vec<bool> = works.iter().map(Work::is_done).collect();
+        assert_eq!(ended, [false, true, false]);
     }
 
     #[test]

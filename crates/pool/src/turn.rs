@@ -99,6 +99,11 @@ impl Turn {
         self.change(|now| Some(Halves { limit: kept(now.begun), ..now })).map_or(0, |now| kept(now.begun))
     }
 
+    /// Lets it begin up to this task and no further, which has not left for it.
+    pub(crate) fn take_back_from(&self, first: u32) {
+        self.change(|now| Some(Halves { limit: if is_begun(first, now.limit) { first } else { now.limit }, ..now }));
+    }
+
     /// The number of the first task that it has not begun.
     pub(crate) fn begun(&self) -> u32 {
         Halves::of(self.word().load(SeqCst)).begun
