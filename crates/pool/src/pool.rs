@@ -20,7 +20,7 @@ use sheave_mesh::{AttachedGuest, Call, Callers, Lane, Mesh, Request, Service, We
 use sheave_net::{Medium, Part, Parts};
 use sheave_tensor::Mode;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 /// A task has so many tensors at most, and so many bytes beside them.
@@ -50,6 +50,8 @@ pub(crate) struct Shared {
     tasks: AtomicU64,
     functions: AtomicU64,
     own: Weak<Self>,
+    /// A task of the node's, which ends with it.
+    membership: OnceLock<sheave_mesh::Task>,
 }
 
 impl Shared {
@@ -63,8 +65,15 @@ impl Shared {
             tasks: AtomicU64::new(0),
             functions: AtomicU64::new(0),
             own: own.clone(),
+            membership: OnceLock::new(),
         });
         mesh.serve(&shared.service, Desk(Arc::downgrade(&shared)))?;
+        let membership = Membership(Arc::downgrade(&shared));
+        let task = mesh.runtime().spawn(async move {
+            let _membership = membership;
+            std::future::pending::<()>().await;
+        });
+        let _ = shared.membership.set(task?);
         Ok(shared)
     }
 
@@ -276,6 +285,17 @@ impl Describe for Shared {
     }
 }
 
+/// That the node is there. It drops this when it leaves, and then nothing more comes from workers.
+struct Membership(Weak<Shared>);
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        if let Some(pool) = self.0.upgrade() {
+            pool.break_by(&Error::new(ErrorKind::Closed, "the node of the pool has left").operation("pool task"));
+        }
+    }
+}
+
 /// What the workers of a pool call.
 struct Desk(Weak<Shared>);
 
@@ -345,7 +365,7 @@ impl Tasker {
     /// says when to. Cancelling the work ends a task that no worker has yet.
     ///
     /// The work fails with what the function fails with; `WorkerDied` with exit status and last lines if the worker
-    /// dies that has begun with it; `Closed` when the pool is terminated.
+    /// dies that has begun with it; `Closed` when the pool is terminated or its node leaves.
     ///
     /// # Errors
     ///
