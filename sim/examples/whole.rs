@@ -1,7 +1,7 @@
 //! Runs one whole job: `whole SEED [COUNT]`; with `GROUPS` in the environment one that makes groups of rpc, with
-//! `SESSIONS` a session.
+//! `SESSIONS` a session, with `POOLS` a pool.
 
-use sheave_sim::whole::{Program, Scenario, run};
+use sheave_sim::whole::{Program, run};
 
 fn main() {
     let mut arguments = std::env::args().skip(1).map(|text| text.parse::<u64>().expect("a number"));
@@ -13,13 +13,11 @@ fn main() {
     let program = match () {
         () if is_asked_for("GROUPS") => Program::Groups,
         () if is_asked_for("SESSIONS") => Program::Sessions,
+        () if is_asked_for("POOLS") => Program::Pools,
         () => Program::Nodes,
     };
     for seed in first..first + count {
-        let scenario = match program {
-            Program::Nodes => Scenario::from_seed(seed),
-            Program::Groups | Program::Sessions => Scenario::from_seed(seed).without_guests(),
-        };
+        let scenario = program.scenario(seed);
         let (outcome, log) = run(program, &scenario, None, count == 1 && std::env::var_os("LOG").is_some());
         println!("{log}");
         match outcome {

@@ -9,7 +9,7 @@ mod seeds;
 
 use seeds::fresh_seeds;
 use sheave_sim::lockstep::World;
-use sheave_sim::whole::{Bug, Program, Scenario, run, shrink};
+use sheave_sim::whole::{Bug, Program, run, shrink};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -69,6 +69,26 @@ const SEEDS_OF_SESSIONS: u64 = 300;
 const BUGS_OF_SESSIONS: [Bug; 5] =
     [Bug::DeskTurned, Bug::DeskLost, Bug::FailureKept, Bug::PoisonLost, Bug::MissingUntold];
 
+/// Seeds of jobs that are pools.
+const SEEDS_OF_POOLS: u64 = 300;
+
+const BUGS_OF_POOLS: [Bug; 14] = [
+    Bug::OutcomeTurned,
+    Bug::PlaceTurned,
+    Bug::OutcomeKept,
+    Bug::RevokedBegun,
+    Bug::RevokedLost,
+    Bug::LongUnseen,
+    Bug::PassedOver,
+    Bug::UnbegunFailed,
+    Bug::OrphanLost,
+    Bug::NotesUnread,
+    Bug::EndForgotten,
+    Bug::TriesUncounted,
+    Bug::RoomUntold,
+    Bug::PoolEndUntold,
+];
+
 fn seeds_count() -> u64 {
     match std::env::var("SHEAVE_SIM_WHOLE_SEEDS") {
         Ok(count) => count.parse().expect("SHEAVE_SIM_WHOLE_SEEDS is a number"),
@@ -76,15 +96,9 @@ fn seeds_count() -> u64 {
     }
 }
 
-/// The scenario of a seed. Groups have no guests in them.
-fn scenario(program: Program, seed: u64) -> Scenario {
-    let scenario = Scenario::from_seed(seed);
-    if program == Program::Nodes { scenario } else { scenario.without_guests() }
-}
-
 /// Whatever is wrong with a seed, and the smallest scenario with which something is.
 fn examine(program: Program, seed: u64, bug: Option<Bug>) -> Result<(), String> {
-    let scenario = scenario(program, seed);
+    let scenario = program.scenario(seed);
     let Err(wrong) = run(program, &scenario, bug, false).0 else { return Ok(()) };
     if bug.is_some() {
         return Err(wrong);
@@ -106,13 +120,14 @@ fn chunk() {
     let (program, what) = match what.split_once(':') {
         Some(("groups", what)) => (Program::Groups, what),
         Some(("sessions", what)) => (Program::Sessions, what),
+        Some(("pools", what)) => (Program::Pools, what),
         _ => (Program::Nodes, what),
     };
     match what {
-        "log" => println!("{LOG}{}{LOG}", run(program, &scenario(program, first), None, true).1),
+        "log" => println!("{LOG}{}{LOG}", run(program, &program.scenario(first), None, true).1),
         name => {
-            let bug =
-                BUGS.into_iter().chain(BUGS_OF_GROUPS).chain(BUGS_OF_SESSIONS).find(|bug| format!("{bug:?}") == name);
+            let bugs = BUGS.into_iter().chain(BUGS_OF_GROUPS).chain(BUGS_OF_SESSIONS).chain(BUGS_OF_POOLS);
+            let bug = bugs.into_iter().find(|bug| format!("{bug:?}") == name);
             for seed in first..first + count {
                 println!("seed {seed}");
                 if let Err(wrong) = examine(program, seed, bug) {
@@ -190,8 +205,9 @@ fn run_seeds(what: &str, first: u64, count: u64) -> Vec<String> {
 
 #[test]
 fn a_seed_gives_the_same_log_in_different_processes() {
-    for (seed, what) in
-        (0..12).map(|seed| (seed, "log")).chain((0..4).flat_map(|seed| [(seed, "groups:log"), (seed, "sessions:log")]))
+    for (seed, what) in (0..12)
+        .map(|seed| (seed, "log"))
+        .chain((0..4).flat_map(|seed| ["groups:log", "sessions:log", "pools:log"].map(|what| (seed, what))))
     {
         let log = || child(seed, 1, what).expect("it ends").split(LOG).nth(1).map(str::to_owned);
         let (one, other) = (log().expect("a log"), log().expect("a log"));
@@ -216,6 +232,22 @@ fn every_promise_of_groups_holds_for_every_seed() {
 fn every_promise_of_sessions_holds_for_every_seed() {
     let wrong = run_seeds("sessions:seeds", 0, SEEDS_OF_SESSIONS.min(seeds_count()));
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_promise_of_pools_holds_for_every_seed() {
+    let wrong = run_seeds("pools:seeds", 0, SEEDS_OF_POOLS.min(seeds_count()));
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn planted_bugs_of_pools_are_found() {
+    hunt_for(&BUGS_OF_POOLS, "pools:", SEEDS_OF_POOLS.min(seeds_count()));
+}
+
+#[test]
+fn fresh_seeds_of_pools() {
+    fresh_seeds(Duration::from_secs(2), 1, |seed| some(seed, "pools:seeds"));
 }
 
 #[test]
@@ -244,6 +276,7 @@ fn many_fresh_seeds_of_whole_nodes() {
     fresh_seeds(Duration::from_secs(180), 2, |seed| some(seed, "seeds"));
     fresh_seeds(Duration::from_secs(60), 2, |seed| some(seed, "groups:seeds"));
     fresh_seeds(Duration::from_secs(60), 2, |seed| some(seed, "sessions:seeds"));
+    fresh_seeds(Duration::from_secs(60), 2, |seed| some(seed, "pools:seeds"));
 }
 
 fn some(seed: u64, what: &str) {

@@ -160,6 +160,9 @@ pub const REFERENCE_FLUSH: Duration = Duration::from_millis(5);
 /// a try may take, longer than it takes to agree that a member is dead.
 pub const REFERENCE_LINK_TRIES: u32 = 12;
 
+/// Tasks of a pool that wait and run: whoever submits more waits first, and is refused at twice as many.
+pub const POOL_TASKS_MAX: usize = if cfg!(feature = "simulated") { 24 } else { 1 << 16 };
+
 /// Handlers of one service that may run at the same time, those that wait not counted, unless the service says
 /// otherwise.
 pub const LANE_PERMITS: usize = if cfg!(feature = "simulated") { 2 } else { 8 };

@@ -77,6 +77,34 @@ pub enum Bug {
     GenerationOld,
     /// A group is made though one of its members has not entered.
     EnteredEarly,
+    /// The outcome of a task of a pool is counted for the one behind it.
+    OutcomeTurned,
+    /// The outcome of one task of an ordered job of a pool takes the place of another.
+    PlaceTurned,
+    /// A worker of a pool keeps an outcome until the last task of its message has ended.
+    OutcomeKept,
+    /// A worker of a pool begins with a task that was taken back.
+    RevokedBegun,
+    /// A task that was taken back from a worker is given to nobody.
+    RevokedLost,
+    /// Nobody looks whether tasks lie behind a long one.
+    LongUnseen,
+    /// A worker from which tasks were taken back gets none any more.
+    PassedOver,
+    /// The death of a worker fails a task that it had not begun.
+    UnbegunFailed,
+    /// A task that a worker had not begun is lost with it.
+    OrphanLost,
+    /// Outcomes that a worker has noted are not read when it has died.
+    NotesUnread,
+    /// How the process of a worker ended is forgotten if the node has not lost it yet.
+    EndForgotten,
+    /// A task is tried again however many workers have died of it.
+    TriesUncounted,
+    /// Whoever waits for room in a pool is not told of it.
+    RoomUntold,
+    /// Whoever waits for the end of all tasks of a pool is not told of it.
+    PoolEndUntold,
 }
 
 /// Whether this bug is planted here, and it is time for it.

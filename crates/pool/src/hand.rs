@@ -6,6 +6,7 @@
 //! what lies behind a long task is taken back for whoever has nothing to do.
 
 use crate::turn::is_begun;
+use sheave_base::planted::{self, Bug};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -97,8 +98,13 @@ impl<T: Load> Hand<T> {
     /// The task of this number has ended. It is the first that has not: whoever says another one has not run it.
     pub(crate) fn settle(&mut self, number: u32) -> Option<T> {
         let is_first = self.given.front().is_some_and(|(first, _)| *first == number);
+        if is_first && self.given.len() > 1 && planted::strikes(Bug::OutcomeTurned) {
+            self.given.swap(0, 1);
+        }
         let (_, task) = if is_first { self.given.pop_front()? } else { return None };
-        self.is_passed_over = false;
+        if !planted::strikes(Bug::PassedOver) {
+            self.is_passed_over = false;
+        }
         Some(task)
     }
 

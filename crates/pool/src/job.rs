@@ -3,6 +3,7 @@
 use crate::task::Outcome;
 use parking_lot::Mutex;
 use sheave_base::Work;
+use sheave_base::planted::{self, Bug};
 use sheave_base::work::Completer;
 use sheave_base::work::awaited::Awaited;
 use sheave_net::Node;
@@ -70,7 +71,11 @@ impl Job {
             let mut state = self.state.lock();
             state.settled += 1;
             if self.is_ordered {
-                let at = (place - state.first) as usize;
+                let mut at = (place - state.first) as usize;
+                let other = state.outcomes.iter().position(Option::is_none);
+                if let Some(other) = other.filter(|_| planted::strikes(Bug::PlaceTurned)) {
+                    at = other;
+                }
                 if let Some(slot) = state.outcomes.get_mut(at) {
                     *slot = Some((place, outcome));
                 }

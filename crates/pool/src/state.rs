@@ -16,15 +16,14 @@ use crate::protocol::{Outcomes, read_notes};
 use crate::task::{Function, Outcome, Sink, Task};
 use crate::turn::Turn;
 use sheave_base::collections::HashSet;
+use sheave_base::planted::{self, Bug};
 use sheave_base::work::Completer;
-use sheave_base::{Error, ErrorKind, NodeId, Result};
+use sheave_base::{Error, ErrorKind, NodeId, Result, limits};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Tasks that wait and run: whoever submits more waits first ([`State::has_room`]), and is refused at twice as many.
-pub(crate) const TASKS_MAX: usize = 1 << 16;
-
-/// Bytes of tasks that wait and run, likewise. One that is larger goes when there is no other.
+/// Bytes of tasks that wait and run, as [`limits::POOL_TASKS_MAX`] is their number: who submits more waits first
+/// ([`State::has_room`]), and is refused at twice as many. One that is larger goes when there is no other.
 pub(crate) const TASKS_BYTES_MAX: u64 = 1 << 30;
 
 /// Workers in a row that die before they are set up; then the pool is broken.
@@ -145,7 +144,7 @@ impl State {
     /// Refuses a task of this size if it cannot be added.
     pub(crate) fn admit(&self, bytes: u64) -> Result<()> {
         self.check()?;
-        let is_full = self.tasks >= 2 * TASKS_MAX
+        let is_full = self.tasks >= 2 * limits::POOL_TASKS_MAX
             || self.tasks > 0 && self.tasks_bytes.saturating_add(bytes) > 2 * TASKS_BYTES_MAX;
         if !is_full {
             return Ok(());
@@ -161,7 +160,7 @@ impl State {
     }
 
     pub(crate) fn has_room(&self) -> bool {
-        self.tasks < TASKS_MAX && self.tasks_bytes < TASKS_BYTES_MAX || self.broken.is_some()
+        self.tasks < limits::POOL_TASKS_MAX && self.tasks_bytes < TASKS_BYTES_MAX || self.broken.is_some()
     }
 
     pub(crate) fn has_ended(&self) -> bool {
@@ -185,9 +184,12 @@ impl State {
         // With the last task of a function somebody is called.
         told.functions.push(task.function);
         if self.has_room() {
+            if planted::strikes(Bug::RoomUntold) {
+                self.for_room.clear();
+            }
             told.works.append(&mut self.for_room);
         }
-        if self.has_ended() {
+        if self.has_ended() && !planted::strikes(Bug::PoolEndUntold) {
             told.works.append(&mut self.for_end);
         }
     }
@@ -273,13 +275,20 @@ impl State {
         let Some(slot) = self.slot_of(node) else { return };
         // It may only be out of reach: from here on it begins with nothing.
         let begun = self.slots[slot].as_ref().map_or(0, |worker| worker.turn.take_back());
-        let notes = self.slots[slot].as_ref().map(|worker| read_notes(&worker.turn.notes()));
+        let is_read = |_: &&Worker| !planted::strikes(Bug::NotesUnread);
+        let notes = self.slots[slot].as_ref().filter(is_read).map(|worker| read_notes(&worker.turn.notes()));
         for (number, outcome) in notes.into_iter().flatten() {
             let task = self.slots[slot].as_mut().and_then(|worker| worker.hand.settle(number));
             task.into_iter().for_each(|task| self.over(task, outcome.clone(), told));
         }
         let Some(mut worker) = self.slots[slot].take() else { return };
-        let (tasks, waiting) = worker.hand.end(begun);
+        let (mut tasks, mut waiting) = worker.hand.end(begun);
+        if !waiting.is_empty() && planted::strikes(Bug::UnbegunFailed) {
+            tasks.push(waiting.remove(0));
+        }
+        if planted::strikes(Bug::OrphanLost) {
+            waiting.pop();
+        }
         waiting.into_iter().rev().for_each(|task| self.waiting.push_front(task));
         let is_unready = !worker.is_ready && !worker.is_dismissed;
         let lost = Lost { node, is_unready, tasks };
@@ -294,7 +303,9 @@ impl State {
         if let Some(at) = self.lost.iter().position(|lost| lost.node == node) {
             let lost = self.lost.swap_remove(at);
             self.bury(lost, error, told);
-        } else if let Some(worker) = self.slot_of(node).and_then(|slot| self.slots[slot].as_mut()) {
+        } else if let Some(worker) = self.slot_of(node).and_then(|slot| self.slots[slot].as_mut())
+            && !planted::strikes(Bug::EndForgotten)
+        {
             worker.end = Some(error.clone());
         }
     }
@@ -303,7 +314,7 @@ impl State {
         let Lost { is_unready, tasks, .. } = lost;
         for mut task in tasks.into_iter().rev() {
             if task.tries_left > 0 && self.broken.is_none() {
-                task.tries_left -= 1;
+                task.tries_left -= u32::from(!planted::strikes(Bug::TriesUncounted));
                 self.waiting.push_front(task);
                 continue;
             }
@@ -359,6 +370,9 @@ impl State {
     /// Whether somebody has nothing to do, and somebody else more than he does.
     pub(crate) fn is_uneven(&self) -> bool {
         let is_idle = |worker: &Worker| worker.is_ready && worker.hand.len() == 0 && worker.left > 0;
+        if planted::strikes(Bug::LongUnseen) {
+            return false;
+        }
         self.waiting.is_empty()
             && self.slots.iter().flatten().any(is_idle)
             && self.slots.iter().flatten().any(|worker| worker.hand.len() > 1)
@@ -373,8 +387,11 @@ impl State {
         for worker in self.slots.iter_mut().flatten() {
             if worker.hand.len() > 1 && now.saturating_duration_since(worker.since) >= LONG_SPAN {
                 let kept = worker.hand.first().map_or(0, |first| worker.turn.take_back_behind(first));
-                let tasks = worker.hand.take_back(kept);
+                let mut tasks = worker.hand.take_back(kept);
                 worker.left += tasks.len();
+                if planted::strikes(Bug::RevokedLost) {
+                    tasks.pop();
+                }
                 taken.extend(tasks);
             }
         }

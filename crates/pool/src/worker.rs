@@ -13,6 +13,7 @@ use crate::task::Outcome;
 use crate::turn::Turn;
 use parking_lot::Mutex;
 use sheave_base::collections::HashMap;
+use sheave_base::planted::{self, Bug};
 use sheave_base::work::Interrupt;
 use sheave_base::{Error, ErrorKind, Result, clock, contain, limits};
 use sheave_mesh::{Call, Guest, Lane, Request, Service, WeakGuest};
@@ -132,6 +133,9 @@ impl Post {
 
     /// Sees to it that what is kept leaves in time. False if nothing can.
     fn time(self: &Arc<Self>) -> bool {
+        if planted::strikes(Bug::OutcomeKept) {
+            return true;
+        }
         let Some(guest) = self.guest.upgrade() else { return false };
         let (runtime, post) = (guest.runtime().clone(), Arc::clone(self));
         let timed = guest.spawn("outcomes", async move {
@@ -199,7 +203,7 @@ impl<P: Program> Desk<P> {
         self.program.together(&mut || {
             for (at, (function, args)) in tasks.by_ref() {
                 let number = first.wrapping_add(at as u32);
-                if self.post.turn.begin(number) {
+                if self.post.turn.begin(number) || planted::strikes(Bug::RevokedBegun) {
                     let begun = clock::now();
                     let outcome = self.run(function, args);
                     let spent_ns = u64::try_from(clock::since(begun).as_nanos()).unwrap_or(u64::MAX);

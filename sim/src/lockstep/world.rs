@@ -126,7 +126,7 @@ impl World {
         self.0.state.lock().note(|| text.to_owned());
     }
 
-    /// Starts a process on a host. It ends when its program does.
+    /// Starts a process on a host, before the world runs or from one of its threads. It ends when its program does.
     pub fn start(&self, name: &str, host: usize, program: impl FnOnce() + Send + 'static) -> usize {
         let (number, main) = {
             let mut state = self.0.state.lock();
@@ -144,6 +144,13 @@ impl World {
     /// Has something go wrong at that time.
     pub fn trouble(&self, at: Duration, trouble: Trouble) {
         self.0.state.lock().push(nanoseconds(at), What::Trouble(trouble));
+    }
+
+    /// Has something go wrong now: when the thread of the world that says so waits. It holds on to nothing then.
+    pub fn strike(&self, trouble: Trouble) {
+        let mut state = self.0.state.lock();
+        let now_ns = state.scheduler.now_ns;
+        state.push(now_ns, What::Trouble(trouble));
     }
 
     /// Keeps the threads that this one starts from now on to one core, which makes their turns cheaper.

@@ -258,6 +258,11 @@ impl Ledger {
         self.books().wrong.push(format!("at {now:?}: {what}"));
     }
 
+    /// Something has happened that a report counts.
+    pub(super) fn counts(&self, what: &str) {
+        *self.books().errors.entry(what.to_owned()).or_default() += 1;
+    }
+
     /// Whether this process may be blamed by now.
     fn is_culprit(&self, books: &Books, process: usize, now: Duration) -> bool {
         // Who has come to its end may leave.

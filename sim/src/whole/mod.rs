@@ -5,6 +5,7 @@ mod entries;
 mod groups;
 mod guests;
 mod ledger;
+mod pools;
 mod program;
 mod scenario;
 mod services;
@@ -33,6 +34,20 @@ pub enum Program {
     Groups,
     /// A session: its commands, registers and failures.
     Sessions,
+    /// A pool, whose workers are guests of the one rank.
+    Pools,
+}
+
+impl Program {
+    /// The scenario of a seed. Groups and sessions have no guests in them.
+    #[must_use]
+    pub fn scenario(self, seed: u64) -> Scenario {
+        match self {
+            Self::Nodes => Scenario::from_seed(seed),
+            Self::Groups | Self::Sessions => Scenario::from_seed(seed).without_guests(),
+            Self::Pools => Scenario::of_pool(seed),
+        }
+    }
 }
 
 /// Runs a job to its end.
@@ -54,12 +69,15 @@ pub fn run(
     let ledger = Arc::new(Ledger::new(scenario));
     let entries = Arc::new(entries::Entries::default());
     let steps = Arc::new(sessions::Steps::default());
-    for process in 0..scenario.hosts.len() {
+    // The host of a pool starts its workers itself.
+    let started = if program == Program::Pools { 1 } else { scenario.hosts.len() };
+    for process in 0..started {
         let (own, scenario, host) = (Arc::clone(&ledger), scenario.clone(), scenario.hosts[process]);
-        let (entries, steps) = (Arc::clone(&entries), Arc::clone(&steps));
+        let (entries, steps, own_world) = (Arc::clone(&entries), Arc::clone(&steps), world.clone());
         let program = move || match (scenario.host_of(process), program) {
             (None, Program::Nodes) => program::run(&scenario, process, &own),
             (None, Program::Groups) => groups::run(&scenario, process, &own, &entries),
+            (None, Program::Pools) => pools::run(&scenario, &own_world, &own),
             (None, Program::Sessions) => sessions::run(&scenario, process, &own, &steps),
             (Some(_), _) => guests::run(&scenario, process, &own),
         };

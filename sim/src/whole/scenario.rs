@@ -96,6 +96,17 @@ impl Scenario {
         Self { seed, hosts, guests, way, rounds, steps, hits, end, quits }
     }
 
+    /// A pool of some workers and its host, which may be killed. What the workers meet with is drawn by the host.
+    #[must_use]
+    pub fn of_pool(seed: u64) -> Self {
+        let mut dice = SeededEntropy::new(seed ^ 0x9001);
+        let drawn = Self::from_seed(seed);
+        let workers = 1 + dice.below(5) as usize;
+        let at = Duration::from_millis(5 + dice.below(1500));
+        let hits = if dice.below(8) == 0 { vec![Hit { at, trouble: Trouble::Kill(0) }] } else { Vec::new() };
+        Self { hosts: vec![0; 1 + workers], guests: vec![0; workers], hits, quits: None, ..drawn }
+    }
+
     /// The same without guests, and without the troubles that they would meet with.
     #[must_use]
     pub fn without_guests(mut self) -> Self {
