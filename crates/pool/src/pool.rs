@@ -113,16 +113,25 @@ impl Shared {
         }
     }
 
-    /// A worker has come to a slot.
+    /// A worker has come to a slot. If the node has not lost the one before, it waits: outcomes of that one may come.
     pub(crate) fn hire(&self, slot: usize, guest: &AttachedGuest, turn: Turn) -> Result<()> {
         let mesh = self.mesh()?;
+        let before = self.state.lock().slots[slot].as_ref().map(|worker| worker.node);
+        if let Some(end) = before.and_then(|before| mesh.guest_end(before).ok()).filter(|end| !end.is_done()) {
+            let (own, guest) = (self.own.clone(), guest.clone());
+            end.on_complete(move |_| {
+                // One that is gone meanwhile has had no task.
+                own.upgrade().into_iter().for_each(|pool| _ = pool.hire(slot, &guest, turn.clone()));
+            });
+            return Ok(());
+        }
         let link = mesh.link_to(guest.node).and_then(|link| mesh.node().link(link))?;
         let reaches = link.medium() != Medium::Tcp;
         let left = self.settings.tasks_per_worker.unwrap_or(usize::MAX);
         let mut worker = Worker::new(guest.node, guest.name.clone(), turn, left, clock::now());
         worker.reaches = reaches;
         self.change(|state, told| {
-            // Of the one before the node has not told yet.
+            // One that was lost before it was hired, of which the node tells no more.
             if let Some(before) = state.slots[slot].as_ref().map(|worker| worker.node) {
                 state.lose(before, told);
             }
