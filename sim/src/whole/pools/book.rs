@@ -15,6 +15,8 @@ use std::time::Duration;
 const SILENCE: Duration = Duration::from_millis(2600);
 /// A host that is gone is known to be within this time.
 const KNOWN_WITHIN: Duration = Duration::from_secs(1);
+/// The clock of a book begins when its host does, which may be kept from its core, and that of troubles with the world.
+const CLOCKS_APART: Duration = Duration::from_millis(4);
 /// What a task waits for that a worker is there for, besides the ways of messages: the looks of the pool at long tasks,
 /// and threads that are kept from their cores.
 const LOOKS: Duration = Duration::from_millis(30);
@@ -277,7 +279,7 @@ impl Book {
             });
             (is_free, slot)
         };
-        let has_host_ended = self.host_ends.is_some_and(|at| at <= now);
+        let has_host_ended = self.host_ends.is_some_and(|at| at <= now + CLOCKS_APART);
         let is_late = self.host_ends.is_some_and(|at| now > at + KNOWN_WITHIN + self.prompt);
         match worked {
             Ok(()) => {}
