@@ -70,9 +70,9 @@ const BUGS_OF_SESSIONS: [Bug; 5] =
     [Bug::DeskTurned, Bug::DeskLost, Bug::FailureKept, Bug::PoisonLost, Bug::MissingUntold];
 
 /// Seeds of jobs that are pools.
-const SEEDS_OF_POOLS: u64 = 300;
+const SEEDS_OF_POOLS: u64 = 500;
 
-const BUGS_OF_POOLS: [Bug; 14] = [
+const BUGS_OF_POOLS: [Bug; 16] = [
     Bug::OutcomeTurned,
     Bug::PlaceTurned,
     Bug::OutcomeKept,
@@ -83,6 +83,8 @@ const BUGS_OF_POOLS: [Bug; 14] = [
     Bug::UnbegunFailed,
     Bug::OrphanLost,
     Bug::NotesUnread,
+    Bug::LeaveUnheard,
+    Bug::FunctionUnsent,
     Bug::EndForgotten,
     Bug::TriesUncounted,
     Bug::RoomUntold,

@@ -97,6 +97,10 @@ pub enum Bug {
     OrphanLost,
     /// Outcomes that a worker has noted are not read when it has died.
     NotesUnread,
+    /// A pool does not hear that its node leaves.
+    LeaveUnheard,
+    /// A function is not sent to a worker that has not got it.
+    FunctionUnsent,
     /// How the process of a worker ended is forgotten if the node has not lost it yet.
     EndForgotten,
     /// A task is tried again however many workers have died of it.

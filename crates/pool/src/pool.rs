@@ -14,6 +14,7 @@ use crate::state::{State, Told, Worker};
 use crate::task::{Definition, Function, Sink, Task};
 use crate::turn::Turn;
 use parking_lot::Mutex;
+use sheave_base::planted::{self, Bug};
 use sheave_base::work::awaited::{Account, Awaited, Describe, Which};
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work, clock, limits};
 use sheave_mesh::{AttachedGuest, Call, Callers, Lane, Mesh, Request, Service, WeakMesh};
@@ -215,7 +216,7 @@ impl Shared {
         let mut tasks = Tasks { dropped: std::mem::take(&mut worker.dropped), ..Tasks::from(first) };
         for task in worker.hand.last(count) {
             let function = &task.function.0;
-            if worker.functions.insert(function.number) {
+            if worker.functions.insert(function.number) && !planted::strikes(Bug::FunctionUnsent) {
                 tasks.functions.push((function.number, &function.packet));
             }
             tasks.tasks.push((function.number, &task.args));
@@ -299,7 +300,7 @@ struct Membership(Weak<Shared>);
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        if let Some(pool) = self.0.upgrade() {
+        if let Some(pool) = self.0.upgrade().filter(|_| !planted::strikes(Bug::LeaveUnheard)) {
             pool.break_by(&Error::new(ErrorKind::Closed, "the node of the pool has left").operation("pool task"));
         }
     }

@@ -314,7 +314,7 @@ impl Part {
     /// Has a worker do nothing for a while, for which it may be held dead, or breaks its link: it runs on.
     fn stop(&mut self) {
         let workers = self.book.living();
-        if workers.is_empty() || self.dice.below(2) == 0 {
+        if workers.is_empty() {
             return;
         }
         let process = workers[self.dice.below(workers.len() as u64) as usize];

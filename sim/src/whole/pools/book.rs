@@ -135,6 +135,8 @@ struct Worker {
     is_ready: bool,
     begun: u64,
     running: Option<u64>,
+    /// How long the tasks take with which it is busy when its host is gone.
+    busy: Duration,
     /// Since when it has nothing to do.
     idle_since: Duration,
 }
@@ -200,6 +202,7 @@ impl Book {
             is_ready: false,
             begun: 0,
             running: None,
+            busy: Duration::ZERO,
             idle_since,
         };
         state.workers.insert(process, worker);
@@ -269,18 +272,18 @@ impl Book {
     /// A process has come to its end.
     pub(super) fn leaves(&self, process: usize, worked: &Result<()>) {
         let now = self.ledger.now();
-        let (is_free, slot) = {
+        let (is_free, slot, busy) = {
             let mut state = self.state.lock();
             let is_free = state.is_closing || state.is_troubled(process);
             let worker = state.workers.get_mut(&process);
-            let slot = worker.map_or(0, |worker| {
+            let (slot, busy) = worker.map_or((0, Duration::ZERO), |worker| {
                 worker.has_left = true;
-                worker.slot
+                (worker.slot, worker.busy)
             });
-            (is_free, slot)
+            (is_free, slot, busy)
         };
         let has_host_ended = self.host_ends.is_some_and(|at| at <= now + CLOCKS_APART);
-        let is_late = self.host_ends.is_some_and(|at| now > at + KNOWN_WITHIN + self.prompt);
+        let is_late = self.host_ends.is_some_and(|at| now > at + KNOWN_WITHIN + self.prompt + busy);
         match worked {
             Ok(()) => {}
             Err(error) if is_free || has_host_ended && error.kind() == ErrorKind::PeerLost => {}
@@ -318,6 +321,12 @@ impl Book {
     pub(super) fn begins(&self, number: u64, process: usize) {
         let now = self.ledger.now();
         let mut state = self.state.lock();
+        let span = state.tasks[number as usize].order.span;
+        if let Some(worker) =
+            state.workers.get_mut(&process).filter(|_| self.host_ends.is_some_and(|at| at < now + span))
+        {
+            worker.busy += span;
+        }
         let wrong = state.begins(number, process, now, self.prompt, self.tasks_per_worker);
         drop(state);
         wrong.into_iter().for_each(|what| self.fault(what));
