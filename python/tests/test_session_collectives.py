@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -516,8 +517,11 @@ def test_a_program_that_is_not_on_another_node_is_named(tmp_path):
     port, script = sheave._core._free_port(), tmp_path / "script.py"
     script.write_text(SCRIPT)
     program = subprocess.Popen([sys.executable, script, str(port)], stderr=subprocess.PIPE, text=True)
-    time.sleep(1.5)
-    # It waits for the node, which will not find it.
+    # It listens, and waits for the node, which will not find it.
+    listens, until = re.compile(f":{port:04X} 0+:0000 0A"), time.monotonic() + 50
+    while not any(listens.search(open(f"/proc/net/{kind}").read()) for kind in ("tcp", "tcp6")):
+        assert time.monotonic() < until and program.poll() is None
+        time.sleep(0.01)
     script.unlink()
     node = start_node(port, 1, stderr=subprocess.DEVNULL)
     said = program.communicate(timeout=50)[1]
