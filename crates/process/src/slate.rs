@@ -39,7 +39,8 @@ const BYTES: usize = 64 << 10;
 /// let slate = Slate::new()?;
 /// let job = Job::start()?;
 /// // The word is the second eight bytes of its standard input.
-/// let program = Command::new("sh").args(["-c", "printf a | dd of=/proc/self/fd/0 bs=1 seek=8 conv=notrunc 2>&-"]);
+/// let write = "exec 3<&0; printf a | dd of=/proc/self/fd/3 bs=1 seek=8 conv=notrunc 2>/dev/null";
+/// let program = Command::new("sh").args(["-c", write]);
 /// let child = job.spawn(slate.hand(program)?)?;
 /// child.wait(Some(Instant::now() + Duration::from_secs(20)))?;
 /// assert_eq!(slate.word().load(SeqCst), u64::from(b'a'));
