@@ -97,8 +97,8 @@ def _shared(value: Any) -> Any:
 
     The functions that torch has registered for that are the public way to them.
     """
-    from torch import multiprocessing  # type: ignore[import-not-found, unused-ignore]
-
+    # Some releases of torch have types for it, and some have none.
+    multiprocessing: Any = importlib.import_module("torch.multiprocessing")
     reduce = ForkingPickler(io.BytesIO()).dispatch_table.get(type(value))  # type: ignore[attr-defined, unused-ignore]
     if reduce is None:
         return None
