@@ -307,6 +307,8 @@ def test_wrong_arguments_are_refused():
     for processes in (0, -1):
         with pytest.raises(ValueError, match=f"{processes}"):
             sheave.pool.Pool(processes)
+    with pytest.raises(TypeError, match="must be an int, and is a str"):
+        sheave.pool.Pool("x")
     with pytest.raises(TypeError, match="initializer"):
         sheave.pool.Pool(1, initializer=5)
     with pytest.raises(ValueError, match="2 contexts for 1"):

@@ -34,6 +34,8 @@ class Options(NamedTuple):
 def counted(processes: int | None) -> int:
     """How many workers there are to be."""
     count = len(os.sched_getaffinity(0)) if processes is None else processes
+    if not isinstance(count, int):
+        raise TypeError(f"Number of processes must be an int, and is a {type(count).__name__}")
     if count < 1:
         raise ValueError(f"Number of processes must be at least 1, and is {count}")
     return count
