@@ -1,8 +1,8 @@
 """Places the models of instances with HiGHS, beside the placements that sheave has found.
 
     cargo run --release -p sheave-placement --example instances -- 200 16 20 250000 FOLDER
-    python3 -m venv /tmp/highs && /tmp/highs/bin/pip install highspy numpy
-    /tmp/highs/bin/python benches/peers/highs_placement.py SECONDS FOLDER/0.json …
+    python3 -m venv highs && highs/bin/pip install highspy numpy
+    highs/bin/python benches/peers/highs_placement.py SECONDS FOLDER/0.json …
 
 Each instance is one mixed-integer program on one thread. Of a model on a device there is a binary. Pulls between models
 cost, where all devices are equally far apart, the halves of the differences of their binaries; otherwise there is a

@@ -520,14 +520,13 @@ def test_control_c_ends_a_wait_and_not_the_workers():
         with sheave.pool.Pool(1) as pool:
             pool.apply(abs, (1,))
             result = pool.apply_async(time.sleep, (0.5,))
-            print("begun")
             try:
+                print("begun")
                 result.get()
             except KeyboardInterrupt:
                 print("interrupted", result.get(), pool.apply(abs, (-2,)))
     """)
     assert program.line() == "begun"
-    time.sleep(0.1)
     os.killpg(program.pid, signal.SIGINT)
     status, out, err = program.finish()
     assert (status, out.strip()) == (0, "interrupted None 2"), err

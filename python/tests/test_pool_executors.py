@@ -158,12 +158,34 @@ def test_threads_are_closed_and_terminated():
     with pytest.raises(ValueError, match="not running"):
         pool.apply(square, (1,))
     pool = sheave.pool.ThreadPool(1)
-    running, waiting = pool.apply_async(time.sleep, (0.1,)), pool.apply_async(square, (1,))
-    time.sleep(0.02)
+    begun, goes_on = threading.Event(), threading.Event()
+    running = pool.apply_async(lambda: begun.set() or goes_on.wait(PATIENCE))
+    waiting = pool.apply_async(square, (1,))
+    assert begun.wait(PATIENCE)
     pool.terminate()
     with pytest.raises(sheave.Cancelled):
         waiting.get(PATIENCE)
-    assert running.get(PATIENCE) is None
+    goes_on.set()
+    assert running.get(PATIENCE) is True
+
+
+def test_a_wait_with_a_deadline_ends_in_time_in_a_worker_too():
+    with sheave.pool.ThreadPool(1) as pool:
+        goes_on = threading.Event()
+
+        def waits():
+            behind = pool.apply_async(goes_on.wait, (PATIENCE,))
+            with pytest.raises(sheave.pool.TimeoutError):
+                behind.get(0.05)
+            goes_on.set()
+            return behind.get()
+
+        assert pool.apply_async(waits).get(PATIENCE) is True
+
+
+def test_a_worker_does_tasks_of_its_own_pool_alone():
+    with sheave.pool.ThreadPool(contexts="a") as one, sheave.pool.ThreadPool(contexts="b") as other:
+        assert one.apply(lambda: other.apply(sheave.pool.context)) == "b"
 
 
 def test_joblib_runs_over_it():

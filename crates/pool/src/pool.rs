@@ -276,6 +276,14 @@ impl Shared {
         Ok(())
     }
 
+    /// An error that a worker has told of, or is at fault for.
+    fn said_by(&self, worker: NodeId, error: Error) -> Error {
+        match self.mesh.upgrade().and_then(|mesh| mesh.peer_of(worker)) {
+            Some(peer) if error.happened_on().is_none() => error.origin(peer),
+            _ => error,
+        }
+    }
+
     /// Nothing more comes from workers.
     pub(crate) fn end(&self) {
         if let Some(mesh) = self.mesh.upgrade() {
@@ -322,12 +330,12 @@ impl Service for Desk {
                 pool.watch();
                 Ok(())
             }
-            BROKEN => protocol::read_error(request.args).map(|error| pool.break_by(&error)),
+            BROKEN => protocol::read_error(request.args).map(|error| pool.break_by(&pool.said_by(from, error))),
             _ => Err(protocol::unreadable()),
         };
         if let Err(error) = handled {
             // Its worker is of another release, or worse.
-            pool.break_by(&error);
+            pool.break_by(&pool.said_by(from, error));
         }
     }
 

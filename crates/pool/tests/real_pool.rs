@@ -418,6 +418,7 @@ fn workers_are_set_up_by_slot() {
     let error = call(&pool, "square", (1,)).wait_timeout(PATIENCE).expect_err("nobody is set up");
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
     assert!(error.to_string().contains("expected a number"), "{error}");
+    assert!(error.happened_on().is_some_and(|peer| peer.name.starts_with("rank-0.worker-")), "{error}");
     let again = pool.call::<i64>(&named(&pool, "square"), (1,)).map(drop).expect_err("it is broken");
     assert_eq!(again.kind(), ErrorKind::InvalidArgument);
     let begun = Arc::new(AtomicUsize::new(0));

@@ -80,12 +80,6 @@ impl PyJob {
         Ok(self.job(py)?.left())
     }
 
-    /// How many tasks have ended.
-    #[getter]
-    fn settled(&self, py: Python<'_>) -> PyResult<u64> {
-        Ok(self.job(py)?.settled())
-    }
-
     /// Waits until an outcome can be taken, or there is none to come; false after `timeout` seconds.
     fn wait_next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let next = self.job(py)?.next();
@@ -292,15 +286,6 @@ impl PyPool {
     /// Process ids of the workers that run, or were the last to run, by slot.
     fn pids(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
         Ok(self.pool(py)?.children().iter().map(sheave_process::Child::pid).collect())
-    }
-
-    /// Waits until all workers have come; raises what one has ended by that never does.
-    fn wait_started(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
-        let started = self.pool(py)?.started();
-        enter(py, timeout, |until, interrupt| {
-            let ended = started.wait_until(until, interrupt)?;
-            if ended { started.wait().map(|()| true) } else { Ok(false) }
-        })
     }
 
     /// Takes no more tasks.

@@ -22,7 +22,10 @@ _AHEAD = 32
 class _Task:
     """A task, which one thread runs: a worker, or a worker that waits for it."""
 
-    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def __init__(
+        self, pool: Any, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        self.pool = pool
         self.future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self._call: Callable[[], Any] | None = functools.partial(function, *args, **kwargs)
 
@@ -47,7 +50,9 @@ class _Task:
         return self.future.done()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        self._help()
+        if timeout is None and _is_worker_of(self.pool):
+            # A worker that waits for a task that nobody has begun does it: else all of them might wait so.
+            self.run()
         try:
             return self.future.exception(timeout)
         except concurrent.futures.CancelledError:
@@ -64,10 +69,9 @@ class _Task:
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
         self.future.add_done_callback(lambda _: callback(self))
 
-    def _help(self) -> None:
-        # A worker that waits for a task that nobody has begun does it: else all of them might wait so.
-        if getattr(_place, "pool", None) is not None and not self.future.done():
-            self.run()
+
+def _is_worker_of(pool: Any) -> bool:
+    return getattr(_place, "pool", None) is pool
 
 
 _turn = threading.Lock()
@@ -90,8 +94,10 @@ def _told(error: BaseException) -> BaseException:
 class _Job:
     """Tasks whose outcomes are taken together."""
 
-    def __init__(self, is_ordered: bool) -> None:
+    def __init__(self, pool: Any, is_ordered: bool) -> None:
+        self._pool = pool
         self._is_ordered = is_ordered
+        self._callbacks: list[Callable[[], object]] = []
         self._changed = threading.Condition()
         self._tasks: deque[_Task] = deque()
         self._ended: deque[_Task] = deque()
@@ -115,14 +121,28 @@ class _Job:
                 self._tasks.remove(task)
                 self._ended.append(task)
             self._changed.notify_all()
+            callbacks = [] if self._running else self._callbacks
+            if callbacks:
+                self._callbacks = []
+        for callback in callbacks:
+            callback()
+
+    def when_ended(self, callback: Callable[[], object]) -> None:
+        """Has this called once no task runs any more, by whoever ends the last, or now."""
+        with self._changed:
+            if self._running:
+                self._callbacks.append(callback)
+                return
+        callback()
 
     def _next(self) -> _Task | None:
         if not self._is_ordered:
             return self._ended[0] if self._ended else None
         return self._tasks[0] if self._tasks and self._tasks[0].done() else None
 
-    def _help(self) -> None:
-        while getattr(_place, "pool", None) is not None:
+    def _help(self, timeout: float | None) -> None:
+        # As a wait for one task does; one with a deadline leaves it to others.
+        while timeout is None and _is_worker_of(self._pool):
             with self._changed:
                 task = next((task for task in self._tasks if not task.future.running() and not task.done()), None)
             if task is None:
@@ -130,12 +150,12 @@ class _Job:
             task.run()
 
     def wait_next(self, timeout: float | None) -> bool:
-        self._help()
+        self._help(timeout)
         with self._changed:
             return self._changed.wait_for(lambda: self._next() is not None or not self._running, timeout)
 
     def wait_all(self, timeout: float | None) -> bool:
-        self._help()
+        self._help(timeout)
         with self._changed:
             return self._changed.wait_for(lambda: not self._running, timeout)
 
@@ -187,11 +207,7 @@ class _All:
         self.exception(timeout)
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        def tell() -> None:
-            self._job.wait_all(None)
-            callback(self)
-
-        threading.Thread(target=tell, name="sheave-pool-callback", daemon=True).start()
+        self._job.when_ended(lambda: callback(self))
 
 
 class _Core:
@@ -244,13 +260,13 @@ class _Core:
         return function
 
     def job(self, is_ordered: bool) -> _Job:
-        return _Job(is_ordered)
+        return _Job(self, is_ordered)
 
     def submit(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> _Task:
-        return self._start(_Task(function, args, kwargs or {}))
+        return self._start(_Task(self, function, args, kwargs or {}))
 
     def submit_to(self, job: _Job, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        task = _Task(function, args, {})
+        task = _Task(self, function, args, {})
         job.add(task)
         self._start(task)
 
@@ -295,8 +311,8 @@ class ThreadPool(Pool):
     """Threads of this process that do tasks: `Pool` with nothing copied, and no more speed for Python that holds the
     interpreter.
 
-    A task that waits for others of its own pool does those that nobody has begun. `terminate` cancels what has not
-    begun; a thread that runs something goes on until that ends.
+    A task that waits for others of its own pool, without a deadline, does those that nobody has begun. `terminate`
+    cancels what has not begun; a thread that runs something goes on until that ends.
 
     >>> with sheave.pool.ThreadPool(2) as pool:
     ...     pool.map(lambda number: number + 1, range(3))

@@ -201,7 +201,8 @@ class _Pending(_Task):
     """A task that a worker has, or will have."""
 
     def __init__(self, job: int, call: Carried) -> None:
-        super().__init__(_nothing, (), {})
+        # No thread is a worker of that.
+        super().__init__(self, _nothing, (), {})
         self.job = job
         self.call = call
         self._call = None
@@ -259,7 +260,7 @@ class _Core:
         return function
 
     def job(self, is_ordered: bool) -> _Job:
-        return _Job(is_ordered)
+        return _Job(self, is_ordered)
 
     def submit(self, function: Callable[..., Any], args: tuple[Any, ...]) -> _Pending:
         return self._start(None, function, args)
