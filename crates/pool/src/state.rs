@@ -26,7 +26,8 @@ use std::time::{Duration, Instant};
 /// ([`State::has_room`]), and is refused at twice as many. One that is larger goes when there is no other.
 pub(crate) const TASKS_BYTES_MAX: u64 = 1 << 30;
 
-/// Workers in a row that die before they are set up; then the pool is broken.
+/// Workers of one slot, one after the other, that die before they are set up; then the pool is broken. Each slot has
+/// its own count: that all workers are killed at once while they start says nothing about their program.
 const UNREADY_DEATHS_MAX: u32 = 3;
 
 /// How long a worker runs a task before what lies behind it goes to those who have nothing to do.
@@ -80,6 +81,7 @@ impl Worker {
 /// A worker that the node has lost, whose process has not been heard of.
 struct Lost {
     node: NodeId,
+    slot: usize,
     is_unready: bool,
     tasks: Vec<Task>,
 }
@@ -112,7 +114,8 @@ pub(crate) struct State {
     tasks_bytes: u64,
     pub(crate) slots: Vec<Option<Worker>>,
     lost: Vec<Lost>,
-    unready_deaths: u32,
+    /// By slot, since a worker was set up there.
+    unready_deaths: Vec<u32>,
     /// Why nothing is done any more.
     broken: Option<Error>,
     pub(crate) is_closed: bool,
@@ -124,7 +127,7 @@ pub(crate) struct State {
 
 impl State {
     pub(crate) fn new(slots: usize) -> Self {
-        Self { slots: (0..slots).map(|_| None).collect(), ..Self::default() }
+        Self { slots: (0..slots).map(|_| None).collect(), unready_deaths: vec![0; slots], ..Self::default() }
     }
 
     /// Why there can be no more tasks, if that is so.
@@ -265,7 +268,7 @@ impl State {
     /// A worker is set up. Returns its slot.
     pub(crate) fn ready(&mut self, node: NodeId) -> Option<usize> {
         let slot = self.slot_of(node)?;
-        self.unready_deaths = 0;
+        self.unready_deaths[slot] = 0;
         self.slots[slot].as_mut()?.is_ready = true;
         Some(slot)
     }
@@ -291,7 +294,7 @@ impl State {
         }
         waiting.into_iter().rev().for_each(|task| self.waiting.push_front(task));
         let is_unready = !worker.is_ready && !worker.is_dismissed;
-        let lost = Lost { node, is_unready, tasks };
+        let lost = Lost { node, slot, is_unready, tasks };
         match worker.end {
             Some(error) => self.bury(lost, &error, told),
             None => self.lost.push(lost),
@@ -311,7 +314,7 @@ impl State {
     }
 
     fn bury(&mut self, lost: Lost, error: &Error, told: &mut Told) {
-        let Lost { is_unready, tasks, .. } = lost;
+        let Lost { slot, is_unready, tasks, .. } = lost;
         for mut task in tasks.into_iter().rev() {
             if task.tries_left > 0 && self.broken.is_none() {
                 task.tries_left -= u32::from(!planted::strikes(Bug::TriesUncounted));
@@ -322,9 +325,9 @@ impl State {
             self.over(task, Err(died), told);
         }
         if is_unready {
-            self.unready_deaths += 1;
-            if self.unready_deaths >= UNREADY_DEATHS_MAX {
-                let what = format!("{UNREADY_DEATHS_MAX} workers in a row died before they were set up");
+            self.unready_deaths[slot] += 1;
+            if self.unready_deaths[slot] >= UNREADY_DEATHS_MAX {
+                let what = format!("{UNREADY_DEATHS_MAX} workers of slot {slot} in a row died before they were set up");
                 self.break_by(&error.clone().context(what).asked_for("start pool"), told);
             }
         }

@@ -286,6 +286,22 @@ fn killed_workers_lose_what_they_had_begun_and_nothing_else() {
     assert!(pids.iter().all(|pid| !lives(*pid)));
 }
 
+/// That all die while they start, as when memory is short, says nothing about the program.
+#[test]
+fn all_workers_may_be_killed_while_they_start() {
+    let mesh = host();
+    let pool = workers(8).start(&mesh).expect("they are started");
+    for _ in 0..2 {
+        until("all run", || pool.children().len() == 8);
+        for child in pool.children() {
+            child.kill(SIGKILL).expect("it runs, or has ended");
+            child.wait(Some(Instant::now() + PATIENCE)).expect("it ends");
+        }
+    }
+    pool.started().wait_timeout(PATIENCE).expect("others come");
+    assert_eq!(call(&pool, "square", (9,)).wait_timeout(PATIENCE).expect("it goes on"), 81);
+}
+
 #[test]
 fn workers_that_die_at_rest_are_replaced() {
     let (_mesh, pool) = started(2);
@@ -304,14 +320,28 @@ fn workers_that_die_at_rest_are_replaced() {
     }
 }
 
-/// Workers are killed again and again, whatever they do: each costs one task at most, and no other.
+/// Waits until all three workers of a pool are set up: each holds a task.
+fn all_hold(pool: &Pool) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let paths: Vec<_> = (0..3).map(|number| folder.path().join(number.to_string())).collect();
+    let works: Vec<_> = paths.iter().map(|path| held(pool, path, 0)).collect();
+    paths.iter().for_each(|path| _ = holder(path));
+    drop(folder);
+    works.into_iter().for_each(|work| assert_eq!(work.wait_timeout(PATIENCE).expect("it ends"), 0));
+}
+
+/// Workers are killed again and again, whatever they do, also while they start: each costs one task at most, and no
+/// other. Three in a row of one slot that never were set up would break the pool, so at most two are killed like that.
 #[test]
 fn each_kill_costs_one_task_at_most() {
-    const KILLS: usize = 40;
+    const KILLS: usize = 42;
     let (_mesh, pool) = started(3);
     let mut works: Vec<(i64, Work<i64>)> = Vec::new();
     let mut number = 0;
     for round in 0..KILLS {
+        if round % 6 == 0 {
+            all_hold(&pool);
+        }
         for _ in 0..25 {
             number += 1;
             let spell = if number % 7 == 0 { 2 } else { 0 };

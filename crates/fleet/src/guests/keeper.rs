@@ -83,15 +83,15 @@ impl Keeper {
             let Lost { name, node, error } = lost;
             let slot = self.slot;
             // Before it is told: who hears of it finds the slot empty.
-            let may_go_on = fleet.slots.lost(slot, fleet.settings.restarts);
+            let lost = fleet.slots.lost(slot, fleet.settings.restarts);
             fleet.tell(&FleetEvent::Ended { slot, node, error: error.clone() });
             if fleet.starting.lock().is_some() {
                 // A program that does not start once is not tried again.
                 fleet.slots.over(slot, &error);
                 return fleet.started(Err(error));
             }
-            if !may_go_on {
-                let error = given_up(&fleet, slot, error);
+            if let Err(what) = lost {
+                let error = given_up(what, error);
                 fleet.slots.over(slot, &error);
                 return fleet.tell(&FleetEvent::GivenUp { slot, error });
             }
@@ -273,13 +273,8 @@ fn peer_of(name: &str, child: &Child) -> Peer {
     Peer::named(name).pid(child.pid())
 }
 
-/// Returns why a slot is given up.
-fn given_up(fleet: &Shared, slot: usize, error: Error) -> Error {
-    let restarts = fleet.settings.restarts;
-    let what = match restarts.most {
-        0 => format!("the process of slot {slot} has ended, and this fleet replaces none"),
-        most => format!("the processes of slot {slot} ended more than {most} times within {:?}", restarts.within),
-    };
+/// Returns the error about a slot that is given up for this reason, after this loss.
+fn given_up(what: String, error: Error) -> Error {
     let kind = error.kind();
     let about = error.about().cloned().unwrap_or_default();
     let given_up = Error::new(kind, what).peer(about).operation("fleet").hint("what its program says last tells why");

@@ -92,28 +92,35 @@ impl Slots {
         all
     }
 
-    /// The guest of this slot is gone, or never came. Returns whether it may be replaced.
-    pub(super) fn lost(&self, number: usize, restarts: Restarts) -> bool {
+    /// The guest of this slot is gone, or never came. If it may not be replaced, returns why.
+    pub(super) fn lost(&self, number: usize, restarts: Restarts) -> std::result::Result<(), String> {
+        let Restarts { most, within } = restarts;
         let mut slots = self.slots.lock();
-        let Some(slot) = slots.get_mut(number) else { return false };
+        let Some(slot) = slots.get_mut(number) else { return Err(format!("there is no slot {number}")) };
         let now = Instant::now();
         (slot.name, slot.guest) = (None, None);
-        while slot.replaced.front().is_some_and(|at| now.saturating_duration_since(*at) >= restarts.within) {
+        while slot.replaced.front().is_some_and(|at| now.saturating_duration_since(*at) >= within) {
             slot.replaced.pop_front();
         }
         if slot.is_over {
-            return false;
+            return Err(format!("slot {number} has ended"));
         }
         if slot.arriving.is_none() {
             let (arriving, arrival) = self.node.pair("fleet guest", None);
             (slot.arriving, slot.arrival) = (Some(arriving), arrival);
         }
-        if slot.replaced.len() >= restarts.most as usize || slot.unattached >= restarts.most {
-            return false;
+        if most == 0 {
+            return Err(format!("the process of slot {number} has ended, and this fleet replaces none"));
+        }
+        if slot.replaced.len() >= most as usize {
+            return Err(format!("the processes of slot {number} ended more than {most} times within {within:?}"));
+        }
+        if slot.unattached >= most {
+            return Err(format!("{most} replacements in a row ended in slot {number} before they were attached"));
         }
         slot.replaced.push_back(now);
         slot.unattached += 1;
-        true
+        Ok(())
     }
 
     /// Nobody will run in this slot any more. Its arrival ends with this error, for those who ask later too.

@@ -456,9 +456,16 @@ impl State {
         wrong
     }
 
+    /// How many workers of one slot were killed before they had begun with a task.
+    fn unready_deaths(&self) -> usize {
+        let unready = |worker: &&Worker| worker.killed.is_some() && worker.begun == 0;
+        let of_slot = |slot| self.workers.values().filter(unready).filter(|worker| worker.slot == slot).count();
+        self.workers.values().map(|worker| of_slot(worker.slot)).max().unwrap_or(0)
+    }
+
     /// What is wrong with an outcome.
     fn ends(&mut self, number: u64, outcome: &Outcome, now: Duration, prompt: Duration) -> Option<&'static str> {
-        let unready = self.workers.values().filter(|worker| worker.killed.is_some() && worker.begun == 0).count();
+        let unready = self.unready_deaths();
         let is_begun_by_the_well = {
             let task = &self.tasks[number as usize];
             task.begun.iter().any(|process| !self.is_troubled(*process))
