@@ -163,6 +163,18 @@ pub const REFERENCE_LINK_TRIES: u32 = 12;
 /// Tasks of a pool that wait and run: whoever submits more waits first, and is refused at twice as many.
 pub const POOL_TASKS_MAX: usize = if cfg!(feature = "simulated") { 24 } else { 1 << 16 };
 
+/// Items of a queue that nobody has, where nobody has said how many there may be: whoever puts more waits first.
+pub const QUEUE_ITEMS_MAX: usize = if cfg!(feature = "simulated") { 24 } else { 1 << 16 };
+
+/// Bytes of such items. One that is larger goes when there is no other.
+pub const QUEUE_BYTES_MAX: u64 = if cfg!(feature = "simulated") { 256 << 10 } else { 1 << 30 };
+
+/// Ends of one queue: some for each node that can be.
+pub const QUEUE_ENDS_MAX: usize = 4096;
+
+/// Lost items of which a queue remembers what became of them; all are counted.
+pub const QUEUE_LOST_MAX: usize = 1024;
+
 /// Handlers of one service that may run at the same time, those that wait not counted, unless the service says
 /// otherwise.
 pub const LANE_PERMITS: usize = if cfg!(feature = "simulated") { 2 } else { 8 };

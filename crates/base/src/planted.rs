@@ -109,6 +109,16 @@ pub enum Bug {
     RoomUntold,
     /// Whoever waits for the end of all tasks of a pool is not told of it.
     PoolEndUntold,
+    /// Whoever waits for an item of a queue is not told of one.
+    GetterUntold,
+    /// Items that one end of a queue was given ahead of need are not taken back for another one.
+    AheadKept,
+    /// An end of a queue takes an item that was taken back.
+    RevokedTaken,
+    /// Items that an end of a queue does not take are lost.
+    BackLost,
+    /// Items that were lost with an end of a queue are not reported.
+    LossUntold,
 }
 
 /// Whether this bug is planted here, and it is time for it.

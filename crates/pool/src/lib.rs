@@ -7,6 +7,8 @@
 //! A worker that dies fails the task that it had begun with `WorkerDied`, is replaced, and disturbs nothing else: one
 //! word of memory that it shares with its host says what it had begun ([`Turn`]).
 //!
+//! A [`Queue`] has items that any process puts and each of which one takes.
+//!
 //! Workers in Rust call [`work_with`]; those of another language bring a [`Program`] to [`work`].
 
 mod functions;
@@ -16,6 +18,7 @@ mod packet;
 mod pool;
 mod processes;
 mod protocol;
+mod queue;
 mod state;
 mod task;
 mod threads;
@@ -28,6 +31,7 @@ pub use job::Job;
 pub use packet::Packet;
 pub use pool::{Settings, Tasker};
 pub use processes::{Pool, PoolBuilder};
+pub use queue::{Item, Lost, Put, Queue};
 pub use task::{Function, Outcome};
 pub use threads::ThreadPool;
 pub use turn::Turn;

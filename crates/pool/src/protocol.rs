@@ -198,43 +198,45 @@ pub(crate) fn read_begin(args: Value, tensors: Tensors) -> Result<(String, Optio
     }
 }
 
-struct Writer {
-    items: Vec<Value>,
-    tensors: Parts,
+/// Writes a list of numbers, bytes and packets.
+pub(crate) struct Writer {
+    pub(crate) items: Vec<Value>,
+    pub(crate) tensors: Parts,
 }
 
 impl Writer {
-    fn number(&mut self, number: i64) {
+    pub(crate) fn number(&mut self, number: i64) {
         self.items.push(Value::Int(number));
     }
 
-    fn packet(&mut self, packet: &Packet, part: impl Fn(&Tensor) -> Part) {
+    pub(crate) fn packet(&mut self, packet: &Packet, part: impl Fn(&Tensor) -> Part) {
         self.number(packet.tensors.len() as i64);
         self.items.push(Value::Bytes(packet.bytes.clone()));
         self.tensors.extend(packet.tensors.iter().map(part));
     }
 
-    fn into_call(self) -> Call {
+    pub(crate) fn into_call(self) -> Call {
         Call { tensors: self.tensors, ..Call::of(Value::List(self.items)) }
     }
 }
 
-struct Reader {
+/// Reads what a [`Writer`] has written.
+pub(crate) struct Reader {
     items: std::vec::IntoIter<Value>,
     tensors: smallvec::IntoIter<[Tensor; 2]>,
 }
 
 impl Reader {
-    fn of(args: Value, tensors: Tensors) -> Result<Self> {
+    pub(crate) fn of(args: Value, tensors: Tensors) -> Result<Self> {
         let Value::List(items) = args else { return Err(unreadable()) };
         Ok(Self { items: items.into_iter(), tensors: tensors.into_iter() })
     }
 
-    fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.items.len() == 0
     }
 
-    fn number(&mut self) -> Result<i64> {
+    pub(crate) fn number(&mut self) -> Result<i64> {
         match self.items.next() {
             Some(Value::Int(number)) => Ok(number),
             _ => Err(unreadable()),
@@ -248,7 +250,7 @@ impl Reader {
         }
     }
 
-    fn packet(&mut self) -> Result<Packet> {
+    pub(crate) fn packet(&mut self) -> Result<Packet> {
         let count = self.number()?;
         self.packet_of(count)
     }

@@ -15,6 +15,7 @@
 //!
 //! Numbers wrap. No two that are compared are 2³¹ apart, for no worker has so many tasks at a time.
 
+use crate::queue::Words;
 use parking_lot::Mutex;
 use sheave_process::Slate;
 use std::sync::Arc;
@@ -28,6 +29,8 @@ pub struct Turn(Memory);
 enum Memory {
     Process(Slate),
     Here(Arc<(AtomicU64, Mutex<Vec<u8>>)>),
+    /// Of an end of a queue, which notes nothing.
+    Queue(Words),
 }
 
 impl Turn {
@@ -43,8 +46,14 @@ impl Turn {
         Self(Memory::Here(Arc::default()))
     }
 
+    /// What an end of a queue shares with its home.
+    pub(crate) fn on(words: Words) -> Self {
+        Self(Memory::Queue(words))
+    }
+
     fn word(&self) -> &AtomicU64 {
         match &self.0 {
+            Memory::Queue(words) => words.turn_word(),
             Memory::Process(slate) => slate.word(),
             Memory::Here(here) => &here.0,
         }
@@ -58,6 +67,7 @@ impl Turn {
                 here.1.lock().extend_from_slice(bytes);
                 true
             }
+            Memory::Queue(_) => false,
         }
     }
 
@@ -66,6 +76,7 @@ impl Turn {
         match &self.0 {
             Memory::Process(slate) => slate.clear(),
             Memory::Here(here) => here.1.lock().clear(),
+            Memory::Queue(_) => {}
         }
     }
 
@@ -74,6 +85,7 @@ impl Turn {
         match &self.0 {
             Memory::Process(slate) => slate.notes(),
             Memory::Here(here) => here.1.lock().clone(),
+            Memory::Queue(_) => Vec::new(),
         }
     }
 

@@ -1,0 +1,436 @@
+//! An end of a queue: the part of a node that is not its home.
+//!
+//! What the home has given lies here until somebody takes it, which [`Words`] decide: one that was taken back
+//! meanwhile is dropped. Where half of what was given is taken, more is asked for, so that who takes one after the
+//! other waits for none; how much grows as long as all of it is taken, and begins anew where some was taken back.
+
+use super::Put;
+use super::home::service_of;
+use super::protocol::{self, ATTACH, BACK, CLOSED, DETACH, ENTER, FULL, ITEMS, Items, LENGTH, PUT, WANT, Want};
+use super::state::AHEAD_MAX;
+use super::words::Words;
+use crate::packet::Packet;
+use parking_lot::Mutex;
+use sheave_base::planted::{self, Bug};
+use sheave_base::work::awaited::{Account, Awaited, Describe, Which};
+use sheave_base::work::{Completer, Interrupt};
+use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
+use sheave_mesh::{Call, Lane, Mesh, Request, Service, WeakMesh};
+use sheave_net::Part;
+use sheave_tensor::Mode;
+use sheave_wire::Value;
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+const GETS: Which = [0, 0];
+const PUTS: Which = [1, 0];
+
+/// What the home has told, once it has answered.
+struct Place {
+    number: u64,
+    /// Each put waits until its item was taken in.
+    is_strict: bool,
+    words: Option<Words>,
+}
+
+#[derive(Default)]
+struct State {
+    /// What was given and not taken: own number, number of the queue, item.
+    given: VecDeque<(u32, u64, Packet)>,
+    /// The number behind the last that was taken.
+    begun: u32,
+    /// What users have not come back for another from.
+    held: BTreeSet<u32>,
+    /// How many are asked for at a time.
+    most: usize,
+    /// Some were asked for and have not come; for somebody who waits.
+    is_asked: bool,
+    is_waiting: bool,
+    getters: Vec<Completer<()>>,
+    putters: Vec<Completer<()>>,
+    is_full: bool,
+    /// Why there is nothing any more.
+    over: Option<Error>,
+    is_detached: bool,
+}
+
+impl State {
+    /// Below which number nothing is held.
+    fn settled(&self) -> u32 {
+        // Of numbers that have wrapped the order is another one, and then less is settled than could be.
+        self.held.first().copied().unwrap_or(self.begun)
+    }
+
+    fn has_getter(&mut self) -> bool {
+        self.getters.retain(Completer::is_awaited);
+        !self.getters.is_empty()
+    }
+}
+
+pub(super) struct End {
+    mesh: WeakMesh,
+    home: NodeId,
+    pub(super) name: String,
+    /// The home's service, and the one here.
+    service: sheave_mesh::ServiceName,
+    own_service: String,
+    place: OnceLock<Place>,
+    state: Mutex<State>,
+    own: Weak<Self>,
+}
+
+/// What is done once no lock is held.
+#[derive(Clone, Copy)]
+enum Then {
+    Nothing,
+    Want(Want),
+    /// What was given from this number on is not taken.
+    Back(u32),
+}
+
+impl End {
+    /// Attaches this node to the queue of this name on another one. Blocks for as long as that takes to answer.
+    pub(super) fn attach(
+        mesh: &Mesh,
+        home: NodeId,
+        name: &str,
+        mut interrupt: Option<Interrupt<'_>>,
+    ) -> Result<Arc<Self>> {
+        let own_service = format!("sheave.queue.end.{}", mesh.next_number("queue end"));
+        let end = Arc::new_cyclic(|own| Self {
+            mesh: mesh.downgrade(),
+            home,
+            name: name.to_owned(),
+            service: service_of(name).into(),
+            own_service,
+            place: OnceLock::new(),
+            state: Mutex::new(State { most: 1, ..State::default() }),
+            own: own.clone(),
+        });
+        mesh.serve(&end.own_service, Desk(Arc::downgrade(&end)))?;
+        let own = Call::of(Value::from(end.own_service.as_str()));
+        let answer = end.call(mesh, ATTACH, own, &mut interrupt)?;
+        let (number, is_strict, words) = protocol::read_attached(answer.0, &answer.1)?;
+        let words = words.map(|words| Words::arrived(&words)).transpose()?;
+        words.iter().for_each(Words::knock);
+        let is_heard = protocol::truth(&end.call(mesh, ENTER, about(number), &mut interrupt)?.0)?;
+        let _ = end.place.set(Place { number, is_strict, words: words.filter(|_| is_heard) });
+        let (closed, own) = (mesh.call(home, end.service.clone(), CLOSED, about(number))?, end.own.clone());
+        closed.on_complete(move |outcome| {
+            let Some(end) = own.upgrade() else { return };
+            let name = &end.name;
+            let closed = || Error::new(ErrorKind::Closed, format!("queue {name} was closed"));
+            end.over(outcome.as_ref().err().cloned().unwrap_or_else(closed));
+        });
+        Ok(end)
+    }
+
+    fn call(
+        &self,
+        mesh: &Mesh,
+        method: &str,
+        call: Call,
+        interrupt: &mut Option<Interrupt<'_>>,
+    ) -> Result<(Value, sheave_net::Tensors)> {
+        let work = mesh.call(self.home, self.service.clone(), method, call)?;
+        let asked = interrupt.as_mut().map(|interrupt| &mut **interrupt as Interrupt<'_>);
+        work.wait_until(None, asked)?;
+        let answer = work.wait().map_err(|error| error.asked_for("attach to queue"))?;
+        Ok((answer.value, answer.tensors.into()))
+    }
+
+    fn mesh(&self) -> Result<Mesh> {
+        self.mesh.upgrade().ok_or_else(|| Error::new(ErrorKind::Closed, "the node has left"))
+    }
+
+    fn place(&self) -> Result<&Place> {
+        self.place.get().ok_or_else(|| Error::new(ErrorKind::Internal, "an end of a queue that was not attached"))
+    }
+
+    /// The queue was closed, or its home is gone.
+    fn over(&self, error: Error) {
+        let (getters, putters) = {
+            let mut state = self.state.lock();
+            state.over.get_or_insert(error);
+            (std::mem::take(&mut state.getters), std::mem::take(&mut state.putters))
+        };
+        getters.into_iter().chain(putters).for_each(|completer| completer.complete(Ok(())));
+    }
+
+    /// Nothing is put or taken here any more.
+    pub(super) fn close(&self) {
+        self.over(Error::new(ErrorKind::Closed, format!("this end of queue {} was closed", self.name)));
+        let given = std::mem::take(&mut self.state.lock().given);
+        drop(given);
+        self.detach();
+    }
+
+    fn detach(&self) {
+        let settled = {
+            let mut state = self.state.lock();
+            if std::mem::replace(&mut state.is_detached, true) {
+                return;
+            }
+            state.settled()
+        };
+        let Some(mesh) = self.mesh.upgrade() else { return };
+        if let Some(place) = self.place.get() {
+            // A home that is gone needs no word.
+            let _ = mesh.cast(self.home, self.service.clone(), DETACH, protocol::about(place.number, settled));
+        }
+        mesh.serve_no_more(&self.own_service);
+    }
+
+    fn tell(&self, method: &str, call: Call) -> Result<()> {
+        self.mesh()?.cast(self.home, self.service.clone(), method, call)
+    }
+
+    fn after(&self, then: Then) {
+        let told = match then {
+            Then::Nothing => Ok(()),
+            Then::Want(want) => self.tell(WANT, want.to_call()),
+            Then::Back(first) => self.place().and_then(|place| self.tell(BACK, protocol::about(place.number, first))),
+        };
+        // That the home is gone is heard by the call that says when the queue is closed.
+        drop(told);
+    }
+
+    /// Takes an item that is here.
+    pub(super) fn get(&self) -> Result<Option<(u32, u64, Packet)>> {
+        let place = self.place()?;
+        let mut dropped = Vec::new();
+        let (item, then) = {
+            let mut state = self.state.lock();
+            let mut taken = None;
+            while let Some((number, of_queue, packet)) = state.given.pop_front() {
+                let is_taken = place.words.as_ref().is_none_or(|words| words.turn().begin(number));
+                if is_taken || planted::strikes(Bug::RevokedTaken) {
+                    taken = Some((number, of_queue, packet));
+                    break;
+                }
+                state.most = 1;
+                dropped.push(packet);
+            }
+            if let Some((number, ..)) = &taken {
+                state.begun = number.wrapping_add(1);
+                state.held.insert(*number);
+                Self::publish(place, &state);
+            }
+            let then = if taken.is_some() { self.ahead(place, &mut state) } else { Then::Nothing };
+            let over = state.over.clone().filter(|_| taken.is_none());
+            (over.map_or(Ok(taken), Err), then)
+        };
+        self.after(then);
+        // Memory of others is given back without the lock.
+        drop(dropped);
+        item.map_err(|error| error.asked_for("get"))
+    }
+
+    /// Asks for more before the last is taken.
+    fn ahead(&self, place: &Place, state: &mut State) -> Then {
+        if place.words.is_none() || state.is_asked || state.given.len() > state.most / 2 || state.over.is_some() {
+            return Then::Nothing;
+        }
+        state.is_asked = true;
+        Then::Want(Want { end: place.number, settled: state.settled(), most: state.most, is_waiting: false })
+    }
+
+    fn publish(place: &Place, state: &State) {
+        if let Some(words) = &place.words {
+            words.settle(state.settled());
+        }
+    }
+
+    /// An item is not held any more.
+    pub(super) fn settle(&self, number: u32) {
+        let Some(place) = self.place.get() else { return };
+        let mut state = self.state.lock();
+        state.held.remove(&number);
+        Self::publish(place, &state);
+    }
+
+    /// A work that ends when there may be an item, or there will be none.
+    pub(super) fn available(&self) -> Result<Work<()>> {
+        let (mesh, place) = (self.mesh()?, self.place()?);
+        let link = mesh.link_to(self.home).ok();
+        let (work, then) = {
+            let mut state = self.state.lock();
+            if !state.given.is_empty() || state.over.is_some() {
+                return Ok(Work::ready("get", Ok(())));
+            }
+            let (completer, work) = mesh.node().described("get", link, self.awaited(GETS));
+            state.getters.retain(Completer::is_awaited);
+            state.getters.push(completer);
+            let mut then = Then::Nothing;
+            if !state.is_waiting {
+                (state.is_waiting, state.is_asked) = (true, true);
+                let most = if place.words.is_some() { state.most } else { 1 };
+                then = Then::Want(Want { end: place.number, settled: state.settled(), most, is_waiting: true });
+            }
+            (work, then)
+        };
+        self.after(then);
+        Ok(work)
+    }
+
+    /// Nobody who has waited for an item waits any more, it may be.
+    pub(super) fn give_up(&self) {
+        let Some(place) = self.place.get() else { return };
+        let then = {
+            let mut state = self.state.lock();
+            if state.is_waiting && !state.has_getter() {
+                (state.is_waiting, state.is_asked) = (false, false);
+                Then::Want(Want { end: place.number, settled: state.settled(), most: 0, is_waiting: false })
+            } else {
+                Then::Nothing
+            }
+        };
+        self.after(then);
+    }
+
+    /// Puts an item; returns it if there is no room. The work ends when it was taken in, or after `deadline`, by which
+    /// the home lets it in no more.
+    pub(super) fn put(&self, packet: Packet, deadline: Option<Duration>) -> Result<Put> {
+        let place = self.place()?;
+        {
+            let state = self.state.lock();
+            if let Some(error) = &state.over {
+                return Err(error.clone().asked_for("put"));
+            }
+            if state.is_full && !place.is_strict {
+                return Ok(Put::Refused(packet));
+            }
+        }
+        let mesh = self.mesh()?;
+        if !place.is_strict && !mesh.room(self.home, self.service.clone(), None).is_done() {
+            return Ok(Put::Refused(packet));
+        }
+        let call = protocol::put(packet, |tensor| Part::new(tensor, Mode::Copy));
+        if place.is_strict {
+            let work = mesh.call(self.home, self.service.clone(), PUT, Call { deadline, ..call })?;
+            return Ok(Put::Begun(work.map(|_| Ok(()))));
+        }
+        mesh.cast(self.home, self.service.clone(), PUT, call).map_err(|error| error.asked_for("put"))?;
+        Ok(Put::Begun(Work::ready("put", Ok(()))))
+    }
+
+    /// A work that ends when there may be room.
+    pub(super) fn room(&self) -> Result<Work<()>> {
+        let mesh = self.mesh()?;
+        let mut state = self.state.lock();
+        if state.over.is_some() {
+            return Ok(Work::ready("put", Ok(())));
+        }
+        if !state.is_full {
+            drop(state);
+            return Ok(mesh.room(self.home, self.service.clone(), None));
+        }
+        let (completer, work) = mesh.node().described("put", mesh.link_to(self.home).ok(), self.awaited(PUTS));
+        state.putters.retain(Completer::is_awaited);
+        state.putters.push(completer);
+        Ok(work)
+    }
+
+    pub(super) fn length(&self) -> Result<Work<usize>> {
+        let mesh = self.mesh()?;
+        let work = mesh.call(self.home, self.service.clone(), LENGTH, Call::default())?;
+        Ok(work.map(|answer| Ok(protocol::number(&answer.value)? as usize)))
+    }
+
+    fn awaited(&self, which: Which) -> Awaited {
+        let knows: Weak<dyn Describe> = self.own.clone();
+        Awaited::new(knows, which)
+    }
+
+    fn items(&self, request: Request) -> Result<()> {
+        let Items { first, is_kept, items } = Items::read(request.args, request.tensors)?;
+        let place = self.place()?;
+        let has_words = place.words.is_some();
+        let (getters, then) = {
+            let mut state = self.state.lock();
+            let count = items.len();
+            (state.is_asked, state.is_waiting) = (false, false);
+            if state.is_detached {
+                // What was not taken goes to others.
+                return Ok(());
+            }
+            let is_wanted = state.has_getter();
+            if !has_words && !is_wanted {
+                (Vec::new(), Then::Back(first))
+            } else {
+                // All that was asked for was there: more may be.
+                let grows = has_words && count >= state.most;
+                state.most = if grows { (2 * count).min(AHEAD_MAX) } else { state.most };
+                let numbered = (0..).map(|at: u32| first.wrapping_add(at)).zip(items);
+                state.given.extend(numbered.map(|(at, (number, packet))| (at, number, packet)));
+                let settled = state.settled();
+                let kept_no_more = Want { end: place.number, settled, most: 0, is_waiting: false };
+                let then = if is_kept && !is_wanted { Then::Want(kept_no_more) } else { Then::Nothing };
+                (std::mem::take(&mut state.getters), then)
+            }
+        };
+        getters.into_iter().for_each(|getter| getter.complete(Ok(())));
+        self.after(then);
+        Ok(())
+    }
+
+    fn full(&self, args: &Value) -> Result<()> {
+        let is_full = protocol::truth(args)?;
+        let putters = {
+            let mut state = self.state.lock();
+            state.is_full = is_full;
+            if is_full { Vec::new() } else { std::mem::take(&mut state.putters) }
+        };
+        putters.into_iter().for_each(|putter| putter.complete(Ok(())));
+        Ok(())
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.detach();
+    }
+}
+
+fn about(end: u64) -> Call {
+    Call::of(Value::Int(end.cast_signed()))
+}
+
+impl Describe for End {
+    fn describe(&self, which: Which) -> Option<Account> {
+        let peer = self.mesh.upgrade().and_then(|mesh| mesh.peer_of(self.home));
+        let home = peer.map_or_else(|| format!("node {}", self.home), |peer| peer.to_string());
+        let whom = match which {
+            GETS => format!("an item from its home, {home}"),
+            _ => format!("room at its home, {home}"),
+        };
+        Some(Account { what: Some(format!("{} queue {}", verb(which), self.name)), whom: Some(whom) })
+    }
+}
+
+pub(super) fn verb(which: Which) -> &'static str {
+    if which == GETS { "get from" } else { "put to" }
+}
+
+/// What the home calls.
+struct Desk(Weak<End>);
+
+impl Service for Desk {
+    fn handle(&self, request: Request) {
+        let Some(end) = self.0.upgrade() else { return };
+        let heard = match request.method.as_str() {
+            ITEMS => end.items(request),
+            FULL => end.full(&request.args),
+            _ => Err(protocol::unreadable()),
+        };
+        if let Err(error) = heard {
+            // Its home is of another release, or worse.
+            end.over(error);
+        }
+    }
+
+    fn lane(&self) -> Lane {
+        Lane::Inline
+    }
+}

@@ -1,0 +1,368 @@
+//! The home of a queue.
+//!
+//! One lock guards the items and who has which ([`State`]). It is held for as long as items are moved about, and never
+//! while somebody is told something: works are completed and messages sent without it. Messages to one end leave in
+//! the order of their numbers, for one thread at a time sends to it.
+
+use super::protocol::{self, ATTACH, BACK, CLOSED, DETACH, ENTER, FULL, ITEMS, Items, LENGTH, PUT, WANT, Want};
+use super::state::{End, Lost, Putter, Queued, State, Told};
+use super::words::Words;
+use crate::packet::{Packet, leaving};
+use parking_lot::Mutex;
+use sheave_base::planted::{self, Bug};
+use sheave_base::work::awaited::{Account, Awaited, Describe, Which};
+use sheave_base::{Error, ErrorKind, NodeId, Peer, Result, Work};
+use sheave_mesh::{AttachedGuest, Call, Callers, Lane, Member, Mesh, Reply, Request, Service, WeakMesh};
+use sheave_net::{Medium, Part, Parts};
+use sheave_tensor::Mode;
+use sheave_wire::Value;
+use smallvec::smallvec;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+/// How long until items that could not be sent, for want of memory say, are tried again.
+const RETRY: Duration = Duration::from_millis(10);
+
+/// The waits of those who get, and of those who put.
+const GETS: Which = [0, 0];
+const PUTS: Which = [1, 0];
+
+/// The service of a queue of this name.
+pub(super) fn service_of(name: &str) -> String {
+    format!("sheave.queue.{name}")
+}
+
+pub(super) struct Home {
+    mesh: WeakMesh,
+    pub(super) name: String,
+    state: Mutex<State>,
+    own: Weak<Self>,
+    /// A task of the node's, which ends with it.
+    membership: OnceLock<sheave_mesh::Task>,
+}
+
+impl Home {
+    pub(super) fn new(mesh: &Mesh, name: &str, capacity: Option<usize>) -> Result<Arc<Self>> {
+        let home = Arc::new_cyclic(|own| Self {
+            mesh: mesh.downgrade(),
+            name: name.to_owned(),
+            state: Mutex::new(State::new(capacity)),
+            own: own.clone(),
+            membership: OnceLock::new(),
+        });
+        mesh.serve(&service_of(name), Desk(Arc::downgrade(&home)))?;
+        let membership = Membership(Arc::downgrade(&home));
+        let task = mesh.runtime().spawn(async move {
+            let _membership = membership;
+            std::future::pending::<()>().await;
+        });
+        let _ = home.membership.set(task?);
+        Ok(home)
+    }
+
+    pub(super) fn mesh(&self) -> Result<Mesh> {
+        self.mesh.upgrade().ok_or_else(|| Error::new(ErrorKind::Closed, "the node of the queue has left"))
+    }
+
+    /// Changes the state, tells whoever is to hear of it, and gives items to those who want some.
+    fn change<T>(&self, change: impl FnOnce(&mut State, &mut Told) -> T) -> T {
+        let mut told = Told::default();
+        let (changed, turned) = {
+            let mut state = self.state.lock();
+            let changed = change(&mut state, &mut told);
+            state.finish(&mut told);
+            (changed, state.turned_full())
+        };
+        if let Some(is_full) = turned {
+            self.tell_full(is_full);
+        }
+        told.tell();
+        self.serve();
+        changed
+    }
+
+    fn tell_full(&self, is_full: bool) {
+        let Some(mesh) = self.mesh.upgrade() else { return };
+        let ends: Vec<_> = self.state.lock().ends.values().map(|end| (end.node, end.service.clone())).collect();
+        for (node, service) in ends {
+            // One that is gone is told of elsewhere.
+            let _ = mesh.cast(node, service, FULL, Value::Bool(is_full));
+        }
+    }
+
+    /// Gives items to those who want some.
+    fn serve(&self) {
+        while let Some((end, node, service, first, call)) = self.drawn() {
+            let sent = self.mesh().and_then(|mesh| mesh.cast(node, service, ITEMS, call));
+            let mut told = Told::default();
+            {
+                let mut state = self.state.lock();
+                if sent.is_err() {
+                    state.undo(end, first, &mut told);
+                }
+                if let Some(end) = state.ends.get_mut(&end) {
+                    end.is_served = false;
+                }
+            }
+            told.tell();
+            // Of an end that is gone the node tells.
+            if sent.is_err_and(|error| !matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Closed)) {
+                self.serve_later(end);
+            }
+        }
+    }
+
+    /// The next message to an end that nobody else sends to, who looks again when it has.
+    fn drawn(&self) -> Option<(u64, NodeId, String, u32, Call)> {
+        let mesh = self.mesh.upgrade()?;
+        let mut state = self.state.lock();
+        loop {
+            let number = state.needy()?;
+            let Some((first, count)) = state.draw(number) else { continue };
+            let end = state.ends.get(&number)?;
+            let (node, service) = (end.node, end.service.clone());
+            let reaches = reaches(&mesh, node);
+            let (items, is_kept) = (state.last(number, count), state.keeps(number, first));
+            let call = Items { first, is_kept, items }.to_call(|tensor| leaving(mesh.node(), tensor, reaches));
+            return Some((number, node, service, first, call));
+        }
+    }
+
+    /// Tries again to give an end what it had wanted.
+    fn serve_later(&self, end: u64) {
+        let Some(mesh) = self.mesh.upgrade() else { return };
+        let (runtime, own) = (mesh.runtime().clone(), self.own.clone());
+        let spawned = mesh.spawn("queue", async move {
+            runtime.sleep_until(runtime.after(RETRY))?.await;
+            let Some(home) = own.upgrade() else { return Ok(()) };
+            home.change(|state, _| state.ends.get_mut(&end).into_iter().for_each(End::wants_one));
+            Ok(())
+        });
+        // The node ends.
+        drop(spawned);
+    }
+
+    pub(super) fn put(&self, packet: Packet) -> Result<Option<Packet>> {
+        let refused = self.change(|state, told| state.put(packet, false, told));
+        refused.map_err(|error| error.asked_for("put"))
+    }
+
+    pub(super) fn room(&self) -> Result<Work<()>> {
+        let (completer, work) = self.mesh()?.node().described("put", None, self.awaited(PUTS));
+        self.change(|state, told| {
+            state.await_room(Putter::Here(completer));
+            state.let_in(told);
+        });
+        Ok(work)
+    }
+
+    pub(super) fn get(&self) -> Result<Option<Queued>> {
+        let item = self.change(State::get);
+        match item {
+            Some(item) => Ok(Some(item)),
+            None => self.state.lock().check().map(|()| None).map_err(|error| error.asked_for("get")),
+        }
+    }
+
+    /// A work that ends when there may be an item, or there will be none.
+    pub(super) fn available(&self) -> Result<Work<()>> {
+        let mesh = self.mesh()?;
+        let mut state = self.state.lock();
+        if state.has_some() || state.check().is_err() {
+            return Ok(Work::ready("get", Ok(())));
+        }
+        let (completer, work) = mesh.node().described("get", None, self.awaited(GETS));
+        state.await_item(completer);
+        Ok(work)
+    }
+
+    pub(super) fn length(&self) -> usize {
+        self.state.lock().length()
+    }
+
+    pub(super) fn lost(&self) -> (u64, Vec<Lost>) {
+        self.state.lock().lost()
+    }
+
+    pub(super) fn close(&self, error: &Error) {
+        self.change(|state, told| state.close(error, told));
+    }
+
+    fn awaited(&self, which: Which) -> Awaited {
+        let knows: Weak<dyn Describe> = self.own.clone();
+        Awaited::new(knows, which)
+    }
+
+    fn attach(&self, from: NodeId, args: &Value) -> Result<(Value, Parts)> {
+        let Value::Str(service) = args else { return Err(protocol::unreadable()) };
+        let mesh = self.mesh()?;
+        let words = if reaches(&mesh, from) { Some(Words::of(mesh.node())?) } else { None };
+        let (words, tensor) = words.unzip();
+        let mut state = self.state.lock();
+        let end = state.attach(from, service.clone(), words)?;
+        let value = protocol::attached(end, state.capacity.is_some(), tensor.is_some());
+        let parts = tensor.map_or_else(Parts::new, |tensor| smallvec![Part::new(tensor, Mode::Share)]);
+        Ok((value, parts))
+    }
+
+    /// An end has seen what it shares with this node.
+    fn enter(&self, from: NodeId, args: &Value) -> Result<(Value, Parts)> {
+        let end = protocol::number(args)?;
+        let mut state = self.state.lock();
+        let is_heard = state.enter(from, end)?;
+        let full = state.ends.get(&end).filter(|_| state.is_full).map(|end| end.service.clone());
+        drop(state);
+        if let (Some(service), Ok(mesh)) = (full, self.mesh()) {
+            let _ = mesh.cast(from, service, FULL, Value::Bool(true));
+        }
+        Ok((Value::Bool(is_heard), Parts::new()))
+    }
+
+    /// An item of another process. If nobody has said how many there may be it is taken in: its sender waits before the
+    /// next one.
+    fn take_in(&self, reply: Reply, args: Value, tensors: sheave_net::Tensors) {
+        let packet = match protocol::read_put(args, tensors) {
+            Ok(packet) => packet,
+            Err(error) => return reply.error(error),
+        };
+        self.change(|state, told| {
+            let must = state.capacity.is_none();
+            match state.put(packet, must, told) {
+                Ok(None) => told.answer(reply, Ok(())),
+                Ok(Some(packet)) => state.await_room(Putter::There(Box::new((reply, packet)))),
+                Err(error) => told.answer(reply, Err(error)),
+            }
+        });
+    }
+
+    /// A node is gone, and this is how.
+    fn lose(&self, node: NodeId, peer: &Peer, error: &Error) {
+        // Who has left in order holds nothing.
+        let error = (error.kind() != ErrorKind::Closed).then_some((peer, error));
+        self.change(|state, told| {
+            for end in state.ends_of(node) {
+                state.detach(node, end, error, told);
+            }
+        });
+    }
+
+    fn hear(&self, request: Request) -> Result<()> {
+        let Request { from, method, args, tensors, reply, .. } = request;
+        match method.as_str() {
+            PUT => self.take_in(reply, args, tensors),
+            WANT => {
+                let want = Want::read(args)?;
+                self.change(|state, _| state.want(from, want));
+            }
+            BACK => {
+                let back = protocol::read_about(args)?;
+                self.change(|state, told| {
+                    if !planted::strikes(Bug::BackLost) {
+                        state.back(from, back, told);
+                    }
+                });
+            }
+            DETACH => {
+                let (end, settled) = protocol::read_about(args)?;
+                self.change(|state, told| {
+                    state.settle(from, end, settled);
+                    state.detach(from, end, None, told);
+                });
+            }
+            CLOSED => {
+                let end = protocol::number(&args)?;
+                self.change(|state, told| state.await_close(from, end, reply, told));
+            }
+            ATTACH => reply.send(self.attach(from, &args)),
+            ENTER => reply.send(self.enter(from, &args)),
+            LENGTH => reply.value(Value::Int(self.length() as i64)),
+            _ => reply.error(protocol::unreadable()),
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        let mut told = Told::default();
+        let state = self.state.get_mut();
+        state.close(&gone(&self.name), &mut told);
+        state.end_all(&gone(&self.name), &mut told);
+        told.tell();
+        if let Some(mesh) = self.mesh.upgrade() {
+            mesh.serve_no_more(&service_of(&self.name));
+        }
+    }
+}
+
+fn gone(name: &str) -> Error {
+    Error::new(ErrorKind::Closed, format!("queue {name} is not there any more: its home has dropped it"))
+}
+
+/// Whether memory of this node can be shared with that one.
+fn reaches(mesh: &Mesh, node: NodeId) -> bool {
+    let link = mesh.link_to(node).and_then(|link| mesh.node().link(link));
+    link.is_ok_and(|link| link.medium() != Medium::Tcp)
+}
+
+impl Describe for Home {
+    fn describe(&self, which: Which) -> Option<Account> {
+        let whom = match which {
+            GETS => "somebody to put an item",
+            _ => "somebody to take an item",
+        };
+        let what = format!("{} queue {}", super::end::verb(which), self.name);
+        Some(Account { what: Some(what), whom: Some(format!("{whom} ({})", self.state.lock().describe())) })
+    }
+}
+
+/// That the node is there. It drops this when it leaves.
+struct Membership(Weak<Home>);
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        if let Some(home) = self.0.upgrade() {
+            home.close(&Error::new(ErrorKind::Closed, "the node of the queue has left"));
+        }
+    }
+}
+
+/// What ends call.
+struct Desk(Weak<Home>);
+
+impl Service for Desk {
+    fn handle(&self, request: Request) {
+        // Without the home a request is dropped, which is answered.
+        if let Some(home) = self.0.upgrade() {
+            // Whoever writes nonsense learns of it by the end of its own waits.
+            let _ = home.hear(request);
+        }
+    }
+
+    fn lane(&self) -> Lane {
+        Lane::Inline
+    }
+
+    fn callers(&self, _: &str) -> Callers {
+        Callers::MembersAndGuests
+    }
+
+    fn lost(&self, member: &Member, error: &Error) {
+        if let Some(home) = self.0.upgrade() {
+            home.lose(member.node, &member.peer(), error);
+        }
+    }
+
+    fn guest_lost(&self, guest: &AttachedGuest, error: &Error) {
+        if let Some(home) = self.0.upgrade() {
+            let peer = home.mesh().ok().and_then(|mesh| mesh.peer_of(guest.node));
+            home.lose(guest.node, &peer.unwrap_or_else(|| Peer::named(&guest.name).node(guest.node)), error);
+        }
+    }
+
+    fn awaited(&self, _: NodeId, _: u64) -> Option<String> {
+        let home = self.0.upgrade()?;
+        let there = home.state.lock().describe();
+        Some(format!("queue {}: {there}", home.name))
+    }
+}

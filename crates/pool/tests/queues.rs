@@ -1,0 +1,360 @@
+//! Queues among nodes of one process, over real links.
+
+#[path = "../../mesh/tests/common/mod.rs"]
+mod common;
+
+use common::{PATIENCE, failed, together};
+use sheave_base::config::Transport;
+use sheave_base::{ErrorKind, NodeId, Result};
+use sheave_mesh::{Expected, Mesh};
+use sheave_net::{Part, Parts};
+use sheave_pool::{Packet, Put, Queue};
+use sheave_tensor::{Mode, Tensor};
+use sheave_wire::Value;
+use std::time::{Duration, Instant};
+
+const TRANSPORTS: [Transport; 3] = [Transport::Auto, Transport::Shm, Transport::Tcp];
+const LONG: Option<Duration> = Some(PATIENCE);
+const SHORT: Option<Duration> = Some(Duration::from_millis(50));
+
+fn packet(number: i64) -> Packet {
+    Packet::new(&Value::Int(number), Default::default()).expect("it is short")
+}
+
+fn put(queue: &Queue, number: i64) {
+    queue.put(packet(number), LONG, None).expect("there is room");
+}
+
+fn number(packet: &Packet) -> i64 {
+    match packet.value() {
+        Ok(Value::Int(number)) => number,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn taken(queue: &Queue) -> Result<i64> {
+    queue.get(LONG, None).map(|item| number(&item))
+}
+
+fn home(mesh: &Mesh) -> NodeId {
+    mesh.members()[0].node
+}
+
+/// The queue of rank 0, at all ranks.
+fn queue(mesh: &Mesh, capacity: Option<usize>) -> Queue {
+    let own = (mesh.me().rank.0 == 0).then(|| Queue::new(mesh, "jobs", capacity).expect("the name is free"));
+    mesh.world().barrier().expect("all are there");
+    own.unwrap_or_else(|| Queue::attach(mesh, home(mesh), "jobs", None).expect("it is there"))
+}
+
+#[test]
+fn items_come_in_their_order() {
+    const COUNT: i64 = 2_000;
+    for transport in TRANSPORTS {
+        for puts in [0, 1] {
+            together(Expected::ranks(2), transport, move |mesh| {
+                let queue = queue(&mesh, None);
+                if mesh.me().rank.0 == puts {
+                    (0..COUNT).for_each(|number| put(&queue, number));
+                } else {
+                    (0..COUNT).for_each(|number| assert_eq!(taken(&queue).expect("it comes"), number));
+                    assert!(queue.is_empty().expect("the home is there"));
+                }
+                mesh.finish().expect("all end");
+            });
+        }
+    }
+}
+
+#[test]
+fn each_item_is_taken_once() {
+    const COUNT: i64 = 600;
+    for transport in TRANSPORTS {
+        together(Expected::ranks(4), transport, move |mesh| {
+            let (queue, rank) = (queue(&mesh, None), i64::from(mesh.me().rank.0));
+            let sums = match rank {
+                0 => Some(Queue::new(&mesh, "sums", None).expect("the name is free")),
+                _ => None,
+            };
+            mesh.world().barrier().expect("all are there");
+            let sums = sums.unwrap_or_else(|| Queue::attach(&mesh, home(&mesh), "sums", None).expect("it is there"));
+            // All of them put, and all take.
+            (0..COUNT).for_each(|number| put(&queue, COUNT * rank + number));
+            mesh.world().barrier().expect("all have put");
+            let (mut sum, mut count) = (0, 0);
+            while let Ok(item) = queue.get(SHORT, None) {
+                (sum, count) = (sum + number(&item), count + 1);
+            }
+            put(&sums, sum);
+            put(&sums, -count);
+            if rank == 0 {
+                let told: Vec<i64> = (0..8).map(|_| taken(&sums).expect("all tell")).collect();
+                let total = 4 * COUNT;
+                assert_eq!(told.iter().sum::<i64>(), total * (total - 1) / 2 - total, "{transport:?}: {told:?}");
+            }
+            mesh.finish().expect("all end");
+        });
+    }
+}
+
+#[test]
+fn tensors_travel_and_are_captured() {
+    for transport in TRANSPORTS {
+        together(Expected::ranks(2), transport, |mesh| {
+            let queue = queue(&mesh, None);
+            let answers = Queue::new(&mesh, "answers", None).expect("the name is free");
+            mesh.world().barrier().expect("all are there");
+            let other = mesh.members()[1 - mesh.me().rank.0 as usize].node;
+            let others = Queue::attach(&mesh, other, "answers", None).expect("it is there");
+            for elements in [1_u64, 1 << 10, 1 << 20] {
+                let tensor = Tensor::from_slice(&vec![1.0_f32; elements as usize], [elements]).expect("memory");
+                let parts: Parts = [Part::new(tensor.clone(), Mode::Copy)].into_iter().collect();
+                let packet = others.packet(&Value::Tensor(0), parts).expect("memory");
+                tensor.overwrite(&vec![0; 4 * elements as usize], "test").expect("it is captured");
+                others.put(packet, LONG, None).expect("there is room");
+                let item = answers.get(LONG, None).expect("it comes");
+                let sum: f32 = item.tensors()[0].to_vec::<f32>().expect("floats").iter().sum();
+                assert_eq!(sum, elements as f32);
+            }
+            drop(queue);
+            mesh.finish().expect("all end");
+        });
+    }
+}
+
+#[test]
+fn a_capacity_is_kept() {
+    for transport in TRANSPORTS {
+        together(Expected::ranks(2), transport, |mesh| {
+            let queue = queue(&mesh, Some(2));
+            if mesh.me().rank.0 == 1 {
+                put(&queue, 0);
+                put(&queue, 1);
+                let began = Instant::now();
+                let error = failed(queue.put(packet(2), SHORT, None));
+                assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+                assert!(error.to_string().contains("no room in queue jobs"), "{error}");
+                assert!(began.elapsed() < Duration::from_secs(5));
+                mesh.world().barrier().expect("it is full");
+                // Waits until the other side takes one.
+                put(&queue, 3);
+                mesh.world().barrier().expect("both have seen it");
+            } else {
+                mesh.world().barrier().expect("it is full");
+                assert_eq!(queue.len().expect("it is here"), 2, "what was withdrawn is not there");
+                let error = failed(queue.put(packet(9), SHORT, None));
+                assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+                assert_eq!(taken(&queue).expect("it is there"), 0);
+                mesh.world().barrier().expect("both have seen it");
+                assert_eq!([1, 3].map(|_| taken(&queue).expect("it is there")), [1, 3]);
+                assert!(queue.is_empty().expect("it is here"));
+            }
+            mesh.finish().expect("all end");
+        });
+    }
+}
+
+#[test]
+fn very_many_items_wait_at_their_putter() {
+    const COUNT: i64 = 3 * (1 << 16);
+    together(Expected::ranks(2), Transport::Shm, |mesh| {
+        let queue = queue(&mesh, None);
+        if mesh.me().rank.0 == 1 {
+            (0..COUNT).for_each(|number| put(&queue, number));
+        } else {
+            let mut most = 0;
+            for number in 0..COUNT {
+                most = most.max(queue.len().expect("it is here"));
+                assert_eq!(taken(&queue).expect("it comes"), number);
+            }
+            assert!(most < 2 << 16, "{most} items were there at a time");
+        }
+        mesh.finish().expect("all end");
+    });
+}
+
+#[test]
+fn a_get_ends_after_its_time_and_leaves_nothing_behind() {
+    for transport in TRANSPORTS {
+        together(Expected::ranks(3), transport, |mesh| {
+            let queue = queue(&mesh, None);
+            if mesh.me().rank.0 > 0 {
+                let error = failed(queue.get(SHORT, None));
+                assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+                assert!(error.to_string().contains("nothing came in queue jobs"), "{error}");
+                let mut asked = 0;
+                let mut interrupt = || {
+                    asked += 1;
+                    if asked > 2 { Err(sheave_base::Error::new(ErrorKind::Interrupted, "enough")) } else { Ok(()) }
+                };
+                assert_eq!(failed(queue.get(None, Some(&mut interrupt))).kind(), ErrorKind::Interrupted);
+            }
+            mesh.world().barrier().expect("both have given up");
+            match mesh.me().rank.0 {
+                0 => (0..3).for_each(|number| put(&queue, number)),
+                // Rank 2 asks for nothing more: what comes is not kept for it.
+                1 => (0..3).for_each(|number| assert_eq!(taken(&queue).expect("it comes"), number)),
+                _ => {}
+            }
+            mesh.finish().expect("all end");
+        });
+    }
+}
+
+/// Who has been given many items, and is busy with one, keeps the others from nobody.
+#[test]
+fn what_lies_with_a_busy_end_goes_to_others() {
+    for transport in TRANSPORTS {
+        together(Expected::ranks(3), transport, |mesh| {
+            let (queue, rank) = (queue(&mesh, None), mesh.me().rank.0);
+            if rank == 1 {
+                // Learns that items come in numbers, and has some ahead in the end.
+                (0..200).for_each(|number| assert_eq!(taken(&queue).expect("it comes"), number));
+            } else if rank == 0 {
+                (0..220).for_each(|number| put(&queue, number));
+            }
+            mesh.world().barrier().expect("rank 1 is busy");
+            if rank == 2 {
+                let rest: Vec<i64> = (0..20).map(|_| taken(&queue).expect("rank 1 takes none")).collect();
+                let mut sorted = rest.clone();
+                sorted.sort_unstable();
+                assert!(sorted.iter().copied().eq(200..220), "{rest:?}");
+            }
+            mesh.world().barrier().expect("all were taken");
+            if rank == 0 {
+                assert_eq!(queue.len().expect("it is here"), 0);
+                put(&queue, 500);
+            } else if rank == 1 {
+                assert_eq!(taken(&queue).expect("it goes on"), 500);
+            }
+            mesh.finish().expect("all end");
+        });
+    }
+}
+
+#[test]
+fn a_closed_queue_is_emptied_and_then_says_so() {
+    for transport in TRANSPORTS {
+        together(Expected::ranks(3), transport, |mesh| {
+            let (queue, rank) = (queue(&mesh, None), mesh.me().rank.0);
+            if rank == 0 {
+                (0..300).for_each(|number| put(&queue, number));
+                queue.close();
+                queue.close();
+                assert_eq!(failed(queue.put(packet(1), LONG, None)).kind(), ErrorKind::Closed);
+            }
+            let mut count = 0;
+            let error = loop {
+                match taken(&queue) {
+                    Ok(_) => count += 1,
+                    Err(error) => break error,
+                }
+            };
+            assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+            assert!(error.to_string().contains("queue jobs was closed"), "{error}");
+            if rank > 0 {
+                assert_eq!(failed(queue.put(packet(1), LONG, None)).kind(), ErrorKind::Closed);
+            }
+            let all = Queue::attach(&mesh, home(&mesh), "counts", None);
+            assert!(all.is_err(), "there is no such queue, {count}");
+            mesh.finish().expect("all end");
+        });
+    }
+}
+
+#[test]
+fn a_closed_end_gives_back_what_it_has() {
+    for transport in TRANSPORTS {
+        together(Expected::ranks(2), transport, |mesh| {
+            let queue = queue(&mesh, None);
+            if mesh.me().rank.0 == 0 {
+                (0..100).for_each(|number| put(&queue, number));
+                mesh.world().barrier().expect("the other has some");
+                mesh.world().barrier().expect("it has gone");
+                (30..100).for_each(|number| assert_eq!(taken(&queue).expect("it is back"), number));
+                assert_eq!(queue.lost().expect("it is here").0, 0);
+            } else {
+                mesh.world().barrier().expect("it is full");
+                (0..30).for_each(|number| assert_eq!(taken(&queue).expect("it comes"), number));
+                let error = failed(queue.lost());
+                assert!(error.to_string().contains("known to its home alone"), "{error}");
+                queue.close();
+                assert_eq!(failed(queue.try_get()).kind(), ErrorKind::Closed);
+                assert_eq!(failed(queue.put(packet(1), LONG, None)).kind(), ErrorKind::Closed);
+                mesh.world().barrier().expect("both are there");
+            }
+            mesh.finish().expect("all end");
+        });
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    together(Expected::ranks(2), Transport::Auto, |mesh| {
+        let refused = |made: Result<Queue>, kind| assert_eq!(failed(made).kind(), kind);
+        refused(Queue::new(&mesh, "none", Some(0)), ErrorKind::InvalidArgument);
+        let queue = Queue::new(&mesh, "own", None).expect("the name is free");
+        refused(Queue::new(&mesh, "own", None), ErrorKind::AlreadyExists);
+        refused(Queue::attach(&mesh, mesh.me().node, "own", None), ErrorKind::InvalidArgument);
+        mesh.world().barrier().expect("both are there");
+        let other = mesh.members()[1 - mesh.me().rank.0 as usize].node;
+        refused(Queue::attach(&mesh, other, "unknown", None), ErrorKind::NotFound);
+        let text = Value::from("x".repeat(sheave_base::limits::CONTROL_BYTES_MAX));
+        assert_eq!(failed(Packet::new(&text, Default::default())).kind(), ErrorKind::LimitExceeded);
+        let long =
+            Packet::new(&Value::from("x".repeat(sheave_base::limits::CONTROL_BYTES_MAX * 3 / 4)), Default::default());
+        if let Ok(long) = long {
+            assert_eq!(failed(queue.put(long, LONG, None)).kind(), ErrorKind::InvalidArgument);
+        }
+        mesh.world().barrier().expect("both are there");
+        drop(queue);
+        mesh.finish().expect("all end");
+    });
+}
+
+/// The handle at home is the queue.
+#[test]
+fn a_queue_ends_with_its_home() {
+    for transport in TRANSPORTS {
+        together(Expected::ranks(2), transport, |mesh| {
+            let queue = queue(&mesh, None);
+            if mesh.me().rank.0 == 0 {
+                put(&queue, 1);
+                mesh.world().barrier().expect("it was taken");
+                drop(queue);
+            } else {
+                assert_eq!(taken(&queue).expect("it is there"), 1);
+                mesh.world().barrier().expect("it was taken");
+                let error = failed(taken(&queue));
+                assert_eq!(error.kind(), ErrorKind::Closed);
+                assert!(error.to_string().contains("its home has dropped it"), "{error}");
+            }
+            mesh.finish().expect("all end");
+        });
+    }
+}
+
+#[test]
+fn works_wake_who_waits() {
+    together(Expected::ranks(2), Transport::Shm, |mesh| {
+        let queue = queue(&mesh, Some(1));
+        if mesh.me().rank.0 == 0 {
+            let available = queue.available().expect("the node is there");
+            mesh.world().barrier().expect("both are there");
+            available.wait_timeout(PATIENCE).expect("one comes");
+            let room = queue.room().expect("the node is there");
+            let refused = queue.try_put(packet(2)).expect("it is open");
+            assert!(!room.is_done() && matches!(refused, Put::Refused(_)));
+            assert_eq!(queue.try_get().expect("it is open").map(|item| (item.number(), number(&item))), Some((0, 1)));
+            room.wait_timeout(PATIENCE).expect("there is room");
+            mesh.world().barrier().expect("both are there");
+        } else {
+            mesh.world().barrier().expect("both are there");
+            let Put::Begun(put) = queue.try_put(packet(1)).expect("it is open") else { panic!("it waits there") };
+            put.wait_timeout(PATIENCE).expect("it is in");
+            mesh.world().barrier().expect("both are there");
+            assert!(queue.try_get().expect("it is open").is_none());
+        }
+        mesh.finish().expect("all end");
+    });
+}
