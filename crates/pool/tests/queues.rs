@@ -157,20 +157,47 @@ fn a_capacity_is_kept() {
 #[test]
 fn very_many_items_wait_at_their_putter() {
     const COUNT: i64 = 3 * (1 << 16);
-    together(Expected::ranks(2), Transport::Shm, |mesh| {
-        let queue = queue(&mesh, None);
-        if mesh.me().rank.0 == 1 {
-            (0..COUNT).for_each(|number| put(&queue, number));
-        } else {
-            let mut most = 0;
-            for number in 0..COUNT {
-                most = most.max(queue.len().expect("it is here"));
-                assert_eq!(taken(&queue).expect("it comes"), number);
+    for puts in [0, 1] {
+        together(Expected::ranks(2), Transport::Shm, move |mesh| {
+            let queue = queue(&mesh, None);
+            if mesh.me().rank.0 == puts {
+                (0..COUNT).for_each(|number| put(&queue, number));
+            } else {
+                for number in 0..COUNT {
+                    assert_eq!(taken(&queue).expect("it comes"), number);
+                    if number % 1_000 == 0 {
+                        let there = queue.len().expect("the home is there");
+                        assert!(there < 2 << 16, "{there} items were there at a time");
+                    }
+                }
             }
-            assert!(most < 2 << 16, "{most} items were there at a time");
+            mesh.finish().expect("all end");
+        });
+    }
+}
+
+#[test]
+fn who_waits_for_room_gets_it_when_others_take() {
+    for transport in TRANSPORTS {
+        for puts in [0, 1, 2] {
+            together(Expected::ranks(3), transport, move |mesh| {
+                let queue = queue(&mesh, Some(3));
+                if mesh.me().rank.0 == puts {
+                    (0..200).for_each(|number| put(&queue, number));
+                    mesh.world().barrier().expect("all were taken");
+                } else {
+                    let mut last = -1;
+                    while let Ok(item) = queue.get(Some(Duration::from_millis(300)), None) {
+                        assert!(number(&item) > last, "each taker sees them in their order");
+                        last = number(&item);
+                    }
+                    mesh.world().barrier().expect("all were taken");
+                }
+                assert!(queue.is_empty().expect("the home is there"));
+                mesh.finish().expect("all end");
+            });
         }
-        mesh.finish().expect("all end");
-    });
+    }
 }
 
 #[test]

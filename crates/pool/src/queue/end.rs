@@ -34,6 +34,13 @@ struct Place {
     words: Option<Words>,
 }
 
+impl Place {
+    /// Whether items are given ahead of need.
+    fn has_ahead(&self) -> bool {
+        self.words.is_some() && !self.is_strict
+    }
+}
+
 #[derive(Default)]
 struct State {
     /// What was given and not taken: own number, number of the queue, item.
@@ -229,7 +236,8 @@ impl End {
 
     /// Asks for more before the last is taken.
     fn ahead(&self, place: &Place, state: &mut State) -> Then {
-        if place.words.is_none() || state.is_asked || state.given.len() > state.most / 2 || state.over.is_some() {
+        let is_enough = state.is_asked || state.given.len() > state.most / 2;
+        if !place.has_ahead() || is_enough || state.over.is_some() {
             return Then::Nothing;
         }
         state.is_asked = true;
@@ -265,7 +273,7 @@ impl End {
             let mut then = Then::Nothing;
             if !state.is_waiting {
                 (state.is_waiting, state.is_asked) = (true, true);
-                let most = if place.words.is_some() { state.most } else { 1 };
+                let most = if place.has_ahead() { state.most } else { 1 };
                 then = Then::Want(Want { end: place.number, settled: state.settled(), most, is_waiting: true });
             }
             (work, then)

@@ -92,10 +92,12 @@ impl Home {
 
     /// Gives items to those who want some.
     fn serve(&self) {
-        while let Some((end, node, service, first, call)) = self.drawn() {
+        let mut told = Told::default();
+        while let Some((end, node, service, first, call)) = self.drawn(&mut told) {
+            // There is room where these were.
+            std::mem::take(&mut told).tell();
             let sent = self.mesh().and_then(|mesh| mesh.cast(node, service, ITEMS, call));
-            let mut told = Told::default();
-            {
+            let turned = {
                 let mut state = self.state.lock();
                 if sent.is_err() {
                     state.undo(end, first, &mut told);
@@ -103,8 +105,10 @@ impl Home {
                 if let Some(end) = state.ends.get_mut(&end) {
                     end.is_served = false;
                 }
-            }
-            told.tell();
+                state.turned_full()
+            };
+            turned.into_iter().for_each(|is_full| self.tell_full(is_full));
+            std::mem::take(&mut told).tell();
             // Of an end that is gone the node tells.
             if sent.is_err_and(|error| !matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Closed)) {
                 self.serve_later(end);
@@ -113,12 +117,13 @@ impl Home {
     }
 
     /// The next message to an end that nobody else sends to, who looks again when it has.
-    fn drawn(&self) -> Option<(u64, NodeId, String, u32, Call)> {
+    fn drawn(&self, told: &mut Told) -> Option<(u64, NodeId, String, u32, Call)> {
         let mesh = self.mesh.upgrade()?;
         let mut state = self.state.lock();
         loop {
             let number = state.needy()?;
             let Some((first, count)) = state.draw(number) else { continue };
+            state.let_in(told);
             let end = state.ends.get(&number)?;
             let (node, service) = (end.node, end.service.clone());
             let reaches = reaches(&mesh, node);

@@ -35,8 +35,8 @@ const ITEM_BYTES_MAX: usize = limits::CONTROL_BYTES_MAX / 2;
 
 /// A queue, at its home or at one of its ends; a handle, cheap to clone.
 ///
-/// Items are [`Packet`]s, which anybody may put, and each of which one taker gets. One taker alone gets them in the order
-/// in which they came. Where there are several, what was given to one of them ahead of need may go to another one, out
+/// Items are [`Packet`]s, which anybody may put, and each of which one taker gets. One taker alone gets them in the
+/// order in which they came. Where there are several, what was given to one of them ahead of need may go to another one, out
 /// of its order; and what lay with an end that is gone comes before all that was put later.
 ///
 /// ```

@@ -7,7 +7,8 @@
 //! it held then, for its user had not come back for another, are lost and reported; all others go on.
 //!
 //! An end that reaches no memory of the home, over TCP, is given items that somebody waits for alone: all that it was
-//! given counts as taken, until it says which it holds no more.
+//! given counts as taken, until it says which it holds no more. Nor is any end of a queue with a capacity given items
+//! ahead of need: they would be in the queue, and not.
 
 use super::protocol::Want;
 use super::words::Words;
@@ -203,13 +204,9 @@ impl State {
         self.closed.clone().map_or(Ok(()), Err)
     }
 
-    /// Whether there is room for an item of this size. What ends were given ahead counts where somebody has set a
-    /// number; it is little.
+    /// Whether there is room for an item of this size. What was given to somebody counts no more.
     fn has_room(&self, bytes: usize) -> bool {
-        let has_place = match self.capacity {
-            Some(capacity) => self.length() < capacity,
-            None => self.waiting.len() < limits::QUEUE_ITEMS_MAX,
-        };
+        let has_place = self.waiting.len() < self.capacity.unwrap_or(limits::QUEUE_ITEMS_MAX);
         has_place && (self.bytes == 0 || self.bytes + bytes as u64 <= limits::QUEUE_BYTES_MAX)
     }
 
