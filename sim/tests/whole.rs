@@ -91,6 +91,11 @@ const BUGS_OF_POOLS: [Bug; 16] = [
     Bug::PoolEndUntold,
 ];
 
+/// Seeds of jobs that are queues.
+const SEEDS_OF_QUEUES: u64 = 400;
+
+const BUGS_OF_QUEUES: [Bug; 5] = [Bug::GetterUntold, Bug::AheadKept, Bug::RevokedTaken, Bug::BackLost, Bug::LossUntold];
+
 fn seeds_count() -> u64 {
     match std::env::var("SHEAVE_SIM_WHOLE_SEEDS") {
         Ok(count) => count.parse().expect("SHEAVE_SIM_WHOLE_SEEDS is a number"),
@@ -123,13 +128,14 @@ fn chunk() {
         Some(("groups", what)) => (Program::Groups, what),
         Some(("sessions", what)) => (Program::Sessions, what),
         Some(("pools", what)) => (Program::Pools, what),
+        Some(("queues", what)) => (Program::Queues, what),
         _ => (Program::Nodes, what),
     };
     match what {
         "log" => println!("{LOG}{}{LOG}", run(program, &program.scenario(first), None, true).1),
         name => {
             let bugs = BUGS.into_iter().chain(BUGS_OF_GROUPS).chain(BUGS_OF_SESSIONS).chain(BUGS_OF_POOLS);
-            let bug = bugs.into_iter().find(|bug| format!("{bug:?}") == name);
+            let bug = bugs.chain(BUGS_OF_QUEUES).into_iter().find(|bug| format!("{bug:?}") == name);
             for seed in first..first + count {
                 println!("seed {seed}");
                 if let Err(wrong) = examine(program, seed, bug) {
@@ -207,10 +213,9 @@ fn run_seeds(what: &str, first: u64, count: u64) -> Vec<String> {
 
 #[test]
 fn a_seed_gives_the_same_log_in_different_processes() {
-    for (seed, what) in (0..12)
-        .map(|seed| (seed, "log"))
-        .chain((0..4).flat_map(|seed| ["groups:log", "sessions:log", "pools:log"].map(|what| (seed, what))))
-    {
+    for (seed, what) in (0..12).map(|seed| (seed, "log")).chain(
+        (0..4).flat_map(|seed| ["groups:log", "sessions:log", "pools:log", "queues:log"].map(|what| (seed, what))),
+    ) {
         let log = || child(seed, 1, what).expect("it ends").split(LOG).nth(1).map(str::to_owned);
         let (one, other) = (log().expect("a log"), log().expect("a log"));
         assert!(one.len() > 1000, "seed {seed}: a run must have something to tell, this has {} bytes", one.len());
@@ -253,6 +258,22 @@ fn fresh_seeds_of_pools() {
 }
 
 #[test]
+fn every_promise_of_queues_holds_for_every_seed() {
+    let wrong = run_seeds("queues:seeds", 0, SEEDS_OF_QUEUES.min(seeds_count()));
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn planted_bugs_of_queues_are_found() {
+    hunt_for(&BUGS_OF_QUEUES, "queues:", SEEDS_OF_QUEUES.min(seeds_count()));
+}
+
+#[test]
+fn fresh_seeds_of_queues() {
+    fresh_seeds(Duration::from_secs(2), 1, |seed| some(seed, "queues:seeds"));
+}
+
+#[test]
 fn planted_bugs_of_sessions_are_found() {
     hunt_for(&BUGS_OF_SESSIONS, "sessions:", SEEDS_OF_SESSIONS.min(seeds_count()));
 }
@@ -279,6 +300,7 @@ fn many_fresh_seeds_of_whole_nodes() {
     fresh_seeds(Duration::from_secs(60), 2, |seed| some(seed, "groups:seeds"));
     fresh_seeds(Duration::from_secs(60), 2, |seed| some(seed, "sessions:seeds"));
     fresh_seeds(Duration::from_secs(60), 2, |seed| some(seed, "pools:seeds"));
+    fresh_seeds(Duration::from_secs(60), 2, |seed| some(seed, "queues:seeds"));
 }
 
 fn some(seed: u64, what: &str) {

@@ -369,7 +369,7 @@ fn works_wake_who_waits() {
             let available = queue.available().expect("the node is there");
             mesh.world().barrier().expect("both are there");
             available.wait_timeout(PATIENCE).expect("one comes");
-            let room = queue.room().expect("the node is there");
+            let room = queue.room(&packet(2)).expect("the node is there");
             let refused = queue.try_put(packet(2)).expect("it is open");
             assert!(!room.is_done() && matches!(refused, Put::Refused(_)));
             assert_eq!(queue.try_get().expect("it is open").map(|item| (item.number(), number(&item))), Some((0, 1)));

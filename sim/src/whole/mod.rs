@@ -7,6 +7,7 @@ mod guests;
 mod ledger;
 mod pools;
 mod program;
+mod queues;
 mod scenario;
 mod services;
 mod sessions;
@@ -36,6 +37,8 @@ pub enum Program {
     Sessions,
     /// A pool, whose workers are guests of the one rank.
     Pools,
+    /// A queue, whose ends are guests of the one rank.
+    Queues,
 }
 
 impl Program {
@@ -45,7 +48,7 @@ impl Program {
         match self {
             Self::Nodes => Scenario::from_seed(seed),
             Self::Groups | Self::Sessions => Scenario::from_seed(seed).without_guests(),
-            Self::Pools => Scenario::of_pool(seed),
+            Self::Pools | Self::Queues => Scenario::of_pool(seed),
         }
     }
 }
@@ -69,8 +72,8 @@ pub fn run(
     let ledger = Arc::new(Ledger::new(scenario));
     let entries = Arc::new(entries::Entries::default());
     let steps = Arc::new(sessions::Steps::default());
-    // The host of a pool starts its workers itself.
-    let started = if program == Program::Pools { 1 } else { scenario.hosts.len() };
+    // The host of a pool starts its workers itself, and the home of a queue its ends.
+    let started = if matches!(program, Program::Pools | Program::Queues) { 1 } else { scenario.hosts.len() };
     for process in 0..started {
         let (own, scenario, host) = (Arc::clone(&ledger), scenario.clone(), scenario.hosts[process]);
         let (entries, steps, own_world) = (Arc::clone(&entries), Arc::clone(&steps), world.clone());
@@ -78,6 +81,7 @@ pub fn run(
             (None, Program::Nodes) => program::run(&scenario, process, &own),
             (None, Program::Groups) => groups::run(&scenario, process, &own, &entries),
             (None, Program::Pools) => pools::run(&scenario, &own_world, &own),
+            (None, Program::Queues) => queues::run(&scenario, &own_world, &own),
             (None, Program::Sessions) => sessions::run(&scenario, process, &own, &steps),
             (Some(_), _) => guests::run(&scenario, process, &own),
         };

@@ -57,6 +57,8 @@ struct State {
     getters: Vec<Completer<()>>,
     putters: Vec<Completer<()>>,
     is_full: bool,
+    /// What a put has failed with that had returned.
+    failed: Option<Error>,
     /// Why there is nothing any more.
     over: Option<Error>,
     is_detached: bool,
@@ -67,6 +69,10 @@ impl State {
     fn settled(&self) -> u32 {
         // Of numbers that have wrapped the order is another one, and then less is settled than could be.
         self.held.first().copied().unwrap_or(self.begun)
+    }
+
+    fn want(&self, place: &Place, most: usize, is_waiting: bool) -> Want {
+        Want { end: place.number, settled: self.settled(), begun: self.begun, most, is_waiting }
     }
 
     fn has_getter(&mut self) -> bool {
@@ -92,8 +98,8 @@ pub(super) struct End {
 enum Then {
     Nothing,
     Want(Want),
-    /// What was given from this number on is not taken.
-    Back(u32),
+    /// So many items from this number on are not taken.
+    Back(u32, u32),
 }
 
 impl End {
@@ -174,30 +180,44 @@ impl End {
     }
 
     fn detach(&self) {
-        let settled = {
+        let first = {
             let mut state = self.state.lock();
             if std::mem::replace(&mut state.is_detached, true) {
                 return;
             }
-            state.settled()
+            state.begun
         };
         let Some(mesh) = self.mesh.upgrade() else { return };
         if let Some(place) = self.place.get() {
             // A home that is gone needs no word.
-            let _ = mesh.cast(self.home, self.service.clone(), DETACH, protocol::about(place.number, settled));
+            let _ = self.tell(DETACH, || protocol::about(place.number, first, 0));
         }
         mesh.serve_no_more(&self.own_service);
     }
 
-    fn tell(&self, method: &str, call: Call) -> Result<()> {
-        self.mesh()?.cast(self.home, self.service.clone(), method, call)
+    /// Tells the home something. Where a one-way call is told that an earlier one has failed, a put that is, that is
+    /// kept for the next put, and what is to be told is told again.
+    fn tell(&self, method: &str, call: impl Fn() -> Call) -> Result<()> {
+        let mesh = self.mesh()?;
+        loop {
+            if let Err(error) = mesh.check_one_way(self.home, self.service.clone()) {
+                self.state.lock().failed.get_or_insert(error);
+            }
+            let Err(error) = mesh.cast(self.home, self.service.clone(), method, call()) else { return Ok(()) };
+            if mesh.link_to(self.home).is_err() || !mesh.is_member() {
+                return Err(error);
+            }
+            self.state.lock().failed.get_or_insert(error);
+        }
     }
 
     fn after(&self, then: Then) {
         let told = match then {
             Then::Nothing => Ok(()),
-            Then::Want(want) => self.tell(WANT, want.to_call()),
-            Then::Back(first) => self.place().and_then(|place| self.tell(BACK, protocol::about(place.number, first))),
+            Then::Want(want) => self.tell(WANT, || want.to_call()),
+            Then::Back(first, count) => {
+                self.place().and_then(|place| self.tell(BACK, || protocol::about(place.number, first, count)))
+            }
         };
         // That the home is gone is heard by the call that says when the queue is closed.
         drop(told);
@@ -241,7 +261,7 @@ impl End {
             return Then::Nothing;
         }
         state.is_asked = true;
-        Then::Want(Want { end: place.number, settled: state.settled(), most: state.most, is_waiting: false })
+        Then::Want(state.want(place, state.most, false))
     }
 
     fn publish(place: &Place, state: &State) {
@@ -274,7 +294,7 @@ impl End {
             if !state.is_waiting {
                 (state.is_waiting, state.is_asked) = (true, true);
                 let most = if place.has_ahead() { state.most } else { 1 };
-                then = Then::Want(Want { end: place.number, settled: state.settled(), most, is_waiting: true });
+                then = Then::Want(state.want(place, most, true));
             }
             (work, then)
         };
@@ -289,7 +309,7 @@ impl End {
             let mut state = self.state.lock();
             if state.is_waiting && !state.has_getter() {
                 (state.is_waiting, state.is_asked) = (false, false);
-                Then::Want(Want { end: place.number, settled: state.settled(), most: 0, is_waiting: false })
+                Then::Want(state.want(place, 0, false))
             } else {
                 Then::Nothing
             }
@@ -302,9 +322,9 @@ impl End {
     pub(super) fn put(&self, packet: Packet, deadline: Option<Duration>) -> Result<Put> {
         let place = self.place()?;
         {
-            let state = self.state.lock();
-            if let Some(error) = &state.over {
-                return Err(error.clone().asked_for("put"));
+            let mut state = self.state.lock();
+            if let Some(error) = state.failed.take().or_else(|| state.over.clone()) {
+                return Err(error.asked_for("put"));
             }
             if state.is_full && !place.is_strict {
                 return Ok(Put::Refused(packet));
@@ -365,15 +385,14 @@ impl End {
             }
             let is_wanted = state.has_getter();
             if !has_words && !is_wanted {
-                (Vec::new(), Then::Back(first))
+                (Vec::new(), Then::Back(first, count as u32))
             } else {
                 // All that was asked for was there: more may be.
                 let grows = has_words && count >= state.most;
                 state.most = if grows { (2 * count).min(AHEAD_MAX) } else { state.most };
                 let numbered = (0..).map(|at: u32| first.wrapping_add(at)).zip(items);
                 state.given.extend(numbered.map(|(at, (number, packet))| (at, number, packet)));
-                let settled = state.settled();
-                let kept_no_more = Want { end: place.number, settled, most: 0, is_waiting: false };
+                let kept_no_more = state.want(place, 0, false);
                 let then = if is_kept && !is_wanted { Then::Want(kept_no_more) } else { Then::Nothing };
                 (std::mem::take(&mut state.getters), then)
             }

@@ -6,17 +6,15 @@
 
 use super::protocol::{self, ATTACH, BACK, CLOSED, DETACH, ENTER, FULL, ITEMS, Items, LENGTH, PUT, WANT, Want};
 use super::state::{End, Lost, Putter, Queued, State, Told};
-use super::words::Words;
+use super::words::{Words, reaches};
 use crate::packet::{Packet, leaving};
 use parking_lot::Mutex;
 use sheave_base::planted::{self, Bug};
 use sheave_base::work::awaited::{Account, Awaited, Describe, Which};
 use sheave_base::{Error, ErrorKind, NodeId, Peer, Result, Work};
 use sheave_mesh::{AttachedGuest, Call, Callers, Lane, Member, Mesh, Reply, Request, Service, WeakMesh};
-use sheave_net::{Medium, Part, Parts};
-use sheave_tensor::Mode;
+use sheave_net::Parts;
 use sheave_wire::Value;
-use smallvec::smallvec;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -152,10 +150,10 @@ impl Home {
         refused.map_err(|error| error.asked_for("put"))
     }
 
-    pub(super) fn room(&self) -> Result<Work<()>> {
+    pub(super) fn room(&self, bytes: usize) -> Result<Work<()>> {
         let (completer, work) = self.mesh()?.node().described("put", None, self.awaited(PUTS));
         self.change(|state, told| {
-            state.await_room(Putter::Here(completer));
+            state.await_room(Putter::Here(completer, bytes), told);
             state.let_in(told);
         });
         Ok(work)
@@ -200,14 +198,11 @@ impl Home {
 
     fn attach(&self, from: NodeId, args: &Value) -> Result<(Value, Parts)> {
         let Value::Str(service) = args else { return Err(protocol::unreadable()) };
-        let mesh = self.mesh()?;
-        let words = if reaches(&mesh, from) { Some(Words::of(mesh.node())?) } else { None };
-        let (words, tensor) = words.unzip();
+        let (words, part) = Words::of(&self.mesh()?, from)?.unzip();
         let mut state = self.state.lock();
         let end = state.attach(from, service.clone(), words)?;
-        let value = protocol::attached(end, state.capacity.is_some(), tensor.is_some());
-        let parts = tensor.map_or_else(Parts::new, |tensor| smallvec![Part::new(tensor, Mode::Share)]);
-        Ok((value, parts))
+        let value = protocol::attached(end, state.capacity.is_some(), part.is_some());
+        Ok((value, part.into_iter().collect()))
     }
 
     /// An end has seen what it shares with this node.
@@ -234,7 +229,7 @@ impl Home {
             let must = state.capacity.is_none();
             match state.put(packet, must, told) {
                 Ok(None) => told.answer(reply, Ok(())),
-                Ok(Some(packet)) => state.await_room(Putter::There(Box::new((reply, packet)))),
+                Ok(Some(packet)) => state.await_room(Putter::There(Box::new((reply, packet))), told),
                 Err(error) => told.answer(reply, Err(error)),
             }
         });
@@ -242,11 +237,9 @@ impl Home {
 
     /// A node is gone, and this is how.
     fn lose(&self, node: NodeId, peer: &Peer, error: &Error) {
-        // Who has left in order holds nothing.
-        let error = (error.kind() != ErrorKind::Closed).then_some((peer, error));
         self.change(|state, told| {
             for end in state.ends_of(node) {
-                state.detach(node, end, error, told);
+                state.lose(end, peer, error, told);
             }
         });
     }
@@ -268,11 +261,8 @@ impl Home {
                 });
             }
             DETACH => {
-                let (end, settled) = protocol::read_about(args)?;
-                self.change(|state, told| {
-                    state.settle(from, end, settled);
-                    state.detach(from, end, None, told);
-                });
+                let (end, first, _) = protocol::read_about(args)?;
+                self.change(|state, told| state.leave(from, end, first, told));
             }
             CLOSED => {
                 let end = protocol::number(&args)?;
@@ -302,12 +292,6 @@ impl Drop for Home {
 
 fn gone(name: &str) -> Error {
     Error::new(ErrorKind::Closed, format!("queue {name} is not there any more: its home has dropped it"))
-}
-
-/// Whether memory of this node can be shared with that one.
-fn reaches(mesh: &Mesh, node: NodeId) -> bool {
-    let link = mesh.link_to(node).and_then(|link| mesh.node().link(link));
-    link.is_ok_and(|link| link.medium() != Medium::Tcp)
 }
 
 impl Describe for Home {

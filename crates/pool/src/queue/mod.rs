@@ -36,8 +36,8 @@ const ITEM_BYTES_MAX: usize = limits::CONTROL_BYTES_MAX / 2;
 /// A queue, at its home or at one of its ends; a handle, cheap to clone.
 ///
 /// Items are [`Packet`]s, which anybody may put, and each of which one taker gets. One taker alone gets them in the
-/// order in which they came. Where there are several, what was given to one of them ahead of need may go to another one, out
-/// of its order; and what lay with an end that is gone comes before all that was put later.
+/// order in which they came. Where there are several, what was given to one of them ahead of need may go to another
+/// one, out of its order; and what lay with an end that is gone comes before all that was put later.
 ///
 /// ```
 /// use sheave_pool::Queue;
@@ -215,14 +215,14 @@ impl Queue {
         }
     }
 
-    /// A work that ends when there may be room for an item, or there will be none.
+    /// A work that ends when there may be room for this item, or there will be none.
     ///
     /// # Errors
     ///
     /// `Closed` once the node has left.
-    pub fn room(&self) -> Result<Work<()>> {
+    pub fn room(&self, packet: &Packet) -> Result<Work<()>> {
         match &self.0 {
-            Side::Home(home, _) => home.room(),
+            Side::Home(home, _) => home.room(packet.weight_bytes()),
             Side::End(end, _) => end.room(),
         }
     }
@@ -250,7 +250,7 @@ impl Queue {
                 }
                 Put::Refused(refused) => {
                     packet = refused;
-                    self.room()?
+                    self.room(&packet)?
                 }
             };
             if !self.waits(&room, until, &mut interrupt)? {

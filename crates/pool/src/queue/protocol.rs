@@ -7,9 +7,9 @@
 //! | home | `closed` | the end's number; answered when there is nothing any more |
 //! | home | `put` | an item: one-way, or answered when there was room for it |
 //! | home | `want` | what an end wants ([`Want`]) |
-//! | home | `back` | the end's number, and its number of the first item that it does not take |
+//! | home | `back` | the end's number, and of items that it does not take its number of the first, and how many |
 //! | home | `length` | nothing; the answer says how many items nobody has taken |
-//! | home | `detach` | the end's number, and below which number it holds nothing |
+//! | home | `detach` | the end's number, and its number of the first item that it has not taken |
 //! | end | `items` | [`Items`] |
 //! | end | `full` | whether the queue is so full that nobody should put more |
 //!
@@ -40,6 +40,8 @@ pub(crate) struct Want {
     pub(crate) end: u64,
     /// Below this number it holds nothing any more.
     pub(crate) settled: u32,
+    /// The number behind the last that it has taken.
+    pub(crate) begun: u32,
     pub(crate) most: usize,
     pub(crate) is_waiting: bool,
 }
@@ -49,30 +51,32 @@ impl Want {
         Call::of(Value::List(vec![
             Value::Int(self.end.cast_signed()),
             Value::Int(self.settled.into()),
+            Value::Int(self.begun.into()),
             Value::Int(self.most as i64),
             Value::Bool(self.is_waiting),
         ]))
     }
 
     pub(super) fn read(args: Value) -> Result<Self> {
-        let [end, settled, most, is_waiting] = listed(args)?;
+        let [end, settled, begun, most, is_waiting] = listed(args)?;
         Ok(Self {
             end: number(&end)?,
             settled: short(&settled)?,
+            begun: short(&begun)?,
             most: usize::try_from(number(&most)?).map_err(|_| unreadable())?,
             is_waiting: truth(&is_waiting)?,
         })
     }
 }
 
-/// An end and one of its numbers.
-pub(super) fn about(end: u64, first: u32) -> Call {
-    Call::of(Value::List(vec![Value::Int(end.cast_signed()), Value::Int(first.into())]))
+/// An end, one of its numbers, and how many items from that on are meant.
+pub(super) fn about(end: u64, first: u32, count: u32) -> Call {
+    Call::of(Value::List(vec![Value::Int(end.cast_signed()), Value::Int(first.into()), Value::Int(count.into())]))
 }
 
-pub(super) fn read_about(args: Value) -> Result<(u64, u32)> {
-    let [end, first] = listed(args)?;
-    Ok((number(&end)?, short(&first)?))
+pub(super) fn read_about(args: Value) -> Result<(u64, u32, u32)> {
+    let [end, first, count] = listed(args)?;
+    Ok((number(&end)?, short(&first)?, short(&count)?))
 }
 
 /// The answer to an end that attaches itself.
@@ -184,9 +188,9 @@ mod tests {
 
     #[test]
     fn words_arrive_as_they_were_sent() {
-        let want = Want { end: u64::MAX, settled: u32::MAX, most: 64, is_waiting: true };
+        let want = Want { end: u64::MAX, settled: u32::MAX, begun: 7, most: 64, is_waiting: true };
         assert_eq!(Want::read(want.to_call().args).expect("it was written so"), want);
-        assert_eq!(read_about(about(3, 9).args).expect("it was written so"), (3, 9));
+        assert_eq!(read_about(about(3, 9, 2).args).expect("it was written so"), (3, 9, 2));
         let (end, is_strict, words) = read_attached(attached(5, true, false), &[]).expect("it was written so");
         assert!((end, is_strict, words.is_none()) == (5, true, true));
         assert!(read_attached(attached(5, true, true), &[]).is_err(), "its tensor is missing");
@@ -206,7 +210,7 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        for value in [Value::None, Value::List(Vec::new()), Value::List(vec![Value::Bool(true); 4])] {
+        for value in [Value::None, Value::List(Vec::new()), Value::List(vec![Value::Bool(true); 5])] {
             assert!(Want::read(value.clone()).is_err() && read_about(value.clone()).is_err());
             assert!(Items::read(value.clone(), Tensors::new()).is_err() && read_put(value, Tensors::new()).is_err());
         }

@@ -50,6 +50,12 @@ struct Lease {
     packet: Option<Packet>,
 }
 
+impl Lease {
+    fn into_item(self) -> Option<Queued> {
+        Some(Queued { number: self.number, packet: self.packet? })
+    }
+}
+
 /// A process that has attached itself.
 pub(super) struct End {
     pub(super) node: NodeId,
@@ -62,8 +68,10 @@ pub(super) struct End {
     is_waiting: bool,
     /// What it was given first when it last waited: that is not taken back, for somebody takes it soon.
     kept: Option<u32>,
-    /// Without words: the number below which it holds nothing.
+    /// Without words: the number below which it holds nothing, and the one behind the last that it has taken, as it has
+    /// said.
     settled: u32,
+    taken: u32,
     /// Somebody sends to it.
     pub(super) is_served: bool,
     /// Asks when the queue is closed.
@@ -116,11 +124,15 @@ impl End {
         self.from(first)
     }
 
+    /// Takes away what it has under the numbers from this one on.
+    fn leases_from(&mut self, first: u32) -> VecDeque<Lease> {
+        let at = self.leased.partition_point(|lease| is_begun(lease.at, first));
+        self.leased.split_off(at)
+    }
+
     /// Takes away the items from this number of its own on.
     fn from(&mut self, first: u32) -> Vec<Queued> {
-        let at = self.leased.partition_point(|lease| is_begun(lease.at, first));
-        let items = self.leased.split_off(at).into_iter();
-        items.filter_map(|lease| Some(Queued { number: lease.number, packet: lease.packet? })).collect()
+        self.leases_from(first).into_iter().filter_map(Lease::into_item).collect()
     }
 
     /// What it had wanted could not be sent.
@@ -128,16 +140,21 @@ impl End {
         (self.want, self.is_waiting) = (1, true);
     }
 
-    /// Whether it may be given more: behind items that were taken back there is nothing that it could take.
-    fn has_no_gap(&self) -> bool {
+    /// Whether it may be given more: behind items that were taken back there is nothing that it could take. And without
+    /// words, one is on its way at most, for none can be taken back.
+    fn may_have_more(&self) -> bool {
+        if self.words.is_none() {
+            return self.leased.back().is_none_or(|last| is_begun(last.at, self.taken));
+        }
         let is_last = |last: &Lease| last.at.wrapping_add(1) == self.next;
-        self.words.is_none() || self.untaken() == 0 || self.leased.back().is_some_and(is_last)
+        self.untaken() == 0 || self.leased.back().is_some_and(is_last)
     }
 }
 
 /// Somebody who waits for room.
 pub(super) enum Putter {
-    Here(Completer<()>),
+    /// With the size of its item.
+    Here(Completer<()>, usize),
     There(Box<(Reply, Packet)>),
 }
 
@@ -149,6 +166,13 @@ pub(super) struct Told {
 }
 
 impl Told {
+    /// Somebody waits for room no more.
+    fn refuse(&mut self, putter: Putter) {
+        if let Putter::There(there) = putter {
+            self.replies.push((there.0, Err(Error::new(ErrorKind::DeadlineExceeded, "there was no room"))));
+        }
+    }
+
     pub(super) fn answer(&mut self, reply: Reply, outcome: Result<()>) {
         self.replies.push((reply, outcome));
     }
@@ -247,11 +271,18 @@ impl State {
         }
     }
 
-    pub(super) fn await_room(&mut self, putter: Putter) {
-        self.putters.retain(|putter| match putter {
-            Putter::Here(work) => work.is_awaited(),
-            Putter::There(there) => there.0.is_wanted(),
-        });
+    pub(super) fn await_room(&mut self, putter: Putter, told: &mut Told) {
+        let is_gone = |putter: &Putter| match putter {
+            Putter::Here(work, _) => !work.is_awaited(),
+            Putter::There(there) => !there.0.is_wanted(),
+        };
+        for other in std::mem::take(&mut self.putters) {
+            if is_gone(&other) {
+                told.refuse(other);
+            } else {
+                self.putters.push_back(other);
+            }
+        }
         self.putters.push_back(putter);
     }
 
@@ -259,7 +290,7 @@ impl State {
     pub(super) fn let_in(&mut self, told: &mut Told) {
         while let Some(putter) = self.putters.front() {
             let bytes = match putter {
-                Putter::Here(_) => 0,
+                Putter::Here(_, bytes) => *bytes,
                 Putter::There(there) => there.1.weight_bytes(),
             };
             if !self.has_room(bytes) {
@@ -267,12 +298,13 @@ impl State {
             }
             match self.putters.pop_front() {
                 // It tries again, and the others after it.
-                Some(Putter::Here(work)) => told.works.push(work),
+                Some(Putter::Here(work, _)) => told.works.push(work),
                 Some(Putter::There(there)) if there.0.is_wanted() => {
                     self.add(there.1, told);
                     told.replies.push((there.0, Ok(())));
                 }
-                _ => {}
+                Some(late) => told.refuse(late),
+                None => {}
             }
         }
     }
@@ -313,6 +345,7 @@ impl State {
             is_waiting: false,
             kept: None,
             settled: 0,
+            taken: 0,
             is_served: false,
             closed: None,
         };
@@ -344,7 +377,7 @@ impl State {
     pub(super) fn want(&mut self, node: NodeId, want: Want) {
         let is_empty = self.waiting.is_empty();
         let Some(end) = self.end_of(node, want.end) else { return };
-        end.settled = want.settled;
+        (end.settled, end.taken) = (want.settled, want.begun);
         end.settle();
         end.want = want.most.min(AHEAD_MAX);
         end.is_waiting = want.is_waiting;
@@ -353,14 +386,6 @@ impl State {
         }
         if want.is_waiting && is_empty {
             self.take_back(Some(want.end));
-        }
-    }
-
-    /// An end holds nothing below this number, which it says where it has no words for that.
-    pub(super) fn settle(&mut self, node: NodeId, end: u64, settled: u32) {
-        if let Some(end) = self.end_of(node, end) {
-            end.settled = settled;
-            end.settle();
         }
     }
 
@@ -386,10 +411,13 @@ impl State {
         }
     }
 
-    /// An end does not take what it was given from this number of its own on.
-    pub(super) fn back(&mut self, node: NodeId, (end, first): (u64, u32), told: &mut Told) {
+    /// An end does not take so many items from this number of its own on.
+    pub(super) fn back(&mut self, node: NodeId, (end, first, count): (u64, u32, u32), told: &mut Told) {
         let Some(end) = self.end_of(node, end) else { return };
-        let items = end.from(first);
+        let mut items = end.leases_from(first);
+        // Others have been given it meanwhile.
+        end.leased.extend(items.drain((count as usize).min(items.len())..));
+        let items = items.into_iter().filter_map(Lease::into_item).collect();
         self.give_back(items);
         self.tell_getters(told);
     }
@@ -399,7 +427,7 @@ impl State {
         if self.waiting.is_empty() {
             return None;
         }
-        let may_have = |end: &End| end.want > 0 && !end.is_served && end.has_no_gap();
+        let may_have = |end: &End| end.want > 0 && !end.is_served && end.may_have_more();
         let waits = self.ends.iter().find(|(_, end)| end.is_waiting && may_have(end));
         // Whoever waits here takes one as soon as it can.
         let are_here = || self.getters.iter().filter(|getter| getter.is_awaited()).count();
@@ -414,7 +442,7 @@ impl State {
         let share = self.waiting.len().div_ceil(others.max(1));
         let end = self.ends.get_mut(&number)?;
         end.settle();
-        let count_max = if end.words.is_some() { share.min(end.want) } else { end.want.min(self.waiting.len()) };
+        let count_max = if end.words.is_some() { share.min(end.want) } else { 1 };
         let (first, mut bytes, mut tensors, mut count) = (end.next, 0, 0, 0);
         while count < count_max {
             let Some(packet) = self.waiting.front().map(|item| &item.packet) else { break };
@@ -462,22 +490,32 @@ impl State {
         self.tell_getters(told);
     }
 
-    /// An end is not there any more: it has left in order, or this is how it was lost.
-    pub(super) fn detach(&mut self, node: NodeId, end: u64, error: Option<(&Peer, &Error)>, told: &mut Told) {
+    /// An end has left in order, and has taken nothing from this number of its own on.
+    pub(super) fn leave(&mut self, node: NodeId, end: u64, first: u32, told: &mut Told) {
         if self.end_of(node, end).is_none() {
             return;
         }
         let Some(mut end) = self.ends.remove(&end) else { return };
-        let items = match &end.words {
-            Some(_) => end.take_back(),
-            None => Vec::new(),
-        };
+        let items = if end.words.is_some() { end.take_back() } else { end.from(first) };
+        self.come_back(items, told);
+    }
+
+    /// An end is not there any more, and has not said so. What it may hold is lost.
+    pub(super) fn lose(&mut self, end: u64, holder: &Peer, error: &Error, told: &mut Told) {
+        let Some(mut end) = self.ends.remove(&end) else { return };
+        let items = end.take_back();
         end.settle();
-        if let Some((holder, error)) = error.filter(|_| !planted::strikes(Bug::LossUntold)) {
+        // With words, who leaves in order holds nothing any more.
+        let is_in_order = error.kind() == ErrorKind::Closed && end.words.is_some();
+        if !is_in_order && !planted::strikes(Bug::LossUntold) {
             for lease in end.leased.drain(..) {
                 self.report(Lost { number: lease.number, holder: holder.clone(), error: error.clone() });
             }
         }
+        self.come_back(items, told);
+    }
+
+    fn come_back(&mut self, items: Vec<Queued>, told: &mut Told) {
         self.give_back(items);
         self.tell_getters(told);
         self.let_in(told);
@@ -509,7 +547,7 @@ impl State {
         told.works.append(&mut self.getters);
         for putter in self.putters.drain(..) {
             match putter {
-                Putter::Here(work) => told.works.push(work),
+                Putter::Here(work, _) => told.works.push(work),
                 Putter::There(there) => told.replies.push((there.0, Err(error.clone()))),
             }
         }
