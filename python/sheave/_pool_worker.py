@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 import sys
 from typing import Any
@@ -12,8 +13,9 @@ from sheave.pool import _worker
 
 
 def _set_up(setup: tuple[Any, ...]) -> None:
-    path, slot, pickled = setup
+    path, slot, authkey, pickled = setup
     sys.path[:] = path
+    multiprocessing.current_process().authkey = authkey
     initializer, initargs, context = pickling.loads(pickled)
     _worker._own = _worker.Worker(slot, context)
     if initializer is not None:

@@ -2,7 +2,9 @@
 
 import asyncio
 import concurrent.futures
+import gc
 import itertools
+import multiprocessing
 import os
 import threading
 import time
@@ -75,6 +77,28 @@ def test_a_worker_that_dies_fails_its_task_alone(executor):
     assert isinstance(died.exception(PATIENCE), sheave.WorkerDied)
     assert [future.result(PATIENCE) for future in futures] == [number * number for number in range(50)]
     assert executor.submit(square, 3).result(PATIENCE) == 9
+
+
+class Told:
+    """Sets an event of a manager when it goes."""
+
+    def __init__(self, event):
+        self.event = event
+
+    def __del__(self):
+        self.event.set()
+
+
+def test_proxies_of_managers_are_arguments_which_go_with_their_task(executor):
+    with multiprocessing.get_context("spawn").Manager() as manager:
+        numbers, gone = manager.list(), manager.Event()
+        executor.submit(numbers.append, 5).result(PATIENCE)
+        assert list(numbers) == [5]
+        told = Told(gone)
+        executor.submit(id, told).result(PATIENCE)
+        assert gone.wait(PATIENCE)
+        told = None
+        gc.collect()
 
 
 def test_shutdown_waits_or_cancels():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -102,9 +103,11 @@ class Processes:
         if contexts is not None and len(contexts) != count:
             raise ValueError(f"{len(contexts)} contexts for {count} workers; expected one for each")
         each = contexts or [None] * count
+        # Proxies of managers travel with tasks, and managers know a process by that.
+        authkey = bytes(multiprocessing.current_process().authkey)
         # Apart, because a worker finds what it names by the path alone.
         setups = [
-            (list(sys.path), slot, pickling.dumps((initializer, tuple(initargs), context)))
+            (list(sys.path), slot, authkey, pickling.dumps((initializer, tuple(initargs), context)))
             for slot, context in enumerate(each)
         ]
         command = [sys.executable, "-m", "sheave._pool_worker"]
