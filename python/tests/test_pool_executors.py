@@ -6,8 +6,10 @@ import gc
 import itertools
 import multiprocessing
 import os
+import pickle
 import threading
 import time
+import weakref
 
 import pytest
 import sheave
@@ -74,9 +76,38 @@ def test_it_runs_what_asyncio_gives_it(executor):
 def test_a_worker_that_dies_fails_its_task_alone(executor):
     futures = [executor.submit(square, number) for number in range(50)]
     died = executor.submit(os._exit, 4)
-    assert isinstance(died.exception(PATIENCE), sheave.WorkerDied)
+    error = died.exception(PATIENCE)
+    assert isinstance(error, sheave.WorkerDied) and error.exit_status == 4
+    # As concurrent.futures says it.
+    assert type(error) is sheave.pool.WorkerLost and isinstance(error, concurrent.futures.process.BrokenProcessPool)
     assert [future.result(PATIENCE) for future in futures] == [number * number for number in range(50)]
     assert executor.submit(square, 3).result(PATIENCE) == 9
+
+
+class Unpicklable:
+    def __init__(self, error):
+        self.error = error
+
+    def __reduce__(self):
+        raise self.error
+
+
+def test_what_cannot_be_pickled_fails_its_future():
+    with sheave.pool.Executor(1) as executor:
+        refused = executor.submit(square, Unpicklable(pickle.PicklingError("not this")))
+        with pytest.raises(pickle.PicklingError, match="not this") as raised:
+            refused.result(PATIENCE)
+        assert "cannot be pickled" in raised.value.__notes__[0]
+        assert isinstance(executor.submit(square, threading.Lock()).exception(PATIENCE), TypeError)
+        assert isinstance(executor.submit(square, Unpicklable(KeyError("x"))).exception(PATIENCE), KeyError)
+        results = executor.map(square, [2, threading.Lock(), 3])
+        assert next(results) == 4
+        with pytest.raises(TypeError):
+            next(results)
+        behind = executor.submit(square, 3)
+        failed = executor.submit(square, threading.Lock())
+        executor.shutdown(wait=False)
+        assert behind.result(PATIENCE) == 9 and isinstance(failed.exception(PATIENCE), TypeError)
 
 
 class Told:
@@ -99,6 +130,66 @@ def test_proxies_of_managers_are_arguments_which_go_with_their_task(executor):
         assert gone.wait(PATIENCE)
         told = None
         gc.collect()
+
+
+def test_one_that_nobody_holds_ends_when_its_tasks_have():
+    executor = sheave.pool.Executor(2)
+    assert executor._max_workers == 2
+    core = weakref.ref(executor._processes.core)
+    futures = [executor.submit(time.sleep, 0.05) for _ in range(10)]
+    del executor
+    gc.collect()
+    assert [future.result(PATIENCE) for future in futures] == [None] * 10
+    until = time.monotonic() + PATIENCE
+    while core() is not None and time.monotonic() < until:
+        time.sleep(0.01)
+    assert core() is None
+
+
+def test_a_program_that_ends_waits_for_its_tasks(start):
+    source = """
+        import atexit, time
+
+        @atexit.register
+        def submit():
+            try:
+                executor.submit(pow, 2, 3)
+            except RuntimeError as error:
+                print(error)
+
+        import sheave.pool
+
+        def say(text):
+            time.sleep(0.3)
+            print(text, flush=True)
+
+        executor = sheave.pool.Executor(1, output="inherit")
+        executor.submit(say, "one")
+        other = sheave.pool.Executor(1, output="inherit")
+        other.submit(say, "two")
+        other.shutdown(wait=False)
+        sheave.pool.Executor(1, output="inherit").submit(say, "three")
+    """
+    status, out, err = start(source).finish(PATIENCE)
+    assert (status, err) == (0, "")
+    *said, last = out.splitlines()
+    assert sorted(said) == ["one", "three", "two"] and last == "cannot schedule new futures after shutdown"
+
+
+def test_a_forked_child_that_ends_waits_for_nothing(start):
+    source = """
+        import os, sys, time
+        import sheave.pool
+
+        executor = sheave.pool.Executor(1)
+        future = executor.submit(time.sleep, 0.5)
+        child = os.fork()
+        if child == 0:
+            sys.exit(3)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), future.done(), future.result())
+    """
+    status, out, err = start(source).finish(PATIENCE)
+    assert (status, out, err) == (0, "3 False None\n", "")
 
 
 def test_shutdown_waits_or_cancels():

@@ -20,7 +20,7 @@ of the standard library. Beyond that, in processes:
 """
 
 from sheave._core import Share
-from sheave.pool._executor import BrokenPool, Executor
+from sheave.pool._executor import BrokenPool, Executor, WorkerLost
 from sheave.pool._pool import Pool
 from sheave.pool._results import AsyncResult, IMapIterator, MapResult, TimeoutError
 from sheave.pool._threads import ThreadPool
@@ -37,6 +37,7 @@ __all__ = [
     "ThreadPool",
     "TimeoutError",
     "Worker",
+    "WorkerLost",
     "context",
     "worker",
 ]

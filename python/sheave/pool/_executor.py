@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import concurrent.futures
 import functools
+import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Literal, TypeVar
 
-from sheave._core import Cancelled, Closed, Mesh, SheaveError, Work
+from sheave._core import Cancelled, Closed, InvalidArgument, Mesh, SheaveError, Work, WorkerDied
 from sheave.pool._processes import Options, Processes, counted
 
 T = TypeVar("T")
@@ -19,6 +22,13 @@ _GRACE = 10.0
 
 class BrokenPool(BrokenProcessPool):
     """Nothing is done any more: workers cannot be started, or cannot be set up. Its cause says why."""
+
+
+class WorkerLost(WorkerDied, BrokenProcessPool):
+    """The worker of a task has died. It was replaced, and nothing else is disturbed.
+
+    It is what `concurrent.futures` says of that too, for programs that catch it there.
+    """
 
 
 class _Future(concurrent.futures.Future[T]):
@@ -39,9 +49,12 @@ class _Future(concurrent.futures.Future[T]):
 class Executor(concurrent.futures.Executor):
     """Processes that do tasks, for what is written for `concurrent.futures.ProcessPoolExecutor`.
 
-    It is one that starts all workers at once, and replaces those that die: such a task fails with WorkerDied, and
-    nothing else does. max_workers, initializer, initargs and max_tasks_per_child are those of the standard library,
-    mp_context is taken and not used, and the others are those of `sheave.pool.Pool`.
+    It is one that starts all workers at once, and replaces those that die: such a task fails with WorkerLost, and
+    nothing else does. A task that raises SystemExit or KeyboardInterrupt fails with Remote, which ends no program.
+    max_workers, initializer, initargs and max_tasks_per_child are those of the standard library, mp_context is taken
+    and not used, and the others are those of `sheave.pool.Pool`.
+
+    One that nobody holds any more ends once its tasks have; a program that ends waits for the tasks of all.
 
     >>> with sheave.pool.Executor(2) as executor:
     ...     executor.submit(pow, 2, 10).result(), list(executor.map(max, [1, 4], [2, 3]))
@@ -68,12 +81,15 @@ class Executor(concurrent.futures.Executor):
             raise ValueError("max_workers must be greater than 0")
         options = Options(mesh, contexts, tries, label, env, output, timeout)
         self._processes = Processes(counted(max_workers), initializer, initargs, max_tasks_per_child, options)
+        # By this name others look how many tasks to give at a time, dask for one.
+        self._max_workers = self._processes.count
         self._pending: set[_Future[Any]] = set()
         self._turn = threading.Lock()
         self._is_shut_down = False
+        _living.add(self)
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[T]:
-        """Begin a task, and return its future.
+        """Begin a task, and return its future. What cannot be pickled fails the future.
 
         Raises RuntimeError after the shutdown; BrokenPool if nothing is done any more.
         """
@@ -84,9 +100,16 @@ class Executor(concurrent.futures.Executor):
             self._pending.add(future)
         try:
             future._work = self._processes.submit(fn, args, kwargs)
+        except InvalidArgument as error:
+            self._pending.discard(future)
+            return _failed(_unpicklable(error))
         except SheaveError as error:
             self._pending.discard(future)
             raise self._broken(error) from error
+        except Exception as error:
+            # Raised by what is pickled.
+            self._pending.discard(future)
+            return _failed(error)
         except BaseException:
             self._pending.discard(future)
             raise
@@ -136,6 +159,8 @@ class Executor(concurrent.futures.Executor):
 
     def _broken(self, error: BaseException) -> BaseException:
         """What a task has failed with, or that nothing is done any more, because of that."""
+        if type(error) is WorkerDied:
+            error.__class__ = WorkerLost
         try:
             self._processes.core.check()
         except Closed:
@@ -157,3 +182,33 @@ class Executor(concurrent.futures.Executor):
             future.set_result(work.result())
         else:
             future.set_exception(self._broken(error))
+
+
+def _unpicklable(error: InvalidArgument) -> BaseException:
+    """What pickle has raised, as futures of the standard library say it, with what that means as a note."""
+    cause = error.__cause__
+    if cause is None:
+        return error
+    cause.add_note(str(error))
+    return cause
+
+
+def _failed(error: BaseException) -> concurrent.futures.Future[Any]:
+    future: _Future[Any] = _Future()
+    future.set_exception(error)
+    return future
+
+
+_living: weakref.WeakSet[Executor] = weakref.WeakSet()
+"""Those whose tasks a program waits for when it ends."""
+
+
+def _end_all() -> None:
+    for executor in list(_living):
+        executor.shutdown()
+
+
+# It is called before sheave's own, which was registered before and ends the workers.
+atexit.register(_end_all)
+# The workers are the parent's.
+os.register_at_fork(after_in_child=lambda: _living.clear())
