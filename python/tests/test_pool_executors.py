@@ -65,6 +65,27 @@ def test_a_future_is_cancelled_until_a_worker_has_it():
         assert [future.result(PATIENCE) for future in waiting[:-1]] == [number * number for number in range(49)]
 
 
+def test_a_future_runs_once_a_worker_has_begun(tmp_path):
+    def until(path):
+        deadline = time.monotonic() + 10
+        while not path.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    with sheave.pool.Executor(1) as executor:
+        first, second = (executor.submit(until, tmp_path / name) for name in ("one", "two"))
+        deadline = time.monotonic() + PATIENCE
+        while not first.running() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert first.running() and not second.running()
+        (tmp_path / "one").touch()
+        assert first.result(PATIENCE) is None and not first.running()
+        while not second.running() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert second.running() and not second.done()
+        (tmp_path / "two").touch()
+        assert second.result(PATIENCE) is None and not second.running()
+
+
 def test_it_runs_what_asyncio_gives_it(executor):
     async def both():
         loop = asyncio.get_running_loop()

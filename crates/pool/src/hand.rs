@@ -118,6 +118,11 @@ impl<T: Load> Hand<T> {
         });
     }
 
+    /// Whether one that `is_meant` is among those that a worker has begun with, which has begun up to `begun`.
+    pub(crate) fn has_begun(&self, begun: u32, is_meant: impl Fn(&T) -> bool) -> bool {
+        self.given.iter().take_while(|(number, _)| is_begun(*number, begun)).any(|(_, task)| is_meant(task))
+    }
+
     /// The number of the first task that has not ended.
     pub(crate) fn first(&self) -> Option<u32> {
         self.given.front().map(|(number, _)| *number)
@@ -209,6 +214,7 @@ mod tests {
         assert_eq!(hand.draw(&mut queue, 1, 64), None, "it runs something long");
         assert_eq!(hand.settle(0), Some(1));
         assert_eq!(hand.draw(&mut queue, 1, 64), Some((4, 2)), "the numbers of those are not used again");
+        assert!(hand.has_begun(5, |task| *task == 5) && !hand.has_begun(5, |task| *task == 6));
         let (begun, left) = hand.end(5);
         assert_eq!((begun, left), (vec![5], vec![6]));
     }

@@ -390,6 +390,15 @@ impl Tasker {
     /// `Closed` once the pool is closed; what has broken it; `InvalidArgument` for arguments that are too long;
     /// `LimitExceeded` for far more tasks than there is room for.
     pub fn submit(&self, function: &Function, args: Packet, tries: u32) -> Result<Work<Packet>> {
+        self.submit_numbered(function, args, tries).map(|(_, work)| work)
+    }
+
+    /// Submits a task, and returns its number too; as [`Tasker::submit`] in all else.
+    ///
+    /// # Errors
+    ///
+    /// As [`Tasker::submit`].
+    pub fn submit_numbered(&self, function: &Function, args: Packet, tries: u32) -> Result<(u64, Work<Packet>)> {
         check(&args)?;
         let (number, mesh) = (self.shared.next(), self.shared.mesh()?);
         let (completer, work) = mesh.node().governed("pool task", None, self.awaited(number));
@@ -400,7 +409,13 @@ impl Tasker {
             tries_left: tries,
             sink: Sink::One(completer),
         })?;
-        Ok(work)
+        Ok((number, work))
+    }
+
+    /// Returns whether a worker has begun with the task of this number, and its outcome is not here.
+    #[must_use]
+    pub fn has_begun(&self, number: u64) -> bool {
+        self.shared.state.lock().has_begun(number)
     }
 
     /// Tasks whose outcomes are taken together, in order or as they come.

@@ -352,6 +352,12 @@ impl State {
         told.works.append(&mut self.for_room);
     }
 
+    /// Returns whether a worker has begun with the task of this number.
+    pub(crate) fn has_begun(&self, number: u64) -> bool {
+        let mut workers = self.slots.iter().flatten();
+        workers.any(|worker| worker.hand.has_begun(worker.turn.begun(), |task| task.number == number))
+    }
+
     /// Ends tasks that wait, of those that `is_meant`.
     pub(crate) fn cancel(&mut self, is_meant: impl Fn(&Task) -> bool, told: &mut Told) {
         let (cancelled, kept): (Vec<Task>, Vec<Task>) = self.waiting.drain(..).partition(is_meant);

@@ -197,22 +197,27 @@ impl PyPool {
         Ok(PyFunction(Guarded::new(pool.function(definition))))
     }
 
-    /// Submits a call, which is given to another worker `tries` times if one dies of it.
+    /// Submits a call, which is given to another worker `tries` times if one dies of it. Returns its number too.
     fn submit(
         &self,
         function: &Bound<'_, PyFunction>,
         args: &Bound<'_, PyTuple>,
         kwargs: Option<&Bound<'_, PyDict>>,
         tries: u32,
-    ) -> PyResult<PyWork> {
+    ) -> PyResult<(u64, PyWork)> {
         let (py, begun_ns) = (function.py(), now_ns());
         let pool = self.pool(py)?;
         let args = self.args(&pool, args, kwargs)?;
         let function = function.get().0.check("pool").or_raise(py)?;
-        let work = py.detach(|| pool.submit(function, args, tries)).or_raise(py)?;
+        let (number, work) = py.detach(|| pool.submit_numbered(function, args, tries)).or_raise(py)?;
         let (opener, explain) = (self.opener.clone(), self.opener.explanation());
         let convert = move |py: Python<'_>, packet: Packet| outcome_of(py, &opener, Ok(packet));
-        Ok(PyWork::explained(work, begun_ns, convert, explain))
+        Ok((number, PyWork::explained(work, begun_ns, convert, explain)))
+    }
+
+    /// Whether a worker has begun with the task of this number, and its outcome is not here.
+    fn has_begun(&self, py: Python<'_>, number: u64) -> PyResult<bool> {
+        Ok(self.pool(py)?.has_begun(number))
     }
 
     /// Tasks whose outcomes are taken in their order, or as they come.

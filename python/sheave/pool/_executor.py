@@ -35,6 +35,17 @@ class _Future(concurrent.futures.Future[T]):
     """A future whose task may be cancelled until a worker has it."""
 
     _work: Work[T] | None = None
+    _has_begun: Callable[[], bool] | None = None
+    """Whether a worker runs the task; none once it has ended, for it holds the pool."""
+
+    def running(self) -> bool:
+        """Return whether a worker has begun with the task, and it has not ended."""
+        has_begun = self._has_begun
+        try:
+            return super().running() or (has_begun is not None and has_begun())
+        except SheaveError:
+            # It was terminated meanwhile.
+            return False
 
     def cancel(self) -> bool:
         """Cancel the task, unless a worker has it; whether it was cancelled."""
@@ -99,7 +110,8 @@ class Executor(concurrent.futures.Executor):
                 raise RuntimeError("cannot schedule new futures after shutdown")
             self._pending.add(future)
         try:
-            future._work = self._processes.submit(fn, args, kwargs)
+            number, future._work = self._processes.submit_numbered(fn, args, kwargs)
+            future._has_begun = functools.partial(self._processes.core.has_begun, number)
         except InvalidArgument as error:
             self._pending.discard(future)
             return _failed(_unpicklable(error))
@@ -173,6 +185,7 @@ class Executor(concurrent.futures.Executor):
 
     def _settle(self, future: _Future[Any], work: Work[Any]) -> None:
         self._pending.discard(future)
+        future._has_begun = None
         error = work.exception()
         if isinstance(error, Cancelled):
             concurrent.futures.Future.cancel(future)

@@ -128,6 +128,12 @@ class Processes:
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
     ) -> Work[Any]:
         """Submit one task. Waits while there are very many."""
+        return self.submit_numbered(function, args, kwargs)[1]
+
+    def submit_numbered(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
+    ) -> tuple[int, Work[Any]]:
+        """Submit one task, and return its number too."""
         self.core.wait_room()
         return self.core.submit(self.function(function), args, dict(kwargs) if kwargs else None, self.tries)
 
