@@ -30,22 +30,27 @@ def echo(array):
 
 
 class Bench:
-    """A pool: how it maps, and how one task is awaited."""
+    """A pool: how it maps, how one task is awaited, and how it ends."""
 
-    def __init__(self, map, apply, array):
+    def __init__(self, map, apply, array, end):
         self.map = map
         self.apply = apply
         self.array = array
+        self.end = end
 
 
 def of_pool(pool, array):
+    def end():
+        pool.close()
+        pool.join()
+
     return Bench(
-        lambda function, items: pool.map(function, items, 1), lambda *call: pool.apply(call[0], call[1:]), array
+        lambda function, items: pool.map(function, items, 1), lambda *call: pool.apply(call[0], call[1:]), array, end
     )
 
 
 def of_executor(pool):
-    return Bench(lambda *call: list(pool.map(*call)), lambda *call: pool.submit(*call).result(), ones)
+    return Bench(lambda *call: list(pool.map(*call)), lambda *call: pool.submit(*call).result(), ones, pool.shutdown)
 
 
 def of_sheave():
@@ -132,6 +137,8 @@ def main(whose, case, rounds):
         times.append((time.perf_counter_ns() - begun) // cut)
     for first in range(0, len(times), PRINTED):
         print("times:", length_bytes, *times[first : first + PRINTED], flush=True)
+    # Left to the end of the interpreter, torch's aborts at times.
+    bench.end()
 
 
 if __name__ == "__main__":
