@@ -1,4 +1,20 @@
 //! The receiving side of a shared-memory link.
+//!
+//! **Segments of the peer** are mapped when it shows them, once, and kept by the link: a tensor that is dropped unmaps
+//! nothing, so that memory which is lent again and again costs a system call and page faults the first time alone.
+//!
+//! * *How long.* As long as the link and the peer's interest in the segment. The peer says that it has given one up
+//!   ([`Packet::Forget`]) with the first beat after its arena has done so, and the link lets go of it then, or when the
+//!   link ends; what tensors are left in it hold it for themselves. So the system gets memory back that its owner has
+//!   given up within a beat, and there is no other bound to keep: what a link has mapped is what its peer has.
+//! * *Which.* A segment's number is drawn at random by its owner and never used for another one. A peer that shows
+//!   different memory by the same number deceives itself alone: ranges are checked against the mapping that is used.
+//! * *How many.* [`SEGMENTS_SHOWN_MAX`]; a peer that shows more ends the link. The descriptor is closed once the
+//!   segment is mapped, so they cost none.
+//! * *Rights.* Mappings are always for reading and writing, for a lent block may be its receiver's to write. What is
+//!   lent to be read only is so by the face that hands it out.
+//! * *Forks.* A child has the mappings too, and none of the link's threads; it holds the memory until it ends or runs
+//!   another program, as all shared memory of its parent's.
 
 use super::brief::Brief;
 use super::channel::{self, Packet, Received};
@@ -43,6 +59,7 @@ pub(crate) struct Receiving {
     pub(crate) consumer: Consumer<DataMemory>,
     pub(super) urgent: UrgentReceiving,
     sequence: u64,
+    /// What the peer has shown and not given up, mapped.
     segments: HashMap<u64, Arc<Segment>>,
     area: Vec<u8>,
     slots: Option<(Arc<Segment>, u64)>,
