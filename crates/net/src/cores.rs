@@ -20,6 +20,20 @@ pub fn usable(pids: impl IntoIterator<Item = u32>) -> usize {
     cores.min(quota().unwrap_or(usize::MAX)).max(1)
 }
 
+/// The core that the calling thread runs on, where the system says so. It may be another one a moment later.
+pub(crate) fn current() -> Option<u32> {
+    #[cfg(feature = "simulated")]
+    if sheave_base::simulated::current().is_some() {
+        // Which core a thread has is no part of what is played again.
+        return None;
+    }
+    if cfg!(miri) {
+        return None;
+    }
+    // SAFETY: it takes nothing and touches no memory of ours.
+    u32::try_from(unsafe { libc::sched_getcpu() }).ok()
+}
+
 fn count_together(affinities: impl IntoIterator<Item = CpuSet>) -> usize {
     let mut all = CpuSet::new();
     for affinity in affinities {
@@ -104,6 +118,13 @@ mod tests {
         assert_eq!(place_of("4:cpu,cpuacct:/jobs/one"), Some(("/sys/fs/cgroup/cpu", "/jobs/one", false)));
         assert_eq!(place_of("5:memory:/jobs/one"), None);
         assert_eq!(place_of("nonsense"), None);
+    }
+
+    #[test]
+    fn a_thread_runs_on_a_core_that_it_may_use() {
+        let allowed = sched_getaffinity(None).expect("an affinity");
+        let core = current().expect("Linux says so");
+        assert!(allowed.is_set(core as usize), "core {core}");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Waiting on the caller's thread: spin, yield, sleep. [`crate::progress`] has the argument why nothing is lost.
 
+use crate::cores;
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
 use crate::entry::Entry;
@@ -107,6 +108,13 @@ impl<'a> Polling<'a> {
     fn entries(&self) -> &[Arc<Entry>] {
         self.one.as_ref().map_or_else(|| self.all.as_ref().map_or(&[], |all| all.as_slice()), std::slice::from_ref)
     }
+}
+
+/// Whether a peer of these links waits for the core that this thread polls on.
+fn keeps_core_from_peer(polling: &Polling<'_>) -> bool {
+    // All of them are asked, for that tells them where this side is.
+    let shared = |core| polling.entries().iter().filter(|entry| entry.link.shares_core(core)).count() > 0;
+    cores::current().is_some_and(shared)
 }
 
 impl Drop for Polling<'_> {
@@ -260,7 +268,7 @@ impl Inner {
             if target.is_done() {
                 return true;
             }
-            if !course.goes_on(moved) {
+            if !course.goes_on(moved) || course.gives_way_in_vain() && keeps_core_from_peer(polling) {
                 return false;
             }
             may_follow = moved;

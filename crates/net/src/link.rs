@@ -214,6 +214,12 @@ pub trait Link: Send + Sync {
     /// and takes nothing. Room to send, and the end of the link, are left for the next poll.
     fn look(&self, _rounds: u32, _is_over: &dyn Fn() -> bool) {}
 
+    /// Whether the peer is awake and was on this core when it sent or waited last, so that it can do nothing while this
+    /// thread keeps the core. Tells the peer that this side is there.
+    fn shares_core(&self, _core: u32) -> bool {
+        false
+    }
+
     /// Asks for a doorbell when something arrives or room appears. False when there is something to do now.
     fn arm(&self) -> bool;
 

@@ -18,6 +18,13 @@
 //! who polls so hinders nobody, and to sleep instead would make the others' waits long in turn, so that all of them
 //! would sleep for having slept.
 //!
+//! **Turns in vain.** A scheduler need not let anybody run when a core is given away: that of Linux 6.18 lets a thread
+//! go on at once that has had more than its share and is within its slice all the same, though others want the core. So
+//! a wait that has given way [`TURNS_IN_VAIN`] times sleeps, if whoever it waits for has said that it is on this very
+//! core, and does not sleep itself ([`crate::Link::shares_core`]): the peer can do nothing while the core is kept from
+//! it, and a thread that sleeps keeps nothing from anybody. A peer that has moved to another core since costs one sleep
+//! too many, and says so with what it sends next.
+//!
 //! All of this is arithmetic on points in time that others measure ([`Processor`]), so that tests play it.
 
 use sheave_base::clock;
@@ -69,6 +76,10 @@ const TURN_LONG: Duration = Duration::from_micros(500);
 
 /// A turn in which another thread runs takes at least as long: two switches and what it does.
 const TURN_TAKEN_MIN: Duration = Duration::from_micros(1);
+
+/// So many turns after which nothing has moved are in vain if somebody on this core is waited for: more than there are
+/// threads that poll on one core, and a few microseconds where the scheduler takes no notice of them.
+const TURNS_IN_VAIN: u32 = 8;
 
 /// Waits that give the core away and get it back at once, after which strangers are forgotten.
 const WAITS_SHORT: u64 = 512;
@@ -424,6 +435,12 @@ impl<'a, P: Processor> Course<'a, P> {
             }
         }
         true
+    }
+
+    /// Whether it has given its core away so often that whoever is waited for has had a turn, if it is on this core and
+    /// the scheduler has let it.
+    pub(crate) fn gives_way_in_vain(&self) -> bool {
+        self.turns >= TURNS_IN_VAIN
     }
 
     /// Polls once more, for what came meanwhile, and no longer.

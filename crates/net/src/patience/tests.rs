@@ -236,6 +236,26 @@ fn f37_a_wait_gives_its_core_away_for_as_long_as_it_may_whatever_the_last_ones_w
     assert!(time < Duration::from_micros(142), "{time:?}");
 }
 
+/// Whoever is waited for and is on this core has had its turn by then, or gets none while this wait polls.
+#[test]
+fn a_core_is_given_away_in_vain_after_some_turns_in_which_nothing_has_moved() {
+    for most in [MOST, WaitPolicy::for_ranks(8, 2)] {
+        let played = played();
+        let patience = Patience::on(&played, most);
+        let mut course = patience.begin();
+        for moved in [true, false] {
+            let begun = played.given.get();
+            while !course.gives_way_in_vain() {
+                assert!(course.goes_on(false), "it polls for longer");
+                played.pass(POLL);
+            }
+            assert_eq!(played.given.get() - begun, TURNS_IN_VAIN);
+            assert!(course.goes_on(moved));
+            assert_eq!(course.gives_way_in_vain(), !moved);
+        }
+    }
+}
+
 #[test]
 fn what_nothing_was_learnt_about_goes_by_the_policy() {
     let played = played();

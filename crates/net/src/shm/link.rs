@@ -1,12 +1,13 @@
 //! The shared-memory link: its rings, a socket for descriptors, the peer's doorbell and its process.
 
 use super::loans::{Borrowed, Debts, Lent, SetAside};
-use super::memory::{Pair, Which};
+use super::memory::{DataMemory, Pair, Which};
 use super::process::ProcessOfLink;
 use super::receiving::{self, NotTaken, Receiving, Step, Taken};
-use super::ring::{Consumer, Producer};
+use super::ring::{self, Consumer, Producer};
 use super::sending::{self, Ended, Sending};
 use super::urgent::{RETURNS_PER_RECORD, UrgentReceiving, UrgentSending};
+use crate::cores;
 use crate::counters::Counters;
 use crate::doorbell::Doorbell;
 use crate::entry::Entry;
@@ -40,6 +41,7 @@ pub(crate) struct ShmLink {
     receiving: Mutex<Receiving>,
     lent: Mutex<Lent>,
     debts: Arc<Debts>,
+    cores: Cores,
     life: Mutex<Life>,
     /// The rings may be armed: set under the lock of who receives, as the rings are.
     is_armed: AtomicBool,
@@ -51,6 +53,22 @@ pub(crate) struct ShmLink {
     counters: Arc<Counters>,
     driver: SendDriver,
     kill_silent: bool,
+}
+
+/// The rings in which both sides say on which cores they run.
+struct Cores {
+    own: DataMemory,
+    peers: DataMemory,
+}
+
+impl Cores {
+    /// Says where this thread runs.
+    #[inline]
+    fn note(&self) {
+        if let Some(core) = cores::current() {
+            ring::note_core(&self.own, core);
+        }
+    }
 }
 
 /// The peer's signs of life.
@@ -80,6 +98,7 @@ impl ShmLink {
         let sending = Sending::new(Producer::new(pair.ring(outbound)), urgent);
         let urgent = UrgentReceiving::new(Consumer::new(pair.urgent(inbound)));
         let receiving = Receiving::new(Consumer::new(pair.ring(inbound)), urgent);
+        let cores = Cores { own: pair.ring(outbound), peers: pair.ring(inbound) };
         Ok(Self {
             id,
             peer,
@@ -90,6 +109,7 @@ impl ShmLink {
             receiving: Mutex::new(receiving),
             lent: Mutex::default(),
             debts: Arc::default(),
+            cores,
             life: Mutex::new(Life { beats: 0, seen: clock::now() }),
             is_armed: AtomicBool::new(false),
             outbound_waits: AtomicBool::new(false),
@@ -307,6 +327,8 @@ impl Link for ShmLink {
     }
 
     fn send(&self, message: Outgoing, hold: Hold) -> Result<Handover> {
+        // Before the peer is rung, which may take this thread's core from it.
+        self.cores.note();
         let mut sending = self.sending.lock();
         // Under the lock under which the ring is closed, so that no message is taken after the end.
         if let Some(reason) = self.ended.get() {
@@ -410,6 +432,11 @@ impl Link for ShmLink {
             }
             std::hint::spin_loop();
         }
+    }
+
+    fn shares_core(&self, core: u32) -> bool {
+        ring::note_core(&self.cores.own, core);
+        ring::is_on_core(&self.cores.peers, core) && !ring::is_consumer_armed(&self.cores.own)
     }
 
     fn arm(&self) -> bool {

@@ -14,6 +14,9 @@
 //! ring and then looks at the flag, with a sequentially consistent fence between the two steps on both sides (Dekker).
 //! So one of them always sees the other.
 //!
+//! **Cores.** The producer's side says in its ring on which core it is when it sends, and when it gives its core away
+//! in vain. The word is a hint about where the other side may be kept from a core, right or not, and orders nothing.
+//!
 //! **Two rings.** Each direction of a link has a ring for data, of [`LINES`] lines, and a small one for what is urgent,
 //! of [`URGENT_LINES`]. A record of data that was put into its ring after something urgent, as the first one, says so
 //! by a bit ([`Record::follows_urgent`]): the consumer then takes what is in the other ring before it. Both were
@@ -43,6 +46,7 @@ const CHUNKS: usize = 24;
 // Beside the producer's flag, which changes as rarely.
 const CLOSED: usize = 17;
 const BEAT: usize = 18;
+const CORE: usize = 19;
 const DATA: usize = 32;
 /// Set in the word of a record's shape if it is the first after something urgent.
 const FOLLOWS_URGENT: u64 = 1 << 31;
@@ -440,6 +444,27 @@ impl<M: Memory> Consumer<M> {
     }
 }
 
+/// Says on which core the producer's side runs, in a ring that it writes. Costs no write while that stays so.
+#[inline]
+pub(crate) fn note_core<M: Memory>(ring: &M, core: u32) {
+    let word = ring.word(CORE);
+    // Zero stands for a side that has not said anything.
+    let said = u64::from(core) + 1;
+    if word.load(Ordering::Relaxed) != said {
+        word.store(said, Ordering::Relaxed);
+    }
+}
+
+/// Whether the producer's side has said last that it runs on this core.
+pub(crate) fn is_on_core<M: Memory>(ring: &M, core: u32) -> bool {
+    ring.word(CORE).load(Ordering::Relaxed) == u64::from(core) + 1
+}
+
+/// Whether the consumer's side has announced that it sleeps, and was not rung since.
+pub(crate) fn is_consumer_armed<M: Memory>(ring: &M) -> bool {
+    ring.word(CONSUMER_ARMED).load(Ordering::Relaxed) != 0
+}
+
 /// Sets a flag that the other side takes by an exchange.
 fn set_flag(flag: &AtomicU64) {
     if cfg!(loom) {
@@ -487,6 +512,21 @@ pub(super) mod tests {
         /// Records of one case, and rounds of a loop; both go round the ring several times. Under miri each takes long.
         const RECORDS_MAX: usize = if cfg!(miri) { 40 } else { 200 };
         const ROUNDS: u64 = if cfg!(miri) { 200 } else { 10_000 };
+
+        #[test]
+        fn each_side_says_on_which_core_it_is() {
+            let (memory, _, consumer) = ring();
+            assert!(!is_on_core(&memory, 0), "nothing is said");
+            for core in [0, 5, u32::MAX, 0] {
+                note_core(&memory, core);
+                assert!(is_on_core(&memory, core) && !is_on_core(&memory, core ^ 1), "core {core}");
+            }
+            assert!(!is_consumer_armed(&memory));
+            consumer.arm();
+            assert!(is_consumer_armed(&memory), "it sleeps");
+            consumer.disarm();
+            assert!(!is_consumer_armed(&memory));
+        }
 
         fn take(consumer: &mut Consumer<Arc<Heap>>) -> Option<Vec<u8>> {
             let record = consumer.peek().expect("the ring is sound")?;
