@@ -5,7 +5,7 @@
 //! other waits for none; how much grows as long as all of it is taken, and begins anew where some was taken back.
 
 use super::Put;
-use super::home::service_of;
+use super::home::{RETRY, service_of};
 use super::protocol::{self, ATTACH, BACK, CLOSED, DETACH, ENTER, FULL, ITEMS, Items, LENGTH, PUT, WANT, Want};
 use super::state::AHEAD_MAX;
 use super::words::Words;
@@ -25,6 +25,9 @@ use std::time::Duration;
 
 const GETS: Which = [0, 0];
 const PUTS: Which = [1, 0];
+
+/// So often something is told where each time an earlier put is told to have failed.
+const TELLS_MAX: usize = 4;
 
 /// What the home has told, once it has answered.
 struct Place {
@@ -199,16 +202,27 @@ impl End {
     /// kept for the next put, and what is to be told is told again.
     fn tell(&self, method: &str, call: impl Fn() -> Call) -> Result<()> {
         let mesh = self.mesh()?;
-        loop {
-            if let Err(error) = mesh.check_one_way(self.home, self.service.clone()) {
+        let mut told = mesh.check_one_way(self.home, self.service.clone());
+        for _ in 0..TELLS_MAX {
+            if let Err(error) = told {
                 self.state.lock().failed.get_or_insert(error);
             }
-            let Err(error) = mesh.cast(self.home, self.service.clone(), method, call()) else { return Ok(()) };
-            if mesh.link_to(self.home).is_err() || !mesh.is_member() {
-                return Err(error);
+            told = mesh.cast(self.home, self.service.clone(), method, call());
+            // A queue that was closed is no reason: an end may take what is left.
+            let is_over = |error: &Error| error.kind() == ErrorKind::PeerLost || !mesh.is_member();
+            if told.as_ref().err().is_none_or(is_over) {
+                break;
             }
-            self.state.lock().failed.get_or_insert(error);
         }
+        told
+    }
+
+    /// The same a while later: what is wanted may have changed.
+    fn renewed(&self, then: Then) -> Then {
+        let (Then::Want(_), Some(place)) = (then, self.place.get()) else { return then };
+        let state = self.state.lock();
+        let most = if state.is_asked { state.most } else { 0 };
+        Then::Want(state.want(place, most, state.is_waiting))
     }
 
     fn after(&self, then: Then) {
@@ -219,8 +233,18 @@ impl End {
                 self.place().and_then(|place| self.tell(BACK, || protocol::about(place.number, first, count)))
             }
         };
+        let Ok(mesh) = self.mesh() else { return };
         // That the home is gone is heard by the call that says when the queue is closed.
-        drop(told);
+        if told.is_ok() || !mesh.is_member() || mesh.link_to(self.home).is_err() {
+            return;
+        }
+        // There was no memory for it, say. Where the node ends nobody waits.
+        let (runtime, own) = (mesh.runtime().clone(), self.own.clone());
+        drop(mesh.spawn("queue", async move {
+            runtime.sleep_until(runtime.after(RETRY))?.await;
+            own.upgrade().into_iter().for_each(|end| end.after(end.renewed(then)));
+            Ok(())
+        }));
     }
 
     /// Takes an item that is here.

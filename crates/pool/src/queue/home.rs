@@ -18,8 +18,8 @@ use sheave_wire::Value;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-/// How long until items that could not be sent, for want of memory say, are tried again.
-const RETRY: Duration = Duration::from_millis(10);
+/// How long until what could not be sent, for want of memory say, is tried again.
+pub(super) const RETRY: Duration = Duration::from_millis(10);
 
 /// The waits of those who get, and of those who put.
 const GETS: Which = [0, 0];
