@@ -3,7 +3,7 @@
 #[path = "../../mesh/tests/common/mod.rs"]
 mod common;
 
-use common::{PATIENCE, failed, together};
+use common::{PATIENCE, attach, failed, host, together};
 use sheave_base::config::Transport;
 use sheave_base::{ErrorKind, NodeId, Result};
 use sheave_mesh::{Expected, Mesh};
@@ -148,6 +148,60 @@ fn a_capacity_is_kept() {
                 mesh.world().barrier().expect("both have seen it");
                 assert_eq!([1, 3].map(|_| taken(&queue).expect("it is there")), [1, 3]);
                 assert!(queue.is_empty().expect("it is here"));
+            }
+            mesh.finish().expect("all end");
+        });
+    }
+}
+
+/// Whoever waits for room has it as soon as something was taken, also by an end that does not come back.
+#[test]
+fn what_an_end_takes_leaves_room() {
+    for transport in TRANSPORTS {
+        for capacity in [2, 9] {
+            together(Expected::ranks(3), transport, move |mesh| {
+                let (queue, rank) = (queue(&mesh, Some(capacity)), mesh.me().rank.0);
+                if rank == 0 {
+                    (0..capacity as i64).for_each(|number| put(&queue, number));
+                }
+                mesh.world().barrier().expect("it is full");
+                if rank == 1 {
+                    (0..2).for_each(|number| assert_eq!(taken(&queue).expect("it is there"), number));
+                } else {
+                    put(&queue, 100);
+                }
+                mesh.world().barrier().expect("both have put theirs");
+                assert_eq!(queue.len().expect("the home is there"), capacity);
+                mesh.finish().expect("all end");
+            });
+        }
+    }
+}
+
+#[test]
+fn who_does_not_wait_hears_whether_there_is_room_or_an_item() {
+    for transport in TRANSPORTS {
+        together(Expected::ranks(2), transport, |mesh| {
+            let (bounded, rank) = (queue(&mesh, Some(1)), mesh.me().rank.0);
+            if rank == 1 {
+                assert!(bounded.is_strict());
+                assert!(bounded.get_now(None).expect("it is open").is_none());
+                let put = |number| bounded.put_now(packet(number), None).expect("it is open");
+                assert_eq!((put(7), put(8)), (true, false));
+                assert_eq!(bounded.get_now(None).expect("it is open").map(|item| number(&item)), Some(7));
+                assert!(put(9));
+                mesh.world().barrier().expect("both are there");
+                mesh.world().barrier().expect("the other has taken it");
+                assert!(bounded.get_now(None).expect("it is open").is_none());
+                bounded.close();
+                assert_eq!(failed(bounded.put_now(packet(1), None)).kind(), ErrorKind::Closed);
+            } else {
+                assert!(!bounded.is_strict());
+                mesh.world().barrier().expect("the other has put one");
+                assert!(!bounded.put_now(packet(1), None).expect("it is open"));
+                assert_eq!(bounded.get_now(None).expect("it is open").map(|item| number(&item)), Some(9));
+                assert!(bounded.get_now(None).expect("it is open").is_none());
+                mesh.world().barrier().expect("both are there");
             }
             mesh.finish().expect("all end");
         });
@@ -313,6 +367,17 @@ fn a_closed_end_gives_back_what_it_has() {
             mesh.finish().expect("all end");
         });
     }
+}
+
+#[test]
+fn guests_are_refused_that_the_home_does_not_trust() {
+    let mesh = host(Transport::Shm);
+    let (_programs, _plain) = (Queue::of_trusted(&mesh, "programs", None), Queue::new(&mesh, "plain", None));
+    let (guest, _) = attach(&mesh, Transport::Shm);
+    let error = failed(Queue::attach_guest(&guest, "programs", None));
+    assert_eq!(error.kind(), ErrorKind::NotPermitted, "{error}");
+    put(&Queue::attach_guest(&guest, "plain", None).expect("it is for all"), 1);
+    guest.leave().expect("its host is there");
 }
 
 #[test]

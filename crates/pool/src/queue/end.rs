@@ -6,7 +6,7 @@
 
 use super::Put;
 use super::home::{RETRY, service_of};
-use super::protocol::{self, ATTACH, BACK, CLOSED, DETACH, ENTER, FULL, ITEMS, Items, LENGTH, PUT, WANT, Want};
+use super::protocol::{self, ATTACH, BACK, CLOSED, DETACH, ENTER, FULL, ITEMS, Items, LENGTH, OFFER, PUT, WANT, Want};
 use super::state::AHEAD_MAX;
 use super::words::Words;
 use crate::packet::Packet;
@@ -365,6 +365,20 @@ impl End {
         }
         mesh.cast(self.home, self.service.clone(), PUT, call).map_err(|error| error.asked_for("put"))?;
         Ok(Put::Begun(Work::ready("put", Ok(()))))
+    }
+
+    pub(super) fn is_strict(&self) -> bool {
+        self.place.get().is_some_and(|place| place.is_strict)
+    }
+
+    /// Puts an item if the home has room. The work says whether it has.
+    pub(super) fn offer(&self, packet: Packet) -> Result<Work<bool>> {
+        if let Some(error) = &self.state.lock().over {
+            return Err(error.clone().asked_for("put"));
+        }
+        let call = protocol::put(packet, |tensor| Part::new(tensor, Mode::Copy));
+        let work = self.mesh()?.call(self.home, self.service.clone(), OFFER, call)?;
+        Ok(work.map(|answer| protocol::truth(&answer.value)))
     }
 
     /// A work that ends when there may be room.

@@ -4,7 +4,7 @@
 //! while somebody is told something: works are completed and messages sent without it. Messages to one end leave in
 //! the order of their numbers, for one thread at a time sends to it.
 
-use super::protocol::{self, ATTACH, BACK, CLOSED, DETACH, ENTER, FULL, ITEMS, Items, LENGTH, PUT, WANT, Want};
+use super::protocol::{self, ATTACH, BACK, CLOSED, DETACH, ENTER, FULL, ITEMS, Items, LENGTH, OFFER, PUT, WANT, Want};
 use super::state::{End, Lost, Putter, Queued, State, Told};
 use super::words::{Words, reaches};
 use crate::packet::{Packet, leaving};
@@ -35,17 +35,20 @@ pub(super) struct Home {
     pub(super) name: String,
     state: Mutex<State>,
     own: Weak<Self>,
+    /// Refuses nodes that this one does not trust.
+    is_for_trusted: bool,
     /// A task of the node's, which ends with it.
     membership: OnceLock<sheave_mesh::Task>,
 }
 
 impl Home {
-    pub(super) fn new(mesh: &Mesh, name: &str, capacity: Option<usize>) -> Result<Arc<Self>> {
+    pub(super) fn new(mesh: &Mesh, name: &str, capacity: Option<usize>, is_for_trusted: bool) -> Result<Arc<Self>> {
         let home = Arc::new_cyclic(|own| Self {
             mesh: mesh.downgrade(),
             name: name.to_owned(),
             state: Mutex::new(State::new(capacity)),
             own: own.clone(),
+            is_for_trusted,
             membership: OnceLock::new(),
         });
         mesh.serve(&service_of(name), Desk(Arc::downgrade(&home)))?;
@@ -244,13 +247,39 @@ impl Home {
         });
     }
 
+    /// Takes in an item of another process if there is room.
+    fn take_offer(&self, reply: Reply, args: Value, tensors: sheave_net::Tensors) {
+        let put = protocol::read_put(args, tensors)
+            .and_then(|packet| self.change(|state, told| state.put(packet, false, told)));
+        match put {
+            Ok(refused) => reply.value(Value::Bool(refused.is_none())),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    /// Fails for a node that may not use this queue.
+    fn admits(&self, from: NodeId) -> Result<()> {
+        let mesh = self.mesh()?;
+        if !self.is_for_trusted || mesh.trusts(from) {
+            return Ok(());
+        }
+        let what = format!("queue {} is for nodes that its home trusts", self.name);
+        let error = Error::new(ErrorKind::NotPermitted, what);
+        Err(error.hint("guests that the home has not started itself are none of those"))
+    }
+
     fn hear(&self, request: Request) -> Result<()> {
         let Request { from, method, args, tensors, reply, .. } = request;
+        if let Err(error) = self.admits(from) {
+            reply.error(error);
+            return Ok(());
+        }
         match method.as_str() {
             PUT => self.take_in(reply, args, tensors),
+            OFFER => self.take_offer(reply, args, tensors),
             WANT => {
                 let want = Want::read(args)?;
-                self.change(|state, _| state.want(from, want));
+                self.change(|state, told| state.want(from, want, told));
             }
             BACK => {
                 let back = protocol::read_about(args)?;

@@ -33,6 +33,9 @@ use std::time::{Duration, Instant};
 const ITEM_TENSORS_MAX: usize = limits::PARTS_MAX / 2;
 const ITEM_BYTES_MAX: usize = limits::CONTROL_BYTES_MAX / 2;
 
+/// So often an end looks for an item that is somewhere, and does not come to it.
+const LOOKS: usize = 3;
+
 /// A queue, at its home or at one of its ends; a handle, cheap to clone.
 ///
 /// Items are [`Packet`]s, which anybody may put, and each of which one taker gets. One taker alone gets them in the
@@ -137,11 +140,26 @@ impl Queue {
     /// `AlreadyExists` for a name that is taken; `InvalidArgument` for one that is too long, and for a capacity of 0;
     /// `Closed` once the node has left.
     pub fn new(mesh: &Mesh, name: &str, capacity: Option<usize>) -> Result<Self> {
+        Self::made(mesh, name, capacity, false)
+    }
+
+    /// As [`Queue::new`], for items that are programs, as pickles are: nodes that this one does not trust
+    /// ([`Mesh::trusts`]) are refused.
+    ///
+    /// # Errors
+    ///
+    /// As [`Queue::new`].
+    pub fn of_trusted(mesh: &Mesh, name: &str, capacity: Option<usize>) -> Result<Self> {
+        Self::made(mesh, name, capacity, true)
+    }
+
+    fn made(mesh: &Mesh, name: &str, capacity: Option<usize>, is_for_trusted: bool) -> Result<Self> {
         if capacity == Some(0) {
             let what = "a queue with a capacity of 0; expected 1 at least, or none";
             return Err(Error::new(ErrorKind::InvalidArgument, what).operation("make queue"));
         }
-        let home = Home::new(mesh, name, capacity).map_err(|error| error.asked_for("make queue"))?;
+        let home = Home::new(mesh, name, capacity, is_for_trusted);
+        let home = home.map_err(|error| error.asked_for("make queue"))?;
         Ok(Self(Side::Home(home, mesh.clone())))
     }
 
@@ -182,6 +200,15 @@ impl Queue {
     #[must_use]
     pub fn is_home(&self) -> bool {
         matches!(self.0, Side::Home(..))
+    }
+
+    /// Whether each put waits until its item was taken in: at an end of a queue with a capacity.
+    #[must_use]
+    pub fn is_strict(&self) -> bool {
+        match &self.0 {
+            Side::Home(..) => false,
+            Side::End(end, _) => end.is_strict(),
+        }
     }
 
     /// Writes an item, and captures the tensors that are sent by copy: their owners may write them from then on.
@@ -260,7 +287,25 @@ impl Queue {
         }
     }
 
-    fn waits(&self, work: &Work<()>, until: Option<Instant>, interrupt: &mut Option<Interrupt<'_>>) -> Result<bool> {
+    /// Puts an item if there is room, or says that there is none. Blocks until the home has answered, where the queue
+    /// has a capacity and its home is another node; `interrupt` is asked at least every 100 ms, and its error ends this.
+    ///
+    /// # Errors
+    ///
+    /// As [`Queue::try_put`].
+    pub fn put_now(&self, packet: Packet, interrupt: Option<Interrupt<'_>>) -> Result<bool> {
+        check(&packet)?;
+        match &self.0 {
+            Side::End(end, _) if end.is_strict() => {
+                let (offered, mut interrupt) = (end.offer(packet)?, interrupt);
+                self.waits(&offered, None, &mut interrupt)?;
+                offered.wait()
+            }
+            _ => Ok(matches!(self.begin_put(packet, None)?, Put::Begun(_))),
+        }
+    }
+
+    fn waits<T>(&self, work: &Work<T>, until: Option<Instant>, interrupt: &mut Option<Interrupt<'_>>) -> Result<bool> {
         let asked = interrupt.as_mut().map(|interrupt| &mut **interrupt as Interrupt<'_>);
         work.wait_until(until, asked)
     }
@@ -334,15 +379,55 @@ impl Queue {
         }
     }
 
+    /// Takes an item, if there is one that nobody else takes in this moment. Blocks until the home has answered, where
+    /// that is another node; `interrupt` is asked at least every 100 ms, and its error ends this.
+    ///
+    /// # Errors
+    ///
+    /// As [`Queue::try_get`].
+    pub fn get_now(&self, interrupt: Option<Interrupt<'_>>) -> Result<Option<Item>> {
+        let mut interrupt = interrupt;
+        for _ in 0..LOOKS {
+            if let Some(item) = self.try_get()? {
+                return Ok(Some(item));
+            }
+            let Side::End(end, _) = &self.0 else { return Ok(None) };
+            // The home gives what it has before it answers, to those who wait.
+            let available = end.available()?;
+            let length = end.length()?;
+            let waited = self.waits(&length, None, &mut interrupt);
+            drop(available);
+            self.give_up();
+            let item = self.try_get()?;
+            if item.is_some() {
+                return Ok(item);
+            }
+            waited?;
+            if length.wait()? == 0 {
+                return Ok(None);
+            }
+        }
+        Ok(None)
+    }
+
     /// How many items nobody has taken. Asks the home, and blocks until that answers.
     ///
     /// # Errors
     ///
     /// `Closed` once the node has left; `PeerLost` once the home is gone.
     pub fn len(&self) -> Result<usize> {
+        self.length()?.wait()
+    }
+
+    /// As [`Queue::len`], without the wait.
+    ///
+    /// # Errors
+    ///
+    /// As [`Queue::len`].
+    pub fn length(&self) -> Result<Work<usize>> {
         match &self.0 {
-            Side::Home(home, _) => Ok(home.length()),
-            Side::End(end, _) => end.length()?.wait(),
+            Side::Home(home, _) => Ok(Work::ready("length", Ok(home.length()))),
+            Side::End(end, _) => end.length(),
         }
     }
 

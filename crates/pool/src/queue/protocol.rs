@@ -6,6 +6,7 @@
 //! | home | `enter` | the end's number: it has knocked; the answer says whether that was heard |
 //! | home | `closed` | the end's number; answered when there is nothing any more |
 //! | home | `put` | an item: one-way, or answered when there was room for it |
+//! | home | `offer` | an item, for which nobody waits; the answer says whether there was room |
 //! | home | `want` | what an end wants ([`Want`]) |
 //! | home | `back` | the end's number, and of items that it does not take its number of the first, and how many |
 //! | home | `length` | nothing; the answer says how many items nobody has taken |
@@ -27,6 +28,7 @@ pub(super) const ATTACH: &str = "attach";
 pub(super) const ENTER: &str = "enter";
 pub(super) const CLOSED: &str = "closed";
 pub(super) const PUT: &str = "put";
+pub(super) const OFFER: &str = "offer";
 pub(super) const WANT: &str = "want";
 pub(super) const BACK: &str = "back";
 pub(super) const LENGTH: &str = "length";

@@ -374,7 +374,7 @@ impl State {
     }
 
     /// An end says what it wants. If there is nothing for one that waits, what others have not taken is taken back.
-    pub(super) fn want(&mut self, node: NodeId, want: Want) {
+    pub(super) fn want(&mut self, node: NodeId, want: Want, told: &mut Told) {
         let is_empty = self.waiting.is_empty();
         let Some(end) = self.end_of(node, want.end) else { return };
         (end.settled, end.taken) = (want.settled, want.begun);
@@ -387,6 +387,8 @@ impl State {
         if want.is_waiting && is_empty {
             self.take_back(Some(want.end));
         }
+        // What it has taken has left room.
+        self.let_in(told);
     }
 
     /// Takes back half of what the end has to spare that has most, for somebody who waits.
