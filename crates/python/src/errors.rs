@@ -117,6 +117,11 @@ pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
     signalled.unwrap_or_else(|| to_python(py, error))
 }
 
+/// The exception for an error, of a class that is more special than that of its kind.
+pub(crate) fn raised_as(error: &Error, class: &Bound<'_, PyType>) -> PyErr {
+    exception_of(error, class).map_or_else(|failure| failure, PyErr::from_value)
+}
+
 /// The exception of the user's own that an error of a call was caused by on another node, caused by the error in turn,
 /// if it was sent along and can be rebuilt. One that ends programs is not raised here.
 pub(crate) fn original(py: Python<'_>, error: &Error) -> Option<PyErr> {
@@ -153,7 +158,11 @@ fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
 fn exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>> {
     let class = CLASSES.get(py).and_then(|classes| classes.get(position(error.kind())?));
     let Some(class) = class else { return Ok(PyRuntimeError::new_err(error.to_string()).value(py).clone().into_any()) };
-    let raised = class.bind(py).call1((error.to_string(),))?;
+    exception_of(error, class.bind(py))
+}
+
+fn exception_of<'py>(error: &Error, class: &Bound<'py, PyType>) -> PyResult<Bound<'py, PyAny>> {
+    let raised = class.call1((error.to_string(),))?;
     raised.setattr("peer", error.about().cloned().map(PyPeer::from))?;
     raised.setattr("op", error.operation_name())?;
     raised.setattr("group", error.group_name())?;

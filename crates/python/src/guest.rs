@@ -10,7 +10,8 @@ use crate::{calls, life};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use sheave_base::fork::ForkMark;
-use sheave_base::{Error, ErrorKind, NodeId, Result};
+use sheave_base::secret::Resolved;
+use sheave_base::{Error, ErrorKind, NodeId, Result, Secret};
 use sheave_mesh::{Guest, GuestConfig, Invitation, check_environment};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -30,6 +31,15 @@ impl Stay {
     fn take(&self) -> Option<Guest> {
         if self.mark.is_stale() { None } else { self.guest.lock().unwrap_or_else(PoisonError::into_inner).take() }
     }
+}
+
+/// The guests that this process is. Locked with the interpreter held only, so that a fork never finds it locked.
+static STAYS: Mutex<Vec<Weak<Stay>>> = Mutex::new(Vec::new());
+
+/// The nodes of this process that are guests, while they are attached.
+pub(crate) fn attached() -> Vec<Guest> {
+    let stays: Vec<_> = STAYS.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade).collect();
+    stays.iter().filter_map(|stay| stay.guest().ok()).filter(Guest::is_attached).collect()
 }
 
 impl life::Living for Stay {
@@ -90,6 +100,23 @@ impl PyGuest {
         self.stay.guest().or_raise(py)
     }
 
+    fn attach(py: Python<'_>, config: GuestConfig, opens: Opens) -> PyResult<Self> {
+        let guest = enter(py, None, |_, interrupt| Guest::attach_interruptible(config, interrupt))?;
+        let (name, host) = (guest.name().to_owned(), guest.host().clone());
+        let host_node = host.node.unwrap_or_default();
+        let stay = Arc::new(Stay { guest: Mutex::new(Some(guest)), mark: ForkMark::here() });
+        let this = Self { stay, name, host: host.into(), host_node, opens };
+        let guest = this.guest(py)?;
+        references::serve(guest.mesh(), this.opener(&guest)).or_raise(py)?;
+        let living: Weak<Stay> = Arc::downgrade(&this.stay);
+        let mut stays = STAYS.lock().unwrap_or_else(PoisonError::into_inner);
+        stays.retain(|stay| stay.strong_count() > 0);
+        stays.push(Weak::clone(&living));
+        drop(stays);
+        life::remember(living);
+        Ok(this)
+    }
+
     fn opener(&self, guest: &Guest) -> Opener {
         Opener::new(guest.mesh().downgrade(), self.opens.clone())
     }
@@ -118,16 +145,7 @@ impl PyGuest {
         if let Some(timeout) = crate::enter::span(timeout)? {
             config.timeout = timeout;
         }
-        let guest = enter(py, None, |_, interrupt| Guest::attach_interruptible(config, interrupt))?;
-        let (name, host) = (guest.name().to_owned(), guest.host().clone());
-        let host_node = host.node.unwrap_or_default();
-        let stay = Arc::new(Stay { guest: Mutex::new(Some(guest)), mark: ForkMark::here() });
-        let this = Self { stay, name, host: host.into(), host_node, opens };
-        let guest = this.guest(py)?;
-        references::serve(guest.mesh(), this.opener(&guest)).or_raise(py)?;
-        let living: Weak<Stay> = Arc::downgrade(&this.stay);
-        life::remember(living);
-        Ok(this)
+        Self::attach(py, config, opens)
     }
 
     /// The name that the host has given to this guest.
@@ -235,4 +253,22 @@ impl PyGuest {
         let left = if self.is_attached() { "" } else { ", left" };
         format!("<sheave.Guest {} of {}{left}>", self.name, self.host.name)
     }
+}
+
+/// Attaches this process by an invitation that has come in another way than through its environment; and with the
+/// secret that has come so, if it has.
+#[pyfunction]
+pub(crate) fn attach_guest(py: Python<'_>, invitation: &str, secret: Option<&[u8]>) -> PyResult<PyGuest> {
+    check_environment().or_raise(py)?;
+    let opens = calls::opens().or_raise(py)?;
+    let lookup =
+        |name: &str| if name == Invitation::VARIABLE { Some(invitation.into()) } else { std::env::var_os(name) };
+    let config = GuestConfig::from_lookup(lookup).or_raise(py)?;
+    let without = || Error::new(ErrorKind::InvalidArgument, "an empty invitation");
+    let mut config = config.ok_or_else(without).or_raise(py)?;
+    if let Some(secret) = secret {
+        let secret = Secret::new(secret).or_raise(py)?;
+        config.node.secret = Some(Resolved { secret, source: "the process that has started this one".to_owned() });
+    }
+    PyGuest::attach(py, config, opens)
 }

@@ -34,6 +34,7 @@ mod pieces;
 mod placement;
 mod places;
 mod pool;
+mod queue;
 mod references;
 mod released;
 mod rpc;
@@ -67,6 +68,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<work::PyWork>()?;
     session::add_to(module)?;
     pool::add_to(module)?;
+    queue::add_to(module)?;
     store::add_to(module)?;
     exchange::add_to(module)?;
     errors::add_to(module)?;

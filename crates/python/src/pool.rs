@@ -27,12 +27,13 @@ use std::time::Duration;
 const LOOK_ITEMS: usize = 256;
 
 /// What a pool can send: a value and tensors, and no references.
-fn sendable(py: Python<'_>, packed: Packed) -> PyResult<(sheave_wire::Value, Parts)> {
+pub(crate) fn sendable(py: Python<'_>, packed: Packed) -> PyResult<(sheave_wire::Value, Parts)> {
     let Packed { value, tensors, refs } = packed;
     if refs.is_empty() {
         return Ok((value, tensors));
     }
-    let error = Error::new(ErrorKind::InvalidArgument, "a reference is of a mesh, and means nothing in a pool");
+    let error =
+        Error::new(ErrorKind::InvalidArgument, "a reference is of a mesh, and means nothing in a pool or a queue");
     Err(errors::to_python(py, &error.hint("get the object by to_here, and send that")))
 }
 
