@@ -184,12 +184,17 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc, unused-ignore]
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
         self.main_by_name = main_by_name
         self.refs = refs
+        # It goes to nodes that know this one.
+        self.is_attached = refs is not None
         # Of each storage, by its address: tensors make a new object of theirs whenever they are asked.
         self.storages: dict[int, _Storage] = {}
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is Ref:
             return _ref, (self.place_of(value),)
+        queues = sys.modules.get("sheave.pool._queue")
+        if queues is not None and isinstance(value, queues.Queue):
+            return value._reduced(self.is_attached)
         if self.main_by_name and isinstance(value, (type, types.FunctionType)) and _is_of_main(value):
             return NotImplemented
         connections = sys.modules.get("multiprocessing.connection")

@@ -10,6 +10,8 @@ of the standard library. Beyond that, in processes:
 - **Functions** of any kind: lambdas, local ones, those of a script or a notebook. A pool captures a function, and what
   it refers to, when it is submitted.
 - **Infinite iterables**: `imap` and `imap_unordered` are no more than some tasks ahead of whoever reads them.
+- **Queues**: `Queue` is one of objects between this process, workers of its pools, children that it spawns, and members
+  of its mesh. A process that is killed leaves no lock behind, and what it was about to do is told as lost.
 - **joblib**: `sheave.pool.joblib` registers a backend, for what is built on that, scikit-learn for one.
 - **What is lost**: a pool that nobody holds any more ends, and its workers with it; they end with this process in
   whatever way that ends.
@@ -22,6 +24,7 @@ of the standard library. Beyond that, in processes:
 from sheave._core import Share
 from sheave.pool._executor import BrokenPool, Executor, WorkerLost
 from sheave.pool._pool import Pool
+from sheave.pool._queue import Empty, Full, Lost, Queue
 from sheave.pool._results import AsyncResult, IMapIterator, MapResult, TimeoutError
 from sheave.pool._threads import ThreadPool
 from sheave.pool._worker import Worker, context, worker
@@ -29,10 +32,14 @@ from sheave.pool._worker import Worker, context, worker
 __all__ = [
     "AsyncResult",
     "BrokenPool",
+    "Empty",
     "Executor",
+    "Full",
     "IMapIterator",
+    "Lost",
     "MapResult",
     "Pool",
+    "Queue",
     "Share",
     "ThreadPool",
     "TimeoutError",

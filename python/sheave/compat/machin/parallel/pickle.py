@@ -39,6 +39,8 @@ class Pickler(pickling._Pickler):
     def __init__(self, file: IO[bytes], recurse: bool = False, copy_tensor: bool = False) -> None:
         super().__init__(file, None, "__main__" in _static, [])  # type: ignore[arg-type]
         self.copy_tensor = copy_tensor
+        # Processes of multiprocessing are no nodes yet.
+        self.is_attached = False
 
     def reducer_override(self, value: Any) -> Any:
         """How a value is pickled that `sheave.pickling` would pickle otherwise."""
