@@ -3,6 +3,7 @@
 - `distributed`: worlds of processes, groups for collective operations, and for calls.
 - `assigner`: models onto devices.
 - `pool`: pools of processes and of threads.
+- `queue`: queues between processes.
 - `process`, `thread`, `event`, `exception`, `util`: processes and threads whose exceptions others see, and events that
   are made of others.
 - `pickle`: pickles of functions and tensors, or of references to these.
@@ -18,8 +19,9 @@ from sheave.compat.machin.parallel import (
     pickle,
     pool,
     process,
+    queue,
     thread,
     util,
 )
 
-__all__ = ["assigner", "distributed", "event", "exception", "pickle", "pool", "process", "thread", "util"]
+__all__ = ["assigner", "distributed", "event", "exception", "pickle", "pool", "process", "queue", "thread", "util"]
