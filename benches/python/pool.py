@@ -1,4 +1,4 @@
-"""Times tasks of pools, as a user submits them. `sheave bench pool` runs it:
+"""Times tasks of pools, and items of queues, as a user has them. `sheave bench pool` runs it:
 
     python benches/python/pool.py sheave tasks 5
 
@@ -8,6 +8,11 @@ Pools: `sheave`, `multiprocessing`, `futures` (concurrent.futures), `loky`, `tor
 Cases: `tasks` maps a function that does nothing over 10,000 numbers in chunks of one, and its time is that of one;
 `awaited` is one such task until its result is there; `array` takes an array of 16 MiB, `echoed` brings it back too,
 and `shared` takes one that workers reach where it lies, which is sheave's alone. Two workers.
+
+Queues: `sheave`, `multiprocessing` (its Queue), `simple` (its SimpleQueue); between this process and a spawned child.
+Cases: `queue_put` is an object of 100 bytes that this process puts and the child takes, of 10,000, and `queue_get` one
+the other way round; `queue_array` an array of 4 MiB until the child says that it has it, and `queue_pingpong` an object
+that goes there and back.
 """
 
 import functools
@@ -19,6 +24,24 @@ TASKS = 10_000
 ARRAY_BYTES = 16 << 20
 WARM_ROUNDS = 3
 PRINTED = 100
+ITEMS = 10_000
+ITEM = b"x" * 100
+ITEM_ARRAY_BYTES = 4 << 20
+
+# A program that is read from a string has no functions that a spawned child finds.
+CHILD = """
+while True:
+    case, count = items.get()
+    for _ in range(count):
+        if case == "queue_get":
+            results.put(item)
+        else:
+            taken = items.get()
+            if case != "queue_put":
+                results.put(taken if case == "queue_pingpong" else None)
+    if case == "queue_put":
+        results.put(None)
+"""
 
 
 def nothing(number):
@@ -115,6 +138,46 @@ POOLS = {
 }
 
 
+def queues_of(whose):
+    """A queue to a spawned child, and one from it."""
+    import multiprocessing
+
+    context = multiprocessing.get_context("spawn")
+    if whose == "sheave":
+        import sheave.pool
+
+        make = sheave.pool.Queue
+    else:
+        make = {"multiprocessing": context.Queue, "simple": context.SimpleQueue}[whose]
+    items, results = make(), make()
+    names = {"items": items, "results": results, "item": ITEM}
+    context.Process(target=exec, args=(CHILD, names), daemon=True).start()
+    return items, results
+
+
+def queue_round(case, items, results):
+    """As `round_of`."""
+
+    def act():
+        if many:
+            items.put((case, ITEMS))
+        if case != "queue_get":
+            for _ in range(ITEMS if many else 1):
+                items.put(item)
+        for _ in range(ITEMS if case == "queue_get" else 1):
+            results.get()
+
+    many = case in ("queue_put", "queue_get")
+    if not many:
+        items.put((case, sys.maxsize))
+    item = ITEM
+    if case == "queue_array":
+        import numpy
+
+        item = numpy.ones(ITEM_ARRAY_BYTES // 4, numpy.float32)
+    return act, ITEM_ARRAY_BYTES if case == "queue_array" else len(ITEM), ITEMS if many else 1
+
+
 def round_of(bench, case):
     """What a round is, the bytes that it moves, and into how many tasks its time is cut."""
     if case == "tasks":
@@ -126,8 +189,10 @@ def round_of(bench, case):
 
 
 def main(whose, case, rounds):
-    bench = POOLS[whose]()
-    act, length_bytes, cut = round_of(bench, case)
+    if case.startswith("queue_"):
+        act, length_bytes, cut = queue_round(case, *queues_of(whose))
+    else:
+        act, length_bytes, cut = round_of(POOLS[whose](), case)
     for _ in range(min(WARM_ROUNDS, rounds)):
         act()
     times = []

@@ -1,4 +1,5 @@
-//! `sheave bench pool`: tasks of pools of processes, beside those of the standard library, of loky and of torch.
+//! `sheave bench pool`: tasks of pools of processes, beside those of the standard library, of loky and of torch; and
+//! items of queues between processes, beside those of the standard library.
 //!
 //! Everything is measured by one script that this binary carries, `benches/python/pool.py`, in a Python in which sheave
 //! is installed, and for the others in one that has them.
@@ -71,6 +72,14 @@ enum Case {
     Echoed,
     /// One task that takes such an array, which workers reach where it lies.
     Shared,
+    /// Objects of 100 bytes in a queue, which a child takes: the time per object.
+    QueuePut,
+    /// Such objects, which a child puts.
+    QueueGet,
+    /// An array of 4 MiB in a queue, until a child says that it has it.
+    QueueArray,
+    /// An object of 100 bytes there and back, over two queues.
+    QueuePingpong,
 }
 
 impl Case {
@@ -81,6 +90,10 @@ impl Case {
             Self::Array => "array",
             Self::Echoed => "echoed",
             Self::Shared => "shared",
+            Self::QueuePut => "queue_put",
+            Self::QueueGet => "queue_get",
+            Self::QueueArray => "queue_array",
+            Self::QueuePingpong => "queue_pingpong",
         }
     }
 
@@ -88,19 +101,36 @@ impl Case {
     fn rounds(self) -> (u32, u32) {
         match self {
             Self::Tasks => (7, 3),
-            Self::Awaited => (1000, 200),
+            Self::Awaited | Self::QueuePingpong => (1000, 200),
             Self::Array | Self::Echoed | Self::Shared => (30, 7),
+            Self::QueuePut | Self::QueueGet => (20, 5),
+            Self::QueueArray => (100, 20),
+        }
+    }
+
+    fn is_queue(self) -> bool {
+        matches!(self, Self::QueuePut | Self::QueueGet | Self::QueueArray | Self::QueuePingpong)
+    }
+
+    /// Whether it is measured of that one beside.
+    fn is_of(self, whose: &str) -> bool {
+        match whose {
+            "multiprocessing" => self != Self::Shared,
+            "simple" => self.is_queue(),
+            _ => !self.is_queue() && self != Self::Shared,
         }
     }
 
     /// The time that it may take.
     fn allowed(self) -> Duration {
-        Duration::from_micros(match self {
-            Self::Tasks => 6,
-            Self::Awaited => 25,
-            Self::Array => 4000,
-            Self::Echoed => 6000,
-            Self::Shared => 60,
+        Duration::from_nanos(match self {
+            Self::Tasks => 6_000,
+            Self::Awaited | Self::QueuePingpong => 25_000,
+            Self::Array => 4_000_000,
+            Self::Echoed => 6_000_000,
+            Self::Shared => 60_000,
+            Self::QueuePut | Self::QueueGet => 1_500,
+            Self::QueueArray => 1_000_000,
         })
     }
 }
@@ -137,7 +167,7 @@ impl<'a> Bench<'a> {
         let ours = script(OURS, &arguments.python, "--python", "sheave.pool, numpy")?;
         let mut peers = Vec::new();
         if !arguments.no_peer {
-            for whose in ["multiprocessing", "futures"] {
+            for whose in ["multiprocessing", "futures", "simple"] {
                 peers.push((whose, script(whose, &arguments.python, "--python", "numpy")?));
             }
         }
@@ -156,12 +186,12 @@ impl<'a> Bench<'a> {
         for (bytes, times) in printed(&self.ours, OURS, case, rounds)? {
             self.add(case, bytes, OURS, Some(case.allowed()), &times);
         }
-        if case == Case::Shared {
-            return Ok(());
-        }
         for at in 0..self.peers.len() {
             let (whose, script) = &self.peers[at];
             let whose = *whose;
+            if !case.is_of(whose) {
+                continue;
+            }
             // A peer that fails leaves its rows out.
             match printed(script, whose, case, rounds) {
                 Ok(measured) => measured.iter().for_each(|(bytes, times)| self.add(case, *bytes, whose, None, times)),
