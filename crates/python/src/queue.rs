@@ -269,8 +269,9 @@ impl PyQueue {
         let (is_in, work) = match put {
             Put::Begun(work) => (true, work),
             Put::Refused(packet) => {
+                let room = inner.queue.room(&packet);
                 *item.lock().unwrap_or_else(PoisonError::into_inner) = Some(packet);
-                (false, inner.queue.room().or_raise(py)?)
+                (false, room.or_raise(py)?)
             }
         };
         Ok((is_in, PyWork::of_nothing(work, begun_ns)))
