@@ -154,6 +154,25 @@ fn a_capacity_is_kept() {
     }
 }
 
+/// Who is interrupted has taken nothing, whatever comes in that moment.
+#[test]
+fn what_comes_while_a_get_is_interrupted_is_taken_by_the_next() {
+    for transport in TRANSPORTS {
+        together(Expected::ranks(2), transport, |mesh| {
+            let queue = queue(&mesh, None);
+            if mesh.me().rank.0 == 1 {
+                let mut interrupt = || {
+                    put(&queue, 7);
+                    Err(sheave_base::Error::new(ErrorKind::Interrupted, "enough"))
+                };
+                assert_eq!(failed(queue.get(None, Some(&mut interrupt))).kind(), ErrorKind::Interrupted);
+                assert_eq!(taken(&queue).expect("it is there"), 7);
+            }
+            mesh.finish().expect("all end");
+        });
+    }
+}
+
 /// Whoever waits for room has it as soon as something was taken, also by an end that does not come back.
 #[test]
 fn what_an_end_takes_leaves_room() {

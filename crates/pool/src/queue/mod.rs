@@ -288,7 +288,8 @@ impl Queue {
     }
 
     /// Puts an item if there is room, or says that there is none. Blocks until the home has answered, where the queue
-    /// has a capacity and its home is another node; `interrupt` is asked at least every 100 ms, and its error ends this.
+    /// has a capacity and its home is another node; `interrupt` is asked at least every 100 ms, and its error ends
+    /// this.
     ///
     /// # Errors
     ///
@@ -366,12 +367,11 @@ impl Queue {
             drop(available);
             if !matches!(waited, Ok(true)) {
                 self.give_up();
+                // Whoever was interrupted takes nothing: it could not say so.
+                waited?;
                 // One that has come in this moment is not left behind.
-                return match (waited, self.try_get()?) {
-                    (_, Some(item)) => Ok(item),
-                    (Err(error), None) => Err(error),
-                    (Ok(_), None) => Err(late("get", "nothing came", self.name(), began)),
-                };
+                let late = || late("get", "nothing came", self.name(), began);
+                return self.try_get()?.ok_or_else(late);
             }
             if let Some(item) = self.try_get()? {
                 return Ok(item);
@@ -398,13 +398,10 @@ impl Queue {
             let waited = self.waits(&length, None, &mut interrupt);
             drop(available);
             self.give_up();
-            let item = self.try_get()?;
-            if item.is_some() {
-                return Ok(item);
-            }
             waited?;
-            if length.wait()? == 0 {
-                return Ok(None);
+            let item = self.try_get()?;
+            if item.is_some() || length.wait()? == 0 {
+                return Ok(item);
             }
         }
         Ok(None)
