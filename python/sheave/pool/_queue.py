@@ -56,11 +56,12 @@ class Queue(Generic[T]):
     so does not pass it on to its own children. A forked child cannot use it.
 
     Objects travel as the arguments of pools' tasks do: what is put is captured, an array is its taker's own, and
-    `sheave.pool.Share` is for one that is not copied, in queues of this process. Order is kept as far as one taker sees.
+    `sheave.pool.Share` is for one that is not copied, in queues of this process. As far as one taker sees, objects come
+    in their order.
 
     A thread *holds* what it has taken until it comes back for another item, calls `task_done`, or ends. If its process
     dies meanwhile, what it holds is lost, and `lost` tells of it here; everything else goes on. Whatever a process has
-    put stays. May be used by many threads.
+    put stays. May be used by many threads; the tasks of a loop of asyncio are one of them.
 
     >>> queue = sheave.pool.Queue()
     >>> queue.put({"name": "first", "values": np.arange(3)})
@@ -181,7 +182,8 @@ class Queue(Generic[T]):
         """In the process of the queue: take nothing more; what is in it is taken still, and then `get` raises Closed
         everywhere. In another one: use it there no more. Idempotent."""
         self._core.close()
-        self._invitations.clear()
+        with _turn:
+            self._invitations.clear()
 
     def join_thread(self) -> None:
         """Return at once: what was put is in the queue, and no thread has it."""
@@ -203,11 +205,15 @@ class Queue(Generic[T]):
         if self._mesh is None:
             what = f"queue {self._name} is passed on by its own process alone, and this one has got it from there"
             raise InvalidArgument(f"{what}; hint: start the process there, or make a queue here that it writes to")
+        popen = _spawning()
+        with _turn:
+            return self._invited_by(self._mesh, popen)
+
+    def _invited_by(self, mesh: Mesh, popen: Any) -> tuple[str, str, bytes | None]:
         # Those that were used, and those that were withdrawn.
         self._invitations[:] = [each for each in self._invitations if each.is_open()]
-        popen = _spawning()
         known = None if popen is None else _spawned.setdefault(popen, weakref.WeakValueDictionary()).get(self._home)
-        invitation = known or _Invitation(self._mesh, self._name)
+        invitation = known or _Invitation(mesh, self._name)
         if all(each is not invitation for each in self._invitations):
             self._invitations.append(invitation)
         if popen is None:
