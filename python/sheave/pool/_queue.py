@@ -64,9 +64,9 @@ class Queue(Generic[T]):
     put stays. May be used by many threads; the tasks of a loop of asyncio are one of them.
 
     >>> queue = sheave.pool.Queue()
-    >>> queue.put({"name": "first", "values": np.arange(3)})
+    >>> queue.put({"name": "first", "values": np.ones(3)})
     >>> queue.get()
-    {'name': 'first', 'values': array([0, 1, 2])}
+    {'name': 'first', 'values': array([1., 1., 1.])}
     """
 
     _core: ProcessQueue
