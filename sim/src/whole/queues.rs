@@ -186,12 +186,14 @@ impl Book {
         }
     }
 
-    /// Somebody has waited from `begun` on and found no room.
-    fn found_no_room(&self, process: usize, begun: Duration) {
+    /// Somebody has waited from `begun` on and found no room for this item.
+    fn found_no_room(&self, process: usize, number: i64, begun: Duration) {
         let now = self.ledger.now();
         let books = self.books.lock();
         let since = begun.max(books.stirred) + PROMPT;
-        let is_empty = books.entries.values().all(|entry| entry.accepted.is_none() || !entry.takers.is_empty());
+        // One that somebody has put who was not told so may be there.
+        let is_gone = |(other, entry): (&i64, &Entry)| *other == number || !entry.takers.is_empty();
+        let is_empty = books.entries.iter().all(is_gone);
         let is_wrong = now > since && is_empty && !self.home_ends && !books.processes[process].is_troubled;
         drop(books);
         if is_wrong {
@@ -364,7 +366,9 @@ fn put_some(book: &Book, process: usize, queue: &Queue, dice: &mut SeededEntropy
         book.tries(process, number);
         match queue.put(packet(number, bytes), Some(wait), None) {
             Ok(()) => book.accepts(number),
-            Err(error) if error.kind() == ErrorKind::DeadlineExceeded => return book.found_no_room(process, begun),
+            Err(error) if error.kind() == ErrorKind::DeadlineExceeded => {
+                return book.found_no_room(process, number, begun);
+            }
             Err(error) => return fails(book, process, &error),
         }
     }
