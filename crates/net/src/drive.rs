@@ -8,6 +8,7 @@ use crate::intake::Intake;
 use crate::link::Polled;
 use crate::node::{Inner, Node};
 use crate::patience::Course;
+use crate::pollers::Noted;
 use crate::progress::{Interest, Watched, span_until};
 use crate::waits::Waiting;
 use sheave_base::clock;
@@ -110,11 +111,13 @@ impl<'a> Polling<'a> {
     }
 }
 
-/// Whether a peer of these links waits for the core that this thread polls on.
-fn keeps_core_from_peer(polling: &Polling<'_>) -> bool {
+/// Whether a peer of these links waits for the core that this thread polls on, or another thread polls there for the
+/// same node.
+fn keeps_core_from_others<'a>(inner: &'a Inner, polling: &Polling<'_>, noted: &mut Noted<'a>) -> bool {
+    let Some(core) = cores::current() else { return false };
     // All of them are asked, for that tells them where this side is.
-    let shared = |core| polling.entries().iter().filter(|entry| entry.link.shares_core(core)).count() > 0;
-    cores::current().is_some_and(shared)
+    let shared = polling.entries().iter().filter(|entry| entry.link.shares_core(core)).count();
+    inner.pollers.note(noted, core) || shared > 0
 }
 
 impl Drop for Polling<'_> {
@@ -249,7 +252,7 @@ impl Inner {
         target: &dyn Target,
         until: Option<Instant>,
     ) -> bool {
-        let mut may_follow = true;
+        let (mut may_follow, mut noted) = (true, Noted::nowhere());
         loop {
             // What comes next often comes soon, and a look costs much less than a poll.
             if may_follow
@@ -268,7 +271,8 @@ impl Inner {
             if target.is_done() {
                 return true;
             }
-            if !course.goes_on(moved) || course.gives_way_in_vain() && keeps_core_from_peer(polling) {
+            if !course.goes_on(moved) || course.gives_way_in_vain() && keeps_core_from_others(self, polling, &mut noted)
+            {
                 return false;
             }
             may_follow = moved;

@@ -48,6 +48,7 @@ mod neighbourhood;
 mod node;
 mod outbox;
 mod patience;
+mod pollers;
 mod probe;
 mod progress;
 pub mod shm;

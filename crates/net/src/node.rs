@@ -19,6 +19,7 @@ use crate::message::{Message, Outgoing, Tensors, WriteLeases};
 use crate::neighbourhood::Neighbourhood;
 use crate::outbox::SendDriver;
 use crate::patience::{Patience, WaitPolicy};
+use crate::pollers::Pollers;
 use crate::progress::Progress;
 use crate::shm::PeerProcesses;
 use crate::waits::Waits;
@@ -194,6 +195,7 @@ pub(crate) struct Inner {
     pub(crate) progress: Progress,
     pub(crate) links: Links,
     pub(crate) patience: Patience,
+    pub(crate) pollers: Pollers,
     company: Mutex<Company>,
     pub(crate) weak: Weak<Inner>,
     pub(crate) stopping: AtomicBool,
@@ -253,6 +255,7 @@ impl Node {
             progress,
             links: Links::default(),
             patience,
+            pollers: Pollers::default(),
             company: Mutex::new(company),
             weak: weak.clone(),
             stopping: AtomicBool::new(false),
