@@ -1,11 +1,11 @@
 """Times the commands of a session whose controller and workers are Python's. `sheave bench session` runs it:
 
-    python benches/python/session.py call processes 3000 0
+    python benches/python/session.py call processes 10000 0
 
 Arguments: a case, where the workers are, the number of rounds, and bytes. Prints a line: the bytes, and nanoseconds of
 every round. `call` calls a function on two workers and waits for both; `pipelined` calls it many times before it waits,
-and its time is that of one; `fetch` gets an array from the last worker, `fetch_shared` its memory; `start` begins a
-session and waits for its first result.
+and its time is that of one; `fetch` gets an array from the last worker, `fetch_shared` the memory of one that the
+session has made, which its processes share; `start` begins a session and waits for its first result.
 """
 
 import os
@@ -81,7 +81,10 @@ def call(session, add):
 
 def measure(session, case, rounds, length_bytes):
     add = session.function(add_one)
-    array = session.call(make, length_bytes)
+    if case == "fetch_shared":
+        array = session.empty((length_bytes // 4,), "float32")
+    else:
+        array = session.call(make, length_bytes)
     act, cut = {
         "call": (lambda: call(session, add), 1),
         "pipelined": (lambda: pipelined(session, add), PIPELINED),

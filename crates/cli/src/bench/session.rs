@@ -113,10 +113,11 @@ impl Case {
         }
     }
 
-    /// How often, and how often in a quick run.
+    /// How often, and how often in a quick run. Calls often enough for the first 50 ms to be few of them: waits sleep for
+    /// as long where the start of the workers has taken their core away.
     fn rounds(self) -> (u32, u32) {
         match self {
-            Self::Call => (3000, 300),
+            Self::Call => (10_000, 300),
             Self::Pipelined | Self::Start => (10, 3),
             Self::Fetch | Self::FetchShared => (200, 20),
         }
