@@ -1,8 +1,8 @@
 //! On which cores threads of one node poll.
 //!
 //! Threads that wait on one node poll the same links. Two of them on one core do nothing for each other, and keep the
-//! core in turns from whoever they wait for, who may want it. So a wait that has given its core away in vain notes where
-//! it is, and sleeps if another one is there: that one polls for both, and ends the sleeper's wait as its own.
+//! core in turns from whoever they wait for, who may want it. So a wait that has given its core away in vain notes
+//! where it is, and sleeps if another one is there: that one polls for both, and ends the sleeper's wait as its own.
 //!
 //! The notes are hints, and order nothing. Two that find each other at once both sleep, as each would alone.
 

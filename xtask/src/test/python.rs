@@ -65,8 +65,9 @@ fn maturin(workspace: &Workspace, venv: &Venv) -> Outcome<Command> {
     Ok(command)
 }
 
-/// Runs the tests, some files at a time: many of them wait for processes, and each makes its own. `pytest-timeout` ends a test by a signal; one that does not even let the interpreter see the signal
-/// shows as silence, and ends the whole run a little later.
+/// Runs the tests, some files at a time: many of them wait for processes, and each makes its own. `pytest-timeout` ends
+/// a test by a signal; one that does not even let the interpreter see the signal shows as silence, and ends the whole
+/// run a little later.
 fn pytest(workspace: &Workspace, venv: &Venv) -> Outcome<Tally> {
     let mut command = venv.python(workspace, &["-m", "pytest", "python/tests", "--verbose", "--color=no"]);
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);

@@ -113,8 +113,8 @@ impl Case {
         }
     }
 
-    /// How often, and how often in a quick run. Calls often enough for the first 50 ms to be few of them: waits sleep for
-    /// as long where the start of the workers has taken their core away.
+    /// How often, and how often in a quick run. Calls often enough for the first 50 ms to be few of them: for as long
+    /// waits sleep where the start of the workers has taken their core away.
     fn rounds(self) -> (u32, u32) {
         match self {
             Self::Call => (10_000, 300),
