@@ -189,10 +189,12 @@ def round_of(bench, case):
 
 
 def main(whose, case, rounds):
+    bench = None
     if case.startswith("queue_"):
         act, length_bytes, cut = queue_round(case, *queues_of(whose))
     else:
-        act, length_bytes, cut = round_of(POOLS[whose](), case)
+        bench = POOLS[whose]()
+        act, length_bytes, cut = round_of(bench, case)
     for _ in range(min(WARM_ROUNDS, rounds)):
         act()
     times = []
@@ -202,8 +204,9 @@ def main(whose, case, rounds):
         times.append((time.perf_counter_ns() - begun) // cut)
     for first in range(0, len(times), PRINTED):
         print("times:", length_bytes, *times[first : first + PRINTED], flush=True)
-    # Left to the end of the interpreter, torch's aborts at times.
-    bench.end()
+    if bench is not None:
+        # Left to the end of the interpreter, torch's aborts at times.
+        bench.end()
 
 
 if __name__ == "__main__":
