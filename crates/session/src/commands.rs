@@ -37,8 +37,8 @@ use std::time::{Duration, Instant};
 /// The method of all commands.
 pub(crate) const COMMANDS: &str = "do";
 
-/// Commands in one message at most.
-const BATCH_MAX: usize = 64;
+/// Commands in one message at most: about as many as come within [`BATCH_SPAN`].
+const BATCH_MAX: usize = 160;
 
 /// Commands between questions of how far the workers have come.
 const MARK_EVERY: u64 = 4096;
