@@ -301,6 +301,50 @@ fn a_get_ends_after_its_time_and_leaves_nothing_behind() {
     }
 }
 
+/// Threads of one end wait and give up, each in its own time.
+#[test]
+fn threads_of_one_end_take_beside_each_other() {
+    const COUNT: i64 = 4_000;
+    for transport in TRANSPORTS {
+        together(Expected::ranks(2), transport, |mesh| {
+            let queue = queue(&mesh, None);
+            if mesh.me().rank.0 == 0 {
+                for number in 0..COUNT {
+                    put(&queue, number);
+                    if number % 16 == 0 {
+                        std::thread::sleep(Duration::from_micros(200));
+                    }
+                }
+                mesh.world().barrier().expect("all was taken");
+                assert_eq!(queue.len().expect("it is here"), 0);
+            } else {
+                let left = std::sync::atomic::AtomicI64::new(COUNT);
+                let begun = Instant::now();
+                let (left, queue) = (&left, &queue);
+                let take = move |wait: Duration| {
+                    let mut sum = 0;
+                    while left.load(std::sync::atomic::Ordering::SeqCst) > 0 {
+                        assert!(begun.elapsed() < PATIENCE, "{left:?} have not come");
+                        if let Ok(item) = queue.get(Some(wait), None) {
+                            left.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                            sum += number(&item);
+                        }
+                    }
+                    sum
+                };
+                let waits = [0, 20, 100, 1_000].map(Duration::from_micros);
+                let sum: i64 = std::thread::scope(|scope| {
+                    let threads = waits.map(|wait| scope.spawn(move || take(wait)));
+                    threads.map(|thread| thread.join().expect("no panic")).into_iter().sum()
+                });
+                assert_eq!(sum, COUNT * (COUNT - 1) / 2);
+                mesh.world().barrier().expect("all was taken");
+            }
+            mesh.finish().expect("all end");
+        });
+    }
+}
+
 /// Who has been given many items, and is busy with one, keeps the others from nobody.
 #[test]
 fn what_lies_with_a_busy_end_goes_to_others() {

@@ -54,6 +54,8 @@ struct State {
     held: BTreeSet<u32>,
     /// How many are asked for at a time.
     most: usize,
+    /// How often the home was told what is wanted.
+    turn: u64,
     /// Some were asked for and have not come; for somebody who waits.
     is_asked: bool,
     is_waiting: bool,
@@ -74,8 +76,9 @@ impl State {
         self.held.first().copied().unwrap_or(self.begun)
     }
 
-    fn want(&self, place: &Place, most: usize, is_waiting: bool) -> Want {
-        Want { end: place.number, settled: self.settled(), begun: self.begun, most, is_waiting }
+    fn want(&mut self, place: &Place, most: usize, is_waiting: bool) -> Want {
+        self.turn += 1;
+        Want { end: place.number, settled: self.settled(), begun: self.begun, most, is_waiting, turn: self.turn }
     }
 
     fn has_getter(&mut self) -> bool {
@@ -220,9 +223,9 @@ impl End {
     /// The same a while later: what is wanted may have changed.
     fn renewed(&self, then: Then) -> Then {
         let (Then::Want(_), Some(place)) = (then, self.place.get()) else { return then };
-        let state = self.state.lock();
-        let most = if state.is_asked { state.most } else { 0 };
-        Then::Want(state.want(place, most, state.is_waiting))
+        let mut state = self.state.lock();
+        let (most, is_waiting) = (if state.is_asked { state.most } else { 0 }, state.is_waiting);
+        Then::Want(state.want(place, most, is_waiting))
     }
 
     fn after(&self, then: Then) {
@@ -285,7 +288,8 @@ impl End {
             return Then::Nothing;
         }
         state.is_asked = true;
-        Then::Want(state.want(place, state.most, false))
+        let most = state.most;
+        Then::Want(state.want(place, most, false))
     }
 
     fn publish(place: &Place, state: &State) {

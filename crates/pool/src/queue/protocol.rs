@@ -46,6 +46,9 @@ pub(crate) struct Want {
     pub(crate) begun: u32,
     pub(crate) most: usize,
     pub(crate) is_waiting: bool,
+    /// Which of the end's words of this kind it is: threads may send theirs in another order than they have come to
+    /// them, and the last one counts.
+    pub(crate) turn: u64,
 }
 
 impl Want {
@@ -56,17 +59,19 @@ impl Want {
             Value::Int(self.begun.into()),
             Value::Int(self.most as i64),
             Value::Bool(self.is_waiting),
+            Value::Int(self.turn.cast_signed()),
         ]))
     }
 
     pub(super) fn read(args: Value) -> Result<Self> {
-        let [end, settled, begun, most, is_waiting] = listed(args)?;
+        let [end, settled, begun, most, is_waiting, turn] = listed(args)?;
         Ok(Self {
             end: number(&end)?,
             settled: short(&settled)?,
             begun: short(&begun)?,
             most: usize::try_from(number(&most)?).map_err(|_| unreadable())?,
             is_waiting: truth(&is_waiting)?,
+            turn: number(&turn)?,
         })
     }
 }
@@ -190,7 +195,7 @@ mod tests {
 
     #[test]
     fn words_arrive_as_they_were_sent() {
-        let want = Want { end: u64::MAX, settled: u32::MAX, begun: 7, most: 64, is_waiting: true };
+        let want = Want { end: u64::MAX, settled: u32::MAX, begun: 7, most: 64, is_waiting: true, turn: 3 };
         assert_eq!(Want::read(want.to_call().args).expect("it was written so"), want);
         assert_eq!(read_about(about(3, 9, 2).args).expect("it was written so"), (3, 9, 2));
         let (end, is_strict, words) = read_attached(attached(5, true, false), &[]).expect("it was written so");
@@ -212,7 +217,7 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        for value in [Value::None, Value::List(Vec::new()), Value::List(vec![Value::Bool(true); 5])] {
+        for value in [Value::None, Value::List(Vec::new()), Value::List(vec![Value::Bool(true); 6])] {
             assert!(Want::read(value.clone()).is_err() && read_about(value.clone()).is_err());
             assert!(Items::read(value.clone(), Tensors::new()).is_err() && read_put(value, Tensors::new()).is_err());
         }

@@ -72,6 +72,8 @@ pub(super) struct End {
     /// said.
     settled: u32,
     taken: u32,
+    /// The turn in which it has said last what it wants.
+    turn: u64,
     /// Somebody sends to it.
     pub(super) is_served: bool,
     /// Asks when the queue is closed.
@@ -346,6 +348,7 @@ impl State {
             kept: None,
             settled: 0,
             taken: 0,
+            turn: 0,
             is_served: false,
             closed: None,
         };
@@ -377,6 +380,10 @@ impl State {
     pub(super) fn want(&mut self, node: NodeId, want: Want, told: &mut Told) {
         let is_empty = self.waiting.is_empty();
         let Some(end) = self.end_of(node, want.end) else { return };
+        if want.turn < end.turn {
+            return;
+        }
+        end.turn = want.turn;
         (end.settled, end.taken) = (want.settled, want.begun);
         end.settle();
         end.want = want.most.min(AHEAD_MAX);
