@@ -397,20 +397,31 @@ def test_control_c_ends_a_wait_and_not_the_session(session):
     assert session.call(identity, "alive").get(1, PATIENCE) == "alive"
 
 
-def test_control_c_ends_a_wait_for_room(kind):
+def test_control_c_ends_a_wait_for_room(kind, tmp_path):
+    mark = tmp_path / "mark"
+
+    def hold():
+        # However slow the machine is, worker 1 takes nothing until it may.
+        while sheave.session.worker().id and not mark.exists():
+            time.sleep(0.01)
+
     with kind(2) as session:
-        sleep = session.function(time.sleep)
-        session.call(lambda: sheave.session.worker().id and time.sleep(1.5))
-        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
-        with pytest.raises(KeyboardInterrupt):
-            while True:
-                session.call(sleep, 0)
-        timer.join()
-        begun = time.monotonic()
-        with pytest.raises(sheave.DeadlineExceeded, match="worker 1 takes no more commands"):
-            while time.monotonic() < begun + 20:
-                session.call(sleep, 0, timeout=0.05)
+        try:
+            sleep = session.function(time.sleep)
+            session.call(hold)
+            timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                while True:
+                    session.call(sleep, 0)
+            timer.join()
+            begun = time.monotonic()
+            # Long enough for worker 0 to have done all.
+            with pytest.raises(sheave.DeadlineExceeded, match="worker 1 takes no more commands"):
+                while time.monotonic() < begun + 20:
+                    session.call(sleep, 0, timeout=2)
+        finally:
+            mark.touch()
         session.sync(timeout=PATIENCE)
 
 
