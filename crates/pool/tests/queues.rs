@@ -80,9 +80,14 @@ fn each_item_is_taken_once() {
             let sums = sums.unwrap_or_else(|| Queue::attach(&mesh, home(&mesh), "sums", None).expect("it is there"));
             // All of them put, and all take.
             (0..COUNT).for_each(|number| put(&queue, COUNT * rank + number));
+            // An end has the answer of the home behind all that it has put.
+            queue.len().expect("the home is there");
             mesh.world().barrier().expect("all have put");
+            if rank == 0 {
+                queue.close();
+            }
             let (mut sum, mut count) = (0, 0);
-            while let Ok(item) = queue.get(SHORT, None) {
+            while let Ok(item) = queue.get(LONG, None) {
                 (sum, count) = (sum + number(&item), count + 1);
             }
             put(&sums, sum);
@@ -256,13 +261,15 @@ fn who_waits_for_room_gets_it_when_others_take() {
             together(Expected::ranks(3), transport, move |mesh| {
                 let queue = queue(&mesh, Some(3));
                 if mesh.me().rank.0 == puts {
-                    (0..200).for_each(|number| put(&queue, number));
+                    // The last ones tell each of the others that there are no more.
+                    (0..202).for_each(|number| put(&queue, number));
                     mesh.world().barrier().expect("all were taken");
                 } else {
                     let mut last = -1;
-                    while let Ok(item) = queue.get(Some(Duration::from_millis(300)), None) {
-                        assert!(number(&item) > last, "each taker sees them in their order");
-                        last = number(&item);
+                    while last < 200 {
+                        let number = taken(&queue).expect("it comes");
+                        assert!(number > last, "each taker sees them in their order");
+                        last = number;
                     }
                     mesh.world().barrier().expect("all were taken");
                 }
