@@ -404,7 +404,7 @@ def in_a_thread(items, told):
     thread.start()
     thread.join()
     # Python says so before the thread is gone.
-    time.sleep(0.2)
+    until(lambda: not os.path.exists(f"/proc/self/task/{thread.native_id}"))
     told.put("done")
     time.sleep(PATIENCE)
 
@@ -480,8 +480,8 @@ def script(tmp_path, source):
 
 def test_children_end_when_the_home_is_killed(tmp_path):
     program = script(tmp_path, HOME)
+    # They have got the queue before they say who they are.
     pids = [int(program.stdout.readline()) for _ in range(2)]
-    time.sleep(0.2)
     program.kill()
     killed = time.monotonic()
     assert [program.stdout.readline().strip() for _ in range(2)] == ["lost", "lost"]

@@ -61,7 +61,9 @@ struct State {
     is_waiting: bool,
     getters: Vec<Completer<()>>,
     putters: Vec<Completer<()>>,
+    /// The home is full, as it has said last.
     is_full: bool,
+    full_turn: u64,
     /// What a put has failed with that had returned.
     failed: Option<Error>,
     /// Why there is nothing any more.
@@ -444,11 +446,14 @@ impl End {
         Ok(())
     }
 
-    fn full(&self, args: &Value) -> Result<()> {
-        let is_full = protocol::truth(args)?;
+    fn full(&self, args: Value) -> Result<()> {
+        let (is_full, turn) = protocol::read_full(args)?;
         let putters = {
             let mut state = self.state.lock();
-            state.is_full = is_full;
+            if turn < state.full_turn {
+                return Ok(());
+            }
+            (state.is_full, state.full_turn) = (is_full, turn);
             if is_full { Vec::new() } else { std::mem::take(&mut state.putters) }
         };
         putters.into_iter().for_each(|putter| putter.complete(Ok(())));
@@ -490,7 +495,7 @@ impl Service for Desk {
         let Some(end) = self.0.upgrade() else { return };
         let heard = match request.method.as_str() {
             ITEMS => end.items(request),
-            FULL => end.full(&request.args),
+            FULL => end.full(request.args),
             _ => Err(protocol::unreadable()),
         };
         if let Err(error) = heard {

@@ -68,26 +68,30 @@ impl Home {
     /// Changes the state, tells whoever is to hear of it, and gives items to those who want some.
     fn change<T>(&self, change: impl FnOnce(&mut State, &mut Told) -> T) -> T {
         let mut told = Told::default();
-        let (changed, turned) = {
+        let (changed, has_turned) = {
             let mut state = self.state.lock();
             let changed = change(&mut state, &mut told);
             state.finish(&mut told);
-            (changed, state.turned_full())
+            (changed, state.has_turned_full())
         };
-        if let Some(is_full) = turned {
-            self.tell_full(is_full);
+        if has_turned {
+            self.tell_full();
         }
         told.tell();
         self.serve();
         changed
     }
 
-    fn tell_full(&self, is_full: bool) {
+    fn tell_full(&self) {
         let Some(mesh) = self.mesh.upgrade() else { return };
-        let ends: Vec<_> = self.state.lock().ends.values().map(|end| (end.node, end.service.clone())).collect();
+        let (ends, is_full, turn) = {
+            let state = self.state.lock();
+            let ends: Vec<_> = state.ends.values().map(|end| (end.node, end.service.clone())).collect();
+            (ends, state.is_full, state.full_turn)
+        };
         for (node, service) in ends {
             // One that is gone is told of elsewhere.
-            let _ = mesh.cast(node, service, FULL, Value::Bool(is_full));
+            let _ = mesh.cast(node, service, FULL, protocol::full(is_full, turn));
         }
     }
 
@@ -98,7 +102,7 @@ impl Home {
             // There is room where these were.
             std::mem::take(&mut told).tell();
             let sent = self.mesh().and_then(|mesh| mesh.cast(node, service, ITEMS, call));
-            let turned = {
+            let has_turned = {
                 let mut state = self.state.lock();
                 if sent.is_err() {
                     state.undo(end, first, &mut told);
@@ -106,9 +110,11 @@ impl Home {
                 if let Some(end) = state.ends.get_mut(&end) {
                     end.is_served = false;
                 }
-                state.turned_full()
+                state.has_turned_full()
             };
-            turned.into_iter().for_each(|is_full| self.tell_full(is_full));
+            if has_turned {
+                self.tell_full();
+            }
             std::mem::take(&mut told).tell();
             // Of an end that is gone the node tells.
             if sent.is_err_and(|error| !matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Closed)) {
@@ -214,9 +220,10 @@ impl Home {
         let mut state = self.state.lock();
         let is_heard = state.enter(from, end)?;
         let full = state.ends.get(&end).filter(|_| state.is_full).map(|end| end.service.clone());
+        let turn = state.full_turn;
         drop(state);
         if let (Some(service), Ok(mesh)) = (full, self.mesh()) {
-            let _ = mesh.cast(from, service, FULL, Value::Bool(true));
+            let _ = mesh.cast(from, service, FULL, protocol::full(true, turn));
         }
         Ok((Value::Bool(is_heard), Parts::new()))
     }

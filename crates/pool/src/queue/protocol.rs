@@ -12,7 +12,7 @@
 //! | home | `length` | nothing; the answer says how many items nobody has taken |
 //! | home | `detach` | the end's number, and its number of the first item that it has not taken |
 //! | end | `items` | [`Items`] |
-//! | end | `full` | whether the queue is so full that nobody should put more |
+//! | end | `full` | whether the queue is so full that nobody should put more, and which word of this kind it is |
 //!
 //! An end that does not reach the memory of its home is given no [words](super::words).
 
@@ -100,6 +100,16 @@ pub(super) fn read_attached(value: Value, tensors: &[Tensor]) -> Result<(u64, bo
         _ => return Err(unreadable()),
     };
     Ok((number(&end)?, truth(&is_strict)?, words))
+}
+
+/// Whether the queue is full, and which word of this kind that is.
+pub(super) fn full(is_full: bool, turn: u64) -> Call {
+    Call::of(Value::List(vec![Value::Bool(is_full), Value::Int(turn.cast_signed())]))
+}
+
+pub(super) fn read_full(args: Value) -> Result<(bool, u64)> {
+    let [is_full, turn] = listed(args)?;
+    Ok((truth(&is_full)?, number(&turn)?))
 }
 
 /// An item on its way to the queue.
@@ -198,6 +208,7 @@ mod tests {
         let want = Want { end: u64::MAX, settled: u32::MAX, begun: 7, most: 64, is_waiting: true, turn: 3 };
         assert_eq!(Want::read(want.to_call().args).expect("it was written so"), want);
         assert_eq!(read_about(about(3, 9, 2).args).expect("it was written so"), (3, 9, 2));
+        assert_eq!(read_full(full(true, 4).args).expect("it was written so"), (true, 4));
         let (end, is_strict, words) = read_attached(attached(5, true, false), &[]).expect("it was written so");
         assert!((end, is_strict, words.is_none()) == (5, true, true));
         assert!(read_attached(attached(5, true, true), &[]).is_err(), "its tensor is missing");

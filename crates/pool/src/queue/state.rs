@@ -200,8 +200,10 @@ pub(super) struct State {
     next_end: u64,
     putters: VecDeque<Putter>,
     getters: Vec<Completer<()>>,
-    /// Ends were told that they should put no more.
+    /// Ends are told that they should put no more, and how often they were told of this or that: words may overtake
+    /// each other, and the last one counts.
     pub(super) is_full: bool,
+    pub(super) full_turn: u64,
     /// Why nothing can be put any more.
     closed: Option<Error>,
     lost: VecDeque<Lost>,
@@ -220,6 +222,7 @@ impl State {
             putters: VecDeque::new(),
             getters: Vec::new(),
             is_full: false,
+            full_turn: 0,
             closed: None,
             lost: VecDeque::new(),
             lost_count: 0,
@@ -242,12 +245,13 @@ impl State {
     }
 
     /// Whether it has become too full, or has become half empty since, where ends put without waiting for each item.
-    pub(super) fn turned_full(&mut self) -> Option<bool> {
+    pub(super) fn has_turned_full(&mut self) -> bool {
         let is_half = || self.waiting.len() <= limits::QUEUE_ITEMS_MAX / 2 && self.bytes <= limits::QUEUE_BYTES_MAX / 2;
         let is_full = if self.is_full { !is_half() } else { self.capacity.is_none() && !self.has_room(1) };
         let has_turned = is_full != self.is_full;
         self.is_full = is_full;
-        has_turned.then_some(is_full)
+        self.full_turn += u64::from(has_turned);
+        has_turned
     }
 
     /// Adds an item, if there is room. One of another process, which did not wait, is always added.
