@@ -126,7 +126,8 @@ impl Shared {
             });
             return Ok(());
         }
-        let link = mesh.link_to(guest.node).and_then(|link| mesh.node().link(link))?;
+        let link = mesh.link_to(guest.node).and_then(|link| mesh.node().link(link));
+        let link = link.inspect_err(|_| self.state.lock().miss(slot, guest.node))?;
         let reaches = link.medium() != Medium::Tcp;
         let left = self.settings.tasks_per_worker.unwrap_or(usize::MAX);
         let mut worker = Worker::new(guest.node, guest.name.clone(), turn, left, clock::now());
@@ -146,7 +147,14 @@ impl Shared {
 
     /// The process of a worker has ended so.
     pub(crate) fn ended(&self, node: NodeId, error: &Error) {
-        self.change(|state, told| state.ended(node, error, told));
+        let is_lost = self.mesh().and_then(|mesh| mesh.guest_end(node)).is_ok_and(|end| end.is_done());
+        self.change(|state, told| {
+            // Of one that was hired when the node had lost it, that tells no more.
+            if is_lost {
+                state.lose(node, told);
+            }
+            state.ended(node, error, told);
+        });
         self.serve_all();
     }
 

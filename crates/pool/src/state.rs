@@ -301,6 +301,11 @@ impl State {
         }
     }
 
+    /// A worker was lost before it came to its slot.
+    pub(crate) fn miss(&mut self, slot: usize, node: NodeId) {
+        self.lost.push(Lost { node, slot, is_unready: true, tasks: Vec::new() });
+    }
+
     /// The process of a worker has ended so.
     pub(crate) fn ended(&mut self, node: NodeId, error: &Error, told: &mut Told) {
         if let Some(at) = self.lost.iter().position(|lost| lost.node == node) {

@@ -18,7 +18,8 @@ const STARTS: ServiceName = ServiceName::new("sheave.fleet");
 /// How long a process may take to end by itself once it is no guest any more; then it is killed.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// How long the last lines of a process that has ended are waited for: others may hold its standard error open.
+/// How long the last lines of a process that has ended are waited for, and the end of its link: others may hold its
+/// standard error and its sockets open.
 const LAST_LINES: Duration = Duration::from_millis(500);
 
 const SIGKILL: i32 = 9;
@@ -187,8 +188,12 @@ impl Keeper {
             return Error::new(ErrorKind::Closed, "the fleet has ended");
         };
         let what = "it ended, and nobody had asked it to";
-        match first(child.ended(), end).await {
-            First::One(Ok(exit)) => self.died(what, name, child, exit).await,
+        match first(child.ended(), end.clone()).await {
+            First::One(Ok(exit)) => {
+                // Before anybody hears of its end, what it has sent has its turn.
+                let _ = self.runtime.until(self.runtime.after(LAST_LINES), end).await;
+                self.died(what, name, child, exit).await
+            }
             First::One(Err(error)) => error,
             First::Other(left) => self.over(what, started, left).await,
         }
