@@ -319,6 +319,26 @@ fn those_who_do_not_go_are_killed_after_the_grace() {
 }
 
 #[test]
+fn those_who_are_on_their_way_when_nobody_is_replaced_any_more_go_with_the_fleet() {
+    let mesh = host();
+    let (builder, events) = watched(builder(3, "guest"));
+    let fleet = builder.begin(&mesh).expect("they are started");
+    for _ in 0..3 {
+        let event = events.recv_timeout(PATIENCE).expect("they are started");
+        assert!(matches!(event, FleetEvent::Started { .. }), "{event:?}");
+    }
+    fleet.replace_no_more();
+    until("they are guests", || mesh.guests().len() == 3);
+    for guest in mesh.guests() {
+        mesh.guest_ready(guest.node).expect("it is a guest").wait_timeout(PATIENCE).expect("it says so");
+    }
+    let begun = Instant::now();
+    let report = fleet.close(PATIENCE);
+    assert!(begun.elapsed() < PATIENCE / 3, "{:?}", begun.elapsed());
+    assert!(report.exits.iter().all(|exit| exit.status == Status::Code(0)), "{report:?}");
+}
+
+#[test]
 fn when_the_host_leaves_its_guests_go_and_nobody_is_replaced() {
     let mesh = host();
     let (builder, events) = watched(builder(2, "guest"));

@@ -84,14 +84,14 @@ impl Keeper {
             let Lost { name, node, error } = lost;
             let slot = self.slot;
             // Before it is told: who hears of it finds the slot empty.
-            let lost = fleet.slots.lost(slot, fleet.settings.restarts);
+            let replaced = fleet.slots.replace(slot, fleet.settings.restarts);
             fleet.tell(&FleetEvent::Ended { slot, node, error: error.clone() });
             if fleet.starting.lock().is_some() {
                 // A program that does not start once is not tried again.
                 fleet.slots.over(slot, &error);
                 return fleet.started(Err(error));
             }
-            if let Err(what) = lost {
+            if let Err(what) = replaced {
                 let error = given_up(what, error);
                 fleet.slots.over(slot, &error);
                 return fleet.tell(&FleetEvent::GivenUp { slot, error });
@@ -128,6 +128,7 @@ impl Keeper {
     }
 
     fn lost(&self, started: &Started, node: Option<NodeId>, error: Error) -> Option<Lost> {
+        self.fleet.upgrade().iter().for_each(|fleet| fleet.slots.vacate(self.slot));
         self.fleet()?;
         let error = error.operation("fleet").elapsed(started.at.elapsed());
         Some(Lost { name: Some(started.name.clone()), node, error })

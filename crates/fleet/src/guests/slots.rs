@@ -92,13 +92,19 @@ impl Slots {
         all
     }
 
-    /// The guest of this slot is gone, or never came. If it may not be replaced, returns why.
-    pub(super) fn lost(&self, number: usize, restarts: Restarts) -> std::result::Result<(), String> {
+    /// The guest of this slot is gone, or never came.
+    pub(super) fn vacate(&self, number: usize) {
+        if let Some(slot) = self.slots.lock().get_mut(number) {
+            (slot.name, slot.guest) = (None, None);
+        }
+    }
+
+    /// Somebody is to come to this slot, where nobody is. Returns why not, if that may not be.
+    pub(super) fn replace(&self, number: usize, restarts: Restarts) -> std::result::Result<(), String> {
         let Restarts { most, within } = restarts;
         let mut slots = self.slots.lock();
         let Some(slot) = slots.get_mut(number) else { return Err(format!("there is no slot {number}")) };
         let now = Instant::now();
-        (slot.name, slot.guest) = (None, None);
         while slot.replaced.front().is_some_and(|at| now.saturating_duration_since(*at) >= within) {
             slot.replaced.pop_front();
         }
@@ -123,12 +129,13 @@ impl Slots {
         Ok(())
     }
 
-    /// Nobody will run in this slot any more. Its arrival ends with this error, for those who ask later too.
+    /// Nobody will be started in this slot any more. Its arrival ends with this error, for those who ask later too. Who
+    /// runs there, or is on its way, is known until the fleet is closed.
     pub(super) fn over(&self, number: usize, error: &Error) {
         let arriving = {
             let mut slots = self.slots.lock();
             let Some(slot) = slots.get_mut(number).filter(|slot| !slot.is_over) else { return };
-            (slot.is_over, slot.guest, slot.name) = (true, None, None);
+            slot.is_over = true;
             let arriving = slot.arriving.take();
             if arriving.is_none() {
                 slot.arrival = Work::ready("fleet guest", Err(error.clone()));
