@@ -6,7 +6,7 @@
 pub(crate) const AT_ONCE: usize = 6;
 
 /// Their names, in whatever binary they are.
-pub(crate) const NAMES: [&str; 33] = [
+pub(crate) const NAMES: [&str; 34] = [
     "a_busy_port_is_said",
     "a_handler_s_wait_ends_in_time_while_calls_that_descend_from_it_run",
     "a_process_that_is_no_guest_any_more_is_replaced_too",
@@ -24,6 +24,7 @@ pub(crate) const NAMES: [&str; 33] = [
     "f27_a_peer_in_a_debugger_is_neither_killed_nor_declared_dead",
     "f42_a_checkpoint_is_written_to_its_end_when_others_die",
     "f42_a_checkpoint_stays_whole_when_the_worker_dies_that_writes_the_next",
+    "f42_a_job_that_is_stopped_as_a_whole_goes_on",
     "f42_a_job_that_is_stopped_while_a_link_is_made_goes_on",
     "f42_one_more_that_dies_while_the_rest_shrinks_is_done_without",
     "f55_two_barriers_of_one_group_end_in_a_mismatch_that_names_both",

@@ -1,6 +1,7 @@
 //! The Python package: built with maturin into a virtual environment of its own, tested there with pytest.
 
 use std::cell::Cell;
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
@@ -11,6 +12,9 @@ use super::venv::{Interpreter, Venv};
 use super::{BUILD_LIMIT, LIMIT, Report};
 use crate::shell::{Outcome, Workspace, run as run_command};
 use crate::watch::{Ended, Verdict, watch};
+
+/// So many files of tests run at a time at most.
+const FILES_MAX: usize = 8;
 
 /// The environment of the tests, which is made while other stages run: what it needs is downloaded for about as long as
 /// they compile.
@@ -61,10 +65,13 @@ fn maturin(workspace: &Workspace, venv: &Venv) -> Outcome<Command> {
     Ok(command)
 }
 
-/// Runs the tests. `pytest-timeout` ends a test by a signal; one that does not even let the interpreter see the signal
-/// shows as silence, and ends the whole run a little later.
+/// Runs the tests, some files at a time: many of them wait for processes, and each makes its own. `pytest-timeout` ends
+/// a test by a signal; one that does not even let the interpreter see the signal shows as silence, and ends the whole
+/// run a little later.
 fn pytest(workspace: &Workspace, venv: &Venv) -> Outcome<Tally> {
     let mut command = venv.python(workspace, &["-m", "pytest", "python/tests", "--verbose", "--color=no"]);
+    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+    command.args(["-n", &(cores + 1).min(FILES_MAX).to_string(), "--dist", "loadfile"]);
     command.arg(format!("--timeout={}", LIMIT.as_secs())).env("PYTHONUNBUFFERED", "1");
     // Programs in Rust with which the Python ones talk.
     command.env("SHEAVE_TEST_EXAMPLES", workspace.target().join("debug/examples"));
