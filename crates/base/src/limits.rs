@@ -122,6 +122,31 @@ pub const METHODS_MAX: usize = 256;
 /// have some dozens; those whose users register their own by name have thousands.
 pub const SERVICES_MAX: usize = 1 << 16;
 
+/// Versions of one key of versioned objects, and pins of one table of them: whoever reads more at a time reads too much.
+pub const VERSIONS_DEPTH_MAX: usize = 1 << 16;
+
+/// Keys of one table of versioned objects: those of a program's models and their parts.
+pub const VERSIONS_KEYS_MAX: usize = 1 << 20;
+
+/// Keys of a table of versioned objects for which nobody has said how many there may be.
+pub const VERSIONS_KEYS: usize = 4096;
+
+/// Bytes of the values of a table of versioned objects for which nobody has said how many there may be: a large model
+/// twice, or many small ones.
+pub const VERSIONS_BYTES: u64 = if cfg!(feature = "simulated") { 64 << 10 } else { 16 << 30 };
+
+/// Those who wait at one table of versioned objects for a newer version: some for each node that can be.
+pub const VERSIONS_WATCHERS_MAX: usize = if cfg!(feature = "simulated") { 64 } else { 1 << 16 };
+
+/// Pins of one table of versioned objects: some for each node that can be.
+pub const VERSIONS_PINS_MAX: usize = if cfg!(feature = "simulated") { 64 } else { 1 << 16 };
+
+/// Longest lease of a pin: whoever reads for longer than that pins again.
+pub const VERSIONS_LEASE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// A push of more bytes is copied on a thread of its own: copying less takes as long as handing it over.
+pub const VERSIONS_INLINE_BYTES_MAX: u64 = if cfg!(feature = "simulated") { 1 << 10 } else { 256 << 10 };
+
 /// Groups of rpc that one node is in, or that are in the making at it: they are parts of a program.
 pub const RPC_GROUPS_MAX: usize = 4096;
 

@@ -119,6 +119,24 @@ pub enum Bug {
     BackLost,
     /// Items that were lost with an end of a queue are not reported.
     LossUntold,
+    /// A push to a versioned object is accepted whatever version it was made from.
+    CompareSkipped,
+    /// A push to a versioned object is accepted and forgotten.
+    PushLost,
+    /// The newest version of an object is not the one that is pulled.
+    PullStale,
+    /// Whoever watches an object is not told of a newer version.
+    WatchForgotten,
+    /// A watch goes on when its caller is gone.
+    WatchOutlives,
+    /// A version is dropped though somebody has pinned it.
+    PinIgnored,
+    /// A pin goes on when its holder is gone.
+    PinOutlives,
+    /// An entry that is to be removed from a map stays in its next version.
+    DeltaMisapplied,
+    /// A reader is not sent an entry that has changed.
+    ChangeOmitted,
 }
 
 /// Whether this bug is planted here, and it is time for it.

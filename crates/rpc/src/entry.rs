@@ -45,19 +45,7 @@ impl EntryName {
     /// Fails with `InvalidArgument` for a key of more than [`limits::RPC_KEY_BYTES_MAX`] bytes, or with tensors or
     /// references in it.
     pub(crate) fn new(sort: Sort, key: &Value) -> Result<Self> {
-        key.try_visit(&mut |value| match value {
-            Value::Tensor(_) | Value::Ref { .. } => {
-                Err(Error::new(ErrorKind::InvalidArgument, format!("a key with a {} in it", value.kind_name()))
-                    .hint("keys are plain values, such as texts, numbers and tuples of them"))
-            }
-            _ => Ok(()),
-        })?;
-        let key = codec::encode(key)?;
-        if key.len() > limits::RPC_KEY_BYTES_MAX {
-            let what = format!("a key of {} bytes; the limit is {}", key.len(), limits::RPC_KEY_BYTES_MAX);
-            return Err(Error::new(ErrorKind::InvalidArgument, what));
-        }
-        Ok(Self { sort, key })
+        Ok(Self { sort, key: plain("key", key)? })
     }
 
     /// The bytes that it takes in a message, about.
@@ -77,8 +65,25 @@ impl EntryName {
     }
 }
 
+/// How a plain value is written, which says what it is the same as. `what` is what it is used as, for errors.
+pub(crate) fn plain(what: &str, value: &Value) -> Result<Vec<u8>> {
+    value.try_visit(&mut |value| match value {
+        Value::Tensor(_) | Value::Ref { .. } => {
+            let error = Error::new(ErrorKind::InvalidArgument, format!("a {what} with a {} in it", value.kind_name()));
+            Err(error.hint(format!("a {what} is a plain value, such as a text, a number or a tuple of them")))
+        }
+        _ => Ok(()),
+    })?;
+    let bytes = codec::encode(value)?;
+    if bytes.len() > limits::RPC_KEY_BYTES_MAX {
+        let what = format!("a {what} of {} bytes; the limit is {}", bytes.len(), limits::RPC_KEY_BYTES_MAX);
+        return Err(Error::new(ErrorKind::InvalidArgument, what));
+    }
+    Ok(bytes)
+}
+
 /// The text of a key. Those of keys that differ do too.
-fn text_of(key: &Value) -> String {
+pub(crate) fn text_of(key: &Value) -> String {
     let listed = |items: &[Value]| items.iter().map(text_of).collect::<Vec<_>>().join(", ");
     match key {
         Value::None => "none".to_owned(),

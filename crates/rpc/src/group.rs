@@ -113,7 +113,7 @@ impl RpcGroup {
         GroupHandle { name, generation, members: self.shared.members.to_vec() }
     }
 
-    fn mesh(&self) -> Result<Mesh> {
+    pub(crate) fn mesh(&self) -> Result<Mesh> {
         self.shared.directory.mesh()
     }
 

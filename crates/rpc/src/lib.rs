@@ -19,6 +19,9 @@
 //! about an earlier group of the same name are told apart from those about the later one, so that a name can be used
 //! again.
 //!
+//! **Versioned objects.** [`Versions`] is a service of a group that keeps values with versions under keys: to compare and
+//! push, pull what has changed, watch and pin.
+//!
 //! Names, groups and directories follow `machin.parallel.distributed`'s `RpcGroup`, whose directory was a single
 //! process's and never forgot.
 
@@ -32,8 +35,11 @@ mod protocol;
 mod search;
 mod state;
 mod values;
+mod versions;
 
 pub use directory::Rpc;
 pub use group::{GroupHandle, RpcGroup};
 pub use object::{Object, ObjectMethods, RemoteObject, function};
 pub use values::{FromArguments, FromValue, IntoValue};
+pub use versions::{Contents, Dropped, Entry, Pin, Pulled, PushOutcome, Pushed, Rules, Versions, VersionsClient};
+pub use versions::{VersionsReport, VersionsService, VersionsSettings, Wanted};
