@@ -161,8 +161,9 @@ impl VersionsClient {
     ///
     /// # Errors
     ///
-    /// As [`VersionsClient::push`]; the work fails with `NotFound` for a key without a version and for an entry to be
-    /// removed that is not there, and with `InvalidArgument` where one of the two is no map.
+    /// As [`VersionsClient::push`]; the work fails with `NotFound` for an entry to be removed that is not there, and
+    /// by [`Rules::Machin`](super::Rules) for a key without a version, and with `InvalidArgument` where one of the two is
+    /// no map.
     pub fn push_changes(
         &self,
         key: impl Into<Value>,

@@ -32,6 +32,12 @@ impl Entry {
         Self { value: value.into(), tensors }
     }
 
+    /// Returns an entry of a value without tensors.
+    #[must_use]
+    pub fn from_value(value: impl Into<Value>) -> Self {
+        Self::new(value, Parts::new())
+    }
+
     /// Returns the entry of a value of Rust, whose tensors go by copy.
     ///
     /// ```

@@ -149,7 +149,11 @@ impl Inner {
         let node = mesh.node();
         let (buffer, offset_bytes) = (tensor.buffer(), tensor.offset_bytes());
         let is_own = buffer.is_unique() && !buffer.is_shared_alias() && node.arena().owns(buffer);
-        if is_own && offset_bytes.is_multiple_of(SHARED_ALIGNMENT_BYTES) { Ok(tensor) } else { node.capture(&tensor) }
+        let is_there = is_own && offset_bytes.is_multiple_of(SHARED_ALIGNMENT_BYTES);
+        let held = if is_there { tensor } else { node.capture(&tensor)? };
+        // Before anybody reads it: memory that is being copied for one reader cannot be marked for another.
+        held.buffer().share()?;
+        Ok(held)
     }
 
     /// Takes in a push, and tells those who have waited for it.
@@ -290,7 +294,7 @@ fn tell(mesh: &Mesh, waits: Waits, found: (Name, Found)) {
 fn read_here(mesh: &Mesh, found: Option<(Name, Found)>, mode: Mode) -> Result<Option<Pulled>> {
     let (value, tensors) = protocol::found(found);
     let held = |tensor: Tensor| match mode {
-        Mode::Share => tensor.buffer().share().map(|()| tensor),
+        Mode::Share => Ok(tensor),
         Mode::Copy | Mode::Move => mesh.node().capture(&tensor),
     };
     protocol::read_found(value, tensors.into_iter().map(held).collect::<Result<_>>()?)
@@ -410,7 +414,8 @@ impl Versions {
     ///
     /// # Errors
     ///
-    /// As [`Versions::push`]; `NotFound` for a key without a version, and for an entry to be removed that is not there.
+    /// As [`Versions::push`]; `NotFound` for an entry to be removed that is not there, and by [`Rules::Machin`](super::Rules) for a
+    /// key without a version.
     pub fn push_changes(
         &self,
         key: impl Into<Value>,
