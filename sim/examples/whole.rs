@@ -1,5 +1,5 @@
 //! Runs one whole job: `whole SEED [COUNT]`; with `GROUPS` in the environment one that makes groups of rpc, with
-//! `SESSIONS` a session, with `POOLS` a pool.
+//! `SESSIONS` a session, with `POOLS` a pool, with `VERSIONS` a table of versioned objects.
 
 use sheave_sim::whole::{Program, run};
 
@@ -14,6 +14,7 @@ fn main() {
         () if is_asked_for("GROUPS") => Program::Groups,
         () if is_asked_for("SESSIONS") => Program::Sessions,
         () if is_asked_for("POOLS") => Program::Pools,
+        () if is_asked_for("VERSIONS") => Program::Versions,
         () => Program::Nodes,
     };
     for seed in first..first + count {

@@ -1,10 +1,11 @@
 //! Whole meshes on a simulated clock and network, driven by one seed: every run of a seed is the same run.
 //!
 //! [`scenario`] draws a job and its troubles from a seed, [`world`] runs the shipped engines through them, and
-//! [`check`] says whether what they reported was right.
+//! [`check`] says whether what they reported was right. [`linearizable`] says it of histories of objects.
 
 pub mod check;
 pub mod jobs;
+pub mod linearizable;
 pub mod lockstep;
 pub mod network;
 pub mod scenario;

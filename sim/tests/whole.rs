@@ -96,6 +96,21 @@ const SEEDS_OF_QUEUES: u64 = 400;
 
 const BUGS_OF_QUEUES: [Bug; 5] = [Bug::GetterUntold, Bug::AheadKept, Bug::RevokedTaken, Bug::BackLost, Bug::LossUntold];
 
+/// Seeds of jobs that are tables of versioned objects.
+const SEEDS_OF_VERSIONS: u64 = 300;
+
+const BUGS_OF_VERSIONS: [Bug; 9] = [
+    Bug::CompareSkipped,
+    Bug::PushLost,
+    Bug::PullStale,
+    Bug::WatchForgotten,
+    Bug::WatchOutlives,
+    Bug::PinIgnored,
+    Bug::PinOutlives,
+    Bug::DeltaMisapplied,
+    Bug::ChangeOmitted,
+];
+
 fn seeds_count() -> u64 {
     match std::env::var("SHEAVE_SIM_WHOLE_SEEDS") {
         Ok(count) => count.parse().expect("SHEAVE_SIM_WHOLE_SEEDS is a number"),
@@ -129,13 +144,14 @@ fn chunk() {
         Some(("sessions", what)) => (Program::Sessions, what),
         Some(("pools", what)) => (Program::Pools, what),
         Some(("queues", what)) => (Program::Queues, what),
+        Some(("versions", what)) => (Program::Versions, what),
         _ => (Program::Nodes, what),
     };
     match what {
         "log" => println!("{LOG}{}{LOG}", run(program, &program.scenario(first), None, true).1),
         name => {
             let bugs = BUGS.into_iter().chain(BUGS_OF_GROUPS).chain(BUGS_OF_SESSIONS).chain(BUGS_OF_POOLS);
-            let bug = bugs.chain(BUGS_OF_QUEUES).into_iter().find(|bug| format!("{bug:?}") == name);
+            let bug = bugs.chain(BUGS_OF_QUEUES).chain(BUGS_OF_VERSIONS).into_iter().find(|bug| format!("{bug:?}") == name);
             for seed in first..first + count {
                 println!("seed {seed}");
                 if let Err(wrong) = examine(program, seed, bug) {
@@ -214,7 +230,7 @@ fn run_seeds(what: &str, first: u64, count: u64) -> Vec<String> {
 #[test]
 fn a_seed_gives_the_same_log_in_different_processes() {
     for (seed, what) in (0..12).map(|seed| (seed, "log")).chain(
-        (0..4).flat_map(|seed| ["groups:log", "sessions:log", "pools:log", "queues:log"].map(|what| (seed, what))),
+        (0..4).flat_map(|seed| ["groups:log", "sessions:log", "pools:log", "queues:log", "versions:log"].map(|what| (seed, what))),
     ) {
         let log = || child(seed, 1, what).expect("it ends").split(LOG).nth(1).map(str::to_owned);
         let (one, other) = (log().expect("a log"), log().expect("a log"));
@@ -274,6 +290,22 @@ fn fresh_seeds_of_queues() {
 }
 
 #[test]
+fn every_promise_of_versions_holds_for_every_seed() {
+    let wrong = run_seeds("versions:seeds", 0, SEEDS_OF_VERSIONS.min(seeds_count()));
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn planted_bugs_of_versions_are_found() {
+    hunt_for(&BUGS_OF_VERSIONS, "versions:", SEEDS_OF_VERSIONS.min(seeds_count()));
+}
+
+#[test]
+fn fresh_seeds_of_versions() {
+    fresh_seeds(Duration::from_secs(2), 1, |seed| some(seed, "versions:seeds"));
+}
+
+#[test]
 fn planted_bugs_of_sessions_are_found() {
     hunt_for(&BUGS_OF_SESSIONS, "sessions:", SEEDS_OF_SESSIONS.min(seeds_count()));
 }
@@ -301,6 +333,7 @@ fn many_fresh_seeds_of_whole_nodes() {
     fresh_seeds(Duration::from_secs(60), 2, |seed| some(seed, "sessions:seeds"));
     fresh_seeds(Duration::from_secs(60), 2, |seed| some(seed, "pools:seeds"));
     fresh_seeds(Duration::from_secs(60), 2, |seed| some(seed, "queues:seeds"));
+    fresh_seeds(Duration::from_secs(60), 2, |seed| some(seed, "versions:seeds"));
 }
 
 fn some(seed: u64, what: &str) {

@@ -12,6 +12,7 @@ mod scenario;
 mod services;
 mod sessions;
 mod shrink;
+mod versions;
 
 pub use ledger::Report;
 pub use scenario::{Hit, Scenario};
@@ -39,6 +40,8 @@ pub enum Program {
     Pools,
     /// A queue, whose ends are guests of the one rank.
     Queues,
+    /// A table of versioned objects, whose clients are guests of the one rank.
+    Versions,
 }
 
 impl Program {
@@ -48,7 +51,7 @@ impl Program {
         match self {
             Self::Nodes => Scenario::from_seed(seed),
             Self::Groups | Self::Sessions => Scenario::from_seed(seed).without_guests(),
-            Self::Pools | Self::Queues => Scenario::of_pool(seed),
+            Self::Pools | Self::Queues | Self::Versions => Scenario::of_pool(seed),
         }
     }
 }
@@ -72,8 +75,8 @@ pub fn run(
     let ledger = Arc::new(Ledger::new(scenario));
     let entries = Arc::new(entries::Entries::default());
     let steps = Arc::new(sessions::Steps::default());
-    // The host of a pool starts its workers itself, and the home of a queue its ends.
-    let started = if matches!(program, Program::Pools | Program::Queues) { 1 } else { scenario.hosts.len() };
+    // The host of a pool starts its workers itself, the home of a queue its ends, and the server of a table its clients.
+    let started = if matches!(program, Program::Pools | Program::Queues | Program::Versions) { 1 } else { scenario.hosts.len() };
     for process in 0..started {
         let (own, scenario, host) = (Arc::clone(&ledger), scenario.clone(), scenario.hosts[process]);
         let (entries, steps, own_world) = (Arc::clone(&entries), Arc::clone(&steps), world.clone());
@@ -82,6 +85,7 @@ pub fn run(
             (None, Program::Groups) => groups::run(&scenario, process, &own, &entries),
             (None, Program::Pools) => pools::run(&scenario, &own_world, &own),
             (None, Program::Queues) => queues::run(&scenario, &own_world, &own),
+            (None, Program::Versions) => versions::run(&scenario, &own_world, &own),
             (None, Program::Sessions) => sessions::run(&scenario, process, &own, &steps),
             (Some(_), _) => guests::run(&scenario, process, &own),
         };
