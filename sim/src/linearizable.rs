@@ -184,7 +184,11 @@ mod tests {
                 clock += 100;
                 let (before, behind) = (dice.below(400), dice.below(400));
                 let (begun, effect) = (clock.saturating_sub(before), clock);
-                history.push(Operation { call, begun: 1000 * begun + number as u64, ended: Some(1000 * (effect + behind) + number as u64 + 500) });
+                history.push(Operation {
+                    call,
+                    begun: 1000 * begun + number as u64,
+                    ended: Some(1000 * (effect + behind) + number as u64 + 500),
+                });
             }
             assert!(holds(&history), "seed {seed}");
             let place = dice.below(history.len() as u64) as usize;

@@ -151,7 +151,8 @@ fn chunk() {
         "log" => println!("{LOG}{}{LOG}", run(program, &program.scenario(first), None, true).1),
         name => {
             let bugs = BUGS.into_iter().chain(BUGS_OF_GROUPS).chain(BUGS_OF_SESSIONS).chain(BUGS_OF_POOLS);
-            let bug = bugs.chain(BUGS_OF_QUEUES).chain(BUGS_OF_VERSIONS).into_iter().find(|bug| format!("{bug:?}") == name);
+            let bug =
+                bugs.chain(BUGS_OF_QUEUES).chain(BUGS_OF_VERSIONS).into_iter().find(|bug| format!("{bug:?}") == name);
             for seed in first..first + count {
                 println!("seed {seed}");
                 if let Err(wrong) = examine(program, seed, bug) {
@@ -229,9 +230,9 @@ fn run_seeds(what: &str, first: u64, count: u64) -> Vec<String> {
 
 #[test]
 fn a_seed_gives_the_same_log_in_different_processes() {
-    for (seed, what) in (0..12).map(|seed| (seed, "log")).chain(
-        (0..4).flat_map(|seed| ["groups:log", "sessions:log", "pools:log", "queues:log", "versions:log"].map(|what| (seed, what))),
-    ) {
+    for (seed, what) in (0..12).map(|seed| (seed, "log")).chain((0..4).flat_map(|seed| {
+        ["groups:log", "sessions:log", "pools:log", "queues:log", "versions:log"].map(|what| (seed, what))
+    })) {
         let log = || child(seed, 1, what).expect("it ends").split(LOG).nth(1).map(str::to_owned);
         let (one, other) = (log().expect("a log"), log().expect("a log"));
         assert!(one.len() > 1000, "seed {seed}: a run must have something to tell, this has {} bytes", one.len());

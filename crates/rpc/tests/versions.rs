@@ -288,8 +288,7 @@ fn a_watch_that_nobody_wants_costs_nothing() {
             let (client, own) = begin(&mesh, deep(1));
             let has = |count: usize| own.as_ref().is_none_or(|own| own.report().watches == count);
             if mesh.me().rank.0 == 1 {
-                let watches: Vec<_> =
-                    (0..5).map(|_| client.watch("w", None, Mode::Copy).expect("begun")).collect();
+                let watches: Vec<_> = (0..5).map(|_| client.watch("w", None, Mode::Copy).expect("begun")).collect();
                 until("all are there", || done(client.report()).watches == 5);
                 watches.iter().for_each(Work::cancel);
                 for watch in &watches {

@@ -76,7 +76,8 @@ pub fn run(
     let entries = Arc::new(entries::Entries::default());
     let steps = Arc::new(sessions::Steps::default());
     // The host of a pool starts its workers itself, the home of a queue its ends, and the server of a table its clients.
-    let started = if matches!(program, Program::Pools | Program::Queues | Program::Versions) { 1 } else { scenario.hosts.len() };
+    let started =
+        if matches!(program, Program::Pools | Program::Queues | Program::Versions) { 1 } else { scenario.hosts.len() };
     for process in 0..started {
         let (own, scenario, host) = (Arc::clone(&ledger), scenario.clone(), scenario.hosts[process]);
         let (entries, steps, own_world) = (Arc::clone(&entries), Arc::clone(&steps), world.clone());

@@ -87,7 +87,8 @@ struct Accepted {
 struct OfKey {
     history: Vec<Operation<Call>>,
     accepted: Vec<Accepted>,
-    removals: u64,
+    /// Removals that have begun, and those that have ended.
+    removals: (u64, u64),
 }
 
 #[derive(Clone, Copy, Default)]
@@ -106,7 +107,6 @@ struct Books {
     processes: Vec<Fate>,
     /// When something has happened last after which words may be late.
     stirred: Duration,
-    is_over: bool,
 }
 
 impl Books {
@@ -135,7 +135,7 @@ impl Book {
     fn begins(&self, key: &'static str, call: Call) -> usize {
         let mut books = self.books.lock();
         let begun = books.turn();
-        books.key(key).removals += u64::from(matches!(call, Call::Remove(_)));
+        books.key(key).removals.0 += u64::from(matches!(call, Call::Remove(_)));
         let history = &mut books.key(key).history;
         history.push(Operation { call, begun, ended: None });
         history.len() - 1
@@ -145,6 +145,7 @@ impl Book {
     fn ends(&self, key: &'static str, at: usize, call: Call) {
         let mut books = self.books.lock();
         let ended = books.turn();
+        books.key(key).removals.1 += u64::from(matches!(call, Call::Remove(_)));
         let operation = &mut books.key(key).history[at];
         (operation.call, operation.ended) = (call, Some(ended));
     }
@@ -158,8 +159,14 @@ impl Book {
         (operation.call, operation.ended) = (Call::Push(0, Some(-1), None), Some(ended));
     }
 
+    /// Removals of a key that have ended.
     fn removals(&self, key: &'static str) -> u64 {
-        self.books.lock().key(key).removals
+        self.books.lock().key(key).removals.1
+    }
+
+    /// Whether the key may have been removed since so many removals had ended.
+    fn may_be_removed(&self, key: &'static str, removals: u64) -> bool {
+        self.books.lock().key(key).removals.0 != removals
     }
 
     fn contents(&self, version: i64) -> Option<Plain> {
@@ -175,17 +182,16 @@ impl Book {
     }
 
     /// Somebody has watched for another version than it has seen at `since`, and was told of none.
-    fn heard_nothing(&self, process: usize, key: &'static str, has: Option<i64>, since: Duration, removals: u64) {
-        let now = self.ledger.now();
+    fn heard_nothing(&self, process: usize, key: &'static str, seen: &Seen) {
+        let (now, &Seen { version: has, since, removals }) = (self.ledger.now(), seen);
+        let may_be_removed = self.may_be_removed(key, removals);
         let mut books = self.books.lock();
         let is_excused = books.processes[process].is_troubled || now < books.stirred + PROMPT || self.home_ends;
         let of_key = books.key(key);
-        let is_newer =
-            |one: &&Accepted| Some(one.version) != has && one.begun >= since && one.known + PROMPT < now;
+        let is_newer = |one: &&Accepted| Some(one.version) != has && one.begun >= since && one.known + PROMPT < now;
         let missed = of_key.accepted.iter().find(is_newer).map(|one| one.version);
-        let was_removed = of_key.removals != removals;
         drop(books);
-        if let Some(version) = missed.filter(|_| !is_excused && !was_removed) {
+        if let Some(version) = missed.filter(|_| !is_excused && !may_be_removed) {
             self.fault(format!("process {process} has watched {key} and was not told of version {version}"));
         }
     }
@@ -356,6 +362,8 @@ fn number_of(version: &Value) -> i64 {
 struct Seen {
     version: Option<i64>,
     since: Duration,
+    /// Removals of the key that had ended by then.
+    removals: u64,
 }
 
 /// What each process does with the table.
@@ -381,8 +389,8 @@ impl User {
     }
 
     fn sees(&mut self, key: &'static str, version: Option<i64>) {
-        let since = self.book.ledger.now();
-        self.seen.insert(key, Seen { version, since });
+        let (since, removals) = (self.book.ledger.now(), self.book.removals(key));
+        self.seen.insert(key, Seen { version, since, removals });
     }
 
     /// Does something. None if it cannot go on.
@@ -502,9 +510,10 @@ impl User {
     }
 
     fn watch(&mut self, key: &'static str) -> Result<()> {
-        let Seen { version: has, since } = self.seen.get(key).cloned().unwrap_or_default();
-        let since = if has.is_none() { self.book.ledger.now() } else { since };
-        let removals = self.book.removals(key);
+        let seen = self.seen.get(key).cloned().filter(|seen| seen.version.is_some());
+        let (since, removals) = (self.book.ledger.now(), self.book.removals(key));
+        let seen = seen.unwrap_or(Seen { version: None, since, removals });
+        let has = seen.version;
         let span = WATCHES[self.below(3)];
         match self.face.watch(key, has, span) {
             Ok(pulled) => {
@@ -518,7 +527,7 @@ impl User {
                 Ok(())
             }
             Err(error) if error.kind() == ErrorKind::DeadlineExceeded => {
-                self.book.heard_nothing(self.process, key, has, since, removals);
+                self.book.heard_nothing(self.process, key, &seen);
                 Ok(())
             }
             Err(error) => Err(error),
@@ -533,7 +542,7 @@ impl User {
             let pulled = self.face.pull(key, Wanted::Version(version.clone()))?;
             match pulled {
                 Some(pulled) => self.reads(pulled, None),
-                None if self.book.removals(key) == removals => {
+                None if !self.book.may_be_removed(key, removals) => {
                     self.book.fault(format!("version {version:?} of {key} is pinned, and is not there"));
                 }
                 None => {}
@@ -574,11 +583,8 @@ pub(super) fn run(scenario: &Scenario, world: &World, ledger: &Arc<Ledger>) {
     let group = Rpc::serve(&mesh).expect("once").create_group(GROUP, &[mesh.me().node], None).wait();
     let served = group.and_then(|group| group.register(NAME, versions.service(), None)?.wait());
     served.expect("it is alone");
-    let book = Arc::new(Book {
-        ledger: Arc::clone(ledger),
-        home_ends: !scenario.hits.is_empty(),
-        books: Mutex::default(),
-    });
+    let book =
+        Arc::new(Book { ledger: Arc::clone(ledger), home_ends: !scenario.hits.is_empty(), books: Mutex::default() });
     assert_eq!(book.starts(), 0, "it is the first");
     let user = User::new(0, Face::Home(versions.clone()), &book, SeededEntropy::new(dice.below(1 << 40)));
     let host = scenario.hosts[0];
@@ -667,7 +673,6 @@ impl Home {
             }
             pause(Duration::from_millis(20));
         }
-        self.book.books.lock().is_over = true;
         // As long as the end of one that has met with trouble may stay unnoticed, and its last words are on their way.
         pause(SILENCE + SILENCE);
         self.user.pins.clear();
@@ -721,7 +726,7 @@ impl Client {
         let waits = client.clone();
         let mut user = User::new(self.process, Face::Client(client), &self.book, dice);
         for _ in 0..self.steps {
-            if user.act().is_none() || self.book.books.lock().is_over {
+            if user.act().is_none() {
                 break;
             }
         }
