@@ -122,7 +122,7 @@ pub const METHODS_MAX: usize = 256;
 /// have some dozens; those whose users register their own by name have thousands.
 pub const SERVICES_MAX: usize = 1 << 16;
 
-/// Versions of one key of versioned objects, and pins of one table of them: whoever reads more at a time reads too much.
+/// Versions of one key of versioned objects: more is a log, which a table is not.
 pub const VERSIONS_DEPTH_MAX: usize = 1 << 16;
 
 /// Keys of one table of versioned objects: those of a program's models and their parts.

@@ -19,8 +19,8 @@
 //! about an earlier group of the same name are told apart from those about the later one, so that a name can be used
 //! again.
 //!
-//! **Versioned objects.** [`Versions`] is a service of a group that keeps values with versions under keys: to compare and
-//! push, pull what has changed, watch and pin.
+//! **Versioned objects.** [`Versions`] is a service of a group that keeps values with versions under keys: to compare
+//! and push, pull what has changed, watch and pin.
 //!
 //! Names, groups and directories follow `machin.parallel.distributed`'s `RpcGroup`, whose directory was a single
 //! process's and never forgot.

@@ -59,8 +59,8 @@ fn done<T: Clone>(work: sheave_base::Result<Work<T>>) -> T {
     wait(&work.expect("it is sent")).expect("it is answered")
 }
 
-fn outcome(pushed: Work<Pushed>) -> PushOutcome {
-    wait(&pushed).expect("it is answered").outcome
+fn outcome(pushed: &Work<Pushed>) -> PushOutcome {
+    wait(pushed).expect("it is answered").outcome
 }
 
 /// Each entry of a map, by its first and last element, whether it is shared or not.
@@ -96,9 +96,9 @@ fn what_is_pushed_is_pulled_everywhere() {
                     let pushed = done(client.push("w", map(&[("a", 1.0), ("b", 2.0)], count), 1_i64, None));
                     assert_eq!((pushed.outcome, pushed.newest), (PushOutcome::Accepted, Some(Value::Int(1))));
                     let stale = client.push("w", map(&[], count), 2_i64, None).expect("sent");
-                    assert_eq!(outcome(stale), PushOutcome::Stale);
+                    assert_eq!(outcome(&stale), PushOutcome::Stale);
                     let pushed = client.push("w", map(&[("a", 3.0)], count), 2_i64, Some(Value::Int(1)));
-                    assert_eq!(outcome(pushed.expect("sent")), PushOutcome::Accepted);
+                    assert_eq!(outcome(&pushed.expect("sent")), PushOutcome::Accepted);
                 }
                 step(&mesh);
                 for mode in [Mode::Copy, Mode::Share] {
@@ -181,12 +181,12 @@ fn what_a_pusher_writes_later_changes_nothing() {
                 let pushed = client.push(own_key, Entry::new(Value::Tensor(0), parts), version, previous);
                 let pushed = pushed.expect("it is sent");
                 if mode == Mode::Share {
-                    assert_eq!(outcome(pushed.clone()), PushOutcome::Accepted);
+                    assert_eq!(outcome(&pushed), PushOutcome::Accepted);
                 }
                 if let Some(kept) = kept.filter(|kept| !kept.buffer().is_shared_alias()) {
                     kept.overwrite(&vec![0; 4 * COUNT], "test").expect("it was captured");
                 }
-                assert_eq!(outcome(pushed), PushOutcome::Accepted);
+                assert_eq!(outcome(&pushed), PushOutcome::Accepted);
                 let pulled = done(client.pull(own_key, Wanted::Newest, Mode::Copy)).expect("it is there");
                 let Contents::Whole { tensors, .. } = pulled.contents else { panic!("it is whole") };
                 let numbers = tensors[0].to_vec::<f32>().expect("it is f32");

@@ -75,7 +75,7 @@ pub fn run(
     let ledger = Arc::new(Ledger::new(scenario));
     let entries = Arc::new(entries::Entries::default());
     let steps = Arc::new(sessions::Steps::default());
-    // The host of a pool starts its workers itself, the home of a queue its ends, and the server of a table its clients.
+    // The host of a pool starts its workers itself, the home of a queue its ends, the server of a table its clients.
     let started =
         if matches!(program, Program::Pools | Program::Queues | Program::Versions) { 1 } else { scenario.hosts.len() };
     for process in 0..started {

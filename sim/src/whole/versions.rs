@@ -1,5 +1,5 @@
-//! A job that is a table of versioned objects: process 0 serves it, and starts processes that push, compare, pull, watch
-//! and pin, are killed, stop, are cut off, and leave.
+//! A job that is a table of versioned objects: process 0 serves it, and starts processes that push, compare, pull,
+//! watch and pin, are killed, stop, are cut off, and leave.
 //!
 //! The book ([`Book`]) knows what every version is made of before it is pushed. Whoever pulls one sees just that, whole
 //! or by what has changed. What has become of all pushes, and which version was the newest to whom, is linearizable for

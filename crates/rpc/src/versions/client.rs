@@ -162,8 +162,8 @@ impl VersionsClient {
     /// # Errors
     ///
     /// As [`VersionsClient::push`]; the work fails with `NotFound` for an entry to be removed that is not there, and
-    /// by [`Rules::Machin`](super::Rules) for a key without a version, and with `InvalidArgument` where one of the two is
-    /// no map.
+    /// by [`Rules::Machin`](super::Rules) for a key without a version, and with `InvalidArgument` where one of the two
+    /// is no map.
     pub fn push_changes(
         &self,
         key: impl Into<Value>,
@@ -212,7 +212,8 @@ impl VersionsClient {
 
     /// Keeps a version, or the newest one, while somebody reads it: it is dropped neither for the depth nor for bytes,
     /// and not overwritten, until the pin ends. That is when its last handle is dropped or it is
-    /// [released](Pin::release), when the lease is over, or when this node is gone. Nothing if the version is not there.
+    /// [released](Pin::release), when the lease is over, or when this node is gone. The work ends with nothing if the
+    /// version is not there.
     ///
     /// # Errors
     ///

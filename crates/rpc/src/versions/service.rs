@@ -414,8 +414,8 @@ impl Versions {
     ///
     /// # Errors
     ///
-    /// As [`Versions::push`]; `NotFound` for an entry to be removed that is not there, and by [`Rules::Machin`](super::Rules) for a
-    /// key without a version.
+    /// As [`Versions::push`]; `NotFound` for an entry to be removed that is not there, and by
+    /// [`Rules::Machin`](super::Rules) for a key without a version.
     pub fn push_changes(
         &self,
         key: impl Into<Value>,

@@ -192,7 +192,7 @@ impl<W> Table<W> {
         }
         let is_known = self.kept(key, &version).is_some();
         let (outcome, dropped) = match is_known {
-            true => (PushOutcome::Overwritten, self.overwrite(key, &version, stored)?),
+            true => (PushOutcome::Overwritten, self.overwrite(key, &version, &stored)?),
             false => (PushOutcome::Accepted, self.append(key, version, stored)?),
         };
         self.counts.accepted += 1;
@@ -249,14 +249,14 @@ impl<W> Table<W> {
         Ok(self.discard(taken))
     }
 
-    fn overwrite(&mut self, key: &Name, version: &Name, stored: Stored) -> Result<Vec<Dropped>> {
+    fn overwrite(&mut self, key: &Name, version: &Name, stored: &Stored) -> Result<Vec<Dropped>> {
         let bytes = stored.bytes();
         let before = self.replace(key, version, stored, true);
         let taken = self.take_for_bytes_beside(key, version);
         if self.bytes_over() {
             self.put_back(taken);
             if let Some((before, was_overwritten)) = before {
-                let own = self.replace(key, version, before, was_overwritten);
+                let own = self.replace(key, version, &before, was_overwritten);
                 self.garbage.extend(own.map(|(stored, _)| stored));
             }
             return Err(self.no_room(key, bytes));
@@ -267,11 +267,11 @@ impl<W> Table<W> {
     }
 
     /// Gives a version another content, and returns the one before.
-    fn replace(&mut self, key: &Name, version: &Name, stored: Stored, is_overwritten: bool) -> Option<(Stored, bool)> {
+    fn replace(&mut self, key: &Name, version: &Name, stored: &Stored, is_overwritten: bool) -> Option<(Stored, bool)> {
         let kept = self.keys.get_mut(key)?.iter_mut().find(|kept| kept.version == *version)?;
         let before = std::mem::replace(&mut kept.stored, stored.clone());
         let was_overwritten = std::mem::replace(&mut kept.is_overwritten, is_overwritten);
-        self.enter(&stored);
+        self.enter(stored);
         self.leave(&before);
         Some((before, was_overwritten))
     }
@@ -566,7 +566,7 @@ impl<W> Table<W> {
     /// What there is, in words.
     pub(super) fn describe(&self, key: &Name) -> String {
         let versions = self.versions(key);
-        let newest = versions.last().map_or_else(|| "no version".to_owned(), |version| text_of(version));
+        let newest = versions.last().map_or_else(|| "no version".to_owned(), text_of);
         format!("key {} has {newest} as its newest", key.text())
     }
 }
