@@ -184,27 +184,27 @@ impl Inner {
     }
 
     fn watch(&self, key: &Name, newer_than: Option<Name>, owned: Owned, waits: Waits) {
-        let told = self.with(|state| {
+        let watched = self.with(|state| {
             if let Err(error) = state.check() {
-                return Some((waits, Err(error)));
+                return Err((waits, Err(error)));
             }
             if state.table.has_other(key, newer_than.as_ref()) {
                 let found = state.table.pull(key, &newer(newer_than));
-                return Some((waits, found.ok_or_else(unreadable)));
+                return Err((waits, found.ok_or_else(unreadable)));
             }
             let watched = state.table.watch(key, newer_than, owned, waits, Waits::is_wanted);
-            watched.err().map(|(waits, error)| (waits, Err(error)))
+            watched.map_err(|(waits, error)| (waits, Err(error)))
         });
-        match (told, self.mesh()) {
-            (None, _) => {}
-            (Some((waits, Ok(found))), Ok(mesh)) => tell(&mesh, waits, found),
-            (Some((waits, Err(error))), _) | (Some((waits, _)), Err(error)) => waits.fail(error),
+        match (watched, self.mesh()) {
+            (Ok(unwanted), _) => unwanted.into_iter().for_each(|waits| waits.fail(cancelled())),
+            (Err((waits, Ok(found))), Ok(mesh)) => tell(&mesh, waits, found),
+            (Err((waits, Err(error))), _) | (Err((waits, _)), Err(error)) => waits.fail(error),
         }
     }
 
     fn unwatch(&self, key: &Name, owned: Owned) {
         if let Some(waits) = self.with(|state| state.table.unwatch(key, owned)) {
-            waits.fail(Error::new(ErrorKind::Cancelled, "the watch was cancelled"));
+            waits.fail(cancelled());
         }
     }
 
@@ -273,6 +273,10 @@ fn found_for(table: &Table<Waits>, key: &Name, released: Vec<Released<Waits>>) -
 
 fn newer(newer_than: Option<Name>) -> Want {
     newer_than.map_or(Want::Newest, Want::NewerThan)
+}
+
+fn cancelled() -> Error {
+    Error::new(ErrorKind::Cancelled, "the watch was cancelled")
 }
 
 fn gone() -> Error {

@@ -426,7 +426,8 @@ impl<W> Table<W> {
         self.newest(key).is_some_and(|newest| Some(&newest.version) != newer_than)
     }
 
-    /// Has somebody wait for another version of a key than it has. Whoever is not `wanted` any more makes room.
+    /// Has somebody wait for another version of a key than it has. Those that are not wanted any more make room where
+    /// it is needed, and are returned, for what ends them must not run under a lock.
     pub(super) fn watch(
         &mut self,
         key: &Name,
@@ -434,9 +435,10 @@ impl<W> Table<W> {
         owned: Owned,
         waits: W,
         is_wanted: impl Fn(&W) -> bool,
-    ) -> Result<(), (W, Error)> {
+    ) -> Result<Vec<W>, (W, Error)> {
+        let mut unwanted = Vec::new();
         if self.watchers_count >= limits::VERSIONS_WATCHERS_MAX {
-            self.retain_watchers(|watcher| is_wanted(&watcher.waits));
+            unwanted = self.retain_watchers(|watcher| is_wanted(&watcher.waits));
         }
         if self.watchers_count >= limits::VERSIONS_WATCHERS_MAX {
             let what = format!("{} watches at one table", self.watchers_count);
@@ -444,7 +446,7 @@ impl<W> Table<W> {
         }
         self.watchers_count += 1;
         self.watchers.entry(key.clone()).or_default().push(Watcher { owned, newer_than, waits });
-        Ok(())
+        Ok(unwanted)
     }
 
     /// Ends the watches that `ends` is true of.
