@@ -17,7 +17,7 @@ use sheave_base::clock::SeededEntropy;
 use sheave_base::{Error, ErrorKind, Result, clock};
 use sheave_mesh::{Guest, GuestConfig, Mesh};
 use sheave_rpc::{Contents, Entry, Pin, Pulled, PushOutcome, Pushed, Rpc};
-use sheave_rpc::{Versions, VersionsClient, VersionsSettings, Wanted};
+use sheave_rpc::{Versions, VersionsClient, VersionsReport, VersionsSettings, Wanted};
 use sheave_tensor::{Mode, Tensor};
 use sheave_wire::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -107,6 +107,8 @@ struct Books {
     processes: Vec<Fate>,
     /// When something has happened last after which words may be late.
     stirred: Duration,
+    /// Those that were troubled and go on are to end.
+    is_over: bool,
 }
 
 impl Books {
@@ -620,7 +622,7 @@ impl Home {
             invitation: invitation.to_text(),
             book: Arc::clone(&self.book),
             dice: SeededEntropy::new(self.seed ^ (process as u64 + 1) << 32),
-            steps: 6 + self.dice.below(50),
+            steps: 6 + self.dice.below(36),
         };
         let started = self.world.start(&format!("client {process}"), self.host, || client.run());
         assert_eq!(started, process, "nobody else starts processes");
@@ -673,15 +675,19 @@ impl Home {
             }
             pause(Duration::from_millis(20));
         }
-        // As long as the end of one that has met with trouble may stay unnoticed, and its last words are on their way.
-        pause(SILENCE + SILENCE);
+        self.book.books.lock().is_over = true;
         self.user.pins.clear();
+        // As long as what somebody does last may take, and its end may stay unnoticed.
+        let (begun, is_free) = (clock::now(), |report: &VersionsReport| (report.pins, report.watches) == (0, 0));
+        while !is_free(&self.versions.report()) && clock::since(begun) < WATCHES[2] + 3 * SILENCE {
+            pause(Duration::from_millis(100));
+        }
         for key in KEYS {
             let pulled = self.user.pull(key);
             pulled.unwrap_or_else(|error| self.book.fails(0, &error));
         }
         let report = self.versions.report();
-        if (report.pins, report.watches) != (0, 0) {
+        if !is_free(&report) {
             let (pins, watches) = (report.pins, report.watches);
             self.book.fault(format!("all others are gone, and {pins} pins and {watches} watches are left"));
         }
@@ -726,7 +732,7 @@ impl Client {
         let waits = client.clone();
         let mut user = User::new(self.process, Face::Client(client), &self.book, dice);
         for _ in 0..self.steps {
-            if user.act().is_none() {
+            if user.act().is_none() || self.book.books.lock().is_over {
                 break;
             }
         }
