@@ -200,6 +200,31 @@ pub const QUEUE_ENDS_MAX: usize = 4096;
 /// Lost items of which a queue remembers what became of them; all are counted.
 pub const QUEUE_LOST_MAX: usize = 1024;
 
+/// Parameters of a model whose gradients are reduced: its description fits into one message.
+pub const LEARNER_PARAMETERS_MAX: usize = 1 << 16;
+
+/// Gradients of one batch: its numbers fit into one message many times.
+pub const LEARNER_BATCH_MAX: usize = 4096;
+
+/// Gradients in the queue of one gradient server.
+pub const LEARNER_QUEUE_MAX: usize = 1 << 16;
+
+/// Gradients that wait for room in such a queue, whose memory is their learners': whoever pushes more is refused.
+pub const LEARNER_WAITING_MAX: usize = 1024;
+
+/// Clients that push to the gradient servers of one name.
+pub const LEARNER_CLIENTS_MAX: usize = 4096;
+
+/// Pushes of one client of which it does not know yet what became of them; more are refused.
+pub const LEARNER_UNSETTLED_MAX: usize = 1 << 16;
+
+/// Pushes after which a client asks what became of them, and of how many it asks in one message.
+pub const LEARNER_SETTLE_EACH: usize = 1024;
+
+/// Gradients that were lost or dropped, and pushes that went to another server, of which a report has the numbers, the
+/// latest of them; all are counted.
+pub const LEARNER_REPORTED_MAX: usize = 1024;
+
 /// Handlers of one service that may run at the same time, those that wait not counted, unless the service says
 /// otherwise.
 pub const LANE_PERMITS: usize = if cfg!(feature = "simulated") { 2 } else { 8 };

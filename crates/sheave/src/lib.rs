@@ -33,6 +33,7 @@ pub use values::Values;
 pub use sheave_collective as collective;
 pub use sheave_exchange as exchange;
 pub use sheave_fleet as fleet;
+pub use sheave_learner as learner;
 pub use sheave_mesh as mesh;
 pub use sheave_net as net;
 pub use sheave_optim as optim;

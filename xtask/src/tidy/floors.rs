@@ -11,18 +11,19 @@ const FLOORS: [&[&str]; 9] = [
     &["wire"],
     &["net"],
     &["mesh", "fleet"],
-    &["collective", "store", "exchange", "rpc", "session", "particle", "pool"],
+    &["collective", "store", "exchange", "rpc", "session", "particle", "pool", "learner"],
     &["nn"],
     &["sheave"],
     &["cli", "python"],
 ];
 
 /// Neighbours on one floor that may be used all the same: (who, whom).
-const NEIGHBOURS: [(&str, &str); 7] = [
+const NEIGHBOURS: [(&str, &str); 8] = [
     ("fleet", "mesh"),
     ("session", "collective"),
     ("session", "rpc"),
     ("pool", "rpc"),
+    ("learner", "rpc"),
     ("store", "collective"),
     ("store", "rpc"),
     ("python", "cli"),

@@ -1,0 +1,187 @@
+//! What became of each gradient, as the primary knows it.
+//!
+//! Each client numbers its gradients, and the sums that secondaries send carry the numbers that are in them. The primary
+//! notes them, so that a client can ask. Numbers of which a client says that it knows what became of them are forgotten;
+//! with a client that is gone go all of its own.
+//!
+//! A secondary that is gone is *fenced*: nothing that it has sent is taken any more. So what is not noted by then will
+//! never be, and who asks for a gradient that went there hears that it is lost, for good. That is why a push whose
+//! secondary died before it was answered can be sent to another one and is still applied at most once.
+
+use crate::protocol::{Asked, Outcome};
+use crate::reducer::GradientId;
+use sheave_base::collections::{HashMap, HashSet};
+use sheave_base::{Error, ErrorKind, NodeId, Result, limits};
+use std::collections::{BTreeMap, VecDeque};
+
+/// The numbers of what was lost or dropped: all are counted, and the latest kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Losses {
+    /// How many there were.
+    pub count: u64,
+    /// Which these were, the latest last, at most
+    /// [`LEARNER_REPORTED_MAX`](sheave_base::limits::LEARNER_REPORTED_MAX) of them.
+    pub latest: VecDeque<GradientId>,
+}
+
+impl Losses {
+    pub(crate) fn add(&mut self, ids: impl IntoIterator<Item = GradientId>) {
+        for id in ids {
+            self.count += 1;
+            self.latest.push_back(id);
+            if self.latest.len() > limits::LEARNER_REPORTED_MAX {
+                self.latest.pop_front();
+            }
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    clients: HashMap<(NodeId, u32), BTreeMap<u64, Outcome>>,
+    fenced: HashSet<NodeId>,
+    pub(crate) lost: Losses,
+    pub(crate) dropped: Losses,
+}
+
+impl Ledger {
+    /// Takes notes of a client's gradients from now on.
+    pub(crate) fn open(&mut self, node: NodeId, client: u32) -> Result<()> {
+        if self.clients.len() >= limits::LEARNER_CLIENTS_MAX {
+            let what = format!("{} clients of this gradient server", self.clients.len());
+            return Err(Error::new(ErrorKind::LimitExceeded, what).hint("drop clients that are not used"));
+        }
+        self.clients.entry((node, client)).or_default();
+        Ok(())
+    }
+
+    pub(crate) fn close(&mut self, node: NodeId, client: u32) {
+        self.clients.remove(&(node, client));
+    }
+
+    /// A node is gone: nothing comes from it any more, and nobody on it asks.
+    pub(crate) fn fence(&mut self, node: NodeId) {
+        self.clients.retain(|(other, _), _| *other != node);
+        self.fenced.insert(node);
+    }
+
+    pub(crate) fn is_fenced(&self, node: NodeId) -> bool {
+        self.fenced.contains(&node)
+    }
+
+    /// The first of these that is noted already.
+    pub(crate) fn known(&self, ids: &[GradientId]) -> Option<GradientId> {
+        let is_known = |id: &&GradientId| {
+            self.clients.get(&(id.node, id.client)).is_some_and(|numbers| numbers.contains_key(&id.number))
+        };
+        ids.iter().find(is_known).copied()
+    }
+
+    pub(crate) fn note(&mut self, ids: &[GradientId], outcome: Outcome) {
+        if outcome == Outcome::Dropped {
+            self.dropped.add(ids.iter().copied());
+        }
+        for id in ids {
+            // Of a client that is gone nobody will ask.
+            let Some(numbers) = self.clients.get_mut(&(id.node, id.client)) else { continue };
+            numbers.insert(id.number, outcome);
+            // One that never says what it knows has twice the room that it may use.
+            if numbers.len() > 2 * limits::LEARNER_UNSETTLED_MAX {
+                numbers.pop_first();
+            }
+        }
+    }
+
+    /// Whether all secondaries are fenced that these questions take for gone.
+    pub(crate) fn can_settle(&self, asked: &[Asked]) -> bool {
+        asked.iter().filter_map(|asked| asked.gone).all(|node| self.is_fenced(node))
+    }
+
+    /// What became of these gradients of a client, which asks for nothing below `floor` any more.
+    pub(crate) fn settle(&mut self, from: NodeId, client: u32, floor: u64, asked: &[Asked]) -> Result<Vec<Outcome>> {
+        let Some(numbers) = self.clients.get_mut(&(from, client)) else {
+            let what = "this gradient server does not know the client: it was started after that had connected";
+            return Err(Error::new(ErrorKind::NotFound, what).hint("connect a new client"));
+        };
+        *numbers = numbers.split_off(&floor);
+        let fenced = &self.fenced;
+        let outcome = |asked: &Asked| match numbers.get(&asked.number) {
+            Some(outcome) => *outcome,
+            None if asked.gone.is_some_and(|node| fenced.contains(&node)) => Outcome::Lost,
+            None => Outcome::Pending,
+        };
+        let outcomes: Vec<Outcome> = asked.iter().map(outcome).collect();
+        let is_lost = |(asked, outcome): &(&Asked, &Outcome)| asked.was_taken && **outcome == Outcome::Lost;
+        let lost: Vec<u64> = asked.iter().zip(&outcomes).filter(is_lost).map(|(asked, _)| asked.number).collect();
+        for number in &lost {
+            // Whoever asks again is told the same, and it is counted once.
+            numbers.insert(*number, Outcome::Lost);
+        }
+        self.lost.add(lost.into_iter().map(|number| GradientId { node: from, client, number }));
+        Ok(outcomes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CLIENT: NodeId = NodeId(1);
+    const SECONDARY: NodeId = NodeId(2);
+
+    fn ids(numbers: &[u64]) -> Vec<GradientId> {
+        numbers.iter().map(|number| GradientId { node: CLIENT, client: 0, number: *number }).collect()
+    }
+
+    fn asked(number: u64, gone: Option<NodeId>, was_taken: bool) -> Asked {
+        Asked { number, gone, was_taken }
+    }
+
+    #[test]
+    fn what_is_not_known_of_a_fenced_secondary_is_lost() {
+        let mut ledger = Ledger::default();
+        ledger.open(CLIENT, 0).unwrap();
+        ledger.note(&ids(&[1, 2]), Outcome::Queued);
+        ledger.note(&ids(&[1]), Outcome::Applied);
+        ledger.note(&ids(&[3]), Outcome::Dropped);
+        assert_eq!((ledger.known(&ids(&[7, 2])), ledger.known(&ids(&[7]))), (Some(ids(&[2])[0]), None));
+        let there = Some(SECONDARY);
+        let questions = [1, 2, 3, 4].map(|number| asked(number, there, true));
+        assert!(!ledger.can_settle(&questions));
+        ledger.fence(SECONDARY);
+        assert!(ledger.can_settle(&questions) && ledger.is_fenced(SECONDARY));
+        let expected = [Outcome::Applied, Outcome::Queued, Outcome::Dropped, Outcome::Lost];
+        for _ in 0..2 {
+            assert_eq!(ledger.settle(CLIENT, 0, 1, &questions).unwrap(), expected);
+            assert_eq!((ledger.lost.count, ledger.dropped.count), (1, 1));
+        }
+        // One that nobody has answered for is sent again, and not lost.
+        let again = [asked(5, there, false), asked(6, None, true)];
+        assert_eq!(ledger.settle(CLIENT, 0, 5, &again).unwrap(), [Outcome::Lost, Outcome::Pending]);
+        assert_eq!(ledger.lost.count, 1);
+        assert_eq!(ledger.known(&ids(&[1, 2, 3, 4])), None, "nobody asks for them any more");
+    }
+
+    #[test]
+    fn clients_that_are_gone_are_forgotten() {
+        let mut ledger = Ledger::default();
+        assert_eq!(ledger.settle(CLIENT, 0, 1, &[]).unwrap_err().kind(), ErrorKind::NotFound);
+        ledger.open(CLIENT, 0).unwrap();
+        ledger.open(CLIENT, 1).unwrap();
+        ledger.close(CLIENT, 1);
+        ledger.note(&ids(&[1]), Outcome::Queued);
+        ledger.fence(CLIENT);
+        ledger.note(&ids(&[2]), Outcome::Queued);
+        assert_eq!((ledger.known(&ids(&[1, 2])), ledger.clients.len()), (None, 0));
+        (0..limits::LEARNER_CLIENTS_MAX as u32).for_each(|client| ledger.open(SECONDARY, client).unwrap());
+        assert_eq!(ledger.open(CLIENT, 0).unwrap_err().kind(), ErrorKind::LimitExceeded);
+    }
+
+    #[test]
+    fn the_latest_losses_are_kept() {
+        let mut losses = Losses::default();
+        losses.add(ids(&(0..2000).collect::<Vec<_>>()));
+        assert_eq!((losses.count, losses.latest.len()), (2000, limits::LEARNER_REPORTED_MAX));
+        assert_eq!(losses.latest.back().map(|id| id.number), Some(1999));
+    }
+}

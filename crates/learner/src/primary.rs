@@ -1,0 +1,361 @@
+//! The part of the primary: it adds up the sums of the secondaries, makes steps and has parameters published.
+//!
+//! [`State::is_stepping`] is changed under the lock and says that somebody makes a step, which the lock is not held for:
+//! so steps are made one after the other, each behind a version that it alone raises, whichever thread makes them, and
+//! questions are answered meanwhile. Who makes a step looks for the next one when it is done; so nothing that was queued
+//! meanwhile is left behind.
+
+use crate::ledger::Ledger;
+use crate::protocol::{Forward, LOOK, Outcome, Settle, short, wide};
+use crate::reducer::{Contribution, Method, Overflow, Pushed, Reducer, sum};
+use crate::server::{SUMS, Shared};
+use crate::step::{Publish, Stepper, panicked};
+use parking_lot::Mutex;
+use sheave_base::{Error, ErrorKind, NodeId, Result, contain, limits};
+use sheave_mesh::{Call, Reply, Request, Timer};
+use sheave_wire::Value;
+
+pub(crate) struct Primary {
+    pub(crate) state: Mutex<State>,
+    learning: Mutex<Learning>,
+    /// Which start of it this is, on its node.
+    started: u64,
+}
+
+/// What makes a step, one at a time.
+struct Learning {
+    stepper: Stepper,
+    publish: Option<Publish>,
+}
+
+pub(crate) struct State {
+    pub(crate) reducer: Reducer<Reply>,
+    pub(crate) ledger: Ledger,
+    is_stepping: bool,
+    pub(crate) version: u64,
+    /// Gradients of clients in all steps so far.
+    pub(crate) applied: u64,
+    /// So many sums are to leave the queue though no batch is full.
+    hurried: u64,
+    /// Who waits until so many sums have left the queue, and are applied.
+    flushes: Vec<(u64, Reply)>,
+    /// Clients whose questions wait until all that they take for gone is.
+    settles: Vec<(NodeId, Settle, Reply)>,
+    timer: Option<Timer>,
+    pub(crate) ended: Option<Error>,
+}
+
+impl Primary {
+    pub(crate) fn new(
+        reducer: Reducer<Reply>,
+        version: u64,
+        (stepper, publish): (Stepper, Option<Publish>),
+        started: u64,
+    ) -> Self {
+        let state = State {
+            reducer,
+            ledger: Ledger::default(),
+            is_stepping: false,
+            version,
+            applied: 0,
+            hurried: 0,
+            flushes: Vec::new(),
+            settles: Vec::new(),
+            timer: None,
+            ended: None,
+        };
+        Self { state: Mutex::new(state), learning: Mutex::new(Learning { stepper, publish }), started }
+    }
+}
+
+impl State {
+    /// What is there leaves the queue though no batch is full.
+    pub(crate) fn hurry(&mut self) -> u64 {
+        self.hurried = self.reducer.taken() + self.reducer.waiting() as u64;
+        self.hurried
+    }
+
+    /// The next batch, if there is one and nobody makes a step.
+    fn next(&mut self, is_due: bool) -> Option<Vec<Contribution>> {
+        if self.is_stepping || self.ended.is_some() {
+            return None;
+        }
+        let partial = is_due || self.hurried > self.reducer.gone();
+        let batch = self.reducer.take(partial)?;
+        self.is_stepping = true;
+        Some(batch)
+    }
+
+    fn flushed(&mut self) -> Vec<Reply> {
+        if self.is_stepping {
+            return Vec::new();
+        }
+        let gone = self.reducer.gone();
+        self.flushes.extract_if(.., |(target, _)| *target <= gone).map(|(_, reply)| reply).collect()
+    }
+
+    /// Whether this may be taken, and if not why. What is refused will never be applied.
+    fn check(&mut self, from: NodeId, forward: &Forward, started: u64) -> Result<()> {
+        if let Some(error) = &self.ended {
+            return Err(error.clone());
+        }
+        if self.ledger.is_fenced(from) {
+            let what = "a sum of a secondary that is gone";
+            return Err(Error::new(ErrorKind::NotPermitted, what));
+        }
+        if forward.started.is_some_and(|other| other != started) {
+            let what = "the primary was started again after this secondary had begun to work for it";
+            return Err(Error::new(ErrorKind::Closed, what).hint("start the secondary again too"));
+        }
+        match self.ledger.known(&forward.ids) {
+            Some(id) => Err(Error::new(ErrorKind::Internal, format!("gradient {} came a second time", id.number))),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Shared {
+    pub(crate) fn take_forward(&self, request: Request) -> Result<()> {
+        let primary = self.primary()?;
+        let Request { from, args, tensors, reply, .. } = request;
+        let read = Forward::read(args).and_then(|forward| {
+            let segments = tensors.into_vec();
+            if !self.servers.secondaries.contains(&from) {
+                return Err(Error::new(ErrorKind::NotPermitted, "a sum of a node that is no secondary of this server"));
+            }
+            if !forward.ids.is_empty() || !segments.is_empty() {
+                self.model.check_segments(forward.fingerprint, &segments)?;
+            }
+            Ok((forward, segments))
+        });
+        let (forward, segments) = match read {
+            Ok(read) => read,
+            Err(error) => {
+                reply.error(error);
+                return Ok(());
+            }
+        };
+        let now = self.now()?;
+        let (answer, outcome) = {
+            let mut state = primary.state.lock();
+            state.ledger.note(&forward.dropped, Outcome::Dropped);
+            match state.check(from, &forward, primary.started) {
+                Err(error) => {
+                    if error.kind() != ErrorKind::Internal && !state.ledger.is_fenced(from) {
+                        state.ledger.note(&forward.ids, Outcome::Dropped);
+                    }
+                    (Some(reply), Err(error))
+                }
+                Ok(()) if forward.ids.is_empty() => (Some(reply), Ok(())),
+                Ok(()) => {
+                    state.ledger.note(&forward.ids, Outcome::Queued);
+                    let contribution = Contribution { segments, ids: forward.ids };
+                    match state.reducer.push_as(Overflow::PushBack, contribution, reply, now) {
+                        Pushed::Taken(reply, _) => (Some(reply), Ok(())),
+                        Pushed::Waits => (None, Ok(())),
+                        Pushed::Refused(reply, error) => (Some(reply), Err(error)),
+                    }
+                }
+            }
+        };
+        if let Err(error) = &outcome
+            && error.kind() == ErrorKind::Internal
+        {
+            self.fail(error.clone());
+        }
+        if let Some(reply) = answer {
+            reply.send(outcome.map(|()| (wide(primary.started), Default::default())));
+        }
+        self.drain_primary();
+        Ok(())
+    }
+
+    /// Answers with the version when all that is queued is applied.
+    pub(crate) fn flush_primary(&self, reply: Reply) -> Result<()> {
+        let primary = self.primary()?;
+        {
+            let mut state = primary.state.lock();
+            if let Some(error) = state.ended.clone() {
+                drop(state);
+                reply.error(error);
+                return Ok(());
+            }
+            let target = state.hurry();
+            state.flushes.push((target, reply));
+        }
+        self.drain_primary();
+        Ok(())
+    }
+
+    /// Makes steps for as long as there is something for one.
+    pub(crate) fn drain_primary(&self) {
+        let (Some(primary), Ok(mesh)) = (&self.primary, self.mesh()) else { return };
+        loop {
+            let (next, admitted, flushed, version) = {
+                let (mut state, now) = (primary.state.lock(), mesh.runtime().now());
+                let flushed = state.flushed();
+                let is_due = self.is_due(state.reducer.oldest(), now);
+                let next = state.next(is_due);
+                let admitted = if next.is_some() { state.reducer.admit(now, |_| true).0 } else { Vec::new() };
+                if next.is_none() && !state.is_stepping && state.ended.is_none() {
+                    match self.timer(state.reducer.oldest(), SUMS, Self::drain_primary) {
+                        Ok(timer) => state.timer = timer,
+                        Err(error) => {
+                            drop(state);
+                            return self.fail(error);
+                        }
+                    }
+                }
+                (next, admitted, flushed, state.version)
+            };
+            flushed.into_iter().for_each(|reply| reply.value(wide(version)));
+            let Some(batch) = next else { return };
+            admitted.into_iter().for_each(|reply| reply.value(wide(primary.started)));
+            let ids: Vec<_> = batch.iter().flat_map(|sum| sum.ids.iter().copied()).collect();
+            let outcome = self.make_step(&mut primary.learning.lock(), batch, version, mesh.node().arena());
+            let mut state = primary.state.lock();
+            state.is_stepping = false;
+            match outcome {
+                Ok(()) => {
+                    state.version += 1;
+                    state.applied += ids.len() as u64;
+                    state.ledger.note(&ids, Outcome::Applied);
+                }
+                Err(error) => {
+                    state.ledger.note(&ids, Outcome::Dropped);
+                    drop(state);
+                    return self.fail(error);
+                }
+            }
+        }
+    }
+
+    fn make_step(
+        &self,
+        learning: &mut Learning,
+        batch: Vec<Contribution>,
+        version: u64,
+        arena: &sheave_tensor::Arena,
+    ) -> Result<()> {
+        let mut total = sum(batch, arena)?;
+        if self.settings.method == Method::Mean {
+            total = total.into_mean(arena)?;
+        }
+        let stepped = learning.stepper.step(&self.model, &total, version, arena);
+        let parameters = stepped.map_err(|error| error.context(format!("step {}", version + 1)))?;
+        let (Some(parameters), Some(publish)) = (parameters, &mut learning.publish) else { return Ok(()) };
+        let published = contain::run(|| publish(parameters, version + 1));
+        let published = published.unwrap_or_else(|text| Err(panicked("publish", &text)));
+        published.map_err(|error| error.context(format!("publishing version {}", version + 1)))
+    }
+
+    pub(crate) fn welcome(&self, from: NodeId, client: &Value) -> Result<Value> {
+        let mut state = self.primary()?.state.lock();
+        if let Some(error) = &state.ended {
+            return Err(error.clone());
+        }
+        state.ledger.open(from, short(client)?)?;
+        Ok(self.model.to_value())
+    }
+
+    pub(crate) fn part_from(&self, from: NodeId, client: &Value) -> Result<()> {
+        self.primary()?.state.lock().ledger.close(from, short(client)?);
+        Ok(())
+    }
+
+    /// The version, or why there will be no other.
+    pub(crate) fn state_of_primary(&self) -> Result<Value> {
+        let state = self.primary()?.state.lock();
+        state.ended.clone().map_or(Ok(wide(state.version)), Err)
+    }
+
+    /// Answers what became of gradients, though this server may have ended.
+    pub(crate) fn settle(&self, from: NodeId, args: Value, reply: Reply) -> Result<()> {
+        let settle = match Settle::read(args) {
+            Ok(settle) => settle,
+            Err(error) => {
+                reply.error(error);
+                return Ok(());
+            }
+        };
+        let primary = self.primary()?;
+        let refused = {
+            let mut state = primary.state.lock();
+            if state.settles.len() < limits::LEARNER_CLIENTS_MAX {
+                state.settles.push((from, settle, reply));
+                None
+            } else {
+                Some(reply)
+            }
+        };
+        if let Some(reply) = refused {
+            let what = format!("{} clients wait to hear of their gradients", limits::LEARNER_CLIENTS_MAX);
+            reply.error(Error::new(ErrorKind::LimitExceeded, what));
+        }
+        self.answer_settles();
+        Ok(())
+    }
+
+    /// Answers those whose questions can be answered.
+    fn answer_settles(&self) {
+        let (Some(primary), Ok(mesh)) = (&self.primary, self.mesh()) else { return };
+        let deaths = mesh.deaths();
+        let answers: Vec<_> = {
+            let mut state = primary.state.lock();
+            let State { settles, ledger, .. } = &mut *state;
+            for death in deaths {
+                if !ledger.is_fenced(death.node) {
+                    ledger.fence(death.node);
+                }
+            }
+            let ready: Vec<_> = settles.extract_if(.., |(_, settle, _)| ledger.can_settle(&settle.asked)).collect();
+            let answer = |(from, settle, reply): (NodeId, Settle, Reply)| {
+                (reply, ledger.settle(from, settle.client, settle.floor, &settle.asked))
+            };
+            ready.into_iter().map(answer).collect()
+        };
+        for (reply, outcomes) in answers {
+            reply.send(outcomes.map(|outcomes| (Outcome::to_value(&outcomes), Default::default())));
+        }
+    }
+
+    /// A node is gone, and nothing that it has sent is taken any more.
+    pub(crate) fn fence(&self, node: NodeId) {
+        if let Some(primary) = &self.primary {
+            primary.state.lock().ledger.fence(node);
+            self.answer_settles();
+        }
+    }
+
+    /// No step is made any more, which the secondaries are told.
+    pub(crate) fn end_primary(&self, error: &Error) {
+        let Some(primary) = &self.primary else { return };
+        let (waiters, flushes, _timer) = {
+            let mut state = primary.state.lock();
+            state.ended = Some(error.clone());
+            let left = state.reducer.clear();
+            state.ledger.note(&left.queued, Outcome::Dropped);
+            state.ledger.note(&left.waited, Outcome::Dropped);
+            (left.waiters, std::mem::take(&mut state.flushes), state.timer.take())
+        };
+        let replies = waiters.into_iter().chain(flushes.into_iter().map(|(_, reply)| reply));
+        replies.for_each(|reply| reply.error(error.clone()));
+        let (Some(shared), Ok(mesh)) = (self.own.upgrade(), self.mesh()) else { return };
+        // One that does not hear of it is told when it sends something.
+        for node in self.servers.secondaries.iter().copied().filter(|node| *node != self.node) {
+            let shared = shared.clone();
+            let telling = async move {
+                let (node, service) = shared.find(node).await?;
+                shared.mesh()?.cast(node, service, LOOK, Call::default())
+            };
+            drop(mesh.spawn("tell of the end", telling));
+        }
+    }
+
+    /// The node leaves: nobody hears any more what became of gradients.
+    pub(crate) fn leave_settles(&self, error: &Error) {
+        let Some(primary) = &self.primary else { return };
+        let settles = std::mem::take(&mut primary.state.lock().settles);
+        settles.into_iter().for_each(|(_, _, reply)| reply.error(error.clone()));
+    }
+}
