@@ -184,8 +184,8 @@ impl GradientClient {
         self.push_within(gradient, None)
     }
 
-    /// As [`GradientClient::push`]; the work fails with `DeadlineExceeded` after `timeout`, and the gradient may be
-    /// taken though it does.
+    /// As [`GradientClient::push`]; the work fails with `DeadlineExceeded` after `timeout`. The gradient is not taken
+    /// then, unless that happened in the last moment: a report says so.
     ///
     /// # Errors
     ///
@@ -196,8 +196,8 @@ impl GradientClient {
 
     fn begin_push(&self, gradient: &Tensors, timeout: Option<Duration>) -> Result<Work<u64>> {
         let (client, mesh) = (&self.0, self.0.mesh()?);
-        let segments = client.model.pack(gradient, mesh.node().arena())?;
         let leases = gradient.values().map(|tensor| tensor.read_lease("push gradient")).collect::<Result<Vec<_>>>()?;
+        let segments = client.model.pack(gradient, mesh.node().arena())?;
         let (number, is_time) = client.number()?;
         if is_time {
             drop(mesh.spawn("settle", Arc::clone(client).settle_now()));
@@ -295,6 +295,8 @@ impl Client {
         }
         state.next += 1;
         let number = state.next;
+        // Before anybody is told that nothing below it is asked for any more.
+        state.unsettled.insert(number, Sent { secondary: 0, was_taken: false, is_awaited: true });
         state.report.pushed += 1;
         let is_time = number.is_multiple_of(limits::LEARNER_SETTLE_EACH as u64) && !state.is_settling;
         state.is_settling |= is_time;
@@ -303,8 +305,14 @@ impl Client {
 
     /// The secondary whose turn it is.
     fn choose(&self, mesh: &Mesh) -> Result<usize> {
+        let deaths = mesh.deaths();
+        if let Some(death) = deaths.iter().find(|death| death.node == self.servers.primary) {
+            let what = format!("the primary of {} is gone: {}", self.servers.name, death.reason);
+            let error = Error::new(ErrorKind::PeerLost, what).hint("connect to servers that live");
+            return Err(mesh.member(death.node).map_or(error.clone(), |member| error.peer(member.peer())));
+        }
         let mut state = self.state.lock();
-        for death in mesh.deaths() {
+        for death in deaths {
             if let Some(at) = self.servers.secondaries.iter().position(|node| *node == death.node) {
                 state.is_gone[at] = true;
             }
@@ -328,8 +336,11 @@ impl Client {
     /// Sends a gradient to the secondary whose turn it is. The segments go away with it.
     fn send(&self, mesh: &Mesh, number: u64, segments: Vec<Tensor>, timeout: Option<Duration>) -> Sending {
         let secondary = self.choose(mesh)?;
-        self.state.lock().unsettled.insert(number, Sent { secondary, was_taken: false, is_awaited: true });
-        let push = Push { client: self.id, number, fingerprint: self.model.fingerprint() };
+        if let Some(sent) = self.state.lock().unsettled.get_mut(&number) {
+            sent.secondary = secondary;
+        }
+        let fingerprint = self.model.fingerprint();
+        let push = Push { client: self.id, number, fingerprint, patience: timeout };
         let tensors = segments.into_iter().map(|segment| Part::new(segment, Mode::Move)).collect();
         let call = Call { tensors, deadline: timeout, runs_anyway: true, ..Call::of(push.to_value()) };
         let (service, _) = &self.secondaries[secondary];
@@ -346,7 +357,9 @@ impl Client {
     async fn try_through(self: &Arc<Self>, pushing: &Pushing, mut sent: Sending) -> Result<u64> {
         let number = pushing.number;
         loop {
-            let (secondary, answer) = sent?;
+            let (secondary, answer) = sent.inspect_err(|_| {
+                self.state.lock().unsettled.remove(&number);
+            })?;
             let answer = match answer {
                 Ok(work) => work.await,
                 Err(error) => Err(error),

@@ -111,7 +111,8 @@ impl Ledger {
             None => Outcome::Pending,
         };
         let outcomes: Vec<Outcome> = asked.iter().map(outcome).collect();
-        let is_lost = |(asked, outcome): &(&Asked, &Outcome)| asked.was_taken && **outcome == Outcome::Lost;
+        let is_new = |asked: &Asked| asked.was_taken && !numbers.contains_key(&asked.number);
+        let is_lost = |(asked, outcome): &(&Asked, &Outcome)| **outcome == Outcome::Lost && is_new(asked);
         let lost: Vec<u64> = asked.iter().zip(&outcomes).filter(is_lost).map(|(asked, _)| asked.number).collect();
         for number in &lost {
             // Whoever asks again is told the same, and it is counted once.

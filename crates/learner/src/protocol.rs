@@ -4,7 +4,7 @@
 //! |---|---|---|---|
 //! | client | primary | `hello` | the client's number on its node; the answer has the model |
 //! | client | primary | `bye` | the client's number: one-way |
-//! | client | secondary | `push` | the numbers of client and gradient, the model's fingerprint, and the segments; answered when it is taken |
+//! | client | secondary | `push` | [`Push`], and the segments of a gradient; answered when it is taken |
 //! | client | secondary | `flush` | nothing; answered when the primary has all that was taken before |
 //! | client | primary | `step` | nothing; answered with the version when all that was there before is applied |
 //! | client | primary | `settle` | [`Settle`]; the answer has an [`Outcome`] for each question |
@@ -15,6 +15,7 @@
 use crate::reducer::GradientId;
 use sheave_base::{Error, ErrorKind, NodeId, Result};
 use sheave_wire::Value;
+use std::time::Duration;
 
 pub(crate) const HELLO: &str = "hello";
 pub(crate) const BYE: &str = "bye";
@@ -106,16 +107,25 @@ pub(crate) struct Push {
     pub(crate) client: u32,
     pub(crate) number: u64,
     pub(crate) fingerprint: u64,
+    /// For how long its client waits for room.
+    pub(crate) patience: Option<Duration>,
 }
 
 impl Push {
     pub(crate) fn to_value(self) -> Value {
-        Value::List(vec![Value::Int(self.client.into()), wide(self.number), wide(self.fingerprint)])
+        let nanoseconds = |span: Duration| wide(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX));
+        let patience = self.patience.map_or(Value::None, nanoseconds);
+        Value::List(vec![Value::Int(self.client.into()), wide(self.number), wide(self.fingerprint), patience])
     }
 
     pub(crate) fn read(value: Value) -> Result<Self> {
-        let [client, pushed, fingerprint] = listed(value)?;
-        Ok(Self { client: short(&client)?, number: number(&pushed)?, fingerprint: number(&fingerprint)? })
+        let [client, pushed, fingerprint, patience] = listed(value)?;
+        let patience = match patience {
+            Value::None => None,
+            nanoseconds => Some(Duration::from_nanos(number(&nanoseconds)?)),
+        };
+        let (client, pushed) = (short(&client)?, number(&pushed)?);
+        Ok(Self { client, number: pushed, fingerprint: number(&fingerprint)?, patience })
     }
 }
 
@@ -198,8 +208,10 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        let push = Push { client: 7, number: u64::MAX, fingerprint: 1 << 63 };
-        assert_eq!(Push::read(push.to_value()).unwrap(), push);
+        for patience in [None, Some(Duration::from_nanos(u64::MAX))] {
+            let push = Push { client: 7, number: u64::MAX, fingerprint: 1 << 63, patience };
+            assert_eq!(Push::read(push.to_value()).unwrap(), push);
+        }
         for started in [None, Some(u64::MAX)] {
             let forward = Forward { started, fingerprint: 3, ids: vec![id(1), id(2)], dropped: vec![id(9)] };
             assert_eq!(Forward::read(forward.to_value()).unwrap(), forward);

@@ -18,7 +18,7 @@ use sheave_wire::Value;
 use std::sync::Arc;
 
 pub(crate) struct Secondary {
-    pub(crate) reducer: Reducer<Reply>,
+    pub(crate) reducer: Reducer<Pusher>,
     is_forwarding: bool,
     /// So many are to leave the queue though no batch is full.
     hurried: u64,
@@ -34,16 +34,29 @@ pub(crate) struct Secondary {
     pub(crate) dropped: Losses,
 }
 
+/// Who waits for the answer to a push.
+pub(crate) struct Pusher {
+    reply: Reply,
+    /// It waits no longer then.
+    until: Option<Time>,
+}
+
+impl Pusher {
+    fn waits(&self, now: Time) -> bool {
+        self.reply.is_wanted() && self.until.is_none_or(|until| now < until)
+    }
+}
+
 /// A batch that is to be summed and sent, and who was let into the queue in its place.
 struct Next {
     batch: Vec<Contribution>,
     dropped: Vec<GradientId>,
     started: Option<u64>,
-    admitted: Vec<Reply>,
+    admitted: Vec<Pusher>,
 }
 
 impl Secondary {
-    pub(crate) fn new(reducer: Reducer<Reply>) -> Self {
+    pub(crate) fn new(reducer: Reducer<Pusher>) -> Self {
         Self {
             reducer,
             is_forwarding: false,
@@ -64,9 +77,9 @@ impl Secondary {
         self.hurried
     }
 
-    fn push(&mut self, overflow: Overflow, push: Contribution, reply: Reply, now: Time) -> Pushed<Reply> {
+    fn push(&mut self, overflow: Overflow, push: Contribution, pusher: Pusher, now: Time) -> Pushed<Pusher> {
         let id = push.ids[0];
-        if !reply.is_wanted() {
+        if !pusher.waits(now) {
             // Its client has given up, and asks the primary what became of it.
             self.untold.push(id);
             return Pushed::Waits;
@@ -74,7 +87,7 @@ impl Secondary {
         // What is dropped while the primary takes nothing is bounded too.
         let has_room = self.untold.len() < limits::LEARNER_QUEUE_MAX;
         let overflow = if has_room { overflow } else { Overflow::PushBack };
-        let pushed = self.reducer.push_as(overflow, push, reply, now);
+        let pushed = self.reducer.push_as(overflow, push, pusher, now);
         if let Pushed::Taken(_, dropped) = &pushed {
             self.untold.extend(dropped);
             self.dropped.add(dropped.iter().copied());
@@ -92,7 +105,7 @@ impl Secondary {
         if batch.is_empty() && self.untold.is_empty() {
             return None;
         }
-        let (admitted, given_up) = self.reducer.admit(now, Reply::is_wanted);
+        let (admitted, given_up) = self.reducer.admit(now, |pusher| pusher.waits(now));
         self.is_forwarding = true;
         let dropped = std::mem::replace(&mut self.untold, given_up);
         Some(Next { batch, dropped, started: self.started, admitted })
@@ -116,10 +129,10 @@ impl Shared {
             let segments = tensors.into_vec();
             self.model.check_segments(push.fingerprint, &segments)?;
             let id = GradientId { node: from, client: push.client, number: push.number };
-            Ok(Contribution { segments, ids: vec![id] })
+            Ok((Contribution { segments, ids: vec![id] }, push.patience))
         });
-        let contribution = match read {
-            Ok(contribution) => contribution,
+        let (contribution, patience) = match read {
+            Ok(read) => read,
             Err(error) => {
                 reply.error(error);
                 return Ok(());
@@ -133,15 +146,16 @@ impl Shared {
                 reply.error(error);
                 return Ok(());
             }
-            secondary.push(self.settings.overflow, contribution, reply, now)
+            let until = patience.map(|patience| now.after(patience));
+            secondary.push(self.settings.overflow, contribution, Pusher { reply, until }, now)
         };
         match pushed {
-            Pushed::Taken(reply, dropped) => {
-                reply.value(Value::None);
+            Pushed::Taken(pusher, dropped) => {
+                pusher.reply.value(Value::None);
                 self.tell_dropped(&dropped);
             }
             Pushed::Waits => {}
-            Pushed::Refused(reply, error) => reply.error(error),
+            Pushed::Refused(pusher, error) => pusher.reply.error(error),
         }
         self.drain_secondary();
         Ok(())
@@ -193,7 +207,7 @@ impl Shared {
             next
         };
         let Some(Next { batch, dropped, started, admitted }) = next else { return };
-        admitted.into_iter().for_each(|reply| reply.value(Value::None));
+        admitted.into_iter().for_each(|pusher| pusher.reply.value(Value::None));
         let summed = match (batch.is_empty(), self.mesh()) {
             (true, _) => Ok(None),
             (false, Ok(mesh)) => sum(batch, mesh.node().arena()).map(Some),
@@ -282,7 +296,8 @@ impl Shared {
             let flushes = std::mem::take(&mut secondary.flushes);
             (left.waiters, flushes, dropped, secondary.started, secondary.timer.take())
         };
-        let replies = waiters.into_iter().chain(flushes.into_iter().map(|(_, reply)| reply));
+        let waiters = waiters.into_iter().map(|pusher| pusher.reply);
+        let replies = waiters.chain(flushes.into_iter().map(|(_, reply)| reply));
         replies.for_each(|reply| reply.error(error.clone()));
         let (Some(shared), Ok(mesh)) = (self.own.upgrade(), self.mesh()) else { return };
         if !dropped.is_empty() {
