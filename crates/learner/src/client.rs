@@ -169,8 +169,8 @@ impl GradientClient {
 
     /// Pushes one gradient for each parameter. The work ends with the gradient's number when a secondary has taken it,
     /// which waits where that has no room. Does not block, but for a copy of the tensors, which are borrowed until the
-    /// work ends: they can be read, and who writes them is refused with `BufferInUse`. Cancelling the work does not take
-    /// the gradient back; a report says what became of it.
+    /// work ends: they can be read, and who writes them is refused with `BufferInUse`. Cancelling the work does not
+    /// take the gradient back; a report says what became of it.
     ///
     /// The work fails with the error that has stopped a server; with `PeerLost` that names the primary once that is
     /// gone, or the last of the secondaries.

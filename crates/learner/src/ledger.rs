@@ -1,8 +1,8 @@
 //! What became of each gradient, as the primary knows it.
 //!
-//! Each client numbers its gradients, and the sums that secondaries send carry the numbers that are in them. The primary
-//! notes them, so that a client can ask. Numbers of which a client says that it knows what became of them are forgotten;
-//! with a client that is gone go all of its own.
+//! Each client numbers its gradients, and the sums that secondaries send carry the numbers that are in them. The
+//! primary notes them, so that a client can ask. Numbers of which a client says that it knows what became of them are
+//! forgotten; with a client that is gone go all of its own.
 //!
 //! A secondary that is gone is *fenced*: nothing that it has sent is taken any more. So what is not noted by then will
 //! never be, and who asks for a gradient that went there hears that it is lost, for good. That is why a push whose

@@ -1,5 +1,5 @@
-//! Gradient servers: learners push gradients, which are reduced in a tree of two levels; an optimizer steps, and the new
-//! parameters are published.
+//! Gradient servers: learners push gradients, which are reduced in a tree of two levels; an optimizer steps, and the
+//! new parameters are published.
 //!
 //! [`GradientServer`] is a node's part of the servers of one name: the *primary*, which has parameters and optimizer,
 //! *secondaries*, which sum gradients and send the sums to it, or both. [`GradientClient`] is a learner's access. They

@@ -1,9 +1,9 @@
 //! The part of the primary: it adds up the sums of the secondaries, makes steps and has parameters published.
 //!
-//! [`State::is_stepping`] is changed under the lock and says that somebody makes a step, which the lock is not held for:
-//! so steps are made one after the other, each behind a version that it alone raises, whichever thread makes them. They
-//! are made on a lane of their own, so that sums are taken and questions are answered meanwhile. Who makes a step looks
-//! for the next one when it is done; so nothing that was queued meanwhile is left behind.
+//! [`State::is_stepping`] is changed under the lock and says that somebody makes a step, which the lock is not held
+//! for: so steps are made one after the other, each behind a version that it alone raises, whichever thread makes them.
+//! They are made on a lane of their own, so that sums are taken and questions are answered meanwhile. Who makes a step
+//! looks for the next one when it is done; so nothing that was queued meanwhile is left behind.
 
 use crate::ledger::Ledger;
 use crate::protocol::{Forward, LOOK, Outcome, Settle, short, wide};

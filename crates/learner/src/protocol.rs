@@ -6,11 +6,11 @@
 //! | client | primary | `bye` | the client's number: one-way |
 //! | client | secondary | `push` | [`Push`], and the segments of a gradient; answered when it is taken |
 //! | client | secondary | `flush` | nothing; answered when the primary has all that was taken before |
-//! | client | primary | `step` | nothing; answered with the version when all that was there before is applied |
+//! | client | primary | `step` | nothing; answered with the version when all that was there is applied |
 //! | client | primary | `settle` | [`Settle`]; the answer has an [`Outcome`] for each question |
-//! | secondary | primary | `forward` | [`Forward`], and the segments of a sum; answered when that is taken, with the number of the primary's start |
+//! | secondary | primary | `forward` | [`Forward`], and the segments of a sum; the answer has the primary's start |
 //! | primary | secondary | `look` | nothing, one-way: the primary has failed or was stopped |
-//! | secondary | primary | `state` | nothing; answered with the version, or with the error that has stopped the primary |
+//! | secondary | primary | `state` | nothing; answered with the version, or with what has stopped the primary |
 
 use crate::reducer::GradientId;
 use sheave_base::{Error, ErrorKind, NodeId, Result};

@@ -1,9 +1,9 @@
 //! A bounded queue of gradients, and their sums.
 //!
-//! Nothing here knows nodes, links or time but as numbers. Gradients are summed in the order in which they came, element
-//! by element and each sum rounded on its own, in the dtype of the parameter: so the same arrivals give the same bits.
-//! A sum knows which gradients are in it. A mean is taken once, of the sum of all, by their number: so it is the true
-//! mean however unequal the partial batches were that it was made of.
+//! Nothing here knows nodes, links or time but as numbers. Gradients are summed in the order in which they came,
+//! element by element and each sum rounded on its own, in the dtype of the parameter: so the same arrivals give the
+//! same bits. A sum knows which gradients are in it. A mean is taken once, of the sum of all, by their number: so it is
+//! the true mean however unequal the partial batches were that it was made of.
 
 use crate::model::Model;
 use sheave_base::clock::Time;
@@ -40,8 +40,8 @@ pub enum Overflow {
 pub struct Settings {
     /// How gradients become one.
     pub method: Method,
-    /// How many gradients a secondary sums before it sends them to the primary, and how many such sums the primary takes
-    /// for a step. From 1 to [`LEARNER_BATCH_MAX`](limits::LEARNER_BATCH_MAX); 4 by default.
+    /// How many gradients a secondary sums before it sends them to the primary, and how many such sums the primary
+    /// takes for a step. From 1 to [`LEARNER_BATCH_MAX`](limits::LEARNER_BATCH_MAX); 4 by default.
     pub batch: usize,
     /// How many gradients a queue has at most: more than `batch`, and at most
     /// [`LEARNER_QUEUE_MAX`](limits::LEARNER_QUEUE_MAX); 64 by default.

@@ -143,15 +143,15 @@ impl GradientServerBuilder {
         self
     }
 
-    /// Has steps made by the user's code in place of an optimizer. It may block; an error, or a panic, stops the server.
-    /// For the primary; others ignore it.
+    /// Has steps made by the user's code in place of an optimizer. It may block; an error, or a panic, stops the
+    /// server. For the primary; others ignore it.
     pub fn step(mut self, step: impl FnMut(Tensors, u64) -> Result<Option<Tensors>> + Send + 'static) -> Self {
         self.step = Some(Box::new(step));
         self
     }
 
-    /// Begins with these parameters of this version, as a primary that is started again does. The next step is published
-    /// as the version behind it. What the optimizer remembers begins anew, and its schedule goes on.
+    /// Begins with these parameters of this version, as a primary that is started again does. The next step is
+    /// published as the version behind it. What the optimizer remembers begins anew, and its schedule goes on.
     pub fn start_from(mut self, version: u64, parameters: Tensors) -> Self {
         (self.version, self.parameters) = (version, Some(parameters));
         self
@@ -175,8 +175,8 @@ impl GradientServerBuilder {
     /// # Errors
     ///
     /// `InvalidArgument` for settings without a meaning, for a node that is neither primary nor secondary, and for a
-    /// primary with neither an optimizer and parameters nor a step, or with both; `Mismatch` for parameters that are not
-    /// those of the model; those of [`Optimizer::check`] and of [`RpcGroup::register`]. The work fails as that of
+    /// primary with neither an optimizer and parameters nor a step, or with both; `Mismatch` for parameters that are
+    /// not those of the model; those of [`Optimizer::check`] and of [`RpcGroup::register`]. The work fails as that of
     /// [`RpcGroup::register`], with `AlreadyExists` where the group has such a server on this node.
     pub fn start(self, timeout: Option<Duration>) -> Result<Work<GradientServer>> {
         self.begin(timeout).map_err(|error| error.asked_for("start gradient server"))
@@ -267,8 +267,9 @@ impl GradientServer {
     }
 
     /// Stops the server: who waits here is told, and nobody finds it any more. Gradients that it has taken and not sent
-    /// on are dropped and reported; [`GradientClient::flush`](crate::GradientClient::flush) before it leaves none. Where
-    /// this is the primary all secondaries end too, with the error that it was stopped. Does not block. Idempotent.
+    /// on are dropped and reported; [`GradientClient::flush`](crate::GradientClient::flush) before it leaves none.
+    /// Where this is the primary all secondaries end too, with the error that it was stopped. Does not block.
+    /// Idempotent.
     pub fn stop(&self) {
         self.handle.0.stop();
     }
