@@ -4,9 +4,9 @@
 //! has answered is sent to another one when the primary says that it neither has the gradient nor will take it from the
 //! one that is gone ([`ledger`](crate::ledger)). Until then its tensors are borrowed: who writes them is refused.
 //!
-//! **Reported.** Each gradient has a number. Those of which it is not known what became of them are kept, and the primary
-//! is asked for them, each [`LEARNER_SETTLE_EACH`](limits::LEARNER_SETTLE_EACH) pushes and by a report. So what a
-//! secondary had taken and not sent on when it died is reported as lost, by its number.
+//! **Reported.** Each gradient has a number. Those of which it is not known what became of them are kept, and the
+//! primary is asked for them, each [`LEARNER_SETTLE_EACH`](limits::LEARNER_SETTLE_EACH) pushes and by a report. So what
+//! a secondary had taken and not sent on when it died is reported as lost, by its number.
 
 use crate::model::{Model, Tensors};
 use crate::protocol::{Asked, BYE, FLUSH, HELLO, Outcome, PUSH, Push, SETTLE, STEP, Settle, number, unreadable};
