@@ -93,6 +93,8 @@ struct State {
     turn: usize,
     is_gone: Vec<bool>,
     is_settling: bool,
+    /// A secondary has told that the primary is gone, of which this node need not have heard yet.
+    without_primary: Option<Error>,
     report: ClientReport,
 }
 
@@ -305,7 +307,10 @@ impl Client {
 
     /// The secondary whose turn it is.
     fn choose(&self, mesh: &Mesh) -> Result<usize> {
-        let deaths = mesh.deaths();
+        let (deaths, told) = (mesh.deaths(), self.state.lock().without_primary.clone());
+        if let Some(error) = told {
+            return Err(error);
+        }
         if let Some(death) = deaths.iter().find(|death| death.node == self.servers.primary) {
             let what = format!("the primary of {} is gone: {}", self.servers.name, death.reason);
             let error = Error::new(ErrorKind::PeerLost, what).hint("connect to servers that live");
@@ -373,8 +378,13 @@ impl Client {
                 Err(error) => {
                     // After any other error than these it was not taken.
                     let may_be = matches!(error.kind(), ErrorKind::DeadlineExceeded | ErrorKind::Cancelled);
+                    let is_about = error.about().and_then(|peer| peer.node) == Some(self.servers.primary);
+                    let mut state = self.state.lock();
+                    if error.kind().is_loss() && is_about {
+                        state.without_primary.get_or_insert(error.clone());
+                    }
                     if !may_be {
-                        self.state.lock().unsettled.remove(&number);
+                        state.unsettled.remove(&number);
                     }
                     return Err(error);
                 }

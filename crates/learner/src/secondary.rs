@@ -10,7 +10,7 @@ use crate::reducer::{Contribution, GradientId, Overflow, Pushed, Reducer, sum};
 use crate::server::{PUSHES, Shared};
 use crate::{ledger::Losses, protocol};
 use sheave_base::clock::Time;
-use sheave_base::{Error, Result, contain, limits};
+use sheave_base::{Error, ErrorKind, Result, contain, limits};
 use sheave_mesh::{Call, Reply, Request, Timer};
 use sheave_net::Part;
 use sheave_tensor::Mode;
@@ -227,7 +227,7 @@ impl Shared {
             let count = total.as_ref().map_or(0, |total| total.ids.len() as u64);
             match shared.forward(total, dropped, started).await {
                 Ok(started) => shared.forwarded(started, count),
-                Err(error) => shared.fail(error),
+                Err(error) => shared.fail(shared.of_primary(error)),
             }
             Ok(())
         };
@@ -249,6 +249,15 @@ impl Shared {
         let call = Call { tensors, runs_anyway: true, ..Call::of(forward.to_value()) };
         let work = self.mesh()?.call(node, service, protocol::FORWARD, call)?;
         number(&work.await?.value)
+    }
+
+    /// What an error of a call of the primary says: one that is not there any more was stopped.
+    fn of_primary(&self, error: Error) -> Error {
+        if error.kind() != ErrorKind::NotFound {
+            return error;
+        }
+        let what = format!("the primary of gradient servers {} was stopped", self.servers.name);
+        Error::new(ErrorKind::Closed, what).cause(error)
     }
 
     fn forwarded(&self, started: u64, count: u64) {
@@ -274,7 +283,7 @@ impl Shared {
                 shared.mesh()?.call(node, service, STATE, Call::default())?.await
             };
             if let Err(error) = ask.await {
-                shared.fail(error);
+                shared.fail(shared.of_primary(error));
             }
             Ok(())
         };

@@ -442,12 +442,19 @@ fn versions_and_schedules_go_on_after_a_new_start() {
                 }
                 node.step();
                 let server = server.expect("all serve");
+                if node.rank == 0 {
+                    // A secondary ends with its primary, and so before it.
+                    node.step();
+                }
                 server.stop();
                 wait(Ok(server.watch())).expect("it was stopped");
                 let deregistered = || {
                     !wait(node.group.is_registered(format!("gradients/{}", node.mesh.name()), LONG)).expect("looked up")
                 };
                 until("nobody finds it any more", deregistered);
+                if node.rank == 1 {
+                    node.step();
+                }
                 node.step();
             }
             if node.rank == 0 {
