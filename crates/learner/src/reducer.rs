@@ -21,7 +21,8 @@ pub enum Method {
     /// Their sum.
     #[default]
     Sum,
-    /// Their sum, divided by how many gradients of learners are in it.
+    /// Their sum, divided by how many gradients of learners are in it. The sum is of the parameter's dtype, and may be
+    /// infinite in `f16` though the mean is not.
     Mean,
 }
 

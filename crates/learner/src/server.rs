@@ -522,6 +522,16 @@ impl Service for Desk {
         }
     }
 
+    fn awaited(&self, _: NodeId, _: u64) -> Option<String> {
+        let shared = self.0.upgrade()?;
+        let report = shared.report();
+        let room = format!("{} gradients are queued and {} pushes wait for room", report.queued, report.waiting);
+        let sums = report.primary.map_or(String::new(), |primary| {
+            format!("; the primary has version {} and {} sums", primary.version, primary.queued)
+        });
+        Some(format!("gradient server {}: {room}{sums}", shared.key))
+    }
+
     fn lost(&self, member: &Member, error: &Error) {
         let Some(shared) = self.0.upgrade() else { return };
         shared.fence(member.node);

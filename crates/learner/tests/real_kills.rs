@@ -199,7 +199,8 @@ fn begin(job: &sheave_process::Job, scenario: &str, transport: Transport) -> Vec
 fn end(children: &[Child], victim: usize) {
     let others = || children.iter().enumerate().filter(|(rank, _)| *rank != victim).map(|(_, child)| child);
     let is_well = |child: &Child| child.wait(Some(common::soon())).expect("it ends").expect("in time").status.success();
-    if !others().map(is_well).fold(true, |all, is_well| all && is_well) {
+    let ends: Vec<bool> = others().map(is_well).collect();
+    if ends.contains(&false) {
         let last_words = others().map(|child| child.stderr_lines().join("\n"));
         panic!("{}", last_words.collect::<Vec<_>>().join("\n\n"));
     }
