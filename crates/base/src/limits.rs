@@ -234,8 +234,8 @@ pub const LANE_PERMITS: usize = if cfg!(feature = "simulated") { 2 } else { 8 };
 pub const LANE_THREADS_MAX: usize = 1024;
 
 /// How long all threads of a service may wait, where it may have no more, before what is queued for it is refused:
-/// longer than calls take that come back at all.
-pub const LANE_STUCK: Duration = Duration::from_secs(1);
+/// longer than calls take that come back at all, also where other programs have the cores.
+pub const LANE_STUCK: Duration = Duration::from_secs(5);
 
 /// Threads of one node on which handlers run or wait. A service that has fewer than it has permits gets more.
 pub const EXECUTOR_THREADS_MAX: usize = 2048;
