@@ -8,7 +8,7 @@ use super::contents::{Entry, Pulled};
 use super::protocol::{self, unreadable};
 use super::service::{Inner, NUMBERS};
 use super::table::Owned;
-use super::{Pushed, VersionsReport, Wanted};
+use super::{Pushed, Versions, VersionsReport, Wanted};
 use crate::entry::{EntryName, Sort};
 use crate::group::RpcGroup;
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
@@ -20,6 +20,9 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
+
+/// Names of services of clients in the process of a table.
+const TABLES: &str = "sheave.versions";
 
 /// A table of versioned objects that another node serves, or this one. Clones are handles to the same.
 ///
@@ -64,6 +67,51 @@ pub struct VersionsClient {
     service: ServiceName,
     group: Arc<str>,
     timeout: Option<Duration>,
+    /// The service of this client alone.
+    _own: Option<Arc<Own>>,
+}
+
+/// A service that is there for the clients that [`Versions::client`] has made, and goes with the last of them.
+struct Own {
+    mesh: WeakMesh,
+    name: String,
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        self.mesh.upgrade().iter().for_each(|mesh| mesh.serve_no_more(&self.name));
+    }
+}
+
+impl Versions {
+    /// Returns a client in the process of the table, which is in no group. What it does is what others do over a group,
+    /// with timeouts and in one order with their calls.
+    ///
+    /// ```
+    /// # use sheave_mesh::{Config, Expected, Mesh, Role};
+    /// # use sheave_base::config::Endpoint;
+    /// use sheave_rpc::{Entry, Versions, VersionsSettings};
+    ///
+    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    /// # let root = Endpoint { host: "127.0.0.1".into(), port };
+    /// let mesh = Mesh::join(Config::new(Role::Rank, Some(0), Expected::ranks(1), root))?;
+    /// let client = Versions::new(&mesh, VersionsSettings::default())?.client()?;
+    /// assert!(client.push("policy", Entry::of("first"), 1_i64, None)?.wait()?.is_accepted());
+    /// # Ok::<(), sheave_base::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `Closed` once the node has left, `LimitExceeded` for more services than a node has.
+    pub fn client(&self) -> Result<VersionsClient> {
+        let mesh = self.mesh()?;
+        let name = format!("{TABLES}.{}", mesh.next_number(TABLES));
+        mesh.serve(&name, self.service()).map_err(|error| error.operation("make a client of versions"))?;
+        let (server, service) = (mesh.me().node, name.clone().into());
+        let mesh = mesh.downgrade();
+        let _own = Some(Arc::new(Own { mesh: mesh.clone(), name }));
+        Ok(VersionsClient { mesh, server, service, group: "(this process)".into(), timeout: None, _own })
+    }
 }
 
 impl RpcGroup {
@@ -75,7 +123,8 @@ impl RpcGroup {
     /// As [`RpcGroup::find`].
     pub fn versions(&self, key: impl Into<Value>, timeout: Option<Duration>) -> Result<Work<VersionsClient>> {
         let (mesh, group) = (self.mesh()?.downgrade(), Arc::<str>::from(self.name()));
-        let client = move |(server, service)| Ok(VersionsClient { mesh, server, service, group, timeout: None });
+        let client =
+            move |(server, service)| Ok(VersionsClient { mesh, server, service, group, timeout: None, _own: None });
         Ok(self.find(key, timeout)?.map(client))
     }
 }
@@ -90,7 +139,7 @@ impl VersionsClient {
     pub fn of_host(guest: &Guest, group: &str, key: impl Into<Value>) -> Result<Self> {
         let service = EntryName::new(Sort::Service, &key.into())?.service(group);
         let (mesh, server) = (guest.mesh().downgrade(), guest.host().node.unwrap_or_default());
-        Ok(Self { mesh, server, service, group: group.into(), timeout: None })
+        Ok(Self { mesh, server, service, group: group.into(), timeout: None, _own: None })
     }
 
     /// Returns the same client, whose works end with `DeadlineExceeded` after this time. Without one they may take as

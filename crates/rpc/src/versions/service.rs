@@ -390,6 +390,10 @@ impl Versions {
         Ok(Self(inner))
     }
 
+    pub(super) fn mesh(&self) -> Result<Mesh> {
+        self.0.mesh.upgrade().ok_or_else(|| Error::new(ErrorKind::Closed, "the node has left"))
+    }
+
     /// Returns a service of the table, for [`RpcGroup::register`](crate::RpcGroup::register). When it is taken away,
     /// the watches that have come to it end with `Closed`.
     #[must_use]
