@@ -41,6 +41,16 @@ them until they are fetched.
 ...     ids.get(worker=0), ids.get(worker=1)
 (0, 1)
 
+A `Versions` is a table of keys whose values have versions, for all members of a group: whoever changes a value says
+which version it was made from.
+
+>>> with sheave.init() as mesh:
+...     group = mesh.rpc_group("training")
+...     sheave.versions.Versions(mesh).register(group, "models")
+...     models = group.versions("models")
+...     bool(models.push("policy", {"steps": 0}, version=1)), models.pull("policy").value
+(True, {'steps': 0})
+
 `sheave.placement.assign` says which model should live on which device.
 
 >>> sheave.placement.assign([3, 2, 1], [4, 4]).device_of
@@ -127,7 +137,7 @@ from sheave.members import MemberFleet
 from sheave.spawning import spawn
 
 if TYPE_CHECKING:
-    from sheave import exchange, optim, placement
+    from sheave import exchange, optim, placement, versions
 
 __all__ = [
     "AlreadyExists",
@@ -195,12 +205,13 @@ __all__ = [
     "send",
     "session",
     "spawn",
+    "versions",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Modules that take long to import, such as those with dataclasses, are imported when they are first used."""
-    if name not in ("exchange", "optim", "placement"):
+    if name not in ("exchange", "optim", "placement", "versions"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 

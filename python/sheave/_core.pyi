@@ -22,15 +22,16 @@ from sheave._core_placement import Placement, place_models
 from sheave._core_pool import PoolFunction, PoolJob, ProcessPool, ProcessQueue, QueueItem, Share
 from sheave._core_session import Function, ProcessSession, Register, Session, SessionWorker
 from sheave._core_session import SocketSession, ThreadedSession, WorkerObject
+from sheave._core_versions import Pin, Versions, VersionsClient
 
 __all__ = ["AlreadyExists", "BufferInUse", "Cancelled", "Closed", "DeadlineExceeded", "Deadlock", "Death"]
 __all__ += ["DeclaredDead", "ExchangeRegistration", "ExchangeRequest", "ExchangeServer", "ExchangeWorker"]
 __all__ += ["Forked", "Function", "Group", "Guest", "GuestFleet", "Internal", "Interrupted", "InvalidArgument", "Io"]
 __all__ += ["LimitExceeded", "Link", "Member", "Members", "Mesh", "Mismatch", "Node", "NotFound", "NotPermitted"]
 __all__ += ["Peer", "PeerLost", "Placement", "PoolFunction", "PoolJob", "ProcessPool", "ProcessSession", "Protocol"]
-__all__ += ["ProcessQueue", "QueueItem", "Ref", "Register", "Remote", "RpcGroup"]
+__all__ += ["Pin", "ProcessQueue", "QueueItem", "Ref", "Register", "Remote", "RpcGroup"]
 __all__ += ["Session", "SessionWorker", "Share", "SheaveError", "Sheet", "SocketSession", "Store", "Tensor"]
-__all__ += ["ThreadedSession"]
+__all__ += ["ThreadedSession", "Versions", "VersionsClient"]
 __all__ += ["WorkerObject"]
 __all__ += ["Unauthenticated", "Unsupported", "Work", "WorkerDied", "__version__", "all_gather", "all_gather_v"]
 __all__ += ["all_reduce", "all_to_all", "all_to_all_v", "barrier", "broadcast", "default_mesh", "empty", "gather"]
@@ -788,6 +789,7 @@ class RpcGroup:
         timeout: float | None = None,
     ) -> None: ...
     def deregister(self, key: Any, *, timeout: float | None = None) -> None: ...
+    def versions(self, key: Any, *, timeout: float | None = None) -> VersionsClient: ...
     def is_registered(self, key: Any, *, timeout: float | None = None) -> bool: ...
     def _finds(self, key: Any, *, timeout: float | None = None) -> bool: ...
     def registered_sync(

@@ -43,6 +43,7 @@ mod store;
 mod tensor;
 mod told;
 mod value;
+mod versions;
 mod work;
 
 use pyo3::prelude::*;
@@ -69,6 +70,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     session::add_to(module)?;
     pool::add_to(module)?;
     queue::add_to(module)?;
+    versions::add_to(module)?;
     store::add_to(module)?;
     exchange::add_to(module)?;
     errors::add_to(module)?;

@@ -6,6 +6,7 @@ use crate::guarded::Guarded;
 use crate::mesh::{self, PyMember, PyMesh};
 use crate::references::{self, PyRef};
 use crate::value::{Opener, opening, pack};
+use crate::versions::PyVersionsClient;
 use crate::work::{PyWork, now_ns};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -44,12 +45,17 @@ pub(crate) struct PyRpcGroup {
 type Opened = (String, u64, Vec<u64>);
 
 /// A key of Python's as a value.
-fn key(object: &Bound<'_, PyAny>) -> PyResult<Value> {
-    Ok(pack(object)?.value)
+pub(crate) fn key(object: &Bound<'_, PyAny>) -> PyResult<Value> {
+    let packed = pack(object)?;
+    if packed.tensors.is_empty() && packed.refs.is_empty() {
+        return Ok(packed.value);
+    }
+    let what = format!("a {} as a key; expected a number, a text or another value without arrays", object.get_type());
+    Err(Error::new(ErrorKind::InvalidArgument, what).operation("rpc")).or_raise(object.py())
 }
 
 /// A work of the group that has begun.
-fn begun<T: Send + 'static>(
+pub(crate) fn begun<T: Send + 'static>(
     py: Python<'_>,
     start: impl FnOnce() -> Result<Work<T>> + Send,
     convert: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
@@ -59,11 +65,11 @@ fn begun<T: Send + 'static>(
     Ok(PyWork::of(work, begun_ns, convert))
 }
 
-fn nothing(py: Python<'_>, (): ()) -> PyResult<Py<PyAny>> {
+pub(crate) fn nothing(py: Python<'_>, (): ()) -> PyResult<Py<PyAny>> {
     Ok(py.None())
 }
 
-fn truth(py: Python<'_>, is_so: bool) -> PyResult<Py<PyAny>> {
+pub(crate) fn truth(py: Python<'_>, is_so: bool) -> PyResult<Py<PyAny>> {
     Ok(is_so.into_pyobject(py)?.to_owned().into_any().unbind())
 }
 
@@ -92,7 +98,7 @@ impl PyRpcGroup {
         begun(py, || Ok(rpc.create_group(name, &nodes, limit)), convert)?.given(py, false)
     }
 
-    fn group(&self, py: Python<'_>) -> PyResult<&RpcGroup> {
+    pub(crate) fn group(&self, py: Python<'_>) -> PyResult<&RpcGroup> {
         self.group.check("rpc group").or_raise(py)
     }
 
@@ -310,6 +316,19 @@ impl PyRpcGroup {
     #[pyo3(signature = (key, *, timeout = None))]
     fn deregister(&self, key: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
         self.by_key(key, timeout, RpcGroup::deregister, nothing)
+    }
+
+    /// Find the table of versioned objects that a member has registered under this key.
+    ///
+    /// >>> group = mesh.rpc_group("with tables", [0])
+    /// >>> sheave.versions.Versions(mesh).register(group, "models")
+    /// >>> group.versions("models").pull("policy") is None
+    /// True
+    #[pyo3(signature = (key, *, timeout = None))]
+    fn versions(&self, key: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
+        let opener = self.opener.clone();
+        let convert = |py: Python<'_>, client| Ok(Py::new(py, PyVersionsClient::new(client, opener))?.into_any());
+        self.by_key(key, timeout, RpcGroup::versions, convert)
     }
 
     /// Whether a member has registered a service under this key.

@@ -79,7 +79,17 @@ impl Opener {
     ///
     /// Raises NotPermitted for a pickle where none are opened, and whatever a pickle raises.
     pub(crate) fn unpack<'py>(&self, py: Python<'py>, value: Value, tensors: &[Tensor]) -> PyResult<Bound<'py, PyAny>> {
-        Unpacker { py, tensors, opener: self }.object(value)
+        Unpacker { py, tensors, opener: self, read_only: false }.object(value)
+    }
+
+    /// As [`Opener::unpack`], for memory that others have too: arrays outside of pickles are read-only.
+    pub(crate) fn unpack_read_only<'py>(
+        &self,
+        py: Python<'py>,
+        value: Value,
+        tensors: &[Tensor],
+    ) -> PyResult<Bound<'py, PyAny>> {
+        Unpacker { py, tensors, opener: self, read_only: true }.object(value)
     }
 }
 
@@ -87,6 +97,7 @@ struct Unpacker<'a, 'py> {
     py: Python<'py>,
     tensors: &'a [Tensor],
     opener: &'a Opener,
+    read_only: bool,
 }
 
 impl<'py> Unpacker<'_, 'py> {
@@ -104,6 +115,7 @@ impl<'py> Unpacker<'_, 'py> {
             Value::Scalar { dtype, bytes } => self.scalar(dtype, &bytes)?,
             Value::Device { kind, index } => (kind, index).into_pyobject(py)?.into_any(),
             Value::Shape(dimensions) => PyTuple::new(py, dimensions)?.into_any(),
+            Value::Tensor(index) if self.read_only => self.read_only(index)?,
             Value::Tensor(index) => PyTensor::numpy(&self.tensor(index)?)?,
             Value::List(items) => PyList::new(py, self.objects(items)?)?.into_any(),
             Value::Tuple(items) => PyTuple::new(py, self.objects(items)?)?.into_any(),

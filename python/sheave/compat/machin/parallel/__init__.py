@@ -4,6 +4,7 @@
 - `assigner`: models onto devices.
 - `pool`: pools of processes and of threads.
 - `queue`: queues between processes.
+- `server`: objects in the order of their versions, and models, for learners.
 - `process`, `thread`, `event`, `exception`, `util`: processes and threads whose exceptions others see, and events that
   are made of others.
 - `pickle`: pickles of functions and tensors, or of references to these.
@@ -20,8 +21,10 @@ from sheave.compat.machin.parallel import (
     pool,
     process,
     queue,
+    server,
     thread,
     util,
 )
 
-__all__ = ["assigner", "distributed", "event", "exception", "pickle", "pool", "process", "queue", "thread", "util"]
+__all__ = ["assigner", "distributed", "event", "exception", "pickle", "pool", "process", "queue", "server"]
+__all__ += ["thread", "util"]
