@@ -137,33 +137,15 @@ impl Slot {
 
 /// The same value, whose tensors stand `by` places later.
 pub(crate) fn shifted(value: Value, by: u32) -> Value {
-    if by == 0 { value } else { moved(value, &mut |index| index + by) }
+    if by == 0 { value } else { value.with_tensors_at(&mut |index| index + by) }
 }
 
 /// A value of a message, with those of the message's tensors that it has in it.
 pub(crate) fn picked(value: &Value, tensors: &[Tensor]) -> Held {
     let mut own = Vec::new();
-    let value = moved(value.clone(), &mut |index| {
+    let value = value.clone().with_tensors_at(&mut |index| {
         own.extend(tensors.get(index as usize).cloned());
         own.len().saturating_sub(1) as u32
     });
     Held::Value(value, own)
-}
-
-/// The same value, whose tensors stand elsewhere.
-fn moved(value: Value, place: &mut dyn FnMut(u32) -> u32) -> Value {
-    let mut all = |items: Vec<Value>| items.into_iter().map(|item| moved(item, place)).collect();
-    match value {
-        Value::Tensor(index) => Value::Tensor(place(index)),
-        Value::List(items) => Value::List(all(items)),
-        Value::Tuple(items) => Value::Tuple(all(items)),
-        Value::Set(items) => Value::Set(all(items)),
-        Value::Map(pairs) => Value::Map(pairs.into_iter().map(|(key, item)| (key, moved(item, place))).collect()),
-        Value::Dict(pairs) => {
-            Value::Dict(pairs.into_iter().map(|(key, item)| (moved(key, place), moved(item, place))).collect())
-        }
-        Value::Slice(bounds) => Value::Slice(Box::new(bounds.map(|bound| moved(bound, place)))),
-        Value::Tagged(tagged) => Value::Tagged(Box::new((tagged.0, moved(tagged.1, place)))),
-        other => other,
-    }
 }

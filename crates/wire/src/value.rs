@@ -133,6 +133,37 @@ impl Value {
         })
     }
 
+    /// Returns the same value with its tensors at other places: `place` is given the index of each, in the order in
+    /// which they are written, and returns the new one.
+    ///
+    /// ```
+    /// use sheave_wire::Value;
+    ///
+    /// let value = Value::List(vec![Value::Tensor(0), Value::from("text"), Value::Tensor(1)]);
+    /// let later = value.with_tensors_at(&mut |index| index + 5);
+    /// assert_eq!(later, Value::List(vec![Value::Tensor(5), Value::from("text"), Value::Tensor(6)]));
+    /// ```
+    #[must_use]
+    pub fn with_tensors_at(self, place: &mut dyn FnMut(u32) -> u32) -> Self {
+        let mut all = |items: Vec<Self>| items.into_iter().map(|item| item.with_tensors_at(place)).collect();
+        match self {
+            Self::Tensor(index) => Self::Tensor(place(index)),
+            Self::List(items) => Self::List(all(items)),
+            Self::Tuple(items) => Self::Tuple(all(items)),
+            Self::Set(items) => Self::Set(all(items)),
+            Self::Map(entries) => {
+                Self::Map(entries.into_iter().map(|(key, item)| (key, item.with_tensors_at(place))).collect())
+            }
+            Self::Dict(entries) => {
+                let placed = |(key, item): (Self, Self)| (key.with_tensors_at(place), item.with_tensors_at(place));
+                Self::Dict(entries.into_iter().map(placed).collect())
+            }
+            Self::Slice(bounds) => Self::Slice(Box::new(bounds.map(|bound| bound.with_tensors_at(place)))),
+            Self::Tagged(tagged) => Self::Tagged(Box::new((tagged.0, tagged.1.with_tensors_at(place)))),
+            other => other,
+        }
+    }
+
     /// Calls `look` with this value and every one in it, in the order in which they are written, until it fails.
     ///
     /// # Errors

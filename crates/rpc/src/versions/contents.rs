@@ -72,7 +72,7 @@ impl Item {
     fn new(value: &Value, tensors: &[Tensor]) -> Result<Arc<Self>> {
         let mut own = Tensors::new();
         let mut missing = None;
-        let value = moved(value.clone(), &mut |index| {
+        let value = value.clone().with_tensors_at(&mut |index| {
             match tensors.get(index as usize) {
                 Some(tensor) => own.push(tensor.clone()),
                 None => missing = Some(index),
@@ -228,7 +228,7 @@ pub(super) fn composed(entries: &[Named]) -> (Value, Vec<Tensor>) {
     let entries = entries.iter().map(|(name, item)| {
         let first = tensors.len() as u32;
         tensors.extend(item.tensors.iter().cloned());
-        (name.to_string(), moved(item.value.clone(), &mut |index| first + index))
+        (name.to_string(), item.value.clone().with_tensors_at(&mut |index| first + index))
     });
     (Value::Map(entries.collect()), tensors)
 }
@@ -253,24 +253,6 @@ fn weight_bytes(value: &Value) -> Result<u64> {
         Ok(())
     })?;
     Ok(bytes)
-}
-
-/// The same value, whose tensors stand elsewhere.
-fn moved(value: Value, place: &mut dyn FnMut(u32) -> u32) -> Value {
-    let mut all = |items: Vec<Value>| items.into_iter().map(|item| moved(item, place)).collect();
-    match value {
-        Value::Tensor(index) => Value::Tensor(place(index)),
-        Value::List(items) => Value::List(all(items)),
-        Value::Tuple(items) => Value::Tuple(all(items)),
-        Value::Set(items) => Value::Set(all(items)),
-        Value::Map(pairs) => Value::Map(pairs.into_iter().map(|(key, item)| (key, moved(item, place))).collect()),
-        Value::Dict(pairs) => {
-            Value::Dict(pairs.into_iter().map(|(key, item)| (moved(key, place), moved(item, place))).collect())
-        }
-        Value::Slice(bounds) => Value::Slice(Box::new(bounds.map(|bound| moved(bound, place)))),
-        Value::Tagged(tagged) => Value::Tagged(Box::new((tagged.0, moved(tagged.1, place)))),
-        other => other,
-    }
 }
 
 /// What was pulled.
