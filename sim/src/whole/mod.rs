@@ -2,6 +2,7 @@
 //! ([`crate::lockstep`]), and a ledger of all that they did is held against models of what may be.
 
 mod entries;
+mod fates;
 mod groups;
 mod guests;
 mod ledger;

@@ -5,10 +5,11 @@
 //! has put whom nothing has befallen is taken at the end, or reported: no more is reported than those may have held who
 //! have met with trouble. Nobody waits for an item while one is free, nor for room in an empty queue.
 
+use super::fates::{Fates, PROMPT, SILENCE};
 use super::ledger::Ledger;
 use super::scenario::Scenario;
 use crate::jobs::{JOIN_TIMEOUT, node_config, pause, rank_config};
-use crate::lockstep::{Trouble, World};
+use crate::lockstep::World;
 use parking_lot::Mutex;
 use sheave_base::clock::SeededEntropy;
 use sheave_base::{Error, ErrorKind, clock};
@@ -25,14 +26,8 @@ const NAME: &str = "jobs";
 /// How long is waited for an item, or for room.
 const WAITS: [Duration; 3] = [Duration::from_millis(1), Duration::from_millis(100), Duration::from_secs(5)];
 
-/// What is there by then somebody who waits has got, if nothing has happened.
-const PROMPT: Duration = Duration::from_secs(1);
-
 /// Longer than any message takes that nothing befalls.
 const WAYS: Duration = Duration::from_millis(500);
-
-/// As long a silence may stay unnoticed.
-const SILENCE: Duration = Duration::from_millis(2600);
 
 /// Bytes of large items: some of these are more than a window has.
 const LARGE_BYTES: [u64; 3] = [4 << 10, 20 << 10, 100 << 10];
@@ -51,17 +46,8 @@ struct Entry {
 #[derive(Default)]
 struct Books {
     entries: BTreeMap<i64, Entry>,
-    /// Processes by whether they have met with trouble.
-    processes: Vec<Fate>,
-    /// When something has happened last after which items may wait for a while.
-    stirred: Duration,
+    fates: Fates,
     closed: Option<Duration>,
-}
-
-#[derive(Clone, Copy, Default)]
-struct Fate {
-    is_troubled: bool,
-    has_ended: bool,
 }
 
 /// Who has put and taken what.
@@ -94,8 +80,8 @@ impl Book {
         let now = self.ledger.now();
         let wrong = {
             let mut books = self.books.lock();
-            let since = begun.max(books.stirred) + PROMPT;
-            let may_wait = now < since || self.home_ends || books.processes[process].is_troubled;
+            let since = begun.max(books.fates.stirred()) + PROMPT;
+            let may_wait = now < since || self.home_ends || books.fates.is_troubled(process);
             match books.entries.get_mut(&number) {
                 None => Some(format!("process {process} has taken {number}, which nobody has put")),
                 Some(entry) => {
@@ -114,44 +100,24 @@ impl Book {
         self.ledger.counts("taken");
     }
 
-    fn troubles(&self, process: usize, span: Duration) {
-        let now = self.ledger.now();
-        let mut books = self.books.lock();
-        books.stirred = books.stirred.max(now + span);
-        if let Some(fate) = books.processes.get_mut(process) {
-            fate.is_troubled = true;
-        }
-    }
-
     fn is_troubled(&self, process: usize) -> bool {
-        self.home_ends || self.books.lock().processes.get(process).is_some_and(|fate| fate.is_troubled)
+        self.home_ends || self.books.lock().fates.is_troubled(process)
     }
 
     fn ends(&self, process: usize) {
         let now = self.ledger.now();
-        let mut books = self.books.lock();
-        books.stirred = books.stirred.max(now);
-        if let Some(fate) = books.processes.get_mut(process) {
-            fate.has_ended = true;
-        }
+        let fates = &mut self.books.lock().fates;
+        fates.stirs(now);
+        fates.ends(process);
     }
 
     /// The number of a process that is started.
     fn starts(&self) -> usize {
-        let mut books = self.books.lock();
-        books.processes.push(Fate::default());
-        books.processes.len() - 1
-    }
-
-    /// Processes that may be troubled.
-    fn living(&self) -> Vec<usize> {
-        let books = self.books.lock();
-        let lives = |fate: &Fate| !fate.is_troubled && !fate.has_ended;
-        (1..books.processes.len()).filter(|process| lives(&books.processes[*process])).collect()
+        self.books.lock().fates.starts()
     }
 
     fn have_ended(&self) -> bool {
-        self.books.lock().processes[1..].iter().all(|fate| fate.has_ended || fate.is_troubled)
+        self.books.lock().fates.have_ended()
     }
 
     fn closes(&self) {
@@ -167,14 +133,14 @@ impl Book {
     fn got_nothing(&self, process: usize, begun: Duration) {
         let now = self.ledger.now();
         let books = self.books.lock();
-        let since = begun.max(books.stirred) + PROMPT;
-        if now < since || self.home_ends || books.processes[process].is_troubled {
+        let since = begun.max(books.fates.stirred()) + PROMPT;
+        if now < since || self.home_ends || books.fates.is_troubled(process) {
             return;
         }
-        let troubled = books.processes.iter().filter(|fate| fate.is_troubled).count();
+        let troubled = books.fates.troubled();
         let closed = books.closed.unwrap_or(now);
         let is_there = |entry: &&Entry| {
-            let is_whole = !books.processes[entry.putter].is_troubled;
+            let is_whole = !books.fates.is_troubled(entry.putter);
             // What was put while the queue was closed may not have come.
             let is_in = entry.accepted.is_some_and(|at| at + PROMPT < now && at + WAYS < closed);
             entry.takers.is_empty() && is_whole && is_in
@@ -190,11 +156,11 @@ impl Book {
     fn found_no_room(&self, process: usize, number: i64, begun: Duration) {
         let now = self.ledger.now();
         let books = self.books.lock();
-        let since = begun.max(books.stirred) + PROMPT;
+        let since = begun.max(books.fates.stirred()) + PROMPT;
         // One that somebody has put who was not told so may be there.
         let is_gone = |(other, entry): (&i64, &Entry)| *other == number || !entry.takers.is_empty();
         let is_empty = books.entries.iter().all(is_gone);
-        let is_wrong = now > since && is_empty && !self.home_ends && !books.processes[process].is_troubled;
+        let is_wrong = now > since && is_empty && !self.home_ends && !books.fates.is_troubled(process);
         drop(books);
         if is_wrong {
             self.fault(format!("process {process} has found no room from {begun:?} on, and nothing is there"));
@@ -204,10 +170,10 @@ impl Book {
     /// All is over, and so many items were lost.
     fn settle(&self, lost: u64) {
         let books = self.books.lock();
-        let troubled = books.processes.iter().filter(|fate| fate.is_troubled).count();
+        let troubled = books.fates.troubled();
         let closed = books.closed.unwrap_or_default();
         let is_missing = |(_, entry): &(&i64, &Entry)| {
-            let is_whole = !books.processes[entry.putter].is_troubled;
+            let is_whole = !books.fates.is_troubled(entry.putter);
             // As above.
             let was_in = entry.accepted.is_some_and(|at| at + WAYS < closed);
             entry.takers.is_empty() && is_whole && was_in
@@ -297,28 +263,9 @@ impl Home {
     }
 
     fn trouble(&mut self) {
-        let living = self.book.living();
-        if living.is_empty() {
-            return;
-        }
-        let process = living[self.dice.below(living.len() as u64) as usize];
-        match self.dice.below(4) {
-            0 => {
-                self.book.troubles(process, SILENCE);
-                self.world.strike(Trouble::Cut(0, process));
-            }
-            1 => {
-                let span = Duration::from_millis(
-                    [self.dice.below(300), 500 + self.dice.below(2500)][self.dice.below(2) as usize],
-                );
-                self.book.troubles(process, span + SILENCE);
-                self.world.strike(Trouble::Stop(process, span));
-            }
-            _ => {
-                self.book.troubles(process, PROMPT);
-                self.world.strike(Trouble::Kill(process));
-            }
-        }
+        let now = self.book.ledger.now();
+        let trouble = self.book.books.lock().fates.befalls(&mut self.dice, now);
+        trouble.into_iter().for_each(|trouble| self.world.strike(trouble));
     }
 
     /// Closes the queue, takes what is left, and waits for the others.

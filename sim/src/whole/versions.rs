@@ -7,11 +7,12 @@
 //! the one that it has. A version that somebody has pinned is there. And when all others are gone, nothing that they
 //! held is.
 
+use super::fates::{Fates, PROMPT, SILENCE};
 use super::ledger::Ledger;
 use super::scenario::Scenario;
 use crate::jobs::{JOIN_TIMEOUT, node_config, pause, rank_config};
 use crate::linearizable::{Model, Operation, is_linearizable};
-use crate::lockstep::{Trouble, World};
+use crate::lockstep::World;
 use parking_lot::Mutex;
 use sheave_base::clock::SeededEntropy;
 use sheave_base::{Error, ErrorKind, Result, clock};
@@ -34,12 +35,6 @@ const WATCHES: [Duration; 3] = [Duration::from_millis(2), Duration::from_millis(
 
 /// A lease that is over in no job.
 const LEASE: Duration = Duration::from_secs(1000);
-
-/// What was accepted by then somebody who watches has heard of, if nothing has happened.
-const PROMPT: Duration = Duration::from_secs(1);
-
-/// As long a silence may stay unnoticed.
-const SILENCE: Duration = Duration::from_millis(2600);
 
 /// Entries by their names.
 type Plain = BTreeMap<String, i64>;
@@ -91,12 +86,6 @@ struct OfKey {
     removals: (u64, u64),
 }
 
-#[derive(Clone, Copy, Default)]
-struct Fate {
-    is_troubled: bool,
-    has_ended: bool,
-}
-
 #[derive(Default)]
 struct Books {
     /// What each version is made of.
@@ -104,9 +93,7 @@ struct Books {
     keys: BTreeMap<&'static str, OfKey>,
     /// Counts begins and ends of calls.
     turn: u64,
-    processes: Vec<Fate>,
-    /// When something has happened last after which words may be late.
-    stirred: Duration,
+    fates: Fates,
     /// Those that were troubled and go on are to end.
     is_over: bool,
 }
@@ -188,7 +175,7 @@ impl Book {
         let (now, &Seen { version: has, since, removals }) = (self.ledger.now(), seen);
         let may_be_removed = self.may_be_removed(key, removals);
         let mut books = self.books.lock();
-        let is_excused = books.processes[process].is_troubled || now < books.stirred + PROMPT || self.home_ends;
+        let is_excused = books.fates.is_troubled(process) || now < books.fates.stirred() + PROMPT || self.home_ends;
         let of_key = books.key(key);
         let is_newer = |one: &&Accepted| Some(one.version) != has && one.begun >= since && one.known + PROMPT < now;
         let missed = of_key.accepted.iter().find(is_newer).map(|one| one.version);
@@ -198,41 +185,21 @@ impl Book {
         }
     }
 
-    fn troubles(&self, process: usize, span: Duration) {
-        let now = self.ledger.now();
-        let mut books = self.books.lock();
-        books.stirred = books.stirred.max(now + span);
-        if let Some(fate) = books.processes.get_mut(process) {
-            fate.is_troubled = true;
-        }
-    }
-
     fn is_troubled(&self, process: usize) -> bool {
-        self.home_ends || self.books.lock().processes.get(process).is_some_and(|fate| fate.is_troubled)
+        self.home_ends || self.books.lock().fates.is_troubled(process)
     }
 
     fn has_ended(&self, process: usize) {
-        if let Some(fate) = self.books.lock().processes.get_mut(process) {
-            fate.has_ended = true;
-        }
+        self.books.lock().fates.ends(process);
     }
 
     /// The number of a process that is started.
     fn starts(&self) -> usize {
-        let mut books = self.books.lock();
-        books.processes.push(Fate::default());
-        books.processes.len() - 1
-    }
-
-    /// Processes that may be troubled.
-    fn living(&self) -> Vec<usize> {
-        let books = self.books.lock();
-        let lives = |fate: &Fate| !fate.is_troubled && !fate.has_ended;
-        (1..books.processes.len()).filter(|process| lives(&books.processes[*process])).collect()
+        self.books.lock().fates.starts()
     }
 
     fn have_ended(&self) -> bool {
-        self.books.lock().processes[1..].iter().all(|fate| fate.has_ended || fate.is_troubled)
+        self.books.lock().fates.have_ended()
     }
 
     /// An operation has failed. It may if something has befallen the server or this process.
@@ -642,27 +609,9 @@ impl Home {
     }
 
     fn trouble(&mut self) {
-        let living = self.book.living();
-        if living.is_empty() {
-            return;
-        }
-        let process = living[self.dice.below(living.len() as u64) as usize];
-        match self.dice.below(4) {
-            0 => {
-                self.book.troubles(process, SILENCE);
-                self.world.strike(Trouble::Cut(0, process));
-            }
-            1 => {
-                let spans = [self.dice.below(300), 500 + self.dice.below(2500)];
-                let span = Duration::from_millis(spans[self.dice.below(2) as usize]);
-                self.book.troubles(process, span + SILENCE);
-                self.world.strike(Trouble::Stop(process, span));
-            }
-            _ => {
-                self.book.troubles(process, PROMPT);
-                self.world.strike(Trouble::Kill(process));
-            }
-        }
+        let now = self.book.ledger.now();
+        let trouble = self.book.books.lock().fates.befalls(&mut self.dice, now);
+        trouble.into_iter().for_each(|trouble| self.world.strike(trouble));
     }
 
     /// Waits for the others, and looks what they have left.
