@@ -192,8 +192,10 @@ impl Keeper {
         match first(child.ended(), end.clone()).await {
             First::One(Ok(exit)) => {
                 // Before anybody hears of its end, what it has sent has its turn.
-                let _ = self.runtime.until(self.runtime.after(LAST_LINES), end).await;
-                self.died(what, name, child, exit).await
+                let until = self.runtime.after(LAST_LINES);
+                let _ = self.runtime.until(until, end).await;
+                let _ = self.runtime.until(until, child.output_ended()).await;
+                died(what, name, child, &exit)
             }
             First::One(Err(error)) => error,
             First::Other(left) => self.over(what, started, left).await,
@@ -230,7 +232,7 @@ impl Keeper {
     /// Returns the error about a process that has ended, with what it said last.
     async fn died(&self, what: &str, name: &str, child: &Child, exit: Exit) -> Error {
         let _ = self.runtime.until(self.runtime.after(LAST_LINES), child.output_ended()).await;
-        worker_died(what.to_owned(), Peer::named(name), &exit, &child.last_stderr_lines())
+        died(what, name, child, &exit)
     }
 }
 
@@ -273,6 +275,10 @@ impl Shared {
         }
         Ok(started)
     }
+}
+
+fn died(what: &str, name: &str, child: &Child, exit: &Exit) -> Error {
+    worker_died(what.to_owned(), Peer::named(name), exit, &child.last_stderr_lines())
 }
 
 fn peer_of(name: &str, child: &Child) -> Peer {
