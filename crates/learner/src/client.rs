@@ -201,8 +201,9 @@ impl GradientClient {
         let leases = gradient.values().map(|tensor| tensor.read_lease("push gradient")).collect::<Result<Vec<_>>>()?;
         let segments = client.model.pack(gradient, mesh.node().arena())?;
         let (number, is_time) = client.number()?;
-        if is_time {
-            drop(mesh.spawn("settle", Arc::clone(client).settle_now()));
+        if is_time && mesh.spawn("settle", Arc::clone(client).settle_now()).is_err() {
+            // A later push asks.
+            client.state.lock().is_settling = false;
         }
         let sent = client.send(&mesh, number, segments, timeout);
         let pushing = Pushing { gradient: gradient.clone(), _leases: leases, number, timeout };

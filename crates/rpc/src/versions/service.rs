@@ -391,7 +391,7 @@ impl Versions {
     }
 
     pub(super) fn mesh(&self) -> Result<Mesh> {
-        self.0.mesh.upgrade().ok_or_else(|| Error::new(ErrorKind::Closed, "the node has left"))
+        self.0.mesh()
     }
 
     /// Returns a service of the table, for [`RpcGroup::register`](crate::RpcGroup::register). When it is taken away,
