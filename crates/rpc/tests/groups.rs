@@ -10,7 +10,7 @@ use sheave_mesh::{Call, Expected, Mesh, Request};
 use sheave_rpc::{Rpc, RpcGroup};
 use sheave_tensor::{Mode, Tensor};
 use sheave_wire::Value;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 const LONG: Option<Duration> = Some(PATIENCE);
@@ -178,13 +178,15 @@ fn paired_values_are_references_and_live_while_they_are_held() {
 
 #[test]
 fn a_handle_that_travels_finds_the_group_from_anywhere() {
-    together(Expected::ranks(3), Transport::Shm, |mesh| {
+    let told = Arc::new(OnceLock::new());
+    together(Expected::ranks(3), Transport::Shm, move |mesh| {
         let rpc = begin(&mesh);
         let (rank, world) = (mesh.me().rank.0, mesh.world());
         let members = [0, 1];
         if rank < 2 {
             let group = group(&rpc, &mesh, "pair", &members).expect("both make it");
             if rank == 1 {
+                told.set(group.handle()).expect("said once");
                 register(&group, "it", who(&mesh)).expect("it is free");
                 group.pair_object("one", Arc::new(1_u8), LONG).expect("a member").wait().expect("it is free");
             }
@@ -196,10 +198,10 @@ fn a_handle_that_travels_finds_the_group_from_anywhere() {
             world.barrier().expect("all come");
         } else {
             world.barrier().expect("all come");
-            // What another node would write of it.
-            let handle =
-                sheave_rpc::GroupHandle { name: "pair".into(), generation: 1, members: nodes(&mesh, &members) };
-            let group = rpc.open(&handle).expect("they are members");
+            // Its generation is not always the first: members that enter before the first of them move it on.
+            let handle = told.get().expect("said before the barrier");
+            assert_eq!((handle.name.as_str(), &handle.members), ("pair", &nodes(&mesh, &members)));
+            let group = rpc.open(handle).expect("they are members");
             assert!(!group.is_member());
             assert_eq!(asked(&group, "it").expect("it is there"), Value::from("rank-1"));
             let held = group.get_paired("one", LONG).expect("begun").wait().expect("it is there");
