@@ -29,6 +29,7 @@
 mod client;
 mod ledger;
 mod model;
+mod model_server;
 mod primary;
 mod protocol;
 mod reducer;
@@ -40,6 +41,7 @@ mod step;
 pub use client::{Choice, ClientReport, GradientClient, Moved};
 pub use ledger::Losses;
 pub use model::{Model, Tensors};
+pub use model_server::{ModelClient, ModelPulled, ModelPushed, ModelServer};
 pub use reducer::{Contribution, GradientId, Left, Method, Overflow, Pushed, Reducer, Settings, sum};
 pub use server::{GradientServer, GradientServerBuilder, OnDrop, PrimaryReport, ServerReport};
 pub use servers::Servers;
