@@ -51,6 +51,16 @@ which version it was made from.
 ...     bool(models.push("policy", {"steps": 0}, version=1)), models.pull("policy").value
 (True, {'steps': 0})
 
+A `GradientServer` of `sheave.learner` sums the gradients that learners push, and makes steps of them.
+
+>>> with sheave.init() as mesh:
+...     group, weights = mesh.rpc_group("learning"), {"w": np.zeros(2)}
+...     sgd = sheave.optim.SGD(lr=0.5)
+...     with sheave.learner.GradientServer(group, "gradients", weights, optimizer=sgd, batch=2):
+...         client = sheave.learner.GradientClient(group, "gradients")
+...         client.push({"w": np.ones(2)}), client.flush()
+(1, 1)
+
 `sheave.placement.assign` says which model should live on which device.
 
 >>> sheave.placement.assign([3, 2, 1], [4, 4]).device_of
@@ -137,7 +147,7 @@ from sheave.members import MemberFleet
 from sheave.spawning import spawn
 
 if TYPE_CHECKING:
-    from sheave import exchange, optim, placement, versions
+    from sheave import exchange, learner, optim, placement, versions
 
 __all__ = [
     "AlreadyExists",
@@ -195,6 +205,7 @@ __all__ = [
     "irecv",
     "isend",
     "lane",
+    "learner",
     "optim",
     "placement",
     "recv",
@@ -211,7 +222,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Modules that take long to import, such as those with dataclasses, are imported when they are first used."""
-    if name not in ("exchange", "optim", "placement", "versions"):
+    if name not in ("exchange", "learner", "optim", "placement", "versions"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 

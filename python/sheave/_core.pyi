@@ -18,6 +18,7 @@ from typing import (
 import numpy as np
 from _typeshed import ReadableBuffer
 from sheave._core_exchange import ExchangeRegistration, ExchangeRequest, ExchangeServer, ExchangeWorker
+from sheave._core_learner import GradientClient, GradientServer
 from sheave._core_placement import Placement, place_models
 from sheave._core_pool import PoolFunction, PoolJob, ProcessPool, ProcessQueue, QueueItem, Share
 from sheave._core_session import Function, ProcessSession, Register, Session, SessionWorker
@@ -26,7 +27,8 @@ from sheave._core_versions import Pin, Versions, VersionsClient
 
 __all__ = ["AlreadyExists", "BufferInUse", "Cancelled", "Closed", "DeadlineExceeded", "Deadlock", "Death"]
 __all__ += ["DeclaredDead", "ExchangeRegistration", "ExchangeRequest", "ExchangeServer", "ExchangeWorker"]
-__all__ += ["Forked", "Function", "Group", "Guest", "GuestFleet", "Internal", "Interrupted", "InvalidArgument", "Io"]
+__all__ += ["Forked", "Function", "GradientClient", "GradientServer"]
+__all__ += ["Group", "Guest", "GuestFleet", "Internal", "Interrupted", "InvalidArgument", "Io"]
 __all__ += ["LimitExceeded", "Link", "Member", "Members", "Mesh", "Mismatch", "Node", "NotFound", "NotPermitted"]
 __all__ += ["Peer", "PeerLost", "Placement", "PoolFunction", "PoolJob", "ProcessPool", "ProcessSession", "Protocol"]
 __all__ += ["Pin", "ProcessQueue", "QueueItem", "Ref", "Register", "Remote", "RpcGroup"]

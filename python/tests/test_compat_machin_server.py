@@ -242,3 +242,216 @@ def test_a_server_that_is_killed_is_named(job):
     os.kill(processes.programs[0].pid, signal.SIGKILL)
     for program in processes.programs[1:]:
         assert program.line() == "told"
+
+
+GRADIENTS = """
+import torch
+torch.set_num_threads(1)
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = (torch.nn.Linear(1, 1, bias=False) for _ in range(3))
+        with torch.no_grad():
+            for number, layer in enumerate((self.fc1, self.fc2, self.fc3), 1):
+                layer.weight.fill_(number)
+
+    def forward(self, x):
+        return self.fc3(self.fc2(self.fc1(x)))
+
+    def numbers(self):
+        return [parameter.item() for parameter in self.parameters()]
+
+class Optimizer:
+    def __init__(self, parameters):
+        self.parameters = list(parameters)
+
+    def zero_grad(self):
+        pass
+
+    def step(self):
+        with torch.no_grad():
+            for parameter in self.parameters:
+                parameter -= parameter.grad
+
+class Schedule:
+    steps = 0
+
+    def step(self):
+        self.steps += 1
+
+def push(server, model):
+    model.zero_grad()
+    model(torch.ones([1, 1])).backward()
+    return server.push(model)
+
+def until(is_so):
+    end = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def learning(job):
+    """As `job`, with models of torch."""
+    pytest.importorskip("torch")
+    return lambda program, **environment: job(GRADIENTS + textwrap.dedent(program), **environment)
+
+
+@pytest.mark.parametrize(("method", "weights"), [("mean", [-5, -1, 1]), ("sum", [-23, -10, -5])])
+def test_a_gradient_server(learning, method, weights):
+    learning(f"""
+        if RANK == 0:
+            server = PushPullGradServerImpl(
+                "server", group, primary_reducer="0", secondary_reducers=["0"], reduce_method="{method}",
+                reduce_batch_size=2,
+            )
+            assert (server.REDUCE_MASTER, server.REDUCE_SLAVE, ReduceType.REDUCE_SECONDARY.value) == (0, 1, 1)
+        group.barrier()
+        if RANK == 0:
+            model, schedule = Net(), Schedule()
+            server.manage_model(model, Optimizer(model.parameters()), schedule)
+            assert model.pp_version == 0
+            server.start()
+            server.start()
+        else:
+            accessor = group.get_paired("server").to_here()
+            assert isinstance(accessor, PushPullGradServer)
+            model = Net()
+            model.zero_grad()
+            raises(RuntimeError, "Parameter fc1.weight doesn't have gradient to push!", lambda: accessor.push(model))
+            # What is pulled after a push may be new: it is the gradient of the first model that is pushed twice.
+            for _ in range(2):
+                model = Net()
+                push(accessor, model)
+                assert [parameter.grad.item() for parameter in model.parameters()] == [0, 0, 0]
+        group.barrier()
+        if RANK == 0:
+            until(lambda: server.report().primary.version == 1)
+            server.watch()
+            assert schedule.steps == 1 and model.pp_version == 1
+        group.barrier()
+        if RANK != 0:
+            assert accessor.pull(model) is True and model.numbers() == {weights}, model.numbers()
+            report = accessor.report()
+            assert (report.applied, report.dropped, report.lost) == (2, 0, 0), report
+            pickle.loads(pickle.dumps(accessor)).pull(Net())
+        group.barrier()
+        if RANK == 0:
+            server.stop()
+            server.watch()
+        group.barrier()
+        world.stop()
+    """).succeed()
+
+
+def test_partial_batches_and_secondaries_of_a_gradient_server(learning):
+    learning("""
+        server = PushPullGradServerImpl("server", group, flush_after=0.02)
+        assert server.primary_reducer == "0" and server.secondary_reducers == ["0", "1", "2"]
+        if RANK != 0:
+            raises(RuntimeError, "Current worker is not the reduce master", lambda: server.manage_model(Net(), None))
+            # Before the primary, for which it waits.
+            server.start()
+        group.barrier()
+        if RANK == 0:
+            raises(RuntimeError, "call manage_model before start", server.start)
+            model = Net()
+            server.manage_model(model, torch.optim.SGD(model.parameters(), lr=1.0))
+            server.start()
+        accessor = group.get_paired("server").to_here()
+        own = Net()
+        push(accessor, own)
+        until(lambda: accessor.report().applied == 1)
+        server.watch()
+        group.barrier()
+        group.registered_sync(f"server/{RANK}/_push_service", (
+            {name: torch.zeros(1, 1) for name, _ in own.named_parameters()}, ReduceType.REDUCE_SECONDARY
+        ))
+        assert accessor.flush() >= 1 and accessor.pull(own)
+        group.barrier()
+        if RANK == 0:
+            server.stop()
+        server.watch()
+        group.barrier()
+        server.stop()
+        world.stop()
+    """).succeed()
+
+
+def test_a_step_that_raises_ends_a_gradient_server(learning):
+    learning("""
+        from machin.parallel.thread import ThreadException
+
+        class Luckless(Optimizer):
+            def step(self):
+                raise KeyError("no luck")
+
+        server = PushPullGradServerImpl("server", group, reduce_batch_size=2)
+        group.barrier()
+        if RANK == 0:
+            model = Net()
+            server.manage_model(model, Luckless(model.parameters()))
+        server.start()
+        accessor = group.get_paired("server").to_here()
+        group.barrier()
+        try:
+            while True:
+                push(accessor, Net())
+        except RuntimeError as error:
+            assert "no luck" in str(error), error
+
+        def watch_fails():
+            try:
+                server.watch()
+            except ThreadException as error:
+                assert "no luck" in str(error), error
+                return True
+        until(watch_fails)
+        group.barrier()
+        server.stop()
+        world.stop()
+    """).succeed()
+
+
+def test_a_gradient_server_that_is_killed(learning):
+    processes = learning("""
+        server = PushPullGradServerImpl(
+            "server", group, primary_reducer="0", secondary_reducers=["0", "1"], reduce_batch_size=2
+        )
+        group.barrier()
+        if RANK == 0:
+            model = Net()
+            server.manage_model(model, Optimizer(model.parameters()))
+        server.start()
+        accessor = group.get_paired("server").to_here()
+        if RANK == 2:
+            push(accessor, Net())
+        group.barrier()
+        print("ready", flush=True)
+        if RANK == 1:
+            time.sleep(600)
+        sys.stdin.readline()
+        if RANK == 2:
+            until(lambda: [death.member.name for death in world.mesh.deaths()] == ["1"])
+            for _ in range(8):
+                push(accessor, Net())
+            accessor.flush()
+            report = accessor.report()
+            assert report.applied + report.lost == 9 and report.lost <= 1 and report.gone == ["1"], report
+            # One that comes later does without it.
+            late = group.get_paired("server").to_here()
+            push(late, Net())
+        print("told", flush=True)
+        sys.stdin.readline()
+        os._exit(0)
+    """)
+    for program in processes.programs:
+        assert program.line() == "ready"
+    os.kill(processes.programs[1].pid, signal.SIGKILL)
+    for program in (processes.programs[0], processes.programs[2]):
+        program.tell()
+    for program in (processes.programs[0], processes.programs[2]):
+        assert program.line() == "told"

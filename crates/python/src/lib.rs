@@ -23,6 +23,7 @@ mod guarded;
 mod guest;
 mod handlers;
 mod import;
+mod learner;
 mod life;
 mod like;
 mod link;
@@ -71,6 +72,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     pool::add_to(module)?;
     queue::add_to(module)?;
     versions::add_to(module)?;
+    learner::add_to(module)?;
     store::add_to(module)?;
     exchange::add_to(module)?;
     errors::add_to(module)?;

@@ -102,7 +102,7 @@ impl PyRpcGroup {
         self.group.check("rpc group").or_raise(py)
     }
 
-    fn mesh(&self, py: Python<'_>) -> PyResult<Mesh> {
+    pub(crate) fn mesh(&self, py: Python<'_>) -> PyResult<Mesh> {
         self.opener.mesh().or_raise(py)
     }
 

@@ -13,6 +13,8 @@ mod updater;
 
 use pyo3::prelude::*;
 
+pub(crate) use arguments::optimizer;
+
 /// Adds what this module has for Python.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<face::PyStore>()?;

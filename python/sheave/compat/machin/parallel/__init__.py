@@ -4,7 +4,7 @@
 - `assigner`: models onto devices.
 - `pool`: pools of processes and of threads.
 - `queue`: queues between processes.
-- `server`: objects in the order of their versions, and models, for learners.
+- `server`: objects in the order of their versions, models, and gradients, for learners.
 - `process`, `thread`, `event`, `exception`, `util`: processes and threads whose exceptions others see, and events that
   are made of others.
 - `pickle`: pickles of functions and tensors, or of references to these.

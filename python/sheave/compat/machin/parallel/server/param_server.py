@@ -1,13 +1,17 @@
-"""Servers of models."""
+"""Servers of models; those of gradients are in `grad_server`, and are found here too."""
 
 from typing import Any
 
 from sheave.compat.machin.parallel.distributed.rpc_group import RpcGroup
+from sheave.compat.machin.parallel.server.grad_server import PushPullGradServer, PushPullGradServerImpl, ReduceType
 from sheave.compat.machin.parallel.server.ordered_server import (
     OrderedServerBase,
     OrderedServerSimple,
     OrderedServerSimpleImpl,
 )
+
+__all__ = ["PushPullGradServer", "PushPullGradServerImpl", "PushPullModelServer", "PushPullModelServerImpl"]
+__all__ += ["ReduceType"]
 
 
 class PushPullModelServer:
