@@ -132,9 +132,10 @@ class ClientReport:
     """What became of a client's gradients.
 
     Of those that were `pushed`, secondaries have taken those that are `acknowledged`. They are `applied`, `dropped` by
-    a full queue, at the end of a server or because the push gave up, `lost` with a secondary that died, or `pending`: on their way, or waiting
-    for their batch. `moved` went to another secondary than first. `lost_numbers` and `moves` have the latest, at most
-    1024 each, and `gone` the names of the secondaries that are gone, as far as the client knows.
+    a full queue, at the end of a server or because the push gave up, `lost` with a secondary that died, or `pending`:
+    on their way, or waiting for their batch. `moved` went to another secondary than first. `lost_numbers` and `moves`
+    have the latest, at most 1024 each, and `gone` the names of the secondaries that are gone, as far as the client
+    knows.
 
     >>> sheave.learner.ClientReport().pending
     0
