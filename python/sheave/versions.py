@@ -3,7 +3,8 @@
 A `Versions` is the table in the process that serves it. It is registered in an `RpcGroup`, and found there by
 `RpcGroup.versions` as a `VersionsClient`, which pushes and pulls, waits for what is newer, and keeps versions while
 they are read. A push names the version that it was made from, and is accepted if that is the newest: so of several
-processes that change a value one gets through, and the others learn what is newest.
+processes that change a value one gets through, and the others learn what is newest. The processes of a `sheave.Fleet`
+use a table of their host's that was made with `has_guests`: there `Guest.versions` is the client.
 
 >>> with sheave.init() as mesh:
 ...     group = mesh.rpc_group("training")

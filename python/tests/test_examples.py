@@ -4,8 +4,10 @@ import importlib.util
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import sheave
@@ -143,3 +145,74 @@ def test_search_by_a_pool(start_example):
     assert float(re.search(r"accuracy ([\d.]+)", said).group(1)) > 0.95
     assert "63 MiB of features" in said or "64 MiB of features" in said
     assert "signal 9" in said and "goes on: 6" in said
+
+
+def processes_of(mark):
+    """The processes that have this text in their environment."""
+    found = []
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            # It has ended, or is another user's.
+            continue
+    return found
+
+
+def wait_for_the_end_of(mark):
+    until = time.monotonic() + 60
+    while left := processes_of(mark):
+        assert time.monotonic() < until, left
+        time.sleep(0.01)
+
+
+def test_actors_and_a_learner(start_example, tmp_path):
+    """A policy gets better, an actor that is killed is replaced and works on, and nothing is left behind."""
+    mark = f"SHEAVE_TEST_MARK={tmp_path}"
+    arguments = ["--threshold", "60", "--kill-after", "1", "--time-limit-s", "50"]
+    files = ["--csv", str(tmp_path / "curve.csv"), "--svg", str(tmp_path / "curve.svg")]
+    example = start_example("actor_learner.py", *arguments, *files, SHEAVE_TEST_MARK=str(tmp_path))
+    said = example.communicate(timeout=110)[0]
+    assert example.returncode == 0, said
+    victim = re.search(r"^step 1: killing (\S+) \(process \d+\)$", said, re.M)[1]
+    assert f"the fleet: {victim} ended with status -9" in said
+    heir = re.search(rf"^the fleet: (\S+) replaces {victim}$", said, re.M)[1]
+    assert f"{heir} has sent its first result" in said and re.search(rf"^{heir}: \d+ results, ", said, re.M), said
+    first, *_, last = (tmp_path / "curve.csv").read_text().splitlines()[1:]
+    assert float(first.split(",")[2]) < 20 and float(last.split(",")[2]) >= 60, said
+    assert "<polyline" in (tmp_path / "curve.svg").read_text()
+    assert re.search(r"^reached: ", said, re.M), said
+    wait_for_the_end_of(mark)
+
+
+def test_a_learner_that_is_interrupted_leaves_nothing(start_example, tmp_path):
+    mark = f"SHEAVE_TEST_MARK={tmp_path}"
+    arguments = ["--no-kill", "--rate", "0", "--time-limit-s", "600"]
+    example = start_example("actor_learner.py", *arguments, SHEAVE_TEST_MARK=str(tmp_path))
+    assert example.stdout.readline().startswith("the actors: ")
+    # It never gets better, and goes on.
+    assert example.stdout.readline().startswith("step 2: ")
+    assert len(processes_of(mark)) == 3
+    example.send_signal(signal.SIGINT)
+    example.communicate(timeout=60)
+    assert example.returncode == 130
+    wait_for_the_end_of(mark)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--actors", "0"], "--actors: 0; expected 1 to 64"),
+        (["--threshold", "201"], "--threshold: 201; expected 1 to 200"),
+        (["--seed", "one"], "--seed: invalid whole number value: 'one'"),
+        (["--time-limit-s", "nan"], "--time-limit-s: nan; expected 0.1 to 86400"),
+        (["--kill-after", "0"], "--kill-after: 0; expected 1 to 1000000"),
+        (["--csv", "/nowhere/curve.csv"], "/nowhere/curve.csv: there is no folder /nowhere"),
+    ],
+    ids=["actors", "threshold", "seed", "time limit", "kill after", "csv"],
+)
+def test_a_learner_says_what_it_cannot_read(arguments, said):
+    command = [sys.executable, str(EXAMPLES / "actor_learner.py"), *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (2, "") and said in ended.stderr, ended

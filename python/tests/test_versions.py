@@ -8,9 +8,18 @@ import numpy as np
 import pytest
 import sheave
 from conftest import free_root, together
+from sheave.fleet import current_guest
 from sheave.versions import Pulled, Pushed, Versions
 
 PATIENCE = 30
+
+
+def until(is_so):
+    """Wait for something to be so."""
+    end = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < end, "it does not come"
+        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")
@@ -251,9 +260,138 @@ def test_what_a_killed_reader_held_is_free(start):
         assert reader.line() == "1"
         assert (versions.report()["pins"], versions.report()["watches"]) == (1, 1)
         os.kill(reader.pid, signal.SIGKILL)
-        until = time.monotonic() + PATIENCE
-        while (versions.report()["pins"], versions.report()["watches"]) != (0, 0):
-            assert time.monotonic() < until, versions.report()
-            time.sleep(0.01)
+        until(lambda: (versions.report()["pins"], versions.report()["watches"]) == (0, 0))
         assert table.push("w", "two", 2, previous=1, timeout=PATIENCE)
         assert table.versions("w", timeout=PATIENCE) == [2]
+
+
+# Guests of the process that has the table.
+
+
+def guests_table(key="objects"):
+    """The table of the host, in a guest."""
+    return current_guest().versions("guests", key)
+
+
+def use_a_table(big):
+    """What a guest does with a table, and what it sees."""
+    table = guests_table()
+    pushed = table.push("w", {"big": np.ones(big), "small": 1}, 1, timeout=PATIENCE)
+    assert table.push("odd", KeyError("odd"), 1, timeout=PATIENCE)
+    changed = table.push_changes("w", {"small": 2}, 2, previous=1, timeout=PATIENCE)
+    pulled = table.pull("w", share=True, timeout=PATIENCE)
+    assert pulled.value["big"].sum() == big and not pulled.value["big"].flags.writeable
+    assert table.pull("w", newer_than=2, timeout=PATIENCE).is_unchanged
+    assert table.pull("w", newer_than=1, timeout=PATIENCE).value == {"small": 2}
+    assert table.push("w", "lost", 3, previous=1, timeout=PATIENCE).outcome == "stale"
+    with table.pin("w", timeout=PATIENCE) as pin:
+        pinned = pin.version
+    return pushed.outcome, changed.newest, pinned, table.versions("w", timeout=PATIENCE)
+
+
+def watch_for(newer_than):
+    return guests_table().watch("w", newer_than, timeout=PATIENCE)
+
+
+def hold(newer_than):
+    """Pins the newest version, and watches for another one for as long as this process lives."""
+    table = guests_table()
+    held = table.pin("w", lease=3600, timeout=PATIENCE), table.watch("w", newer_than, async_op=True)
+    globals()["held"] = held
+    return table.report(timeout=PATIENCE)["watches"]
+
+
+def failure_of(key):
+    """What a guest hears that pulls from this table."""
+    try:
+        guests_table(key).pull("w", timeout=PATIENCE)
+    except sheave.SheaveError as error:
+        return type(error).__name__, str(error)
+
+
+@pytest.fixture
+def hosting():
+    """A mesh that hosts guests, its table for them, and one for members alone."""
+    with sheave.Mesh(rank=0, size=1, root=free_root(), join_timeout=PATIENCE) as mesh:
+        group = mesh.rpc_group("guests", timeout=PATIENCE)
+        versions = Versions(mesh, has_guests=True)
+        versions.register(group, "objects", timeout=PATIENCE)
+        Versions(mesh).register(group, "for members", timeout=PATIENCE)
+        yield mesh, versions
+
+
+def test_a_guest_uses_a_table_of_its_host(hosting):
+    mesh, versions = hosting
+    table = versions.client()
+    with sheave.Fleet(2, mesh=mesh) as fleet:
+        one, other = fleet.guests
+        assert fleet.call(one, use_a_table, (50_000,), timeout=PATIENCE) == ("accepted", 2, 2, [2])
+        assert repr(table.pull("odd").value) == "KeyError('odd')", "the host opens what its own guest has pickled"
+        watch = fleet.call(other, watch_for, (2,), async_op=True)
+        until(lambda: versions.report()["watches"] == 1)
+        assert table.push("w", {"small": 3}, 3, previous=2)
+        seen = watch.wait(PATIENCE)
+        assert (seen.version, seen.value) == (3, {"small": 3})
+        kind, said = fleet.call(one, failure_of, ("for members",), timeout=PATIENCE)
+        assert kind == "NotPermitted", said
+        kind, said = fleet.call(one, failure_of, ("none",), timeout=PATIENCE)
+        assert kind == "NotFound", said
+
+
+def test_what_a_killed_guest_held_is_free(hosting):
+    mesh, versions = hosting
+    table = versions.client()
+    table.push("w", "one", 1)
+    with sheave.Fleet(1, mesh=mesh, output="quiet") as fleet:
+        (victim,) = fleet.guests
+        assert fleet.call(victim, hold, (1,), timeout=PATIENCE) == 1
+        assert (versions.report()["pins"], versions.report()["watches"]) == (1, 1)
+        os.kill(victim.pid, signal.SIGKILL)
+        until(lambda: (versions.report()["pins"], versions.report()["watches"]) == (0, 0))
+        assert table.push("w", "two", 2, previous=1) and table.versions("w") == [2]
+        heir = fleet.guest(0, timeout=PATIENCE)
+        assert fleet.call(heir, watch_for, (1,), timeout=PATIENCE).value == "two"
+
+
+GUEST = """
+    import sheave
+    with sheave.Guest() as guest:
+        table = guest.versions("guests", "objects")
+        watch = table.watch("w", async_op=True)
+        print(table.report(timeout=60)["watches"], flush=True)
+        for act in (watch.wait, lambda: table.pull("w", timeout=60)):
+            try:
+                print("nothing", act())
+            except sheave.SheaveError as error:
+                print(type(error).__name__, error, flush=True)
+"""
+
+HOST = """
+    import sys, time, sheave
+    mesh = sheave.Mesh(rank=0, size=1, root=sys.argv[1], join_timeout=60)
+    group = mesh.rpc_group("guests", timeout=60)
+    versions = sheave.versions.Versions(mesh, has_guests=True)
+    versions.register(group, "objects", timeout=60)
+    # As for a process that this one starts itself, but one that does not end with it.
+    print(sheave._core._invite_for_queues(mesh)[0])
+    time.sleep(600)
+"""
+
+
+def test_a_host_that_is_killed_ends_the_calls_of_its_guest(start):
+    host = start(HOST, free_root())
+    guest = start(GUEST, SHEAVE_INVITATION=host.line())
+    assert guest.line() == "1"
+    os.kill(host.pid, signal.SIGKILL)
+    for _ in range(2):
+        said = guest.line()
+        assert said.startswith("PeerLost") and "rank-0" in said, said
+    guest.finish(PATIENCE)
+
+
+def test_a_guest_that_its_host_has_not_started_is_refused(hosting, start):
+    mesh, versions = hosting
+    guest = start(GUEST, SHEAVE_INVITATION=mesh.invite("stranger"))
+    status, _, said = guest.finish(PATIENCE)
+    assert status != 0 and "NotPermitted" in said and "started itself" in said, said
+    assert (versions.report()["keys"], versions.report()["watches"]) == (0, 0)

@@ -6,13 +6,15 @@ use crate::link::PyPeer;
 use crate::mesh::{end_with_status, failure_of};
 use crate::references::{self, PyRef};
 use crate::value::{Opener, Opens};
-use crate::{calls, life};
+use crate::versions::PyVersionsClient;
+use crate::{calls, life, rpc};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use sheave_base::fork::ForkMark;
 use sheave_base::secret::Resolved;
 use sheave_base::{Error, ErrorKind, NodeId, Result, Secret};
 use sheave_mesh::{Guest, GuestConfig, Invitation, check_environment};
+use sheave_rpc::VersionsClient;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// The guest until it has left.
@@ -201,6 +203,28 @@ impl PyGuest {
     fn export(&self, object: &Bound<'_, PyAny>) -> PyResult<PyRef> {
         let guest = self.guest(object.py())?;
         references::export(guest.mesh(), object, self.opener(&guest))
+    }
+
+    /// A client of the table of versioned objects that the host has registered in this group under this key, and opened
+    /// to guests by `has_guests`. Asks nobody: the methods of a client raise NotFound if there is no such table, and
+    /// NotPermitted if it is not for guests. When this process ends, in whatever way, its watches and pins are free;
+    /// when the host does, PeerLost names it.
+    ///
+    /// >>> def newest():
+    /// ...     table = sheave.fleet.current_guest().versions("actors", "models")
+    /// ...     return table.pull("policy", timeout=20).value
+    /// >>> group = mesh.rpc_group("actors", [0])
+    /// >>> models = sheave.versions.Versions(mesh, has_guests=True)
+    /// >>> models.register(group, "models")
+    /// >>> models.client().push("policy", {"steps": 9}, version=1).outcome
+    /// 'accepted'
+    /// >>> with sheave.Fleet(1, mesh=mesh) as fleet:
+    /// ...     fleet.call(fleet.guests[0], newest)
+    /// {'steps': 9}
+    fn versions(&self, group: &str, key: &Bound<'_, PyAny>) -> PyResult<PyVersionsClient> {
+        let (guest, opener) = self.parts(key.py())?;
+        let client = VersionsClient::of_host(&guest, group, rpc::key(key)?).or_raise(key.py())?;
+        Ok(PyVersionsClient::new(client, opener))
     }
 
     /// Tell the host that this guest serves what it is there for: a Fleet waits for that.

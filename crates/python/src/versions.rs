@@ -24,7 +24,8 @@ use std::time::Duration;
 /// It keeps the newest `depth` versions of each key and those that are pinned. `bytes_max` bounds the bytes of all
 /// values and `keys_max` the keys. A push is accepted that names the newest version as the one that it was made from,
 /// and a version that is not there yet; with `rules="machin"` an unknown key takes any push, and a version that is
-/// there is overwritten where it stands.
+/// there is overwritten where it stands. With `has_guests` the processes of this mesh's fleets use it too: there
+/// `Guest.versions` finds it. Guests that this process has not started itself may not.
 ///
 /// >>> group = mesh.rpc_group("training", [0])
 /// >>> models = sheave.versions.Versions(mesh, depth=2)
@@ -49,7 +50,8 @@ pub(crate) struct PyVersions {
 #[pymethods]
 impl PyVersions {
     #[new]
-    #[pyo3(signature = (mesh, *, depth = 1, bytes_max = None, keys_max = None, rules = "strict"))]
+    #[pyo3(signature = (mesh, *, depth = 1, bytes_max = None, keys_max = None, rules = "strict", has_guests = false))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
     fn new(
         py: Python<'_>,
         mesh: &PyMesh,
@@ -57,6 +59,7 @@ impl PyVersions {
         bytes_max: Option<u64>,
         keys_max: Option<usize>,
         rules: &str,
+        has_guests: bool,
     ) -> PyResult<Self> {
         let usual = VersionsSettings::default();
         let rules = match rules {
@@ -72,7 +75,9 @@ impl PyVersions {
             bytes_max: bytes_max.unwrap_or(usual.bytes_max),
             keys_max: keys_max.unwrap_or(usual.keys_max),
             rules: rules.or_raise(py)?,
-            ..usual
+            has_guests,
+            // Values may be pickles, which the members open that pull them.
+            is_for_trusted: true,
         };
         let joined = mesh.mesh().or_raise(py)?;
         let versions = Versions::new(&joined, settings).or_raise(py)?;

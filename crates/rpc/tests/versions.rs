@@ -3,10 +3,10 @@
 #[path = "../../mesh/tests/common/mod.rs"]
 mod common;
 
-use common::{PATIENCE, attach, failed, host, together, until, wait};
+use common::{PATIENCE, attach, failed, guest_config, host, together, until, wait};
 use sheave_base::config::Transport;
 use sheave_base::{ErrorKind, Work};
-use sheave_mesh::{Expected, Mesh};
+use sheave_mesh::{Expected, Guest, Mesh};
 use sheave_net::{Part, Parts};
 use sheave_rpc::{Contents, Entry, Pulled, PushOutcome, Pushed, Rpc, RpcGroup, Rules};
 use sheave_rpc::{Versions, VersionsClient, VersionsSettings, Wanted};
@@ -476,8 +476,10 @@ fn guests_use_a_table_that_is_for_them() {
     for transport in [Transport::Shm, Transport::Tcp] {
         let mesh = host(transport);
         let group = group(&mesh);
-        for (name, has_guests) in [("open", true), ("closed", false)] {
-            let settings = VersionsSettings { has_guests, ..deep(1) };
+        for (name, has_guests, is_for_trusted) in
+            [("open", true, false), ("trusting", true, true), ("closed", false, true)]
+        {
+            let settings = VersionsSettings { has_guests, is_for_trusted, ..deep(1) };
             let versions = Versions::new(&mesh, settings).expect("it makes sense");
             group.register(name, versions.service(), LONG).expect("a member").wait().expect("it is free");
         }
@@ -487,8 +489,17 @@ fn guests_use_a_table_that_is_for_them() {
         done(open.push("w", map(&[("a", 1.0)], 100_000), 1_i64, None));
         let newest = done(open.pull("w", Wanted::Newest, Mode::Share)).expect("it is there");
         assert_eq!(whole(guest.mesh(), &newest), expected(&[("a", 1.0)], 100_000));
-        let refused = closed.push("w", Entry::of(1.0), 1_i64, None).and_then(|work| wait(&work));
-        assert_eq!(failed(refused).kind(), ErrorKind::NotPermitted);
+        // The host has not started this guest itself.
+        for refusing in [closed, client("trusting")] {
+            let refused = refusing.push("w", Entry::of(1.0), 1_i64, None).and_then(|work| wait(&work));
+            assert_eq!(failed(refused).kind(), ErrorKind::NotPermitted);
+        }
+        assert_eq!(done(group.versions("trusting", LONG).expect("begun").wait().expect("here").report()).keys, 0);
+        let invitation = mesh.invite_own("own").expect("there is room");
+        let own = Guest::attach(guest_config(&invitation, transport)).expect("it is invited");
+        let trusting = VersionsClient::of_host(&own, "training", "trusting").expect("a key").with_timeout(LONG);
+        assert!(done(trusting.push("w", Entry::of(1.0), 1_i64, None)).is_accepted());
+        own.leave().expect("the host is there");
         // What it holds ends with it.
         let here = group.versions("open", LONG).expect("begun").wait().expect("it is here");
         let pin = done(open.pin("w", None, LEASE)).expect("it is there");

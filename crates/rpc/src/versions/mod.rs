@@ -29,6 +29,10 @@
 //! [much](sheave_base::limits::VERSIONS_INLINE_BYTES_MAX) on a thread of the node's own, on which each pusher has a
 //! mailbox. A push counts when it is copied, so a call that is made before it has ended may be answered first.
 //!
+//! **Guests.** A table is for members, unless [`VersionsSettings::has_guests`] says otherwise. What a guest pushes is
+//! read by all who read the table, and they cannot tell who has pushed it: where values may be programs, such as
+//! pickles, [`VersionsSettings::is_for_trusted`] keeps out those guests that the server does not trust.
+//!
 //! **The dead.** When the server dies or leaves, every work fails and names it, watches included. When a client does,
 //! the server forgets its watches and pins.
 
@@ -77,12 +81,15 @@ pub struct VersionsSettings {
     pub rules: Rules,
     /// Guests of the server may use the table too, see [`VersionsClient::of_host`].
     pub has_guests: bool,
+    /// Of the guests, those alone that this process has started itself, see [`Mesh::trusts`](sheave_mesh::Mesh::trusts):
+    /// for tables whose values are opened as programs, by the server or by other members.
+    pub is_for_trusted: bool,
 }
 
 impl Default for VersionsSettings {
     fn default() -> Self {
         let (bytes_max, keys_max) = (limits::VERSIONS_BYTES, limits::VERSIONS_KEYS);
-        Self { depth: 1, bytes_max, keys_max, rules: Rules::Strict, has_guests: false }
+        Self { depth: 1, bytes_max, keys_max, rules: Rules::Strict, has_guests: false, is_for_trusted: false }
     }
 }
 

@@ -558,6 +558,20 @@ impl std::fmt::Debug for VersionsService {
 
 impl VersionsService {
     /// Takes in a push, on another thread if there is much to be copied.
+    /// Fails for a guest that the table is not for.
+    fn admit(&self, from: NodeId) -> Result<()> {
+        if !self.inner.settings.is_for_trusted {
+            return Ok(());
+        }
+        let mesh = self.inner.mesh()?;
+        if mesh.trusts(from) {
+            return Ok(());
+        }
+        let what = "this table is for members and for guests that their host has started itself";
+        let error = Error::new(ErrorKind::NotPermitted, what);
+        Err(mesh.peer_of(from).map_or(error.clone(), |peer| error.peer(peer)))
+    }
+
     fn push(&self, from: NodeId, reply: Reply, push: Push) {
         let bytes = push.bytes();
         if bytes <= limits::VERSIONS_INLINE_BYTES_MAX {
@@ -657,6 +671,9 @@ impl Drop for Copying {
 impl Service for VersionsService {
     fn handle(&self, request: Request) {
         let Request { from, method, args, tensors, reply, .. } = request;
+        if let Err(error) = self.admit(from) {
+            return reply.error(error);
+        }
         match method.as_str() {
             protocol::PUSH | protocol::CHANGES => match Push::read(args, tensors, method == protocol::CHANGES) {
                 Ok(push) => self.push(from, reply, push),
