@@ -193,7 +193,7 @@ def test_a_learner_that_is_interrupted_leaves_nothing(start_example, tmp_path):
     assert example.stdout.readline().startswith("the actors: ")
     # It never gets better, and goes on.
     assert example.stdout.readline().startswith("step 2: ")
-    assert len(processes_of(mark)) == 3
+    assert len(processes_of(mark)) >= 3, "the learner, its actors, and the process that guards them"
     example.send_signal(signal.SIGINT)
     example.communicate(timeout=60)
     assert example.returncode == 130

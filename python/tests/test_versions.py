@@ -314,7 +314,7 @@ def hosting():
     """A mesh that hosts guests, its table for them, and one for members alone."""
     with sheave.Mesh(rank=0, size=1, root=free_root(), join_timeout=PATIENCE) as mesh:
         group = mesh.rpc_group("guests", timeout=PATIENCE)
-        versions = Versions(mesh, has_guests=True)
+        versions = Versions(mesh, depth=2, has_guests=True)
         versions.register(group, "objects", timeout=PATIENCE)
         Versions(mesh).register(group, "for members", timeout=PATIENCE)
         yield mesh, versions
@@ -325,7 +325,7 @@ def test_a_guest_uses_a_table_of_its_host(hosting):
     table = versions.client()
     with sheave.Fleet(2, mesh=mesh) as fleet:
         one, other = fleet.guests
-        assert fleet.call(one, use_a_table, (50_000,), timeout=PATIENCE) == ("accepted", 2, 2, [2])
+        assert fleet.call(one, use_a_table, (50_000,), timeout=PATIENCE) == ("accepted", 2, 2, [1, 2])
         assert repr(table.pull("odd").value) == "KeyError('odd')", "the host opens what its own guest has pickled"
         watch = fleet.call(other, watch_for, (2,), async_op=True)
         until(lambda: versions.report()["watches"] == 1)
@@ -348,9 +348,11 @@ def test_what_a_killed_guest_held_is_free(hosting):
         assert (versions.report()["pins"], versions.report()["watches"]) == (1, 1)
         os.kill(victim.pid, signal.SIGKILL)
         until(lambda: (versions.report()["pins"], versions.report()["watches"]) == (0, 0))
-        assert table.push("w", "two", 2, previous=1) and table.versions("w") == [2]
+        assert table.push("w", "two", 2, previous=1) and table.push("w", "three", 3, previous=2)
+        assert table.versions("w") == [2, 3]
+        until(lambda: any(event.what == "ended" for event in fleet.events()))
         heir = fleet.guest(0, timeout=PATIENCE)
-        assert fleet.call(heir, watch_for, (1,), timeout=PATIENCE).value == "two"
+        assert fleet.call(heir, watch_for, (2,), timeout=PATIENCE).value == "three"
 
 
 GUEST = """
