@@ -255,7 +255,7 @@ def read_arguments():
         "--time-limit-s", type=number(float, 0.1, 86_400), default=60.0, help="seconds to learn in (60)"
     )
     kill = parser.add_mutually_exclusive_group()
-    kill.add_argument("--kill-after", type=number(int, 1, 10**6), default=10, help="steps before one is killed (10)")
+    kill.add_argument("--kill-after", type=number(int, 1, 10**6), default=2, help="steps before one is killed (2)")
     kill.add_argument("--no-kill", dest="kill_after", action="store_const", const=None, help="kill none")
     parser.add_argument("--csv", type=writable, help="a file to write the learning curve to")
     parser.add_argument("--svg", type=writable, help="a file to draw the learning curve in")

@@ -81,7 +81,7 @@ pub struct VersionsSettings {
     pub rules: Rules,
     /// Guests of the server may use the table too, see [`VersionsClient::of_host`].
     pub has_guests: bool,
-    /// Of the guests, those alone that this process has started itself, see [`Mesh::trusts`](sheave_mesh::Mesh::trusts):
+    /// Of the guests, those alone that this process has started itself ([`Mesh::trusts`](sheave_mesh::Mesh::trusts)):
     /// for tables whose values are opened as programs, by the server or by other members.
     pub is_for_trusted: bool,
 }
