@@ -5,6 +5,9 @@ learners and sends the sum to the primary, which makes a step of as many sums: b
 a function of yours. A `GradientClient` pushes gradients, and knows of each whether it is in a step, was dropped by a
 full queue, or was lost with a server that died; none is in two steps.
 
+A `ModelServer` keeps models by name, whose versions count up; a `ModelClient` pushes and pulls one of them. A gradient
+server may publish into it.
+
 Parameters and gradients are dictionaries of arrays by their names: float16, bfloat16, float32 or float64, of numpy, of
 torch, or whatever else speaks the buffer protocol or DLPack. All servers are told names, dtypes and shapes.
 
@@ -28,6 +31,7 @@ from typing import Any, Literal, NamedTuple, overload
 
 from sheave import _core
 from sheave._core import InvalidArgument, RpcGroup, Tensor, Work
+from sheave._models import ModelClient, ModelServer
 from sheave.optim import Optimizer
 
 __all__ = [
@@ -36,6 +40,8 @@ __all__ = [
     "GradientId",
     "GradientServer",
     "Losses",
+    "ModelClient",
+    "ModelServer",
     "Move",
     "Parameter",
     "PrimaryReport",
