@@ -111,6 +111,23 @@ const BUGS_OF_VERSIONS: [Bug; 9] = [
     Bug::ChangeOmitted,
 ];
 
+/// Seeds of jobs that have gradient servers.
+const SEEDS_OF_GRADIENTS: u64 = 300;
+
+const BUGS_OF_GRADIENTS: [Bug; 11] = [
+    Bug::SumTwice,
+    Bug::SumLost,
+    Bug::MeanOfSums,
+    Bug::StepUncounted,
+    Bug::FlushForgotten,
+    Bug::FlushEarly,
+    Bug::BatchOverdue,
+    Bug::VersionTwice,
+    Bug::DropUncounted,
+    Bug::DropUntold,
+    Bug::LossUnsaid,
+];
+
 fn seeds_count() -> u64 {
     match std::env::var("SHEAVE_SIM_WHOLE_SEEDS") {
         Ok(count) => count.parse().expect("SHEAVE_SIM_WHOLE_SEEDS is a number"),
@@ -145,14 +162,15 @@ fn chunk() {
         Some(("pools", what)) => (Program::Pools, what),
         Some(("queues", what)) => (Program::Queues, what),
         Some(("versions", what)) => (Program::Versions, what),
+        Some(("gradients", what)) => (Program::Gradients, what),
         _ => (Program::Nodes, what),
     };
     match what {
         "log" => println!("{LOG}{}{LOG}", run(program, &program.scenario(first), None, true).1),
         name => {
             let bugs = BUGS.into_iter().chain(BUGS_OF_GROUPS).chain(BUGS_OF_SESSIONS).chain(BUGS_OF_POOLS);
-            let bug =
-                bugs.chain(BUGS_OF_QUEUES).chain(BUGS_OF_VERSIONS).into_iter().find(|bug| format!("{bug:?}") == name);
+            let bugs = bugs.chain(BUGS_OF_QUEUES).chain(BUGS_OF_VERSIONS).chain(BUGS_OF_GRADIENTS);
+            let bug = bugs.into_iter().find(|bug| format!("{bug:?}") == name);
             for seed in first..first + count {
                 println!("seed {seed}");
                 if let Err(wrong) = examine(program, seed, bug) {
@@ -231,7 +249,7 @@ fn run_seeds(what: &str, first: u64, count: u64) -> Vec<String> {
 #[test]
 fn a_seed_gives_the_same_log_in_different_processes() {
     for (seed, what) in (0..12).map(|seed| (seed, "log")).chain((0..4).flat_map(|seed| {
-        ["groups:log", "sessions:log", "pools:log", "queues:log", "versions:log"].map(|what| (seed, what))
+        ["groups:log", "sessions:log", "pools:log", "queues:log", "versions:log", "gradients:log"].map(|what| (seed, what))
     })) {
         let log = || child(seed, 1, what).expect("it ends").split(LOG).nth(1).map(str::to_owned);
         let (one, other) = (log().expect("a log"), log().expect("a log"));
@@ -307,6 +325,22 @@ fn fresh_seeds_of_versions() {
 }
 
 #[test]
+fn every_promise_of_gradient_servers_holds_for_every_seed() {
+    let wrong = run_seeds("gradients:seeds", 0, SEEDS_OF_GRADIENTS.min(seeds_count()));
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn planted_bugs_of_gradient_servers_are_found() {
+    hunt_for(&BUGS_OF_GRADIENTS, "gradients:", SEEDS_OF_GRADIENTS.min(seeds_count()));
+}
+
+#[test]
+fn fresh_seeds_of_gradient_servers() {
+    fresh_seeds(Duration::from_secs(2), 1, |seed| some(seed, "gradients:seeds"));
+}
+
+#[test]
 fn planted_bugs_of_sessions_are_found() {
     hunt_for(&BUGS_OF_SESSIONS, "sessions:", SEEDS_OF_SESSIONS.min(seeds_count()));
 }
@@ -335,6 +369,7 @@ fn many_fresh_seeds_of_whole_nodes() {
     fresh_seeds(Duration::from_secs(60), 2, |seed| some(seed, "pools:seeds"));
     fresh_seeds(Duration::from_secs(60), 2, |seed| some(seed, "queues:seeds"));
     fresh_seeds(Duration::from_secs(60), 2, |seed| some(seed, "versions:seeds"));
+    fresh_seeds(Duration::from_secs(60), 2, |seed| some(seed, "gradients:seeds"));
 }
 
 fn some(seed: u64, what: &str) {

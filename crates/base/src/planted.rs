@@ -137,6 +137,28 @@ pub enum Bug {
     DeltaMisapplied,
     /// A reader is not sent an entry that has changed.
     ChangeOmitted,
+    /// A sum of gradients is in the queue of the primary twice.
+    SumTwice,
+    /// A primary has answered for a sum that is not in its queue.
+    SumLost,
+    /// A mean is divided by how many sums it is made of.
+    MeanOfSums,
+    /// Gradients of a step are not noted as applied.
+    StepUncounted,
+    /// A flush leaves a batch of the primary that is not full.
+    FlushForgotten,
+    /// A secondary answers a flush while a sum is on its way.
+    FlushEarly,
+    /// A batch that has waited for long enough does not go on.
+    BatchOverdue,
+    /// A step raises the version by two.
+    VersionTwice,
+    /// A primary does not note which gradients its secondaries have dropped.
+    DropUncounted,
+    /// A secondary does not tell which gradient a full queue has dropped.
+    DropUntold,
+    /// A primary does not say that a gradient was lost with its secondary.
+    LossUnsaid,
 }
 
 /// Whether this bug is planted here, and it is time for it.

@@ -11,6 +11,7 @@
 use crate::protocol::{Asked, Outcome};
 use crate::reducer::GradientId;
 use sheave_base::collections::{HashMap, HashSet};
+use sheave_base::planted::{self, Bug};
 use sheave_base::{Error, ErrorKind, NodeId, Result, limits};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -107,6 +108,7 @@ impl Ledger {
         let fenced = &self.fenced;
         let outcome = |asked: &Asked| match numbers.get(&asked.number) {
             Some(outcome) => *outcome,
+            None if asked.was_taken && planted::strikes(Bug::LossUnsaid) => Outcome::Applied,
             None if asked.gone.is_some_and(|node| fenced.contains(&node)) => Outcome::Lost,
             None => Outcome::Pending,
         };

@@ -11,6 +11,7 @@ use crate::reducer::{Contribution, Method, Overflow, Pushed, Reducer, sum};
 use crate::server::{SUMS, Shared};
 use crate::step::{Publish, Stepper, panicked};
 use parking_lot::Mutex;
+use sheave_base::planted::{self, Bug};
 use sheave_base::{Error, ErrorKind, NodeId, Result, contain, limits};
 use sheave_mesh::{Call, Reply, Request, Timer};
 use sheave_wire::Value;
@@ -80,7 +81,8 @@ impl State {
         if self.is_stepping || self.ended.is_some() {
             return None;
         }
-        let partial = is_due || self.hurried > self.reducer.gone();
+        let is_hurried = self.hurried > self.reducer.gone() && !planted::strikes(Bug::FlushForgotten);
+        let partial = is_due || is_hurried;
         let batch = self.reducer.take(partial)?;
         self.is_stepping = true;
         Some(batch)
@@ -138,7 +140,9 @@ impl Shared {
         let now = self.now()?;
         let (answer, outcome) = {
             let mut state = primary.state.lock();
-            state.ledger.note(&forward.dropped, Outcome::Dropped);
+            if !planted::strikes(Bug::DropUncounted) {
+                state.ledger.note(&forward.dropped, Outcome::Dropped);
+            }
             match state.check(from, &forward, primary.started) {
                 Err(error) => {
                     if error.kind() != ErrorKind::Internal && !state.ledger.is_fenced(from) {
@@ -146,7 +150,7 @@ impl Shared {
                     }
                     (Some(reply), Err(error))
                 }
-                Ok(()) if forward.ids.is_empty() => (Some(reply), Ok(())),
+                Ok(()) if forward.ids.is_empty() || planted::strikes(Bug::SumLost) => (Some(reply), Ok(())),
                 Ok(()) => {
                     state.ledger.note(&forward.ids, Outcome::Queued);
                     let contribution = Contribution { segments, ids: forward.ids };
@@ -217,9 +221,11 @@ impl Shared {
             state.is_stepping = false;
             match outcome {
                 Ok(()) => {
-                    state.version += 1;
+                    state.version += if planted::strikes(Bug::VersionTwice) { 2 } else { 1 };
                     state.applied += ids.len() as u64;
-                    state.ledger.note(&ids, Outcome::Applied);
+                    if !planted::strikes(Bug::StepUncounted) {
+                        state.ledger.note(&ids, Outcome::Applied);
+                    }
                 }
                 Err(error) => {
                     state.ledger.note(&ids, Outcome::Dropped);
@@ -237,7 +243,11 @@ impl Shared {
         version: u64,
         arena: &sheave_tensor::Arena,
     ) -> Result<()> {
+        let sums = batch.len();
         let mut total = sum(batch, arena)?;
+        if planted::strikes(Bug::MeanOfSums) {
+            total.ids.truncate(sums);
+        }
         if self.settings.method == Method::Mean {
             total = total.into_mean(arena)?;
         }

@@ -7,6 +7,7 @@
 
 use crate::model::Model;
 use sheave_base::clock::Time;
+use sheave_base::planted::{self, Bug};
 use sheave_base::{Error, ErrorKind, NodeId, Result, limits};
 use sheave_tensor::{Arena, Dtype, Op, Tensor, reduce};
 use std::collections::VecDeque;
@@ -319,6 +320,11 @@ impl<W> Reducer<W> {
     }
 
     fn enqueue(&mut self, contribution: Contribution, now: Time) {
+        if planted::strikes(Bug::SumTwice) {
+            let Contribution { segments, ids } = &contribution;
+            self.queue.push_back((Contribution { segments: segments.clone(), ids: ids.clone() }, now));
+            self.taken += 1;
+        }
         self.queue.push_back((contribution, now));
         self.taken += 1;
     }

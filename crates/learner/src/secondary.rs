@@ -10,6 +10,7 @@ use crate::reducer::{Contribution, GradientId, Overflow, Pushed, Reducer, sum};
 use crate::server::{PUSHES, Shared};
 use crate::{ledger::Losses, protocol};
 use sheave_base::clock::Time;
+use sheave_base::planted::{self, Bug};
 use sheave_base::{Error, ErrorKind, Result, contain, limits};
 use sheave_mesh::{Call, Reply, Request, Timer};
 use sheave_net::Part;
@@ -89,7 +90,9 @@ impl Secondary {
         let overflow = if has_room { overflow } else { Overflow::PushBack };
         let pushed = self.reducer.push_as(overflow, push, pusher, now);
         if let Pushed::Taken(_, dropped) = &pushed {
-            self.untold.extend(dropped);
+            if !planted::strikes(Bug::DropUntold) {
+                self.untold.extend(dropped);
+            }
             self.dropped.add(dropped.iter().copied());
         }
         pushed
@@ -113,7 +116,7 @@ impl Secondary {
 
     /// Those whose gradients the primary has.
     fn flushed(&mut self) -> Vec<Reply> {
-        if self.is_forwarding {
+        if self.is_forwarding && !planted::strikes(Bug::FlushEarly) {
             return Vec::new();
         }
         let gone = self.reducer.gone();

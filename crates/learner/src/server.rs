@@ -11,6 +11,7 @@ use crate::step::{Native, Publish, Step, Stepper};
 use parking_lot::Mutex;
 use sheave_base::clock::Time;
 use sheave_base::collections::HashMap;
+use sheave_base::planted::{self, Bug};
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
 use sheave_mesh::{Lane, Member, Mesh, Request, Service, ServiceName, Timer, WeakMesh};
@@ -365,7 +366,8 @@ impl Shared {
 
     /// Whether what came then has waited long enough.
     pub(crate) fn is_due(&self, oldest: Option<Time>, now: Time) -> bool {
-        oldest.zip(self.settings.flush_after).is_some_and(|(oldest, after)| now.since(oldest) >= after)
+        let is_due = oldest.zip(self.settings.flush_after).is_some_and(|(oldest, after)| now.since(oldest) >= after);
+        is_due && !planted::strikes(Bug::BatchOverdue)
     }
 
     /// A timer for when what came then has waited long enough.

@@ -3,6 +3,7 @@
 
 mod entries;
 mod fates;
+mod gradients;
 mod groups;
 mod guests;
 mod ledger;
@@ -43,15 +44,18 @@ pub enum Program {
     Queues,
     /// A table of versioned objects, whose clients are guests of the one rank.
     Versions,
+    /// Gradient servers and their learners.
+    Gradients,
 }
 
 impl Program {
-    /// The scenario of a seed. Groups and sessions have no guests in them.
+    /// The scenario of a seed. Groups, sessions and gradient servers have no guests in them.
     #[must_use]
     pub fn scenario(self, seed: u64) -> Scenario {
         match self {
             Self::Nodes => Scenario::from_seed(seed),
             Self::Groups | Self::Sessions => Scenario::from_seed(seed).without_guests(),
+            Self::Gradients => Scenario::of_learners(seed),
             Self::Pools | Self::Queues | Self::Versions => Scenario::of_pool(seed),
         }
     }
@@ -76,18 +80,21 @@ pub fn run(
     let ledger = Arc::new(Ledger::new(scenario));
     let entries = Arc::new(entries::Entries::default());
     let steps = Arc::new(sessions::Steps::default());
+    let gradients = Arc::new(gradients::Book::new(scenario, &ledger));
     // The host of a pool starts its workers itself, the home of a queue its ends, the server of a table its clients.
     let started =
         if matches!(program, Program::Pools | Program::Queues | Program::Versions) { 1 } else { scenario.hosts.len() };
     for process in 0..started {
         let (own, scenario, host) = (Arc::clone(&ledger), scenario.clone(), scenario.hosts[process]);
         let (entries, steps, own_world) = (Arc::clone(&entries), Arc::clone(&steps), world.clone());
+        let gradients = Arc::clone(&gradients);
         let program = move || match (scenario.host_of(process), program) {
             (None, Program::Nodes) => program::run(&scenario, process, &own),
             (None, Program::Groups) => groups::run(&scenario, process, &own, &entries),
             (None, Program::Pools) => pools::run(&scenario, &own_world, &own),
             (None, Program::Queues) => queues::run(&scenario, &own_world, &own),
             (None, Program::Versions) => versions::run(&scenario, &own_world, &own),
+            (None, Program::Gradients) => gradients::run(&scenario, process, &own, &gradients),
             (None, Program::Sessions) => sessions::run(&scenario, process, &own, &steps),
             (Some(_), _) => guests::run(&scenario, process, &own),
         };

@@ -8,6 +8,9 @@ use std::time::Duration;
 /// A stop of this length is one that others may take for an end: half of the liveness timeout.
 const LONG_STOP: Duration = Duration::from_millis(500);
 
+/// Learners at most: all of them have a place in what the servers sum.
+const LEARNERS_MAX: usize = 7;
+
 /// A trouble and its time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hit {
@@ -109,8 +112,22 @@ impl Scenario {
 
     /// The same without guests, and without the troubles that they would meet with.
     #[must_use]
-    pub fn without_guests(mut self) -> Self {
+    pub fn without_guests(self) -> Self {
         let ranks = self.ranks();
+        self.of_first(ranks)
+    }
+
+    /// Some learners, of whom some are servers.
+    #[must_use]
+    pub fn of_learners(seed: u64) -> Self {
+        let mut drawn = Self::from_seed(seed ^ 0x6c1e);
+        let ranks = drawn.ranks().min(LEARNERS_MAX);
+        drawn.quits = drawn.quits.filter(|(quitter, ..)| *quitter < ranks);
+        Self { seed, ..drawn.of_first(ranks) }
+    }
+
+    /// The first of its ranks alone.
+    fn of_first(mut self, ranks: usize) -> Self {
         self.hosts.truncate(ranks);
         self.guests.clear();
         self.hits.retain(|hit| match hit.trouble {
