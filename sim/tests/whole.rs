@@ -249,7 +249,8 @@ fn run_seeds(what: &str, first: u64, count: u64) -> Vec<String> {
 #[test]
 fn a_seed_gives_the_same_log_in_different_processes() {
     for (seed, what) in (0..12).map(|seed| (seed, "log")).chain((0..4).flat_map(|seed| {
-        ["groups:log", "sessions:log", "pools:log", "queues:log", "versions:log", "gradients:log"].map(|what| (seed, what))
+        ["groups:log", "sessions:log", "pools:log", "queues:log", "versions:log", "gradients:log"]
+            .map(|what| (seed, what))
     })) {
         let log = || child(seed, 1, what).expect("it ends").split(LOG).nth(1).map(str::to_owned);
         let (one, other) = (log().expect("a log"), log().expect("a log"));

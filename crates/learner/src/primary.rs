@@ -312,7 +312,7 @@ impl Shared {
         let deaths = mesh.deaths();
         let answers: Vec<_> = {
             let mut state = primary.state.lock();
-            let State { settles, ledger, .. } = &mut *state;
+            let State { settles, ledger, ended, .. } = &mut *state;
             for death in deaths {
                 if !ledger.is_fenced(death.node) {
                     ledger.fence(death.node);
@@ -320,7 +320,8 @@ impl Shared {
             }
             let ready: Vec<_> = settles.extract_if(.., |(_, settle, _)| ledger.can_settle(&settle.asked)).collect();
             let answer = |(from, settle, reply): (NodeId, Settle, Reply)| {
-                (reply, ledger.settle(from, settle.client, settle.floor, &settle.asked))
+                let outcomes = ledger.settle(from, settle.client, settle.floor, &settle.asked);
+                (reply, outcomes.map(|outcomes| if ended.is_some() { for_good(outcomes) } else { outcomes }))
             };
             ready.into_iter().map(answer).collect()
         };
@@ -368,4 +369,11 @@ impl Shared {
         let settles = std::mem::take(&mut primary.state.lock().settles);
         settles.into_iter().for_each(|(_, _, reply)| reply.error(error.clone()));
     }
+}
+
+/// What became of gradients once nothing is taken any more: one that has not come will never be in a step. Its client
+/// may have given up before it was refused, so that nobody tells of it.
+fn for_good(outcomes: Vec<Outcome>) -> Vec<Outcome> {
+    let settled = |outcome| if outcome == Outcome::Pending { Outcome::Dropped } else { outcome };
+    outcomes.into_iter().map(settled).collect()
 }

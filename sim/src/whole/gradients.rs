@@ -185,7 +185,8 @@ impl Book {
             books.steps.insert(slot, version);
         }
         let most = self.plan.settings.batch * self.plan.settings.batch;
-        if count > most || count == 0 || count < most && !books.is_hurried {
+        let may_be_partial = books.is_hurried || self.plan.settings.flush_after.is_some();
+        if count > most || count == 0 || count < most && !may_be_partial {
             wrong.push(format!("version {version} has {count} gradients in it; a step takes {most}"));
         }
         drop(books);
@@ -283,7 +284,7 @@ impl Learner {
         let ledger = Arc::clone(&self.book.ledger);
         let is_over = self.meet(rpc).and_then(|(server, client)| self.play(scenario, server.as_ref(), &client));
         self.book.books.lock().settled.insert(self.process);
-        if is_over.is_none() && ledger.quit_in(self.process, u64::MAX).is_none() && self.has_quit(scenario) {
+        if is_over.is_none() && self.has_quit(scenario) {
             return;
         }
         ledger.comes_to_its_end(self.process);
@@ -297,7 +298,8 @@ impl Learner {
     }
 
     fn has_quit(&self, scenario: &Scenario) -> bool {
-        scenario.quits.is_some_and(|(quitter, ..)| quitter == self.process) && self.book.ledger.may_be_dead(self.process)
+        scenario.quits.is_some_and(|(quitter, ..)| quitter == self.process)
+            && self.book.ledger.may_be_dead(self.process)
     }
 
     fn judged<T>(&self, what: &str, outcome: Result<T>) -> Option<T> {
@@ -338,10 +340,11 @@ impl Learner {
             0 => Choice::Fixed(self.process % plan.secondaries.len()),
             _ => Choice::RoundRobin,
         };
+        let may_lack = || ledger.is_troubled() || book.books.lock().has_failed;
         match GradientClient::connect(&self.mesh, &group, &servers, choice, None).and_then(|work| work.wait()) {
             Ok(client) => Some((server, client)),
-            // One that was to be a server has met with trouble before it was one.
-            Err(error) if error.kind() == ErrorKind::NotFound && ledger.is_troubled() => None,
+            // One that was to be a server has met with trouble before it was one, or has ended with all of them.
+            Err(error) if error.kind() == ErrorKind::NotFound && may_lack() => None,
             Err(error) => self.judged("connecting", Err(error)),
         }
     }
@@ -398,7 +401,8 @@ impl Learner {
             let (applied, version) = (books.steps.len() as u64, books.version);
             drop(books);
             if (primary.applied, primary.version) != (applied, version) {
-                self.book.fault(format!("{applied} gradients are in version {version}, and the primary has {primary:?}"));
+                self.book
+                    .fault(format!("{applied} gradients are in version {version}, and the primary has {primary:?}"));
             }
         }
         settled
@@ -465,7 +469,9 @@ impl Learner {
         };
         let version = match self.timed("a flush", || client.flush()?.wait()) {
             Ok(version) => version,
-            Err(error) => return self.judged("a flush", Err(error)).or_else(|| self.book.is_sound(self.process).then_some(())),
+            Err(error) => {
+                return self.judged("a flush", Err(error)).or_else(|| self.book.is_sound(self.process).then_some(()));
+            }
         };
         let books = self.book.books.lock();
         let is_in = |slot: &&usize| books.steps.get(*slot).is_some_and(|step| *step <= version);
