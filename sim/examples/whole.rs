@@ -1,5 +1,6 @@
 //! Runs one whole job: `whole SEED [COUNT]`; with `GROUPS` in the environment one that makes groups of rpc, with
-//! `SESSIONS` a session, with `POOLS` a pool, with `VERSIONS` a table of versioned objects.
+//! `SESSIONS` a session, with `POOLS` a pool, with `VERSIONS` a table of versioned objects,
+//! with `GRADIENTS` gradient servers.
 
 use sheave_sim::whole::{Program, run};
 
@@ -15,6 +16,7 @@ fn main() {
         () if is_asked_for("SESSIONS") => Program::Sessions,
         () if is_asked_for("POOLS") => Program::Pools,
         () if is_asked_for("VERSIONS") => Program::Versions,
+        () if is_asked_for("GRADIENTS") => Program::Gradients,
         () => Program::Nodes,
     };
     for seed in first..first + count {

@@ -116,11 +116,12 @@ impl Secondary {
 
     /// Those whose gradients the primary has.
     fn flushed(&mut self) -> Vec<Reply> {
-        if self.is_forwarding && !planted::strikes(Bug::FlushEarly) {
+        let is_early = planted::strikes(Bug::FlushEarly);
+        if self.is_forwarding && !is_early {
             return Vec::new();
         }
         let gone = self.reducer.gone();
-        self.flushes.extract_if(.., |(target, _)| *target <= gone).map(|(_, reply)| reply).collect()
+        self.flushes.extract_if(.., |(target, _)| is_early || *target <= gone).map(|(_, reply)| reply).collect()
     }
 }
 

@@ -366,13 +366,15 @@ impl Shared {
 
     /// Whether what came then has waited long enough.
     pub(crate) fn is_due(&self, oldest: Option<Time>, now: Time) -> bool {
-        let is_due = oldest.zip(self.settings.flush_after).is_some_and(|(oldest, after)| now.since(oldest) >= after);
-        is_due && !planted::strikes(Bug::BatchOverdue)
+        oldest.zip(self.settings.flush_after).is_some_and(|(oldest, after)| now.since(oldest) >= after)
     }
 
     /// A timer for when what came then has waited long enough.
     pub(crate) fn timer(&self, oldest: Option<Time>, mailbox: u64, act: fn(&Self)) -> Result<Option<Timer>> {
         let Some((oldest, after)) = oldest.zip(self.settings.flush_after) else { return Ok(None) };
+        if planted::strikes(Bug::BatchOverdue) {
+            return Ok(None);
+        }
         let own = self.own.clone();
         let fire = move || {
             if let Some(shared) = own.upgrade() {
