@@ -27,6 +27,8 @@
 //! and whose partial batches waited for ever.
 
 mod client;
+#[doc(hidden)]
+pub mod fuzz;
 mod ledger;
 mod model;
 mod model_server;

@@ -37,6 +37,9 @@ mod state;
 mod values;
 mod versions;
 
+#[doc(hidden)]
+pub use versions::fuzz;
+
 pub use directory::Rpc;
 pub use group::{GroupHandle, RpcGroup};
 pub use object::{Object, ObjectMethods, RemoteObject, function};

@@ -38,6 +38,8 @@
 
 mod client;
 mod contents;
+#[doc(hidden)]
+pub mod fuzz;
 mod protocol;
 mod service;
 mod table;
