@@ -1,12 +1,24 @@
-"""Measures tables of versioned objects between processes: python servers.py [--rounds N]. Prints one line per case."""
+"""Times a table of versioned objects between Python processes. `sheave bench servers` runs it:
 
-import argparse
-import statistics
+    sheave launch -n 2 -- python benches/python/servers.py push_pull 100
+    sheave launch -n 5 -- python benches/python/servers.py accepted 50
+
+Arguments: a case and the number of rounds. Rank 0 has the table; rank 1 prints lines: the bytes, and nanoseconds of
+rounds. `push_pull` pushes a new version of a state dictionary and pulls it into arrays of its own; `unchanged` pulls
+where there is nothing newer; in `accepted` all clients compare and push one counter, and the time is that from one
+accepted push to the next, whoever made it, as the mean of a thousand. SHEAVE_TRANSPORT chooses the transport.
+"""
+
+import sys
 import time
 
-import numpy as np
+import numpy
 import sheave
 
+WARM_ROUNDS = 20
+#: Accepted pushes whose mean is the time of a round.
+ACCEPTED = 1000
+PRINTED = 100
 #: A state dictionary of 5.76 MB, as that of a small convolutional network.
 SHAPES = {
     "conv1": (32, 4, 8, 8),
@@ -15,83 +27,73 @@ SHAPES = {
     "full": (2652, 512),
     "head": (512, 6),
 }
-CLIENTS = 4
+TIMEOUT_S = 100
 
 
-def timed(act, rounds):
+def measure(act, rounds):
+    for _ in range(min(WARM_ROUNDS, rounds)):
+        act()
     times = []
     for _ in range(rounds):
-        begun = time.perf_counter()
+        begun = time.perf_counter_ns()
         act()
-        times.append(time.perf_counter() - begun)
-    return statistics.median(times) * 1e6
+        times.append(time.perf_counter_ns() - begun)
+    return times
 
 
-def serve(mesh, group):
-    versions = sheave.versions.Versions(mesh, depth=2)
-    versions.register(group, "objects", timeout=30)
-    group.barrier(60)
-    for _ in range(3):
-        group.barrier(600)
-    return versions.report()
+def time_state(table, case, rounds):
+    """Pushes and pulls a state dictionary: its bytes, and the times."""
+    state = {name: numpy.ones(shape, "float32") for name, shape in SHAPES.items()}
+    own = {name: numpy.empty(shape, "float32") for name, shape in SHAPES.items()}
+    version = 0
+
+    def push_and_pull():
+        nonlocal version
+        assert table.push("state", state, version + 1, previous=version or None)
+        version += 1
+        for name, array in table.pull("state", share=True).value.items():
+            own[name][...] = array
+
+    def pull_unchanged():
+        assert table.pull("state", newer_than=version).is_unchanged
+
+    push_and_pull()
+    act = push_and_pull if case == "push_pull" else pull_unchanged
+    return sum(array.nbytes for array in state.values()), measure(act, rounds)
 
 
-def use(mesh, group, rounds):
-    group.barrier(60)
-    table, rows = group.versions("objects", timeout=30), {}
-    if mesh.rank == 1:
-        state = {name: np.ones(shape, "float32") for name, shape in SHAPES.items()}
-        own = {name: np.empty(shape, "float32") for name, shape in SHAPES.items()}
-        count = sum(array.nbytes for array in state.values())
-        version = 0
-
-        def push():
-            nonlocal version
-            table.push("model", state, version + 1, previous=version or None)
-            version += 1
-
-        def pull(share):
-            for name, array in table.pull("model", share=share).value.items():
-                own[name][...] = array
-
-        def both():
-            push()
-            pull(share=True)
-
-        for _ in range(20):
-            both()
-        rows[f"push {count / 1e6:.2f} MB"] = timed(push, rounds)
-        rows["pull, copied"] = timed(lambda: table.pull("model"), rounds)
-        rows["pull, shared"] = timed(lambda: table.pull("model", share=True), rounds)
-        rows["push + shared pull into own arrays"] = timed(both, rounds)
-        rows["pull, unchanged"] = timed(lambda: table.pull("model", newer_than=version), 20 * rounds)
-    group.barrier(600)
-    begun, done, tries = time.perf_counter(), 0, 0
-    known = None
-    while time.perf_counter() - begun < 2:
-        pushed = table.push("count", 0, (known or 0) + 1, previous=known)
-        done += bool(pushed)
-        tries += 1
-        known = pushed.newest
-    group.barrier(600)
-    rows["compare-and-push tries a second"] = tries / 2
-    rows["compare-and-push accepted a second"] = done / 2
-    group.barrier(600)
-    return rows
+def count_together(table, rounds):
+    """Raises one counter beside other clients: nanoseconds from one accepted push to the next."""
+    known, began, first, times = None, None, 0, []
+    while (known or 0) < (rounds + 1) * ACCEPTED:
+        known = table.push("count", 0, (known or 0) + 1, previous=known).newest
+        if known >= first + ACCEPTED:
+            now = time.perf_counter_ns()
+            # The first thousand pushes are for warming up.
+            if began is not None:
+                times.append((now - began) // (known - first))
+            began, first = now, known
+    return times
 
 
-def main(rounds):
+def main(case, rounds):
     with sheave.init() as mesh:
-        group = mesh.rpc_group("bench", timeout=60)
-        return serve(mesh, group) if mesh.rank == 0 else use(mesh, group, rounds)
+        group = mesh.rpc_group("bench", timeout=TIMEOUT_S)
+        if mesh.rank == 0:
+            sheave.versions.Versions(mesh, depth=2).register(group, "objects", timeout=TIMEOUT_S)
+        group.barrier(TIMEOUT_S)
+        if mesh.rank > 0:
+            table = group.versions("objects", timeout=TIMEOUT_S)
+            if case == "accepted":
+                length_bytes, times = 0, count_together(table, rounds)
+            else:
+                length_bytes, times = time_state(table, case, rounds)
+        if mesh.rank == 1:
+            # Lines that the launcher prints whole, behind the name of the process.
+            for first in range(0, len(times), PRINTED):
+                print("times:", length_bytes, *times[first : first + PRINTED], flush=True)
+        group.barrier(TIMEOUT_S)
 
 
 if __name__ == "__main__":
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--rounds", type=int, default=100)
-    _, *clients = sheave.spawn(main, 1 + CLIENTS, (arguments.parse_args().rounds,))
-    for name, value in clients[0].items():
-        if "a second" in name:
-            print(f"{name:40} {sum(rows[name] for rows in clients):12.0f}")
-        else:
-            print(f"{name:40} {value:12.1f} us")
+    main(sys.argv[1], int(sys.argv[2]))

@@ -12,6 +12,7 @@ mod python;
 mod report;
 mod rpc;
 mod script;
+mod servers;
 mod session;
 mod store;
 mod traffic;
@@ -97,6 +98,13 @@ pub(crate) enum Command {
     /// that workers reach where it lies. Each stands beside what it may take; the pools of the standard library run in
     /// turn, and those of loky and torch where a Python with them is named.
     Pool(pool::Arguments),
+    /// Measures a table of versioned objects between Python processes.
+    ///
+    /// `push_pull` pushes a new version of a state dictionary of 5.76 MB and pulls it into arrays of the client's;
+    /// `unchanged` pulls where there is nothing newer; in `accepted` four clients compare and push one counter, and the
+    /// time is that from one accepted push to the next. Over shared memory each stands beside what it may take. The
+    /// same table over torch.distributed.rpc runs in turn where a Python with torch is named.
+    Servers(servers::Arguments),
     /// A worker or a node of a session that is measured.
     #[command(hide = true)]
     SessionChild,
@@ -132,7 +140,8 @@ impl Command {
             | Self::Python(_)
             | Self::Rpc(_)
             | Self::Session(_)
-            | Self::Pool(_) => false,
+            | Self::Pool(_)
+            | Self::Servers(_) => false,
             Self::LinkChild
             | Self::CollectiveChild
             | Self::LimitChild
@@ -435,6 +444,7 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
         Command::Rpc(arguments) => rpc::run(&arguments),
         Command::Session(arguments) => session::run(&arguments),
         Command::Pool(arguments) => pool::run(&arguments),
+        Command::Servers(arguments) => servers::run(&arguments),
         Command::SessionChild => session::run_child(),
         Command::LinkChild => child::run(),
         Command::CollectiveChild => collective::follow(),

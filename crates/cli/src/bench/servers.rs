@@ -1,0 +1,235 @@
+//! `sheave bench servers`: tables of versioned objects between Python processes, beside one over torch's calls.
+//!
+//! Everything is measured by one script that this binary carries, `benches/python/servers.py`, in the Python in which
+//! sheave is installed, started by `sheave launch`; the peer's does the same over `torch.distributed.rpc`.
+
+use super::Transport;
+use super::child::{no_times, record};
+use super::link::show_progress;
+use super::peer::parse;
+use super::report::{self, Row};
+use super::script::Script;
+use crate::{Failure, own};
+use clap::ValueEnum;
+use sheave_base::Result;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+const PROGRAM: &str = include_str!("../../../../benches/python/servers.py");
+const TORCH_PROGRAM: &str = include_str!("../../../../benches/peers/torch_servers.py");
+
+/// Mark before the numbers of a line of ours.
+const MARK: &str = "times:";
+/// Column of the times that a case may take.
+const ALLOWED: &str = "allowed";
+
+/// A run that takes longer has hung.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Choices of `sheave bench servers`.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Arguments {
+    /// The Python in which sheave is installed.
+    #[arg(long, value_name = "PYTHON", default_value = "python3")]
+    python: PathBuf,
+    /// Run a table over torch.distributed.rpc beside, by a Python in which torch is installed.
+    #[arg(long, value_name = "PYTHON")]
+    torch: Option<PathBuf>,
+    /// Measure this case only; may be given several times.
+    #[arg(long, value_name = "NAME")]
+    case: Vec<Case>,
+    /// Measure this transport only, shm or tcp; may be given several times.
+    #[arg(long, value_name = "NAME")]
+    transport: Vec<Transport>,
+    /// Fewer iterations.
+    #[arg(long)]
+    quick: bool,
+    /// Print one JSON object per line instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// Measure everything so often, in turn with the peer; 3 unless given, or 1 with --quick.
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100))]
+    turns: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum Case {
+    /// A new version of a state dictionary is pushed, and pulled into arrays of the client's.
+    PushPull,
+    /// A pull where there is nothing newer.
+    Unchanged,
+    /// Four clients compare and push one counter: the time from one accepted push to the next.
+    Accepted,
+}
+
+impl Case {
+    fn name(self) -> &'static str {
+        match self {
+            Self::PushPull => "push_pull",
+            Self::Unchanged => "unchanged",
+            Self::Accepted => "accepted",
+        }
+    }
+
+    /// The server, and its clients.
+    fn ranks(self) -> u32 {
+        if self == Self::Accepted { 5 } else { 2 }
+    }
+
+    /// How often, and how often in a quick run; a round of `accepted` is a thousand pushes.
+    fn rounds(self) -> (u32, u32) {
+        match self {
+            Self::PushPull => (100, 20),
+            Self::Unchanged => (3000, 300),
+            Self::Accepted => (10, 3),
+        }
+    }
+
+    /// The time that it may take, where one is set.
+    fn allowed(self, transport: Transport) -> Option<Duration> {
+        let micros = match self {
+            _ if transport == Transport::Tcp => return None,
+            Self::PushPull => 3000,
+            Self::Unchanged => 20,
+            Self::Accepted => 100,
+        };
+        Some(Duration::from_micros(micros))
+    }
+}
+
+/// A run of the benchmark: its programs, and the rows so far.
+struct Bench<'a> {
+    arguments: &'a Arguments,
+    ours: Script,
+    torch: Option<Script>,
+    rows: Vec<Row>,
+}
+
+/// Measures and reports.
+pub(super) fn run(arguments: &Arguments) -> std::result::Result<(), Failure> {
+    if arguments.transport.contains(&Transport::Inproc) {
+        return Err(Failure::Usage("the nodes of a mesh are processes: use shm or tcp".to_owned()));
+    }
+    let ours = Script::checked("sheave", PROGRAM, &arguments.python, "--python", "sheave, numpy")?;
+    let torch = arguments.torch.as_deref();
+    let torch = torch.map(|python| Script::checked("torch", TORCH_PROGRAM, python, "--torch", "torch")).transpose()?;
+    let mut bench = Bench { arguments, ours, torch, rows: Vec::new() };
+    let turns = arguments.turns.unwrap_or(if arguments.quick { 1 } else { 3 });
+    let is_chosen = |case: &Case| arguments.case.is_empty() || arguments.case.contains(case);
+    for turn in 1..=turns {
+        for case in Case::value_variants().iter().copied().filter(is_chosen) {
+            show_progress(&format!("turn {turn} of {turns}: {}", case.name()));
+            bench.measure(case).map_err(|error| error.context(case.name()))?;
+        }
+    }
+    show_progress("");
+    let mut stdout = std::io::stdout().lock();
+    if arguments.json { report::json(&bench.rows, &mut stdout) } else { report::table(&bench.rows, &mut stdout) }
+}
+
+impl Bench<'_> {
+    fn measure(&mut self, case: Case) -> Result<()> {
+        let (rounds, quick) = case.rounds();
+        let rounds = if self.arguments.quick { quick } else { rounds };
+        let words = [case.name().to_owned(), rounds.to_string()];
+        let chosen = &self.arguments.transport;
+        for transport in [Transport::Shm, Transport::Tcp] {
+            if !chosen.is_empty() && !chosen.contains(&transport) {
+                continue;
+            }
+            let mut command = self.launched(case)?;
+            command.args(&words).env("SHEAVE_TRANSPORT", transport.name());
+            for (bytes, times) in printed(&self.ours, &mut command)? {
+                self.add(case, bytes, transport.name(), case.allowed(transport), &times);
+            }
+            self.measure_torch(case, &words, transport);
+        }
+        Ok(())
+    }
+
+    /// Our script, started by this program as a user starts it.
+    fn launched(&self, case: Case) -> Result<Command> {
+        let file = std::env::current_exe()?.to_string_lossy().into_owned();
+        let mut line: Vec<String> = own::line(file).iter().map(|word| word.to_string_lossy().into_owned()).collect();
+        line.extend(["launch", "-n", &case.ranks().to_string(), "--"].map(str::to_owned));
+        let launch: Vec<&str> = line.iter().skip(1).map(String::as_str).collect();
+        Ok(self.ours.run_by(&line[0], &launch))
+    }
+
+    /// A peer that fails leaves its rows out.
+    fn measure_torch(&mut self, case: Case, words: &[String], transport: Transport) {
+        let Some(script) = &self.torch else { return };
+        let row = if transport == Transport::Tcp { "torch-tcp" } else { "torch-shm" };
+        let mut command = script.command();
+        command.args(words).env("SHEAVE_TRANSPORT", transport.name());
+        match printed(script, &mut command) {
+            Ok(measured) => measured.iter().for_each(|(bytes, times)| self.add(case, *bytes, row, None, times)),
+            Err(error) => crate::say(&format!("a run of {row} is left out: {error}"), true),
+        }
+    }
+
+    /// Adds times to the row that they belong to, and what they may be to one beside it.
+    fn add(&mut self, case: Case, bytes: usize, at: &'static str, allowed: Option<Duration>, times_ns: &[u64]) {
+        let row = self.row(case, bytes, at, allowed.map(|_| (case.name(), ALLOWED)));
+        times_ns.iter().for_each(|time_ns| record(&mut self.rows[row].times, Duration::from_nanos(*time_ns)));
+        if let Some(allowed) = allowed {
+            let row = self.row(case, bytes, ALLOWED, None);
+            if self.rows[row].times.is_empty() {
+                record(&mut self.rows[row].times, allowed);
+            }
+        }
+    }
+
+    fn row(
+        &mut self,
+        case: Case,
+        bytes: usize,
+        transport: &'static str,
+        compared_with: Option<(&'static str, &'static str)>,
+    ) -> usize {
+        let row = Row {
+            bench: "servers",
+            case: case.name(),
+            bytes,
+            ranks: case.ranks(),
+            transport,
+            language: "python",
+            compared_with,
+            target: compared_with.map(|_| 1.0),
+            times: no_times(),
+        };
+        report::place(&mut self.rows, row)
+    }
+}
+
+/// The bytes and times of every line that a script prints.
+fn printed(script: &Script, command: &mut Command) -> Result<Vec<(usize, Vec<u64>)>> {
+    let printed = script.output(command, LIMIT)?;
+    // The launcher's lines begin with the name of a process.
+    printed.lines().map(|line| parse(line.rsplit(MARK).next().unwrap_or(line))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_the_command_line() {
+        for case in Case::value_variants() {
+            assert_eq!(case.to_possible_value().map(|value| value.get_name().to_owned()), Some(case.name().to_owned()));
+        }
+    }
+
+    #[test]
+    fn both_scripts_do_the_same_as_often() {
+        for (from, to) in [("WARM_ROUNDS = ", "\n"), ("ACCEPTED = ", "\n"), ("SHAPES = {", "}")] {
+            let said = |program: &'static str| {
+                let rest = program.split(from).nth(1).expect("the program has this constant");
+                rest.split(to).next().expect("it ends")
+            };
+            assert_eq!(said(PROGRAM), said(TORCH_PROGRAM), "{from}");
+        }
+    }
+}
