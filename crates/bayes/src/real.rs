@@ -1,6 +1,6 @@
 //! The element types, and their matrix products.
 
-use nalgebra::{DMatrixView, DMatrixViewMut, Dyn};
+use nalgebra::{DMatrixView, DMatrixViewMut};
 use sheave_optim::Wide;
 
 /// A float that parameters may be made of: `f32` or `f64`.
@@ -9,10 +9,30 @@ pub trait Real: Wide + std::fmt::Debug + Send + Sync + 'static {
     #[doc(hidden)]
     fn product(out: &mut [Self], left: &[Self], right: &[Self], shape: [usize; 3]);
 
-    /// `out = matrix · matrixᵀ`, by rows: `matrix` is rows × columns, `out` rows × rows.
+    /// `out = matrix · matrixᵀ`, by rows: `matrix` is rows × columns, `out` rows × rows, and `transposed` as long as
+    /// `matrix`, to compute in.
     #[doc(hidden)]
-    fn gram(out: &mut [Self], matrix: &[Self], shape: [usize; 2]);
+    fn gram(out: &mut [Self], matrix: &[Self], transposed: &mut [Self], shape: [usize; 2]);
 }
+
+/// Writes the transposed of a matrix, in stripes of columns that a cache holds.
+///
+/// The product could read the matrix as its own transposed, by a view with strides. But `nalgebra` 0.35 walks beyond the
+/// end of such views in small products: only views without gaps are safe.
+fn transpose<T: Copy>(out: &mut [T], matrix: &[T], [rows, columns]: [usize; 2]) {
+    for start in (0..columns).step_by(STRIPE_COLUMNS) {
+        let stripe = start..columns.min(start + STRIPE_COLUMNS);
+        for (row, values) in matrix.chunks_exact(columns).enumerate() {
+            let places = out[start * rows + row..].iter_mut().step_by(rows);
+            for (place, value) in places.zip(&values[stripe.clone()]) {
+                *place = *value;
+            }
+        }
+    }
+}
+
+/// The columns that are transposed at a time.
+const STRIPE_COLUMNS: usize = 16;
 
 /// A matrix by rows is its transposed by columns, which is how the library has them.
 macro_rules! real {
@@ -24,11 +44,9 @@ macro_rules! real {
                 DMatrixViewMut::from_slice(out, columns, rows).gemm(1.0, &right, &left, 0.0);
             }
 
-            fn gram(out: &mut [Self], matrix: &[Self], [rows, columns]: [usize; 2]) {
-                let transposed = DMatrixView::from_slice(matrix, columns, rows);
-                let straight =
-                    DMatrixView::<Self, Dyn, Dyn>::from_slice_with_strides(matrix, rows, columns, columns, 1);
-                DMatrixViewMut::from_slice(out, rows, rows).gemm(1.0, &straight, &transposed, 0.0);
+            fn gram(out: &mut [Self], matrix: &[Self], transposed: &mut [Self], [rows, columns]: [usize; 2]) {
+                transpose(transposed, matrix, [rows, columns]);
+                Self::product(out, matrix, transposed, [rows, columns, rows]);
             }
         }
     };
@@ -47,7 +65,7 @@ mod tests {
         let mut out = [f64::NAN; 4];
         f64::product(&mut out, &left, &right, [2, 3, 2]);
         assert_eq!(out, [5.0, 11.0, 14.0, 23.0]);
-        f64::gram(&mut out, &left, [2, 3]);
+        f64::gram(&mut out, &left, &mut [0.0; 6], [2, 3]);
         assert_eq!(out, [14.0, 32.0, 32.0, 77.0]);
     }
 
@@ -60,7 +78,7 @@ mod tests {
         let mut out = vec![f64::NAN; rows * columns];
         f64::product(&mut out, &left, &right, [rows, inner, columns]);
         let mut gram = vec![f64::NAN; rows * rows];
-        f64::gram(&mut gram, &left, [rows, inner]);
+        f64::gram(&mut gram, &left, &mut vec![f64::NAN; rows * inner], [rows, inner]);
         for row in 0..rows {
             for column in 0..columns {
                 let sum: f64 = (0..inner).map(|k| left[row * inner + k] * right[k * columns + column]).sum();

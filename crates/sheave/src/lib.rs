@@ -30,6 +30,7 @@ pub use sheave_base::{Error, ErrorKind, Peer, Result, Work};
 pub use slices::Slices;
 pub use values::Values;
 
+pub use sheave_bayes as bayes;
 pub use sheave_collective as collective;
 pub use sheave_exchange as exchange;
 pub use sheave_fleet as fleet;

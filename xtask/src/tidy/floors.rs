@@ -7,7 +7,7 @@ use super::rooms::Room;
 /// The rooms of each floor, from the ground up.
 const FLOORS: [&[&str]; 9] = [
     &["base"],
-    &["tensor", "optim", "process", "placement"],
+    &["tensor", "optim", "bayes", "process", "placement"],
     &["wire"],
     &["net"],
     &["mesh", "fleet"],
@@ -18,7 +18,8 @@ const FLOORS: [&[&str]; 9] = [
 ];
 
 /// Neighbours on one floor that may be used all the same: (who, whom).
-const NEIGHBOURS: [(&str, &str); 8] = [
+const NEIGHBOURS: [(&str, &str); 9] = [
+    ("bayes", "optim"),
     ("fleet", "mesh"),
     ("session", "collective"),
     ("session", "rpc"),
@@ -139,6 +140,8 @@ mod tests {
 
     #[test]
     fn the_designs_exceptions() {
+        assert!(wrong_way("bayes", "optim").is_none());
+        assert!(wrong_way("optim", "bayes").is_some());
         assert!(wrong_way("fleet", "mesh").is_none());
         assert!(wrong_way("mesh", "fleet").is_some());
         assert!(wrong_way("store", "fleet").is_none());

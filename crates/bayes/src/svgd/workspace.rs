@@ -10,7 +10,7 @@ pub(super) const BLOCK_COLUMNS: usize = 1024;
 /// and is allocated no more then.
 #[derive(Clone, Debug, Default)]
 pub struct Workspace<T> {
-    /// The rows of a block of gradients, if there are any, and those of parameters.
+    /// The rows of a block of gradients and those of parameters, or those of parameters and their transposed.
     pub(super) stack: Vec<T>,
     /// A block of directions, or a Gram matrix.
     pub(super) product: Vec<T>,
