@@ -1,5 +1,5 @@
-//! Deep ensembles (Lakshminarayanan, Pritzel and Blundell, NeurIPS 2017, arXiv:1612.01474): what members need to differ,
-//! a head that predicts its own variance, and dropout as an ensemble.
+//! Deep ensembles (Lakshminarayanan, Pritzel and Blundell, NeurIPS 2017, arXiv:1612.01474): what members need to
+//! differ, a head that predicts its own variance, and dropout as an ensemble.
 //!
 //! Each member draws its initial weights, its batches and its bootstrap from a generator of its own:
 //! `Generator::new(seed_of(master, member))`.
@@ -11,8 +11,8 @@ use crate::Real;
 use crate::check::{common_length, finite, length, number, refuse};
 use crate::random::Generator;
 
-/// Draws a bootstrap sample: fills `indices` with numbers below `data`, each with replacement. Usually there are as many
-/// indices as data.
+/// Draws a bootstrap sample: fills `indices` with numbers below `data`, each with replacement. Usually there are as
+/// many indices as data.
 ///
 /// ```
 /// use sheave_bayes::{ensemble::bootstrap, random::{Generator, seed_of}};
@@ -36,7 +36,8 @@ pub fn bootstrap(generator: &mut Generator, data: usize, indices: &mut [usize]) 
 }
 
 /// Outputs of a head that predicts a normal distribution for each target: the mean `μ` and the logarithm `s` of the
-/// variance, in nats. (Nix and Weigend, "Estimating the mean and variance of the target probability distribution", 1994.)
+/// variance, in nats. (Nix and Weigend, "Estimating the mean and variance of the target probability distribution",
+/// 1994.)
 #[derive(Clone, Copy, Debug)]
 pub struct GaussianHead<'a, T> {
     /// The means, one for each target.

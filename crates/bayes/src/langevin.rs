@@ -1,8 +1,8 @@
 //! Sampling by noisy gradient steps: SGLD, SGHMC, cyclical step sizes, and chains of their samples.
 //!
 //! All step along the gradient of the negative log posterior of the *whole* data,
-//! `U(θ) = (N / B) Σ_batch nll - log prior(θ)`; with a loss that is a mean over the data the samples would be those of a
-//! posterior `N` times as wide. At a temperature of 1 they are the posterior's, below that narrower, at 0 a descent.
+//! `U(θ) = (N / B) Σ_batch nll - log prior(θ)`; with a loss that is a mean over the data the samples would be those of
+//! a posterior `N` times as wide. At a temperature of 1 they are the posterior's, below that narrower, at 0 a descent.
 
 mod chain;
 mod cycle;

@@ -1,18 +1,18 @@
 //! The Laplace approximation of the last layer of a network (MacKay, "A practical Bayesian framework for
 //! backpropagation networks", Neural Computation, 1992; Daxberger et al., NeurIPS 2021, arXiv:2106.14806).
 //!
-//! The layers below are fixed, and their outputs are the *features* `φ` of a datum; a constant feature of 1 makes a bias.
-//! The weights `W` of the last layer, one row of features for each output, have a normal prior of precision `α`, and the
-//! posterior is the normal distribution whose mean is the trained weights, and whose precision is `H + α I` with the
-//! curvature `H` of the loss. Both sides are streamed: features are added batch by batch, and are not kept.
+//! The layers below are fixed, and their outputs are the *features* `φ` of a datum; a constant feature of 1 makes a
+//! bias. The weights `W` of the last layer, one row of features for each output, have a normal prior of precision `α`,
+//! and the posterior is the normal distribution whose mean is the trained weights, and whose precision is `H + α I`
+//! with the curvature `H` of the loss. Both sides are streamed: features are added batch by batch, and are not kept.
 //!
 //! * [`Regression`]: `H = ΦᵀΦ / σ²`; the loss is quadratic, so that this *is* the posterior of the layer.
-//! * [`Classification`]: `H` is the generalised Gauss-Newton matrix `Σ (diag π - π πᵀ) ⊗ φ φᵀ` of the cross entropy, which
-//!   is its Hessian for a linear layer; the covariance is that of all weights.
+//! * [`Classification`]: `H` is the generalised Gauss-Newton matrix `Σ (diag π - π πᵀ) ⊗ φ φᵀ` of the cross entropy,
+//!   which is its Hessian for a linear layer; the covariance is that of all weights.
 //!
-//! The eigenvalues of `H` are computed once. For every `α` then the logarithm of the evidence costs a sum over them, and
-//! [`Evidence`] is maximised by the fixed point of MacKay: `γ = Σ λ / (λ + α)` weights are determined by the data, and
-//! `α = γ / |W|²`.
+//! The eigenvalues of `H` are computed once. For every `α` then the logarithm of the evidence costs a sum over them,
+//! and [`Evidence`] is maximised by the fixed point of MacKay: `γ = Σ λ / (λ + α)` weights are determined by the data,
+//! and `α = γ / |W|²`.
 //!
 //! Weights are `f64` here; features and targets are `f32` or `f64`.
 

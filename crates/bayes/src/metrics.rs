@@ -24,8 +24,8 @@ const SUM_TOLERANCE: f64 = 1e-2;
 /// ```
 ///
 /// # Errors
-/// `InvalidArgument` for lengths that do not fit, labels that are no class, or a row whose probabilities do not sum to 1
-/// within 0.01.
+/// `InvalidArgument` for lengths that do not fit, labels that are no class, or a row whose probabilities do not sum to
+/// 1 within 0.01.
 pub fn nll<T: Real>(log_probabilities: &[T], classes: usize, labels: &[usize]) -> Result<f64> {
     check(log_probabilities, "log_probabilities", classes, labels, f64::exp)?;
     let of = |(row, &label): (&[T], &usize)| -row[label].to_double();
@@ -113,12 +113,12 @@ pub fn calibration_error<T: Real>(
     Ok(error)
 }
 
-/// Returns the mean over targets of the negative log likelihood of normal predictions, `(ln 2πσ² + (y - μ)² / σ²) / 2`, in
-/// nats.
+/// Returns the mean over targets of the negative log likelihood of normal predictions, `(ln 2πσ² + (y - μ)² / σ²) / 2`,
+/// in nats.
 ///
 /// # Errors
-/// `InvalidArgument` for slices of different lengths, none, numbers that are not finite, or a variance that is not above
-/// zero.
+/// `InvalidArgument` for slices of different lengths, none, numbers that are not finite, or a variance that is not
+/// above zero.
 pub fn gaussian_nll<T: Real>(means: &[T], variances: &[T], targets: &[T]) -> Result<f64> {
     check_targets(targets)?;
     length(OPERATION, "means", means.len(), targets.len())?;

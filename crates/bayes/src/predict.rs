@@ -3,8 +3,8 @@
 //! Predictions of a member are one slice: of numbers for regression, of logits or probabilities by rows for
 //! classification. All members count alike; samples of several models are members one by one.
 //!
-//! **Probabilities are averaged, never logits.** The posterior predictive is `p(y) = 1/M Σ_m p_m(y)`. A mean of logits is
-//! that of another model, which is surer than its members are together.
+//! **Probabilities are averaged, never logits.** The posterior predictive is `p(y) = 1/M Σ_m p_m(y)`. A mean of logits
+//! is that of another model, which is surer than its members are together.
 
 use sheave_base::Result;
 
@@ -58,8 +58,8 @@ pub fn median<T: Real, P: AsRef<[T]>>(members: &[P], scratch: &mut Vec<T>, out: 
 }
 
 /// Writes a quantile over members, from 0 for the least to 1 for the largest. Between two members it is linear: of `M`
-/// sorted values it is the one at `q (M - 1)`, which is the definition of numpy and torch. `scratch` grows to one element
-/// for each member.
+/// sorted values it is the one at `q (M - 1)`, which is the definition of numpy and torch. `scratch` grows to one
+/// element for each member.
 ///
 /// ```
 /// use sheave_bayes::predict::quantile;
@@ -94,8 +94,8 @@ pub fn quantile<T: Real, P: AsRef<[T]>>(
     Ok(())
 }
 
-/// Turns logits into logarithms of probabilities in place: rows of `classes` elements. Stable for any finite logits, and
-/// for some of negative infinity in a row that has others.
+/// Turns logits into logarithms of probabilities in place: rows of `classes` elements. Stable for any finite logits,
+/// and for some of negative infinity in a row that has others.
 ///
 /// ```
 /// use sheave_bayes::predict::log_softmax;
@@ -137,9 +137,16 @@ pub fn log_softmax<T: Real>(logits: &mut [T], classes: usize) -> Result<()> {
 /// `InvalidArgument` for no members, slices of different lengths or of no whole rows, or logits that [`log_softmax`]
 /// refuses.
 pub fn mean_probabilities<T: Real, P: AsRef<[T]>>(members: &[P], classes: usize, out: &mut [T]) -> Result<()> {
-    mean_log_probabilities(members, classes, out)?;
-    for value in out {
-        *value = T::nearest(value.to_double().exp());
+    check_members(members, classes, out.len())?;
+    let share = 1.0 / members.len() as f64;
+    out.fill(T::default());
+    for member in members {
+        for (row, logits) in out.chunks_exact_mut(classes).zip(member.as_ref().chunks_exact(classes)) {
+            let total = log_sum_exp(logits.iter().map(|logit| logit.to_double()));
+            for (value, logit) in row.iter_mut().zip(logits) {
+                *value = T::nearest(value.to_double() + share * (logit.to_double() - total).exp());
+            }
+        }
     }
     Ok(())
 }

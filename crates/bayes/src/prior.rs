@@ -56,8 +56,8 @@ impl Normal {
         Ok(-0.5 * squares - parameters.len() as f64 * constant)
     }
 
-    /// Adds the gradient of `-log p(θ)`, which is `(θ - mean) / deviation²`, to the gradient of a loss. Both slices have
-    /// one length.
+    /// Adds the gradient of `-log p(θ)`, which is `(θ - mean) / deviation²`, to the gradient of a loss. Both slices
+    /// have one length.
     ///
     /// The loss must be of the whole data, `(N / B) Σ_batch nll`; to a loss that is divided by `N` a prior of a
     /// deviation that is larger by `sqrt(N)` belongs.

@@ -2,8 +2,8 @@
 //!
 //! The generator is xoshiro256++ (Blackman and Vigna, "Scrambled linear pseudorandom number generators", ACM
 //! Transactions on Mathematical Software, 2021, arXiv:1805.01407), seeded by SplitMix64 (Steele, Lea and Flood, "Fast
-//! splittable pseudorandom number generators", OOPSLA 2014). It is written out here, because its state is part of what a
-//! run saves, and its numbers must not change with the version of a library. It is not for secrets.
+//! splittable pseudorandom number generators", OOPSLA 2014). It is written out here, because its state is part of what
+//! a run saves, and its numbers must not change with the version of a library. It is not for secrets.
 
 use serde::{Deserialize, Serialize};
 use sheave_base::Result;

@@ -17,8 +17,8 @@ pub trait Real: Wide + std::fmt::Debug + Send + Sync + 'static {
 
 /// Writes the transposed of a matrix, in stripes of columns that a cache holds.
 ///
-/// The product could read the matrix as its own transposed, by a view with strides. But `nalgebra` 0.35 walks beyond the
-/// end of such views in small products: only views without gaps are safe.
+/// The product could read the matrix as its own transposed, by a view with strides. But `nalgebra` 0.35 walks beyond
+/// the end of such views in small products: only views without gaps are safe.
 fn transpose<T: Copy>(out: &mut [T], matrix: &[T], [rows, columns]: [usize; 2]) {
     for start in (0..columns).step_by(STRIPE_COLUMNS) {
         let stripe = start..columns.min(start + STRIPE_COLUMNS);

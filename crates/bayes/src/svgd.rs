@@ -7,13 +7,14 @@
 //!
 //! **By matrix products.** With `r² = |θ_j - θ_i|²` and a length `l` a kernel is `k = f(r² / l²)`, so
 //! `∇_{θ_j} k = -w_ji (θ_j - θ_i)` with a weight `w_ji`, which is `k / l²` for [`Kernel::Rbf`] and `k³ / l²` for
-//! [`Kernel::InverseMultiquadric`]. Hence, by rows, `U = (K G + (W - diag(W 1)) Θ) / n`: a Gram matrix for the distances,
-//! and one product of `n × 2n` with `[G; Θ]`. Note the sign: the term in `Θ` is `W Θ - diag(W 1) Θ`; turned round it
-//! would attract.
+//! [`Kernel::InverseMultiquadric`]. Hence, by rows, `U = (K G + (W - diag(W 1)) Θ) / n`: a Gram matrix for the
+//! distances, and one product of `n × 2n` with `[G; Θ]`. Note the sign: the term in `Θ` is `W Θ - diag(W 1) Θ`; turned
+//! round it would attract.
 //!
-//! **Precision.** Each column of `Θ` is used less its mean over the particles. Distances do not change by that, nor does
-//! the product, because the rows of `W - diag(W 1)` sum to zero. But without it particles that are close together and far from
-//! zero would lose their distances to rounding. Sums of columns are made in `T` over blocks, and over blocks in `f64`.
+//! **Precision.** Each column of `Θ` is used less its mean over the particles. Distances do not change by that, nor
+//! does the product, because the rows of `W - diag(W 1)` sum to zero. But without it particles that are close together
+//! and far from zero would lose their distances to rounding. Sums of columns are made in `T` over blocks, and over
+//! blocks in `f64`.
 //!
 //! **Cut over the parameters.** The mean of a column needs this column alone, and a Gram matrix is a sum over columns.
 //! So each of several owners of a range of parameters makes the [`Gram`] matrix of its slice, all of them sum the `n²`
@@ -80,8 +81,8 @@ pub enum Lengthscale {
     Fixed(f64),
     /// `l² = median² / (2 ln(n + 1))`, where the median is that of the distances of all pairs of different particles,
     /// and between the two in the middle where their number is even. The paper has `ln n`, which is zero for one
-    /// particle. Where the median is zero, it is that of the pairs that are apart; where no two particles are apart, `l`
-    /// is 1, and nothing pushes.
+    /// particle. Where the median is zero, it is that of the pairs that are apart; where no two particles are apart,
+    /// `l` is 1, and nothing pushes.
     #[default]
     Median,
 }

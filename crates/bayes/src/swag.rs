@@ -3,11 +3,12 @@
 //! Snapshots of a training with a constant or cyclical learning rate give a mean, a variance of each parameter, and
 //! their last deviations from the running mean, which span a covariance of low rank. A sample is
 //! `θ~ = mean + sqrt(s) (sqrt(variance) z1 + Dᵀ z2 / sqrt(K - 1))`, where `s` is a half in the paper, `z1` and `z2` are
-//! standard normal, and `D` has the `K` deviations that are kept as rows. The divisor belongs to the deviations that are
-//! kept, not to the number of samples that are drawn.
+//! standard normal, and `D` has the `K` deviations that are kept as rows. The divisor belongs to the deviations that
+//! are kept, not to the number of samples that are drawn.
 //!
-//! Each model has a [`Swag`] of its own, with its own count of snapshots. A network with batch normalisation must compute
-//! its statistics again for each sample; predictions average probabilities over samples and models ([`crate::predict`]).
+//! Each model has a [`Swag`] of its own, with its own count of snapshots. A network with batch normalisation must
+//! compute its statistics again for each sample; predictions average probabilities over samples and models
+//! ([`crate::predict`]).
 
 use serde::{Deserialize, Serialize};
 use sheave_base::Result;
@@ -49,8 +50,8 @@ pub struct Swag<T> {
     pub mean: Vec<T>,
     /// The variance of all snapshots, divided by their number: `d` elements.
     pub variance: Vec<T>,
-    /// The last deviations of snapshots from the mean that each made, oldest first: at most `rank` rows of `d` elements.
-    /// The first snapshot is its own mean, and has none.
+    /// The last deviations of snapshots from the mean that each made, oldest first: at most `rank` rows of `d`
+    /// elements. The first snapshot is its own mean, and has none.
     pub deviations: Vec<Vec<T>>,
 }
 

@@ -1,7 +1,7 @@
 //! Samplers and SWAG on linear regressions, whose posteriors and stationary distributions are known.
 #![allow(clippy::unwrap_used, missing_docs, reason = "a test")]
 
-use nalgebra::{Matrix2, Vector2};
+use nalgebra::{Matrix2, Matrix3, Vector2, Vector3};
 use proptest::prelude::*;
 use sheave_bayes::langevin::{Chain, Sghmc, Sgld};
 use sheave_bayes::prior::Normal;
@@ -168,15 +168,13 @@ fn samples_of_swag_have_its_covariance() {
     }
     assert_eq!(swag.deviations.len(), 4);
     let (mut generator, mut sample, scale, count) = (Generator::new(6), [0.0; 3], 0.7, 60_000);
-    let (mut sums, mut products) = ([0.0; 3], [[0.0; 3]; 3]);
+    let mean = Vector3::from_row_slice(&swag.mean);
+    let (mut sums, mut products) = (Vector3::zeros(), Matrix3::zeros());
     for _ in 0..count {
         swag.sample(scale, &mut generator, &mut sample).unwrap();
-        for one in 0..3 {
-            sums[one] += sample[one];
-            for other in 0..3 {
-                products[one][other] += (sample[one] - swag.mean[one]) * (sample[other] - swag.mean[other]);
-            }
-        }
+        let apart = Vector3::from(sample) - mean;
+        sums += apart;
+        products += apart * apart.transpose();
     }
     let covariance = |one: usize, other: usize| {
         let low_rank = swag.deviations.iter().map(|row| row[one] * row[other]).sum::<f64>() / 3.0;
@@ -184,9 +182,9 @@ fn samples_of_swag_have_its_covariance() {
     };
     for one in 0..3 {
         let deviation = covariance(one, one).sqrt();
-        assert!((sums[one] / f64::from(count) - swag.mean[one]).abs() < 0.03 * deviation);
+        assert!((sums[one] / f64::from(count)).abs() < 0.03 * deviation);
         for other in 0..3 {
-            let apart = (products[one][other] / f64::from(count) - covariance(one, other)).abs();
+            let apart = (products[(one, other)] / f64::from(count) - covariance(one, other)).abs();
             assert!(apart < 0.03 * deviation * covariance(other, other).sqrt(), "{one} {other}: {apart}");
         }
     }

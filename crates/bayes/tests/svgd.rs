@@ -105,7 +105,8 @@ proptest! {
         for (half, part) in halves(&places).iter().zip(&mut parts) {
             forces.apply(half, part, &mut workspace).unwrap();
         }
-        let joined: Vec<Vec<f64>> = parts[0].iter().zip(&parts[1]).map(|(one, other)| [one.as_slice(), other].concat()).collect();
+        let joined = parts[0].iter().zip(&parts[1]).map(|(one, other)| [one.as_slice(), other].concat());
+        let joined: Vec<Vec<f64>> = joined.collect();
         prop_assert!(furthest(&joined, &whole) < 1e-12);
     }
 }

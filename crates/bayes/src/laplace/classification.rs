@@ -134,8 +134,8 @@ pub struct ClassificationFit {
 
 impl ClassificationFit {
     /// Returns the logarithm of Laplace's approximation of the evidence, in nats: for `P` weights
-    /// `log p(D | W) + P/2 ln α - α/2 |W|² - 1/2 Σ ln(λ + α)`. The trained weights should be those of the precision `α`;
-    /// where they are not it is an approximation more.
+    /// `log p(D | W) + P/2 ln α - α/2 |W|² - 1/2 Σ ln(λ + α)`. The trained weights should be those of the precision
+    /// `α`; where they are not it is an approximation more.
     ///
     /// # Errors
     /// `InvalidArgument` for a precision that is not above zero.
@@ -229,9 +229,9 @@ impl ClassificationPosterior {
         Ok(())
     }
 
-    /// Predicts `B` data by the probit approximation (MacKay, "The evidence framework applied to classification networks",
-    /// 1992, for each class by itself): `softmax(f_c / sqrt(1 + π/8 S_cc))` of the means `f` and variances `S_cc` of
-    /// the logits. `features` is `B ×` features by rows, `probabilities` `B ×` classes.
+    /// Predicts `B` data by the probit approximation (MacKay, "The evidence framework applied to classification
+    /// networks", 1992, for each class by itself): `softmax(f_c / sqrt(1 + π/8 S_cc))` of the means `f` and variances
+    /// `S_cc` of the logits. `features` is `B ×` features by rows, `probabilities` `B ×` classes.
     ///
     /// # Errors
     /// `InvalidArgument` for lengths that do not fit, or features that are not finite.
@@ -291,8 +291,8 @@ impl ClassificationPosterior {
         Ok(width)
     }
 
-    /// The mean of a datum's logits and their covariance: `Σ_r u_r u_rᵀ / (λ_r + α)`, where `u_r` are the logits that the
-    /// eigenvector `r` would give as weights.
+    /// The mean of a datum's logits and their covariance: `Σ_r u_r u_rᵀ / (λ_r + α)`, where `u_r` are the logits that
+    /// the eigenvector `r` would give as weights.
     fn predict_logits<T: Real>(&self, datum: &[T], workspace: &mut Workspace) {
         let classes = self.classes;
         for part in [&mut workspace.logits, &mut workspace.noise, &mut workspace.row] {

@@ -208,8 +208,8 @@ fn check_settings(prior_precision: f64, noise_variance: f64) -> Result<()> {
     number(OPERATION, "noise_variance", noise_variance, noise_variance > 0.0, expected)
 }
 
-/// The posterior of the weights: normal, with one covariance `(ΦᵀΦ / σ² + α I)⁻¹` for the features of each output, which
-/// are independent of each other.
+/// The posterior of the weights: normal, with one covariance `(ΦᵀΦ / σ² + α I)⁻¹` for the features of each output,
+/// which are independent of each other.
 #[derive(Clone, Debug)]
 pub struct RegressionPosterior {
     spectrum: Spectrum,
@@ -244,8 +244,8 @@ impl RegressionPosterior {
         Ok(())
     }
 
-    /// Predicts `B` data: `features` is `B ×` features by rows, `mean` `B ×` outputs, and `variance` has one element for
-    /// each datum, the same for each output: `σ² + φᵀ Σ φ`, of noise and model together. Allocates nothing.
+    /// Predicts `B` data: `features` is `B ×` features by rows, `mean` `B ×` outputs, and `variance` has one element
+    /// for each datum, the same for each output: `σ² + φᵀ Σ φ`, of noise and model together. Allocates nothing.
     ///
     /// # Errors
     /// `InvalidArgument` for lengths that do not fit, or features that are not finite.
