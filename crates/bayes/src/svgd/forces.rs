@@ -52,7 +52,10 @@ impl Forces {
             for other in 0..particles {
                 let scaled = gram.squared_distance(one, other) * precision;
                 let (kernel, weight) = match svgd.kernel {
-                    Kernel::Rbf => ((-0.5 * scaled).exp(), (-0.5 * scaled).exp()),
+                    Kernel::Rbf => {
+                        let kernel = (-0.5 * scaled).exp();
+                        (kernel, kernel)
+                    }
                     Kernel::InverseMultiquadric => ((1.0 + scaled).sqrt().recip(), (1.0 + scaled).powf(-1.5)),
                 };
                 kernels[other] = kernel * share;
