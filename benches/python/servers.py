@@ -2,11 +2,14 @@
 
     sheave launch -n 2 -- python benches/python/servers.py push_pull 100
     sheave launch -n 5 -- python benches/python/servers.py accepted 50
+    sheave launch -n 8 -- python benches/python/servers.py gradients 20
 
 Arguments: a case and the number of rounds. Rank 0 has the table; rank 1 prints lines: the bytes, and nanoseconds of
 rounds. `push_pull` pushes a new version of a state dictionary and pulls it into arrays of its own; `unchanged` pulls
 where there is nothing newer; in `accepted` all clients compare and push one counter, and the time is that from one
-accepted push to the next, whoever made it, as the mean of a thousand. SHEAVE_TRANSPORT chooses the transport.
+accepted push to the next, whoever made it, as the mean of a thousand. In `gradients` all are learners and secondaries,
+and rank 0 is the primary too: they push gradients of that state dictionary and pull what is published, and the time is
+that from one step to the next, for each of its 16 gradients. SHEAVE_TRANSPORT chooses the transport.
 """
 
 import sys
@@ -19,6 +22,9 @@ WARM_ROUNDS = 20
 #: Accepted pushes whose mean is the time of a round.
 ACCEPTED = 1000
 PRINTED = 100
+#: A step consumes as many sums as a sum has gradients.
+BATCH = 4
+WARM_STEPS = 2
 #: A state dictionary of 5.76 MB, as that of a small convolutional network.
 SHAPES = {
     "conv1": (32, 4, 8, 8),
@@ -76,9 +82,51 @@ def count_together(table, rounds):
     return times
 
 
+def learn(mesh, group, rounds):
+    """Pushes gradients and pulls parameters beside other learners: nanoseconds for each gradient of each step."""
+    gradient = {name: numpy.full(shape, 1e-3, "float32") for name, shape in SHAPES.items()}
+    own, stepped = {name: numpy.zeros(shape, "float32") for name, shape in SHAPES.items()}, []
+    models = sheave.learner.ModelServer(mesh, group, "models", timeout=TIMEOUT_S) if mesh.rank == 0 else None
+    store = models.publisher("policy") if models else None
+
+    def publish(parameters, version):
+        store(parameters, version)
+        stepped.append(time.perf_counter_ns())
+
+    server = sheave.learner.GradientServer(
+        group, "gradients", own, optimizer=sheave.optim.SGD(lr=1e-3) if models else None, batch=BATCH,
+        publish=publish if models else None, timeout=TIMEOUT_S,
+    )
+    group.barrier(TIMEOUT_S)
+    client = sheave.learner.GradientClient(group, "gradients", timeout=TIMEOUT_S)
+    model = sheave.learner.ModelClient(group, "models", "policy", timeout=TIMEOUT_S)
+    while model.version < WARM_STEPS + rounds:
+        client.push(gradient)
+        for name, array in (model.pull(share=True) or {}).items():
+            own[name][...] = array
+    group.barrier(TIMEOUT_S)
+    length_bytes = sum(array.nbytes for array in gradient.values())
+    steps = stepped[WARM_STEPS - 1 : WARM_STEPS + rounds]
+    times = [(after - before) // BATCH**2 for before, after in zip(steps, steps[1:])]
+    group.barrier(TIMEOUT_S)
+    server.stop()
+    return length_bytes, times
+
+
+def report(length_bytes, times):
+    """Prints lines that the launcher prints whole, behind the name of the process."""
+    for first in range(0, len(times), PRINTED):
+        print("times:", length_bytes, *times[first : first + PRINTED], flush=True)
+
+
 def main(case, rounds):
     with sheave.init() as mesh:
         group = mesh.rpc_group("bench", timeout=TIMEOUT_S)
+        if case == "gradients":
+            measured = learn(mesh, group, rounds)
+            if mesh.rank == 0:
+                report(*measured)
+            return
         if mesh.rank == 0:
             sheave.versions.Versions(mesh, depth=2).register(group, "objects", timeout=TIMEOUT_S)
         group.barrier(TIMEOUT_S)
@@ -89,9 +137,7 @@ def main(case, rounds):
             else:
                 length_bytes, times = time_state(table, case, rounds)
         if mesh.rank == 1:
-            # Lines that the launcher prints whole, behind the name of the process.
-            for first in range(0, len(times), PRINTED):
-                print("times:", length_bytes, *times[first : first + PRINTED], flush=True)
+            report(length_bytes, times)
         group.barrier(TIMEOUT_S)
 
 

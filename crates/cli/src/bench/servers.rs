@@ -1,4 +1,5 @@
-//! `sheave bench servers`: tables of versioned objects between Python processes, beside one over torch's calls.
+//! `sheave bench servers`: tables of versioned objects and gradient servers between Python processes, beside a table
+//! over torch's calls and machin's gradient servers.
 //!
 //! Everything is measured by one script that this binary carries, `benches/python/servers.py`, in the Python in which
 //! sheave is installed, started by `sheave launch`; the peer's does the same over `torch.distributed.rpc`.
@@ -18,6 +19,7 @@ use std::time::Duration;
 
 const PROGRAM: &str = include_str!("../../../../benches/python/servers.py");
 const TORCH_PROGRAM: &str = include_str!("../../../../benches/peers/torch_servers.py");
+const MACHIN_PROGRAM: &str = include_str!("../../../../benches/peers/machin_gradients.py");
 
 /// Mark before the numbers of a line of ours.
 const MARK: &str = "times:";
@@ -36,6 +38,9 @@ pub(crate) struct Arguments {
     /// Run a table over torch.distributed.rpc beside, by a Python in which torch is installed.
     #[arg(long, value_name = "PYTHON")]
     torch: Option<PathBuf>,
+    /// Run machin's gradient servers beside, with --torch: the folder that holds the packages of machin 0.4.2.
+    #[arg(long, value_name = "DIRECTORY", requires = "torch")]
+    machin: Option<PathBuf>,
     /// Measure this case only; may be given several times.
     #[arg(long, value_name = "NAME")]
     case: Vec<Case>,
@@ -62,6 +67,8 @@ enum Case {
     Unchanged,
     /// Four clients compare and push one counter: the time from one accepted push to the next.
     Accepted,
+    /// Eight learners push gradients through a tree of two levels: the time for each gradient of a step.
+    Gradients,
 }
 
 impl Case {
@@ -70,12 +77,17 @@ impl Case {
             Self::PushPull => "push_pull",
             Self::Unchanged => "unchanged",
             Self::Accepted => "accepted",
+            Self::Gradients => "gradients",
         }
     }
 
     /// The server, and its clients.
     fn ranks(self) -> u32 {
-        if self == Self::Accepted { 5 } else { 2 }
+        match self {
+            Self::PushPull | Self::Unchanged => 2,
+            Self::Accepted => 5,
+            Self::Gradients => 8,
+        }
     }
 
     /// How often, and how often in a quick run; a round of `accepted` is a thousand pushes.
@@ -84,16 +96,17 @@ impl Case {
             Self::PushPull => (100, 20),
             Self::Unchanged => (3000, 300),
             Self::Accepted => (10, 3),
+            Self::Gradients => (30, 5),
         }
     }
 
     /// The time that it may take, where one is set.
     fn allowed(self, transport: Transport) -> Option<Duration> {
         let micros = match self {
-            _ if transport == Transport::Tcp => return None,
+            _ if transport == Transport::Tcp || self == Self::Gradients => return None,
             Self::PushPull => 3000,
             Self::Unchanged => 20,
-            Self::Accepted => 100,
+            Self::Accepted | Self::Gradients => 100,
         };
         Some(Duration::from_micros(micros))
     }
@@ -104,6 +117,7 @@ struct Bench<'a> {
     arguments: &'a Arguments,
     ours: Script,
     torch: Option<Script>,
+    machin: Option<Script>,
     rows: Vec<Row>,
 }
 
@@ -115,7 +129,9 @@ pub(super) fn run(arguments: &Arguments) -> std::result::Result<(), Failure> {
     let ours = Script::checked("sheave", PROGRAM, &arguments.python, "--python", "sheave, numpy")?;
     let torch = arguments.torch.as_deref();
     let torch = torch.map(|python| Script::checked("torch", TORCH_PROGRAM, python, "--torch", "torch")).transpose()?;
-    let mut bench = Bench { arguments, ours, torch, rows: Vec::new() };
+    let machin = arguments.machin.as_ref().and(arguments.torch.as_deref());
+    let machin = machin.map(|python| Script::checked("machin", MACHIN_PROGRAM, python, "--torch", "torch, dill"));
+    let mut bench = Bench { arguments, ours, torch, machin: machin.transpose()?, rows: Vec::new() };
     let turns = arguments.turns.unwrap_or(if arguments.quick { 1 } else { 3 });
     let is_chosen = |case: &Case| arguments.case.is_empty() || arguments.case.contains(case);
     for turn in 1..=turns {
@@ -144,7 +160,10 @@ impl Bench<'_> {
             for (bytes, times) in printed(&self.ours, &mut command)? {
                 self.add(case, bytes, transport.name(), case.allowed(transport), &times);
             }
-            self.measure_torch(case, &words, transport);
+            match case {
+                Case::Gradients => self.measure_machin(&words, transport),
+                _ => self.measure_torch(case, &words, transport),
+            }
         }
         Ok(())
     }
@@ -170,9 +189,25 @@ impl Bench<'_> {
         }
     }
 
+    /// As it comes, over whatever torch chooses: beside our rows of shared memory.
+    fn measure_machin(&mut self, words: &[String], transport: Transport) {
+        let (Some(script), Some(directory), Transport::Shm) = (&self.machin, &self.arguments.machin, transport) else {
+            return;
+        };
+        let mut command = script.command();
+        command.args(&words[1..]).arg("--original").arg(directory);
+        match printed(script, &mut command) {
+            Ok(measured) => {
+                measured.iter().for_each(|(bytes, times)| self.add(Case::Gradients, *bytes, "machin", None, times));
+            }
+            Err(error) => crate::say(&format!("a run of machin is left out: {error}"), true),
+        }
+    }
+
     /// Adds times to the row that they belong to, and what they may be to one beside it.
     fn add(&mut self, case: Case, bytes: usize, at: &'static str, allowed: Option<Duration>, times_ns: &[u64]) {
-        let row = self.row(case, bytes, at, allowed.map(|_| (case.name(), ALLOWED)));
+        let peer = (case == Case::Gradients && at == Transport::Shm.name()).then_some((case.name(), "machin"));
+        let row = self.row(case, bytes, at, allowed.map(|_| (case.name(), ALLOWED)).or(peer));
         times_ns.iter().for_each(|time_ns| record(&mut self.rows[row].times, Duration::from_nanos(*time_ns)));
         if let Some(allowed) = allowed {
             let row = self.row(case, bytes, ALLOWED, None);
@@ -197,7 +232,8 @@ impl Bench<'_> {
             transport,
             language: "python",
             compared_with,
-            target: compared_with.map(|_| 1.0),
+            // Five times as fast as machin's.
+            target: compared_with.map(|_| if case == Case::Gradients { 0.2 } else { 1.0 }),
             times: no_times(),
         };
         report::place(&mut self.rows, row)
