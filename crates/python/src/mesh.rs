@@ -669,7 +669,7 @@ impl PyMesh {
     ///
     /// Such a guest is called, but calls nothing of Python here, and what it has pickled is not opened.
     ///
-    /// >>> mesh.invite().endswith("rank-0.guest-1")
+    /// >>> "rank-0.guest-" in mesh.invite()
     /// True
     #[pyo3(signature = (label = "guest"))]
     fn invite(&self, py: Python<'_>, label: &str) -> PyResult<String> {

@@ -135,7 +135,7 @@ fn reported<'py>(py: Python<'py>, report: &VersionsReport) -> PyResult<Bound<'py
 /// Each method takes `timeout`, in seconds, after which it raises DeadlineExceeded; without one it waits for as long as
 /// the server lives. PeerLost names a server that is gone. With `async_op` methods return a `Work` and do not wait.
 ///
-/// >>> group = mesh.rpc_group("watched", [0])
+/// >>> group = mesh.rpc_group("tables", [0])
 /// >>> sheave.versions.Versions(mesh).register(group, "models")
 /// >>> table = group.versions("models")
 /// >>> watch = table.watch("policy", async_op=True)
