@@ -206,6 +206,22 @@ pub const LEARNER_PARAMETERS_MAX: usize = 1 << 16;
 /// Gradients of one batch: its numbers fit into one message many times.
 pub const LEARNER_BATCH_MAX: usize = 4096;
 
+/// Particles of one name that live on a node.
+pub const PARTICLES_MAX: usize = 1 << 20;
+
+/// Messages to one particle that have not begun.
+pub const PARTICLE_MESSAGES_MAX: usize = if cfg!(feature = "simulated") { 64 } else { 1 << 16 };
+
+/// Messages that are handled in one turn of a particle, and particles that are started in one turn of a node.
+pub const PARTICLE_TURN_MESSAGES: usize = 64;
+
+/// Waits of one thread that run what they wait for, one within the other. Handlers of Python have some kilobytes of the
+/// stack each.
+pub const PARTICLE_NESTED_MAX: usize = 32;
+
+/// What a particle was sent is started after this time, if nobody waits for it before.
+pub const PARTICLE_START_AFTER: Duration = Duration::from_micros(200);
+
 /// Gradients in the queue of one gradient server.
 pub const LEARNER_QUEUE_MAX: usize = 1 << 16;
 
