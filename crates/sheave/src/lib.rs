@@ -38,6 +38,7 @@ pub use sheave_learner as learner;
 pub use sheave_mesh as mesh;
 pub use sheave_net as net;
 pub use sheave_optim as optim;
+pub use sheave_particle as particle;
 pub use sheave_placement as placement;
 pub use sheave_pool as pool;
 pub use sheave_process as process;
