@@ -87,7 +87,17 @@ impl Runtime {
     ///
     /// `LimitExceeded` for too many tasks, `Closed` once the node has left.
     pub fn prepare(&self, future: impl Future<Output = ()> + Send + 'static) -> Result<Task> {
-        self.tasks.prepare(Box::pin(future))
+        self.prepare_with(move || future)
+    }
+
+    /// As [`Runtime::prepare`], of a future that is made if there is room for it: `make` is called with a lock held,
+    /// and only puts it together. If it is not called the caller still has what it would have taken.
+    ///
+    /// # Errors
+    ///
+    /// As [`Runtime::prepare`].
+    pub fn prepare_with<F: Future<Output = ()> + Send + 'static>(&self, make: impl FnOnce() -> F) -> Result<Task> {
+        self.tasks.prepare(|| Box::pin(make()))
     }
 
     /// Begins a task, which is polled for the first time by whoever polls the node next.

@@ -37,6 +37,8 @@ const ENDED: u8 = 8;
 thread_local! {
     /// The address of the tasks of which this thread runs a turn.
     static TURN: Cell<usize> = const { Cell::new(0) };
+    /// How many tasks this thread polls, one within the other.
+    static DEPTH: Cell<usize> = const { Cell::new(0) };
 }
 
 type Steps = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -81,8 +83,8 @@ impl Tasks {
         Arc::new(Self { ready, queued, alive, timers, call: Box::new(call) })
     }
 
-    /// A task that waits for its first [`Task::run`].
-    pub(crate) fn prepare(self: &Arc<Self>, steps: Steps) -> Result<Task> {
+    /// A task that waits for its first [`Task::run`]. Its future is made if there is room for it.
+    pub(crate) fn prepare(self: &Arc<Self>, make: impl FnOnce() -> Steps) -> Result<Task> {
         let mut alive = self.alive.lock();
         if alive.is_stopped {
             return Err(Error::new(ErrorKind::Closed, "this node has left the mesh"));
@@ -99,7 +101,7 @@ impl Tasks {
             tasks: Arc::downgrade(self),
             slot,
             marks: AtomicU8::new(SCHEDULED),
-            steps: Mutex::new(Some(steps)),
+            steps: Mutex::new(Some(make())),
             then: Mutex::default(),
         });
         alive.slots[slot] = Some(Arc::downgrade(&core));
@@ -197,7 +199,9 @@ impl Core {
             return false;
         };
         let waker = Waker::from(Arc::clone(self));
+        let depth = DEPTH.replace(DEPTH.get() + 1);
         let polled = contain::told("a task", || steps.as_mut().poll(&mut Context::from_waker(&waker)));
+        DEPTH.set(depth);
         if polled != Some(Poll::Pending) {
             self.end(Some(steps));
             return false;
@@ -324,6 +328,13 @@ impl Task {
         if let Some(core) = &self.core {
             core.cancel_then(Box::new(then));
         }
+    }
+
+    /// Returns how many tasks this thread polls, one within the other: a thread that waits within a poll, or elsewhere,
+    /// polls others meanwhile. So what was noted for a thread at one depth is nothing of what it polls at another.
+    #[must_use]
+    pub fn depth() -> usize {
+        DEPTH.get()
     }
 
     /// Has it polled once more.

@@ -19,7 +19,7 @@ fn tasks() -> (Arc<Tasks>, Arc<AtomicUsize>) {
 }
 
 fn begin(tasks: &Arc<Tasks>, future: impl Future<Output = ()> + Send + 'static) -> Task {
-    let task = tasks.prepare(Box::pin(future)).expect("there is room");
+    let task = tasks.prepare(|| Box::pin(future)).expect("there is room");
     task.enqueue();
     task
 }
@@ -90,11 +90,11 @@ fn a_task_that_is_run_by_its_maker_goes_as_far_as_it_can_and_runs_no_other() {
     let (polls, others) = (Arc::default(), Arc::default());
     let other = begin(&tasks, yields(0, &others));
     calls.store(0, SeqCst);
-    let task = tasks.prepare(Box::pin(yields(3, &polls))).expect("there is room");
+    let task = tasks.prepare(|| Box::pin(yields(3, &polls))).expect("there is room");
     task.run();
     assert_eq!((polls.load(SeqCst), others.load(SeqCst), calls.load(SeqCst)), (4, 0, 0));
     assert!(task.has_ended() && !other.has_ended());
-    let endless = tasks.prepare(Box::pin(yields(usize::MAX, &polls))).expect("there is room");
+    let endless = tasks.prepare(|| Box::pin(yields(usize::MAX, &polls))).expect("there is room");
     endless.run();
     assert_eq!((polls.load(SeqCst), calls.load(SeqCst)), (4 + TURN_POLLS, 1), "the rest is for others");
     tasks.run_ready();
@@ -222,8 +222,8 @@ fn a_task_is_dropped_with_its_handle_unless_it_is_detached() {
 fn there_are_no_more_tasks_than_the_limit_and_none_after_the_end() {
     let (tasks, _calls) = tasks();
     let mut many: Vec<Task> =
-        (0..limits::TASKS_MAX).map(|_| tasks.prepare(Box::pin(pending())).expect("there is room")).collect();
-    let refused = tasks.prepare(Box::pin(pending())).expect_err("one too many");
+        (0..limits::TASKS_MAX).map(|_| tasks.prepare(|| Box::pin(pending())).expect("there is room")).collect();
+    let refused = tasks.prepare(|| Box::pin(pending())).expect_err("one too many");
     assert_eq!((refused.kind(), tasks.count()), (ErrorKind::LimitExceeded, limits::TASKS_MAX));
     many.truncate(1);
     assert_eq!(tasks.count(), 1);
@@ -235,7 +235,7 @@ fn there_are_no_more_tasks_than_the_limit_and_none_after_the_end() {
     });
     tasks.stop();
     assert!(is_dropped.load(SeqCst) && left.has_ended() && many[0].has_ended());
-    assert_eq!(tasks.prepare(Box::pin(pending())).expect_err("it has ended").kind(), ErrorKind::Closed);
+    assert_eq!(tasks.prepare(|| Box::pin(pending())).expect_err("it has ended").kind(), ErrorKind::Closed);
 }
 
 #[test]
