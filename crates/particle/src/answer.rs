@@ -5,6 +5,12 @@
 //! thread that waits. That costs no hand-over, and as many threads as wait at once are enough. Waits within such turns
 //! do the same, to a [fixed depth](sheave_base::limits::PARTICLE_NESTED_MAX); below that a thread sleeps, and the next
 //! handler has another one. A wait with a timeout does not, for somebody else's handler may take longer.
+//!
+//! **Nobody waits for what stands below it on its stack**, unless the graph of waits knows. A waiter can go on when the
+//! handler that it runs has ended, even if its answer was there before, or its message was cancelled. So a handler that
+//! waits runs the handler of its own message alone, for which it waits anyhow: those that may block and stand before it
+//! have threads of their own. Whoever waits elsewhere keeps no particle, and runs those too, unless they are of a
+//! re-entrant particle, whose next message may begin while they wait.
 
 use crate::current::{self, Current};
 use crate::message::{Message, Payload};
@@ -115,9 +121,7 @@ impl<M: Payload> Answer<M> {
 
     /// The handler of this thread begins to wait.
     fn begin_wait(&self) -> Result<Option<Edge<M>>> {
-        let own = current::handler().filter(|current| current.runtime == self.runtime.address());
-        let Some(current) = own else { return Ok(None) };
-        let Some(waiter) = self.runtime.find(current.particle) else { return Ok(None) };
+        let Some((current, waiter)) = current::handler(self.runtime.address()) else { return Ok(None) };
         if let Some((particle, number)) = &self.place {
             self.runtime.waits.begin((&waiter, current), (particle, *number))?;
         }

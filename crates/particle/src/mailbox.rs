@@ -22,8 +22,8 @@ pub(crate) struct Begun {
 }
 
 pub(crate) struct Mailbox<D> {
-    /// Messages so far: the number of the next one.
-    next: u64,
+    /// Messages so far.
+    count: u64,
     pub(crate) queue: VecDeque<D>,
     pub(crate) begun: SmallVec<[Begun; 1]>,
     /// It is among the particles that somebody will start.
@@ -38,13 +38,18 @@ pub(crate) struct Mailbox<D> {
 impl<D: Waiting> Mailbox<D> {
     pub(crate) fn new(is_reentrant: bool) -> Self {
         let (queue, begun) = (VecDeque::new(), SmallVec::new());
-        Self { next: 0, queue, begun, is_listed: false, is_submitted: false, is_reentrant, over: None }
+        Self { count: 0, queue, begun, is_listed: false, is_submitted: false, is_reentrant, over: None }
     }
 
     /// Puts a message at the end, made with its number.
     pub(crate) fn push(&mut self, make: impl FnOnce(u64) -> D) {
-        self.next += 1;
-        self.queue.push_back(make(self.next));
+        self.count += 1;
+        self.queue.push_back(make(self.count));
+    }
+
+    /// Takes the next message out.
+    pub(crate) fn next(&mut self) -> Option<D> {
+        self.queue.pop_front()
     }
 
     /// Whether the next message may begin, if there is one.

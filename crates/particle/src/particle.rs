@@ -7,7 +7,9 @@
 //!
 //! **Nothing waits unseen.** A message that is put into a mailbox, and one that may begin because another has ended or
 //! waits, has its particle *listed* at the runtime, which starts it, unless the thread that did it has the turn and
-//! looks again itself: of that particle alone, and not while it waits. `is_listed` is set and cleared under the mailbox's lock, before whoever has cleared it looks.
+//! looks again itself: of that particle alone, and not while it waits. `is_listed` is set and cleared under the
+//! mailbox's lock, before whoever has cleared it looks. A thread that was asked for comes, or what it would have begun
+//! is refused.
 
 use crate::behavior::{Behavior, Handler, Steps, unknown};
 use crate::context::Context;
@@ -150,7 +152,7 @@ impl<M: Payload> Particle<M> {
     }
 
     /// Handles messages on this thread, until that of this number has ended, or for a while. The caller looks for what
-    /// is left.
+    /// is left. `until` is the message that the thread waits for, if it waits.
     pub(crate) fn turn(self: &Arc<Self>, may_block: bool, until: Option<u64>) -> Turn {
         current::turn(self.address(), || {
             for _ in 0..limits::PARTICLE_TURN_MESSAGES {
@@ -161,10 +163,16 @@ impl<M: Payload> Particle<M> {
                     }
                     match mailbox.queue.front() {
                         None => return Turn::Over,
-                        Some(next) if next.handler.is_blocking() && !may_block => return Turn::Blocks,
+                        Some(next) if next.handler.is_blocking() => {
+                            // See the module of answers: whoever waits stands below what it runs.
+                            let is_other = until.is_some_and(|number| number != next.number);
+                            if !may_block || is_other && (self.is_reentrant || current::has_handler()) {
+                                return Turn::Blocks;
+                            }
+                        }
                         Some(_) => {}
                     }
-                    let Some(delivery) = mailbox.queue.pop_front() else { return Turn::Over };
+                    let Some(delivery) = mailbox.next() else { return Turn::Over };
                     let (number, name) = (delivery.number, Arc::clone(&delivery.name));
                     mailbox.begun.push(Begun { number, name, waits: 0, task: None });
                     delivery
@@ -191,11 +199,11 @@ impl<M: Payload> Particle<M> {
         let current = context.current();
         match &*handler {
             Handler::Blocking(act) => {
-                let ran = contain::run(|| current::within(current, || act(&context, message)));
+                let ran = contain::run(|| current::within(current, self, || act(&context, message)));
                 self.end(number, end, ran.unwrap_or_else(|text| Err(self.panicked(number, &text))));
             }
             Handler::Task(act) => {
-                let begun = contain::run(|| current::within(current, || act(context, message)));
+                let begun = contain::run(|| current::within(current, self, || act(context, message)));
                 match begun {
                     Ok(steps) => self.run(&runtime, current, steps, end),
                     Err(text) => self.end(number, end, Err(self.panicked(number, &text))),
@@ -206,9 +214,19 @@ impl<M: Payload> Particle<M> {
 
     /// Runs a handler that is a future, as far as it goes now.
     fn run(self: &Arc<Self>, runtime: &Inner<M>, current: Current, steps: Steps<M>, end: End<M>) {
-        let running = Running { particle: Arc::clone(self), current, steps, end: Some(end) };
-        // Without a task, `Running` has been dropped and has told so.
-        let Ok(task) = runtime.prepare(running) else { return };
+        let mut parts = Some((steps, end));
+        let prepared = runtime.prepare(|| {
+            let (steps, end) = parts.take().unwrap_or_else(|| unreachable!("it is made once"));
+            Running { particle: Arc::clone(self), current, steps, end: Some(end) }
+        });
+        let task = match (prepared, parts) {
+            (Ok(task), _) => task,
+            (Err(error), Some((steps, end))) => {
+                contain::told("the drop of a handler", || drop(steps));
+                return self.end(current.number, end, Err(error));
+            }
+            (Err(_), None) => return,
+        };
         task.run();
         if task.has_ended() {
             return;
@@ -313,7 +331,7 @@ impl<M: Payload> Future for Running<M> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut std::task::Context<'_>) -> Poll<()> {
         let Self { particle, current, steps, end } = &mut *self;
-        let polled = contain::run(|| current::within(*current, || steps.as_mut().poll(context)));
+        let polled = contain::run(|| current::within(*current, particle, || steps.as_mut().poll(context)));
         let outcome = match polled {
             Ok(Poll::Pending) => {
                 // What it has sent is started by whoever has the turn, if somebody has.

@@ -71,10 +71,11 @@ impl<M: Payload> Inner<M> {
     }
 
     pub(crate) fn create(&self, behavior: Behavior<M>) -> Result<ParticleId> {
+        let mut particles = self.particles.write();
+        // Whoever ends all particles says so before it looks which there are.
         if let Some(error) = &*self.over.lock() {
             return Err(error.clone());
         }
-        let mut particles = self.particles.write();
         if particles.len() >= limits::PARTICLES_MAX {
             let what = format!("a node has at most {} particles", limits::PARTICLES_MAX);
             return Err(Error::new(ErrorKind::LimitExceeded, what).hint("remove those that are not used"));
@@ -144,8 +145,8 @@ impl<M: Payload> Inner<M> {
         Ok(Answer::new(work, Arc::clone(self), None))
     }
 
-    pub(crate) fn prepare(&self, future: impl Future<Output = ()> + Send + 'static) -> Result<Task> {
-        self.mesh()?.runtime().prepare(future)
+    pub(crate) fn prepare<F: Future<Output = ()> + Send + 'static>(&self, make: impl FnOnce() -> F) -> Result<Task> {
+        self.mesh()?.runtime().prepare_with(make)
     }
 
     /// A particle has something to be started.
@@ -203,9 +204,9 @@ impl<M: Payload> Inner<M> {
         if !particle.submits() {
             return;
         }
-        let (runtime, particle) = (Arc::downgrade(self), Arc::clone(particle));
+        let (runtime, coming) = (Arc::downgrade(self), Coming(Some(Arc::clone(particle))));
         mesh.submit(&self.service, self.jobs.fetch_add(1, Relaxed), move |turn| {
-            particle.unsubmit();
+            let Some(particle) = coming.comes() else { return };
             match (turn, runtime.upgrade()) {
                 (Err(error), _) => particle.refuse(&error, false),
                 (Ok(()), None) => particle.refuse(&gone(), true),
@@ -223,6 +224,25 @@ impl<M: Payload> Inner<M> {
         self.over.lock().get_or_insert_with(|| error.clone());
         let particles: Vec<_> = self.particles.read().values().cloned().collect();
         particles.iter().for_each(|particle| particle.refuse(error, true));
+    }
+}
+
+/// A thread that is to come for a particle. It never does if this is dropped: the mesh has ended for this node, which
+/// may not have left yet.
+struct Coming<M: Payload>(Option<Arc<Particle<M>>>);
+
+impl<M: Payload> Coming<M> {
+    fn comes(mut self) -> Option<Arc<Particle<M>>> {
+        self.0.take().inspect(|particle| particle.unsubmit())
+    }
+}
+
+impl<M: Payload> Drop for Coming<M> {
+    fn drop(&mut self) {
+        if let Some(particle) = self.0.take() {
+            particle.unsubmit();
+            particle.refuse(&gone(), true);
+        }
     }
 }
 
