@@ -1,10 +1,10 @@
 //! Answers to messages, and waiting for them.
 //!
 //! **Who waits works.** The answer to a message of this node is often not being made yet when somebody begins to wait
-//! for it. So a waiter takes the turn of that particle itself, on its own stack: handlers that may block too, if it is a
-//! thread that waits. That costs no hand-over, and as many threads as wait at once are enough. Waits within such turns
-//! do the same, to a [fixed depth](sheave_base::limits::PARTICLE_NESTED_MAX); below that a thread sleeps, and the next
-//! handler has another one. A wait with a timeout does not, for somebody else's handler may take longer.
+//! for it. So a waiter takes the turn of that particle itself, on its own stack: handlers that may block too, if it is
+//! a thread that waits. That costs no hand-over, and as many threads as wait at once are enough. Waits within such
+//! turns do the same, to a [fixed depth](sheave_base::limits::PARTICLE_NESTED_MAX); below that a thread sleeps, and the
+//! next handler has another one. A wait with a timeout does not, for somebody else's handler may take longer.
 //!
 //! **Nobody waits for what stands below it on its stack**, unless the graph of waits knows. A waiter can go on when the
 //! handler that it runs has ended, even if its answer was there before, or its message was cancelled. So a handler that

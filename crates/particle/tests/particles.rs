@@ -323,34 +323,36 @@ fn many_threads_and_particles_lose_nothing() {
     }
 }
 
+/// Adds a number of its own to what it is sent, and sums up what others say.
+fn adder(kind: Kind, arguments: &Message) -> Result<Behavior> {
+    let offset = int(&arguments.value);
+    let add = move |message: &Message| Ok(Message::from(int(&message.value) + offset));
+    Ok(match kind {
+        Kind::Task => Behavior::new(()).on("add", move |_, message| async move { add(&message) }),
+        Kind::Blocking => Behavior::new(()).on_blocking("add", move |_, message| add(&message)),
+    }
+    .on("sum", |context, message| async move {
+        let Value::List(ids) = message.value else { panic!("a list") };
+        let mut sum = 0;
+        for id in &ids {
+            sum += int(&context.send(ParticleId::from_value(id)?, "add", 0).await?.value);
+        }
+        Ok(Message::from(sum))
+    })
+    .on("first", |_, message| async move {
+        let values = message.tensors[0].to_vec::<f32>()?;
+        Ok(Message::of(Value::Tensor(0)).tensor(Tensor::from_slice(&values[..1], [1])?))
+    })
+    .on("fail", |_, _| async move { Err(Error::new(ErrorKind::Mismatch, "as it was told")) }))
+}
+
 #[test]
 fn particles_of_other_nodes_are_reached_in_the_same_way() {
     for transport in [Transport::Shm, Transport::Tcp] {
         for kind in KINDS {
             together(Expected::ranks(3), transport, move |mesh| {
                 let particles: Particles = Particles::new(&mesh, "test").expect("once");
-                let make = move |arguments: Message| {
-                    let offset = int(&arguments.value);
-                    let add = move |message: &Message| Ok(Message::from(int(&message.value) + offset));
-                    Ok(match kind {
-                        Kind::Task => Behavior::new(()).on("add", move |_, message| async move { add(&message) }),
-                        Kind::Blocking => Behavior::new(()).on_blocking("add", move |_, message| add(&message)),
-                    }
-                    .on("sum", |context, message| async move {
-                        let Value::List(ids) = message.value else { panic!("a list") };
-                        let mut sum = 0;
-                        for id in &ids {
-                            sum += int(&context.send(ParticleId::from_value(id)?, "add", 0).await?.value);
-                        }
-                        Ok(Message::from(sum))
-                    })
-                    .on("first", |_, message| async move {
-                        let values = message.tensors[0].to_vec::<f32>()?;
-                        Ok(Message::of(Value::Tensor(0)).tensor(Tensor::from_slice(&values[..1], [1])?))
-                    })
-                    .on("fail", |_, _| async move { Err(Error::new(ErrorKind::Mismatch, "as it was told")) }))
-                };
-                particles.offer("adder", make);
+                particles.offer("adder", move |arguments| adder(kind, &arguments));
                 mesh.world().barrier().expect("all offer");
                 if mesh.me().rank.0 == 0 {
                     let mut ids = Vec::new();

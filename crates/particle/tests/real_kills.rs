@@ -62,8 +62,8 @@ fn about(error: &Error) -> (ErrorKind, Option<&str>) {
     (error.kind(), error.about().map(|peer| peer.name.as_str()))
 }
 
-/// Each has particles for its own messages, and others for those of other nodes: for a circle between nodes nobody ends.
-/// Of two the first one's handlers are futures, and the second one's block.
+/// Each has particles for its own messages, and others for those of other nodes: for a circle between nodes nobody
+/// ends. Of two the first one's handlers are futures, and the second one's block.
 #[test]
 fn actor() {
     let Some(config) = part(Expected::ranks(RANKS)) else { return };
