@@ -1,6 +1,6 @@
 //! Runs one whole job: `whole SEED [COUNT]`; with `GROUPS` in the environment one that makes groups of rpc, with
 //! `SESSIONS` a session, with `POOLS` a pool, with `VERSIONS` a table of versioned objects,
-//! with `GRADIENTS` gradient servers.
+//! with `GRADIENTS` gradient servers, with `PARTICLES` particles.
 
 use sheave_sim::whole::{Program, run};
 
@@ -17,6 +17,7 @@ fn main() {
         () if is_asked_for("POOLS") => Program::Pools,
         () if is_asked_for("VERSIONS") => Program::Versions,
         () if is_asked_for("GRADIENTS") => Program::Gradients,
+        () if is_asked_for("PARTICLES") => Program::Particles,
         () => Program::Nodes,
     };
     for seed in first..first + count {

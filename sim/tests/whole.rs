@@ -128,6 +128,23 @@ const BUGS_OF_GRADIENTS: [Bug; 11] = [
     Bug::LossUnsaid,
 ];
 
+/// Seeds of jobs that have particles.
+const SEEDS_OF_PARTICLES: u64 = 300;
+
+const BUGS_OF_PARTICLES: [Bug; 11] = [
+    Bug::ParticleTurned,
+    Bug::ParticleShared,
+    Bug::ParticleAnswersSwapped,
+    Bug::ParticleForgotten,
+    Bug::ParticleUnseen,
+    Bug::ParticleCancelIgnored,
+    Bug::ParticleRemovalUntold,
+    Bug::CycleUnseen,
+    Bug::CycleOutlives,
+    Bug::ReentryLost,
+    Bug::ReentryOutlives,
+];
+
 fn seeds_count() -> u64 {
     match std::env::var("SHEAVE_SIM_WHOLE_SEEDS") {
         Ok(count) => count.parse().expect("SHEAVE_SIM_WHOLE_SEEDS is a number"),
@@ -163,6 +180,7 @@ fn chunk() {
         Some(("queues", what)) => (Program::Queues, what),
         Some(("versions", what)) => (Program::Versions, what),
         Some(("gradients", what)) => (Program::Gradients, what),
+        Some(("particles", what)) => (Program::Particles, what),
         _ => (Program::Nodes, what),
     };
     match what {
@@ -170,6 +188,7 @@ fn chunk() {
         name => {
             let bugs = BUGS.into_iter().chain(BUGS_OF_GROUPS).chain(BUGS_OF_SESSIONS).chain(BUGS_OF_POOLS);
             let bugs = bugs.chain(BUGS_OF_QUEUES).chain(BUGS_OF_VERSIONS).chain(BUGS_OF_GRADIENTS);
+            let bugs = bugs.chain(BUGS_OF_PARTICLES);
             let bug = bugs.into_iter().find(|bug| format!("{bug:?}") == name);
             for seed in first..first + count {
                 println!("seed {seed}");
@@ -249,7 +268,7 @@ fn run_seeds(what: &str, first: u64, count: u64) -> Vec<String> {
 #[test]
 fn a_seed_gives_the_same_log_in_different_processes() {
     for (seed, what) in (0..12).map(|seed| (seed, "log")).chain((0..4).flat_map(|seed| {
-        ["groups:log", "sessions:log", "pools:log", "queues:log", "versions:log", "gradients:log"]
+        ["groups:log", "sessions:log", "pools:log", "queues:log", "versions:log", "gradients:log", "particles:log"]
             .map(|what| (seed, what))
     })) {
         let log = || child(seed, 1, what).expect("it ends").split(LOG).nth(1).map(str::to_owned);
@@ -332,6 +351,12 @@ fn every_promise_of_gradient_servers_holds_for_every_seed() {
 }
 
 #[test]
+fn every_promise_of_particles_holds_for_every_seed() {
+    let wrong = run_seeds("particles:seeds", 0, SEEDS_OF_PARTICLES.min(seeds_count()));
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
 fn planted_bugs_of_gradient_servers_are_found() {
     hunt_for(&BUGS_OF_GRADIENTS, "gradients:", SEEDS_OF_GRADIENTS.min(seeds_count()));
 }
@@ -339,6 +364,16 @@ fn planted_bugs_of_gradient_servers_are_found() {
 #[test]
 fn fresh_seeds_of_gradient_servers() {
     fresh_seeds(Duration::from_secs(2), 1, |seed| some(seed, "gradients:seeds"));
+}
+
+#[test]
+fn planted_bugs_of_particles_are_found() {
+    hunt_for(&BUGS_OF_PARTICLES, "particles:", SEEDS_OF_PARTICLES.min(seeds_count()));
+}
+
+#[test]
+fn fresh_seeds_of_particles() {
+    fresh_seeds(Duration::from_secs(2), 1, |seed| some(seed, "particles:seeds"));
 }
 
 #[test]
@@ -371,6 +406,7 @@ fn many_fresh_seeds_of_whole_nodes() {
     fresh_seeds(Duration::from_secs(60), 2, |seed| some(seed, "queues:seeds"));
     fresh_seeds(Duration::from_secs(60), 2, |seed| some(seed, "versions:seeds"));
     fresh_seeds(Duration::from_secs(60), 2, |seed| some(seed, "gradients:seeds"));
+    fresh_seeds(Duration::from_secs(60), 2, |seed| some(seed, "particles:seeds"));
 }
 
 fn some(seed: u64, what: &str) {

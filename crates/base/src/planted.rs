@@ -159,6 +159,28 @@ pub enum Bug {
     DropUntold,
     /// A primary does not say that a gradient was lost with its secondary.
     LossUnsaid,
+    /// The last message of a particle is handled before the others.
+    ParticleTurned,
+    /// A particle begins a message beside another one.
+    ParticleShared,
+    /// Two messages of a particle are answered with each other's answers.
+    ParticleAnswersSwapped,
+    /// A particle that is to be started is forgotten.
+    ParticleForgotten,
+    /// Nobody looks for the next message of a particle when a handler has ended.
+    ParticleUnseen,
+    /// A message that was cancelled before it began is handled.
+    ParticleCancelIgnored,
+    /// The sender of a message is not told that its particle was removed.
+    ParticleRemovalUntold,
+    /// A circle of waits is not found.
+    CycleUnseen,
+    /// A wait that is over is taken for one that is not.
+    CycleOutlives,
+    /// A re-entrant particle takes no message when its handlers wait.
+    ReentryLost,
+    /// A re-entrant particle takes a message when a handler of it has waited.
+    ReentryOutlives,
 }
 
 /// Whether this bug is planted here, and it is time for it.

@@ -1,6 +1,7 @@
 //! What a particle has been sent, and what of it has begun. Pure state.
 
 use sheave_base::Error;
+use sheave_base::planted::{self, Bug};
 use sheave_mesh::Task;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
@@ -9,6 +10,9 @@ use std::sync::Arc;
 /// Something that waits for its turn.
 pub(crate) trait Waiting {
     fn number(&self) -> u64;
+
+    /// Swaps those who wait for the answers of two messages.
+    fn swap_ends(&mut self, other: &mut Self);
 }
 
 /// A message whose handler has begun and has not ended.
@@ -49,11 +53,23 @@ impl<D: Waiting> Mailbox<D> {
 
     /// Takes the next message out.
     pub(crate) fn next(&mut self) -> Option<D> {
-        self.queue.pop_front()
+        if planted::strikes(Bug::ParticleTurned) {
+            return self.queue.pop_back();
+        }
+        let mut next = self.queue.pop_front()?;
+        if let Some(other) = self.queue.front_mut()
+            && planted::strikes(Bug::ParticleAnswersSwapped)
+        {
+            next.swap_ends(other);
+        }
+        Some(next)
     }
 
     /// Whether the next message may begin, if there is one.
     pub(crate) fn may_begin(&self) -> bool {
+        if planted::strikes(Bug::ParticleShared) {
+            return true;
+        }
         match self.is_reentrant {
             true => self.begun.iter().all(|begun| begun.waits > 0),
             false => self.begun.is_empty(),

@@ -19,7 +19,8 @@ use crate::mailbox::{Begun, Mailbox, Waiting};
 use crate::message::Payload;
 use crate::particles::Inner;
 use parking_lot::{Mutex, RwLock};
-use sheave_base::work::Completer;
+use sheave_base::planted::{self, Bug};
+use sheave_base::work::{Completer, pair};
 use sheave_base::{Error, ErrorKind, Result, contain, limits};
 use sheave_mesh::Reply;
 use smallvec::SmallVec;
@@ -66,6 +67,10 @@ pub(crate) struct Delivery<M: Payload> {
 impl<M: Payload> Waiting for Delivery<M> {
     fn number(&self) -> u64 {
         self.number
+    }
+
+    fn swap_ends(&mut self, other: &mut Self) {
+        std::mem::swap(&mut self.end, &mut other.end);
     }
 }
 
@@ -247,7 +252,7 @@ impl<M: Payload> Particle<M> {
         // Its future is being polled, or is gone.
         drop(task);
         contain::told("whoever waits for a particle", || end.send(outcome));
-        if !current::has_turn_of(self.address()) {
+        if !current::has_turn_of(self.address()) && !planted::strikes(Bug::ParticleUnseen) {
             self.look();
         }
     }
@@ -259,7 +264,8 @@ impl<M: Payload> Particle<M> {
 
     /// A handler of this particle begins to wait: a re-entrant one may begin the next message.
     pub(crate) fn waits(self: &Arc<Self>, number: u64) {
-        if let Some(begun) = self.mailbox.lock().begun(number) {
+        let is_unsaid = planted::strikes(Bug::ReentryLost);
+        if let Some(begun) = self.mailbox.lock().begun(number).filter(|_| !is_unsaid) {
             begun.waits += 1;
         }
         self.look();
@@ -267,8 +273,11 @@ impl<M: Payload> Particle<M> {
 
     /// It goes on.
     pub(crate) fn waits_no_more(&self, number: u64) {
+        if planted::strikes(Bug::ReentryOutlives) {
+            return;
+        }
         if let Some(begun) = self.mailbox.lock().begun(number) {
-            begun.waits -= 1;
+            begun.waits = begun.waits.saturating_sub(1);
         }
     }
 
@@ -293,9 +302,16 @@ impl<M: Payload> Particle<M> {
     }
 
     /// Takes out a message that has not begun, which nobody wants.
-    pub(crate) fn cancel(&self, number: u64) {
+    pub(crate) fn cancel(self: &Arc<Self>, number: u64) {
         let taken = self.mailbox.lock().remove(number);
-        if let Some(delivery) = taken {
+        if let Some(mut delivery) = taken {
+            if planted::strikes(Bug::ParticleCancelIgnored) {
+                let nobody = End::Here(pair("send").0);
+                let told = std::mem::replace(&mut delivery.end, nobody);
+                self.mailbox.lock().queue.push_front(delivery);
+                told.send(Err(Error::new(ErrorKind::Cancelled, "planted")));
+                return self.look();
+            }
             let what = format!("the message to {} was cancelled before it began", self.id);
             delivery.end.send(Err(Error::new(ErrorKind::Cancelled, what)));
         }
@@ -310,7 +326,12 @@ impl<M: Payload> Particle<M> {
             }
             std::mem::take(&mut mailbox.queue)
         };
-        refused.into_iter().for_each(|delivery| delivery.end.send(Err(error.clone())));
+        for delivery in refused {
+            match planted::strikes(Bug::ParticleRemovalUntold) {
+                true => std::mem::forget(delivery),
+                false => delivery.end.send(Err(error.clone())),
+            }
+        }
     }
 }
 

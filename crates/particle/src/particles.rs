@@ -1,11 +1,11 @@
 //! The particles of a node, and how they are started.
 //!
 //! A message that is sent within a node is put into a mailbox, and nothing else happens, for whoever has sent it is
-//! likely to wait for it and to handle it itself (see [`Answer`]). The particle is *listed*; what is listed is started by
-//! the first of these: a thread that is about to sleep in a wait for an answer; the node's own task, which is woken when
-//! a handler that is a future suspends; the end of a job on a thread of the node; and a timer, which is set with the
-//! first that is listed and goes off after [a moment](sheave_base::limits::PARTICLE_START_AFTER). Futures are polled by
-//! whoever starts them, and what may block is handed to threads of the node.
+//! likely to wait for it and to handle it itself (see [`Answer`]). The particle is *listed*; what is listed is started
+//! by the first of these: a thread that is about to sleep in a wait for an answer; the node's own task, which is woken
+//! when a handler that is a future suspends; the end of a job on a thread of the node; and a timer, which is set with
+//! the first that is listed and goes off after [a moment](sheave_base::limits::PARTICLE_START_AFTER). Futures are
+//! polled by whoever starts them, and what may block is handed to threads of the node.
 //!
 //! When the node leaves, its task ends, and with it everything that has not begun.
 
@@ -18,6 +18,7 @@ use crate::service::{self, Served};
 use crate::waits::Waits;
 use parking_lot::{Mutex, RwLock};
 use sheave_base::collections::HashMap;
+use sheave_base::planted::{self, Bug};
 use sheave_base::work::awaited::{Account, Awaited, Describe, Which};
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work, limits};
 use sheave_mesh::{Mesh, ServiceName, Task, WeakMesh};
@@ -185,6 +186,9 @@ impl<M: Payload> Inner<M> {
     pub(crate) fn start_all(self: &Arc<Self>) {
         for _ in 0..limits::PARTICLE_TURN_MESSAGES {
             let Some(particle) = self.listed.lock().pop_front() else { return };
+            if planted::strikes(Bug::ParticleForgotten) {
+                continue;
+            }
             particle.unlist();
             match particle.turn(false, None) {
                 Turn::Over => particle.look(),

@@ -16,6 +16,7 @@ use crate::message::Payload;
 use crate::particle::Particle;
 use parking_lot::Mutex;
 use sheave_base::collections::{HashMap, HashSet};
+use sheave_base::planted::{self, Bug};
 use sheave_base::{Error, ErrorKind, Result};
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -54,7 +55,8 @@ impl<M: Payload> Waits<M> {
         let (own, current) = waiter;
         let key = (current.particle, current.number);
         let mut edges = self.edges.lock();
-        if let Some(cycle) = search(&edges, key, target) {
+        let cycle = search(&edges, key, target);
+        if let Some(cycle) = cycle.filter(|_| !planted::strikes(Bug::CycleUnseen)) {
             drop(edges);
             return Err(deadlock(own, current, target.0, &cycle));
         }
@@ -64,6 +66,9 @@ impl<M: Payload> Waits<M> {
 
     /// One such wait is over.
     pub(crate) fn end(&self, current: Current, target: (&Arc<Particle<M>>, u64)) {
+        if planted::strikes(Bug::CycleOutlives) {
+            return;
+        }
         let mut edges = self.edges.lock();
         let key = (current.particle, current.number);
         let Some(targets) = edges.get_mut(&key) else { return };

@@ -7,6 +7,7 @@ mod gradients;
 mod groups;
 mod guests;
 mod ledger;
+mod particles;
 mod pools;
 mod program;
 mod queues;
@@ -46,15 +47,17 @@ pub enum Program {
     Versions,
     /// Gradient servers and their learners.
     Gradients,
+    /// Particles of all ranks, which send each other messages.
+    Particles,
 }
 
 impl Program {
-    /// The scenario of a seed. Groups, sessions and gradient servers have no guests in them.
+    /// The scenario of a seed. Groups, sessions, gradient servers and particles have no guests in them.
     #[must_use]
     pub fn scenario(self, seed: u64) -> Scenario {
         match self {
             Self::Nodes => Scenario::from_seed(seed),
-            Self::Groups | Self::Sessions => Scenario::from_seed(seed).without_guests(),
+            Self::Groups | Self::Sessions | Self::Particles => Scenario::from_seed(seed).without_guests(),
             Self::Gradients => Scenario::of_learners(seed),
             Self::Pools | Self::Queues | Self::Versions => Scenario::of_pool(seed),
         }
@@ -81,6 +84,7 @@ pub fn run(
     let entries = Arc::new(entries::Entries::default());
     let steps = Arc::new(sessions::Steps::default());
     let gradients = Arc::new(gradients::Book::new(scenario, &ledger));
+    let particles = Arc::new(particles::Book::new(&ledger));
     // The host of a pool starts its workers itself, the home of a queue its ends, the server of a table its clients.
     let started =
         if matches!(program, Program::Pools | Program::Queues | Program::Versions) { 1 } else { scenario.hosts.len() };
@@ -88,6 +92,7 @@ pub fn run(
         let (own, scenario, host) = (Arc::clone(&ledger), scenario.clone(), scenario.hosts[process]);
         let (entries, steps, own_world) = (Arc::clone(&entries), Arc::clone(&steps), world.clone());
         let gradients = Arc::clone(&gradients);
+        let particles = Arc::clone(&particles);
         let program = move || match (scenario.host_of(process), program) {
             (None, Program::Nodes) => program::run(&scenario, process, &own),
             (None, Program::Groups) => groups::run(&scenario, process, &own, &entries),
@@ -95,6 +100,7 @@ pub fn run(
             (None, Program::Queues) => queues::run(&scenario, &own_world, &own),
             (None, Program::Versions) => versions::run(&scenario, &own_world, &own),
             (None, Program::Gradients) => gradients::run(&scenario, process, &own, &gradients),
+            (None, Program::Particles) => particles::run(&scenario, process, &own, &particles),
             (None, Program::Sessions) => sessions::run(&scenario, process, &own, &steps),
             (Some(_), _) => guests::run(&scenario, process, &own),
         };
