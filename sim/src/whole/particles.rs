@@ -261,9 +261,9 @@ impl Part {
                 .filter_map(|_| self.send(&particles, Sender::Handler(number), &mut dice, whom))
                 .collect();
             for (target, answer) in sent {
-                let is_circle = self.book.waits(number, target);
+                let circle = self.book.waits(number, target, false);
                 let outcome = answer.await;
-                self.book.waited(number, target, is_circle, &outcome);
+                self.book.waited(number, target, circle, &outcome);
             }
         }
         Self::outcome(number, plan)
@@ -301,12 +301,13 @@ impl Part {
                 .filter_map(|_| self.send(&particles, Sender::Handler(number), &mut dice, whom))
                 .collect();
             for (target, answer) in sent {
-                let is_circle = self.book.waits(number, target);
-                let outcome = match dice.below(4) {
-                    0 => answer.wait_timeout(Duration::from_micros(dice.below(20_000))),
-                    _ => answer.wait(),
+                let is_timed = dice.below(4) == 0;
+                let circle = self.book.waits(number, target, is_timed);
+                let outcome = match is_timed {
+                    true => answer.wait_timeout(Duration::from_micros(dice.below(20_000))),
+                    false => answer.wait(),
                 };
-                self.book.waited(number, target, is_circle, &outcome);
+                self.book.waited(number, target, circle, &outcome);
             }
         }
         Self::outcome(number, plan)
