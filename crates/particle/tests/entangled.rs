@@ -205,6 +205,8 @@ fn a_message_that_is_cancelled_leaves_nobody_below_the_one_before_it() {
 
 /// Threads that make particles, and so wait for each other.
 const MAKERS: usize = 4;
+/// Particles that each of them makes at most.
+const MADE_MAX: usize = 500;
 
 #[test]
 fn no_particle_is_made_behind_the_end_of_all() {
@@ -215,7 +217,7 @@ fn no_particle_is_made_behind_the_end_of_all() {
             let behavior = || Behavior::new(()).on("echo", |_, message: Message| std::future::ready(Ok(message)));
             let make = || {
                 all.wait();
-                std::iter::from_fn(|| particles.create(behavior()).ok()).collect::<Vec<ParticleId>>()
+                std::iter::from_fn(|| particles.create(behavior()).ok()).take(MADE_MAX).collect::<Vec<ParticleId>>()
             };
             let ids: Vec<ParticleId> = std::thread::scope(|scope| {
                 let makers: Vec<_> = (0..MAKERS).map(|_| scope.spawn(make)).collect();
