@@ -10,6 +10,7 @@ mod peer;
 mod pool;
 mod python;
 mod report;
+mod rows;
 mod rpc;
 mod script;
 mod servers;

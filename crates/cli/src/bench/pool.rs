@@ -4,10 +4,8 @@
 //! Everything is measured by one script that this binary carries, `benches/python/pool.py`, in a Python in which sheave
 //! is installed, and for the others in one that has them.
 
-use super::child::{no_times, record};
 use super::link::show_progress;
-use super::peer::parse;
-use super::report::{self, Row};
+use super::rows::{Place, Rows};
 use super::script::Script;
 use crate::Failure;
 use clap::ValueEnum;
@@ -17,8 +15,6 @@ use std::time::Duration;
 
 const PROGRAM: &str = include_str!("../../../../benches/python/pool.py");
 
-/// Mark before the numbers of a line.
-const MARK: &str = "times:";
 /// Column of the times that a case may take.
 const ALLOWED: &str = "allowed";
 const OURS: &str = "sheave";
@@ -97,6 +93,10 @@ impl Case {
         }
     }
 
+    fn place(self, bytes: usize, at: &'static str) -> Place {
+        Place { case: self.name(), bytes, ranks: WORKERS, at, language: "python" }
+    }
+
     /// How often, and how often in a quick run.
     fn rounds(self) -> (u32, u32) {
         match self {
@@ -141,7 +141,7 @@ struct Bench<'a> {
     ours: Script,
     /// Others by the names of their rows.
     peers: Vec<(&'static str, Script)>,
-    rows: Vec<Row>,
+    rows: Rows,
 }
 
 /// Measures and reports.
@@ -156,9 +156,7 @@ pub(super) fn run(arguments: &Arguments) -> std::result::Result<(), Failure> {
         }
     }
     show_progress("");
-    let rows = bench.rows;
-    let mut stdout = std::io::stdout().lock();
-    if arguments.json { report::json(&rows, &mut stdout) } else { report::table(&rows, &mut stdout) }
+    bench.rows.print(arguments.json)
 }
 
 impl<'a> Bench<'a> {
@@ -177,14 +175,14 @@ impl<'a> Bench<'a> {
         if let Some(python) = &arguments.torch {
             peers.push((TORCH, script(TORCH, python, "--torch", "torch")?));
         }
-        Ok(Self { arguments, ours, peers, rows: Vec::new() })
+        Ok(Self { arguments, ours, peers, rows: Rows::new("pool") })
     }
 
     fn measure(&mut self, case: Case) -> Result<()> {
         let (rounds, quick) = case.rounds();
         let rounds = if self.arguments.quick { quick } else { rounds };
         for (bytes, times) in printed(&self.ours, OURS, case, rounds)? {
-            self.add(case, bytes, OURS, Some(case.allowed()), &times);
+            self.rows.add_within(case.place(bytes, OURS), ALLOWED, case.allowed(), &times);
         }
         for at in 0..self.peers.len() {
             let (whose, script) = &self.peers[at];
@@ -194,52 +192,20 @@ impl<'a> Bench<'a> {
             }
             // A peer that fails leaves its rows out.
             match printed(script, whose, case, rounds) {
-                Ok(measured) => measured.iter().for_each(|(bytes, times)| self.add(case, *bytes, whose, None, times)),
+                Ok(measured) => {
+                    measured.iter().for_each(|(bytes, times)| self.rows.add(case.place(*bytes, whose), times));
+                }
                 Err(error) => crate::say(&format!("a run of {whose} is left out: {error}"), true),
             }
         }
         Ok(())
-    }
-
-    /// Adds times to the row that they belong to, and what they may be to one beside it.
-    fn add(&mut self, case: Case, bytes: usize, whose: &'static str, allowed: Option<Duration>, times_ns: &[u64]) {
-        let row = self.row(case, bytes, whose, allowed.map(|_| (case.name(), ALLOWED)));
-        times_ns.iter().for_each(|time_ns| record(&mut self.rows[row].times, Duration::from_nanos(*time_ns)));
-        if let Some(allowed) = allowed {
-            let row = self.row(case, bytes, ALLOWED, None);
-            if self.rows[row].times.is_empty() {
-                record(&mut self.rows[row].times, allowed);
-            }
-        }
-    }
-
-    fn row(
-        &mut self,
-        case: Case,
-        bytes: usize,
-        transport: &'static str,
-        compared_with: Option<(&'static str, &'static str)>,
-    ) -> usize {
-        let row = Row {
-            bench: "pool",
-            case: case.name(),
-            bytes,
-            ranks: WORKERS,
-            transport,
-            language: "python",
-            compared_with,
-            target: compared_with.map(|_| 1.0),
-            times: no_times(),
-        };
-        report::place(&mut self.rows, row)
     }
 }
 
 fn printed(script: &Script, whose: &str, case: Case, rounds: u32) -> Result<Vec<(usize, Vec<u64>)>> {
     let mut command = script.command();
     command.args([whose, case.name(), &rounds.to_string()]);
-    let printed = script.output(&mut command, LIMIT)?;
-    printed.lines().map(|line| parse(line.rsplit(MARK).next().unwrap_or(line))).collect()
+    script.times(&mut command, LIMIT)
 }
 
 #[cfg(test)]

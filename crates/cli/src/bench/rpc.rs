@@ -3,13 +3,11 @@
 //! Everything is measured by one script that this binary carries, `benches/python/rpc.py`, in the Python in which
 //! sheave is installed, started by `sheave launch`.
 
-use super::child::{no_times, record};
 use super::link::show_progress;
-use super::peer::parse;
-use super::report::{self, Row};
+use super::rows::{Place, Rows};
 use super::script::Script;
 use super::{Transport, parse_bytes};
-use crate::{Failure, own};
+use crate::Failure;
 use clap::ValueEnum;
 use sheave_base::Result;
 use std::path::PathBuf;
@@ -20,8 +18,6 @@ const TORCH_PROGRAM: &str = include_str!("../../../../benches/peers/torch_rpc.py
 const RAY_PROGRAM: &str = include_str!("../../../../benches/peers/ray_rpc.py");
 const MONARCH_PROGRAM: &str = include_str!("../../../../benches/peers/monarch_rpc.py");
 
-/// Mark before the numbers of a line of ours.
-const MARK: &str = "times:";
 /// Column of the times that a case may take.
 const ALLOWED: &str = "allowed";
 const TORCH: &str = "torch";
@@ -105,6 +101,10 @@ impl Case {
         if self == Self::Groups { 8 } else { 2 }
     }
 
+    fn place(self, bytes: usize, at: &'static str) -> Place {
+        Place { case: self.name(), bytes, ranks: self.ranks(), at, language: "python" }
+    }
+
     /// How often, and how often in a quick run.
     fn rounds(self, bytes: usize) -> (u32, u32) {
         match self {
@@ -145,7 +145,7 @@ struct Bench<'a> {
     ours: Script,
     /// Others by the names of their rows.
     peers: Vec<(&'static str, Script)>,
-    rows: Vec<Row>,
+    rows: Rows,
 }
 
 /// Measures and reports.
@@ -162,9 +162,7 @@ pub(super) fn run(arguments: &Arguments) -> std::result::Result<(), Failure> {
         }
     }
     show_progress("");
-    let rows = bench.rows;
-    let mut stdout = std::io::stdout().lock();
-    if arguments.json { report::json(&rows, &mut stdout) } else { report::table(&rows, &mut stdout) }
+    bench.rows.print(arguments.json)
 }
 
 impl<'a> Bench<'a> {
@@ -181,7 +179,7 @@ impl<'a> Bench<'a> {
                 peers.push((name, Script::checked(name, program, python, flag, modules)?));
             }
         }
-        Ok(Self { arguments, ours, peers, rows: Vec::new() })
+        Ok(Self { arguments, ours, peers, rows: Rows::new("rpc") })
     }
 
     fn cases(&self) -> Vec<(Case, usize)> {
@@ -206,16 +204,15 @@ impl<'a> Bench<'a> {
         let rounds = if self.arguments.quick { quick } else { rounds };
         let words = [case.name().to_owned(), rounds.to_string(), bytes.to_string()];
         for transport in self.transports().collect::<Vec<_>>() {
-            let file = std::env::current_exe()?.into_os_string().to_string_lossy().into_owned();
-            let mut line: Vec<String> =
-                own::line(file).iter().map(|word| word.to_string_lossy().into_owned()).collect();
-            let ranks = case.ranks().to_string();
-            line.extend(["launch", "-n", &ranks, "--"].map(str::to_owned));
-            let launch: Vec<&str> = line.iter().skip(1).map(String::as_str).collect();
-            let mut command = self.ours.run_by(&line[0], &launch);
+            let mut command = self.ours.launched(case.ranks())?;
             command.args(&words).env("SHEAVE_TRANSPORT", transport.name());
-            for (bytes, times) in self.printed(&self.ours, &mut command)? {
-                self.add(case, bytes, transport.name(), case.allowed(transport, bytes), &times);
+            let way = if transport == Transport::Tcp { "allowed-tcp" } else { ALLOWED };
+            for (bytes, times) in self.ours.times(&mut command, LIMIT)? {
+                let place = case.place(bytes, transport.name());
+                match case.allowed(transport, bytes) {
+                    Some(allowed) => self.rows.add_within(place, way, allowed, &times),
+                    None => self.rows.add(place, &times),
+                }
             }
             for (way, row) in TORCH_ROWS {
                 if way == transport {
@@ -234,54 +231,10 @@ impl<'a> Bench<'a> {
         let Some((_, script)) = self.peers.iter().find(|(one, _)| *one == peer && case.has_peers()) else { return };
         let mut command = script.command();
         command.args(words).env("SHEAVE_TRANSPORT", transport.name());
-        match self.printed(script, &mut command) {
-            Ok(measured) => {
-                for (bytes, times) in measured {
-                    self.add(case, bytes, name, None, &times);
-                }
-            }
+        match script.times(&mut command, LIMIT) {
+            Ok(measured) => measured.iter().for_each(|(bytes, times)| self.rows.add(case.place(*bytes, name), times)),
             Err(error) => crate::say(&format!("a run of {name} is left out: {error}"), true),
         }
-    }
-
-    fn printed(&self, script: &Script, command: &mut std::process::Command) -> Result<Vec<(usize, Vec<u64>)>> {
-        let printed = script.output(command, LIMIT)?;
-        // The launcher's lines begin with the name of a process.
-        printed.lines().map(|line| parse(line.rsplit(MARK).next().unwrap_or(line))).collect()
-    }
-
-    /// Adds times to the row that they belong to, and what they may be to one beside it.
-    fn add(&mut self, case: Case, bytes: usize, at: &'static str, allowed: Option<Duration>, times_ns: &[u64]) {
-        let way = if at == Transport::Tcp.name() { "allowed-tcp" } else { ALLOWED };
-        let row = self.row(case, bytes, at, allowed.map(|_| (case.name(), way)));
-        times_ns.iter().for_each(|time_ns| record(&mut self.rows[row].times, Duration::from_nanos(*time_ns)));
-        if let Some(allowed) = allowed {
-            let row = self.row(case, bytes, way, None);
-            if self.rows[row].times.is_empty() {
-                record(&mut self.rows[row].times, allowed);
-            }
-        }
-    }
-
-    fn row(
-        &mut self,
-        case: Case,
-        bytes: usize,
-        transport: &'static str,
-        compared_with: Option<(&'static str, &'static str)>,
-    ) -> usize {
-        let row = Row {
-            bench: "rpc",
-            case: case.name(),
-            bytes,
-            ranks: case.ranks(),
-            transport,
-            language: "python",
-            compared_with,
-            target: compared_with.map(|_| 1.0),
-            times: no_times(),
-        };
-        report::place(&mut self.rows, row)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Python programs that this binary carries, run by a Python of the user's.
 
-use super::peer::{end_with_us, output_of};
-use crate::Failure;
+use super::peer::{end_with_us, output_of, parse};
+use crate::{Failure, own};
 use sheave_base::{Error, Result};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -10,6 +10,9 @@ use std::time::Duration;
 
 /// An import takes long on a cold disk.
 const IMPORT_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Before the numbers of a line, where something else may stand before them.
+const MARK: &str = "times:";
 
 /// A program in a folder of its own, which goes with it.
 pub(super) struct Script {
@@ -59,6 +62,22 @@ impl Script {
         let mut command = Command::new(program);
         command.args(arguments).args([self.python.as_os_str(), OsStr::new(&self.path())]);
         command
+    }
+
+    /// This script as the processes of a job, started by this program as a user starts it.
+    pub(super) fn launched(&self, ranks: u32) -> Result<Command> {
+        let file = std::env::current_exe()?.to_string_lossy().into_owned();
+        let mut line: Vec<String> = own::line(file).iter().map(|word| word.to_string_lossy().into_owned()).collect();
+        line.extend(["launch", "-n", &ranks.to_string(), "--"].map(str::to_owned));
+        let launch: Vec<&str> = line.iter().skip(1).map(String::as_str).collect();
+        Ok(self.run_by(&line[0], &launch))
+    }
+
+    /// The bytes and times of every line that a command prints, which ends well within `limit`.
+    pub(super) fn times(&self, command: &mut Command, limit: Duration) -> Result<Vec<(usize, Vec<u64>)>> {
+        let printed = self.output(command, limit)?;
+        // The launcher's lines begin with the name of a process.
+        printed.lines().map(|line| parse(line.rsplit(MARK).next().unwrap_or(line))).collect()
     }
 
     /// What a command prints, which ends well within `limit`.

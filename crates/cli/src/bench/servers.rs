@@ -5,26 +5,23 @@
 //! sheave is installed, started by `sheave launch`; the peer's does the same over `torch.distributed.rpc`.
 
 use super::Transport;
-use super::child::{no_times, record};
 use super::link::show_progress;
-use super::peer::parse;
-use super::report::{self, Row};
+use super::rows::{Place, Rows};
 use super::script::Script;
-use crate::{Failure, own};
+use crate::Failure;
 use clap::ValueEnum;
 use sheave_base::Result;
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::Duration;
 
 const PROGRAM: &str = include_str!("../../../../benches/python/servers.py");
 const TORCH_PROGRAM: &str = include_str!("../../../../benches/peers/torch_servers.py");
 const MACHIN_PROGRAM: &str = include_str!("../../../../benches/peers/machin_gradients.py");
 
-/// Mark before the numbers of a line of ours.
-const MARK: &str = "times:";
 /// Column of the times that a case may take.
 const ALLOWED: &str = "allowed";
+/// Column of machin's gradient servers.
+const MACHIN: &str = "machin";
 
 /// A run that takes longer has hung.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -90,6 +87,10 @@ impl Case {
         }
     }
 
+    fn place(self, bytes: usize, at: &'static str) -> Place {
+        Place { case: self.name(), bytes, ranks: self.ranks(), at, language: "python" }
+    }
+
     /// How often, and how often in a quick run; a round of `accepted` is a thousand pushes.
     fn rounds(self) -> (u32, u32) {
         match self {
@@ -118,7 +119,7 @@ struct Bench<'a> {
     ours: Script,
     torch: Option<Script>,
     machin: Option<Script>,
-    rows: Vec<Row>,
+    rows: Rows,
 }
 
 /// Measures and reports.
@@ -131,7 +132,7 @@ pub(super) fn run(arguments: &Arguments) -> std::result::Result<(), Failure> {
     let torch = torch.map(|python| Script::checked("torch", TORCH_PROGRAM, python, "--torch", "torch")).transpose()?;
     let machin = arguments.machin.as_ref().and(arguments.torch.as_deref());
     let machin = machin.map(|python| Script::checked("machin", MACHIN_PROGRAM, python, "--torch", "torch, dill"));
-    let mut bench = Bench { arguments, ours, torch, machin: machin.transpose()?, rows: Vec::new() };
+    let mut bench = Bench { arguments, ours, torch, machin: machin.transpose()?, rows: Rows::new("servers") };
     let turns = arguments.turns.unwrap_or(if arguments.quick { 1 } else { 3 });
     let is_chosen = |case: &Case| arguments.case.is_empty() || arguments.case.contains(case);
     for turn in 1..=turns {
@@ -141,8 +142,7 @@ pub(super) fn run(arguments: &Arguments) -> std::result::Result<(), Failure> {
         }
     }
     show_progress("");
-    let mut stdout = std::io::stdout().lock();
-    if arguments.json { report::json(&bench.rows, &mut stdout) } else { report::table(&bench.rows, &mut stdout) }
+    bench.rows.print(arguments.json)
 }
 
 impl Bench<'_> {
@@ -155,10 +155,18 @@ impl Bench<'_> {
             if !chosen.is_empty() && !chosen.contains(&transport) {
                 continue;
             }
-            let mut command = self.launched(case)?;
+            let mut command = self.ours.launched(case.ranks())?;
             command.args(&words).env("SHEAVE_TRANSPORT", transport.name());
-            for (bytes, times) in printed(&self.ours, &mut command)? {
-                self.add(case, bytes, transport.name(), case.allowed(transport), &times);
+            for (bytes, times) in self.ours.times(&mut command, LIMIT)? {
+                let place = case.place(bytes, transport.name());
+                match case.allowed(transport) {
+                    Some(allowed) => self.rows.add_within(place, ALLOWED, allowed, &times),
+                    // Five times as fast as machin's, which chooses its own way.
+                    None if case == Case::Gradients && transport == Transport::Shm => {
+                        self.rows.add_beside(place, MACHIN, 0.2, &times);
+                    }
+                    None => self.rows.add(place, &times),
+                }
             }
             match case {
                 Case::Gradients => self.measure_machin(&words, transport),
@@ -168,23 +176,14 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Our script, started by this program as a user starts it.
-    fn launched(&self, case: Case) -> Result<Command> {
-        let file = std::env::current_exe()?.to_string_lossy().into_owned();
-        let mut line: Vec<String> = own::line(file).iter().map(|word| word.to_string_lossy().into_owned()).collect();
-        line.extend(["launch", "-n", &case.ranks().to_string(), "--"].map(str::to_owned));
-        let launch: Vec<&str> = line.iter().skip(1).map(String::as_str).collect();
-        Ok(self.ours.run_by(&line[0], &launch))
-    }
-
     /// A peer that fails leaves its rows out.
     fn measure_torch(&mut self, case: Case, words: &[String], transport: Transport) {
         let Some(script) = &self.torch else { return };
         let row = if transport == Transport::Tcp { "torch-tcp" } else { "torch-shm" };
         let mut command = script.command();
         command.args(words).env("SHEAVE_TRANSPORT", transport.name());
-        match printed(script, &mut command) {
-            Ok(measured) => measured.iter().for_each(|(bytes, times)| self.add(case, *bytes, row, None, times)),
+        match script.times(&mut command, LIMIT) {
+            Ok(measured) => measured.iter().for_each(|(bytes, times)| self.rows.add(case.place(*bytes, row), times)),
             Err(error) => crate::say(&format!("a run of {row} is left out: {error}"), true),
         }
     }
@@ -196,55 +195,12 @@ impl Bench<'_> {
         };
         let mut command = script.command();
         command.args(&words[1..]).arg("--original").arg(directory);
-        match printed(script, &mut command) {
-            Ok(measured) => {
-                measured.iter().for_each(|(bytes, times)| self.add(Case::Gradients, *bytes, "machin", None, times));
-            }
+        let place = |bytes| Case::Gradients.place(bytes, MACHIN);
+        match script.times(&mut command, LIMIT) {
+            Ok(measured) => measured.iter().for_each(|(bytes, times)| self.rows.add(place(*bytes), times)),
             Err(error) => crate::say(&format!("a run of machin is left out: {error}"), true),
         }
     }
-
-    /// Adds times to the row that they belong to, and what they may be to one beside it.
-    fn add(&mut self, case: Case, bytes: usize, at: &'static str, allowed: Option<Duration>, times_ns: &[u64]) {
-        let peer = (case == Case::Gradients && at == Transport::Shm.name()).then_some((case.name(), "machin"));
-        let row = self.row(case, bytes, at, allowed.map(|_| (case.name(), ALLOWED)).or(peer));
-        times_ns.iter().for_each(|time_ns| record(&mut self.rows[row].times, Duration::from_nanos(*time_ns)));
-        if let Some(allowed) = allowed {
-            let row = self.row(case, bytes, ALLOWED, None);
-            if self.rows[row].times.is_empty() {
-                record(&mut self.rows[row].times, allowed);
-            }
-        }
-    }
-
-    fn row(
-        &mut self,
-        case: Case,
-        bytes: usize,
-        transport: &'static str,
-        compared_with: Option<(&'static str, &'static str)>,
-    ) -> usize {
-        let row = Row {
-            bench: "servers",
-            case: case.name(),
-            bytes,
-            ranks: case.ranks(),
-            transport,
-            language: "python",
-            compared_with,
-            // Five times as fast as machin's.
-            target: compared_with.map(|_| if case == Case::Gradients { 0.2 } else { 1.0 }),
-            times: no_times(),
-        };
-        report::place(&mut self.rows, row)
-    }
-}
-
-/// The bytes and times of every line that a script prints.
-fn printed(script: &Script, command: &mut Command) -> Result<Vec<(usize, Vec<u64>)>> {
-    let printed = script.output(command, LIMIT)?;
-    // The launcher's lines begin with the name of a process.
-    printed.lines().map(|line| parse(line.rsplit(MARK).next().unwrap_or(line))).collect()
 }
 
 #[cfg(test)]

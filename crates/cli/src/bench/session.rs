@@ -3,11 +3,9 @@
 //! What Python does is measured by scripts that this binary carries, `benches/python/session.py` in the Python in which
 //! sheave is installed, and `benches/peers/tvm_session.py` in one that has TVM.
 
-use super::child::{no_times, record};
 use super::link::show_progress;
 use super::parse_bytes;
-use super::peer::parse;
-use super::report::{self, Row};
+use super::rows::{Place, Rows};
 use super::script::Script;
 use crate::{Failure, own};
 use clap::ValueEnum;
@@ -181,7 +179,7 @@ struct Bench<'a> {
     arguments: &'a Arguments,
     ours: Option<Script>,
     tvm: Option<Script>,
-    rows: Vec<Row>,
+    rows: Rows,
 }
 
 /// Measures and reports.
@@ -191,7 +189,7 @@ pub(super) fn run(arguments: &Arguments) -> std::result::Result<(), Failure> {
     };
     let ours = checked("sheave", PROGRAM, &arguments.python, "--python", "sheave, numpy")?;
     let tvm = checked("TVM", TVM_PROGRAM, &arguments.tvm, "--tvm", "tvm, numpy")?;
-    let mut bench = Bench { arguments, ours, tvm, rows: Vec::new() };
+    let mut bench = Bench { arguments, ours, tvm, rows: Rows::new("session") };
     register()?;
     let turns = arguments.turns.unwrap_or(if arguments.quick { 1 } else { 3 });
     let is_chosen = |case: &Case| arguments.case.is_empty() || arguments.case.contains(case);
@@ -202,8 +200,7 @@ pub(super) fn run(arguments: &Arguments) -> std::result::Result<(), Failure> {
         }
     }
     show_progress("");
-    let mut stdout = std::io::stdout().lock();
-    if arguments.json { report::json(&bench.rows, &mut stdout) } else { report::table(&bench.rows, &mut stdout) }
+    bench.rows.print(arguments.json)
 }
 
 /// The hidden command: a worker, or the other node of a session over sockets.
@@ -293,8 +290,7 @@ impl Bench<'_> {
             match printed(script, &words) {
                 Ok(lines) => {
                     for (bytes, times) in lines {
-                        let row = self.row(case, bytes, kind.row(Of::Tvm), "python", None);
-                        times.iter().for_each(|time| record(&mut self.rows[row].times, Duration::from_nanos(*time)));
+                        self.rows.add(self.place(case, bytes, kind.row(Of::Tvm), "python"), &times);
                     }
                 }
                 Err(error) => crate::say(&format!("a run of TVM is left out: {error}"), true),
@@ -309,42 +305,20 @@ impl Bench<'_> {
         let language = if is_python { "python" } else { "rust" };
         let (own, way) = (kind.row(own), kind.row(way));
         let allowed = case.allowed(kind, is_python, bytes).filter(|_| self.arguments.workers == WORKERS);
-        let row = self.row(case, bytes, own, language, allowed.map(|_| (case.name(), way)));
-        times_ns.iter().for_each(|time| record(&mut self.rows[row].times, Duration::from_nanos(*time)));
-        if let Some(allowed) = allowed {
-            let row = self.row(case, bytes, way, language, None);
-            if self.rows[row].times.is_empty() {
-                record(&mut self.rows[row].times, allowed);
-            }
+        let place = self.place(case, bytes, own, language);
+        match allowed {
+            Some(allowed) => self.rows.add_within(place, way, allowed, times_ns),
+            None => self.rows.add(place, times_ns),
         }
     }
 
-    fn row(
-        &mut self,
-        case: Case,
-        bytes: usize,
-        transport: &'static str,
-        language: &'static str,
-        compared_with: Option<(&'static str, &'static str)>,
-    ) -> usize {
-        let row = Row {
-            bench: "session",
-            case: case.name(),
-            bytes,
-            ranks: self.arguments.workers,
-            transport,
-            language,
-            compared_with,
-            target: compared_with.map(|_| 1.0),
-            times: no_times(),
-        };
-        report::place(&mut self.rows, row)
+    fn place(&self, case: Case, bytes: usize, at: &'static str, language: &'static str) -> Place {
+        Place { case: case.name(), bytes, ranks: self.arguments.workers, at, language }
     }
 }
 
 fn printed(script: &Script, words: &[String]) -> Result<Vec<(usize, Vec<u64>)>> {
-    let printed = script.output(script.command().args(words), LIMIT)?;
-    printed.lines().map(parse).collect()
+    script.times(script.command().args(words), LIMIT)
 }
 
 /// Nanoseconds of each round of a session of Rust.
