@@ -219,7 +219,7 @@ pub const PARTICLE_TURN_MESSAGES: usize = 64;
 /// stack each.
 pub const PARTICLE_NESTED_MAX: usize = 32;
 
-/// What a particle was sent is started after this time, if nobody waits for it before.
+/// The time after which a message to a particle is started, if nobody waits for it before.
 pub const PARTICLE_START_AFTER: Duration = Duration::from_micros(200);
 
 /// Gradients in the queue of one gradient server.

@@ -120,9 +120,4 @@ impl<M: Payload> Service for Served<M> {
     fn lane(&self) -> Lane {
         Lane::Inline
     }
-
-    fn awaited(&self, from: NodeId, number: u64) -> Option<String> {
-        let _ = (from, number);
-        None
-    }
 }

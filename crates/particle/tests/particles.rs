@@ -366,14 +366,15 @@ fn particles_of_other_nodes_are_reached_in_the_same_way() {
                             assert_eq!(int(&answered(answer).expect("handled")), number as i64 + offset);
                         }
                     }
-                    let list = Value::List(ids.iter().map(|id| Value::from(*id)).collect());
-                    for id in &ids[1..] {
+                    let sum_of = |asked: ParticleId, ids: &[ParticleId]| {
+                        let list = Value::List(ids.iter().map(|id| Value::from(*id)).collect());
+                        answered(&particles.send(asked, "sum", Message::of(list)))
+                    };
+                    for (id, others, sum) in [(ids[1], [ids[0], ids[2]], 101), (ids[2], [ids[0], ids[1]], 11)] {
                         // Which asks this node in turn.
-                        let sum = answered(&particles.send(*id, "sum", Message::of(list.clone())));
-                        assert!(
-                            sum.is_err() || kind == Kind::Task || int(sum.as_ref().expect("a number")) == 111,
-                            "{sum:?}"
-                        );
+                        assert_eq!(int(&sum_of(id, &others).expect("all answer")), sum);
+                        let error = failed(sum_of(id, &ids));
+                        assert_eq!(error.kind(), ErrorKind::Deadlock, "it waits for itself: {error}");
                     }
                     let tensor = Tensor::from_slice(&[4.0_f32, 5.0], [2]).expect("memory");
                     let answer = particles.send(ids[2], "first", Message::of(Value::Tensor(0)).tensor(tensor));
