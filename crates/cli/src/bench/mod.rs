@@ -12,6 +12,7 @@ mod python;
 mod report;
 mod rows;
 mod rpc;
+mod runs;
 mod script;
 mod servers;
 mod session;

@@ -4,8 +4,8 @@
 //! Everything is measured by one script that this binary carries, `benches/python/pool.py`, in a Python in which sheave
 //! is installed, and for the others in one that has them.
 
-use super::link::show_progress;
 use super::rows::{Place, Rows};
+use super::runs::Runs;
 use super::script::Script;
 use crate::Failure;
 use clap::ValueEnum;
@@ -44,15 +44,8 @@ pub(crate) struct Arguments {
     /// Run no other pool beside.
     #[arg(long)]
     no_peer: bool,
-    /// Fewer iterations.
-    #[arg(long)]
-    quick: bool,
-    /// Print one JSON object per line instead of a table.
-    #[arg(long)]
-    json: bool,
-    /// Measure everything so often, in turn with the peers; 3 unless given, or 1 with --quick.
-    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100))]
-    turns: Option<u32>,
+    #[command(flatten)]
+    runs: Runs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -147,16 +140,8 @@ struct Bench<'a> {
 /// Measures and reports.
 pub(super) fn run(arguments: &Arguments) -> std::result::Result<(), Failure> {
     let mut bench = Bench::new(arguments)?;
-    let turns = arguments.turns.unwrap_or(if arguments.quick { 1 } else { 3 });
-    let chosen = &arguments.case;
-    for turn in 1..=turns {
-        for case in Case::value_variants().iter().filter(|case| chosen.is_empty() || chosen.contains(case)) {
-            show_progress(&format!("turn {turn} of {turns}: {}", case.name()));
-            bench.measure(*case).map_err(|error| error.context(case.name()))?;
-        }
-    }
-    show_progress("");
-    bench.rows.print(arguments.json)
+    arguments.runs.in_turn(&arguments.case, |case| bench.measure(case))?;
+    bench.rows.print(arguments.runs.json)
 }
 
 impl<'a> Bench<'a> {
@@ -179,8 +164,7 @@ impl<'a> Bench<'a> {
     }
 
     fn measure(&mut self, case: Case) -> Result<()> {
-        let (rounds, quick) = case.rounds();
-        let rounds = if self.arguments.quick { quick } else { rounds };
+        let rounds = self.arguments.runs.rounds(case.rounds());
         for (bytes, times) in printed(&self.ours, OURS, case, rounds)? {
             self.rows.add_within(case.place(bytes, OURS), ALLOWED, case.allowed(), &times);
         }

@@ -3,8 +3,8 @@
 //! Everything is measured by one script that this binary carries, `benches/python/rpc.py`, in the Python in which
 //! sheave is installed, started by `sheave launch`.
 
-use super::link::show_progress;
 use super::rows::{Place, Rows};
+use super::runs::Runs;
 use super::script::Script;
 use super::{Transport, parse_bytes};
 use crate::Failure;
@@ -57,15 +57,8 @@ pub(crate) struct Arguments {
     /// Measure this transport only, shm or tcp; may be given several times.
     #[arg(long, value_name = "NAME")]
     transport: Vec<Transport>,
-    /// Fewer iterations.
-    #[arg(long)]
-    quick: bool,
-    /// Print one JSON object per line instead of a table.
-    #[arg(long)]
-    json: bool,
-    /// Measure everything so often, in turn with the peers; 3 unless given, or 1 with --quick.
-    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100))]
-    turns: Option<u32>,
+    #[command(flatten)]
+    runs: Runs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -154,15 +147,10 @@ pub(super) fn run(arguments: &Arguments) -> std::result::Result<(), Failure> {
         return Err(Failure::Usage("the nodes of a mesh are processes: use shm or tcp".to_owned()));
     }
     let mut bench = Bench::new(arguments)?;
-    let turns = arguments.turns.unwrap_or(if arguments.quick { 1 } else { 3 });
-    for turn in 1..=turns {
-        for (case, bytes) in bench.cases() {
-            show_progress(&format!("turn {turn} of {turns}: {}", case.name()));
-            bench.measure(case, bytes).map_err(|error| error.context(case.name()))?;
-        }
-    }
-    show_progress("");
-    bench.rows.print(arguments.json)
+    arguments.runs.in_turn(&arguments.case, |case| {
+        bench.sizes(case).into_iter().try_for_each(|bytes| bench.measure(case, bytes))
+    })?;
+    bench.rows.print(arguments.runs.json)
 }
 
 impl<'a> Bench<'a> {
@@ -182,16 +170,13 @@ impl<'a> Bench<'a> {
         Ok(Self { arguments, ours, peers, rows: Rows::new("rpc") })
     }
 
-    fn cases(&self) -> Vec<(Case, usize)> {
-        let chosen = &self.arguments.case;
-        let is_chosen = |case: &Case| chosen.is_empty() || chosen.contains(case);
-        let sizes = |case: Case| match case {
+    /// The sizes that a case is measured with.
+    fn sizes(&self, case: Case) -> Vec<usize> {
+        match case {
             Case::Echo if !self.arguments.bytes.is_empty() => self.arguments.bytes.clone(),
             Case::Echo => ECHO_BYTES.to_vec(),
             _ => vec![0],
-        };
-        let cases = Case::value_variants().iter().copied().filter(is_chosen);
-        cases.flat_map(|case| sizes(case).into_iter().map(move |bytes| (case, bytes))).collect()
+        }
     }
 
     fn transports(&self) -> impl Iterator<Item = Transport> {
@@ -200,8 +185,7 @@ impl<'a> Bench<'a> {
     }
 
     fn measure(&mut self, case: Case, bytes: usize) -> Result<()> {
-        let (rounds, quick) = case.rounds(bytes);
-        let rounds = if self.arguments.quick { quick } else { rounds };
+        let rounds = self.arguments.runs.rounds(case.rounds(bytes));
         let words = [case.name().to_owned(), rounds.to_string(), bytes.to_string()];
         for transport in self.transports().collect::<Vec<_>>() {
             let mut command = self.ours.launched(case.ranks())?;

@@ -5,8 +5,8 @@
 //! sheave is installed, started by `sheave launch`; the peer's does the same over `torch.distributed.rpc`.
 
 use super::Transport;
-use super::link::show_progress;
 use super::rows::{Place, Rows};
+use super::runs::Runs;
 use super::script::Script;
 use crate::Failure;
 use clap::ValueEnum;
@@ -44,15 +44,8 @@ pub(crate) struct Arguments {
     /// Measure this transport only, shm or tcp; may be given several times.
     #[arg(long, value_name = "NAME")]
     transport: Vec<Transport>,
-    /// Fewer iterations.
-    #[arg(long)]
-    quick: bool,
-    /// Print one JSON object per line instead of a table.
-    #[arg(long)]
-    json: bool,
-    /// Measure everything so often, in turn with the peer; 3 unless given, or 1 with --quick.
-    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100))]
-    turns: Option<u32>,
+    #[command(flatten)]
+    runs: Runs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -133,22 +126,13 @@ pub(super) fn run(arguments: &Arguments) -> std::result::Result<(), Failure> {
     let machin = arguments.machin.as_ref().and(arguments.torch.as_deref());
     let machin = machin.map(|python| Script::checked("machin", MACHIN_PROGRAM, python, "--torch", "torch, dill"));
     let mut bench = Bench { arguments, ours, torch, machin: machin.transpose()?, rows: Rows::new("servers") };
-    let turns = arguments.turns.unwrap_or(if arguments.quick { 1 } else { 3 });
-    let is_chosen = |case: &Case| arguments.case.is_empty() || arguments.case.contains(case);
-    for turn in 1..=turns {
-        for case in Case::value_variants().iter().copied().filter(is_chosen) {
-            show_progress(&format!("turn {turn} of {turns}: {}", case.name()));
-            bench.measure(case).map_err(|error| error.context(case.name()))?;
-        }
-    }
-    show_progress("");
-    bench.rows.print(arguments.json)
+    arguments.runs.in_turn(&arguments.case, |case| bench.measure(case))?;
+    bench.rows.print(arguments.runs.json)
 }
 
 impl Bench<'_> {
     fn measure(&mut self, case: Case) -> Result<()> {
-        let (rounds, quick) = case.rounds();
-        let rounds = if self.arguments.quick { quick } else { rounds };
+        let rounds = self.arguments.runs.rounds(case.rounds());
         let words = [case.name().to_owned(), rounds.to_string()];
         let chosen = &self.arguments.transport;
         for transport in [Transport::Shm, Transport::Tcp] {

@@ -3,9 +3,9 @@
 //! What Python does is measured by scripts that this binary carries, `benches/python/session.py` in the Python in which
 //! sheave is installed, and `benches/peers/tvm_session.py` in one that has TVM.
 
-use super::link::show_progress;
 use super::parse_bytes;
 use super::rows::{Place, Rows};
+use super::runs::Runs;
 use super::script::Script;
 use crate::{Failure, own};
 use clap::ValueEnum;
@@ -62,15 +62,8 @@ pub(crate) struct Arguments {
     /// Fetch a tensor of this size, such as 1MiB; 4MiB unless given.
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     bytes: Option<usize>,
-    /// Fewer iterations.
-    #[arg(long)]
-    quick: bool,
-    /// Print one JSON object per line instead of a table.
-    #[arg(long)]
-    json: bool,
-    /// Measure everything so often, in turn with the peer; 3 unless given, or 1 with --quick.
-    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100))]
-    turns: Option<u32>,
+    #[command(flatten)]
+    runs: Runs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -191,16 +184,8 @@ pub(super) fn run(arguments: &Arguments) -> std::result::Result<(), Failure> {
     let tvm = checked("TVM", TVM_PROGRAM, &arguments.tvm, "--tvm", "tvm, numpy")?;
     let mut bench = Bench { arguments, ours, tvm, rows: Rows::new("session") };
     register()?;
-    let turns = arguments.turns.unwrap_or(if arguments.quick { 1 } else { 3 });
-    let is_chosen = |case: &Case| arguments.case.is_empty() || arguments.case.contains(case);
-    for turn in 1..=turns {
-        for case in Case::value_variants().iter().copied().filter(is_chosen) {
-            show_progress(&format!("turn {turn} of {turns}: {}", case.name()));
-            bench.measure(case).map_err(|error| error.context(case.name()))?;
-        }
-    }
-    show_progress("");
-    bench.rows.print(arguments.json)
+    arguments.runs.in_turn(&arguments.case, |case| bench.measure(case))?;
+    bench.rows.print(arguments.runs.json)
 }
 
 /// The hidden command: a worker, or the other node of a session over sockets.
@@ -262,8 +247,7 @@ impl Begun {
 
 impl Bench<'_> {
     fn measure(&mut self, case: Case) -> Result<()> {
-        let (rounds, quick) = case.rounds();
-        let rounds = if self.arguments.quick { quick } else { rounds };
+        let rounds = self.arguments.runs.rounds(case.rounds());
         let bytes = case.bytes(self.arguments);
         let chosen = &self.arguments.kind;
         let kinds: Vec<Kind> =

@@ -4,9 +4,9 @@
 //! sheave is installed.
 
 use super::child::{no_times, record};
-use super::link::show_progress;
 use super::peer::parse;
 use super::report::{self, Row};
+use super::runs::Runs;
 use super::script::Script;
 use super::store::{MXNET, Mxnet};
 use super::{Transport, parse_bytes};
@@ -57,15 +57,8 @@ pub(crate) struct Arguments {
     /// Measure this transport of the store only, shm or tcp; may be given several times.
     #[arg(long, value_name = "NAME")]
     transport: Vec<Transport>,
-    /// Fewer iterations.
-    #[arg(long)]
-    quick: bool,
-    /// Print one JSON object per line instead of a table.
-    #[arg(long)]
-    json: bool,
-    /// Measure everything so often, in turn with the peers; 3 unless given, or 1 with --quick.
-    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100))]
-    turns: Option<u32>,
+    #[command(flatten)]
+    runs: Runs,
     /// Keep each rank of an all_reduce on a core of its own, counted round, those of the peer too.
     #[arg(long)]
     pin: bool,
@@ -142,20 +135,10 @@ pub(super) fn run(arguments: &Arguments) -> std::result::Result<(), Failure> {
         return Err(Failure::Usage("the processes of a store do not meet inproc; use shm or tcp".to_owned()));
     }
     let mut bench = Bench::new(arguments)?;
-    let turns = arguments.turns.unwrap_or(if arguments.quick { 1 } else { 3 });
-    for turn in 1..=turns {
-        for &case in Case::value_variants() {
-            if arguments.case.is_empty() || arguments.case.contains(&case) {
-                show_progress(&format!("turn {turn} of {turns}: {}", case.name()));
-                bench.measure(case).map_err(|error| error.context(case.name()))?;
-            }
-        }
-        bench.measure_mpi4py();
-    }
-    show_progress("");
+    arguments.runs.in_turn(&arguments.case, |case| bench.measure(case))?;
     let rows = sorted(bench.rows);
     let mut stdout = std::io::stdout().lock();
-    if arguments.json { report::json(&rows, &mut stdout) } else { report::table(&rows, &mut stdout) }
+    if arguments.runs.json { report::json(&rows, &mut stdout) } else { report::table(&rows, &mut stdout) }
 }
 
 impl<'a> Bench<'a> {
@@ -172,7 +155,7 @@ impl<'a> Bench<'a> {
     }
 
     fn budget_us(&self) -> String {
-        if self.arguments.quick { "20000" } else { "200000" }.to_owned()
+        if self.arguments.runs.quick { "20000" } else { "200000" }.to_owned()
     }
 
     fn sizes(&self) -> Vec<String> {
@@ -205,11 +188,12 @@ impl<'a> Bench<'a> {
         for (bytes, times) in self.times(&arguments, Some(Transport::Shm))? {
             self.add(case, bytes, Transport::Shm.name(), &times);
         }
+        self.measure_mpi4py();
         Ok(())
     }
 
     fn push_pull(&mut self) -> Result<()> {
-        let (rounds, thrift) = if self.arguments.quick { (10, 10) } else { (100, 2) };
+        let (rounds, thrift) = if self.arguments.runs.quick { (10, 10) } else { (100, 2) };
         let arguments = ["push_pull".to_owned(), KEY_BYTES.to_string(), rounds.to_string()];
         for transport in [Transport::Shm, Transport::Tcp] {
             if self.arguments.transport.is_empty() || self.arguments.transport.contains(&transport) {
@@ -230,7 +214,7 @@ impl<'a> Bench<'a> {
     }
 
     fn import(&mut self) -> Result<()> {
-        let times = if self.arguments.quick { "5" } else { "20" };
+        let times = if self.arguments.runs.quick { "5" } else { "20" };
         let of = |module: &str| ["import", module, times].map(str::to_owned);
         let bare = self.times(&of("sys"), None)?;
         let ours = self.times(&of("sheave"), None)?;
@@ -239,7 +223,7 @@ impl<'a> Bench<'a> {
     }
 
     fn start(&mut self) -> Result<()> {
-        let times = if self.arguments.quick { "2" } else { "5" };
+        let times = if self.arguments.runs.quick { "2" } else { "5" };
         let bare = self.times(&["start".to_owned(), STARTED.to_string(), times.to_owned()], None)?;
         let mut arguments = vec!["start".to_owned(), STARTED.to_string(), times.to_owned()];
         let file = std::env::current_exe()?;
