@@ -25,10 +25,20 @@
 //! # Ok::<(), sheave_base::Error>(())
 //! ```
 
+mod dataset;
 mod digits;
+mod layers;
+mod loss;
 mod model;
+mod module;
+mod network;
 mod schedule;
 
+pub use dataset::{Dataset, Targets};
 pub use digits::{Batch, CLASSES, Digits, PIXELS, Split};
+pub use layers::{Activation, Dense, Dropout, Sequential, mlp, mlp_with};
+pub use loss::Loss;
 pub use model::Model;
+pub use module::{Layout, LayoutEntry, Mode, Module, Parameter, Pass, Start};
+pub use network::Network;
 pub use schedule::Schedule;
