@@ -1,5 +1,6 @@
-//! Times gradients of eight networks together, and of each alone, in turn. `RAYON_NUM_THREADS=1` keeps both on one
-//! thread.
+//! Times gradients of perceptrons together, and of each alone, in turn:
+//! `RAYON_NUM_THREADS=1 cargo run --release -p sheave-nn --example batched_time -- 8 64 64 128 128 10`, for networks,
+//! rows of each batch, and widths, on one thread.
 #![expect(clippy::print_stdout, reason = "a program of its own")]
 
 use std::time::{Duration, Instant};
@@ -7,17 +8,18 @@ use std::time::{Duration, Instant};
 use sheave_base::Result;
 use sheave_nn::{Dataset, Digits, Loss, Mode, Network, mlp};
 
-const NETWORKS: u64 = 8;
-const ROWS: usize = 64;
 const TURNS: usize = 100;
 
 fn main() -> Result<()> {
-    let network = Network::new(mlp(&[64, 128, 128, 10])?, 64, Loss::CrossEntropy)?;
+    let arguments: Vec<usize> = std::env::args().skip(1).flat_map(|argument| argument.parse()).collect();
+    let arguments = if arguments.len() < 4 { vec![8, 64, 64, 128, 128, 10] } else { arguments };
+    let (networks, rows, widths) = (arguments[0], arguments[1], &arguments[2..]);
+    let network = Network::new(mlp(widths)?, widths[0], Loss::CrossEntropy)?;
     let data = Digits::embedded()?.training().dataset()?;
-    let batch = |start: usize| data.batch(&(start..start + ROWS).collect::<Vec<_>>());
-    let batches = (0..NETWORKS as usize).map(|place| batch(place * ROWS)).collect::<Result<Vec<Dataset>>>()?;
+    let batch = |start: usize| data.batch(&(start..start + rows).collect::<Vec<_>>());
+    let batches = (0..networks).map(|place| batch(place * rows % 512)).collect::<Result<Vec<Dataset>>>()?;
     let batches: Vec<&Dataset> = batches.iter().collect();
-    let parameters: Vec<Vec<f32>> = (0..NETWORKS).map(|seed| network.start(seed)).collect();
+    let parameters: Vec<Vec<f32>> = (0..networks as u64).map(|seed| network.start(seed)).collect();
     let mut gradients = vec![vec![0.0; network.dimension()]; parameters.len()];
     let mut losses = vec![0.0; parameters.len()];
     let mut times = [Vec::new(), Vec::new(), Vec::new()];
@@ -36,7 +38,7 @@ fn main() -> Result<()> {
     }
     let [together, shared, alone] = times.map(median);
     let ratio = |time: Duration| alone.as_secs_f64() / time.as_secs_f64();
-    println!("{NETWORKS} networks of {} parameters, {ROWS} rows each, medians of {TURNS}:", network.dimension());
+    println!("{networks} networks of {} parameters, {rows} rows each, medians of {TURNS}:", network.dimension());
     println!("  each alone             {alone:>10.1?}");
     println!("  together               {together:>10.1?}  {:.2} times as fast", ratio(together));
     println!("  together, same batch   {shared:>10.1?}  {:.2} times as fast", ratio(shared));

@@ -4,6 +4,7 @@ use candle_core::{Device, Result, Tensor, bail};
 use sheave_base::{Error, ErrorKind};
 use sheave_bayes::ensemble;
 
+use crate::bias::add_bias;
 use crate::module::{Module, Parameter, Pass, Start};
 
 /// A dense layer: `outputs = inputs · weight + bias`, with a weight of inputs × outputs.
@@ -49,7 +50,7 @@ impl Module for Dense {
     fn forward(&self, input: &Tensor, pass: &mut Pass<'_>) -> Result<Tensor> {
         pass.note_features(input);
         let (weight, bias) = (pass.parameter()?, pass.parameter()?);
-        input.matmul(weight)?.broadcast_add(&bias.unsqueeze(1)?)
+        add_bias(&input.matmul(weight)?, bias)
     }
 }
 

@@ -25,6 +25,7 @@
 //! # Ok::<(), sheave_base::Error>(())
 //! ```
 
+mod bias;
 mod dataset;
 mod digits;
 mod layers;

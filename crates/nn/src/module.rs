@@ -74,6 +74,17 @@ impl<'a> Mode<'a> {
     pub fn train(generator: &'a mut Generator) -> Self {
         Self::Train(std::slice::from_mut(generator))
     }
+
+    /// Cuts the mode of several networks into that of the first ones and that of the others.
+    pub(crate) fn split(self, networks: usize) -> (Self, Self) {
+        match self {
+            Self::Evaluate => (Self::Evaluate, Self::Evaluate),
+            Self::Train(generators) => {
+                let (first, others) = generators.split_at_mut(networks);
+                (Self::Train(first), Self::Train(others))
+            }
+        }
+    }
 }
 
 /// One pass through a network: the parameters that its modules take, one after the other, and the mode.

@@ -3,7 +3,8 @@
 //! **Several at once.** Networks of one architecture go through candle as one: their inputs are
 //! `[networks, rows, width]`, and each product of matrices is a batch of products, one for each network. One network is
 //! a batch of one, by the same operations in the same order. No operation mixes networks, and candle computes each
-//! product and each sum of a batch as it computes it alone: so networks together have the bits that each has alone.
+//! product and each sum of a batch as it computes it alone: so networks together have the bits that each has alone, and
+//! it does not show how many go at a time.
 
 use std::borrow::Cow;
 
@@ -12,9 +13,14 @@ use sheave_base::{Error, ErrorKind, Result};
 use sheave_bayes::random::Generator;
 use smallvec::SmallVec;
 
+use crate::bias::add_bias;
 use crate::dataset::Dataset;
 use crate::loss::Loss;
-use crate::module::{Layout, Mode, Module, Pass};
+use crate::module::{Layout, LayoutEntry, Mode, Module, Pass};
+
+/// Networks go through candle together up to this size of one of their tensors. Larger ones are not faster together:
+/// the system's allocator takes their memory from the kernel in each pass, page by page, and a cache does not hold them.
+const TENSOR_BYTES: usize = 128 << 10;
 
 /// Parameters of one network; more of them than this cost an allocation in each pass.
 const PARAMETERS_IN_PLACE: usize = 16;
@@ -179,6 +185,43 @@ impl Network {
         expect("gradients", gradients.len(), parameters.len())?;
         expect("losses", losses.len(), parameters.len())?;
         gradients.iter().try_for_each(|gradient| self.check_length("gradient", gradient.as_ref().len()))?;
+        let group = self.group(parameters.len(), batches[0].rows());
+        let mut rest = mode;
+        for start in (0..parameters.len()).step_by(group) {
+            let end = parameters.len().min(start + group);
+            let (mode, others) = rest.split(end - start);
+            rest = others;
+            let batches = if batches.len() == 1 { batches } else { &batches[start..end] };
+            self.group_gradients(
+                &parameters[start..end],
+                batches,
+                mode,
+                &mut gradients[start..end],
+                &mut losses[start..end],
+            )?;
+        }
+        Ok(())
+    }
+
+    /// How many networks go through candle together: as many as keep every tensor within [`TENSOR_BYTES`].
+    fn group(&self, networks: usize, rows: usize) -> usize {
+        let of = |entry: &LayoutEntry| {
+            let widest = entry.parameter.dimensions.iter().copied().max().unwrap_or(1);
+            entry.parameter.elements().max(rows * widest)
+        };
+        let largest = self.layout.entries().iter().map(of).max().unwrap_or(1).max(1);
+        (TENSOR_BYTES / (largest * size_of::<f32>())).clamp(1, networks)
+    }
+
+    /// Gradients of networks that go through candle together; everything fits.
+    fn group_gradients<P: AsRef<[f32]>, G: AsMut<[f32]>>(
+        &self,
+        parameters: &[P],
+        batches: &[&Dataset],
+        mode: Mode<'_>,
+        gradients: &mut [G],
+        losses: &mut [f64],
+    ) -> Result<()> {
         let (variables, tensors) = self.variables(parameters).map_err(failed)?;
         let compute = || {
             let mut pass = Pass::new(&tensors, mode);
@@ -256,7 +299,7 @@ impl Network {
                 return Ok(None);
             }
             // Whatever stands behind the last dense layer would show.
-            let again = features.matmul(weight)?.broadcast_add(&bias.unsqueeze(1)?)?;
+            let again = add_bias(&features.matmul(weight)?, bias)?;
             let is_last = again.dims() == outputs.dims() && again.to_vec3::<f32>()? == outputs.to_vec3::<f32>()?;
             Ok(is_last.then_some(features))
         };
@@ -290,7 +333,7 @@ impl Network {
     }
 
     fn tensors<P: AsRef<[f32]>>(&self, parameters: &[P]) -> candle_core::Result<Parameters<Tensor>> {
-        let stacked = |entry: &crate::module::LayoutEntry| {
+        let stacked = |entry: &LayoutEntry| {
             let elements = entry.parameter.elements();
             let mut values = Vec::with_capacity(parameters.len() * elements);
             for network in parameters {

@@ -134,8 +134,10 @@ fn bits(values: &[f32]) -> Vec<u32> {
 
 #[test]
 fn networks_together_have_the_bits_of_each_alone() {
-    // Some products are below the sizes that candle blocks, some above, some are shared among threads.
-    for (widths, rows, networks) in [([3, 7, 4], 5, 3), ([3, 33, 4], 17, 8), ([3, 300, 4], 130, 5)] {
+    // Some products are below the sizes that candle blocks, some above; some go through together, some in groups.
+    for (widths, rows, networks) in
+        [([3, 7, 4], 5, 3), ([3, 33, 4], 17, 8), ([3, 100, 4], 100, 5), ([3, 300, 4], 130, 2)]
+    {
         for loss in LOSSES {
             let network = Network::new(dropping(widths), 3, loss).unwrap();
             let parameters: Vec<Vec<f32>> = (0..networks).map(|place| network.start(seed_of(1, place))).collect();
