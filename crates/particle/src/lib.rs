@@ -10,16 +10,21 @@
 //! each other is an error that names them, and a particle that is [re-entrant](Behavior::reentrant) handles the next
 //! message while its handlers wait.
 //!
+//! The parameters of a particle are [one flat vector](Parameters) with immutable snapshots. Where a device has room for
+//! some particles only, a [`Cache`] says who is there.
+//!
 //! Mailboxes, messages by name and a runtime for each device follow PusH, where a send runs its handler on the spot, an
 //! error ends the runtime, and a circle of waits hangs.
 
 mod answer;
 mod behavior;
+mod cache;
 mod context;
 mod current;
 mod id;
 mod mailbox;
 mod message;
+mod parameters;
 mod particle;
 mod particles;
 mod service;
@@ -27,7 +32,9 @@ mod waits;
 
 pub use answer::{Answer, Awaiting};
 pub use behavior::Behavior;
+pub use cache::{Cache, CacheOptions, CacheStatistics, Guard, Key, Policy, Resident};
 pub use context::Context;
 pub use id::ParticleId;
 pub use message::{Message, Payload};
+pub use parameters::{Parameters, Snapshot};
 pub use particles::Particles;

@@ -1,0 +1,123 @@
+//! A particle that is pinned, and the right to move what has to be moved for that.
+
+use super::{Inner, Key, Resident};
+use sheave_base::{Error, ErrorKind, Result, contain};
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::thread::ThreadId;
+
+/// What an acquire has been given under the lock.
+pub(crate) struct Held<T> {
+    pub(crate) value: Arc<T>,
+    pub(crate) thread: Option<ThreadId>,
+    /// Who is to be parked first.
+    pub(crate) victims: Vec<(u64, Arc<T>)>,
+    /// By how many particles and bytes those are more than what is brought: nobody else's until they are parked.
+    pub(crate) reserved: (usize, u64),
+    /// Whether it is to be brought; else it is pinned already.
+    pub(crate) brings: bool,
+}
+
+/// The right to park some particles and to bring another one. Dropped before that is done it changes nothing.
+pub(crate) struct Grant<K: Key, T: Resident> {
+    inner: Arc<Inner<K, T>>,
+    number: u64,
+    held: Option<Held<T>>,
+}
+
+impl<K: Key, T: Resident> Grant<K, T> {
+    pub(crate) fn new(inner: &Arc<Inner<K, T>>, number: u64, held: Held<T>) -> Self {
+        Self { inner: Arc::clone(inner), number, held: Some(held) }
+    }
+
+    /// Moves whoever has to be moved.
+    pub(crate) fn carried_out(mut self) -> Result<Guard<K, T>> {
+        let Some(mut held) = self.held.take() else {
+            return Err(Error::new(ErrorKind::Internal, "a grant is used twice"));
+        };
+        // By a panic too, what has not moved stays where it is.
+        let moved = contain::run(|| self.moves(&mut held)).unwrap_or_else(|text| {
+            let what = format!("a move panicked: {text}");
+            Err(Error::new(ErrorKind::Remote, what).operation("acquire"))
+        });
+        if let Err(error) = moved {
+            self.give_back(held, Some(&error));
+            return Err(error);
+        }
+        Ok(Guard { inner: Arc::clone(&self.inner), number: self.number, thread: held.thread, value: held.value })
+    }
+
+    fn moves(&self, held: &mut Held<T>) -> Result<()> {
+        while let Some((number, victim)) = held.victims.last() {
+            victim.park()?;
+            let room = if held.victims.len() == 1 { std::mem::take(&mut held.reserved) } else { (0, 0) };
+            let gone = self.inner.change(|state| {
+                let gone = state.parked(*number, room);
+                (Ok(gone), state.serve(&self.inner))
+            })?;
+            drop(gone);
+            held.victims.pop();
+        }
+        if held.brings {
+            held.value.bring()?;
+            self.inner.change(|state| {
+                state.brought(self.number, held.thread);
+                (Ok(()), state.serve(&self.inner))
+            })?;
+            held.brings = false;
+        }
+        Ok(())
+    }
+
+    fn give_back(&self, held: Held<T>, error: Option<&Error>) {
+        let gone = self.inner.change(|state| {
+            let gone = state.give_back(self.number, &held, error);
+            (Ok(gone), state.serve(&self.inner))
+        });
+        // What they were the last handles to is dropped without the lock.
+        drop((gone, held));
+    }
+}
+
+impl<K: Key, T: Resident> Drop for Grant<K, T> {
+    fn drop(&mut self) {
+        if let Some(held) = self.held.take() {
+            self.give_back(held, None);
+        }
+    }
+}
+
+/// A particle that stays resident until this is dropped. The thread that has acquired it counts as the one that holds
+/// it: if that acquires another for which nothing but its own guards leave no room, it is told so.
+pub struct Guard<K: Key, T: Resident> {
+    inner: Arc<Inner<K, T>>,
+    number: u64,
+    thread: Option<ThreadId>,
+    value: Arc<T>,
+}
+
+impl<K: Key, T: Resident> Deref for Guard<K, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<K: Key, T: Resident> Drop for Guard<K, T> {
+    fn drop(&mut self) {
+        let bytes = self.value.len_bytes();
+        let gone = self.inner.change(|state| {
+            let gone = state.released(self.number, self.thread, Some(bytes));
+            (Ok(gone), state.serve(&self.inner))
+        });
+        drop(gone);
+    }
+}
+
+impl<K: Key, T: Resident> fmt::Debug for Guard<K, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guard").field("thread", &self.thread).finish_non_exhaustive()
+    }
+}
