@@ -72,13 +72,13 @@ impl Resident for Model {
 type Models = Cache<u64, Model>;
 
 fn cache(particles: Option<usize>, bytes: Option<u64>, policy: Policy) -> Models {
-    Cache::new(CacheOptions { device: "cpu".into(), particles, bytes, policy }).unwrap()
+    Cache::new(CacheOptions { device: "cpu".into(), particles, bytes, policy }).expect("there is room")
 }
 
 /// A cache of models of 10 bytes.
 fn filled(particles: Option<usize>, policy: Policy, count: u64) -> (Models, Arc<Device>) {
     let (cache, device) = (cache(particles, None, policy), Arc::new(Device::default()));
-    (0..count).for_each(|key| cache.insert(key, Model::new(&device, 10)).unwrap());
+    (0..count).for_each(|key| cache.insert(key, Model::new(&device, 10)).expect("there is room"));
     (cache, device)
 }
 
@@ -440,7 +440,8 @@ proptest! {
             }
             let mut expected: Vec<u64> = plain.resident.iter().map(|(key, _)| *key).collect();
             let mut resident = cache.resident();
-            (expected.sort_unstable(), resident.sort_unstable());
+            expected.sort_unstable();
+            resident.sort_unstable();
             prop_assert_eq!(resident, expected);
             prop_assert!(guards.iter().all(|(_, guard)| guard.is_there.load(SeqCst)));
             prop_assert_eq!(cache.statistics().resident as i64, device.particles.load(SeqCst));
