@@ -147,7 +147,7 @@ from sheave.members import MemberFleet
 from sheave.spawning import spawn
 
 if TYPE_CHECKING:
-    from sheave import exchange, learner, optim, placement, versions
+    from sheave import exchange, learner, optim, particle, placement, versions
 
 __all__ = [
     "AlreadyExists",
@@ -207,6 +207,7 @@ __all__ = [
     "lane",
     "learner",
     "optim",
+    "particle",
     "placement",
     "recv",
     "reduce",
@@ -222,7 +223,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Modules that take long to import, such as those with dataclasses, are imported when they are first used."""
-    if name not in ("exchange", "learner", "optim", "placement", "versions"):
+    if name not in ("exchange", "learner", "optim", "particle", "placement", "versions"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 

@@ -19,18 +19,19 @@ import numpy as np
 from _typeshed import ReadableBuffer
 from sheave._core_exchange import ExchangeRegistration, ExchangeRequest, ExchangeServer, ExchangeWorker
 from sheave._core_learner import GradientClient, GradientServer
+from sheave._core_particle import Answer, ParticleObject, ParticleRuntime
 from sheave._core_placement import Placement, place_models
 from sheave._core_pool import PoolFunction, PoolJob, ProcessPool, ProcessQueue, QueueItem, Share
 from sheave._core_session import Function, ProcessSession, Register, Session, SessionWorker
 from sheave._core_session import SocketSession, ThreadedSession, WorkerObject
 from sheave._core_versions import Pin, Versions, VersionsClient
 
-__all__ = ["AlreadyExists", "BufferInUse", "Cancelled", "Closed", "DeadlineExceeded", "Deadlock", "Death"]
-__all__ += ["DeclaredDead", "ExchangeRegistration", "ExchangeRequest", "ExchangeServer", "ExchangeWorker"]
+__all__ = ["AlreadyExists", "Answer", "BufferInUse", "Cancelled", "Closed", "DeadlineExceeded", "Deadlock"]
+__all__ += ["Death", "DeclaredDead", "ExchangeRegistration", "ExchangeRequest", "ExchangeServer", "ExchangeWorker"]
 __all__ += ["Forked", "Function", "GradientClient", "GradientServer"]
 __all__ += ["Group", "Guest", "GuestFleet", "Internal", "Interrupted", "InvalidArgument", "Io"]
 __all__ += ["LimitExceeded", "Link", "Member", "Members", "Mesh", "Mismatch", "Node", "NotFound", "NotPermitted"]
-__all__ += ["Peer", "PeerLost", "Placement", "PoolFunction", "PoolJob", "ProcessPool", "ProcessSession", "Protocol"]
+__all__ += ["ParticleObject", "ParticleRuntime", "Peer", "PeerLost", "Placement", "PoolFunction", "PoolJob", "ProcessPool", "ProcessSession", "Protocol"]
 __all__ += ["Pin", "ProcessQueue", "QueueItem", "Ref", "Register", "Remote", "RpcGroup"]
 __all__ += ["Session", "SessionWorker", "Share", "SheaveError", "Sheet", "SocketSession", "Store", "Tensor"]
 __all__ += ["ThreadedSession", "Versions", "VersionsClient"]

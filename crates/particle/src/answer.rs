@@ -109,7 +109,7 @@ impl<M: Payload> Answer<M> {
         }
         let _waits = self.begin_wait()?;
         if until.is_none() {
-            self.help(true);
+            self.handle(true);
         }
         if self.is_done() {
             return Ok(true);
@@ -117,6 +117,20 @@ impl<M: Payload> Answer<M> {
         self.runtime.start_all();
         // Whatever this thread does meanwhile, it takes nobody's turn.
         current::turn(0, || self.work.wait_until(until, interrupt))
+    }
+
+    /// Handles the message on this thread, as a wait without a timeout begins, and returns whether the answer is there
+    /// then. Does not sleep; handlers that it runs may. For callers that hold what they would let go of for a sleep.
+    ///
+    /// # Errors
+    ///
+    /// `Deadlock`.
+    pub fn help(&self) -> Result<bool> {
+        if !self.is_done() {
+            let _waits = self.begin_wait()?;
+            self.handle(true);
+        }
+        Ok(self.is_done())
     }
 
     /// The handler of this thread begins to wait.
@@ -133,7 +147,7 @@ impl<M: Payload> Answer<M> {
     }
 
     /// Handles what it waits for.
-    fn help(&self, may_block: bool) {
+    fn handle(&self, may_block: bool) {
         if let Some((particle, number)) = &self.place {
             let turned = current::nested(limits::PARTICLE_NESTED_MAX, || particle.turn(may_block, Some(*number)));
             if turned.is_some() {
@@ -185,7 +199,7 @@ impl<M: Payload> Future for Awaiting<M> {
         if !self.has_begun && !self.answer.is_done() {
             self.has_begun = true;
             self.edge = self.answer.begin_wait()?;
-            self.answer.help(false);
+            self.answer.handle(false);
         }
         match self.answer.work.poll_done(context) {
             Poll::Pending => Poll::Pending,

@@ -47,13 +47,14 @@ pub struct Behavior<M: Payload = Message> {
     pub(crate) handlers: BTreeMap<Arc<str>, Arc<Handler<M>>>,
     pub(crate) state: Arc<dyn Any + Send + Sync>,
     pub(crate) is_reentrant: bool,
+    pub(crate) label: Option<Arc<str>>,
 }
 
 impl<M: Payload> Behavior<M> {
     /// Returns the behaviour of a particle of this state, which knows no message yet.
     #[must_use]
     pub fn new(state: impl Any + Send + Sync) -> Self {
-        Self { handlers: BTreeMap::new(), state: Arc::new(state), is_reentrant: false }
+        Self { handlers: BTreeMap::new(), state: Arc::new(state), is_reentrant: false, label: None }
     }
 
     /// Handles messages of this name by a future, which may wait for other particles and for works of any kind. It is
@@ -85,6 +86,13 @@ impl<M: Payload> Behavior<M> {
     #[must_use]
     pub fn reentrant(mut self) -> Self {
         self.is_reentrant = true;
+        self
+    }
+
+    /// Has errors call the particle so, in place of its number.
+    #[must_use]
+    pub fn labelled(mut self, label: &str) -> Self {
+        self.label = Some(label.into());
         self
     }
 

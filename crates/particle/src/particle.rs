@@ -26,6 +26,7 @@ use sheave_mesh::Reply;
 use smallvec::SmallVec;
 use std::any::Any;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
@@ -91,18 +92,24 @@ pub(crate) struct Particle<M: Payload> {
     handlers: RwLock<BTreeMap<Arc<str>, Arc<Handler<M>>>>,
     pub(crate) state: Arc<dyn Any + Send + Sync>,
     pub(crate) is_reentrant: bool,
+    label: Option<Arc<str>>,
     mailbox: Mutex<Mailbox<Delivery<M>>>,
 }
 
 impl<M: Payload> Particle<M> {
     pub(crate) fn new(id: ParticleId, runtime: Weak<Inner<M>>, behavior: Behavior<M>) -> Arc<Self> {
-        let Behavior { handlers, state, is_reentrant } = behavior;
+        let Behavior { handlers, state, is_reentrant, label } = behavior;
         let mailbox = Mutex::new(Mailbox::new(is_reentrant));
-        Arc::new(Self { id, runtime, handlers: RwLock::new(handlers), state, is_reentrant, mailbox })
+        Arc::new(Self { id, runtime, handlers: RwLock::new(handlers), state, is_reentrant, label, mailbox })
     }
 
     pub(crate) fn id(&self) -> ParticleId {
         self.id
+    }
+
+    /// How many messages have not begun.
+    pub(crate) fn queued(&self) -> usize {
+        self.mailbox.lock().queue.len()
     }
 
     fn address(&self) -> usize {
@@ -126,14 +133,14 @@ impl<M: Payload> Particle<M> {
             self.handlers.read().get_key_value(name).map(|(name, handler)| (Arc::clone(name), Arc::clone(handler)));
         let Some((name, handler)) = found else {
             let error = unknown(name, &self.handlers.read());
-            return Err((error.context(self.id), message));
+            return Err((error.context(self), message));
         };
         let mut mailbox = self.mailbox.lock();
         if let Some(error) = &mailbox.over {
             return Err((error.clone(), message));
         }
         if mailbox.queue.len() >= limits::PARTICLE_MESSAGES_MAX {
-            let what = format!("{} has {} messages that have not begun", self.id, mailbox.queue.len());
+            let what = format!("{self} has {} messages that have not begun", mailbox.queue.len());
             let error = Error::new(ErrorKind::LimitExceeded, what).hint("wait for answers before sending more");
             return Err((error, message));
         }
@@ -259,7 +266,7 @@ impl<M: Payload> Particle<M> {
 
     fn panicked(&self, number: u64, text: &str) -> Error {
         let name = self.name_of(number).unwrap_or_else(|| "?".into());
-        Error::new(ErrorKind::Remote, format!("handler \"{name}\" of {} panicked: {text}", self.id))
+        Error::new(ErrorKind::Remote, format!("handler \"{name}\" of {self} panicked: {text}"))
     }
 
     /// A handler of this particle begins to wait: a re-entrant one may begin the next message.
@@ -312,7 +319,7 @@ impl<M: Payload> Particle<M> {
                 told.send(Err(Error::new(ErrorKind::Cancelled, "planted")));
                 return self.look();
             }
-            let what = format!("the message to {} was cancelled before it began", self.id);
+            let what = format!("the message to {self} was cancelled before it began");
             delivery.end.send(Err(Error::new(ErrorKind::Cancelled, what)));
         }
     }
@@ -331,6 +338,15 @@ impl<M: Payload> Particle<M> {
                 true => std::mem::forget(delivery),
                 false => delivery.end.send(Err(error.clone())),
             }
+        }
+    }
+}
+
+impl<M: Payload> fmt::Display for Particle<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.label {
+            Some(label) => f.write_str(label),
+            None => self.id.fmt(f),
         }
     }
 }

@@ -32,6 +32,9 @@ use std::task::Poll;
 /// Makes a particle of the arguments that it is created with.
 pub(crate) type Kind<M> = Arc<dyn Fn(M) -> Result<Behavior<M>> + Send + Sync>;
 
+/// The first number of those that stand apart: no node makes so many others.
+const APART: u64 = 1 << 62;
+
 pub(crate) struct Inner<M: Payload> {
     own: Weak<Self>,
     mesh: WeakMesh,
@@ -39,6 +42,7 @@ pub(crate) struct Inner<M: Payload> {
     service: ServiceName,
     particles: RwLock<HashMap<u64, Arc<Particle<M>>>>,
     next: AtomicU64,
+    next_apart: AtomicU64,
     kinds: RwLock<BTreeMap<String, Kind<M>>>,
     /// Those that have something to be started.
     listed: Mutex<VecDeque<Arc<Particle<M>>>>,
@@ -72,6 +76,11 @@ impl<M: Payload> Inner<M> {
     }
 
     pub(crate) fn create(&self, behavior: Behavior<M>) -> Result<ParticleId> {
+        let id = ParticleId { node: self.node, number: self.next.fetch_add(1, Relaxed) };
+        self.create_as(id, behavior).map(|()| id)
+    }
+
+    fn create_as(&self, id: ParticleId, behavior: Behavior<M>) -> Result<()> {
         let mut particles = self.particles.write();
         // Whoever ends all particles says so before it looks which there are.
         if let Some(error) = &*self.over.lock() {
@@ -81,9 +90,11 @@ impl<M: Payload> Inner<M> {
             let what = format!("a node has at most {} particles", limits::PARTICLES_MAX);
             return Err(Error::new(ErrorKind::LimitExceeded, what).hint("remove those that are not used"));
         }
-        let id = ParticleId { node: self.node, number: self.next.fetch_add(1, Relaxed) };
+        if particles.contains_key(&id.number) {
+            return Err(Error::new(ErrorKind::AlreadyExists, format!("{id} is there")));
+        }
         particles.insert(id.number, Particle::new(id, self.own.clone(), behavior));
-        Ok(id)
+        Ok(())
     }
 
     pub(crate) fn create_kind(&self, kind: &str, arguments: M) -> Result<ParticleId> {
@@ -100,14 +111,15 @@ impl<M: Payload> Inner<M> {
         let removed = self.particles.write().remove(&number);
         let was_there = removed.is_some();
         if let Some(particle) = removed {
-            let error = Error::new(ErrorKind::NotFound, format!("{} was removed", particle.id()));
+            let error = Error::new(ErrorKind::NotFound, format!("{particle} was removed"));
             particle.refuse(&error, true);
         }
         was_there
     }
 
     pub(crate) fn numbers(&self) -> Vec<u64> {
-        let mut numbers: Vec<u64> = self.particles.read().keys().copied().collect();
+        let is_listed = |number: &u64| *number < APART;
+        let mut numbers: Vec<u64> = self.particles.read().keys().copied().filter(is_listed).collect();
         numbers.sort_unstable();
         numbers
     }
@@ -261,10 +273,10 @@ impl<M: Payload> Describe for Inner<M> {
         let (name, keepers) = particle.describe(which[1])?;
         let keepers: Vec<String> = keepers.iter().map(|name| format!("\"{name}\"")).collect();
         let whom = match keepers.is_empty() {
-            true => particle.id().to_string(),
-            false => format!("{}, which is at {}", particle.id(), keepers.join(" and ")),
+            true => particle.to_string(),
+            false => format!("{particle}, which is at {}", keepers.join(" and ")),
         };
-        Some(Account { what: Some(format!("send of \"{name}\" to {}", particle.id())), whom: Some(whom) })
+        Some(Account { what: Some(format!("send of \"{name}\" to {particle}")), whom: Some(whom) })
     }
 
     fn cancel(&self, which: Which) {
@@ -330,6 +342,7 @@ impl<M: Payload> Particles<M> {
             service: service.clone().into(),
             particles: RwLock::default(),
             next: AtomicU64::new(0),
+            next_apart: AtomicU64::new(APART),
             kinds: RwLock::default(),
             listed: Mutex::default(),
             is_arranged: AtomicBool::new(false),
@@ -362,6 +375,39 @@ impl<M: Payload> Particles<M> {
     /// `LimitExceeded` for more than [`PARTICLES_MAX`](limits::PARTICLES_MAX), `Closed` once they are stopped.
     pub fn create(&self, behavior: Behavior<M>) -> Result<ParticleId> {
         self.0.create(behavior).map_err(|error| error.operation("create particle"))
+    }
+
+    /// Returns the name of a particle that is made later, by [`Particles::create_as`], of what must know it.
+    #[must_use]
+    pub fn reserve(&self) -> ParticleId {
+        ParticleId { node: self.0.node, number: self.0.next.fetch_add(1, Relaxed) }
+    }
+
+    /// Returns the name of a particle that is made later and is not listed: one that serves the others of its node.
+    /// The first of a node has the same number on all nodes.
+    #[must_use]
+    pub fn reserve_apart(&self) -> ParticleId {
+        ParticleId { node: self.0.node, number: self.0.next_apart.fetch_add(1, Relaxed) }
+    }
+
+    /// Makes a particle of this node that is known by a name which was reserved, or saved by an earlier run. Later ones
+    /// have higher numbers. Does not block.
+    ///
+    /// # Errors
+    ///
+    /// As [`Particles::create`]; `AlreadyExists` for a name that is in use, `InvalidArgument` for one of another node.
+    pub fn create_as(&self, id: ParticleId, behavior: Behavior<M>) -> Result<()> {
+        let made = || {
+            if id.node != self.0.node {
+                return Err(Error::new(ErrorKind::InvalidArgument, format!("{id} is of another node")));
+            }
+            self.0.create_as(id, behavior)?;
+            if id.number < APART {
+                self.0.next.fetch_max(id.number + 1, Relaxed);
+            }
+            Ok(())
+        };
+        made().map_err(|error| error.operation("create particle"))
     }
 
     /// Offers a kind of particles, which others may [create](Particles::create_on) here: `make` is given their
@@ -418,6 +464,15 @@ impl<M: Payload> Particles<M> {
     /// `NotFound` for a particle that is not here.
     pub fn names(&self, id: ParticleId) -> Result<Vec<Arc<str>>> {
         Ok(self.here(id, "list handlers")?.names())
+    }
+
+    /// Returns how many messages to a particle of this node have not begun.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` for a particle that is not here.
+    pub fn queued(&self, id: ParticleId) -> Result<usize> {
+        Ok(self.here(id, "count messages")?.queued())
     }
 
     fn here(&self, id: ParticleId, operation: &'static str) -> Result<Arc<Particle<M>>> {

@@ -137,7 +137,7 @@ fn deadlock<M: Payload>(
     target: &Particle<M>,
     cycle: &[(Arc<Particle<M>>, Arc<str>)],
 ) -> Error {
-    let written = |particle: &Particle<M>, name: &str| format!("{} (\"{name}\")", particle.id());
+    let written = |particle: &Particle<M>, name: &str| format!("{particle} (\"{name}\")");
     let own_name = own.name_of(current.number).unwrap_or_else(|| "?".into());
     let first = written(own, &own_name);
     let mut names: Vec<String> = cycle.iter().take(NAMED).map(|(particle, name)| written(particle, name)).collect();
@@ -146,8 +146,8 @@ fn deadlock<M: Payload>(
     }
     let what = match names.is_empty() {
         // It waits for what it keeps itself.
-        true => format!("{first} waits for {}, which it keeps itself", target.id()),
-        false => format!("{first} waits for {}, which waits for {}", names.join(", which waits for "), own.id()),
+        true => format!("{first} waits for {target}, which it keeps itself"),
+        false => format!("{first} waits for {}, which waits for {own}", names.join(", which waits for ")),
     };
     Error::new(ErrorKind::Deadlock, what)
         .operation("wait")

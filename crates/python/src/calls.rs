@@ -263,7 +263,7 @@ impl PyService {
 
 /// Arguments by place and by name: a tuple, or a dict of both, as Python sends them; anything else, as Rust sends it,
 /// is the only argument, and nothing is none.
-fn arguments(args: Bound<'_, PyAny>) -> PyResult<(Bound<'_, PyTuple>, Option<Bound<'_, PyDict>>)> {
+pub(crate) fn arguments(args: Bound<'_, PyAny>) -> PyResult<(Bound<'_, PyTuple>, Option<Bound<'_, PyDict>>)> {
     let py = args.py();
     if args.is_none() {
         return Ok((PyTuple::empty(py), None));

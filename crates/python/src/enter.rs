@@ -25,10 +25,7 @@ pub(crate) fn enter<T: Send>(
     operation: impl FnOnce(Option<Instant>, Option<Interrupt<'_>>) -> Result<T> + Send,
 ) -> PyResult<T> {
     let until = deadline(timeout_s)?;
-    if let Some(who) = BARRED.get() {
-        let error = Error::new(ErrorKind::InvalidArgument, format!("{who} cannot wait for sheave, which waits for it"));
-        return Err(errors::to_python(py, &error.hint("use nothing but its arguments there")));
-    }
+    may_wait(py)?;
     released::drain(py);
     let visit = life::Visit::begin().map_err(|error| errors::to_python(py, &error))?;
     let mut raised = None;
@@ -59,6 +56,13 @@ pub(crate) fn enter<T: Send>(
     // Until here Python code may have run.
     drop(visit);
     outcome
+}
+
+/// Raises where calls that may wait are refused.
+pub(crate) fn may_wait(py: Python<'_>) -> PyResult<()> {
+    let Some(who) = BARRED.get() else { return Ok(()) };
+    let error = Error::new(ErrorKind::InvalidArgument, format!("{who} cannot wait for sheave, which waits for it"));
+    Err(errors::to_python(py, &error.hint("use nothing but its arguments there")))
 }
 
 thread_local! {

@@ -31,6 +31,7 @@ mod lists;
 mod members;
 mod mesh;
 mod node;
+mod particle;
 mod pieces;
 mod placement;
 mod places;
@@ -72,6 +73,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     pool::add_to(module)?;
     queue::add_to(module)?;
     versions::add_to(module)?;
+    particle::add_to(module)?;
     learner::add_to(module)?;
     store::add_to(module)?;
     exchange::add_to(module)?;

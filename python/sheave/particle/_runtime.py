@@ -1,0 +1,347 @@
+"""The particles of a process: how they are made, reached and ended, and what serves them."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from sheave._core import InvalidArgument, Mesh, NotFound, Remote, SheaveError
+from sheave._core_particle import Answer, ParticleRuntime
+from sheave.particle._particle import Particle, ParticleId, wait_all
+
+__all__ = ["Particles", "wait_all"]
+
+# Number of the particle of each node that serves the others: the first of those that stand apart.
+KEEPER = 1 << 62
+
+Receive = Mapping[str, Callable[..., Any]]
+
+
+class Cache:
+    """Models that lie on a device, all of them."""
+
+    def __init__(self) -> None:
+        self._models: dict[int, Any] = {}
+
+    def insert(self, key: int, model: Any) -> None:
+        self._models[key] = model
+
+    @contextlib.contextmanager
+    def acquire(self, key: int) -> Iterator[Any]:
+        yield self._models[key]
+
+    def remove(self, key: int) -> None:
+        self._models.pop(key, None)
+
+
+class Device:
+    """The state of a particle that stands for a device."""
+
+    def __init__(self, label: Any, cache: Any) -> None:
+        self.label = label
+        self.cache = cache
+
+    @contextlib.contextmanager
+    def using(self, particles: "Particles", number: int) -> Iterator[Any]:
+        """Has the model on the device."""
+        if number not in particles._models:
+            raise NotFound(f"particle {number} has no model; hint: give create a model")
+        with self.cache.acquire(number) as model:
+            yield model
+
+
+def _forward(device: Particle, number: int, x: Any, *args: Any, **kwargs: Any) -> Any:
+    with device.state.using(device.particles, number) as model:
+        return model.forward(x, *args, **kwargs)
+
+
+def _step(device: Particle, number: int, loss: Any, x: Any, y: Any, *args: Any, **kwargs: Any) -> Any:
+    with device.state.using(device.particles, number) as model:
+        return model.step(loss, x, y, *args, **kwargs)
+
+
+def _zero_grad(device: Particle, number: int) -> None:
+    with device.state.using(device.particles, number) as model:
+        model.zero_grad()
+
+
+def _scheduler_step(device: Particle, number: int) -> None:
+    with device.state.using(device.particles, number) as model:
+        model.scheduler_step()
+
+
+def _update(device: Particle, number: int, function: Callable[[Any], Any]) -> Any:
+    with device.state.using(device.particles, number) as model:
+        return function(model)
+
+
+def _get(device: Particle, number: int, gradients: bool) -> Any:
+    # Where it lies: whoever looks at a model does not bring it to the device.
+    model = device.particles._models.get(number)
+    if model is None:
+        raise NotFound(f"particle {number} has no model; hint: give create a model")
+    return model.snapshot(gradients=gradients)
+
+
+def _forget(device: Particle, number: int) -> None:
+    device.state.cache.remove(number)
+
+
+OF_DEVICES: Receive = {
+    "forward": _forward,
+    "step": _step,
+    "zero_grad": _zero_grad,
+    "scheduler_step": _scheduler_step,
+    "update": _update,
+    "get": _get,
+    "forget": _forget,
+}
+
+
+def _kept_create(keeper: Particle, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ParticleId:
+    return keeper.particles._made_of(kind, args, kwargs)
+
+
+def _kept_get(keeper: Particle, number: int, gradients: bool) -> Any:
+    return keeper.particles.get(ParticleId(keeper.id.node, number), gradients).wait()
+
+
+def _kept_remove(keeper: Particle, number: int) -> bool:
+    return keeper.particles.remove(ParticleId(keeper.id.node, number))
+
+
+def _kept_numbers(keeper: Particle) -> list[int]:
+    return keeper.particles._numbers()
+
+
+def _kept_names(keeper: Particle, number: int) -> list[str]:
+    return keeper.particles._names(number)
+
+
+def _kept_waiting(keeper: Particle, number: int) -> int:
+    return keeper.particles._waiting(number)
+
+
+OF_KEEPERS: Receive = {
+    "create": _kept_create,
+    "get": _kept_get,
+    "remove": _kept_remove,
+    "numbers": _kept_numbers,
+    "names": _kept_names,
+    "waiting": _kept_waiting,
+}
+
+
+def _asked(answer: Answer[Any]) -> Any:
+    """What a keeper says; an error of sheave's as the error itself."""
+    try:
+        return answer.wait()
+    except Remote as error:
+        cause = error.__cause__
+        if isinstance(cause, SheaveError) and not isinstance(cause, Remote):
+            raise cause
+        raise
+
+
+class Particles(ParticleRuntime):
+    """The particles of one name in this process, and the way to those of the other processes of the mesh.
+
+    `mesh` is where they are found by others that make particles of this `name`; without one they are alone. `devices`
+    is how many there are, labelled 0, 1 and so on, or their labels: numbers, "cpu", "cuda:0", torch devices. Of each
+    `cache_size` models, or `cache_bytes` bytes of them, lie on it at a time, and which is said by `policy`: "lru" or
+    "direct". `seed` is what the seeds of all particles are made from.
+
+    >>> with sheave.particle.Particles(devices=2, seed=7) as particles:
+    ...     particles.create(state={"count": 0}, device=1)
+    ParticleId(node=0, number=0)
+    """
+
+    def __new__(cls, mesh: Mesh | None = None, name: str = "particles", **_: Any) -> "Particles":
+        own = Mesh(rank=0, size=1) if mesh is None else None
+        joined = mesh if own is None else own
+        made: Particles = super().__new__(cls, joined, name)  # type: ignore[arg-type, assignment]
+        made._own_mesh = own
+        return made
+
+    def __init__(
+        self,
+        mesh: Mesh | None = None,
+        name: str = "particles",
+        *,
+        devices: int | Sequence[Any] = 1,
+        cache_size: int | None = None,
+        cache_bytes: int | None = None,
+        policy: str = "lru",
+        seed: int = 0,
+    ) -> None:
+        self._own_mesh: Mesh | None
+        self.name = name
+        self.seed = seed
+        self._objects: dict[int, Particle] = {}
+        self._models: dict[int, Any] = {}
+        self._kinds: dict[str, Callable[..., Mapping[str, Any]]] = {}
+        self._devices: dict[str, Device] = {}
+        self._places: dict[str, ParticleId] = {}
+        keeper = self._apart("the keeper", None, OF_KEEPERS, reentrant=True)
+        assert keeper.number == KEEPER
+        labels: Sequence[Any] = range(devices) if isinstance(devices, int) else devices
+        if not labels or len({str(label) for label in labels}) < len(labels):
+            raise InvalidArgument(f"devices is {devices!r}; expected a count from 1 on, or labels that differ")
+        for label in labels:
+            device = Device(label, Cache())
+            self._devices[str(label)] = device
+            self._places[str(label)] = self._apart(f"device {label}", device, OF_DEVICES, reentrant=False)
+
+    @property
+    def devices(self) -> list[Any]:
+        """The labels of the devices."""
+        return [device.label for device in self._devices.values()]
+
+    def create(
+        self,
+        model: Any = None,
+        *,
+        receive: Receive | None = None,
+        state: Any = None,
+        device: Any = None,
+        reentrant: bool = False,
+        seed: int | None = None,
+    ) -> ParticleId:
+        """Make a particle of this process. Returns its name.
+
+        `model` is a `Model`, or a function without arguments that makes one. `receive` has the handlers of its messages:
+        `function(particle, *args, **kwargs)`. `state` is any object, a dict of its own if it is None. `device` is the
+        label of its device, or its place among them; the first one if it is None. A `reentrant` particle handles the
+        next message while its handlers wait. Without a `seed` it gets one of its own, made from that of all and its
+        number.
+        """
+        label = self._label(device)
+        number = self._reserve(False)
+        id = ParticleId(self.node, number)
+        seed = self._seed_of(self.seed % 2**64, number) if seed is None else seed
+        is_maker = isinstance(model, type) or not hasattr(model, "forward")
+        made = model() if callable(model) and is_maker else model
+        place = None if made is None else self._places[label]
+        particle = Particle(self, id, state, self._devices[label].label, seed, place)
+        if made is not None:
+            self._models[number] = made
+            self._devices[label].cache.insert(number, made)
+        self._objects[number] = particle
+        try:
+            self._place(number, particle, dict(receive or {}), reentrant, None)
+        except BaseException:
+            self._dropped(number)
+            raise
+        return id
+
+    def create_many(self, count: int, make: Callable[[int], Mapping[str, Any]]) -> list[ParticleId]:
+        """Make `count` particles; `make(index)` returns the arguments of `create` for each, as a dict by name."""
+        return [self.create(**make(index)) for index in range(count)]
+
+    def offer(self, kind: str, make: Callable[..., Mapping[str, Any]]) -> None:
+        """Let others create particles of this kind here. `make(*args, **kwargs)` gets what they give, and returns the
+        arguments of `create` as a dict by name; it runs on a thread of this node."""
+        self._kinds[kind] = make
+
+    def create_on(self, node: int, kind: str, *args: Any, **kwargs: Any) -> ParticleId:
+        """Make a particle of a kind that the node of this rank offers. Waits; returns its name.
+
+        Raises NotFound for a kind that is not offered there, and PeerLost when the node is gone.
+        """
+        return ParticleId(*_asked(self.send(ParticleId(node, KEEPER), "create", kind, args, kwargs)))
+
+    def send_all(self, ids: Iterable[tuple[int, int]], name: str, *args: Any, **kwargs: Any) -> list[Answer[Any]]:
+        """Send the same message to several particles. Returns their answers, in order; never waits."""
+        return [self.send(id, name, *args, **kwargs) for id in ids]
+
+    def register(self, id: tuple[int, int], name: str, function: Callable[..., Any]) -> None:
+        """Have a particle of this node handle messages of this name by `function(particle, *args, **kwargs)`: those
+        that are sent from now on."""
+        self._register(id, name, function)
+
+    def remove(self, id: tuple[int, int]) -> bool:
+        """Remove a particle. Returns whether it was there. Messages that have not begun fail with NotFound; handlers
+        that have begun go on."""
+        if id[0] != self.node:
+            return bool(_asked(self.send(ParticleId(id[0], KEEPER), "remove", id[1])))
+        was_there = self._remove(id[1])
+        self._dropped(id[1])
+        return was_there
+
+    def ids(self, node: int | None = None) -> list[ParticleId]:
+        """The particles of this node, or of the one of this rank, in the order in which they were made."""
+        if node is None or node == self.node:
+            return [ParticleId(self.node, number) for number in self._numbers()]
+        return [ParticleId(node, number) for number in _asked(self.send(ParticleId(node, KEEPER), "numbers"))]
+
+    def names(self, id: tuple[int, int]) -> list[str]:
+        """The names of the messages that a particle handles, in order."""
+        if id[0] == self.node:
+            return self._names(id[1])
+        return list(_asked(self.send(ParticleId(id[0], KEEPER), "names", id[1])))
+
+    def waiting(self, id: tuple[int, int]) -> int:
+        """How many messages to a particle have not begun."""
+        if id[0] == self.node:
+            return self._waiting(id[1])
+        return int(_asked(self.send(ParticleId(id[0], KEEPER), "waiting", id[1])))
+
+    def get(self, id: tuple[int, int], gradients: bool = False) -> Answer[Any]:
+        """Get a snapshot of the model of a particle, of this node or of another, with its gradients if they are asked
+        for. It stays as it is while the model goes on, which is not moved for it."""
+        particle = self._objects.get(id[1]) if id[0] == self.node else None
+        if particle is None:
+            return self.send(ParticleId(id[0], KEEPER), "get", id[1], gradients)
+        return self.send(self._place_of(particle.device), "get", id[1], gradients)
+
+    def close(self) -> None:
+        """End all particles of this process; messages that have not begun fail with Closed. Idempotent."""
+        self._stop()
+        self._objects.clear()
+        self._models.clear()
+        if self._own_mesh is not None:
+            self._own_mesh.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<sheave.particle.Particles {self.name!r} of node {self.node}>"
+
+    def _apart(self, label: str, state: Any, receive: Receive, reentrant: bool) -> ParticleId:
+        """Make a particle that serves the others."""
+        number = self._reserve(True)
+        id = ParticleId(self.node, number)
+        self._place(number, Particle(self, id, state, None, 0, None), dict(receive), reentrant, label)
+        return id
+
+    def _label(self, device: Any) -> str:
+        """The device that is meant."""
+        if device is None:
+            return next(iter(self._devices))
+        if str(device) in self._devices:
+            return str(device)
+        is_counted = not any(isinstance(known.label, int) for known in self._devices.values())
+        if is_counted and isinstance(device, int) and 0 <= device < len(self._devices):
+            return list(self._devices)[device]
+        raise InvalidArgument(f"device is {device!r}; expected one of {self.devices}")
+
+    def _place_of(self, device: Any) -> ParticleId:
+        return self._places[str(device)]
+
+    def _made_of(self, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ParticleId:
+        make = self._kinds.get(kind)
+        if make is None:
+            raise NotFound(f"no kind {kind!r} of particles on this node, which offers {sorted(self._kinds)}")
+        return self.create(**make(*args, **kwargs))
+
+    def _dropped(self, number: int) -> None:
+        """A particle is gone: its model goes when its device has come to it."""
+        particle = self._objects.pop(number, None)
+        if particle is not None and self._models.pop(number, None) is not None:
+            self.send(self._place_of(particle.device), "forget", number)
