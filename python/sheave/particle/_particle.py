@@ -70,7 +70,7 @@ class Particle(ParticleObject):
     def generator(self) -> np.random.Generator:
         """Its own random generator, which begins with its seed; nobody else draws from it."""
         if self._generator is None:
-            self._generator = np.random.Generator(np.random.PCG64(self.seed))
+            self._generator = np.random.Generator(np.random.PCG64(self.seed % 2**64))
         return self._generator
 
     @property
