@@ -368,6 +368,12 @@ impl<M: Payload> Particles<M> {
         Self(inner)
     }
 
+    /// Returns the node that these are the particles of.
+    #[must_use]
+    pub fn node(&self) -> NodeId {
+        self.0.node
+    }
+
     /// Makes a particle on this node. Does not block.
     ///
     /// # Errors

@@ -53,9 +53,7 @@ fn on(
     name: &str,
     handle: impl Fn(&mut Member, Message) -> Result<Message> + Send + Sync + 'static,
 ) -> Behavior {
-    behavior.on_blocking(name, move |context, message| {
-        handle(&mut context.state::<Mutex<Member>>()?.lock(), message)
-    })
+    behavior.on_blocking(name, move |context, message| handle(&mut context.state::<Mutex<Member>>()?.lock(), message))
 }
 
 /// What a member is told to predict with.

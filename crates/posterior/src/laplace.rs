@@ -1,7 +1,9 @@
 //! The posterior of the last layer of one network.
 
 use sheave_base::{Error, ErrorKind, Result};
-use sheave_bayes::laplace::{Classification, ClassificationPosterior, Evidence, Regression, RegressionPosterior, Workspace};
+use sheave_bayes::laplace::{
+    Classification, ClassificationPosterior, Evidence, Regression, RegressionPosterior, Workspace,
+};
 use sheave_nn::{Loss, Targets};
 
 use crate::inference::Problem;
@@ -62,7 +64,12 @@ impl Curvature {
         self.evidence.log_evidence
     }
 
-    pub(crate) fn predict(&self, problem: &Problem, parameters: &[f32], inputs: &[f32]) -> Result<(Vec<f64>, Vec<f64>)> {
+    pub(crate) fn predict(
+        &self,
+        problem: &Problem,
+        parameters: &[f32],
+        inputs: &[f32],
+    ) -> Result<(Vec<f64>, Vec<f64>)> {
         let mut features = Vec::new();
         let width = problem.network.features(parameters, inputs, &mut features)?;
         let features = with_constant(&features, width);

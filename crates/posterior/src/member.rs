@@ -67,7 +67,8 @@ impl Member {
         let (network, data) = (&problem.network, &problem.data);
         let dimension = network.dimension();
         let seeds = Seeds::of(settings.seed, settings.member);
-        let order_seed = if settings.batches == Batches::Shared { Seeds::shared_order(settings.seed) } else { seeds.order };
+        let order_seed =
+            if settings.batches == Batches::Shared { Seeds::shared_order(settings.seed) } else { seeds.order };
         let order = Order::new(data.rows(), settings.batch_rows, order_seed, settings.batches == Batches::Bootstrap)?;
         let zeros = || vec![0.0; dimension];
         let (motion, swag) = match &settings.method {
@@ -103,8 +104,7 @@ impl Member {
     fn descend(&mut self) -> Result<f64> {
         self.problem.data.gather(self.order.next_batch(), &mut self.batch)?;
         let mode = Mode::train(&mut self.dropout);
-        let loss =
-            self.problem.network.value_and_gradient(&self.parameters, &self.batch, mode, &mut self.gradient)?;
+        let loss = self.problem.network.value_and_gradient(&self.parameters, &self.batch, mode, &mut self.gradient)?;
         self.steps += 1;
         if loss.is_finite() {
             return Ok(loss);
@@ -207,8 +207,7 @@ impl Member {
     /// Takes over parameters, by copy.
     pub(crate) fn set(&mut self, parameters: &[f32]) -> Result<()> {
         if parameters.len() != self.parameters.len() {
-            let what =
-                format!("the length of parameters is {}; expected {}", parameters.len(), self.parameters.len());
+            let what = format!("the length of parameters is {}; expected {}", parameters.len(), self.parameters.len());
             return Err(Error::new(ErrorKind::InvalidArgument, what));
         }
         self.parameters.copy_from_slice(parameters);

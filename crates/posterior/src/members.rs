@@ -157,8 +157,10 @@ impl Members {
 
     /// What members predict with the posterior of their last layers: values and variances of each.
     pub(crate) fn predict_curved(&self, inputs: &[f32]) -> Result<Vec<[Vec<f64>; 2]>> {
-        let inputs = Tensor::from_slice(inputs, [self.rows(inputs)? as u64, self.inference.network().input_width() as u64])?;
-        let answers = self.ask("predict curved", |_| Message::default().tensor(inputs.clone())).map_err(named("predict"))?;
+        let inputs =
+            Tensor::from_slice(inputs, [self.rows(inputs)? as u64, self.inference.network().input_width() as u64])?;
+        let answers =
+            self.ask("predict curved", |_| Message::default().tensor(inputs.clone())).map_err(named("predict"))?;
         let read = |answer: &Message| Ok([nth_tensor(answer, 0)?.to_vec()?, nth_tensor(answer, 1)?.to_vec()?]);
         answers.iter().map(read).collect()
     }

@@ -23,7 +23,9 @@ impl Prediction {
     pub(crate) fn new(loss: Loss, rows: usize, width: usize, samples: Vec<Vec<f32>>) -> Result<Self> {
         if samples.is_empty() {
             let what = "the number of samples is 0; expected one at least";
-            return Err(Error::new(ErrorKind::InvalidArgument, what).operation("predict").hint("fit longer, or take more"));
+            return Err(Error::new(ErrorKind::InvalidArgument, what)
+                .operation("predict")
+                .hint("fit longer, or take more"));
         }
         Ok(Self { loss, rows, width, samples })
     }
@@ -77,7 +79,10 @@ impl Prediction {
             Loss::GaussianHead => (self.width / 2, 0.0),
         };
         let part = |sample: &[f64], start: usize, change: &dyn Fn(f64) -> f64| -> Vec<f64> {
-            sample.chunks_exact(self.width).flat_map(|row| row[start..start + targets].iter().map(|value| change(*value))).collect()
+            sample
+                .chunks_exact(self.width)
+                .flat_map(|row| row[start..start + targets].iter().map(|value| change(*value)))
+                .collect()
         };
         let wide = self.wide();
         let means: Vec<_> = wide.iter().map(|sample| part(sample, 0, &|value| value)).collect();

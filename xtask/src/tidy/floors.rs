@@ -12,13 +12,13 @@ const FLOORS: [&[&str]; 9] = [
     &["net"],
     &["mesh", "fleet"],
     &["collective", "store", "exchange", "rpc", "session", "particle", "pool", "learner"],
-    &["nn"],
+    &["nn", "posterior"],
     &["sheave"],
     &["cli", "python"],
 ];
 
 /// Neighbours on one floor that may be used all the same: (who, whom).
-const NEIGHBOURS: [(&str, &str); 9] = [
+const NEIGHBOURS: [(&str, &str); 10] = [
     ("bayes", "optim"),
     ("fleet", "mesh"),
     ("session", "collective"),
@@ -27,12 +27,14 @@ const NEIGHBOURS: [(&str, &str); 9] = [
     ("learner", "rpc"),
     ("store", "collective"),
     ("store", "rpc"),
+    ("posterior", "nn"),
     ("python", "cli"),
 ];
 
-/// The floor of the services, and those of them that `nn` may know.
+/// The floor of the services, and those of them that rooms of models may know.
 const SERVICES: usize = 5;
-const SERVICES_OF_NN: [&str; 3] = ["store", "collective", "particle"];
+const SERVICES_OF_MODELS: [(&str, &[&str]); 2] =
+    [("nn", &["store", "collective", "particle"]), ("posterior", &["collective", "particle"])];
 
 /// The only room that may know PyO3.
 const PYTHON_ROOM: &str = "python";
@@ -66,8 +68,12 @@ fn wrong_way(room: &str, other: &str) -> Option<String> {
         let stranger = if floor(room).is_none() { room } else { other };
         return Some(format!("`{stranger}` has no floor: give it one in the design and in {}", file!()));
     };
-    if room == "nn" && there == SERVICES && !SERVICES_OF_NN.contains(&other) {
-        return Some(format!("`nn` knows of the services only {}, not `{other}`", SERVICES_OF_NN.join(", ")));
+    let services = SERVICES_OF_MODELS.iter().find(|(model, _)| *model == room).map(|(_, services)| services);
+    if let Some(services) = services
+        && there == SERVICES
+        && !services.contains(&other)
+    {
+        return Some(format!("`{room}` knows of the services only {}, not `{other}`", services.join(", ")));
     }
     if there < here || room == other || NEIGHBOURS.contains(&(room, other)) {
         return None;
@@ -152,6 +158,9 @@ mod tests {
         assert!(wrong_way("nn", "particle").is_none());
         assert!(wrong_way("nn", "rpc").is_some());
         assert!(wrong_way("nn", "tensor").is_none());
+        assert!(wrong_way("posterior", "nn").is_none());
+        assert!(wrong_way("nn", "posterior").is_some());
+        assert!(wrong_way("posterior", "store").is_some());
         assert!(wrong_way("cli", "python").is_some());
         assert!(wrong_way("python", "sheave").is_none());
     }
