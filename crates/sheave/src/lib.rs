@@ -37,10 +37,14 @@ pub use sheave_fleet as fleet;
 pub use sheave_learner as learner;
 pub use sheave_mesh as mesh;
 pub use sheave_net as net;
+#[cfg(feature = "models")]
+pub use sheave_nn as nn;
 pub use sheave_optim as optim;
 pub use sheave_particle as particle;
 pub use sheave_placement as placement;
 pub use sheave_pool as pool;
+#[cfg(feature = "models")]
+pub use sheave_posterior as posterior;
 pub use sheave_process as process;
 pub use sheave_rpc as rpc;
 pub use sheave_session as session;
