@@ -162,13 +162,13 @@ impl Sequential {
 
 impl Module for Sequential {
     fn parameters(&self) -> Vec<Parameter> {
-        let named = |(place, module): (usize, &Box<dyn Module>)| {
-            module.parameters().into_iter().map(move |mut parameter| {
-                parameter.name = format!("{place}.{}", parameter.name);
-                parameter
-            })
-        };
-        self.modules.iter().enumerate().flat_map(named).collect()
+        let mut all = Vec::new();
+        for (place, module) in self.modules.iter().enumerate() {
+            for Parameter { name, dimensions, start } in module.parameters() {
+                all.push(Parameter { name: format!("{place}.{name}"), dimensions, start });
+            }
+        }
+        all
     }
 
     fn width(&self, inputs: usize) -> std::result::Result<usize, String> {

@@ -19,7 +19,7 @@ use crate::loss::Loss;
 use crate::module::{Layout, LayoutEntry, Mode, Module, Pass};
 
 /// Networks go through candle together up to this size of one of their tensors. Larger ones are not faster together:
-/// the system's allocator takes their memory from the kernel in each pass, page by page, and a cache does not hold them.
+/// the system's allocator takes their memory from the kernel in each pass, page by page.
 const TENSOR_BYTES: usize = 128 << 10;
 
 /// Parameters of one network; more of them than this cost an allocation in each pass.

@@ -258,7 +258,7 @@ fn refusals() {
     let network = Network::new(mlp(&[3, 4]).unwrap(), 3, Loss::CrossEntropy).unwrap();
     let (parameters, right) = (network.start(1), data(Loss::CrossEntropy, 1, 4));
     let step = |parameters: &[f32], batch: &Dataset, mode: Mode<'_>| {
-        network.value_and_gradient(parameters, batch, mode, &mut vec![0.0; 16]).map(drop)
+        network.value_and_gradient(parameters, batch, mode, &mut [0.0; 16]).map(drop)
     };
     refused(step(&parameters[1..], &right, Mode::Evaluate), "the length of parameters is 15; expected 16");
     refused(step(&parameters, &data(Loss::MeanSquared, 1, 4), Mode::Evaluate), "targets are numbers; expected classes");

@@ -13,8 +13,8 @@
 //! [particles](sheave_particle): each has its parameters, optimizer and generators, and does what it is told by
 //! messages. The mathematics are those of [`sheave_bayes`], networks and gradients those of [`sheave_nn`].
 //!
-//! **Predictions average probabilities, never logits**, over all samples of all members ([`Prediction`]). They draw from
-//! generators of their own and write to memory of their own: parameters and trainings are the same after them.
+//! **Predictions average probabilities, never logits**, over all samples of all members ([`Prediction`]). They draw
+//! from generators of their own and write to memory of their own: parameters and trainings are the same after them.
 //!
 //! **The same bits everywhere.** What a member does is a function of seeds, network and data. Neither threads nor nodes
 //! nor other members enter, but where members tell each other something.
@@ -35,7 +35,7 @@
 //! | `parameters` | | the version, and the parameters |
 //! | `set` | parameters | the version |
 //! | `follow` | parameters, of a member of [`SteinVgd`] | the loss there, and the gradient of `-log p` |
-//! | `predict` | a list: `own`; `chain`; `dropout` and a count; `swag`, a count and a scale; and rows of inputs | the number of samples, and outputs of each |
+//! | `predict` | a list: `own`, `chain`, `dropout` and a count, `swag`, a count and a scale; inputs | outputs of all samples |
 //! | `fit curvature` | | precision of the prior and logarithm of the evidence of the last layer |
 //! | `predict curved` | rows of inputs | values and variances, f64 |
 
