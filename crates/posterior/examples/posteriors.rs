@@ -94,20 +94,20 @@ fn classify(inference: &Inference, held_out: &Dataset, settings: &Settings) -> R
     let shared =
         EnsembleSettings { batches: Batches::Own, seed: 1, ..EnsembleSettings::new(members, 50, Rule::adam(RATE)) };
 
-    let ensemble = Ensemble::new(inference, shared.clone())?;
+    let ensemble = Ensemble::new(inference, &shared.clone())?;
     ensemble.fit(epochs, |_| ())?;
     let prediction = ensemble.predict(inputs)?;
     row(&format!("single network, mean of {members}"), &mean(&prediction, &labels)?);
     row(&format!("ensemble of {members}"), &prediction.scores(&labels)?);
 
-    let swag = MultiSwag::new(inference, MultiSwagSettings { ensemble: shared, learning_rate: RATE, rank: 20 })?;
+    let swag = MultiSwag::new(inference, &MultiSwagSettings { ensemble: shared, learning_rate: RATE, rank: 20 })?;
     swag.fit(epochs - epochs / 3, |_| ())?;
     swag.collect(epochs / 3, |_| ())?;
     row(&format!("multi-swag, {members} × 8 samples"), &swag.predict(inputs, 8)?.scores(&labels)?);
 
     let prior = Some(Normal { mean: 0.0, deviation: 1.0 });
     let svgd = SteinVgdSettings { prior, seed: 1, ..SteinVgdSettings::new(members, 50, Rule::adam(RATE)) };
-    let svgd = SteinVgd::new(inference, svgd)?;
+    let svgd = SteinVgd::new(inference, &svgd)?;
     svgd.fit(epochs, |_| ())?;
     row(&format!("svgd of {members}"), &svgd.predict(inputs)?.scores(&labels)?);
     Ok(())
@@ -150,7 +150,7 @@ fn curve(rows: usize) -> Result<Dataset> {
 fn regress(inference: &Inference, settings: &Settings) -> Result<()> {
     let rule = Rule::adam(0.005);
     let ensemble = EnsembleSettings { batches: Batches::Own, ..EnsembleSettings::new(settings.members, 40, rule) };
-    let ensemble = Ensemble::new(inference, ensemble)?;
+    let ensemble = Ensemble::new(inference, &ensemble)?;
     let losses = ensemble.fit(settings.curve_epochs, |_| ())?;
     let inputs: Vec<f32> = (-100..=100).map(|step| step as f32 / 100.0 * REACH).collect();
     let prediction = ensemble.predict(&inputs)?;

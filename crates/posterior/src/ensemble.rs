@@ -40,7 +40,7 @@ impl EnsembleSettings {
     }
 
     fn members(&self, inference: &Inference, rank: usize) -> Result<Members> {
-        Members::new(inference, self.common(), Method::Optimize { optimizer: self.optimizer.clone(), rank })
+        Members::new(inference, self.common(), &Method::Optimize { optimizer: self.optimizer.clone(), rank })
     }
 }
 
@@ -82,7 +82,7 @@ impl Ensemble {
     /// # Errors
     /// `InvalidArgument` for settings outside their range, `NotFound` where a node has no such [`Inference`],
     /// `PeerLost` where one is gone.
-    pub fn new(inference: &Inference, settings: EnsembleSettings) -> Result<Self> {
+    pub fn new(inference: &Inference, settings: &EnsembleSettings) -> Result<Self> {
         Ok(Self { members: settings.members(inference, 0)? })
     }
 
@@ -130,8 +130,9 @@ impl MultiSwag {
     ///
     /// # Errors
     /// Those of [`Ensemble::new`].
-    pub fn new(inference: &Inference, settings: MultiSwagSettings) -> Result<Self> {
+    pub fn new(inference: &Inference, settings: &MultiSwagSettings) -> Result<Self> {
         let MultiSwagSettings { ensemble, learning_rate, rank } = settings;
+        let (learning_rate, rank) = (*learning_rate, *rank);
         if !(learning_rate >= 0.0 && learning_rate.is_finite()) {
             let what = format!("learning_rate is {learning_rate}; expected a finite number that is not negative");
             return Err(Error::new(ErrorKind::InvalidArgument, what).operation("posterior"));
@@ -193,7 +194,7 @@ impl MonteCarloDropout {
     ///
     /// # Errors
     /// Those of [`Ensemble::new`].
-    pub fn new(inference: &Inference, settings: EnsembleSettings) -> Result<Self> {
+    pub fn new(inference: &Inference, settings: &EnsembleSettings) -> Result<Self> {
         Ok(Self { members: settings.members(inference, 0)? })
     }
 
@@ -238,7 +239,7 @@ impl LastLayerLaplace {
     ///
     /// # Errors
     /// Those of [`Ensemble::new`].
-    pub fn new(inference: &Inference, settings: EnsembleSettings) -> Result<Self> {
+    pub fn new(inference: &Inference, settings: &EnsembleSettings) -> Result<Self> {
         Ok(Self { members: settings.members(inference, 0)? })
     }
 

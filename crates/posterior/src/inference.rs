@@ -43,7 +43,7 @@ pub(crate) struct Problem {
 /// let network = Network::new(mlp(&[1, 16, 1])?, 1, Loss::Gaussian { deviation: 0.1 })?;
 /// let inference = Inference::new(&particles, "squares", network, Dataset::new(inputs, 1, targets)?)?;
 ///
-/// let ensemble = Ensemble::new(&inference, EnsembleSettings::new(4, 16, Rule::adam(0.02)))?;
+/// let ensemble = Ensemble::new(&inference, &EnsembleSettings::new(4, 16, Rule::adam(0.02)))?;
 /// ensemble.fit(60, |progress| assert_eq!(progress.losses.len(), 4))?;
 /// let (mean, variance) = ensemble.predict(&[0.5, 3.0])?.normal()?;
 /// assert!((mean[0] - 0.25).abs() < 0.1, "it knows what it was told");

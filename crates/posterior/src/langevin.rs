@@ -52,12 +52,12 @@ impl Langevin {
     ///
     /// # Errors
     /// Those of [`Ensemble::new`](crate::Ensemble::new); `InvalidArgument` for a loss that is no likelihood.
-    pub fn new(inference: &Inference, settings: LangevinSettings) -> Result<Self> {
+    pub fn new(inference: &Inference, settings: &LangevinSettings) -> Result<Self> {
         check_likelihood(inference.network().loss())?;
-        let LangevinSettings { members, batch_rows, sampler, prior, burn_in, thin, capacity, seed } = settings;
+        let LangevinSettings { members, batch_rows, sampler, prior, burn_in, thin, capacity, seed } = *settings;
         let common = Common { members, batch_rows, batches: Batches::Own, seed };
         let method = Method::Sample { sampler, prior, burn_in, thin, capacity };
-        Ok(Self { members: Members::new(inference, common, method)? })
+        Ok(Self { members: Members::new(inference, common, &method)? })
     }
 
     /// Moves all chains for some epochs, and returns the mean loss of each in the last one. Blocks; may be called

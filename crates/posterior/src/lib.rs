@@ -35,7 +35,7 @@
 //! | `parameters` | | the version, and the parameters |
 //! | `set` | parameters | the version |
 //! | `follow` | parameters, of a member of [`SteinVgd`] | the loss there, and the gradient of `-log p` |
-//! | `predict` | a list: `own`, `chain`, `dropout` and a count, `swag`, a count and a scale; inputs | outputs of all samples |
+//! | `predict` | `own`, `chain`, `dropout` and a count, or `swag`, a count, a scale; and inputs | all outputs |
 //! | `fit curvature` | | precision of the prior and logarithm of the evidence of the last layer |
 //! | `predict curved` | rows of inputs | values and variances, f64 |
 

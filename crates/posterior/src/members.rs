@@ -48,9 +48,8 @@ pub(crate) struct Members {
 
 impl Members {
     /// Makes the members, and waits for those of other nodes.
-    pub(crate) fn new(inference: &Inference, common: Common, method: Method) -> Result<Self> {
-        let range = 0..common.members;
-        Self::some(inference, common, &method, range)
+    pub(crate) fn new(inference: &Inference, common: Common, method: &Method) -> Result<Self> {
+        Self::some(inference, common, method, 0..common.members)
     }
 
     /// As [`new`](Self::new), of a range of the members alone.
@@ -111,7 +110,7 @@ impl Members {
             // This thread handles the messages of those that have not begun.
             return answers.iter().map(Answer::wait).collect();
         }
-        first_error(answers).wait()
+        first_error(&answers).wait()
     }
 
     /// Trains for some epochs, each of which is one message to each member.
@@ -200,7 +199,7 @@ pub(crate) fn named(operation: &'static str) -> impl Fn(Error) -> Error {
 }
 
 /// Ends with all answers, or as soon as one has failed: what others still compute does not delay the word of a death.
-fn first_error(answers: Vec<Answer>) -> Work<Vec<Message>> {
+fn first_error(answers: &[Answer]) -> Work<Vec<Message>> {
     struct Left {
         count: usize,
         values: Vec<Option<Message>>,

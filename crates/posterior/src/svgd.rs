@@ -62,7 +62,7 @@ pub struct SteinVgd {
 }
 
 enum Mover {
-    Leader(Leader),
+    Leader(Box<Leader>),
     Shard(Box<Shard>),
 }
 
@@ -71,12 +71,12 @@ impl SteinVgd {
     ///
     /// # Errors
     /// Those of [`Ensemble::new`](crate::Ensemble::new); `InvalidArgument` for a loss that is no likelihood.
-    pub fn new(inference: &Inference, settings: SteinVgdSettings) -> Result<Self> {
+    pub fn new(inference: &Inference, settings: &SteinVgdSettings) -> Result<Self> {
         let SteinVgdSettings { members: count, rule, svgd, .. } = settings.clone();
         let flow = Flow::new(svgd, rule, count.max(1), inference.network().dimension())?;
         let members = settings.members(inference, 0..count)?;
         let leader = Leader { flow, parameters: members.parameters()?, gradients: vec![Vec::new(); count] };
-        Ok(Self { members, mover: Mutex::new(Mover::Leader(leader)) })
+        Ok(Self { members, mover: Mutex::new(Mover::Leader(Box::new(leader))) })
     }
 
     /// Makes this node's part of particles that all members of a group descend together, each with a slice of the
@@ -86,7 +86,7 @@ impl SteinVgd {
     /// # Errors
     /// Those of [`new`](Self::new); `InvalidArgument` for particles that are no multiple of the group's size, or a rule
     /// that needs the norms of whole tensors; `PeerLost` where a member of the group is gone.
-    pub fn sharded(inference: &Inference, group: &Communicator, settings: SteinVgdSettings) -> Result<Self> {
+    pub fn sharded(inference: &Inference, group: &Communicator, settings: &SteinVgdSettings) -> Result<Self> {
         check_likelihood(inference.network().loss())?;
         let (size, rank) = (group.size() as usize, group.rank().0 as usize);
         let refuse = |what: String| Err(Error::new(ErrorKind::InvalidArgument, what).operation("posterior"));
@@ -100,7 +100,7 @@ impl SteinVgd {
         let own = settings.members / size;
         let here = inference.on(&[inference.particles.node()])?;
         let members = settings.members(&here, rank * own..(rank + 1) * own)?;
-        let shard = Shard::new(group, &settings, members.parameters()?)?;
+        let shard = Shard::new(group, settings, members.parameters()?)?;
         Ok(Self { members, mover: Mutex::new(Mover::Shard(Box::new(shard))) })
     }
 

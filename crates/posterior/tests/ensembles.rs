@@ -50,7 +50,7 @@ fn members_have_the_bits_of_trainings_alone() {
         let inference = inference(particles, digits());
         for batches in [Batches::Shared, Batches::Own, Batches::Bootstrap] {
             let settings = EnsembleSettings { batches, seed: SEED, ..EnsembleSettings::new(5, 32, optimizer()) };
-            let ensemble = Ensemble::new(&inference, settings).unwrap();
+            let ensemble = Ensemble::new(&inference, &settings).unwrap();
             let mut seen = Vec::new();
             let last = ensemble.fit(3, |progress| seen.push((progress.epoch, progress.losses.to_vec()))).unwrap();
             assert_eq!((seen.len(), seen[2].0, &seen[2].1), (3, 3, &last));
@@ -79,7 +79,7 @@ fn probabilities_are_averaged() {
     alone(|_, particles| {
         let (network, data) = digits();
         let ensemble =
-            Ensemble::new(&inference(particles, digits()), EnsembleSettings::new(3, 50, Rule::adam(0.01))).unwrap();
+            Ensemble::new(&inference(particles, digits()), &EnsembleSettings::new(3, 50, Rule::adam(0.01))).unwrap();
         ensemble.fit(20, |_| ()).unwrap();
         let prediction = ensemble.predict(data.inputs()).unwrap();
         let probabilities = prediction.probabilities().unwrap();
@@ -110,7 +110,7 @@ fn swag_is_the_gaussian_of_the_snapshots() {
         let (network, data) = digits();
         let ensemble = EnsembleSettings { seed: SEED, ..EnsembleSettings::new(2, 32, optimizer()) };
         let settings = MultiSwagSettings { ensemble, learning_rate: 0.005, rank: 3 };
-        let swag = MultiSwag::new(&inference(particles, digits()), settings).unwrap();
+        let swag = MultiSwag::new(&inference(particles, digits()), &settings).unwrap();
         let error = failed(swag.predict(data.inputs(), 1));
         assert!(error.to_string().contains("the number of snapshots is 0"), "{error}");
         swag.fit(1, |_| ()).unwrap();
@@ -148,8 +148,8 @@ fn dropout_is_another_network_each_time() {
         let settings = || EnsembleSettings::new(2, 32, optimizer());
         let inference = inference(particles, digits());
         let (dropout, quiet) = (
-            MonteCarloDropout::new(&inference, settings()).unwrap(),
-            MonteCarloDropout::new(&inference, settings()).unwrap(),
+            MonteCarloDropout::new(&inference, &settings()).unwrap(),
+            MonteCarloDropout::new(&inference, &settings()).unwrap(),
         );
         dropout.fit(3, |_| ()).unwrap();
         let prediction = dropout.predict(data.inputs(), 6).unwrap();
@@ -165,7 +165,7 @@ fn dropout_is_another_network_each_time() {
 
         let (network, data) = line(20);
         let without = sheave_posterior::Inference::new(particles, "line", network, data).unwrap();
-        let without = MonteCarloDropout::new(&without, EnsembleSettings::new(1, 20, Rule::adam(0.1))).unwrap();
+        let without = MonteCarloDropout::new(&without, &EnsembleSettings::new(1, 20, Rule::adam(0.1))).unwrap();
         let error = failed(without.predict(&[0.0], 2));
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.to_string().contains("Dropout"), "{error}");
@@ -178,7 +178,7 @@ fn a_last_layer_of_a_line_is_its_posterior() {
     alone(|_, particles| {
         let (_, data) = line(200);
         let settings = EnsembleSettings::new(1, 200, Rule::adam(0.05));
-        let laplace = LastLayerLaplace::new(&inference(particles, line(200)), settings).unwrap();
+        let laplace = LastLayerLaplace::new(&inference(particles, line(200)), &settings).unwrap();
         let error = failed(laplace.normal(&[0.0]));
         assert!(error.to_string().contains("fit before predictions"), "{error}");
         laplace.fit(5, |_| ()).unwrap();
@@ -209,7 +209,7 @@ fn a_last_layer_of_classes_is_less_sure_where_there_are_no_data() {
     alone(|_, particles| {
         let (_, data) = digits();
         let settings = EnsembleSettings::new(2, 50, Rule::adam(0.01));
-        let laplace = LastLayerLaplace::new(&inference(particles, digits()), settings).unwrap();
+        let laplace = LastLayerLaplace::new(&inference(particles, digits()), &settings).unwrap();
         laplace.fit(20, |_| ()).unwrap();
         laplace.fit_last_layer().unwrap();
         let scores = |inputs: &[f32]| laplace.probabilities(inputs).unwrap();
@@ -222,7 +222,7 @@ fn a_last_layer_of_classes_is_less_sure_where_there_are_no_data() {
         // Far away a network by itself is surer than anywhere; the posterior is not sure of itself.
         let far: Vec<f32> = data.inputs().iter().map(|input| 20.0 * input).collect();
         let members =
-            Ensemble::new(&inference(particles, digits()), EnsembleSettings::new(1, 50, Rule::adam(0.01))).unwrap();
+            Ensemble::new(&inference(particles, digits()), &EnsembleSettings::new(1, 50, Rule::adam(0.01))).unwrap();
         members.fit(20, |_| ()).unwrap();
         let plain = members.predict(&far).unwrap().probabilities().unwrap();
         assert!(largest(&scores(&far)) < largest(&plain) - 0.01, "{} {}", largest(&scores(&far)), largest(&plain));
@@ -240,7 +240,7 @@ fn heads_find_the_noise() {
         let data = Dataset::new(inputs, 1, Targets::Values(targets)).unwrap();
         let network = Network::new(mlp(&[1, 16, 2]).unwrap(), 1, Loss::GaussianHead).unwrap();
         let ensemble =
-            Ensemble::new(&inference(particles, (network, data)), EnsembleSettings::new(2, 100, Rule::adam(0.01)));
+            Ensemble::new(&inference(particles, (network, data)), &EnsembleSettings::new(2, 100, Rule::adam(0.01)));
         let ensemble = ensemble.unwrap();
         ensemble.fit(100, |_| ()).unwrap();
         let (mean, variance) = ensemble.predict(&[-1.0, 1.0]).unwrap().normal().unwrap();
@@ -254,7 +254,7 @@ fn refusals() {
     alone(|_, particles| {
         let inference = inference(particles, digits());
         let refused = |settings: EnsembleSettings, expected: &str| {
-            let error = failed(Ensemble::new(&inference, settings));
+            let error = failed(Ensemble::new(&inference, &settings));
             assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
             assert!(error.to_string().contains(expected), "{error}");
         };
@@ -267,10 +267,10 @@ fn refusals() {
             learning_rate: 0.1,
             rank: 1025,
         };
-        assert!(failed(MultiSwag::new(&inference, swag)).to_string().contains("rank is 1025; expected 0 to 1024"));
+        assert!(failed(MultiSwag::new(&inference, &swag)).to_string().contains("rank is 1025; expected 0 to 1024"));
         assert!(failed(inference.on(&[])).to_string().contains("the number of nodes is 0"));
         let wild = Rule::Sgd(Sgd { learning_rate: 1e30, ..Sgd::default() });
-        let ensemble = Ensemble::new(&inference, EnsembleSettings::new(2, 10, wild)).unwrap();
+        let ensemble = Ensemble::new(&inference, &EnsembleSettings::new(2, 10, wild)).unwrap();
         let error = failed(ensemble.fit(5, |_| ()));
         assert!(error.to_string().contains("the loss of member") && error.to_string().contains("hint: "), "{error}");
         let error = failed(ensemble.predict(&[0.0; 63]));

@@ -40,7 +40,7 @@ fn settings() -> EnsembleSettings {
 fn nodes_change_no_bit_of_an_ensemble() {
     let fit = |nodes| {
         led(nodes, move |_, inference| {
-            let ensemble = Ensemble::new(inference, settings()).unwrap();
+            let ensemble = Ensemble::new(inference, &settings()).unwrap();
             let mut on: Vec<_> = ensemble.ids().iter().map(|id| id.node).collect();
             on.sort_unstable();
             on.dedup();
@@ -60,7 +60,7 @@ fn nodes_change_no_bit_of_samples() {
     let fit = |nodes| {
         led(nodes, |_, inference| {
             let settings = MultiSwagSettings { ensemble: settings(), learning_rate: 0.01, rank: 2 };
-            let swag = MultiSwag::new(inference, settings).unwrap();
+            let swag = MultiSwag::new(inference, &settings).unwrap();
             swag.fit(1, |_| ()).unwrap();
             swag.collect(3, |_| ()).unwrap();
             bits(swag.predict(&inference.data().inputs()[..128], 2).unwrap().samples())
@@ -73,7 +73,7 @@ fn nodes_change_no_bit_of_samples() {
 fn a_leader_descends_with_particles_of_other_nodes() {
     let fit = |nodes| {
         led(nodes, |_, inference| {
-            let svgd = SteinVgd::new(inference, SteinVgdSettings::new(4, 50, Rule::adam(0.01))).unwrap();
+            let svgd = SteinVgd::new(inference, &SteinVgdSettings::new(4, 50, Rule::adam(0.01))).unwrap();
             svgd.fit(2, |_| ()).unwrap();
             bits(&svgd.parameters().unwrap())
         })
@@ -90,7 +90,7 @@ fn a_node_that_offers_nothing_is_an_error() {
         if mesh.me().rank.0 == 0 {
             let all: Vec<_> = mesh.members().iter().map(|member| member.node).collect();
             let inference = inference(&particles, digits()).on(&all).unwrap();
-            let error = failed(Ensemble::new(&inference, settings()));
+            let error = failed(Ensemble::new(&inference, &settings()));
             assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
             assert!(error.to_string().contains("no kind \"posterior test\""), "{error}");
             assert_eq!(particles.ids(), []);
@@ -110,7 +110,7 @@ fn sharded(nodes: u32, epochs: usize) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
         let particles = Particles::new(&mesh, "test").unwrap();
         let inference = inference(&particles, digits());
         let group = Collectives::new(&mesh).unwrap().group(&mesh.world()).unwrap();
-        let svgd = SteinVgd::sharded(&inference, &group, svgd()).unwrap();
+        let svgd = SteinVgd::sharded(&inference, &group, &svgd()).unwrap();
         assert_eq!(particles.ids().len(), 6 / nodes as usize);
         svgd.fit(epochs, |progress| assert_eq!(progress.losses.len(), 6 / nodes as usize)).unwrap();
         let samples = svgd.predict(&inference.data().inputs()[..64]).unwrap().samples().to_vec();
@@ -126,7 +126,7 @@ fn sharded(nodes: u32, epochs: usize) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
 #[test]
 fn a_descent_cut_over_nodes_is_that_of_a_leader() {
     let led = led(1, |_, inference| {
-        let svgd = SteinVgd::new(inference, svgd()).unwrap();
+        let svgd = SteinVgd::new(inference, &svgd()).unwrap();
         svgd.fit(3, |_| ()).unwrap();
         svgd.parameters().unwrap()
     });
@@ -153,10 +153,10 @@ fn what_a_group_cannot_share_is_refused_by_all() {
         let particles = Particles::new(&mesh, "test").unwrap();
         let inference = inference(&particles, line(10));
         let group = Collectives::new(&mesh).unwrap().group(&mesh.world()).unwrap();
-        let odd = failed(SteinVgd::sharded(&inference, &group, SteinVgdSettings::new(3, 10, Rule::adam(0.1))));
+        let odd = failed(SteinVgd::sharded(&inference, &group, &SteinVgdSettings::new(3, 10, Rule::adam(0.1))));
         assert!(odd.to_string().contains("members is 3; expected a multiple of 2"), "{odd}");
         let lamb = SteinVgdSettings::new(2, 10, Rule::Lamb(Lamb::default()));
-        let error = failed(SteinVgd::sharded(&inference, &group, lamb));
+        let error = failed(SteinVgd::sharded(&inference, &group, &lamb));
         assert!(error.to_string().contains("the rule is lamb; expected one that needs no norms"), "{error}");
         mesh.finish().unwrap();
     });
@@ -173,7 +173,7 @@ fn all_fail_where_one_does() {
         let network = Network::new(mlp(&[1, 1]).unwrap(), 1, Loss::Gaussian { deviation: 1.0 }).unwrap();
         let inference = inference(&particles, (network, data));
         let group = Collectives::new(&mesh).unwrap().group(&mesh.world()).unwrap();
-        let svgd = SteinVgd::sharded(&inference, &group, SteinVgdSettings::new(2, 2, Rule::adam(0.1))).unwrap();
+        let svgd = SteinVgd::sharded(&inference, &group, &SteinVgdSettings::new(2, 2, Rule::adam(0.1))).unwrap();
         let error = failed(svgd.fit(1, |_| ()));
         drop(svgd);
         mesh.finish().unwrap();

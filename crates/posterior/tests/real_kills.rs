@@ -31,7 +31,7 @@ fn actor() {
     let inference = inference(&particles, digits());
     let rank = mesh.me().rank.0 as usize;
     let group = Collectives::new(&mesh).unwrap().group(&mesh.world()).unwrap();
-    let svgd = SteinVgd::sharded(&inference, &group, SteinVgdSettings::new(6, 50, Rule::adam(0.01))).unwrap();
+    let svgd = SteinVgd::sharded(&inference, &group, &SteinVgdSettings::new(6, 50, Rule::adam(0.01))).unwrap();
     let own = particles.ids().len();
     mesh.world().barrier().unwrap();
     if rank == VICTIM && std::env::var("SHEAVE_TEST_VICTIM").unwrap() == "serves" {
@@ -46,7 +46,7 @@ fn actor() {
         if rank == 0 {
             let all: Vec<_> = mesh.members().iter().map(|member| member.node).collect();
             let settings = EnsembleSettings::new(6, 50, Rule::adam(0.01));
-            let ensemble = Ensemble::new(&inference.on(&all).unwrap(), settings).unwrap();
+            let ensemble = Ensemble::new(&inference.on(&all).unwrap(), &settings).unwrap();
             let fitted = ensemble.fit(FOR_EVER, |progress| {
                 if progress.epoch == 2 {
                     say("fitting");
@@ -54,7 +54,7 @@ fn actor() {
             });
             ends(failed(fitted));
             drop(ensemble);
-            let left = Ensemble::new(&inference, EnsembleSettings::new(2, 50, Rule::adam(0.01))).unwrap();
+            let left = Ensemble::new(&inference, &EnsembleSettings::new(2, 50, Rule::adam(0.01))).unwrap();
             left.fit(2, |_| ()).unwrap();
         } else {
             until("the members of the ensemble come", || particles.ids().len() > own);

@@ -36,7 +36,7 @@ fn particles_of_a_descent_have_the_moments_of_the_posterior() {
     alone(|_, particles| {
         let settings =
             SteinVgdSettings { prior: Some(Normal::default()), ..SteinVgdSettings::new(40, ROWS, Rule::adam(0.05)) };
-        let svgd = SteinVgd::new(&inference(particles, line(ROWS)), settings).unwrap();
+        let svgd = SteinVgd::new(&inference(particles, line(ROWS)), &settings).unwrap();
         let mut epochs = 0;
         svgd.fit(300, |progress| epochs += progress.losses.len() / 40).unwrap();
         assert_eq!(epochs, 300);
@@ -50,7 +50,7 @@ fn one_particle_finds_the_mode() {
     alone(|_, particles| {
         let settings =
             SteinVgdSettings { prior: Some(Normal::default()), ..SteinVgdSettings::new(1, ROWS, Rule::adam(0.02)) };
-        let svgd = SteinVgd::new(&inference(particles, line(ROWS)), settings).unwrap();
+        let svgd = SteinVgd::new(&inference(particles, line(ROWS)), &settings).unwrap();
         svgd.fit(600, |_| ()).unwrap();
         let ([slope, intercept], _) = exact(&line(ROWS).1);
         let found = &svgd.parameters().unwrap()[0];
@@ -70,7 +70,7 @@ fn chains_have_the_moments_of_the_posterior() {
     let sghmc = Sampler::Sghmc(Sghmc { step_size: 0.0004, friction: 0.2, noise: 0.0, temperature: 1.0 });
     for sampler in [sgld, sghmc] {
         alone(move |_, particles| {
-            let langevin = Langevin::new(&inference(particles, line(ROWS)), chains(sampler)).unwrap();
+            let langevin = Langevin::new(&inference(particles, line(ROWS)), &chains(sampler)).unwrap();
             let error = failed(langevin.predict(&INPUTS));
             assert!(error.to_string().contains("the number of samples is 0"), "{error}");
             langevin.fit(2100, |_| ()).unwrap();
@@ -89,7 +89,7 @@ fn cycles_sample_at_their_ends() {
     alone(|_, particles| {
         let cyclical = Cyclical { step_size: 0.004, steps: 400, cycles: 4, exploration: 0.75 };
         let settings = LangevinSettings { burn_in: 0, thin: 1, ..chains(Sampler::Cyclical(cyclical)) };
-        let langevin = Langevin::new(&inference(particles, line(ROWS)), settings).unwrap();
+        let langevin = Langevin::new(&inference(particles, line(ROWS)), &settings).unwrap();
         langevin.fit(75, |_| ()).unwrap();
         assert_eq!(failed(langevin.predict(&INPUTS)).kind(), ErrorKind::InvalidArgument, "none has been taken");
         langevin.fit(325, |_| ()).unwrap();
@@ -111,14 +111,14 @@ fn a_loss_that_is_no_likelihood_is_refused() {
         let inference = inference(particles, (network, data));
         let sgld = Sampler::Sgld(Sgld { step_size: 0.1, temperature: 1.0 });
         let errors = [
-            failed(Langevin::new(&inference, LangevinSettings::new(1, 1, sgld))),
-            failed(SteinVgd::new(&inference, SteinVgdSettings::new(2, 1, Rule::adam(0.1)))),
+            failed(Langevin::new(&inference, &LangevinSettings::new(1, 1, sgld))),
+            failed(SteinVgd::new(&inference, &SteinVgdSettings::new(2, 1, Rule::adam(0.1)))),
         ];
         for error in errors {
             assert!(error.to_string().contains("expected the negative logarithm of a likelihood"), "{error}");
         }
         let thin = LangevinSettings { thin: 0, ..chains(sgld) };
         let line = sheave_posterior::Inference::new(particles, "line", line(ROWS).0, line(ROWS).1).unwrap();
-        assert!(failed(Langevin::new(&line, thin)).to_string().contains("thin is 0; expected 1 or more"));
+        assert!(failed(Langevin::new(&line, &thin)).to_string().contains("thin is 0; expected 1 or more"));
     });
 }
