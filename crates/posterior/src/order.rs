@@ -49,7 +49,8 @@ impl Seeds {
 ///
 /// let mut order = Order::new(10, 4, 7, false)?;
 /// assert_eq!(order.steps(), 2);
-/// let mut seen = [order.next_batch(), order.next_batch()].concat();
+/// let mut seen = order.next_batch().to_vec();
+/// seen.extend_from_slice(order.next_batch());
 /// seen.sort_unstable();
 /// seen.dedup();
 /// assert_eq!(seen.len(), 8);

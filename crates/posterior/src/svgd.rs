@@ -5,8 +5,8 @@
 //!
 //! **With a leader** ([`SteinVgd::new`]) that is done by the node that fits: each step sends each member its parameters
 //! and gets its gradient back. **Cut over the parameters** ([`SteinVgd::sharded`]) there is no leader: each of `P`
-//! nodes has `n / P` members whole, and moves a slice of `d / P` parameters of all of them. Gradients go to the owners of
-//! slices and parameters come back, by one all-to-all each; what slices must know of each other is the sum of their
+//! nodes has `n / P` members whole, and moves a slice of `d / P` parameters of all of them. Gradients go to the owners
+//! of slices and parameters come back, by one all-to-all each; what slices must know of each other is the sum of their
 //! `n × n` Gram matrices, by an all-reduce. So a node sends `2 n d / P` numbers in a step, and none has more than its
 //! share to do. Slices are padded with parameters that are zero and stay so: they add nothing to a Gram matrix.
 
