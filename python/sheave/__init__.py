@@ -61,6 +61,11 @@ A `GradientServer` of `sheave.learner` sums the gradients that learners push, an
 ...         client.push({"w": np.ones(2)}), client.flush()
 (1, 1)
 
+`sheave.bayes` has the mathematics of Bayesian deep learning, and its algorithms on particles.
+
+>>> sheave.bayes.std([np.array([1.0]), np.array([3.0])])
+array([1.41421356])
+
 `sheave.placement.assign` says which model should live on which device.
 
 >>> sheave.placement.assign([3, 2, 1], [4, 4]).device_of
@@ -147,7 +152,7 @@ from sheave.members import MemberFleet
 from sheave.spawning import spawn
 
 if TYPE_CHECKING:
-    from sheave import exchange, learner, optim, particle, placement, versions
+    from sheave import bayes, exchange, learner, optim, placement, versions
 
 __all__ = [
     "AlreadyExists",
@@ -196,6 +201,7 @@ __all__ = [
     "all_to_all",
     "all_to_all_v",
     "barrier",
+    "bayes",
     "broadcast",
     "default_mesh",
     "empty",
@@ -223,7 +229,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Modules that take long to import, such as those with dataclasses, are imported when they are first used."""
-    if name not in ("exchange", "learner", "optim", "particle", "placement", "versions"):
+    if name not in ("bayes", "exchange", "learner", "optim", "placement", "versions"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 

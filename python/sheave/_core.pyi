@@ -1,5 +1,5 @@
 import sys
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator as _Generator, Iterable, Mapping, Sequence
 from os import PathLike
 from types import GenericAlias, TracebackType
 from typing import (
@@ -17,6 +17,42 @@ from typing import (
 
 import numpy as np
 from _typeshed import ReadableBuffer
+from sheave._core_bayes import (
+    Chain,
+    ClassificationLayer,
+    ClassificationPosterior,
+    Cyclical,
+    Generator as Generator,
+    Normal,
+    RegressionLayer,
+    RegressionPosterior,
+    Sghmc,
+    Sgld,
+    SvgdSteps,
+    Swag,
+    _calibration as _calibration,
+    accuracy,
+    bootstrap,
+    brier,
+    classify,
+    coverage,
+    dropout_mask,
+    gaussian_head_gradient,
+    gaussian_head_nll,
+    gaussian_nll,
+    log_softmax,
+    mean,
+    mean_log_probabilities,
+    mean_probabilities,
+    median,
+    mixture,
+    mode,
+    nll,
+    probability_std,
+    quantile,
+    seed_of,
+    std,
+)
 from sheave._core_exchange import ExchangeRegistration, ExchangeRequest, ExchangeServer, ExchangeWorker
 from sheave._core_learner import GradientClient, GradientServer
 from sheave._core_particle import Answer, ParticleObject, ParticleRuntime
@@ -40,6 +76,12 @@ __all__ += ["Unauthenticated", "Unsupported", "Work", "WorkerDied", "__version__
 __all__ += ["all_reduce", "all_to_all", "all_to_all_v", "barrier", "broadcast", "default_mesh", "empty", "gather"]
 __all__ += ["get_nanosecond", "init", "irecv", "isend", "main", "recv", "reduce", "reduce_scatter", "scatter"]
 __all__ += ["place_models", "send", "serve"]
+
+__all__ += ["Chain", "ClassificationLayer", "ClassificationPosterior", "Cyclical", "Generator", "Normal"]
+__all__ += ["RegressionLayer", "RegressionPosterior", "Sghmc", "Sgld", "SvgdSteps", "Swag", "accuracy", "bootstrap"]
+__all__ += ["brier", "classify", "coverage", "dropout_mask", "gaussian_head_gradient", "gaussian_head_nll"]
+__all__ += ["gaussian_nll", "log_softmax", "mean", "mean_log_probabilities", "mean_probabilities", "median", "mixture"]
+__all__ += ["mode", "nll", "probability_std", "quantile", "seed_of", "std"]
 
 __version__: str
 
@@ -144,7 +186,7 @@ class Work(Generic[_T_co]):
     def cancel(self) -> None: ...
     def add_done_callback(self, callback: Callable[[Work[Any]], object]) -> None: ...
     def trace(self) -> dict[str, Any]: ...
-    def __await__(self) -> Generator[Any, None, _T_co]: ...
+    def __await__(self) -> _Generator[Any, None, _T_co]: ...
     def __class_getitem__(cls, key: Any) -> GenericAlias: ...
 
 @final
@@ -759,7 +801,7 @@ class Ref:
         async_op: bool = False,
     ) -> Any: ...
     def remote(self, method: str, args: _Args = None, kwargs: _Kwargs = None) -> Ref: ...
-    def __await__(self) -> Generator[Any, None, Any]: ...
+    def __await__(self) -> _Generator[Any, None, Any]: ...
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...

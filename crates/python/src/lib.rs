@@ -7,6 +7,7 @@
 
 mod aside;
 mod awaiting;
+mod bayes;
 mod callbacks;
 mod calls;
 mod collectives;
@@ -77,6 +78,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     learner::add_to(module)?;
     store::add_to(module)?;
     exchange::add_to(module)?;
+    bayes::add_to(module)?;
     errors::add_to(module)?;
     functions::add_to(module)?;
     life::install(module)
