@@ -32,9 +32,9 @@ macro_rules! with_swag {
 /// A Gaussian from snapshots of one model's training with a constant or cyclical learning rate (Maddox et al., NeurIPS
 /// 2019, arXiv:1902.02476).
 ///
-/// A sample is mean + sqrt(scale) * (sqrt(variance) * z1 + deviations.T @ z2 / sqrt(K - 1)), with standard normal z1 and
-/// z2 and the K deviations that are kept, `rank` at most; scale is a half in the paper. With fewer than two deviations
-/// the diagonal counts twice instead, which is the paper's SWAG-Diagonal. `dtype` is float32 or float64.
+/// A sample is mean + sqrt(scale) * (sqrt(variance) * z1 + deviations.T @ z2 / sqrt(K - 1)), with standard normal
+/// z1 and z2 and the K deviations that are kept, `rank` at most; scale is a half in the paper. With fewer than two
+/// deviations the diagonal counts twice instead, which is the paper's SWAG-Diagonal. `dtype` is float32 or float64.
 ///
 /// >>> swag = sheave.bayes.Swag(2)
 /// >>> for snapshot in ([1, 0], [2, 0.5], [3, 1]):

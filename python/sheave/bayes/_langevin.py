@@ -1,0 +1,213 @@
+"""Chains of samples on particles: SGLD, SGHMC, cyclical step sizes."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from sheave import _core_bayes as native
+from sheave._core import InvalidArgument
+from sheave.bayes._data import count_data, inputs, require_repeatable
+from sheave.bayes._modules import evaluating, refresh, restored
+from sheave.bayes._outputs import combine, modes_of
+from sheave.bayes._posterior import BASIC, Handlers, Posterior, outputs_of
+from sheave.bayes._progress import Progress
+
+__all__ = ["Langevin"]
+
+
+def potential(model: Any, loss: Any, x: Any, y: Any, data: int, prior: Any) -> tuple[float, Any, Any]:
+    """The loss of a batch, copies of the parameters, and the gradient of the negative log posterior there."""
+    if getattr(model, "optimizer", None) is not None:
+        raise InvalidArgument("the model has an optimizer; expected one without: the sampler makes the steps")
+    value = float(model.step(loss, x, y))
+    flat = np.array(model.flat())
+    gradient = np.array(model.flat_gradient()) * flat.dtype.type(data)
+    if prior is not None:
+        prior.add_gradient(flat, gradient)
+    return value, flat, gradient
+
+
+class _Settings(NamedTuple):
+    """How a chain is sampled."""
+
+    method: str
+    step_size: float
+    friction: float
+    noise: float
+    temperature: float
+    cycle: tuple[int, int, float] | None
+    burn_in: int
+    thin: int
+    capacity: int
+
+
+class _Sampler:
+    """One chain: its generator, its velocity, its samples."""
+
+    def __init__(self, settings: _Settings, seed: int, flat: NDArray[Any]) -> None:
+        self.settings = settings
+        self.generator = native.Generator(native.seed_of(seed, 1))
+        self.velocity = np.zeros_like(flat)
+        self.chain = native.Chain(len(flat), settings.burn_in, settings.thin, settings.capacity, flat.dtype)
+        self.steps = 0
+        self.cyclical = None
+        if settings.cycle is not None:
+            steps, cycles, exploration = settings.cycle
+            self.cyclical = native.Cyclical(settings.step_size, steps, cycles, exploration)
+
+    def step(self, flat: NDArray[Any], gradient: NDArray[Any]) -> bool:
+        """Step parameters in place. Returns whether what they are now may be a sample."""
+        self.steps += 1
+        settings = self.settings
+        size, temperature, samples = settings.step_size, settings.temperature, True
+        if self.cyclical is not None:
+            size, share, samples, _ = self.cyclical.at(self.steps)
+            temperature *= share
+        if settings.method == "sgld":
+            native.Sgld(size, temperature).step(self.generator, flat, gradient)
+        else:
+            sghmc = native.Sghmc(size, settings.friction, settings.noise, temperature)
+            sghmc.step(self.generator, flat, self.velocity, gradient)
+        return samples
+
+
+def _step(particle: Any, settings: _Settings, loss: Any, x: Any, y: Any, data: int, prior: Any) -> float:
+    def step(model: Any) -> float:
+        value, flat, gradient = potential(model, loss, x, y, data, prior)
+        if "sampler" not in particle.state:
+            particle.state["sampler"] = _Sampler(_Settings(*settings), particle.seed, flat)
+        sampler = particle.state["sampler"]
+        may_be_sample = sampler.step(flat, gradient)
+        model.set_flat(flat)
+        if may_be_sample:
+            sampler.chain.offer(flat)
+        return value
+
+    return float(particle.update(step).wait())
+
+
+def _samples(particle: Any) -> Any:
+    sampler = particle.state.get("sampler")
+    return None if sampler is None else sampler.chain.samples()
+
+
+def _predict(particle: Any, batches: list[Any], training: list[Any]) -> list[NDArray[Any]]:
+    samples = _samples(particle)
+    if samples is None or not len(samples):
+        raise InvalidArgument(f"the chain of particle {particle.id.number} has no samples; expected longer training")
+
+    def predict(model: Any) -> list[NDArray[Any]]:
+        made = []
+        with evaluating(model), restored(model):
+            for sample in samples:
+                model.set_flat(sample)
+                refresh(model, training)
+                made.append(outputs_of(model, batches))
+        return made
+
+    return list(particle.update(predict).wait())
+
+
+class Langevin(Posterior):
+    """Chains of samples of the posterior by noisy gradient steps: `method` "sgld" (Welling and Teh, ICML 2011) or "sghmc"
+    (Chen, Fox and Guestrin, ICML 2014, arXiv:1402.4102).
+
+    Chains step along the gradient of U = N * loss - log prior, where `loss` is the *mean* of negative log likelihoods
+    over a batch, and N the number of data: `fit` scales it. `prior` is a `Normal`, or None for none. Models must have no
+    optimizer. `sheave.bayes.Sgld` and `Sghmc` have the formulas and say what `step_size`, `friction`, `noise` and
+    `temperature` are. With `cycles` the step sizes of `steps` steps go down in so many cycles, of which the first
+    `exploration` descends without noise and is no sample (cSG-MCMC, Zhang et al., ICLR 2020, arXiv:1902.03932).
+
+    Of each chain the first `burn_in` steps (of those that may be samples) are none, of the others each `thin`-th is one,
+    and the last `capacity` are kept.
+    """
+
+    HANDLERS: ClassVar[Handlers] = {
+        **BASIC,
+        "step": _step,
+        "predict": _predict,
+        "samples": _samples,
+    }
+
+    def __init__(
+        self,
+        make: Callable[[int], Any] | None,
+        chains: int = 1,
+        *,
+        step_size: float,
+        method: Literal["sgld", "sghmc"] = "sgld",
+        friction: float = 0.1,
+        noise: float = 0.0,
+        temperature: float = 1.0,
+        prior: native.Normal | None = native.Normal(),
+        steps: int | None = None,
+        cycles: int | None = None,
+        exploration: float = 0.5,
+        burn_in: int = 0,
+        thin: int = 1,
+        capacity: int = 100,
+        **settings: Any,
+    ) -> None:
+        if method not in ("sgld", "sghmc"):
+            raise InvalidArgument(f'method is {method!r}; expected "sgld" or "sghmc"')
+        if (steps is None) != (cycles is None):
+            raise InvalidArgument(f"steps is {steps} and cycles is {cycles}; expected both, or neither")
+        cycle = None if steps is None or cycles is None else (steps, cycles, exploration)
+        self._settings = _Settings(
+            method, step_size, friction, noise, temperature, cycle, burn_in, thin, capacity
+        )
+        # What is wrong is said here, and not by the first step.
+        _Sampler(self._settings, 0, np.zeros(1, np.float32)).step(np.zeros(1, np.float32), np.zeros(1, np.float32))
+        native.Sghmc(step_size, friction, noise, temperature)
+        self.prior = prior
+        super().__init__(make, chains, **settings)
+
+    def fit(
+        self,
+        loader: Iterable[Any],
+        loss: Callable[..., Any],
+        epochs: int,
+        *,
+        data: int | None = None,
+        progress: Progress = None,
+    ) -> NDArray[np.float64]:
+        """Take a step of all chains for each batch, `epochs` times, as `Posterior.fit`.
+
+        `data` is the number N of data; by default what the loader's data set has, or what its batches count together.
+        """
+        require_repeatable(loader, epochs)
+        count, self._loader = count_data(loader, data), loader
+        settings = tuple(self._settings)
+        return self._epochs(
+            loader,
+            epochs,
+            progress,
+            lambda x, y: self.ask("step", settings, loss, x, y, count, self.prior),
+            lambda epoch: None,
+        )
+
+    def samples(self) -> list[NDArray[Any]]:
+        """Return the samples that each chain keeps, oldest first: [samples, d] each."""
+        found = self.ask("samples")
+        if any(samples is None for samples in found):
+            raise InvalidArgument("the chains have not begun; expected fit before")
+        return found
+
+    def predict(  # type: ignore[override]
+        self,
+        data: Any,
+        *,
+        mode: str | Iterable[str] | None = None,
+        refresh_on: Iterable[Any] | None = None,
+        quantile: float | Sequence[float] = 0.5,
+        batch_size: int | None = None,
+    ) -> dict[str, NDArray[Any]]:
+        """Return what all samples of all chains say together, as `Posterior.predict`; M counts the samples.
+
+        Statistics of batch normalisation are refreshed for each sample on the batches of `refresh_on`, by default the
+        loader of `fit`. Afterwards parameters and statistics are those of before.
+        """
+        modes = modes_of(self.task, mode)
+        training = self._training(refresh_on)
+        return combine(self.task, self._outputs(list(inputs(data, batch_size)), training), modes, quantile)

@@ -1,0 +1,146 @@
+"""Multi-SWAG: a Gaussian about each member of an ensemble."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from sheave import _core_bayes as native
+from sheave._core import InvalidArgument
+from sheave.bayes._data import inputs
+from sheave.bayes._modules import evaluating, refresh, restored
+from sheave.bayes._outputs import combine, modes_of
+from sheave.bayes._posterior import BASIC, Handlers, Posterior, outputs_of
+from sheave.bayes._progress import Progress
+
+__all__ = ["MultiSwag"]
+
+
+def _collect(particle: Any, rank: int) -> int:
+    def collect(model: Any) -> int:
+        flat = model.flat()
+        if "swag" not in particle.state:
+            particle.state["swag"] = native.Swag(len(flat), rank, flat.dtype)
+        particle.state["swag"].collect(flat)
+        return int(particle.state["swag"].snapshots)
+
+    return int(particle.update(collect).wait())
+
+
+def _moments(particle: Any) -> dict[str, Any] | None:
+    swag = particle.state.get("swag")
+    return None if swag is None else dict(swag.state())
+
+
+def _predict(
+    particle: Any, batches: list[Any], settings: tuple[int, float, int, list[Any]]
+) -> list[NDArray[Any]]:
+    samples, scale, seed, training = settings
+    swag = particle.state.get("swag")
+    if swag is None:
+        raise InvalidArgument(f"particle {particle.id.number} has no snapshots; expected fit with swag_epochs before")
+
+    def predict(model: Any) -> list[NDArray[Any]]:
+        made = []
+        with evaluating(model), restored(model):
+            flat = np.empty_like(swag.mean)
+            for sample in range(samples):
+                generator = native.Generator(native.seed_of(native.seed_of(particle.seed, seed), sample))
+                model.set_flat(swag.sample(generator, scale, flat))
+                refresh(model, training)
+                made.append(outputs_of(model, batches))
+        return made
+
+    return list(particle.update(predict).wait())
+
+
+class MultiSwag(Posterior):
+    """SWAG (Maddox et al., NeurIPS 2019, arXiv:1902.02476) about each of several models (Wilson and Izmailov, NeurIPS
+    2020, arXiv:2002.08791). One member is SWAG.
+
+    After some epochs of training each further epoch ends with a snapshot, from which each member has moments of its own
+    and the last `rank` deviations. A sample is
+
+    ```text
+    mean + sqrt(scale) * (sqrt(variance) * z1 + deviations.T @ z2 / sqrt(K - 1))
+    ```
+
+    with the number K of deviations that are kept and a scale of a half, as in the paper. Statistics of batch
+    normalisation are computed again for each sample. Probabilities, not logits, are averaged over the samples of all
+    members. Schedulers rest while snapshots are taken: the learning rate stays what it is, and should be a rate that
+    moves on.
+    """
+
+    HANDLERS: ClassVar[Handlers] = {
+        **BASIC,
+        "predict": _predict,
+        "collect": _collect,
+        "moments": _moments,
+    }
+
+    def __init__(self, make: Callable[[int], Any] | None, members: int, *, rank: int = 20, **settings: Any) -> None:
+        super().__init__(make, members, **settings)
+        self.rank = rank
+
+    def fit(
+        self,
+        loader: Iterable[Any],
+        loss: Callable[..., Any],
+        epochs: int,
+        *,
+        swag_epochs: int = 10,
+        progress: Progress = None,
+    ) -> NDArray[np.float64]:
+        """Train all members for `epochs`, then for `swag_epochs` more, each of which ends with a snapshot.
+
+        Else as `Posterior.fit`. Returns the mean losses [epochs + swag_epochs, members].
+        """
+        for name, count in (("epochs", epochs), ("swag_epochs", swag_epochs)):
+            if count < 0:
+                raise InvalidArgument(f"{name} is {count}; expected 0 or more")
+
+        def ended(epoch: int) -> None:
+            if epoch >= epochs:
+                self.collect()
+            else:
+                self.ask("scheduler_step")
+
+        self._loader = loader
+        return self._epochs(
+            loader, epochs + swag_epochs, progress, lambda x, y: self.ask("step", loss, x, y), ended
+        )
+
+    def collect(self) -> int:
+        """Take a snapshot of all members as they are. Returns how many each has."""
+        return min(self.ask("collect", self.rank))
+
+    def moments(self) -> list[native.Swag]:
+        """Return the Gaussian of each member, copies."""
+        states = self.ask("moments")
+        if any(state is None for state in states):
+            raise InvalidArgument("a member has no snapshots; expected fit with swag_epochs, or collect, before")
+        return [native.Swag.load(state) for state in states]
+
+    def predict(  # type: ignore[override]
+        self,
+        data: Any,
+        *,
+        mode: str | Iterable[str] | None = None,
+        samples: int = 20,
+        scale: float = 0.5,
+        seed: int = 0,
+        refresh_on: Iterable[Any] | None = None,
+        quantile: float | Sequence[float] = 0.5,
+        batch_size: int | None = None,
+    ) -> dict[str, NDArray[Any]]:
+        """Return what `samples` samples of each member say together, as `Posterior.predict`; M is members * samples.
+
+        The same `seed` draws the same samples. Statistics of batch normalisation are refreshed on the batches of
+        `refresh_on`, by default the loader of `fit`. Afterwards parameters and statistics are those of before.
+        """
+        modes = modes_of(self.task, mode)
+        if samples < 1:
+            raise InvalidArgument(f"samples is {samples}; expected 1 or more")
+        training = self._training(refresh_on)
+        outputs = self._outputs(list(inputs(data, batch_size)), (samples, float(scale), seed + 1, training))
+        return combine(self.task, outputs, modes, quantile)

@@ -1,0 +1,254 @@
+"""What all algorithms on particles share: their members, the loop of a training, and predictions."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sheave._core import InvalidArgument
+from sheave._core_bayes import seed_of
+from sheave.bayes._data import inputs, pairs, require_repeatable, taken, to_numpy
+from sheave.bayes._modules import batch_norms, evaluating
+from sheave.bayes._outputs import Task, combine, modes_of, require_task
+from sheave.bayes._progress import Progress, Report, reporter
+from sheave.particle import Particles, wait_all
+
+__all__ = ["Handlers", "Posterior"]
+
+Handlers = Mapping[str, Callable[..., Any]]
+
+
+def outputs_of(model: Any, batches: Iterable[Any], **keywords: Any) -> NDArray[Any]:
+    """The outputs of a model for all batches of inputs, one after another."""
+    return np.concatenate([to_numpy(model.forward(x, gradient=False, **keywords)) for x in batches])
+
+
+def _step(particle: Any, loss: Any, x: Any, y: Any) -> float:
+    return float(particle.step(loss, x, y).wait())
+
+
+def _scheduler_step(particle: Any) -> None:
+    particle.scheduler_step().wait()
+
+
+def _predict(particle: Any, batches: list[Any], _: Any) -> list[NDArray[Any]]:
+    def predict(model: Any) -> list[NDArray[Any]]:
+        with evaluating(model):
+            return [outputs_of(model, batches)]
+
+    return list(particle.update(predict).wait())
+
+
+def _parameters(particle: Any) -> NDArray[Any]:
+    return np.asarray(particle.update(lambda model: np.array(model.flat())).wait())
+
+
+def _normalises(particle: Any) -> bool:
+    return bool(particle.update(lambda model: bool(batch_norms(model))).wait())
+
+
+BASIC: Handlers = {
+    "normalises": _normalises,
+    "step": _step,
+    "scheduler_step": _scheduler_step,
+    "predict": _predict,
+    "parameters": _parameters,
+}
+
+
+class Posterior:
+    """Members of one architecture on particles, that approximate a posterior together.
+
+    `make(seed)` returns the `Model` of a member; each gets a seed of its own, `seed_of(seed, member)`, so that no two
+    begin alike. `members` is how many there are. They live on `particles`, or on particles of their own, on `devices`
+    with `cache_size` models on each at a time, which `close` or `with` end. With `nodes`, ranks of the mesh of
+    `particles`, members are made there in turn: each of those processes must have called `offer` on its particles.
+
+    `task` says what outputs are: numbers ("regression"), means and as many logarithms of variances ("gaussian"), or
+    logits of classes ("classification").
+
+    One thread uses an object at a time. All waits end with the members: an exception of a model or of a loss function is
+    raised here, and so is `sheave.PeerLost` where the process of a member is gone.
+    """
+
+    #: What members of this class handle.
+    HANDLERS: ClassVar[Handlers] = BASIC
+
+    def __init__(
+        self,
+        make: Callable[[int], Any] | None,
+        members: int,
+        *,
+        task: Task = "regression",
+        particles: Particles | None = None,
+        nodes: Sequence[int] | None = None,
+        devices: int | Sequence[Any] = 1,
+        cache_size: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        require_task(task)
+        if members < 1:
+            raise InvalidArgument(f"the number of members is {members}; expected 1 or more")
+        if make is None and nodes is None:
+            raise InvalidArgument("make is None; expected a function of a seed, or nodes that offer one")
+        self.task: Task = task
+        self.seed = seed
+        self._own = particles is None
+        self.particles = Particles(devices=devices, cache_size=cache_size) if particles is None else particles
+        self.ids: list[Any] = []
+        self._loader: Iterable[Any] | None = None
+        try:
+            for member in range(members):
+                self.ids.append(self._made(make, nodes, member))
+        except BaseException:
+            self.close()
+            raise
+
+    def _made(self, make: Callable[[int], Any] | None, nodes: Sequence[int] | None, member: int) -> Any:
+        seed = self.seed_of(member)
+        if nodes is not None:
+            return self.particles.create_on(nodes[member % len(nodes)], self._kind(), seed)
+        assert make is not None
+        devices = self.particles.devices
+        return self.particles.create(device=devices[member % len(devices)], **self._described(make, seed))
+
+    @classmethod
+    def _described(cls, make: Callable[[int], Any], seed: int) -> dict[str, Any]:
+        """The arguments of a particle of a seed."""
+        return {"model": lambda: make(seed), "receive": cls.HANDLERS, "seed": seed}
+
+    @classmethod
+    def _kind(cls) -> str:
+        return f"sheave.bayes.{cls.__name__}"
+
+    @classmethod
+    def offer(cls, particles: Particles, make: Callable[[int], Any]) -> None:
+        """Let members of this class be made on the particles of this process by others: see `nodes`."""
+        particles.offer(cls._kind(), lambda seed: cls._described(make, seed))
+
+    def seed_of(self, member: int) -> int:
+        """Return the seed of a member."""
+        return seed_of(self.seed, member)
+
+    def ask(self, name: str, *args: Any) -> list[Any]:
+        """Send all members a message. Returns their answers, in order, once all are there."""
+        return wait_all(self.particles.send_all(self.ids, name, *args))
+
+    def parameters(self) -> list[NDArray[Any]]:
+        """Return copies of the flat parameters of all members."""
+        return self.ask("parameters")
+
+    def fit(
+        self, loader: Iterable[Any], loss: Callable[..., Any], epochs: int, *, progress: Progress = None
+    ) -> NDArray[np.float64]:
+        """Train all members on the batches of a loader, `epochs` times.
+
+        `loader` is any iterable of pairs (inputs, targets) that can be gone through again: a list of batches, a
+        DataLoader of torch. `loss(outputs, targets)` is a mean over the batch. After each epoch the schedulers of all
+        members make a step. `progress` is True for a bar on standard error, where that is a terminal, or a function that
+        is told a `Report` after each batch.
+
+        Returns the mean losses [epochs, members].
+        """
+        return self._epochs(loader, epochs, progress, lambda x, y: self.ask("step", loss, x, y))
+
+    def _epochs(
+        self,
+        loader: Iterable[Any],
+        epochs: int,
+        progress: Progress,
+        step: Callable[[Any, Any], Sequence[float]],
+        ended: Callable[[int], object] | None = None,
+    ) -> NDArray[np.float64]:
+        """The loop of a training; `ended` is called after each epoch, in place of the schedulers' step."""
+        require_repeatable(loader, epochs)
+        tell = reporter(progress)
+        means, batches = np.empty((epochs, len(self.ids))), None
+        for epoch in range(epochs):
+            sums, count = np.zeros(len(self.ids)), 0
+            known = len(loader) if hasattr(loader, "__len__") else batches
+            for x, y in pairs(loader):
+                losses = np.asarray(step(x, y), np.float64)
+                sums, count = sums + losses, count + 1
+                if tell is not None:
+                    tell(Report(epoch + 1, epochs, count, known, losses))
+            if count == 0:
+                raise InvalidArgument(f"the loader had no batches in epoch {epoch + 1}; expected one at least")
+            means[epoch], batches = sums / count, count
+            if ended is None:
+                self.ask("scheduler_step")
+            else:
+                ended(epoch)
+        return means
+
+    def predict(
+        self,
+        data: Any,
+        *,
+        mode: str | Iterable[str] | None = None,
+        quantile: float | Sequence[float] = 0.5,
+        batch_size: int | None = None,
+    ) -> dict[str, NDArray[Any]]:
+        """Return what all members say together, by mode, as numpy arrays.
+
+        `data` is an array of inputs, which is taken `batch_size` at a time, all at once by default; or a loader of
+        inputs or of pairs, whose batches are joined.
+
+        | task | modes, the default first |
+        |---|---|
+        | regression | `mean`, `std` (unbiased), `median`, `min`, `max`, `quantile`: [B, out]; `pred`: [B, M, out] |
+        | gaussian | `mean`, `std` (of data and model together), `model_std`, `noise_std`: [B, out]; `pred`: [B, M, 2 out] |
+        | classification | `mean_prob`, `log_prob`, `std`: [B, C]; `mode`: [B]; `logits`, `prob`: [B, M, C] |
+
+        M counts every sample of every member. `mode` is the class that most of them vote for. Probabilities are
+        averaged, never logits. Of one member `std` is 0 by convention. With several numbers as `quantile` that mode is
+        [Q, B, out]. Members are in evaluation meanwhile, and afterwards as they were.
+        """
+        modes = modes_of(self.task, mode)
+        return combine(self.task, self.outputs(data, batch_size=batch_size), modes, quantile)
+
+    def outputs(self, data: Any, *, batch_size: int | None = None) -> list[NDArray[Any]]:
+        """Return the outputs of every sample of every member, [B, ...] each."""
+        return self._outputs(list(inputs(data, batch_size)), None)
+
+    def _outputs(self, batches: list[Any], settings: Any) -> list[NDArray[Any]]:
+        """The outputs that the members' `predict` returns; `settings` is what else it needs."""
+        if not batches:
+            raise InvalidArgument("the data have no batches; expected one at least")
+        return [output for outputs in self.ask("predict", batches, settings) for output in outputs]
+
+    def _training(self, refresh_on: Iterable[Any] | None) -> list[Any]:
+        """The batches that batch normalisation is computed on again, where a member has that."""
+        if not any(self.ask("normalises")):
+            return []
+        loader = self._loader if refresh_on is None else refresh_on
+        if loader is None:
+            raise InvalidArgument("refresh_on is None; expected batches to compute batch normalisation on")
+        return list(inputs(loader, None))
+
+    def close(self) -> None:
+        """End the members: with particles of their own these, else the members alone. Idempotent."""
+        if self._own:
+            self.particles.close()
+        else:
+            for id in self.ids:
+                self.particles.remove(id)
+        self.ids = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def shuffled_batches(
+    data: tuple[Any, Any], indices: NDArray[np.int64], size: int, order: NDArray[np.int64]
+) -> Iterator[tuple[Any, Any]]:
+    """Batches of a member's own data, in an order."""
+    for start in range(0, len(indices), size):
+        rows = indices[order[start : start + size]]
+        yield taken(data[0], rows), taken(data[1], rows)

@@ -1,0 +1,163 @@
+"""Stein variational gradient descent on particles, in one process or cut over several."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from sheave import _core_bayes as native, optim
+from sheave._core import Group, InvalidArgument
+from sheave.bayes._data import count_data, require_repeatable
+from sheave.bayes._langevin import potential
+from sheave.bayes._posterior import BASIC, Handlers, Posterior
+from sheave.bayes._progress import Progress
+from sheave.bayes._svgd import Svgd
+from sheave.particle import wait_all
+
+__all__ = ["SteinVgd"]
+
+
+def _gradient(particle: Any, loss: Any, x: Any, y: Any, data: int, prior: Any, row: NDArray[Any]) -> float:
+    """Writes the gradient of the negative log posterior into a row."""
+
+    def compute(model: Any) -> float:
+        value, _, row[:] = potential(model, loss, x, y, data, prior)
+        return value
+
+    return float(particle.update(compute).wait())
+
+
+def _assign(particle: Any, row: NDArray[Any]) -> None:
+    particle.update(lambda model: model.set_flat(row)).wait()
+
+
+class SteinVgd(Posterior):
+    """Stein variational gradient descent (Liu and Wang, NeurIPS 2016, arXiv:1608.04471) of models on particles.
+
+    Models move along the gradients of U = N * loss - log prior, averaged by a kernel, and away from each other:
+    `sheave.bayes.Svgd` has the formulas, and says what `kernel`, `lengthscale` and `optimizer` are. `loss` is the *mean*
+    of negative log likelihoods over a batch, and N the number of data: `fit` scales it. `prior` is a `Normal`, or None
+    for none. Models must have no optimizer. Memory is four numbers for each parameter of each particle, with Adam six.
+
+    With a `group` of processes, such as `mesh.world`, each of them makes a `SteinVgd` with particles of its own, and
+    all call `fit` with the same batches at the same time. Each owns a slice of the parameters of all particles, with
+    the state of its optimizer: gradients go to the owners and parameters come back, and the n x n Gram matrix is all
+    that is reduced. `predict` gathers the outputs of all members: it too is called by all, with the same data.
+    """
+
+    HANDLERS: ClassVar[Handlers] = {**BASIC, "gradient": _gradient, "assign": _assign}
+
+    def __init__(
+        self,
+        make: Callable[[int], Any],
+        members: int,
+        *,
+        kernel: Literal["rbf", "imq"] = "rbf",
+        lengthscale: float | None = None,
+        optimizer: optim.Optimizer | None = None,
+        prior: native.Normal | None = native.Normal(),
+        group: Group | None = None,
+        **settings: Any,
+    ) -> None:
+        if settings.get("nodes") is not None:
+            raise InvalidArgument("nodes is given; expected group, which cuts parameters over processes")
+        self._svgd = Svgd(kernel=kernel, lengthscale=lengthscale, optimizer=optimizer)
+        self.prior = prior
+        self._group = group if group is not None and group.size > 1 else None
+        self._counts, self._first = [members], 0
+        if self._group is not None:
+            counts = self._group.all_gather(np.array([members], np.int64))
+            self._counts = [int(count) for count in np.ravel(counts)]
+            self._first = sum(self._counts[: self._group.rank])
+        super().__init__(make, members, **settings)
+        first = self.ask("parameters")
+        self._rows = np.stack(first)
+        self._slopes = np.empty_like(self._rows)
+        self._cut = None if self._group is None else _Cut(self._group, self._counts, self._rows)
+
+    def seed_of(self, member: int) -> int:
+        """Return the seed of a member of this process; members of all processes are counted together."""
+        return native.seed_of(self.seed, self._first + member)
+
+    @property
+    def lengthscale(self) -> float:
+        """The length of the kernel in the last step; 0 before the first."""
+        return self._svgd.lengthscale
+
+    def fit(
+        self,
+        loader: Iterable[Any],
+        loss: Callable[..., Any],
+        epochs: int,
+        *,
+        data: int | None = None,
+        progress: Progress = None,
+    ) -> NDArray[np.float64]:
+        """Take a step of all particles for each batch, `epochs` times, as `Posterior.fit`.
+
+        `data` is the number N of data; by default what the loader's data set has, or what its batches count together.
+        """
+        require_repeatable(loader, epochs)
+        count = count_data(loader, data)
+        return self._epochs(loader, epochs, progress, lambda x, y: self._step(loss, x, y, count), lambda epoch: None)
+
+    def _step(self, loss: Callable[..., Any], x: Any, y: Any, count: int) -> Sequence[float]:
+        send = self.particles.send
+        settings = (loss, x, y, count, self.prior)
+        answers = [send(id, "gradient", *settings, row) for id, row in zip(self.ids, self._slopes, strict=True)]
+        losses = wait_all(answers)
+        if self._cut is None:
+            self._svgd.step(self._rows, self._slopes)
+        else:
+            self._cut.step(self._svgd, self._rows, self._slopes)
+        wait_all([send(id, "assign", row) for id, row in zip(self.ids, self._rows, strict=True)])
+        return losses
+
+    def _outputs(self, batches: list[Any], settings: Any) -> list[NDArray[Any]]:
+        own = super()._outputs(batches, settings)
+        if self._group is None:
+            return own
+        stacked = np.stack(own)
+        lengths = [count * stacked[0].size for count in self._counts]
+        whole = self._group.all_gather_v(np.ascontiguousarray(stacked).ravel(), lengths)
+        return list(np.asarray(whole).reshape(-1, *stacked.shape[1:]))
+
+
+class _Cut:
+    """The slice of all particles' parameters that this process owns, and the way of the others to their owners."""
+
+    def __init__(self, group: Group, counts: list[int], rows: NDArray[Any]) -> None:
+        self._group, self._counts = group, counts
+        dimension, size = rows.shape[1], group.size
+        self._bounds = [dimension * place // size for place in range(size + 1)]
+        self._width = self._bounds[group.rank + 1] - self._bounds[group.rank]
+        if self._width == 0:
+            raise InvalidArgument(f"the models have {dimension} parameters; expected one for each of {size} processes")
+        self._own = self._to_owners(rows)
+
+    def step(self, svgd: Svgd, rows: NDArray[Any], slopes: NDArray[Any]) -> None:
+        """Step the own slice of all particles, and write the rows of the own particles."""
+        gradients = self._to_owners(slopes)
+        gram = self._group.all_reduce(svgd.gram(self._own))
+        svgd.step(self._own, gradients, gram=gram)
+        self._from_owners(rows)
+
+    def _lengths(self, count: int) -> list[int]:
+        """How many elements each owner has of so many particles."""
+        return [count * (end - start) for start, end in zip(self._bounds, self._bounds[1:])]
+
+    def _to_owners(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """Of rows of the own particles the columns of each owner go to it: returns all particles' own columns."""
+        cuts = [rows[:, start:end].ravel() for start, end in zip(self._bounds, self._bounds[1:])]
+        received = [count * self._width for count in self._counts]
+        whole = self._group.all_to_all_v(np.concatenate(cuts), self._lengths(len(rows)), received)
+        return np.asarray(whole).reshape(sum(self._counts), self._width)
+
+    def _from_owners(self, rows: NDArray[Any]) -> None:
+        """The way back."""
+        sent = [count * self._width for count in self._counts]
+        lengths = self._lengths(len(rows))
+        whole = np.asarray(self._group.all_to_all_v(self._own.ravel(), sent, lengths))
+        ends = np.cumsum(lengths)
+        for part, start, end in zip(np.split(whole, ends[:-1]), self._bounds, self._bounds[1:]):
+            rows[:, start:end] = part.reshape(len(rows), end - start)
