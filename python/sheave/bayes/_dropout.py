@@ -41,11 +41,24 @@ def _sampled(model: Any, batches: list[Any], seed: int) -> NDArray[Any]:
 class MonteCarloDropout(Posterior):
     """Dropout that stays on at prediction, each mask a sample (Gal and Ghahramani, ICML 2016, arXiv:1506.02142).
 
-    A sample draws one mask for each dropout layer, and keeps it for all data: what it predicts is one function. Kept units
-    are scaled by 1 / (1 - p), as in training, so that means stay. Of a model of torch the layers are Dropout and Dropout1d
-    to 3d, whose masks are one number for each channel; all else is in evaluation. A `FunctionModel` gets a `Generator` as
-    the keyword `dropout` of its forward function, and draws its masks by `sheave.bayes.dropout_mask`; without that
-    keyword it has no dropout.
+    A sample draws one mask for each dropout layer, and keeps it for all data: what it predicts is one function. Kept
+    units are scaled by 1 / (1 - p), as in training, so that means stay. Of a model of torch the layers are Dropout and
+    Dropout1d to 3d, whose masks are one number for each channel; all else is in evaluation. A `FunctionModel` gets a
+    `Generator` as the keyword `dropout` of its forward function, which must have it, and draws its masks by
+    `sheave.bayes.dropout_mask`.
+
+    >>> import numpy as np, sheave
+    >>> from sheave.particle import FunctionModel
+    >>> def forward(parameters, x, dropout=None):
+    ...     mask = np.ones(100)
+    ...     if dropout is not None:
+    ...         sheave.bayes.dropout_mask(dropout, 0.5, mask)
+    ...     return (x * mask) @ parameters["w"]
+    >>> make = lambda seed: FunctionModel({"w": np.full(100, 0.01)}, forward)
+    >>> with sheave.bayes.MonteCarloDropout(make, 1) as dropout:
+    ...     predicted = dropout.predict(np.ones((1, 100)), mode=["mean", "std"], samples=200)
+    >>> bool(abs(predicted["mean"][0] - 1) < 0.05), bool(0.05 < predicted["std"][0] < 0.2)
+    (True, True)
     """
 
     HANDLERS: ClassVar[Handlers] = {**BASIC, "predict": _predict}

@@ -29,7 +29,7 @@ class Ensemble(Posterior):
     ...     return float((error**2).mean()), {"w": np.array([2 * (error * x).mean()])}
     >>> def make(seed):
     ...     start = np.array([sheave.bayes.Generator(seed).normal()])
-    ...     return FunctionModel({"w": start}, lambda parameters, x: x * parameters["w"], gradient, sheave.optim.SGD(0.5))
+    ...     return FunctionModel({"w": start}, lambda p, x: x * p["w"], gradient, sheave.optim.SGD(0.5))
     >>> x = np.array([[0.5], [1.0]])
     >>> with sheave.bayes.Ensemble(make, members=3) as ensemble:
     ...     losses = ensemble.fit([(x, 2 * x)], None, epochs=50)
@@ -50,7 +50,7 @@ class Ensemble(Posterior):
         """Train all members, as `Posterior.fit` says.
 
         With `bootstrap` each member has data of its own: as many as there are, drawn with replacement, in batches as
-        large as the loader's first one, in a new order in each epoch. All data are in memory then, once for all members.
+        large as the loader's first one, in a new order in each epoch. All data are in memory then, once for all.
         """
         if not bootstrap:
             return super().fit(loader, loss, epochs, progress=progress)
@@ -69,7 +69,8 @@ class Ensemble(Posterior):
                 for rows, order in zip(drawn, orders, strict=True)
             ]
             for batch, each in enumerate(zip(*own, strict=True)):
-                answers = [self.particles.send(id, "step", loss, *pair) for id, pair in zip(self.ids, each, strict=True)]
+                sent = zip(self.ids, each, strict=True)
+                answers = [self.particles.send(id, "step", loss, *pair) for id, pair in sent]
                 losses = np.asarray(wait_all(answers), np.float64)
                 sums += losses
                 if tell is not None:
@@ -83,13 +84,16 @@ class RandomizedPrior:
     """A model with a fixed one added to its outputs: model(x) + scale * prior(x) (Osband, Aslanides and Cassirer,
     NeurIPS 2018, arXiv:1806.03335).
 
-    The prior is another model of the same outputs, with a seed of its own, that is never trained. Its outputs are part of
-    what the loss sees, so that far from the data members differ as their priors do. It is a `Model` itself: parameters,
-    gradients and optimizer are those of the model alone.
+    The prior is another model of the same outputs, with a seed of its own, that is never trained. Its outputs are part
+    of what the loss sees, so that far from the data members differ as their priors do. It is a `Model` itself:
+    parameters, gradients and optimizer are those of the model alone.
 
-    >>> import sheave
-    >>> sheave.bayes.RandomizedPrior(model, prior, scale=3.0).scale             # doctest: +SKIP
-    3.0
+    >>> import numpy as np, sheave
+    >>> from sheave.particle import FunctionModel
+    >>> def line(w):
+    ...     return FunctionModel({"w": np.array([w])}, lambda parameters, x: x * parameters["w"])
+    >>> sheave.bayes.RandomizedPrior(line(1.0), line(2.0), scale=3.0).forward(np.array([1.0]))
+    array([7.])
     """
 
     def __init__(self, model: Any, prior: Any, scale: float = 1.0) -> None:

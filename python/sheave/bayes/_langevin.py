@@ -18,7 +18,7 @@ __all__ = ["Langevin"]
 
 def potential(model: Any, loss: Any, x: Any, y: Any, data: int, prior: Any) -> tuple[float, Any, Any]:
     """The loss of a batch, copies of the parameters, and the gradient of the negative log posterior there."""
-    if getattr(model, "optimizer", None) is not None:
+    if any(getattr(model, name, None) is not None for name in ("optimizer", "_optimizer")):
         raise InvalidArgument("the model has an optimizer; expected one without: the sampler makes the steps")
     value = float(model.step(loss, x, y))
     flat = np.array(model.flat())
@@ -110,17 +110,31 @@ def _predict(particle: Any, batches: list[Any], training: list[Any]) -> list[NDA
 
 
 class Langevin(Posterior):
-    """Chains of samples of the posterior by noisy gradient steps: `method` "sgld" (Welling and Teh, ICML 2011) or "sghmc"
-    (Chen, Fox and Guestrin, ICML 2014, arXiv:1402.4102).
+    """Chains of samples of the posterior by noisy gradient steps: `method` "sgld" (Welling and Teh, ICML 2011) or
+    "sghmc" (Chen, Fox and Guestrin, ICML 2014, arXiv:1402.4102).
 
     Chains step along the gradient of U = N * loss - log prior, where `loss` is the *mean* of negative log likelihoods
-    over a batch, and N the number of data: `fit` scales it. `prior` is a `Normal`, or None for none. Models must have no
-    optimizer. `sheave.bayes.Sgld` and `Sghmc` have the formulas and say what `step_size`, `friction`, `noise` and
+    over a batch, and N the number of data: `fit` scales it. `prior` is a `Normal`, or None for none. Models must have
+    no optimizer. `sheave.bayes.Sgld` and `Sghmc` have the formulas and say what `step_size`, `friction`, `noise` and
     `temperature` are. With `cycles` the step sizes of `steps` steps go down in so many cycles, of which the first
     `exploration` descends without noise and is no sample (cSG-MCMC, Zhang et al., ICLR 2020, arXiv:1902.03932).
 
-    Of each chain the first `burn_in` steps (of those that may be samples) are none, of the others each `thin`-th is one,
-    and the last `capacity` are kept.
+    Of each chain the first `burn_in` steps (of those that may be samples) are none, of the others each `thin`-th is
+    one, and the last `capacity` are kept.
+
+    >>> import numpy as np, sheave
+    >>> from sheave.particle import FunctionModel
+    >>> def gradient(parameters, loss, x, y):
+    ...     error = x @ parameters["w"] - y
+    ...     return float((error**2).mean() / 2), {"w": x.T @ error / len(x)}
+    >>> def make(seed):
+    ...     return FunctionModel({"w": np.zeros(1)}, lambda parameters, x: x @ parameters["w"], gradient)
+    >>> x = np.ones((9, 1))                     # noise and prior of variance 1: the posterior is N(0.9, 0.1)
+    >>> with sheave.bayes.Langevin(make, 2, step_size=0.05, burn_in=100, capacity=2000) as langevin:
+    ...     _ = langevin.fit([(x, np.ones(9))], None, epochs=1600)
+    ...     samples = np.concatenate(langevin.samples())
+    >>> samples.shape, bool(abs(samples.mean() - 0.9) < 0.1), bool(0.07 < samples.var() < 0.14)
+    ((3000, 1), True, True)
     """
 
     HANDLERS: ClassVar[Handlers] = {

@@ -45,7 +45,7 @@ def _torch_features(model: Any, x: Any) -> tuple[NDArray[Any], NDArray[Any]]:
 def _features(model: Any, x: Any, features: Features | None) -> tuple[NDArray[Any], NDArray[Any]]:
     """Features [B, F] and weights [out, F], contiguous and of one dtype."""
     if features is None and module_of(model) is None:
-        raise InvalidArgument("features is None; expected for such a model a function (model, x) -> (features, weights)")
+        raise InvalidArgument("features is None; expected for this model a function of it and x: features, weights")
     found = _torch_features(model, x) if features is None else features(model, x)
     rows, weights = (np.ascontiguousarray(to_numpy(part)) for part in found)
     return rows, weights.astype(rows.dtype)
@@ -105,11 +105,27 @@ class LastLayerLaplace(Posterior):
     arXiv:2106.14806): the layers below are fixed, and the weights of the last one have a normal posterior.
 
     `task` is "regression", where the posterior of the layer is exact, or "classification". `prior_precision` and
-    `noise_variance`, which is a regression's, are by default those of the largest evidence. Of a model of torch the layer
-    is its last Linear one, with its bias. For other models `features(model, x)` returns the features [B, F] of inputs
-    and the weights [out, F] of the layer, of which a constant feature of 1 has the bias.
+    `noise_variance`, which is a regression's, are by default those of the largest evidence. Of a model of torch the
+    layer is its last Linear one, with its bias. For other models `features(model, x)` returns the features [B, F] of
+    inputs and the weights [out, F] of the layer, of which a constant feature of 1 has the bias.
 
     `sheave.bayes.LaplaceRegression` and `LaplaceClassification` have the formulas.
+
+    >>> import numpy as np, sheave
+    >>> from sheave.particle import FunctionModel
+    >>> def gradient(parameters, loss, x, y):
+    ...     error = x @ parameters["w"] - y
+    ...     return float((error**2).mean() / 2), {"w": x.T @ error / len(x)}
+    >>> def make(seed):
+    ...     sgd = sheave.optim.SGD(lr=0.5)
+    ...     return FunctionModel({"w": np.zeros(1)}, lambda parameters, x: x @ parameters["w"], gradient, sgd)
+    >>> features = lambda model, x: (x, model.flat()[None])
+    >>> x = np.ones((9, 1))
+    >>> with sheave.bayes.LastLayerLaplace(make, features=features, prior_precision=1.0, noise_variance=1.0) as laplace:
+    ...     _ = laplace.fit([(x, np.ones(9))], None, epochs=30)
+    ...     predicted = laplace.predict(x[:1], mode=["mean", "std"])
+    >>> predicted["mean"].round(3), (predicted["std"] ** 2).round(3)         # noise of 1, and a posterior of 0.1
+    (array([[0.9]]), array([[1.1]]))
     """
 
     HANDLERS: ClassVar[Handlers] = {**BASIC, "approximate": _approximate, "predict_layer": _predict_layer}

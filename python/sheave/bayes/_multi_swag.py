@@ -69,6 +69,21 @@ class MultiSwag(Posterior):
     normalisation are computed again for each sample. Probabilities, not logits, are averaged over the samples of all
     members. Schedulers rest while snapshots are taken: the learning rate stays what it is, and should be a rate that
     moves on.
+
+    >>> import numpy as np, sheave
+    >>> from sheave.particle import FunctionModel
+    >>> def gradient(parameters, loss, x, y):
+    ...     error = x @ parameters["w"] - y
+    ...     return float((error**2).mean() / 2), {"w": x.T @ error / len(x)}
+    >>> def make(seed):
+    ...     start, sgd = np.full(1, float(seed % 2)), sheave.optim.SGD(lr=0.3)
+    ...     return FunctionModel({"w": start}, lambda parameters, x: x @ parameters["w"], gradient, sgd)
+    >>> batches = [(np.ones((2, 1)), np.zeros(2)), (np.ones((2, 1)), np.ones(2))]
+    >>> with sheave.bayes.MultiSwag(make, 2, rank=5) as swag:
+    ...     _ = swag.fit(batches, None, 20, swag_epochs=8)
+    ...     predicted = swag.predict(np.ones((1, 1)), mode=["mean", "pred"], samples=10)
+    >>> predicted["pred"].shape, bool(0.4 < predicted["mean"][0] < 0.8)
+    ((1, 20), True)
     """
 
     HANDLERS: ClassVar[Handlers] = {

@@ -89,6 +89,12 @@ def combine(
     """Return what each mode says of the outputs of all members, arrays of one shape.
 
     A regression's outputs are [B] or [B, out], a classification's logits [B, C], a Gaussian head's [B, 2 out].
+
+    >>> import numpy as np, sheave
+    >>> members = [np.array([[1.0]]), np.array([[3.0]])]
+    >>> sheave.bayes.combine("regression", members, ["mean", "pred"])
+    {'mean': array([[2.]]), 'pred': array([[[1.],
+            [3.]]])}
     """
     rows = [np.ascontiguousarray(member, _float(member)) for member in members]
     made = {}

@@ -29,7 +29,12 @@ def _step(particle: Any, loss: Any, x: Any, y: Any) -> float:
 
 
 def _scheduler_step(particle: Any) -> None:
-    particle.scheduler_step().wait()
+    def step(model: Any) -> None:
+        # A model of torch without a scheduler has None for it; other models know themselves whether they have one.
+        if getattr(model, "scheduler", model) is not None:
+            model.scheduler_step()
+
+    particle.update(step).wait()
 
 
 def _predict(particle: Any, batches: list[Any], _: Any) -> list[NDArray[Any]]:
@@ -68,8 +73,15 @@ class Posterior:
     `task` says what outputs are: numbers ("regression"), means and as many logarithms of variances ("gaussian"), or
     logits of classes ("classification").
 
-    One thread uses an object at a time. All waits end with the members: an exception of a model or of a loss function is
-    raised here, and so is `sheave.PeerLost` where the process of a member is gone.
+    One thread uses an object at a time. All waits end with the members: an exception of a model or of a loss function
+    is raised here, and so is `sheave.PeerLost` where the process of a member is gone.
+
+    >>> import numpy as np, sheave
+    >>> from sheave.particle import FunctionModel
+    >>> make = lambda seed: FunctionModel({"w": np.full(1, float(seed % 7))}, lambda parameters, x: x * parameters["w"])
+    >>> with sheave.bayes.Posterior(make, 3) as posterior:
+    ...     posterior.predict(np.ones((2, 1)), mode=["mean", "pred"])["pred"].shape
+    (2, 3, 1)
     """
 
     #: What members of this class handle.
@@ -146,8 +158,8 @@ class Posterior:
 
         `loader` is any iterable of pairs (inputs, targets) that can be gone through again: a list of batches, a
         DataLoader of torch. `loss(outputs, targets)` is a mean over the batch. After each epoch the schedulers of all
-        members make a step. `progress` is True for a bar on standard error, where that is a terminal, or a function that
-        is told a `Report` after each batch.
+        members make a step. `progress` is True for a bar on standard error, where that is a terminal, or a function
+        that is told a `Report` after each batch.
 
         Returns the mean losses [epochs, members].
         """
@@ -198,7 +210,7 @@ class Posterior:
         | task | modes, the default first |
         |---|---|
         | regression | `mean`, `std` (unbiased), `median`, `min`, `max`, `quantile`: [B, out]; `pred`: [B, M, out] |
-        | gaussian | `mean`, `std` (of data and model together), `model_std`, `noise_std`: [B, out]; `pred`: [B, M, 2 out] |
+        | gaussian | `mean`, `std` (of data and model), `model_std`, `noise_std`: [B, out]; `pred`: [B, M, 2 out] |
         | classification | `mean_prob`, `log_prob`, `std`: [B, C]; `mode`: [B]; `logits`, `prob`: [B, M, C] |
 
         M counts every sample of every member. `mode` is the class that most of them vote for. Probabilities are

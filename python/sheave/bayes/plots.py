@@ -36,8 +36,8 @@ def regression(
 ) -> str:
     """Draw predictions of one number from one: their mean, and bands of so many standard deviations about it.
 
-    `x`, `mean` and `std` have n elements each, in any order and shape. `points` are data, inputs and targets; `truth` is
-    a line to compare with. Returns the text of an SVG.
+    `x`, `mean` and `std` have n elements each, in any order and shape. `points` are data, inputs and targets; `truth`
+    is a line to compare with. Returns the text of an SVG.
 
     >>> import numpy as np, sheave
     >>> x = np.linspace(0, 1, 5)
