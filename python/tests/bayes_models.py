@@ -88,4 +88,11 @@ def batches(x, y, size):
     return [(x[start : start + size], y[start : start + size]) for start in range(0, len(x), size)]
 
 
+def of_models(posterior, look):
+    """What `look(model)` returns for the model of each member, in the order of its device."""
+    for id in posterior.ids:
+        posterior.particles.register(id, "look", lambda particle: particle.update(look).wait())
+    return posterior.ask("look")
+
+
 SGD = optim.SGD(lr=0.1)

@@ -15,6 +15,7 @@ from bayes_models import (
     make_line,
     make_network,
     normals,
+    of_models,
     squares,
 )
 from conftest import free_root
@@ -90,8 +91,7 @@ def test_the_schedulers_of_all_members_step_also_that_of_the_first():
     for bootstrap in (False, True):
         with bayes.Ensemble(make, 3) as ensemble:
             ensemble.fit(batches(x, y, 4), squares, 5, bootstrap=bootstrap)
-            counts = [ensemble.particles._models[id.number].scheduled for id in ensemble.ids]
-            assert counts == [5, 5, 5]
+            assert of_models(ensemble, lambda model: model.scheduled) == [5, 5, 5]
 
 
 def test_predictions_have_the_shapes_of_their_modes():

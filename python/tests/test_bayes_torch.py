@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import sheave
-from bayes_models import batches, normals
+from bayes_models import batches, normals, of_models
 from sheave import bayes
 
 torch = pytest.importorskip("torch")
@@ -83,14 +83,12 @@ def test_statistics_of_batches_are_refreshed_for_each_sample_of_swag_and_then_re
     pairs = batches(*data, 20)
     with bayes.MultiSwag(make(normalised), 2, task="classification", rank=3) as swag:
         swag.fit(pairs, cross_entropy, 2, swag_epochs=4)
-        weights, outputs = swag.parameters(), swag.outputs
-        norms = [swag.particles.get(id).wait().module()[1] for id in swag.ids]
-        statistics = [norm.running_mean.clone() for norm in norms]
+        weights = swag.parameters()
+        statistics = of_models(swag, lambda model: model.module[1].running_mean.clone())
         found = swag.predict(data[0], mode=["mean_prob", "logits"], samples=3)
         assert found["logits"].shape == (60, 6, 3)
-        again = [swag.particles.get(id).wait().module()[1] for id in swag.ids]
-        for before, after in zip(statistics, again):
-            assert torch.equal(before, after.running_mean)
+        again = of_models(swag, lambda model: model.module[1].running_mean.clone())
+        assert all(torch.equal(before, after) for before, after in zip(statistics, again, strict=True))
         np.testing.assert_array_equal(swag.parameters(), weights)
         # By hand: a sample's weights, means of the statistics over the batches, and then the outputs.
         (moments, _), seed = swag.moments(), bayes.seed_of(0, 0)
@@ -103,7 +101,6 @@ def test_statistics_of_batches_are_refreshed_for_each_sample_of_swag_and_then_re
         model.module[1].running_var.copy_(torch.stack([part.var(0) for part in hidden]).mean(0))
         expected = model.module(data[0]).detach().numpy()
         np.testing.assert_allclose(found["logits"][:, 0], expected, rtol=1e-3, atol=1e-4)
-    assert outputs is not None
 
 
 def test_dropout_stays_on_with_one_mask_and_scales_what_is_kept(data):
@@ -152,8 +149,7 @@ def test_the_last_layer_of_a_module_is_found(data):
     with bayes.LastLayerLaplace(make(perceptron), seed=7) as laplace:
         laplace.fit([(x, x[:, :3])], torch.nn.functional.mse_loss, 100)
         # The mean is that of ridge regression on the features, with the bias as a constant one.
-        module = laplace.particles._models[laplace.ids[0].number].module
-        hidden = module[:2](x).detach().double()
+        (hidden,) = of_models(laplace, lambda model: model.module[:2](x).detach().double())
         features = torch.hstack([hidden, torch.ones(60, 1)]).numpy()
         (evidence,) = laplace.approximate([(x, x[:, :3])])
         ridge = features.T @ features + evidence.prior_precision * evidence.noise_variance * np.eye(17)

@@ -216,3 +216,20 @@ def test_a_learner_says_what_it_cannot_read(arguments, said):
     command = [sys.executable, str(EXAMPLES / "actor_learner.py"), *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout) == (2, "") and said in ended.stderr, ended
+
+
+@pytest.mark.parametrize("network", ["numpy", "torch"])
+def test_posteriors_are_better_calibrated_than_a_single_network(start_example, tmp_path, network):
+    if network == "torch" and importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    picture = tmp_path / "curve.svg"
+    program = start_example("posteriors.py", "--quick", "--svg", str(picture), *(["--numpy"] * (network == "numpy")))
+    said = program.communicate(timeout=50)[0]
+    assert program.returncode == 0, said
+    rows = re.findall(r"^(single network|\S+ of 4) +([\d.]+) +([\d.]+) +([\d.]+) +([\d.]+)$", said, re.MULTILINE)
+    nll = {name: float(value) for name, _, value, _, _ in rows}
+    assert list(nll) == ["single network", "ensemble of 4", "multi-SWAG of 4", "SVGD of 4"], said
+    assert all(value < nll["single network"] for name, value in nll.items() if name != "single network"), said
+    disagreements = re.search(r"disagree by ([\d.]+) within 5 of zero, and by ([\d.]+) beyond", said)
+    assert float(disagreements[2]) > float(disagreements[1]), said
+    assert picture.read_text().count("<polygon") == 2
