@@ -121,7 +121,7 @@ def classify(kind, arguments):
         swag.fit(pairs, kind.cross_entropy, epochs, swag_epochs=max(epochs // 3, 3), progress=True)
         yield f"multi-SWAG of {members}", swag.predict(kind.array(unseen), mode=["mean_prob", "log_prob"], samples=10)
     adam = optim.Adam(lr=5e-3)
-    with bayes.SteinVgd(moved, members, optimizer=adam, prior=bayes.Normal(deviation=0.5), **settings) as stein:
+    with bayes.SteinVgd(moved, members, optimizer=adam, prior=bayes.Normal(deviation=2.0), **settings) as stein:
         stein.fit(pairs, kind.cross_entropy, epochs, progress=True)
         yield f"SVGD of {members}", stein.predict(kind.array(unseen), mode=["mean_prob", "log_prob"])
 
