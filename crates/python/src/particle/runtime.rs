@@ -33,7 +33,7 @@ fn refused(to: &Bound<'_, PyAny>, what: &str) -> PyErr {
 
 impl Route {
     fn particles(&self, py: Python<'_>) -> PyResult<&Particles<Parcel>> {
-        self.particles.check("particles").or_raise(py)
+        self.particles.check("particle runtime").or_raise(py)
     }
 
     fn here(&self, number: u64) -> ParticleId {
@@ -194,12 +194,12 @@ impl PyRuntime {
     }
 
     /// End all particles. Messages that have not begun fail with Closed. Idempotent.
-    fn _stop(&self, py: Python<'_>) -> PyResult<()> {
-        let particles = self.route.particles(py)?;
+    fn _stop(&self, py: Python<'_>) {
+        // In a forked child they are the parent's.
+        let Ok(particles) = self.route.particles.check("particle runtime") else { return };
         py.detach(|| particles.stop());
         self.table.clear();
         released::drain(py);
-        Ok(())
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -228,7 +228,7 @@ impl PyRuntime {
 
 impl Drop for PyRuntime {
     fn drop(&mut self) {
-        if let Ok(particles) = self.route.particles.check("particles") {
+        if let Ok(particles) = self.route.particles.check("particle runtime") {
             particles.stop();
         }
     }
