@@ -55,6 +55,7 @@ from sheave._core_bayes import (
 )
 from sheave._core_exchange import ExchangeRegistration, ExchangeRequest, ExchangeServer, ExchangeWorker
 from sheave._core_learner import GradientClient, GradientServer
+from sheave._core_model import CacheOfModels, FlatOptimizer, Guard
 from sheave._core_particle import Answer, ParticleObject, ParticleRuntime
 from sheave._core_placement import Placement, place_models
 from sheave._core_pool import PoolFunction, PoolJob, ProcessPool, ProcessQueue, QueueItem, Share
@@ -63,6 +64,7 @@ from sheave._core_session import SocketSession, ThreadedSession, WorkerObject
 from sheave._core_versions import Pin, Versions, VersionsClient
 
 __all__ = ["AlreadyExists", "Answer", "BufferInUse", "Cancelled", "Closed", "DeadlineExceeded", "Deadlock"]
+__all__ += ["CacheOfModels", "FlatOptimizer", "Guard"]
 __all__ += ["Death", "DeclaredDead", "ExchangeRegistration", "ExchangeRequest", "ExchangeServer", "ExchangeWorker"]
 __all__ += ["Forked", "Function", "GradientClient", "GradientServer"]
 __all__ += ["Group", "Guest", "GuestFleet", "Internal", "Interrupted", "InvalidArgument", "Io"]

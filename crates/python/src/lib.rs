@@ -31,6 +31,7 @@ mod link;
 mod lists;
 mod members;
 mod mesh;
+mod model;
 mod node;
 mod particle;
 mod pieces;
@@ -74,6 +75,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     pool::add_to(module)?;
     queue::add_to(module)?;
     versions::add_to(module)?;
+    model::add_to(module)?;
     particle::add_to(module)?;
     learner::add_to(module)?;
     store::add_to(module)?;

@@ -26,9 +26,25 @@ Particles of other processes of the mesh are sent messages in the same way; argu
 `Mesh.call` do. Mailboxes, messages by name and caches of models follow PusH (arXiv 2306.06528).
 """
 
+import importlib
+from typing import Any
+
 from sheave._core import Deadlock as DeadlockError
 from sheave._core_particle import Answer
+from sheave.particle._cache import Guard, ParticleCache
+from sheave.particle._models import FunctionModel, Model
 from sheave.particle._particle import Particle, ParticleId
 from sheave.particle._runtime import Particles, wait_all
+from sheave.particle._views import Snapshot
 
-__all__ = ["Answer", "DeadlockError", "Particle", "ParticleId", "Particles", "wait_all"]
+__all__ = ["Answer", "DeadlockError", "FunctionModel", "Guard", "Model", "Particle", "ParticleCache", "ParticleId"]
+__all__ += ["Particles", "Snapshot", "wait_all"]
+
+# What needs torch, which is imported when it is asked for.
+_OF_TORCH = {"TorchModel": "sheave.particle._torch_models", "BatchedModels": "sheave.particle._batched"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OF_TORCH:
+        raise AttributeError(f"module 'sheave.particle' has no attribute {name!r}")
+    return getattr(importlib.import_module(_OF_TORCH[name]), name)
