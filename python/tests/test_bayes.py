@@ -65,7 +65,7 @@ def test_metrics(dtype):
     error = 0.0
     for place in range(10):
         inside = places == place
-        assert bins.count[place] == inside.sum()
+        assert bins.counts[place] == inside.sum()
         if inside.any():
             assert bins.confidence[place] == pytest.approx(confidence[inside].mean(), rel=1e-5)
             assert bins.accuracy[place] == pytest.approx(right[inside].mean())

@@ -58,7 +58,8 @@ cross_entropy = torch.nn.functional.cross_entropy
 @pytest.mark.parametrize("cache_size", [None, 1])
 @pytest.mark.parametrize("module", [perceptron, normalised])
 def test_an_ensemble_is_its_members_trained_alone_bit_for_bit(data, module, cache_size):
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data), batch_size=20, generator=torch.Generator())
+    dataset = torch.utils.data.TensorDataset(*data)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=20, generator=torch.Generator())
     settings = {"task": "classification", "seed": 3, "devices": ["cpu"], "cache_size": cache_size}
     with bayes.Ensemble(make(module, scheduler=decay), 3, **settings) as ensemble:
         ensemble.fit(loader, cross_entropy, 3)

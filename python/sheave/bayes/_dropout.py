@@ -63,7 +63,7 @@ class MonteCarloDropout(Posterior):
 
     HANDLERS: ClassVar[Handlers] = {**BASIC, "predict": _predict}
 
-    def predict(  # type: ignore[override]
+    def predict(
         self,
         data: Any,
         *,

@@ -208,7 +208,7 @@ class Langevin(Posterior):
             raise InvalidArgument("the chains have not begun; expected fit before")
         return found
 
-    def predict(  # type: ignore[override]
+    def predict(
         self,
         data: Any,
         *,

@@ -1,5 +1,6 @@
 """The Laplace approximation of the last layer of models on particles."""
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Literal
 
@@ -21,9 +22,7 @@ Features = Callable[[Any, Any], tuple[Any, Any]]
 
 def _torch_features(model: Any, x: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     """What the last linear layer of a module gets, and its weights, with those of a constant feature for the bias."""
-    import torch
-
-    module = module_of(model)
+    torch, module = sys.modules["torch"], module_of(model)
     layers = [part for part in module.modules() if isinstance(part, torch.nn.Linear)]
     if not layers:
         raise Unsupported(f"{type(module).__name__} has no Linear layer; hint: give features=")

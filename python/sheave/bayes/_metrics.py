@@ -16,12 +16,12 @@ class Reliability(NamedTuple):
 
     >>> import sheave
     >>> bins = sheave.bayes.reliability([[0.75, 0.25], [0.25, 0.75]], [0, 0], bins=2)
-    >>> bins.count.tolist(), bins.confidence.tolist(), bins.accuracy.tolist(), bins.error
+    >>> bins.counts.tolist(), bins.confidence.tolist(), bins.accuracy.tolist(), bins.error
     ([0, 2], [0.0, 0.75], [0.0, 0.5], 0.25)
     """
 
     #: How many data are in each bin: int64 of shape [bins].
-    count: NDArray[np.int64]
+    counts: NDArray[np.int64]
     #: The mean confidence of those in each bin; 0 where there are none.
     confidence: NDArray[np.float64]
     #: The share of them whose most probable class is the label; 0 where there are none.
@@ -37,11 +37,11 @@ def reliability(probabilities: Any, labels: Any, *, bins: int = 15) -> Reliabili
     `sheave.InvalidArgument` for rows that do not sum to 1 within 0.01, and labels that are no class.
 
     >>> import sheave
-    >>> sheave.bayes.reliability([[1.0, 0.0]], [0], bins=3).count.tolist()
+    >>> sheave.bayes.reliability([[1.0, 0.0]], [0], bins=3).counts.tolist()
     [0, 0, 1]
     """
-    error, count, confidence, accuracy = _core._calibration(probabilities, labels, bins)
-    return Reliability(count, confidence, accuracy, error)
+    error, counts, confidence, accuracy = _core._calibration(probabilities, labels, bins)
+    return Reliability(counts, confidence, accuracy, error)
 
 
 def calibration_error(probabilities: Any, labels: Any, *, bins: int = 15) -> float:

@@ -127,7 +127,7 @@ class MultiSwag(Posterior):
 
     def collect(self) -> int:
         """Take a snapshot of all members as they are. Returns how many each has."""
-        return min(self.ask("collect", self.rank))
+        return min(int(count) for count in self.ask("collect", self.rank))
 
     def moments(self) -> list[native.Swag]:
         """Return the Gaussian of each member, copies."""
@@ -136,7 +136,7 @@ class MultiSwag(Posterior):
             raise InvalidArgument("a member has no snapshots; expected fit with swag_epochs, or collect, before")
         return [native.Swag.load(state) for state in states]
 
-    def predict(  # type: ignore[override]
+    def predict(
         self,
         data: Any,
         *,

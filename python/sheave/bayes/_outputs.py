@@ -96,7 +96,7 @@ def combine(
     {'mean': array([[2.]]), 'pred': array([[[1.],
             [3.]]])}
     """
-    rows = [np.ascontiguousarray(member, _float(member)) for member in members]
+    rows: _Members = [np.ascontiguousarray(member, _float(member)) for member in members]
     made = {}
     for name in modes:
         if name != "quantile":

@@ -1,6 +1,6 @@
 """What all algorithms on particles share: their members, the loop of a training, and predictions."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
@@ -179,7 +179,7 @@ class Posterior:
         means, batches = np.empty((epochs, len(self.ids))), None
         for epoch in range(epochs):
             sums, count = np.zeros(len(self.ids)), 0
-            known = len(loader) if hasattr(loader, "__len__") else batches
+            known = len(loader) if isinstance(loader, Sized) else batches
             for x, y in pairs(loader):
                 losses = np.asarray(step(x, y), np.float64)
                 sums, count = sums + losses, count + 1

@@ -83,8 +83,8 @@ def reliability(bins: Reliability, *, title: str = "") -> str:
     3
     """
     axes = _Axes((0.0, 1.0), (0.0, 1.0))
-    count, parts = len(bins.count), []
-    for place in np.flatnonzero(bins.count):
+    count, parts = len(bins.counts), []
+    for place in np.flatnonzero(bins.counts):
         left, right = place / count, (place + 1) / count
         accuracy, confidence = float(bins.accuracy[place]), float(bins.confidence[place])
         parts.append(axes.box(left, right, 0.0, accuracy, f'fill="{_BLUE}" fill-opacity="0.55"'))

@@ -57,6 +57,9 @@ fn brier(py: Python<'_>, probabilities: &Bound<'_, PyAny>, labels: &Bound<'_, Py
     })
 }
 
+/// A calibration error, and the counts, confidences and accuracies of its bins.
+type Calibration = (f64, Py<PyAny>, Py<PyAny>, Py<PyAny>);
+
 /// Expected calibration error, and of each bin: count, mean confidence, accuracy. See sheave.bayes.reliability.
 #[pyfunction]
 #[pyo3(name = "_calibration", signature = (probabilities, labels, bins))]
@@ -65,7 +68,7 @@ fn calibration(
     probabilities: &Bound<'_, PyAny>,
     labels: &Bound<'_, PyAny>,
     bins: usize,
-) -> PyResult<(f64, Py<PyAny>, Py<PyAny>, Py<PyAny>)> {
+) -> PyResult<Calibration> {
     if !(1..=BINS_MAX).contains(&bins) {
         return Err(refuse(py, "bins", &bins.to_string(), &format!("1 to {BINS_MAX}")));
     }
