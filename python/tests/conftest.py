@@ -44,9 +44,12 @@ class Program:
 
     def line(self):
         """The next line that it prints, or its last words if there is none."""
-        line = self.process.stdout.readline()
+        line, pipe = b"", self.process.stdout.fileno()
+        # One by one: what was read beyond the line would be lost to `communicate`.
+        while not line.endswith(b"\n") and (byte := os.read(pipe, 1)):
+            line += byte
         assert line, f"the program ended: {self.process.communicate(timeout=20)[1]}"
-        return line.strip()
+        return line.decode().strip()
 
     def tell(self, line=""):
         """Give it a line to read."""

@@ -53,7 +53,8 @@ def test_trap_3_operations_have_no_thread_each(particles):
 
     id = particles.create(Line, receive={"train": train})
     particles.send(id, "train").wait()
-    assert threads == {threading.get_native_id()}, "who waits does it itself"
+    # Who waits does it itself, and where it comes late one of the node's.
+    assert threading.get_native_id() in threads and len(threads) <= 8
     before = len(os.listdir("/proc/self/task"))
     for _ in range(20):
         particles.send(id, "train").wait(timeout=LIMIT_S)

@@ -1,12 +1,17 @@
 """The particles of a process: how they are made, reached and ended, and what serves them."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from sheave._core import InvalidArgument, Mesh, NotFound, Remote, SheaveError
 from sheave._core_particle import Answer, ParticleRuntime
+from sheave.particle._cache import ParticleCache
+from sheave.particle._files import load_state, save_state
+from sheave.particle._models import seeding
 from sheave.particle._particle import Particle, ParticleId, wait_all
 
 __all__ = ["Particles", "wait_all"]
@@ -17,27 +22,10 @@ KEEPER = 1 << 62
 Receive = Mapping[str, Callable[..., Any]]
 
 
-class Cache:
-    """Models that lie on a device, all of them."""
-
-    def __init__(self) -> None:
-        self._models: dict[int, Any] = {}
-
-    def insert(self, key: int, model: Any) -> None:
-        self._models[key] = model
-
-    @contextlib.contextmanager
-    def acquire(self, key: int) -> Iterator[Any]:
-        yield self._models[key]
-
-    def remove(self, key: int) -> None:
-        self._models.pop(key, None)
-
-
 class Device:
     """The state of a particle that stands for a device."""
 
-    def __init__(self, label: Any, cache: Any) -> None:
+    def __init__(self, label: Any, cache: ParticleCache) -> None:
         self.label = label
         self.cache = cache
 
@@ -87,6 +75,25 @@ def _forget(device: Particle, number: int) -> None:
     device.state.cache.remove(number)
 
 
+def _save(device: Particle, number: int, path: Path, has_state: bool) -> None:
+    particle = device.particles._objects[number]
+    saved = {"seed": particle.seed, "generator": particle.generator.bit_generator.state}
+    if has_state:
+        saved["state"] = particle.state
+    save_state(path, {**saved, "model": device.state.cache.peek(number).state()})
+
+
+def _load(device: Particle, number: int, path: Path) -> None:
+    particle, saved = device.particles._objects[number], load_state(path)
+    if "model" not in saved:
+        raise InvalidArgument(f"{path}: no particle; expected a file that `Particles.save` has written")
+    with device.state.using(device.particles, number) as model:
+        model.load(saved["model"])
+    particle.seed = saved["seed"]
+    particle.generator.bit_generator.state = saved["generator"]
+    particle.state = saved.get("state", particle.state)
+
+
 OF_DEVICES: Receive = {
     "forward": _forward,
     "step": _step,
@@ -95,6 +102,8 @@ OF_DEVICES: Receive = {
     "update": _update,
     "get": _get,
     "forget": _forget,
+    "save": _save,
+    "load": _load,
 }
 
 
@@ -189,7 +198,8 @@ class Particles(ParticleRuntime):
         if not labels or len({str(label) for label in labels}) < len(labels):
             raise InvalidArgument(f"devices is {devices!r}; expected a count from 1 on, or labels that differ")
         for label in labels:
-            device = Device(label, Cache())
+            cache = ParticleCache(cache_size, cache_bytes, policy, device=label)
+            device = Device(label, cache)
             self._devices[str(label)] = device
             self._places[str(label)] = self._apart(f"device {label}", device, OF_DEVICES, reentrant=False)
 
@@ -221,7 +231,8 @@ class Particles(ParticleRuntime):
         id = ParticleId(self.node, number)
         seed = self._seed_of(self.seed % 2**64, number) if seed is None else seed
         is_maker = isinstance(model, type) or not hasattr(model, "forward")
-        made = model() if callable(model) and is_maker else model
+        with seeding(seed):
+            made = model() if callable(model) and is_maker else model
         place = None if made is None else self._places[label]
         particle = Particle(self, id, state, self._devices[label].label, seed, place)
         if made is not None:
@@ -295,9 +306,39 @@ class Particles(ParticleRuntime):
             return self.send(ParticleId(id[0], KEEPER), "get", id[1], gradients)
         return self.send(self._place_of(particle.device), "get", id[1], gradients)
 
+    def save(self, directory: str | os.PathLike[str], *, state: bool = False) -> list[Path]:
+        """Write each particle of this process that has a model to a file of its own: the model, with all that it needs
+        to go on, the seed and the generator; with `state` its state too, which must be of arrays and plain values then.
+
+        Waits; each is written in the order of its device, and atomically: an old file stays until the new one is whole.
+        The folder is made. Returns the files, `particle-0.safetensors` and so on by the numbers of particles.
+        """
+        return self._with_files("save", directory, state)
+
+    def load(self, directory: str | os.PathLike[str]) -> list[Path]:
+        """Go on from what `save` has written, with particles of the same numbers and models of the same kinds. Waits;
+        returns the files.
+
+        Raises NotFound for a particle with a model that has no file there, and Mismatch for a file of another model;
+        then that particle has not changed, and those before it have.
+        """
+        return self._with_files("load", directory)
+
+    def _with_files(self, name: str, directory: str | os.PathLike[str], *args: Any) -> list[Path]:
+        paths = {number: Path(directory) / f"particle-{number}.safetensors" for number in self._models}
+        places = {number: self._place_of(self._objects[number].device) for number in paths}
+        wait_all([self.send(places[number], name, number, path, *args) for number, path in paths.items()])
+        return list(paths.values())
+
+    def cached(self, device: Any = None) -> ParticleCache:
+        """The cache of a device: which models are in its memory. `device` is as in `create`."""
+        return self._devices[self._label(device)].cache
+
     def close(self) -> None:
         """End all particles of this process; messages that have not begun fail with Closed. Idempotent."""
         self._stop()
+        for device in self._devices.values():
+            device.cache.close()
         self._objects.clear()
         self._models.clear()
         if self._own_mesh is not None:
