@@ -1,8 +1,8 @@
 """Models of one architecture, stepped as one computation.
 
-The parameters of n models are the rows of one matrix `[n, P]`. A module is applied to all of them by `vmap`, which
-makes one batched matrix product of n; gradients come from one backward pass, into one matrix; and the optimizer makes
-one step of it. That pays where a model alone is too small to keep the machine busy.
+Each parameter of n models is one tensor `[n, ...]`. A module is applied to all of them by `vmap`, which makes one batched
+matrix product of n; gradients come from one backward pass, and the optimizer makes one fused step of all. That pays where
+a model alone is too small to keep the machine busy.
 
 **Equal, but not in all bits.** Each row depends on its own model and batch alone, and rules are those of torch.optim.
 Batched products may add up in another order, though, so results agree with those of single models within rounding.
@@ -21,12 +21,16 @@ __all__ = ["BatchedModels"]
 
 Tensor = torch.Tensor
 
-# By optimizer, which of its tensors become rows of a matrix.
+# By optimizer, which of its tensors have a row for each model.
 MOMENTS: dict[type, tuple[str, ...]] = {
     torch.optim.SGD: ("momentum_buffer",),
     torch.optim.Adam: ("exp_avg", "exp_avg_sq"),
     torch.optim.AdamW: ("exp_avg", "exp_avg_sq"),
 }
+
+# Layers whose output has the shape of their input, each element of which it depends on alone.
+OF_ELEMENTS = (torch.nn.ReLU, torch.nn.Tanh, torch.nn.Sigmoid, torch.nn.GELU, torch.nn.SiLU, torch.nn.ELU)
+OF_ELEMENTS += (torch.nn.Softplus, torch.nn.LeakyReLU, torch.nn.Identity)
 
 # Settings that would be another rule.
 OTHER_RULES = ("amsgrad", "maximize", "differentiable", "capturable", "nesterov")
@@ -59,22 +63,20 @@ class BatchedModels:
         self.device = first.device
         self._template = first.module
         self._parts = first.parts
-        rows = torch.stack([model._flats[first.dtype] for model in self.models])
-        self._matrix = torch.nn.Parameter(rows)
-        self._matrix.grad = torch.zeros_like(rows) if first.optimizer is not None else None
+        views = zip(*(model._parameters for model in self.models), strict=True)
+        self._stacks = [torch.nn.Parameter(torch.stack([view.detach() for view in column])) for column in views]
         _, buffers = stack_module_state([model.module for model in self.models])
         self._buffers = {name: buffer.detach() for name, buffer in buffers.items()}
         self._optimizer = self._stacked_optimizer()
         self._generators = first._generators
         self._draws = first._draws
+        self._is_plain = _is_plain(first.module)
         self._steps = 0
         self._is_finished = False
 
-    def _named(self, matrix: Tensor) -> dict[str, Tensor]:
-        """The parameters of all models by name, `[n, ...]` each: views of the matrix."""
-        count = len(self.models)
-        return {part.name: matrix[:, part.start : part.stop].unflatten(1, part.shape or (1,)).reshape(count, *part.shape)
-                for part in self._parts}
+    def _named(self) -> dict[str, Tensor]:
+        """The parameters of all models by name, `[n, ...]` each."""
+        return {part.name: stack for part, stack in zip(self._parts, self._stacks, strict=True)}
 
     def _stacked_optimizer(self) -> Any:
         """One optimizer for the matrix, which goes on from the moments of all."""
@@ -84,32 +86,29 @@ class BatchedModels:
         kind = type(optimizers[0])
         settings = {key: value for key, value in optimizers[0].param_groups[0].items() if key in optimizers[0].defaults}
         settings.pop("decoupled_weight_decay", None)
-        # One tensor: nothing is gained by taking it as a list of one.
-        settings.update(foreach=False, fused=self._is_fusible(kind, settings))
-        stacked = kind([self._matrix], **settings)
-        if any(optimizer.state for optimizer in optimizers):
-            rows: dict[str, list[Tensor]] = {}
-            for model in self.models:
-                for key, row in _row_of(model).items():
-                    rows.setdefault(key, []).append(row)
-            state = {key: torch.stack(parts) for key, parts in rows.items()}
-            if steps := [entry["step"] for entry in optimizers[0].state.values() if "step" in entry]:
-                state["step"] = steps[0].clone()
-            stacked.state[self._matrix] = state
+        settings.update(foreach=False, fused=True)
+        stacked = kind(self._stacks, **settings)
+        for column, stack in enumerate(self._stacks):
+            entries = [model.optimizer.state.get(model._parameters[column], {}) for model in self.models]
+            state = {key: torch.stack([entry[key] for entry in entries]) for key in _moments_of(kind, entries[0])}
+            if "step" in entries[0]:
+                state["step"] = entries[0]["step"].clone()
+            if state:
+                stacked.state[stack] = state
         return stacked
-
-    def _is_fusible(self, kind: type, settings: dict[str, Any]) -> bool:
-        return self._matrix.is_floating_point() and not any(settings.get(name) for name in OTHER_RULES)
 
     def forward(self, x: Any, *args: Any, shared: bool = True) -> Tensor:
         """Apply all models, as they are, without gradients. `x` is one batch for all, or has one for each in its first
         dimension if it is not `shared`. Returns their outputs, `[n, ...]`."""
         x, args = moved((x, args), self.device)
         with torch.no_grad():
-            return self._outputs(self._named(self._matrix), x, args, shared)
+            return self._outputs(x, args, shared)
 
-    def _outputs(self, named: dict[str, Tensor], x: Any, args: tuple[Any, ...], shared: bool) -> Tensor:
+    def _outputs(self, x: Any, args: tuple[Any, ...], shared: bool) -> Tensor:
         self._require_open()
+        if self._is_plain and not args and isinstance(x, Tensor) and x.dim() == (2 if shared else 3):
+            return self._plainly(x.expand(len(self.models), *x.shape) if shared else x)
+        named = self._named()
         dimension = None if shared else 0
 
         def one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Any, args: tuple[Any, ...]) -> Any:
@@ -134,20 +133,41 @@ class BatchedModels:
         `shared`. Returns the losses, `[n]`, without a graph.
         """
         x, y, args = moved((x, y, args), self.device)
-        count = len(self.models)
-        matrix = self._matrix.detach().requires_grad_()
-        outputs = self._outputs(self._named(matrix), x, args, shared)
+        outputs = self._outputs(x, args, shared)
         if not isinstance(outputs, Tensor):
             raise Unsupported(f"{type(self._template).__name__} returns a {type(outputs).__name__}; expected a tensor")
-        losses = torch.vmap(loss, in_dims=(0, None if shared else 0))(outputs, y)
-        if losses.shape != (count,):
-            raise InvalidArgument(f"losses of shape {tuple(losses.shape)}; expected a loss that is one number")
-        # Each row of the matrix is in one of the losses alone, so the gradient of their sum has those of all.
-        (self._matrix.grad,) = torch.autograd.grad(losses.sum(), matrix)
+        losses = self._losses(loss, outputs, y, shared)
+        # Each model has an effect on one of the losses alone, so the gradients of their sum are those of all.
+        gradients = torch.autograd.grad(losses.sum(), self._stacks, allow_unused=True)
+        for stack, gradient in zip(self._stacks, gradients, strict=True):
+            # A fused optimizer takes its elements one after the other, as those of the parameters.
+            stack.grad = None if gradient is None else gradient.contiguous()
         if self._optimizer is not None:
             self._optimizer.step()
         self._steps += 1
         return losses.detach()
+
+    def _plainly(self, x: Tensor) -> Tensor:
+        """What a row of layers does, without the detours of `vmap`."""
+        stacks = iter(self._stacks)
+        for layer in self._template:
+            if isinstance(layer, torch.nn.Linear):
+                weights = next(stacks).transpose(1, 2)
+                is_biased = layer.bias is not None
+                x = torch.baddbmm(next(stacks).unsqueeze(1), x, weights) if is_biased else torch.bmm(x, weights)
+            else:
+                x = layer(x)
+        return x
+
+    def _losses(self, loss: Callable[..., Tensor], outputs: Tensor, y: Any, shared: bool) -> Tensor:
+        if _is_cross_entropy(loss) and outputs.dim() == 3 and not y.is_floating_point():
+            labels = y.repeat(len(self.models)) if shared else y.flatten()
+            of_each = torch.nn.functional.cross_entropy(outputs.flatten(0, 1), labels, reduction="none")
+            return of_each.view(len(self.models), -1).mean(1)
+        losses = torch.vmap(loss, in_dims=(0, None if shared else 0))(outputs, y)
+        if losses.shape != (len(self.models),):
+            raise InvalidArgument(f"losses of shape {tuple(losses.shape)}; expected a loss that is one number")
+        return losses
 
     def scheduler_step(self) -> None:
         """Make a step of the schedulers of all, which have to agree about the learning rate."""
@@ -160,12 +180,16 @@ class BatchedModels:
         self._optimizer.param_groups[0]["lr"] = rates.pop()
 
     def flat(self) -> Tensor:
-        """The parameters of all, `[n, P]`: a view, without a graph."""
-        return self._matrix.detach()
+        """The parameters of all, `[n, P]`: a copy."""
+        return torch.cat([stack.detach().flatten(1) for stack in self._flattened(self._stacks)], dim=1)
 
-    def flat_gradient(self) -> Tensor | None:
-        """The gradients of the last step, `[n, P]`, or None before the first."""
-        return self._matrix.grad if self._steps else None
+    def flat_gradient(self) -> Tensor:
+        """The gradients of the last step, `[n, P]`, zero where there are none: a copy."""
+        gradients = [torch.zeros_like(stack) if stack.grad is None else stack.grad for stack in self._stacks]
+        return torch.cat(self._flattened(gradients), dim=1)
+
+    def _flattened(self, stacks: Sequence[Tensor]) -> list[Tensor]:
+        return [stack.reshape(len(self.models), -1) for stack in stacks]
 
     def _require_open(self) -> None:
         if self._is_finished:
@@ -178,23 +202,19 @@ class BatchedModels:
         self._is_finished = True
         with torch.no_grad():
             for row, model in enumerate(self.models):
-                model._flats[model.dtype].copy_(self._matrix[row])
-                if self._steps:
-                    self._give_back(row, model)
+                self._give_back(row, model)
 
     def _give_back(self, row: int, model: TorchModel) -> None:
-        gradient = self._matrix.grad
-        state = {} if self._optimizer is None else self._optimizer.state[self._matrix]
-        for part, parameter in zip(model.parts, model._parameters, strict=True):
-            if gradient is not None:
-                parameter.grad = gradient[row, part.start : part.stop].reshape(part.shape).clone()
+        for stack, parameter in zip(self._stacks, model._parameters, strict=True):
+            parameter.copy_(stack[row])
+            if self._steps:
+                parameter.grad = None if stack.grad is None else stack.grad[row].clone()
+            state = {} if self._optimizer is None else self._optimizer.state.get(stack, {})
             if model.optimizer is not None and state:
-                entry = {key: value.clone() for key, value in state.items() if key == "step"}
-                for key in set(state) - {"step"}:
-                    rows = state[key]
-                    moment = None if rows is None else rows[row, part.start : part.stop].reshape(part.shape).clone()
-                    entry[key] = moment
-                model.optimizer.state[parameter] = entry
+                # The number of steps is one for all, and everything else has a row for each.
+                shared = {key: value.clone() for key, value in state.items() if key == "step"}
+                own = {key: None if value is None else value[row].clone() for key, value in state.items() if key != "step"}
+                model.optimizer.state[parameter] = own | shared
         model.version += self._steps if model.optimizer is not None else 0
         model._steps += self._steps
         model._gradient_version += 1
@@ -209,11 +229,26 @@ class BatchedModels:
         return len(self.models)
 
 
-def _row_of(model: TorchModel) -> dict[str, Tensor]:
-    """The moments of a model, each as one vector in the order of its parameters."""
-    entries = [model.optimizer.state.get(parameter, {}) for parameter in model._parameters]
-    keys = [key for key in MOMENTS[type(model.optimizer)] if entries[0].get(key) is not None]
-    return {key: torch.cat([entry[key].reshape(-1) for entry in entries]) for key in keys}
+def _is_plain(module: torch.nn.Module) -> bool:
+    """Whether it is a row of dense layers and functions of single elements, and nothing else happens in it."""
+    layers = list(module) if type(module) is torch.nn.Sequential else []
+    is_hooked = any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks for part in module.modules())
+    is_known = all(type(layer) is torch.nn.Linear or type(layer) in OF_ELEMENTS for layer in layers)
+    # Tied parameters have one stack for several layers.
+    count = sum(len(list(layer.parameters(recurse=False))) for layer in layers)
+    return bool(layers) and is_known and not is_hooked and count == len(list(module.parameters()))
+
+
+def _is_cross_entropy(loss: Any) -> bool:
+    """Whether it is the mean of the cross entropies of logits with labels, and nothing more."""
+    if type(loss) is torch.nn.CrossEntropyLoss:
+        plain = (loss.weight, loss.reduction, loss.ignore_index, loss.label_smoothing)
+        return plain == (None, "mean", -100, 0.0)
+    return loss is torch.nn.functional.cross_entropy
+
+
+def _moments_of(kind: type, entry: dict[str, Any]) -> list[str]:
+    return [key for key in MOMENTS[kind] if entry.get(key) is not None]
 
 
 def _checked(models: list[TorchModel]) -> TorchModel:
