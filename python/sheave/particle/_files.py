@@ -34,7 +34,8 @@ def save_state(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
 def load_state(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a state from a file; arrays are numpy's, or torch's where numpy has no such dtype.
 
-    Raises NotFound, and InvalidArgument for a file that is damaged or is of something else.
+    Raises NotFound; LimitExceeded or InvalidArgument for a file that is damaged or is no safetensors file, and
+    InvalidArgument for one of something else.
     """
     tensors, texts = _core._load_tensors(Path(path))  # type: ignore[attr-defined]
     if KEY not in texts:
