@@ -111,15 +111,18 @@ class BatchedModels:
         named = self._named()
         dimension = None if shared else 0
 
-        def one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Any, args: tuple[Any, ...]) -> Any:
+        # A module without parameters is applied as often too.
+        rows = torch.arange(len(self.models))
+
+        def one(_: Tensor, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Any, args: Any) -> Any:
             return functional_call(self._template, (parameters, buffers), (x, *args))
 
-        batched = torch.vmap(one, in_dims=(0, 0, dimension, dimension), randomness="different")
+        batched = torch.vmap(one, in_dims=(0, 0, 0, dimension, dimension), randomness="different")
         try:
             if not self._draws:
-                return batched(named, self._buffers, x, args)  # type: ignore[no-any-return]
+                return batched(rows, named, self._buffers, x, args)  # type: ignore[no-any-return]
             with self._generators.in_use():
-                return batched(named, self._buffers, x, args)  # type: ignore[no-any-return]
+                return batched(rows, named, self._buffers, x, args)  # type: ignore[no-any-return]
         except RuntimeError as error:
             if "vmap" not in str(error) and "batching" not in str(error):
                 raise
@@ -173,6 +176,8 @@ class BatchedModels:
         """Make a step of the schedulers of all, which have to agree about the learning rate."""
         self._require_open()
         for model in self.models:
+            # Or else torch warns of optimizers whose steps were made here.
+            model.optimizer._opt_called = self._steps > 0
             model.scheduler_step()
         rates = {model.optimizer.param_groups[0]["lr"] for model in self.models}
         if len(rates) > 1:
