@@ -220,8 +220,8 @@ class Particles(ParticleRuntime):
     ) -> ParticleId:
         """Make a particle of this process. Returns its name.
 
-        `model` is a `Model`, or a function without arguments that makes one. `receive` has the handlers of its messages:
-        `function(particle, *args, **kwargs)`. `state` is any object, a dict of its own if it is None. `device` is the
+        `model` is a `Model`, or a function without arguments that makes one. `receive` has the handlers of its
+        messages: `function(particle, *args, **kwargs)`. `state` is any object, a dict of its own if it is None. `device` is the
         label of its device, or its place among them; the first one if it is None. A `reentrant` particle handles the
         next message while its handlers wait. Without a `seed` it gets one of its own, made from that of all and its
         number.

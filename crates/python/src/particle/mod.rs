@@ -1,12 +1,12 @@
 //! `sheave.particle`: particles whose handlers are Python's.
 //!
 //! **What a message is.** Within a node its arguments and its answer are the objects themselves, which lie in an
-//! [`Exchange`](parcel::Exchange) that sender and receiver share. To another node they are packed and opened as those of
-//! calls are, under the same rules of trust.
+//! [`Exchange`](parcel::Exchange) that sender and receiver share. To another node they are packed and opened as those
+//! of calls are, under the same rules of trust.
 //!
-//! **Who runs handlers.** A wait begins by handling what it waits for, on the thread that waits and with the interpreter
-//! held, for what runs is Python code anyhow; nothing that it does in Rust waits for a thread that wants the interpreter.
-//! It lets go before it sleeps. What nobody waits for runs on threads of the node, which attach for it
+//! **Who runs handlers.** A wait begins by handling what it waits for, on the thread that waits and with the
+//! interpreter held, for what runs is Python code anyhow; nothing that it does in Rust waits for a thread that wants
+//! the interpreter. It lets go before it sleeps. What nobody waits for runs on threads of the node, which attach for it
 //! ([`handlers`](crate::handlers)).
 //!
 //! **What holds what.** A runtime of Rust lives as long as its mesh, and knows handlers of Python's weakly. These, and
