@@ -106,24 +106,35 @@ def batches(kind, x, y):
 
 
 def classify(kind, arguments):
-    """Train each posterior on a part of the digits. Yields names and probabilities of the others."""
+    """Train each posterior on a part of the digits. Yields names, and logarithms of the probabilities of the others.
+
+    A single network is each member of the ensemble by itself, so that it is no matter of luck which one it is.
+    """
     (images, labels), (unseen, _) = digits.load()
     images, labels = images[: arguments.data], labels[: arguments.data]
     pairs, members, epochs = batches(kind, images, labels), arguments.members, arguments.epochs
     trained = kind.network(64, 32, 10, optim.Adam(lr=5e-3))
     moved = kind.network(64, 32, 10, None)
     settings = {"task": "classification", "seed": arguments.seed}
-    for name, count in (("single network", 1), (f"ensemble of {members}", members)):
-        with bayes.Ensemble(trained, count, **settings) as ensemble:
-            ensemble.fit(pairs, kind.cross_entropy, epochs, progress=True)
-            yield name, ensemble.predict(kind.array(unseen), mode=["mean_prob", "log_prob"])
+    with bayes.Ensemble(trained, members, **settings) as ensemble:
+        ensemble.fit(pairs, kind.cross_entropy, epochs, progress=True)
+        logits = ensemble.outputs(kind.array(unseen))
+        yield "single network", [bayes.log_softmax(each) for each in logits]
+        yield f"ensemble of {members}", [bayes.mean_log_probabilities(logits)]
     with bayes.MultiSwag(trained, members, rank=10, **settings) as swag:
         swag.fit(pairs, kind.cross_entropy, epochs, swag_epochs=max(epochs // 3, 3), progress=True)
-        yield f"multi-SWAG of {members}", swag.predict(kind.array(unseen), mode=["mean_prob", "log_prob"], samples=10)
+        yield f"multi-SWAG of {members}", [swag.predict(kind.array(unseen), mode="log_prob", samples=10)["log_prob"]]
     adam = optim.Adam(lr=5e-3)
     with bayes.SteinVgd(moved, members, optimizer=adam, prior=bayes.Normal(deviation=2.0), **settings) as stein:
         stein.fit(pairs, kind.cross_entropy, epochs, progress=True)
-        yield f"SVGD of {members}", stein.predict(kind.array(unseen), mode=["mean_prob", "log_prob"])
+        yield f"SVGD of {members}", [stein.predict(kind.array(unseen), mode="log_prob")["log_prob"]]
+
+
+def scores(logs, labels):
+    """Accuracy, negative log likelihood, calibration error and Brier score of logarithms of probabilities."""
+    chances = np.exp(logs)
+    accuracy, error = bayes.accuracy(chances, labels), bayes.calibration_error(chances, labels)
+    return accuracy, bayes.nll(logs, labels), error, bayes.brier(chances, labels)
 
 
 def curve(kind, arguments):
@@ -151,14 +162,12 @@ def main():
     parser.add_argument("--svg", help="a file to draw the curve in")
     arguments = parser.parse_args()
     if arguments.quick:
-        arguments.members, arguments.epochs, arguments.data = 4, 30, 200
+        arguments.members, arguments.epochs, arguments.data = 4, 60, 300
     kind = Numpy() if arguments.numpy or importlib.util.find_spec("torch") is None else Torch()
     labels = digits.load()[1][1]
     print(f"{'digits':<18} accuracy     NLL   ECE  Brier")
     for name, found in classify(kind, arguments):
-        probabilities = found["mean_prob"]
-        accuracy, nll = bayes.accuracy(probabilities, labels), bayes.nll(found["log_prob"], labels)
-        error, brier = bayes.calibration_error(probabilities, labels), bayes.brier(probabilities, labels)
+        accuracy, nll, error, brier = np.mean([scores(logs, labels) for logs in found], axis=0)
         print(f"{name:<18} {accuracy:8.3f}  {nll:6.3f} {error:5.3f}  {brier:5.3f}")
     points, places, found = curve(kind, arguments)
     beyond = np.abs(places[:, 0]) > 5

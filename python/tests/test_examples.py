@@ -219,7 +219,7 @@ def test_a_learner_says_what_it_cannot_read(arguments, said):
 
 
 @pytest.mark.parametrize("network", ["numpy", "torch"])
-def test_posteriors_are_better_calibrated_than_a_single_network(start_example, tmp_path, network):
+def test_posteriors_have_better_probabilities_than_a_single_network(start_example, tmp_path, network):
     if network == "torch" and importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed")
     picture = tmp_path / "curve.svg"
