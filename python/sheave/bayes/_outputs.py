@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from sheave import _core_bayes as native
 from sheave._core import InvalidArgument
 
-__all__ = ["Task", "combine"]
+__all__ = ["combine"]
 
-Task = Literal["regression", "gaussian", "classification"]
+_Task = Literal["regression", "gaussian", "classification"]
 
 _Members = list[NDArray[Any]]
 
@@ -84,7 +84,7 @@ def modes_of(task: str, mode: str | Iterable[str] | None) -> list[str]:
 
 
 def combine(
-    task: Task, members: Sequence[Any], modes: Iterable[str], quantile: float | Sequence[float] = 0.5
+    task: _Task, members: Sequence[Any], modes: Iterable[str], quantile: float | Sequence[float] = 0.5
 ) -> dict[str, NDArray[Any]]:
     """Return what each mode says of the outputs of all members, arrays of one shape.
 

@@ -10,7 +10,7 @@ from sheave._core import InvalidArgument
 from sheave._core_bayes import seed_of
 from sheave.bayes._data import inputs, pairs, require_repeatable, taken, to_numpy
 from sheave.bayes._modules import batch_norms, evaluating
-from sheave.bayes._outputs import Task, combine, modes_of, require_task
+from sheave.bayes._outputs import _Task, combine, modes_of, require_task
 from sheave.bayes._progress import Progress, Report, reporter
 from sheave.particle import Particles, wait_all
 
@@ -92,7 +92,7 @@ class Posterior:
         make: Callable[[int], Any] | None,
         members: int,
         *,
-        task: Task = "regression",
+        task: _Task = "regression",
         particles: Particles | None = None,
         nodes: Sequence[int] | None = None,
         devices: int | Sequence[Any] = 1,
@@ -104,7 +104,7 @@ class Posterior:
             raise InvalidArgument(f"the number of members is {members}; expected 1 or more")
         if make is None and nodes is None:
             raise InvalidArgument("make is None; expected a function of a seed, or nodes that offer one")
-        self.task: Task = task
+        self.task: _Task = task
         self.seed = seed
         self._own = particles is None
         self.particles = Particles(devices=devices, cache_size=cache_size) if particles is None else particles
