@@ -1,7 +1,7 @@
 """What the outputs of all members say together."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,8 +9,6 @@ from sheave import _core_bayes as native
 from sheave._core import InvalidArgument
 
 __all__ = ["combine"]
-
-_Task = Literal["regression", "gaussian", "classification"]
 
 _Members = list[NDArray[Any]]
 
@@ -84,7 +82,7 @@ def modes_of(task: str, mode: str | Iterable[str] | None) -> list[str]:
 
 
 def combine(
-    task: _Task, members: Sequence[Any], modes: Iterable[str], quantile: float | Sequence[float] = 0.5
+    task: str, members: Sequence[Any], modes: Iterable[str], quantile: float | Sequence[float] = 0.5
 ) -> dict[str, NDArray[Any]]:
     """Return what each mode says of the outputs of all members, arrays of one shape.
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ from sheave._core import InvalidArgument
 from sheave._core_bayes import seed_of
 from sheave.bayes._data import inputs, pairs, require_repeatable, taken, to_numpy
 from sheave.bayes._modules import batch_norms, evaluating
-from sheave.bayes._outputs import _Task, combine, modes_of, require_task
+from sheave.bayes._outputs import combine, modes_of, require_task
 from sheave.bayes._progress import Progress, Report, reporter
 from sheave.particle import Particles, wait_all
 
@@ -92,7 +92,7 @@ class Posterior:
         make: Callable[[int], Any] | None,
         members: int,
         *,
-        task: _Task = "regression",
+        task: Literal["regression", "gaussian", "classification"] = "regression",
         particles: Particles | None = None,
         nodes: Sequence[int] | None = None,
         devices: int | Sequence[Any] = 1,
@@ -104,7 +104,7 @@ class Posterior:
             raise InvalidArgument(f"the number of members is {members}; expected 1 or more")
         if make is None and nodes is None:
             raise InvalidArgument("make is None; expected a function of a seed, or nodes that offer one")
-        self.task: _Task = task
+        self.task: str = task
         self.seed = seed
         self._own = particles is None
         self.particles = Particles(devices=devices, cache_size=cache_size) if particles is None else particles
