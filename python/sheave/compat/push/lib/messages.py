@@ -5,8 +5,12 @@ well, a node event loop is told of particles of others by their rank too, and fi
 PD ("push distribution") passes between `PusH` and a node event loop; the others pass between node event loops.
 """
 
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import sheave
+from sheave import pickling
 
 __all__ = ["MSG", "NELBroadcastParticlesAckMSG", "NELBroadcastParticlesMSG", "NELRankLostMSG", "NELSaveModel"]
 __all__ += ["NELSaveModelAckPDMSG", "NodeEvtLoopCleanupMSG", "NodeEvtLoopInitMSG", "ReceiveFuncAckMSG"]
@@ -20,7 +24,22 @@ Receive = Mapping[str, Callable[..., Any]]
 
 
 class MSG:
-    """A message."""
+    """A message. Its `error` comes to another process with the text of its traceback as a note."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        fields = dict(vars(self))
+        error = fields.get("error")
+        if isinstance(error, BaseException):
+            text = "".join(traceback.format_exception(error))
+            summary = "".join(traceback.format_exception_only(error)).strip()
+            fields["error"] = (pickling.pack_exception(error), summary, text)
+        return fields
+
+    def __setstate__(self, fields: dict[str, Any]) -> None:
+        error = fields.get("error")
+        if isinstance(error, tuple):
+            fields["error"] = _unpacked(*error)
+        vars(self).update(fields)
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
@@ -225,3 +244,16 @@ class ReceiveGetAckMSG(MSG):
         self.params_grad = params_grad
         self.buffers = buffers
         self.error = error
+
+
+def _unpacked(packed: bytes | None, summary: str, text: str) -> BaseException:
+    """An error of another process; if its class is not known here, or takes nothing of what it was, it is a
+    `sheave.Remote`."""
+    error: BaseException = sheave.Remote(summary)
+    if packed is not None:
+        try:
+            error = pickling.unpack_exception(packed)
+        except Exception:
+            pass
+    error.add_note(f"in a node event loop of another process:\n{text}")
+    return error

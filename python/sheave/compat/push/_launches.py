@@ -1,0 +1,189 @@
+"""What a launch has begun, and what is left of it.
+
+A handler of PusH may send, or step, and wait for nothing: all has happened when the launch is over, for a send runs its
+handler on the spot. Here a send returns at once, so each launch keeps a list of what its handlers have begun, and is over
+when all of that is. Nobody waits for the rest of a handler but who waits for the launch, so this closes no circle.
+
+The list is bounded: what has ended leaves it whenever it has doubled, and a handler that has begun too much waits for
+the oldest before it begins more. What has failed and was not seen by anybody fails the launch; of those the first few
+are kept.
+"""
+
+import threading
+import time
+from contextvars import ContextVar
+from typing import Any
+
+from sheave import DeadlineExceeded
+from sheave.particle import DeadlockError
+
+__all__ = ["Arriving", "Launch", "Pending", "Running", "current"]
+
+#: So much may be begun and not have ended, which leaves room in the mailboxes of the particles.
+_BEGUN_MAX = 1024
+#: How many that have failed unseen are kept.
+_FAILED_MAX = 8
+#: A list of less than this is not looked through.
+_SWEEP_FROM = 64
+
+
+class Arriving:
+    """What comes from another rank, sooner or later. Waits with `wait`, ends with `resolve` or `fail`, once."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self._ended = threading.Event()
+        self._outcome: tuple[Any, BaseException | None] = (None, None)
+
+    def resolve(self, value: Any) -> None:
+        """End with a value."""
+        self._end(value, None)
+
+    def fail(self, error: BaseException) -> None:
+        """End with an error."""
+        self._end(None, error)
+
+    def _end(self, value: Any, error: BaseException | None) -> None:
+        if not self._ended.is_set():
+            self._outcome = value, error
+            self._ended.set()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait for the value, or raise the error."""
+        if not self._ended.wait(timeout):
+            raise DeadlineExceeded(f"rank {self.rank} has not answered after {timeout} s")
+        value, error = self._outcome
+        if error is not None:
+            raise error
+        return value
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the end. Returns the error, or None."""
+        if not self._ended.wait(timeout):
+            raise DeadlineExceeded(f"rank {self.rank} has not answered after {timeout} s")
+        return self._outcome[1]
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._ended.is_set()
+
+
+class Pending:
+    """Something that was begun, and whether anybody has looked at what came of it."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.is_seen = False
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait for what comes of it."""
+        try:
+            return self.answer.wait(timeout)
+        finally:
+            self.is_seen = self.is_seen or self.answer.done()
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return bool(self.answer.done())
+
+    def has_failed_unseen(self) -> bool:
+        """Whether it has failed and nobody knows. It has ended."""
+        return not self.is_seen and self.answer.exception() is not None
+
+
+class Launch:
+    """What the handlers of a launch have begun."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._begun: list[Pending] = []
+        self._failed: list[Pending] = []
+        self._sweep_at = _SWEEP_FROM
+
+    def add(self, pending: Pending) -> None:
+        """Note what was begun. Waits for the oldest if too much is."""
+        with self._lock:
+            self._begun.append(pending)
+            if len(self._begun) < self._sweep_at:
+                return
+            self._sweep()
+            oldest = self._begun[0] if len(self._begun) >= _BEGUN_MAX else None
+        if oldest is not None:
+            self._settled(oldest, None)
+
+    def finish(self, timeout: float | None = None) -> None:
+        """Wait until all has ended. Raises what has failed first of what nobody has seen."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while True:
+            with self._lock:
+                self._sweep()
+                oldest = self._begun[0] if self._begun else None
+            if oldest is None:
+                break
+            self._settled(oldest, None if until is None else max(0.0, until - time.monotonic()))
+        for failed in self._failed:
+            if not failed.is_seen:
+                failed.wait()
+
+    def done(self) -> bool:
+        """Whether all has ended."""
+        with self._lock:
+            self._sweep()
+            return not self._begun
+
+    def _sweep(self) -> None:
+        ended: list[Pending] = []
+        left: list[Pending] = []
+        for pending in self._begun:
+            (ended if pending.done() else left).append(pending)
+        self._begun = left
+        self._sweep_at = max(_SWEEP_FROM, 2 * len(self._begun))
+        for pending in ended:
+            if len(self._failed) < _FAILED_MAX and pending.has_failed_unseen():
+                self._failed.append(pending)
+
+    def _settled(self, pending: Pending, timeout: float | None) -> None:
+        """Waits for the end of something, whatever it is."""
+        try:
+            pending.answer.wait(timeout)
+        except DeadlockError:
+            # It waits for the handler that would wait here: that one goes on first, if it is that circle.
+            pass
+        except Exception:
+            if not pending.done():
+                raise
+
+
+class Running:
+    """A launch on its way: its handler, and what that has begun."""
+
+    def __init__(self, answer: Any, launch: Launch) -> None:
+        self.answer = answer
+        self.launch = launch
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait until all of it has ended. Returns what the handler has returned, or raises what has failed."""
+        until = None if timeout is None else time.monotonic() + timeout
+        try:
+            value = self.answer.wait(timeout)
+        except Exception:
+            if self.answer.done():
+                self._drained(until)
+            raise
+        self.launch.finish(None if until is None else max(0.0, until - time.monotonic()))
+        return value
+
+    def done(self) -> bool:
+        """Whether all of it has ended."""
+        return bool(self.answer.done()) and self.launch.done()
+
+    def _drained(self, until: float | None) -> None:
+        """Waits for the rest of a launch that has failed; what fails of that is not told."""
+        try:
+            self.launch.finish(None if until is None else max(0.0, until - time.monotonic()))
+        except Exception:
+            pass
+
+
+#: The launch of the handler that runs here.
+current: ContextVar[Launch | None] = ContextVar("push_launch", default=None)
