@@ -106,6 +106,13 @@ class Particle(Waitable):
         future: PFuture = self._node_event_loop.scheduler_step(self.pid, *args)
         return future
 
+    def update(self, function: Callable[[Any], Any]) -> PFuture:
+        """Call `function(model)` in the order of the device, with a model whose `module` is the network, and which has
+        `flat`, `flat_gradient`, `set_flat` and `add_flat`. Returns the future of what it returns. PusH has no such
+        method."""
+        future: PFuture = self._node_event_loop.update(self.pid, function)
+        return future
+
 
 class ParticleView:
     """A copy of another particle's network.
