@@ -91,6 +91,10 @@ __version__: str
 class _SupportsDLPack(_Protocol):
     def __dlpack__(self, *, stream: Any = None) -> Any: ...
 
+class _MeetingStore(_Protocol):
+    def set(self, key: str, value: bytes, /) -> Any: ...
+    def get(self, key: str, /) -> bytes: ...
+
 _Array: TypeAlias = ReadableBuffer | _SupportsDLPack
 _Key: TypeAlias = int | str
 _Mode: TypeAlias = Literal["copy", "move", "share"]
@@ -414,6 +418,7 @@ class Mesh:
         local_ranks: int | None = None,
         collective_table: str | PathLike[str] | None = None,
         secret: str | bytes | None = None,
+        meet: _MeetingStore | None = None,
     ) -> Self: ...
     @property
     def rank(self) -> int: ...

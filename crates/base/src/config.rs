@@ -47,7 +47,7 @@ use form::{
 };
 pub use names::{check_names, unknown_names};
 pub use page::documentation;
-pub use place::{Endpoint, Place, Role};
+pub use place::{Endpoint, Place, Role, Root};
 
 /// The most characters of a foreign name or value that a message shows.
 const SHOWN_CHARACTERS_MAX: usize = 80;

@@ -6,7 +6,7 @@ mod held;
 
 use common::{PATIENCE, free_port, hear, job, part, say, start_all};
 use held::held;
-use sheave_base::config::Transport;
+use sheave_base::config::{Endpoint, Transport};
 use sheave_collective::{Collectives, Operator};
 use sheave_mesh::{Config, Mesh};
 use sheave_tensor::Tensor;
@@ -35,7 +35,8 @@ fn actor() {
             before = held();
         }
         let mut config = config.clone();
-        config.root.port = port.parse().expect("a number");
+        let root = format!("127.0.0.1:{port}");
+        config.meeting = Endpoint::parse(&root).expect("an address").into();
         cycle(config);
     }
     let after = held();

@@ -367,7 +367,7 @@ mod tests {
             let lookup = |name: &str| variables.iter().find(|one| one.0 == name).map(|one| one.1.clone().into());
             let place = Membership::from_lookup(lookup).expect("it makes sense").expect("it is part of a job");
             assert_eq!((place.rank, place.workers), expected);
-            assert_eq!((place.root, place.name.as_deref()), (root.clone(), Some("there.01")));
+            assert_eq!((place.root, place.name.as_deref()), (root.clone().into(), Some("there.01")));
             assert_eq!((place.local_rank, place.local_size), (Some(1), Some(2)));
         }
     }

@@ -2,7 +2,8 @@
 
 use crate::engine::{Expected, Role};
 use crate::environment::{Launcher, Membership};
-use sheave_base::config::{Endpoint, LOSSES_VARIABLE, Settings, check_names};
+use crate::meeting::Meeting;
+use sheave_base::config::{LOSSES_VARIABLE, Place, Settings, check_names};
 use sheave_base::{Error, ErrorKind, Result, limits};
 use sheave_net::NodeConfig;
 use std::ffi::OsString;
@@ -55,10 +56,11 @@ pub struct Config {
     /// with its rank.
     pub expected: Expected,
     /// Where the mesh meets: the scheduler listens there, or rank 0 where there is no scheduler.
-    pub root: Endpoint,
+    pub meeting: Meeting,
     /// How long the join may take.
     pub join_timeout: Duration,
-    /// Where the others reach this node; port 0 stands for any that is free. Not for the one that listens at `root`.
+    /// Where the others reach this node; port 0 stands for any that is free. Not for the one that listens at a root that
+    /// is an address of this host.
     pub bind: SocketAddr,
     /// The address that the others are told, if it is not the bound one.
     pub host: Option<String>,
@@ -81,15 +83,15 @@ pub struct Config {
 }
 
 impl Config {
-    /// A process of `role` in a mesh that meets at `root`, with default settings.
+    /// A process of `role` in a mesh that meets as `meeting` says, with default settings.
     #[must_use]
-    pub fn new(role: Role, rank: Option<u32>, expected: Expected, root: Endpoint) -> Self {
+    pub fn new(role: Role, rank: Option<u32>, expected: Expected, meeting: impl Into<Meeting>) -> Self {
         Self {
             role,
             rank,
             name: None,
             expected,
-            root,
+            meeting: meeting.into(),
             join_timeout: limits::JOIN_TIMEOUT,
             bind: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
             host: None,
@@ -135,27 +137,52 @@ impl Config {
         }))
     }
 
+    /// A plain rank in a mesh that meets as `meeting` says; everything else is as sheave's own variables say, and what
+    /// other launchers say does not count. Rank and size are `SHEAVE_RANK` and `SHEAVE_WORLD_SIZE`.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` that names the variable, its value and what is allowed, or that is missing.
+    pub fn meeting(lookup: impl Fn(&str) -> Option<OsString>, meeting: impl Into<Meeting>) -> Result<Self> {
+        let (settings, place) = (Settings::from_lookup(&lookup)?, Place::from_lookup(&lookup)?);
+        let needed = |value: Option<u32>, name: &str| {
+            let missing = || Error::new(ErrorKind::InvalidArgument, format!("{name} is not set"));
+            value.ok_or_else(|| missing().operation("join").hint("processes that meet in a store know rank and size"))
+        };
+        let size = needed(place.world_size.filter(|size| *size > 0), "SHEAVE_WORLD_SIZE")?;
+        let rank = needed(place.rank, "SHEAVE_RANK")?;
+        let mut config = Self::new(Role::Rank, Some(rank), Expected::ranks(size), meeting);
+        config.name = place.name;
+        config.host = place.host;
+        config.join_timeout = place.join_timeout;
+        config.set(&settings);
+        Ok(config)
+    }
+
+    /// Takes what the settings say.
+    fn set(&mut self, settings: &Settings) {
+        self.bind = settings.bind;
+        self.insecure = settings.insecure;
+        self.local_ranks = settings.local_ranks;
+        self.collective_table.clone_from(&settings.collective_table);
+        self.node = NodeConfig::with_settings("", settings);
+    }
+
     fn of(membership: Membership, settings: &Settings) -> Self {
         let expected = match membership.role {
             Role::Rank => Expected::ranks(membership.workers),
             _ => Expected { schedulers: 1, servers: membership.servers, workers: membership.workers, ranks: 0 },
         };
-        let mut node = NodeConfig::with_settings("", settings);
+        let mut config = Self::new(membership.role, membership.rank, expected, membership.root);
+        config.set(settings);
         if let (None, Some(local_size)) = (settings.local_ranks, membership.local_size) {
-            node.local_ranks = local_size as usize;
+            config.node.local_ranks = local_size as usize;
         }
-        Self {
-            name: membership.name,
-            join_timeout: membership.join_timeout,
-            bind: settings.bind,
-            host: membership.host,
-            interface: membership.interface,
-            insecure: settings.insecure,
-            local_ranks: settings.local_ranks,
-            collective_table: settings.collective_table.clone(),
-            node,
-            ..Self::new(membership.role, membership.rank, expected, membership.root)
-        }
+        config.name = membership.name;
+        config.join_timeout = membership.join_timeout;
+        config.host = membership.host;
+        config.interface = membership.interface;
+        config
     }
 
     /// Whether this process listens at the root.

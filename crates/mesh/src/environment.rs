@@ -20,7 +20,7 @@ use std::fmt;
 use std::time::Duration;
 
 use sheave_base::config::Place;
-pub use sheave_base::config::{Endpoint, Role};
+pub use sheave_base::config::{Endpoint, Role, Root};
 use sheave_base::{Error, ErrorKind, Result, limits};
 
 use read::Names;
@@ -64,8 +64,8 @@ impl fmt::Display for Launcher {
 pub struct Membership {
     /// What this process is.
     pub role: Role,
-    /// Where the job meets: the scheduler listens there, or rank 0 where there is no scheduler.
-    pub root: Endpoint,
+    /// Where the job meets: the scheduler listens there, or rank 0 where there is no scheduler, or writes where it does.
+    pub root: Root,
     /// The number of worker processes; of all processes, if they are plain ranks, and then 0 where rank 0 alone knows.
     pub workers: u32,
     /// The number of server processes.

@@ -29,6 +29,7 @@ mod life;
 mod like;
 mod link;
 mod lists;
+mod meeting;
 mod members;
 mod mesh;
 mod model;

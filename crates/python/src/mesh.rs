@@ -7,6 +7,7 @@ use crate::enter::enter;
 use crate::errors::{self, OrRaise};
 use crate::group::PyGroup;
 use crate::link::PyPeer;
+use crate::meeting::PyMeet;
 use crate::references::{self, PyRef};
 use crate::rpc::PyRpcGroup;
 use crate::tensor::PyTensor;
@@ -19,7 +20,7 @@ use sheave_base::config::Role;
 use sheave_base::fork::ForkMark;
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work, secret};
 use sheave_collective::Collectives;
-use sheave_mesh::{Death, Member, Mesh, check_environment};
+use sheave_mesh::{Death, Meeting, Member, Mesh, check_environment};
 use sheave_rpc::Rpc;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
@@ -234,6 +235,8 @@ impl PyDeath {
 /// - join_timeout, liveness_timeout: seconds for the join, and of silence after which a member is dead.
 /// - transport: "auto", "shm" or "tcp". arena_bytes: the most memory for tensors. local_ranks: busy processes here.
 /// - collective_table: a file with rules for algorithms. secret: text or bytes of at least 16, the same on all.
+/// - meet: a store with set(key, bytes) and a blocking get(key), for plain ranks that know no root: rank 0 listens at any
+///   free port and sets its address, which the others get. See sheave.meet.
 ///
 /// Blocks until all members are there. Raises DeadlineExceeded that says who is missing; Unauthenticated for another
 /// secret; AlreadyExists for a rank, name or port that is taken; InvalidArgument for what makes no sense.
@@ -268,7 +271,8 @@ impl PyMesh {
         check_environment().or_raise(py)?;
         let opens = calls::opens();
         let mut config = place.config().or_raise(py)?;
-        if config.node.secret.is_none() {
+        // In a store the secret may be found too.
+        if config.node.secret.is_none() && matches!(config.meeting, Meeting::Root(_)) {
             let resolved = secret::resolve(|name| std::env::var_os(name));
             config.node.secret = Some(resolved.map_err(|error| error.operation("finding the secret")).or_raise(py)?);
         }
@@ -377,7 +381,7 @@ impl PyMesh {
     #[pyo3(signature = (
         *, rank = None, size = None, root = None, role = None, workers = None, servers = None, name = None,
         host = None, bind = None, insecure = None, join_timeout = None, liveness_timeout = None, transport = None,
-        arena_bytes = None, local_ranks = None, collective_table = None, secret = None
+        arena_bytes = None, local_ranks = None, collective_table = None, secret = None, meet = None
     ))]
     fn new(
         py: Python<'_>,
@@ -398,6 +402,7 @@ impl PyMesh {
         local_ranks: Option<u32>,
         collective_table: Option<std::path::PathBuf>,
         secret: Option<places::Secrecy>,
+        meet: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let mut place = places::Place::new(host, secret);
         place.say("SHEAVE_RANK", rank);
@@ -415,7 +420,10 @@ impl PyMesh {
         place.say_path("SHEAVE_COLLECTIVE_TABLE", collective_table);
         place.say_ms("SHEAVE_JOIN_TIMEOUT_MS", "join timeout", join_timeout).or_raise(py)?;
         place.say_liveness(liveness_timeout).or_raise(py)?;
-        Self::join(py, &place)
+        let Some(store) = meet else { return Self::join(py, &place) };
+        let (store, raised) = PyMeet::new(store)?;
+        place.meet(Meeting::Store(Arc::new(store)));
+        Self::join(py, &place).map_err(|error| raised.or(error))
     }
 
     /// This node's rank among the members of its role: that of a worker among the workers. Its rank among all members

@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use sheave_base::config::Settings;
 use sheave_base::secret::{Resolved, Secret};
 use sheave_base::{Error, ErrorKind, Result, limits, port};
-use sheave_mesh::Config;
+use sheave_mesh::{Config, Meeting};
 use std::ffi::OsString;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -34,11 +34,13 @@ pub(crate) struct Place {
     said: Vec<(&'static str, OsString)>,
     host: Option<String>,
     secret: Option<Secrecy>,
+    /// Where it learns where the job meets, if that is no address.
+    meeting: Option<Meeting>,
 }
 
 impl Place {
     pub(crate) fn new(host: Option<String>, secret: Option<Secrecy>) -> Self {
-        Self { said: Vec::new(), host, secret }
+        Self { said: Vec::new(), host, secret, meeting: None }
     }
 
     pub(crate) fn say(&mut self, name: &'static str, value: Option<impl ToString>) {
@@ -47,6 +49,10 @@ impl Place {
 
     pub(crate) fn say_path(&mut self, name: &'static str, value: Option<PathBuf>) {
         self.said.extend(value.map(|value| (name, value.into_os_string())));
+    }
+
+    pub(crate) fn meet(&mut self, meeting: Meeting) {
+        self.meeting = Some(meeting);
     }
 
     /// A span given in seconds.
@@ -79,6 +85,9 @@ impl Place {
 
     /// What to join with. A program that nobody has launched, and that says nothing about others, is a job of its own.
     pub(crate) fn config(&self) -> Result<Config> {
+        if let Some(meeting) = &self.meeting {
+            return self.meeting_config(meeting.clone());
+        }
         let size = self.lookup("SHEAVE_WORLD_SIZE");
         let is_said = self.said.iter().any(|said| said.0 == "SHEAVE_WORLD_SIZE");
         let root = if is_said { self.said_root() } else { self.lookup("SHEAVE_ROOT") };
@@ -89,11 +98,27 @@ impl Place {
             Some(config) => config,
             None => self.alone()?,
         };
-        config.host = self.host.clone().or(config.host);
+        self.finish(&mut config)?;
+        Ok(config)
+    }
+
+    fn meeting_config(&self, meeting: Meeting) -> Result<Config> {
+        if let Some(root) = self.said_root() {
+            let what = format!("both meet= and root=\"{}\" say where the mesh meets", root.display());
+            return Err(Error::new(ErrorKind::InvalidArgument, what).operation("join").hint("give one of them"));
+        }
+        let mut config = Config::meeting(|name| self.lookup(name), meeting)?;
+        self.finish(&mut config)?;
+        Ok(config)
+    }
+
+    /// Adds what no variable says.
+    fn finish(&self, config: &mut Config) -> Result<()> {
+        config.host = self.host.clone().or_else(|| config.host.take());
         if let Some(secret) = &self.secret {
             config.node.secret = Some(Resolved { secret: secret.secret()?, source: "an argument".into() });
         }
-        Ok(config)
+        Ok(())
     }
 
     fn alone(&self) -> Result<Config> {

@@ -622,7 +622,7 @@ fn defect_27_a_common_name_in_the_environment_means_nothing() {
         let all: Vec<_> = said.iter().chain(&counts).chain(more).copied().collect();
         let lookup = |name: &str| all.iter().find(|entry| entry.0 == name).map(|entry| entry.1.into());
         let config = sheave_mesh::Config::from_lookup(lookup).expect("it is well said").expect("it says something");
-        (config.root, config.bind, config.expected)
+        (config.meeting.to_string(), config.bind, config.expected)
     };
     assert_eq!(read(&[("PORT", "80")]), read(&[]));
     assert_eq!(read(&[("PORT", "not a port"), ("HOST", "elsewhere")]), read(&[]));

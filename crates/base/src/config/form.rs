@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{Endpoint, Pickles, Role, Transport};
+use super::{Endpoint, Pickles, Role, Root, Transport};
 use crate::limits;
 
 /// A way to write a `T` in an environment variable.
@@ -296,18 +296,19 @@ impl Form<Role> for Part {
 /// Where a job meets. Unlike an address to listen on, a host name is right: each process resolves it for itself.
 pub(super) struct Meeting;
 
-impl Form<Endpoint> for Meeting {
-    const KIND: &'static str = "a host and a port, as in `node1:7000`, `127.0.0.1:7000` or `[::1]:7000`";
+impl Form<Root> for Meeting {
+    const KIND: &'static str =
+        "a host and a port, as in `node1:7000` or `[::1]:7000`, or a file, as in `file:///shared/job42`";
 
-    fn read(text: &OsStr) -> Option<Endpoint> {
-        Endpoint::parse(trimmed(text)?)
+    fn read(text: &OsStr) -> Option<Root> {
+        Root::parse(trimmed(text)?)
     }
 
-    fn allows(value: &Endpoint) -> bool {
-        Endpoint::is_host(&value.host) && value.port != 0
+    fn allows(value: &Root) -> bool {
+        value.is_allowed()
     }
 
-    fn show(value: &Endpoint) -> String {
+    fn show(value: &Root) -> String {
         value.to_string()
     }
 }

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::net::Ipv6Addr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::form::{
@@ -93,6 +94,67 @@ impl fmt::Display for Endpoint {
     }
 }
 
+/// Where a job meets.
+///
+/// ```
+/// use sheave_base::config::Root;
+///
+/// let root = Root::parse("file:///shared/job42").unwrap();
+/// assert_eq!(root, Root::File("/shared/job42".into()));
+/// assert_eq!(Root::parse("node1:7000").unwrap().to_string(), "node1:7000");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Root {
+    /// An address that the scheduler, or rank 0, listens at.
+    Endpoint(Endpoint),
+    /// A file, in a folder that all processes see, in which that process writes where it listens.
+    File(PathBuf),
+}
+
+impl Root {
+    /// Reads `host:port`, as [`Endpoint::parse`] does, or `file://` and an absolute path.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        match text.strip_prefix("file://") {
+            Some(path) => Some(Self::File(PathBuf::from(path))).filter(Self::is_allowed),
+            None => Endpoint::parse(text).map(Self::Endpoint),
+        }
+    }
+
+    /// Whether processes can meet there: at a host and a port, or in a file with an absolute path.
+    #[must_use]
+    pub fn is_allowed(&self) -> bool {
+        match self {
+            Self::Endpoint(endpoint) => Endpoint::is_host(&endpoint.host) && endpoint.port != 0,
+            Self::File(path) => path.is_absolute() && path.file_name().is_some(),
+        }
+    }
+
+    /// The address, if it is one.
+    #[must_use]
+    pub fn endpoint(&self) -> Option<&Endpoint> {
+        match self {
+            Self::Endpoint(endpoint) => Some(endpoint),
+            Self::File(_) => None,
+        }
+    }
+}
+
+impl From<Endpoint> for Root {
+    fn from(endpoint: Endpoint) -> Self {
+        Self::Endpoint(endpoint)
+    }
+}
+
+impl fmt::Display for Root {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Endpoint(endpoint) => endpoint.fmt(f),
+            Self::File(path) => write!(f, "file://{}", path.display()),
+        }
+    }
+}
+
 settings! {
     /// What sheave's own variables say about this process's place in a job. Whether they fit together, and what other
     /// launchers say, is read by the mesh.
@@ -100,8 +162,9 @@ settings! {
         /// What this process is; unless set, a worker where workers or servers are counted, else a plain rank.
         role: Option<Role> as Optional<Part> = None, "SHEAVE_ROLE", "mesh";
 
-        /// Where the job meets: the address of the scheduler or of rank 0. It wins over every other launcher's.
-        root: Option<Endpoint> as Optional<Meeting> = None, "SHEAVE_ROOT", "mesh";
+        /// Where the job meets: the address of the scheduler or of rank 0, or a file in which that process writes where
+        /// it listens. It wins over every other launcher's.
+        root: Option<Root> as Optional<Meeting> = None, "SHEAVE_ROOT", "mesh";
 
         /// The number of workers in a job with a scheduler.
         workers: Option<u32> as Optional<Processes> = None, "SHEAVE_WORKERS", "mesh";
@@ -175,7 +238,7 @@ mod tests {
         ]);
         let expected = Place {
             role: Some(Role::Server),
-            root: Some(Endpoint { host: "node1.example".into(), port: 7000 }),
+            root: Root::parse("node1.example:7000"),
             workers: Some(4),
             servers: Some(0),
             rank: Some(3),
@@ -193,9 +256,10 @@ mod tests {
     #[test]
     fn bad_values_are_refused_with_what_is_allowed() {
         let long = "n".repeat(limits::HANDSHAKE_TEXT_BYTES_MAX + 1);
-        let bad: [(&str, &[&str]); 9] = [
+        let bad: [(&str, &[&str]); 10] = [
             ("SHEAVE_ROLE", &["boss", "worker,server"]),
             ("SHEAVE_ROOT", &["node1", "node1:", "node1:0", "node1:65536", ":7000", "::1:7000", "[node1]:7", "a b:7"]),
+            ("SHEAVE_ROOT", &["file://", "file://job", "file:///", "file:/job"]),
             ("SHEAVE_WORKERS", &["0", "16385", "-1", "two"]),
             ("SHEAVE_SERVERS", &["-1", "16385"]),
             ("SHEAVE_RANK", &["16384", "1.0"]),
@@ -220,5 +284,13 @@ mod tests {
         for text in ["localhost:1", "10.0.0.1:65535", "[fe80::1]:29500", "gpu-5.rack_2:80"] {
             assert_eq!(Endpoint::parse(text).unwrap().to_string(), text);
         }
+    }
+
+    #[test]
+    fn a_root_reads_back_as_it_is_shown() {
+        for text in ["localhost:1", "[fe80::1]:29500", "file:///shared/a job/42"] {
+            assert_eq!(Root::parse(text).unwrap().to_string(), text);
+        }
+        assert_eq!(Root::parse("file:///a/b").unwrap().endpoint(), None);
     }
 }

@@ -1,11 +1,12 @@
 //! What the environment says about a job, and whether it can be joined as it says.
 
 use super::{Finding, fact_of};
-use sheave_base::config::{Endpoint, Settings};
+use sheave_base::config::{Endpoint, Root, Settings};
 use sheave_base::limits::HANDSHAKE_TEXT_BYTES_MAX;
 use sheave_collective::Table;
 use sheave_mesh::environment::Membership;
 use std::net::ToSocketAddrs;
+use std::path::Path;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
@@ -16,7 +17,10 @@ pub(super) fn check(settings: &Settings) -> Vec<Finding> {
     let place = Membership::from_lookup(|name| std::env::var_os(name));
     let mut findings = vec![membership(&place)];
     if let Ok(Some(place)) = &place {
-        findings.push(root(&place.root));
+        findings.push(match &place.root {
+            Root::Endpoint(endpoint) => root(endpoint),
+            Root::File(path) => meeting_file(path),
+        });
     }
     findings.extend(settings.collective_table.as_deref().map(|path| {
         let read = Table::read(path).map(|_| format!("{} can be read", path.display()));
@@ -49,6 +53,20 @@ fn membership(place: &sheave_base::Result<Option<Membership>>) -> Finding {
             format!("set all four, or unset {name}"),
         ),
         None => Finding::ok(CHECK, "the environment names none; a process is a mesh of one"),
+    }
+}
+
+/// Whether there is a folder for the file in which the job meets.
+fn meeting_file(path: &Path) -> Finding {
+    const CHECK: &str = "root";
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    match folder.is_dir() {
+        true => Finding::ok(CHECK, format!("the job meets in the file {}", path.display())),
+        false => Finding::fail(
+            CHECK,
+            format!("the job meets in a file of {}, which is no folder here", folder.display()),
+            "set SHEAVE_ROOT to a file in a folder that all processes see",
+        ),
     }
 }
 

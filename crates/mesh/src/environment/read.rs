@@ -1,13 +1,13 @@
 //! The variables of each launcher, read into a membership.
 
-use sheave_base::config::{Endpoint, Place, Role};
+use sheave_base::config::{Endpoint, Place, Role, Root};
 use sheave_base::{Error, ErrorKind, Result, limits};
 
 use super::variables::{COUNT_MAX, Variables, needed};
 use super::{Launcher, Membership, nodes, root};
 
 /// A membership of which everything but who and where is still to be said.
-fn plain(source: Launcher, role: Role, root: Endpoint) -> Membership {
+fn plain(source: Launcher, role: Role, root: Root) -> Membership {
     Membership {
         role,
         root,
@@ -100,13 +100,13 @@ pub(super) fn dmlc(place: &Place, variables: &Variables<'_>) -> Result<Named> {
     let named = variables.host("DMLC_PS_ROOT_URI")?;
     let root = match &place.root {
         Some(root) => root.clone(),
-        None => Endpoint {
+        None => Root::Endpoint(Endpoint {
             host: match named {
                 _ if is_one_host => "127.0.0.1".to_owned(),
                 named => needed(named, "DMLC_PS_ROOT_URI", source)?,
             },
             port: needed(variables.port("DMLC_PS_ROOT_PORT")?, "DMLC_PS_ROOT_PORT", source)?,
-        },
+        }),
     };
     let group_size = variables.count("DMLC_GROUP_SIZE")?.unwrap_or(1);
     let workers = needed(variables.count("DMLC_NUM_WORKER")?, "DMLC_NUM_WORKER", source)?;

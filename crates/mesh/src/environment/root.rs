@@ -6,7 +6,7 @@
 //! from 32768 on are handed out by the system; jobs that follow each other in number should not share a port. Hence
 //! [`derived_port`].
 
-use sheave_base::config::{Endpoint, Place};
+use sheave_base::config::{Endpoint, Place, Root};
 use sheave_base::{Error, ErrorKind, Result};
 
 use super::variables::{Variables, needed};
@@ -26,13 +26,13 @@ pub(super) fn find(
     variables: &Variables<'_>,
     launcher: Launcher,
     is_one_host: bool,
-) -> Result<Endpoint> {
+) -> Result<Root> {
     if let Some(root) = &place.root {
         return Ok(root.clone());
     }
     if let Some(host) = variables.host("MASTER_ADDR")? {
         let port = needed(variables.port("MASTER_PORT")?, "MASTER_PORT", Launcher::Torchrun)?;
-        return Ok(Endpoint { host, port: derived_port(port.into()) });
+        return Ok(Endpoint { host, port: derived_port(port.into()) }.into());
     }
     if launcher == Launcher::Torchrun {
         return needed(None, "MASTER_ADDR", launcher);
@@ -50,7 +50,7 @@ pub(super) fn find(
         None => slurm_job(variables)?,
     };
     let number = number.ok_or_else(|| unknown(launcher, "job", "which port is this job's"))?;
-    Ok(Endpoint { host, port: derived_port(number) })
+    Ok(Endpoint { host, port: derived_port(number) }.into())
 }
 
 fn unknown(launcher: Launcher, missing: &str, question: &str) -> Error {

@@ -20,6 +20,10 @@ fn member(environment: &[(&str, &str)]) -> Membership {
     read(environment).unwrap().unwrap()
 }
 
+fn host_of(member: &Membership) -> &str {
+    &member.root.endpoint().expect("no launcher but sheave names a file").host
+}
+
 /// `environment` with some variables set in addition or anew, or to nothing.
 fn with<'a>(environment: &[(&'a str, &'a str)], changes: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
     [environment, changes].concat()
@@ -127,7 +131,7 @@ const SLURM_MINIMAL: Environment = &[
 fn sheave_says_it_all() {
     let expected = Membership {
         role: Role::Server,
-        root: Endpoint { host: "node1".into(), port: 7000 },
+        root: Endpoint { host: "node1".into(), port: 7000 }.into(),
         workers: 4,
         servers: 2,
         rank: Some(1),
@@ -198,7 +202,7 @@ fn sheave_wrong() {
 fn dmlc_with_groups() {
     let expected = Membership {
         role: Role::Worker,
-        root: Endpoint { host: "10.0.0.1".into(), port: 9091 },
+        root: Endpoint { host: "10.0.0.1".into(), port: 9091 }.into(),
         workers: 24,
         servers: 16,
         rank: Some(22),
@@ -298,15 +302,15 @@ fn open_mpi_and_where_its_rank_0_is() {
     let full = member(OPEN_MPI);
     assert_eq!((full.role, full.rank, full.workers), (Role::Rank, Some(5), 8));
     assert_eq!((full.local_rank, full.local_size, full.source), (Some(1), Some(4), Launcher::OpenMpi));
-    assert_eq!(full.root.host, "10.96.0.1");
+    assert_eq!(host_of(&full), "10.96.0.1");
     let other_rank = member(&with(OPEN_MPI, &[("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_LOCAL_RANK", "0")]));
     assert_eq!(other_rank.root, full.root);
     let other_job = member(&with(OPEN_MPI, &[("OMPI_MCA_orte_hnp_uri", "1531576321.0;tcp://10.96.0.1:1")]));
-    assert!(other_job.root.host == full.root.host && other_job.root.port != full.root.port);
+    assert!(host_of(&other_job) == host_of(&full) && other_job.root != full.root);
     let (no_hnp, five) = (("OMPI_MCA_orte_hnp_uri", ""), ("PMIX_NAMESPACE", "prterun-gpu-node-3-4711@1"));
-    assert_eq!(member(&with(OPEN_MPI, &[no_hnp, five])).root.host, "gpu-node-3");
+    assert_eq!(host_of(&member(&with(OPEN_MPI, &[no_hnp, five]))), "gpu-node-3");
     let one_host = [no_hnp, ("PMIX_NAMESPACE", "4711"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "8")];
-    assert_eq!(member(&with(OPEN_MPI, &one_host)).root.host, "127.0.0.1");
+    assert_eq!(host_of(&member(&with(OPEN_MPI, &one_host))), "127.0.0.1");
     assert_eq!(member(&with(OPEN_MPI, &TORCHRUN[..2])).root.to_string(), "node1:20500");
     let minimal = member(&[OPEN_MPI[0], OPEN_MPI[1], ("SHEAVE_ROOT", "a:1")]);
     assert_eq!((minimal.rank, minimal.local_rank, minimal.local_size), (Some(5), None, None));
@@ -327,7 +331,7 @@ fn open_mpi_and_where_its_rank_0_is() {
 fn pmi_on_one_host_and_in_slurm() {
     let full = member(PMI);
     assert_eq!((full.role, full.rank, full.workers, full.source), (Role::Rank, Some(1), 2, Launcher::Pmi));
-    assert_eq!((full.local_rank, full.local_size, full.root.host.as_str()), (Some(1), Some(2), "127.0.0.1"));
+    assert_eq!((full.local_rank, full.local_size, host_of(&full)), (Some(1), Some(2), "127.0.0.1"));
     assert!(full.is_one_host && !member(SLURM).is_one_host);
     let in_slurm = member(&with(&with(SLURM, PMI), &[("MPI_LOCALNRANKS", ""), ("PMI_JOBID", "")]));
     assert_eq!((in_slurm.source, in_slurm.root), (Launcher::Pmi, member(SLURM).root));
@@ -473,8 +477,8 @@ proptest! {
                 prop_assert!(member.rank.is_none_or(|rank| rank < member.size()), "{member:?}");
                 prop_assert!(member.role != Role::Rank || member.rank.is_some(), "{member:?}");
                 prop_assert!(member.workers + member.servers <= limits::LINKS_MAX as u32, "{member:?}");
-                prop_assert!(member.root.port != 0 && Endpoint::is_host(&member.root.host), "{member:?}");
-                prop_assert_eq!(Endpoint::parse(&member.root.to_string()), Some(member.root));
+                prop_assert!(member.root.is_allowed(), "{member:?}");
+                prop_assert_eq!(Root::parse(&member.root.to_string()), Some(member.root));
                 if let (Some(rank), Some(size)) = (member.local_rank, member.local_size) {
                     prop_assert!(rank < size);
                 }
