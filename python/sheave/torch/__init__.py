@@ -100,6 +100,10 @@ def create(opts: Any, backend_options: Any = None) -> SheaveGroup | SheaveBacken
         joined = meeting.join(opts.store, opts.group_rank, opts.group_size, ranks, opts.timeout)
         ranks = ranks or list(range(opts.group_size))
         backend = SheaveBackend(joined, ranks, opts.group_rank, opts.group_id, opts.timeout, is_alone)
+        if joined.is_new:
+            joined.is_new = False
+            # A rank that destroys its group at once would leave the mesh before the others have made theirs.
+            backend.meet()
     return SheaveGroup(opts.store, backend) if is_alone else backend
 
 

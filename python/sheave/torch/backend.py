@@ -121,6 +121,10 @@ class SheaveBackend(Backend):
         if group is not None:
             self._joined.release()
 
+    def meet(self) -> None:
+        """Wait until every rank has made the group."""
+        self._members().barrier(timeout=self._limit_s(None))
+
     def part(self, ranks: list[int], name: str, timeout: timedelta | None) -> SheaveBackend:
         """Return the backend of some ranks of this group, this one among them, in their order."""
         world_ranks = [self._ranks[rank] for rank in ranks]

@@ -35,6 +35,7 @@ class Joined:
     ranks: list[int]
     name: str
     is_borrowed: bool
+    is_new: bool = True
     users: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
