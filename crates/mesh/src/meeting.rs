@@ -242,7 +242,8 @@ pub(crate) fn secret_of(config: &Config, published: Option<&Record>) -> Result<(
     let lookup = |name: &str| std::env::var_os(name);
     let resolve = || secret::resolve(lookup).map_err(|error| error.operation("finding the secret"));
     let Meeting::Store(store) = &config.meeting else { return Ok((resolve()?, false)) };
-    let is_told = [secret::SECRET_VARIABLE, secret::SECRET_FILE_VARIABLE].into_iter().any(|name| lookup(name).is_some());
+    let is_told =
+        [secret::SECRET_VARIABLE, secret::SECRET_FILE_VARIABLE].into_iter().any(|name| lookup(name).is_some());
     if is_told || !config.insecure || !store.takes_secrets() {
         return Ok((resolve()?, false));
     }

@@ -87,7 +87,9 @@ pub(crate) fn begin(config: &Config, interrupt: &mut Option<Interrupt<'_>>) -> R
     let node = Node::start(node_config.clone())?;
     endpoints::ALL.iter().for_each(|number| node.expect(*number));
     let (address, root) = match (&config.meeting, found) {
-        (Meeting::Root(root), _) if config.hosts() => (host_at(&node, config, root, until, interrupt)?, Root::Own(None)),
+        (Meeting::Root(root), _) if config.hosts() => {
+            (host_at(&node, config, root, until, interrupt)?, Root::Own(None))
+        }
         (Meeting::Root(root), _) => {
             let root = resolve(root, until, interrupt)?;
             (listen(&node, config, Some(root))?, Root::Known(root_address(&node, root)))
@@ -368,7 +370,8 @@ fn listen(node: &Node, config: &Config, root: Option<SocketAddr>) -> Result<Addr
         let named = |what| Error::new(ErrorKind::InvalidArgument, what).operation("join");
         let look = |host: String| {
             let endpoint = Endpoint { host, port };
-            look_up(&endpoint).map_err(|what| named(format!("this host's own name {endpoint} cannot be resolved: {what}")))
+            look_up(&endpoint)
+                .map_err(|what| named(format!("this host's own name {endpoint} cannot be resolved: {what}")))
         };
         config.host.clone().map(look).transpose()
     };

@@ -21,12 +21,7 @@ fn derived_port(number: u64) -> u16 {
 }
 
 /// The root of a job of plain ranks: what the user says, else what torch's variables say, else what `launcher` says.
-pub(super) fn find(
-    place: &Place,
-    variables: &Variables<'_>,
-    launcher: Launcher,
-    is_one_host: bool,
-) -> Result<Root> {
+pub(super) fn find(place: &Place, variables: &Variables<'_>, launcher: Launcher, is_one_host: bool) -> Result<Root> {
     if let Some(root) = &place.root {
         return Ok(root.clone());
     }
