@@ -1,9 +1,10 @@
 """Stores through which the processes of a job learn where they meet, for `sheave.Mesh(rank=, size=, meet=)`.
 
 Rank 0 listens at any free port and puts its address into the store; the others get it there. So no port is guessed and
-nothing is told beforehand but rank and size. A store is whatever has `set(key, value)` and a blocking `get(key)`: a store
-of torch's (`TCPStore`, `FileStore`, `HashStore`) is one as it is, and a client of etcd or Redis becomes one in five lines.
-Where it has `delete_key(key)` too, rank 0 takes its address back once all have met, and the store can be used again.
+nothing is told beforehand but rank and size. A store is whatever has `set(key, value)` and a blocking `get(key)`: a
+store of torch's (`TCPStore`, `FileStore`, `HashStore`) is one as it is, and a client of etcd or Redis becomes one in
+five lines. Where it has `delete_key(key)` too, rank 0 takes its address back once all have met, and the store can be
+used again.
 
 What only one process has to say can go through collective operations that exist already:
 
@@ -71,7 +72,8 @@ class _Collective:
 def bcast(broadcast: Callable[..., Any]) -> Store:
     """Return a store over a broadcast of objects from rank 0, such as that of a communicator of mpi4py.
 
-    `broadcast(value, root=0)` is called once by every process, on the thread that joins, and returns the value of rank 0.
+    `broadcast(value, root=0)` is called once by every process, on the thread that joins, and returns the value of
+    rank 0.
     """
     return _Collective("bcast", lambda value: broadcast(value, root=0))
 

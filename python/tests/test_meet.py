@@ -72,7 +72,7 @@ def test_a_record_of_an_earlier_attempt_leads_nowhere():
     with sheave.Node("another") as other:
         # Where another node listens now, and where nobody does.
         port = other.listen().rsplit("/", 1)[0].rsplit(":", 1)[1]
-        for place in (f"sheave://127.0.0.1:{port}/?node=0000000000000001", "sheave://127.0.0.1:1/?node=0000000000000001"):
+        for place in (f"sheave://127.0.0.1:{port}/?node=01", "sheave://127.0.0.1:1/?node=01"):
             store.set("sheave/root", f"sheave meeting 1\n{place}\n".encode())
             assert meeting([store] * 2) == [2, 2]
     store.set("sheave/root", b"sheave meeting 1\nfailed no port\n")

@@ -4,8 +4,8 @@
 //! Unix socket that is named after the port, so that they meet over shared memory. Everybody else listens at an address
 //! of its own, connects to the root, again and again until the deadline, and introduces itself with that address.
 //!
-//! Where the root is not known beforehand, the host of the rendezvous listens as everybody else does and puts its address
-//! into a store; see [`crate::meeting`].
+//! Where the root is not known beforehand, the host of the rendezvous listens as everybody else does and puts its
+//! address into a store; see [`crate::meeting`].
 
 use crate::awaited::Sort;
 use crate::config::Config;
@@ -36,7 +36,8 @@ const PORT_PATIENCE: Duration = Duration::from_secs(3);
 const RESOLVE_PAUSE: Duration = Duration::from_millis(50);
 const RESOLVE_PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// An address that no host has, beyond every router: the way there begins at the address that this host shows to others.
+/// An address that no host has, beyond every router: the way there begins at the address that this host shows to
+/// others.
 const ANYWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 9);
 
 /// Pause between two looks at that port.

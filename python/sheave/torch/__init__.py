@@ -3,14 +3,15 @@
     torch.distributed.init_process_group("sheave")
 
 Nothing needs to be imported: torch finds the backend by its entry point. Tensors on GPUs are another backend's, as in
-`init_process_group("cpu:sheave,cuda:nccl")`. Groups made without a name take gloo on the CPU; `make_default` changes that.
-
-It needs torch 2.15 or later, the first release whose backends can be written in Python; with an older one `register` raises
-Unsupported. Limits: torch hands on `wait` and `get_future` of a collective's work alone, so `is_completed` of such a work is
-always False, and `get_future().done()` is to be asked; a group can have no second backend that torch does not know itself; in
-mixed groups a receive without a source and `split_group` are not served. Torch's flight recorder takes a traceback for each
-operation of a backend that is not its own, which costs more than a small operation itself; `TORCH_FR_BUFFER_SIZE=0` ends
+`init_process_group("cpu:sheave,cuda:nccl")`. Groups made without a name take gloo on the CPU; `make_default` changes
 that.
+
+It needs torch 2.15 or later, the first release whose backends can be written in Python; with an older one `register`
+raises Unsupported. Limits: torch hands on `wait` and `get_future` of a collective's work alone, so `is_completed` of
+such a work is always False, and `get_future().done()` is to be asked; a group can have no second backend that torch
+does not know itself; in mixed groups a receive without a source and `split_group` are not served. Torch's flight
+recorder takes a traceback for each operation of a backend that is not its own, which costs more than a small
+operation itself; `TORCH_FR_BUFFER_SIZE=0` ends that.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def register() -> None:
         Probe(0, 1)
     except TypeError:
         raise sheave.Unsupported(
-            f"torch {torch.__version__} has no backends that are written in Python; hint: install torch {FLOOR} or later"
+            f"torch {torch.__version__} has no backends written in Python; hint: install torch {FLOOR} or later"
         ) from None
     dist.Backend.register_backend("sheave", create, extended_api=True, devices=["cpu"])
 
@@ -80,14 +81,15 @@ def empty(shape: int | Sequence[int], dtype: torch.dtype = torch.float32) -> tor
         raise sheave.NotFound("there is no process group of sheave; hint: call init_process_group(\"sheave\") first")
     with torch_errors():
         made = meeting._world.mesh.empty(tuple(shape) if not isinstance(shape, int) else (shape,), dtype)
-    tensor: torch.Tensor = torch.from_dlpack(made)
+    tensor: torch.Tensor = made.torch()
     return tensor
 
 
 def create(opts: Any, backend_options: Any = None) -> SheaveGroup | SheaveBackend:
     """Make a group for torch, which calls this: the whole group where it is sheave's alone, else the backend in it.
 
-    `opts` is torch's description of the group; `backend_options` are the caller's `pg_options`, of which none are needed.
+    `opts` is torch's description of the group; `backend_options` are the caller's `pg_options`, of which none are
+    needed.
     """
     from sheave.torch import meeting
     from sheave.torch.backend import SheaveBackend
@@ -121,8 +123,8 @@ def _is_alone(opts: Any) -> bool:
     }
     if others:
         raise sheave.InvalidArgument(
-            f"a group of cpu:sheave and {', '.join(sorted(others))}: torch can tell apart only one backend that is not its "
-            "own; hint: make two groups"
+            f"a group of cpu:sheave and {', '.join(sorted(others))}: torch can tell apart only one backend that is not "
+            "its own; hint: make two groups"
         )
     return all(name == "sheave" for name in devices.values())
 

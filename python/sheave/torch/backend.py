@@ -1,7 +1,7 @@
 """The backend: each of torch's operations is one of a sheave group, on the memory of the tensors themselves.
 
-Tensors come in lists even where there is one, and ranks are those of the group. An operation that is not asynchronous ends
-inside the call, which returns None; torch's own C++ code asks for a work always.
+Tensors come in lists even where there is one, and ranks are those of the group. An operation that is not asynchronous
+ends inside the call, which returns None; torch's own C++ code asks for a work always.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["SheaveBackend"]
 
 _LIVING: set[SheaveBackend] = set()
-"""Backends until they are shut down. Torch's wrappers hold the C++ half alone, which is lost without the Python half."""
+"""Backends until they are shut down. Torch's wrappers hold the C++ half alone, which needs the Python half."""
 
 _UNSET = timedelta(0)
+_PREMUL_SUM: Any = dist.ReduceOp.PREMUL_SUM
 
 Tensors = Sequence[torch.Tensor]
 Begin = Callable[..., Any]
@@ -179,7 +180,7 @@ class SheaveBackend(Backend):
                 return sparse.all_reduce(self, self._members(), tensor, opts)
             outputs = Outputs()
             array = outputs.of(tensor)
-            if opts.reduceOp.op == dist.ReduceOp.RedOpType.PREMUL_SUM:
+            if opts.reduceOp.op == _PREMUL_SUM:
                 array.mul_(opts.reduceOp.factor)
             op = operator(opts.reduceOp, tensor.dtype)
             return self._run(self._members().all_reduce, (array, op), opts, list(tensors), outputs.finish)
@@ -193,7 +194,7 @@ class SheaveBackend(Backend):
         with torch_errors():
             outputs = Outputs()
             arrays = outputs.all_of(tensors)
-            if opts.reduceOp.op == dist.ReduceOp.RedOpType.PREMUL_SUM:
+            if opts.reduceOp.op == _PREMUL_SUM:
                 for array in arrays:
                     array.mul_(opts.reduceOp.factor)
             kinds = {operator(opts.reduceOp, tensor.dtype) for tensor in tensors} or {"sum"}
@@ -341,7 +342,7 @@ class SheaveBackend(Backend):
         size = self.size()
         if not splits:
             if rows % size != 0:
-                raise InvalidArgument(f"a tensor of {rows} rows for {size} ranks; hint: give the numbers of rows for each")
+                raise InvalidArgument(f"a tensor of {rows} rows for {size} ranks; hint: give numbers of rows for each")
             splits = [rows // size] * size
         if len(splits) != size or sum(splits) != rows or min(splits) < 0:
             raise InvalidArgument(f"splits {list(splits)} of a tensor of {rows} rows for {size} ranks")

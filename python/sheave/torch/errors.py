@@ -1,4 +1,4 @@
-"""sheave's errors as those of a backend of torch: each is also a `torch.distributed.DistBackendError`, so a RuntimeError.
+"""sheave's errors as those of a backend of torch: each is a `torch.distributed.DistBackendError`, so a RuntimeError.
 
 Code that catches RuntimeError, as torch's own and most code above it does, catches them so, and code that knows sheave
 catches what it knows: a `PeerLost` is a `sheave.PeerLost`, a ConnectionError and a RuntimeError at once.
@@ -63,7 +63,7 @@ def _counterpart(kind: type[sheave.SheaveError]) -> type:
 
 @contextmanager
 def torch_errors() -> Iterator[None]:
-    """Raise what sheave raises inside as an error of a backend of torch, with the same text, fields, notes and cause."""
+    """Raise what sheave raises inside as an error of a backend of torch, with the same text, fields and cause."""
     try:
         yield
     except sheave.SheaveError as error:

@@ -1,8 +1,8 @@
 """A process group of torch that is sheave's alone.
 
-Collective operations go through torch's dispatcher to the backend, so that profilers, flight recorders and compilers see
-them. What the dispatcher would lose is served here: works of point-to-point operations, which tell whether they have ended
-and who has sent, and groups that are split off, of which most ranks may be no members.
+Collective operations go through torch's dispatcher to the backend, so that profilers, flight recorders and compilers
+see them. What the dispatcher would lose is served here: works of point-to-point operations, which tell whether they
+have ended and who has sent, and groups that are split off, of which most ranks may be no members.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How the ranks of a process group of torch become the members of a mesh.
 
 They meet through the store of torch's that made the group, whatever it is, so under torchrun, `mp.spawn`, Ray Train and
-elastic restarts alike. Every rank says there which host it is on; rank 0 decides how all of them listen, and says so. One
-mesh serves the process: every later group is a group of that mesh, which asks nobody.
+elastic restarts alike. Every rank says there which host it is on; rank 0 decides how all of them listen, and says so.
+One mesh serves the process: every later group is a group of that mesh, which asks nobody.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def _meet(store: Any, rank: int, ranks: list[int], timeout: timedelta) -> Joined
     if how == "default":
         if known is None or _identity(known) != identity:
             raise Mismatch(
-                f"rank 0 has a default mesh of these ranks, {identity}, and rank {rank} has {_identity(known) or 'none'}; "
+                f"rank 0 has a default mesh of these ranks, {identity}, and rank {rank} "
+                f"has {_identity(known) or 'none'}; "
                 "hint: call sheave.init() on all ranks before init_process_group, or on none"
             )
         return Joined(known, ranks, name, is_borrowed=True)

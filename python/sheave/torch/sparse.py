@@ -1,7 +1,8 @@
 """all_reduce of sparse tensors: what all ranks have is gathered, and each adds it up.
 
-How many elements each rank has is gathered first, and waited for: what follows depends on it, and the order of a group's
-operations is that in which they begin. Every rank adds in the order of the ranks, so all come to the same bits.
+How many elements each rank has is gathered first, and waited for: what follows depends on it, and the order of a
+group's operations is that in which they begin. Every rank adds in the order of the ranks, so all come to the same
+bits.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["all_reduce"]
 
-_Op = dist.ReduceOp.RedOpType
+_Op: Any = dist.ReduceOp.RedOpType
 
 
 def all_reduce(backend: SheaveBackend, members: sheave.Group, tensor: torch.Tensor, opts: Any) -> SheaveWork | None:

@@ -1,7 +1,7 @@
 """What sheave is given for tensors of torch: their own memory where it is row-major, else a packed copy of it.
 
-A strided output is worked on in a packed copy, which is copied back when the operation has ended, so that ranks may lay out
-their tensors as they like.
+A strided output is worked on in a packed copy, which is copied back when the operation has ended, so that ranks may
+lay out their tensors as they like.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sheave.torch.errors import InvalidArgument, Unsupported
 
 __all__ = ["Outputs", "operator", "readable"]
 
-_Op = dist.ReduceOp.RedOpType
+_Op: Any = dist.ReduceOp.RedOpType
 
 _OPERATORS = {
     _Op.SUM: "sum",
@@ -62,7 +62,7 @@ def readable(tensor: torch.Tensor) -> torch.Tensor:
             'hint: give each device its backend, as in init_process_group("cpu:sheave,cuda:nccl")'
         )
     if tensor.layout != torch.strided:
-        raise Unsupported(f"a tensor of layout {tensor.layout}; hint: to_dense(), or all_reduce, which takes sparse ones")
+        raise Unsupported(f"a tensor of layout {tensor.layout}; hint: to_dense(), or all_reduce, which takes COO")
     if tensor.requires_grad:
         tensor = tensor.detach()
     return tensor.view(torch.uint8) if tensor.dtype in _AS_BYTES else tensor

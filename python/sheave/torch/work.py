@@ -3,10 +3,10 @@
 Torch holds what a backend returns in a wrapper that hands on `wait` and `get_future` alone. Four things follow.
 
 - A failure must be raised by `wait` itself: a work that torch makes of a future waits for that future without raising.
-- A future is completed by a function that waits for the operation and raises what it has failed with. An exception that is
-  *set* as the result of a future is a value to C++, which takes it for success.
-- Futures are completed on threads that may block, one for each that does: hooks of DistributedDataParallel run there, and
-  some of them wait for operations of their own.
+- A future is completed by a function that waits for the operation and raises what it has failed with. An exception
+  that is *set* as the result of a future is a value to C++, which takes it for success.
+- Futures are completed on threads that may block, one for each that does: hooks of DistributedDataParallel run there,
+  and some of them wait for operations of their own.
 - What is copied after the end is copied in the inference mode of the thread that has begun the operation.
 """
 
