@@ -111,7 +111,8 @@ class _Asked:
         if isinstance(self._store, _Collective):
             return self._store.get(key)
         if self._pending is None:
-            self._pending = pending = (threading.Event(), [], [])
+            pending: tuple[threading.Event, list[bytes], list[BaseException]] = (threading.Event(), [], [])
+            self._pending = pending
             # It may block for as long as it likes, and after that nobody waits for it: it must not keep the process.
             name = "sheave-meeting"
             threading.Thread(target=self._fetch, args=(key, *pending), name=name, daemon=True).start()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 
 from sheave.torch.backend import SheaveBackend
 
@@ -52,7 +53,9 @@ class SheaveGroup(dist.ProcessGroup):
 
     recvAnysource = recv_anysource
 
-    def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> SheaveWork | None:
+    def gather_single(  # type: ignore[override, unused-ignore]
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any
+    ) -> SheaveWork | None:
         """Gather the tensors of all ranks, one behind the other, in the output of the root."""
         return self._backend.gather_single(output, input, opts)
 
@@ -71,8 +74,8 @@ class SheaveGroup(dist.ProcessGroup):
         if timeout is None and opts is not None:
             timeout = opts._timeout
         name = group_name or f"{self.group_name}:split:{','.join(map(str, new_ranks))}"
-        store = dist.PrefixStore(f"{name}/", self._store)
+        store = PrefixStore(f"{name}/", self._store)
         made = SheaveGroup(store, self._backend.part(list(new_ranks), name, timeout))
-        made._set_group_name(name)
+        made._set_group_name(name)  # type: ignore[arg-type, unused-ignore]
         made._set_group_desc(group_desc or f"{self.group_desc}:split")
         return made

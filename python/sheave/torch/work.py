@@ -22,7 +22,7 @@ from threading import Lock
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import Work
 from torch.futures import Future
 
 import sheave
@@ -46,7 +46,7 @@ def _complete(future: Future[None]) -> None:
     _completers.submit(future.set_result, None)
 
 
-class SheaveWork(dist._Work):
+class SheaveWork(Work):
     """One or several operations of a group that torch sees as one."""
 
     def __init__(
