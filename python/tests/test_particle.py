@@ -1,11 +1,9 @@
 """Particles: messages and their answers, waits, circles, lifetimes, models on devices."""
 
 import asyncio
-import gc
 import threading
 import time
 import traceback
-import weakref
 
 import numpy as np
 import pytest
@@ -18,10 +16,14 @@ LIMIT_S = 60
 class Line:
     """A model: y = w x, with the mean of squares as its loss, and plain gradient steps."""
 
+    nbytes = 24
+
     def __init__(self, w=0.0, rate=0.1):
         self.w, self.rate, self.gradient, self.version = np.array([float(w)]), rate, np.zeros(1), 0
+        self.is_parked = False
 
     def forward(self, x, *, gradient=True):
+        assert not self.is_parked, "it is not on its device"
         return self.w * x
 
     def step(self, loss, x, y):
@@ -37,6 +39,18 @@ class Line:
 
     def scheduler_step(self):
         self.rate /= 2
+
+    def park(self):
+        self.is_parked = True
+
+    def bring(self):
+        self.is_parked = False
+
+    def state(self):
+        return {"w": self.w, "rate": self.rate, "gradient": self.gradient, "version": self.version}
+
+    def load(self, state):
+        self.w, self.rate, self.gradient, self.version = (state[name] for name in ("w", "rate", "gradient", "version"))
 
     def snapshot(self, gradients=False):
         return self.version, self.w.copy(), self.gradient.copy() if gradients else None
@@ -315,8 +329,9 @@ def test_trap_7_messages_and_particles_that_are_not_known_are_errors_of_the_send
     for wrong in (3, "particle", (1, 2, 3), (0, "one"), (0, -1), None):
         with pytest.raises(sheave.InvalidArgument, match="expected a ParticleId"):
             particles.send(wrong, "known")
-    with pytest.raises(sheave.NotFound, match="particle 0 has no model"):
-        particles.get(id).wait()
+    for number, said in ((0, "particle 0 has no model"), (99, "no particle 99 on this node")):
+        with pytest.raises(sheave.NotFound, match=said):
+            particles.get(ParticleId(0, number)).wait()
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])

@@ -112,8 +112,10 @@ def test_errors_come_from_another_node(job):
         particles.send(there, "fail", "exit").wait()
     with pytest.raises(sheave.NotFound, match='no handler of "nothing"; it has "count", "echo"'):
         particles.send(there, "nothing").wait()
-    with pytest.raises(sheave.NotFound, match="particle 0 has no model"):
-        particles.get(there).wait()
+    for number, said in ((0, "particle 0 has no model"), (99, "no particle 99 on this node")):
+        with pytest.raises(sheave.Remote, match=said) as raised:
+            particles.get(ParticleId(1, number)).wait()
+        assert isinstance(raised.value.__cause__, sheave.NotFound)
     with pytest.raises(sheave.NotFound, match=r"no kind 'kind' of particles on this node, which offers \['echo', 'ref"):
         particles.create_on(1, "kind")
     with pytest.raises(LookupError, match="none of these"):

@@ -10,9 +10,10 @@ from typing import Any, Self
 from sheave._core import InvalidArgument, Mesh, NotFound, Remote, SheaveError
 from sheave._core_particle import Answer, ParticleRuntime
 from sheave.particle._cache import ParticleCache
-from sheave.particle._files import load_state, save_state
 from sheave.particle._models import seeding
 from sheave.particle._particle import Particle, ParticleId, wait_all
+from sheave.particle._saving import files_of, load_particle, replace_files, save_particle
+from sheave.particle._views import Snapshot
 
 __all__ = ["Particles", "wait_all"]
 
@@ -71,6 +72,16 @@ def _get(device: Particle, number: int, gradients: bool) -> Any:
     return model.snapshot(gradients=gradients)
 
 
+def _save(device: Particle, number: int, path: Path) -> None:
+    particles = device.particles
+    save_particle(path, particles._objects[number], particles._models[number])
+
+
+def _load(device: Particle, number: int, path: Path) -> None:
+    with device.state.using(device.particles, number) as model:
+        load_particle(path, device.particles._objects[number], model)
+
+
 def _forget(device: Particle, number: int) -> None:
     device.state.cache.remove(number)
 
@@ -101,6 +112,8 @@ OF_DEVICES: Receive = {
     "scheduler_step": _scheduler_step,
     "update": _update,
     "get": _get,
+    "save": _save,
+    "load": _load,
     "forget": _forget,
     "save": _save,
     "load": _load,
@@ -113,6 +126,8 @@ def _kept_create(keeper: Particle, kind: str, args: tuple[Any, ...], kwargs: dic
 
 
 def _kept_get(keeper: Particle, number: int, gradients: bool) -> Any:
+    if number not in keeper.particles._objects:
+        raise NotFound(f"no particle {number} on this node; hint: it was removed, or never made")
     return keeper.particles.get(ParticleId(keeper.id.node, number), gradients).wait()
 
 
@@ -159,7 +174,7 @@ class Particles(ParticleRuntime):
     `mesh` is where they are found by others that make particles of this `name`; without one they are alone. `devices`
     is how many there are, labelled 0, 1 and so on, or their labels: numbers, "cpu", "cuda:0", torch devices. Of each
     `cache_size` models, or `cache_bytes` bytes of them, lie on it at a time, and which is said by `policy`: "lru" or
-    "direct". `seed` is what the seeds of all particles are made from.
+    "direct", see `ParticleCache`. What models compute does not depend on it. `seed` is what the seeds of all particles are made from.
 
     >>> with sheave.particle.Particles(devices=2, seed=7) as particles:
     ...     particles.create(state={"count": 0}, device=1)
@@ -198,8 +213,7 @@ class Particles(ParticleRuntime):
         if not labels or len({str(label) for label in labels}) < len(labels):
             raise InvalidArgument(f"devices is {devices!r}; expected a count from 1 on, or labels that differ")
         for label in labels:
-            cache = ParticleCache(cache_size, cache_bytes, policy, device=label)
-            device = Device(label, cache)
+            device = Device(label, ParticleCache(cache_size, cache_bytes, policy, device=label))
             self._devices[str(label)] = device
             self._places[str(label)] = self._apart(f"device {label}", device, OF_DEVICES, reentrant=False)
 
@@ -236,8 +250,8 @@ class Particles(ParticleRuntime):
         place = None if made is None else self._places[label]
         particle = Particle(self, id, state, self._devices[label].label, seed, place)
         if made is not None:
-            self._models[number] = made
             self._devices[label].cache.insert(number, made)
+            self._models[number] = made
         self._objects[number] = particle
         try:
             self._place(number, particle, dict(receive or {}), reentrant, None)
@@ -298,41 +312,65 @@ class Particles(ParticleRuntime):
             return self._waiting(id[1])
         return int(_asked(self.send(ParticleId(id[0], KEEPER), "waiting", id[1])))
 
-    def get(self, id: tuple[int, int], gradients: bool = False) -> Answer[Any]:
+    def get(self, id: tuple[int, int], gradients: bool = False) -> Answer[Snapshot]:
         """Get a snapshot of the model of a particle, of this node or of another, with its gradients if they are asked
-        for. It stays as it is while the model goes on, which is not moved for it."""
+        for. It stays as it is while the model goes on, which is not moved for it.
+
+        >>> def make():
+        ...     return sheave.particle.FunctionModel({"w": np.zeros(2)}, lambda p, x: p["w"] * x)
+        >>> with sheave.particle.Particles() as particles:
+        ...     snapshot = particles.get(particles.create(make)).wait()
+        ...     snapshot.version, snapshot.flat
+        (0, array([0., 0.]))
+        """
         particle = self._objects.get(id[1]) if id[0] == self.node else None
         if particle is None:
             return self.send(ParticleId(id[0], KEEPER), "get", id[1], gradients)
         return self.send(self._place_of(particle.device), "get", id[1], gradients)
 
-    def save(self, directory: str | os.PathLike[str], *, state: bool = False) -> list[Path]:
-        """Write each particle of this process that has a model to a file of its own: the model, with all that it needs
-        to go on, the seed and the generator; with `state` its state too, which must be of arrays and plain values then.
+    def save(self, directory: str | os.PathLike[str]) -> None:
+        """Write all particles of this node, with all that they need to go on: model, state, generator. One file each.
 
-        Waits; each is written in the order of its device, and atomically: an old file stays until the new one is whole.
-        The folder is made. Returns the files, `particle-0.safetensors` and so on by the numbers of particles.
+        Folders are made; what is there is replaced in one step, when all is written. Models are written in the order of
+        their devices; states as they are, so wait for handlers before. Raises InvalidArgument for a state that has more
+        in it than arrays, numbers, texts, and lists and dicts of such, which it names.
         """
-        return self._with_files("save", directory, state)
 
-    def load(self, directory: str | os.PathLike[str]) -> list[Path]:
-        """Go on from what `save` has written, with particles of the same numbers and models of the same kinds. Waits;
-        returns the files.
+        def write(number: int, path: Path) -> None:
+            particle = self._objects[number]
+            if number in self._models:
+                self.send(self._place_of(particle.device), "save", number, path).wait()
+            else:
+                save_particle(path, particle, None)
 
-        Raises NotFound for a particle with a model that has no file there, and Mismatch for a file of another model;
-        then that particle has not changed, and those before it have.
+        replace_files(directory, self._numbers(), write)
+
+    def load(self, directory: str | os.PathLike[str]) -> None:
+        """Give all particles of this node what was saved of those of the same numbers.
+
+        The program has made them as it had made those, models and handlers included. Raises NotFound where none were
+        saved, and InvalidArgument for others than there are, before anything changes.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder, sheave.particle.Particles() as particles:
+        ...     id = particles.create(state={"count": 3}, receive={"count": lambda particle: particle.state["count"]})
+        ...     particles.save(folder)
+        ...     particles.register(id, "forget", lambda particle: particle.state.clear())
+        ...     particles.send(id, "forget").wait()
+        ...     particles.load(folder)
+        ...     particles.send(id, "count").wait()
+        3
         """
-        return self._with_files("load", directory)
+        for number, path in files_of(directory, self._numbers()).items():
+            particle = self._objects[number]
+            if number in self._models:
+                self.send(self._place_of(particle.device), "load", number, path).wait()
+            else:
+                load_particle(path, particle, None)
 
-    def _with_files(self, name: str, directory: str | os.PathLike[str], *args: Any) -> list[Path]:
-        paths = {number: Path(directory) / f"particle-{number}.safetensors" for number in self._models}
-        places = {number: self._place_of(self._objects[number].device) for number in paths}
-        wait_all([self.send(places[number], name, number, path, *args) for number, path in paths.items()])
-        return list(paths.values())
-
-    def cached(self, device: Any = None) -> ParticleCache:
-        """The cache of a device: which models are in its memory. `device` is as in `create`."""
-        return self._devices[self._label(device)].cache
+    def cache_statistics(self, device: Any = None) -> dict[str, int]:
+        """What the cache of a device has done, as `ParticleCache.statistics` says; of the first device if it is None."""
+        return self._devices[self._label(device)].cache.statistics()
 
     def close(self) -> None:
         """End all particles of this process; messages that have not begun fail with Closed. Idempotent."""
