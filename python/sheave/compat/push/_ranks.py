@@ -1,7 +1,8 @@
 """Node event loops in processes of their own: how they are started, asked and ended.
 
 Whoever waits takes messages out of the rank's queue, files what is somebody else's, and looks whether the process is
-alive whenever none has come for a moment: so a wait ends within a second of its process.
+alive whenever none has come for a moment: so a wait ends within a second of its process. The other ranks are told of
+the end by whoever hears of it first, which is a callback of the call that runs the loop.
 """
 
 import collections
@@ -143,6 +144,20 @@ class Rank:
         for each in asked:
             each.fail(self.error)
 
+    def tell(self, others: Sequence["Rank"]) -> None:
+        """Have the other ranks told when the process is gone."""
+
+        def told(work: Any) -> None:
+            error = work.exception() or sheave.Closed(f"node event loop {self.number} has ended")
+            for other in others:
+                try:
+                    other.in_queue.put(messages.NELRankLostMSG(self.number, error))
+                except sheave.SheaveError:
+                    # Its own queue is closed: it has nobody to wait for.
+                    continue
+
+        self._work.add_done_callback(told)
+
     def is_lost(self) -> bool:
         """Whether the process is gone."""
         if self.error is None and self._work.done():
@@ -173,4 +188,6 @@ def start(
         given = (*args[:2], ins, outs, rank, list(devices[rank]), *args[2:])
         work = fleet.call(guest, main, given, kwargs, async_op=True)
         started.append(Rank(rank, work, ins[rank], outs[rank]))
+    for ended in started:
+        ended.tell([each for each in started if each is not ended])
     return mesh, fleet, started

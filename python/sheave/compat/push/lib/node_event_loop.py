@@ -32,13 +32,15 @@ from sheave.compat.push.lib.utils import detach_to_cpu, detach_to_device
 from sheave.compat.push.lib.waitable import Waitable
 from sheave.compat.push.particle import Copied, Particle, ParticleView
 from sheave.compat.push.pfuture import PFuture
-from sheave.compat.push.pqueue import SinglePQueue
+from sheave.compat.push.pqueue import MultiPQueue, SinglePQueue
 from sheave.particle import DeadlockError, ParticleId, Particles
 
 __all__ = ["NodeEventLoop"]
 
 #: What runs a function in the turn of a particle.
 _DO = "push.do"
+#: Seconds that one wait for a message takes: one of 10 s says what it waits for.
+_IDLE_S = 5.0
 
 
 def _do(particle: Any, function: Callable[[Any], Any]) -> Any:
@@ -118,13 +120,18 @@ class NodeEventLoop(Waitable):
         is_over = False
         while not is_over:
             try:
-                is_over = not self._dispatch(self.in_queue.get())
+                is_over = not self._dispatch(self._next())
             except queue.Empty:
                 continue
             except (PeerLost, Closed):
                 # Whoever has made the queues is gone.
                 is_over = True
         self.close()
+
+    def _next(self) -> Any:
+        """The next message. Who has nothing to do waits for no longer than is nothing to be told of."""
+        is_between = isinstance(self.in_queue, MultiPQueue)
+        return self.in_queue.get(timeout=_IDLE_S) if is_between else self.in_queue.get()
 
     def _dispatch(self, msg: Any) -> bool:
         """Handle a message. Returns whether there is to be another one."""
