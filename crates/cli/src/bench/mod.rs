@@ -6,6 +6,7 @@ mod exchange;
 mod link;
 mod mesh;
 mod pair;
+mod particle;
 mod peer;
 mod pool;
 mod python;
@@ -107,6 +108,14 @@ pub(crate) enum Command {
     /// time is that from one accepted push to the next. Over shared memory each stands beside what it may take. The
     /// same table over torch.distributed.rpc runs in turn where a Python with torch is named.
     Servers(servers::Arguments),
+    /// Measures particles, in Rust and from Python.
+    ///
+    /// `send` is the time to send a message that does nothing, of a thousand in a row, and `send_wait` that until its
+    /// answer is there; `across` goes to a particle of another process. `get` is a copy of 1 MB of parameters that have
+    /// changed, `get_unchanged` the same where they have not, and `create` makes a thousand particles. `epoch` trains
+    /// eight small networks for an epoch on one thread, beside a plain loop, and `svgd` is the update of 32 particles of
+    /// a million parameters, beside its two matrix products.
+    Particle(particle::Arguments),
     /// A worker or a node of a session that is measured.
     #[command(hide = true)]
     SessionChild,
@@ -143,7 +152,8 @@ impl Command {
             | Self::Rpc(_)
             | Self::Session(_)
             | Self::Pool(_)
-            | Self::Servers(_) => false,
+            | Self::Servers(_)
+            | Self::Particle(_) => false,
             Self::LinkChild
             | Self::CollectiveChild
             | Self::LimitChild
@@ -447,6 +457,7 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
         Command::Session(arguments) => session::run(&arguments),
         Command::Pool(arguments) => pool::run(&arguments),
         Command::Servers(arguments) => servers::run(&arguments),
+        Command::Particle(arguments) => particle::run(&arguments),
         Command::SessionChild => session::run_child(),
         Command::LinkChild => child::run(),
         Command::CollectiveChild => collective::follow(),

@@ -1,0 +1,173 @@
+"""Times particles. `sheave bench particle` runs it:
+
+    python benches/python/particle.py send_wait sheave 5000
+    python benches/python/particle.py epoch loop 5
+    sheave launch -n 2 -- python benches/python/particle.py across sheave 5000
+
+Arguments: a case, the way in which it is done and the number of rounds. Prints lines: bytes, and nanoseconds of rounds.
+`send_wait` sends a message that does nothing and waits for its answer, `across` to a particle of another process;
+`get` gets 1 MB of parameters that have changed, `get_unchanged` the same where they have not; `create` makes a thousand
+particles. `epoch` trains eight networks for an epoch on one thread, in one batched computation or (`loop`) one after
+the other by a plain loop of torch. `svgd` is the update alone of 32 particles of a million parameters, or (`products`)
+numpy's two matrix products of that size.
+"""
+
+import sys
+import time
+
+import numpy
+import sheave
+from sheave.particle import Particles
+
+WARM_ROUNDS = 20
+CREATED = 1000
+PRINTED = 100
+PARAMETERS_BYTES = 1 << 20
+MEMBERS = 8
+LAYERS = (64, 128, 128, 10)
+ROWS, BATCH = 5000, 64
+SVGD_PARTICLES, SVGD_PARAMETERS = 32, 1_000_000
+TIMEOUT_S = 100
+
+
+def measure(act, rounds):
+    for _ in range(min(WARM_ROUNDS, rounds)):
+        act()
+    times = []
+    for _ in range(rounds):
+        begun = time.perf_counter_ns()
+        act()
+        times.append(time.perf_counter_ns() - begun)
+    return times
+
+
+def report(length_bytes, times):
+    """Prints lines that the launcher prints whole, behind the name of the process."""
+    for first in range(0, len(times), PRINTED):
+        print("times:", length_bytes, *times[first : first + PRINTED], flush=True)
+
+
+def do_nothing(particle):
+    pass
+
+
+def time_send_wait(rounds):
+    with Particles(name="bench") as particles:
+        first = particles.create(receive={"pass": do_nothing})
+        report(0, measure(lambda: particles.send(first, "pass").wait(), rounds))
+
+
+def time_get(rounds, has_changed):
+    vector = sheave.particle.FunctionModel(
+        {"all": numpy.ones(PARAMETERS_BYTES // 4, "float32")}, forward=lambda parameters, x: x
+    )
+    with Particles(name="bench") as particles:
+        first = particles.create(vector)
+        times = []
+        for _ in range(WARM_ROUNDS + rounds):
+            if has_changed:
+                vector.add_flat(numpy.ones(1, "float32"), 1.0)
+            begun = time.perf_counter_ns()
+            snapshot = particles.get(first).wait()
+            times.append(time.perf_counter_ns() - begun)
+            assert snapshot.flat.nbytes == PARAMETERS_BYTES
+        report(PARAMETERS_BYTES, times[WARM_ROUNDS:])
+
+
+def time_create(rounds):
+    with Particles(name="bench") as particles:
+
+        def create():
+            for _ in range(CREATED):
+                particles.create(receive={"pass": do_nothing})
+
+        report(0, measure(create, rounds))
+
+
+def time_across(rounds):
+    with sheave.init() as mesh:
+        particles = Particles(mesh, "bench")
+        particles.offer("still", lambda: {"receive": {"pass": do_nothing}})
+        mesh.barrier(TIMEOUT_S)
+        if mesh.rank == 0:
+            there = particles.create_on(1, "still")
+            report(0, measure(lambda: particles.send(there, "pass").wait(), rounds))
+        mesh.barrier(TIMEOUT_S)
+
+
+def time_epoch(way, rounds):
+    import torch
+    from sheave.particle import BatchedModels, TorchModel
+
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    x, y = torch.randn(ROWS, LAYERS[0]), torch.randint(LAYERS[-1], (ROWS,))
+    loss = torch.nn.functional.cross_entropy
+
+    def network():
+        first, second, third, last = LAYERS
+        layers = [torch.nn.Linear(first, second), torch.nn.ReLU(), torch.nn.Linear(second, third), torch.nn.ReLU()]
+        return torch.nn.Sequential(*layers, torch.nn.Linear(third, last))
+
+    def optimizer(parameters):
+        return torch.optim.Adam(parameters, lr=1e-3)
+
+    def batches():
+        return [(x[start : start + BATCH], y[start : start + BATCH]) for start in range(0, ROWS, BATCH)]
+
+    if way == "loop":
+        members = [network() for _ in range(MEMBERS)]
+        optimizers = [optimizer(member.parameters()) for member in members]
+
+        def epoch():
+            for rows, labels in batches():
+                for member, steps in zip(members, optimizers, strict=True):
+                    steps.zero_grad()
+                    loss(member(rows), labels).backward()
+                    steps.step()
+    else:
+        models = [TorchModel(network, optimizer=optimizer, seed=seed) for seed in range(MEMBERS)]
+
+        def epoch():
+            with BatchedModels(models) as batched:
+                for rows, labels in batches():
+                    batched.step(loss, rows, labels)
+
+    report(x.nbytes, measure(epoch, rounds))
+
+
+def time_svgd(way, rounds):
+    generator = numpy.random.default_rng(1)
+    vectors = generator.normal(size=(SVGD_PARTICLES, SVGD_PARAMETERS)).astype("float32")
+    gradients = generator.normal(size=vectors.shape).astype("float32")
+    kernel = numpy.ones((SVGD_PARTICLES, SVGD_PARTICLES), "float32")
+    out, svgd = numpy.empty_like(vectors), sheave.bayes.Svgd()
+
+    def update():
+        svgd.directions(vectors, gradients)
+
+    def multiply():
+        vectors @ vectors.T
+        numpy.matmul(kernel, gradients, out=out)
+
+    report(vectors.nbytes, measure(multiply if way == "products" else update, rounds))
+
+
+def main(case, way, rounds):
+    match case:
+        case "send_wait":
+            time_send_wait(rounds)
+        case "get" | "get_unchanged":
+            time_get(rounds, case == "get")
+        case "create":
+            time_create(rounds)
+        case "across":
+            time_across(rounds)
+        case "epoch":
+            time_epoch(way, rounds)
+        case "svgd":
+            time_svgd(way, rounds)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
