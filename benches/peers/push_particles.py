@@ -3,10 +3,10 @@
     python benches/peers/push_particles.py 200 --push DIRECTORY     # the folder that holds the package `push`
     python -m sheave.compat push benches/peers/push_particles.py 200
 
-Prints a line for each case: its name, bytes, and the nanoseconds of each of so many operations. `send` is a message to a
-particle of the same node and its answer, `get` the parameters of another particle, 1 MiB of them, `launch` a message from
-`PusH` to a node event loop in a process of its own and its answer, `create` one of 1,000 particles. Needs torch, and tqdm
-for the original.
+Prints a line for each case: its name, bytes, and the nanoseconds of each of so many operations. `send` is a message to
+a particle of the same node and its answer, `get` the parameters of another particle, 1 MiB of them, `launch` a message
+from `PusH` to a node event loop in a process of its own and its answer, `create` one of 1,000 particles. Needs torch,
+and tqdm for the original.
 
 The original runs on GPUs alone; here its devices are the CPU: torch is told of one device, and whatever is moved to a
 device with a number stays where it is. Nothing else of it is changed.

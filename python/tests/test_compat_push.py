@@ -203,7 +203,8 @@ def test_7_errors_come_to_whoever_waits_and_the_loop_goes_on():
         if where == "handler":
             raise ValueError("no handler")
         x, y = data()
-        return float(particle.step(bad_loss if where == "loss" else LOSS, x if where != "module" else x[:, :2], y).wait())
+        loss = bad_loss if where == "loss" else LOSS
+        return float(particle.step(loss, x if where != "module" else x[:, :2], y).wait())
 
     with PusH(line) as distribution:
         pid = distribution.p_create(adam, receive={"HANDLE": handle})

@@ -41,7 +41,8 @@ def made(count, **settings):
 
 def test_trap_10_what_models_compute_does_not_depend_on_the_cache():
     outcomes = []
-    for settings in ({}, *({"cache_size": size, "policy": policy} for size in (1, 2, 4) for policy in ("lru", "direct"))):
+    sizes = [{"cache_size": size, "policy": policy} for size in (1, 2, 4) for policy in ("lru", "direct")]
+    for settings in ({}, *sizes):
         with made(4, **settings) as particles:
             assert wait(particles.send_all(particles.ids(), "train", 5)) != []
             outcomes.append(wait(particles.send_all(particles.ids(), "train", 5)))

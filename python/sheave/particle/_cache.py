@@ -16,9 +16,9 @@ class ParticleCache:
     """The models of a device, some of which are in its memory; the others are parked in the host's.
 
     At most so many `particles` are on the device at a time, and so many `bytes`; as many as there are by default. The
-    `policy` says who makes room: "lru", the one that was released the longest time ago, or "direct", the one in the same
-    slot, which is the number of those inserted before it, modulo `particles`, for as long as it is there. `device` is
-    what errors call it. What models compute does not depend on any of these.
+    `policy` says who makes room: "lru", the one that was released the longest time ago, or "direct", the one in the
+    same slot, which is the number of those inserted before it, modulo `particles`, for as long as it is there. `device`
+    is what errors call it. What models compute does not depend on any of these.
 
     `acquire` brings a model and pins it until its guard is released; no lock is held meanwhile, and of several threads
     that acquire one model one moves it. A model is used by one thread at a time: guards do not see to that.

@@ -108,9 +108,9 @@ class FunctionModel:
     """A model of numpy functions: what it computes, and the gradients of a loss, are given.
 
     `parameters` are arrays of one dtype, float32 or float64, by name. `forward(parameters, x, *args, **kwargs)` returns
-    the output, and `gradient(parameters, loss, x, y, *args, **kwargs)` the loss and the gradients by name; those that it
-    leaves out are zero. `optimizer` is one of `sheave.optim`, whose schedule is that of its learning rate; without one a
-    step computes gradients alone. Parameters are views of one flat array.
+    the output, and `gradient(parameters, loss, x, y, *args, **kwargs)` the loss and the gradients by name; those that
+    it leaves out are zero. `optimizer` is one of `sheave.optim`, whose schedule is that of its learning rate; without
+    one a step computes gradients alone. Parameters are views of one flat array.
 
     >>> def gradient(parameters, loss, x, y):
     ...     error = x @ parameters["w"] - y

@@ -174,7 +174,8 @@ class Particles(ParticleRuntime):
     `mesh` is where they are found by others that make particles of this `name`; without one they are alone. `devices`
     is how many there are, labelled 0, 1 and so on, or their labels: numbers, "cpu", "cuda:0", torch devices. Of each
     `cache_size` models, or `cache_bytes` bytes of them, lie on it at a time, and which is said by `policy`: "lru" or
-    "direct", see `ParticleCache`. What models compute does not depend on it. `seed` is what the seeds of all particles are made from.
+    "direct", see `ParticleCache`. What models compute does not depend on it. `seed` is what the seeds of all particles
+    are made from.
 
     >>> with sheave.particle.Particles(devices=2, seed=7) as particles:
     ...     particles.create(state={"count": 0}, device=1)
@@ -235,10 +236,10 @@ class Particles(ParticleRuntime):
         """Make a particle of this process. Returns its name.
 
         `model` is a `Model`, or a function without arguments that makes one. `receive` has the handlers of its
-        messages: `function(particle, *args, **kwargs)`. `state` is any object, a dict of its own if it is None. `device` is the
-        label of its device, or its place among them; the first one if it is None. A `reentrant` particle handles the
-        next message while its handlers wait. Without a `seed` it gets one of its own, made from that of all and its
-        number.
+        messages: `function(particle, *args, **kwargs)`. `state` is any object, a dict of its own if it is None.
+        `device` is the label of its device, or its place among them; the first one if it is None. A `reentrant`
+        particle handles the next message while its handlers wait. Without a `seed` it gets one of its own, made from
+        that of all and its number.
         """
         label = self._label(device)
         number = self._reserve(False)
@@ -369,7 +370,7 @@ class Particles(ParticleRuntime):
                 load_particle(path, particle, None)
 
     def cache_statistics(self, device: Any = None) -> dict[str, int]:
-        """What the cache of a device has done, as `ParticleCache.statistics` says; of the first device if it is None."""
+        """What the cache of a device has done, as `ParticleCache.statistics` says; the first one's if it is None."""
         return self._devices[self._label(device)].cache.statistics()
 
     def close(self) -> None:

@@ -72,8 +72,8 @@ class TorchModel:
     A step may clip the norm of all gradients (`clip_norm`), add up those of several steps before it lets the optimizer
     go on (`accumulate`), and compute in a smaller dtype (`autocast`, such as torch.bfloat16).
 
-    **Memory.** All parameters of one dtype lie in one flat tensor, and the module's are views of it, also those that are
-    frozen; of tied ones there is one. `park` leaves the memory of the device, with buffers, gradients and moments.
+    **Memory.** All parameters of one dtype lie in one flat tensor, and the module's are views of it, also those that
+    are frozen; of tied ones there is one. `park` leaves the memory of the device, with buffers, gradients and moments.
     A model is used by one thread at a time, but snapshots, `state` and moves keep each other out.
 
     >>> import torch
@@ -458,9 +458,8 @@ def _copied(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
-        return type(value)((key, _copied(item)) for key, item in value.items()) if type(value) is dict else copy.deepcopy(
-            value
-        )
+        is_plain = type(value) is dict
+        return {key: _copied(item) for key, item in value.items()} if is_plain else copy.deepcopy(value)
     if isinstance(value, (list, tuple)):
         return type(value)(_copied(item) for item in value)
     return copy.deepcopy(value)

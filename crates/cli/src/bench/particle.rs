@@ -128,7 +128,8 @@ struct Bench<'a> {
 /// Measures and reports.
 pub(super) fn run(arguments: &Arguments) -> std::result::Result<(), Failure> {
     let python = arguments.python.as_deref();
-    let ours = python.map(|python| Script::checked("sheave", PROGRAM, python, "--python", "sheave, numpy")).transpose()?;
+    let ours =
+        python.map(|python| Script::checked("sheave", PROGRAM, python, "--python", "sheave, numpy")).transpose()?;
     let mut bench = Bench { arguments, ours, rows: Rows::new("particle") };
     arguments.runs.in_turn(&arguments.case, |case| bench.measure(case))?;
     bench.rows.print(arguments.runs.json)

@@ -1,7 +1,7 @@
 """PusH (``push``) over sheave: particles of Bayesian deep learning, on CPUs too.
 
-``import sheave.compat.push.bayes.ensemble`` in a program of one's own, or ``python -m sheave.compat push script.py`` for
-one that says ``import push.bayes.ensemble`` (see `sheave.compat`). It needs torch.
+``import sheave.compat.push.bayes.ensemble`` in a program of one's own, or ``python -m sheave.compat push script.py``
+for one that says ``import push.bayes.ensemble`` (see `sheave.compat`). It needs torch.
 
 - `push.PusH`: a distribution over networks; makes particles, launches their handlers, waits for them.
 - `particle.Particle`: what handlers get. `pfuture.PFuture`: what they wait for. `pqueue`: queues of messages.
@@ -29,7 +29,8 @@ What differs from PusH, on purpose, beside what the documentation of each module
 | `SinglePQueue` gives | what was put last; IndexError when empty | what was put first; `queue.Empty` |
 | `posterior_pred` with one mode as a str returns | a dict of that mode | what it has of that mode |
 
-It may be set before a `PusH` is made, and is read there and wherever the contract applies. Mathematics is not among them.
+It may be set before a `PusH` is made, and is read there and wherever the contract applies. Mathematics is not among
+them.
 
 >>> import torch
 >>> from sheave.compat.push.push import PusH

@@ -1,8 +1,8 @@
 """Particles in files.
 
-``device0_particle3.pth`` is the `state_dict` of the module, as PusH's is, and ``device0_particle3.training.pth`` what is
-needed to go on: those of optimizer and scheduler, and the particle's state. Each is written beside its place and moved
-there when it is whole, so a file is one or the other whatever happens meanwhile.
+``device0_particle3.pth`` is the `state_dict` of the module, as PusH's is, and ``device0_particle3.training.pth`` what
+is needed to go on: those of optimizer and scheduler, and the particle's state. Each is written beside its place and
+moved there when it is whole, so a file is one or the other whatever happens meanwhile.
 """
 
 import os

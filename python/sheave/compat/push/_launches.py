@@ -1,8 +1,8 @@
 """What a launch has begun, and what is left of it.
 
 A handler of PusH may send, or step, and wait for nothing: all has happened when the launch is over, for a send runs its
-handler on the spot. Here a send returns at once, so each launch keeps a list of what its handlers have begun, and is over
-when all of that is. Nobody waits for the rest of a handler but who waits for the launch, so this closes no circle.
+handler on the spot. Here a send returns at once, so each launch keeps a list of what its handlers have begun, and is
+over when all of that is. Nobody waits for the rest of a handler but who waits for the launch, so this closes no circle.
 
 The list is bounded: what has ended leaves it whenever it has doubled, and a handler that has begun too much waits for
 the oldest before it begins more. What has failed and was not seen by anybody fails the launch; of those the first few

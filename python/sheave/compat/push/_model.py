@@ -99,7 +99,8 @@ class ModuleModel:
     def scheduler_step(self, *args: Any) -> None:
         """Advance the scheduler of the learning rate."""
         if self.scheduler is None:
-            raise InvalidArgument("scheduler_step of a particle without a scheduler; hint: give p_create a mk_scheduler")
+            what = "scheduler_step of a particle without a scheduler"
+            raise InvalidArgument(f"{what}; hint: give p_create a mk_scheduler")
         self.scheduler.step(*args)
 
     def parameters(self) -> list[torch.Tensor]:

@@ -73,7 +73,8 @@ class PFuture:
         if isinstance(self._t_or_ts, threading.Thread):
             self._t_or_ts.join(timeout)
             if self._t_or_ts.is_alive():
-                raise DeadlineExceeded(f"future {self._fid} of particle {self._recv_pid} has no result after {timeout} s")
+                what = f"future {self._fid} of particle {self._recv_pid} has no result"
+                raise DeadlineExceeded(f"{what} after {timeout} s")
             return self._waitable._wait(self._fid)
         return self._t_or_ts.wait(timeout)
 

@@ -2,7 +2,8 @@
 
 What differs from PusH, on purpose:
 
-- `devices` are the numbers of the GPUs, and 16 that stand for the CPU on a machine without one, unless a count or a list
+- `devices` are the numbers of the GPUs, and 16 that stand for the CPU on a machine without one, unless a count or a
+list
   of numbers says otherwise.
 - `p_launch` returns at once in both modes; `p_wait` takes a timeout, and raises what the handler has raised.
 - With `multi` there are `ranks` node event loops, each in a process of its own that has a part of the devices. Handlers
@@ -10,7 +11,8 @@ What differs from PusH, on purpose:
   within a second.
 - `save` takes a path, and `load` reads what it has written.
 - A particle without `state` has one of its own, as has one without `receive`.
-- `train_key` is the seed of a particle's network; without one, and for -1, it has one of its own that is made from `seed`,
+- `train_key` is the seed of a particle's network; without one, and for -1, it has one of its own that is made from
+`seed`,
   which is that of torch if nobody says so.
 """
 
@@ -110,7 +112,8 @@ class PusH(Waitable):
         else:
             in_queue, out_queue = SinglePQueue(), SinglePQueue()
             self.nel = NodeEventLoop(
-                mk_module, args, in_queue, out_queue, 0, self.devices, cache_size, view_size, **options  # type: ignore[arg-type]
+                mk_module, args, in_queue, out_queue, 0, self.devices, cache_size, view_size,
+                **options,  # type: ignore[arg-type]
             )
             in_queue._nel = out_queue._nel = self.nel
             self._in_queues, self._out_queues = {0: in_queue}, {0: out_queue}
@@ -118,7 +121,8 @@ class PusH(Waitable):
     def _start(self, ranks: int, options: dict[str, Any]) -> None:
         if not 1 <= ranks <= len(self.devices):
             raise InvalidArgument(f"ranks is {ranks}; expected 1 to {len(self.devices)}, the number of devices")
-        parts = [self.devices[len(self.devices) * n // ranks : len(self.devices) * (n + 1) // ranks] for n in range(ranks)]
+        bounds = [len(self.devices) * n // ranks for n in range(ranks + 1)]
+        parts = [self.devices[start:stop] for start, stop in zip(bounds, bounds[1:])]
         self._rank_of_device = {device: rank for rank, part in enumerate(parts) for device in part}
         given = (self.mk_module, self.args, self.cache_size, self.view_size)
         kwargs = {**options, "strict": push.strict}
@@ -230,9 +234,9 @@ class PusH(Waitable):
         return None
 
     def p_wait(self, futures: Iterable[PFuture], timeout: float | None = None) -> Any:
-        """Wait for all futures. Returns their results, as a dict by the futures' numbers if ``push.strict``, and else as
-        a list in order. Raises what the first one that failed has raised; DeadlineExceeded if one has not ended after
-        `timeout` seconds."""
+        """Wait for all futures. Returns their results, as a dict by the futures' numbers if ``push.strict``, and else
+        as a list in order. Raises what the first one that failed has raised; DeadlineExceeded if one has not ended
+        after `timeout` seconds."""
         waited = [(future._fid, future.wait(timeout)) for future in futures]
         return dict(waited) if push.strict else [result for _, result in waited]
 
@@ -331,5 +335,6 @@ def _devices(devices: int | Sequence[int] | None) -> list[int]:
     has_gpus = torch.cuda.device_count() > 0
     known = all(isinstance(each, int) and each >= 0 for each in numbers)
     if not numbers or not known or (has_gpus and max(numbers) >= torch.cuda.device_count()):
-        raise InvalidArgument(f"devices is {devices!r}; expected a count from 1 on, or numbers of devices that there are")
+        what = "expected a count from 1 on, or numbers of devices that there are"
+        raise InvalidArgument(f"devices is {devices!r}; {what}")
     return numbers

@@ -72,9 +72,9 @@ def combined(
 ) -> dict[str, torch.Tensor]:
     """What the outputs of members, [B, M, ...], say together: by mode.
 
-    Of a regression, over members: mean, median, min, max, std (of a sample), and pred, the outputs. Of a classification:
-    logits, the outputs [B, M, C]; prob, their probabilities [B, M, C]; mean_prob [B, C]; mode, the class that most
-    members predict [B]; std, of the probabilities [B, C].
+    Of a regression, over members: mean, median, min, max, std (of a sample), and pred, the outputs. Of a
+    classification: logits, the outputs [B, M, C]; prob, their probabilities [B, M, C]; mean_prob [B, C]; mode, the
+    class that most members predict [B]; std, of the probabilities [B, C].
     """
     modes = modes_of(mode, REGRESSION if f_reg else CLASSIFICATION)
     made: dict[str, Callable[[], torch.Tensor]]

@@ -1,7 +1,7 @@
 """Deep ensembles (Lakshminarayanan et al. 2017): networks that were trained from weights of their own.
 
-What differs from PusH, on purpose: the leader's learning rate is scheduled as those of the others are, in a bootstrap too;
-and a bootstrap is that of each particle.
+What differs from PusH, on purpose: the leader's learning rate is scheduled as those of the others are, in a bootstrap
+too; and a bootstrap is that of each particle.
 """
 
 from collections.abc import Callable, Sequence
@@ -120,7 +120,9 @@ class Ensemble(Infer):
         if f_save:
             self.push_dist.save()
 
-    def posterior_pred(self, data: Any, f_reg: bool = True, mode: str | Sequence[str] = ("mean",)) -> Any:  # type: ignore[override]
+    def posterior_pred(  # type: ignore[override]
+        self, data: Any, f_reg: bool = True, mode: str | Sequence[str] = ("mean",)
+    ) -> Any:
         """Predict with all particles, of a tensor or a loader. Returns tensors by mode; see `_common.combined`.
 
         Regression: mean, median, min, max, std of shape [B, out], pred [B, M, out]. Classification: logits, prob

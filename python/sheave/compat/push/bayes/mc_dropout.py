@@ -2,8 +2,8 @@
 
 What differs from PusH, on purpose:
 
-- With `patch` or `freeze_on_eval` a sample draws one mask for all data, as one function of the posterior; what is kept is
-  scaled by 1 / (1 - p), as in training. Without, each datum has masks of its own. All else is in evaluation.
+- With `patch` or `freeze_on_eval` a sample draws one mask for all data, as one function of the posterior; what is
+  kept is scaled by 1 / (1 - p), as in training. Without, each datum has masks of its own. All else is in evaluation.
 - The training loop is `mc_entry`. Loaders are predicted with `num_samples` too.
 - Of a classification the result is the class that most samples predict, and for "raw" the logits.
 - Masks come from generators of the particles, and leave that of torch as it is.

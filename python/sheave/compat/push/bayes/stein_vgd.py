@@ -2,9 +2,11 @@
 
 What differs from PusH, on purpose:
 
-- Particles are pushed apart, u_i = 1/n sum_j [k(t_j, t_i) grad_j - dk(t_j, t_i)/dt_j] of a *loss*, where PusH's sign draws
+- Particles are pushed apart, u_i = 1/n sum_j [k(t_j, t_i) grad_j - dk(t_j, t_i)/dt_j] of a *loss*, where PusH's sign
+draws
   them together.
-- `prior` counts: a function that returns the gradients of its log density by parameter, such as `normal_prior`. Then the
+- `prior` counts: a function that returns the gradients of its log density by parameter, such as `normal_prior`. Then
+the
   target is the posterior, N times the loss, a mean over the batch, less the log prior, for N data. True is PusH's
   randomised prior of networks.
 - A `lengthscale` of None is chosen in each step, from the median of distances.
@@ -169,7 +171,9 @@ class SteinVGD(Infer):
         settings = (prior, loss_fn, lengthscale, lr, dataloader, epochs, bootstrap)
         self.push_dist.p_launch(pids[0], "SVGD_LEADER", *settings).wait()
 
-    def posterior_pred(self, data: Any, f_reg: bool = True, mode: str | Sequence[str] = ("mean",)) -> Any:  # type: ignore[override]
+    def posterior_pred(  # type: ignore[override]
+        self, data: Any, f_reg: bool = True, mode: str | Sequence[str] = ("mean",)
+    ) -> Any:
         """Predict with all particles, as `Ensemble.posterior_pred` does."""
         return _common.predicted(self.push_dist, data, mode, f_reg, mode)
 

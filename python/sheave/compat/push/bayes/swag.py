@@ -4,7 +4,8 @@ What differs from PusH, on purpose:
 
 - Each particle counts its own snapshots; deviations are divided by the root of how many are kept less 1. All particles
   are sampled with the same settings.
-- Statistics of batch normalisation are computed again for each sample, from the loader of the training. Particles are as
+- Statistics of batch normalisation are computed again for each sample, from the loader of the training. Particles are
+as
   they were after a prediction. Of a classification, probabilities are averaged over samples.
 - Samples are drawn from a generator of each particle: the same ones in each prediction.
 - `_mswag_sample` and its like sample the diagonal alone, as they do in PusH.
@@ -88,7 +89,8 @@ def _mswag_particle(
             _snapshots(particle, others, True, cov_mat_rank)
         losses = []
         for (data, label), *rest in begun():
-            futures = [particle.send(pid, "SWAG_STEP", loss_fn, *batch) for pid, batch in zip(others, rest, strict=True)]
+            parts = zip(others, rest, strict=True)
+            futures = [particle.send(pid, "SWAG_STEP", loss_fn, *batch) for pid, batch in parts]
             losses.append(float(particle.step(loss_fn, data, label).wait()))
             particle.wait(futures)
         if epoch >= pretrain_epochs:
@@ -238,8 +240,8 @@ def _mswag_sample_entry(
     num_samples: int,
     num_models: int,
 ) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-    """How often data of each class were taken for each, by the majority of the particles' majorities, and by that of all
-    samples."""
+    """How often data of each class were taken for each, by the majority of the particles' majorities, and by that of
+    all samples."""
     settings = (dataloader, loss_fn, scale, var_clamp, num_samples)
     futures = [particle.send(pid, "SWAG_SAMPLE", *settings) for pid in range(1, num_models)]
     answers = [_mswag_sample(particle, *settings), *particle.wait(futures)]
@@ -357,8 +359,8 @@ class MultiSWAG(Infer):
         mode: str | Sequence[str] = ("mean",),
         f_reg: bool = True,
     ) -> Any:
-        """Predict with samples of all particles, of a tensor or a loader. Returns tensors by mode, of shapes as those of
-        `Ensemble.posterior_pred`, where a particle's part is a mean over its samples.
+        """Predict with samples of all particles, of a tensor or a loader. Returns tensors by mode, of shapes as those
+        of `Ensemble.posterior_pred`, where a particle's part is a mean over its samples.
 
         `scale` of a sample's deviation from the mean, squared, is a half in the paper, and 1 in PusH. Raises
         AssertionError for a mode that there is not.

@@ -1,8 +1,8 @@
 """The messages to and from node event loops.
 
-Fields are those of PusH, in its order. All else has a default: every answer has an `error`, which is None where all went
-well, a node event loop is told of particles of others by their rank too, and files go where `path` says. What PusH calls
-PD ("push distribution") passes between `PusH` and a node event loop; the others pass between node event loops.
+Fields are those of PusH, in its order. All else has a default: every answer has an `error`, which is None where all
+went well, a node event loop is told of particles of others by their rank too, and files go where `path` says. What PusH
+calls PD ("push distribution") passes between `PusH` and a node event loop; the others pass between node event loops.
 """
 
 import traceback

@@ -1,8 +1,8 @@
 """Node event loops: the particles of a rank, and the messages that drive them.
 
-A loop is driven by what is put into its `in_queue`, and answers in its `out_queue`. If the first is a `SinglePQueue`, all
-of that has happened when `put` returns; otherwise `_start_event_loop` takes message after message, hands what handlers
-have to do to `sheave.particle`, and goes on.
+A loop is driven by what is put into its `in_queue`, and answers in its `out_queue`. If the first is a `SinglePQueue`,
+all of that has happened when `put` returns; otherwise `_start_event_loop` takes message after message, hands what
+handlers have to do to `sheave.particle`, and goes on.
 
 What differs from PusH, on purpose:
 
@@ -140,7 +140,8 @@ class NodeEventLoop(Waitable):
         action = self._actions.get(type(msg))
         if action is None:
             takes = ", ".join(sorted(kind.__name__ for kind in self._actions))
-            self._answer(self.out_queue, TypeError(f"a node event loop takes no {type(msg).__name__}; it takes {takes}"))
+            what = f"a node event loop takes no {type(msg).__name__}; it takes {takes}"
+            self._answer(self.out_queue, TypeError(what))
         else:
             action(msg)
         return True

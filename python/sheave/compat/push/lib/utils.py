@@ -1,7 +1,8 @@
 """Values on devices, and out of graphs.
 
 What differs from PusH, on purpose: tuples, and named ones, are treated as lists are by all three functions. Of
-`detach_to_device`, `requires_grad` makes a leaf of a graph, on the device, of every tensor of floats or complex numbers.
+`detach_to_device`, `requires_grad` makes a leaf of a graph, on the device, of every tensor of floats or complex
+numbers.
 """
 
 from collections.abc import Callable
