@@ -1,15 +1,15 @@
 """Models of one architecture, stepped as one computation.
 
-Each parameter of n models is one tensor `[n, ...]`. A module is applied to all of them by `vmap`, which makes one batched
-matrix product of n; gradients come from one backward pass, and the optimizer makes one fused step of all. That pays where
-a model alone is too small to keep the machine busy.
+Each parameter of n models is one tensor `[n, ...]`. A module is applied to all of them by `vmap`, which makes one
+batched matrix product of n; gradients come from one backward pass, and the optimizer makes one fused step of all. That
+pays where a model alone is too small to keep the machine busy. Rows of dense layers are applied without `vmap`.
 
 **Equal, but not in all bits.** Each row depends on its own model and batch alone, and rules are those of torch.optim.
 Batched products may add up in another order, though, so results agree with those of single models within rounding.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.func import functional_call, stack_module_state
@@ -29,8 +29,8 @@ MOMENTS: dict[type, tuple[str, ...]] = {
 }
 
 # Layers whose output has the shape of their input, each element of which it depends on alone.
-OF_ELEMENTS = (torch.nn.ReLU, torch.nn.Tanh, torch.nn.Sigmoid, torch.nn.GELU, torch.nn.SiLU, torch.nn.ELU)
-OF_ELEMENTS += (torch.nn.Softplus, torch.nn.LeakyReLU, torch.nn.Identity)
+OF_ELEMENTS: tuple[type, ...] = (torch.nn.ReLU, torch.nn.Tanh, torch.nn.Sigmoid, torch.nn.GELU, torch.nn.SiLU)
+OF_ELEMENTS += (torch.nn.ELU, torch.nn.Softplus, torch.nn.LeakyReLU, torch.nn.Identity)
 
 # Settings that would be another rule.
 OTHER_RULES = ("amsgrad", "maximize", "differentiable", "capturable", "nesterov")
@@ -41,17 +41,18 @@ class BatchedModels:
 
     All are `TorchModel`s of modules with the same layers, with parameters of one dtype, none of them frozen, and with
     the same kind of optimizer: torch's SGD, Adam or AdamW with the same settings, or none. They are not touched while
-    they are here; `finish`, or the end of a `with` block, gives parameters, gradients, buffers and moments back to
-    them, which then go on where this has stopped.
+    they are here; `finish`, or the end of a `with` block, gives parameters, gradients and moments back to them, which
+    then go on where this has stopped.
 
     Modules that `vmap` refuses, such as those that ask for values of their input, raise Unsupported at the first step;
     so does batch normalisation that trains, which would have to write its statistics. Dropout draws another mask for
-    each model, from one generator. Results agree with those of single models within rounding: float32 parameters differ
-    by less than 1e-4 of their scale after 20 steps. Rounding grows as it does in any training: Adam divides gradients
-    by their size, also where they are nothing but rounding.
+    each model, from one generator. Results agree with those of single models within rounding: float32 parameters
+    differ by less than 1e-4 of their scale after 20 steps. Rounding grows as it does in any training: Adam divides
+    gradients by their size, also where they are nothing but rounding.
 
     >>> import torch
-    >>> models = [sheave.particle.TorchModel(torch.nn.Linear, 2, 1, optimizer=torch.optim.SGD, seed=n) for n in range(3)]
+    >>> TorchModel = sheave.particle.TorchModel
+    >>> models = [TorchModel(torch.nn.Linear, 2, 1, optimizer=torch.optim.SGD, seed=seed) for seed in range(3)]
     >>> with sheave.particle.BatchedModels(models) as batched:
     ...     losses = batched.step(torch.nn.functional.mse_loss, torch.ones(4, 2), torch.zeros(4, 1))
     >>> tuple(losses.shape), [model.version for model in models]
@@ -154,7 +155,7 @@ class BatchedModels:
     def _plainly(self, x: Tensor) -> Tensor:
         """What a row of layers does, without the detours of `vmap`."""
         stacks = iter(self._stacks)
-        for layer in self._template:
+        for layer in cast(torch.nn.Sequential, self._template):
             if isinstance(layer, torch.nn.Linear):
                 weights = next(stacks).transpose(1, 2)
                 is_biased = layer.bias is not None
@@ -219,7 +220,8 @@ class BatchedModels:
             if model.optimizer is not None and state:
                 # The number of steps is one for all, and everything else has a row for each.
                 shared = {key: value.clone() for key, value in state.items() if key == "step"}
-                own = {key: None if value is None else value[row].clone() for key, value in state.items() if key != "step"}
+                rows = {key: value for key, value in state.items() if key != "step"}
+                own = {key: None if value is None else value[row].clone() for key, value in rows.items()}
                 model.optimizer.state[parameter] = own | shared
         model.version += self._steps if model.optimizer is not None else 0
         model._steps += self._steps
@@ -237,6 +239,7 @@ class BatchedModels:
 
 def _is_plain(module: torch.nn.Module) -> bool:
     """Whether it is a row of dense layers and functions of single elements, and nothing else happens in it."""
+    # One that stands there twice is applied twice.
     layers = list(module) if type(module) is torch.nn.Sequential else []
     is_hooked = any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks for part in module.modules())
     is_known = all(type(layer) is torch.nn.Linear or type(layer) in OF_ELEMENTS for layer in layers)

@@ -63,7 +63,8 @@ class ParticleCache:
 
         Raises NotFound for a key that is not known; Deadlock if the guards of this thread itself have all the room;
         DeadlineExceeded after `timeout` seconds, which names those who have it; LimitExceeded for a model that has
-        become larger than the cache; Closed; and what `park` or `bring` of a model raises, which then stays where it is.
+        become larger than the cache; Closed; and what `park` or `bring` of a model raises, which then stays where it
+        is.
         Ctrl-C ends the wait.
         """
         return self._cache.acquire(self._models, key, timeout)
@@ -100,8 +101,8 @@ class ParticleCache:
         return self._cache.resident()
 
     def statistics(self) -> dict[str, int]:
-        """What there was: `hits`, `misses`, `evictions`, `failures`, `brought_bytes`, `parked_bytes`; and what there is:
-        `known`, `resident`, `resident_bytes`, `pinned` models, and who is `waiting`."""
+        """What there was: `hits`, `misses`, `evictions`, `failures`, `brought_bytes`, `parked_bytes`; and what there
+        is: `known`, `resident`, `resident_bytes`, `pinned` models, and who is `waiting`."""
         return self._cache.statistics()
 
     def save(self, key: Key, path: str | os.PathLike[str]) -> None:

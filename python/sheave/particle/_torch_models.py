@@ -119,8 +119,8 @@ class TorchModel:
         self._lay_out()
         self._draws = draws(self.module)
         trained = [parameter for parameter in self._parameters if parameter.requires_grad]
-        self.optimizer = optimizer(trained) if optimizer is not None and trained else None
-        self.scheduler = scheduler(self.optimizer) if scheduler is not None and self.optimizer is not None else None
+        self.optimizer: Any = optimizer(trained) if optimizer is not None and trained else None
+        self.scheduler: Any = scheduler(self.optimizer) if scheduler is not None and self.optimizer is not None else None
         self._needs_closure = isinstance(self.optimizer, torch.optim.LBFGS)
         self._size = (-1, 0)
 
@@ -192,7 +192,7 @@ class TorchModel:
             if self._steps % self.accumulate == 0:
                 self._drop_gradients()
             value: Tensor = loss(self._applied(x, args, kwargs), y)
-            (value if self.accumulate == 1 else value / self.accumulate).backward()
+            torch.autograd.backward(value if self.accumulate == 1 else value / self.accumulate)
             self._gradient_version += 1
             return value.detach()
 
@@ -457,10 +457,9 @@ class TorchModel:
 def _copied(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        is_plain = type(value) is dict
-        return {key: _copied(item) for key, item in value.items()} if is_plain else copy.deepcopy(value)
-    if isinstance(value, (list, tuple)):
+    if type(value) is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
         return type(value)(_copied(item) for item in value)
     return copy.deepcopy(value)
 

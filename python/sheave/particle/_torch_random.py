@@ -28,6 +28,7 @@ ALWAYS = (torch.nn.modules.dropout._DropoutNd, torch.nn.RReLU, torch.nn.Fraction
 TURN_S = 600.0
 
 _TURN = threading.RLock()
+_OF_CPU: torch.Generator = torch.random.default_generator  # type: ignore[attr-defined]
 
 
 def draws(module: torch.nn.Module) -> bool:
@@ -50,8 +51,7 @@ class Generators:
         self.device = device
         self.states: dict[str, Any] = {}
         with self.in_use():
-            # Of the CPU and of all other devices that there are; those that are not the model's get theirs back.
-            torch.random.default_generator.manual_seed(seed)
+            _OF_CPU.manual_seed(seed)
             if device.type == "cuda":
                 torch.cuda.default_generators[device.index or 0].manual_seed(seed)
 
@@ -64,7 +64,7 @@ class Generators:
                 "hint: wait for nobody within a module"
             )
         try:
-            generators = {"cpu": torch.random.default_generator}
+            generators = {"cpu": _OF_CPU}
             if self.device.type == "cuda":
                 generators["cuda"] = torch.cuda.default_generators[self.device.index or 0]
             before = {name: generator.get_state() for name, generator in generators.items()}

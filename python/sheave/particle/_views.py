@@ -35,7 +35,15 @@ class Snapshot:
     (0, array([1., 1.]), array([2., 2.]))
     """
 
-    __slots__ = ("__weakref__", "_copy", "buffers", "flat", "gradient", "parts", "version")
+    __slots__ = {
+        "__weakref__": "",
+        "_copy": "",
+        "buffers": "What belongs to the model and is no parameter, by name, such as statistics of normalisations.",
+        "flat": "All parameters, one after the other: an array that cannot be written to.",
+        "gradient": "Their gradients in the same order, or None.",
+        "parts": "Where each of them lies in `flat`.",
+        "version": "How often the model had changed.",
+    }
 
     def __init__(
         self,
@@ -53,7 +61,6 @@ class Snapshot:
         self.flat = flat
         self.gradient = gradient
         self.parts = parts
-        #: What belongs to the model and is not a parameter, by name, such as the statistics of normalisations.
         self.buffers: Mapping[str, Any] = {} if buffers is None else buffers
         self._copy = copy
 

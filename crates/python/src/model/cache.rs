@@ -170,16 +170,16 @@ impl PyCache {
         guard.map(|guard| PyGuard::new(py, models, key, guard)).transpose()
     }
 
-    fn remove(&self, py: Python<'_>, key: Name) -> PyResult<()> {
-        self.0.remove(&key).map_err(|error| crate::errors::to_python(py, &error))
+    fn remove(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.0.remove(&key.extract()?).map_err(|error| crate::errors::to_python(py, &error))
     }
 
     fn close(&self) {
         self.0.close();
     }
 
-    fn contains(&self, key: Name) -> bool {
-        self.0.contains(&key)
+    fn contains(&self, key: &Bound<'_, PyAny>) -> PyResult<bool> {
+        Ok(self.0.contains(&key.extract()?))
     }
 
     fn keys(&self) -> Vec<Name> {

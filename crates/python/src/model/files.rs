@@ -22,7 +22,7 @@ pub(crate) fn save_tensors(
         Ok((name, import::tensor(&array, Access::Read)?))
     });
     let named = named.collect::<PyResult<Vec<(String, Tensor)>>>()?;
-    enter(py, None, |_, _| {
+    enter(py, None, move |_, _| {
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder)
                 .map_err(|error| Error::from(error).context(folder.display()).operation("save"))?;
@@ -36,7 +36,7 @@ pub(crate) fn save_tensors(
 /// The tensors and the texts of a file.
 #[pyfunction]
 pub(crate) fn load_tensors(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyTuple>> {
-    let contents: file::Contents = enter(py, None, |_, _| -> Result<_> { file::load(&path) })?;
+    let contents: file::Contents = enter(py, None, move |_, _| -> Result<_> { file::load(path) })?;
     let (tensors, texts) = (PyDict::new(py), PyDict::new(py));
     for (name, tensor) in contents.tensors {
         tensors.set_item(name, Py::new(py, PyTensor::new(tensor))?)?;
