@@ -152,7 +152,7 @@ from sheave.members import MemberFleet
 from sheave.spawning import spawn
 
 if TYPE_CHECKING:
-    from sheave import exchange, learner, meet, optim, placement, versions
+    from sheave import bayes, exchange, learner, meet, optim, particle, placement, versions
 
 __all__ = [
     "AlreadyExists",
@@ -230,7 +230,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Modules that take long to import, such as those with dataclasses, are imported when they are first used."""
-    if name not in ("exchange", "learner", "meet", "optim", "placement", "versions"):
+    if name not in ("bayes", "exchange", "learner", "meet", "optim", "particle", "placement", "versions"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 

@@ -55,15 +55,6 @@ class Line:
     def snapshot(self, gradients=False):
         return self.version, self.w.copy(), self.gradient.copy() if gradients else None
 
-    @property
-    def nbytes(self):
-        return 2 * self.w.nbytes
-
-    def park(self):
-        pass
-
-    bring = park
-
 
 def squares(output, y):
     return np.mean((output - y) ** 2)

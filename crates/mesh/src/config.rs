@@ -59,8 +59,8 @@ pub struct Config {
     pub meeting: Meeting,
     /// How long the join may take.
     pub join_timeout: Duration,
-    /// Where the others reach this node; port 0 stands for any that is free. Not for the one that listens at a root that
-    /// is an address of this host.
+    /// Where the others reach this node; port 0 stands for any that is free. Not for the one that listens at a root
+    /// that is an address of this host.
     pub bind: SocketAddr,
     /// The address that the others are told, if it is not the bound one.
     pub host: Option<String>,

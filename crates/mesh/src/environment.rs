@@ -64,7 +64,7 @@ impl fmt::Display for Launcher {
 pub struct Membership {
     /// What this process is.
     pub role: Role,
-    /// Where the job meets: the scheduler listens there, or rank 0 where there is no scheduler, or writes where it does.
+    /// Where the job meets: the scheduler, or rank 0 where there is none, listens there, or writes where it does.
     pub root: Root,
     /// The number of worker processes; of all processes, if they are plain ranks, and then 0 where rank 0 alone knows.
     pub workers: u32,

@@ -235,8 +235,8 @@ impl PyDeath {
 /// - join_timeout, liveness_timeout: seconds for the join, and of silence after which a member is dead.
 /// - transport: "auto", "shm" or "tcp". arena_bytes: the most memory for tensors. local_ranks: busy processes here.
 /// - collective_table: a file with rules for algorithms. secret: text or bytes of at least 16, the same on all.
-/// - meet: a store with set(key, bytes) and a blocking get(key), for plain ranks that know no root: rank 0 listens at any
-///   free port and sets its address, which the others get. See sheave.meet.
+/// - meet: a store with set(key, bytes) and a blocking get(key), for plain ranks that know no root: rank 0 listens at
+///   any free port and sets its address, which the others get. See sheave.meet.
 ///
 /// Blocks until all members are there. Raises DeadlineExceeded that says who is missing; Unauthenticated for another
 /// secret; AlreadyExists for a rank, name or port that is taken; InvalidArgument for what makes no sense.

@@ -1,8 +1,8 @@
 """Bayesian deep learning: mathematics on flat vectors, and algorithms on particles.
 
-Parameters are flat arrays of float32 or float64, numpy's or torch's on the CPU; results are numpy's. Gradients are those
-of a *loss*, which descends: of the negative log posterior U = (N / B) * sum of a batch's nll - log prior, for N data and
-batches of B. The mathematics is native, and other threads of Python run meanwhile.
+Parameters are flat arrays of float32 or float64, numpy's or torch's on the CPU; results are numpy's. Gradients are
+those of a *loss*, which descends: of the negative log posterior U = (N / B) * sum of a batch's nll - log prior, for N
+data and batches of B. The mathematics is native, and other threads of Python run meanwhile.
 
 | what | where from |
 |---|---|

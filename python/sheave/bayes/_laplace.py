@@ -34,8 +34,8 @@ class LaplaceRegression:
     """The last layer of a regression: weights with a normal prior of a precision, data with normal noise.
 
     The loss is quadratic, so that this is the exact posterior of the layer on its features: of each output normal with
-    the covariance inv(F.T @ F / noise_variance + prior_precision * I). A constant feature of 1 makes a bias. Batches are
-    summed, and not kept; outputs have one precision and one noise in common.
+    the covariance inv(F.T @ F / noise_variance + prior_precision * I). A constant feature of 1 makes a bias. Batches
+    are summed, and not kept; outputs have one precision and one noise in common.
 
     >>> import numpy as np, sheave
     >>> layer = sheave.bayes.LaplaceRegression(features=2, outputs=1)

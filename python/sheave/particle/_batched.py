@@ -41,14 +41,14 @@ class BatchedModels:
 
     All are `TorchModel`s of modules with the same layers, with parameters of one dtype, none of them frozen, and with
     the same kind of optimizer: torch's SGD, Adam or AdamW with the same settings, or none. They are not touched while
-    they are here; `finish`, or the end of a `with` block, gives parameters, gradients and moments back to them, which
-    then go on where this has stopped.
+    they are here; `finish`, or the end of a `with` block, gives parameters, gradients, buffers and moments back to
+    them, which then go on where this has stopped.
 
     Modules that `vmap` refuses, such as those that ask for values of their input, raise Unsupported at the first step;
     so does batch normalisation that trains, which would have to write its statistics. Dropout draws another mask for
-    each model, from one generator. Results agree with those of single models within rounding: float32 parameters
-    differ by less than 1e-4 of their scale after 20 steps. Rounding grows as it does in any training: Adam divides
-    gradients by their size, also where they are nothing but rounding.
+    each model, from one generator. Results agree with those of single models within rounding: float32 parameters differ
+    by less than 1e-4 of their scale after 20 steps. Rounding grows as it does in any training: Adam divides gradients
+    by their size, also where they are nothing but rounding.
 
     >>> import torch
     >>> TorchModel = sheave.particle.TorchModel

@@ -86,25 +86,6 @@ def _forget(device: Particle, number: int) -> None:
     device.state.cache.remove(number)
 
 
-def _save(device: Particle, number: int, path: Path, has_state: bool) -> None:
-    particle = device.particles._objects[number]
-    saved = {"seed": particle.seed, "generator": particle.generator.bit_generator.state}
-    if has_state:
-        saved["state"] = particle.state
-    save_state(path, {**saved, "model": device.state.cache.peek(number).state()})
-
-
-def _load(device: Particle, number: int, path: Path) -> None:
-    particle, saved = device.particles._objects[number], load_state(path)
-    if "model" not in saved:
-        raise InvalidArgument(f"{path}: no particle; expected a file that `Particles.save` has written")
-    with device.state.using(device.particles, number) as model:
-        model.load(saved["model"])
-    particle.seed = saved["seed"]
-    particle.generator.bit_generator.state = saved["generator"]
-    particle.state = saved.get("state", particle.state)
-
-
 OF_DEVICES: Receive = {
     "forward": _forward,
     "step": _step,
@@ -115,8 +96,6 @@ OF_DEVICES: Receive = {
     "save": _save,
     "load": _load,
     "forget": _forget,
-    "save": _save,
-    "load": _load,
 }
 
 

@@ -120,7 +120,8 @@ class TorchModel:
         self._draws = draws(self.module)
         trained = [parameter for parameter in self._parameters if parameter.requires_grad]
         self.optimizer: Any = optimizer(trained) if optimizer is not None and trained else None
-        self.scheduler: Any = scheduler(self.optimizer) if scheduler is not None and self.optimizer is not None else None
+        has_schedule = scheduler is not None and self.optimizer is not None
+        self.scheduler: Any = scheduler(self.optimizer) if scheduler is not None and has_schedule else None
         self._needs_closure = isinstance(self.optimizer, torch.optim.LBFGS)
         self._size = (-1, 0)
 
@@ -457,9 +458,10 @@ class TorchModel:
 def _copied(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
-    if type(value) is dict:
-        return {key: _copied(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
+    if isinstance(value, dict):
+        is_plain = type(value) is dict
+        return {key: _copied(item) for key, item in value.items()} if is_plain else copy.deepcopy(value)
+    if isinstance(value, (list, tuple)):
         return type(value)(_copied(item) for item in value)
     return copy.deepcopy(value)
 

@@ -31,7 +31,7 @@ const LIMIT: Duration = Duration::from_secs(180);
 /// Choices of `sheave bench particle`.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Arguments {
-    /// The Python in which sheave is installed, and torch for the cases of networks; without one Rust alone is measured.
+    /// The Python in which sheave is installed, and torch for `epoch`; without one Rust alone is measured.
     #[arg(long, value_name = "PYTHON")]
     python: Option<PathBuf>,
     /// Measure this case only; may be given several times.

@@ -6,8 +6,8 @@ use crate::errors::OrRaise;
 use pyo3::prelude::*;
 use sheave_bayes::langevin::{Chain, Cyclical, Sghmc, Sgld};
 
-/// Stochastic gradient Langevin dynamics (Welling and Teh, ICML 2011): parameters -= step_size / 2 * gradient, and noise
-/// of variance step_size * temperature.
+/// Stochastic gradient Langevin dynamics (Welling and Teh, ICML 2011): parameters -= step_size / 2 * gradient, and
+/// noise of variance step_size * temperature.
 ///
 /// The gradient is that of the negative log posterior of the whole data, (N / B) * sum of a batch - log prior; at a
 /// temperature of 1 samples are the posterior's.
@@ -169,8 +169,8 @@ impl PyCyclical {
         Ok(Self(cyclical))
     }
 
-    /// How step `step` is taken, counted from 1: its size, its temperature, whether it is a sample, and whether it is the
-    /// last of its cycle. Steps beyond the last go on with further cycles.
+    /// How step `step` is taken, counted from 1: its size, its temperature, whether it is a sample, and whether it is
+    /// the last of its cycle. Steps beyond the last go on with further cycles.
     fn at(&self, py: Python<'_>, step: u64) -> PyResult<(f64, f64, bool, bool)> {
         let step = self.0.at(step).or_raise(py)?;
         Ok((step.step_size, step.temperature, step.samples, step.ends_cycle))

@@ -10,8 +10,8 @@ use sheave_bayes::random::{self, Generator};
 
 /// A generator of random numbers (xoshiro256++) of its own: it shares nothing with those of numpy, torch and Python.
 ///
-/// The same seed gives the same numbers on every machine and in every version. It can be pickled and copied, and goes on
-/// then where it was. It is not for secrets.
+/// The same seed gives the same numbers on every machine and in every version. It can be pickled and copied, and goes
+/// on then where it was. It is not for secrets.
 ///
 /// >>> one, same = sheave.bayes.Generator(7), sheave.bayes.Generator(7)
 /// >>> one.normal() == same.normal()
@@ -108,7 +108,8 @@ fn bootstrap(py: Python<'_>, generator: &mut PyGenerator, data: usize, count: Op
     })
 }
 
-/// Fill an array with a mask of dropout in place: 0 with probability `rate`, else 1 / (1 - rate), so that its mean is 1.
+/// Fill an array with a mask of dropout in place: 0 with probability `rate`, else 1 / (1 - rate), so that its mean is
+/// 1.
 ///
 /// One mask for a whole batch makes its predictions those of one member of an ensemble (Gal and Ghahramani, ICML 2016).
 ///
