@@ -12,14 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 from torch.func import functional_call, stack_module_state
 
 from sheave._core import InvalidArgument, Unsupported
 from sheave.particle._torch_models import TorchModel, moved
 
 __all__ = ["BatchedModels"]
-
-Tensor = torch.Tensor
 
 # By optimizer, which of its tensors have a row for each model.
 MOMENTS: dict[type, tuple[str, ...]] = {

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sheave._core import InvalidArgument, Mismatch
 from sheave.particle._models import laid_out, seed_or_new
@@ -17,7 +18,6 @@ from sheave.particle._views import Part, Snapshot
 
 __all__ = ["TorchModel"]
 
-Tensor = torch.Tensor
 Array = np.ndarray[Any, Any]
 HOST = torch.device("cpu")
 
@@ -120,8 +120,8 @@ class TorchModel:
         self._draws = draws(self.module)
         trained = [parameter for parameter in self._parameters if parameter.requires_grad]
         self.optimizer: Any = optimizer(trained) if optimizer is not None and trained else None
-        has_schedule = scheduler is not None and self.optimizer is not None
-        self.scheduler: Any = scheduler(self.optimizer) if scheduler is not None and has_schedule else None
+        is_scheduled = scheduler is not None and self.optimizer is not None
+        self.scheduler: Any = scheduler(self.optimizer) if scheduler is not None and is_scheduled else None
         self._needs_closure = isinstance(self.optimizer, torch.optim.LBFGS)
         self._size = (-1, 0)
 
@@ -458,10 +458,9 @@ class TorchModel:
 def _copied(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        is_plain = type(value) is dict
-        return {key: _copied(item) for key, item in value.items()} if is_plain else copy.deepcopy(value)
-    if isinstance(value, (list, tuple)):
+    if type(value) is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
         return type(value)(_copied(item) for item in value)
     return copy.deepcopy(value)
 
