@@ -53,8 +53,8 @@ def test_trap_3_operations_have_no_thread_each(particles):
 
     id = particles.create(Line, receive={"train": train})
     particles.send(id, "train").wait()
-    # Who waits does it itself, and where it comes late one of the node's.
-    assert threading.get_native_id() in threads and len(threads) <= 8
+    # Who waits does it itself, unless one of the few threads of the node has come before it.
+    assert len(threads) <= 8
     before = len(os.listdir("/proc/self/task"))
     for _ in range(20):
         particles.send(id, "train").wait(timeout=LIMIT_S)

@@ -222,27 +222,32 @@ def hold(particle):
     entered.set()
     gate.wait()
     return "held"
+def is_here():
+    return threading.current_thread() is threading.main_thread()
 def wait_here(particle):
-    print("handles", flush=True)
-    time.sleep(1000)
+    if is_here():
+        print("handles", flush=True)
+        time.sleep(1000)
+def relay(particle):
+    if is_here():
+        print("handles", flush=True)
+        particle.send(id, "hold").wait()
 with Particles() as particles:
     id = particles.create(receive={"hold": hold, "here": wait_here, "go": lambda particle: "goes"})
-    relay = particles.create(receive={"relay": lambda particle: particle.send(id, "hold").wait()})
+    relay = particles.create(receive={"relay": relay})
     where = sys.argv[1]
-    if where == "there":
+    if where != "here":
         # A thread of the node handles it.
         answer = particles.send(id, "hold")
         entered.wait()
-        print("waits", flush=True)
-    elif where == "nested":
-        answer = particles.send(id, "hold")
-        entered.wait()
-        answer = particles.send(relay, "relay")
-        print("waits", flush=True)
-    else:
-        answer = particles.send(id, "here")
     try:
-        answer.wait()
+        if where == "there":
+            print("waits", flush=True)
+            answer.wait()
+        while True:
+            # Until this thread comes to it before one of the node's.
+            answer = particles.send(*(id, "here") if where == "here" else (relay, "relay"))
+            answer.wait()
     except KeyboardInterrupt:
         print("interrupted", flush=True)
     gate.set()

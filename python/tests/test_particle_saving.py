@@ -41,8 +41,8 @@ def made(count, **settings):
 
 def test_trap_10_what_models_compute_does_not_depend_on_the_cache():
     outcomes = []
-    sizes = [{"cache_size": size, "policy": policy} for size in (1, 2, 4) for policy in ("lru", "direct")]
-    for settings in ({}, *sizes):
+    limited = [{"cache_size": size, "policy": policy} for size in (1, 2, 4) for policy in ("lru", "direct")]
+    for settings in ({}, *limited):
         with made(4, **settings) as particles:
             assert wait(particles.send_all(particles.ids(), "train", 5)) != []
             outcomes.append(wait(particles.send_all(particles.ids(), "train", 5)))

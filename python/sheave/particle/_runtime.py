@@ -101,7 +101,8 @@ OF_DEVICES: Receive = {
 
 def _kept_create(keeper: Particle, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
     # Plain, so that it is read where no pickles are opened.
-    return tuple(keeper.particles._made_of(kind, args, kwargs))
+    node, number = keeper.particles._made_of(kind, args, kwargs)
+    return node, number
 
 
 def _kept_get(keeper: Particle, number: int, gradients: bool) -> Any:
@@ -153,8 +154,8 @@ class Particles(ParticleRuntime):
     `mesh` is where they are found by others that make particles of this `name`; without one they are alone. `devices`
     is how many there are, labelled 0, 1 and so on, or their labels: numbers, "cpu", "cuda:0", torch devices. Of each
     `cache_size` models, or `cache_bytes` bytes of them, lie on it at a time, and which is said by `policy`: "lru" or
-    "direct", see `ParticleCache`. What models compute does not depend on it. `seed` is what the seeds of all particles
-    are made from.
+    "direct", see `ParticleCache`; what models compute does not depend on that. The seeds of all particles are made
+    from `seed`.
 
     >>> with sheave.particle.Particles(devices=2, seed=7) as particles:
     ...     particles.create(state={"count": 0}, device=1)
@@ -214,11 +215,14 @@ class Particles(ParticleRuntime):
     ) -> ParticleId:
         """Make a particle of this process. Returns its name.
 
-        `model` is a `Model`, or a function without arguments that makes one. `receive` has the handlers of its
-        messages: `function(particle, *args, **kwargs)`. `state` is any object, a dict of its own if it is None.
-        `device` is the label of its device, or its place among them; the first one if it is None. A `reentrant`
-        particle handles the next message while its handlers wait. Without a `seed` it gets one of its own, made from
-        that of all and its number.
+        `model` is a `Model`, or a function without arguments that makes one, with the seed of the particle unless it
+        has another. `receive` has the handlers of its messages: `function(particle, *args, **kwargs)`. `state` is any
+        object, a dict of its own if it is None. `device` is the label of its device, or its place among them; the first
+        one if it is None. A `reentrant` particle handles the next message while its handlers wait. Without a `seed` it
+        gets one of its own, made from that of all and its number.
+
+        Raises InvalidArgument for a device that there is not, LimitExceeded for a model that is larger than the cache
+        of its device, and Closed when the particles were closed.
         """
         label = self._label(device)
         number = self._reserve(False)
@@ -329,7 +333,8 @@ class Particles(ParticleRuntime):
         """Give all particles of this node what was saved of those of the same numbers.
 
         The program has made them as it had made those, models and handlers included. Raises NotFound where none were
-        saved, and InvalidArgument for others than there are, before anything changes.
+        saved, and InvalidArgument for others than there are, before anything changes. A file that is damaged is found
+        when its turn comes.
 
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder, sheave.particle.Particles() as particles:
@@ -349,7 +354,7 @@ class Particles(ParticleRuntime):
                 load_particle(path, particle, None)
 
     def cache_statistics(self, device: Any = None) -> dict[str, int]:
-        """What the cache of a device has done, as `ParticleCache.statistics` says; the first one's if it is None."""
+        """What the cache of a device has done, as `ParticleCache.statistics` says; that of the first one for None."""
         return self._devices[self._label(device)].cache.statistics()
 
     def close(self) -> None:
