@@ -39,9 +39,9 @@ class PFuture:
                 self._outcome = None, error
             except Exception as error:
                 self._outcome = None, error
-        value, error = self._outcome
-        if error is not None:
-            raise error
+        value, failure = self._outcome
+        if failure is not None:
+            raise failure
         return value
 
     def result(self, timeout: float | None = None) -> Any:

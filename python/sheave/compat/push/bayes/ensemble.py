@@ -97,8 +97,12 @@ class Ensemble(Infer):
         """Make `num_ensembles` particles, and have the first one run
         `ensemble_entry(particle, dataloader, loss_fn, epochs, bootstrap)`. With `f_save` they are written to files."""
         loss_fn = torch.nn.MSELoss() if loss_fn is None else loss_fn
-        leader = {"ENSEMBLE_MAIN": ensemble_entry, "LEADER_PRED_DL": _leader_pred_dl, "LEADER_PRED": _leader_pred}
-        member = {
+        leader: dict[str, Callable[..., Any]] = {
+            "ENSEMBLE_MAIN": ensemble_entry,
+            "LEADER_PRED_DL": _leader_pred_dl,
+            "LEADER_PRED": _leader_pred,
+        }
+        member: dict[str, Callable[..., Any]] = {
             "ENSEMBLE_STEP": _ensemble_step,
             "ENSEMBLE_PRED": _ensemble_pred,
             "SCHEDULER_STEP": _ensemble_scheduler_step,
@@ -120,7 +124,7 @@ class Ensemble(Infer):
         if f_save:
             self.push_dist.save()
 
-    def posterior_pred(  # type: ignore[override]
+    def posterior_pred(
         self, data: Any, f_reg: bool = True, mode: str | Sequence[str] = ("mean",)
     ) -> Any:
         """Predict with all particles, of a tensor or a loader. Returns tensors by mode; see `_common.combined`.

@@ -143,8 +143,12 @@ class MultiMCDropout(Infer):
     ) -> None:
         """Make the particles, and have the first one run `mc_entry(particle, dataloader, loss_fn, epochs)`."""
         loss_fn = torch.nn.CrossEntropyLoss() if loss_fn is None else loss_fn
-        leader = {"MULTIMC_MAIN": mc_entry, "LEADER_PRED_DL": _leader_pred_dl, "LEADER_PRED": _leader_pred}
-        member = {"MULTIMC_STEP": _multimc_step, "MULTIMC_PRED": _multimc_pred}
+        leader: dict[str, Callable[..., Any]] = {
+            "MULTIMC_MAIN": mc_entry,
+            "LEADER_PRED_DL": _leader_pred_dl,
+            "LEADER_PRED": _leader_pred,
+        }
+        member: dict[str, Callable[..., Any]] = {"MULTIMC_STEP": _multimc_step, "MULTIMC_PRED": _multimc_pred}
         for number in range(size_ensemble):
             self.push_dist.p_create(
                 mk_optim, mk_scheduler, device=number % self.num_devices, receive=member if number else leader
@@ -153,7 +157,7 @@ class MultiMCDropout(Infer):
         if f_save:
             self.push_dist.save()
 
-    def posterior_pred(  # type: ignore[override]
+    def posterior_pred(
         self, data: Any, f_reg: bool = True, mode: str = "mean", num_samples: int = 10, freeze_on_eval: bool = False
     ) -> torch.Tensor:
         """Predict with `num_samples` samples of each particle, of a tensor or a loader. Returns [B, out] for mean,

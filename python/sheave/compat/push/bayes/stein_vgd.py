@@ -152,8 +152,16 @@ class SteinVGD(Infer):
         """Make the particles, and have the first one run
         `svgd_entry(particle, prior, loss_fn, lengthscale, lr, dataloader, epochs, bootstrap)`."""
         loss_fn = torch.nn.MSELoss() if loss_fn is None else loss_fn
-        leader = {"SVGD_LEADER": svgd_entry, "LEADER_PRED_DL": _leader_pred_dl, "LEADER_PRED": _leader_pred}
-        member = {"SVGD_STEP": _svgd_step, "SVGD_FOLLOW": _svgd_follow, "ENSEMBLE_PRED": _ensemble_pred}
+        leader: dict[str, Callable[..., Any]] = {
+            "SVGD_LEADER": svgd_entry,
+            "LEADER_PRED_DL": _leader_pred_dl,
+            "LEADER_PRED": _leader_pred,
+        }
+        member: dict[str, Callable[..., Any]] = {
+            "SVGD_STEP": _svgd_step,
+            "SVGD_FOLLOW": _svgd_follow,
+            "ENSEMBLE_PRED": _ensemble_pred,
+        }
         state = {} if svgd_state is None else svgd_state
         pids = []
         for number, key in enumerate(_common.keys(num_particles, random_seed)):
@@ -171,7 +179,7 @@ class SteinVGD(Infer):
         settings = (prior, loss_fn, lengthscale, lr, dataloader, epochs, bootstrap)
         self.push_dist.p_launch(pids[0], "SVGD_LEADER", *settings).wait()
 
-    def posterior_pred(  # type: ignore[override]
+    def posterior_pred(
         self, data: Any, f_reg: bool = True, mode: str | Sequence[str] = ("mean",)
     ) -> Any:
         """Predict with all particles, as `Ensemble.posterior_pred` does."""

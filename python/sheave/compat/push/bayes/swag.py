@@ -327,9 +327,9 @@ class MultiSWAG(Infer):
             if taken in state:
                 raise ValueError(f"Cannot run with state {taken}. Please rename.")
         state["n"] = 1
-        leader = {"SWAG_PARTICLE": mswag_entry, "SWAG_SAMPLE_ENTRY": mswag_sample_entry}
+        leader: dict[str, Callable[..., Any]] = {"SWAG_PARTICLE": mswag_entry, "SWAG_SAMPLE_ENTRY": mswag_sample_entry}
         leader |= {"LEADER_PRED": _leader_pred, "LEADER_PRED_DL": _leader_pred_dl}
-        member = {"SWAG_STEP": _swag_step, "SWAG_SWAG": _swag_swag}
+        member: dict[str, Callable[..., Any]] = {"SWAG_STEP": _swag_step, "SWAG_SWAG": _swag_swag}
         member |= {"SWAG_SAMPLE": mswag_sample, "SWAG_PRED": _mswag_pred}
         for number, key in enumerate(_common.keys(num_models, random_seed)):
             self.swag_pids.append(
@@ -349,7 +349,7 @@ class MultiSWAG(Infer):
         if f_save:
             self.push_dist.save()
 
-    def posterior_pred(  # type: ignore[override]
+    def posterior_pred(
         self,
         data: Any,
         loss_fn: Any = None,

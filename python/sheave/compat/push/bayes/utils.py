@@ -29,5 +29,5 @@ def unflatten_like(vector: torch.Tensor, likeTensorList: Sequence[torch.Tensor])
     flat = vector.reshape(-1)
     if flat.numel() != sum(counts):
         raise ValueError(f"a vector of {flat.numel()} numbers; expected {sum(counts)}, those of the tensors")
-    parts = flat.split(counts)
+    parts = torch.split(flat, counts)
     return [part.view(tensor.shape) for part, tensor in zip(parts, likeTensorList, strict=True)]
