@@ -337,3 +337,23 @@ def test_a_forked_child_has_no_particles(start):
         """
     )
     assert program.succeed(LIMIT_S) == ""
+
+
+def test_kinds_are_made_of_particles_of_other_nodes():
+    def act(mesh):
+        with Particles(mesh) as particles:
+            tell = {"tell": lambda particle: particle.state}
+            other = 1 - mesh.rank
+            # Each node makes one for the other in the midst of one that the other makes for it.
+            particles.offer("leaf", lambda: {"state": mesh.rank, "receive": tell})
+            particles.offer("inner", lambda: {"state": tuple(particles.create_on(other, "leaf")), "receive": tell})
+            particles.offer("outer", lambda: {"state": tuple(particles.create_on(other, "inner")), "receive": tell})
+            mesh.barrier(timeout=LIMIT_S)
+            outer = particles.create_on(mesh.rank, "outer")
+            inner = particles.send(outer, "tell").wait()
+            leaf = particles.send(inner, "tell").wait()
+            assert (outer.node, inner[0], leaf[0]) == (mesh.rank, other, mesh.rank)
+            assert particles.send(leaf, "tell").wait() == mesh.rank
+            mesh.barrier(timeout=LIMIT_S)
+
+    together(act, size=2)
