@@ -403,3 +403,54 @@ fn particles_of_other_nodes_are_reached_in_the_same_way() {
         }
     }
 }
+
+#[test]
+fn a_reserved_name_is_known_before_its_particle() {
+    alone(|_, particles| {
+        let own = |id: ParticleId| {
+            Behavior::new(id)
+                .on_blocking("own", |context, _| Ok(Message::from(Value::from(*context.state::<ParticleId>()?))))
+        };
+        let (early, apart) = (particles.reserve(), particles.reserve_apart());
+        let later = particles.create(own(early)).expect("there is room");
+        assert_eq!((early.number, later.number), (0, 1));
+        for id in [early, apart] {
+            assert_eq!(failed(answered(&particles.send(id, "own", 0))).kind(), ErrorKind::NotFound);
+            particles.create_as(id, own(id).labelled("the keeper")).expect("it is free");
+            assert_eq!(answered(&particles.send(id, "own", 0)).expect("it is there"), Value::from(id));
+            let twice = particles.create_as(id, own(id)).expect_err("it is taken");
+            assert_eq!(twice.kind(), ErrorKind::AlreadyExists);
+        }
+        assert_eq!(particles.ids(), [early, later], "what stands apart is not listed");
+        let unknown = failed(answered(&particles.send(apart, "other", 0)));
+        assert!(unknown.to_string().contains("the keeper: no handler of \"other\""), "{unknown}");
+        // That of an earlier run; later ones have higher numbers.
+        particles.create_as(ParticleId { number: 9, ..early }, own(early)).expect("it is free");
+        assert_eq!(particles.create(own(early)).expect("there is room").number, 10);
+    });
+}
+
+#[test]
+fn who_helps_handles_the_message_and_never_sleeps() {
+    alone(|_, particles| {
+        let (sender, gate) = channel::<()>();
+        let gate = Mutex::new(gate);
+        let hold = Behavior::new(())
+            .on_blocking("hold", move |_, _| {
+                let _ = gate.lock().expect("nobody panics").recv();
+                Ok(Message::default())
+            })
+            .on_blocking("go", |_, message| Ok(message));
+        let id = particles.create(hold).expect("there is room");
+        let answer = particles.send(id, "go", 7);
+        if !answer.help().expect("no circle") {
+            until("a thread of the node has come before", || answer.is_done());
+        }
+        let (held, later) = (particles.send(id, "hold", 0), particles.send(id, "go", 8));
+        until("a thread of the node is at the first", || particles.queued(id).expect("it is here") == 1);
+        assert!(!later.help().expect("no circle") && !held.help().expect("no circle"));
+        drop(sender);
+        assert_eq!(answered(&later).expect("it is answered"), Value::Int(8));
+        assert!(later.help().expect("it is over"));
+    });
+}
