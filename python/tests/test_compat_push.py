@@ -1,5 +1,6 @@
 """PusH over sheave: particles, futures, messages, queues, caches. Tests are named after what PusH lacks."""
 
+import gc
 import os
 import queue
 import subprocess
@@ -203,8 +204,8 @@ def test_7_errors_come_to_whoever_waits_and_the_loop_goes_on():
         if where == "handler":
             raise ValueError("no handler")
         x, y = data()
-        loss = bad_loss if where == "loss" else LOSS
-        return float(particle.step(loss, x if where != "module" else x[:, :2], y).wait())
+        loss, x = bad_loss if where == "loss" else LOSS, x[:, :2] if where == "module" else x
+        return float(particle.step(loss, x, y).wait())
 
     with PusH(line) as distribution:
         pid = distribution.p_create(adam, receive={"HANDLE": handle})
@@ -507,6 +508,31 @@ def test_a_loop_on_queues_of_one_thread_has_handled_what_was_put():
     with pytest.raises(IndexError):
         outs.get()
     loop.close()
+
+
+def test_messages_on_their_way_are_no_garbage():
+    gate, seen = threading.Event(), []
+    with sheave.particle.Particles() as particles:
+        receive = {"HOLD": lambda particle: gate.wait(LIMIT_S), "RUN": lambda particle, function: function()}
+        id = particles.create(receive=receive)
+        held = particles.send(id, "HOLD")
+
+        def forget():
+            answers = []
+
+            def function():
+                seen.append(len(answers))
+
+            # In a circle that nobody else holds: the function, its answers, and their message's arguments.
+            answers.append(particles.send(id, "RUN", function))
+
+        for _ in range(10):
+            forget()
+        gc.collect()
+        gate.set()
+        held.wait(LIMIT_S)
+        particles.send(id, "RUN", lambda: None).wait(LIMIT_S)
+        assert seen == [1] * 10
 
 
 def test_programs_import_push(tmp_path):

@@ -28,6 +28,7 @@ from sheave.compat import push
 from sheave.compat.push import _ranks
 from sheave.compat.push.lib import messages
 from sheave.compat.push.lib.node_event_loop import NodeEventLoop
+from sheave.compat.push.lib.utils import gpus
 from sheave.compat.push.lib.waitable import Waitable
 from sheave.compat.push.pfuture import PFuture
 from sheave.compat.push.pqueue import SinglePQueue
@@ -330,11 +331,10 @@ def _result(answer: Any) -> None:
 def _devices(devices: int | Sequence[int] | None) -> list[int]:
     """The numbers of the devices that are meant."""
     if devices is None:
-        devices = torch.cuda.device_count() or CPU_DEVICES
+        devices = gpus() or CPU_DEVICES
     numbers = list(range(devices)) if isinstance(devices, int) else list(devices)
-    has_gpus = torch.cuda.device_count() > 0
+    has_gpus = gpus() > 0
     known = all(isinstance(each, int) and each >= 0 for each in numbers)
-    if not numbers or not known or (has_gpus and max(numbers) >= torch.cuda.device_count()):
-        what = "expected a count from 1 on, or numbers of devices that there are"
-        raise InvalidArgument(f"devices is {devices!r}; {what}")
+    if not numbers or not known or (has_gpus and max(numbers) >= gpus()):
+        raise InvalidArgument(f"devices is {devices!r}; expected a count from 1 on, or numbers of devices that there are")
     return numbers

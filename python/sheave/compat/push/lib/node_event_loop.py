@@ -17,7 +17,6 @@ import copy
 import itertools
 import queue
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -41,6 +40,8 @@ __all__ = ["NodeEventLoop"]
 _DO = "push.do"
 #: Seconds that one wait for a message takes: one of 10 s says what it waits for.
 _IDLE_S = 5.0
+#: A table of messages on their way is looked through when it has so many.
+_SENT_MAX = 4096
 
 
 def _do(particle: Any, function: Callable[[Any], Any]) -> Any:
@@ -92,9 +93,8 @@ class NodeEventLoop(Waitable):
         self._handles: dict[int, Any] = {}
         self._models: dict[int, ModuleModel] = {}
         self._numbers = itertools.count()
-        self._futures: weakref.WeakValueDictionary[int, Pending] = weakref.WeakValueDictionary()
-        # The last message that one particle has sent to another one, while it is on its way.
-        self._sent: weakref.WeakValueDictionary[tuple[int, int], Pending] = weakref.WeakValueDictionary()
+        # The last message that one particle has sent to another one; those that have ended leave it now and then.
+        self._sent: dict[tuple[int, int], Pending] = {}
         self._remote: dict[int, Arriving] = {}
         self._lost: dict[int, BaseException] = {}
         self._remote_lock = threading.Lock()
@@ -405,7 +405,7 @@ class NodeEventLoop(Waitable):
 
     def _moved(self, pid: int, args: Sequence[Any]) -> list[Any]:
         device = self._particle_to_device.get(pid)
-        return list(args) if device is None else detach_to_device(device, list(args))
+        return list(args) if device is None or not args else detach_to_device(device, list(args))
 
     def _in_turn(self, pid: int, function: Callable[[ModuleModel], Any]) -> Any:
         """Asks for something of a model after the messages that its particle has got so far."""
@@ -440,17 +440,13 @@ class NodeEventLoop(Waitable):
         """The future of something that was begun by the handler that runs here."""
         fid = next(self._numbers) if fid is None else fid
         pending = Pending(answer)
-        self._futures[fid] = pending
         launch = current.get()
         if launch is not None:
             launch.add(pending)
         return PFuture(self, pid_curr, pid, fid, t=pending)
 
     def _wait(self, fid: int) -> Any:
-        pending = self._futures.get(fid)
-        if pending is None:
-            raise NotFound(f"no future {fid} of node event loop {self.rank}; hint: hold the future itself")
-        return pending.wait()
+        raise NotImplementedError("hint: hold the future itself, and wait for that")
 
     def _handle(self, pid: int) -> Any:
         self._id(pid)
@@ -493,6 +489,8 @@ class NodeEventLoop(Waitable):
             message = messages.ReceiveFuncMSG((pid_curr, fid), pid, msg_name, detach_to_cpu(list(args)))
             answer = self._asked(fid, rank, message)
         future = self._future(pid_curr, pid, answer, fid)
+        if len(self._sent) >= _SENT_MAX:
+            self._sent = {pair: pending for pair, pending in list(self._sent.items()) if not pending.done()}
         self._sent[pid_curr, pid] = future._t_or_ts
         return future
 

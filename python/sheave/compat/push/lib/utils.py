@@ -5,18 +5,25 @@ What differs from PusH, on purpose: tuples, and named ones, are treated as lists
 numbers.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-__all__ = ["detach_to_cpu", "detach_to_device", "to_device", "torch_device"]
+__all__ = ["detach_to_cpu", "detach_to_device", "gpus", "to_device", "torch_device"]
+
+
+@functools.cache
+def gpus() -> int:
+    """How many GPUs there are. Torch looks for their library each time."""
+    return torch.cuda.device_count()
 
 
 def torch_device(label: Any) -> torch.device:
     """The device of torch that a label stands for: a number is a GPU, or the CPU on a machine that has none."""
     if isinstance(label, int):
-        return torch.device("cuda", label) if label < torch.cuda.device_count() else torch.device("cpu")
+        return torch.device("cuda", label) if label < gpus() else torch.device("cpu")
     return torch.device(label)
 
 
