@@ -336,5 +336,6 @@ def _devices(devices: int | Sequence[int] | None) -> list[int]:
     has_gpus = gpus() > 0
     known = all(isinstance(each, int) and each >= 0 for each in numbers)
     if not numbers or not known or (has_gpus and max(numbers) >= gpus()):
-        raise InvalidArgument(f"devices is {devices!r}; expected a count from 1 on, or numbers of devices that there are")
+        what = "expected a count from 1 on, or numbers of devices that there are"
+        raise InvalidArgument(f"devices is {devices!r}; {what}")
     return numbers
