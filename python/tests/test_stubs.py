@@ -5,13 +5,17 @@ import sys
 
 import pytest
 
+OF_TORCH = ("backend.SheaveBackend", "group.SheaveGroup", "work.SheaveWork")
+
 
 @pytest.mark.timeout(180)
 def test_stubs_agree_with_the_module(tmp_path):
     pytest.importorskip("mypy", reason="mypy is not installed")
-    checked = subprocess.run(
-        [sys.executable, "-m", "mypy.stubtest", "sheave"], capture_output=True, text=True, cwd=tmp_path, timeout=170
-    )
+    # The metaclasses of these are those of torch's own classes, of which its stubs do not tell.
+    allowed = tmp_path / "allowed"
+    allowed.write_text("".join(f"sheave.torch.{name}\n" for name in OF_TORCH))
+    command = [sys.executable, "-m", "mypy.stubtest", "sheave", "--allowlist", allowed, "--ignore-unused-allowlist"]
+    checked = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=170)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 

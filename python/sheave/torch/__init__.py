@@ -44,11 +44,9 @@ def register() -> None:
         raise sheave.Unsupported("this torch was built without torch.distributed; hint: install another build of it")
     from torch._C._distributed_c10d import Backend
 
-    class Probe(Backend):
-        """Only shows whether backends can be written in Python."""
-
     try:
-        Probe(0, 1)
+        # Older ones have no backends that are written in Python.
+        type("Probe", (Backend,), {})(0, 1)
     except TypeError:
         raise sheave.Unsupported(
             f"torch {torch.__version__} has no backends written in Python; hint: install torch {FLOOR} or later"
@@ -61,7 +59,7 @@ def make_default() -> None:
 
     >>> import torch.distributed
     >>> before = torch.distributed.Backend.default_device_backend_map["cpu"]
-    >>> make_default()
+    >>> sheave.torch.make_default()
     >>> torch.distributed.Backend.default_device_backend_map["cpu"]
     'sheave'
     >>> torch.distributed.Backend.default_device_backend_map["cpu"] = before

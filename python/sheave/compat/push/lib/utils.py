@@ -5,7 +5,6 @@ What differs from PusH, on purpose: tuples, and named ones, are treated as lists
 numbers.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +13,14 @@ import torch
 __all__ = ["detach_to_cpu", "detach_to_device", "gpus", "to_device", "torch_device"]
 
 
-@functools.cache
+_found: list[int] = []
+
+
 def gpus() -> int:
-    """How many GPUs there are. Torch looks for their library each time."""
-    return torch.cuda.device_count()
+    """How many GPUs there are. Torch would look for their library each time."""
+    if not _found:
+        _found.append(torch.cuda.device_count())
+    return _found[0]
 
 
 def torch_device(label: Any) -> torch.device:
