@@ -386,11 +386,9 @@ impl Commands {
     /// Draws the registers of a command, one of each worker that lives. [`MARKS_MAX`] bounds those that are not filled.
     fn draw(&self) -> Result<Vec<Option<Ref>>> {
         if !self.lost.is_any() {
-            let drawn = self.mesh.promise_each(&self.workers).into_iter().zip(&self.workers);
-            let or_lost = |(drawn, node): (Result<Ref>, &NodeId)| {
-                drawn.map(Some).or_else(|error| self.unless_lost(*node, error).map(|()| None))
-            };
-            return drawn.map(or_lost).collect();
+            let (drawn, refusals) = self.mesh.promise_each(&self.workers);
+            refusals.into_iter().try_for_each(|(node, error)| self.unless_lost(node, error))?;
+            return Ok(drawn);
         }
         let draw = |node: &NodeId| {
             if self.lost.has(*node) {

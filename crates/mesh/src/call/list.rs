@@ -151,13 +151,16 @@ impl Mesh {
         self.shared.send_one_way(to, asking)
     }
 
-    /// As [`Mesh::promise`], of one object of each of these nodes: one look at the tables for all of them.
-    pub fn promise_each(&self, owners: &[NodeId]) -> Vec<Result<Ref>> {
-        let drawn = self.shared.references.promise_each(owners);
-        let explained = |(drawn, owner): (Result<Ref>, &NodeId)| {
+    /// As [`Mesh::promise`], of one object of each of these nodes: one look at the tables for all of them. There is none
+    /// of those that are named behind them, each with why.
+    pub fn promise_each(&self, owners: &[NodeId]) -> (Vec<Option<Ref>>, Vec<(NodeId, Error)>) {
+        let (drawn, mut refusals) = self.shared.references.promise_each(owners);
+        for (owner, error) in &mut refusals {
             // A guest is no member, and there is more to say of it.
-            drawn.or_else(|error| self.shared.check_promising(*owner).and(Err(error)))
-        };
-        drawn.into_iter().zip(owners).map(explained).collect()
+            if let Err(more) = self.shared.check_promising(*owner) {
+                *error = more;
+            }
+        }
+        (drawn, refusals)
     }
 }

@@ -55,14 +55,20 @@ impl References {
         drawn.map_err(|refusal| self.refusal(refusal).operation("promise"))
     }
 
-    /// As [`References::promise`], of an object of each of these nodes.
-    pub(crate) fn promise_each(self: &Arc<Self>, owners: &[NodeId]) -> Vec<Result<Ref>> {
-        let drawn: Vec<_> = {
+    /// As [`References::promise`], of an object of each of these nodes: none of those that are named behind them, each
+    /// with why there is none.
+    pub(crate) fn promise_each(self: &Arc<Self>, owners: &[NodeId]) -> (Vec<Option<Ref>>, Vec<(NodeId, Error)>) {
+        let (mut drawn, mut refusals) = (Vec::with_capacity(owners.len()), Vec::new());
+        {
             let mut tables = self.tables.lock();
-            owners.iter().map(|owner| self.draw(&mut tables, *owner)).collect()
-        };
+            for &owner in owners {
+                let refused = |refusal| refusals.push((owner, refusal));
+                drawn.push(self.draw(&mut tables, owner).map_err(refused).ok());
+            }
+        }
         // Nodes are not named under the lock.
-        drawn.into_iter().map(|drawn| drawn.map_err(|refusal| self.refusal(refusal).operation("promise"))).collect()
+        let explained = |(owner, refusal)| (owner, self.refusal(refusal).operation("promise"));
+        (drawn, refusals.into_iter().map(explained).collect())
     }
 
     fn draw(self: &Arc<Self>, tables: &mut Tables, owner: NodeId) -> std::result::Result<Ref, Refusal> {
