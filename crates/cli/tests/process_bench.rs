@@ -267,6 +267,58 @@ fn a_collective_stands_beside_gloo_and_a_bare_loop() {
 }
 
 #[test]
+fn process_groups_of_torch_stand_beside_gloo_and_what_they_may_take() {
+    let folder = tempfile::tempdir().expect("there is room");
+    // It has what is imported, and as rank 0 answers to the arguments of the script: gloo takes ten times as long. The
+    // file to meet by is a new one for each job, and short operations are measured with the recorder and without.
+    let lines = r#"test "$1" = -c && exit 0
+        test -s "$1" && test "$OMP_NUM_THREADS" = 1 || exit 3
+        test "$SHEAVE_RANK" = 0 || exit 0
+        (set -o noclobber; echo >"$5") || exit 4
+        case "$2 $4 ${TORCH_FR_BUFFER_SIZE-as it comes}" in
+            "all_reduce 10 as it comes") sizes="8 1048576 67108864" ;;
+            "all_reduce_unrecorded 10 0") sizes=8 ;;
+            "ddp 5 as it comes") sizes=33587200 ;;
+            "init 1 as it comes") sizes=0 ;;
+            *) exit 5 ;;
+        esac
+        test "$3" = gloo && time_ns=400000 || time_ns=40000
+        for bytes in $sizes; do echo "times: $bytes $time_ns $((SHEAVE_WORLD_SIZE * time_ns))"; done"#;
+    let python = in_place_of_python(folder.path(), lines);
+    let cases = ["all_reduce", "all_reduce_unrecorded", "ddp", "init"].into_iter().flat_map(|case| ["--case", case]);
+    let arguments = ["bench", "torch", "--quick", "--json", "--turns", "2", "--python", &python];
+    let output = sheave(&arguments.into_iter().chain(cases).collect::<Vec<_>>());
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    let mut seen = Vec::new();
+    for line in text(&output.stdout).lines() {
+        let value: serde_json::Value = serde_json::from_str(line).expect("a line is one object");
+        let [case, at] = ["case", "transport"].map(|key| value[key].as_str().expect("a word"));
+        let verdict = value.get("verdict").and_then(|verdict| verdict.as_str()).unwrap_or("");
+        let times = format!("{} times", value["iterations"]);
+        seen.push(format!("{case} {} {} {at} {times} {verdict}", value["bytes"], value["ranks"]).trim_end().to_owned());
+    }
+    let wanted = [
+        "all_reduce 8 2 sheave 4 times met",
+        "all_reduce 8 2 allowed 1 times",
+        "all_reduce 1048576 2 sheave 4 times met",
+        "all_reduce 67108864 2 sheave 4 times met",
+        "all_reduce 8 2 gloo 4 times",
+        "all_reduce 1048576 2 gloo 4 times",
+        "all_reduce 67108864 2 gloo 4 times",
+        "all_reduce_unrecorded 8 2 sheave 4 times missed",
+        "all_reduce_unrecorded 8 2 allowed 1 times",
+        "all_reduce_unrecorded 8 2 gloo 4 times",
+        "ddp 33587200 2 sheave 4 times met",
+        "ddp 33587200 2 gloo 4 times",
+        "ddp 33587200 4 sheave 4 times met",
+        "ddp 33587200 4 gloo 4 times",
+        "init 0 4 sheave 4 times met",
+        "init 0 4 gloo 4 times",
+    ];
+    assert_eq!(seen, wanted);
+}
+
+#[test]
 fn the_ranks_of_a_collective_end_with_the_command() {
     let mut child = start(&["bench", "collective", "--no-peer", "--ranks", "2"]);
     let path = format!("/proc/{0}/task/{0}/children", child.id());

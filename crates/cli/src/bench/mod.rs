@@ -18,6 +18,7 @@ mod script;
 mod servers;
 mod session;
 mod store;
+mod torch;
 mod traffic;
 
 use crate::Failure;
@@ -116,6 +117,14 @@ pub(crate) enum Command {
     /// eight small networks for an epoch on one thread, beside a plain loop, and `svgd` is the update of 32 particles
     /// of a million parameters, beside its two matrix products.
     Particle(particle::Arguments),
+    /// Measures torch.distributed over sheave, beside gloo.
+    ///
+    /// `all_reduce` sums tensors in torch's memory in place, `all_reduce_arena` those that `sheave.torch.empty` made,
+    /// and `all_reduce_unrecorded` short ones without torch's flight recorder. `reduce_scatter` and `all_gather` are
+    /// what FSDP2 does for 16 MiB of parameters, `ddp` is a step of DistributedDataParallel with eight layers of 1024
+    /// by 1024 and a batch of four, and `init` the start of a group of four. The time is that of the slowest rank, and
+    /// each stands beside what it may take, or beside the share of gloo's time that it may.
+    Torch(torch::Arguments),
     /// A worker or a node of a session that is measured.
     #[command(hide = true)]
     SessionChild,
@@ -153,7 +162,8 @@ impl Command {
             | Self::Session(_)
             | Self::Pool(_)
             | Self::Servers(_)
-            | Self::Particle(_) => false,
+            | Self::Particle(_)
+            | Self::Torch(_) => false,
             Self::LinkChild
             | Self::CollectiveChild
             | Self::LimitChild
@@ -458,6 +468,7 @@ pub(crate) fn run(command: Command) -> Result<(), Failure> {
         Command::Pool(arguments) => pool::run(&arguments),
         Command::Servers(arguments) => servers::run(&arguments),
         Command::Particle(arguments) => particle::run(&arguments),
+        Command::Torch(arguments) => torch::run(&arguments),
         Command::SessionChild => session::run_child(),
         Command::LinkChild => child::run(),
         Command::CollectiveChild => collective::follow(),

@@ -77,9 +77,11 @@ impl Verdict {
     }
 }
 
-/// The place of the row of this one's case, size and transport; this one is added if there is none.
+/// The place of the row of this one's case, size, transport and ranks; this one is added if there is none.
 pub(super) fn place(rows: &mut Vec<Row>, row: Row) -> usize {
-    let is_it = |other: &Row| (other.case, other.bytes, other.transport) == (row.case, row.bytes, row.transport);
+    let is_it = |other: &Row| {
+        (other.case, other.bytes, other.transport, other.ranks) == (row.case, row.bytes, row.transport, row.ranks)
+    };
     rows.iter().position(is_it).unwrap_or_else(|| {
         rows.push(row);
         rows.len() - 1
