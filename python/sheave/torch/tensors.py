@@ -56,7 +56,7 @@ def scaled(tensor: torch.Tensor, reduce_op: Any) -> torch.Tensor:
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:
     """Return what sheave reads for a tensor. It packs what is strided itself."""
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         raise InvalidArgument(
             f"a tensor on {tensor.device}; expected one on the CPU; "
             'hint: give each device its backend, as in init_process_group("cpu:sheave,cuda:nccl")'
