@@ -11,7 +11,8 @@ raises Unsupported. Limits: torch hands on `wait` and `get_future` of a collecti
 such a work is always False, and `get_future().done()` is to be asked; a group can have no second backend that torch
 does not know itself; in mixed groups a receive without a source and `split_group` are not served. Torch's flight
 recorder takes a traceback for each operation of a backend that is not its own, which costs more than a small
-operation itself; `TORCH_FR_BUFFER_SIZE=0` ends that.
+operation itself: in one reading an all_reduce of 8 bytes by a single rank took 15 µs of processor time with the
+recorder, and 10 µs with `TORCH_FR_BUFFER_SIZE=0`, which ends that. `sheave bench torch` measures both, beside gloo.
 """
 
 from __future__ import annotations
