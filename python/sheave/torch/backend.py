@@ -377,7 +377,9 @@ class SheaveBackend(Backend):
         """Wait until every rank has come here; the error of one that takes too long names all who are missing."""
         with torch_errors():
             self._sequence += 1
-            self._members().barrier(timeout=self._limit_s(opts))
+            # Zero is a timeout here: torch says -1 ms where the caller has named none.
+            limit_s = 0.0 if opts.timeout == _UNSET else self._limit_s(opts)
+            self._members().barrier(timeout=limit_s)
 
     # Point to point.
 
