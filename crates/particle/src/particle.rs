@@ -153,6 +153,12 @@ impl<M: Payload> Particle<M> {
         self.mailbox.lock().is_listed = false;
     }
 
+    /// Whether there is a next message that may begin, and must have a thread that may block.
+    pub(crate) fn is_blocking_next(&self) -> bool {
+        let mailbox = self.mailbox.lock();
+        mailbox.may_begin() && mailbox.queue.front().is_some_and(|next| next.handler.is_blocking())
+    }
+
     /// A thread is to come for it. False if one does already.
     pub(crate) fn submits(&self) -> bool {
         !std::mem::replace(&mut self.mailbox.lock().is_submitted, true)

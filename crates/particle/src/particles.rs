@@ -5,7 +5,8 @@
 //! by the first of these: a thread that is about to sleep in a wait for an answer; the node's own task, which is woken
 //! when a handler that is a future suspends; the end of a job on a thread of the node; and a timer, which is set with
 //! the first that is listed and goes off after [a moment](sheave_base::limits::PARTICLE_START_AFTER). Futures are
-//! polled by whoever starts them, and what may block is handed to threads of the node.
+//! polled by whoever starts them, and what may block is handed to threads of the node. A message from another node is
+//! started at once, for nobody here waits for it.
 //!
 //! When the node leaves, its task ends, and with it everything that has not begun.
 
@@ -192,6 +193,19 @@ impl<M: Payload> Inner<M> {
         {
             starter.wake();
         }
+    }
+
+    /// Has a particle started that has something for which nobody of this node waits. Does not block.
+    ///
+    /// What may block goes to a thread at once: the one that has found the request is likely to be it, and then no
+    /// thread is woken. By way of the node's task two of them would be, one after the other.
+    pub(crate) fn start(self: &Arc<Self>, particle: &Arc<Particle<M>>) {
+        if particle.is_blocking_next() {
+            particle.unlist();
+            return self.submit(particle);
+        }
+        self.list(particle);
+        self.start_soon();
     }
 
     /// Starts what is listed: polls futures, and hands what may block to threads. Does not block.

@@ -79,11 +79,8 @@ impl<M: Payload> Served<M> {
             None => unreachable!("one message has one end"),
         });
         match (pushed, reply) {
-            (Ok(true), _) => {
-                self.0.list(&particle);
-                // Nobody of this node waits for it.
-                self.0.start_soon();
-            }
+            // Nobody of this node waits for it.
+            (Ok(true), _) => self.0.start(&particle),
             (Ok(false), _) => {}
             (Err((error, _)), Some(reply)) => reply.error(error.operation("send")),
             (Err(_), None) => {}
