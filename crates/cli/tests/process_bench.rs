@@ -141,6 +141,67 @@ fn a_store_stands_beside_its_peer_and_says_how_to_get_it() {
     assert!(beside.status.success() && text(&beside.stderr).contains("no module named mxnet"), "{beside:?}");
 }
 
+fn rows_of(output: &std::process::Output) -> Vec<serde_json::Value> {
+    assert!(output.status.success(), "{output:?}");
+    text(&output.stdout).lines().map(|line| serde_json::from_str(line).expect("a line is one object")).collect()
+}
+
+fn named(row: &serde_json::Value) -> String {
+    let word = |key: &str| row[key].as_str().expect("a name").to_owned();
+    format!("{} {}", word("case"), word("transport"))
+}
+
+#[test]
+fn particles_of_rust_are_measured_without_a_python() {
+    let rows = rows_of(&sheave(&["bench", "particle", "--quick", "--json"]));
+    let wanted = ["send sheave-rust", "send allowed-rust", "send_wait sheave-rust", "create sheave-rust"];
+    assert_eq!(rows.iter().map(named).collect::<Vec<_>>(), wanted);
+    for row in rows {
+        // A hundredth of a microsecond is less than a message, ten seconds are particles that hang.
+        assert!((0.01..10e6).contains(&row["p50_us"].as_f64().expect("a number")), "{row}");
+        assert_eq!((&row["bench"], &row["language"]), (&"particle".into(), &"rust".into()), "{row}");
+    }
+}
+
+#[test]
+fn particles_stand_beside_those_of_push_and_one_process_beside_two() {
+    let folder = tempfile::tempdir().expect("there is room");
+    std::fs::create_dir(folder.path().join("push")).expect("the folder is ours");
+    let place = folder.path().to_str().expect("a plain name");
+    // It answers to the words of each script alone: ours as one process and as two, PusH's with the face and without.
+    let lines = format!(
+        r#"test "$1" = -c && exit 0
+        case "$*" in
+            *"program.py ensemble sheave 2") echo "times: 8 $((8000000 / SHEAVE_WORLD_SIZE)) $((8000000 / SHEAVE_WORLD_SIZE))" ;;
+            "-m sheave.compat push "*"program.py processes 2") echo 8 2000000 2000000 ;;
+            *"program.py processes 2 --push {place}") test "$1" != -m && echo 8 4000000 4000000 ;;
+            *) exit 1 ;;
+        esac"#
+    );
+    let python = in_place_of_python(folder.path(), &lines);
+    let arguments = ["bench", "particle", "--quick", "--json", "--case", "processes", "--python", &python];
+    let rows = rows_of(&sheave(&[&arguments[..], &["--push", place]].concat()));
+    let of = |row: &serde_json::Value| {
+        let number = |key: &str| row[key].as_f64().map(|number| (number * 100.0).round() / 100.0);
+        (named(row), number("ratio"), number("target"))
+    };
+    let wanted = [
+        ("processes sheave", Some(0.5), Some(0.56)),
+        ("processes one-process", None, None),
+        ("processes face", Some(0.5), None),
+        ("processes push", None, None),
+    ];
+    let wanted = wanted.map(|(name, ratio, target)| (name.to_owned(), ratio, target));
+    assert_eq!(rows.iter().map(of).collect::<Vec<_>>(), wanted);
+
+    let alone = rows_of(&sheave(&arguments));
+    assert_eq!(alone.iter().map(named).collect::<Vec<_>>(), ["processes sheave", "processes one-process"]);
+    let silent = in_place_of_python(folder.path(), "exit 0");
+    let output = sheave(&["bench", "particle", "--quick", "--case", "epoch", "--python", &silent]);
+    assert!(!output.status.success() && text(&output.stderr).contains("no times of epoch"), "{output:?}");
+    assert!(output.stdout.is_empty(), "no table without rows: {output:?}");
+}
+
 #[test]
 fn an_exchange_is_measured_as_a_whole_and_by_phase() {
     let output = sheave(&["bench", "exchange", "--quick", "--json", "--bytes", "1024", "--bytes", "300000"]);
@@ -364,6 +425,12 @@ fn what_makes_no_sense_is_refused_in_one_line() {
         &["bench", "store", "--peer", "mxnet"],
         &["bench", "store", "--peer-python", "/bin/sh"],
         &["bench", "store", "--peer", "mxnet", "--peer-python", "/nowhere/python"],
+        &["bench", "particle", "--case", "epoch"],
+        &["bench", "particle", "--case", "send", "--case", "across"],
+        &["bench", "particle", "--python", "/nowhere/python"],
+        &["bench", "particle", "--push", "/"],
+        &["bench", "particle", "--python", "/bin/true", "--push", "/nowhere"],
+        &["bench", "particle", "--python", "/bin/true", "--push-python", "/bin/true"],
         &["bench", "mesh", "--transport", "inproc"],
         &["bench", "collective", "--transport", "inproc"],
         &["bench", "collective", "--case", "all_reduce_public"],

@@ -57,6 +57,13 @@ impl Script {
         command
     }
 
+    /// The interpreter with these arguments, and this script behind them.
+    pub(super) fn command_after(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.python);
+        command.args(arguments).arg(self.path());
+        command
+    }
+
     /// The interpreter with this script, to be run by another program.
     pub(super) fn run_by(&self, program: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new(program);
