@@ -1,154 +1,169 @@
 """Node event loops in processes of their own: how they are started, asked and ended.
 
-Whoever waits takes messages out of the rank's queue, files what is somebody else's, and looks whether the process is
-alive whenever none has come for a moment: so a wait ends within a second of its process. The other ranks are told of
-the end by whoever hears of it first, which is a callback of the call that runs the loop.
+What a `PusH` asks of a rank is a call, which the rank answers on the thread that has it: a launch runs its handler
+there and then. So a launch and its answer are one round trip, nobody polls, and a wait ends with its process. Queues
+are for what the ranks say to each other, and for programs that put messages into them themselves.
+
+**Order.** Calls have numbers, and begin in their order, though several threads of a rank take them. A call that never
+came, because it was refused, holds up those behind it for a moment only.
+
+The other ranks are told of the end of a process by whoever hears of it first, which is a callback of the call that runs
+the loop.
 """
 
-import collections
 import queue
 import threading
-import time
-import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import sheave
-from sheave import DeadlineExceeded
-from sheave.compat.push._launches import Arriving
+from sheave import InvalidArgument, PeerLost
 from sheave.compat.push.lib import messages
 from sheave.compat.push.pqueue import MultiPQueue
 
-__all__ = ["Asked", "Rank", "start"]
+__all__ = ["Asked", "Rank", "Reply", "Service", "start"]
 
-#: Seconds between two looks at the process.
+T = TypeVar("T")
+
+#: Under which a process serves its loop.
+SERVICE = "push"
+#: Seconds between two looks at a process that starts.
 _LOOK_S = 0.05
+#: Seconds for which a call waits for those before it to begin.
+_ORDER_S = 5.0
+#: What travels without a pickle.
+_PLAIN = (type(None), bool, int, float, str)
 
 
-class Asked(Arriving):
-    """What was asked of a rank: whoever waits for it takes its messages."""
+class Reply:
+    """Where a node event loop puts the answer to a call, and what is left to be done for it."""
 
-    def __init__(self, rank: "Rank") -> None:
-        super().__init__(rank.number)
+    def __init__(self) -> None:
+        self.answer: Any = None
+        self.rest: Callable[[], None] | None = None
+
+    def put(self, answer: Any) -> None:
+        """Answer."""
+        self.answer = answer
+
+
+class Service:
+    """A node event loop, as its `PusH` calls it."""
+
+    def __init__(self, loop: Any) -> None:
+        self._loop = loop
+        self._next = 0
+        self._turn = threading.Condition()
+
+    def launch(self, number: int, pid: int, msg: str, packed: Any) -> Any:
+        """Have a particle handle a message, whose arguments are in a message of PusH's if there are any. Returns what
+        its handler has returned, or else a message that has that, or the error."""
+        args = () if packed is None else packed.args
+        try:
+            running = self._in_order(number, lambda: self._loop._launch(pid, msg, args))
+            result = self._loop._settled(running.wait())
+        except Exception as error:
+            return messages.ReceiveFuncAckPDMSG((pid, number), None, error)
+        return result if type(result) in _PLAIN else messages.ReceiveFuncAckPDMSG((pid, number), result)
+
+    def ask(self, number: int, message: Any) -> Any:
+        """Handle a message. Returns its answer."""
+        reply = Reply()
+        self._in_order(number, lambda: self._loop._dispatch(message, reply))
+        if reply.rest is not None:
+            reply.rest()
+        return reply.answer
+
+    def _in_order(self, number: int, begin: Callable[[], T]) -> T:
+        """Begins a call after those before it. It does not wait for anything itself."""
+        with self._turn:
+            self._turn.wait_for(lambda: self._next >= number, _ORDER_S)
+            try:
+                return begin()
+            finally:
+                self._next = max(self._next, number + 1)
+                self._turn.notify_all()
+
+
+class Asked:
+    """What was asked of a rank."""
+
+    def __init__(self, rank: "Rank", work: Any) -> None:
         self._of = rank
+        self._work = work
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Wait for the answer. Raises PeerLost, or WorkerDied, when the process is gone."""
-        self._of.collect(self, timeout)
-        return super().wait(0.0)
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the end. Returns the error, or None."""
-        self._of.collect(self, timeout)
-        return super().exception(0.0)
+        """Wait for the answer. Raises PeerLost, or WorkerDied, which names the rank, when its process is gone."""
+        try:
+            answer = self._work.wait(timeout)
+        except PeerLost as error:
+            raise self._of.named(error)
+        except sheave.Remote as error:
+            # A rank answers with what its handlers raise; what is left is an answer that could not be sent.
+            raise InvalidArgument(f"what a handler has returned cannot be sent: {error}") from None
+        error = answer if isinstance(answer, BaseException) else getattr(answer, "error", None)
+        if isinstance(error, BaseException):
+            raise error
+        if isinstance(answer, messages.ReceiveParametersAckPDMSG):
+            return answer.params
+        return getattr(answer, "result", None) if isinstance(answer, messages.MSG) else answer
 
     def done(self) -> bool:
         """Whether it has ended."""
-        if not super().done():
-            self._of.look()
-        return super().done()
+        return bool(self._work.done())
 
 
 class Rank:
     """A node event loop in a process of its own, as its `PusH` sees it."""
 
-    def __init__(self, number: int, work: Any, in_queue: MultiPQueue, out_queue: MultiPQueue) -> None:
+    def __init__(
+        self, number: int, mesh: sheave.Mesh, guest: Any, work: Any, in_queue: MultiPQueue, out_queue: MultiPQueue
+    ) -> None:
         self.number = number
         self.in_queue = in_queue
         self.out_queue = out_queue
-        self.error: BaseException | None = None
+        self._mesh = mesh
+        self._guest = guest
         self._work = work
-        self._turn = threading.Lock()
         self._asking = threading.Lock()
-        self._by_fid: weakref.WeakValueDictionary[int, Asked] = weakref.WeakValueDictionary()
-        # Those whose answers have no number, in the order in which they were asked.
-        self._in_order: collections.deque[Asked] = collections.deque()
-        self._in_order.append(Asked(self))
-        self.started = self._in_order[0]
+        self._asked = 0
 
-    def ask(self, message: Any, fid: int | None = None) -> Asked:
-        """Ask for something; `fid` is the number in the answer, if it has one."""
-        asked = Asked(self)
-        with self._asking:
-            if self.error is not None:
-                asked.fail(self.error)
-                return asked
-            if fid is None:
-                self._in_order.append(asked)
-            else:
-                self._by_fid[fid] = asked
-            self.in_queue.put(message)
-        return asked
-
-    def collect(self, asked: Asked, timeout: float | None) -> None:
-        """Take messages until `asked` has ended."""
-        until = None if timeout is None else time.monotonic() + timeout
-        while not Arriving.done(asked):
-            left = _LOOK_S if until is None else min(_LOOK_S, until - time.monotonic())
-            if left <= 0:
-                raise DeadlineExceeded(f"node event loop {self.number} has not answered after {timeout} s")
-            if self._turn.acquire(timeout=left):
-                try:
-                    if not Arriving.done(asked):
-                        self._take(left)
-                finally:
-                    self._turn.release()
-
-    def look(self) -> None:
-        """Take what there is."""
-        if self._turn.acquire(blocking=False):
+    def wait_for_start(self) -> None:
+        """Wait until the loop is up. Raises why it could not be made, or what its process has died of."""
+        while True:
             try:
-                while self._take(0.0):
-                    pass
-            finally:
-                self._turn.release()
-
-    def _take(self, timeout: float) -> bool:
-        """Takes a message. Returns whether there was one."""
-        try:
-            message = self.out_queue.get(timeout)
-        except queue.Empty:
-            if self._work.done():
-                self.lose(self._work.exception() or sheave.Closed(f"node event loop {self.number} has ended"))
-            return False
-        except sheave.SheaveError as error:
-            self.lose(error)
-            return False
-        self._file(message)
-        return True
-
-    def _file(self, message: Any) -> None:
-        pid_fid = getattr(message, "pid_fid", None)
-        with self._asking:
-            if pid_fid is not None:
-                asked = self._by_fid.pop(pid_fid[1], None)
-            else:
-                asked = self._in_order.popleft() if self._in_order else None
-        if asked is None:
+                message = self.out_queue.get(_LOOK_S)
+            except queue.Empty:
+                if self._work.done():
+                    raise self.loss() from None
+                continue
+            if message.error is not None:
+                raise message.error
             return
-        error = message if isinstance(message, BaseException) else getattr(message, "error", None)
-        if error is not None:
-            asked.fail(error)
-        elif isinstance(message, messages.ReceiveParametersAckPDMSG):
-            asked.resolve(message.params)
-        else:
-            asked.resolve(getattr(message, "result", None))
 
-    def lose(self, error: BaseException) -> None:
-        """The process is gone: all that was asked fails, and all that will be."""
+    def ask(self, message: Any) -> Asked:
+        """Ask for what a message says."""
+        return self._called("ask", message)
+
+    def launch(self, pid: int, msg: str, args: Sequence[Any]) -> Asked:
+        """Have a particle handle a message."""
+        packed = messages.ReceiveFuncPDMSG(None, pid, msg, args) if args else None
+        return self._called("launch", pid, msg, packed)
+
+    def _called(self, method: str, *args: Any) -> Asked:
+        # A call that cannot be made takes no number.
         with self._asking:
-            self.error = self.error or error
-            asked = [*self._by_fid.values(), *self._in_order]
-            self._by_fid.clear()
-            self._in_order.clear()
-        for each in asked:
-            each.fail(self.error)
+            if self._work.done():
+                raise self.loss()
+            work = self._mesh.call(self._guest, f"{SERVICE}.{method}", (self._asked, *args), async_op=True)
+            self._asked += 1
+        return Asked(self, work)
 
     def tell(self, others: Sequence["Rank"]) -> None:
         """Have the other ranks told when the process is gone."""
 
         def told(work: Any) -> None:
-            error = work.exception() or sheave.Closed(f"node event loop {self.number} has ended")
+            error = self.loss()
             for other in others:
                 try:
                     other.in_queue.put(messages.NELRankLostMSG(self.number, error))
@@ -160,13 +175,23 @@ class Rank:
 
     def is_lost(self) -> bool:
         """Whether the process is gone."""
-        if self.error is None and self._work.done():
-            self.look()
-        return self.error is not None
+        return bool(self._work.done())
+
+    def loss(self) -> BaseException:
+        """What has become of the process that is gone."""
+        error = self._work.exception()
+        return sheave.Closed(f"node event loop {self.number} has ended") if error is None else self.named(error)
+
+    def named(self, error: BaseException) -> BaseException:
+        """An error of the process, with the rank in a note."""
+        note = f"node event loop {self.number} of PusH ran in this process"
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+        return error
 
     def end(self, timeout: float) -> None:
         """Have the process leave its loop, and wait for that."""
-        if self.error is None:
+        if not self.is_lost():
             self.in_queue.put(messages.NodeEvtLoopCleanupMSG())
             try:
                 self._work.wait(timeout)
@@ -186,8 +211,8 @@ def start(
     started = []
     for rank, guest in enumerate(fleet.guests):
         given = (*args[:2], ins, outs, rank, list(devices[rank]), *args[2:])
-        work = fleet.call(guest, main, given, kwargs, async_op=True)
-        started.append(Rank(rank, work, ins[rank], outs[rank]))
+        work = fleet.call(guest, main, given, {**kwargs, "is_served": True}, async_op=True)
+        started.append(Rank(rank, mesh, guest, work, ins[rank], outs[rank]))
     for ended in started:
         ended.tell([each for each in started if each is not ended])
     return mesh, fleet, started

@@ -32,6 +32,7 @@ from sheave.compat.push.lib.utils import gpus
 from sheave.compat.push.lib.waitable import Waitable
 from sheave.compat.push.pfuture import PFuture
 from sheave.compat.push.pqueue import SinglePQueue
+from sheave.fleet import current_guest
 
 __all__ = ["PusH", "init_node_event_loop"]
 
@@ -52,9 +53,11 @@ def init_node_event_loop(
     view_size: int,
     *,
     strict: bool = True,
+    is_served: bool = False,
     **options: Any,
 ) -> None:
-    """Run the node event loop of a rank in this process, until it is told to end."""
+    """Run the node event loop of a rank in this process, until it is told to end. If `is_served`, this process is one
+    of a `sheave.Fleet`, whose host calls the loop too."""
     push.strict = strict
     made = (in_queues[rank], out_queues[rank], rank, devices, cache_size, view_size)
     try:
@@ -63,6 +66,8 @@ def init_node_event_loop(
         out_queues[rank].put(messages.NodeEvtLoopInitMSG(error))
         return
     loop._in_queues, loop._out_queues = dict(in_queues), dict(out_queues)
+    if is_served:
+        current_guest().serve(_ranks.SERVICE, _ranks.Service(loop))
     out_queues[rank].put(messages.NodeEvtLoopInitMSG())
     loop._start_event_loop()
 
@@ -130,7 +135,7 @@ class PusH(Waitable):
         self._mesh, self._fleet, self._ranks = _ranks.start(ranks, init_node_event_loop, parts, given, kwargs)
         try:
             for rank in self._ranks:
-                rank.started.wait()
+                rank.wait_for_start()
         except BaseException:
             self._cleanup()
             raise
@@ -221,7 +226,7 @@ class PusH(Waitable):
         and returns None. Raises ValueError for a particle that there is not."""
         rank, fid = self._rank_of(pid_to), next(self._futures)
         if self.multi:
-            future = self._asked(rank, pid_to, fid, messages.ReceiveFuncPDMSG((pid_to, fid), pid_to, msg, args))
+            future = PFuture(self, -1, pid_to, fid, t=self._ranks[rank].launch(pid_to, msg, args))
         else:
             try:
                 running: Any = self.nel._launch(pid_to, msg, args)
@@ -287,7 +292,7 @@ class PusH(Waitable):
 
     def _asked(self, rank: int, pid: int, fid: int, message: Any) -> PFuture:
         if self.multi:
-            return PFuture(self, -1, pid, fid, t=self._ranks[rank].ask(message, fid))
+            return PFuture(self, -1, pid, fid, t=self._ranks[rank].ask(message))
         self._in_queues[0].put(message)
         answer = self._out_queues[0]._queue.pop()
         future = PFuture(self, -1, pid, fid)

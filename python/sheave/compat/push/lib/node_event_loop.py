@@ -25,6 +25,7 @@ from sheave import Closed, InvalidArgument, NotFound, PeerLost
 from sheave.compat import push
 from sheave.compat.push import _files
 from sheave.compat.push._launches import Arriving, Launch, Pending, Running, current
+from sheave.compat.push._ranks import Reply
 from sheave.compat.push._model import ModuleModel, seed_for
 from sheave.compat.push.lib import messages
 from sheave.compat.push.lib.utils import detach_to_cpu, detach_to_device
@@ -99,7 +100,7 @@ class NodeEventLoop(Waitable):
         self._lost: dict[int, BaseException] = {}
         self._remote_lock = threading.Lock()
         self._skeleton: torch.nn.Module | None = None
-        self._actions: Mapping[type, Callable[[Any], None]] = {
+        self._actions: Mapping[type, Callable[[Any, Any], None]] = {
             messages.NELBroadcastParticlesMSG: self._on_broadcast,
             messages.NELRankLostMSG: self._on_lost,
             messages.NELSaveModel: self._on_save,
@@ -133,17 +134,19 @@ class NodeEventLoop(Waitable):
         is_between = isinstance(self.in_queue, MultiPQueue)
         return self.in_queue.get(timeout=_IDLE_S) if is_between else self.in_queue.get()
 
-    def _dispatch(self, msg: Any) -> bool:
-        """Handle a message. Returns whether there is to be another one."""
+    def _dispatch(self, msg: Any, where: Any = None) -> bool:
+        """Handle a message. Returns whether there is to be another one. Its answer goes to the `out_queue`, or `where`
+        is said."""
+        where = self.out_queue if where is None else where
         if isinstance(msg, messages.NodeEvtLoopCleanupMSG):
             return False
         action = self._actions.get(type(msg))
         if action is None:
             takes = ", ".join(sorted(kind.__name__ for kind in self._actions))
             what = f"a node event loop takes no {type(msg).__name__}; it takes {takes}"
-            self._answer(self.out_queue, TypeError(what))
+            self._answer(where, TypeError(what))
         else:
-            action(msg)
+            action(msg, where)
         return True
 
     def close(self) -> None:
@@ -171,16 +174,18 @@ class NodeEventLoop(Waitable):
             answer.error = InvalidArgument(f"what a handler has returned cannot be sent: {error}")
             where.put(answer)
 
-    def _later(self, function: Callable[[], None]) -> None:
-        """Runs what waits: here, or beside the loop."""
+    def _later(self, where: Any, function: Callable[[], None]) -> None:
+        """Runs what waits: here, on the thread that has called, or beside the loop."""
         if self._is_single:
             function()
+        elif isinstance(where, Reply):
+            where.rest = function
         else:
             self._particles.send(self._helper, _DO, lambda _: function())
 
     # Messages of PusH.
 
-    def _on_broadcast(self, msg: messages.NELBroadcastParticlesMSG) -> None:
+    def _on_broadcast(self, msg: messages.NELBroadcastParticlesMSG, where: Any) -> None:
         ranks = msg.particle_to_rank
         if not msg.is_more:
             self._particle_to_device = {**msg.particle_to_device}
@@ -191,15 +196,15 @@ class NodeEventLoop(Waitable):
             self._particle_to_rank.update(ranks or {})
         self._in_queues = self._in_queues if msg.in_queues is None else {**msg.in_queues}
         self._out_queues = self._out_queues if msg.out_queues is None else {**msg.out_queues}
-        self._answer(self.out_queue, messages.NELBroadcastParticlesAckMSG())
+        self._answer(where, messages.NELBroadcastParticlesAckMSG())
 
-    def _on_init(self, msg: messages.ReceiveParticleInitPDMSG) -> None:
+    def _on_init(self, msg: messages.ReceiveParticleInitPDMSG, where: Any) -> None:
         error: BaseException | None = None
         try:
             self._made(msg)
         except Exception as failed:
             error = failed
-        self._answer(self.out_queue, messages.ReceiveParticleInitAckPDMSG(error=error))
+        self._answer(where, messages.ReceiveParticleInitAckPDMSG(error=error))
 
     def _made(self, msg: messages.ReceiveParticleInitPDMSG) -> None:
         pid, device = msg.pid, msg.device
@@ -222,31 +227,31 @@ class NodeEventLoop(Waitable):
         self._handles[pid] = self._particles.send(id, _DO, lambda particle: particle).wait()
         self._ids[pid] = id
 
-    def _on_register(self, msg: messages.ReceiveRegisterPDMSG) -> None:
+    def _on_register(self, msg: messages.ReceiveRegisterPDMSG, where: Any) -> None:
         error: BaseException | None = None
         try:
             self.register_receive(msg.pid, msg.msg, msg.fn, msg.state)
         except Exception as failed:
             error = failed
-        self._answer(self.out_queue, messages.ReceiveRegisterAckPDMSG(error=error))
+        self._answer(where, messages.ReceiveRegisterAckPDMSG(error=error))
 
-    def _on_launch(self, msg: messages.ReceiveFuncPDMSG) -> None:
+    def _on_launch(self, msg: messages.ReceiveFuncPDMSG, where: Any) -> None:
         def answered(result: Any, error: BaseException | None) -> messages.MSG:
             return messages.ReceiveFuncAckPDMSG(msg.pid_fid, result, error)
 
-        self._replied(self.out_queue, lambda: self._launch(msg.pid_to, msg.msg, msg.args), answered)
+        self._replied(where, lambda: self._launch(msg.pid_to, msg.msg, msg.args), answered)
 
-    def _on_parameters(self, msg: messages.ReceiveParametersPDMSG) -> None:
+    def _on_parameters(self, msg: messages.ReceiveParametersPDMSG, where: Any) -> None:
         def answered(result: Any, error: BaseException | None) -> messages.MSG:
             return messages.ReceiveParametersAckPDMSG(msg.pid_fid, result, error)
 
-        self._replied(self.out_queue, lambda: self._parameters(msg.pid), answered)
+        self._replied(where, lambda: self._parameters(msg.pid), answered)
 
-    def _on_save(self, msg: messages.NELSaveModel) -> None:
+    def _on_save(self, msg: messages.NELSaveModel, where: Any) -> None:
         def answered(_: Any, error: BaseException | None) -> messages.MSG:
             return messages.NELSaveModelAckPDMSG(msg.pid_fid, error)
 
-        self._replied(self.out_queue, lambda: self._stored(msg.path, msg.is_load), answered)
+        self._replied(where, lambda: self._stored(msg.path, msg.is_load), answered)
 
     def _replied(
         self, where: Any, begin: Callable[[], Any], answered: Callable[[Any, BaseException | None], messages.MSG]
@@ -265,7 +270,7 @@ class NodeEventLoop(Waitable):
                 answer = answered(None, error)
             self._answer(where, answer)
 
-        self._later(reply)
+        self._later(where, reply)
 
     def _settled(self, value: Any) -> Any:
         """What may leave this process: no future, and nothing of a graph."""
@@ -277,7 +282,7 @@ class NodeEventLoop(Waitable):
 
     # Messages of other ranks.
 
-    def _on_func(self, msg: messages.ReceiveFuncMSG) -> None:
+    def _on_func(self, msg: messages.ReceiveFuncMSG, where: Any) -> None:
         sender, fid = msg.pid_fid
 
         def begin() -> Running:
@@ -288,7 +293,7 @@ class NodeEventLoop(Waitable):
 
         self._replied(self._queue_of(sender), begin, answered)
 
-    def _on_func_ack(self, msg: messages.ReceiveFuncAckMSG) -> None:
+    def _on_func_ack(self, msg: messages.ReceiveFuncAckMSG, where: Any) -> None:
         arriving = self._arrived(msg.fid)
         if arriving is not None:
             if msg.error is not None:
@@ -296,7 +301,7 @@ class NodeEventLoop(Waitable):
             else:
                 arriving.resolve(msg.result)
 
-    def _on_get(self, msg: messages.ReceiveGetMSG) -> None:
+    def _on_get(self, msg: messages.ReceiveGetMSG, where: Any) -> None:
         fid = msg.pid_fid[1]
 
         def copied(model: ModuleModel) -> tuple[list[Any], list[Any], list[Any]]:
@@ -316,7 +321,7 @@ class NodeEventLoop(Waitable):
 
         self._replied(self._queue_of(msg.pid_caller), begin, answered)
 
-    def _on_get_ack(self, msg: messages.ReceiveGetAckMSG) -> None:
+    def _on_get_ack(self, msg: messages.ReceiveGetAckMSG, where: Any) -> None:
         arriving = self._arrived(msg.fid)
         if arriving is None:
             return
@@ -328,7 +333,7 @@ class NodeEventLoop(Waitable):
         except Exception as error:
             arriving.fail(error)
 
-    def _on_lost(self, msg: messages.NELRankLostMSG) -> None:
+    def _on_lost(self, msg: messages.NELRankLostMSG, where: Any) -> None:
         with self._remote_lock:
             self._lost[msg.rank] = msg.error
             gone = [fid for fid, each in self._remote.items() if each.rank == msg.rank]
