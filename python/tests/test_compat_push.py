@@ -6,6 +6,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from collections import namedtuple
 
 import pytest
@@ -79,17 +80,109 @@ def test_1_it_runs_on_a_cpu_and_checks_devices():
         PusH(line, devices=[])
 
 
-def test_2_a_circle_is_named_and_a_reentrant_one_goes_on():
-    def ask(particle, other, depth):
-        return depth if depth == 0 else particle.send(other, "ASK", particle.pid, depth - 1).wait()
+def ask(particle, other, depth):
+    particle.state["depths"] = [*particle.state.get("depths", ()), depth]
+    return depth if depth == 0 else particle.send(other, "ASK", particle.pid, depth - 1).wait()
 
+
+def test_2_a_circle_goes_on_as_in_push(monkeypatch):
     with PusH(line) as distribution:
         pids = [distribution.p_create(receive={"ASK": ask}) for _ in range(2)]
-        with pytest.raises(DeadlockError):
-            result(distribution, pids[0], "ASK", pids[1], 4)
+        assert result(distribution, pids[0], "ASK", pids[1], 9) == 0
+        assert result(distribution, pids[0], "ASK", pids[0], 3) == 0, "a particle may send to itself"
+        for pid, depths in zip(pids, ([9, 7, 5, 3, 1, 3, 2, 1, 0], [8, 6, 4, 2, 0]), strict=True):
+            assert distribution.nel._particle_to_state[pid]["depths"] == depths
+    for reentrant in (False, None):
+        monkeypatch.setattr(push, "strict", reentrant is False)
+        with PusH(line, reentrant=reentrant) as distribution:
+            pids = [distribution.p_create(receive={"ASK": ask}) for _ in range(2)]
+            with pytest.raises(DeadlockError):
+                result(distribution, pids[0], "ASK", pids[1], 4)
     with PusH(line, reentrant=True) as distribution:
         pids = [distribution.p_create(receive={"ASK": ask}) for _ in range(2)]
         assert result(distribution, pids[0], "ASK", pids[1], 4) == 0
+
+
+def test_2_a_ring_of_a_thousand_goes_round():
+    def on(particle, left):
+        others = particle.particle_ids()
+        return particle.pid if left == 0 else particle.send(others[(particle.pid + 1) % len(others)], "ON", left - 1).wait()
+
+    with PusH(line) as distribution:
+        for _ in range(1000):
+            distribution.p_create(receive={"ON": on})
+        assert result(distribution, 0, "ON", 1001) == 1
+
+
+def test_2_a_particle_that_runs_is_not_entered_again():
+    seen = []
+
+    def lead(particle, other):
+        answer = particle.send(other, "BACK", particle.pid)
+        for _ in range(100):
+            seen.append("leads")
+            # Whoever would enter gets the interpreter.
+            time.sleep(0.0001)
+        return answer.wait()
+
+    def back(particle, leader):
+        particle.send(leader, "NOTE", "first")
+        return particle.send(leader, "NOTE", "second").wait()
+
+    def note(particle, word):
+        seen.append(word)
+        return word
+
+    with PusH(line) as distribution:
+        leader = distribution.p_create(receive={"LEAD": lead, "NOTE": note})
+        other = distribution.p_create(receive={"BACK": back})
+        assert result(distribution, leader, "LEAD", other) == "second"
+    assert seen == ["leads"] * 100 + ["first", "second"]
+
+
+def test_2_a_handler_that_waits_for_itself_is_told():
+    def lead(particle):
+        particle.state["own"] = particle.send(particle.pid, "WAIT")
+        return particle.state["own"].wait()
+
+    with PusH(line) as distribution:
+        pid = distribution.p_create(receive={"LEAD": lead, "WAIT": lambda particle: particle.state["own"].wait()})
+        with pytest.raises(DeadlockError, match="that it handles"):
+            result(distribution, pid, "LEAD")
+
+
+def test_2_particles_get_each_other_and_errors_pass_through_a_circle():
+    def lead(particle, other):
+        return particle.send(other, "GET", particle.pid).wait()
+
+    def get(particle, leader):
+        particle.send(leader, "NOTE")
+        views = particle.wait([particle.get(leader), particle.get(particle.pid)])
+        return [sum(float(each.detach().sum()) for each in view.view().parameters()) for view in views]
+
+    def note(particle):
+        with torch.no_grad():
+            for each in particle.module.parameters():
+                each.fill_(1.0)
+
+    def fail(particle, other):
+        return particle.send(other, "ON", particle.pid).wait()
+
+    def on(particle, leader):
+        return particle.send(leader, "RAISE").wait()
+
+    def broken(particle):
+        raise ValueError("no circle")
+
+    with PusH(line) as distribution:
+        receive = {"LEAD": lead, "GET": get, "NOTE": note, "FAIL": fail, "ON": on, "RAISE": broken}
+        pids = [distribution.p_create(receive=receive) for _ in range(2)]
+        size = sum(each.numel() for each in distribution.p_parameters(pids[0]))
+        sums = result(distribution, pids[0], "LEAD", pids[1])
+        assert sums[0] == size, "what was sent before is seen"
+        with pytest.raises(ValueError, match="no circle"):
+            result(distribution, pids[0], "FAIL", pids[1])
+        assert result(distribution, pids[0], "LEAD", pids[1])[0] == size, "the loop goes on"
 
 
 def test_4_a_send_returns_at_once_and_keeps_its_order():

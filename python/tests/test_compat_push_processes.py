@@ -119,9 +119,10 @@ def test_7_the_end_of_a_process_fails_what_is_waited_for_within_a_second():
         assert not future.done()
         began = time.monotonic()
         os.kill(process, signal.SIGKILL)
-        with pytest.raises(sheave.PeerLost):
+        with pytest.raises(sheave.PeerLost) as raised:
             distribution.p_wait([future])
         assert time.monotonic() - began < 1.0
+        assert "node event loop 1 of PusH ran in this process" in raised.value.__notes__
         with pytest.raises(sheave.PeerLost):
             distribution.p_wait([across], timeout=LIMIT_S)
         with pytest.raises(sheave.PeerLost):

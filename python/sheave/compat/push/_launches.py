@@ -7,17 +7,26 @@ over when all of that is. Nobody waits for the rest of a handler but who waits f
 The list is bounded: what has ended leaves it whenever it has doubled, and a handler that has begun too much waits for
 the oldest before it begins more. What has failed and was not seen by anybody fails the launch; of those the first few
 are kept.
+
+**Circles.** In PusH a message to a particle that waits, through others, for its sender is handled on the spot, on the
+sender's stack, as every message is. Here it could never begin. So each wait of a handler for a `Sent` is noted, and the
+one that closes a circle has one of its messages handled on the spot: its own, or else, if that has begun, the one at the
+other end, for which it stands below. It is taken back from the mailbox first, with those that its sender has sent there
+before. Whose handler it enters is waiting within the circle; in no other case is a particle entered again.
 """
 
+import collections
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import Any
 
-from sheave import DeadlineExceeded
+from sheave import Cancelled, DeadlineExceeded
 from sheave.particle import DeadlockError
 
-__all__ = ["Arriving", "Launch", "Pending", "Running", "current"]
+__all__ = ["Arriving", "Circles", "Launch", "Pending", "Running", "Sent", "current", "handling"]
 
 #: So much may be begun and not have ended, which leaves room in the mailboxes of the particles.
 _BEGUN_MAX = 1024
@@ -66,6 +75,145 @@ class Arriving:
     def done(self) -> bool:
         """Whether it has ended."""
         return self._ended.is_set()
+
+
+class Circles:
+    """Which messages the handlers of a rank wait for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[int, list[Sent]] = {}
+
+    def begin(self, waiter: int, sent: "Sent") -> "Sent | None":
+        """A handler of this particle begins to wait. Returns the message with which a circle comes back to it."""
+        with self._lock:
+            self._waiting.setdefault(waiter, []).append(sent)
+            return self._closing(waiter, sent)
+
+    def end(self, waiter: int, sent: "Sent") -> None:
+        """It goes on."""
+        with self._lock:
+            waiting = self._waiting[waiter]
+            waiting.remove(sent)
+            if not waiting:
+                del self._waiting[waiter]
+
+    def _closing(self, waiter: int, sent: "Sent") -> "Sent | None":
+        if sent.receiver == waiter:
+            return sent
+        seen, left = {sent.receiver}, [sent.receiver]
+        while left:
+            for further in self._waiting.get(left.pop(), ()):
+                if further.receiver == waiter:
+                    return further
+                if further.receiver not in seen:
+                    seen.add(further.receiver)
+                    left.append(further.receiver)
+        return None
+
+
+class Sent:
+    """A message to a particle of this rank.
+
+    `enter` handles it here, where a circle would keep it for ever; without one it fails then. `line` has those on their
+    way from the same sender to the same particle, in their order.
+    """
+
+    def __init__(
+        self,
+        answer: Any,
+        receiver: int,
+        circles: Circles,
+        line: "collections.deque[Sent]",
+        enter: Callable[[], Any] | None,
+    ) -> None:
+        self.receiver = receiver
+        self._answer = answer
+        self._circles = circles
+        self._line = line
+        self._enter = enter
+        self._entering = threading.Lock()
+        self._here: Future[Any] | None = None
+        self._thread = 0
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait for what its handler returns, or raise what that has raised."""
+        waiter = handling.get()
+        if waiter is None or self._enter is None or self.done():
+            return self._waited(timeout)
+        closing = self._circles.begin(waiter, self)
+        try:
+            if closing is not None and not self._is_entered():
+                closing._is_entered()
+            return self._waited(timeout)
+        finally:
+            self._circles.end(waiter, self)
+
+    def _waited(self, timeout: float | None) -> Any:
+        if self._here is None:
+            try:
+                return self._answer.wait(timeout)
+            except Cancelled:
+                # Whoever takes it back says so before anybody else may look.
+                with self._entering:
+                    if self._here is None:
+                        raise
+        return self._outcome(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the end. Returns the error, or None."""
+        try:
+            self.wait(timeout)
+        except Exception as error:
+            if not self.done():
+                raise
+            return error
+        return None
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._here.done() if self._here is not None else bool(self._answer.done())
+
+    def _is_entered(self) -> bool:
+        """Takes the message back and handles it, with those before it. False if it has begun."""
+        if not self._is_taken_back():
+            return self._here is not None
+        for before in list(self._line):
+            if before is self:
+                break
+            if before._is_taken_back():
+                before._handle()
+        self._handle()
+        return True
+
+    def _is_taken_back(self) -> bool:
+        """Takes the message out of the mailbox, unless it is too late."""
+        with self._entering:
+            if self._enter is None or self._here is not None or self._answer.done():
+                return False
+            self._answer.cancel()
+            if not self._answer.done() or not isinstance(self._answer.exception(), Cancelled):
+                return False
+            self._here, self._thread = Future(), threading.get_ident()
+        return True
+
+    def _handle(self) -> None:
+        assert self._here is not None and self._enter is not None
+        try:
+            self._here.set_result(self._enter())
+        except BaseException as error:
+            self._here.set_exception(error)
+
+    def _outcome(self, timeout: float | None) -> Any:
+        assert self._here is not None
+        if self._thread == threading.get_ident() and not self._here.done():
+            raise DeadlockError("a handler waits for the message that it handles")
+        try:
+            return self._here.result(timeout)
+        except TimeoutError:
+            if self._here.done():
+                raise
+            raise DeadlineExceeded(f"the handler of the message has not ended after {timeout} s") from None
 
 
 class Pending:
@@ -185,5 +333,7 @@ class Running:
             pass
 
 
+#: The particle whose handler runs here, on top of others perhaps.
+handling: ContextVar[int | None] = ContextVar("push_handling", default=None)
 #: The launch of the handler that runs here.
 current: ContextVar[Launch | None] = ContextVar("push_launch", default=None)

@@ -78,7 +78,8 @@ class PusH(Waitable):
     - cache_size: so many particles lie on a device at a time. view_size: taken, and means nothing.
     - multi: node event loops are processes of their own, `ranks` of them.
     - devices: how many, or their numbers. seed: what the particles' seeds are made from.
-    - reentrant: particles handle the next message while their handlers wait.
+    - reentrant: True lets particles handle any next message while their handlers wait; False has a circle of handlers
+      that wait for each other fail; None leaves that to `push.strict`, as its table says.
 
     A context manager, which ends what it has begun.
     """
@@ -93,7 +94,7 @@ class PusH(Waitable):
         devices: int | Sequence[int] | None = None,
         ranks: int = 1,
         seed: int | None = None,
-        reentrant: bool = False,
+        reentrant: bool | None = None,
     ) -> None:
         self.mk_module = mk_module
         self.args = args

@@ -13,6 +13,8 @@ What differs from PusH, on purpose:
 - A view takes no place of a cache: `view_size` is taken, and means nothing.
 """
 
+import collections
+import contextlib
 import copy
 import itertools
 import queue
@@ -24,7 +26,7 @@ import torch
 from sheave import Closed, InvalidArgument, NotFound, PeerLost
 from sheave.compat import push
 from sheave.compat.push import _files
-from sheave.compat.push._launches import Arriving, Launch, Pending, Running, current
+from sheave.compat.push._launches import Arriving, Circles, Launch, Pending, Running, Sent, current, handling
 from sheave.compat.push._ranks import Reply
 from sheave.compat.push._model import ModuleModel, seed_for
 from sheave.compat.push.lib import messages
@@ -56,8 +58,7 @@ class NodeEventLoop(Waitable):
     - in_queue, out_queue: messages to it, and its answers: what has `get()` and `put(message)`.
     - rank: its number. devices: the numbers of its devices.
     - cache_size: how many particles lie on each device at a time.
-    - seed: what seeds of particles are made from; that of torch if None. reentrant: whether particles handle the next
-      message while their handlers wait.
+    - seed: what seeds of particles are made from; that of torch if None. reentrant: as `PusH` has it.
     """
 
     def __init__(
@@ -72,14 +73,15 @@ class NodeEventLoop(Waitable):
         view_size: int = 4,
         *,
         seed: int | None = None,
-        reentrant: bool = False,
+        reentrant: bool | None = None,
     ) -> None:
         self.mk_module, self.args = mk_module, args
         self.in_queue, self.out_queue = in_queue, out_queue
         self.rank = rank
         self.devices = list(devices)
         self.seed = torch.initial_seed() if seed is None else seed
-        self.reentrant = reentrant
+        self.reentrant = bool(reentrant)
+        self._enters = push.strict if reentrant is None else reentrant
         self._is_single = isinstance(in_queue, SinglePQueue)
         policy = "direct" if push.strict else "lru"
         self._particles = Particles(devices=self.devices, cache_size=cache_size, policy=policy)
@@ -89,13 +91,14 @@ class NodeEventLoop(Waitable):
         self._particle_to_device: dict[int, int] = {}
         self._particle_to_rank: dict[int, int] = {}
         self._particle_to_state: dict[int, dict[Any, Any]] = {}
-        self._hooks: dict[int, dict[str, Callable[..., Any]]] = {}
+        self._handlers: dict[int, dict[str, Callable[..., Any]]] = {}
         self._ids: dict[int, ParticleId] = {}
         self._handles: dict[int, Any] = {}
         self._models: dict[int, ModuleModel] = {}
         self._numbers = itertools.count()
-        # The last message that one particle has sent to another one; those that have ended leave it now and then.
-        self._sent: dict[tuple[int, int], Pending] = {}
+        # The messages that one particle has sent to another one; those that have ended leave it now and then.
+        self._sent: dict[tuple[int, int], collections.deque[Sent]] = {}
+        self._circles = Circles()
         self._remote: dict[int, Arriving] = {}
         self._lost: dict[int, BaseException] = {}
         self._remote_lock = threading.Lock()
@@ -217,8 +220,9 @@ class NodeEventLoop(Waitable):
             self.mk_module, self.args, msg.mk_optim, msg.mk_scheduler, prior=msg.prior, seed=seed, device=device
         )
         state: dict[Any, Any] = {} if msg.state is None else msg.state
-        self._hooks[pid] = dict(msg.receive or {})
-        receive = {name: self._handler(pid, fn, None) for name, fn in self._hooks[pid].items()}
+        receive = self._handlers[pid] = {
+            name: self._handler(pid, fn, None) for name, fn in dict(msg.receive or {}).items()
+        }
         self._models[pid], self._particle_to_state[pid] = model, state
         self._particle_to_device[pid], self._particle_to_rank[pid] = device, self.rank
         id = self._particles.create(
@@ -388,19 +392,20 @@ class NodeEventLoop(Waitable):
         def handle(_: Any, launch: Launch, args: Sequence[Any]) -> Any:
             state = self._particle_to_state[pid] if own is None else own
             particle = Particle(self, self._particle_to_device[pid], pid, self._models[pid].module, state)
-            token = current.set(launch)
+            launched, handled = current.set(launch), handling.set(pid)
             try:
                 return fn(particle, *args)
             finally:
-                current.reset(token)
+                current.reset(launched)
+                handling.reset(handled)
 
         return handle
 
     def _deliver(self, pid: int, msg: str, launch: Launch, args: Sequence[Any]) -> Any:
         """Sends a message to a particle of this rank."""
         id = self._id(pid)
-        if msg not in self._hooks[pid]:
-            raise NotFound(f"particle {pid} handles no message {msg!r}; it handles {sorted(self._hooks[pid])}")
+        if msg not in self._handlers[pid]:
+            raise NotFound(f"particle {pid} handles no message {msg!r}; it handles {sorted(self._handlers[pid])}")
         return self._particles.send(id, msg, launch, args)
 
     def _launch(self, pid: int, msg: str, args: Sequence[Any]) -> Running:
@@ -479,8 +484,9 @@ class NodeEventLoop(Waitable):
         id = self._id(pid)
         if msg == _DO:
             raise InvalidArgument(f"the message {_DO!r} is taken")
-        self._particles.register(id, msg, self._handler(pid, fn, state))
-        self._hooks[pid][msg] = fn
+        handler = self._handler(pid, fn, state)
+        self._particles.register(id, msg, handler)
+        self._handlers[pid][msg] = handler
 
     def send(self, send_particle: Particle | None, pid_curr: int, pid: int, msg_name: str, *args: Any) -> PFuture:
         """Send a message from particle `pid_curr` to `pid`. Returns the future of what its handler returns."""
@@ -489,15 +495,34 @@ class NodeEventLoop(Waitable):
             raise NotFound(f"no particle {pid}; there are {self.particles()}")
         fid = next(self._numbers)
         if rank == self.rank:
-            answer = self._deliver(pid, msg_name, current.get() or Launch(), self._moved(pid, args))
+            launch, moved = current.get() or Launch(), self._moved(pid, args)
+            sent = self._deliver(pid, msg_name, launch, moved)
+            handler = self._handlers[pid][msg_name]
+            answer = self._in_line(pid_curr, pid, sent, lambda: handler(None, launch, moved))
         else:
             message = messages.ReceiveFuncMSG((pid_curr, fid), pid, msg_name, detach_to_cpu(list(args)))
             answer = self._asked(fid, rank, message)
-        future = self._future(pid_curr, pid, answer, fid)
-        if len(self._sent) >= _SENT_MAX:
-            self._sent = {pair: pending for pair, pending in list(self._sent.items()) if not pending.done()}
-        self._sent[pid_curr, pid] = future._t_or_ts
-        return future
+        return self._future(pid_curr, pid, answer, fid)
+
+    def _line(self, pid_curr: int, pid: int) -> "collections.deque[Sent]":
+        """The messages on their way from one particle to another one."""
+        line = self._sent.get((pid_curr, pid))
+        if line is None:
+            if len(self._sent) >= _SENT_MAX:
+                self._sent = {pair: line for pair, line in list(self._sent.items()) if line and not line[-1].done()}
+            line = self._sent.setdefault((pid_curr, pid), collections.deque())
+        with contextlib.suppress(IndexError):
+            # Other handlers of the sender may do so too.
+            while line[0].done():
+                line.popleft()
+        return line
+
+    def _in_line(self, pid_curr: int, pid: int, answer: Any, enter: Callable[[], Any]) -> Any:
+        """What was sent from one particle to another one, handled by `enter` where a circle would keep it for ever."""
+        line = self._line(pid_curr, pid)
+        sent = Sent(answer, pid, self._circles, line, enter if self._enters and not self.reentrant else None)
+        line.append(sent)
+        return sent
 
     def get(self, pid_curr: int, pid: int) -> PFuture:
         """Get the parameters and gradients of `pid` for `pid_curr`, after what that has sent to it. Returns the future
@@ -514,10 +539,12 @@ class NodeEventLoop(Waitable):
         def viewed(model: ModuleModel) -> ParticleView:
             return ParticleView(Copied(model.viewed(device), model.version), pid)
 
-        sent = self._sent.get((pid_curr, pid))
         # Its device has whatever its handlers have begun; a message that is on its way goes first.
-        is_quiet = sent is None or sent.done()
-        answer = self._handle(pid).update(viewed) if is_quiet else self._in_turn(pid, viewed)
+        if not self._line(pid_curr, pid):
+            answer = self._handle(pid).update(viewed)
+        else:
+            enter = lambda: self._handle(pid).update(viewed).wait()  # noqa: E731
+            answer = self._in_line(pid_curr, pid, self._in_turn(pid, viewed), enter)
         return self._future(pid_curr, pid, answer, fid)
 
     def wait(self, pfutures: Iterable[PFuture]) -> list[Any]:
