@@ -9,6 +9,7 @@ import threading
 import time
 from collections import namedtuple
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -448,6 +449,37 @@ def test_13_schedulers_gradients_and_handlers_of_run_time():
         other = distribution.p_create(adam, receive={"GO": lambda particle: particle.scheduler_step().wait()})
         with pytest.raises(sheave.InvalidArgument, match="without a scheduler"):
             result(distribution, other, "GO")
+
+
+def test_10_what_handlers_write_is_seen_wherever_the_module_lies():
+    def replace(particle, number):
+        for each in particle.module.parameters():
+            each.data = torch.full_like(each, number)
+        return particle.module
+
+    def numbers(model):
+        return set(model.flat().tolist())
+
+    with PusH(line, cache_size=1) as distribution:
+        first = distribution.p_create(adam, receive={"REPLACE": replace, "STEP": train})
+        other = distribution.p_create(adam, receive={"STEP": train})
+        module = result(distribution, first, "REPLACE", 2.0)
+        assert distribution.nel.update(first, numbers).wait() == {2.0}
+        result(distribution, other, "STEP", 1)
+        # It has left the device, and is there all the same.
+        assert {float(each.detach().max()) for each in module.parameters()} == {2.0}
+        with torch.no_grad():
+            for each in module.parameters():
+                each.fill_(3.0)
+        assert distribution.nel.update(first, numbers).wait() == {3.0}
+        distribution.nel.update(first, lambda model: model.add_flat(np.ones(model.dimension))).wait()
+        assert all(set(each.flatten().tolist()) == {4.0} for each in distribution.p_parameters(first))
+        result(distribution, first, "STEP", 1)
+        assert distribution.nel.update(first, numbers).wait() != {4.0}
+        bad = distribution.nel.update(first, lambda model: setattr(next(model.module.parameters()), "data", torch.ones(9)))
+        bad.wait()
+        with pytest.raises(sheave.InvalidArgument, match=r"shape \(9,\); expected"):
+            distribution.nel.update(first, numbers).wait()
 
 
 def test_15_hooks_run_and_losses_have_no_graph():

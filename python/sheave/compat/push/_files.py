@@ -26,7 +26,9 @@ def save(model: ModuleModel, directory: str | os.PathLike[str], device: Any, pid
     place = Path(directory)
     place.mkdir(parents=True, exist_ok=True)
     whole = model.state()
-    module = whole.pop("module")
+    module = {name: value.detach().to("cpu", copy=True) for name, value in model.module.state_dict().items()}
+    # These are the module's.
+    del whole["parameters"], whole["buffers"]
     path = place / f"device{device}_particle{pid}.pth"
     _written(path, lambda file: torch.save(module, file))
     rest = pickling.dumps({"training": whole, "state": state})
@@ -42,14 +44,16 @@ def load(model: ModuleModel, directory: str | os.PathLike[str], device: Any, pid
     path = Path(directory) / f"device{device}_particle{pid}.pth"
     if not path.is_file():
         raise NotFound(f"no file {path} of particle {pid}; hint: save with the same devices before")
-    whole: dict[str, Any] = {"module": torch.load(path, map_location="cpu", weights_only=True)}
-    state = None
-    if _beside(path).is_file():
-        rest = pickling.loads(_beside(path).read_bytes())
-        whole.update(rest["training"])
-        state = rest["state"]
-    model.load(whole)
-    return state
+    module: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    if not _beside(path).is_file():
+        model.load_module(module)
+        return None
+    rest = pickling.loads(_beside(path).read_bytes())
+    names = {"parameters": dict(model.module.named_parameters()), "buffers": dict(model.module.named_buffers())}
+    # What is not of the module's state stays as it is.
+    parts = {kind: {name: module.get(name, own) for name, own in of.items()} for kind, of in names.items()}
+    model.load({**rest["training"], **parts})
+    return rest["state"]
 
 
 def _beside(path: Path) -> Path:

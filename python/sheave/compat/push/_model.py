@@ -1,12 +1,14 @@
-"""A module of torch as the model of a particle: with its optimizer, its scheduler, and a seed of its own.
+"""A module of torch as the model of a particle: a `sheave.particle.TorchModel` with what programs of PusH rely on.
 
-Its parameters are objects of the module's own all the time, so that a handler may write them, or their ``data``, in the
-way it likes; the optimizer is made on them. Moving it replaces their data and leaves the objects.
+A handler may write its module in the way it likes, the ``data`` of a parameter too, which takes that out of the one
+tensor in which all of them lie: what looks at that tensor puts such parameters back before. A module that has left the
+device lies in the host's memory, and can be read and written there. The optimizer is made on the parameters as PusH
+makes it, on those of `trainable` alone if there is a `prior`. A module that draws when it is applied draws from the
+generator of torch, as in PusH, so those of several devices are applied at the same time.
 """
 
 import copy
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,11 +17,9 @@ from numpy.typing import NDArray
 from sheave import InvalidArgument
 from sheave.bayes import seed_of
 from sheave.compat.push.lib.utils import torch_device
+from sheave.particle import TorchModel
 
 __all__ = ["ModuleModel", "seed_for"]
-
-# Modules are made one at a time: torch has one generator for all threads, which is lent to each and put back.
-_making = threading.Lock()
 
 
 def seed_for(master: int, pid: int, train_key: int | None) -> int:
@@ -29,7 +29,7 @@ def seed_for(master: int, pid: int, train_key: int | None) -> int:
     return train_key % 2**63
 
 
-class ModuleModel:
+class ModuleModel(TorchModel):
     """A module on a device, what trains it, and where it lies now."""
 
     def __init__(
@@ -43,106 +43,68 @@ class ModuleModel:
         seed: int = 0,
         device: Any = 0,
     ) -> None:
-        self.place = torch_device(device)
-        own_generators = [self.place] if self.place.type == "cuda" else []
-        with _making, torch.random.fork_rng(devices=own_generators):
-            torch.manual_seed(seed)
+        trained: list[torch.nn.Module] = []
+
+        def make() -> torch.nn.Module:
             module = mk_module(*args)
             if not isinstance(module, torch.nn.Module):
                 raise InvalidArgument(f"mk_module has made a {type(module).__name__}; expected a torch.nn.Module")
             if prior:
                 module.apply(module.trainable.init_weights)  # type: ignore[union-attr, arg-type]
-        self.module = module.to(self.place)
-        trained = module.trainable if prior else module
-        self.optimizer = None if mk_optim is None else mk_optim(trained.parameters())  # type: ignore[union-attr]
-        has_scheduler = mk_scheduler is not None and self.optimizer is not None
-        self.scheduler = mk_scheduler(self.optimizer) if has_scheduler else None  # type: ignore[misc]
-        self.version = 0
+            trained.append(module.trainable if prior else module)  # type: ignore[arg-type]
+            return module
 
-    @property
-    def dimension(self) -> int:
-        """How many parameters there are."""
-        return sum(parameter.numel() for parameter in self.module.parameters())
+        def optimizer(_: Any) -> Any:
+            return None if mk_optim is None else mk_optim(trained[0].parameters())
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of the first parameter."""
-        first = next(self.module.parameters(), None)
-        return torch.float32 if first is None else first.dtype
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes on the device: parameters, gradients, buffers, and what the optimizer keeps."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors())
+        # PusH takes a scheduler without an optimizer, and makes none.
+        super().__init__(make, optimizer=optimizer, scheduler=mk_scheduler, seed=seed, device=torch_device(device))
+        self._draws = False
 
     def forward(self, x: Any, *args: Any, gradient: bool = True, **kwargs: Any) -> Any:
-        """Apply the module, hooks and all; without `gradient` nothing is kept for a backward pass."""
+        """Apply the module, as `TorchModel.forward` does, in whatever mode the handler is that waits."""
         with torch.set_grad_enabled(gradient):
-            return self.module(x, *args, **kwargs)
+            return super().forward(x, *args, gradient=gradient, **kwargs)
 
-    def step(self, loss: Callable[..., torch.Tensor], x: Any, y: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Compute the gradients of `loss(module(x, ...), y)`, and let the optimizer step if there is one. Returns the
-        loss, without its graph."""
-        self.version += 1
-        self.module.zero_grad()
+    def step(self, loss: Callable[..., Any], x: Any, y: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Make a step of training, as `TorchModel.step` does, in whatever mode the handler is that waits."""
         with torch.enable_grad():
-            outcome = loss(self.module(x, *args, **kwargs), y)
-            outcome.backward()  # type: ignore[no-untyped-call]
-        if self.optimizer is not None:
-            self.optimizer.step()
-        return outcome.detach()
-
-    def zero_grad(self) -> None:
-        """Set gradients to none."""
-        self.module.zero_grad()
+            return super().step(loss, x, y, *args, **kwargs)
 
     def scheduler_step(self, *args: Any) -> None:
         """Advance the scheduler of the learning rate."""
         if self.scheduler is None:
             what = "scheduler_step of a particle without a scheduler"
             raise InvalidArgument(f"{what}; hint: give p_create a mk_scheduler")
-        self.scheduler.step(*args)
+        super().scheduler_step(*args)
 
     def parameters(self) -> list[torch.Tensor]:
         """Copies of the parameters on the CPU, in the order of the module."""
-        return [parameter.detach().to("cpu", copy=True) for parameter in self.module.parameters()]
+        return [parameter.detach().to("cpu", copy=True) for parameter in self._parameters]
 
     def flat(self) -> NDArray[Any]:
         """All parameters as one vector on the CPU: a copy."""
-        return _flat(list(self.module.parameters()))
+        with self._moves:
+            self._put_back()
+            return np.array(super().flat())
 
     def flat_gradient(self) -> NDArray[Any]:
         """All gradients as one vector on the CPU, zero where there is none: a copy."""
-        parameters = list(self.module.parameters())
-        return _flat([torch.zeros_like(each) if each.grad is None else each.grad for each in parameters])
+        return np.array(super().flat_gradient())
 
-    def set_flat(self, vector: Any) -> None:
-        """Write all parameters from one vector."""
-        self._write(vector, lambda parameter, part: parameter.copy_(part))
-
-    def add_flat(self, vector: Any, scale: float = 1.0) -> None:
-        """Add `scale` times a vector to all parameters."""
-        self._write(vector, lambda parameter, part: parameter.add_(part, alpha=scale))
-
-    def _write(self, vector: Any, write: Callable[[torch.Tensor, torch.Tensor], Any]) -> None:
+    def _change(self, vector: Any, change: Callable[[torch.Tensor, torch.Tensor], Any]) -> None:
         values = torch.as_tensor(vector).detach().flatten()
-        if values.numel() != self.dimension:
-            raise InvalidArgument(f"a vector of {values.numel()} numbers; expected {self.dimension}, the parameters")
-        begin = 0
-        self.version += 1
-        with torch.no_grad():
-            for parameter in self.module.parameters():
-                part = values[begin : begin + parameter.numel()].view(parameter.shape)
-                # What PusH's handlers send of complex numbers to real parameters is their real part.
-                real = part.real if part.is_complex() and not parameter.is_complex() else part
-                write(parameter, real.to(parameter.device, parameter.dtype))
-                begin += parameter.numel()
+        # What PusH's handlers send of complex numbers to real parameters is their real part.
+        values = values.real if values.is_complex() and not self.dtype.is_complex else values
+        with self._moves:
+            self._put_back()
+            super()._change(values, change)
 
     def viewed(self, device: Any) -> torch.nn.Module:
         """A copy of the module on a device, with its gradients. It shares nothing with this one."""
         place = torch_device(device)
         memo: dict[int, Any] = {}
-        for parameter in self.module.parameters():
+        for parameter in self._parameters:
             copied = torch.nn.Parameter(parameter.detach().to(place, copy=True), parameter.requires_grad)
             if parameter.grad is not None:
                 copied.grad = parameter.grad.detach().to(place, copy=True)
@@ -153,43 +115,46 @@ class ModuleModel:
 
     def park(self) -> None:
         """Leave the memory of the device."""
-        self._move(torch.device("cpu"))
+        with self._moves:
+            if self.is_parked:
+                return
+            self._put_back()
+            super().park()
+            for index, (part, parameter) in enumerate(zip(self.parts, self._parameters, strict=True)):
+                parameter.data = self._view(index).view(part.shape)
+                parameter.grad = self._gradients[index]
+            for name, buffer in self.module.named_buffers():
+                buffer.data = self._buffers[name]
 
     def bring(self) -> None:
         """Enter the memory of the device."""
-        self._move(self.place)
+        with self._moves:
+            self._put_back()
+            super().bring()
 
     def state(self) -> dict[str, Any]:
         """All that it is, on the CPU, with nothing of it shared."""
-        parts = {"module": self.module, "optimizer": self.optimizer, "scheduler": self.scheduler}
-        state = {name: part.state_dict() for name, part in parts.items() if part is not None}
-        return {**copy.deepcopy(state), "version": self.version}
+        with self._moves:
+            self._put_back()
+            return super().state()
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Become what `state` has returned."""
-        self.module.load_state_dict(state["module"])
-        for name, part in (("optimizer", self.optimizer), ("scheduler", self.scheduler)):
-            if part is not None and name in state:
-                part.load_state_dict(state[name])
-        self.version = max(self.version, state.get("version", 0)) + 1
+    def load_module(self, state: dict[str, Any]) -> None:
+        """Become what `state_dict` of a module has returned, with the optimizer as it is."""
+        with self._moves:
+            self._put_back()
+            self.module.load_state_dict(state)
+            self.version += 1
 
-    def _tensors(self) -> Iterator[torch.Tensor]:
-        for parameter in self.module.parameters():
-            yield parameter
-            if parameter.grad is not None:
-                yield parameter.grad
-        yield from self.module.buffers()
-        if self.optimizer is not None:
-            for kept in getattr(self.optimizer, "state", {}).values():
-                yield from (value for value in kept.values() if isinstance(value, torch.Tensor))
-
-    def _move(self, place: torch.device) -> None:
-        for tensor in self._tensors():
-            tensor.data = tensor.data.to(place)
-
-
-def _flat(tensors: list[torch.Tensor]) -> NDArray[Any]:
-    if not tensors:
-        return np.zeros(0, np.float32)
-    parts = [tensor.detach().to("cpu").flatten() for tensor in tensors]
-    return torch.cat(parts).numpy()
+    def _put_back(self) -> None:
+        """Has all parameters in the one tensor again, with what was written in their places."""
+        if self.is_parked:
+            self._gradients = [parameter.grad for parameter in self._parameters]
+            self._buffers = {name: buffer.detach() for name, buffer in self.module.named_buffers()}
+        for index, (part, parameter) in enumerate(zip(self.parts, self._parameters, strict=True)):
+            view = self._view(index)
+            if parameter.data_ptr() != view.data_ptr():
+                if parameter.shape != torch.Size(part.shape):
+                    what = f"parameter {part.name} has become one of shape {tuple(parameter.shape)}"
+                    raise InvalidArgument(f"{what}; expected {tuple(part.shape)}")
+                view.copy_(parameter.detach().reshape(-1))
+                parameter.data = view.view(part.shape)
