@@ -1,13 +1,13 @@
-"""Times PusH's particles as benches/python/particle.py does those of sheave: the original's, or those of the face for it.
+"""Times PusH's particles as benches/python/particle.py does those of sheave: the original's, or those of the face.
 
-    python benches/peers/push_particles.py send_wait 5000 --push DIRECTORY     # the folder that holds the package `push`
+    python benches/peers/push_particles.py send_wait 5000 --push DIRECTORY
     python -m sheave.compat push benches/peers/push_particles.py send_wait 5000
 
-Arguments: a case and the number of rounds. Prints a line: bytes, and nanoseconds of every round. `send_wait` is a
-message to a particle of the same node and its answer, `get` the parameters of another particle, 1 MiB of them, `create`
-a thousand particles, `across` a message from `PusH` to a node event loop in a process of its own and its answer;
-`epoch` trains eight networks for an epoch, `processes` does so in a process of its own, of which PusH has one.
-`sheave bench particle --push DIRECTORY` runs it. Needs torch.
+Arguments: a case and the number of rounds, and for the original the folder that holds its package `push`. Prints a
+line: bytes, and nanoseconds of every round. `send_wait` is a message to a particle of the same node and its answer,
+`get` the parameters of another particle, 1 MiB of them, `create` a thousand particles, `across` a message from `PusH`
+to a node event loop in a process of its own and its answer; `epoch` trains eight networks for an epoch, `processes`
+does so in a process of its own, of which PusH has one. `sheave bench particle --push DIRECTORY` runs it. Needs torch.
 
 The original runs on GPUs alone; here its devices are the CPU: torch is told of one device, and whatever is moved to a
 device with a number stays where it is. Nothing else of it is changed.

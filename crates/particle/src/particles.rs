@@ -197,8 +197,8 @@ impl<M: Payload> Inner<M> {
 
     /// Has a particle started that has something for which nobody of this node waits. Does not block.
     ///
-    /// What may block goes to a thread at once: the one that has found the request is likely to be it, and then no
-    /// thread is woken. By way of the node's task two of them would be, one after the other.
+    /// What may block goes to a thread at once: the one that has found the request is likely to be it, and then nobody
+    /// is woken. By way of the node's task whoever runs that would be first.
     pub(crate) fn start(self: &Arc<Self>, particle: &Arc<Particle<M>>) {
         if particle.is_blocking_next() {
             particle.unlist();

@@ -10,9 +10,9 @@ are kept.
 
 **Circles.** In PusH a message to a particle that waits, through others, for its sender is handled on the spot, on the
 sender's stack, as every message is. Here it could never begin. So each wait of a handler for a `Sent` is noted, and the
-one that closes a circle has one of its messages handled on the spot: its own, or else, if that has begun, the one at the
-other end, for which it stands below. It is taken back from the mailbox first, with those that its sender has sent there
-before. Whose handler it enters is waiting within the circle; in no other case is a particle entered again.
+one that closes a circle handles a message of it on the spot, its own or another one: some message of a circle has not
+begun, for otherwise nobody in it would wait. It is taken back from the mailbox first, with those that its sender has
+sent there before. Whose handler it enters is waiting within the circle; in no other case is a particle entered again.
 """
 
 import collections
@@ -84,11 +84,10 @@ class Circles:
         self._lock = threading.Lock()
         self._waiting: dict[int, list[Sent]] = {}
 
-    def begin(self, waiter: int, sent: "Sent") -> "Sent | None":
-        """A handler of this particle begins to wait. Returns the message with which a circle comes back to it."""
+    def begin(self, waiter: int, sent: "Sent") -> None:
+        """A handler of this particle begins to wait."""
         with self._lock:
             self._waiting.setdefault(waiter, []).append(sent)
-            return self._closing(waiter, sent)
 
     def end(self, waiter: int, sent: "Sent") -> None:
         """It goes on."""
@@ -98,18 +97,28 @@ class Circles:
             if not waiting:
                 del self._waiting[waiter]
 
-    def _closing(self, waiter: int, sent: "Sent") -> "Sent | None":
-        if sent.receiver == waiter:
-            return sent
-        seen, left = {sent.receiver}, [sent.receiver]
-        while left:
-            for further in self._waiting.get(left.pop(), ()):
-                if further.receiver == waiter:
-                    return further
-                if further.receiver not in seen:
-                    seen.add(further.receiver)
-                    left.append(further.receiver)
-        return None
+    def circle(self, waiter: int, sent: "Sent") -> "list[Sent]":
+        """The messages of a circle that a wait is in, from that on; none if it is in none."""
+        before: dict[int, tuple[Sent, int]] = {}
+        last, left = sent, [sent.receiver]
+        with self._lock:
+            while last.receiver != waiter:
+                if not left:
+                    return []
+                particle = left.pop()
+                for further in self._waiting.get(particle, ()):
+                    if further.receiver == waiter:
+                        last = further
+                        before[waiter] = further, particle
+                        break
+                    if further.receiver not in before and further.receiver != sent.receiver:
+                        before[further.receiver] = further, particle
+                        left.append(further.receiver)
+        path, at = [], waiter
+        while last is not sent and at != sent.receiver:
+            message, at = before[at]
+            path.append(message)
+        return [sent, *reversed(path)]
 
 
 class Sent:
@@ -141,10 +150,11 @@ class Sent:
         waiter = handling.get()
         if waiter is None or self._enter is None or self.done():
             return self._waited(timeout)
-        closing = self._circles.begin(waiter, self)
+        self._circles.begin(waiter, self)
         try:
-            if closing is not None and not self._is_entered():
-                closing._is_entered()
+            while any(message._is_entered() for message in self._circles.circle(waiter, self)):
+                if self.done():
+                    break
             return self._waited(timeout)
         finally:
             self._circles.end(waiter, self)
@@ -177,7 +187,7 @@ class Sent:
     def _is_entered(self) -> bool:
         """Takes the message back and handles it, with those before it. False if it has begun."""
         if not self._is_taken_back():
-            return self._here is not None
+            return False
         for before in list(self._line):
             if before is self:
                 break
