@@ -71,7 +71,7 @@ def _output(model: Any, inputs: Any, seed: int, is_one_mask: bool) -> torch.Tens
             output: torch.Tensor = detach_to_cpu(model.forward(inputs, gradient=False))
         return output
     parts = [part for part in model.module.modules() if isinstance(part, torch.nn.modules.dropout._DropoutNd)]
-    generators = [model.place] if model.place.type == "cuda" else []
+    generators = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices=generators):
         torch.manual_seed(seed % 2**63)
         for part in parts:
