@@ -78,47 +78,37 @@ class Arriving:
 
 
 class Circles:
-    """Which messages the handlers of a rank wait for."""
+    """Which messages the handlers of a rank wait for.
+
+    Whoever begins to wait says so before it looks for a circle. So of several waits that close one, one sees it. All
+    that is changed is a list at a time, in one operation of Python's.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._waiting: dict[int, list[Sent]] = {}
-
-    def begin(self, waiter: int, sent: "Sent") -> None:
-        """A handler of this particle begins to wait."""
-        with self._lock:
-            self._waiting.setdefault(waiter, []).append(sent)
-
-    def end(self, waiter: int, sent: "Sent") -> None:
-        """It goes on."""
-        with self._lock:
-            waiting = self._waiting[waiter]
-            waiting.remove(sent)
-            if not waiting:
-                del self._waiting[waiter]
+        self.waiting: dict[int, list[Sent]] = collections.defaultdict(list)
+        #: Held by whoever takes a message back.
+        self.taking = threading.Lock()
 
     def circle(self, waiter: int, sent: "Sent") -> "list[Sent]":
         """The messages of a circle that a wait is in, from that on; none if it is in none."""
+        start = sent.receiver
+        if start == waiter:
+            return [sent]
+        if not self.waiting.get(start):
+            return []
         before: dict[int, tuple[Sent, int]] = {}
-        last, left = sent, [sent.receiver]
-        with self._lock:
-            while last.receiver != waiter:
-                if not left:
-                    return []
-                particle = left.pop()
-                for further in self._waiting.get(particle, ()):
-                    if further.receiver == waiter:
-                        last = further
-                        before[waiter] = further, particle
-                        break
-                    if further.receiver not in before and further.receiver != sent.receiver:
-                        before[further.receiver] = further, particle
-                        left.append(further.receiver)
+        left = [start]
+        while left and waiter not in before:
+            particle = left.pop()
+            for further in tuple(self.waiting.get(particle, ())):
+                if further.receiver not in before and further.receiver != start:
+                    before[further.receiver] = further, particle
+                    left.append(further.receiver)
         path, at = [], waiter
-        while last is not sent and at != sent.receiver:
+        while waiter in before and at != start:
             message, at = before[at]
             path.append(message)
-        return [sent, *reversed(path)]
+        return [sent, *reversed(path)] if path else []
 
 
 class Sent:
@@ -141,7 +131,6 @@ class Sent:
         self._circles = circles
         self._line = line
         self._enter = enter
-        self._entering = threading.Lock()
         self._here: Future[Any] | None = None
         self._thread = 0
 
@@ -150,14 +139,15 @@ class Sent:
         waiter = handling.get()
         if waiter is None or self._enter is None or self.done():
             return self._waited(timeout)
-        self._circles.begin(waiter, self)
+        waiting = self._circles.waiting[waiter]
+        waiting.append(self)
         try:
             while any(message._is_entered() for message in self._circles.circle(waiter, self)):
                 if self.done():
                     break
             return self._waited(timeout)
         finally:
-            self._circles.end(waiter, self)
+            waiting.remove(self)
 
     def _waited(self, timeout: float | None) -> Any:
         if self._here is None:
@@ -165,7 +155,7 @@ class Sent:
                 return self._answer.wait(timeout)
             except Cancelled:
                 # Whoever takes it back says so before anybody else may look.
-                with self._entering:
+                with self._circles.taking:
                     if self._here is None:
                         raise
         return self._outcome(timeout)
@@ -198,7 +188,7 @@ class Sent:
 
     def _is_taken_back(self) -> bool:
         """Takes the message out of the mailbox, unless it is too late."""
-        with self._entering:
+        with self._circles.taking:
             if self._enter is None or self._here is not None or self._answer.done():
                 return False
             self._answer.cancel()

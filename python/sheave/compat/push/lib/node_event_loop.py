@@ -14,7 +14,6 @@ What differs from PusH, on purpose:
 """
 
 import collections
-import contextlib
 import copy
 import itertools
 import queue
@@ -511,10 +510,12 @@ class NodeEventLoop(Waitable):
             if len(self._sent) >= _SENT_MAX:
                 self._sent = {pair: line for pair, line in list(self._sent.items()) if line and not line[-1].done()}
             line = self._sent.setdefault((pid_curr, pid), collections.deque())
-        with contextlib.suppress(IndexError):
-            # Other handlers of the sender may do so too.
-            while line[0].done():
+        try:
+            while line and line[0].done():
                 line.popleft()
+        except IndexError:
+            # Another handler of the sender has done so meanwhile.
+            pass
         return line
 
     def _in_line(self, pid_curr: int, pid: int, answer: Any, enter: Callable[[], Any]) -> Any:
