@@ -58,15 +58,14 @@ def time_send_wait(rounds):
 
 
 def time_get(rounds, has_changed):
-    vector = sheave.particle.FunctionModel(
-        {"all": numpy.ones(PARAMETERS_BYTES // 4, "float32")}, forward=lambda parameters, x: x
-    )
+    ones = numpy.ones(PARAMETERS_BYTES // 4, "float32")
+    vector = sheave.particle.FunctionModel({"all": ones.copy()}, forward=lambda parameters, x: x)
     with Particles(name="bench") as particles:
         first = particles.create(vector)
         times = []
         for _ in range(WARM_ROUNDS + rounds):
             if has_changed:
-                vector.add_flat(numpy.ones(1, "float32"), 1.0)
+                vector.add_flat(ones, 1.0)
             begun = time.perf_counter_ns()
             snapshot = particles.get(first).wait()
             times.append(time.perf_counter_ns() - begun)
