@@ -127,6 +127,60 @@ def test_each_may_have_its_own_batch_and_another_loss():
     assert_close(together, alone, 1e-4)
 
 
+def normed_rows(**settings):
+    norm = torch.nn.BatchNorm1d(8, **settings)
+    return torch.nn.Sequential(torch.nn.Linear(6, 8), norm, torch.nn.Tanh(), torch.nn.Linear(8, 3)).double()
+
+
+def normed_images(**settings):
+    first = [torch.nn.Unflatten(1, (1, 4, 4)), torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.BatchNorm2d(4, **settings)]
+    return torch.nn.Sequential(*first, torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(64, 3)).double()
+
+
+NORMS = [{}, {"affine": False}, {"momentum": None}, {"momentum": 0.3}, {"track_running_stats": False}]
+
+
+@pytest.mark.parametrize("settings", NORMS, ids=str)
+@pytest.mark.parametrize(("module", "features"), [(normed_rows, 6), (normed_images, 16)])
+def test_batch_normalisation_trains_and_keeps_the_statistics_of_each(module, features, settings):
+    together, alone = (made(lambda: module(**settings), "momentum") for _ in range(2))
+    # Statistics and counts that are there are gone on from.
+    for model in (*together, *alone):
+        model.forward(torch.ones(2, features).double())
+    with BatchedModels(together) as batched:
+        for x, y in batches(features, 20):
+            batched.step(functional.cross_entropy, x.double(), y)
+            for model in alone:
+                model.step(functional.cross_entropy, x.double(), y)
+    assert_close(together, alone, 1e-9)
+    before = made(lambda: module(**settings), "momentum")[0].buffers_flat()
+    for model, other in zip(together, alone, strict=True):
+        found, expected = model.buffers_flat(), other.buffers_flat()
+        assert found.keys() == expected.keys() == before.keys()
+        assert bool(found) == settings.get("track_running_stats", True)
+        for name, values in found.items():
+            np.testing.assert_allclose(values, expected[name], rtol=1e-9, atol=1e-9)
+            assert np.abs(values - before[name]).max() > 0.01
+        assert all(part.momentum == settings.get("momentum", 0.1) for part in model.module if hasattr(part, "momentum"))
+        model.eval(), other.eval()
+        np.testing.assert_allclose(model.forward(x.double()).detach(), other.forward(x.double()).detach(), atol=1e-9)
+
+
+def test_parameters_are_set_from_rows_and_gradients_written_into_some():
+    models = made(dense, None)
+    rows = np.stack([model.flat() * 2 for model in models])
+    with BatchedModels(models) as batched:
+        batched.set_flat(rows)
+        np.testing.assert_array_equal(batched.flat().numpy(), rows)
+        batched.step(functional.cross_entropy, *next(batches(6, 1)))
+        slopes = np.full_like(rows, np.nan)
+        assert batched.flat_gradient(out=torch.from_numpy(slopes)) is not None
+    for model, row, slope in zip(models, rows, slopes, strict=True):
+        np.testing.assert_array_equal(model.flat(), row)
+        np.testing.assert_array_equal(model.flat_gradient(), slope)
+        assert np.abs(slope).max() > 0 and model.version == 1
+
+
 def test_hooks_are_run_and_dropout_differs_from_model_to_model():
     before = torch.get_rng_state()
     seen = []
@@ -158,11 +212,17 @@ def test_what_cannot_be_batched_is_said():
     x, y = next(batches(6, 1))
     with pytest.raises(sheave.Unsupported, match="AsksForValues cannot be batched: .*step its models one by one"):
         BatchedModels(made(AsksForValues, "sgd")).step(functional.cross_entropy, x, y)
-    normed = made(lambda: torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.BatchNorm1d(3)), "sgd")
-    with pytest.raises(sheave.Unsupported, match="batch normalisation that trains"):
+    normed = made(lambda: normed_rows(momentum=None), "sgd")
+    normed[1].eval()
+    with pytest.raises(sheave.InvalidArgument, match="models that train and models that do not; expected the same"):
         BatchedModels(normed)
-    evaluated = BatchedModels([model.eval() for model in normed]).forward(x)
-    torch.testing.assert_close(evaluated[2], normed[2].forward(x, gradient=False))
+    evaluated = BatchedModels([model.eval() for model in normed]).forward(x.double())
+    torch.testing.assert_close(evaluated[2], normed[2].forward(x.double(), gradient=False))
+    normed[2].train().forward(x.double())
+    with pytest.raises(sheave.InvalidArgument, match=r"1 has averaged \[0, 1\] batches; expected the same number in all"):
+        BatchedModels([model.train() for model in normed]).forward(x.double())
+    with pytest.raises(sheave.Mismatch, match=r"rows of shape \(2, 6\); expected \(3, 419\)"):
+        BatchedModels(made(dense, "sgd")).set_flat(np.zeros((2, 6)))
     with pytest.raises(sheave.InvalidArgument, match="several architectures"):
         BatchedModels([*made(dense, "sgd"), *made(AsksForValues, "sgd")])
     with pytest.raises(sheave.InvalidArgument, match="several kinds of optimizers"):

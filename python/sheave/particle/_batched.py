@@ -8,14 +8,15 @@ pays where a model alone is too small to keep the machine busy. Rows of dense la
 Batched products may add up in another order, though, so results agree with those of single models within rounding.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, stack_module_state
 
-from sheave._core import InvalidArgument, Unsupported
+from sheave._core import InvalidArgument, Mismatch, Unsupported
 from sheave.particle._torch_models import TorchModel, moved
 
 __all__ = ["BatchedModels"]
@@ -41,11 +42,11 @@ class BatchedModels:
     All are `TorchModel`s of modules with the same layers, with parameters of one dtype, none of them frozen, and with
     the same kind of optimizer: torch's SGD, Adam or AdamW with the same settings, or none. They are not touched while
     they are here; `finish`, or the end of a `with` block, gives parameters, gradients, buffers and moments back to
-    them, which then go on where this has stopped.
+    them, which then go on where this has stopped. Meanwhile there are two of each of them in the device's memory.
 
-    Modules that `vmap` refuses, such as those that ask for values of their input, raise Unsupported at the first step;
-    so does batch normalisation that trains, which would have to write its statistics. Dropout draws another mask for
-    each model, from one generator. Results agree with those of single models within rounding: float32 parameters differ
+    Modules that `vmap` refuses, such as those that ask for values of their input, raise Unsupported at the first step.
+    Batch normalisation that trains keeps the statistics of each model. Dropout draws another mask for each model, from
+    one generator, and so other ones than models by themselves. Results agree with those of single models within rounding: float32 parameters differ
     by less than 1e-4 of their scale after 20 steps. Rounding grows as it does in any training: Adam divides gradients
     by their size, also where they are nothing but rounding.
 
@@ -72,7 +73,10 @@ class BatchedModels:
         self._generators = first._generators
         self._draws = first._draws
         self._is_plain = _is_plain(first.module)
+        # Their momentum is one over the number of batches, which `vmap` cannot ask for.
+        self._averaging = [(name, part) for name, part in first.module.named_modules() if _averages(part)]
         self._steps = 0
+        self._assigned = 0
         self._is_finished = False
 
     def _named(self) -> dict[str, Tensor]:
@@ -120,9 +124,7 @@ class BatchedModels:
 
         batched = torch.vmap(one, in_dims=(0, 0, 0, dimension, dimension), randomness="different")
         try:
-            if not self._draws:
-                return batched(rows, named, self._buffers, x, args)  # type: ignore[no-any-return]
-            with self._generators.in_use():
+            with self._generators.in_use() if self._draws else contextlib.nullcontext(), self._counting():
                 return batched(rows, named, self._buffers, x, args)  # type: ignore[no-any-return]
         except RuntimeError as error:
             if "vmap" not in str(error) and "batching" not in str(error):
@@ -150,6 +152,22 @@ class BatchedModels:
             self._optimizer.step()
         self._steps += 1
         return losses.detach()
+
+    @contextlib.contextmanager
+    def _counting(self) -> Iterator[None]:
+        """Gives normalisations that average all batches the momentum of this one."""
+        for name, part in self._averaging:
+            if not part.training:
+                continue
+            counts = set(self._buffers[f"{name}.num_batches_tracked" if name else "num_batches_tracked"].tolist())
+            if len(counts) > 1:
+                raise InvalidArgument(f"{name} has averaged {sorted(counts)} batches; expected the same number in all")
+            part.momentum = 1.0 / (counts.pop() + 1)
+        try:
+            yield
+        finally:
+            for _, part in self._averaging:
+                part.momentum = None
 
     def _plainly(self, x: Tensor) -> Tensor:
         """What a row of layers does, without the detours of `vmap`."""
@@ -189,10 +207,22 @@ class BatchedModels:
         """The parameters of all, `[n, P]`: a copy."""
         return torch.cat([stack.detach().flatten(1) for stack in self._flattened(self._stacks)], dim=1)
 
-    def flat_gradient(self) -> Tensor:
-        """The gradients of the last step, `[n, P]`, zero where there are none: a copy."""
+    def flat_gradient(self, out: Tensor | None = None) -> Tensor:
+        """The gradients of the last step, `[n, P]`, zero where there are none: a copy, in `out` if it is given."""
         gradients = [torch.zeros_like(stack) if stack.grad is None else stack.grad for stack in self._stacks]
-        return torch.cat(self._flattened(gradients), dim=1)
+        return torch.cat(self._flattened(gradients), dim=1, out=out)
+
+    def set_flat(self, rows: Any) -> None:
+        """Replace the parameters of all by those in a matrix `[n, P]` of torch or numpy."""
+        self._require_open()
+        values = torch.as_tensor(rows)
+        dimension = self._parts[-1].stop if self._parts else 0
+        if tuple(values.shape) != (len(self.models), dimension):
+            raise Mismatch(f"rows of shape {tuple(values.shape)}; expected {(len(self.models), dimension)}")
+        with torch.no_grad():
+            for part, stack in zip(self._parts, self._stacks, strict=True):
+                stack.copy_(values[:, part.start : part.stop].view_as(stack))
+        self._assigned += 1
 
     def _flattened(self, stacks: Sequence[Tensor]) -> list[Tensor]:
         return [stack.reshape(len(self.models), -1) for stack in stacks]
@@ -211,6 +241,8 @@ class BatchedModels:
                 self._give_back(row, model)
 
     def _give_back(self, row: int, model: TorchModel) -> None:
+        for name, buffer in model.module.named_buffers():
+            buffer.copy_(self._buffers[name][row])
         for stack, parameter in zip(self._stacks, model._parameters, strict=True):
             parameter.copy_(stack[row])
             if self._steps:
@@ -222,7 +254,7 @@ class BatchedModels:
                 rows = {key: value for key, value in state.items() if key != "step"}
                 own = {key: None if value is None else value[row].clone() for key, value in rows.items()}
                 model.optimizer.state[parameter] = own | shared
-        model.version += self._steps if model.optimizer is not None else 0
+        model.version += self._assigned + (self._steps if model.optimizer is not None else 0)
         model._steps += self._steps
         model._gradient_version += 1
 
@@ -245,6 +277,11 @@ def _is_plain(module: torch.nn.Module) -> bool:
     # Tied parameters have one stack for several layers.
     count = sum(len(list(layer.parameters(recurse=False))) for layer in layers)
     return bool(layers) and is_known and not is_hooked and count == len(list(module.parameters()))
+
+
+def _averages(part: torch.nn.Module) -> bool:
+    """Whether it is a normalisation whose statistics are means over all batches."""
+    return isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and part.momentum is None and part.track_running_stats
 
 
 def _is_cross_entropy(loss: Any) -> bool:
@@ -274,9 +311,8 @@ def _checked(models: list[TorchModel]) -> TorchModel:
         raise InvalidArgument("models of several devices or dtypes; expected one of each")
     if any(not parameter.requires_grad for model in models for parameter in model._parameters):
         raise Unsupported("models with frozen parameters; hint: step them one by one")
-    kinds_of_training = (torch.nn.modules.batchnorm._BatchNorm,)
-    if any(isinstance(part, kinds_of_training) and part.training for part in first.module.modules()):
-        raise Unsupported("batch normalisation that trains cannot be batched; hint: use GroupNorm, or step one by one")
+    if len({tuple(part.training for part in model.module.modules()) for model in models}) > 1:
+        raise InvalidArgument("models that train and models that do not; expected the same mode of all")
     if first.clip_norm is not None or first.accumulate > 1 or first.autocast is not None:
         raise Unsupported("models that clip, accumulate or cast; hint: step them one by one")
     _check_optimizers(models)
