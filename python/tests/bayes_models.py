@@ -1,6 +1,11 @@
 """Small models of numpy for the tests of sheave.bayes, and the same trainings without sheave."""
 
+import contextlib
+import threading
+
 import numpy as np
+import sheave
+from conftest import free_root
 from sheave import bayes, optim
 from sheave.particle import FunctionModel
 
@@ -96,3 +101,41 @@ def of_models(posterior, look):
 
 
 SGD = optim.SGD(lr=0.1)
+
+
+@contextlib.contextmanager
+def joined_pair():
+    """Both members of a mesh of two, in threads."""
+    root, meshes = free_root(), [None, None]
+
+    def join(rank):
+        meshes[rank] = sheave.Mesh(rank=rank, size=2, root=root, join_timeout=60)
+
+    thread = threading.Thread(target=join, args=(1,))
+    thread.start()
+    join(0)
+    thread.join(60)
+    try:
+        yield meshes
+    finally:
+        for mesh in meshes:
+            mesh.close()
+
+
+def both(act):
+    """Runs `act(rank)` on two threads. Returns what came of both."""
+    made, raised = [None, None], []
+
+    def run(rank):
+        try:
+            made[rank] = act(rank)
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(100)
+    assert not raised and not any(thread.is_alive() for thread in threads), raised
+    return made

@@ -2,7 +2,6 @@
 
 import io
 import sys
-import threading
 
 import numpy as np
 import pytest
@@ -10,15 +9,16 @@ import sheave
 from bayes_models import (
     SGD,
     batches,
+    both,
     cross_entropy,
     half_squares,
+    joined_pair,
     make_line,
     make_network,
     normals,
     of_models,
     squares,
 )
-from conftest import free_root
 from sheave import bayes, optim
 from sheave.bayes import plots
 from sheave.particle import FunctionModel, Particles
@@ -297,38 +297,8 @@ def test_models_with_an_optimizer_are_refused_where_others_make_the_steps(proble
 
 @pytest.fixture
 def pair():
-    """Both members of a mesh of two, in threads."""
-    root, meshes = free_root(), [None, None]
-
-    def join(rank):
-        meshes[rank] = sheave.Mesh(rank=rank, size=2, root=root, join_timeout=60)
-
-    thread = threading.Thread(target=join, args=(1,))
-    thread.start()
-    join(0)
-    thread.join(60)
-    yield meshes
-    for mesh in meshes:
-        mesh.close()
-
-
-def both(act):
-    """Runs `act(rank)` on two threads. Returns what came of both."""
-    made, raised = [None, None], []
-
-    def run(rank):
-        try:
-            made[rank] = act(rank)
-        except BaseException as error:
-            raised.append(error)
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(100)
-    assert not raised and not any(thread.is_alive() for thread in threads), raised
-    return made
+    with joined_pair() as meshes:
+        yield meshes
 
 
 def test_svgd_cut_over_processes_is_the_one_in_one(problem, pair):

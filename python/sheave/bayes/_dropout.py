@@ -63,7 +63,7 @@ class MonteCarloDropout(Posterior):
 
     HANDLERS: ClassVar[Handlers] = {**BASIC, "predict": _predict}
 
-    def predict(
+    def predict(  # type: ignore[override]
         self,
         data: Any,
         *,
@@ -72,6 +72,7 @@ class MonteCarloDropout(Posterior):
         seed: int = 0,
         quantile: float | Sequence[float] = 0.5,
         batch_size: int | None = None,
+        timeout: float | None = None,
     ) -> dict[str, NDArray[Any]]:
         """Return what `samples` masks of each member say together, as `Posterior.predict`; M is members * samples.
 
@@ -80,5 +81,5 @@ class MonteCarloDropout(Posterior):
         modes = modes_of(self.task, mode)
         if samples < 1:
             raise InvalidArgument(f"samples is {samples}; expected 1 or more")
-        outputs = self._outputs(list(inputs(data, batch_size)), (samples, seed + 1))
+        outputs = self._outputs(list(inputs(data, batch_size)), (samples, seed + 1), timeout)
         return combine(self.task, outputs, modes, quantile)

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sheave import _core_bayes as native
+from sheave.bayes._batching import Batched, Single, stepping
 from sheave.bayes._data import joined, require_repeatable
 from sheave.bayes._posterior import Posterior, shuffled_batches
 from sheave.bayes._progress import Progress, Report, reporter
-from sheave.particle import wait_all
 
 __all__ = ["Ensemble", "RandomizedPrior"]
 
@@ -18,7 +18,7 @@ class Ensemble(Posterior):
     """A deep ensemble (Lakshminarayanan, Pritzel and Blundell, NeurIPS 2017, arXiv:1612.01474).
 
     Members are trained as they would be alone, bit for bit, whatever the number of devices and the size of their caches
-    is: they differ by their seeds, and where `bootstrap=True` is given to `fit` by their data. For randomised priors
+    is, unless they are `batched`: they differ by their seeds, and where `bootstrap=True` is given to `fit` by their data. For randomised priors
     have `make` return a `RandomizedPrior`. With the task "gaussian" outputs are a mean and the logarithm of a variance
     for each target, and the loss should be the negative log likelihood, such as `sheave.bayes.gaussian_loss`.
 
@@ -45,6 +45,8 @@ class Ensemble(Posterior):
         epochs: int,
         *,
         bootstrap: bool = False,
+        batched: bool = False,
+        timeout: float | None = None,
         progress: Progress = None,
     ) -> NDArray[np.float64]:
         """Train all members, as `Posterior.fit` says.
@@ -53,8 +55,15 @@ class Ensemble(Posterior):
         large as the loader's first one, in a new order in each epoch. All data are in memory then, once for all.
         """
         if not bootstrap:
-            return super().fit(loader, loss, epochs, progress=progress)
+            return super().fit(loader, loss, epochs, batched=batched, timeout=timeout, progress=progress)
         require_repeatable(loader, epochs)
+        with stepping(self.particles, self.ids, batched, timeout) as steps:
+            return self._bootstrapped(loader, loss, epochs, steps, progress)
+
+    def _bootstrapped(
+        self, loader: Iterable[Any], loss: Any, epochs: int, steps: Single | Batched, progress: Progress
+    ) -> NDArray[np.float64]:
+        """Train each member on data of its own."""
         x, y, size = joined(loader)
         count, tell = len(y), reporter(progress)
         generators = [native.Generator(native.seed_of(self.seed_of(member), 1)) for member in range(len(self.ids))]
@@ -69,14 +78,12 @@ class Ensemble(Posterior):
                 for rows, order in zip(drawn, orders, strict=True)
             ]
             for batch, each in enumerate(zip(*own, strict=True)):
-                sent = zip(self.ids, each, strict=True)
-                answers = [self.particles.send(id, "step", loss, *pair) for id, pair in sent]
-                losses = np.asarray(wait_all(answers), np.float64)
+                losses = np.asarray(steps.step_each(loss, each), np.float64)
                 sums += losses
                 if tell is not None:
                     tell(Report(epoch + 1, epochs, batch + 1, batches, losses))
             means[epoch] = sums / batches
-            self.ask("scheduler_step")
+            steps.schedule()
         return means
 
 

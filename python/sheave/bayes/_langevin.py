@@ -1,5 +1,6 @@
 """Chains of samples on particles: SGLD, SGHMC, cyclical step sizes."""
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -7,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sheave import _core_bayes as native
 from sheave._core import InvalidArgument
+from sheave.bayes._batching import Batching
 from sheave.bayes._data import count_data, inputs, require_repeatable
 from sheave.bayes._modules import evaluating, refresh, restored
 from sheave.bayes._outputs import combine, modes_of
@@ -17,15 +19,26 @@ __all__ = ["Langevin"]
 
 
 def potential(model: Any, loss: Any, x: Any, y: Any, data: int, prior: Any) -> tuple[float, Any, Any]:
-    """The loss of a batch, copies of the parameters, and the gradient of the negative log posterior there."""
-    if any(getattr(model, name, None) is not None for name in ("optimizer", "_optimizer")):
-        raise InvalidArgument("the model has an optimizer; expected one without: the sampler makes the steps")
+    """The loss of a batch, a copy of the parameters, and the gradient of the negative log posterior there."""
+    require_no_optimizer(model)
     value = float(model.step(loss, x, y))
     flat = np.array(model.flat())
-    gradient = np.array(model.flat_gradient()) * flat.dtype.type(data)
-    if prior is not None:
-        prior.add_gradient(flat, gradient)
+    gradient = np.empty_like(flat)
+    write_slopes(model.flat_gradient(), flat, data, prior, gradient)
     return value, flat, gradient
+
+
+def write_slopes(gradient: Any, flat: NDArray[Any], data: int, prior: Any, out: NDArray[Any]) -> None:
+    """Write the gradient of the negative log posterior, by that of the mean loss, which may be `out` itself."""
+    np.multiply(gradient, flat.dtype.type(data), out=out)
+    if prior is not None:
+        prior.add_gradient(flat, out)
+
+
+def require_no_optimizer(model: Any) -> None:
+    """Refuse a model that would make steps of its own."""
+    if any(getattr(model, name, None) is not None for name in ("optimizer", "_optimizer")):
+        raise InvalidArgument("the model has an optimizer; expected one without: the sampler makes the steps")
 
 
 class _Settings(NamedTuple):
@@ -75,16 +88,37 @@ class _Sampler:
 def _step(particle: Any, settings: _Settings, loss: Any, x: Any, y: Any, data: int, prior: Any) -> float:
     def step(model: Any) -> float:
         value, flat, gradient = potential(model, loss, x, y, data, prior)
-        if "sampler" not in particle.state:
-            particle.state["sampler"] = _Sampler(_Settings(*settings), particle.seed, flat)
-        sampler = particle.state["sampler"]
-        may_be_sample = sampler.step(flat, gradient)
+        offered = _moved(particle, settings, flat, gradient)
         model.set_flat(flat)
-        if may_be_sample:
-            sampler.chain.offer(flat)
+        offered()
         return value
 
     return float(particle.update(step).wait())
+
+
+def _moved(particle: Any, settings: Any, flat: NDArray[Any], gradient: NDArray[Any]) -> Callable[[], None]:
+    """Steps the chain of a particle, parameters in place. Returns what offers them as a sample, where they are one."""
+    if "sampler" not in particle.state:
+        particle.state["sampler"] = _Sampler(_Settings(*settings), particle.seed, flat)
+    sampler = particle.state["sampler"]
+    may_be_sample = sampler.step(flat, gradient)
+    return lambda: sampler.chain.offer(flat) if may_be_sample else None
+
+
+def _batched_step(
+    batched: Any, particles: list[Any], settings: Any, loss: Any, x: Any, y: Any, data: int, prior: Any
+) -> list[float]:
+    require_no_optimizer(batched.models[0])
+    losses = batched.step(loss, x, y).tolist()
+    rows, gradients = batched.flat().cpu().numpy(), batched.flat_gradient().cpu().numpy()
+    offered = []
+    for particle, flat, gradient in zip(particles, rows, gradients, strict=True):
+        write_slopes(gradient, flat, data, prior, gradient)
+        offered.append(_moved(particle, settings, flat, gradient))
+    batched.set_flat(rows)
+    for offer in offered:
+        offer()
+    return list(losses)
 
 
 def _samples(particle: Any) -> Any:
@@ -184,6 +218,8 @@ class Langevin(Posterior):
         epochs: int,
         *,
         data: int | None = None,
+        batched: bool = False,
+        timeout: float | None = None,
         progress: Progress = None,
     ) -> NDArray[np.float64]:
         """Take a step of all chains for each batch, `epochs` times, as `Posterior.fit`.
@@ -193,22 +229,25 @@ class Langevin(Posterior):
         require_repeatable(loader, epochs)
         count, self._loader = count_data(loader, data), loader
         settings = tuple(self._settings)
-        return self._epochs(
-            loader,
-            epochs,
-            progress,
-            lambda x, y: self.ask("step", settings, loss, x, y, count, self.prior),
-            lambda epoch: None,
-        )
+        batching = Batching(self.particles, self.ids) if batched else None
 
-    def samples(self) -> list[NDArray[Any]]:
+        def step(x: Any, y: Any) -> list[float]:
+            sent = (settings, loss, x, y, count, self.prior)
+            if batching is None:
+                return self.ask("step", *sent, timeout=timeout)
+            return batching.ask(_batched_step, *sent, timeout=timeout)
+
+        with contextlib.nullcontext() if batching is None else batching.lasting(timeout):
+            return self._epochs(loader, epochs, progress, step, lambda epoch: None)
+
+    def samples(self, *, timeout: float | None = None) -> list[NDArray[Any]]:
         """Return the samples that each chain keeps, oldest first: [samples, d] each."""
-        found = self.ask("samples")
+        found = self.ask("samples", timeout=timeout)
         if any(samples is None for samples in found):
             raise InvalidArgument("the chains have not begun; expected fit before")
         return found
 
-    def predict(
+    def predict(  # type: ignore[override]
         self,
         data: Any,
         *,
@@ -216,6 +255,7 @@ class Langevin(Posterior):
         refresh_on: Iterable[Any] | None = None,
         quantile: float | Sequence[float] = 0.5,
         batch_size: int | None = None,
+        timeout: float | None = None,
     ) -> dict[str, NDArray[Any]]:
         """Return what all samples of all chains say together, as `Posterior.predict`; M counts the samples.
 
@@ -223,5 +263,5 @@ class Langevin(Posterior):
         loader of `fit`. Afterwards parameters and statistics are those of before.
         """
         modes = modes_of(self.task, mode)
-        training = self._training(refresh_on)
-        return combine(self.task, self._outputs(list(inputs(data, batch_size)), training), modes, quantile)
+        training = self._training(refresh_on, timeout)
+        return combine(self.task, self._outputs(list(inputs(data, batch_size)), training, timeout), modes, quantile)

@@ -147,14 +147,21 @@ class LastLayerLaplace(Posterior):
         super().__init__(make, members, task=task, **settings)
 
     def fit(
-        self, loader: Iterable[Any], loss: Callable[..., Any], epochs: int, *, progress: Progress = None
+        self,
+        loader: Iterable[Any],
+        loss: Callable[..., Any],
+        epochs: int,
+        *,
+        batched: bool = False,
+        timeout: float | None = None,
+        progress: Progress = None,
     ) -> NDArray[np.float64]:
         """Train all members, as `Posterior.fit`, and approximate their last layers on the same data."""
-        losses = super().fit(loader, loss, epochs, progress=progress)
-        self.approximate(loader)
+        losses = super().fit(loader, loss, epochs, batched=batched, timeout=timeout, progress=progress)
+        self.approximate(loader, timeout=timeout)
         return losses
 
-    def approximate(self, loader: Iterable[Any]) -> list[Evidence]:
+    def approximate(self, loader: Iterable[Any], *, timeout: float | None = None) -> list[Evidence]:
         """Approximate the last layers of members as they are, on all batches of a loader. Returns their evidence.
 
         With a `prior_precision` of one's own the evidence is that of it, and `determined` is not a number.
@@ -162,7 +169,8 @@ class LastLayerLaplace(Posterior):
         batches = list(pairs(loader))
         if not batches:
             raise InvalidArgument("the loader has no batches; expected one at least")
-        return self.ask("approximate", batches, self.task == "classification", self._features, self._known)
+        is_of_classes = self.task == "classification"
+        return self.ask("approximate", batches, is_of_classes, self._features, self._known, timeout=timeout)
 
     def predict(  # type: ignore[override]
         self,
@@ -172,6 +180,7 @@ class LastLayerLaplace(Posterior):
         samples: int | None = None,
         seed: int = 0,
         batch_size: int | None = None,
+        timeout: float | None = None,
     ) -> dict[str, NDArray[Any]]:
         """Return what the posteriors of all members say together.
 
@@ -183,7 +192,7 @@ class LastLayerLaplace(Posterior):
         batches = list(inputs(data, batch_size))
         if not batches:
             raise InvalidArgument("the data have no batches; expected one at least")
-        found = self.ask("predict_layer", batches, self._features, samples, seed)
+        found = self.ask("predict_layer", batches, self._features, samples, seed, timeout=timeout)
         rows = [mean for mean, _ in found]
         made: dict[str, Callable[[], NDArray[Any]]]
         if self.task == "classification":

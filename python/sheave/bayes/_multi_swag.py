@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sheave import _core_bayes as native
 from sheave._core import InvalidArgument
+from sheave.bayes._batching import stepping
 from sheave.bayes._data import inputs
 from sheave.bayes._modules import evaluating, refresh, restored
 from sheave.bayes._outputs import combine, modes_of
@@ -104,6 +105,8 @@ class MultiSwag(Posterior):
         epochs: int,
         *,
         swag_epochs: int = 10,
+        batched: bool = False,
+        timeout: float | None = None,
         progress: Progress = None,
     ) -> NDArray[np.float64]:
         """Train all members for `epochs`, then for `swag_epochs` more, each of which ends with a snapshot.
@@ -114,29 +117,31 @@ class MultiSwag(Posterior):
             if count < 0:
                 raise InvalidArgument(f"{name} is {count}; expected 0 or more")
 
-        def ended(epoch: int) -> None:
-            if epoch >= epochs:
-                self.collect()
-            else:
-                self.ask("scheduler_step")
-
         self._loader = loader
-        return self._epochs(
-            loader, epochs + swag_epochs, progress, lambda x, y: self.ask("step", loss, x, y), ended
-        )
+        with stepping(self.particles, self.ids, batched, timeout) as steps:
 
-    def collect(self) -> int:
+            def ended(epoch: int) -> None:
+                if epoch >= epochs:
+                    self.collect(timeout=timeout)
+                else:
+                    steps.schedule()
+
+            return self._epochs(
+                loader, epochs + swag_epochs, progress, lambda x, y: steps.step(loss, x, y), ended
+            )
+
+    def collect(self, *, timeout: float | None = None) -> int:
         """Take a snapshot of all members as they are. Returns how many each has."""
-        return min(int(count) for count in self.ask("collect", self.rank))
+        return min(int(count) for count in self.ask("collect", self.rank, timeout=timeout))
 
-    def moments(self) -> list[native.Swag]:
+    def moments(self, *, timeout: float | None = None) -> list[native.Swag]:
         """Return the Gaussian of each member, copies."""
-        states = self.ask("moments")
+        states = self.ask("moments", timeout=timeout)
         if any(state is None for state in states):
             raise InvalidArgument("a member has no snapshots; expected fit with swag_epochs, or collect, before")
         return [native.Swag.load(state) for state in states]
 
-    def predict(
+    def predict(  # type: ignore[override]
         self,
         data: Any,
         *,
@@ -147,6 +152,7 @@ class MultiSwag(Posterior):
         refresh_on: Iterable[Any] | None = None,
         quantile: float | Sequence[float] = 0.5,
         batch_size: int | None = None,
+        timeout: float | None = None,
     ) -> dict[str, NDArray[Any]]:
         """Return what `samples` samples of each member say together, as `Posterior.predict`; M is members * samples.
 
@@ -156,6 +162,6 @@ class MultiSwag(Posterior):
         modes = modes_of(self.task, mode)
         if samples < 1:
             raise InvalidArgument(f"samples is {samples}; expected 1 or more")
-        training = self._training(refresh_on)
-        outputs = self._outputs(list(inputs(data, batch_size)), (samples, float(scale), seed + 1, training))
+        training = self._training(refresh_on, timeout)
+        outputs = self._outputs(list(inputs(data, batch_size)), (samples, float(scale), seed + 1, training), timeout)
         return combine(self.task, outputs, modes, quantile)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sheave._core import InvalidArgument
 from sheave._core_bayes import seed_of
+from sheave.bayes._batching import Batching, predicted, stepping
 from sheave.bayes._data import inputs, pairs, require_repeatable, taken, to_numpy
 from sheave.bayes._modules import batch_norms, evaluating
 from sheave.bayes._outputs import combine, modes_of, require_task
@@ -74,7 +75,14 @@ class Posterior:
     logits of classes ("classification").
 
     One thread uses an object at a time. All waits end with the members: an exception of a model or of a loss function
-    is raised here, and so is `sheave.PeerLost` where the process of a member is gone.
+    is raised here, and so is `sheave.PeerLost` where the process of a member is gone. With a `timeout` they end after
+    so many seconds too, with `sheave.DeadlineExceeded`; what members do then goes on.
+
+    With `batched=True` the members of each device, or of another node, are one batched computation, `BatchedModels`,
+    which pays where a model alone is small. They are then equal to members that are stepped one by one within rounding,
+    and not bit for bit. Models must be `TorchModel`s of one architecture, optimizer and number of steps, all of which
+    have room in the cache of their device: else the call raises `sheave.Unsupported`, `sheave.InvalidArgument` or
+    `sheave.LimitExceeded` before any of them is trained. They take their memory there twice.
 
     >>> import numpy as np, sheave
     >>> from sheave.particle import FunctionModel
@@ -143,16 +151,26 @@ class Posterior:
         """Return the seed of a member."""
         return seed_of(self.seed, member)
 
-    def ask(self, name: str, *args: Any) -> list[Any]:
-        """Send all members a message. Returns their answers, in order, once all are there."""
-        return wait_all(self.particles.send_all(self.ids, name, *args))
+    def ask(self, name: str, *args: Any, timeout: float | None = None) -> list[Any]:
+        """Send all members a message. Returns their answers, in order, once all are there.
+
+        Raises DeadlineExceeded where they are not within `timeout` seconds.
+        """
+        return wait_all(self.particles.send_all(self.ids, name, *args), timeout)
 
     def parameters(self) -> list[NDArray[Any]]:
         """Return copies of the flat parameters of all members."""
         return self.ask("parameters")
 
     def fit(
-        self, loader: Iterable[Any], loss: Callable[..., Any], epochs: int, *, progress: Progress = None
+        self,
+        loader: Iterable[Any],
+        loss: Callable[..., Any],
+        epochs: int,
+        *,
+        batched: bool = False,
+        timeout: float | None = None,
+        progress: Progress = None,
     ) -> NDArray[np.float64]:
         """Train all members on the batches of a loader, `epochs` times.
 
@@ -161,9 +179,15 @@ class Posterior:
         members make a step. `progress` is True for a bar on standard error, where that is a terminal, or a function
         that is told a `Report` after each batch.
 
+        `batched` has the members of each device stepped together, see `Posterior`. `timeout` is how many seconds the
+        members may take for one batch.
+
         Returns the mean losses [epochs, members].
         """
-        return self._epochs(loader, epochs, progress, lambda x, y: self.ask("step", loss, x, y))
+        with stepping(self.particles, self.ids, batched, timeout) as steps:
+            return self._epochs(
+                loader, epochs, progress, lambda x, y: steps.step(loss, x, y), lambda epoch: steps.schedule()
+            )
 
     def _epochs(
         self,
@@ -171,9 +195,9 @@ class Posterior:
         epochs: int,
         progress: Progress,
         step: Callable[[Any, Any], Sequence[float]],
-        ended: Callable[[int], object] | None = None,
+        ended: Callable[[int], object],
     ) -> NDArray[np.float64]:
-        """The loop of a training; `ended` is called after each epoch, in place of the schedulers' step."""
+        """The loop of a training; `ended` is called after each epoch."""
         require_repeatable(loader, epochs)
         tell = reporter(progress)
         means, batches = np.empty((epochs, len(self.ids))), None
@@ -188,10 +212,7 @@ class Posterior:
             if count == 0:
                 raise InvalidArgument(f"the loader had no batches in epoch {epoch + 1}; expected one at least")
             means[epoch], batches = sums / count, count
-            if ended is None:
-                self.ask("scheduler_step")
-            else:
-                ended(epoch)
+            ended(epoch)
         return means
 
     def predict(
@@ -201,6 +222,8 @@ class Posterior:
         mode: str | Iterable[str] | None = None,
         quantile: float | Sequence[float] = 0.5,
         batch_size: int | None = None,
+        batched: bool = False,
+        timeout: float | None = None,
     ) -> dict[str, NDArray[Any]]:
         """Return what all members say together, by mode, as numpy arrays.
 
@@ -216,23 +239,36 @@ class Posterior:
         M counts every sample of every member. `mode` is the class that most of them vote for. Probabilities are
         averaged, never logits. Of one member `std` is 0 by convention. With several numbers as `quantile` that mode is
         [Q, B, out]. Members are in evaluation meanwhile, and afterwards as they were.
+
+        `batched` has the members of each device applied together, see `Posterior`. `timeout` is how many seconds all
+        of them may take.
         """
         modes = modes_of(self.task, mode)
-        return combine(self.task, self.outputs(data, batch_size=batch_size), modes, quantile)
+        outputs = self.outputs(data, batch_size=batch_size, batched=batched, timeout=timeout)
+        return combine(self.task, outputs, modes, quantile)
 
-    def outputs(self, data: Any, *, batch_size: int | None = None) -> list[NDArray[Any]]:
+    def outputs(
+        self, data: Any, *, batch_size: int | None = None, batched: bool = False, timeout: float | None = None
+    ) -> list[NDArray[Any]]:
         """Return the outputs of every sample of every member, [B, ...] each."""
-        return self._outputs(list(inputs(data, batch_size)), None)
+        return self._outputs(list(inputs(data, batch_size)), None, timeout, batched)
 
-    def _outputs(self, batches: list[Any], settings: Any) -> list[NDArray[Any]]:
-        """The outputs that the members' `predict` returns; `settings` is what else it needs."""
+    def _outputs(
+        self, batches: list[Any], settings: Any, timeout: float | None = None, batched: bool = False
+    ) -> list[NDArray[Any]]:
+        """The outputs that the members' `predict` returns, for which it is sent `settings`; or, of `batched` ones, what
+        all of them say."""
         if not batches:
             raise InvalidArgument("the data have no batches; expected one at least")
-        return [output for outputs in self.ask("predict", batches, settings) for output in outputs]
+        if batched:
+            batching = Batching(self.particles, self.ids)
+            with batching.lasting(timeout):
+                return batching.ask(predicted, batches, timeout=timeout)
+        return [output for outputs in self.ask("predict", batches, settings, timeout=timeout) for output in outputs]
 
-    def _training(self, refresh_on: Iterable[Any] | None) -> list[Any]:
+    def _training(self, refresh_on: Iterable[Any] | None, timeout: float | None) -> list[Any]:
         """The batches that batch normalisation is computed on again, where a member has that."""
-        if not any(self.ask("normalises")):
+        if not any(self.ask("normalises", timeout=timeout)):
             return []
         loader = self._loader if refresh_on is None else refresh_on
         if loader is None:

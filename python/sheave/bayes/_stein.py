@@ -7,12 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 from sheave import _core_bayes as native, optim
 from sheave._core import Group, InvalidArgument
+from sheave.bayes._batching import Batching
 from sheave.bayes._data import count_data, require_repeatable
-from sheave.bayes._langevin import potential
+from sheave.bayes._langevin import require_no_optimizer, write_slopes
 from sheave.bayes._posterior import BASIC, Handlers, Posterior
 from sheave.bayes._progress import Progress
 from sheave.bayes._svgd import Svgd
-from sheave.particle import wait_all
+from sheave.particle import Particles, wait_all
 
 __all__ = ["SteinVgd"]
 
@@ -21,7 +22,9 @@ def _gradient(particle: Any, loss: Any, x: Any, y: Any, data: int, prior: Any, r
     """Writes the gradient of the negative log posterior into a row."""
 
     def compute(model: Any) -> float:
-        value, _, row[:] = potential(model, loss, x, y, data, prior)
+        require_no_optimizer(model)
+        value = float(model.step(loss, x, y))
+        write_slopes(model.flat_gradient(), model.flat(), data, prior, row)
         return value
 
     return float(particle.update(compute).wait())
@@ -29,6 +32,28 @@ def _gradient(particle: Any, loss: Any, x: Any, y: Any, data: int, prior: Any, r
 
 def _assign(particle: Any, row: NDArray[Any]) -> None:
     particle.update(lambda model: model.set_flat(row)).wait()
+
+
+def _batched_gradient(
+    batched: Any, _: list[Any], loss: Any, x: Any, y: Any, data: int, prior: Any, rows: Any, slopes: Any
+) -> list[float]:
+    """Writes the gradients of the negative log posteriors into rows that are `slopes`, of parameters that are `rows`."""
+    import torch
+
+    require_no_optimizer(batched.models[0])
+    losses = batched.step(loss, x, y).tolist()
+    if batched.device.type == "cpu":
+        batched.flat_gradient(out=torch.from_numpy(slopes))
+    else:
+        slopes[...] = batched.flat_gradient().cpu().numpy()
+    for row, slope in zip(rows, slopes, strict=True):
+        write_slopes(slope, row, data, prior, slope)
+    return list(losses)
+
+
+def _batched_assign(batched: Any, particles: list[Any], rows: NDArray[Any]) -> list[None]:
+    batched.set_flat(rows)
+    return [None] * len(particles)
 
 
 class SteinVgd(Posterior):
@@ -108,6 +133,8 @@ class SteinVgd(Posterior):
         epochs: int,
         *,
         data: int | None = None,
+        batched: bool = False,
+        timeout: float | None = None,
         progress: Progress = None,
     ) -> NDArray[np.float64]:
         """Take a step of all particles for each batch, `epochs` times, as `Posterior.fit`.
@@ -116,28 +143,82 @@ class SteinVgd(Posterior):
         """
         require_repeatable(loader, epochs)
         count = count_data(loader, data)
-        return self._epochs(loader, epochs, progress, lambda x, y: self._step(loss, x, y, count), lambda epoch: None)
+        if not batched:
+            steps = _Single(self.particles, self.ids, timeout)
+            return self._stepped(loader, loss, epochs, count, steps, progress)
+        batching = Batching(self.particles, self.ids)
+        with batching.lasting(timeout):
+            return self._stepped(loader, loss, epochs, count, _Batched(batching, timeout), progress)
 
-    def _step(self, loss: Callable[..., Any], x: Any, y: Any, count: int) -> Sequence[float]:
-        send = self.particles.send
-        settings = (loss, x, y, count, self.prior)
-        answers = [send(id, "gradient", *settings, row) for id, row in zip(self.ids, self._slopes, strict=True)]
-        losses = wait_all(answers)
-        if self._cut is None:
-            self._svgd.step(self._rows, self._slopes)
-        else:
-            self._cut.step(self._svgd, self._rows, self._slopes)
-        wait_all([send(id, "assign", row) for id, row in zip(self.ids, self._rows, strict=True)])
-        return losses
+    def _stepped(
+        self, loader: Any, loss: Any, epochs: int, count: int, steps: "_Single | _Batched", progress: Progress
+    ) -> NDArray[np.float64]:
+        def step(x: Any, y: Any) -> list[float]:
+            losses = steps.gradients((loss, x, y, count, self.prior), self._rows, self._slopes)
+            if self._cut is None:
+                self._svgd.step(self._rows, self._slopes)
+            else:
+                self._cut.step(self._svgd, self._rows, self._slopes)
+            steps.assign(self._rows)
+            return losses
 
-    def _outputs(self, batches: list[Any], settings: Any) -> list[NDArray[Any]]:
-        own = super()._outputs(batches, settings)
+        return self._epochs(loader, epochs, progress, step, lambda epoch: None)
+
+    def _outputs(
+        self, batches: list[Any], settings: Any, timeout: float | None = None, batched: bool = False
+    ) -> list[NDArray[Any]]:
+        own = super()._outputs(batches, settings, timeout, batched)
         if self._group is None:
             return own
         stacked = np.stack(own)
         lengths = [count * stacked[0].size for count in self._counts]
         whole = self._group.all_gather_v(np.ascontiguousarray(stacked).ravel(), lengths)
         return list(np.asarray(whole).reshape(-1, *stacked.shape[1:]))
+
+
+class _Single:
+    """Members that compute gradients and get parameters one by one."""
+
+    def __init__(self, particles: Particles, ids: Sequence[Any], timeout: float | None) -> None:
+        self._particles, self._ids, self._timeout = particles, ids, timeout
+
+    def gradients(self, settings: tuple[Any, ...], _: NDArray[Any], slopes: NDArray[Any]) -> list[float]:
+        send = self._particles.send
+        sent = [send(id, "gradient", *settings, slope) for id, slope in zip(self._ids, slopes, strict=True)]
+        return wait_all(sent, self._timeout)
+
+    def assign(self, rows: NDArray[Any]) -> None:
+        send = self._particles.send
+        wait_all([send(id, "assign", row) for id, row in zip(self._ids, rows, strict=True)], self._timeout)
+
+
+class _Batched:
+    """Members that do so together."""
+
+    def __init__(self, batching: Batching, timeout: float | None) -> None:
+        self._batching, self._timeout = batching, timeout
+
+    def gradients(self, settings: tuple[Any, ...], rows: NDArray[Any], slopes: NDArray[Any]) -> list[float]:
+        # Rows of several devices are copies: what is written there is not seen here.
+        parts: list[tuple[Any, NDArray[Any]]] = []
+
+        def args(members: Any) -> tuple[Any, ...]:
+            parts.append((members, _of(slopes, members)))
+            return (*settings, _of(rows, members), parts[-1][1])
+
+        losses = self._batching.ask_each(_batched_gradient, args, self._timeout)
+        for members, part in parts:
+            if not np.shares_memory(part, slopes):
+                slopes[members] = part
+        return losses
+
+    def assign(self, rows: NDArray[Any]) -> None:
+        self._batching.ask_each(_batched_assign, lambda members: (_of(rows, members),), self._timeout)
+
+
+def _of(matrix: NDArray[Any], members: NDArray[np.intp]) -> NDArray[Any]:
+    """The rows of members: a view where they are all there are."""
+    return matrix if len(members) == len(matrix) else matrix[members]
 
 
 class _Cut:

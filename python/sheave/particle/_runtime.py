@@ -13,6 +13,7 @@ from sheave.particle._cache import ParticleCache
 from sheave.particle._models import seeding
 from sheave.particle._particle import Particle, ParticleId, wait_all
 from sheave.particle._saving import files_of, load_particle, replace_files, save_particle
+from sheave.particle._together import Together, require_distinct
 from sheave.particle._views import Snapshot
 
 __all__ = ["Particles", "wait_all"]
@@ -29,14 +30,35 @@ class Device:
     def __init__(self, label: Any, cache: ParticleCache) -> None:
         self.label = label
         self.cache = cache
+        self._together: Together | None = None
 
     @contextlib.contextmanager
     def using(self, particles: "Particles", number: int) -> Iterator[Any]:
         """Has the model on the device."""
-        if number not in particles._models:
-            raise NotFound(f"particle {number} has no model; hint: give create a model")
+        self.settle()
+        _require_model(particles, number)
         with self.cache.acquire(number) as model:
             yield model
+
+    def batching(self, particles: "Particles", numbers: Sequence[int]) -> Any:
+        """Has the models on the device, as one that stays until something else is done there."""
+        for number in numbers:
+            _require_model(particles, number)
+        if self._together is None or self._together.numbers != tuple(numbers):
+            self.settle()
+            self._together = Together(self.cache, self.label, numbers)
+        return self._together.batched
+
+    def settle(self) -> None:
+        """Give models that are stepped as one what they have become."""
+        together, self._together = self._together, None
+        if together is not None:
+            together.end()
+
+
+def _require_model(particles: "Particles", number: int) -> None:
+    if number not in particles._models:
+        raise NotFound(f"particle {number} has no model; hint: give create a model")
 
 
 def _forward(device: Particle, number: int, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -66,14 +88,14 @@ def _update(device: Particle, number: int, function: Callable[[Any], Any]) -> An
 
 def _get(device: Particle, number: int, gradients: bool) -> Any:
     # Where it lies: whoever looks at a model does not bring it to the device.
-    model = device.particles._models.get(number)
-    if model is None:
-        raise NotFound(f"particle {number} has no model; hint: give create a model")
-    return model.snapshot(gradients=gradients)
+    device.state.settle()
+    _require_model(device.particles, number)
+    return device.particles._models[number].snapshot(gradients=gradients)
 
 
 def _save(device: Particle, number: int, path: Path) -> None:
     particles = device.particles
+    device.state.settle()
     save_particle(path, particles._objects[number], particles._models[number])
 
 
@@ -83,7 +105,21 @@ def _load(device: Particle, number: int, path: Path) -> None:
 
 
 def _forget(device: Particle, number: int) -> None:
+    device.state.settle()
     device.state.cache.remove(number)
+
+
+def _batched(device: Particle, numbers: Sequence[int], function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    try:
+        batched = device.state.batching(device.particles, numbers)
+        return function(batched, [device.particles._objects[number] for number in numbers], *args)
+    except BaseException:
+        device.state.settle()
+        raise
+
+
+def _settle(device: Particle) -> None:
+    device.state.settle()
 
 
 OF_DEVICES: Receive = {
@@ -96,6 +132,8 @@ OF_DEVICES: Receive = {
     "save": _save,
     "load": _load,
     "forget": _forget,
+    "batched": _batched,
+    "settle": _settle,
 }
 
 
@@ -127,7 +165,18 @@ def _kept_waiting(keeper: Particle, number: int) -> int:
     return keeper.particles._waiting(number)
 
 
+def _kept_batched(keeper: Particle, numbers: list[int], function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    ids = [ParticleId(keeper.id.node, number) for number in numbers]
+    return keeper.particles.batched(ids, function, *args).wait()
+
+
+def _kept_settle(keeper: Particle, number: int) -> None:
+    keeper.particles._settle(ParticleId(keeper.id.node, number)).wait()
+
+
 OF_KEEPERS: Receive = {
+    "batched": _kept_batched,
+    "settle": _kept_settle,
     "create": _kept_create,
     "get": _kept_get,
     "remove": _kept_remove,
@@ -263,6 +312,56 @@ class Particles(ParticleRuntime):
     def send_all(self, ids: Iterable[tuple[int, int]], name: str, *args: Any, **kwargs: Any) -> list[Answer[Any]]:
         """Send the same message to several particles. Returns their answers, in order; never waits."""
         return [self.send(id, name, *args, **kwargs) for id in ids]
+
+    def batched(self, ids: Iterable[tuple[int, int]], function: Callable[..., Any], *args: Any) -> Answer[Any]:
+        """Call `function(batched, particles, *args)` with the models of several particles of one device as one
+        computation, in the order of that device. Never waits; the answer is what it returns.
+
+        `batched` are `BatchedModels` of theirs, in the order of `ids`, and `particles` what their handlers get. All of
+        these models are pinned in the memory of the device, and stay together for the next call with the same `ids`.
+        Anything else that is done on the device, such as a step or a snapshot of one of them, ends that first, and
+        finds in the models what they have become. For particles of another node `function` is sent there.
+
+        Raises InvalidArgument for particles of several devices or nodes. The answer raises Unsupported for models that
+        cannot be batched, and LimitExceeded where the cache has no room for all of them; what the function raises ends
+        that they are together too.
+
+        >>> import torch
+        >>> loss = torch.nn.functional.mse_loss
+        >>> def make():
+        ...     return sheave.particle.TorchModel(torch.nn.Linear, 2, 1, optimizer=torch.optim.SGD)
+        >>> with sheave.particle.Particles() as particles:
+        ...     ids = [particles.create(make) for _ in range(3)]
+        ...     for _ in range(4):
+        ...         step = lambda batched, _: batched.step(loss, torch.ones(4, 2), torch.zeros(4, 1))
+        ...         losses = particles.batched(ids, step).wait()
+        ...     tuple(losses.shape), particles.get(ids[0]).wait().version
+        ((3,), 4)
+        """
+        named = [ParticleId(*id) for id in ids]
+        numbers = [id.number for id in named]
+        require_distinct(named)
+        nodes = {id.node for id in named}
+        if len(nodes) > 1:
+            raise InvalidArgument(f"particles of the nodes {sorted(nodes)} to be batched; expected those of one device")
+        if named[0].node != self.node:
+            return self.send(ParticleId(named[0].node, KEEPER), "batched", numbers, function, args)
+        labels = {self._device_of(number) for number in numbers}
+        if len(labels) > 1:
+            raise InvalidArgument(f"particles of the devices {sorted(labels)} to be batched; expected those of one")
+        return self.send(self._places[labels.pop()], "batched", numbers, function, args)
+
+    def _settle(self, id: ParticleId) -> Answer[None]:
+        """Have the device of a particle give models that are together what they have become."""
+        if id.node != self.node:
+            return self.send(ParticleId(id.node, KEEPER), "settle", id.number)
+        return self.send(self._places[self._device_of(id.number)], "settle")
+
+    def _device_of(self, number: int) -> str:
+        particle = self._objects.get(number)
+        if particle is None:
+            raise NotFound(f"no particle {number} on this node; hint: it was removed, or never made")
+        return str(particle.device)
 
     def register(self, id: tuple[int, int], name: str, function: Callable[..., Any]) -> None:
         """Have a particle of this node handle messages of this name by `function(particle, *args, **kwargs)`: those

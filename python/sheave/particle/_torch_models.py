@@ -281,7 +281,10 @@ class TorchModel:
         self._change(vector, lambda view, values: view.add_(values.to(view.dtype), alpha=scale))
 
     def _change(self, vector: Any, change: Callable[[Tensor, Tensor], Any]) -> None:
-        values = torch.from_numpy(np.array(vector)) if isinstance(vector, np.ndarray) else torch.as_tensor(vector)
+        # Torch warns of arrays that cannot be written to, and takes none that goes backwards.
+        is_plain = isinstance(vector, np.ndarray) and vector.flags.writeable and vector.flags.c_contiguous
+        is_copied = isinstance(vector, np.ndarray) and not is_plain
+        values = torch.as_tensor(np.array(vector) if is_copied else vector)
         if tuple(values.shape) != (self.dimension,):
             raise Mismatch(f"a vector of shape {tuple(values.shape)}; expected ({self.dimension},)")
         with self._moves, torch.no_grad():
