@@ -3,12 +3,14 @@
     python benches/python/particle.py send_wait sheave 5000
     python benches/python/particle.py epoch loop 5
     sheave launch -n 2 -- python benches/python/particle.py across sheave 5000
+    sheave launch -n 2 -- python benches/python/particle.py ensemble sheave 5
 
 Arguments: a case, the way in which it is done and the number of rounds. Prints lines: bytes, and nanoseconds of rounds.
 `send_wait` sends a message that does nothing and waits for its answer, `across` to a particle of another process;
 `get` gets 1 MB of parameters that have changed, `get_unchanged` the same where they have not; `create` makes a thousand
-particles. `epoch` trains eight networks for an epoch on one thread, in one batched computation or (`loop`) one after
-the other by a plain loop of torch. `svgd` is the update alone of 32 particles of a million parameters, or (`products`)
+particles. `epoch` trains an ensemble of eight networks for an epoch on one thread, in one batched computation or
+(`loop`) one after the other by a plain loop of torch; `ensemble` trains one whose members take turns at the processes
+that it is launched as, one thread each, one by one or (`batched`) in one computation in each of them. `svgd` is the update alone of 32 particles of a million parameters, or (`products`)
 numpy's two matrix products of that size.
 """
 
@@ -94,45 +96,71 @@ def time_across(rounds):
         mesh.barrier(TIMEOUT_S)
 
 
-def time_epoch(way, rounds):
+def network():
     import torch
-    from sheave.particle import BatchedModels, TorchModel
+
+    first, second, third, last = LAYERS
+    layers = [torch.nn.Linear(first, second), torch.nn.ReLU(), torch.nn.Linear(second, third), torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(third, last))
+
+
+def optimizer(parameters):
+    import torch
+
+    return torch.optim.Adam(parameters, lr=1e-3)
+
+
+def make(seed):
+    from sheave.particle import TorchModel
+
+    return TorchModel(network, optimizer=optimizer, seed=seed)
+
+
+def labelled_batches():
+    import torch
 
     torch.set_num_threads(1)
     torch.manual_seed(1)
     x, y = torch.randn(ROWS, LAYERS[0]), torch.randint(LAYERS[-1], (ROWS,))
-    loss = torch.nn.functional.cross_entropy
+    return [(x[start : start + BATCH], y[start : start + BATCH]) for start in range(0, ROWS, BATCH)]
 
-    def network():
-        first, second, third, last = LAYERS
-        layers = [torch.nn.Linear(first, second), torch.nn.ReLU(), torch.nn.Linear(second, third), torch.nn.ReLU()]
-        return torch.nn.Sequential(*layers, torch.nn.Linear(third, last))
 
-    def optimizer(parameters):
-        return torch.optim.Adam(parameters, lr=1e-3)
+def time_epoch(way, rounds):
+    import torch
 
-    def batches():
-        return [(x[start : start + BATCH], y[start : start + BATCH]) for start in range(0, ROWS, BATCH)]
+    loss, batches = torch.nn.functional.cross_entropy, labelled_batches()
+    bytes_of_inputs = sum(rows.nbytes for rows, _ in batches)
+    if way != "loop":
+        with sheave.bayes.Ensemble(make, MEMBERS, task="classification") as ensemble:
+            report(bytes_of_inputs, measure(lambda: ensemble.fit(batches, loss, 1, batched=True), rounds))
+        return
+    members = [network() for _ in range(MEMBERS)]
+    optimizers = [optimizer(member.parameters()) for member in members]
 
-    if way == "loop":
-        members = [network() for _ in range(MEMBERS)]
-        optimizers = [optimizer(member.parameters()) for member in members]
+    def epoch():
+        for rows, labels in batches:
+            for member, steps in zip(members, optimizers, strict=True):
+                steps.zero_grad()
+                loss(member(rows), labels).backward()
+                steps.step()
 
-        def epoch():
-            for rows, labels in batches():
-                for member, steps in zip(members, optimizers, strict=True):
-                    steps.zero_grad()
-                    loss(member(rows), labels).backward()
-                    steps.step()
-    else:
-        models = [TorchModel(network, optimizer=optimizer, seed=seed) for seed in range(MEMBERS)]
+    report(bytes_of_inputs, measure(epoch, rounds))
 
-        def epoch():
-            with BatchedModels(models) as batched:
-                for rows, labels in batches():
-                    batched.step(loss, rows, labels)
 
-    report(x.nbytes, measure(epoch, rounds))
+def time_ensemble(way, rounds):
+    import torch
+
+    batches = labelled_batches()
+    loss, is_batched = torch.nn.functional.cross_entropy, way == "batched"
+    with sheave.init() as mesh, Particles(mesh, "bench") as particles:
+        sheave.bayes.Ensemble.offer(particles, make)
+        mesh.barrier(TIMEOUT_S)
+        if mesh.rank == 0:
+            placed = {"task": "classification", "particles": particles, "nodes": range(mesh.size)}
+            with sheave.bayes.Ensemble(None, MEMBERS, **placed) as ensemble:
+                times = measure(lambda: ensemble.fit(batches, loss, 1, batched=is_batched), rounds)
+            report(sum(rows.nbytes for rows, _ in batches), times)
+        mesh.barrier(TIMEOUT_S)
 
 
 def time_svgd(way, rounds):
@@ -164,6 +192,8 @@ def main(case, way, rounds):
             time_across(rounds)
         case "epoch":
             time_epoch(way, rounds)
+        case "ensemble":
+            time_ensemble(way, rounds)
         case "svgd":
             time_svgd(way, rounds)
 

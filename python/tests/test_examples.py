@@ -227,9 +227,11 @@ def test_posteriors_have_better_probabilities_than_a_single_network(start_exampl
     said = program.communicate(timeout=50)[0]
     assert program.returncode == 0, said
     rows = re.findall(r"^(single network|\S+ of 4) +([\d.]+) +([\d.]+) +([\d.]+) +([\d.]+)$", said, re.MULTILINE)
-    nll = {name: float(value) for name, _, value, _, _ in rows}
-    assert list(nll) == ["single network", "ensemble of 4", "multi-SWAG of 4", "SVGD of 4"], said
-    assert all(value < nll["single network"] for name, value in nll.items() if name != "single network"), said
+    assert [row[0] for row in rows] == ["single network", "ensemble of 4", "multi-SWAG of 4", "SVGD of 4"], said
+    (_, *single), *posteriors = [(name, *map(float, values)) for name, _, *values in rows]
+    # Negative log likelihood, calibration error, and Brier score.
+    for name, *values in posteriors:
+        assert all(value < of_single for value, of_single in zip(values, single, strict=True)), f"{name}: {said}"
     disagreements = re.search(r"disagree by ([\d.]+) within 5 of zero, and by ([\d.]+) beyond", said)
     assert float(disagreements[2]) > float(disagreements[1]), said
     assert picture.read_text().count("<polygon") == 2

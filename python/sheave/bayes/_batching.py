@@ -96,7 +96,7 @@ class Single:
 
     def step(self, loss: Any, x: Any, y: Any) -> list[float]:
         """Step all members on a batch. Returns their losses."""
-        return wait_all(self._particles.send_all(self._ids, "step", loss, x, y), self._timeout)
+        return self._particles.ask_all(self._ids, "step", loss, x, y, timeout=self._timeout)
 
     def step_each(self, loss: Any, pairs: Sequence[tuple[Any, Any]]) -> list[float]:
         """Step each member on a batch of its own."""
@@ -105,7 +105,7 @@ class Single:
 
     def schedule(self) -> None:
         """Step the schedulers of all members."""
-        wait_all(self._particles.send_all(self._ids, "scheduler_step"), self._timeout)
+        self._particles.ask_all(self._ids, "scheduler_step", timeout=self._timeout)
 
 
 class Batched:

@@ -24,6 +24,13 @@ def is_tensor(array: Any) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
+def compact(array: Any) -> Any:
+    """The array, or a copy where it is a part of a tensor that is larger: all of that would travel with it."""
+    if is_tensor(array) and array.untyped_storage().nbytes() > array.nbytes:
+        return array.clone()
+    return array
+
+
 def pairs(loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     """The batches of a loader, each of which must be a pair."""
     for place, batch in enumerate(loader):

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from sheave._core import InvalidArgument
 from sheave._core_bayes import seed_of
 from sheave.bayes._batching import Batching, predicted, stepping
-from sheave.bayes._data import inputs, pairs, require_repeatable, taken, to_numpy
+from sheave.bayes._data import compact, inputs, pairs, require_repeatable, taken, to_numpy
 from sheave.bayes._modules import batch_norms, evaluating
 from sheave.bayes._outputs import combine, modes_of, require_task
 from sheave.bayes._progress import Progress, Report, reporter
-from sheave.particle import Particles, wait_all
+from sheave.particle import Particles
 
 __all__ = ["Handlers", "Posterior"]
 
@@ -156,7 +156,7 @@ class Posterior:
 
         Raises DeadlineExceeded where they are not within `timeout` seconds.
         """
-        return wait_all(self.particles.send_all(self.ids, name, *args), timeout)
+        return self.particles.ask_all(self.ids, name, *args, timeout=timeout)
 
     def parameters(self) -> list[NDArray[Any]]:
         """Return copies of the flat parameters of all members."""
@@ -199,12 +199,14 @@ class Posterior:
     ) -> NDArray[np.float64]:
         """The loop of a training; `ended` is called after each epoch."""
         require_repeatable(loader, epochs)
-        tell = reporter(progress)
+        tell, is_away = reporter(progress), any(id.node != self.particles.node for id in self.ids)
         means, batches = np.empty((epochs, len(self.ids))), None
         for epoch in range(epochs):
             sums, count = np.zeros(len(self.ids)), 0
             known = len(loader) if isinstance(loader, Sized) else batches
             for x, y in pairs(loader):
+                if is_away:
+                    x, y = compact(x), compact(y)
                 losses = np.asarray(step(x, y), np.float64)
                 sums, count = sums + losses, count + 1
                 if tell is not None:
@@ -260,6 +262,8 @@ class Posterior:
         all of them say."""
         if not batches:
             raise InvalidArgument("the data have no batches; expected one at least")
+        if any(id.node != self.particles.node for id in self.ids):
+            batches = [compact(x) for x in batches]
         if batched:
             batching = Batching(self.particles, self.ids)
             with batching.lasting(timeout):

@@ -165,6 +165,11 @@ def _kept_waiting(keeper: Particle, number: int) -> int:
     return keeper.particles._waiting(number)
 
 
+def _kept_all(keeper: Particle, numbers: list[int], name: str, args: tuple[Any, ...]) -> list[Any]:
+    ids = [ParticleId(keeper.id.node, number) for number in numbers]
+    return wait_all(keeper.particles.send_all(ids, name, *args))
+
+
 def _kept_batched(keeper: Particle, numbers: list[int], function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     ids = [ParticleId(keeper.id.node, number) for number in numbers]
     return keeper.particles.batched(ids, function, *args).wait()
@@ -175,6 +180,7 @@ def _kept_settle(keeper: Particle, number: int) -> None:
 
 
 OF_KEEPERS: Receive = {
+    "all": _kept_all,
     "batched": _kept_batched,
     "settle": _kept_settle,
     "create": _kept_create,
@@ -362,6 +368,38 @@ class Particles(ParticleRuntime):
         if particle is None:
             raise NotFound(f"no particle {number} on this node; hint: it was removed, or never made")
         return str(particle.device)
+
+    def ask_all(
+        self, ids: Iterable[tuple[int, int]], name: str, *args: Any, timeout: float | None = None
+    ) -> list[Any]:
+        """Send the same message to several particles, and wait for all. Returns what came of them, in order.
+
+        It travels to another node once for all of its particles there. Raises what the first one that failed has
+        raised, and DeadlineExceeded after `timeout` seconds for all of them together.
+
+        >>> with sheave.particle.Particles() as particles:
+        ...     receive = {"add": lambda particle, one: particle.id.number + one}
+        ...     ids = [particles.create(receive=receive) for _ in range(3)]
+        ...     particles.ask_all(ids, "add", 10)
+        [10, 11, 12]
+        """
+        named = [ParticleId(*id) for id in ids]
+        places: dict[int, list[int]] = {}
+        for place, id in enumerate(named):
+            if id.node != self.node:
+                places.setdefault(id.node, []).append(place)
+        # What is far away begins first.
+        sent: list[tuple[list[int], Answer[Any]]] = []
+        for node, of_node in places.items():
+            numbers = [named[place].number for place in of_node]
+            sent.append((of_node, self.send(ParticleId(node, KEEPER), "all", numbers, name, args)))
+        here = [place for place, id in enumerate(named) if id.node == self.node]
+        own = [self.send(named[place], name, *args) for place in here]
+        outcomes = wait_all([*own, *(answer for _, answer in sent)], timeout)
+        found = dict(zip(here, outcomes, strict=False))
+        for (of_node, _), results in zip(sent, outcomes[len(own) :], strict=True):
+            found.update(zip(of_node, results, strict=True))
+        return [found[place] for place in range(len(named))]
 
     def register(self, id: tuple[int, int], name: str, function: Callable[..., Any]) -> None:
         """Have a particle of this node handle messages of this name by `function(particle, *args, **kwargs)`: those
