@@ -213,7 +213,13 @@ def test_what_is_parked_is_gone_from_the_module_and_can_be_looked_at():
     x, y = batch()
     model.step(functional.cross_entropy, x, y)
     flat, gradient, buffers = model.flat().copy(), model.flat_gradient().copy(), model.buffers_flat()
+    written = np.full((2, len(flat)), np.nan, flat.dtype)
+    model.write_gradient(written[0])
     model.park()
+    model.write_gradient(written[1])
+    assert np.array_equal(written, [gradient, gradient])
+    with pytest.raises(sheave.Mismatch, match="an array of shape"):
+        model.write_gradient(written)
     model.park()
     assert all(part.numel() == 0 for part in (*model.module.parameters(), *model.module.buffers()))
     assert all(parameter.grad is None for parameter in model.module.parameters())

@@ -18,9 +18,10 @@ class Ensemble(Posterior):
     """A deep ensemble (Lakshminarayanan, Pritzel and Blundell, NeurIPS 2017, arXiv:1612.01474).
 
     Members are trained as they would be alone, bit for bit, whatever the number of devices and the size of their caches
-    is, unless they are `batched`: they differ by their seeds, and where `bootstrap=True` is given to `fit` by their data. For randomised priors
-    have `make` return a `RandomizedPrior`. With the task "gaussian" outputs are a mean and the logarithm of a variance
-    for each target, and the loss should be the negative log likelihood, such as `sheave.bayes.gaussian_loss`.
+    is, unless they are `batched`: they differ by their seeds, and where `bootstrap=True` is given to `fit` by their
+    data. For randomised priors have `make` return a `RandomizedPrior`. With the task "gaussian" outputs are a mean and
+    the logarithm of a variance for each target, and the loss should be the negative log likelihood, such as
+    `sheave.bayes.gaussian_loss`.
 
     >>> import numpy as np, sheave
     >>> from sheave.particle import FunctionModel

@@ -24,7 +24,10 @@ def _gradient(particle: Any, loss: Any, x: Any, y: Any, data: int, prior: Any, r
     def compute(model: Any) -> float:
         require_no_optimizer(model)
         value = float(model.step(loss, x, y))
-        write_slopes(model.flat_gradient(), model.flat(), data, prior, row)
+        write = getattr(model, "write_gradient", None)
+        if write is not None:
+            write(row)
+        write_slopes(row if write is not None else model.flat_gradient(), model.flat(), data, prior, row)
         return value
 
     return float(particle.update(compute).wait())
@@ -37,7 +40,7 @@ def _assign(particle: Any, row: NDArray[Any]) -> None:
 def _batched_gradient(
     batched: Any, _: list[Any], loss: Any, x: Any, y: Any, data: int, prior: Any, rows: Any, slopes: Any
 ) -> list[float]:
-    """Writes the gradients of the negative log posteriors into rows that are `slopes`, of parameters that are `rows`."""
+    """Writes the gradients of the negative log posteriors at `rows` into the rows of `slopes`."""
     import torch
 
     require_no_optimizer(batched.models[0])

@@ -46,9 +46,9 @@ class BatchedModels:
 
     Modules that `vmap` refuses, such as those that ask for values of their input, raise Unsupported at the first step.
     Batch normalisation that trains keeps the statistics of each model. Dropout draws another mask for each model, from
-    one generator, and so other ones than models by themselves. Results agree with those of single models within rounding: float32 parameters differ
-    by less than 1e-4 of their scale after 20 steps. Rounding grows as it does in any training: Adam divides gradients
-    by their size, also where they are nothing but rounding.
+    one generator, and so other ones than models by themselves. Results agree with those of single models within
+    rounding: float32 parameters differ by less than 1e-4 of their scale after 20 steps. Rounding grows as it does in
+    any training: Adam divides gradients by their size, also where they are nothing but rounding.
 
     >>> import torch
     >>> TorchModel = sheave.particle.TorchModel
@@ -281,7 +281,8 @@ def _is_plain(module: torch.nn.Module) -> bool:
 
 def _averages(part: torch.nn.Module) -> bool:
     """Whether it is a normalisation whose statistics are means over all batches."""
-    return isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and part.momentum is None and part.track_running_stats
+    is_normalisation = isinstance(part, torch.nn.modules.batchnorm._BatchNorm)
+    return is_normalisation and part.momentum is None and bool(part.track_running_stats)
 
 
 def _is_cross_entropy(loss: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -192,10 +193,10 @@ OF_KEEPERS: Receive = {
 }
 
 
-def _asked(answer: Answer[Any]) -> Any:
+def _asked(answer: Answer[Any], timeout: float | None = None) -> Any:
     """What a keeper says; an error of sheave's as the error itself."""
     try:
-        return answer.wait()
+        return answer.wait(timeout)
     except Remote as error:
         cause = error.__cause__
         if isinstance(cause, SheaveError) and not isinstance(cause, Remote):
@@ -330,7 +331,7 @@ class Particles(ParticleRuntime):
 
         Raises InvalidArgument for particles of several devices or nodes. The answer raises Unsupported for models that
         cannot be batched, and LimitExceeded where the cache has no room for all of them; what the function raises ends
-        that they are together too.
+        that they are together too. From another node an error of sheave's comes as Remote, whose cause it is.
 
         >>> import torch
         >>> loss = torch.nn.functional.mse_loss
@@ -395,9 +396,10 @@ class Particles(ParticleRuntime):
             sent.append((of_node, self.send(ParticleId(node, KEEPER), "all", numbers, name, args)))
         here = [place for place, id in enumerate(named) if id.node == self.node]
         own = [self.send(named[place], name, *args) for place in here]
-        outcomes = wait_all([*own, *(answer for _, answer in sent)], timeout)
-        found = dict(zip(here, outcomes, strict=False))
-        for (of_node, _), results in zip(sent, outcomes[len(own) :], strict=True):
+        until = None if timeout is None else time.monotonic() + timeout
+        found = dict(zip(here, wait_all(own, timeout), strict=True))
+        for of_node, answer in sent:
+            results = _asked(answer, None if until is None else max(0.0, until - time.monotonic()))
             found.update(zip(of_node, results, strict=True))
         return [found[place] for place in range(len(named))]
 

@@ -51,9 +51,10 @@ class Together:
 def _batched(models: list[Any]) -> Any:
     # Without torch there are none of its models.
     of_torch = sys.modules.get("sheave.particle._torch_models")
-    others = {type(model).__name__ for model in models if of_torch is None or not isinstance(model, of_torch.TorchModel)}
+    kind = () if of_torch is None else of_torch.TorchModel
+    others = sorted({type(model).__name__ for model in models if not isinstance(model, kind)})
     if others:
-        raise Unsupported(f"models of {sorted(others)} cannot be batched; hint: use TorchModels, or step them one by one")
+        raise Unsupported(f"models of {others} cannot be batched; hint: use TorchModels, or step them one by one")
     from sheave.particle._batched import BatchedModels
 
     return BatchedModels(models)

@@ -255,22 +255,31 @@ class TorchModel:
         part = self._places[index]
         return self._flats[self._parameters[index].dtype][part.start : part.stop]
 
-    def _gathered(self, parts: list[Tensor | None]) -> Array:
-        """One array of all of them; of zeros where there is nothing."""
+    def _gathered(self, parts: list[Tensor | None], out: Array | None = None) -> Array:
+        """One array of all of them, which is `out` if it is given; of zeros where there is nothing."""
         dtype = torch.float32 if self.dtype is torch.bfloat16 else self.dtype
-        array = torch.zeros(self.dimension, dtype=dtype)
+        array = torch.empty(self.dimension, dtype=dtype) if out is None else torch.from_numpy(out)
         for part, values in zip(self.parts, parts, strict=True):
-            if values is not None:
-                array[part.start : part.stop].copy_(values.reshape(-1))
-        found: Array = array.numpy()
+            place = array[part.start : part.stop]
+            place.zero_() if values is None else place.copy_(values.reshape(-1))
+        found: Array = array.numpy() if out is None else out
         return found
 
     def flat_gradient(self) -> Array:
         """The gradients in the order of `flat`, as a copy; zero where there is none."""
-        gradients = self._gradients if self.is_parked else [parameter.grad for parameter in self._parameters]
-        array = self._gathered([None if gradient is None else gradient.detach() for gradient in gradients])
+        array = self._gathered(self._detached_gradients())
         array.flags.writeable = False
         return array
+
+    def write_gradient(self, out: Array) -> None:
+        """Write what `flat_gradient` returns into an array of that size: new memory would take longer than it."""
+        if out.shape != (self.dimension,):
+            raise Mismatch(f"an array of shape {out.shape}; expected ({self.dimension},)")
+        self._gathered(self._detached_gradients(), out)
+
+    def _detached_gradients(self) -> list[Tensor | None]:
+        gradients = self._gradients if self.is_parked else [parameter.grad for parameter in self._parameters]
+        return [None if gradient is None else gradient.detach() for gradient in gradients]
 
     def set_flat(self, vector: Any) -> None:
         """Replace the parameters by the elements of an array of their number; those that are frozen stay."""
