@@ -1,6 +1,6 @@
 //! The element types, and their matrix products.
 
-use nalgebra::{DMatrixView, DMatrixViewMut};
+use gemm::Parallelism;
 use sheave_optim::Wide;
 
 /// A float that parameters may be made of: `f32` or `f64`.
@@ -9,44 +9,63 @@ pub trait Real: Wide + std::fmt::Debug + Send + Sync + 'static {
     #[doc(hidden)]
     fn product(out: &mut [Self], left: &[Self], right: &[Self], shape: [usize; 3]);
 
-    /// `out = matrix · matrixᵀ`, by rows: `matrix` is rows × columns, `out` rows × rows, and `transposed` as long as
-    /// `matrix`, to compute in.
+    /// `out = matrix · matrixᵀ`, by rows: `matrix` is rows × columns, `out` rows × rows.
     #[doc(hidden)]
-    fn gram(out: &mut [Self], matrix: &[Self], transposed: &mut [Self], shape: [usize; 2]);
+    fn gram(out: &mut [Self], matrix: &[Self], shape: [usize; 2]);
 }
 
-/// Writes the transposed of a matrix, in stripes of columns that a cache holds.
-///
-/// The product could read the matrix as its own transposed, by a view with strides. But `nalgebra` 0.35 walks beyond
-/// the end of such views in small products: only views without gaps are safe.
-fn transpose<T: Copy>(out: &mut [T], matrix: &[T], [rows, columns]: [usize; 2]) {
-    for start in (0..columns).step_by(STRIPE_COLUMNS) {
-        let stripe = start..columns.min(start + STRIPE_COLUMNS);
-        for (row, values) in matrix.chunks_exact(columns).enumerate() {
-            let places = out[start * rows + row..].iter_mut().step_by(rows);
-            for (place, value) in places.zip(&values[stripe.clone()]) {
-                *place = *value;
-            }
-        }
+/// `out = left · right`, by rows, where `right` is inner × columns, or its transposed.
+fn product<T: Real>(
+    out: &mut [T],
+    left: &[T],
+    right: &[T],
+    [rows, inner, columns]: [usize; 3],
+    is_transposed: bool,
+    [zero, one]: [T; 2],
+) {
+    let elements = |rows: usize, columns: usize| rows.checked_mul(columns);
+    let expected = [elements(rows, columns), elements(rows, inner), elements(inner, columns)];
+    assert_eq!([out.len(), left.len(), right.len()].map(Some), expected, "lengths of matrices");
+    // No slice has more bytes than an `isize` counts, and so neither has a row.
+    let stride = |columns: usize| columns as isize;
+    let (right_column, right_row) = if is_transposed { (stride(inner), 1) } else { (1, stride(columns)) };
+    // SAFETY: `T` is `f32` or `f64`, which the library multiplies. With these strides it reaches element `(i, j)` of
+    // each matrix of the dimensions above, each of which is within its slice: that has as many elements. `out` is
+    // borrowed alone, so nothing that is read is written. It is written only, as `read_dst` is false.
+    unsafe {
+        gemm::gemm(
+            rows,
+            columns,
+            inner,
+            out.as_mut_ptr(),
+            1,
+            stride(columns),
+            false,
+            left.as_ptr(),
+            1,
+            stride(inner),
+            right.as_ptr(),
+            right_column,
+            right_row,
+            zero,
+            one,
+            false,
+            false,
+            false,
+            Parallelism::None,
+        );
     }
 }
 
-/// The columns that are transposed at a time.
-const STRIPE_COLUMNS: usize = 16;
-
-/// A matrix by rows is its transposed by columns, which is how the library has them.
 macro_rules! real {
     ($float:ty) => {
         impl Real for $float {
-            fn product(out: &mut [Self], left: &[Self], right: &[Self], [rows, inner, columns]: [usize; 3]) {
-                let left = DMatrixView::from_slice(left, inner, rows);
-                let right = DMatrixView::from_slice(right, columns, inner);
-                DMatrixViewMut::from_slice(out, columns, rows).gemm(1.0, &right, &left, 0.0);
+            fn product(out: &mut [Self], left: &[Self], right: &[Self], shape: [usize; 3]) {
+                product(out, left, right, shape, false, [0.0, 1.0]);
             }
 
-            fn gram(out: &mut [Self], matrix: &[Self], transposed: &mut [Self], [rows, columns]: [usize; 2]) {
-                transpose(transposed, matrix, [rows, columns]);
-                Self::product(out, matrix, transposed, [rows, columns, rows]);
+            fn gram(out: &mut [Self], matrix: &[Self], [rows, columns]: [usize; 2]) {
+                product(out, matrix, matrix, [rows, columns, rows], true, [0.0, 1.0]);
             }
         }
     };
@@ -65,7 +84,7 @@ mod tests {
         let mut out = [f64::NAN; 4];
         f64::product(&mut out, &left, &right, [2, 3, 2]);
         assert_eq!(out, [5.0, 11.0, 14.0, 23.0]);
-        f64::gram(&mut out, &left, &mut [0.0; 6], [2, 3]);
+        f64::gram(&mut out, &left, [2, 3]);
         assert_eq!(out, [14.0, 32.0, 32.0, 77.0]);
     }
 
@@ -78,7 +97,7 @@ mod tests {
         let mut out = vec![f64::NAN; rows * columns];
         f64::product(&mut out, &left, &right, [rows, inner, columns]);
         let mut gram = vec![f64::NAN; rows * rows];
-        f64::gram(&mut gram, &left, &mut vec![f64::NAN; rows * inner], [rows, inner]);
+        f64::gram(&mut gram, &left, [rows, inner]);
         for row in 0..rows {
             for column in 0..columns {
                 let sum: f64 = (0..inner).map(|k| left[row * inner + k] * right[k * columns + column]).sum();

@@ -48,13 +48,13 @@ impl Gram {
         let particles = self.particles;
         length(OPERATION, "parameters", parameters.len(), particles)?;
         let dimension = common_length(OPERATION, "parameters", parameters)?;
-        workspace.stack.resize(2 * particles * BLOCK_COLUMNS, T::default());
+        workspace.stack.resize(particles * BLOCK_COLUMNS, T::default());
         workspace.product.resize(particles * particles, T::default());
         for start in (0..dimension).step_by(BLOCK_COLUMNS) {
             let columns = BLOCK_COLUMNS.min(dimension - start);
-            let (block, transposed) = workspace.stack[..2 * particles * columns].split_at_mut(particles * columns);
+            let block = &mut workspace.stack[..particles * columns];
             pack_centred(block, parameters, start, columns);
-            T::gram(&mut workspace.product, block, transposed, [particles, columns]);
+            T::gram(&mut workspace.product, block, [particles, columns]);
             for (sum, product) in self.products.iter_mut().zip(&workspace.product) {
                 *sum += product.to_double();
             }
