@@ -60,7 +60,8 @@ impl CustomOp1 for SumRows {
     }
 }
 
-fn numbers<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {
+/// The numbers of a tensor whose elements are one behind the other.
+pub(crate) fn numbers<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {
     match (storage, layout.contiguous_offsets()) {
         (CpuStorage::F32(values), Some((start, end))) => Ok(&values[start..end]),
         _ => bail!("an operation on numbers that are not f32, or not one behind the other"),

@@ -5,7 +5,7 @@ use sheave_base::{Error, ErrorKind};
 use sheave_bayes::ensemble;
 
 use crate::bias::add_bias;
-use crate::module::{Module, Parameter, Pass, Start};
+use crate::module::{Buffer, Module, Parameter, Pass, Start};
 
 /// A dense layer: `outputs = inputs · weight + bias`, with a weight of inputs × outputs.
 #[derive(Clone, Debug)]
@@ -166,6 +166,16 @@ impl Module for Sequential {
         for (place, module) in self.modules.iter().enumerate() {
             for Parameter { name, dimensions, start } in module.parameters() {
                 all.push(Parameter { name: format!("{place}.{name}"), dimensions, start });
+            }
+        }
+        all
+    }
+
+    fn buffers(&self) -> Vec<Buffer> {
+        let mut all = Vec::new();
+        for (place, module) in self.modules.iter().enumerate() {
+            for Buffer { name, elements, start } in module.buffers() {
+                all.push(Buffer { name: format!("{place}.{name}"), elements, start });
             }
         }
         all

@@ -33,6 +33,7 @@ mod loss;
 mod model;
 mod module;
 mod network;
+mod norm;
 mod schedule;
 
 pub use dataset::{Dataset, Targets};
@@ -40,6 +41,7 @@ pub use digits::{Batch, CLASSES, Digits, PIXELS, Split};
 pub use layers::{Activation, Dense, Dropout, Sequential, mlp, mlp_with};
 pub use loss::Loss;
 pub use model::Model;
-pub use module::{Layout, LayoutEntry, Mode, Module, Parameter, Pass, Start};
+pub use module::{Buffer, Buffers, Layout, LayoutEntry, Mode, Module, Parameter, Pass, Start};
 pub use network::Network;
+pub use norm::BatchNorm;
 pub use schedule::Schedule;

@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 use crate::bias::add_bias;
 use crate::dataset::Dataset;
 use crate::loss::Loss;
-use crate::module::{Layout, LayoutEntry, Mode, Module, Pass};
+use crate::module::{Buffer, Layout, LayoutEntry, Mode, Module, Pass};
 
 /// Networks go through candle together up to this size of one of their tensors. Larger ones are not faster together:
 /// the system's allocator takes their memory from the kernel in each pass, page by page.
@@ -57,6 +57,7 @@ pub struct Network {
     module: Box<dyn Module>,
     loss: Loss,
     layout: Layout,
+    buffers: Vec<Buffer>,
     inputs: usize,
     outputs: usize,
 }
@@ -70,8 +71,8 @@ impl Network {
         let refuse = |what: String| Error::new(ErrorKind::InvalidArgument, what).operation("network");
         let outputs = module.width(inputs).map_err(refuse)?;
         loss.check(outputs).map_err(refuse)?;
-        let layout = Layout::of(&module);
-        Ok(Self { module: Box::new(module), loss, layout, inputs, outputs })
+        let (layout, buffers) = (Layout::of(&module), module.buffers());
+        Ok(Self { module: Box::new(module), loss, layout, buffers, inputs, outputs })
     }
 
     /// Returns where each parameter is in the flat vector.
@@ -84,6 +85,51 @@ impl Network {
     #[must_use]
     pub fn dimension(&self) -> usize {
         self.layout.dimension()
+    }
+
+    /// Returns the buffers, in the order in which they are in a flat vector of their own; none of most networks.
+    #[must_use]
+    pub fn buffers(&self) -> &[Buffer] {
+        &self.buffers
+    }
+
+    /// Returns fresh buffers of one network, for [`Mode::TrainWith`] and [`Mode::EvaluateWith`].
+    #[must_use]
+    pub fn start_buffers(&self) -> Vec<f32> {
+        self.buffers.iter().flat_map(|buffer| std::iter::repeat_n(buffer.start, buffer.elements)).collect()
+    }
+
+    /// Makes the buffers those of other parameters, such as a sample of a posterior: each becomes the mean over all
+    /// batches of `batch_rows` rows of data, in their order, of what a training would move it to. A last batch of a
+    /// single row is left out. Nothing is dropped. Does nothing for a network without buffers.
+    ///
+    /// # Errors
+    /// Those of [`outputs`](Self::outputs); `InvalidArgument` for data with less than two rows, or batches of them.
+    pub fn refresh(&self, parameters: &[f32], data: &Dataset, batch_rows: usize, buffers: &mut Vec<f32>) -> Result<()> {
+        if self.buffers.is_empty() {
+            return Ok(());
+        }
+        if batch_rows < 2 || data.rows() < 2 {
+            let what = format!("batches have {batch_rows} rows, of {}; expected two at least", data.rows());
+            return Err(Error::new(ErrorKind::InvalidArgument, what).operation("network"));
+        }
+        let (mut out, mut seen) = (Vec::new(), 0);
+        for inputs in data.inputs().chunks(batch_rows * self.inputs) {
+            let rows = inputs.len() / self.inputs;
+            if rows < 2 {
+                break;
+            }
+            seen += rows;
+            out.clear();
+            let share = rows as f32 / seen as f32;
+            self.outputs(
+                parameters,
+                inputs,
+                Mode::Refresh { buffers: std::slice::from_mut(buffers), share },
+                &mut out,
+            )?;
+        }
+        Ok(())
     }
 
     /// Returns the width of a row of inputs.
@@ -182,6 +228,11 @@ impl Network {
     ) -> Result<()> {
         self.check_networks(parameters, &mode)?;
         self.check_batches(batches, parameters.len())?;
+        let moves = matches!(mode, Mode::TrainWith { .. } | Mode::Refresh { .. }) && !self.buffers.is_empty();
+        if moves && batches[0].rows() < 2 {
+            let what = "a batch has 1 row; expected two at least to train a network with buffers";
+            return Err(Error::new(ErrorKind::InvalidArgument, what).operation("network"));
+        }
         expect("gradients", gradients.len(), parameters.len())?;
         expect("losses", losses.len(), parameters.len())?;
         gradients.iter().try_for_each(|gradient| self.check_length("gradient", gradient.as_ref().len()))?;
@@ -282,12 +333,12 @@ impl Network {
     ///
     /// # Errors
     /// Those of [`outputs`](Self::outputs); [`ErrorKind::Unsupported`] where the last layer is not dense.
-    pub fn features(&self, parameters: &[f32], inputs: &[f32], out: &mut Vec<f32>) -> Result<usize> {
-        self.check_length("parameters", parameters.len())?;
+    pub fn features(&self, parameters: &[f32], inputs: &[f32], mode: Mode<'_>, out: &mut Vec<f32>) -> Result<usize> {
+        self.check_networks(&[parameters], &mode)?;
         let rows = self.rows(inputs)?;
         let tensors = self.tensors(&[parameters]).map_err(failed)?;
         let compute = || {
-            let mut pass = Pass::new(&tensors, Mode::Evaluate);
+            let mut pass = Pass::new(&tensors, mode);
             let outputs = self.module.forward(&shared(inputs, [1, rows, self.inputs])?, &mut pass)?;
             let (Some(features), [.., weight, bias]) = (pass.into_features(), tensors.as_slice()) else {
                 return Ok(None);
@@ -360,10 +411,29 @@ impl Network {
             let what = "the number of networks is 0; expected one at least";
             return Err(Error::new(ErrorKind::InvalidArgument, what).operation("network"));
         }
-        if let Mode::Train(generators) = mode {
-            expect("generators", generators.len(), parameters.len())?;
+        if let Some((expected, found)) = mode.generators(parameters.len()) {
+            expect("generators", found, expected)?;
         }
+        self.check_buffers(parameters.len(), mode)?;
         parameters.iter().try_for_each(|parameters| self.check_length("parameters", parameters.as_ref().len()))
+    }
+
+    fn check_buffers(&self, networks: usize, mode: &Mode<'_>) -> Result<()> {
+        let refuse = |what: String| Error::new(ErrorKind::InvalidArgument, what).operation("network");
+        let elements: usize = self.buffers.iter().map(|buffer| buffer.elements).sum();
+        let Some(buffers) = mode.buffers() else {
+            if elements == 0 {
+                return Ok(());
+            }
+            let first = &self.buffers[0].name;
+            let hint = "take `Mode::TrainWith` or `Mode::EvaluateWith`";
+            return Err(refuse(format!("the mode has no buffers; expected {first} and others")).hint(hint));
+        };
+        expect("buffers", buffers.len(), networks)?;
+        match buffers.iter().find(|buffers| buffers.len() != elements) {
+            Some(other) => Err(refuse(format!("the length of buffers is {}; expected {elements}", other.len()))),
+            None => Ok(()),
+        }
     }
 
     fn check_batches(&self, batches: &[&Dataset], networks: usize) -> Result<()> {

@@ -224,7 +224,7 @@ fn features_are_what_the_last_layer_is_given() {
     let parameters = network.start(5);
     let inputs = [0.5, -1.0, 2.0, 1.0, 0.0, -0.25];
     let (mut features, mut outputs) = (Vec::new(), Vec::new());
-    assert_eq!(network.features(&parameters, &inputs, &mut features).unwrap(), 6);
+    assert_eq!(network.features(&parameters, &inputs, Mode::Evaluate, &mut features).unwrap(), 6);
     network.outputs(&parameters, &inputs, Mode::Evaluate, &mut outputs).unwrap();
     let (weight, bias) = parameters[24..].split_at(12);
     for row in 0..2 {
@@ -235,7 +235,7 @@ fn features_are_what_the_last_layer_is_given() {
     }
     let bent = Sequential::new().with(Dense::new(3, 2).unwrap()).with(Activation::Tanh);
     let network = Network::new(bent, 3, Loss::MeanSquared).unwrap();
-    let error = network.features(&network.start(1), &inputs, &mut features).unwrap_err();
+    let error = network.features(&network.start(1), &inputs, Mode::Evaluate, &mut features).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
 }
 
