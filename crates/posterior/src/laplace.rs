@@ -4,7 +4,7 @@ use sheave_base::{Error, ErrorKind, Result};
 use sheave_bayes::laplace::{
     Classification, ClassificationPosterior, Evidence, Regression, RegressionPosterior, Workspace,
 };
-use sheave_nn::{Loss, Targets};
+use sheave_nn::{Loss, Mode, Targets};
 
 use crate::inference::Problem;
 
@@ -28,7 +28,7 @@ impl Curvature {
     pub(crate) fn fit(problem: &Problem, parameters: &[f32]) -> Result<Self> {
         let data = &problem.data;
         let mut features = Vec::new();
-        let width = problem.network.features(parameters, data.inputs(), &mut features)?;
+        let width = problem.network.features(parameters, data.inputs(), Mode::Evaluate, &mut features)?;
         let features = with_constant(&features, width);
         match (problem.network.loss(), data.targets()) {
             (Loss::CrossEntropy, Targets::Classes(_)) => {
@@ -71,7 +71,7 @@ impl Curvature {
         inputs: &[f32],
     ) -> Result<(Vec<f64>, Vec<f64>)> {
         let mut features = Vec::new();
-        let width = problem.network.features(parameters, inputs, &mut features)?;
+        let width = problem.network.features(parameters, inputs, Mode::Evaluate, &mut features)?;
         let features = with_constant(&features, width);
         let rows = features.len() / (width + 1);
         let mut values = vec![0.0; rows * problem.network.output_width()];
