@@ -61,8 +61,8 @@ fn main() -> Result<()> {
     }
     let ratio = |time: Duration| time.as_secs_f64() / products.as_secs_f64();
     println!(
-        "{particles} particles of {dimension} f32: products {products:.1?}, directions {update:.1?}, {:.2} times, a step \
-         of Adam {step:.1?}, {:.2} times",
+        "{particles} particles of {dimension} f32: products {products:.1?}, directions {update:.1?}, {:.2} times, a \
+         step of Adam {step:.1?}, {:.2} times",
         ratio(update),
         ratio(step)
     );

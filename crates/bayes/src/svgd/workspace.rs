@@ -2,9 +2,9 @@
 
 use crate::Real;
 
-/// The columns that are taken at a time. A block of parameters and gradients of 32 particles of `f32` has 128 KiB, which
-/// a second-level cache holds. Of 256 to 2,048 columns, these and fewer are the fastest: the product of a block with
-/// its own transposed is made in one piece up to here.
+/// The columns that are taken at a time. A block of parameters and gradients of 32 particles of `f32` has 128 KiB,
+/// which a second-level cache holds. Of 256 to 2,048 columns, these and fewer are the fastest: the product of a block
+/// with its own transposed is made in one piece up to here.
 pub(super) const BLOCK_COLUMNS: usize = 512;
 
 /// Memory that passes over parameters share. It grows to what the largest of them needs, some blocks of 512 columns,
