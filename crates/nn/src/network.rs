@@ -101,7 +101,8 @@ impl Network {
 
     /// Makes the buffers those of other parameters, such as a sample of a posterior: each becomes the mean over all
     /// batches of `batch_rows` rows of data, in their order, of what a training would move it to. A last batch of a
-    /// single row is left out. Nothing is dropped. Does nothing for a network without buffers.
+    /// single row is left out. Nothing is dropped, and nothing is left of what the buffers were. Does nothing for a
+    /// network without buffers.
     ///
     /// # Errors
     /// Those of [`outputs`](Self::outputs); `InvalidArgument` for data with less than two rows, or batches of them.
@@ -113,6 +114,8 @@ impl Network {
             let what = format!("batches have {batch_rows} rows, of {}; expected two at least", data.rows());
             return Err(Error::new(ErrorKind::InvalidArgument, what).operation("network"));
         }
+        // The first batch has a share of one: its moments take the place of zeros, and only of zeros without rounding.
+        buffers.fill(0.0);
         let (mut out, mut seen) = (Vec::new(), 0);
         for inputs in data.inputs().chunks(batch_rows * self.inputs) {
             let rows = inputs.len() / self.inputs;

@@ -185,6 +185,12 @@ fn moments_are_refreshed_by_all_data() {
         assert!((f64::from(buffers[column]) - mean).abs() < 1e-6, "{buffers:?} {mean}");
         assert!((f64::from(buffers[INPUTS + column]) - variance).abs() < 1e-6, "{buffers:?} {variance}");
     }
+    // Whatever they were before.
+    for before in [0.3, -1e6, f32::NAN] {
+        let mut again = vec![before; 2 * INPUTS];
+        network.refresh(&network.start(1), &data, 5, &mut again).unwrap();
+        assert_eq!(again, buffers, "{before}");
+    }
     // Without buffers there is nothing to do.
     let plain = Network::new(Dense::new(INPUTS, 1).unwrap(), INPUTS, Loss::MeanSquared).unwrap();
     plain.refresh(&plain.start(1), &data, 1, &mut Vec::new()).unwrap();
