@@ -1,16 +1,19 @@
 //! The messages of members.
 
-use parking_lot::Mutex;
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_particle::{Behavior, Message};
 use sheave_tensor::Tensor;
 use sheave_wire::Value;
 
+use crate::home::Seat;
 use crate::member::{Draw, Member};
 
 /// Makes the behaviour of a member. All messages are handled one at a time.
-pub(crate) fn of(member: Member) -> Behavior {
-    let behavior = Behavior::new(Mutex::new(member));
+pub(crate) fn of(seat: Seat) -> Behavior {
+    let behavior = Behavior::new(seat).on_blocking("parameters", |context, _| {
+        let snapshot = context.state::<Seat>()?.snapshot()?;
+        Ok(Message::of(Value::Int(snapshot.version().cast_signed())).tensor(snapshot.tensor().clone()))
+    });
     let behavior = on(behavior, "step", |member, _| Ok(member.step()?.into()));
     let behavior = on(behavior, "train", |member, message| Ok(member.train(count(&message.value)?)?.into()));
     let behavior = on(behavior, "learning rate", |member, message| {
@@ -18,10 +21,6 @@ pub(crate) fn of(member: Member) -> Behavior {
         Ok(Message::default())
     });
     let behavior = on(behavior, "collect", |member, _| Ok(Value::Int(member.collect()?.cast_signed()).into()));
-    let behavior = on(behavior, "parameters", |member, _| {
-        let version = Value::Int(member.version().cast_signed());
-        Ok(Message::of(version).tensor(member.snapshot()?))
-    });
     let behavior = on(behavior, "set", |member, message| {
         member.set(&tensor(&message)?.as_slice::<f32>()?)?;
         Ok(Value::Int(member.version().cast_signed()).into())
@@ -53,7 +52,7 @@ fn on(
     name: &str,
     handle: impl Fn(&mut Member, Message) -> Result<Message> + Send + Sync + 'static,
 ) -> Behavior {
-    behavior.on_blocking(name, move |context, message| handle(&mut context.state::<Mutex<Member>>()?.lock(), message))
+    behavior.on_blocking(name, move |context, message| context.state::<Seat>()?.act(|member| handle(member, message)))
 }
 
 /// What a member is told to predict with.

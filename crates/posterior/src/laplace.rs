@@ -25,10 +25,11 @@ const FIRST_PRECISION: f64 = 1.0;
 impl Curvature {
     /// Goes through all data once, and finds the precision of the prior, and the variance of the noise, of the largest
     /// evidence.
-    pub(crate) fn fit(problem: &Problem, parameters: &[f32]) -> Result<Self> {
+    pub(crate) fn fit(problem: &Problem, parameters: &[f32], buffers: &[Vec<f32>]) -> Result<Self> {
         let data = &problem.data;
         let mut features = Vec::new();
-        let width = problem.network.features(parameters, data.inputs(), Mode::Evaluate, &mut features)?;
+        let mode = Mode::EvaluateWith(buffers);
+        let width = problem.network.features(parameters, data.inputs(), mode, &mut features)?;
         let features = with_constant(&features, width);
         match (problem.network.loss(), data.targets()) {
             (Loss::CrossEntropy, Targets::Classes(_)) => {
@@ -68,10 +69,12 @@ impl Curvature {
         &self,
         problem: &Problem,
         parameters: &[f32],
+        buffers: &[Vec<f32>],
         inputs: &[f32],
     ) -> Result<(Vec<f64>, Vec<f64>)> {
         let mut features = Vec::new();
-        let width = problem.network.features(parameters, inputs, Mode::Evaluate, &mut features)?;
+        let mode = Mode::EvaluateWith(buffers);
+        let width = problem.network.features(parameters, inputs, mode, &mut features)?;
         let features = with_constant(&features, width);
         let rows = features.len() / (width + 1);
         let mut values = vec![0.0; rows * problem.network.output_width()];

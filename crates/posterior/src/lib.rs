@@ -19,6 +19,10 @@
 //! **The same bits everywhere.** What a member does is a function of seeds, network and data. Neither threads nor nodes
 //! nor other members enter, but where members tell each other something.
 //!
+//! **As many as there is room for.** A node may have room for some of its members only ([`Inference::within`]): others
+//! are parked, as one block of bytes each, until they are sent a message. What they compute does not depend on it, and
+//! their parameters can be read where they are.
+//!
 //! **When a node dies** everything that needs its members fails within a second, with an error that names it.
 //!
 //! # Messages
@@ -41,6 +45,7 @@
 
 mod behavior;
 mod ensemble;
+mod home;
 mod inference;
 mod langevin;
 mod laplace;

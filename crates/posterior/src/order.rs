@@ -1,5 +1,6 @@
 //! In which order data are seen, and the seeds of a member.
 
+use serde::{Deserialize, Serialize};
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_bayes::ensemble::bootstrap;
 use sheave_bayes::random::{Generator, seed_of};
@@ -56,7 +57,7 @@ impl Seeds {
 /// assert_eq!(seen.len(), 8);
 /// # Ok::<(), sheave_base::Error>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Order {
     rows: Vec<usize>,
     batch_rows: usize,

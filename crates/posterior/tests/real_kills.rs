@@ -9,8 +9,8 @@ use sheave_base::config::Transport;
 use sheave_collective::Collectives;
 use sheave_mesh::Expected;
 use sheave_optim::Rule;
-use sheave_particle::Particles;
-use sheave_posterior::{Ensemble, EnsembleSettings, SteinVgd, SteinVgdSettings};
+use sheave_particle::{CacheOptions, Particles};
+use sheave_posterior::{Ensemble, EnsembleSettings, Inference, SteinVgd, SteinVgdSettings};
 use std::time::{Duration, Instant};
 
 /// The bound of the design for everything that a killed process is needed for.
@@ -28,13 +28,20 @@ fn actor() {
     let Some(config) = part(Expected::ranks(RANKS)) else { return };
     let mesh = sheave_mesh::Mesh::join(config).unwrap();
     let particles = Particles::new(&mesh, "test").unwrap();
-    let inference = inference(&particles, digits());
+    let victim = std::env::var("SHEAVE_TEST_VICTIM").unwrap();
+    let inference = if victim == "is crowded" {
+        let (network, data) = digits();
+        let room = CacheOptions { device: "test".into(), particles: Some(1), ..CacheOptions::default() };
+        Inference::within(&particles, "test", network, data, room).unwrap()
+    } else {
+        inference(&particles, digits())
+    };
     let rank = mesh.me().rank.0 as usize;
     let group = Collectives::new(&mesh).unwrap().group(&mesh.world()).unwrap();
     let svgd = SteinVgd::sharded(&inference, &group, &SteinVgdSettings::new(6, 50, Rule::adam(0.01))).unwrap();
     let own = particles.ids().len();
     mesh.world().barrier().unwrap();
-    if rank == VICTIM && std::env::var("SHEAVE_TEST_VICTIM").unwrap() == "serves" {
+    if rank == VICTIM && victim != "descends" {
         park();
     }
     let ends = |error: sheave_base::Error| {
@@ -42,7 +49,7 @@ fn actor() {
         assert_eq!((error.kind(), about.as_deref()), (ErrorKind::PeerLost, Some("rank-1")), "{error}");
         say("told");
     };
-    if std::env::var("SHEAVE_TEST_VICTIM").unwrap() == "serves" {
+    if victim != "descends" {
         if rank == 0 {
             let all: Vec<_> = mesh.members().iter().map(|member| member.node).collect();
             let settings = EnsembleSettings::new(6, 50, Rule::adam(0.01));
@@ -100,6 +107,12 @@ fn a_node_with_members_dies_while_they_are_fitted() {
 #[test]
 fn a_node_with_members_dies_behind_tcp() {
     kill(Transport::Tcp, "serves", &[0]);
+}
+
+/// Each node has room for one of its members, so that some wait for it when the victim dies.
+#[test]
+fn a_node_with_members_dies_where_they_share_its_room() {
+    kill(Transport::Auto, "is crowded", &[0]);
 }
 
 #[test]
