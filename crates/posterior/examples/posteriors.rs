@@ -1,13 +1,14 @@
 //! What a posterior knows that a single network does not: on handwritten digits, and on a curve.
 //!
 //! ```text
-//! cargo run --release -p sheave-posterior --example posteriors -- [--quick] [--svg FILE]
+//! cargo run --release -p sheave-posterior --example posteriors -- [--quick] [--seeds N] [--svg FILE]
 //! ```
 //!
 //! Prints accuracy, negative log likelihood, calibration error and Brier score of single networks, an ensemble,
-//! multi-SWAG and Stein variational gradient descent on digits that none of them has seen. Then an ensemble whose
-//! members predict their own noise learns a curve with a gap in its data: `--svg` draws what it is sure of. `--quick`
-//! takes a few seconds without optimisation. Members live on all processes of a job: `sheave launch -n 2 -- …`.
+//! multi-SWAG and Stein variational gradient descent on digits that none of them has seen: means over `--seeds`, 1 by
+//! default. Then an ensemble whose members predict their own noise learns a curve with a gap in its data: `--svg` draws
+//! what it is sure of. `--quick` takes a few seconds without optimisation. Members live on all processes of a job:
+//! `sheave launch -n 2 -- …`.
 #![expect(clippy::print_stdout, reason = "a program of its own")]
 
 use std::fmt::Write;
@@ -35,6 +36,8 @@ const RATE: f64 = 0.01;
 struct Settings {
     members: usize,
     epochs: usize,
+    /// Posteriors of the digits of this many seeds.
+    seeds: u64,
     /// Epochs of the curve.
     curve_epochs: usize,
     svg: Option<PathBuf>,
@@ -42,12 +45,16 @@ struct Settings {
 
 impl Settings {
     fn read() -> Result<Self> {
-        let mut settings = Self { members: 8, epochs: 40, curve_epochs: 600, svg: None };
+        let mut settings = Self { members: 8, epochs: 40, seeds: 1, curve_epochs: 600, svg: None };
         let mut arguments = std::env::args().skip(1);
         while let Some(argument) = arguments.next() {
-            match (argument.as_str(), argument == "--svg") {
-                ("--quick", _) => settings = Self { members: 5, epochs: 20, curve_epochs: 150, ..settings },
-                (_, true) => settings.svg = Some(arguments.next().ok_or_else(|| usage("--svg without a file"))?.into()),
+            match argument.as_str() {
+                "--quick" => settings = Self { members: 5, epochs: 20, curve_epochs: 150, ..settings },
+                "--svg" => settings.svg = Some(arguments.next().ok_or_else(|| usage("--svg without a file"))?.into()),
+                "--seeds" => {
+                    let seeds = arguments.next().and_then(|text| text.parse().ok()).filter(|seeds| *seeds > 0);
+                    settings.seeds = seeds.ok_or_else(|| usage("--seeds without a number above zero"))?;
+                }
                 _ => return Err(usage(&argument)),
             }
         }
@@ -56,7 +63,7 @@ impl Settings {
 }
 
 fn usage(found: &str) -> Error {
-    let what = format!("{found}; expected --quick, or --svg and a file");
+    let what = format!("{found}; expected --quick, --seeds and a number, or --svg and a file");
     Error::new(ErrorKind::InvalidArgument, what)
 }
 
@@ -87,49 +94,82 @@ fn main() -> Result<()> {
 }
 
 fn classify(inference: &Inference, held_out: &Dataset, settings: &Settings) -> Result<()> {
-    let Settings { members, epochs, .. } = *settings;
-    let (inputs, labels) = (held_out.inputs(), held_out.labels());
+    let members = settings.members;
     println!("digits: {} to learn from, {} held out", inference.data().rows(), held_out.rows());
     println!("{:<28} {:>9} {:>8} {:>8} {:>8}", "", "accuracy", "nll", "ece", "brier");
+    let of_seeds = (1..=settings.seeds).map(|seed| of_seed(inference, held_out, settings, seed));
+    let of_seeds = of_seeds.collect::<Result<Vec<_>>>()?;
+    let names = [
+        format!("single network, mean of {members}"),
+        format!("ensemble of {members}"),
+        format!("multi-swag, {members} × 8 samples"),
+        format!("svgd of {members}"),
+    ];
+    for (place, name) in names.iter().enumerate() {
+        let scores: Vec<Scores> = of_seeds.iter().map(|seed| seed[place]).collect();
+        let Scores { accuracy, nll, calibration_error, brier } = mean(&scores);
+        println!("{name:<28} {:>7.2} % {nll:>8.4} {calibration_error:>8.4} {brier:>8.4}", 100.0 * accuracy);
+    }
+    let is_better = |posterior: usize| {
+        let better = |seed: &&[Scores; 4]| {
+            let (one, other) = (seed[posterior], seed[0]);
+            one.nll < other.nll && one.brier < other.brier && one.calibration_error < other.calibration_error
+        };
+        of_seeds.iter().filter(better).count()
+    };
+    if settings.seeds > 1 {
+        println!(
+            "with how many of {} seeds each is better than single networks in nll, ece and brier:",
+            settings.seeds
+        );
+        println!("ensemble {}, multi-swag {}, svgd {}", is_better(1), is_better(2), is_better(3));
+    }
+    Ok(())
+}
+
+/// Scores of single networks, an ensemble, multi-SWAG and Stein variational gradient descent.
+fn of_seed(inference: &Inference, held_out: &Dataset, settings: &Settings, seed: u64) -> Result<[Scores; 4]> {
+    let Settings { members, epochs, .. } = *settings;
+    let (inputs, labels) = (held_out.inputs(), held_out.labels());
     let shared =
-        EnsembleSettings { batches: Batches::Own, seed: 1, ..EnsembleSettings::new(members, 50, Rule::adam(RATE)) };
+        EnsembleSettings { batches: Batches::Own, seed, ..EnsembleSettings::new(members, 50, Rule::adam(RATE)) };
 
     let ensemble = Ensemble::new(inference, &shared.clone())?;
     ensemble.fit(epochs, |_| ())?;
-    let prediction = ensemble.predict(inputs)?;
-    row(&format!("single network, mean of {members}"), &mean(&prediction, &labels)?);
-    row(&format!("ensemble of {members}"), &prediction.scores(&labels)?);
+    let ensemble = ensemble.predict(inputs)?;
 
     let swag = MultiSwag::new(inference, &MultiSwagSettings { ensemble: shared, learning_rate: RATE, rank: 20 })?;
     swag.fit(epochs - epochs / 3, |_| ())?;
     swag.collect(epochs / 3, |_| ())?;
-    row(&format!("multi-swag, {members} × 8 samples"), &swag.predict(inputs, 8)?.scores(&labels)?);
+    let swag = swag.predict(inputs, 8)?;
 
     let prior = Some(Normal { mean: 0.0, deviation: 1.0 });
-    let svgd = SteinVgdSettings { prior, seed: 1, ..SteinVgdSettings::new(members, 50, Rule::adam(RATE)) };
+    let svgd = SteinVgdSettings { prior, seed, ..SteinVgdSettings::new(members, 50, Rule::adam(RATE)) };
     let svgd = SteinVgd::new(inference, &svgd)?;
     svgd.fit(epochs, |_| ())?;
-    row(&format!("svgd of {members}"), &svgd.predict(inputs)?.scores(&labels)?);
-    Ok(())
+    let svgd = svgd.predict(inputs)?;
+    Ok([mean(&alone(&ensemble, &labels)?), ensemble.scores(&labels)?, swag.scores(&labels)?, svgd.scores(&labels)?])
 }
 
-fn row(name: &str, scores: &Scores) {
-    let Scores { accuracy, nll, calibration_error, brier } = scores;
-    println!("{name:<28} {:>7.2} % {nll:>8.4} {calibration_error:>8.4} {brier:>8.4}", 100.0 * accuracy);
-}
-
-/// The mean of the scores of each sample by itself.
-fn mean(prediction: &Prediction, labels: &[usize]) -> Result<Scores> {
-    let mut sum = [0.0; 4];
-    for sample in prediction.samples() {
+/// The scores of each sample by itself.
+fn alone(prediction: &Prediction, labels: &[usize]) -> Result<Vec<Scores>> {
+    let of = |sample: &Vec<f32>| {
         let mut probabilities: Vec<f64> = sample.iter().map(|logit| f64::from(*logit)).collect();
         sheave_bayes::predict::log_softmax(&mut probabilities, 10)?;
         probabilities.iter_mut().for_each(|value| *value = value.exp());
-        let Scores { accuracy, nll, calibration_error, brier } = Scores::of(&probabilities, 10, labels)?;
-        sum.iter_mut().zip([accuracy, nll, calibration_error, brier]).for_each(|(sum, value)| *sum += value);
+        Scores::of(&probabilities, 10, labels)
+    };
+    prediction.samples().iter().map(of).collect()
+}
+
+fn mean(scores: &[Scores]) -> Scores {
+    let of = |field: fn(&Scores) -> f64| scores.iter().map(field).sum::<f64>() / scores.len() as f64;
+    Scores {
+        accuracy: of(|scores| scores.accuracy),
+        nll: of(|scores| scores.nll),
+        calibration_error: of(|scores| scores.calibration_error),
+        brier: of(|scores| scores.brier),
     }
-    let [accuracy, nll, calibration_error, brier] = sum.map(|sum| sum / prediction.samples().len() as f64);
-    Ok(Scores { accuracy, nll, calibration_error, brier })
 }
 
 /// A wave with noise that grows, and no data in the middle.
