@@ -3,14 +3,15 @@
 
 mod common;
 
-use common::{alone, bits, digits, failed, until};
+use common::{alone, bits, digits, failed, line, until};
 use sheave_base::ErrorKind;
+use sheave_bayes::langevin::{Cyclical, Sghmc, Sgld};
 use sheave_nn::{Activation, BatchNorm, Dataset, Dense, Loss, Mode, Network, Sequential};
 use sheave_optim::Rule;
 use sheave_particle::{CacheOptions, CacheStatistics, Message, Particles, Policy};
 use sheave_posterior::{
-    Batches, Ensemble, EnsembleSettings, Inference, LastLayerLaplace, MultiSwag, MultiSwagSettings, SteinVgd,
-    SteinVgdSettings,
+    Batches, Ensemble, EnsembleSettings, Inference, Langevin, LangevinSettings, LastLayerLaplace, MonteCarloDropout,
+    MultiSwag, MultiSwagSettings, Sampler, SteinVgd, SteinVgdSettings,
 };
 
 const MEMBERS: usize = 4;
@@ -95,6 +96,40 @@ fn descents() {
         svgd.fit(2, |_| ()).unwrap();
         let samples = svgd.predict(&inference.data().inputs()[..640]).unwrap();
         [bits(samples.samples()), bits(&svgd.parameters().unwrap())].concat()
+    });
+}
+
+/// Noise, velocities and samples of chains go with them.
+#[test]
+fn chains() {
+    let sgld = Sampler::Sgld(Sgld { step_size: 0.002, temperature: 1.0 });
+    let sghmc = Sampler::Sghmc(Sghmc { step_size: 0.0004, friction: 0.2, noise: 0.0, temperature: 1.0 });
+    let cyclical = Cyclical { step_size: 0.004, steps: 16, cycles: 2, exploration: 0.5 };
+    for sampler in [sgld, sghmc, Sampler::Cyclical(cyclical)] {
+        let settings =
+            LangevinSettings { burn_in: 3, thin: 2, capacity: 3, ..LangevinSettings::new(MEMBERS, 10, sampler) };
+        same_in_all_rooms(
+            || line(40),
+            move |inference| {
+                let langevin = Langevin::new(inference, &settings).unwrap();
+                langevin.fit(4, |_| ()).unwrap();
+                let samples = langevin.predict(&[-1.0, 0.5]).unwrap();
+                [bits(samples.samples()), bits(&langevin.parameters().unwrap())].concat()
+            },
+        );
+    }
+}
+
+/// Each prediction goes on with the generator where the one before has left it.
+#[test]
+fn dropped_units() {
+    same_in_all_rooms(digits, |inference| {
+        let dropout = MonteCarloDropout::new(inference, &settings()).unwrap();
+        dropout.fit(1, |_| ()).unwrap();
+        let predict = || bits(dropout.predict(&inference.data().inputs()[..640], 2).unwrap().samples());
+        let (first, second) = (predict(), predict());
+        assert_ne!(first, second);
+        [first, second].concat()
     });
 }
 
