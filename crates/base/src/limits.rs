@@ -219,6 +219,13 @@ pub const PARTICLE_TURN_MESSAGES: usize = 64;
 /// stack each.
 pub const PARTICLE_NESTED_MAX: usize = 32;
 
+/// Answers of particles whose errors nobody has looked at, of which a node tells. Enough to see what goes wrong, and
+/// few enough for a terminal.
+pub const PARTICLE_UNSEEN_TOLD: u64 = 100;
+
+/// Answers of one answer of another, and so on, that a wait follows: one that is its own would go on for ever.
+pub const PARTICLE_ANSWERS_NESTED_MAX: usize = 1 << 10;
+
 /// The time after which a message to a particle is started, if nobody waits for it before.
 pub const PARTICLE_START_AFTER: Duration = Duration::from_micros(200);
 

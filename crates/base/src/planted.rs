@@ -181,6 +181,14 @@ pub enum Bug {
     ReentryLost,
     /// A re-entrant particle takes a message when a handler of it has waited.
     ReentryOutlives,
+    /// A cache of particles forgets that a guard was dropped.
+    CachePinKept,
+    /// A cache of particles parks one that is pinned.
+    CachePinIgnored,
+    /// Whoever waits for room in a cache of particles is not told that there is some.
+    CacheRoomUntold,
+    /// A cache of particles gives away the room of one that has not been parked yet.
+    CacheRoomTwice,
 }
 
 /// Whether this bug is planted here, and it is time for it.

@@ -20,8 +20,11 @@
 //! **Nobody starves.** Those who need room get it in the order in which they came, if they wait for the same room. Who
 //! acquires what is resident anyway needs none.
 
+#[cfg(all(test, loom))]
+mod explored;
 mod guard;
 mod state;
+mod threads;
 
 pub use guard::Guard;
 
@@ -33,8 +36,8 @@ use state::{Begun, State};
 use std::fmt;
 use std::hash::Hash;
 use std::sync::Arc;
-use std::thread::ThreadId;
 use std::time::{Duration, Instant};
+use threads::ThreadId;
 
 /// What a cache moves: the parameters of a particle, and all that belongs to them.
 ///
@@ -229,7 +232,7 @@ impl<K: Key, T: Resident> Cache<K, T> {
         interrupt: Option<Interrupt<'_>>,
     ) -> Result<Guard<K, T>> {
         let begun = clock::now();
-        match self.begin(key, Some(std::thread::current().id()), true)? {
+        match self.begin(key, Some(threads::current().id()), true)? {
             Begun::Granted(number, held) => Grant::new(&self.0, number, held).carried_out(),
             Begun::Waits(work) => {
                 let granted = work.wait_until(until, interrupt);
@@ -269,7 +272,7 @@ impl<K: Key, T: Resident> Cache<K, T> {
     ///
     /// As [`Cache::acquire`], but for `Deadlock`.
     pub fn try_acquire(&self, key: &K) -> Result<Option<Guard<K, T>>> {
-        match self.begin(key, Some(std::thread::current().id()), false)? {
+        match self.begin(key, Some(threads::current().id()), false)? {
             Begun::Granted(number, held) => Grant::new(&self.0, number, held).carried_out().map(Some),
             Begun::Waits(_) | Begun::Blocked => Ok(None),
         }

@@ -28,6 +28,7 @@ mod parameters;
 mod particle;
 mod particles;
 mod service;
+mod unseen;
 mod waits;
 
 pub use answer::{Answer, Awaiting};

@@ -126,9 +126,14 @@ impl<M: Payload> Particle<M> {
         self.handlers.read().keys().cloned().collect()
     }
 
-    /// Puts a message at the end of the mailbox; `end` makes who waits for it of its number. Returns whether somebody
-    /// is to start the particle.
-    pub(crate) fn push(&self, name: &str, message: M, end: impl FnOnce(u64) -> End<M>) -> Result<bool, (Error, M)> {
+    /// Puts a message at the end of the mailbox; `end` makes who waits for it of its number and name. Returns whether
+    /// somebody is to start the particle.
+    pub(crate) fn push(
+        &self,
+        name: &str,
+        message: M,
+        end: impl FnOnce(u64, &Arc<str>) -> End<M>,
+    ) -> Result<bool, (Error, M)> {
         let found =
             self.handlers.read().get_key_value(name).map(|(name, handler)| (Arc::clone(name), Arc::clone(handler)));
         let Some((name, handler)) = found else {
@@ -144,7 +149,10 @@ impl<M: Payload> Particle<M> {
             let error = Error::new(ErrorKind::LimitExceeded, what).hint("wait for answers before sending more");
             return Err((error, message));
         }
-        mailbox.push(|number| Delivery { number, name, handler, message, end: end(number) });
+        mailbox.push(|number| {
+            let end = end(number, &name);
+            Delivery { number, name, handler, message, end }
+        });
         Ok(!current::has_turn_of(self.address()) && mailbox.is_to_be_listed())
     }
 
@@ -312,6 +320,18 @@ impl<M: Payload> Particle<M> {
         }
         let at = mailbox.queue.iter().find(|delivery| delivery.number == number)?;
         Some((at.name.to_string(), mailbox.begun.iter().map(|begun| Arc::clone(&begun.name)).collect()))
+    }
+
+    /// The particle of this message, and what it does in its stead.
+    pub(crate) fn told_of(&self, number: u64) -> String {
+        let keepers = self.describe(number).map_or_else(Vec::new, |(_, keepers)| keepers);
+        match keepers.is_empty() {
+            true => self.to_string(),
+            false => {
+                let keepers: Vec<String> = keepers.iter().map(|name| format!("\"{name}\"")).collect();
+                format!("{self}, which is at {}", keepers.join(" and "))
+            }
+        }
     }
 
     /// Takes out a message that has not begun, which nobody wants.

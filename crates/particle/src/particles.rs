@@ -10,7 +10,7 @@
 //!
 //! When the node leaves, its task ends, and with it everything that has not begun.
 
-use crate::answer::Answer;
+use crate::answer::{Answer, Source};
 use crate::behavior::Behavior;
 use crate::id::ParticleId;
 use crate::message::{Message, Payload};
@@ -39,7 +39,7 @@ const APART: u64 = 1 << 62;
 pub(crate) struct Inner<M: Payload> {
     own: Weak<Self>,
     mesh: WeakMesh,
-    node: NodeId,
+    pub(crate) node: NodeId,
     service: ServiceName,
     particles: RwLock<HashMap<u64, Arc<Particle<M>>>>,
     next: AtomicU64,
@@ -54,6 +54,8 @@ pub(crate) struct Inner<M: Payload> {
     starter: OnceLock<Task>,
     over: Mutex<Option<Error>>,
     pub(crate) waits: Waits<M>,
+    /// Errors so far that nobody has looked at.
+    pub(crate) unseen: AtomicU64,
 }
 
 impl<M: Payload> Inner<M> {
@@ -125,38 +127,51 @@ impl<M: Payload> Inner<M> {
         numbers
     }
 
+    /// The particle, with its node if that is another one.
+    pub(crate) fn shown(&self, id: ParticleId) -> String {
+        if id.node == self.node {
+            return self.find(id.number).map_or_else(|| id.to_string(), |particle| particle.to_string());
+        }
+        let mesh = self.mesh().ok();
+        match mesh.as_ref().and_then(|mesh| mesh.member(id.node)) {
+            Some(member) => format!("{id} of {}", member.peer().name),
+            None => format!("{id} of another node"),
+        }
+    }
+
     pub(crate) fn send(self: &Arc<Self>, to: ParticleId, name: &str, message: M) -> Answer<M> {
         let sent = match to.node == self.node {
             true => self.send_here(to, name, message),
             false => self.send_there(to, name, message),
         };
         sent.unwrap_or_else(|error| {
-            Answer::new(Work::ready("send", Err(error.operation("send"))), Arc::clone(self), None)
+            let work = Work::ready("send", Err(error.operation("send")));
+            Answer::new(work, Arc::clone(self), (to, name.into()), Source::There)
         })
     }
 
     fn send_here(self: &Arc<Self>, to: ParticleId, name: &str, message: M) -> Result<Answer<M>> {
         let (mesh, particle) = (self.mesh()?, self.found(to.number)?);
         let mut made = None;
-        let pushed = particle.push(name, message, |number| {
+        let pushed = particle.push(name, message, |number, name| {
             let knows: Weak<dyn Describe> = self.own.clone();
             let awaited = Awaited::new(knows, [to.number, number]);
             let (completer, work) = mesh.node().governed("send", None, awaited);
-            made = Some((work, number));
+            made = Some((work, number, Arc::clone(name)));
             End::Here(completer)
         });
         if pushed.map_err(|(error, _)| error)? {
             self.list(&particle);
         }
-        let (work, number) = made.ok_or_else(gone)?;
-        Ok(Answer::new(work, Arc::clone(self), Some((particle, number))))
+        let (work, number, name) = made.ok_or_else(gone)?;
+        Ok(Answer::new(work, Arc::clone(self), (to, name), Source::Here(particle, number)))
     }
 
     fn send_there(self: &Arc<Self>, to: ParticleId, name: &str, message: M) -> Result<Answer<M>> {
         let call = service::send(to.number, name, message)?;
         let called = self.mesh()?.call(to.node, self.service.clone(), service::SEND, call)?;
         let work = called.map(|answer| M::read(answer.value, answer.tensors.into()));
-        Ok(Answer::new(work, Arc::clone(self), None))
+        Ok(Answer::new(work, Arc::clone(self), (to, name.into()), Source::There))
     }
 
     pub(crate) fn prepare<F: Future<Output = ()> + Send + 'static>(&self, make: impl FnOnce() -> F) -> Result<Task> {
@@ -284,13 +299,9 @@ fn listed(texts: &[String]) -> String {
 impl<M: Payload> Describe for Inner<M> {
     fn describe(&self, which: Which) -> Option<Account> {
         let particle = self.find(which[0])?;
-        let (name, keepers) = particle.describe(which[1])?;
-        let keepers: Vec<String> = keepers.iter().map(|name| format!("\"{name}\"")).collect();
-        let whom = match keepers.is_empty() {
-            true => particle.to_string(),
-            false => format!("{particle}, which is at {}", keepers.join(" and ")),
-        };
-        Some(Account { what: Some(format!("send of \"{name}\" to {particle}")), whom: Some(whom) })
+        let (name, _) = particle.describe(which[1])?;
+        let what = format!("send of \"{name}\" to {particle}");
+        Some(Account { what: Some(what), whom: Some(particle.told_of(which[1])) })
     }
 
     fn cancel(&self, which: Which) {
@@ -364,6 +375,7 @@ impl<M: Payload> Particles<M> {
             starter: OnceLock::new(),
             over: Mutex::default(),
             waits: Waits::default(),
+            unseen: AtomicU64::new(0),
         });
         let ending = Ending(Arc::downgrade(&inner));
         let starter = mesh.runtime().spawn(poll_fn(move |_| {

@@ -73,7 +73,7 @@ impl<M: Payload> Served<M> {
             Err(error) => return reply.error(error.operation("send")),
         };
         let mut reply = Some(reply);
-        let pushed = particle.push(&name, message, |_| match reply.take() {
+        let pushed = particle.push(&name, message, |_, _| match reply.take() {
             Some(reply) => End::There(reply),
             // It is asked once.
             None => unreachable!("one message has one end"),

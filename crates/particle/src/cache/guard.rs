@@ -1,11 +1,12 @@
 //! A particle that is pinned, and the right to move what has to be moved for that.
 
+use super::threads::ThreadId;
 use super::{Inner, Key, Resident};
+use sheave_base::planted::{self, Bug};
 use sheave_base::{Error, ErrorKind, Result, contain};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
-use std::thread::ThreadId;
 
 /// What an acquire has been given under the lock.
 pub(crate) struct Held<T> {
@@ -49,6 +50,10 @@ impl<K: Key, T: Resident> Grant<K, T> {
     }
 
     fn moves(&self, held: &mut Held<T>) -> Result<()> {
+        if held.brings && !held.victims.is_empty() && planted::strikes(Bug::CacheRoomTwice) {
+            held.value.bring()?;
+            held.value.park()?;
+        }
         while let Some((number, victim)) = held.victims.last() {
             victim.park()?;
             let room = if held.victims.len() == 1 { std::mem::take(&mut held.reserved) } else { (0, 0) };

@@ -1,14 +1,15 @@
 //! What a cache knows, under its lock: nothing here blocks, or calls anybody.
 
 use super::guard::{Grant, Held};
+use super::threads::ThreadId;
 use super::{CacheOptions, CacheStatistics, Inner, Key, Policy, Resident, Served};
 use sheave_base::collections::{HashMap, HashSet};
+use sheave_base::planted::{self, Bug};
 use sheave_base::work::{self, Completer};
 use sheave_base::{Error, ErrorKind, Result, Work, limits};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::thread::ThreadId;
 
 /// How many of those who are pinned an error names.
 const NAMED: usize = 8;
@@ -344,9 +345,15 @@ impl<K: Key, T: Resident> State<K, T> {
         let entry = self.entries.get_mut(&number)?;
         let Place::Resident(pins) = &mut entry.place else { return None };
         let pin = pins.iter().position(|pin| *pin == thread)?;
+        if planted::strikes(Bug::CachePinKept) {
+            return None;
+        }
         pins.swap_remove(pin);
         if !pins.is_empty() {
-            return None;
+            if !planted::strikes(Bug::CachePinIgnored) {
+                return None;
+            }
+            pins.clear();
         }
         self.pinned.remove(&number);
         if let Some(bytes) = bytes {
@@ -400,6 +407,9 @@ impl<K: Key, T: Resident> State<K, T> {
 
     /// Gives to those who wait what there is, in the order in which they came.
     pub(crate) fn serve(&mut self, inner: &Arc<Inner<K, T>>) -> Served<K, T> {
+        if planted::strikes(Bug::CacheRoomUntold) {
+            return std::mem::take(&mut self.settled);
+        }
         let mut kept_slots: HashSet<u64> = HashSet::default();
         let mut are_all_kept = false;
         for waiter in std::mem::take(&mut self.waiters) {
