@@ -1,6 +1,7 @@
 //! Runs one whole job: `whole SEED [COUNT]`; with `GROUPS` in the environment one that makes groups of rpc, with
 //! `SESSIONS` a session, with `POOLS` a pool, with `VERSIONS` a table of versioned objects,
-//! with `GRADIENTS` gradient servers, with `PARTICLES` particles.
+//! with `GRADIENTS` gradient servers, with `PARTICLES` particles, with `CACHES` devices and their models, with
+//! `POSTERIORS` a posterior.
 
 use sheave_sim::whole::{Program, run};
 
@@ -18,6 +19,8 @@ fn main() {
         () if is_asked_for("VERSIONS") => Program::Versions,
         () if is_asked_for("GRADIENTS") => Program::Gradients,
         () if is_asked_for("PARTICLES") => Program::Particles,
+        () if is_asked_for("CACHES") => Program::Caches,
+        () if is_asked_for("POSTERIORS") => Program::Posteriors,
         () => Program::Nodes,
     };
     for seed in first..first + count {

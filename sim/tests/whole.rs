@@ -164,6 +164,14 @@ fn examine(program: Program, seed: u64, bug: Option<Bug>) -> Result<(), String> 
     Err(format!("{wrong}\nshrunk to {smallest:?}:\n{wrong_there}"))
 }
 
+/// Seeds of jobs that have devices with models.
+const SEEDS_OF_CACHES: u64 = 200;
+
+const BUGS_OF_CACHES: [Bug; 4] = [Bug::CachePinKept, Bug::CachePinIgnored, Bug::CacheRoomUntold, Bug::CacheRoomTwice];
+
+/// Seeds of jobs that infer posteriors.
+const SEEDS_OF_POSTERIORS: u64 = 100;
+
 /// The part of a child.
 #[test]
 fn chunk() {
@@ -181,6 +189,8 @@ fn chunk() {
         Some(("versions", what)) => (Program::Versions, what),
         Some(("gradients", what)) => (Program::Gradients, what),
         Some(("particles", what)) => (Program::Particles, what),
+        Some(("caches", what)) => (Program::Caches, what),
+        Some(("posteriors", what)) => (Program::Posteriors, what),
         _ => (Program::Nodes, what),
     };
     match what {
@@ -188,7 +198,7 @@ fn chunk() {
         name => {
             let bugs = BUGS.into_iter().chain(BUGS_OF_GROUPS).chain(BUGS_OF_SESSIONS).chain(BUGS_OF_POOLS);
             let bugs = bugs.chain(BUGS_OF_QUEUES).chain(BUGS_OF_VERSIONS).chain(BUGS_OF_GRADIENTS);
-            let bugs = bugs.chain(BUGS_OF_PARTICLES);
+            let bugs = bugs.chain(BUGS_OF_PARTICLES).chain(BUGS_OF_CACHES);
             let bug = bugs.into_iter().find(|bug| format!("{bug:?}") == name);
             for seed in first..first + count {
                 println!("seed {seed}");
@@ -268,9 +278,11 @@ fn run_seeds(what: &str, first: u64, count: u64) -> Vec<String> {
 #[test]
 fn a_seed_gives_the_same_log_in_different_processes() {
     for (seed, what) in (0..12).map(|seed| (seed, "log")).chain((0..4).flat_map(|seed| {
-        ["groups:log", "sessions:log", "pools:log", "queues:log", "versions:log", "gradients:log", "particles:log"]
-            .map(|what| (seed, what))
+        ["groups", "sessions", "pools", "queues", "versions", "gradients", "particles", "caches", "posteriors"]
+            .map(|program| (seed, program))
     })) {
+        let what = if what == "log" { what.to_owned() } else { format!("{what}:log") };
+        let what = what.as_str();
         let log = || child(seed, 1, what).expect("it ends").split(LOG).nth(1).map(str::to_owned);
         let (one, other) = (log().expect("a log"), log().expect("a log"));
         assert!(one.len() > 1000, "seed {seed}: a run must have something to tell, this has {} bytes", one.len());
@@ -357,6 +369,33 @@ fn every_promise_of_particles_holds_for_every_seed() {
 }
 
 #[test]
+fn every_promise_of_caches_holds_for_every_seed() {
+    let wrong = run_seeds("caches:seeds", 0, SEEDS_OF_CACHES.min(seeds_count()));
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn planted_bugs_of_caches_are_found() {
+    hunt_for(&BUGS_OF_CACHES, "caches:", SEEDS_OF_CACHES.min(seeds_count()));
+}
+
+#[test]
+fn fresh_seeds_of_caches() {
+    fresh_seeds(Duration::from_secs(2), 1, |seed| some(seed, "caches:seeds"));
+}
+
+#[test]
+fn every_promise_of_posteriors_holds_for_every_seed() {
+    let wrong = run_seeds("posteriors:seeds", 0, SEEDS_OF_POSTERIORS.min(seeds_count()));
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn fresh_seeds_of_posteriors() {
+    fresh_seeds(Duration::from_secs(2), 1, |seed| some(seed, "posteriors:seeds"));
+}
+
+#[test]
 fn planted_bugs_of_gradient_servers_are_found() {
     hunt_for(&BUGS_OF_GRADIENTS, "gradients:", SEEDS_OF_GRADIENTS.min(seeds_count()));
 }
@@ -407,6 +446,8 @@ fn many_fresh_seeds_of_whole_nodes() {
     fresh_seeds(Duration::from_secs(60), 2, |seed| some(seed, "versions:seeds"));
     fresh_seeds(Duration::from_secs(60), 2, |seed| some(seed, "gradients:seeds"));
     fresh_seeds(Duration::from_secs(60), 2, |seed| some(seed, "particles:seeds"));
+    fresh_seeds(Duration::from_secs(60), 2, |seed| some(seed, "caches:seeds"));
+    fresh_seeds(Duration::from_secs(60), 2, |seed| some(seed, "posteriors:seeds"));
 }
 
 fn some(seed: u64, what: &str) {

@@ -1,6 +1,7 @@
 //! Whole nodes and what their users make of them: a seed draws a job and its troubles, its processes run in lockstep
 //! ([`crate::lockstep`]), and a ledger of all that they did is held against models of what may be.
 
+mod caches;
 mod entries;
 mod fates;
 mod gradients;
@@ -9,6 +10,7 @@ mod guests;
 mod ledger;
 mod particles;
 mod pools;
+mod posteriors;
 mod program;
 mod queues;
 mod scenario;
@@ -49,15 +51,22 @@ pub enum Program {
     Gradients,
     /// Particles of all ranks, which send each other messages.
     Particles,
+    /// Devices of all ranks with room for some of their models, and particles that use them.
+    Caches,
+    /// Posteriors with members on all ranks.
+    Posteriors,
 }
 
 impl Program {
-    /// The scenario of a seed. Groups, sessions, gradient servers and particles have no guests in them.
+    /// The scenario of a seed. Only jobs of nodes alone have guests, and those whose host starts them.
     #[must_use]
     pub fn scenario(self, seed: u64) -> Scenario {
         match self {
             Self::Nodes => Scenario::from_seed(seed),
-            Self::Groups | Self::Sessions | Self::Particles => Scenario::from_seed(seed).without_guests(),
+            Self::Groups | Self::Sessions | Self::Particles | Self::Caches => {
+                Scenario::from_seed(seed).without_guests()
+            }
+            Self::Posteriors => Scenario::of_three(seed),
             Self::Gradients => Scenario::of_learners(seed),
             Self::Pools | Self::Queues | Self::Versions => Scenario::of_pool(seed),
         }
@@ -101,6 +110,8 @@ pub fn run(
             (None, Program::Versions) => versions::run(&scenario, &own_world, &own),
             (None, Program::Gradients) => gradients::run(&scenario, process, &own, &gradients),
             (None, Program::Particles) => particles::run(&scenario, process, &own, &particles),
+            (None, Program::Caches) => caches::run(&scenario, process, &own, &particles),
+            (None, Program::Posteriors) => posteriors::run(&scenario, process, &own),
             (None, Program::Sessions) => sessions::run(&scenario, process, &own, &steps),
             (Some(_), _) => guests::run(&scenario, process, &own),
         };

@@ -9,7 +9,7 @@
 //! Between processes handlers wait without a deadline for those of higher numbers alone, so those waits close no
 //! circles; for others they wait by the work behind the answer, for a while.
 
-mod book;
+pub(super) mod book;
 
 use super::ledger::Ledger;
 use super::scenario::{End, Quit, Scenario};
@@ -83,18 +83,30 @@ fn play(scenario: &Scenario, mesh: &Mesh, particles: &Particles, part: &Arc<Part
         user.act_some(1 + scenario.steps);
     }
     threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+    settles(scenario, process, &part.book);
+    leaves(scenario, mesh, process, ledger);
+}
+
+/// Waits until all that a process has sent has ended, and returns whether it has.
+pub(super) fn settles(scenario: &Scenario, process: usize, book: &Book) -> bool {
     let begun = clock::now();
-    let mut open = part.book.open_of(process);
+    let ledger = &book.ledger;
+    let mut open = book.open_of(process);
     while !open.is_empty() && clock::since(begun) < SETTLED {
         pause(Duration::from_millis(20));
         if !ledger.is_doomed(process) && scenario.must_go_on() {
-            part.book.expects_nothing_of_the_dead(process, SLACK);
+            book.expects_nothing_of_the_dead(process, SLACK);
         }
-        open = part.book.open_of(process);
+        open = book.open_of(process);
     }
     if !open.is_empty() && !ledger.is_doomed(process) && scenario.must_go_on() {
-        part.book.fault(format!("what {process} has sent does not end: {}", part.book.tells_of(&open)));
+        book.fault(format!("what {process} has sent does not end: {}", book.tells_of(&open)));
     }
+    open.is_empty()
+}
+
+/// Comes to the end of the job.
+pub(super) fn leaves(scenario: &Scenario, mesh: &Mesh, process: usize, ledger: &Ledger) {
     ledger.comes_to_its_end(process);
     let left = match scenario.end {
         End::Finish => mesh.finish(),
@@ -314,7 +326,7 @@ impl Part {
     }
 }
 
-fn number_of(message: &Message) -> i64 {
+pub(super) fn number_of(message: &Message) -> i64 {
     match message.value {
         Value::Int(number) => number,
         _ => 0,

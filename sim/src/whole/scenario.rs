@@ -126,6 +126,25 @@ impl Scenario {
         Self { seed, ..drawn.of_first(ranks) }
     }
 
+    /// Three ranks, of whom one may end: it is killed, or its host is.
+    #[must_use]
+    pub fn of_three(seed: u64) -> Self {
+        let mut dice = SeededEntropy::new(seed ^ 0x3b1d);
+        let drawn = Self::from_seed(seed);
+        let hosts = [vec![0; 3], vec![0, 1, 2], vec![0, 0, 1]][dice.below(3) as usize].clone();
+        let (at, process) = (Duration::from_millis(30 + dice.below(700)), dice.below(3) as usize);
+        let trouble = match dice.below(6) {
+            0 | 1 => Some(Trouble::Kill(process)),
+            2 => Some(Trouble::Crash(2)),
+            3 => Some(Trouble::Cut(process, (process + 1) % 3)),
+            _ => None,
+        };
+        // A host that ends takes all of its processes along: more than half have to be left.
+        let trouble = trouble.filter(|trouble| !matches!(trouble, Trouble::Crash(_)) || hosts[2] != hosts[0]);
+        let hits = trouble.map(|trouble| Hit { at, trouble }).into_iter().collect();
+        Self { hosts, guests: Vec::new(), hits, quits: None, end: End::Finish, ..drawn }
+    }
+
     /// The first of its ranks alone.
     fn of_first(mut self, ranks: usize) -> Self {
         self.hosts.truncate(ranks);

@@ -13,11 +13,11 @@ use std::time::Duration;
 const MESSAGES_MAX: i64 = 500;
 
 /// A particle: its process, and its number there.
-pub(super) type Place = (usize, u64);
+pub(in super::super) type Place = (usize, u64);
 
 /// Somebody who sends one message after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Sender {
+pub(in super::super) enum Sender {
     /// A thread or a task of a process.
     User(usize, u64),
     /// The handler of this message.
@@ -26,7 +26,7 @@ pub(super) enum Sender {
 
 /// What a message is to end with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Plan {
+pub(in super::super) enum Plan {
     Answers,
     Fails,
     Panics,
@@ -34,7 +34,7 @@ pub(super) enum Plan {
 
 /// Whether a wait closes a circle of waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Circle {
+pub(in super::super) enum Circle {
     None,
     /// One that ends by itself, when another one of its waits has lasted for long enough.
     Timed,
@@ -110,12 +110,12 @@ impl Books {
 
 /// What is held against all that particles do.
 pub(in super::super) struct Book {
-    pub(super) ledger: Arc<Ledger>,
+    pub(in super::super) ledger: Arc<Ledger>,
     books: Mutex<Books>,
 }
 
 /// A handler that runs, until this is dropped.
-pub(super) struct Running {
+pub(in super::super) struct Running {
     book: Arc<Book>,
     number: i64,
 }
@@ -137,42 +137,42 @@ impl Book {
         Self { ledger: Arc::clone(ledger), books: Mutex::default() }
     }
 
-    pub(super) fn fault(&self, what: String) {
+    pub(in super::super) fn fault(&self, what: String) {
         self.ledger.fault(what);
     }
 
     /// Somebody new who sends.
-    pub(super) fn user(&self, process: usize) -> Sender {
+    pub(in super::super) fn user(&self, process: usize) -> Sender {
         let mut books = self.books.lock();
         books.senders += 1;
         Sender::User(process, books.senders)
     }
 
-    pub(super) fn makes(&self, place: Place, is_reentrant: bool) {
+    pub(in super::super) fn makes(&self, place: Place, is_reentrant: bool) {
         self.books.lock().kept.insert(place, Kept { is_reentrant, ..Kept::default() });
     }
 
     /// A particle is going to be removed.
-    pub(super) fn removes(&self, place: Place) {
+    pub(in super::super) fn removes(&self, place: Place) {
         if let Some(kept) = self.books.lock().kept.get_mut(&place) {
             kept.is_removed = true;
         }
     }
 
     /// The particles of a process.
-    pub(super) fn places_of(&self, process: usize) -> Vec<Place> {
+    pub(in super::super) fn places_of(&self, process: usize) -> Vec<Place> {
         let books = self.books.lock();
         let own = books.kept.range((process, 0)..(process + 1, 0));
         own.filter(|(_, kept)| !kept.is_removed).map(|(place, _)| *place).collect()
     }
 
     /// Whether handlers may send more.
-    pub(super) fn has_room(&self) -> bool {
+    pub(in super::super) fn has_room(&self) -> bool {
         self.books.lock().count < MESSAGES_MAX
     }
 
     /// Somebody sends a message, of which the number is returned.
-    pub(super) fn sends(&self, sender: Sender, process: usize, to: Place, plan: Plan, depth: u64) -> i64 {
+    pub(in super::super) fn sends(&self, sender: Sender, process: usize, to: Place, plan: Plan, depth: u64) -> i64 {
         let mut books = self.books.lock();
         books.count += 1;
         let number = books.count;
@@ -183,12 +183,12 @@ impl Book {
     }
 
     /// How many handlers have led to this message.
-    pub(super) fn depth_of(&self, number: i64) -> u64 {
+    pub(in super::super) fn depth_of(&self, number: i64) -> u64 {
         self.books.lock().sent.get(&number).map_or(0, |sent| sent.depth)
     }
 
     /// A handler of this particle begins.
-    pub(super) fn begins(self: &Arc<Self>, number: i64, place: Place) -> (Plan, Running) {
+    pub(in super::super) fn begins(self: &Arc<Self>, number: i64, place: Place) -> (Plan, Running) {
         let mut wrong = Vec::new();
         let mut books = self.books.lock();
         let Books { sent, kept, .. } = &mut *books;
@@ -222,7 +222,7 @@ impl Book {
     }
 
     /// The handler of a message begins to wait for another one. Returns whether that closes a circle in a process.
-    pub(super) fn waits(&self, waiter: i64, target: i64, is_timed: bool) -> Circle {
+    pub(in super::super) fn waits(&self, waiter: i64, target: i64, is_timed: bool) -> Circle {
         let mut books = self.books.lock();
         let process = |number: &i64, books: &Books| books.sent.get(number).map(|sent| sent.to.0);
         let is_near = process(&waiter, &books) == process(&target, &books);
@@ -240,7 +240,7 @@ impl Book {
     }
 
     /// It waits for it no more, and the wait has ended like this.
-    pub(super) fn waited(&self, waiter: i64, target: i64, circle: Circle, outcome: &Result<Message>) {
+    pub(in super::super) fn waited(&self, waiter: i64, target: i64, circle: Circle, outcome: &Result<Message>) {
         let mut books = self.books.lock();
         if let Some(sent) = books.sent.get_mut(&waiter) {
             sent.waits -= 1;
@@ -261,7 +261,7 @@ impl Book {
     }
 
     /// Somebody cancels a message. Returns whether it has not begun, and nothing but the cancel ends it.
-    pub(super) fn cancels(&self, number: i64) -> bool {
+    pub(in super::super) fn cancels(&self, number: i64) -> bool {
         let mut books = self.books.lock();
         let Some(sent) = books.sent.get_mut(&number) else { return false };
         sent.is_cancelled = true;
@@ -269,7 +269,7 @@ impl Book {
     }
 
     /// A message has come to its end.
-    pub(super) fn ends(&self, number: i64, outcome: &Result<Message>) {
+    pub(in super::super) fn ends(&self, number: i64, outcome: &Result<Message>) {
         let mut books = self.books.lock();
         let Some(sent) = books.sent.get_mut(&number) else { return };
         sent.ended += 1;
@@ -299,14 +299,14 @@ impl Book {
     }
 
     /// Messages of a process that have not ended.
-    pub(super) fn open_of(&self, process: usize) -> Vec<i64> {
+    pub(in super::super) fn open_of(&self, process: usize) -> Vec<i64> {
         let books = self.books.lock();
         let is_open = |(_, sent): &(&i64, &Sent)| sent.process == process && sent.ended == 0;
         books.sent.iter().filter(is_open).map(|(number, _)| *number).collect()
     }
 
     /// What is known of messages.
-    pub(super) fn tells_of(&self, numbers: &[i64]) -> String {
+    pub(in super::super) fn tells_of(&self, numbers: &[i64]) -> String {
         let books = self.books.lock();
         let told = numbers.iter().filter_map(|number| books.sent.get(number).map(|sent| (number, sent)));
         let told = told.map(|(number, sent)| {
@@ -318,7 +318,7 @@ impl Book {
     }
 
     /// Looks whether a process waits for others that are gone, as it must know by now.
-    pub(super) fn expects_nothing_of_the_dead(&self, process: usize, slack: Duration) {
+    pub(in super::super) fn expects_nothing_of_the_dead(&self, process: usize, slack: Duration) {
         let now = self.ledger.now();
         let mut books = self.books.lock();
         let Books { sent, overdue, .. } = &mut *books;
@@ -339,7 +339,7 @@ impl Book {
 }
 
 /// How a handler fails that is to.
-pub(super) fn planned(number: i64) -> String {
+pub(in super::super) fn planned(number: i64) -> String {
     format!("planned [{number}]")
 }
 
