@@ -1,5 +1,6 @@
 """Particles of several processes, and what ends programs: kills, Ctrl-C, the end of the interpreter."""
 
+import asyncio
 import os
 import signal
 import threading
@@ -25,6 +26,8 @@ class Strange(Exception):
 def fail(particle, kind="own"):
     if kind == "own":
         raise Strange(1, 2)
+    if kind == "unknown":
+        raise sheave.NotFound("nobody knows it")
     raise {"value": ValueError, "exit": SystemExit}[kind]("as it is")
 
 def stay(particle):
@@ -98,21 +101,19 @@ def test_trap_19_particles_are_made_and_reached_on_another_node(job):
     program.succeed(LIMIT_S)
 
 
-def test_all_are_asked_at_once_wherever_they_are(job):
+async def awaits(answer):
+    return await answer
+
+
+def test_a_circle_between_nodes_ends_by_its_timeout(job):
     particles, _ = job
-    away = [particles.create_on(1, "echo", number) for number in range(3)]
-    receive = {"count": count, "stay": count}
-    own = [particles.create(state={"count": 10 + number}, receive=receive) for number in range(2)]
-    mixed = [away[2], own[0], away[0], own[1], away[1], away[2]]
-    assert particles.ask_all(mixed, "count", timeout=LIMIT_S) == [2, 10, 0, 11, 1, 2]
-    assert particles.ask_all([], "count") == []
-    with pytest.raises(Exception, match="^1 and 2$") as raised:
-        particles.ask_all(away, "fail", timeout=LIMIT_S)
-    assert type(raised.value).__name__ == "Strange"
-    with pytest.raises(sheave.NotFound, match="no particle 99"):
-        particles.ask_all([*away, ParticleId(1, 99)], "count", timeout=LIMIT_S)
-    with pytest.raises(sheave.DeadlineExceeded):
-        particles.ask_all([own[0], away[0]], "stay", timeout=0.05)
+    there = ParticleId(1, 0)
+    ask = {"ask": lambda particle: particle.send(there, "relay", tuple(particle.id), "echo").wait(timeout=0.1)}
+    asker = particles.create(receive={"echo": lambda particle: "here", **ask})
+    expected = r'particle 0 \("ask"\) still waits for "relay" of particle 0 of rank-1 \[after 100.*in a circle'
+    with pytest.raises(sheave.DeadlineExceeded, match=expected):
+        particles.send(asker, "ask").wait()
+    assert particles.send(there, "relay", tuple(asker), "echo").wait(LIMIT_S) == "here", "all go on"
 
 
 def test_errors_come_from_another_node(job):
@@ -134,9 +135,15 @@ def test_errors_come_from_another_node(job):
     with pytest.raises(sheave.NotFound, match='no handler of "nothing"; it has "count", "echo"'):
         particles.send(there, "nothing").wait()
     for number, said in ((0, "particle 0 has no model"), (99, "no particle 99 on this node")):
-        with pytest.raises(sheave.Remote, match=said) as raised:
+        # As it is here, and says where.
+        with pytest.raises(sheave.NotFound, match=rf"{said}.*\(said by rank-1 ") as raised:
             particles.get(ParticleId(1, number)).wait()
-        assert isinstance(raised.value.__cause__, sheave.NotFound)
+        assert isinstance(raised.value.__cause__, sheave.Remote)
+        with pytest.raises(sheave.NotFound, match=said):
+            asyncio.run(awaits(particles.get(ParticleId(1, number))))
+    with pytest.raises(sheave.Remote, match="nobody knows it") as raised:
+        particles.send(there, "fail", "unknown").wait()
+    assert isinstance(raised.value.__cause__, sheave.NotFound), "what handlers raise is what they say"
     with pytest.raises(sheave.NotFound, match=r"no kind 'kind' of particles on this node, which offers \['echo', 'ref"):
         particles.create_on(1, "kind")
     with pytest.raises(LookupError, match="none of these"):

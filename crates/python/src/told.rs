@@ -30,14 +30,19 @@ pub(crate) fn told_pickled(py: Python<'_>, error: &PyErr, what: &str) -> Error {
     told_with(py, error, what, |exception| if is_own { None } else { pack(exception) })
 }
 
+/// Returns `what`, the exception and the line that raised it, without what it was caused by.
+pub(crate) fn told_shortly(py: Python<'_>, error: &PyErr, what: &str) -> Error {
+    let place = last_line(py, error).unwrap_or_default();
+    Error::new(ErrorKind::Remote, format!("{what}: {error}{place}"))
+}
+
 fn told_with(
     py: Python<'_>,
     error: &PyErr,
     what: &str,
     pickled: impl Fn(&Bound<'_, PyBaseException>) -> Option<Vec<u8>>,
 ) -> Error {
-    let place = last_line(py, error).unwrap_or_default();
-    let told = Error::new(ErrorKind::Remote, format!("{what}: {error}{place}"));
+    let told = told_shortly(py, error, what);
     match chain(py, error, pickled) {
         Some(cause) => told.cause(cause),
         None => told,

@@ -23,8 +23,15 @@ class ParticleId(NamedTuple):
     number: int
 
 
-def wait_all(answers: Iterable[Answer[Any]], timeout: float | None = None) -> list[Any]:
+async def awaited(base: Answer[Any], answer: Answer[Any]) -> Any:
+    """What a function makes of an answer that is awaited: it runs in the loop."""
+    await base
+    return answer.wait()
+
+
+def wait_all(answers: Iterable[Answer[Any]], timeout: float | None = None, *, flatten: bool = False) -> list[Any]:
     """Wait for all answers. Returns what came of them, in order; raises what the first one that failed has raised.
+    Those that come to other answers are waited for until they come to something else, if they are to `flatten`.
 
     Raises DeadlineExceeded after `timeout` seconds for all of them together.
 
@@ -34,9 +41,9 @@ def wait_all(answers: Iterable[Answer[Any]], timeout: float | None = None) -> li
     [10, 11, 12]
     """
     if timeout is None:
-        return [answer.wait() for answer in answers]
+        return [answer.wait(flatten=flatten) for answer in answers]
     until = time.monotonic() + timeout
-    return [answer.wait(max(0.0, until - time.monotonic())) for answer in answers]
+    return [answer.wait(max(0.0, until - time.monotonic()), flatten=flatten) for answer in answers]
 
 
 class Particle(ParticleObject):
@@ -86,9 +93,9 @@ class Particle(ParticleObject):
         """The other particles of this node, in the order in which they were made."""
         return [id for id in self.particles.ids() if id != self.id]
 
-    def wait(self, answers: Iterable[Answer[Any]], timeout: float | None = None) -> list[Any]:
+    def wait(self, answers: Iterable[Answer[Any]], timeout: float | None = None, *, flatten: bool = False) -> list[Any]:
         """Wait for all answers, as `wait_all` does. Returns what came of them, in order."""
-        return wait_all(answers, timeout)
+        return wait_all(answers, timeout, flatten=flatten)
 
     def register(self, name: str, function: Callable[..., Any]) -> None:
         """Handle messages of this name by `function(particle, *args, **kwargs)`: those that are sent from now on."""

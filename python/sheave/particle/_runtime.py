@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sheave._core import InvalidArgument, Mesh, NotFound, Remote, SheaveError
+from sheave._core import InvalidArgument, Mesh, NotFound
 from sheave._core_particle import Answer, ParticleRuntime
 from sheave.particle._cache import ParticleCache
 from sheave.particle._models import seeding
@@ -193,17 +193,6 @@ OF_KEEPERS: Receive = {
 }
 
 
-def _asked(answer: Answer[Any], timeout: float | None = None) -> Any:
-    """What a keeper says; an error of sheave's as the error itself."""
-    try:
-        return answer.wait(timeout)
-    except Remote as error:
-        cause = error.__cause__
-        if isinstance(cause, SheaveError) and not isinstance(cause, Remote):
-            raise cause
-        raise
-
-
 class Particles(ParticleRuntime):
     """The particles of one name in this process, and the way to those of the other processes of the mesh.
 
@@ -314,7 +303,7 @@ class Particles(ParticleRuntime):
 
         Raises NotFound for a kind that is not offered there, and PeerLost when the node is gone.
         """
-        return ParticleId(*_asked(self.send(ParticleId(node, KEEPER), "create", kind, args, kwargs)))
+        return ParticleId(*self._ask(ParticleId(node, KEEPER), "create", kind, args, kwargs).wait())
 
     def send_all(self, ids: Iterable[tuple[int, int]], name: str, *args: Any, **kwargs: Any) -> list[Answer[Any]]:
         """Send the same message to several particles. Returns their answers, in order; never waits."""
@@ -412,7 +401,7 @@ class Particles(ParticleRuntime):
         """Remove a particle. Returns whether it was there. Messages that have not begun fail with NotFound; handlers
         that have begun go on."""
         if id[0] != self.node:
-            return bool(_asked(self.send(ParticleId(id[0], KEEPER), "remove", id[1])))
+            return bool(self._ask(ParticleId(id[0], KEEPER), "remove", id[1]).wait())
         was_there = self._remove(id[1])
         self._dropped(id[1])
         return was_there
@@ -421,19 +410,19 @@ class Particles(ParticleRuntime):
         """The particles of this node, or of the one of this rank, in the order in which they were made."""
         if node is None or node == self.node:
             return [ParticleId(self.node, number) for number in self._numbers()]
-        return [ParticleId(node, number) for number in _asked(self.send(ParticleId(node, KEEPER), "numbers"))]
+        return [ParticleId(node, number) for number in self._ask(ParticleId(node, KEEPER), "numbers").wait()]
 
     def names(self, id: tuple[int, int]) -> list[str]:
         """The names of the messages that a particle handles, in order."""
         if id[0] == self.node:
             return self._names(id[1])
-        return list(_asked(self.send(ParticleId(id[0], KEEPER), "names", id[1])))
+        return list(self._ask(ParticleId(id[0], KEEPER), "names", id[1]).wait())
 
     def waiting(self, id: tuple[int, int]) -> int:
         """How many messages to a particle have not begun."""
         if id[0] == self.node:
             return self._waiting(id[1])
-        return int(_asked(self.send(ParticleId(id[0], KEEPER), "waiting", id[1])))
+        return int(self._ask(ParticleId(id[0], KEEPER), "waiting", id[1]).wait())
 
     def get(self, id: tuple[int, int], gradients: bool = False) -> Answer[Snapshot]:
         """Get a snapshot of the model of a particle, of this node or of another, with its gradients if they are asked
@@ -448,7 +437,7 @@ class Particles(ParticleRuntime):
         """
         particle = self._objects.get(id[1]) if id[0] == self.node else None
         if particle is None:
-            return self.send(ParticleId(id[0], KEEPER), "get", id[1], gradients)
+            return self._ask(ParticleId(id[0], KEEPER), "get", id[1], gradients)
         return self.send(self._place_of(particle.device), "get", id[1], gradients)
 
     def save(self, directory: str | os.PathLike[str]) -> None:

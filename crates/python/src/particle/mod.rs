@@ -14,6 +14,7 @@
 //! cycles: so particles whose handlers and states refer to them are collected, and with them the runtime ends.
 
 mod answer;
+mod derived;
 mod parcel;
 mod runtime;
 mod seat;

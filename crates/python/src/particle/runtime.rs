@@ -58,8 +58,8 @@ impl Route {
         &self,
         to: &Bound<'_, PyAny>,
         name: &str,
-        args: &Bound<'_, PyTuple>,
-        keywords: Option<&Bound<'_, PyDict>>,
+        (args, keywords): (&Bound<'_, PyTuple>, Option<&Bound<'_, PyDict>>),
+        is_served: bool,
     ) -> PyResult<PyAnswer> {
         let py = to.py();
         let particles = self.particles(py)?;
@@ -69,12 +69,12 @@ impl Route {
             let arguments = (args.clone().unbind(), keywords.map(|keywords| keywords.clone().unbind()));
             let exchange = Arc::new(Exchange::new(Some(arguments)));
             let answer = particles.send(id, name, Parcel::Here(Arc::clone(&exchange)));
-            return Ok(PyAnswer::new(answer, exchange, None));
+            return Ok(PyAnswer::new(answer, exchange, None, is_served));
         }
         let Packed { value, tensors, refs } = packed_arguments((args, keywords))?;
         let answer = py.detach(|| particles.send(id, name, Parcel::leaving(value, tensors)));
         drop(refs);
-        Ok(PyAnswer::new(answer, Arc::default(), Some(self.opener.of(id.node))))
+        Ok(PyAnswer::new(answer, Arc::default(), Some(self.opener.of(id.node)), is_served))
     }
 }
 
@@ -109,7 +109,19 @@ impl PyRuntime {
         args: &Bound<'_, PyTuple>,
         kwargs: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<PyAnswer> {
-        self.route.send(id, name, args, kwargs)
+        self.route.send(id, name, (args, kwargs), false)
+    }
+
+    /// As `send`, to what serves the particles of a node: errors of sheave's that it raises are raised as such here.
+    #[pyo3(signature = (id, name, /, *args, **kwargs))]
+    fn _ask(
+        &self,
+        id: &Bound<'_, PyAny>,
+        name: &str,
+        args: &Bound<'_, PyTuple>,
+        kwargs: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<PyAnswer> {
+        self.route.send(id, name, (args, kwargs), true)
     }
 
     /// The rank of this node in the mesh, which names of its particles have.
@@ -257,6 +269,6 @@ impl PyParticle {
         args: &Bound<'_, PyTuple>,
         kwargs: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<PyAnswer> {
-        self.route.send(id, name, args, kwargs)
+        self.route.send(id, name, (args, kwargs), false)
     }
 }

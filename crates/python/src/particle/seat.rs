@@ -3,6 +3,7 @@
 use super::parcel::{Exchange, Outcome, Parcel};
 use crate::calls::arguments;
 use crate::released::Owner;
+use crate::told::told_shortly;
 use crate::value::Opener;
 use crate::{enter, handlers};
 use parking_lot::Mutex;
@@ -175,8 +176,10 @@ pub(crate) fn handle(seat: &Weak<Seat>, function: &Function, opener: &Opener, pa
                 {
                     IS_INTERRUPTED.set(true);
                 }
+                // Whoever waits gets the exception itself; the error is for those who look for what nobody waits for.
+                let failure = result.as_ref().err().map(|error| told_shortly(py, error, "the handler raised"));
                 exchange.put(py, Outcome::of(py, result.map(Bound::unbind)));
-                Ok(Parcel::Answered)
+                failure.map_or(Ok(Parcel::Answered), Err)
             }
             Parcel::Come(value, tensors) => {
                 opener.check(&value)?;
