@@ -8,7 +8,7 @@ use crate::test::Tally;
 use crate::watch::{Ended, FOREVER, Verdict, watch};
 
 /// The rooms with concurrency models.
-const MODELLED: [&str; 3] = ["sheave-base", "sheave-net", "sheave-collective"];
+const MODELLED: [&str; 4] = ["sheave-base", "sheave-net", "sheave-collective", "sheave-particle"];
 
 /// The rooms with tests that miri can run, and the parts of the names of those: all of them where there is none. The
 /// others make system calls that it does not know (memfds, epoll, futexes, sockets), or start processes.
