@@ -45,7 +45,8 @@
 
 mod behavior;
 mod ensemble;
-mod home;
+#[doc(hidden)]
+pub mod fuzz;
 mod inference;
 mod langevin;
 mod laplace;
