@@ -153,7 +153,8 @@ impl<M: Payload> Answer<M> {
     /// let echo = particles.create(Behavior::new(()).on("echo", |_, message| async move { Ok(message) }))?;
     /// let sent = [1, 2, 3].map(|number| particles.send(echo, "echo", number));
     /// let heard = Answer::wait_all(&sent, None)?;
-    /// assert_eq!(heard.iter().map(|message| message.value.clone()).collect::<Vec<_>>(), [1.into(), 2.into(), 3.into()]);
+    /// let values: Vec<_> = heard.into_iter().map(|message| message.value).collect();
+    /// assert_eq!(values, [1.into(), 2.into(), 3.into()]);
     /// # Ok::<(), sheave_base::Error>(())
     /// ```
     ///

@@ -16,9 +16,12 @@ use std::sync::{Arc, OnceLock};
 
 pub(crate) struct Derived<M: Payload> {
     first: Answer<M>,
-    /// The message that a function has sent, once the work is done.
-    next: Option<(Work<()>, Arc<OnceLock<Answer<M>>>)>,
+    /// What a function has returned, once the work is done.
+    next: Option<(Work<()>, Place<M>)>,
 }
+
+/// Where a function puts the answer to the next message.
+type Place<M> = Arc<OnceLock<Answer<M>>>;
 
 /// What is to be waited for next.
 pub(super) enum Next<M: Payload> {
@@ -74,7 +77,7 @@ impl<M: Payload> Answer<M> {
     /// ```
     #[must_use]
     pub fn then(&self, next: impl FnOnce(M) -> Result<Self> + Send + 'static) -> Self {
-        let place = Arc::new(OnceLock::new());
+        let place: Place<M> = Arc::default();
         let filled = Arc::clone(&place);
         let begun = self.work().map(move |message| {
             let answer = next(message)?;
@@ -90,7 +93,7 @@ impl<M: Payload> Answer<M> {
         self.derived(work, Some((begun, place)))
     }
 
-    fn derived(&self, work: Work<M>, next: Option<(Work<()>, Arc<OnceLock<Self>>)>) -> Self {
+    fn derived(&self, work: Work<M>, next: Option<(Work<()>, Place<M>)>) -> Self {
         let Shared { runtime, to, name, .. } = &*self.0;
         let source = Source::Derived(Derived { first: self.clone(), next });
         Self::new(work, Arc::clone(runtime), (*to, Arc::clone(name)), source)

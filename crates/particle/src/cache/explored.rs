@@ -1,7 +1,7 @@
 //! Every interleaving of threads that share the room of a small cache.
 //!
-//! A particle says when it comes and goes, so that two in the room of one are seen. A wake-up that is lost is a deadlock,
-//! which loom finds.
+//! A particle says when it comes and goes, so that two in the room of one are seen. A wake-up that is lost is a
+//! deadlock, which loom finds.
 
 use super::{Cache, CacheOptions, Policy, Resident};
 use loom::sync::atomic::{AtomicUsize, Ordering::SeqCst};

@@ -77,8 +77,8 @@ impl Weights {
         if places.is_moving || places.is_resident == to_device || places.users > 0 {
             let Places { is_resident, is_moving, users, .. } = *places;
             self.witness.fault(format!(
-                "model {} is to move to the device: {to_device}; it is there: {is_resident}, moves: {is_moving}, and has \
-                 {users} users",
+                "model {} is to move to the device: {to_device}; it is there: {is_resident}, moves: {is_moving}, \
+                 and has {users} users",
                 self.key
             ));
         }
@@ -293,7 +293,8 @@ impl Store {
         None
     }
 
-    /// When this process uses none any more: all can be acquired, hold what was applied to them, and soon none is pinned.
+    /// When this process uses none any more: all can be acquired, hold what was applied to them, and soon none is
+    /// pinned.
     pub(super) fn settles(&self) {
         let keys = self.keys.lock().clone();
         for key in keys {
