@@ -165,12 +165,12 @@ fn examine(program: Program, seed: u64, bug: Option<Bug>) -> Result<(), String> 
 }
 
 /// Seeds of jobs that have devices with models.
-const SEEDS_OF_CACHES: u64 = 200;
+const SEEDS_OF_CACHES: u64 = 150;
 
 const BUGS_OF_CACHES: [Bug; 4] = [Bug::CachePinKept, Bug::CachePinIgnored, Bug::CacheRoomUntold, Bug::CacheRoomTwice];
 
 /// Seeds of jobs that infer posteriors.
-const SEEDS_OF_POSTERIORS: u64 = 100;
+const SEEDS_OF_POSTERIORS: u64 = 50;
 
 /// The part of a child.
 #[test]
@@ -381,7 +381,7 @@ fn planted_bugs_of_caches_are_found() {
 
 #[test]
 fn fresh_seeds_of_caches() {
-    fresh_seeds(Duration::from_secs(2), 1, |seed| some(seed, "caches:seeds"));
+    fresh_seeds(Duration::from_secs(1), 1, |seed| some(seed, "caches:seeds"));
 }
 
 #[test]
@@ -392,7 +392,7 @@ fn every_promise_of_posteriors_holds_for_every_seed() {
 
 #[test]
 fn fresh_seeds_of_posteriors() {
-    fresh_seeds(Duration::from_secs(2), 1, |seed| some(seed, "posteriors:seeds"));
+    fresh_seeds(Duration::from_secs(1), 1, |seed| some(seed, "posteriors:seeds"));
 }
 
 #[test]

@@ -5,8 +5,8 @@
 //! as threads and as futures, and keep them while they sleep, or wait for others who may need the same room.
 //!
 //! The book of [particles](super::particles) knows who was sent what: operations of one sender come in their order,
-//! each once, and all of them end. The [store](store) sees what moves: no more models are on a device than it has room for,
-//! none is moved while somebody uses it, and each holds all that was applied to it, in order. At the end all models are
+//! each once, and all of them end. The [store](store) sees what moves: no more models are on a device than it has room
+//! for, none is moved while somebody uses it, and each holds all that was applied to it, in order. At the end all models are
 //! free: no guard was lost, and nobody waits.
 //!
 //! Whoever keeps a model while it waits for a particle does so for a while only, for the room that this one may need is
