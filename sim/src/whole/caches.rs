@@ -6,8 +6,8 @@
 //!
 //! The book of [particles](super::particles) knows who was sent what: operations of one sender come in their order,
 //! each once, and all of them end. The [store](store) sees what moves: no more models are on a device than it has room
-//! for, none is moved while somebody uses it, and each holds all that was applied to it, in order. At the end all models are
-//! free: no guard was lost, and nobody waits.
+//! for, none is moved while somebody uses it, and each holds all that was applied to it, in order. At the end all
+//! models are free: no guard was lost, and nobody waits.
 //!
 //! Whoever keeps a model while it waits for a particle does so for a while only, for the room that this one may need is
 //! none that a cache knows of.
