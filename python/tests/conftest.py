@@ -16,6 +16,31 @@ import sheave
 os.environ["SHEAVE_SECRET"] = os.urandom(16).hex()
 
 
+SUITES = ("soak",)
+"""Tests that take long are marked with the suite that they belong to and why, as in `@pytest.mark.soak("minutes")`."""
+
+
+def pytest_addoption(parser):
+    parser.addoption("--suite", choices=SUITES, help="run the tests of this suite and no others")
+
+
+def pytest_configure(config):
+    for suite in SUITES:
+        config.addinivalue_line("markers", f"{suite}(why): one of the {suite} suite, which is run by its name")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Keep the tests of the suite that was asked for; without one, skip those that belong to any."""
+    asked, kept, others = config.getoption("--suite"), [], []
+    for item in items:
+        marks = [mark for suite in SUITES if (mark := item.get_closest_marker(suite)) is not None]
+        (kept if asked is None or asked in [mark.name for mark in marks] else others).append(item)
+        for mark in marks if asked is None else []:
+            item.add_marker(pytest.mark.skip(reason=f"{mark.name} suite: {mark.args[0]}"))
+    items[:] = kept
+    config.hook.pytest_deselected(items=others)
+
+
 @pytest.fixture(params=["inproc", "shm"])
 def pair(request):
     """Two linked nodes of this process: (one, its link, other, its link)."""
@@ -27,7 +52,10 @@ def pair(request):
 class Program:
     """A Python program in a process of its own, which is gone when the test is over."""
 
-    def __init__(self, source, *arguments, **environment):
+    def __init__(self, source, *arguments, forks=None, **environment):
+        if forks is not None:
+            self.process = forks.start(source, *arguments, **environment)
+            return
         self.process = subprocess.Popen(
             [sys.executable, "-u", "-c", textwrap.dedent(source), *map(str, arguments)],
             stdin=subprocess.PIPE,
@@ -71,7 +99,12 @@ class Program:
 def in_a_wait(program):
     """Waits until the process has printed a line and sleeps below the interpreter."""
     program.line()
-    until = time.monotonic() + 10
+    wait_until_asleep(program)
+
+
+def wait_until_asleep(program):
+    """Waits until the main thread of a process sleeps below the interpreter."""
+    until = time.monotonic() + 60
     while time.monotonic() < until:
         with open(f"/proc/{program.pid}/syscall") as syscall:
             if "running" not in syscall.read():
@@ -80,21 +113,43 @@ def in_a_wait(program):
     pytest.fail("it does not wait")
 
 
+@pytest.fixture(scope="session")
+def forks():
+    """Forks of one process that has imported torch."""
+    import torch_forks
+
+    with contextlib.closing(torch_forks.Forks()) as made:
+        yield made
+
+
 @pytest.fixture
 def start():
     """Start programs that are killed at the end of the test, if they still run."""
+    yield from launching()
+
+
+@pytest.fixture
+def start_torch(forks):
+    """As `start`, for programs that import torch, as forks of a process that has done so."""
+    yield from launching(forks=forks)
+
+
+def launching(**how):
+    """Yield what starts programs, and then end them."""
     programs = []
 
     def launch(source, *arguments, **environment):
-        programs.append(Program(source, *arguments, **environment))
+        programs.append(Program(source, *arguments, **how, **environment))
         return programs[-1]
 
-    yield launch
-    for program in programs:
-        # With whatever it forked, which would keep the pipes open; it leads a process group of its own.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(program.pid, signal.SIGKILL)
-        program.process.communicate()
+    try:
+        yield launch
+    finally:
+        for program in programs:
+            # With whatever it forked, which would keep the pipes open; it leads a process group of its own.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(program.pid, signal.SIGKILL)
+            program.process.communicate()
 
 
 def free_root():

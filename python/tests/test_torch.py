@@ -1,8 +1,6 @@
 """Programs of torch over sheave come to the same as over gloo, with 2 ranks and, of some, with 4."""
 
-import os
-import subprocess
-import sys
+import contextlib
 
 import pytest
 
@@ -12,33 +10,10 @@ if not dist.is_available():
     pytest.skip("torch was built without torch.distributed", allow_module_level=True)
 
 import torch_features  # noqa: E402
+from conftest import launching  # noqa: E402
 
-FEATURES = os.path.join(os.path.dirname(__file__), "torch_features.py")
-OF_FOUR = ["collectives", "exchanges", "groups", "data_parallel"]
-CASES = [(2, name) for name in torch_features.FEATURES] + [(4, name) for name in OF_FOUR]
-
-
-def run(folder, backend, size):
-    """Run all features on all ranks; returns the outcomes of each rank by name."""
-    ranks = []
-    for rank in range(size):
-        result = folder / f"{backend}-{size}-{rank}"
-        command = [sys.executable, FEATURES, backend, rank, size, folder / f"store-{backend}-{size}", result]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(
-            [*map(str, command)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        ranks.append((process, result))
-    try:
-        said = [process.communicate(timeout=100)[0] for process, _ in ranks]
-    finally:
-        for process, _ in ranks:
-            process.kill()
-    results = []
-    for (process, result), output in zip(ranks, said, strict=True):
-        assert process.returncode == 0, output
-        results.append(torch.load(result, weights_only=False))
-    return results
+RANK = "import sys, torch_features; torch_features.main(*sys.argv[1:])"
+CASES = [(2, name) for name in torch_features.FEATURES] + [(4, name) for name in torch_features.OF_FOUR]
 
 
 def assert_same(one, other):
@@ -55,14 +30,18 @@ def assert_same(one, other):
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
-    """The outcomes of all features by backend and size, each run once."""
-    known = {}
+def outcomes(forks, tmp_path_factory):
+    """What all features have come to on each rank, by backend and size; four processes run them once."""
+    folder = tmp_path_factory.mktemp("features")
+    with contextlib.closing(launching(forks=forks)) as starting:
+        start = next(starting)
+        ranks = [start(RANK, rank, folder) for rank in range(4)]
+        ended = [rank.finish(timeout=200) for rank in ranks]
 
     def of(backend, size):
-        if (backend, size) not in known:
-            known[backend, size] = run(tmp_path_factory.mktemp(backend), backend, size)
-        return known[backend, size]
+        files = [folder / f"{backend}-{size}-{rank}" for rank in range(size)]
+        assert all(file.exists() for file in files), ended
+        return [torch.load(file, weights_only=False) for file in files]
 
     return of
 

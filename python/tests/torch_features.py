@@ -1,11 +1,12 @@
 """What programs of torch do with a process group, each as a function of rank and size that returns tensors or values.
 
-`python torch_features.py BACKEND RANK SIZE STORE RESULTS` is one rank, which runs all of them in their order.
+`main(RANK, FOLDER)` is one of four processes that run them all, in their order: first two by two, over sheave and over
+gloo at the same time, and then some of them all four, over the one and then the other.
 """
 
 import datetime
-import sys
 import tempfile
+import time
 import traceback
 
 import torch
@@ -217,6 +218,9 @@ def fully_sharded(rank, size):
     module = model()
     fully_shard(module)
     results = [parameter.full_tensor() for parameter in trained(module, rank)]
+    from_group = model()
+    fully_shard(from_group).set_allocate_memory_from_process_group_for_comm(True)
+    results += [parameter.full_tensor() for parameter in trained(from_group, rank)]
     older = FullyShardedDataParallel(model(), device_id=torch.device("cpu"))
     return results + trained(older, rank)
 
@@ -294,25 +298,36 @@ def inference(rank, size):
     return [own, *listed]
 
 
-def main(backend, rank, size, store, results):
-    rank, size = int(rank), int(size)
+OF_FOUR = ["collectives", "exchanges", "groups", "data_parallel"]
+
+
+def outcomes_of(backend, rank, size, folder):
+    """Be a rank of a world that runs the features for as long as they succeed; write what they have come to."""
     timeout = datetime.timedelta(seconds=60)
-    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout)
+    store = f"file://{folder}/store-{backend}-{size}"
+    dist.init_process_group(backend, init_method=store, rank=rank, world_size=size, timeout=timeout)
     if backend == "sheave":
         import sheave.torch
 
         sheave.torch.make_default()
     outcomes = {}
-    chosen = [name for name in FEATURES if size == 2 or name in ("collectives", "groups", "data_parallel", "exchanges")]
-    for name in chosen:
+    for name in FEATURES if size == 2 else OF_FOUR:
+        # The last line tells what it was at, should it crash.
+        print(f"{backend}, rank {rank} of {size}: {name}", flush=True)
+        begun = time.monotonic()
         try:
             outcomes[name] = (None, FEATURES[name](rank, size))
         except Exception:
             outcomes[name] = (traceback.format_exc(), None)
             break
-    torch.save(outcomes, results)
+        print(f"{time.monotonic() - begun:.2f} s", flush=True)
+    torch.save(outcomes, f"{folder}/{backend}-{size}-{rank}")
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def main(rank, folder):
+    rank = int(rank)
+    default = dist.Backend.default_device_backend_map["cpu"]
+    for backend, place, size in [(("sheave", "gloo")[rank // 2], rank % 2, 2), ("sheave", rank, 4), ("gloo", rank, 4)]:
+        outcomes_of(backend, place, size, folder)
+        dist.Backend.default_device_backend_map["cpu"] = default

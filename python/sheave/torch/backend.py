@@ -82,6 +82,20 @@ class SheaveBackend(Backend):
         """Whether one work may stand for a batch of sends and receives, as with NCCL; here each has its own."""
         return False
 
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Return whether `allocate_tensor` makes tensors on the device; FSDP2 asks, where it is told to."""
+        return device.type == "cpu"
+
+    def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return a tensor of so many elements, in memory that ranks on this host reach without a copy.
+
+        Buckets of DistributedDataParallel are not made so: its C++ code asks in C++, where the answer is always no.
+        """
+        self._members()
+        with torch_errors():
+            made: torch.Tensor = self._joined.mesh.empty((size,), dtype).torch()
+        return made
+
     def set_timeout(self, timeout: timedelta) -> None:
         """Change how long an operation may take that names no timeout itself."""
         self._options._timeout = timeout
