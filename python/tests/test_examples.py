@@ -87,6 +87,16 @@ def test_a_sweep_by_remote_objects(start_example):
     assert float(re.search(r"accuracy ([\d.]+)", said[0])[1]) > 0.9
 
 
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+def test_a_network_of_torch_learns_the_same_over_sheave_as_over_gloo(start_example):
+    example = start_example("torch_ddp.py", "--epochs", "4", "--ranks", "3")
+    said = example.communicate(timeout=50)[0]
+    assert example.returncode == 0, said
+    gloo, ours = (float(re.search(rf"^{name} +([\d.]+) +[\d.]+ ms$", said, re.M)[1]) for name in ("gloo", "sheave"))
+    # Sums of floats differ in their last bits with the order in which they are added.
+    assert ours > 0.9 and abs(ours - gloo) < 0.02, said
+
+
 MIXTURES = [["--top", "2"], ["--top", "1", "--servers", "3", "--workers", "1"]]
 
 
