@@ -37,6 +37,7 @@ usage: cargo xtask <command> [flags]
   soak [NAME]       millions of operations, and figures; each test within 30 minutes
   adversity [NAME]  whole jobs in hostile surroundings; each test within 5 minutes (root)
       --release     build these tests as for users
+      --torch       install torch for the Python tests among them
       NAME          only tests with this in their names";
 
 fn main() -> ExitCode {

@@ -2,7 +2,8 @@
 //!
 //! The reason of every ignored test begins with the name of its suite, as in `#[ignore = "soak suite: takes minutes"]`
 //! ([`crate::tidy`] sees to that), and a suite runs every test whose reason names it, so that none runs nowhere. The
-//! test binaries themselves are asked for the reasons: one that is told to run an ignored test says why it does not.
+//! test binaries themselves are asked for the reasons: one that is told to run an ignored test says why it does not. A
+//! Python test is marked with its suite and a reason, as in `@pytest.mark.soak("takes minutes")`.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -14,7 +15,7 @@ use serde_json::Value;
 use crate::shell::{Outcome, Workspace, output};
 use crate::test::binaries::{self, Binary};
 use crate::test::fallback::{Runner, Show, Test};
-use crate::test::{Tally, is_serial};
+use crate::test::{Tally, is_serial, python_suite};
 
 /// Tests that are run together, on request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +65,8 @@ impl Suite {
 pub(crate) struct Options {
     /// Whether the tests are built as for users.
     release: bool,
+    /// Whether torch is installed for Python tests.
+    torch: bool,
     /// A part of the names of the tests to run.
     filter: Option<String>,
 }
@@ -75,6 +78,7 @@ impl Options {
         for word in words {
             match *word {
                 "--release" => options.release = true,
+                "--torch" => options.torch = true,
                 flag if flag.starts_with('-') => return None,
                 _ if options.filter.is_some() => return None,
                 name => options.filter = Some(name.to_owned()),
@@ -104,11 +108,7 @@ pub(crate) fn run(workspace: &Workspace, suite: Suite, options: &Options) -> Out
     if let Some(filter) = &options.filter {
         tests.retain(|test| test.title().contains(filter));
     }
-    if tests.is_empty() {
-        return Err(format!("none of the {all} tests of the {} suite has such a name", suite.name()));
-    }
-    let left_out = all - tests.len();
-    let limit = suite.limit();
+    let (left_out, limit) = (all - tests.len(), suite.limit());
     println!("{} suite: {} tests, each within {} minutes", suite.name(), tests.len(), limit.as_secs() / 60);
     let (alone, beside): (Vec<Test>, Vec<Test>) =
         tests.into_iter().partition(|test| suite != Suite::Chaos || is_serial(test.target()));
@@ -117,6 +117,10 @@ pub(crate) fn run(workspace: &Workspace, suite: Suite, options: &Options) -> Out
     let mut tally = Tally { skipped: left_out as u64, ..Tally::default() };
     tally += runner.run_all(beside.into(), workers)?;
     tally += runner.run_all(alone.into(), 1)?;
+    tally += python_suite(workspace, suite.name(), options.filter.as_deref(), options.torch, limit)?;
+    if tally.passed + tally.failed == 0 {
+        return Err(format!("no test of the {} suite has such a name", suite.name()));
+    }
     println!("{} suite: {:.0} s", suite.name(), begun.elapsed().as_secs_f64());
     println!("{tally}");
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -207,8 +211,8 @@ mod tests {
 
     #[test]
     fn flags_and_one_name() {
-        let named = Options { release: true, filter: Some("cuts".to_owned()) };
-        assert_eq!(Options::parse(&["--release", "cuts"]), Some(named));
+        let named = Options { release: true, torch: true, filter: Some("cuts".to_owned()) };
+        assert_eq!(Options::parse(&["--release", "--torch", "cuts"]), Some(named));
         assert_eq!(Options::parse(&["--relase"]), None);
         assert_eq!(Options::parse(&["cuts", "silences"]), None);
     }

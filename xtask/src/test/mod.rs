@@ -95,6 +95,26 @@ pub(crate) fn run(mut workspace: Workspace, options: &Options) -> ExitCode {
     if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
+/// Runs the Python tests of a suite, where there are any and a Python to run them.
+pub(crate) fn python_suite(
+    workspace: &Workspace,
+    suite: &str,
+    filter: Option<&str>,
+    torch: bool,
+    limit: Duration,
+) -> Outcome<Tally> {
+    if !python::has_suite(workspace, suite) {
+        return Ok(Tally::default());
+    }
+    match Interpreter::find(workspace) {
+        Ok(interpreter) => python::run_suite(workspace, &interpreter, suite, filter, torch, limit),
+        Err(reason) => {
+            println!("Python tests: skipped: {reason}");
+            Ok(Tally::default())
+        }
+    }
+}
+
 /// Runs one stage between its two lines.
 fn one(title: &str, stage: &dyn Fn() -> Outcome<Report>, total: &mut Tally) -> Outcome {
     println!("{title}");

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use super::tally::Tally;
 use super::venv::{Interpreter, Venv};
@@ -15,6 +16,9 @@ use crate::watch::{Ended, Verdict, watch};
 
 /// So many files of tests run at a time at most.
 const FILES_MAX: usize = 8;
+
+/// How pytest ends where no test is of those that were asked for.
+const NONE_CHOSEN: i32 = 5;
 
 /// The environment of the tests, which is made while other stages run: what it needs is downloaded for about as long as
 /// they compile.
@@ -40,9 +44,35 @@ pub(crate) fn run(workspace: &Workspace, preparation: &Outcome<Preparation>) -> 
         Ok(preparation) => preparation.end()?,
         Err(reason) => return Ok(Report::Skipped(reason.clone())),
     };
-    run_command(maturin(workspace, &venv)?)?;
-    run_command(workspace.cargo(&["build", "--quiet", "-p", "sheave", "--examples"]))?;
-    pytest(workspace, &venv).map(Report::Counted)
+    build(workspace, &venv)?;
+    pytest(workspace, &venv, &[], LIMIT).map(Report::Counted)
+}
+
+/// Builds the package and runs those of its tests that are marked with the suite, each within the limit.
+pub(crate) fn run_suite(
+    workspace: &Workspace,
+    interpreter: &Interpreter,
+    suite: &str,
+    filter: Option<&str>,
+    torch: bool,
+    limit: Duration,
+) -> Outcome<Tally> {
+    let venv = Venv::ready(workspace, interpreter, &requirements(workspace, torch))?;
+    build(workspace, &venv)?;
+    let chosen = ["--suite", suite].into_iter().chain(filter.into_iter().flat_map(|name| ["-k", name]));
+    pytest(workspace, &venv, &chosen.collect::<Vec<_>>(), limit)
+}
+
+/// Whether a Python test is marked with the suite.
+pub(crate) fn has_suite(workspace: &Workspace, suite: &str) -> bool {
+    let mark = format!("@pytest.mark.{suite}(");
+    let Ok(files) = std::fs::read_dir(workspace.path("python/tests")) else { return false };
+    files.filter_map(Result::ok).any(|file| std::fs::read_to_string(file.path()).is_ok_and(|text| text.contains(&mark)))
+}
+
+fn build(workspace: &Workspace, venv: &Venv) -> Outcome {
+    run_command(maturin(workspace, venv)?)?;
+    run_command(workspace.cargo(&["build", "--quiet", "-p", "sheave", "--examples"]))
 }
 
 /// The requirement files: ours, and the tests' own where there is one.
@@ -68,14 +98,14 @@ fn maturin(workspace: &Workspace, venv: &Venv) -> Outcome<Command> {
 /// Runs the tests, some files at a time: many of them wait for processes, and each makes its own. `pytest-timeout` ends
 /// a test by a signal; one that does not even let the interpreter see the signal shows as silence, and ends the whole
 /// run a little later.
-fn pytest(workspace: &Workspace, venv: &Venv) -> Outcome<Tally> {
+fn pytest(workspace: &Workspace, venv: &Venv, chosen: &[&str], limit: Duration) -> Outcome<Tally> {
     let mut command = venv.python(workspace, &["-m", "pytest", "python/tests", "--verbose", "--color=no"]);
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
     command.args(["-n", &(cores + 1).min(FILES_MAX).to_string(), "--dist", "loadfile"]);
-    command.arg(format!("--timeout={}", LIMIT.as_secs())).env("PYTHONUNBUFFERED", "1");
+    command.arg(format!("--timeout={}", limit.as_secs())).env("PYTHONUNBUFFERED", "1").args(chosen);
     // Programs in Rust with which the Python ones talk.
     command.env("SHEAVE_TEST_EXAMPLES", workspace.target().join("debug/examples"));
-    let limit = LIMIT + LIMIT / 4;
+    let limit = limit + limit / 4;
     let mut tally = None;
     let mut last_line = String::new();
     let ended = watch(command, BUILD_LIMIT, |line| {
@@ -87,6 +117,7 @@ fn pytest(workspace: &Workspace, venv: &Venv) -> Outcome<Tally> {
         Verdict::Within(limit)
     })?;
     match (ended, tally) {
+        (Ended::Itself(status), _) if status.code() == Some(NONE_CHOSEN) => Ok(Tally::default()),
         (Ended::Itself(status), Some(tally)) if status.success() == (tally.failed == 0) => Ok(tally),
         (Ended::Itself(status), _) => Err(format!("pytest ended with {status}: {last_line}")),
         (Ended::Killed, _) => Err(format!("a Python test did not end within {} s: {last_line}", limit.as_secs())),
