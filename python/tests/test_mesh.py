@@ -143,6 +143,23 @@ def test_the_environment_of_other_launchers(start, launcher, variables):
     assert sorted(program.succeed().strip() for program in programs) == ["0 2", "1 2"], launcher
 
 
+@pytest.mark.parametrize("name", ["JOB_COMPLETION_INDEX", "PMIX_RANK"])
+def test_a_process_of_unknown_many_is_not_silently_alone(start, name):
+    program = """
+        import os, sheave
+        try:
+            sheave.init()
+        except sheave.InvalidArgument as error:
+            print(error)
+        os.environ["SHEAVE_WORLD_SIZE"] = "1"
+        with sheave.init() as mesh:
+            print(mesh.size)
+    """
+    refused, alone = start(program, **{name: "2"}).succeed().splitlines()
+    assert f'{name} is "2"' in refused and "SHEAVE_WORLD_SIZE" in refused
+    assert alone == "1"
+
+
 def test_bad_arguments():
     for arguments, words in [
         ({"rank": 5, "size": 2, "root": "127.0.0.1:7000"}, "5"),

@@ -1,9 +1,11 @@
 //! Who this process is in its job, as the environment that it was launched in says.
 //!
-//! [`Membership::from_lookup`] knows the variables of sheave itself, of DMLC, torchrun, Open MPI, PMI and Slurm. One
-//! launcher often runs within another (torchrun in a Slurm job, mpirun in an allocation), and then the variables of
-//! both are there. The order in which they are asked is the order of [`Launcher`]: what a person says for sheave comes
-//! first, then the launchers that people run inside others, and Slurm, inside which all of them run, comes last.
+//! [`Membership::from_lookup`] knows the variables of sheave itself, of DMLC, torchrun, Open MPI, PMI, Flux, Slurm and
+//! the LeaderWorkerSet of Kubernetes. One launcher often runs within another (torchrun in a Slurm job, mpirun in an
+//! allocation), and then the variables of both are there. The order in which they are asked is the order of
+//! [`Launcher`]: what a person says for sheave comes first, then the launchers that people run inside others, and those
+//! inside which all of them run come last. Launchers that say which of its processes this is, but not how many there
+//! are, are refused: alone, it would give the result of another program.
 //!
 //! All variables are in [`keys`](sheave_base::config::keys) and [`FOREIGN`](sheave_base::config::FOREIGN), from which
 //! the page `docs/configuration.md` is made; a test holds every variable that is looked up against them.
@@ -39,8 +41,12 @@ pub enum Launcher {
     OpenMpi,
     /// The mpiexec of MPICH or Intel MPI.
     Pmi,
+    /// Flux.
+    Flux,
     /// The srun of Slurm.
     Slurm,
+    /// The LeaderWorkerSet of Kubernetes.
+    LeaderWorkerSet,
 }
 
 impl fmt::Display for Launcher {
@@ -51,7 +57,9 @@ impl fmt::Display for Launcher {
             Self::Torchrun => "torchrun",
             Self::OpenMpi => "Open MPI",
             Self::Pmi => "PMI",
+            Self::Flux => "Flux",
             Self::Slurm => "Slurm",
+            Self::LeaderWorkerSet => "LeaderWorkerSet",
         })
     }
 }
@@ -120,7 +128,7 @@ impl Membership {
         let place = Place::from_lookup(&lookup)?;
         let variables = Variables::new(&lookup);
         let Some(source) = Launcher::detect(&place, &variables) else {
-            return nobody(&place);
+            return nobody(&place, &variables);
         };
         let (mut membership, mut names) = match source {
             Launcher::Sheave => read::sheave(&place, &variables),
@@ -128,7 +136,9 @@ impl Membership {
             Launcher::Torchrun => read::torchrun(&place, &variables),
             Launcher::OpenMpi => read::open_mpi(&place, &variables),
             Launcher::Pmi => read::pmi(&place, &variables),
+            Launcher::Flux => read::flux(&place, &variables),
             Launcher::Slurm => read::slurm(&place, &variables),
+            Launcher::LeaderWorkerSet => read::leader_worker_set(&place, &variables),
         }?;
         membership.name = place.name;
         membership.host = place.host.or(membership.host);
@@ -185,17 +195,31 @@ impl Membership {
 
 /// The answer where no launcher has left its mark. Silence would be wrong if somebody meant a job: the process would
 /// run alone, and its peers would wait for it.
-fn nobody(place: &Place) -> Result<Option<Membership>> {
+fn nobody(place: &Place, variables: &Variables<'_>) -> Result<Option<Membership>> {
     let (name, value) = match place {
         Place { root: Some(root), .. } => ("SHEAVE_ROOT", root.to_string()),
         Place { local_rank: Some(rank), .. } => ("SHEAVE_LOCAL_RANK", rank.to_string()),
-        _ => return Ok(None),
+        _ => return one_of_unknown_many(variables),
     };
     Err(Error::new(
         ErrorKind::InvalidArgument,
         format!("{name} is \"{value}\", but nothing says what this process is in the job"),
     )
     .hint("set SHEAVE_RANK and SHEAVE_WORLD_SIZE, or SHEAVE_ROLE, SHEAVE_WORKERS and SHEAVE_SERVERS"))
+}
+
+/// Refuses what a launcher has started that says which of its processes this is, and nothing else that is needed.
+fn one_of_unknown_many(variables: &Variables<'_>) -> Result<Option<Membership>> {
+    for (name, job) in [("PMIX_RANK", "a job of PMIx"), ("JOB_COMPLETION_INDEX", "an indexed job of Kubernetes")] {
+        let Some(rank) = variables.index(name)? else { continue };
+        let what = format!("{name} is \"{rank}\", so this is a process of {job}, which does not say how many it has");
+        let hint = format!(
+            "set SHEAVE_RANK to what {name} is, and SHEAVE_WORLD_SIZE and SHEAVE_ROOT to the same on all of them; for \
+             a process that is to be alone set SHEAVE_WORLD_SIZE to 1"
+        );
+        return Err(Error::new(ErrorKind::InvalidArgument, what).hint(hint));
+    }
+    Ok(None)
 }
 
 impl Launcher {
@@ -220,9 +244,15 @@ impl Launcher {
         if has("PMI_RANK") {
             return Some(Self::Pmi);
         }
+        if has("FLUX_TASK_RANK") {
+            return Some(Self::Flux);
+        }
         // A batch script has a rank too, 0 of all, but nobody has started the others.
         if has("SLURM_PROCID") && (has("SLURM_STEP_ID") || has("SLURM_STEP_NODELIST")) {
             return Some(Self::Slurm);
+        }
+        if has("LWS_WORKER_INDEX") {
+            return Some(Self::LeaderWorkerSet);
         }
         // One of the two is missing, and no other launcher explains it.
         ((has("RANK") || has("WORLD_SIZE")) && has("MASTER_ADDR")).then_some(Self::Torchrun)

@@ -41,7 +41,10 @@ pub fn run_with(config: Config, act: impl FnOnce(&Mesh) -> Result<()>) -> ExitCo
 
 /// What the environment says, or a job of this process alone.
 fn environment() -> Result<Config> {
-    if let Some(config) = Config::from_env()? {
+    let is_set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    // One process needs no place to meet, wherever a job around it meets.
+    let is_alone = is_set("SHEAVE_WORLD_SIZE").is_some_and(|size| size == "1") && is_set("SHEAVE_ROOT").is_none();
+    if let Some(config) = if is_alone { None } else { Config::from_env()? } {
         return Ok(config);
     }
     let port = port::free().map_err(|error| error.operation("finding a free port"))?;

@@ -61,6 +61,13 @@ foreign! {
         "MPI_LOCALNRANKS": "The number of ranks on this host.",
         "PMI_JOBID": "The job, which the port is derived from.",
     }
+    "Flux" {
+        "FLUX_TASK_RANK": "The rank.",
+        "FLUX_JOB_SIZE": "The number of ranks.",
+        "FLUX_TASK_LOCAL_ID": "The rank on this host.",
+        "FLUX_JOB_NNODES": "The number of hosts; with one, ranks meet there, and with more `SHEAVE_ROOT` is needed.",
+        "FLUX_JOB_ID": "The job, which the port is derived from.",
+    }
     "Slurm" {
         "SLURM_PROCID": "The rank.",
         "SLURM_STEP_NUM_TASKS": "The number of ranks.",
@@ -72,5 +79,16 @@ foreign! {
         "SLURM_JOB_NODELIST": "The hosts, where the one above is not set.",
         "SLURM_JOB_ID": "The job, which the port is derived from.",
         "SLURM_STEP_ID": "The step, which the port is derived from; a batch script has none and is no rank.",
+    }
+    "LeaderWorkerSet" {
+        "LWS_WORKER_INDEX": "The rank; one process for each pod.",
+        "LWS_GROUP_SIZE": "The number of ranks.",
+        "LWS_LEADER_ADDRESS": "The host of rank 0, which the port is derived from too.",
+    }
+    "PMIx" {
+        "PMIX_RANK": "Nothing, for the number of ranks is not told: set `SHEAVE_RANK` and the rest, or it is an error.",
+    }
+    "Kubernetes" {
+        "JOB_COMPLETION_INDEX": "Nothing, as with the one above: set `SHEAVE_RANK` and the rest, or it is an error.",
     }
 }

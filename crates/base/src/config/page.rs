@@ -27,14 +27,20 @@ A process that something else has launched learns from that launcher's variables
 first launcher in this order that has left its mark decides: sheave itself (`SHEAVE_ROLE`, `SHEAVE_WORKERS`,
 `SHEAVE_SERVERS`, `SHEAVE_RANK` or `SHEAVE_WORLD_SIZE`), DMLC (`DMLC_ROLE`, `DMLC_PS_ROOT_URI`, `DMLC_PS_ROOT_PORT`,
 `DMLC_NUM_WORKER` or `DMLC_NUM_SERVER`), torchrun (`RANK` and `WORLD_SIZE`), Open MPI (`OMPI_COMM_WORLD_RANK`), PMI as
-MPICH and Intel MPI have it (`PMI_RANK`), Slurm (`SLURM_PROCID` within a step of `srun`). `SHEAVE_ROOT`,
-`SHEAVE_LOCAL_RANK`, `SHEAVE_NAME`, `SHEAVE_HOST` and `SHEAVE_JOIN_TIMEOUT_MS` hold beside each of them.
+MPICH and Intel MPI have it (`PMI_RANK`), Flux (`FLUX_TASK_RANK`), Slurm (`SLURM_PROCID` within a step of `srun`), and
+the LeaderWorkerSet of Kubernetes (`LWS_WORKER_INDEX`). `SHEAVE_ROOT`, `SHEAVE_LOCAL_RANK`,
+`SHEAVE_NAME`, `SHEAVE_HOST` and `SHEAVE_JOIN_TIMEOUT_MS` hold beside each of them.
+
+An indexed job of Kubernetes (`JOB_COMPLETION_INDEX`) and `prterun` (`PMIX_RANK`) tell a process which one it is, but
+not how many there are. Where nothing else does, that is an error, for the process would run alone: set `SHEAVE_RANK`,
+`SHEAVE_WORLD_SIZE` and `SHEAVE_ROOT`. Where it is to be alone, set `SHEAVE_WORLD_SIZE` to 1.
 
 Where the job meets is `SHEAVE_ROOT` if that is set, else what DMLC says. Otherwise it is a host and a derived port. The
 host is `MASTER_ADDR` if that is set, else this one if all ranks are on it, else the host of mpirun, else the first host
-of Slurm. The port is 10000 + n mod 19000, so that it is neither the port that n stands for nor one that the system
-hands out. Here n is `MASTER_PORT`, which stays free for torch.distributed, if the host is `MASTER_ADDR`; else the
-CRC-32 of the name of MPI's job; else the number of Slurm's job times 64 plus that of the step.
+of Slurm or the leader of a LeaderWorkerSet. The port is 10000 + n mod 19000, so that it is neither the port that n
+stands for nor one that the system hands out. Here n is `MASTER_PORT`, which stays free for torch.distributed, if the
+host is `MASTER_ADDR`; else the CRC-32 of the name of MPI's or Flux's job, or of that leader; else the number of Slurm's
+job times 64 plus that of the step.
 
 | variable | launcher | what sheave takes from it |
 |---|---|---|

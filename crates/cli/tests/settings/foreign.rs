@@ -48,6 +48,18 @@ const OPEN_MPI_5: Variables<'_> =
     &[("OMPI_COMM_WORLD_RANK", "3"), ("OMPI_COMM_WORLD_SIZE", "8"), ("PMIX_NAMESPACE", "prterun-node1-77@1")];
 const PMI: Variables<'_> =
     &[("PMI_RANK", "3"), ("PMI_SIZE", "8"), ("MPI_LOCALRANKID", "3"), ("MPI_LOCALNRANKS", "8"), ("PMI_JOBID", "77")];
+const FLUX: Variables<'_> = &[
+    ("FLUX_TASK_RANK", "3"),
+    ("FLUX_JOB_SIZE", "8"),
+    ("FLUX_TASK_LOCAL_ID", "3"),
+    ("FLUX_JOB_NNODES", "1"),
+    ("FLUX_JOB_ID", "f7"),
+];
+const LEADER_WORKER_SET: Variables<'_> =
+    &[("LWS_WORKER_INDEX", "3"), ("LWS_GROUP_SIZE", "8"), ("LWS_LEADER_ADDRESS", "group-0")];
+/// Alone these are refused, by their value.
+const PMIX: Variables<'_> = &[("PMIX_RANK", "3")];
+const INDEXED_JOB: Variables<'_> = &[("JOB_COMPLETION_INDEX", "3")];
 const SLURM: Variables<'_> = &[
     ("SLURM_PROCID", "3"),
     ("SLURM_STEP_NUM_TASKS", "8"),
@@ -79,7 +91,7 @@ const DMLC_INSECURE: Variables<'_> = &[
 ];
 
 /// Each variable, an environment in which it counts, and another value for it.
-const CASES: [(&str, Variables<'_>, &str); 43] = [
+const CASES: [(&str, Variables<'_>, &str); 53] = [
     ("DMLC_ROLE", DMLC, "server"),
     ("DMLC_PS_ROOT_URI", DMLC, "10.0.0.2"),
     ("DMLC_PS_ROOT_PORT", DMLC, "9092"),
@@ -113,6 +125,11 @@ const CASES: [(&str, Variables<'_>, &str); 43] = [
     ("MPI_LOCALRANKID", PMI, "4"),
     ("MPI_LOCALNRANKS", PMI, "4"),
     ("PMI_JOBID", PMI, "78"),
+    ("FLUX_TASK_RANK", FLUX, "4"),
+    ("FLUX_JOB_SIZE", FLUX, "9"),
+    ("FLUX_TASK_LOCAL_ID", FLUX, "4"),
+    ("FLUX_JOB_NNODES", FLUX, "2"),
+    ("FLUX_JOB_ID", FLUX, "f8"),
     ("SLURM_PROCID", SLURM, "4"),
     ("SLURM_STEP_NUM_TASKS", SLURM, "9"),
     ("SLURM_NTASKS", SLURM_MINIMAL, "8"),
@@ -123,6 +140,11 @@ const CASES: [(&str, Variables<'_>, &str); 43] = [
     ("SLURM_JOB_NODELIST", SLURM_MINIMAL, "node[5-7]"),
     ("SLURM_JOB_ID", SLURM, "6"),
     ("SLURM_STEP_ID", SLURM, "1"),
+    ("LWS_WORKER_INDEX", LEADER_WORKER_SET, "4"),
+    ("LWS_GROUP_SIZE", LEADER_WORKER_SET, "9"),
+    ("LWS_LEADER_ADDRESS", LEADER_WORKER_SET, "group-1"),
+    ("PMIX_RANK", PMIX, "4"),
+    ("JOB_COMPLETION_INDEX", INDEXED_JOB, "4"),
 ];
 
 pub(crate) const CHECKS: &[&str] = &{
@@ -136,8 +158,14 @@ pub(crate) const CHECKS: &[&str] = &{
 };
 
 /// The ranks on a host are nothing to the mesh; a program asks for its own.
-const LOCAL: [&str; 5] =
-    ["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID", "SHEAVE_LOCAL_RANK"];
+const LOCAL: [&str; 6] = [
+    "LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "FLUX_TASK_LOCAL_ID",
+    "SLURM_LOCALID",
+    "SHEAVE_LOCAL_RANK",
+];
 
 /// What a mesh would be joined with, or what is wrong; for [`LOCAL`] the rank on this host.
 fn outcome(name: &str, variables: Variables<'_>) -> String {

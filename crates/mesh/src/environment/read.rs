@@ -248,7 +248,47 @@ pub(super) fn open_mpi(place: &Place, variables: &Variables<'_>) -> Result<Named
 pub(super) fn pmi(place: &Place, variables: &Variables<'_>) -> Result<Named> {
     let ranks =
         Ranks { rank: "PMI_RANK", size: "PMI_SIZE", local_rank: "MPI_LOCALRANKID", local_size: "MPI_LOCALNRANKS" };
-    ranks.read(place, variables, Launcher::Pmi)
+    let local_size = match variables.count(ranks.local_size)? {
+        None => of_one_flux_host(variables, &ranks)?,
+        told => told,
+    };
+    ranks.read_with(place, variables, Launcher::Pmi, local_size)
+}
+
+pub(super) fn flux(place: &Place, variables: &Variables<'_>) -> Result<Named> {
+    let ranks = Ranks {
+        rank: "FLUX_TASK_RANK",
+        size: "FLUX_JOB_SIZE",
+        local_rank: "FLUX_TASK_LOCAL_ID",
+        local_size: "FLUX_JOB_NNODES",
+    };
+    let local_size = of_one_flux_host(variables, &ranks)?;
+    ranks.read_with(place, variables, Launcher::Flux, local_size)
+}
+
+/// All ranks, where Flux says that there is one host. It does not say how many are on each of several.
+fn of_one_flux_host(variables: &Variables<'_>, ranks: &Ranks) -> Result<Option<u32>> {
+    match variables.count("FLUX_JOB_NNODES")? {
+        Some(1) => variables.count(ranks.size),
+        _ => Ok(None),
+    }
+}
+
+/// Every pod has one process.
+pub(super) fn leader_worker_set(place: &Place, variables: &Variables<'_>) -> Result<Named> {
+    let source = Launcher::LeaderWorkerSet;
+    let workers = needed(variables.count("LWS_GROUP_SIZE")?, "LWS_GROUP_SIZE", source)?;
+    let rank = variables.index("LWS_WORKER_INDEX")?;
+    let root = root::find(place, variables, source, false)?;
+    let names = Names {
+        rank: "LWS_WORKER_INDEX",
+        size: "LWS_GROUP_SIZE",
+        all: "LWS_GROUP_SIZE",
+        local_rank: "the local rank",
+        local_size: "the number of processes of a pod",
+    };
+    let rank = Some(needed(rank, names.rank, source)?);
+    Ok((Membership { workers, rank, ..plain(source, Role::Rank, root) }, names))
 }
 
 pub(super) fn slurm(place: &Place, variables: &Variables<'_>) -> Result<Named> {

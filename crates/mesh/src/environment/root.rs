@@ -13,6 +13,7 @@ use super::variables::{Variables, needed};
 use super::{Launcher, nodes};
 
 const HNP_URI: &str = "OMPI_MCA_orte_hnp_uri";
+const LEADER: &str = "LWS_LEADER_ADDRESS";
 
 /// A port from 10000 to 28999 for whatever a number stands for. It is never the port of that number itself: below 19000
 /// it differs by 10000, below 29000 by 9000, and from there on it is out of range.
@@ -32,14 +33,22 @@ pub(super) fn find(place: &Place, variables: &Variables<'_>, launcher: Launcher,
     if launcher == Launcher::Torchrun {
         return needed(None, "MASTER_ADDR", launcher);
     }
-    let of_launcher = if launcher == Launcher::OpenMpi { open_mpi_host(variables)? } else { None };
+    let of_launcher = match launcher {
+        Launcher::OpenMpi => open_mpi_host(variables)?,
+        Launcher::LeaderWorkerSet => Some(needed(variables.host(LEADER)?, LEADER, launcher)?),
+        _ => None,
+    };
     let host = match of_launcher {
         _ if is_one_host => Some("127.0.0.1".to_owned()),
         Some(host) => Some(host),
         None => slurm_host(variables)?,
     };
     let host = host.ok_or_else(|| unknown(launcher, "host", "where rank 0 runs"))?;
-    let of_launcher = if launcher == Launcher::Slurm { None } else { mpi_job(variables)? };
+    let of_launcher = match launcher {
+        Launcher::Slurm => None,
+        Launcher::LeaderWorkerSet => Some(host.clone()),
+        _ => mpi_job(variables)?,
+    };
     let number = match of_launcher {
         Some(job) => Some(u64::from(crc32fast::hash(job.as_bytes()))),
         None => slurm_job(variables)?,
@@ -85,10 +94,12 @@ fn mpi_job(variables: &Variables<'_>) -> Result<Option<String>> {
     if let Some((job, _)) = hnp(variables)? {
         return Ok(Some(job));
     }
-    match variables.text("PMIX_NAMESPACE")? {
-        Some(job) => Ok(Some(job)),
-        None => variables.text("PMI_JOBID"),
+    for name in ["PMIX_NAMESPACE", "PMI_JOBID", "FLUX_JOB_ID"] {
+        if let Some(job) = variables.text(name)? {
+            return Ok(Some(job));
+        }
     }
+    Ok(None)
 }
 
 fn slurm_host(variables: &Variables<'_>) -> Result<Option<String>> {

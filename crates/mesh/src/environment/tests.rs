@@ -107,6 +107,20 @@ const OPEN_MPI: Environment = &[
 const PMI: Environment =
     &[("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("MPI_LOCALRANKID", "1"), ("MPI_LOCALNRANKS", "2"), ("PMI_JOBID", "77.0")];
 
+const FLUX: Environment = &[
+    ("FLUX_TASK_RANK", "3"),
+    ("FLUX_JOB_SIZE", "4"),
+    ("FLUX_TASK_LOCAL_ID", "3"),
+    ("FLUX_JOB_NNODES", "1"),
+    ("FLUX_JOB_ID", "\u{192}A7f3"),
+];
+
+const LEADER_WORKER_SET: Environment =
+    &[("LWS_WORKER_INDEX", "2"), ("LWS_GROUP_SIZE", "3"), ("LWS_LEADER_ADDRESS", "group-0.group.default")];
+
+const PMIX: Environment = &[("PMIX_RANK", "1")];
+const INDEXED_JOB: Environment = &[("JOB_COMPLETION_INDEX", "1")];
+
 const SLURM: Environment = &[
     ("SLURM_PROCID", "4"),
     ("SLURM_STEP_NUM_TASKS", "7"),
@@ -125,6 +139,23 @@ const SLURM_MINIMAL: Environment = &[
     ("SLURM_JOB_NODELIST", "a7,b"),
     ("SLURM_JOB_ID", "1000"),
     ("SLURM_STEP_ID", "0"),
+];
+
+const ALL: [Environment; 14] = [
+    &[],
+    SHEAVE,
+    SHEAVE_RANKS,
+    DMLC,
+    DMLC_SERVER,
+    TORCHRUN,
+    OPEN_MPI,
+    PMI,
+    FLUX,
+    SLURM,
+    SLURM_MINIMAL,
+    LEADER_WORKER_SET,
+    PMIX,
+    INDEXED_JOB,
 ];
 
 #[test]
@@ -375,6 +406,66 @@ fn slurm_and_its_first_host() {
 }
 
 #[test]
+fn flux_on_one_host_and_on_several() {
+    let full = member(FLUX);
+    assert_eq!((full.role, full.rank, full.workers, full.source), (Role::Rank, Some(3), 4, Launcher::Flux));
+    assert_eq!((full.local_rank, full.local_size, host_of(&full)), (Some(3), Some(4), "127.0.0.1"));
+    assert!(full.is_one_host);
+    let other_job = member(&with(FLUX, &[("FLUX_JOB_ID", "f2")]));
+    assert!(host_of(&other_job) == host_of(&full) && other_job.root != full.root);
+    // Its tasks have the variables of PMI too, which say less.
+    let with_pmi = member(&with(FLUX, &[("PMI_RANK", "3"), ("PMI_SIZE", "4")]));
+    assert_eq!((with_pmi.source, with_pmi.local_size, with_pmi.root), (Launcher::Pmi, Some(4), full.root));
+    let several = with(FLUX, &[("FLUX_JOB_NNODES", "2"), ("FLUX_TASK_LOCAL_ID", "1"), ("SHEAVE_ROOT", "a:1")]);
+    let several = member(&several);
+    assert_eq!((several.local_rank, several.local_size, several.is_one_host), (Some(1), None, false));
+    assert_refused(
+        FLUX,
+        &[
+            (&[("FLUX_JOB_NNODES", "2")], "the variables of Flux name no host"),
+            (&[("FLUX_JOB_NNODES", "0")], "FLUX_JOB_NNODES is \"0\""),
+            (&[("FLUX_JOB_ID", "")], "the variables of Flux name no job"),
+            (&[("FLUX_JOB_SIZE", "")], "FLUX_JOB_SIZE is not set"),
+            (&[("FLUX_TASK_RANK", "4")], "FLUX_TASK_RANK is \"4\", but FLUX_JOB_SIZE is \"4\""),
+            (&[("FLUX_TASK_LOCAL_ID", "4")], "FLUX_TASK_LOCAL_ID is \"4\", but FLUX_JOB_NNODES gives \"4\""),
+        ],
+    );
+}
+
+#[test]
+fn a_leader_and_its_workers() {
+    let full = member(LEADER_WORKER_SET);
+    assert_eq!((full.role, full.rank, full.workers), (Role::Rank, Some(2), 3));
+    assert_eq!((full.local_rank, full.is_one_host, full.source), (None, false, Launcher::LeaderWorkerSet));
+    assert_eq!(host_of(&full), "group-0.group.default");
+    let other_set = member(&with(LEADER_WORKER_SET, &[("LWS_LEADER_ADDRESS", "group-1.group.default")]));
+    assert_ne!(other_set.root.endpoint().unwrap().port, full.root.endpoint().unwrap().port);
+    assert_eq!(member(&with(LEADER_WORKER_SET, &TORCHRUN[..2])).root.to_string(), "node1:20500");
+    assert_refused(
+        LEADER_WORKER_SET,
+        &[
+            (&[("LWS_LEADER_ADDRESS", "")], "LWS_LEADER_ADDRESS is not set"),
+            (&[("LWS_GROUP_SIZE", "")], "LWS_GROUP_SIZE is not set"),
+            (&[("LWS_WORKER_INDEX", "3")], "LWS_WORKER_INDEX is \"3\", but LWS_GROUP_SIZE is \"3\""),
+        ],
+    );
+}
+
+#[test]
+fn a_process_of_many_that_nobody_has_counted_is_refused_and_not_alone() {
+    for (name, environment) in [("PMIX_RANK", PMIX), ("JOB_COMPLETION_INDEX", INDEXED_JOB)] {
+        let error = read(environment).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert!(error.what().starts_with(&format!("{name} is \"1\", so this is a process of")), "{error}");
+        let hint = error.advice().unwrap();
+        assert!(hint.contains(name) && hint.contains("SHEAVE_WORLD_SIZE"), "{hint}");
+        for counted in [SHEAVE_RANKS, DMLC, TORCHRUN, OPEN_MPI, PMI, FLUX, SLURM, LEADER_WORKER_SET] {
+            assert_eq!(member(&with(environment, counted)), member(counted), "{name}");
+        }
+    }
+}
+
+#[test]
 fn a_batch_script_is_no_rank() {
     let script =
         [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_JOB_NODELIST", "n[1-4]"), ("SLURM_JOB_ID", "9")];
@@ -400,7 +491,9 @@ fn the_first_launcher_in_the_order_of_precedence_decides() {
         (Launcher::Torchrun, TORCHRUN),
         (Launcher::OpenMpi, OPEN_MPI),
         (Launcher::Pmi, PMI),
+        (Launcher::Flux, FLUX),
         (Launcher::Slurm, SLURM),
+        (Launcher::LeaderWorkerSet, LEADER_WORKER_SET),
     ];
     for (index, (source, _)) in launchers.iter().enumerate() {
         let rest = launchers[index..].iter().rev().flat_map(|launcher| launcher.1).copied();
@@ -411,13 +504,12 @@ fn the_first_launcher_in_the_order_of_precedence_decides() {
 #[test]
 fn what_is_not_text_is_an_error() {
     for name in FOREIGN.iter().map(|foreign| foreign.name).chain(["SHEAVE_NAME"]) {
-        let all = [SHEAVE_RANKS, DMLC, DMLC_SERVER, TORCHRUN, OPEN_MPI, PMI, SLURM, SLURM_MINIMAL];
         let bad = || Some(OsString::from_vec(b"\xff\xfe".to_vec()));
         let read = |environment: Environment| {
             let usual = move |name: &str| environment.iter().find(|entry| entry.0 == name).map(|entry| entry.1.into());
             Membership::from_lookup(move |wanted| if wanted == name { bad() } else { usual(wanted) })
         };
-        let errors: Vec<Error> = all.into_iter().filter_map(|environment| read(environment).err()).collect();
+        let errors: Vec<Error> = ALL.into_iter().filter_map(|environment| read(environment).err()).collect();
         let said = format!("{name} is \"\u{fffd}\u{fffd}\"");
         assert!(errors.iter().any(|error| error.what().starts_with(&said)), "{name}: {errors:?}");
     }
@@ -432,7 +524,7 @@ fn every_variable_that_is_looked_up_is_declared_and_the_other_way_round() {
             environment.iter().rev().find(|entry| entry.0 == name).map(|entry| entry.1.into())
         });
     };
-    for environment in [SHEAVE, DMLC, DMLC_SERVER, TORCHRUN, OPEN_MPI, PMI, SLURM, SLURM_MINIMAL] {
+    for environment in ALL {
         watch(environment);
     }
     // A process that is no member is a guest.
@@ -464,14 +556,13 @@ proptest! {
 
     #[test]
     fn no_environment_panics_and_what_is_ok_holds_together(
-        start in 0..7_usize,
+        start in 0..ALL.len(),
         changes in proptest::collection::vec((any::<prop::sample::Index>(), value()), 0..8),
     ) {
         let mut names: Vec<&str> = FOREIGN.iter().map(|foreign| foreign.name).collect();
         names.extend(keys().iter().map(|key| key.name));
-        let all: [Environment; 7] = [&[], SHEAVE, SHEAVE_RANKS, DMLC, TORCHRUN, OPEN_MPI, SLURM];
         let changes: Vec<(&str, &str)> = changes.iter().map(|(index, value)| (*index.get(&names), &**value)).collect();
-        match read(&with(all[start], &changes)) {
+        match read(&with(ALL[start], &changes)) {
             Ok(None) => {}
             Ok(Some(member)) => {
                 prop_assert!(member.rank.is_none_or(|rank| rank < member.size()), "{member:?}");

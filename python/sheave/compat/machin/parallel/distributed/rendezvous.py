@@ -25,7 +25,9 @@ LAUNCHED = (
     "RANK",
     "OMPI_COMM_WORLD_RANK",
     "PMI_RANK",
+    "FLUX_TASK_RANK",
     "SLURM_PROCID",
+    "LWS_WORKER_INDEX",
 )
 
 
