@@ -277,6 +277,22 @@ def test_f68_threads_that_begin_in_one_order_get_their_own_sums():
     together(act, 2)
 
 
+def test_a_group_that_is_cancelled_ends_on_all_members_and_no_other_group():
+    def act(mesh):
+        group = mesh.group([0, 1], "given up")
+        group.barrier(timeout=20)
+        work = group.irecv(np.zeros(3), src=1 - mesh.rank)
+        if mesh.rank == 0:
+            group.cancel()
+        for wait in (work.wait, group.barrier):
+            with pytest.raises(sheave.Cancelled, match="rank 0 has cancelled the group"):
+                wait(timeout=20)
+        assert isinstance(group.broken, sheave.Cancelled)
+        return mesh.world.all_reduce(np.ones(1), timeout=20)[0]
+
+    assert together(act, 2) == [2.0, 2.0]
+
+
 def test_lists_are_one_operation():
     def act(mesh):
         world, rank = mesh.world, mesh.rank

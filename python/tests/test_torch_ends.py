@@ -196,6 +196,33 @@ os._exit(0)
         assert [program.line() for _ in range(3)] == ["True", "[6.0, 6.0]", "True True"]
 
 
+def test_a_group_that_is_aborted_ends_for_all_its_ranks(start_torch, tmp_path):
+    source = """
+pair = dist.new_group([0, 1])
+dist.barrier()
+work = dist.all_reduce(torch.ones(3), group=pair, async_op=True)
+if rank == 0:
+    sys.stdin.readline()
+    pair.abort()
+import sheave
+try:
+    work.wait() if rank == 0 else dist.recv(torch.ones(3), src=0, group=pair)
+    print("returned")
+except RuntimeError as error:
+    print(isinstance(error, sheave.Cancelled), "rank 0 has cancelled the group" in str(error), flush=True)
+tensor = torch.ones(1)
+dist.all_reduce(tensor)
+dist.barrier()
+print(tensor.item())
+dist.destroy_process_group()
+"""
+    aborts, waits = both(start_torch, tmp_path, source)
+    aborts.tell()
+    for program in (aborts, waits):
+        status, out, err = program.finish(timeout=60)
+        assert (status, out) == (0, "True True\n2.0\n"), err
+
+
 def test_ranks_meet_through_every_store_of_torch(start_torch, tmp_path):
     source = """
 import sys, threading, sheave, numpy as np, torch.distributed as dist

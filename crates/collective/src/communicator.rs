@@ -208,6 +208,36 @@ impl Communicator {
         self.state.broken().cloned().or_else(|| self.state.group.broken())
     }
 
+    /// Gives the group up for all its members. What is on its way in it ends with `Cancelled` here now, messages too,
+    /// and on the others as soon as they hear of it, from the first collective operation that has not ended here on;
+    /// all later operations fail so too. Other groups of the same members go on. Does not block, and may be called from
+    /// any thread, again too. Works that have ended keep their outcome.
+    ///
+    /// ```
+    /// # use sheave_base::{ErrorKind, Rank};
+    /// # use sheave_collective::Collectives;
+    /// # use sheave_mesh::{Config, Expected, Mesh, Role};
+    /// # use sheave_tensor::Tensor;
+    /// # let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    /// # let root = sheave_base::config::Endpoint { host: "127.0.0.1".into(), port };
+    /// # let mut config = Config::new(Role::Rank, Some(0), Expected::ranks(1), root);
+    /// # let secret = sheave_base::Secret::new(b"only this example knows it")?;
+    /// # config.node.secret = Some(sheave_base::secret::Resolved { secret, source: "an example".into() });
+    /// # let mesh = Mesh::join(config)?;
+    /// let world = Collectives::new(&mesh)?.group(&mesh.world())?;
+    /// let part = world.subgroup("part", &[Rank(0)])?;
+    /// let never = part.recv(&Tensor::from_slice(&[0.0_f32], [1])?, None, 7);
+    /// part.cancel();
+    /// assert_eq!(never.wait().unwrap_err().kind(), ErrorKind::Cancelled);
+    /// assert_eq!(part.barrier().wait().unwrap_err().kind(), ErrorKind::Cancelled);
+    /// world.barrier().wait()?;
+    /// # mesh.finish()?;
+    /// # Ok::<(), sheave_base::Error>(())
+    /// ```
+    pub fn cancel(&self) {
+        self.state.cancel();
+    }
+
     /// The table by which algorithms are chosen.
     #[must_use]
     pub fn table(&self) -> &Table {

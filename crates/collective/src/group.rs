@@ -613,6 +613,21 @@ impl State {
         in_flight.unwrap_or_else(|| self.group.record().operations())
     }
 
+    /// Gives the group up for all members, and ends what is in flight here. What has broken it before stays the reason
+    /// of later operations.
+    pub(crate) fn cancel(self: &Arc<Self>) {
+        let what = format!("rank {} has cancelled the group", self.group.rank());
+        let error = Error::new(ErrorKind::Cancelled, what).hint("make a group with another label, on all its members");
+        let sequence = self.first_open();
+        self.group.break_because(error.clone(), sequence);
+        self.failed_from.fetch_min(sequence, SeqCst);
+        self.fail(error.clone());
+        let tasks: Vec<_> = self.tasks.lock().values().cloned().collect();
+        // What sets the group up ends by itself, for nobody needs it any more.
+        tasks.iter().filter(|task| task.operation != SET_UP).for_each(|task| task.fail(error.clone()));
+        self.hub.run_ready();
+    }
+
     fn cancelled(self: &Arc<Self>, key: u64) {
         let task = self.tasks.lock().get(&key).cloned();
         if let Some(task) = task {

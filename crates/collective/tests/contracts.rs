@@ -305,6 +305,40 @@ fn cancelling_breaks_the_group_for_all() {
 }
 
 #[test]
+fn a_group_that_is_cancelled_ends_all_that_is_on_its_way_and_no_other_group() {
+    for medium in MEDIA {
+        together(3, medium, |_, world| {
+            let all = [Rank(0), Rank(1), Rank(2)];
+            let group = world.subgroup("given up", &all).expect("all");
+            wait(&group.barrier()).expect("all come");
+            let (sum, word) = (floats(&[1.0; 5]), floats(&[0.0]));
+            // What all have entered is no part of what is given up, whoever hears of that first.
+            wait(&group.all_reduce(&sum, &sum, Operator::Sum)).expect("all come");
+            let received = group.recv(&word, Some(Rank((world.rank().0 + 1) % 3)), 4);
+            let begun = match world.rank().0 {
+                0 => {
+                    let begun = [group.all_reduce(&floats(&[1.0]), &floats(&[0.0]), Operator::Sum), group.barrier()];
+                    group.cancel();
+                    assert!(received.is_done() && begun.iter().all(Work::is_done), "it does not wait for the others");
+                    group.cancel();
+                    begun
+                }
+                _ => [group.all_reduce(&floats(&[1.0]), &floats(&[0.0]), Operator::Sum), group.barrier()],
+            };
+            let later = failed(&group.barrier());
+            let errors = begun.iter().map(failed).chain([wait(&received).expect_err("nobody sends"), later]);
+            for error in errors {
+                assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
+                assert!(error.what().contains("rank 0 has cancelled the group"), "{error}");
+                assert_eq!(error.group_name(), Some("given up"), "{error}");
+            }
+            assert_eq!(sum.to_vec::<f32>().expect("free"), [3.0; 5]);
+            wait(&world.barrier()).expect("it is another group");
+        });
+    }
+}
+
+#[test]
 fn the_same_inputs_give_the_same_bits_on_all_ranks_and_in_every_run() {
     for (ranks, count) in [(3, 100), (5, 100), (7, 40_000), (4, 40_000)] {
         let run = |medium: Medium| {

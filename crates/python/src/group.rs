@@ -150,6 +150,24 @@ impl PyGroup {
         Ok(broken.map(|error| errors::to_python(py, &error).into_value(py).into_any()))
     }
 
+    /// Give the group up for all its members: whatever is on its way in it ends with Cancelled.
+    ///
+    /// So does every later operation. It returns at once; the others learn of it soon, and whose doing it was. Other
+    /// groups go on.
+    ///
+    /// >>> group = mesh.group([0], "given up")
+    /// >>> work = group.irecv(np.zeros(3), tag=99)
+    /// >>> group.cancel()
+    /// >>> work.wait(timeout=10)
+    /// Traceback (most recent call last):
+    /// ...
+    /// sheave.Cancelled: ...
+    fn cancel(&self, py: Python<'_>) -> PyResult<()> {
+        let communicator = self.communicator().or_raise(py)?;
+        py.detach(|| communicator.cancel());
+        Ok(())
+    }
+
     /// The group of some members by their ranks in this one, in this order, this node among them. Nobody is asked.
     ///
     /// >>> world.subgroup([0], "alone").size

@@ -123,9 +123,11 @@ class SheaveBackend(Backend):
         return ErrorType.TIMEOUT if isinstance(broken, TimeoutError) else ErrorType.COMM_ERROR
 
     def abort(self) -> None:
-        """Cancel what is pending, which breaks the group, and shut down."""
-        for work in list(self._works):
-            work.cancel()
+        """Give up the group for all its ranks: whatever is on its way in it ends with an error; and shut down."""
+        with self._lock:
+            group = self._group
+        if group is not None:
+            group.cancel()
         self.shutdown()
 
     def shutdown(self) -> None:
