@@ -215,6 +215,37 @@ def test_exit_while_a_callback_runs(start, busy):
     assert start(program).succeed(timeout=20) == ""
 
 
+def test_a_callback_that_holds_the_thread_is_told_once_and_by_its_operation(start):
+    program = start("""
+        import sys, threading, sheave, numpy as np
+        mesh = sheave.Mesh()
+        ends, ended = threading.Event(), threading.Event()
+        mesh.world.barrier(async_op=True).add_done_callback(lambda work: ends.wait())
+        # It never runs before the one that holds the thread has ended, so it could not let it end.
+        mesh.world.all_reduce(np.zeros(3), async_op=True).add_done_callback(lambda work: ended.set())
+        sys.stdin.readline()
+        ends.set()
+        assert ended.wait(60)
+    """)
+    said = program.process.stderr.readline()
+    assert said.startswith("sheave: a callback of barrier has been running for 1 s") and "hint: " in said, said
+    program.tell()
+    assert program.finish(timeout=60) == (0, "", "")
+
+
+def test_callbacks_that_are_quick_are_not_told_however_many_they_are(start):
+    program = start("""
+        import threading, time, sheave
+        mesh = sheave.Mesh()
+        until = time.monotonic() + 2.5
+        while time.monotonic() < until:
+            ended = threading.Event()
+            mesh.world.barrier(async_op=True).add_done_callback(lambda work: ended.set())
+            assert ended.wait(60)
+    """)
+    assert program.finish(timeout=60) == (0, "", "")
+
+
 def test_collectives_in_a_loop():
     def act(mesh):
         async def main():

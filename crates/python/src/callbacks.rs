@@ -6,6 +6,10 @@
 //! the interpreter does: what is in the queue by then is leaked on purpose, and Python code that still runs there gets
 //! SystemExit.
 //!
+//! A job that holds the thread for [`TOLD_AFTER`] holds all that come after it, and for ever if it waits for one of
+//! them. So a second thread, which never touches the interpreter, looks whether one does, and says so. It sleeps for as
+//! long as nothing runs, and is woken at most once in that span.
+//!
 //! The queue is not bounded by itself. Each job stands for something that is: a work with a callback, of which there
 //! are at most [`CALLBACKS_MAX`], or a request that the mesh has let in.
 
@@ -15,20 +19,26 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyCFunction, PyDict};
 use sheave_base::fork::ForkMark;
-use sheave_base::{Error, ErrorKind, Result};
+use sheave_base::{Error, ErrorKind, Result, thread};
 use std::collections::VecDeque;
+use std::io::Write;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Callbacks that may wait for their works at one time: more are a program that never lets its operations end.
 const CALLBACKS_MAX: usize = 1 << 20;
+
+/// How long a job may hold the thread before that is told.
+const TOLD_AFTER: Duration = Duration::from_secs(1);
 
 /// Something for Python to do.
 pub(crate) type Job = Box<dyn FnOnce(Python<'_>) + Send>;
 
 #[derive(Default)]
 struct Queue {
-    jobs: VecDeque<Job>,
+    /// Each with the operation that it belongs to.
+    jobs: VecDeque<(&'static str, Job)>,
     has_ended: bool,
 }
 
@@ -40,15 +50,98 @@ struct Desk {
     admitted: AtomicUsize,
     /// Python's number of the thread, while it runs.
     thread: AtomicU64,
+    held: Held,
+}
+
+/// What holds the thread, for the one that looks.
+#[derive(Default)]
+struct Held {
+    state: Mutex<HeldState>,
+    bell: Condvar,
+}
+
+#[derive(Default)]
+struct HeldState {
+    /// The operation whose job runs, and since when.
+    running: Option<(&'static str, Instant)>,
+    /// How many jobs have begun.
+    begun: u64,
+    /// Whether whoever looks sleeps until the bell rings.
+    is_asleep: bool,
+    has_ended: bool,
+}
+
+impl Held {
+    fn state(&self) -> MutexGuard<'_, HeldState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin(&self, operation: &'static str) {
+        let mut state = self.state();
+        state.running = Some((operation, Instant::now()));
+        state.begun += 1;
+        if std::mem::take(&mut state.is_asleep) {
+            self.bell.notify_one();
+        }
+    }
+
+    fn end(&self) {
+        self.state().running = None;
+    }
+
+    fn stop(&self) {
+        self.state().has_ended = true;
+        self.bell.notify_one();
+    }
+
+    /// Says what holds the thread for too long, each job once; returns when the thread ends.
+    fn look(&self) {
+        let mut told = 0;
+        let mut state = self.state();
+        while !state.has_ended {
+            let begun = state.begun;
+            let (operation, left) = match state.running.filter(|_| told != begun) {
+                Some((operation, since)) => (Some(operation), TOLD_AFTER.saturating_sub(since.elapsed())),
+                None => (None, TOLD_AFTER),
+            };
+            if let Some(operation) = operation.filter(|_| left.is_zero()) {
+                told = begun;
+                drop(state);
+                tell_held(operation);
+                state = self.state();
+                continue;
+            }
+            let (next, waited) = self.bell.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
+            state = next;
+            // Nothing has run for the whole span, or still the one that was told.
+            if operation.is_none() && waited.timed_out() && state.begun == begun {
+                state.is_asleep = true;
+                while state.is_asleep && !state.has_ended {
+                    state = self.bell.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+            }
+        }
+    }
+}
+
+/// Says that the callback thread is held. It is somebody's code, which cannot be ended.
+fn tell_held(operation: &str) {
+    let text = format!(
+        "a callback of {operation} has been running for {} s, and other callbacks wait for it; \
+         hint: have a thread of your own do what takes long or waits",
+        TOLD_AFTER.as_secs()
+    );
+    // Nobody to tell is no reason to fail.
+    let _ = writeln!(std::io::stderr(), "sheave: {text}");
 }
 
 impl Desk {
-    fn queue(&self) -> std::sync::MutexGuard<'_, Queue> {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Everything there is to do; blocks while that is nothing. None once it has ended.
-    fn take(&self) -> Option<VecDeque<Job>> {
+    fn take(&self) -> Option<VecDeque<(&'static str, Job)>> {
         let mut queue = self.queue();
         loop {
             if queue.has_ended {
@@ -91,18 +184,21 @@ impl Callbacks {
         keywords.set_item("name", "sheave-callbacks")?;
         keywords.set_item("daemon", true)?;
         py.import("threading")?.call_method("Thread", (), Some(&keywords))?.call_method0("start")?;
+        let watched = Arc::clone(&desk);
+        // Without it callbacks run all the same, as in a forked child, which has no such threads.
+        let _ = thread::spawn("sheave-watch", move || watched.held.look());
         Ok(Self(desk))
     }
 
-    /// Lets Python do something soon. Never blocks for long, and may be called from any thread.
-    pub(crate) fn post(&self, job: Job) {
+    /// Lets Python do something soon, for an operation. Never blocks for long, and may be called from any thread.
+    pub(crate) fn post(&self, operation: &'static str, job: Job) {
         let mut queue = self.0.queue();
         if queue.has_ended {
             // What belongs to Python cannot be given back any more.
             std::mem::forget(job);
             return;
         }
-        queue.jobs.push_back(job);
+        queue.jobs.push_back((operation, job));
         drop(queue);
         self.0.bell.notify_one();
     }
@@ -136,8 +232,10 @@ fn keep(py: Python<'_>, desk: &Desk) {
     let number = py.import("threading").and_then(|threading| threading.call_method0("get_ident")?.extract());
     desk.thread.store(number.unwrap_or(0), Relaxed);
     while let Some(jobs) = py.detach(|| desk.take()) {
-        for job in jobs {
+        for (operation, job) in jobs {
+            desk.held.begin(operation);
             job(py);
+            desk.held.end();
         }
         released::drain(py);
     }
@@ -166,4 +264,6 @@ pub(crate) fn end() {
     queue.has_ended = true;
     std::mem::forget(std::mem::take(&mut queue.jobs));
     desk.bell.notify_all();
+    drop(queue);
+    desk.held.stop();
 }

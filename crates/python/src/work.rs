@@ -318,7 +318,8 @@ impl PyWork {
 
     /// Call `callback(work)` once it has ended, on sheave's callback thread, never on the thread that ends it.
     ///
-    /// Callbacks run one after the other, so a slow one delays the rest. What it raises goes to sys.unraisablehook.
+    /// Callbacks run one after the other, so a slow one delays the rest, and one that runs for a second is told on
+    /// standard error. What it raises goes to sys.unraisablehook.
     ///
     /// >>> import threading
     /// >>> called = threading.Event()
@@ -331,15 +332,16 @@ impl PyWork {
         let callbacks = Callbacks::here(py)?;
         callbacks.admit().or_raise(py)?;
         let work = slf.clone().unbind();
-        let thread = callbacks.clone();
+        let (thread, operation) = (callbacks.clone(), slf.get().running.operation());
         slf.get().listen(Box::new(move || {
             let own = thread.clone();
-            thread.post(Box::new(move |py| {
+            let job = move |py: Python<'_>| {
                 own.dismiss();
                 if let Err(error) = callback.call1(py, (work,)) {
                     own.tell(py, error, callback.bind(py));
                 }
-            }));
+            };
+            thread.post(operation, Box::new(job));
         }));
         Ok(())
     }

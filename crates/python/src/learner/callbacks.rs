@@ -78,16 +78,19 @@ impl Drops {
         }
         drop(untold);
         let (function, untold, thread) = (Arc::clone(&self.function), Arc::clone(&self.untold), self.thread.clone());
-        self.thread.post(Box::new(move |py| {
-            let dropped = {
-                let mut untold = untold.lock();
-                untold.is_posted = false;
-                std::mem::take(&mut untold.dropped)
-            };
-            let Some(object) = function.object() else { return };
-            if let Err(error) = object.call1(py, (Vec::from(dropped),)) {
-                thread.tell(py, error, object.bind(py));
-            }
-        }));
+        self.thread.post(
+            "the learner",
+            Box::new(move |py| {
+                let dropped = {
+                    let mut untold = untold.lock();
+                    untold.is_posted = false;
+                    std::mem::take(&mut untold.dropped)
+                };
+                let Some(object) = function.object() else { return };
+                if let Err(error) = object.call1(py, (Vec::from(dropped),)) {
+                    thread.tell(py, error, object.bind(py));
+                }
+            }),
+        );
     }
 }

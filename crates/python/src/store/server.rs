@@ -64,7 +64,7 @@ impl Desk {
         job: impl FnOnce(Python<'_>) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let (completer, work) = work::pair(operation);
-        self.callbacks.post(Box::new(move |py| completer.complete(job(py))));
+        self.callbacks.post(operation, Box::new(move |py| completer.complete(job(py))));
         while !work.wait_until(Some(Instant::now() + LOOK_PERIOD), None)? {
             if !self.mesh.upgrade().is_some_and(|mesh| mesh.is_member()) {
                 let what = format!("the server left the mesh while its {operation} ran");
