@@ -172,7 +172,9 @@ fn particles_stand_beside_those_of_push_and_one_process_beside_two() {
     let lines = format!(
         r#"test "$1" = -c && exit 0
         case "$*" in
-            *"program.py ensemble sheave 2") echo "times: 8 $((8000000 / SHEAVE_WORLD_SIZE)) $((8000000 / SHEAVE_WORLD_SIZE))" ;;
+            *"program.py ensemble sheave 2")
+                each=$((8000000 / SHEAVE_WORLD_SIZE))
+                echo "times: 8 $each $each" ;;
             "-m sheave.compat push "*"program.py processes 2") echo 8 2000000 2000000 ;;
             *"program.py processes 2 --push {place}") test "$1" != -m && echo 8 4000000 4000000 ;;
             *) exit 1 ;;

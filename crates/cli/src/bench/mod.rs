@@ -116,8 +116,8 @@ pub(crate) enum Command {
     /// changed, `get_unchanged` the same where they have not, and `create` makes a thousand particles. `epoch` trains
     /// eight small networks for an epoch on one thread, beside a plain loop; `processes` does so in two processes, with
     /// a thread each, beside one. `svgd` is the update of 32 particles of a million parameters, beside its two matrix
-    /// products. With --push a program of PusH runs beside: with the original, as `push`, and with sheave's face for it,
-    /// as `face`. Its `create` makes a thousand particles with a network each, where ours have none.
+    /// products. With --push a program of PusH runs beside: with the original, as `push`, and with sheave's face for
+    /// it, as `face`. Its `create` makes a thousand particles with a network each, where ours have none.
     Particle(particle::Arguments),
     /// Measures torch.distributed over sheave, beside gloo.
     ///

@@ -1,8 +1,8 @@
 //! `sheave bench particle`: particles, in Rust and from Python, beside plain loops and PusH.
 //!
-//! What Python does is measured by scripts that this binary carries: `benches/python/particle.py` in the Python in which
-//! sheave is installed, and `benches/peers/push_particles.py`, a program of PusH, with the original and with the face
-//! that sheave has for it.
+//! What Python does is measured by scripts that this binary carries: `benches/python/particle.py` in the Python in
+//! which sheave is installed, and `benches/peers/push_particles.py`, a program of PusH, with the original and with the
+//! face that sheave has for it.
 
 use super::rows::{Place, Rows};
 use super::runs::Runs;

@@ -32,7 +32,8 @@ impl Rows {
         self.add_to(place, None, None, times_ns);
     }
 
-    /// As [`Rows::add`], of times that stand beside those of the row at `way`, which says nothing of what they should be.
+    /// As [`Rows::add`], of times that stand beside those of the row at `way`, which says nothing of what they should
+    /// be.
     pub(super) fn add_compared(&mut self, place: Place, way: &'static str, times_ns: &[u64]) {
         self.add_to(place, Some(way), None, times_ns);
     }

@@ -151,8 +151,8 @@ impl Mesh {
         self.shared.send_one_way(to, asking)
     }
 
-    /// As [`Mesh::promise`], of one object of each of these nodes: one look at the tables for all of them. There is none
-    /// of those that are named behind them, each with why.
+    /// As [`Mesh::promise`], of one object of each of these nodes: one look at the tables for all of them. There is
+    /// none of those that are named behind them, each with why.
     pub fn promise_each(&self, owners: &[NodeId]) -> (Vec<Option<Ref>>, Vec<(NodeId, Error)>) {
         let (drawn, mut refusals) = self.shared.references.promise_each(owners);
         for (owner, error) in &mut refusals {
