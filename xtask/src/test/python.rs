@@ -72,7 +72,9 @@ pub(crate) fn has_suite(workspace: &Workspace, suite: &str) -> bool {
 
 fn build(workspace: &Workspace, venv: &Venv) -> Outcome {
     run_command(maturin(workspace, venv)?)?;
-    run_command(workspace.cargo(&["build", "--quiet", "-p", "sheave", "--examples"]))
+    // Of the whole workspace, whose features are those that its tests were built with: for one package most of what it
+    // stands on would be built once more.
+    run_command(workspace.cargo(&["build", "--quiet", "--workspace", "--examples"]))
 }
 
 /// The requirement files: ours, and the tests' own where there is one.
