@@ -698,7 +698,13 @@ def test_a_slow_updater_does_not_make_its_server_look_dead(job):
             assert kv.pushpull("w", np.ones(4)).wait().tolist() == [2] * 4
     """
     liveness = {"SHEAVE_LIVENESS_TIMEOUT_MS": "1000", "SHEAVE_LIVENESS_BEAT_MS": "200"}
-    run(job, worker, server=server, servers=1, workers=2, **liveness)
+    running = job(worker, server=server, servers=1, workers=2, **liveness)
+    for program in (*running.workers, running.scheduler):
+        program.succeed(40)
+    status, _, err = running.servers[0].finish(20)
+    told = "sheave: a callback of updater has been running for 1 s, and other callbacks wait for it; hint: "
+    assert status == 0 and all(line.startswith(told) for line in err.splitlines()), err
+    assert err.startswith(told), err
 
 
 @pytest.mark.parametrize("kind", ["dist_sync", "dist_async"])

@@ -1,7 +1,8 @@
 """What a handler gets: its particle."""
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -33,17 +34,30 @@ def wait_all(answers: Iterable[Answer[Any]], timeout: float | None = None, *, fl
     """Wait for all answers. Returns what came of them, in order; raises what the first one that failed has raised.
     Those that come to other answers are waited for until they come to something else, if they are to `flatten`.
 
-    Raises DeadlineExceeded after `timeout` seconds for all of them together.
+    Raises DeadlineExceeded after `timeout` seconds for all of them together. Of those that have failed besides nothing
+    is told: all have been looked at.
 
     >>> with sheave.particle.Particles() as particles:
     ...     ids = [particles.create(receive={"add": lambda particle, one: particle.id.number + one}) for _ in range(3)]
     ...     sheave.particle.wait_all(particles.send_all(ids, "add", 10))
     [10, 11, 12]
     """
-    if timeout is None:
-        return [answer.wait(flatten=flatten) for answer in answers]
-    until = time.monotonic() + timeout
-    return [answer.wait(max(0.0, until - time.monotonic()), flatten=flatten) for answer in answers]
+    every = list(answers)
+    until = None if timeout is None else time.monotonic() + timeout
+    with looked_at(every):
+        left = (None if until is None else max(0.0, until - time.monotonic()) for _ in every)
+        return [answer.wait(seconds, flatten=flatten) for answer, seconds in zip(every, left, strict=True)]
+
+
+@contextlib.contextmanager
+def looked_at(answers: Sequence[Answer[Any]]) -> Iterator[None]:
+    """Whoever waits for the first that fails has looked at those that have failed by then."""
+    try:
+        yield
+    except BaseException:
+        for answer in answers:
+            answer.done()
+        raise
 
 
 class Particle(ParticleObject):

@@ -49,9 +49,9 @@ def load(model: ModuleModel, directory: str | os.PathLike[str], device: Any, pid
         model.load_module(module)
         return None
     rest = pickling.loads(_beside(path).read_bytes())
-    names = {"parameters": dict(model.module.named_parameters()), "buffers": dict(model.module.named_buffers())}
+    tensors = {"parameters": model.module.named_parameters(), "buffers": model.module.named_buffers()}
     # What is not of the module's state stays as it is.
-    parts = {kind: {name: module.get(name, own) for name, own in of.items()} for kind, of in names.items()}
+    parts = {kind: {name: module.get(name, own) for name, own in of} for kind, of in tensors.items()}
     model.load({**rest["training"], **parts})
     return rest["state"]
 

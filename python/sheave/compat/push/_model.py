@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sheave import InvalidArgument
 from sheave.bayes import seed_of
 from sheave.compat.push.lib.utils import torch_device
-from sheave.particle import TorchModel
+from sheave.particle._torch_models import TorchModel
 
 __all__ = ["ModuleModel", "seed_for"]
 

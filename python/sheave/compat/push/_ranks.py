@@ -101,9 +101,9 @@ class Asked:
         except sheave.Remote as error:
             # A rank answers with what its handlers raise; what is left is an answer that could not be sent.
             raise InvalidArgument(f"what a handler has returned cannot be sent: {error}") from None
-        error = answer if isinstance(answer, BaseException) else getattr(answer, "error", None)
-        if isinstance(error, BaseException):
-            raise error
+        raised = answer if isinstance(answer, BaseException) else getattr(answer, "error", None)
+        if isinstance(raised, BaseException):
+            raise raised
         if isinstance(answer, messages.ReceiveParametersAckPDMSG):
             return answer.params
         return getattr(answer, "result", None) if isinstance(answer, messages.MSG) else answer

@@ -161,9 +161,9 @@ class ReceiveRegisterAckPDMSG(MSG):
 
 
 class ReceiveFuncPDMSG(MSG):
-    """A particle is to handle a message of `PusH`."""
+    """A particle is to handle a message of `PusH`. One that is called has no number: its answer is that of the call."""
 
-    def __init__(self, pid_fid: PidFid, pid_to: int, msg: str, args: Sequence[Any]) -> None:
+    def __init__(self, pid_fid: PidFid | None, pid_to: int, msg: str, args: Sequence[Any]) -> None:
         self.pid_fid = pid_fid
         self.pid_to = pid_to
         self.msg = msg
@@ -173,7 +173,7 @@ class ReceiveFuncPDMSG(MSG):
 class ReceiveFuncAckPDMSG(MSG):
     """The answer to `ReceiveFuncPDMSG`: what the handler has returned, or its `error`."""
 
-    def __init__(self, pid_fid: PidFid, result: Any = None, error: BaseException | None = None) -> None:
+    def __init__(self, pid_fid: PidFid | None, result: Any = None, error: BaseException | None = None) -> None:
         self.pid_fid = pid_fid
         self.result = result
         self.error = error
