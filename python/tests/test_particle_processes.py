@@ -101,6 +101,23 @@ def test_trap_19_particles_are_made_and_reached_on_another_node(job):
     program.succeed(LIMIT_S)
 
 
+def test_all_are_asked_at_once_wherever_they_are(job):
+    particles, _ = job
+    away = [particles.create_on(1, "echo", number) for number in range(3)]
+    receive = {"count": count, "stay": count}
+    own = [particles.create(state={"count": 10 + number}, receive=receive) for number in range(2)]
+    mixed = [away[2], own[0], away[0], own[1], away[1], away[2]]
+    assert particles.ask_all(mixed, "count", timeout=LIMIT_S) == [2, 10, 0, 11, 1, 2]
+    assert particles.ask_all([], "count") == []
+    with pytest.raises(Exception, match="^1 and 2$") as raised:
+        particles.ask_all(away, "fail", timeout=LIMIT_S)
+    assert type(raised.value).__name__ == "Strange"
+    with pytest.raises(sheave.NotFound, match="no particle 99"):
+        particles.ask_all([*away, ParticleId(1, 99)], "count", timeout=LIMIT_S)
+    with pytest.raises(sheave.DeadlineExceeded):
+        particles.ask_all([own[0], away[0]], "stay", timeout=0.05)
+
+
 async def awaits(answer):
     return await answer
 

@@ -47,6 +47,7 @@ mod behavior;
 mod ensemble;
 #[doc(hidden)]
 pub mod fuzz;
+mod home;
 mod inference;
 mod langevin;
 mod laplace;

@@ -320,7 +320,7 @@ class Particles(ParticleRuntime):
 
         Raises InvalidArgument for particles of several devices or nodes. The answer raises Unsupported for models that
         cannot be batched, and LimitExceeded where the cache has no room for all of them; what the function raises ends
-        that they are together too. From another node an error of sheave's comes as Remote, whose cause it is.
+        that they are together too.
 
         >>> import torch
         >>> loss = torch.nn.functional.mse_loss
@@ -341,7 +341,7 @@ class Particles(ParticleRuntime):
         if len(nodes) > 1:
             raise InvalidArgument(f"particles of the nodes {sorted(nodes)} to be batched; expected those of one device")
         if named[0].node != self.node:
-            return self.send(ParticleId(named[0].node, KEEPER), "batched", numbers, function, args)
+            return self._ask(ParticleId(named[0].node, KEEPER), "batched", numbers, function, args)
         labels = {self._device_of(number) for number in numbers}
         if len(labels) > 1:
             raise InvalidArgument(f"particles of the devices {sorted(labels)} to be batched; expected those of one")
@@ -350,7 +350,7 @@ class Particles(ParticleRuntime):
     def _settle(self, id: ParticleId) -> Answer[None]:
         """Have the device of a particle give models that are together what they have become."""
         if id.node != self.node:
-            return self.send(ParticleId(id.node, KEEPER), "settle", id.number)
+            return self._ask(ParticleId(id.node, KEEPER), "settle", id.number)
         return self.send(self._places[self._device_of(id.number)], "settle")
 
     def _device_of(self, number: int) -> str:
@@ -382,7 +382,7 @@ class Particles(ParticleRuntime):
         sent: list[tuple[list[int], Answer[Any]]] = []
         for node, of_node in places.items():
             numbers = [named[place].number for place in of_node]
-            sent.append((of_node, self.send(ParticleId(node, KEEPER), "all", numbers, name, args)))
+            sent.append((of_node, self._ask(ParticleId(node, KEEPER), "all", numbers, name, args)))
         here = [place for place, id in enumerate(named) if id.node == self.node]
         own = [self.send(named[place], name, *args) for place in here]
         until = None if timeout is None else time.monotonic() + timeout
