@@ -25,8 +25,11 @@ use std::time::Duration;
 const EPOCHS: usize = 12;
 const MEMBERS: usize = 6;
 
-/// By the number of nodes and the process, the particles of a descent.
-static DESCENDED: Mutex<BTreeMap<(u32, usize), Vec<Vec<u32>>>> = Mutex::new(BTreeMap::new());
+/// The particles of a descent, in bits.
+type Bits = Vec<Vec<u32>>;
+
+/// By the number of nodes and the process, where a descent has ended.
+static DESCENDED: Mutex<BTreeMap<(u32, usize), Bits>> = Mutex::new(BTreeMap::new());
 
 pub(super) fn run(scenario: &Scenario, process: usize, ledger: &Arc<Ledger>) {
     ledger.now();
