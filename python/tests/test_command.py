@@ -142,6 +142,7 @@ def test_what_python_gets_is_measured():
     assert wrong.returncode == 2 and "--python" in wrong.stderr and wrong.stderr.count("\n") == 1
 
 
+@pytest.mark.soak("a dozen processes import torch")
 @pytest.mark.timeout(300)
 def test_particles_of_python_are_measured_beside_push(tmp_path):
     pytest.importorskip("torch")
