@@ -164,11 +164,17 @@ impl<M: Payload> Answer<M> {
     pub fn wait_all<'a>(answers: impl IntoIterator<Item = &'a Self>, timeout: Option<Duration>) -> Result<Vec<M>> {
         let begun = clock::now();
         let until = timeout.map(|timeout| begun + timeout);
-        let wait = |answer: &Self| match answer.wait_until(until, None)? {
+        let wait = |answer: &&Self| match answer.wait_until(until, None)? {
             true => answer.0.work.wait(),
             false => Err(answer.late(clock::since(begun))),
         };
-        answers.into_iter().map(wait).collect()
+        let answers: Vec<&Self> = answers.into_iter().collect();
+        let outcome: Result<Vec<M>> = answers.iter().map(wait).collect();
+        if outcome.is_err() {
+            // Who waits for all is told of the first, and has looked at the others.
+            answers.iter().for_each(|answer| answer.0.is_seen.store(true, Relaxed));
+        }
+        outcome
     }
 
     /// Blocks until the message is handled or `until` has passed; true if it was. `interrupt` is asked now and then.
@@ -254,7 +260,9 @@ impl<M: Payload> Answer<M> {
         let runtime = &self.0.runtime;
         let Some((current, waiter)) = current::handler(runtime.address()) else { return Ok(None) };
         if let Source::Here(particle, number) = &self.0.source {
-            runtime.waits.begin((&waiter, current), (particle, *number))?;
+            // Who is told of a circle knows that this one was not waited for.
+            let refused = |_: &Error| self.0.is_seen.store(true, Relaxed);
+            runtime.waits.begin((&waiter, current), (particle, *number)).inspect_err(refused)?;
         }
         let edge = Edge { answer: self.clone(), waiter, current };
         if edge.waiter.is_reentrant {

@@ -246,10 +246,33 @@ fn errors_that_nobody_looks_at_are_told() {
         let particles: Particles = Particles::new(&mesh, "test").expect("once");
         let id = particles.create(adder()).expect("there is room");
         SAID.lock().expect("no panic").clear();
+        refuses_to_wait_for_itself(&particles);
         (1..200).for_each(|number| drop(particles.send(id, "poll", -number)));
-        assert_eq!(said("further ones are not told").len(), 100);
+        let told = said("further ones are not told");
+        assert_eq!((told.len(), told.iter().filter(|text| text.contains("again")).count()), (100, 0), "{told:?}");
         mesh.finish().expect("all end");
     });
+}
+
+/// Messages of a particle to itself, for each of which it is refused to wait, and which fail by that themselves.
+fn refuses_to_wait_for_itself(particles: &Particles) {
+    let is_last = Arc::new(AtomicBool::new(false));
+    let last = Arc::clone(&is_last);
+    let behavior = Behavior::new(()).on("again", move |context, message| {
+        let last = Arc::clone(&last);
+        async move {
+            match int(&message) {
+                0 => {
+                    last.store(true, SeqCst);
+                    Ok(message)
+                }
+                left => context.send(context.id(), "again", left - 1).await,
+            }
+        }
+    });
+    let own = particles.create(behavior).expect("there is room");
+    assert_eq!(failed(particles.send(own, "again", 3).wait()).kind(), ErrorKind::Deadlock);
+    until("the last one is handled", || is_last.load(SeqCst));
 }
 
 fn tells_of_what_nobody_saw(mesh: &Mesh, particles: &Particles) {
@@ -264,7 +287,7 @@ fn tells_of_what_nobody_saw(mesh: &Mesh, particles: &Particles) {
         let sent = particles.send(here, name, -3);
         drop(sent.map(Ok).work().clone());
         drop(particles.send(here, name, 4));
-        failed(Answer::wait_all(&[particles.send(there, name, -5)], None));
+        failed(Answer::wait_all(&[-5, -15].map(|number| particles.send(there, name, number)), None));
         assert!(particles.send(here, name, -6).clone().wait_until(None, None).expect("no circle"));
         // Waited for in vain, and dropped.
         drop(particles.send(here, name, -7).wait_timeout(Duration::ZERO));
@@ -278,7 +301,7 @@ fn tells_of_what_nobody_saw(mesh: &Mesh, particles: &Particles) {
         let expected = format!("rank-0: \"{name}\" of particle 0 of rank-1 failed, and nobody looked at its answer: ");
         assert!(told.iter().any(|text| text.contains(&expected) && text.contains("-10 is below")), "{told:?}");
         let count = |number: &str| told.iter().filter(|text| text.contains(number)).count();
-        assert_eq!([-1, -2, -3, -5, -6].map(|number| count(&format!("{number} is below"))), [0; 5], "{told:?}");
+        assert_eq!([-1, -2, -3, -5, -15, -6].map(|number| count(&format!("{number} is below"))), [0; 6], "{told:?}");
         assert_eq!(["-8 is below", "-10 is below"].map(count), [1, 1], "{told:?}");
     }
     SAID.lock().expect("no panic").clear();
