@@ -18,7 +18,8 @@ use super::ledger::Ledger;
 use super::particles::book::{Book, Plan, Sender, planned};
 use super::particles::{number_of, settles};
 use super::scenario::{Quit, Scenario};
-use crate::jobs::{pause, rank_config};
+use super::start::{await_others, join};
+use crate::jobs::pause;
 use sheave_base::clock::SeededEntropy;
 use sheave_base::{Error, ErrorKind, NodeId, Result, thread};
 use sheave_mesh::{Mesh, Runtime};
@@ -31,17 +32,7 @@ use store::Store;
 const DEPTH_MAX: u64 = 3;
 
 pub(super) fn run(scenario: &Scenario, process: usize, ledger: &Arc<Ledger>, book: &Arc<Book>) {
-    ledger.now();
-    let joined = Mesh::join(rank_config(process, scenario.hosts[process], scenario.ranks() as u32));
-    if joined.is_err() {
-        ledger.is_ready(process);
-    }
-    let mesh = match joined {
-        Ok(mesh) => mesh,
-        Err(error) if ledger.is_troubled() => return assert_ne!(error.kind(), ErrorKind::Internal, "{error}"),
-        Err(error) => return ledger.fault(format!("{process} could not join: {error}")),
-    };
-    ledger.joined(process, mesh.me().node);
+    let Some(mesh) = join(scenario, process, ledger) else { return };
     let nodes = mesh.members().iter().map(|member| member.node).collect();
     let mut dice = SeededEntropy::new(scenario.seed ^ (process as u64 + 1) << 36);
     let store = Store::new(ledger, process, &mut dice);
@@ -54,10 +45,7 @@ pub(super) fn run(scenario: &Scenario, process: usize, ledger: &Arc<Ledger>, boo
         let behavior = if is_reentrant { Behavior::new(()).reentrant() } else { Behavior::new(()) };
         part.make(&particles, behavior, is_reentrant);
     }
-    ledger.is_ready(process);
-    while !ledger.are_all_ready() {
-        pause(Duration::from_millis(1));
-    }
+    await_others(process, ledger);
     play(scenario, &mesh, &particles, &part, dice);
 }
 

@@ -3,7 +3,8 @@
 use super::entries::Entries;
 use super::ledger::Ledger;
 use super::scenario::{End, Quit, Scenario};
-use crate::jobs::{pause, rank_config};
+use super::start::{await_others, join};
+use crate::jobs::pause;
 use sheave_base::clock::SeededEntropy;
 use sheave_base::{Error, ErrorKind, NodeId, Result, clock};
 use sheave_mesh::{Mesh, Request};
@@ -22,23 +23,9 @@ const STAY: Duration = Duration::from_millis(100);
 const PATIENCE: Duration = Duration::from_secs(4);
 
 pub(super) fn run(scenario: &Scenario, process: usize, ledger: &Arc<Ledger>, entries: &Arc<Entries>) {
-    ledger.now();
-    let config = rank_config(process, scenario.hosts[process], scenario.ranks() as u32);
-    let joined = Mesh::join(config);
-    if joined.is_err() {
-        ledger.is_ready(process);
-    }
-    let mesh = match joined {
-        Ok(mesh) => mesh,
-        Err(error) if ledger.is_troubled() => return assert_ne!(error.kind(), ErrorKind::Internal, "{error}"),
-        Err(error) => return ledger.fault(format!("{process} could not join: {error}")),
-    };
-    ledger.joined(process, mesh.me().node);
+    let Some(mesh) = join(scenario, process, ledger) else { return };
     let rpc = Rpc::serve(&mesh).expect("nobody did before");
-    ledger.is_ready(process);
-    while !ledger.are_all_ready() {
-        pause(Duration::from_millis(1));
-    }
+    await_others(process, ledger);
     let dice = SeededEntropy::new(scenario.seed ^ (process as u64) << 40);
     let (keys, ledger, entries) = (1 + scenario.seed % KEYS, Arc::clone(ledger), Arc::clone(entries));
     Part { mesh, rpc, process, ledger, entries, dice, keys, last: 0 }.play(scenario);

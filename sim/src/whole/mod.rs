@@ -17,6 +17,7 @@ mod scenario;
 mod services;
 mod sessions;
 mod shrink;
+mod start;
 mod versions;
 
 pub use ledger::Report;

@@ -13,7 +13,8 @@ pub(super) mod book;
 
 use super::ledger::Ledger;
 use super::scenario::{End, Quit, Scenario};
-use crate::jobs::{pause, rank_config};
+use super::start::{await_others, join};
+use crate::jobs::pause;
 pub(super) use book::Book;
 use book::{Place, Plan, Sender, planned};
 use sheave_base::clock::SeededEntropy;
@@ -34,18 +35,7 @@ const SETTLED: Duration = Duration::from_secs(40);
 const SLACK: Duration = Duration::from_millis(500);
 
 pub(super) fn run(scenario: &Scenario, process: usize, ledger: &Arc<Ledger>, book: &Arc<Book>) {
-    ledger.now();
-    let config = rank_config(process, scenario.hosts[process], scenario.ranks() as u32);
-    let joined = Mesh::join(config);
-    if joined.is_err() {
-        ledger.is_ready(process);
-    }
-    let mesh = match joined {
-        Ok(mesh) => mesh,
-        Err(error) if ledger.is_troubled() => return assert_ne!(error.kind(), ErrorKind::Internal, "{error}"),
-        Err(error) => return ledger.fault(format!("{process} could not join: {error}")),
-    };
-    ledger.joined(process, mesh.me().node);
+    let Some(mesh) = join(scenario, process, ledger) else { return };
     let nodes = mesh.members().iter().map(|member| member.node).collect();
     let (runtime, book) = (mesh.runtime().clone(), Arc::clone(book));
     let part = Arc::new(Part { process, seed: scenario.seed, nodes, runtime, book });
@@ -54,10 +44,7 @@ pub(super) fn run(scenario: &Scenario, process: usize, ledger: &Arc<Ledger>, boo
     for _ in 0..2 + dice.below(3) {
         part.make(&particles, dice.below(3) == 0);
     }
-    ledger.is_ready(process);
-    while !ledger.are_all_ready() {
-        pause(Duration::from_millis(1));
-    }
+    await_others(process, ledger);
     play(scenario, &mesh, &particles, &part, dice);
 }
 

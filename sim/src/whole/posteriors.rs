@@ -7,10 +7,11 @@
 
 use super::ledger::Ledger;
 use super::scenario::Scenario;
-use crate::jobs::{pause, rank_config};
+use super::start::{await_others, join};
+use crate::jobs::pause;
 use parking_lot::Mutex;
 use sheave_base::clock::SeededEntropy;
-use sheave_base::{ErrorKind, NodeId, Result, clock};
+use sheave_base::{NodeId, Result, clock};
 use sheave_collective::Collectives;
 use sheave_mesh::Mesh;
 use sheave_nn::{Dataset, Loss, Network, Targets, mlp};
@@ -32,23 +33,10 @@ type Bits = Vec<Vec<u32>>;
 static DESCENDED: Mutex<BTreeMap<(u32, usize), Bits>> = Mutex::new(BTreeMap::new());
 
 pub(super) fn run(scenario: &Scenario, process: usize, ledger: &Arc<Ledger>) {
-    ledger.now();
-    let joined = Mesh::join(rank_config(process, scenario.hosts[process], scenario.ranks() as u32));
-    if joined.is_err() {
-        ledger.is_ready(process);
-    }
-    let mesh = match joined {
-        Ok(mesh) => mesh,
-        Err(error) if ledger.is_troubled() => return assert_ne!(error.kind(), ErrorKind::Internal, "{error}"),
-        Err(error) => return ledger.fault(format!("{process} could not join: {error}")),
-    };
-    ledger.joined(process, mesh.me().node);
+    let Some(mesh) = join(scenario, process, ledger) else { return };
     let particles = Particles::new(&mesh, "members").expect("nobody did before");
     let part = Part { process, ledger, inference: inference(&particles), seed: scenario.seed };
-    ledger.is_ready(process);
-    while !ledger.are_all_ready() {
-        pause(Duration::from_millis(1));
-    }
+    await_others(process, ledger);
     let nodes: Vec<NodeId> = mesh.members().iter().map(|member| member.node).collect();
     match (SeededEntropy::new(scenario.seed ^ 0x9057).below(2), process) {
         (0, 0) => part.ensemble(&nodes),

@@ -3,9 +3,10 @@
 use super::ledger::{Counted, Intent, Ledger};
 use super::scenario::{End, Quit, Scenario};
 use super::services::{NAMES, next_of, serve, step};
-use crate::jobs::{pause, rank_config};
+use super::start::join;
+use crate::jobs::pause;
 use sheave_base::clock::{Entropy, SeededEntropy};
-use sheave_base::{Error, ErrorKind, NodeId, Work, clock};
+use sheave_base::{Error, NodeId, Work, clock};
 use sheave_mesh::{Answer, Call, Group, Mesh};
 use sheave_net::Part as Sent;
 use sheave_tensor::{Mode, Tensor};
@@ -26,19 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(8);
 const FREED_WITHIN: Duration = Duration::from_secs(3);
 
 pub(super) fn run(scenario: &Scenario, process: usize, ledger: &Arc<Ledger>) {
-    ledger.now();
-    let config = rank_config(process, scenario.hosts[process], scenario.ranks() as u32);
-    let joined = Mesh::join(config);
-    if joined.is_err() {
-        ledger.is_ready(process);
-    }
-    let mesh = match joined {
-        Ok(mesh) => mesh,
-        // Whoever is missing has met with trouble, or was kept from it by one who has.
-        Err(error) if ledger.is_troubled() => return assert_ne!(error.kind(), ErrorKind::Internal, "{error}"),
-        Err(error) => return ledger.fault(format!("{process} could not join: {error}")),
-    };
-    ledger.joined(process, mesh.me().node);
+    let Some(mesh) = join(scenario, process, ledger) else { return };
     serve(&mesh, process, ledger);
     ledger.is_ready(process);
     let dice = SeededEntropy::new(scenario.seed ^ (process as u64) << 40);
