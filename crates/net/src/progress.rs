@@ -266,12 +266,12 @@ impl Progress {
 
     /// The calling thread stops leading. Somebody else is promoted.
     pub(crate) fn step_down(&self) {
-        self.lead.step_down();
+        self.lead.step_down(&*self.doorbell);
     }
 
     /// If nobody leads, wakes a follower or, failing that, the progress thread if it sleeps for long.
     pub(crate) fn promote(&self) {
-        self.lead.promote();
+        self.lead.promote(&*self.doorbell);
     }
 
     /// One turn of the progress thread: leads, ticks or rests, for at most `limit`.
@@ -307,7 +307,7 @@ impl Progress {
 
     /// The progress thread has come out of a turn by a panic: if it led, it leads no more.
     pub(crate) fn thread_lets_go(&self) {
-        self.lead.thread_lets_go();
+        self.lead.thread_lets_go(&*self.doorbell);
     }
 
     /// Leaves the links to busy callers for a while, unless somebody is in a hurry.

@@ -3,6 +3,10 @@
 //! A follower enters the list, and then looks whether somebody leads; a leader that leaves says so, and then looks into
 //! the list. The progress thread says that it is dormant, and then looks whether somebody leads. So of two of them at
 //! least one sees the other, and somebody leads, or is on its way to, as long as anybody sleeps.
+//!
+//! A caller that takes the lead from the progress thread rings for it, and then sleeps on the same descriptors: it may
+//! hear that ring itself, and the progress thread sleeps on without the lead. So that thread says that it *listens*,
+//! from before it leads until it is awake, and who leaves the lead to nobody rings for it once more.
 
 use sheave_base::park::{Bell, Parker};
 use sheave_base::sync::{AtomicBool, AtomicU32, Mutex, Ordering::Relaxed, Ordering::SeqCst, sequential};
@@ -22,6 +26,8 @@ pub(crate) struct Lead {
     /// Of the progress thread.
     pub(crate) thread: Parker,
     dormant: AtomicBool,
+    /// The progress thread sleeps on the descriptors, or is about to, with the lead or after it has lost it.
+    listens: AtomicBool,
 }
 
 impl Lead {
@@ -66,13 +72,14 @@ impl Lead {
     }
 
     /// The calling thread stops leading. Somebody else is promoted.
-    pub(crate) fn step_down(&self) {
+    pub(crate) fn step_down(&self, bell: &dyn Bell) {
         self.leader.store(NOBODY, SeqCst);
-        self.promote();
+        self.promote(bell);
     }
 
-    /// If nobody leads, wakes a follower or, failing that, the progress thread if it sleeps for long.
-    pub(crate) fn promote(&self) {
+    /// If nobody leads, wakes a follower or, failing that, the progress thread if it sleeps for long; on `bell`, if it
+    /// has led.
+    pub(crate) fn promote(&self, bell: &dyn Bell) {
         if self.is_taken() {
             return;
         }
@@ -80,24 +87,30 @@ impl Lead {
         match follower {
             Some(parker) => parker.unpark(),
             None if self.dormant.load(SeqCst) => self.thread.unpark(),
+            None if self.listens.load(SeqCst) => bell.ring(),
             None => {}
         }
     }
 
     /// The progress thread leads if nobody else does.
     pub(crate) fn begin_thread(&self) -> bool {
+        self.listens.store(true, SeqCst);
         let leads = self.leader.compare_exchange(NOBODY, PROGRESS, SeqCst, SeqCst).is_ok();
+        if !leads {
+            self.listens.store(false, SeqCst);
+        }
         sequential();
         leads
     }
 
     /// The progress thread, which has led, is awake.
     pub(crate) fn end_thread(&self, bell: &dyn Bell) {
+        self.listens.store(false, SeqCst);
         if self.leader.compare_exchange(PROGRESS, NOBODY, SeqCst, SeqCst).is_err() {
             // Both slept on the same descriptors: what woke this thread may have been meant for the other.
             bell.ring();
         }
-        self.promote();
+        self.promote(bell);
     }
 
     /// The progress thread sleeps while a caller leads, for at most `limit`.
@@ -110,10 +123,11 @@ impl Lead {
     }
 
     /// The progress thread has come out of a turn by a panic: if it led, it leads no more.
-    pub(crate) fn thread_lets_go(&self) {
+    pub(crate) fn thread_lets_go(&self, bell: &dyn Bell) {
         self.dormant.store(false, SeqCst);
+        self.listens.store(false, SeqCst);
         if self.leader.compare_exchange(PROGRESS, NOBODY, SeqCst, SeqCst).is_ok() {
-            self.promote();
+            self.promote(bell);
         }
     }
 }
@@ -146,6 +160,11 @@ mod explored {
                 is_rung = self.sleepers.wait(is_rung).expect("no panic");
             }
             *is_rung = false;
+        }
+
+        /// Hears what has rung, if it has.
+        fn silence(&self) {
+            *self.is_rung.lock().expect("no panic") = false;
         }
     }
 
@@ -232,9 +251,9 @@ mod explored {
                 self.lead.unfollow(parker);
             }
             if leads {
-                self.lead.step_down();
+                self.lead.step_down(&*self.bell);
             } else {
-                self.lead.promote();
+                self.lead.promote(&*self.bell);
             }
         }
     }
@@ -285,6 +304,29 @@ mod explored {
         });
     }
 
+    /// A caller takes the lead from the progress thread and hears the ring that was meant for that: when it leaves,
+    /// the progress thread wakes.
+    #[test]
+    fn loom_the_progress_thread_does_not_sleep_on_without_the_lead() {
+        model(3, || {
+            let node = Node::new();
+            let progress = Shared::clone(&node);
+            let progress = thread::spawn(move || {
+                assert!(progress.lead.begin_thread(), "nobody led");
+                progress.bell.sleep();
+                progress.lead.end_thread(&*progress.bell);
+            });
+            while !node.lead.is_with_thread() {
+                thread::yield_now();
+            }
+            assert!(node.lead.take(&*node.bell), "the progress thread led");
+            node.bell.silence();
+            node.lead.step_down(&*node.bell);
+            progress.join().expect("no panic");
+            assert!(!node.lead.is_taken());
+        });
+    }
+
     /// The progress thread sleeps for long while a caller leads, and no longer.
     #[test]
     fn loom_the_progress_thread_does_not_rest_when_nobody_leads() {
@@ -297,7 +339,7 @@ mod explored {
                     progress.lead.rest(Duration::MAX);
                 }
             });
-            node.lead.step_down();
+            node.lead.step_down(&*node.bell);
             progress.join().expect("no panic");
             assert!(node.lead.is_with_thread());
         });
