@@ -6,7 +6,8 @@
     sheave launch -n 2 -- python benches/python/particle.py ensemble sheave 5
 
 Arguments: a case, the way in which it is done and the number of rounds. Prints lines: bytes, and nanoseconds of rounds.
-`send_wait` sends a message that does nothing and waits for its answer, `across` to a particle of another process;
+`send` sends a message that does nothing a thousand times in a row, for the time of one; `send_wait` sends one and waits
+for its answer, `across` to a particle of another process;
 `get` gets 1 MB of parameters that have changed, `get_unchanged` the same where they have not; `create` makes a thousand
 particles. `epoch` trains an ensemble of eight networks for an epoch on one thread, in one batched computation or
 (`loop`) one after the other by a plain loop of torch. `ensemble` trains one whose members take turns at the processes
@@ -23,6 +24,7 @@ from sheave.particle import Particles
 
 WARM_ROUNDS = 20
 CREATED = 1000
+SENT = 1000
 PRINTED = 100
 PARAMETERS_BYTES = 1 << 20
 MEMBERS = 8
@@ -51,6 +53,19 @@ def report(length_bytes, times):
 
 def do_nothing(particle):
     pass
+
+
+def time_send(rounds):
+    with Particles(name="bench") as particles:
+        first = particles.create(receive={"pass": do_nothing})
+        times = []
+        for _ in range(WARM_ROUNDS + rounds):
+            begun = time.perf_counter_ns()
+            answers = [particles.send(first, "pass") for _ in range(SENT)]
+            times.append((time.perf_counter_ns() - begun) // SENT)
+            for answer in answers:
+                answer.wait()
+        report(0, times[WARM_ROUNDS:])
 
 
 def time_send_wait(rounds):
@@ -182,6 +197,8 @@ def time_svgd(way, rounds):
 
 def main(case, way, rounds):
     match case:
+        case "send":
+            time_send(rounds)
         case "send_wait":
             time_send_wait(rounds)
         case "get" | "get_unchanged":
@@ -196,6 +213,8 @@ def main(case, way, rounds):
             time_ensemble(way, rounds)
         case "svgd":
             time_svgd(way, rounds)
+        case _:
+            raise ValueError(f"case {case!r}; expected one of those of the module's documentation")
 
 
 if __name__ == "__main__":

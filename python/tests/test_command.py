@@ -147,10 +147,11 @@ def test_what_python_gets_is_measured():
 def test_particles_of_python_are_measured_beside_push(tmp_path):
     pytest.importorskip("torch")
     cases = ["send_wait", "across", "epoch"]
+    of_ours = {("send", "sheave"), ("send", "sheave-rust"), ("send", "allowed-rust")}
     # What stands in the place of the original cannot be imported: its rows are left out.
     (tmp_path / "push").mkdir()
     (tmp_path / "push" / "__init__.py").write_text("raise ImportError('there is no original here')")
-    chosen = [word for case in cases for word in ("--case", case)]
+    chosen = [word for case in ["send", *cases] for word in ("--case", case)]
     beside = ["--python", sys.executable, "--push", str(tmp_path)]
     line = [sys.executable, "-m", "sheave", "bench", "particle", "--quick", "--json", *beside, *chosen]
     said = subprocess.run(line, capture_output=True, text=True, timeout=280)
@@ -158,6 +159,6 @@ def test_particles_of_python_are_measured_beside_push(tmp_path):
     rows = {(row["case"], row["transport"]): row for row in map(json.loads, said.stdout.splitlines())}
     both = {(case, whose) for case in cases for whose in ("sheave", "face")}
     allowed = {("send_wait", "allowed"), ("across", "allowed")}
-    assert rows.keys() == both | allowed | {("send_wait", "sheave-rust"), ("epoch", "loop")}
+    assert rows.keys() == of_ours | both | allowed | {("send_wait", "sheave-rust"), ("epoch", "loop")}
     assert all(row["iterations"] > 0 and 0.1 < row["p50_us"] < 100e6 for row in rows.values())
     assert said.stderr.count("there is no original here") == 3, said.stderr
