@@ -22,9 +22,19 @@ Array = np.ndarray[Any, Any]
 HOST = torch.device("cpu")
 
 
+_found: list[int] = []
+
+
+def gpus() -> int:
+    """How many GPUs there are. Torch would look for their library each time."""
+    if not _found:
+        _found.append(torch.cuda.device_count())
+    return _found[0]
+
+
 def device_of(device: Any) -> torch.device:
     """The device of torch that a label means. A number is that of a CUDA device, where there are any, else the CPU."""
-    count = torch.cuda.device_count()
+    count = gpus()
     if isinstance(device, int) and not isinstance(device, bool):
         found = torch.device("cuda", device) if count else HOST
     else:

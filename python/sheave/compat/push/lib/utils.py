@@ -10,17 +10,9 @@ from typing import Any
 
 import torch
 
+from sheave.particle._torch_models import gpus
+
 __all__ = ["detach_to_cpu", "detach_to_device", "gpus", "to_device", "torch_device"]
-
-
-_found: list[int] = []
-
-
-def gpus() -> int:
-    """How many GPUs there are. Torch would look for their library each time."""
-    if not _found:
-        _found.append(torch.cuda.device_count())
-    return _found[0]
 
 
 def torch_device(label: Any) -> torch.device:
