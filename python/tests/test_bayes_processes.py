@@ -100,6 +100,25 @@ def test_members_of_three_processes_are_as_those_of_one(job):
         program.succeed(LIMIT_S)
 
 
+def test_reports_come_in_order_and_a_loader_may_use_its_arrays_again(job):
+    ensemble, _, pairs = job
+
+    class Loader:
+        def __iter__(self):
+            x, y = (np.empty_like(array) for array in pairs[0])
+            for rows, targets in pairs:
+                x[:], y[:] = rows, targets
+                yield x, y
+
+    told, expected = [], []
+    losses = ensemble.fit(Loader(), squares, 2, timeout=LIMIT_S, progress=told.append)
+    with bayes.Ensemble(make_line(optimizer=SGD), 6, seed=3) as alone:
+        np.testing.assert_array_equal(losses, alone.fit(pairs, squares, 2, progress=expected.append))
+    assert len(told) == 2 * len(pairs)
+    for one, other in zip(told, expected, strict=True):
+        assert (one.epoch, one.batch, one.losses.tolist()) == (other.epoch, other.batch, other.losses.tolist())
+
+
 def test_a_process_that_is_killed_between_two_batches_is_named_by_fit(job):
     ensemble, programs, pairs = job
     killed = []

@@ -1,6 +1,7 @@
 """Members that are stepped as one computation for each device."""
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from sheave._core import SheaveError
 from sheave.bayes._data import is_tensor, to_numpy
 from sheave.bayes._modules import evaluating
 from sheave.particle import Particles, wait_all
+from sheave.particle._particle import Outstanding, looked_at
 
 __all__: list[str] = []
 
@@ -64,12 +66,22 @@ class Batching:
         self, function: Callable[..., Any], args: Callable[[Members], tuple[Any, ...]], timeout: float | None = None
     ) -> list[Any]:
         """As `ask` with the arguments that `args` makes for members of these numbers."""
-        sent = [self._particles.batched(ids, function, *args(members)) for members, ids in self._groups]
+        return self.begin_each(function, args, timeout).wait()
+
+    def begin_each(
+        self, function: Callable[..., Any], args: Callable[[Members], tuple[Any, ...]], timeout: float | None = None
+    ) -> Outstanding:
+        """As `ask_each`, but waits for the members of this process alone."""
+        until = None if timeout is None else time.monotonic() + timeout
+        sent = [
+            (members, self._particles.batched(ids, function, *args(members)), ids[0].node == self._particles.node)
+            for members, ids in self._groups
+        ]
+        away = [(members, answer) for members, answer, is_here in sent if not is_here]
         found: list[Any] = [None] * self._count
-        for (members, _), results in zip(self._groups, wait_all(sent, timeout), strict=True):
-            for member, result in zip(members, results, strict=True):
-                found[member] = result
-        return found
+        with looked_at([answer for _, answer in away]):
+            Outstanding(found, [(members, answer) for members, answer, is_here in sent if is_here], until).wait()
+        return Outstanding(found, away, until)
 
     @contextlib.contextmanager
     def lasting(self, timeout: float | None = None) -> Iterator[None]:
@@ -94,9 +106,9 @@ class Single:
     def __init__(self, particles: Particles, ids: Sequence[Any], timeout: float | None) -> None:
         self._particles, self._ids, self._timeout = particles, ids, timeout
 
-    def step(self, loss: Any, x: Any, y: Any) -> list[float]:
-        """Step all members on a batch. Returns their losses."""
-        return self._particles.ask_all(self._ids, "step", loss, x, y, timeout=self._timeout)
+    def step(self, loss: Any, x: Any, y: Any) -> Outstanding:
+        """Step all members on a batch, those of other processes perhaps later. Returns what their losses are had of."""
+        return self._particles._begin_all(self._ids, "step", loss, x, y, timeout=self._timeout)
 
     def step_each(self, loss: Any, pairs: Sequence[tuple[Any, Any]]) -> list[float]:
         """Step each member on a batch of its own."""
@@ -114,9 +126,9 @@ class Batched:
     def __init__(self, batching: Batching, timeout: float | None) -> None:
         self._batching, self._timeout = batching, timeout
 
-    def step(self, loss: Any, x: Any, y: Any) -> list[float]:
-        """Step all members on a batch. Returns their losses."""
-        return self._batching.ask(stepped, loss, x, y, True, timeout=self._timeout)
+    def step(self, loss: Any, x: Any, y: Any) -> Outstanding:
+        """Step all members on a batch, those of other processes perhaps later. Returns what their losses are had of."""
+        return self._batching.begin_each(stepped, lambda members: (loss, x, y, True), self._timeout)
 
     def step_each(self, loss: Any, pairs: Sequence[tuple[Any, Any]]) -> list[float]:
         """Step each member on a batch of its own, which are of one size."""

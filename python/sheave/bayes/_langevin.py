@@ -14,6 +14,7 @@ from sheave.bayes._modules import evaluating, refresh, restored
 from sheave.bayes._outputs import combine, modes_of
 from sheave.bayes._posterior import BASIC, Handlers, Posterior, outputs_of
 from sheave.bayes._progress import Progress
+from sheave.particle._particle import Outstanding
 
 __all__ = ["Langevin"]
 
@@ -231,11 +232,11 @@ class Langevin(Posterior):
         settings = tuple(self._settings)
         batching = Batching(self.particles, self.ids) if batched else None
 
-        def step(x: Any, y: Any) -> list[float]:
+        def step(x: Any, y: Any) -> Outstanding:
             sent = (settings, loss, x, y, count, self.prior)
             if batching is None:
-                return self.ask("step", *sent, timeout=timeout)
-            return batching.ask(_batched_step, *sent, timeout=timeout)
+                return self.particles._begin_all(self.ids, "step", *sent, timeout=timeout)
+            return batching.begin_each(_batched_step, lambda members: sent, timeout)
 
         with contextlib.nullcontext() if batching is None else batching.lasting(timeout):
             return self._epochs(loader, epochs, progress, step, lambda epoch: None)

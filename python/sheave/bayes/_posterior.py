@@ -12,8 +12,9 @@ from sheave.bayes._batching import Batching, predicted, stepping
 from sheave.bayes._data import compact, inputs, pairs, require_repeatable, taken, to_numpy
 from sheave.bayes._modules import batch_norms, evaluating
 from sheave.bayes._outputs import combine, modes_of, require_task
-from sheave.bayes._progress import Progress, Report, reporter
+from sheave.bayes._progress import EpochLosses, Progress, Report, reporter
 from sheave.particle import Particles
+from sheave.particle._particle import Outstanding
 
 __all__ = ["Handlers", "Posterior"]
 
@@ -194,26 +195,30 @@ class Posterior:
         loader: Iterable[Any],
         epochs: int,
         progress: Progress,
-        step: Callable[[Any, Any], Sequence[float]],
+        step: Callable[[Any, Any], Outstanding],
         ended: Callable[[int], object],
     ) -> NDArray[np.float64]:
-        """The loop of a training; `ended` is called after each epoch."""
+        """The loop of a training; `ended` is called after each epoch.
+
+        Members of other processes are sent a batch before they have answered for the one before it, so that nobody
+        waits for who is slower now and then.
+        """
         require_repeatable(loader, epochs)
         tell, is_away = reporter(progress), any(id.node != self.particles.node for id in self.ids)
         means, batches = np.empty((epochs, len(self.ids))), None
         for epoch in range(epochs):
-            sums, count = np.zeros(len(self.ids)), 0
             known = len(loader) if isinstance(loader, Sized) else batches
-            for x, y in pairs(loader):
-                if is_away:
-                    x, y = compact(x), compact(y)
-                losses = np.asarray(step(x, y), np.float64)
-                sums, count = sums + losses, count + 1
+
+            def report(batch: int, losses: NDArray[np.float64], epoch: int = epoch, known: int | None = known) -> None:
                 if tell is not None:
-                    tell(Report(epoch + 1, epochs, count, known, losses))
-            if count == 0:
-                raise InvalidArgument(f"the loader had no batches in epoch {epoch + 1}; expected one at least")
-            means[epoch], batches = sums / count, count
+                    tell(Report(epoch + 1, epochs, batch, known, losses))
+
+            with EpochLosses(len(self.ids), report) as lost:
+                for x, y in pairs(loader):
+                    if is_away:
+                        x, y = compact(x), compact(y)
+                    lost.add(step(x, y))
+            means[epoch], batches = lost.means(epoch + 1), lost.count
             ended(epoch)
         return means
 

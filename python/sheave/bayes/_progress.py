@@ -2,11 +2,15 @@
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, TextIO
+from types import TracebackType
+from typing import NamedTuple, Self, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
+from sheave._core import InvalidArgument
+from sheave.particle._particle import Outstanding
 
 __all__ = ["Progress", "Report"]
 
@@ -63,3 +67,49 @@ def reporter(progress: Progress) -> Callable[[Report], object] | None:
     if callable(progress):
         return progress
     return _Bar(sys.stderr) if progress and sys.stderr.isatty() else None
+
+
+class EpochLosses:
+    """The losses of the batches of one epoch, in order, of which the last may still be on its way.
+
+    `tell` is told of each, with its number and what the members have lost.
+    """
+
+    def __init__(self, members: int, tell: Callable[[int, NDArray[np.float64]], object]) -> None:
+        self._sums = np.zeros(members)
+        self._count = 0
+        self._tell = tell
+        self._begun: deque[Outstanding] = deque()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        if kind is None:
+            while self._begun:
+                self._settle()
+        for begun in self._begun:
+            begun.look()
+
+    def add(self, begun: Outstanding) -> None:
+        """Count a batch. Waits for the one before it, and for this one where nothing of it is outstanding."""
+        self._begun.append(begun)
+        while len(self._begun) > 1 or self._begun and not self._begun[0]:
+            self._settle()
+
+    def _settle(self) -> None:
+        losses = np.asarray(self._begun.popleft().wait(), np.float64)
+        self._sums += losses
+        self._count += 1
+        self._tell(self._count, losses)
+
+    def means(self, epoch: int) -> NDArray[np.float64]:
+        """The mean of all; `epoch` is for the error of one without batches."""
+        if self._count == 0:
+            raise InvalidArgument(f"the loader had no batches in epoch {epoch}; expected one at least")
+        return self._sums / self._count
+
+    @property
+    def count(self) -> int:
+        """How many there were."""
+        return self._count

@@ -14,6 +14,7 @@ from sheave.bayes._posterior import BASIC, Handlers, Posterior
 from sheave.bayes._progress import Progress
 from sheave.bayes._svgd import Svgd
 from sheave.particle import Particles, wait_all
+from sheave.particle._particle import Outstanding
 
 __all__ = ["SteinVgd"]
 
@@ -156,14 +157,14 @@ class SteinVgd(Posterior):
     def _stepped(
         self, loader: Any, loss: Any, epochs: int, count: int, steps: "_Single | _Batched", progress: Progress
     ) -> NDArray[np.float64]:
-        def step(x: Any, y: Any) -> list[float]:
+        def step(x: Any, y: Any) -> Outstanding:
             losses = steps.gradients((loss, x, y, count, self.prior), self._rows, self._slopes)
             if self._cut is None:
                 self._svgd.step(self._rows, self._slopes)
             else:
                 self._cut.step(self._svgd, self._rows, self._slopes)
             steps.assign(self._rows)
-            return losses
+            return Outstanding(losses, (), None)
 
         return self._epochs(loader, epochs, progress, step, lambda epoch: None)
 

@@ -60,6 +60,33 @@ def looked_at(answers: Sequence[Answer[Any]]) -> Iterator[None]:
         raise
 
 
+class Outstanding:
+    """What came of a message to many particles in this process, and what others have yet to answer."""
+
+    def __init__(
+        self, found: list[Any], sent: Sequence[tuple[Iterable[int], Answer[Any]]], until: float | None
+    ) -> None:
+        self._found, self._sent, self._until = found, sent, until
+
+    def __bool__(self) -> bool:
+        return bool(self._sent)
+
+    def look(self) -> None:
+        """Look at those that have failed by now."""
+        for _, answer in self._sent:
+            answer.done()
+
+    def wait(self) -> list[Any]:
+        """Wait for the rest. Returns what came of all, in order."""
+        sent, self._sent = self._sent, ()
+        with looked_at([answer for _, answer in sent]):
+            for places, answer in sent:
+                results = answer.wait(None if self._until is None else max(0.0, self._until - time.monotonic()))
+                for place, result in zip(places, results, strict=True):
+                    self._found[place] = result
+        return self._found
+
+
 class Particle(ParticleObject):
     """A particle of this process, as its handlers see it. There is one object for each, in all of its messages.
 

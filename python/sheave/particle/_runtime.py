@@ -12,7 +12,7 @@ from sheave._core import InvalidArgument, Mesh, NotFound
 from sheave._core_particle import Answer, ParticleRuntime
 from sheave.particle._cache import ParticleCache
 from sheave.particle._models import seeding
-from sheave.particle._particle import Particle, ParticleId, looked_at, wait_all
+from sheave.particle._particle import Outstanding, Particle, ParticleId, looked_at, wait_all
 from sheave.particle._saving import files_of, load_particle, replace_files, save_particle
 from sheave.particle._together import Together, require_distinct
 from sheave.particle._views import Snapshot
@@ -373,6 +373,12 @@ class Particles(ParticleRuntime):
         ...     particles.ask_all(ids, "add", 10)
         [10, 11, 12]
         """
+        return self._begin_all(ids, name, *args, timeout=timeout).wait()
+
+    def _begin_all(
+        self, ids: Iterable[tuple[int, int]], name: str, *args: Any, timeout: float | None = None
+    ) -> Outstanding:
+        """As `ask_all`, but waits for the particles of this process alone."""
         named = [ParticleId(*id) for id in ids]
         places: dict[int, list[int]] = {}
         for place, id in enumerate(named):
@@ -386,12 +392,11 @@ class Particles(ParticleRuntime):
         here = [place for place, id in enumerate(named) if id.node == self.node]
         own = [self.send(named[place], name, *args) for place in here]
         until = None if timeout is None else time.monotonic() + timeout
+        found: list[Any] = [None] * len(named)
         with looked_at([answer for _, answer in sent]):
-            found = dict(zip(here, wait_all(own, timeout), strict=True))
-            for of_node, answer in sent:
-                results = answer.wait(None if until is None else max(0.0, until - time.monotonic()))
-                found.update(zip(of_node, results, strict=True))
-        return [found[place] for place in range(len(named))]
+            for place, result in zip(here, wait_all(own, timeout), strict=True):
+                found[place] = result
+        return Outstanding(found, sent, until)
 
     def register(self, id: tuple[int, int], name: str, function: Callable[..., Any]) -> None:
         """Have a particle of this node handle messages of this name by `function(particle, *args, **kwargs)`: those
