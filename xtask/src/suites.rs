@@ -97,8 +97,8 @@ pub(crate) fn run(workspace: &Workspace, suite: Suite, options: &Options) -> Out
     }
     let begun = Instant::now();
     let mut binaries = Vec::new();
-    for (manifest, target) in [("Cargo.toml", None), ("sim/Cargo.toml", Some("sim"))] {
-        binaries.extend(build(workspace, suite, options, manifest, target)?);
+    for manifest in ["Cargo.toml", "sim/Cargo.toml"] {
+        binaries.extend(build(workspace, suite, options, manifest)?);
     }
     let mut tests = Vec::new();
     for binary in &binaries {
@@ -127,13 +127,7 @@ pub(crate) fn run(workspace: &Workspace, suite: Suite, options: &Options) -> Out
 }
 
 /// Builds the test binaries of the packages that have tests of this suite.
-fn build(
-    workspace: &Workspace,
-    suite: Suite,
-    options: &Options,
-    manifest: &str,
-    target: Option<&str>,
-) -> Outcome<Vec<Binary>> {
+fn build(workspace: &Workspace, suite: Suite, options: &Options, manifest: &str) -> Outcome<Vec<Binary>> {
     let packages = packages(workspace, suite, manifest)?;
     if packages.is_empty() {
         return Ok(Vec::new());
@@ -143,9 +137,7 @@ fn build(
     if options.release {
         command.arg("--release");
     }
-    if let Some(target) = target {
-        command.env("CARGO_TARGET_DIR", workspace.target().join(target));
-    }
+    command.env("CARGO_TARGET_DIR", workspace.target());
     binaries::build(command)
 }
 

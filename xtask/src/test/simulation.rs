@@ -1,4 +1,5 @@
-//! The simulator's tests. It is a workspace of its own, with a target directory of its own inside ours.
+//! The simulator's tests. It is a workspace of its own in our target directory: crates of others are compiled once
+//! for both, as `sim/Cargo.toml` explains.
 //!
 //! The test runner has no time limit; silence is a hang, as in [`super::doctests`].
 
@@ -8,13 +9,12 @@ use crate::shell::{Outcome, Workspace};
 use crate::watch::{Ended, Verdict, watch};
 
 pub(crate) fn run(workspace: &Workspace) -> Outcome<Tally> {
-    let target = workspace.target().join("sim");
     let manifest = ["--manifest-path", "sim/Cargo.toml"];
     let mut clippy = workspace.cargo(&["clippy", "--quiet", "--all-targets"]);
-    clippy.args(manifest).args(["--", "-D", "warnings"]).env("CARGO_TARGET_DIR", &target);
+    clippy.args(manifest).args(["--", "-D", "warnings"]).env("CARGO_TARGET_DIR", workspace.target());
     crate::shell::run(clippy)?;
     let mut command = workspace.cargo(&["test", "--quiet", "--no-fail-fast"]);
-    command.args(manifest).args(["--", "--format=pretty", "--show-output"]).env("CARGO_TARGET_DIR", &target);
+    command.args(manifest).args(["--", "--format=pretty", "--show-output"]).env("CARGO_TARGET_DIR", workspace.target());
     let mut tally = Tally::default();
     let ended = watch(command, BUILD_LIMIT, |line| {
         let is_result = tally.count_libtest(line);
