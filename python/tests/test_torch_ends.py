@@ -200,8 +200,8 @@ def test_a_group_that_is_aborted_ends_for_all_its_ranks(start_torch, tmp_path):
     source = """
 pair = dist.new_group([0, 1])
 dist.barrier()
-work = dist.all_reduce(torch.ones(3), group=pair, async_op=True)
 if rank == 0:
+    work = dist.all_reduce(torch.ones(3), group=pair, async_op=True)
     sys.stdin.readline()
     pair.abort()
 import sheave
