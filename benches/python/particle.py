@@ -7,12 +7,12 @@
 
 Arguments: a case, the way in which it is done and the number of rounds. Prints lines: bytes, and nanoseconds of rounds.
 `send` sends a message that does nothing a thousand times in a row, for the time of one; `send_wait` sends one and waits
-for its answer, `across` to a particle of another process;
-`get` gets 1 MB of parameters that have changed, `get_unchanged` the same where they have not; `create` makes a thousand
-particles. `epoch` trains an ensemble of eight networks for an epoch on one thread, in one batched computation or
-(`loop`) one after the other by a plain loop of torch. `ensemble` trains one whose members take turns at the processes
-that it is launched as, of one thread each: one by one, or (`batched`) in one computation in each process. `svgd` is the
-update alone of 32 particles of a million parameters, or (`products`) numpy's two matrix products of that size.
+for its answer, `across` to a particle of another process; `get` gets 1 MB of parameters that have changed,
+`get_unchanged` the same where they have not; `create` makes a thousand particles. `epoch` trains an ensemble of eight
+networks for an epoch on one thread, in one batched computation or (`loop`) one after the other by a plain loop of
+torch. `ensemble` trains one whose members take turns at the processes that it is launched as, of one thread each: one
+by one, or (`batched`) in one computation in each process. `svgd` is the update alone of 32 particles of a million
+parameters, or (`products`) numpy's two matrix products of that size.
 """
 
 import sys

@@ -1,4 +1,4 @@
-//! What nobody waits for comes in all the same, though waits have come and gone in between.
+//! Messages that nobody waits for: they come in all the same, though waits have come and gone in between.
 
 mod common;
 

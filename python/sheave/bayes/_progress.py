@@ -72,12 +72,12 @@ def reporter(progress: Progress) -> Callable[[Report], object] | None:
 class EpochLosses:
     """The losses of the batches of one epoch, in order, of which the last may still be on its way.
 
-    `tell` is told of each, with its number and what the members have lost.
+    `tell` is told of each, with its number and what the members have lost. `count` is how many there were.
     """
 
     def __init__(self, members: int, tell: Callable[[int, NDArray[np.float64]], object]) -> None:
         self._sums = np.zeros(members)
-        self._count = 0
+        self.count = 0
         self._tell = tell
         self._begun: deque[Outstanding] = deque()
 
@@ -100,16 +100,11 @@ class EpochLosses:
     def _settle(self) -> None:
         losses = np.asarray(self._begun.popleft().wait(), np.float64)
         self._sums += losses
-        self._count += 1
-        self._tell(self._count, losses)
+        self.count += 1
+        self._tell(self.count, losses)
 
     def means(self, epoch: int) -> NDArray[np.float64]:
         """The mean of all; `epoch` is for the error of one without batches."""
-        if self._count == 0:
+        if self.count == 0:
             raise InvalidArgument(f"the loader had no batches in epoch {epoch}; expected one at least")
-        return self._sums / self._count
-
-    @property
-    def count(self) -> int:
-        """How many there were."""
-        return self._count
+        return self._sums / self.count

@@ -1,24 +1,28 @@
-//! What is simulated is what is shipped: the simulator's workspace locks the same versions of other people's crates as
-//! ours. It also saves to compile them twice.
+//! Lock files: the simulator's workspace has the versions of other people's crates that ours has, so that what is
+//! simulated is what is shipped. It also saves to compile them twice.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::Finding;
+use crate::shell::Outcome;
 
 const OURS: &str = "Cargo.lock";
 const SIMULATOR: &str = "sim/Cargo.lock";
 
 /// Every package that the simulator locks at a version that ours does not.
-pub(super) fn check(root: &Path) -> Vec<Finding> {
-    let read = |path: &str| std::fs::read_to_string(root.join(path)).map(|text| versions(&text)).unwrap_or_default();
-    let ours = read(OURS);
+pub(super) fn check(root: &Path) -> Outcome<Vec<Finding>> {
+    let read = |path: &str| {
+        let text = std::fs::read_to_string(root.join(path)).map_err(|error| format!("cannot read {path}: {error}"))?;
+        Ok::<_, String>(versions(&text))
+    };
+    let ours = read(OURS)?;
     let message = |name: &str, version: &str, ours: &BTreeSet<String>| {
         let ours = ours.iter().map(String::as_str).collect::<Vec<_>>().join(" and ");
         format!("`{name}` is {version} here and {ours} in {OURS}; hint: copy {OURS} here and run cargo")
     };
     let mut findings = Vec::new();
-    for (name, theirs) in read(SIMULATOR) {
+    for (name, theirs) in read(SIMULATOR)? {
         let Some(known) = ours.get(&name) else { continue };
         let differing = theirs.difference(known);
         findings.extend(differing.map(|version| Finding {
@@ -27,7 +31,7 @@ pub(super) fn check(root: &Path) -> Vec<Finding> {
             message: message(&name, version, known),
         }));
     }
-    findings
+    Ok(findings)
 }
 
 /// The versions of each package in a lock file.
@@ -58,7 +62,7 @@ mod tests {
         std::fs::create_dir(folder.path().join("sim")).unwrap();
         std::fs::write(folder.path().join(OURS), format!("version = 4\n\n{ours}")).unwrap();
         std::fs::write(folder.path().join(SIMULATOR), format!("version = 4\n\n{simulator}")).unwrap();
-        check(folder.path()).iter().map(Finding::to_string).collect()
+        check(folder.path()).unwrap().iter().map(Finding::to_string).collect()
     }
 
     #[test]
@@ -76,5 +80,11 @@ mod tests {
     fn fewer_packages_of_the_same_versions_are_in_order() {
         let ours = package("syn", "2.0.1") + &package("syn", "3.0.1") + &package("zip", "9.0.0");
         assert_eq!(findings(&ours, &(package("syn", "3.0.1") + &package("only-here", "1.0.0"))), [""; 0]);
+    }
+
+    #[test]
+    fn a_lock_file_that_is_not_there_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(check(folder.path()).unwrap_err().starts_with("cannot read Cargo.lock"));
     }
 }

@@ -53,7 +53,7 @@ type Note = (usize, String);
 pub(crate) fn run(workspace: &Workspace) -> Outcome {
     let mut findings = check(workspace.root())?;
     findings.extend(floors::check(&rooms::read(workspace)?));
-    findings.extend(locks::check(workspace.root()));
+    findings.extend(locks::check(workspace.root())?);
     let stale = generate::stale(workspace.root()).into_iter();
     findings.extend(stale.map(|(path, message)| Finding { path: path.to_owned(), line: 0, message }));
     findings.sort();
