@@ -72,10 +72,11 @@ impl Unlinked {
     fn take<T>(&self, to: NodeId, then: impl FnOnce(Vec<OfService>) -> T) -> T {
         let mut by_node = self.by_node.lock();
         let taken = by_node.remove(&to);
-        if taken.is_some() {
-            self.nodes.fetch_sub(1, SeqCst);
-        }
-        then(taken.unwrap_or_default())
+        let nodes = usize::from(taken.is_some());
+        let then = then(taken.unwrap_or_default());
+        // Not before: who finds none sends over the link at once, and would be ahead of what was kept.
+        self.nodes.fetch_sub(nodes, SeqCst);
+        then
     }
 }
 
@@ -180,5 +181,30 @@ impl Shared {
         self.end_kept(ended, error);
         let calls = numbers.into_iter().filter_map(|number| self.calls.take(number));
         calls.for_each(|call| call.end(error.clone()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reference::Refs;
+    use sheave_base::Tag;
+    use sheave_net::{Envelope, Outgoing};
+
+    /// Whoever finds no window of its node here sends over the node's link: before all that was kept, were the window
+    /// not there yet.
+    #[test]
+    fn who_asks_while_windows_are_taken_waits_until_they_are_those_of_the_link() {
+        let (unlinked, to) = (Unlinked::default(), NodeId(1));
+        let message = Outgoing::control(Envelope::of(3, Tag(1), 1), Vec::new());
+        let request = Leaving { to, message, until: None, runs_anyway: true, refs: Refs::new(), one_way: None };
+        assert!(unlinked.keep(request).expect("there is room") && unlinked.keeps_for(to));
+        let taken = unlinked.take(to, |taken| {
+            assert!(unlinked.by_node.is_locked() && unlinked.nodes.load(SeqCst) > 0, "nobody asks the lock");
+            taken.len()
+        });
+        assert!(taken == 1 && !unlinked.keeps_for(to));
+        assert_eq!(unlinked.take(to, |taken| taken.len()), 0);
+        assert_eq!(unlinked.nodes.load(SeqCst), 0);
     }
 }

@@ -1,0 +1,10 @@
+//! Tests that run beside others.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod chaos;
+mod contracts;
+mod costs;
+mod matrix;
+mod notices;

@@ -1,0 +1,7 @@
+//! Tests that run beside others.
+
+#[path = "../../../fleet/tests/common/mod.rs"]
+mod common;
+
+mod queues;
+mod threads;

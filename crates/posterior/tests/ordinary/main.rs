@@ -1,0 +1,11 @@
+//! Tests that run beside others.
+
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod ensembles;
+mod nodes;
+mod rooms;
+mod sampling;

@@ -1,0 +1,7 @@
+//! Tests that run beside others.
+
+#[path = "../../../mesh/tests/common/mod.rs"]
+mod common;
+
+mod groups;
+mod versions;

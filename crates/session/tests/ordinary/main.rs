@@ -1,0 +1,12 @@
+//! Tests that run beside others.
+
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod collectives;
+mod commands;
+mod interrupts;
+mod messages;
+mod shards;
