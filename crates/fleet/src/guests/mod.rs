@@ -28,6 +28,9 @@ use crate::handed::JobSecret;
 /// How often a wait for processes asks whether it is to be interrupted.
 const INTERRUPT_LOOK: Duration = Duration::from_millis(100);
 
+/// How long the links of processes that have ended may take to end too, unless others hold their sockets open.
+const LINKS_END: Duration = Duration::from_millis(500);
+
 /// Something that has happened to a process of a [`GuestFleet`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -225,7 +228,8 @@ impl GuestFleet {
     }
 
     /// Ends the fleet: its guests hear that their host has left them, and those that have not ended `grace` later are
-    /// killed. No process of the fleet is left when this returns. May be called again, and then only reports.
+    /// killed. When this returns no process of the fleet is left, and none is a guest of the mesh. May be called again,
+    /// and then only reports.
     pub fn close(&self, grace: Duration) -> Report {
         // Without an interrupt there is no error.
         let _ = self.dismiss_all(grace, None);
@@ -264,9 +268,24 @@ impl GuestFleet {
         Ok(())
     }
 
+    /// Waits until the mesh knows of every process that has ended: it is no guest any more.
+    fn until_all_are_gone(&self) {
+        let Some(mesh) = self.shared.mesh.upgrade() else { return };
+        let children = self.shared.slots.children();
+        let deadline = Instant::now() + LINKS_END;
+        for guest in mesh.guests() {
+            if children.iter().any(|child| child.name() == guest.name && child.exit().is_some()) {
+                let end = mesh.guest_end(guest.node);
+                // How it was lost is told to those who ask.
+                let _ = end.and_then(|end| end.wait_until(Some(deadline), None));
+            }
+        }
+    }
+
     fn end(&self) -> Report {
         self.shared.close_door();
         let report = self.shared.job.end(Duration::ZERO);
+        self.until_all_are_gone();
         let closed = Error::new(ErrorKind::Closed, "the fleet has ended").hint("start another one");
         self.shared.slots.end_all(&closed);
         self.shared.started(Err(closed));
