@@ -76,7 +76,7 @@ pub(crate) fn run(workspace: &Workspace) -> Outcome<Tally> {
 
 /// The same rule as the override in `.config/nextest.toml`: these tests have the machine to themselves.
 pub(crate) fn is_serial(target: &str) -> bool {
-    target.starts_with("process_") || target.starts_with("real_")
+    target == "processes"
 }
 
 /// How tests are run.
@@ -212,9 +212,8 @@ mod tests {
 
     #[test]
     fn tests_on_real_processes_are_told_apart_by_their_binary() {
-        assert!(is_serial("process_kill") && is_serial("real_links"));
-        assert!(!is_serial("sheave_process") && !is_serial("unreal_links"));
-        for rule in ["binary(/^(process|real)_|", "[profile.patient]", &format!("test(/{DRAWS}/)")] {
+        assert!(is_serial("processes") && !is_serial("sheave_process") && !is_serial("ordinary"));
+        for rule in ["binary(/^(processes|", "[profile.patient]", &format!("test(/{DRAWS}/)")] {
             assert!(include_str!("../../../.config/nextest.toml").contains(rule), "{rule}");
         }
     }

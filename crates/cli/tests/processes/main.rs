@@ -4,14 +4,6 @@
 
 #[path = "../common/mod.rs"]
 mod common;
-#[path = "../settings/foreign.rs"]
-mod foreign;
-#[path = "../settings/node.rs"]
-mod node;
-#[path = "../settings/place.rs"]
-mod place;
-#[path = "../settings/program.rs"]
-mod program;
 
 mod bench;
 mod demo;

@@ -135,7 +135,7 @@ fn exchange(mesh: &Mesh, count: usize, pause: Pause) -> Result<()> {
 }
 
 /// A copy of this binary that plays a part.
-const ACTOR: [&str; 4] = ["--exact", "actor", "--nocapture", "--test-threads=1"];
+const ACTOR: [&str; 4] = ["--exact", "waiting::actor", "--nocapture", "--test-threads=1"];
 
 /// Launches a job of copies of this binary and returns what they said.
 fn launch(line: &[&str], part: &str, variables: &[(&str, &str)]) -> String {

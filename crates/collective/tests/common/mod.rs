@@ -94,14 +94,16 @@ pub(crate) fn together_with<T: Send + 'static>(
 }
 
 /// Starts a copy of this binary for every rank. In each the test function `actor` plays the part.
+#[track_caller]
 pub(crate) fn start_all(job: &Job, ranks: u32, transport: Transport, variables: &[(&str, &str)]) -> Vec<Child> {
     let port = free_port();
-    let start = |rank: u32| {
+    let mut children = Vec::new();
+    for rank in 0..ranks {
         let command = meshes::actor(&format!("rank-{rank}"), port, transport).env(RANKS, ranks.to_string());
         let command = variables.iter().fold(command, |command, (name, value)| command.env(*name, *value));
-        job.spawn(command).expect("a process")
-    };
-    (0..ranks).map(start).collect()
+        children.push(job.spawn(command).expect("a process"));
+    }
+    children
 }
 
 /// The rank that this process plays, if it is not the test itself.

@@ -2,12 +2,12 @@
 //! so, and what raises it. The others lose it for that reason, nobody else is accused or harmed, and the rest goes on.
 
 use crate::common::{hear, job, note, part, say, start_all, until};
+use crate::shortages::{LACKS, LACKS_SOMETHING, NO_DESCRIPTOR, NO_MEMORY, NO_THREAD, WHEN, be_short, variable};
 use sheave_base::config::Transport;
 use sheave_base::{ErrorKind, Rank, Result};
 use sheave_collective::{Collectives, Communicator, Operator};
 use sheave_mesh::Mesh;
 use sheave_tensor::{Dtype, Tensor};
-use crate::shortages::{LACKS, LACKS_SOMETHING, NO_DESCRIPTOR, NO_MEMORY, NO_THREAD, WHEN, be_short, variable};
 use std::time::Duration;
 
 const TRANSPORTS: [Transport; 2] = [Transport::Shm, Transport::Tcp];

@@ -1,7 +1,9 @@
 //! Real processes of every role, killed or stopped while the others exchange: whoever needs the victim hears within a
 //! second who it was.
 
-use crate::common::{PATIENCE, actor as command, floats, free_port, hear, job, note, part_of, roles, say, soon, until, zeros};
+use crate::common::{
+    PATIENCE, actor as command, floats, free_port, hear, job, note, part_of, roles, say, soon, until, zeros,
+};
 use sheave_base::config::Transport;
 use sheave_base::{LinkId, Result};
 use sheave_exchange::{Config, Pull, Push, Server, Worker};

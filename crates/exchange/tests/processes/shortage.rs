@@ -2,13 +2,13 @@
 //! others lose it for that reason, and nobody else is accused or harmed.
 
 use crate::common::{PART, actor as command, free_port, hear, job, note, part_of, roles, say, soon, until};
+use crate::shortages::{LACKS, LACKS_SOMETHING, NO_DESCRIPTOR, NO_MEMORY, NO_THREAD, SHORT, WHEN, be_short, variable};
 use sheave_base::config::Transport;
 use sheave_base::{ErrorKind, Result};
 use sheave_exchange::{Config, Pull, Push, Server, Worker};
 use sheave_mesh::{Member, Mesh, Role};
 use sheave_process::Child;
 use sheave_tensor::{Dtype, Tensor};
-use crate::shortages::{LACKS, LACKS_SOMETHING, NO_DESCRIPTOR, NO_MEMORY, NO_THREAD, SHORT, WHEN, be_short, variable};
 use std::time::Duration;
 
 const TRANSPORTS: [Transport; 2] = [Transport::Shm, Transport::Tcp];

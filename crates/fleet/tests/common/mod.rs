@@ -2,6 +2,9 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+#[path = "../../../process/tests/common/callers.rs"]
+mod callers;
+
 use sheave_base::config::Endpoint;
 use sheave_base::secret::Resolved;
 use sheave_base::{ErrorKind, Secret};
@@ -19,9 +22,11 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) const SIGKILL: i32 = 9;
 
 /// This binary once more, as which the test function `actor` plays `part`.
+#[track_caller]
 pub(crate) fn playing(part: &str) -> Command {
     let program = std::env::current_exe().expect("this program has a path");
-    Command::new(program).args(["--exact", "actor", "--nocapture", "--quiet"]).env(PART, part)
+    let actor = callers::in_this_file("actor");
+    Command::new(program).args(["--exact", &actor, "--nocapture", "--quiet"]).env(PART, part)
 }
 
 /// A mesh of one node, with a secret that stands in no environment.

@@ -153,6 +153,19 @@ fn guests_come_serve_and_go_with_the_fleet() {
 }
 
 #[test]
+fn a_fleet_that_has_ended_leaves_no_guest() {
+    let mesh = host();
+    for _ in 0..10 {
+        let fleet = builder(4, "guest").start(&mesh).expect("they come");
+        assert_eq!(mesh.guests().len(), 4);
+        // All are killed, and it is for the mesh to find out.
+        drop(fleet);
+        assert!(mesh.guests().is_empty(), "{:?}", mesh.guests());
+    }
+    mesh.leave().expect("it is alone");
+}
+
+#[test]
 fn a_guest_that_is_killed_is_an_error_and_is_replaced() {
     let mesh = host();
     let (builder, events) = watched(builder(2, "guest"));

@@ -3,6 +3,9 @@
 
 #![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 
+#[path = "../../../process/tests/common/callers.rs"]
+mod callers;
+
 use sheave_base::config::{Endpoint, Transport};
 use sheave_base::secret::Resolved;
 use sheave_base::{Result, Secret};
@@ -92,9 +95,10 @@ pub(crate) fn job() -> Job {
 }
 
 /// A command that starts a copy of this binary in which the test function `actor` plays `part`.
+#[track_caller]
 pub(crate) fn actor(part: &str, port: u16, transport: Transport) -> Command {
     Command::new(std::env::current_exe().expect("this binary"))
-        .args(["--exact", "actor", "--nocapture", "--test-threads=1"])
+        .args(["--exact", &callers::in_this_file("actor"), "--nocapture", "--test-threads=1"])
         .name(part)
         .env(PART, part)
         .env(ROOT, port.to_string())

@@ -12,11 +12,13 @@ use sheave_mesh::{Config, Expected};
 use sheave_process::{Child, Job};
 
 /// Starts a copy of this binary in which the test function `actor` plays `part`.
+#[track_caller]
 pub(crate) fn start(job: &Job, part: &str, port: u16, transport: Transport) -> Child {
     start_with(job, part, port, transport, "nobody")
 }
 
 /// As [`start`]; `victim` is the part that will be killed.
+#[track_caller]
 pub(crate) fn start_with(job: &Job, part: &str, port: u16, transport: Transport, victim: &str) -> Child {
     job.spawn(actor(part, port, transport).env("SHEAVE_TEST_VICTIM", victim)).expect("a process")
 }

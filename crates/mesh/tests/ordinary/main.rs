@@ -7,6 +7,7 @@ mod calls;
 mod costs;
 mod departures;
 mod desks;
+mod engine;
 mod guests;
 mod lanes;
 mod leavers;

@@ -2,14 +2,10 @@
 
 #[path = "../common/mod.rs"]
 mod common;
-#[path = "../common/meshes.rs"]
-mod meshes;
 #[path = "../common/seeds.rs"]
 mod seeds;
 #[path = "../common/shortages.rs"]
 mod shortages;
-#[path = "../torture/mod.rs"]
-mod torture;
 
 mod departures;
 mod ends;

@@ -1,12 +1,12 @@
 //! A process that lacks descriptors, memory or threads says so and ends, and nobody else is harmed or accused.
 
 use crate::common::{PATIENCE, actor as command, free_port, hear, job, note, part, say, until, wait};
+use crate::shortages::{leave_descriptors, leave_no_memory};
 use sheave_base::config::Transport;
 use sheave_base::{ErrorKind, Rank};
 use sheave_mesh::{Call, Expected, Mesh, Request};
 use sheave_net::Part;
 use sheave_tensor::{Dtype, Mode, Tensor};
-use crate::shortages::{leave_descriptors, leave_no_memory};
 use smallvec::smallvec;
 use std::time::Instant;
 

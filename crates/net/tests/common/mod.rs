@@ -2,6 +2,9 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+#[path = "../../../process/tests/common/callers.rs"]
+mod callers;
+
 use sheave_base::{Error, LinkId, Result, Tag};
 use sheave_net::Transport;
 use sheave_net::{Address, Envelope, ListenConfig, Message, Node, NodeConfig, Outgoing, Wanted};
@@ -36,10 +39,11 @@ pub(crate) fn job() -> Job {
 }
 
 /// Starts a copy of this binary in which the test function `actor` plays `role`.
+#[track_caller]
 pub(crate) fn start(job: &Job, role: &str, addresses: &[&Address]) -> Child {
     let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
     let command = Command::new(std::env::current_exe().expect("this binary"))
-        .args(["--exact", "actor", "--nocapture", "--test-threads=1"])
+        .args(["--exact", &callers::in_this_file("actor"), "--nocapture", "--test-threads=1"])
         .name(role)
         .env(ROLE, role)
         .env(ADDRESS, addresses.join(" "));

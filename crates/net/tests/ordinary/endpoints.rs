@@ -1,5 +1,6 @@
 //! What endpoints take and hear.
 
+use crate::support::*;
 use sheave_base::limits::{ENDPOINTS_MAX, OUTBOUND_MESSAGES_MAX};
 use sheave_base::{Error, ErrorKind, LinkId, Peer, Tag};
 use sheave_net::{Admission, Arrival, Endpoint, Envelope, Ground, Message, Node, Outgoing, Transport, inproc, shm};
@@ -8,7 +9,6 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use crate::support::*;
 
 /// What an endpoint has heard, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

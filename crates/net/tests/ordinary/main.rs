@@ -7,6 +7,7 @@ mod common;
 #[path = "../support/mod.rs"]
 mod support;
 
+mod conformance;
 mod endpoints;
 mod lending;
 mod mapped;

@@ -1,5 +1,6 @@
 //! Panics of users' code on a node's own thread, and on threads that wait for something else.
 
+use crate::support::*;
 use sheave_base::Tag;
 use sheave_net::{Endpoint, Envelope, Node, NodeConfig, Outgoing, Wanted};
 use sheave_tensor::{Mode, Tensor};
@@ -7,7 +8,6 @@ use smallvec::SmallVec;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use crate::support::*;
 
 /// Panics whenever it could do something.
 #[derive(Default)]

@@ -1,5 +1,7 @@
 //! Addresses, listeners and connections, and peers that misbehave after they have proven themselves.
 
+use crate::support::stranger::{join, read_frame};
+use crate::support::*;
 use sheave_base::limits::LINK_WINDOW_BYTES;
 use sheave_base::{ErrorKind, LinkId, NodeId};
 use sheave_net::{Address, Admission, Arrival, Endpoint, ListenConfig, Medium, Node, NodeConfig, Transport};
@@ -9,8 +11,6 @@ use std::io::Write;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use crate::support::stranger::{join, read_frame};
-use crate::support::*;
 
 /// A node and the raw stream of a peer that has proven itself.
 fn joined() -> (Node, LinkId, TcpStream) {

@@ -1,11 +1,11 @@
 //! Traffic over real TCP connections: sizes, order, back-pressure and ends.
 
+use crate::support::*;
 use sheave_base::{ErrorKind, Tag};
 use sheave_net::{Envelope, Medium, Outgoing, Part, Transport};
 use sheave_tensor::{Dtype, Mode, Tensor};
 use smallvec::{SmallVec, smallvec};
 use std::time::Instant;
-use crate::support::*;
 
 #[test]
 fn the_medium_follows_the_transport() {

@@ -1,13 +1,13 @@
 //! Peers that announce more than they send: what a node takes for it is bounded by what has come.
 
+use crate::support::stranger::{join, write_message};
+use crate::support::*;
 use sheave_base::LinkId;
 use sheave_net::{Address, Node};
 use sheave_tensor::Dtype;
 use sheave_wire::{Header, Kind, Part, TensorSpec};
 use smallvec::SmallVec;
 use std::net::TcpStream;
-use crate::support::stranger::{join, write_message};
-use crate::support::*;
 
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;

@@ -1,13 +1,13 @@
 //! Strangers at a real listener: nobody gets in, nobody gets in the way.
 
+use crate::support::stranger::*;
+use crate::support::*;
 use sheave_base::{Error, ErrorKind};
 use sheave_net::{Address, ListenConfig, Node, NodeConfig, Transport};
 use sheave_wire::handshake::{Responder, Step};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
-use crate::support::stranger::*;
-use crate::support::*;
 
 /// Waits until the listener has turned `count` handshakes away; the last reason.
 fn refused(node: &Node, count: u64) -> Error {

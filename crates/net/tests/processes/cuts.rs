@@ -1,6 +1,7 @@
 //! A network that is cut and heals before anybody may be declared dead. Two namespaces of this host, a pair of virtual
 //! interfaces between them, and a queue that swallows all that is sent: what the kernel's own timers make of it.
 
+use crate::support::*;
 use sheave_base::{ErrorKind, LinkId};
 use sheave_net::{Address, ListenConfig, Node, NodeConfig, Transport};
 use smallvec::SmallVec;
@@ -8,7 +9,6 @@ use std::net::SocketAddr;
 use std::process::Command;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
-use crate::support::*;
 
 fn run(command: &str) {
     let words: Vec<&str> = command.split(' ').collect();

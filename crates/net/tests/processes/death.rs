@@ -1,12 +1,12 @@
 //! Peers in processes of their own that are killed or stopped.
 
+use crate::support::*;
 use rustix::process::{Pid, Signal, kill_process};
 use sheave_base::{ErrorKind, LinkId};
 use sheave_net::{Address, ListenConfig, Liveness, Node, NodeConfig, Transport};
 use smallvec::SmallVec;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use crate::support::*;
 
 const ADDRESS_VARIABLE: &str = "SHEAVE_TEST_ADDRESS";
 const TRANSPORT_VARIABLE: &str = "SHEAVE_TEST_TRANSPORT";
@@ -41,7 +41,7 @@ impl Drop for Other {
 impl Other {
     fn start(address: &Address, transport: &str) -> Self {
         let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "child"])
+            .args(["--exact", "death::child"])
             .env(ADDRESS_VARIABLE, address.to_string())
             .env(TRANSPORT_VARIABLE, transport)
             .arg("--nocapture")

@@ -1,12 +1,12 @@
 //! A listener in a process that has no descriptors left. Alone in its file, for the limit is the whole process's.
 
+use crate::support::*;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use sheave_net::{Node, NodeConfig, Transport};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
-use crate::support::*;
 
 fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);

@@ -37,7 +37,7 @@ fn threads_change_no_bit() {
     let deadline = Instant::now() + Duration::from_secs(60);
     let job = Job::builder().output(Output::Capture).start().unwrap();
     let spawned = ["1", "2", "3", "8"].map(|threads| {
-        let name = ["actor", "--exact", "--nocapture"];
+        let name = ["threads::actor", "--exact", "--nocapture"];
         let command = Command::new(std::env::current_exe().unwrap()).args(name).env(PART, "trains");
         job.spawn(command.env("RAYON_NUM_THREADS", threads)).unwrap()
     });

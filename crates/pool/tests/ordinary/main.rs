@@ -1,6 +1,6 @@
 //! Tests that run beside others.
 
-#[path = "../../../fleet/tests/common/mod.rs"]
+#[path = "../../../mesh/tests/common/mod.rs"]
 mod common;
 
 mod queues;

@@ -1,6 +1,7 @@
 //! Pools of threads.
 
 use crate::common::{PATIENCE, host};
+use sheave_base::config::Transport;
 use sheave_base::{ErrorKind, Result, Work};
 use sheave_pool::{Functions, ThreadPool};
 use sheave_tensor::Tensor;
@@ -8,7 +9,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 #[test]
 fn threads_run_functions_by_their_names() {
-    let mesh = host();
+    let mesh = host(Transport::Auto);
     let functions = Functions::new()
         .on("add", |(one, other): (i64, i64)| Ok(one + other))
         .on("double", |(tensor,): (Tensor,)| Tensor::from_slice(&tensor.to_vec::<f32>()?.repeat(2), [4]))
@@ -32,7 +33,7 @@ fn threads_run_functions_by_their_names() {
 /// Each function waits for two others of the same pool, six deep: more than there are threads.
 #[test]
 fn functions_that_wait_for_others_of_their_pool_do_not_hang() {
-    let mesh = host();
+    let mesh = host(Transport::Auto);
     let own: Arc<OnceLock<Weak<ThreadPool>>> = Arc::default();
     let known = Arc::clone(&own);
     let count = move |(depth,): (i64,)| -> Result<i64> {

@@ -75,7 +75,7 @@ fn gone_within_bound(tag: &str, guard: u32) {
 fn a_killed_supervisor_takes_everybody_with_it() {
     for signal in [libc::SIGKILL, libc::SIGTERM, libc::SIGQUIT] {
         let tag = new_tag();
-        let mut actor = Actor::start("role_supervisor", "stay", &tag);
+        let mut actor = Actor::start("guard::role_supervisor", "stay", &tag);
         let guard = actor.line_after("guard ").parse().unwrap();
         assert!(!tagged(&tag).is_empty() && lives(guard));
         send_signal(actor.pid(), signal);
@@ -87,7 +87,7 @@ fn a_killed_supervisor_takes_everybody_with_it() {
 fn a_supervisor_that_ends_by_itself_takes_everybody_with_it() {
     for part in ["abort", "exit"] {
         let tag = new_tag();
-        let mut actor = Actor::start("role_supervisor", part, &tag);
+        let mut actor = Actor::start("guard::role_supervisor", part, &tag);
         let guard = actor.line_after("guard ").parse().unwrap();
         assert!(!actor.wait().success());
         gone_within_bound(&tag, guard);
@@ -97,7 +97,7 @@ fn a_supervisor_that_ends_by_itself_takes_everybody_with_it() {
 #[test]
 fn a_fork_of_the_supervisor_does_not_hide_its_death() {
     let tag = new_tag();
-    let mut actor = Actor::start("role_supervisor", "forked", &tag);
+    let mut actor = Actor::start("guard::role_supervisor", "forked", &tag);
     let guard = actor.line_after("guard ").parse().unwrap();
     let copy: u32 = actor.line_after("copy ").parse().unwrap();
     send_signal(actor.pid(), libc::SIGKILL);

@@ -81,7 +81,7 @@ fn role_printer() {
 
 #[test]
 fn standard_output_gets_whole_lines_too() {
-    let mut actor = Actor::start_with("role_printer", "noise", "", Stdio::null());
+    let mut actor = Actor::start_with("output::role_printer", "noise", "", Stdio::null());
     let text = String::from_utf8(actor.rest()).unwrap();
     for name in ["worker-0", "worker-1"] {
         assert_eq!(lines_of(&text, name, "out"), expected(name, "out"));
@@ -91,11 +91,11 @@ fn standard_output_gets_whole_lines_too() {
 
 #[test]
 fn bytes_and_partial_lines_pass_and_colour_is_off_without_a_terminal() {
-    let plain = Actor::start("role_printer", "plain", "").rest();
+    let plain = Actor::start("output::role_printer", "plain", "").rest();
     let find = |haystack: &[u8], needle: &[u8]| haystack.windows(needle.len()).any(|window| window == needle);
     assert!(find(&plain, b"worker-0 | caf\xe9\nworker-0 | no end\n"), "{}", plain.escape_ascii());
     assert!(!plain.contains(&0x1b));
-    let coloured = Actor::start("role_printer", "colour", "").rest();
+    let coloured = Actor::start("output::role_printer", "colour", "").rest();
     assert!(find(&coloured, b"\x1b[36mworker-0 |\x1b[0m caf\xe9\n"), "{}", coloured.escape_ascii());
 }
 

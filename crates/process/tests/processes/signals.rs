@@ -47,7 +47,7 @@ fn wait_then_end(job: &Job, grace: Duration) -> sheave_process::Report {
 fn each_signal_arrives_and_makes_the_exit_code() {
     for (signal, name) in [(libc::SIGINT, "INT"), (libc::SIGTERM, "TERM"), (libc::SIGHUP, "HUP")] {
         let tag = new_tag();
-        let mut actor = Actor::start("role_forwarder", "listen", &tag);
+        let mut actor = Actor::start("signals::role_forwarder", "listen", &tag);
         actor.line_after("worker-0 | ready");
         until("the background runs", soon(), || tagged(&tag).len() == 1);
         send_signal(actor.pid(), signal);
@@ -62,7 +62,7 @@ fn each_signal_arrives_and_makes_the_exit_code() {
 #[test]
 fn the_second_interrupt_kills() {
     let tag = new_tag();
-    let mut actor = Actor::start("role_forwarder", "deaf", &tag);
+    let mut actor = Actor::start("signals::role_forwarder", "deaf", &tag);
     actor.line_after("worker-0 | ready");
     until("the background runs", soon(), || tagged(&tag).len() == 1);
     send_signal(actor.pid(), libc::SIGINT);

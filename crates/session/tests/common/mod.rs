@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
+#[path = "../../../process/tests/common/callers.rs"]
+mod callers;
 mod together;
 
 use sheave_base::config::Endpoint;
@@ -22,6 +24,7 @@ const PART: &str = "SHEAVE_TEST_PART";
 pub(crate) const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
 
 /// What a process of a session does, if this is one; called by the test function `actor` of each binary.
+#[track_caller]
 pub(crate) fn act() {
     match std::env::var(PART).as_deref() {
         Ok("worker") => {
@@ -82,12 +85,15 @@ pub(crate) fn secret() -> Secret {
 }
 
 /// This binary once more, as which the test function `actor` plays `part`.
+#[track_caller]
 pub(crate) fn playing(part: &str) -> Command {
     let program = std::env::current_exe().expect("this program has a path");
-    Command::new(program).args(["--exact", "actor", "--nocapture", "--quiet"]).env(PART, part)
+    let actor = callers::in_this_file("actor");
+    Command::new(program).args(["--exact", &actor, "--nocapture", "--quiet"]).env(PART, part)
 }
 
 /// Has `test` tried by sessions of each kind, which must end without failures of which nobody was told.
+#[track_caller]
 pub(crate) fn each(workers: u32, groups: u32, test: impl Fn(&Session)) {
     functions();
     for session in [Session::threads(workers, groups), Session::processes(workers, groups, &playing("worker"))] {

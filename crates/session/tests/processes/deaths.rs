@@ -94,7 +94,7 @@ fn lives(pid: u32) -> bool {
 fn workers_do_not_outlive_a_controller_that_is_killed() {
     let program = std::env::current_exe().expect("this program has a path");
     let mut controller = std::process::Command::new(program)
-        .args(["--exact", "actor", "--nocapture", "--quiet"])
+        .args(["--exact", "deaths::actor", "--nocapture", "--quiet"])
         .env("SHEAVE_TEST_PART", "controller")
         .stdout(Stdio::piped())
         .spawn()

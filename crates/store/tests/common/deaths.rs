@@ -45,6 +45,7 @@ pub(crate) struct Deaths {
 
 impl Deaths {
     /// Starts the job, with these variables in everybody's environment.
+    #[track_caller]
     pub(crate) fn start(
         expected: Expected,
         transport: Transport,

@@ -16,15 +16,17 @@ const COUNTS: &str = "SHEAVE_TEST_COUNTS";
 
 /// Starts a copy of this binary for every node of a job with these numbers of servers and workers. In each the test
 /// function `actor` plays the part, with these variables in its environment.
+#[track_caller]
 pub(crate) fn start_all(job: &Job, expected: Expected, transport: Transport, variables: &[(&str, &str)]) -> Vec<Child> {
     let port = free_port();
-    let start = |part: String| {
-        let counts = format!("{} {}", expected.servers, expected.workers);
-        let command = actor(&part, port, transport).env(COUNTS, counts);
+    let counts = format!("{} {}", expected.servers, expected.workers);
+    let mut children = Vec::new();
+    for part in parts(expected) {
+        let command = actor(&part, port, transport).env(COUNTS, &counts);
         let command = variables.iter().fold(command, |command, (name, value)| command.env(*name, *value));
-        job.spawn(command).expect("a process")
-    };
-    parts(expected).into_iter().map(start).collect()
+        children.push(job.spawn(command).expect("a process"));
+    }
+    children
 }
 
 /// The parts of a job in the order of their ranks in the mesh.

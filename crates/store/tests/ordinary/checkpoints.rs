@@ -1,11 +1,11 @@
 //! Stores in files: a training that is broken off and resumed elsewhere ends with the same bits, and files that do not
 //! fit are refused before anything changes.
 
-use crate::rules;
 use crate::common;
 use crate::common::{job_of, wait};
-use half::{bf16, f16};
+use crate::rules;
 use crate::rules::numbers;
+use half::{bf16, f16};
 use sheave_base::config::Transport;
 use sheave_base::{ErrorKind, Result};
 use sheave_optim::{Decay, Optimizer, Rule, Sgd};

@@ -1,11 +1,11 @@
 //! Optimizers in real stores, within one process and on servers: every rule against the published formulas, and to the
 //! same bits wherever the values are.
 
-use crate::rules;
 use crate::common::{job_of, wait};
-use half::{bf16, f16};
+use crate::rules;
 use crate::rules::formulas::oracle;
 use crate::rules::numbers;
+use half::{bf16, f16};
 use sheave_base::config::Transport;
 use sheave_base::{ErrorKind, Result};
 use sheave_optim::{Decay, Optimizer, Rule, Schedule, Sgd, Test, WarmUp};

@@ -2,16 +2,16 @@
 //! others lose it for that reason, and nobody else is accused or harmed.
 
 use crate::common::{PART, ended_well, hear, job, note, part, roles, say, start_all, until, wait};
+use crate::shortages::{
+    LACKS, LACKS_A_THREAD, LACKS_SOMETHING, NO_DESCRIPTOR, NO_MEMORY, NO_THREAD, SHORT, WHEN, be_short, leave_files_of,
+    small_disk, variable,
+};
 use sheave_base::config::Transport;
 use sheave_base::{ErrorKind, Result};
 use sheave_mesh::{Death, Member, Mesh, Role};
 use sheave_process::Child;
 use sheave_store::{Config, Key, Kind, KvStore, Server, ServerConfig, Updater};
 use sheave_tensor::{Op, Tensor, file};
-use crate::shortages::{
-    LACKS, LACKS_A_THREAD, LACKS_SOMETHING, NO_DESCRIPTOR, NO_MEMORY, NO_THREAD, SHORT, WHEN, be_short, leave_files_of,
-    small_disk, variable,
-};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 

@@ -1,9 +1,10 @@
 //! Every documented setting changes something that can be seen. One without a check here fails the first test.
 
-use crate::program;
-use crate::place;
-use crate::node;
-use crate::foreign;
+mod foreign;
+mod node;
+mod place;
+mod program;
+
 use sheave_base::config::{FOREIGN, Settings};
 use sheave_base::secret::Resolved;
 use sheave_base::{Result, Secret};
@@ -61,7 +62,7 @@ pub(crate) fn join_all<T: Send + 'static>(
 
 /// The variables in the first column of the tables of the page for people.
 fn documented() -> BTreeSet<String> {
-    let page = include_str!("../../../../docs/configuration.md");
+    let page = include_str!("../../../../../docs/configuration.md");
     let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` |"));
     rows.map(|(name, _)| name.to_owned()).collect()
 }
@@ -71,7 +72,7 @@ const IN_PYTHON: &[&str] = &["SHEAVE_PICKLE"];
 
 #[test]
 fn f88_what_settings_of_python_programs_do_is_shown_there() {
-    let tests = include_str!("../../../../python/tests/test_store_processes.py");
+    let tests = include_str!("../../../../../python/tests/test_store_processes.py");
     for name in IN_PYTHON {
         let test = format!("def test_f88_{}_", name.to_lowercase());
         assert!(tests.contains(&test), "{name} has no check");

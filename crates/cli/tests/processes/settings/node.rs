@@ -85,7 +85,7 @@ fn bytes_shown(variables: Variables<'_>) -> usize {
 fn stopped_child(address: &Address) -> Child {
     let own = std::env::current_exe().expect("this binary");
     Command::new(own)
-        .args(["--exact", "node::a_child_that_stops_itself", "--nocapture", "--test-threads=1"])
+        .args(["--exact", "settings::node::a_child_that_stops_itself", "--nocapture", "--test-threads=1"])
         .env("SHEAVE_TEST_ADDRESS", address.to_string())
         .stdout(Stdio::null())
         .spawn()

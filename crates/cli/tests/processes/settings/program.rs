@@ -42,7 +42,9 @@ fn text(bytes: &[u8]) -> &str {
 /// A copy of this binary, in which [`a_member_of_a_job`] plays its part.
 fn member_line() -> Vec<String> {
     let own = std::env::current_exe().expect("this binary").to_str().expect("a path").to_owned();
-    [&own, "--exact", "program::a_member_of_a_job", "--nocapture", "--test-threads=1"].map(str::to_owned).to_vec()
+    [&own, "--exact", "settings::program::a_member_of_a_job", "--nocapture", "--test-threads=1"]
+        .map(str::to_owned)
+        .to_vec()
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Who is silent, found out sooner than silence counts as death.
 
-use crate::meshes::{LIVENESS, Meshes, id};
+use super::meshes::{LIVENESS, Meshes, id};
 use sheave_base::NodeId;
 use sheave_mesh::engine::{Event, OperationId, Outcome};
 use std::collections::BTreeSet;

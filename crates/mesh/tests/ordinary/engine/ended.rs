@@ -1,6 +1,6 @@
 //! Members that go on without a majority, because they know of all others that their processes have ended.
 
-use crate::meshes::{Meshes, id};
+use super::meshes::{Meshes, id};
 use sheave_mesh::engine::{Event, Outcome};
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! Groups that break, and who is named for it.
 
-use crate::meshes::{LIVENESS, Meshes, id};
+use super::meshes::{LIVENESS, Meshes, id};
 use sheave_base::{Error, ErrorKind, clock::Time};
 use sheave_mesh::engine::{Event, Outcome};
 use std::time::Duration;

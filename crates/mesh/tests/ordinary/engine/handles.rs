@@ -1,6 +1,6 @@
 //! Groups whose handles are dropped: all members forget them together, or none does.
 
-use crate::meshes::{Meshes, id};
+use super::meshes::{Meshes, id};
 use sheave_base::NodeId;
 use sheave_base::clock::SeededEntropy;
 use sheave_mesh::engine::{Event, GroupId, OperationId};

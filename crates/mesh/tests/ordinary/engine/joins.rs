@@ -1,6 +1,6 @@
 //! The rendezvous, and what it says when it fails.
 
-use crate::meshes::{Meshes, config, id, introduction};
+use super::meshes::{Meshes, config, id, introduction};
 use sheave_base::{Error, ErrorKind, clock::Time};
 use sheave_mesh::engine::{Effect, Engine, Event, Member, Message, Role};
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! Orderly leaves, and signs of life.
 
-use crate::meshes::{LIVENESS, Meshes, id};
+use super::meshes::{LIVENESS, Meshes, id};
 use sheave_base::{Error, ErrorKind};
 use sheave_mesh::engine::{Effect, Event, FIRST_EPOCH, Message, Outcome};
 use std::time::Duration;

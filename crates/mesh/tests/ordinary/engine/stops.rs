@@ -1,6 +1,6 @@
 //! Members that stand still for longer than the others wait, and go on then.
 
-use crate::meshes::{LIVENESS, Meshes, id};
+use super::meshes::{LIVENESS, Meshes, id};
 use sheave_base::ErrorKind;
 use sheave_mesh::engine::Event;
 

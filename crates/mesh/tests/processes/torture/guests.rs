@@ -1,8 +1,8 @@
 //! Guests of some nodes: they call their hosts and are called back, and one of each host is killed.
 
-use super::Media;
+use super::job::Media;
 use super::ledger::{Intent, Ledger};
-use crate::meshes::{secret, until};
+use crate::common::{secret, until};
 use sheave_base::{Error, ErrorKind, Result, Work};
 use sheave_mesh::{Answer, AttachedGuest, Call, Callers, Guest, GuestConfig, Mesh, Request, Service};
 use sheave_net::Neighbourhood;
@@ -85,7 +85,7 @@ fn attach(mesh: &Mesh, ledger: &Arc<Ledger>, media: Media, here: &Neighbourhood)
     let arrival = mesh.guest_arrival(invitation.name()).expect("it is invited");
     let guest = Guest::attach(config).expect("it is invited");
     guest.serve(NAME, Desk { mesh: None, ledger: Arc::clone(ledger) }).expect("the name is free");
-    (guest, crate::meshes::wait(&arrival).expect("it has come"))
+    (guest, crate::common::wait(&arrival).expect("it has come"))
 }
 
 /// One thing after the other that `make` calls for.

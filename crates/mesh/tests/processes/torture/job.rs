@@ -1,13 +1,9 @@
 //! The torture: its nodes, its troubles, and what is demanded at the end.
 
-mod guests;
-mod ledger;
-mod part;
-mod services;
-
-use crate::meshes::{PATIENCE, config, free_port, until};
-use ledger::Ledger;
-use part::Part;
+use super::ledger::Ledger;
+use super::part::Part;
+use super::{guests, services};
+use crate::common::{PATIENCE, config, free_port, until};
 use sheave_base::clock::{Entropy, SeededEntropy};
 use sheave_base::config::Transport;
 use sheave_base::{Error, ErrorKind};
@@ -33,7 +29,7 @@ impl Media {
         if let Self::Link(transport) = self { transport } else { Transport::Auto }
     }
 
-    fn settle(self, config: &mut NodeConfig, here: &Neighbourhood) {
+    pub(crate) fn settle(self, config: &mut NodeConfig, here: &Neighbourhood) {
         config.transport = self.transport();
         config.neighbourhood = (self == Self::Process).then(|| here.clone());
         config.local_ranks = NODES as usize;

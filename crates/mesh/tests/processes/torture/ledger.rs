@@ -1,6 +1,6 @@
 //! What all nodes of a torture have done and seen, in one place.
 
-use crate::meshes::PATIENCE;
+use crate::common::PATIENCE;
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
 use sheave_mesh::{Answer, Call, Ref};
 use sheave_wire::Value;
@@ -233,7 +233,7 @@ impl Ledger {
 
     /// Everything has ended that was begun, and nothing was seen that must not be.
     pub(crate) fn settle(&self) {
-        crate::meshes::until("all calls end", || lock(&self.calls).values().all(|record| record.ended == 1));
+        crate::common::until("all calls end", || lock(&self.calls).values().all(|record| record.ended == 1));
         let faults: Vec<_> = lock(&self.failures).keys().filter(|what| what.starts_with("FAULT")).cloned().collect();
         let doomed: Vec<_> = lock(&self.doomed).iter().map(|(node, name)| format!("{name} {node}")).collect();
         let some = faults[..faults.len().min(10)].join("\n");

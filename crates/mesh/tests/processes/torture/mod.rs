@@ -5,11 +5,17 @@
 //! The nodes are threads of one process, so that one ledger sees both ends of every call. A node that is *killed*
 //! abandons its mesh, which is to the others what the end of a process is.
 
+mod guests;
+mod job;
+mod ledger;
+mod part;
+mod services;
+
+use crate::common::note;
 use crate::seeds;
-use crate::meshes::note;
+use job::{Media, torture};
 use sheave_base::config::Transport;
 use std::time::Duration;
-use crate::torture::{Media, torture};
 
 const MEDIA: [Media; 3] = [Media::Process, Media::Link(Transport::Shm), Media::Link(Transport::Tcp)];
 

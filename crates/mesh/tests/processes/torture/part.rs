@@ -1,6 +1,6 @@
 //! What each node of a torture does.
 
-use super::Media;
+use super::job::Media;
 use super::ledger::{Counted, Intent, Ledger};
 use super::services::{next_of, step};
 use sheave_base::clock::{Entropy, SeededEntropy};

@@ -1,7 +1,7 @@
 //! What each node of a torture serves, on lanes of all kinds.
 
 use super::ledger::{Counted, Intent, Ledger};
-use crate::meshes::{PATIENCE, until};
+use crate::common::{PATIENCE, until};
 use sheave_base::{Error, ErrorKind, NodeId, Result};
 use sheave_mesh::{Answer, Call, Lane, Mesh, Promises, Ref, Request, Service};
 use sheave_wire::Value;

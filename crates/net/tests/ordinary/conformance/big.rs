@@ -1,8 +1,8 @@
 //! One very large message.
 
-use crate::content::{at, check, message, only, place, private, wanted};
-use crate::pairs::{Pair, Pairs};
-use crate::watch::soon;
+use super::content::{at, check, message, only, place, private, wanted};
+use super::pairs::{Pair, Pairs};
+use super::watch::soon;
 use sheave_tensor::Mode;
 use std::sync::{Mutex, PoisonError};
 

@@ -1,8 +1,8 @@
 //! What traffic and idleness cost.
 
-use crate::content::{anywhere, check, in_arena, message, only, private, wanted};
-use crate::pairs::{Pair, Pairs};
-use crate::watch::soon;
+use super::content::{anywhere, check, in_arena, message, only, private, wanted};
+use super::pairs::{Pair, Pairs};
+use super::watch::soon;
 use sheave_net::{Medium, Node, NodeConfig};
 use sheave_tensor::{ArenaConfig, Mode};
 use std::thread;

@@ -1,8 +1,8 @@
 //! How links end.
 
-use crate::content::{Lengths, anywhere, at, check, message, only, place, private, wanted};
-use crate::pairs::{Pair, Pairs};
-use crate::watch::{soon, until};
+use super::content::{Lengths, anywhere, at, check, message, only, place, private, wanted};
+use super::pairs::{Pair, Pairs};
+use super::watch::{soon, until};
 use sheave_base::{Error, ErrorKind};
 use sheave_net::NodeConfig;
 use sheave_tensor::Mode;

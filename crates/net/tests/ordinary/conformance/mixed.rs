@@ -1,8 +1,8 @@
 //! Several media at once.
 
-use crate::content::{anywhere, check, message, only, private, wanted};
-use crate::pairs::{Inproc, Pairs, Shm, Tcp};
-use crate::watch::{limited, soon};
+use super::content::{anywhere, check, message, only, private, wanted};
+use super::pairs::{Inproc, Pairs, Shm, Tcp};
+use super::watch::{limited, soon};
 use sheave_net::{Node, NodeConfig};
 use sheave_tensor::Mode;
 use std::collections::HashMap;
@@ -37,7 +37,7 @@ fn any_source_is_fed_by_all_media_at_once() {
             }
             for (link, count) in &next {
                 assert_eq!(*count, COUNT);
-                middle.send(*link, crate::content::message_of(2, [], Vec::new()), soon(), None).unwrap();
+                middle.send(*link, super::content::message_of(2, [], Vec::new()), soon(), None).unwrap();
             }
         });
     });

@@ -3,8 +3,6 @@
 //! Every test has a limit of its own; one that takes longer ends the whole run with its name, since a thread that hangs
 //! cannot be ended.
 
-#![allow(clippy::unwrap_used, reason = "all of this is tests, though the attribute is on the instances only")]
-
 mod big;
 mod content;
 mod cost;
@@ -75,14 +73,14 @@ macro_rules! conformance {
         $(#[test]
         fn $test() {
             let name = concat!(stringify!($link), "::", stringify!($test));
-            crate::watch::limited(name, $limit_s, || crate::$group::$test(&$pairs));
+            crate::conformance::watch::limited(name, $limit_s, || crate::conformance::$group::$test(&$pairs));
         })*
     };
 }
 
-conformance!(inproc, crate::pairs::Inproc);
-conformance!(shm, crate::pairs::Shm);
-conformance!(tcp, crate::pairs::Tcp);
-conformance!(chaos_inproc, crate::pairs::Chaotic(crate::pairs::Inproc));
-conformance!(chaos_shm, crate::pairs::Chaotic(crate::pairs::Shm));
-conformance!(chaos_tcp, crate::pairs::Chaotic(crate::pairs::Tcp));
+conformance!(inproc, crate::conformance::pairs::Inproc);
+conformance!(shm, crate::conformance::pairs::Shm);
+conformance!(tcp, crate::conformance::pairs::Tcp);
+conformance!(chaos_inproc, crate::conformance::pairs::Chaotic(crate::conformance::pairs::Inproc));
+conformance!(chaos_shm, crate::conformance::pairs::Chaotic(crate::conformance::pairs::Shm));
+conformance!(chaos_tcp, crate::conformance::pairs::Chaotic(crate::conformance::pairs::Tcp));

@@ -1,8 +1,8 @@
 //! Copy, move, share.
 
-use crate::content::{anywhere, check, fill, in_arena, message, only, private, wanted};
-use crate::pairs::{Pair, Pairs};
-use crate::watch::soon;
+use super::content::{anywhere, check, fill, in_arena, message, only, private, wanted};
+use super::pairs::{Pair, Pairs};
+use super::watch::soon;
 use sheave_base::ErrorKind;
 use sheave_net::Medium;
 use sheave_tensor::{Mode, Tensor, copy_bytes};

@@ -1,8 +1,8 @@
 //! Order and wholeness.
 
-use crate::content::{Lengths, anywhere, check, message, only, private, wanted};
-use crate::pairs::{Pair, Pairs};
-use crate::watch::soon;
+use super::content::{Lengths, anywhere, check, message, only, private, wanted};
+use super::pairs::{Pair, Pairs};
+use super::watch::soon;
 use sheave_base::LinkId;
 use sheave_net::Node;
 use sheave_tensor::Mode;

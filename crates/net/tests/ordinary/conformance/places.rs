@@ -1,8 +1,8 @@
 //! Receiving in place.
 
-use crate::content::{anywhere, at, check, message, only, place, private, wanted};
-use crate::pairs::{Pair, Pairs};
-use crate::watch::{soon, until};
+use super::content::{anywhere, at, check, message, only, place, private, wanted};
+use super::pairs::{Pair, Pairs};
+use super::watch::{soon, until};
 use sheave_base::ErrorKind;
 use sheave_tensor::{Dtype, Mode, Tensor};
 

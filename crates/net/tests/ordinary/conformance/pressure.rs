@@ -1,8 +1,8 @@
 //! A receiver that takes nothing.
 
-use crate::content::{anywhere, message, message_of, private, wanted};
-use crate::pairs::{Pair, Pairs};
-use crate::watch::{soon, until};
+use super::content::{anywhere, message, message_of, private, wanted};
+use super::pairs::{Pair, Pairs};
+use super::watch::{soon, until};
 use sheave_base::limits::{OUTBOUND_BYTES_MAX, OUTBOUND_MESSAGES_MAX, UNEXPECTED_MESSAGES_MAX};
 use sheave_base::{Error, ErrorKind, Tag, Work};
 use sheave_net::{Envelope, Outgoing};

@@ -1,8 +1,8 @@
 //! Messages of every shape.
 
-use crate::content::{anywhere, check, message, message_of, only, private, wanted};
-use crate::pairs::{Pair, Pairs};
-use crate::watch::soon;
+use super::content::{anywhere, check, message, message_of, only, private, wanted};
+use super::pairs::{Pair, Pairs};
+use super::watch::soon;
 use sheave_base::{ErrorKind, Tag, limits};
 use sheave_net::{Envelope, Outgoing};
 use sheave_tensor::{Dtype, Mode, Tensor};

@@ -1,8 +1,8 @@
 //! What the chaos link does on purpose.
 
-use crate::content::{anywhere, check, message, only, private, wanted};
-use crate::pairs::{Inproc, Pair, Pairs, Shm, Tcp};
-use crate::watch::{limited, soon};
+use super::content::{anywhere, check, message, only, private, wanted};
+use super::pairs::{Inproc, Pair, Pairs, Shm, Tcp};
+use super::watch::{limited, soon};
 use sheave_base::ErrorKind;
 use sheave_net::chaos::{ChaosConfig, Direction, Trouble};
 use sheave_net::{Liveness, NodeConfig};

@@ -1,8 +1,8 @@
 //! Urgent messages overtake the others, and nothing overtakes them.
 
-use crate::content::private;
-use crate::pairs::{Pair, Pairs};
-use crate::watch::until;
+use super::content::private;
+use super::pairs::{Pair, Pairs};
+use super::watch::until;
 use sheave_base::clock::SeededEntropy;
 use sheave_base::limits::{INPROC_BYTES_MAX, OUTBOUND_MESSAGES_MAX, OUTBOUND_URGENT_BYTES_MAX};
 use sheave_base::{ErrorKind, LinkId, Tag};
@@ -163,7 +163,7 @@ pub(crate) fn f18_urgent_words_pass_a_paused_message(pairs: &dyn Pairs) {
     let (pair, _own, ear) = listening(pairs);
     ear.is_full.store(true, SeqCst);
     // More than the medium takes, of all sizes.
-    let mut lengths = crate::content::Lengths::new(18);
+    let mut lengths = super::content::Lengths::new(18);
     for number in 0..COUNT {
         let length = if number % 5 == 4 { 1 << 20 } else { 1 + lengths.next().unwrap() };
         drop(pair.left.isend(pair.to_right, data(number, length)).unwrap());
@@ -197,7 +197,7 @@ pub(crate) fn f18_urgent_words_of_any_length_arrive_whole_and_in_order(pairs: &d
 /// Sends so many messages of both sorts, as a seed decides.
 fn send_mixture(node: &Node, link: LinkId, count: usize, seed: u64) {
     let mut entropy = SeededEntropy::new(seed);
-    let mut lengths = crate::content::Lengths::new(seed);
+    let mut lengths = super::content::Lengths::new(seed);
     for number in 0..count as u64 {
         let length = lengths.next().unwrap();
         let message = if entropy.below(3) == 0 { urgent(number, length % 3000) } else { data(number, 1 + length) };

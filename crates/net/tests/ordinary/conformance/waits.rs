@@ -1,8 +1,8 @@
 //! The ways to wait.
 
-use crate::content::{anywhere, check, message, only, private, wanted};
-use crate::pairs::{Pair, Pairs};
-use crate::watch::{soon, until};
+use super::content::{anywhere, check, message, only, private, wanted};
+use super::pairs::{Pair, Pairs};
+use super::watch::{soon, until};
 use sheave_base::{Error, ErrorKind};
 use sheave_tensor::Mode;
 use std::future::Future;
