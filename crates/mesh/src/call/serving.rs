@@ -149,10 +149,11 @@ impl Counted {
 
     /// The service, and how many have begun, for the caller who is told now.
     pub(super) fn tell(&self) -> (u64, u32) {
-        // Neither count guards anything: who is told a little late or twice is told all the same.
+        // The bytes of a request are added when it is counted, so those that are taken here are of requests that are
+        // counted below. One that begins meanwhile may be told of twice.
+        self.untold_bytes.store(0, SeqCst);
         let begun = self.begun.load(SeqCst);
-        self.told.store(begun, Release);
-        self.untold_bytes.store(0, Release);
+        self.told.store(begun, SeqCst);
         (self.service, begun)
     }
 }
