@@ -78,7 +78,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Rel
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 pub(crate) use window::Size;
-use window::Windows;
+use window::{Begun, Windows};
 
 pub use answer::Answer;
 pub use callers::Callers;
@@ -109,7 +109,7 @@ pub(crate) struct Calls {
     services: RwLock<Numbered<u64, Named>>,
     pending: Mutex<Numbered<u64, Box<Pending>>>,
     correlation: AtomicU64,
-    /// Answers and ended links, in the order in which they came.
+    /// Answers and ended links, in the order in which they came. Each does what it does to the tables under the lock.
     arrived: Mutex<VecDeque<Arrived>>,
     /// How many those are. Written under the lock; who has added some sees them, and serves.
     arrived_count: AtomicUsize,
@@ -125,6 +125,16 @@ enum Arrived {
     /// So many requests of this link have begun at that service.
     Begun(LinkId, u64, u32),
     /// The other end asks that of this one.
+    Asked(LinkId, u64),
+    Ended(LinkId, Error),
+}
+
+/// What has arrived, when it was taken out, with what that has changed in the tables.
+#[expect(clippy::large_enum_variant, reason = "a box would be an allocation for each message")]
+enum Taken {
+    /// An answer and, if it is known, the call that it ends.
+    Answer(Message, Brought, Option<Box<Pending>>, Begun),
+    Begun(LinkId, u64, Begun),
     Asked(LinkId, u64),
     Ended(LinkId, Error),
 }
@@ -204,14 +214,36 @@ impl Calls {
         self.arrived_count.store(queue.len(), Release);
     }
 
-    fn next_arrived(&self) -> Option<Arrived> {
+    /// Takes out what has arrived first. What it ends is taken out of the tables with it, under the lock: another thread
+    /// may take out the end of its link next, and that must not find the calls that were answered before.
+    fn next_arrived(&self) -> Option<Taken> {
         if self.arrived_count.load(Acquire) == 0 {
             return None;
         }
         let mut queue = self.arrived.lock();
         let arrived = queue.pop_front();
         self.arrived_count.store(queue.len(), Release);
-        arrived
+        let windows = &self.windows;
+        arrived.map(|arrived| match arrived {
+            Arrived::Answer(message, brought) => {
+                let (link, Envelope { context: service, aux, .. }) = (message.source, message.envelope);
+                let begun = windows.note_begun(link, service, aux);
+                let call = self.take_answered(link, message.envelope.correlation);
+                Taken::Answer(message, brought, call, begun)
+            }
+            Arrived::Begun(link, service, total) => {
+                Taken::Begun(link, service, windows.note_begun(link, service, total))
+            }
+            Arrived::Asked(link, service) => Taken::Asked(link, service),
+            Arrived::Ended(link, reason) => Taken::Ended(link, reason),
+        })
+    }
+
+    /// Takes out the call of this number, if it went over this link: the number alone would let one peer answer for
+    /// another.
+    fn take_answered(&self, link: LinkId, correlation: u64) -> Option<Box<Pending>> {
+        let mut pending = self.pending.lock();
+        if pending.get(&correlation)?.link == link { pending.remove(&correlation) } else { None }
     }
 
     /// All survivors agree that this member is gone, and nothing more of it will come.
@@ -337,10 +369,10 @@ impl Shared {
     pub(crate) fn serve(&self) {
         while let Some(arrived) = self.calls.next_arrived() {
             match arrived {
-                Arrived::Answer(message, brought) => self.answered(message, brought),
-                Arrived::Begun(link, service, total) => self.requests_begun(link, service, total),
-                Arrived::Asked(link, service) => self.tell_begun(link, service),
-                Arrived::Ended(link, reason) => self.ended(link, &reason),
+                Taken::Answer(message, brought, call, begun) => self.answered(message, brought, call, &begun),
+                Taken::Begun(link, service, begun) => self.requests_begun(link, service, &begun),
+                Taken::Asked(link, service) => self.tell_begun(link, service),
+                Taken::Ended(link, reason) => self.ended(link, &reason),
             }
         }
         self.let_in();
@@ -348,17 +380,8 @@ impl Shared {
         self.serve_requests();
     }
 
-    fn answered(&self, message: Message, brought: Brought) {
-        let correlation = message.envelope.correlation;
-        self.requests_begun(message.source, message.envelope.context, message.envelope.aux);
-        let call = {
-            let mut pending = self.calls.pending.lock();
-            // The number alone would let one peer answer for another.
-            if pending.get(&correlation).is_none_or(|call| call.link != message.source) {
-                return;
-            }
-            pending.remove(&correlation)
-        };
+    fn answered(&self, message: Message, brought: Brought, call: Option<Box<Pending>>, begun: &Begun) {
+        self.requests_begun(message.source, message.envelope.context, begun);
         if let Some(call) = call {
             // By the call, not by its link: that may have ended behind the answer.
             let to = call.to;
@@ -373,5 +396,48 @@ impl Shared {
         for (_, call) in self.calls.drain(|call| call.link == link) {
             call.end(reason.clone());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::pending::Reading;
+    use super::*;
+    use name::Text;
+    use sheave_base::{ErrorKind, Tag, work};
+    use sheave_wire::Value;
+
+    /// One thread takes an answer out and comes to no more, and another one takes out the end of the answer's link.
+    #[test]
+    fn an_answer_that_was_taken_out_is_its_call_s_though_its_link_has_ended() {
+        const CALL: u64 = 7;
+        let (calls, link) = (Calls::new(Weak::new()), LinkId(1));
+        let (completer, called) = work::pair("call");
+        let call: Box<Pending> = Box::new(Pending {
+            to: NodeId(1),
+            link,
+            ground: None,
+            refusal: None,
+            is_landing: false,
+            service: ServiceName::new("it"),
+            method: Text::Constant("it"),
+            timer: None,
+            begun: Instant::now(),
+            runs_anyway: true,
+            end: Reading::<Value> { completer: Some(completer), read: answer::decode },
+        });
+        calls.pending.lock().insert(CALL, call);
+        let envelope = Envelope { correlation: CALL, ..Envelope::of(ANSWERS, Tag(0), 0) };
+        let control = answer::encode(Ok(&Value::Int(1))).expect("it is small");
+        let message = Message { envelope, source: link, sequence: 1, control, parts: Default::default() };
+        calls.push(Arrived::Answer(message, Brought::default()));
+        calls.link_ended(link, &Error::new(ErrorKind::PeerLost, "it has ended"));
+
+        let taken = calls.next_arrived();
+        assert!(matches!(calls.next_arrived(), Some(Taken::Ended(ended, _)) if ended == link));
+        assert_eq!(calls.drain(|call| call.link == link).len(), 0, "the end finds no call");
+        let Some(Taken::Answer(message, brought, Some(call), _)) = taken else { panic!("the answer has its call") };
+        call.answered(message, brought, || None, |_| ());
+        assert_eq!(called.wait().expect("it was answered").value, Value::Int(1));
     }
 }

@@ -304,6 +304,16 @@ impl Windows {
         self.by_service.read().windows.get(&(link, service)).map(|window| look(&mut window.lock()))
     }
 
+    /// Takes note of a callee's word, that it has begun so many requests in all.
+    pub(super) fn note_begun(&self, link: LinkId, service: u64, total: u32) -> Begun {
+        let mut filling = Vec::new();
+        let waits = self.look(link, service, |state| {
+            state.begun(total, &mut filling);
+            state.somebody_waits()
+        });
+        Begun { filling, somebody_waits: waits.unwrap_or(false) }
+    }
+
     /// All windows, those that wait for their link among them.
     pub(super) fn all(&self) -> Vec<Arc<Mutex<Window>>> {
         let unlinked = self.unlinked.all();
@@ -361,6 +371,15 @@ impl Windows {
         ended.iter().for_each(|window| all.add(window));
         all
     }
+}
+
+/// What a callee's word has changed, which has begun some requests.
+#[derive(Default)]
+pub(super) struct Begun {
+    /// What one-way calls among them were to fill.
+    filling: Vec<Name>,
+    /// Somebody waits for the room that they have made.
+    somebody_waits: bool,
 }
 
 /// The rest of windows that have ended.
@@ -448,17 +467,12 @@ impl Shared {
         Ok(Outgoing { parts: message.parts.into_iter().map(capture).collect::<Result<_>>()?, ..message })
     }
 
-    /// The callee has begun so many requests of this window in all.
-    pub(super) fn requests_begun(&self, link: LinkId, service: u64, total: u32) {
-        let mut filling = Vec::new();
-        let begun = self.calls.windows.look(link, service, |state| {
-            state.begun(total, &mut filling);
-            state.somebody_waits()
-        });
-        if !filling.is_empty() {
-            self.references.filling_ended(&filling);
+    /// The callee has begun requests of this window, of which the window has been told.
+    pub(super) fn requests_begun(&self, link: LinkId, service: u64, begun: &Begun) {
+        if !begun.filling.is_empty() {
+            self.references.filling_ended(&begun.filling);
         }
-        if begun == Some(true)
+        if begun.somebody_waits
             && let Some(window) = self.calls.windows.find(link, service)
         {
             self.send_waiting(link, &window);
