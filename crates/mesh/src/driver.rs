@@ -247,9 +247,6 @@ impl Shared {
             let after = self.turn(&mut state);
             drop(state);
             self.finish(after);
-            if self.choked.swap(false, SeqCst) {
-                self.node.resume();
-            }
         }
     }
 
@@ -562,6 +559,9 @@ impl Shared {
             // Those who have joined a moment before may have called already.
             self.serve();
         }
+        if self.choked.swap(false, SeqCst) {
+            self.node.resume();
+        }
     }
 
     /// Gives back what groups without handles keep, before this node leaves.
@@ -657,7 +657,11 @@ impl Endpoint for Shared {
             _ if self.told.lock().has_room(arrival.control_bytes) => Admission::Land(Ground::default()),
             _ => {
                 self.choked.store(true, SeqCst);
-                Admission::Pause
+                // Who has made room meanwhile has not seen the mark.
+                match self.told.lock().has_room(arrival.control_bytes) {
+                    true => Admission::Land(Ground::default()),
+                    false => Admission::Pause,
+                }
             }
         }
     }
