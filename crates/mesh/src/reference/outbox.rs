@@ -48,14 +48,23 @@ impl Outbox {
         }
     }
 
-    /// Takes out what would ask for counts of this object: its givers, and how often.
-    pub(super) fn take_counts(&mut self, id: u64) -> Vec<(NodeId, u64)> {
-        let range = (id, NodeId(0))..=(id, NodeId(u64::MAX));
-        let found: Vec<_> = self.counts.range(range).map(|((_, giver), times)| (*giver, *times)).collect();
-        for (giver, _) in &found {
-            self.counts.remove(&(id, *giver));
+    /// Takes out what would ask for counts of this object, `most` of them: its givers, and how often. What is left is
+    /// for a hold that was made when the one that ends had been let go.
+    pub(super) fn take_counts(&mut self, id: u64, most: u64) -> Vec<(NodeId, u64)> {
+        let (mut taken, mut left) = (Vec::new(), most);
+        for ((_, giver), times) in self.counts.range_mut((id, NodeId(0))..=(id, NodeId(u64::MAX))) {
+            let now = left.min(*times);
+            if now > 0 {
+                (*times, left) = (*times - now, left - now);
+                taken.push((*giver, now));
+            }
         }
-        found
+        for (giver, _) in &taken {
+            if self.counts.get(&(id, *giver)) == Some(&0) {
+                self.counts.remove(&(id, *giver));
+            }
+        }
+        taken
     }
 
     /// Takes out so many words, or all, those that give before those that take back. One with a reason counts for as
@@ -122,7 +131,8 @@ mod tests {
         assert!(outbox.is_empty());
         // Put back, some at a time.
         words.into_iter().for_each(|word| outbox.say(word));
-        assert_eq!(outbox.take_counts(8), [(one, 1000), (two, 1000)]);
+        assert_eq!(outbox.take_counts(8, 1001), [(one, 1000), (two, 1)], "the rest is not of the one that ends");
+        assert_eq!(outbox.take_counts(8, 1001), [(two, 999)]);
         assert_eq!((outbox.take(3).len(), outbox.take(3).len(), outbox.is_empty()), (3, 1, true));
     }
 }

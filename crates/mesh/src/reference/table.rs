@@ -548,11 +548,10 @@ impl References {
         // A drawer says in any case that it drops the name: nobody else can have it filled.
         let is_drawn = tables.end_holding(hold.name);
         let outbox = tables.outboxes.get_mut(&owner).filter(|_| !is_drawn);
-        let unsaid = outbox.map(|outbox| outbox.take_counts(id)).unwrap_or_default();
         let mut left = hold.counts.load(SeqCst);
+        let unsaid = outbox.map(|outbox| outbox.take_counts(id, left)).unwrap_or_default();
         for (giver, times) in unsaid {
             // Nobody has counted these, so nobody needs to: the giver is told by the one who was given.
-            let times = times.min(left);
             left -= times;
             tables.say(giver, Word::Confirm { holder: self.me, owner, id, times });
         }
