@@ -255,6 +255,10 @@ impl Hub {
         let number = watching.next;
         watching.next += 1;
         watching.tasks.push((number, waker.clone(), Arc::clone(board)));
+        // A thread sleeps that has armed what was watched by then; whoever watches looks at the board once more.
+        if self.is_armed.load(SeqCst) {
+            board.own().arm();
+        }
         Watch { hub: Weak::clone(&self.me), number }
     }
 
