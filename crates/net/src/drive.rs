@@ -395,12 +395,12 @@ impl Inner {
     }
 
     /// The link's next message finds no room. Room may have come before the mark was seen, so the link is asked once
-    /// more.
+    /// more; also where another thread has set the mark, which may have found the link busy then. Whoever finds it busy
+    /// leaves it to the one that has it, who is on the way here or moves something.
     fn pause(&self, entry: &Arc<Entry>) -> bool {
-        if entry.paused.swap(true, SeqCst) {
-            return false;
+        if !entry.paused.swap(true, SeqCst) {
+            self.links.paused.fetch_add(1, SeqCst);
         }
-        self.links.paused.fetch_add(1, SeqCst);
         let intake = Intake::new(self, entry);
         match entry.link.poll(&intake, 1) {
             Polled::Paused | Polled::Busy => false,
@@ -411,8 +411,10 @@ impl Inner {
             }
             Polled::Ended(reason) => {
                 intake.leave();
-                // An ended link has nothing more to move: the loops that poll until nothing moves must end with it.
+                // An ended link has nothing more to move: the loops that poll until nothing moves must end with it. Who
+                // has told of its end before may not have seen the mark.
                 self.link_ended(entry, &reason);
+                self.unpause(entry);
                 false
             }
         }

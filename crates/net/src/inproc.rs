@@ -378,9 +378,11 @@ impl Link for InprocLink {
         self.inbound.consumer_armed.store(true, SeqCst);
         let (waits, waits_urgent) = {
             let sending = self.outbox.lock();
-            (!sending.outbox.is_empty(), !sending.outbox.has_none_urgent())
+            let waits = !sending.outbox.is_empty();
+            // With the lock held: who says so later than others have looked would say what is so no more.
+            self.outbound.producer_armed.store(waits, SeqCst);
+            (waits, !sending.outbox.has_none_urgent())
         };
-        self.outbound.producer_armed.store(waits, SeqCst);
         let queue = if waits_urgent { &self.outbound.urgent } else { &self.outbound.data };
         // One that waits for its receiver is no news.
         let is_quiet = self.inbound.urgent.is_empty() || self.is_urgent_paused.load(SeqCst);

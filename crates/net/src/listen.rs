@@ -364,8 +364,9 @@ impl Watched for Acceptor {
                     listening.note_shortage(&Error::from(errno).context("accepting a link").operation("accept"));
                     // No descriptors or no memory: the connection stays in the kernel's queue, which would wake the
                     // leader again at once.
-                    self.exhausted.store(true, SeqCst);
                     node.progress.rewatch(*self.key.lock(), self.socket.as_fd(), Interest::Nothing);
+                    // Not before: a sweep between the two would have it watched, and then nobody would.
+                    self.exhausted.store(true, SeqCst);
                     return;
                 }
             }
