@@ -23,6 +23,8 @@ pub(crate) struct Announced {
     /// Of all links. Written under the lock.
     bytes: AtomicU64,
     has_made_room: AtomicBool,
+    /// Somebody has found no room. Written under the lock.
+    has_refused: AtomicBool,
 }
 
 /// The bytes of a message that are still to come, if they are many: those of short ones and of lent blocks are here.
@@ -50,19 +52,33 @@ pub(crate) fn check_host(bytes: u64) -> Result<()> {
 }
 
 impl Announced {
-    /// Whether so many bytes may be announced now. They may be more than the limit where nothing else is.
-    pub(crate) fn has_room(&self, bytes: u64) -> bool {
-        let announced = self.bytes.load(SeqCst);
-        bytes == 0 || announced == 0 || announced.saturating_add(bytes) <= ANNOUNCED_BYTES_MAX
+    /// Counts a message of so many bytes that is about to arrive, if there is room for it or it is let in anyway. It
+    /// may be larger than the limit where nothing else is announced.
+    pub(crate) fn reserve(&self, link: LinkId, bytes: u64, anyway: bool) -> bool {
+        if bytes == 0 {
+            return true;
+        }
+        let mut by_link = self.by_link.lock();
+        let before = by_link.get(&link).copied().unwrap_or(0);
+        let others = self.bytes.load(SeqCst) - before;
+        if !anyway && others > 0 && others.saturating_add(bytes) > ANNOUNCED_BYTES_MAX {
+            self.has_refused.store(true, SeqCst);
+            return false;
+        }
+        by_link.insert(link, bytes);
+        self.bytes.store(others.saturating_add(bytes), SeqCst);
+        true
     }
 
-    /// A message of so many bytes begins to arrive.
-    pub(crate) fn begin(&self, link: LinkId, bytes: u64) {
-        if bytes > 0 {
-            let mut by_link = self.by_link.lock();
-            let before = by_link.insert(link, bytes).unwrap_or(0);
-            self.bytes.fetch_sub(before, SeqCst);
-            self.bytes.fetch_add(bytes, SeqCst);
+    /// The message that was counted has places of its own, or does not begin. Who has found no room meanwhile is asked
+    /// again.
+    pub(crate) fn give_back(&self, link: LinkId) {
+        let mut by_link = self.by_link.lock();
+        if let Some(bytes) = by_link.remove(&link) {
+            self.bytes.fetch_sub(bytes, SeqCst);
+            if self.has_refused.swap(false, SeqCst) {
+                self.has_made_room.store(true, SeqCst);
+            }
         }
     }
 
@@ -74,6 +90,7 @@ impl Announced {
         let mut by_link = self.by_link.lock();
         if let Some(bytes) = by_link.remove(&link) {
             self.bytes.fetch_sub(bytes, SeqCst);
+            self.has_refused.store(false, SeqCst);
             self.has_made_room.store(true, SeqCst);
         }
     }
@@ -144,6 +161,23 @@ mod tests {
             assert!(begins(&node, 2, endpoint, 1 << 20).expect("sound"), "a second for {endpoint} after the first");
             node.inner.announced.end(LinkId(2));
         }
+    }
+
+    /// What is given back is no end of a message; who was refused because of it is asked again all the same.
+    #[test]
+    fn what_is_counted_before_it_has_room_elsewhere_refuses_nobody_for_good() {
+        let announced = Announced::default();
+        let [one, other] = [LinkId(1), LinkId(2)];
+        assert!(announced.reserve(one, ANNOUNCED_BYTES_MAX, false) && announced.reserve(one, 1, false));
+        announced.give_back(one);
+        assert!(!announced.take_room(), "nobody was refused");
+        assert!(announced.reserve(one, ANNOUNCED_BYTES_MAX, false) && !announced.reserve(other, 1, false));
+        announced.give_back(one);
+        assert!(announced.take_room() && !announced.take_room(), "one was refused");
+        assert!(announced.reserve(other, 1, false) && announced.reserve(one, ANNOUNCED_BYTES_MAX, true));
+        announced.end(other);
+        announced.end(one);
+        assert!(announced.take_room() && announced.bytes.load(SeqCst) == 0);
     }
 
     #[test]

@@ -124,20 +124,27 @@ impl Sink for Intake<'_> {
     fn begin(&self, link: LinkId, arrival: &Arrival<'_>) -> Result<Verdict> {
         let announced = &self.inner.announced;
         let bytes = announced::bytes_to_come(arrival)?;
-        let has_room = announced.has_room(bytes) || arrival.ending;
-        match self.receiver_of(link, arrival, has_room) {
-            Verdict::Land(landing) if bytes > 0 && !landing.has_places() => {
+        let has_room = announced.reserve(link, bytes, arrival.ending);
+        let verdict = self.receiver_of(link, arrival, has_room);
+        if bytes == 0 {
+            return Ok(verdict);
+        }
+        match verdict {
+            Verdict::Land(landing) if !landing.has_places() => {
                 if !has_room {
                     return Ok(Verdict::Pause);
                 }
                 if let Err(error) = announced::check_host(bytes) {
+                    announced.give_back(link);
                     landing.fail(&error);
                     return Err(error);
                 }
-                announced.begin(link, bytes);
                 Ok(Verdict::Land(landing))
             }
-            verdict => Ok(verdict),
+            verdict => {
+                announced.give_back(link);
+                Ok(verdict)
+            }
         }
     }
 
