@@ -214,7 +214,7 @@ impl Calls {
         self.arrived_count.store(queue.len(), Release);
     }
 
-    /// Takes out what has arrived first. What it ends is taken out of the tables with it, under the lock: another thread
+    /// Takes out what has arrived first. What it ends leaves the tables with it, under the lock: another thread
     /// may take out the end of its link next, and that must not find the calls that were answered before.
     fn next_arrived(&self) -> Option<Taken> {
         if self.arrived_count.load(Acquire) == 0 {
