@@ -189,6 +189,20 @@ impl Matcher {
     /// A whole message that nobody had asked for when it began to arrive. Returns it with its receive if there is one
     /// by now; the caller completes it with no lock held.
     pub(crate) fn deliver(&mut self, message: Message) -> Option<(Box<Posted>, Message)> {
+        self.find_or_keep(message, VecDeque::push_back)
+    }
+
+    /// Finds the receive of a message whose own was interrupted, or puts it in front of those that nobody has asked
+    /// for. As [`Matcher::deliver`] in all else.
+    pub(crate) fn put_back(&mut self, message: Message) -> Option<(Box<Posted>, Message)> {
+        self.find_or_keep(message, VecDeque::push_front)
+    }
+
+    fn find_or_keep(
+        &mut self,
+        message: Message,
+        keep: impl FnOnce(&mut VecDeque<Message>, Message),
+    ) -> Option<(Box<Posted>, Message)> {
         let envelope = &message.envelope;
         let found = self
             .posted
@@ -202,16 +216,9 @@ impl Matcher {
         }
         self.unexpected_messages += 1;
         self.unexpected_bytes += bytes_of(&message);
-        self.unexpected.entry((envelope.context, envelope.tag)).or_default().push_back(message);
+        let key = (envelope.context, envelope.tag);
+        keep(self.unexpected.entry(key).or_default(), message);
         None
-    }
-
-    /// Puts a message back in front of those that nobody has asked for.
-    pub(crate) fn put_back(&mut self, message: Message) {
-        self.unexpected_messages += 1;
-        self.unexpected_bytes += bytes_of(&message);
-        let key = (message.envelope.context, message.envelope.tag);
-        self.unexpected.entry(key).or_default().push_front(message);
     }
 
     /// All receives that wait, for a node that ends.
@@ -319,4 +326,38 @@ fn check_against(places: &[Tensor], specs: impl ExactSizeIterator<Item = (Dtype,
 /// Bytes of a message, tensors and control part.
 pub(crate) fn bytes_of(message: &Message) -> u64 {
     message.parts.iter().map(|part| part.len_bytes() as u64).sum::<u64>() + message.control.len() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::Envelope;
+    use sheave_base::work::pair;
+
+    fn message(sequence: u64) -> Message {
+        let (envelope, source) = (Envelope::of(0, Tag(1), 2), LinkId(1));
+        Message { envelope, source, sequence, control: Vec::new(), parts: Tensors::new() }
+    }
+
+    fn receive() -> Box<Posted> {
+        let (completer, _) = pair("recv");
+        let wanted = Wanted { source: None, context: 2, tag: Tag(1) };
+        Box::new(Posted { wanted, places: Tensors::new(), leases: WriteLeases::default(), completer })
+    }
+
+    /// The receive of the first message is interrupted after the next one has been posted.
+    #[test]
+    fn a_message_that_is_put_back_meets_a_receive_that_waits_by_then() {
+        let mut matcher = Matcher::default();
+        assert!(matches!(matcher.post(receive()), PostOutcome::Waits(_)));
+        let met = matcher.put_back(message(1)).map(|(_, message)| message.sequence);
+        assert_eq!((met, matcher.unexpected_messages), (Some(1), 0));
+        // Without one it is the first of those that wait.
+        assert!(matcher.deliver(message(3)).is_none() && matcher.put_back(message(2)).is_none());
+        let next = |matcher: &mut Matcher| match matcher.post(receive()) {
+            PostOutcome::Meets(_, message) => message.sequence,
+            PostOutcome::Waits(_) => 0,
+        };
+        assert_eq!([next(&mut matcher), next(&mut matcher), next(&mut matcher)], [2, 3, 0]);
+    }
 }

@@ -826,7 +826,8 @@ impl Inner {
         self.attend();
     }
 
-    /// A message whose receive was interrupted waits for the next one. What lies in the caller's memory is captured.
+    /// A message whose receive was interrupted is the next one's, which may wait already. What lies in the caller's
+    /// memory is captured.
     fn put_back(&self, mut message: Message, in_place: bool) -> Result<()> {
         if in_place {
             let driver = SendDriver::new(self, message.source);
@@ -834,7 +835,10 @@ impl Inner {
                 *part = driver.capture(part)?;
             }
         }
-        self.matcher.lock().put_back(message);
+        let met = self.matcher.lock().put_back(message);
+        if let Some((posted, message)) = met {
+            meet(*posted, message);
+        }
         Ok(())
     }
 

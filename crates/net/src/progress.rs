@@ -297,12 +297,20 @@ impl Progress {
         if !quiet || !self.is_led() {
             self.pause(rhythm, limit);
             if !self.is_led() {
-                self.sleep(Duration::ZERO, None);
+                self.look();
             }
             return Turn::Ticked;
         }
         self.lead.rest(limit);
         Turn::Rested
+    }
+
+    /// Handles what is ready, without a wait. The ring that was heard may have been for a caller that has taken the lead
+    /// meanwhile, and sleeps: it is rung again.
+    fn look(&self) {
+        if self.sleep(Duration::ZERO, None) && self.is_led() {
+            self.doorbell.ring();
+        }
     }
 
     /// The progress thread has come out of a turn by a panic: if it led, it leads no more.
@@ -346,4 +354,24 @@ pub(crate) enum Interest {
 /// The least of some optional points in time, as a span from now.
 pub(crate) fn span_until(now: Instant, limit: Duration, until: Option<Instant>) -> Duration {
     until.map_or(limit, |until| until.saturating_duration_since(now).min(limit))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The progress thread looks at what is ready, and a caller takes the lead, arms everything and is rung meanwhile.
+    #[test]
+    fn a_ring_for_the_leader_that_another_thread_hears_is_rung_again() {
+        let progress = Progress::new().expect("descriptors");
+        progress.ring();
+        progress.look();
+        assert!(!progress.sleep(Duration::ZERO, None), "nobody leads: it is nobody else's");
+        assert!(progress.lead());
+        progress.ring();
+        progress.look();
+        assert!(progress.sleep(Duration::ZERO, None), "the leader hears it");
+        assert!(!progress.sleep(Duration::ZERO, None), "once");
+        progress.step_down();
+    }
 }

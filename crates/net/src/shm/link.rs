@@ -368,16 +368,15 @@ impl Link for ShmLink {
         }
         // Read before the ring is: what was sent before the end is in the ring now.
         let end = self.find_end(&mut receiving);
-        let taken = match self.take_in(&mut receiving, sink, budget, end.is_some()) {
-            Ok(taken) => taken,
-            Err(error) => {
-                drop(receiving);
-                return self.fail(error);
-            }
-        };
+        let taken = self.take_in(&mut receiving, sink, budget, end.is_some());
         let returned = receiving.take_returned();
         drop(receiving);
+        // Also where the link fails: the peer has copied them.
         returned.into_iter().for_each(|done| done.complete(Ok(())));
+        let taken = match taken {
+            Ok(taken) => taken,
+            Err(error) => return self.fail(error),
+        };
         if let Some(reason) = end.filter(|_| !taken.moved && !taken.paused) {
             self.end(&reason, CloseReason::Finished);
             return Polled::Ended(reason);
@@ -452,7 +451,9 @@ impl Link for ShmLink {
         let over = receiving.consumer.closed().is_some() || self.process.is_known_to_have_ended();
         let arrived = over || !receiving.urgent.is_empty() || !matches!(receiving.consumer.peek(), Ok(None));
         drop(receiving);
-        !arrived && self.arm_outbound()
+        // In any case: what has arrived may find no room, and then nobody arms this again.
+        let is_quiet = self.arm_outbound();
+        !arrived && is_quiet
     }
 
     fn arm_urgent(&self) -> bool {
@@ -461,7 +462,8 @@ impl Link for ShmLink {
         receiving.urgent.arm();
         let arrived = receiving.urgent.has_news();
         drop(receiving);
-        !arrived && self.arm_outbound()
+        let is_quiet = self.arm_outbound();
+        !arrived && is_quiet
     }
 
     fn next_due(&self) -> Option<Instant> {
