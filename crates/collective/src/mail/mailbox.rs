@@ -305,7 +305,8 @@ impl Mail {
         (found, inner.must_listen())
     }
 
-    /// Gives back an announcement that a receive had taken which is over. It is older than those that wait.
+    /// Gives back an announcement that a receive had taken which is over. It is older than those that wait, but for
+    /// those of its sender that were given back before and came before it.
     pub(super) fn give_back(&self, offer: Box<Offer>) {
         let mut inner = self.inner.lock();
         inner.waiters.retain(|waiter| waiter.offer.is_awaited());
@@ -313,7 +314,11 @@ impl Mail {
         let met = match at.and_then(|at| inner.waiters.remove(at)) {
             Some(waiter) => Some((waiter, offer)),
             None => {
-                inner.offers.push_front(offer);
+                let came = |offer: &Offer| (offer.message.source, offer.message.sequence);
+                let (source, sequence) = came(&offer);
+                let is_older = |other: &Offer| came(other).0 == source && came(other).1 < sequence;
+                let at = inner.offers.iter().rposition(|other| is_older(other)).map_or(0, |older| older + 1);
+                inner.offers.insert(at, offer);
                 None
             }
         };
@@ -395,5 +400,36 @@ impl Mail {
     /// The listener has failed, or cannot start.
     pub(super) fn stop(&self) {
         self.inner.lock().is_listening = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sheave_base::Tag;
+    use sheave_net::{Envelope, Message};
+    use sheave_tensor::Dtype;
+
+    fn offer(source: u32, sequence: u64) -> Box<Offer> {
+        let (envelope, source) = (Envelope::of(0, Tag(0), 1), LinkId(source));
+        let message = Message { envelope, source, sequence, control: Vec::new(), parts: Default::default() };
+        let (rank, tag, count, serial) = (source.0, 7, 0, 0);
+        Box::new(Offer { rank, tag, dtype: Dtype::F32, count, serial, is_withdrawn: false, message })
+    }
+
+    /// Receives that are over give back what they had been given in whatever order they come to it.
+    #[test]
+    fn what_is_given_back_is_found_in_the_order_in_which_it_was_sent() {
+        let mail = Mail::new(1);
+        for (source, sequence) in [(1, 5), (1, 6), (2, 9), (1, 4), (2, 8), (1, 7)] {
+            mail.give_back(offer(source, sequence));
+        }
+        let mut found = Vec::new();
+        for _ in 0..6 {
+            let Next::Takes(Found::Offer(offer), _) = mail.find(Wish { from: None, tag: 7 }, false) else { break };
+            found.push((offer.rank, offer.message.sequence));
+        }
+        let of = |rank| found.iter().filter(|(from, _)| *from == rank).map(|(_, number)| *number).collect::<Vec<_>>();
+        assert_eq!((of(1), of(2)), (vec![4, 5, 6, 7], vec![8, 9]), "{found:?}");
     }
 }
