@@ -490,6 +490,12 @@ impl End {
         issue.next += 1;
         let word = Word::Request { number, plan, step: terms.step, wants_stamps: self.stamps };
         self.send(word, number, pushes);
+        // A server that was lost before this entry was there has not been looked for in it.
+        for (server, seat) in self.servers.iter().enumerate() {
+            if let Some(reason) = seat.gone.get() {
+                self.lose_of(entry, server, reason);
+            }
+        }
         drop((issue, leases));
         self.attend();
         Ok(Handle(number))
@@ -681,11 +687,16 @@ impl End {
         let reason = self.servers[server].gone.get_or_init(|| reason);
         self.note_loss(reason);
         for entry in &self.table {
-            let mut inner = entry.inner.lock();
-            if inner.shares.get(server).is_some_and(|share| *share != Share::Settled) {
-                let told = entry.settle(&mut inner, server, Some(reason.clone()));
-                self.defer(told);
-            }
+            self.lose_of(entry, server, reason);
+        }
+    }
+
+    /// Nothing comes from a server for this entry any more.
+    fn lose_of(&self, entry: &Entry, server: usize, reason: &Error) {
+        let mut inner = entry.inner.lock();
+        if inner.shares.get(server).is_some_and(|share| *share != Share::Settled) {
+            let told = entry.settle(&mut inner, server, Some(reason.clone()));
+            self.defer(told);
         }
     }
 
