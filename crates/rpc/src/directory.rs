@@ -235,11 +235,11 @@ impl Directory {
 
     /// This node is in a group now.
     pub(crate) fn install(self: &Arc<Self>, mesh: &Mesh, group: &GroupName, members: &[NodeId], barriers: Group) {
-        let mut gone: Vec<NodeId> = mesh.deaths().iter().map(|death| death.node).collect();
+        let mut gone: Vec<NodeId>;
         {
             let mut state = self.state.lock();
             let left = state.attempt(group).map(|attempt| std::mem::take(&mut attempt.left)).unwrap_or_default();
-            gone.extend(left.into_iter().filter(|(_, of)| *of == group.generation).map(|(member, _)| member));
+            gone = left.into_iter().filter(|(_, of)| *of == group.generation).map(|(member, _)| member).collect();
             state.last_generation = state.last_generation.max(group.generation);
             if state.group(group).is_some() {
                 return;
@@ -247,6 +247,8 @@ impl Directory {
             let made = GroupState::new(group.clone(), members.into(), self.me, Some(barriers));
             state.groups.insert(group.name.clone(), made);
         }
+        // Not before: who dies from now on finds the group, and who has died by now is among these.
+        gone.extend(mesh.deaths().iter().map(|death| death.node));
         gone.into_iter().for_each(|member| self.lose(group, member));
     }
 }
