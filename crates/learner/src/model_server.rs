@@ -25,6 +25,7 @@ use sheave_rpc::{Contents, Entry, PushOutcome, Pushed, RpcGroup, Versions, Versi
 use sheave_tensor::Mode;
 use sheave_wire::Value;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 /// The models of a group at one member; a handle, cheap to clone. With the last one the server is stopped.
@@ -61,12 +62,16 @@ struct Served {
     versions: Versions,
     group: RpcGroup,
     name: String,
+    /// Its name in the group has not been taken away.
+    is_registered: AtomicBool,
 }
 
 impl Served {
     fn stop(&self) {
-        // A second time there is nothing to take away.
-        drop(self.group.deregister(self.name.as_str(), None));
+        // Once: another server of this name may stand there by the second time.
+        if self.is_registered.swap(false, SeqCst) {
+            drop(self.group.deregister(self.name.as_str(), None));
+        }
     }
 }
 
@@ -93,7 +98,12 @@ impl ModelServer {
     ) -> Result<Work<Self>> {
         let versions = Versions::new(mesh, settings)?;
         let registered = group.register(name, versions.service(), timeout)?;
-        let server = Self(Arc::new(Served { versions, group: group.clone(), name: name.to_owned() }));
+        let server = Self(Arc::new(Served {
+            versions,
+            group: group.clone(),
+            name: name.to_owned(),
+            is_registered: AtomicBool::new(true),
+        }));
         Ok(registered.map(move |()| Ok(server)))
     }
 

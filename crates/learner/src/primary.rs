@@ -140,7 +140,8 @@ impl Shared {
         let now = self.now()?;
         let (answer, outcome) = {
             let mut state = primary.state.lock();
-            if !planted::strikes(Bug::DropUncounted) {
+            // Of one that is fenced its clients have been told that it is lost, and have sent to others.
+            if !state.ledger.is_fenced(from) && !planted::strikes(Bug::DropUncounted) {
                 state.ledger.note(&forward.dropped, Outcome::Dropped);
             }
             match state.check(from, &forward, primary.started) {

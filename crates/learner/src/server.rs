@@ -17,6 +17,7 @@ use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
 use sheave_mesh::{Lane, Member, Mesh, Request, Service, ServiceName, Timer, WeakMesh};
 use sheave_optim::Optimizer;
 use sheave_rpc::RpcGroup;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -209,6 +210,7 @@ impl GradientServerBuilder {
             own: own.clone(),
             key: key.clone(),
             end: Mutex::new(End { has_ended: false, completer: Some(completer) }),
+            is_registered: AtomicBool::new(true),
             watched,
             found: Mutex::default(),
             secondary,
@@ -313,6 +315,8 @@ pub(crate) struct Shared {
     /// Where sums and steps are made that no request has asked for.
     lane: ServiceName,
     end: Mutex<End>,
+    /// Its name in the group has not been taken away.
+    is_registered: AtomicBool,
     watched: Work<()>,
     /// How the mesh calls the servers of other nodes.
     found: Mutex<HashMap<NodeId, ServiceName>>,
@@ -405,8 +409,10 @@ impl Shared {
     fn stop(&self) {
         let what = format!("gradient server {} was stopped", self.key);
         self.end(&Error::new(ErrorKind::Closed, what), Ok(()));
-        // A second time there is nothing to take away.
-        drop(self.group.deregister(self.key.as_str(), None));
+        // Once: another server of this name may stand there by the second time.
+        if self.is_registered.swap(false, SeqCst) {
+            drop(self.group.deregister(self.key.as_str(), None));
+        }
     }
 
     fn end(&self, error: &Error, outcome: Result<()>) {

@@ -1,6 +1,6 @@
 //! Servers of models among nodes of one process, over real links.
 
-use crate::common::{PATIENCE, failed, together};
+use crate::common::{PATIENCE, failed, together, until};
 use sheave_base::config::Transport;
 use sheave_base::{ErrorKind, Result, Work};
 use sheave_learner::{
@@ -231,6 +231,23 @@ fn what_is_no_model_is_refused_and_a_stopped_server_is_not_found() {
         node.step();
         let error = failed(wait(client.pull(0, Mode::Copy)));
         assert!(error.kind() == ErrorKind::NotFound && error.to_string().contains("\"policy\""), "{error}");
+        node.finish();
+    });
+}
+
+#[test]
+fn a_server_stays_when_the_handle_of_a_stopped_one_of_its_name_goes() {
+    each_transport(|mesh| {
+        let mut node = Node::new(&mesh, 4);
+        if let Some(old) = node.server.take() {
+            old.stop();
+            until("its name is free", || wait(ModelClient::connect(&node.group, "models", "policy", LONG)).is_err());
+            let again = ModelServer::start(&mesh, &node.group, "models", VersionsSettings::default(), LONG);
+            node.server = Some(wait(again).expect("its name is free again"));
+            drop(old);
+        }
+        node.step();
+        node.client("policy");
         node.finish();
     });
 }
