@@ -39,6 +39,19 @@ impl State {
     fn is_whole(&self) -> bool {
         self.settled == self.submitted
     }
+
+    /// All that was submitted has been taken.
+    fn has_no_next(&self) -> bool {
+        self.outcomes.is_empty() && self.is_whole()
+    }
+
+    /// Those whose wait is over, for the next outcome and for all.
+    fn take_ended(&mut self) -> (Vec<Completer<()>>, Vec<Completer<()>>) {
+        let is_next = self.has_next() || self.has_no_next();
+        let next = if is_next { std::mem::take(&mut self.for_next) } else { Vec::new() };
+        let all = if self.is_whole() { std::mem::take(&mut self.for_all) } else { Vec::new() };
+        (next, all)
+    }
 }
 
 impl Job {
@@ -59,11 +72,15 @@ impl Job {
 
     /// The last task that was added was refused.
     pub(crate) fn withdraw(&self) {
-        let mut state = self.state.lock();
-        state.submitted -= 1;
-        if self.is_ordered {
-            state.outcomes.pop_back();
-        }
+        let (next, all) = {
+            let mut state = self.state.lock();
+            state.submitted -= 1;
+            if self.is_ordered {
+                state.outcomes.pop_back();
+            }
+            state.take_ended()
+        };
+        next.into_iter().chain(all).for_each(|completer| completer.complete(Ok(())));
     }
 
     pub(crate) fn settle(&self, place: u64, outcome: Outcome) {
@@ -82,9 +99,7 @@ impl Job {
             } else {
                 state.outcomes.push_back(Some((place, outcome)));
             }
-            let next = if state.has_next() { std::mem::take(&mut state.for_next) } else { Vec::new() };
-            let all = if state.is_whole() { std::mem::take(&mut state.for_all) } else { Vec::new() };
-            (next, all)
+            state.take_ended()
         };
         next.into_iter().chain(all).for_each(|completer| completer.complete(Ok(())));
     }
@@ -101,7 +116,7 @@ impl Job {
     #[must_use]
     pub fn next(&self) -> Work<()> {
         let mut state = self.state.lock();
-        if state.has_next() || state.outcomes.is_empty() && state.is_whole() {
+        if state.has_next() || state.has_no_next() {
             return Work::ready("pool", Ok(()));
         }
         let (completer, work) = self.node.described("pool", None, self.awaited.clone());
@@ -144,5 +159,35 @@ impl std::fmt::Debug for Job {
             .field("submitted", &state.submitted)
             .field("settled", &state.settled)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sheave_base::work::awaited::{Account, Describe, Which};
+    use sheave_net::NodeConfig;
+    use std::sync::Weak;
+
+    struct Nobody;
+
+    impl Describe for Nobody {
+        fn describe(&self, _: Which) -> Option<Account> {
+            None
+        }
+    }
+
+    /// Somebody waits for a task that is refused a moment later.
+    #[test]
+    fn who_waits_while_the_last_task_is_refused_waits_for_nothing() {
+        let node = Node::start(NodeConfig::named("test")).expect("a node");
+        for is_ordered in [false, true] {
+            let job = Job::new(&node, is_ordered, Awaited::new(Weak::<Nobody>::new(), [0, 0]));
+            job.add();
+            let (next, all) = (job.next(), job.all());
+            assert!(!next.is_done() && !all.is_done());
+            job.withdraw();
+            assert!(next.is_done() && all.is_done() && job.take().is_none(), "ordered: {is_ordered}");
+        }
     }
 }

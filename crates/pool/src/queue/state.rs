@@ -392,14 +392,20 @@ impl State {
         end.settle();
         end.want = want.most.min(AHEAD_MAX);
         end.is_waiting = want.is_waiting;
-        if !want.is_waiting {
-            end.kept = None;
-        }
+        let had_kept = !want.is_waiting && end.kept.take().is_some();
         if want.is_waiting && is_empty {
             self.take_back(Some(want.end));
+        } else if had_kept && is_empty && self.somebody_waits() {
+            // Nothing was taken from it while it waited.
+            self.take_back(None);
+            self.tell_getters(told);
         }
         // What it has taken has left room.
         self.let_in(told);
+    }
+
+    fn somebody_waits(&self) -> bool {
+        self.getters.iter().any(Completer::is_awaited) || self.ends.values().any(|end| end.is_waiting)
     }
 
     /// Takes back half of what the end has to spare that has most, for somebody who waits.
