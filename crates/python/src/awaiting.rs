@@ -10,6 +10,7 @@
 use crate::errors::OrRaise;
 use crate::work::PyWork;
 use crate::{life, released};
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use rustix::event::{EventfdFlags, eventfd};
@@ -81,11 +82,18 @@ fn settle(future: &Bound<'_, PyAny>, work: &PyWork) -> PyResult<()> {
     if future.call_method0("done")?.is_truthy()? {
         return Ok(());
     }
-    match work.outcome(py).to_python(py) {
-        Ok(value) => future.call_method1("set_result", (value,))?,
-        Err(error) => future.call_method1("set_exception", (error.into_value(py),))?,
+    let error = match work.outcome(py).to_python(py) {
+        Ok(value) => return future.call_method1("set_result", (value,)).map(drop),
+        Err(error) => error.into_value(py),
     };
-    Ok(())
+    let refused = match future.call_method1("set_exception", (&error,)) {
+        Ok(_) => return Ok(()),
+        Err(refused) => refused,
+    };
+    // A future takes no StopIteration, which would end the coroutine that awaits it as if it had returned.
+    let instead = PyRuntimeError::new_err(format!("what was awaited raised {}", error.bind(py).repr()?));
+    instead.set_cause(py, Some(PyErr::from_value(error.into_bound(py).into_any())));
+    future.call_method1("set_exception", (instead.into_value(py),)).map_err(|_| refused).map(drop)
 }
 
 /// A future of the running loop that has the work's outcome once it has ended.

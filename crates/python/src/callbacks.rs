@@ -183,7 +183,16 @@ impl Callbacks {
         keywords.set_item("target", run)?;
         keywords.set_item("name", "sheave-callbacks")?;
         keywords.set_item("daemon", true)?;
-        py.import("threading")?.call_method("Thread", (), Some(&keywords))?.call_method0("start")?;
+        let started = || py.import("threading")?.call_method("Thread", (), Some(&keywords))?.call_method0("start");
+        if let Err(error) = started() {
+            // The next one tries again.
+            let mut known = DESK.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_it = known.as_ref().is_some_and(|(_, known)| Arc::ptr_eq(known, &desk));
+            let dead = if is_it { known.take() } else { None };
+            drop(known);
+            drop(dead);
+            return Err(error);
+        }
         let watched = Arc::clone(&desk);
         // Without it callbacks run all the same, as in a forked child, which has no such threads.
         let _ = thread::spawn("sheave-watch", move || watched.held.look());
@@ -228,7 +237,7 @@ impl Callbacks {
 
 /// What the thread does.
 fn keep(py: Python<'_>, desk: &Desk) {
-    let Ok(visit) = life::Visit::begin() else { return };
+    let Ok(stay) = life::Stay::begin() else { return };
     let number = py.import("threading").and_then(|threading| threading.call_method0("get_ident")?.extract());
     desk.thread.store(number.unwrap_or(0), Relaxed);
     while let Some(jobs) = py.detach(|| desk.take()) {
@@ -240,7 +249,7 @@ fn keep(py: Python<'_>, desk: &Desk) {
         released::drain(py);
     }
     desk.thread.store(0, Relaxed);
-    drop(visit);
+    drop(stay);
 }
 
 /// Ends Python code that the thread runs, if it still does. A thread that comes back to an interpreter that is torn

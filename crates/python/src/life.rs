@@ -111,7 +111,7 @@ static LIVING: Mutex<Vec<Weak<dyn Living>>> = Mutex::new(Vec::new());
 static MODULE_MARK: OnceLock<ForkMark> = OnceLock::new();
 static ENDING: AtomicBool = AtomicBool::new(false);
 static VISITS: AtomicUsize = AtomicUsize::new(0);
-/// Threads that run Python code below our frames.
+/// Threads that run Python code below our frames, or may begin to.
 static BELOW: AtomicUsize = AtomicUsize::new(0);
 
 /// Registers the exit hook.
@@ -200,6 +200,28 @@ pub(crate) fn ends_by_exception(py: Python<'_>) -> bool {
 
 /// A call from Python that is under way with the interpreter let go.
 pub(crate) struct Visit(());
+
+/// A thread of ours that runs Python code now and then. The end of the interpreter waits for it, and it is no sign that
+/// anybody is in the middle of something.
+pub(crate) struct Stay(());
+
+impl Stay {
+    /// Counts the thread; an error once the interpreter is about to end.
+    pub(crate) fn begin() -> Result<Self> {
+        BELOW.fetch_add(1, SeqCst);
+        let stay = Self(());
+        if ENDING.load(SeqCst) && MODULE_MARK.get().is_some_and(|mark| !mark.is_stale()) {
+            return Err(ended());
+        }
+        Ok(stay)
+    }
+}
+
+impl Drop for Stay {
+    fn drop(&mut self) {
+        BELOW.fetch_sub(1, SeqCst);
+    }
+}
 
 impl Visit {
     /// Counts a call; an error once the interpreter is about to end.
