@@ -687,7 +687,10 @@ def _ids(given: Any) -> Array:
         return given
     import numpy as np
 
-    return np.array(given, np.int64)
+    ids = np.array(given)
+    if ids.size > 0 and ids.dtype.kind not in "iu":
+        raise InvalidArgument(f"ids that numpy makes {ids.dtype} of; expected integers")
+    return ids.astype(np.int64)
 
 
 def _shape(given: SupportsIndex | Iterable[SupportsIndex]) -> list[int]:

@@ -652,6 +652,19 @@ def test_coroutines_run_in_one_loop_beside_each_other(alone):
     assert alone.remote(0, "meet", (1,)).get(timeout=20) == 1
 
 
+def test_an_exception_that_no_future_takes_ends_what_awaits_it_all_the_same(alone):
+    def stops():
+        return next(iter(()))
+
+    async def ask():
+        return await asyncio.wait_for(alone.call(0, "stops", async_op=True), 20)
+
+    alone.serve("stops", stops)
+    with pytest.raises(RuntimeError, match="StopIteration") as raised:
+        asyncio.run(ask())
+    assert isinstance(raised.value.__cause__, StopIteration)
+
+
 def test_a_program_ends_though_coroutines_run(start):
     root = free_root()
     source = SERVER.format(end="sys.stdin.readline()").replace("def stay", "async def stay")

@@ -592,6 +592,11 @@ def test_servers_and_workers_have_groups_of_their_own(start):
 
 FAILURES = {
     "exits with a status": ("sys.exit(3)", 3, "rank-1 failed: its program ended with exit status 3"),
+    "exits with a status after a callback": (
+        "mesh.group([1], 'own').barrier(async_op=True).add_done_callback(print); sys.exit(3)",
+        3,
+        "rank-1 failed: its program ended with exit status 3",
+    ),
     "exits with a text": ("sys.exit('the disk is full')", 1, "rank-1 failed: its program ended with exit status 1"),
     "raises": ("raise ValueError('no')", 1, "rank-1 failed: an exception that nobody caught ended its program"),
     "aborts": ("os.abort()", -signal.SIGABRT, "rank-1 looks dead: "),

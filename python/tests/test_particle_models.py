@@ -253,6 +253,23 @@ def test_d16_all_that_a_model_takes_counts():
     assert model.nbytes == 4 * 440
 
 
+def test_what_a_user_s_own_code_writes_is_in_the_next_snapshot():
+    model = made(1)
+    before = model.snapshot()
+    with torch.no_grad():
+        model.module[0].weight.fill_(3.0)
+    assert np.all(model.snapshot().named(["0.weight"])["0.weight"] == 3.0) and before is not model.snapshot()
+    x, y = batch()
+    kept = []
+    for _ in range(3):
+        functional.cross_entropy(model.module(x), y).backward()
+        kept.append(model.snapshot(gradients=True))
+        assert np.array_equal(kept[-1].gradient, model.flat_gradient())
+    # Each adds its own to those that are there.
+    assert len({snapshot.gradient.tobytes() for snapshot in kept}) == 3
+    assert model.snapshot(gradients=True) is kept[-1]
+
+
 def test_d16_snapshots_are_one_vector_of_which_parts_can_be_had():
     model = made(1)
     snapshot = model.snapshot()

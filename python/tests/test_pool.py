@@ -1,5 +1,6 @@
 """sheave.pool.Pool: the interface of multiprocessing's, and what it adds."""
 
+import contextlib
 import functools
 import gc
 import itertools
@@ -182,8 +183,21 @@ def test_waits_end_in_time():
             result.successful()
         with pytest.raises(sheave.pool.TimeoutError):
             pool.map_async(square, [1]).get(timeout=0.05)
+        results = pool.imap(square, [1])
         with pytest.raises(sheave.pool.TimeoutError):
-            pool.imap(square, [1]).next(timeout=0.05)
+            results.next(timeout=0.05)
+        # Nor does anybody wait for another one who waits for longer.
+
+        def read():
+            # Until the pool ends.
+            with contextlib.suppress(sheave.SheaveError, ValueError):
+                results.next()
+
+        threading.Thread(target=read, daemon=True).start()
+        while not results._turn.locked():
+            time.sleep(0.001)
+        with pytest.raises(sheave.pool.TimeoutError):
+            results.next(timeout=0.05)
 
 
 def test_callbacks_are_called(pool):

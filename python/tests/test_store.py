@@ -136,6 +136,9 @@ def test_rows(store):
         store.pull_rows("t", [50], np.empty((1, 4), np.float32))
     with pytest.raises(sheave.Mismatch, match="i64"):
         store.pull_rows("t", np.array([1], np.int32), np.empty((1, 4), np.float32))
+    for ids in ([1.7], [True, False, True], ["1"]):
+        with pytest.raises(sheave.InvalidArgument, match="ids that numpy makes .* of; expected integers"):
+            store.pull_rows("t", ids, np.empty((len(ids), 4), np.float32))
 
 
 def test_an_updater_writes_where_the_value_lies(store):

@@ -1,6 +1,7 @@
 """Programs of torch over sheave come to the same as over gloo, with 2 ranks and, of some, with 4."""
 
 import contextlib
+import threading
 
 import pytest
 
@@ -11,6 +12,7 @@ if not dist.is_available():
 
 import torch_features  # noqa: E402
 from conftest import launching  # noqa: E402
+from sheave.torch.work import SheaveWork  # noqa: E402
 
 RANK = "import sys, torch_features; torch_features.main(*sys.argv[1:])"
 CASES = [(2, name) for name in torch_features.FEATURES] + [(4, name) for name in torch_features.OF_FOUR]
@@ -54,3 +56,39 @@ def test_a_program_comes_to_the_same_over_sheave_as_over_gloo(outcomes, size, na
         assert ours[name][0] is None, f"rank {rank}: {ours[name][0]}"
         assert name in theirs and theirs[name][0] is None, f"gloo, rank {rank}: {theirs.get(name)}"
         assert_same(ours[name][1], theirs[name][1])
+
+
+def test_nobody_goes_on_before_what_is_copied_after_the_end_is_copied():
+    entered, go, done, seen = threading.Event(), threading.Event(), [], []
+
+    def finish():
+        entered.set()
+        assert go.wait(20)
+        done.append(1)
+
+    work = SheaveWork([], None, finish)
+    first = threading.Thread(target=work.wait)
+    first.start()
+    assert entered.wait(20)
+    second = threading.Thread(target=lambda: (work.wait(), seen.extend(done)))
+    second.start()
+    # One that does not wait is through by now.
+    second.join(0.2)
+    go.set()
+    first.join(20)
+    second.join(20)
+    assert seen == done == [1]
+
+
+def test_what_could_not_be_copied_after_the_end_is_copied_by_the_next_wait():
+    tries = []
+
+    def finish():
+        tries.append(1)
+        if len(tries) == 1:
+            raise ValueError("there was no memory")
+
+    work = SheaveWork([], None, finish)
+    with pytest.raises(ValueError, match="no memory"):
+        work.wait()
+    assert work.wait() and work.wait() and len(tries) == 2

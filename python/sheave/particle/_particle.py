@@ -78,12 +78,13 @@ class Outstanding:
 
     def wait(self) -> list[Any]:
         """Wait for the rest. Returns what came of all, in order."""
-        sent, self._sent = self._sent, ()
-        with looked_at([answer for _, answer in sent]):
-            for places, answer in sent:
+        with looked_at([answer for _, answer in self._sent]):
+            for places, answer in self._sent:
                 results = answer.wait(None if self._until is None else max(0.0, self._until - time.monotonic()))
                 for place, result in zip(places, results, strict=True):
                     self._found[place] = result
+        # Not before: who waits again after a timeout waits for the same.
+        self._sent = ()
         return self._found
 
 

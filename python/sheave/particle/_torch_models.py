@@ -332,7 +332,7 @@ class TorchModel:
         """The parameters as they are now, and their gradients if they are asked for; the same object while they stay
         and somebody has it. One copy is made of each version; the model is not moved for it."""
         kept = self._snapshots.get(gradients)
-        known = (self.version, self._gradient_version if gradients else 0)
+        known = (self.version, self._state(gradients))
         if kept is not None and kept[:2] == known and (snapshot := kept[2]()) is not None:
             return snapshot
         with self._moves:
@@ -344,6 +344,18 @@ class TorchModel:
         snapshot = Snapshot(known[0], copied, gradient, self.parts, buffers, lambda of: _module_of(mine(), of))
         self._snapshots[gradients] = (*known, weakref.ref(snapshot))
         return snapshot
+
+    def _state(self, gradients: bool) -> tuple[int, ...]:
+        """What is another one after anybody has written to parameters, or to gradients if they count, as torch sees it:
+        a backward pass of the user's own, or a function that changes the module."""
+        parameters = self._parameters
+        state = [sum(_writes(parameter) for parameter in parameters)]
+        if gradients:
+            state.append(self._gradient_version)
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    state += (id(parameter.grad), _writes(parameter.grad))
+        return tuple(state)
 
     # Where it is.
 
@@ -485,6 +497,11 @@ def _copied(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_copied(item) for item in value)
     return copy.deepcopy(value)
+
+
+def _writes(tensor: Tensor) -> int:
+    """How often a tensor was written to, as far as torch counts."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _module_of(model: TorchModel | None, snapshot: Snapshot) -> torch.nn.Module:

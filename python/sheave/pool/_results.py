@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
@@ -202,7 +203,11 @@ class IMapIterator(Iterator[T]):
         Raises TimeoutError if it is not there after `timeout` seconds; StopIteration behind the last one; and what the
         iterable raises, behind the results of what it gave before.
         """
-        with self._turn:
+        until = None if timeout is None else time.monotonic() + timeout
+        # Another thread may be in it that waits for longer.
+        if not self._turn.acquire(timeout=-1 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX)):
+            raise TimeoutError(f"no task has ended after {timeout} s")
+        try:
             while not self._ready:
                 self._fill()
                 taken = self._job.take()
@@ -217,9 +222,11 @@ class IMapIterator(Iterator[T]):
                         raise error
                     if self._items is None:
                         raise StopIteration
-                elif not self._job.wait_next(timeout):
+                elif not self._job.wait_next(None if until is None else max(until - time.monotonic(), 0.0)):
                     raise TimeoutError(f"no task has ended after {timeout} s")
             return self._ready.popleft()
+        finally:
+            self._turn.release()
 
     def _fill(self) -> None:
         while self._items is not None and (self._ahead is None or self._job.left < self._ahead):

@@ -54,6 +54,8 @@ class SheaveWork(Work):
     ) -> None:
         super().__init__()
         self._works, self._result, self._finish = works, result, finish
+        # As long as it lives: while one thread finishes it, no other one may think that there is nothing to finish.
+        self._has_finish = finish is not None
         self._finishing = Lock()
         self._is_inference = torch.is_inference_mode_enabled()
         _pending.add(self)
@@ -67,11 +69,11 @@ class SheaveWork(Work):
         with torch_errors():
             for work in self._works:
                 work.wait(None if until is None else max(until - time.monotonic(), 0.0))
-        if self._finish is not None:
+        if self._has_finish:
             with self._finishing, torch.inference_mode(self._is_inference):
-                finish, self._finish = self._finish, None
-                if finish is not None:
-                    finish()
+                if self._finish is not None:
+                    self._finish()
+                    self._finish = None
         return True
 
     def is_completed(self) -> bool:

@@ -64,10 +64,18 @@ class Pending:
                 # What has failed is told to those who read what it was for.
                 with contextlib.suppress(Exception):
                     other.result()
-            finish, self._finish = self._finish, None
             self._after.clear()
+            finish, self._finish = self._finish, None
             if finish is not None:
-                finish()
+                try:
+                    finish()
+                except Exception as error:
+                    self._error = error
+                    raise
+                except BaseException:
+                    # An interrupt changes nothing.
+                    self._finish = finish
+                    raise
 
 
 class _Flying:
