@@ -305,7 +305,7 @@ impl Progress {
         Turn::Rested
     }
 
-    /// Handles what is ready, without a wait. The ring that was heard may have been for a caller that has taken the lead
+    /// Handles what is ready, without a wait. A ring that was heard may have been for a caller that has taken the lead
     /// meanwhile, and sleeps: it is rung again.
     fn look(&self) {
         if self.sleep(Duration::ZERO, None) && self.is_led() {
