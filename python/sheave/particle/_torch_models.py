@@ -122,7 +122,7 @@ class TorchModel:
         self.is_parked = False
         self._steps = 0
         self._gradient_version = 0
-        self._snapshots: dict[bool, tuple[int, int, weakref.ref[Snapshot]]] = {}
+        self._snapshots: dict[bool, tuple[int, tuple[int, ...], weakref.ref[Snapshot]]] = {}
         self._moves = threading.RLock()
         self._gradients: list[Tensor | None] = []
         self._buffers: dict[str, Tensor] = {}
