@@ -171,19 +171,12 @@ fn await_visits() {
 /// Runs Python code below a frame of ours. The end of the interpreter waits for it, and from then on none begins but on
 /// the main thread, which is not killed.
 pub(crate) fn below<T>(py: Python<'_>, act: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
-    struct Counted;
-    impl Drop for Counted {
-        fn drop(&mut self) {
-            BELOW.fetch_sub(1, SeqCst);
-        }
-    }
-    BELOW.fetch_add(1, SeqCst);
-    let counted = Counted;
+    let stay = Stay::count();
     if is_ending() && MODULE_MARK.get().is_some_and(|mark| !mark.is_stale()) && !enter::is_main_thread() {
         return Err(errors::to_python(py, &ended()));
     }
     let outcome = act();
-    drop(counted);
+    drop(stay);
     outcome
 }
 
@@ -206,10 +199,14 @@ pub(crate) struct Visit(());
 pub(crate) struct Stay(());
 
 impl Stay {
+    fn count() -> Self {
+        BELOW.fetch_add(1, SeqCst);
+        Self(())
+    }
+
     /// Counts the thread; an error once the interpreter is about to end.
     pub(crate) fn begin() -> Result<Self> {
-        BELOW.fetch_add(1, SeqCst);
-        let stay = Self(());
+        let stay = Self::count();
         if ENDING.load(SeqCst) && MODULE_MARK.get().is_some_and(|mark| !mark.is_stale()) {
             return Err(ended());
         }
