@@ -1,8 +1,11 @@
 //! What goes to one server in one message.
 
+use super::coding::Draft;
+use super::places::Unpack;
 use crate::layout::{ANSWER_BYTES_MAX, KEYS_MAX, PACKED_BELOW_BYTES, PACKED_BYTES_MAX, PARTS_MAX, PIECES_MAX, padded};
 use crate::protocol::{DescribedSlice, Piece, Update};
 use sheave_base::NodeId;
+use sheave_mesh::CallOptions;
 use sheave_net::Parts;
 use sheave_tensor::Tensor;
 
@@ -14,6 +17,8 @@ pub(super) type Pieces = Vec<(Piece, Tensor)>;
 pub(super) struct Batch {
     pub(super) push: Vec<(Piece, Tensor)>,
     pub(super) pull: Vec<(Piece, Tensor)>,
+    /// Of the pushed pieces that are coded.
+    pub(super) drafts: Vec<Draft>,
     packed_bytes: u64,
     pub(super) pulled_bytes: u64,
     parts: usize,
@@ -27,6 +32,16 @@ pub(super) struct Parcel {
     pub(super) update: Update,
     pub(super) tensors: Parts,
     pub(super) places: Vec<Tensor>,
+    pub(super) drafts: Vec<Draft>,
+}
+
+/// A parcel with all that it needs to leave, and what is unpacked when its answer has come.
+pub(super) struct Ready {
+    pub(super) server: NodeId,
+    pub(super) update: Update,
+    pub(super) options: CallOptions,
+    pub(super) unpacks: Vec<Unpack>,
+    pub(super) drafts: Vec<Draft>,
 }
 
 impl Batch {

@@ -1,6 +1,7 @@
 //! Pushes and pulls: what goes to which server, and what comes back.
 
-use super::batch::{Batch, Parcel, with_room};
+use super::batch::{Batch, Parcel, Ready, with_room};
+use super::coding::Draft;
 use super::lane::{Item, What};
 use super::places::{Places, Scatter, Unpack, address};
 use super::{Client, Known};
@@ -85,8 +86,14 @@ impl Begun {
     }
 }
 
-/// What is pushed and what is pulled, and the server of that.
-type Apart = (Option<Item>, Option<(usize, Parcel)>);
+/// What an operation that is queued pushes to one server.
+#[derive(Default)]
+struct Captured {
+    /// How many slices the server is to wait for.
+    contributions: u64,
+    items: Vec<Item>,
+    drafts: Vec<Draft>,
+}
 
 /// Bytes from which on a message that is queued takes no more slices.
 const QUEUED_MESSAGE_BYTES: u64 = 1 << 20;
@@ -128,7 +135,6 @@ impl Client {
         let mut batches: Vec<Vec<Batch>> = self.servers.iter().map(|_| Vec::new()).collect();
         let mut ahead = Ahead::default();
         let mut keys = Vec::with_capacity(push.len() + pull.len());
-        // A gradient that is coded has changed what is left over, so nothing may be refused after that.
         push.iter().chain(pull).try_for_each(|(key, tensor)| find(key, tensor).map(drop))?;
         let codes = *self.compression.lock();
         // What is pulled of a slice comes with the answer to what is pushed to it.
@@ -139,14 +145,14 @@ impl Client {
                 ahead.add(known, self.is_synchronous())?;
             }
             keys.push(known.number);
-            let mut coding = known.coding.lock();
-            let code = coding.code(&known.meta, codes.push);
+            let code = known.coding.lock().code(&known.meta, codes.push);
             for (slice, piece, value) in self.pieces(known.number, &known.meta, &sum, code)? {
-                let value = coding.encode(&known.meta, piece.form, value, &slice.range, self.mesh.node().arena())?;
+                let (value, draft) = known.encode(&piece, value, self.mesh.node().arena())?;
                 let batches = &mut batches[slice.server];
                 let batch = with_room(batches, 0, leaving.message_bytes);
                 batch.count(&piece);
                 batch.push.push((piece, value));
+                batch.drafts.extend(draft);
                 if !piece.packed && !pull.is_empty() {
                     pushed.insert(piece.number, batches.len() - 1);
                 }
@@ -220,14 +226,16 @@ impl Client {
         }
         let pulls = parcels.iter().flat_map(|parcel| parcel.update.pull.iter().zip(&parcel.places));
         let places = Places::lease(operation, pulls, &scatters)?;
+        // The last that may refuse all of it at once.
+        let ready =
+            parcels.into_iter().map(|parcel| self.prepare(parcel, &places.large)).collect::<Result<Vec<_>>>()?;
         let mut begun = Begun { ahead, scatters, ..Begun::default() };
         // Also after a failure: those who live must get what all other workers send them.
-        for parcel in parcels {
-            let server = parcel.server;
-            let call = self.prepare(parcel, &places.large).and_then(|(update, options, unpacks)| {
-                Ok((self.mesh.ask_with::<Update>(server, &update, options)?, unpacks))
-            });
-            begun.add(call);
+        for Ready { server, update, options, unpacks, drafts } in ready {
+            let call = self.mesh.ask_with::<Update>(server, &update, options);
+            if begun.add(call.map(|call| (call, unpacks))) {
+                drafts.into_iter().for_each(Draft::leave);
+            }
         }
         self.finish(operation, keys, places, begun)
     }
@@ -262,57 +270,66 @@ impl Client {
         let pulls = batches.iter().flatten().flat_map(|batch| &batch.pull).map(|(piece, place)| (piece, place));
         let places = Places::lease(operation, pulls, &scatters)?;
         let number = self.operations.fetch_add(1, SeqCst);
-        let mut begun = Begun { ahead, scatters, ..Begun::default() };
-        let mut items = Vec::new();
+        // All that may be refused comes before the first word to a server: one that has heard of slices waits for them.
+        let mut captured = Vec::new();
         let mut pulls = Vec::new();
         for (server, batches) in batches.into_iter().enumerate() {
-            let contributions = batches.iter().flat_map(|batch| &batch.push);
-            let slices = contributions.filter(|(piece, _)| piece.form.is_contribution()).count() as u64;
-            if slices > 0 {
-                let begin = Begin { store: self.open.store, operation: number, slices };
+            let mut slices = Captured::default();
+            for batch in batches {
+                pulls.extend(self.capture(server, batch, number, &mut slices)?.map(|parcel| (server, parcel)));
+            }
+            captured.push(slices);
+        }
+        let mut asked = Vec::new();
+        for (server, parcel) in pulls {
+            let keys = parcel.update.pull.iter().map(|piece| piece.number).collect();
+            let Ready { update, options, unpacks, .. } = self.prepare(parcel, &places.large)?;
+            let (completer, work) = self.mesh.node().pair("call", None);
+            let item = Item { server, keys, bytes: 0, what: What::Pull { update, options, completer } };
+            asked.push((item, work, unpacks));
+        }
+        let mut begun = Begun { ahead, scatters, ..Begun::default() };
+        let mut items = Vec::new();
+        for (server, Captured { contributions, items: slices, drafts }) in captured.into_iter().enumerate() {
+            if contributions > 0 {
+                let begin = Begin { store: self.open.store, operation: number, slices: contributions };
                 let call = self.mesh.ask::<Begin>(self.servers[server], &begin);
                 if !begun.add(call.map(|call| (call, Vec::new()))) {
                     continue;
                 }
             }
-            for batch in batches {
-                let (slices, pull) = self.take_apart(server, batch, number)?;
-                items.extend(slices);
-                pulls.extend(pull);
-            }
+            items.extend(slices);
+            drafts.into_iter().for_each(Draft::leave);
         }
-        for (server, parcel) in pulls {
-            let keys = parcel.update.pull.iter().map(|piece| piece.number).collect();
-            let (completer, work) = self.mesh.node().pair("call", None);
-            let prepared = self.prepare(parcel, &places.large).map(|(update, options, unpacks)| {
-                let what = What::Pull { update, options, completer };
-                items.push(Item { server, keys, bytes: 0, what });
-                (work, unpacks)
-            });
-            begun.add(prepared);
+        // After a failure nobody waits for what would be pulled.
+        for (item, work, unpacks) in asked.into_iter().filter(|_| begun.failure.is_none()) {
+            items.push(item);
+            begun.calls.push(work);
+            begun.unpacks.extend(unpacks);
         }
         self.lane.add(priority, items);
         self.finish(operation, keys, places, begun)
     }
 
-    /// What is pushed by a batch, captured, and what is pulled.
-    fn take_apart(&self, server: usize, batch: Batch, operation: u64) -> Result<Apart> {
+    /// Captures what a batch pushes, and returns what it pulls.
+    fn capture(&self, server: usize, batch: Batch, operation: u64, slices: &mut Captured) -> Result<Option<Parcel>> {
         let (pull, places): (Vec<Piece>, Vec<Tensor>) = batch.pull.into_iter().unzip();
         // Ids of rows go with the pull.
         let (asked, push): (Vec<_>, Vec<_>) = batch.push.into_iter().partition(|(piece, _)| piece.form == Form::Asked);
         let update = Update { store: self.open.store, push: asked.iter().map(|(piece, _)| *piece).collect(), pull };
-        let parcel = Parcel { server: self.servers[server], update, tensors: self.pack(asked, |_| true)?, places };
-        let pull = (!parcel.places.is_empty()).then_some((server, parcel));
-        if push.is_empty() {
-            return Ok((None, pull));
+        let (tensors, drafts) = (self.pack(asked, |_| true)?, Vec::new());
+        let parcel = Parcel { server: self.servers[server], update, tensors, places, drafts };
+        slices.drafts.extend(batch.drafts);
+        if !push.is_empty() {
+            let values = push;
+            let push: Vec<Piece> = values.iter().map(|(piece, _)| *piece).collect();
+            let tensors = self.pack(values, |_| true)?;
+            let keys = push.iter().map(|piece| piece.number).collect();
+            let bytes = push.iter().map(|piece| piece.len_bytes).sum();
+            slices.contributions += push.iter().filter(|piece| piece.form.is_contribution()).count() as u64;
+            slices.items.push(Item { server, keys, bytes, what: What::Slices { operation, push, tensors } });
         }
-        let values = push;
-        let push: Vec<Piece> = values.iter().map(|(piece, _)| *piece).collect();
-        let tensors = self.pack(values, |_| true)?;
-        let keys = push.iter().map(|piece| piece.number).collect();
-        let bytes = push.iter().map(|piece| piece.len_bytes).sum();
-        let what = What::Slices { operation, push, tensors };
-        Ok((Some(Item { server, keys, bytes, what }), pull))
+        Ok(Some(parcel).filter(|parcel| !parcel.places.is_empty()))
     }
 
     /// Packs what is pushed. Values that lie in one of the buffers `targets` are copied.
@@ -321,12 +338,12 @@ impl Client {
         let push = batch.push.iter().map(|(piece, _)| *piece).collect();
         let update = Update { store: self.open.store, push, pull };
         let tensors = self.pack(batch.push, |tensor| targets.contains(&address(tensor)))?;
-        Ok(Parcel { server, update, tensors, places })
+        Ok(Parcel { server, update, tensors, places, drafts: batch.drafts })
     }
 
-    /// The call of a parcel, and what is unpacked when it has ended.
-    fn prepare(&self, parcel: Parcel, leases: &Leases) -> Result<(Update, CallOptions, Vec<Unpack>)> {
-        let Parcel { update, tensors, places: targets, .. } = parcel;
+    /// Makes the places of a parcel's answer.
+    fn prepare(&self, parcel: Parcel, leases: &Leases) -> Result<Ready> {
+        let Parcel { server, update, tensors, places: targets, drafts } = parcel;
         let arena = self.mesh.node().arena();
         let layout = Layout::of(&update.pull)?;
         let mut places: Tensors = SmallVec::new();
@@ -349,7 +366,8 @@ impl Client {
             }
         }
         let leases = (!places.is_empty()).then(|| Arc::clone(leases));
-        Ok((update, CallOptions { tensors, places, leases, ..CallOptions::default() }, unpacks))
+        let options = CallOptions { tensors, places, leases, ..CallOptions::default() };
+        Ok(Ready { server, update, options, unpacks, drafts })
     }
 
     /// The tensors of a message with these pieces: the packed ones are copied into one, codes and ids that are asked
