@@ -11,7 +11,8 @@
 //! same in every run and on every home.
 //!
 //! **In fewer bits.** With a compression every value is coded and decoded before it is added, as it would be on its way
-//! to the home. What its code leaves out is kept for its key, its device and its place among the key's values there.
+//! to the home. What its code leaves out is kept for its key, its device and its place among the key's values there,
+//! once there are sums of all keys: a push that is refused before changes nothing of it.
 
 use crate::compress::Compression;
 use crate::key::Key;
@@ -31,6 +32,16 @@ pub(crate) struct Devices {
     homeless: Vec<(Key, u64)>,
     /// A value in fewer bits.
     coded: Vec<u8>,
+    /// What the codes leave out of the push that is being summed.
+    drafts: Vec<Draft>,
+}
+
+/// What a code leaves out of one value.
+struct Draft {
+    key: Key,
+    /// Its device, and its place among the values of that.
+    place: (Device, usize),
+    residual: Vec<f32>,
 }
 
 struct Home {
@@ -72,7 +83,7 @@ impl Devices {
 
     /// The sum of each key's values, on the key's home; keys keep the order of their first value.
     pub(crate) fn sums<'a>(&mut self, pairs: &'a [(Key, Tensor)], arena: &Arena) -> Result<Vec<(&'a Key, Tensor)>> {
-        // Coding changes what is left over, so whatever cannot be read is refused before that.
+        // What cannot be read gives no key a home.
         pairs.iter().try_for_each(|(_, value)| value.bytes().map(drop))?;
         self.settle(pairs);
         let mut places: HashMap<&Key, usize> = HashMap::with_capacity(pairs.len());
@@ -84,7 +95,16 @@ impl Devices {
             }
             groups[place].1.push(value);
         }
-        groups.into_iter().map(|(key, values)| Ok((key, self.sum(key, &values, arena)?))).collect()
+        // Those of a push that was refused.
+        self.drafts.clear();
+        let sums = groups.into_iter().map(|(key, values)| Ok((key, self.sum(key, &values, arena)?)));
+        let sums = sums.collect::<Result<Vec<_>>>()?;
+        for Draft { key, place, residual } in self.drafts.drain(..) {
+            if let Some(home) = self.homes.get_mut(&key) {
+                home.residuals.insert(place, residual);
+            }
+        }
+        Ok(sums)
     }
 
     /// Gives all keys a home that have none.
@@ -130,15 +150,16 @@ impl Devices {
     /// A value as it comes out of the code that it travels in: the `place`th of its key on its device.
     fn travelled(&mut self, key: &Key, value: &Tensor, place: usize, arena: &Arena) -> Result<Part> {
         let code = self.compression;
-        let home = self.homes.get_mut(key).filter(|_| code != Compression::None && value.dtype() == Dtype::F32);
+        let home = self.homes.get(key).filter(|_| code != Compression::None && value.dtype() == Dtype::F32);
         let Some(home) = home else {
             return Ok(Part { tensor: value.clone(), is_own: false });
         };
-        let elements = value.elements();
-        let residual = home.residuals.entry((value.device(), place)).or_default();
+        let (elements, place) = (value.elements(), (value.device(), place));
+        let mut residual = home.residuals.get(&place).cloned().unwrap_or_default();
         residual.resize(if code.has_residual() { elements } else { 0 }, 0.0);
         self.coded.resize(code.encoded_len_bytes(elements), 0);
-        code.encode(&value.as_slice::<f32>()?, residual, &mut self.coded)?;
+        code.encode(&value.as_slice::<f32>()?, &mut residual, &mut self.coded)?;
+        self.drafts.push(Draft { key: key.clone(), place, residual });
         let mut tensor = empty(arena, Dtype::F32, elements as u64)?;
         code.decode_into(&self.coded, tensor.as_mut_slice::<f32>()?)?;
         Ok(Part { tensor: reshaped(&tensor, value)?, is_own: true })

@@ -176,3 +176,31 @@ fn compression_is_for_floats_and_not_for_the_kind_local() {
     store.pull(&[("n".into(), place.clone())]).expect("it is local").wait().expect("it is there");
     assert_eq!(place.to_vec::<i64>().expect("numbers"), [7]);
 }
+
+#[test]
+fn a_push_that_is_refused_is_left_over_by_no_code() {
+    let store = KvStore::local("device").expect("known");
+    store.set_gradient_compression(Compression::TwoBit { threshold: 0.5 }).expect("it has a meaning");
+    store.set_updater(Updater::Sum).expect("it is local");
+    init(&store, &[("w", 3), ("v", 3)]);
+    let flags = || {
+        let bytes = Tensor::from_slice(&[1u8; 3], [3]).expect("it fits");
+        Tensor::from_buffer(bytes.into_buffer(), 0, sheave_tensor::Dtype::Bool, [3]).expect("it fits")
+    };
+    store.init(&[("flags".into(), flags())]).expect("it is new");
+    for expected in [0.0, 0.5, 0.5, 1.0] {
+        let value = || Key::from("w");
+        let refused =
+            |pairs: &[(Key, Tensor)]| store.push(pairs).and_then(|work| work.wait()).expect_err("in vain").kind();
+        // Nobody sums these.
+        let pairs = [(value(), tensor(&[0.3; 3], 0)), ("flags".into(), flags()), ("flags".into(), flags())];
+        assert_eq!(refused(&pairs), ErrorKind::Unsupported);
+        let other = tensor(&[1.0; 3], 0);
+        let written = other.write_lease("test").expect("nobody else has it");
+        let pairs = [(value(), tensor(&[0.3; 3], 0)), ("v".into(), other.clone())];
+        assert_eq!(refused(&pairs), ErrorKind::BufferInUse);
+        drop(written);
+        pushed(&store, &[(value(), tensor(&[0.3; 3], 0))]);
+        assert_eq!(pulled(&store, "w", 3), [expected; 3]);
+    }
+}
