@@ -26,6 +26,8 @@ pub(crate) struct Creating {
 
 struct Entered {
     from: NodeId,
+    /// The generation that it has proposed, by which its attempts differ.
+    proposal: u64,
     reply: TypedReply<u64>,
     /// Ends its wait.
     _timer: Option<Timer>,
@@ -147,11 +149,17 @@ impl Entering {
 
 impl Drop for Entering {
     fn drop(&mut self) {
+        let told = match (self.is_in, self.directory.mesh()) {
+            (false, Ok(mesh)) => {
+                let args = Abandon { name: self.name.clone(), generation: self.proposal };
+                // A first member that is gone needs no word.
+                mesh.ask::<Abandon>(self.first, &args).ok()
+            }
+            _ => None,
+        };
+        // Not before: another thread may enter at once, and what it says is to come behind that.
         self.directory.state.lock().entering.remove(&self.name);
-        let (false, Ok(mesh)) = (self.is_in, self.directory.mesh()) else { return };
-        let args = Abandon { name: self.name.clone(), generation: self.proposal };
-        // A first member that is gone needs no word.
-        let Ok(told) = mesh.ask::<Abandon>(self.first, &args) else { return };
+        let Some(told) = told else { return };
         let (directory, name, first) = (Arc::downgrade(&self.directory), self.name.clone(), self.first);
         told.on_complete(move |made| {
             let (Some(directory), Ok(made)) = (directory.upgrade(), made) else { return };
@@ -162,6 +170,19 @@ impl Drop for Entering {
                 attempt.lowest = attempt.lowest.max(made.value + 1);
             }
         });
+    }
+}
+
+impl State {
+    /// Takes out an attempt to enter that waits for others.
+    fn take_entered(&mut self, name: &str, is_it: impl Fn(&Entered) -> bool) -> Option<Entered> {
+        let creating = self.creating.get_mut(name)?;
+        let at = creating.entered.iter().position(is_it)?;
+        let taken = creating.entered.swap_remove(at);
+        if creating.entered.is_empty() {
+            self.creating.remove(name);
+        }
+        Some(taken)
     }
 }
 
@@ -186,9 +207,20 @@ impl Directory {
         if let Some(dead) = mesh.deaths().into_iter().find(|death| args.members.contains(&death.node)) {
             return reply.error(lost(&mesh, dead.node, &args.name));
         }
-        let timer = args.patience_ms.and_then(|patience_ms| self.expiry(&mesh, &args.name, from, patience_ms));
-        let entered = Entered { from, reply, _timer: timer };
-        match self.entered(&mesh, args, entered) {
+        let proposal = args.generation;
+        let expiry = |patience_ms| self.expiry(&mesh, &args.name, (from, proposal), patience_ms);
+        let timer = args.patience_ms.and_then(expiry);
+        let entered = Entered { from, proposal, reply, _timer: timer };
+        let (before, next) = {
+            let mut state = self.state.lock();
+            let before = state.take_entered(&args.name, |other| other.from == from);
+            (before, self.entered(&mut state, &mesh, args, entered))
+        };
+        // Who enters again has given up before. Not under the lock: who waits for an answer is told at once.
+        if let Some(before) = before {
+            before.reply.error(Error::new(ErrorKind::Cancelled, "the member enters again"));
+        }
+        match next {
             Next::Wait => {}
             Next::Refuse(refused) => {
                 refused.into_iter().for_each(|(entered, error)| entered.reply.error(error));
@@ -203,8 +235,7 @@ impl Directory {
         }
     }
 
-    fn entered(&self, mesh: &Mesh, args: Enter, entered: Entered) -> Next {
-        let mut state = self.state.lock();
+    fn entered(&self, state: &mut State, mesh: &Mesh, args: Enter, entered: Entered) -> Next {
         state.last_generation = state.last_generation.max(args.generation);
         if !state.creating.contains_key(&args.name) && state.creating.len() >= limits::RPC_GROUPS_MAX {
             let what = format!("{} groups are in the making", limits::RPC_GROUPS_MAX);
@@ -220,8 +251,6 @@ impl Directory {
             true if !creating.entered.is_empty() => creating.generation.min(args.generation),
             _ => creating.generation.max(args.generation),
         };
-        // Whoever enters again has given up before.
-        creating.entered.retain(|other| other.from != entered.from);
         creating.entered.push(entered);
         let missing = creating.members.len() - creating.entered.len();
         if missing > usize::from(planted::strikes(Bug::EnteredEarly)) {
@@ -234,30 +263,27 @@ impl Directory {
         Next::Made(GroupName { name: args.name, first: self.me, generation }, made)
     }
 
-    /// Ends the wait of a member at its deadline.
-    fn expiry(self: &Arc<Self>, mesh: &Mesh, name: &str, from: NodeId, patience_ms: u64) -> Option<Timer> {
+    /// Ends this attempt of a member at its deadline.
+    fn expiry(self: &Arc<Self>, mesh: &Mesh, name: &str, attempt: (NodeId, u64), patience_ms: u64) -> Option<Timer> {
         let (directory, name) = (Arc::downgrade(self), name.to_owned());
         let runtime = mesh.runtime();
         let expire = move || {
             let Some(directory) = directory.upgrade() else { return };
-            directory.give_up(&name, from, true);
+            directory.give_up(&name, attempt, true);
         };
         // Without a timer the member ends its wait itself.
         runtime.at(runtime.after(Duration::from_millis(patience_ms)), expire).ok()
     }
 
-    /// A member enters no longer. It is told who was missing, if it is its time that is up.
-    fn give_up(&self, name: &str, from: NodeId, is_late: bool) -> bool {
+    /// A member gives an attempt to enter up, by the number that it has proposed in it. It is told who was missing, if
+    /// it is its time that is up.
+    fn give_up(&self, name: &str, (from, proposal): (NodeId, u64), is_late: bool) -> bool {
         let Ok(mesh) = self.mesh() else { return false };
         let (gone, missing) = {
             let mut state = self.state.lock();
-            let Some(creating) = state.creating.get_mut(name) else { return false };
-            let missing = creating.missing(&mesh);
-            let Some(at) = creating.entered.iter().position(|entered| entered.from == from) else { return false };
-            let gone = creating.entered.swap_remove(at);
-            if creating.entered.is_empty() {
-                state.creating.remove(name);
-            }
+            let missing = state.creating.get(name).map(|creating| creating.missing(&mesh)).unwrap_or_default();
+            let is_it = |entered: &Entered| entered.from == from && entered.proposal == proposal;
+            let Some(gone) = state.take_entered(name, is_it) else { return false };
             (gone, missing)
         };
         if is_late {
@@ -270,7 +296,7 @@ impl Directory {
     /// A member that has given up is in no group: not in one that is in the making, and if it was made it has left it.
     pub(crate) fn abandon(self: &Arc<Self>, request: TypedRequest<Abandon>) {
         let Abandon { name, generation } = &request.args;
-        if !self.give_up(name, request.from, false) {
+        if !self.give_up(name, (request.from, *generation), false) {
             let made = {
                 let state = self.state.lock();
                 let made = state.groups.get(name).filter(|group| group.group.generation >= *generation);

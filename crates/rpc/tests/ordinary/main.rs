@@ -4,4 +4,5 @@
 mod common;
 
 mod groups;
+mod order;
 mod versions;

@@ -1,0 +1,138 @@
+//! Words of one member that cross each other, and what ends while something else is said.
+
+use crate::common::{failed, together};
+use serde::{Deserialize, Serialize};
+use sheave_base::config::Transport;
+use sheave_base::{ErrorKind, NodeId};
+use sheave_mesh::{Expected, Mesh, Request};
+use sheave_rpc::Rpc;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+/// Far enough for a loaded machine; nothing waits that long when all is well.
+const LONG: Duration = Duration::from_secs(30);
+
+/// As members say it to the first of a group.
+#[derive(Serialize, Deserialize)]
+struct Enter {
+    name: String,
+    members: Vec<NodeId>,
+    generation: u64,
+    patience_ms: Option<u64>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Abandon {
+    name: String,
+    generation: u64,
+}
+
+sheave_mesh::methods! {
+    service "sheave.rpc";
+    1, "enter": Enter[Enter] -> u64, Members;
+    2, "abandon": Abandon[Abandon] -> u64, Members;
+}
+
+fn begin(mesh: &Mesh) -> Rpc {
+    let rpc = Rpc::serve(mesh).expect("once");
+    mesh.world().barrier().expect("all are there");
+    rpc
+}
+
+fn all(mesh: &Mesh) -> Vec<NodeId> {
+    mesh.members().iter().map(|member| member.node).collect()
+}
+
+fn enter(mesh: &Mesh, generation: u64) -> Enter {
+    Enter { name: "it".to_owned(), members: all(mesh), generation, patience_ms: None }
+}
+
+#[test]
+fn an_attempt_that_is_given_up_late_ends_no_other_one() {
+    together(Expected::ranks(2), Transport::Shm, |mesh| {
+        let rpc = begin(&mesh);
+        let first = mesh.members()[0].node;
+        if mesh.me().rank.0 == 1 {
+            let before = mesh.ask::<Enter>(first, &enter(&mesh, 1)).expect("it is sent");
+            let work = mesh.ask::<Enter>(first, &enter(&mesh, 2)).expect("it is sent");
+            let late = Abandon { name: "it".to_owned(), generation: 1 };
+            mesh.ask::<Abandon>(first, &late).expect("it is sent").wait_timeout(LONG).expect("it is heard");
+            let error = failed(before.wait_timeout(LONG));
+            assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
+            mesh.world().barrier().expect("all come");
+            let generation = work.wait_timeout(LONG).expect("it is not given up").value;
+            assert!(generation >= 2, "{generation}");
+        } else {
+            mesh.world().barrier().expect("all come");
+            rpc.create_group("it", &all(&mesh), Some(LONG)).wait().expect("both have entered").destroy();
+        }
+        mesh.finish().expect("all end");
+    });
+}
+
+/// Another thread enters in the moment in which an attempt ends.
+#[test]
+fn who_enters_again_at_once_stays_in_the_group() {
+    let (told, enters) = channel::<()>();
+    let enters = Arc::new(std::sync::Mutex::new(enters));
+    together(Expected::ranks(2), Transport::Shm, move |mesh| {
+        let rpc = begin(&mesh);
+        let members = all(&mesh);
+        for round in 0..100 {
+            let group = if mesh.me().rank.0 == 1 {
+                let short = rpc.create_group("it", &members, Some(Duration::from_millis(1)));
+                let again = loop {
+                    let work = rpc.create_group("it", &members, Some(LONG));
+                    match work.result() {
+                        Some(Err(error)) if error.kind() == ErrorKind::AlreadyExists => std::hint::spin_loop(),
+                        _ => break work,
+                    }
+                };
+                assert_eq!(failed(short.wait()).kind(), ErrorKind::DeadlineExceeded);
+                told.send(()).expect("it waits");
+                again.wait()
+            } else {
+                enters.lock().expect("nobody panics").recv_timeout(LONG).expect("it is told");
+                rpc.create_group("it", &members, Some(LONG)).wait()
+            };
+            let group = group.unwrap_or_else(|error| panic!("round {round}: {error}"));
+            let barrier = group.barrier(Some(LONG)).expect("it is a member");
+            barrier.wait().unwrap_or_else(|error| panic!("round {round}: {error}"));
+            if mesh.me().rank.0 == 1 {
+                let service = |request: Request| request.reply.value(());
+                let registered = group.register("one", service, Some(LONG)).expect("it is a member");
+                registered.wait().unwrap_or_else(|error| panic!("round {round}: {error}"));
+            }
+            mesh.world().barrier().expect("all come");
+            assert!(
+                group.is_registered("one", Some(LONG)).expect("begun").wait().expect("it answers"),
+                "round {round}"
+            );
+            mesh.world().barrier().expect("all come");
+            group.destroy();
+            mesh.world().barrier().expect("all come");
+        }
+        mesh.finish().expect("all end");
+    });
+}
+
+#[test]
+fn who_is_told_that_it_enters_again_asks_at_once() {
+    together(Expected::ranks(2), Transport::Shm, |mesh| {
+        let rpc = begin(&mesh);
+        if mesh.me().rank.0 == 0 {
+            let me = mesh.me().node;
+            let (tells, hears) = channel();
+            let (own, before) = (rpc.clone(), mesh.ask::<Enter>(me, &enter(&mesh, 1)).expect("it is sent"));
+            before.on_complete(move |_| _ = tells.send(own.group("it").is_none()));
+            let (again, other) = (enter(&mesh, 2), mesh.clone());
+            // Where it waits for itself it does so for ever.
+            std::thread::spawn(move || drop(other.ask::<Enter>(me, &again)));
+            assert!(hears.recv_timeout(LONG / 3).expect("nothing waits for itself"));
+        }
+        // It is no member of a mesh that stands still.
+        let ended = mesh.world().begin_barrier(Some(LONG)).wait();
+        ended.and_then(|()| mesh.finish()).expect("all end");
+    });
+}
