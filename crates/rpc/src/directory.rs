@@ -3,10 +3,10 @@
 use crate::creation::Creating;
 use crate::entry::{EntryName, GroupName, Sort};
 use crate::protocol::{
-    Abandon, Announce, Announced, Enter, Find, Found, Leave, OfEntry, Paired, Report, SERVICE, Withdraw,
+    Abandon, Announce, Announced, Enter, Find, Found, Leave, OfEntry, Ownership, Paired, Report, SERVICE, Withdraw,
 };
 use crate::search::death_of;
-use crate::state::GroupState;
+use crate::state::{GroupState, Own};
 use parking_lot::Mutex;
 use sheave_base::collections::HashMap;
 use sheave_base::planted::{self, Bug};
@@ -126,16 +126,16 @@ impl Directory {
     }
 
     fn announce(&self, request: TypedRequest<Announce>) {
-        let OfEntry { group, entry } = request.args;
+        let Ownership { group, entry, number } = request.args;
         let otherwise = (Announced::NotNow, Announced::Gone);
-        let answer = self.with_group(&group, otherwise, |group| group.announce(request.from, entry));
+        let answer = self.with_group(&group, otherwise, |group| group.announce(request.from, entry, number));
         request.reply.ok(&answer);
     }
 
     fn withdraw(&self, request: TypedRequest<Withdraw>) {
-        let OfEntry { group, entry } = &request.args;
+        let Ownership { group, entry, number } = &request.args;
         let otherwise = (Announced::NotNow, Announced::Gone);
-        let answer = self.with_group(group, otherwise, |group| group.withdraw(request.from, entry));
+        let answer = self.with_group(group, otherwise, |group| group.withdraw(request.from, entry, *number));
         request.reply.ok(&answer);
     }
 
@@ -215,22 +215,31 @@ impl Directory {
         drop(mesh.ask::<M>(to, args));
     }
 
-    /// Takes an entry of this node's away. Returns the index, which is to be told.
-    pub(crate) fn disown(&self, mesh: &Mesh, group: &GroupName, entry: &EntryName) -> Option<NodeId> {
+    /// Takes an entry of this node's away, if it is the one that is meant. Returns the index, which is to be told, and
+    /// the number that the entry had.
+    pub(crate) fn disown(
+        &self,
+        mesh: &Mesh,
+        group: &GroupName,
+        entry: &EntryName,
+        is_meant: impl FnOnce(&Own) -> bool,
+    ) -> Option<(NodeId, u64)> {
         let (own, index) = {
             let mut state = self.state.lock();
             let state = state.group(group)?;
-            (state.disown(entry)?, state.index())
+            (state.disown(entry, is_meant)?, state.index())
         };
+        let number = own.number;
         drop(own);
         if entry.sort == Sort::Service {
             mesh.serve_no_more(entry.service(&group.name).as_str());
         }
-        Some(index)
+        Some((index, number))
     }
 
-    pub(crate) fn withdraw_from(&self, mesh: &Mesh, index: NodeId, group: &GroupName, entry: EntryName) {
-        self.tell::<Withdraw>(mesh, index, &OfEntry { group: group.clone(), entry });
+    pub(crate) fn withdraw_from(&self, mesh: &Mesh, index: NodeId, group: &GroupName, of: (EntryName, u64)) {
+        let (entry, number) = of;
+        self.tell::<Withdraw>(mesh, index, &Ownership { group: group.clone(), entry, number });
     }
 
     /// This node is in a group now.

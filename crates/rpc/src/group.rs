@@ -3,6 +3,7 @@
 use crate::directory::{Directory, Rpc};
 use crate::entry::{EntryName, GroupName, Sort};
 use crate::search::Sought;
+use crate::state::Own;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use sheave_base::collections::{HashMap, HashSet};
@@ -141,36 +142,41 @@ impl RpcGroup {
     fn add_service(&self, key: &Value, service: impl Service, timeout: Option<Duration>) -> Result<Work<()>> {
         let entry = EntryName::new(Sort::Service, key)?;
         let mesh = self.mesh()?;
-        self.own(&entry, None)?;
+        let number = self.own(&entry, None)?;
         if let Err(error) = mesh.serve(entry.service(self.name()).as_str(), service) {
             let mut state = self.shared.directory.state.lock();
-            drop(state.group(&self.shared.group).and_then(|group| group.disown(&entry)));
+            drop(state.group(&self.shared.group).and_then(|group| group.disown(&entry, |own| own.number == number)));
             return Err(error);
         }
-        self.announce("register", entry, timeout)
+        self.announce("register", entry, number, timeout)
     }
 
-    /// Notes that this node has an entry.
-    fn own(&self, entry: &EntryName, value: Option<Ref>) -> Result<()> {
+    /// Notes that this node has an entry, and returns its number.
+    fn own(&self, entry: &EntryName, value: Option<Ref>) -> Result<u64> {
         let mut state = self.shared.directory.state.lock();
         let group = state.group(&self.shared.group).ok_or_else(|| self.shared.destroyed())?;
         if group.is_full() {
             let what = format!("{} entries of this node", sheave_base::limits::RPC_ENTRIES_MAX);
             return Err(Error::new(ErrorKind::LimitExceeded, what).hint("take away those that are not used"));
         }
-        if !group.own(entry.clone(), value) {
+        group.own(entry.clone(), value).map_err(|_| {
             let what = format!("this node has {entry} already");
-            return Err(Error::new(ErrorKind::AlreadyExists, what).hint("choose another key, or take it away first"));
-        }
-        Ok(())
+            Error::new(ErrorKind::AlreadyExists, what).hint("choose another key, or take it away first")
+        })
     }
 
     /// Has an entry granted, or takes it away again.
-    fn announce(&self, operation: &'static str, entry: EntryName, timeout: Option<Duration>) -> Result<Work<()>> {
+    fn announce(
+        &self,
+        operation: &'static str,
+        entry: EntryName,
+        number: u64,
+        timeout: Option<Duration>,
+    ) -> Result<Work<()>> {
         let about = entry.to_string();
-        let mut owned = Owned { shared: Arc::clone(&self.shared), entry, is_granted: false };
+        let mut owned = Owned { shared: Arc::clone(&self.shared), entry, number, is_granted: false };
         self.shared.run(operation, timeout, about, |shared, mesh| async move {
-            let outcome = shared.announce(&mesh, &owned.entry).await;
+            let outcome = shared.announce(&mesh, &owned.entry, number).await;
             owned.end(outcome.is_ok());
             outcome
         })
@@ -188,20 +194,16 @@ impl RpcGroup {
 
     fn remove(&self, operation: &'static str, sort: Sort, key: &Value, timeout: Option<Duration>) -> Result<Work<()>> {
         let entry = EntryName::new(sort, key)?;
-        let owns = |shared: &Shared| {
-            let mut state = shared.directory.state.lock();
-            state.group(&shared.group).map(|group| group.owns(&entry))
+        let shared = &self.shared;
+        // In one look: another thread may take it away too, and take it again.
+        let Some((_, number)) = shared.directory.disown(&self.mesh()?, &shared.group, &entry, |own| own.is_granted)
+        else {
+            let unknown = || Error::new(ErrorKind::NotFound, format!("this node has no {entry}"));
+            return Err(if self.is_member() { unknown() } else { shared.destroyed() });
         };
-        match owns(&self.shared) {
-            None => Err(self.shared.destroyed()),
-            Some(false) => Err(Error::new(ErrorKind::NotFound, format!("this node has no {entry}"))),
-            Some(true) => {
-                self.shared.directory.disown(&self.mesh()?, &self.shared.group, &entry);
-                self.shared.run(operation, timeout, entry.to_string(), move |shared, mesh| async move {
-                    shared.withdraw(&mesh, &entry).await
-                })
-            }
-        }
+        shared.run(operation, timeout, entry.to_string(), move |shared, mesh| async move {
+            shared.withdraw(&mesh, &entry, number).await
+        })
     }
 
     /// Lets all who have the group get a reference to an object of this node under this key. The work ends when the key
@@ -219,8 +221,8 @@ impl RpcGroup {
                     Error::new(ErrorKind::InvalidArgument, what).hint("pair it on the node that has the object")
                 );
             }
-            self.own(&entry, Some(value))?;
-            self.announce("pair", entry, timeout)
+            let number = self.own(&entry, Some(value))?;
+            self.announce("pair", entry, number, timeout)
         };
         self.named("pair", add())
     }
@@ -453,6 +455,7 @@ impl Shared {
 struct Owned {
     shared: Arc<Shared>,
     entry: EntryName,
+    number: u64,
     is_granted: bool,
 }
 
@@ -466,8 +469,9 @@ impl Drop for Owned {
     fn drop(&mut self) {
         let directory = &self.shared.directory;
         let (false, Ok(mesh)) = (self.is_granted, directory.mesh()) else { return };
-        if let Some(index) = directory.disown(&mesh, &self.shared.group, &self.entry) {
-            directory.withdraw_from(&mesh, index, &self.shared.group, self.entry.clone());
+        let is_it = |own: &Own| own.number == self.number;
+        if let Some((index, number)) = directory.disown(&mesh, &self.shared.group, &self.entry, is_it) {
+            directory.withdraw_from(&mesh, index, &self.shared.group, (self.entry.clone(), number));
         }
     }
 }

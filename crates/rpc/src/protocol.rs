@@ -11,8 +11,8 @@ sheave_mesh::methods! {
     service SERVICE;
     1, "enter": Enter[Enter] -> u64, Members;
     2, "abandon": Abandon[Abandon] -> u64, Members;
-    3, "announce": Announce[OfEntry] -> Announced, Members;
-    4, "withdraw": Withdraw[OfEntry] -> Announced, Members;
+    3, "announce": Announce[Ownership] -> Announced, Members;
+    4, "withdraw": Withdraw[Ownership] -> Announced, Members;
     5, "find": Find[OfEntry] -> Found, Members;
     6, "report": Report[Report] -> Announced, Members;
     7, "leave": Leave[Leave] -> (), Members;
@@ -44,6 +44,16 @@ pub(crate) struct Abandon {
 pub(crate) struct OfEntry {
     pub(crate) group: GroupName,
     pub(crate) entry: EntryName,
+}
+
+/// An entry that the sender has, or has had.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Ownership {
+    pub(crate) group: GroupName,
+    pub(crate) entry: EntryName,
+    /// The owner counts how often it has taken entries of the group: a word about an earlier time changes nothing that
+    /// a later one has brought about.
+    pub(crate) number: u64,
 }
 
 pub(crate) struct Announce;
@@ -81,9 +91,18 @@ pub(crate) enum Found {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Report {
     pub(crate) group: GroupName,
-    /// Entries, and whether an index has granted them.
-    pub(crate) entries: Vec<(EntryName, bool)>,
+    pub(crate) entries: Vec<Reported>,
     pub(crate) is_last: bool,
+}
+
+/// An entry that a member has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Reported {
+    pub(crate) entry: EntryName,
+    /// As [`Ownership::number`].
+    pub(crate) number: u64,
+    /// An index has granted it.
+    pub(crate) is_granted: bool,
 }
 
 /// A member is in the group no more.

@@ -7,7 +7,7 @@
 use crate::directory::Directory;
 use crate::entry::{EntryName, GroupName};
 use crate::group::Shared;
-use crate::protocol::{Announce, Announced, Find, Found, OfEntry, Paired, Report, Withdraw};
+use crate::protocol::{Announce, Announced, Find, Found, OfEntry, Ownership, Paired, Report, Withdraw};
 use sheave_base::collections::HashSet;
 use sheave_base::work::awaited::{Account, Awaited, Describe, Which};
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
@@ -123,6 +123,10 @@ impl Shared {
         OfEntry { group: self.group.clone(), entry: entry.clone() }
     }
 
+    fn ownership(&self, entry: &EntryName, number: u64) -> Ownership {
+        Ownership { group: self.group.clone(), entry: entry.clone(), number }
+    }
+
     /// What the index says of an entry.
     pub(crate) async fn find(&self, mesh: &Mesh, entry: &EntryName) -> Result<Sought> {
         let hear = |found| match found {
@@ -157,16 +161,17 @@ impl Shared {
         })
     }
 
-    /// Has an entry of this node granted.
-    pub(crate) async fn announce(&self, mesh: &Mesh, entry: &EntryName) -> Result<()> {
+    /// Has an entry of this node granted, which has this number.
+    pub(crate) async fn announce(&self, mesh: &Mesh, entry: &EntryName, number: u64) -> Result<()> {
         let hear = |announced| match announced {
             Announced::Done => Said::Answer(None),
             Announced::Taken(by) => Said::Answer(Some(by)),
             Announced::NotNow => Said::Again,
             Announced::Gone => Said::Gone,
         };
+        let own = self.ownership(entry, number);
         loop {
-            let Heard { index, answer: taken, .. } = self.talk::<Announce, _>(mesh, &self.of(entry), hear).await?;
+            let Heard { index, answer: taken, .. } = self.talk::<Announce, _>(mesh, &own, hear).await?;
             if let Some(by) = taken {
                 let who = mesh.member(by).map(|member| member.introduction.name.as_str()).unwrap_or("another member");
                 let error = Error::new(ErrorKind::AlreadyExists, format!("{who} has {entry} already"));
@@ -174,20 +179,20 @@ impl Shared {
             }
             let mut state = self.directory.state.lock();
             let group = state.group(&self.group).ok_or_else(|| self.destroyed())?;
-            if group.grant(entry, index) {
+            if group.grant(entry, number, index) {
                 return Ok(());
             }
         }
     }
 
-    /// Has the index forget an entry of this node's that it has no more.
-    pub(crate) async fn withdraw(&self, mesh: &Mesh, entry: &EntryName) -> Result<()> {
+    /// Has the index forget an entry of this number that this node has no more.
+    pub(crate) async fn withdraw(&self, mesh: &Mesh, entry: &EntryName, number: u64) -> Result<()> {
         let hear = |announced| match announced {
             Announced::Done | Announced::Taken(_) => Said::Answer(()),
             Announced::NotNow => Said::Again,
             Announced::Gone => Said::Gone,
         };
-        self.talk::<Withdraw, _>(mesh, &self.of(entry), hear).await.map(drop)
+        self.talk::<Withdraw, _>(mesh, &self.ownership(entry, number), hear).await.map(drop)
     }
 
     /// The value under a key, from whoever has it.
@@ -290,7 +295,7 @@ impl Directory {
         let asked = reports.iter().map(|report| mesh.ask::<Report>(index, report)).collect();
         // The word that one of them is taken away may have gone before.
         let disowned = self.state.lock().group(group).map(|group| group.disowned(&reports)).unwrap_or_default();
-        disowned.into_iter().for_each(|entry| self.withdraw_from(mesh, index, group, entry));
+        disowned.into_iter().for_each(|of| self.withdraw_from(mesh, index, group, of));
         Some(asked)
     }
 

@@ -136,3 +136,27 @@ fn who_is_told_that_it_enters_again_asks_at_once() {
         ended.and_then(|()| mesh.finish()).expect("all end");
     });
 }
+
+#[test]
+fn what_is_taken_away_and_registered_again_is_found() {
+    together(Expected::ranks(2), Transport::Shm, |mesh| {
+        let rpc = begin(&mesh);
+        let group = rpc.create_group("it", &all(&mesh), Some(LONG)).wait().expect("both make it");
+        if mesh.me().rank.0 == 1 {
+            let register = || {
+                let service = |request: Request| request.reply.value(());
+                group.register("one", service, Some(LONG)).expect("this node does not have it")
+            };
+            register().wait().expect("it is free");
+            for round in 0..10_000 {
+                let (away, again) = (group.deregister("one", Some(LONG)).expect("it has it"), register());
+                again.wait().expect("it is its own");
+                away.wait().expect("it is heard");
+                let is_there = group.is_registered("one", Some(LONG)).expect("begun").wait();
+                assert!(is_there.expect("the index answers"), "round {round}");
+            }
+        }
+        mesh.world().barrier().expect("all come");
+        mesh.finish().expect("all end");
+    });
+}
