@@ -159,7 +159,10 @@ impl RpcGroup {
             let what = format!("{} entries of this node", sheave_base::limits::RPC_ENTRIES_MAX);
             return Err(Error::new(ErrorKind::LimitExceeded, what).hint("take away those that are not used"));
         }
-        group.own(entry.clone(), value).map_err(|_| {
+        let owned = group.own(entry.clone(), value);
+        // Not under it: an object whose last handle is refused may do anything when it is dropped.
+        drop(state);
+        owned.map_err(|_| {
             let what = format!("this node has {entry} already");
             Error::new(ErrorKind::AlreadyExists, what).hint("choose another key, or take it away first")
         })

@@ -7,7 +7,7 @@ use sheave_base::{ErrorKind, NodeId};
 use sheave_mesh::{Expected, Mesh, Request};
 use sheave_rpc::Rpc;
 use std::sync::Arc;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 /// Far enough for a loaded machine; nothing waits that long when all is well.
@@ -134,6 +134,34 @@ fn who_is_told_that_it_enters_again_asks_at_once() {
         // It is no member of a mesh that stands still.
         let ended = mesh.world().begin_barrier(Some(LONG)).wait();
         ended.and_then(|()| mesh.finish()).expect("all end");
+    });
+}
+
+/// An object whose drop asks for a group.
+struct Asks(Rpc, Sender<bool>);
+
+impl Drop for Asks {
+    fn drop(&mut self) {
+        let _ = self.1.send(self.0.group("it").is_some());
+    }
+}
+
+#[test]
+fn an_object_that_is_refused_may_ask_when_it_is_dropped() {
+    together(Expected::ranks(1), Transport::Shm, |mesh| {
+        let rpc = begin(&mesh);
+        let group = rpc.create_group("it", &all(&mesh), Some(LONG)).wait().expect("it is alone");
+        group.pair_object("key", Arc::new(7), Some(LONG)).expect("a member").wait().expect("it is free");
+        let (tells, hears) = channel();
+        let (own, other) = (rpc, group);
+        let caller = std::thread::spawn(move || {
+            let asks = Arc::new(Asks(own, tells));
+            failed(other.pair_object("key", asks, Some(LONG))).kind()
+        });
+        // Where it waits for itself it does so for ever.
+        assert!(hears.recv_timeout(LONG / 3).expect("nothing waits for itself"));
+        assert_eq!(caller.join().expect("it does not panic"), ErrorKind::AlreadyExists);
+        mesh.finish().expect("all end");
     });
 }
 
