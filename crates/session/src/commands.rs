@@ -17,12 +17,18 @@
 //! **Bounds.** Each worker is asked now and then to say how far it has come ([`MARK_EVERY`]), and nobody gets further
 //! ahead of it than [`MARKS_MAX`] of these; the windows of calls bound messages and bytes besides.
 //!
+//! **All or none.** Operations of several workers meet by the order of commands, so what has got to some of the workers
+//! alone breaks the session ([`abort`](crate::abort)), but for those that are dead: every call fails from then on, and
+//! says which worker lacks which command. Where the very first worker does not take a command, no worker has it: then
+//! its call fails and that is all.
+//!
 //! What is kept holds the registers that it names. It holds no session: who drops that ends it, and so sends it.
 
+use crate::abort::ABORT;
 use crate::args::Args;
 use crate::lost::Lost;
 use crate::register::Register;
-use crate::worker::SESSION;
+use crate::worker::{FIRST, SESSION};
 use parking_lot::{Mutex, MutexGuard};
 use sheave_base::work::Interrupt;
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work, clock};
@@ -30,8 +36,8 @@ use sheave_mesh::{Answer, ArgList, Call, Mesh, Ref};
 use sheave_net::Parts;
 use sheave_wire::Value;
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// The method of all commands.
@@ -92,6 +98,15 @@ impl Command<'_> {
         if self.args.is_some() { "call" } else { "function" }
     }
 
+    /// What it is, for errors, behind its number.
+    fn title(&self) -> String {
+        match (&self.callee, self.args) {
+            (Callee::Named(name), Some(_)) => format!(", a call of {name}"),
+            (Callee::Named(name), None) => format!(", the function {name}"),
+            (Callee::Held(_), _) => String::new(),
+        }
+    }
+
     /// What this worker gets, to fill this register.
     fn of_worker(&self, worker: usize, held: &Ref, number: u64) -> (Value, Parts) {
         let callee = match self.callee {
@@ -142,6 +157,9 @@ struct Turn {
     /// By worker: commands, with the registers in them.
     kept: Vec<ArgList>,
     count: usize,
+    /// What was kept when the session broke. It is dropped once the turn is over, for it may hold the last handles to
+    /// objects of this node, and their drops may do anything.
+    dropped: Vec<ArgList>,
     /// Questions of how far the workers have come, each to all of them.
     marks: VecDeque<Vec<(u32, Work<Answer>)>>,
     /// When the last one came that found none kept, or when what was kept left in time.
@@ -168,6 +186,8 @@ pub(crate) struct Commands {
     /// Whoever holds this issues a command, to all workers.
     turn: Mutex<Turn>,
     is_closed: AtomicBool,
+    /// Why nothing is issued any more: a worker lacks a command that others may have.
+    broken: OnceLock<Error>,
 }
 
 impl Commands {
@@ -175,7 +195,8 @@ impl Commands {
         let workers: Vec<NodeId> = mesh.members().iter().map(|member| member.node).collect();
         let kept = workers.iter().map(|_| Default::default()).collect();
         let turn = Mutex::new(Turn { kept, ..Turn::default() });
-        Arc::new(Self { mesh, workers, lost, turn, is_closed: AtomicBool::new(false) })
+        let (is_closed, broken) = Default::default();
+        Arc::new(Self { mesh, workers, lost, turn, is_closed, broken })
     }
 
     /// The workers' nodes.
@@ -183,11 +204,17 @@ impl Commands {
         &self.workers
     }
 
-    /// Refuses a worker that there is not, and everything after the end.
+    /// Fails if the session is broken.
+    pub(crate) fn check_whole(&self) -> Result<()> {
+        self.broken.get().map_or(Ok(()), |error| Err(error.clone()))
+    }
+
+    /// Refuses a worker that there is not, and everything after the end or once the session is broken.
     pub(crate) fn check(&self, worker: u32) -> Result<()> {
         if self.is_closed.load(SeqCst) {
             return Err(Error::new(ErrorKind::Closed, "the session was shut down"));
         }
+        self.check_whole()?;
         if (worker as usize) < self.workers.len() {
             return Ok(());
         }
@@ -208,11 +235,19 @@ impl Commands {
         let has_room = |worker: usize| self.mesh.room(self.workers[worker], SESSION, None);
         // One that is stuck holds up nobody else. What it does not get breaks the registers that it was to fill.
         let (ready, late): (Vec<_>, Vec<_>) = kept.into_iter().partition(|(worker, _)| has_room(*worker).is_done());
-        for (worker, mut list) in ready.into_iter().chain(late) {
-            if !list.is_empty() && has_room(worker).wait_until(Some(until), None).unwrap_or(false) {
-                let _ = self.send_list(worker, &mut list);
+        let mut lists = ready.into_iter().chain(late);
+        for (worker, mut list) in lists.by_ref() {
+            let is_due = !list.is_empty() && has_room(worker).wait_until(Some(until), None).unwrap_or(false);
+            let sent = if is_due { self.send_list(worker, &mut list) } else { Ok(()) };
+            turn.dropped.push(list);
+            if let Err(error) = sent {
+                // The end of the session tells it.
+                let _ = self.break_off(&mut turn, worker, "its last commands", error);
+                break;
             }
         }
+        turn.dropped.extend(lists.map(|(_, list)| list));
+        Self::end_turn(turn);
         true
     }
 
@@ -225,36 +260,101 @@ impl Commands {
     ) -> Result<Vec<Option<Ref>>> {
         let until = timeout.and_then(|timeout| clock::now().checked_add(timeout));
         let mut turn = self.take_turn(until, pause)?;
+        let issued = self.issue_in(&mut turn, command, until, pause);
+        Self::end_turn(turn);
+        issued
+    }
+
+    fn issue_in(
+        self: &Arc<Self>,
+        turn: &mut Turn,
+        command: &Command<'_>,
+        until: Option<Instant>,
+        pause: Pause<'_>,
+    ) -> Result<Vec<Option<Ref>>> {
         self.check(0).map_err(|error| error.operation(command.name()))?;
         let is_kept = turn.is_burst() && command.is_short();
         if !is_kept || turn.count >= BATCH_MAX {
-            self.flush(&mut turn, until, pause)?;
+            self.flush(turn, until, pause)?;
         }
         if !is_kept {
             self.await_rooms(until, pause)?;
         }
         if (turn.number + 1).is_multiple_of(MARK_EVERY) {
-            self.mark(&mut turn, until, pause)?;
+            self.mark(turn, until, pause)?;
         }
         let refs = self.draw()?;
+        if is_kept {
+            self.keep(turn, command, &refs)?;
+        } else {
+            self.send_to_all(turn, command, &refs)?;
+        }
+        Ok(refs)
+    }
+
+    /// Ends a turn, and only then drops what it has left: that may do anything.
+    fn end_turn(mut turn: MutexGuard<'_, Turn>) {
+        let dropped = std::mem::take(&mut turn.dropped);
+        drop(turn);
+        drop(dropped);
+    }
+
+    /// Keeps a command for others to come.
+    fn keep(self: &Arc<Self>, turn: &mut Turn, command: &Command<'_>, refs: &[Option<Ref>]) -> Result<()> {
         turn.number += 1;
-        let mut sent = Ok(());
+        let number = turn.number;
         for (worker, held) in refs.iter().enumerate() {
             let Some(held) = held else { continue };
-            // All get it, whatever becomes of one.
-            sent = sent.and(if is_kept {
-                let number = turn.number;
-                command.write(worker, held, number, &mut turn.kept[worker])
-            } else {
-                let (args, tensors) = command.of_worker(worker, held, turn.number);
-                self.send(worker, Call { tensors, ..Call::of(args) })
-            });
+            if let Err(error) = command.write(worker, held, number, &mut turn.kept[worker]) {
+                // Half of it may be written behind others that are kept.
+                let what = format!("command {number}{}", command.title());
+                return Err(self.break_off(turn, worker, &what, error));
+            }
         }
-        if is_kept {
-            turn.count += 1;
-            self.time(&mut turn);
+        turn.count += 1;
+        self.time(turn)
+    }
+
+    /// Sends a command to all workers that live.
+    fn send_to_all(&self, turn: &mut Turn, command: &Command<'_>, refs: &[Option<Ref>]) -> Result<()> {
+        let number = turn.number + 1;
+        let mut have_some = false;
+        for (worker, held) in refs.iter().enumerate() {
+            let Some(held) = held else { continue };
+            let (args, tensors) = command.of_worker(worker, held, number);
+            match self.send(worker, Call { tensors, ..Call::of(args) }) {
+                Ok(is_sent) => have_some |= is_sent,
+                // No worker has it, so none lacks it: all are where they were, and the next command has its number. Its
+                // caller is told, has no register of it, and may issue it again.
+                Err(error) if !have_some => return Err(error),
+                Err(error) => {
+                    let what = format!("command {number}{}", command.title());
+                    return Err(self.break_off(turn, worker, &what, error));
+                }
+            }
         }
-        sent.map(|()| refs)
+        turn.number = number;
+        Ok(())
+    }
+
+    /// Breaks the session, in which a worker lacks commands: nothing is issued any more, and those that wait for that
+    /// worker are ended. Returns what everybody is told from now on.
+    fn break_off(&self, turn: &mut Turn, worker: usize, what: &str, error: Error) -> Error {
+        let error = error.context(format_args!("the session is broken: worker {worker} has not got {what}"));
+        let error = error.hint("the workers would not do the same any more; shut it down, and begin another one");
+        let error = self.broken.get_or_init(|| error).clone();
+        turn.count = 0;
+        let kept = turn.kept.iter_mut().map(std::mem::take);
+        turn.dropped.extend(kept);
+        self.tell_broken();
+        error
+    }
+
+    /// Tells all workers that the session is broken, for what it is worth: one that cannot be told is ended in the end.
+    pub(crate) fn tell_broken(&self) {
+        for node in self.workers.iter().filter(|node| !self.lost.has(**node)) {
+            let _ = self.mesh.cast(*node, ABORT, "", Value::None);
+        }
     }
 
     /// Asks how far the workers have come, once they have said so often enough.
@@ -280,7 +380,9 @@ impl Commands {
     pub(crate) fn flush_until(&self, until: Option<Instant>, mut interrupt: Option<Interrupt<'_>>) -> Result<()> {
         let pause: Pause<'_> = &mut |blocking| blocking(reborrowed(&mut interrupt));
         let mut turn = self.take_turn(until, pause)?;
-        self.flush(&mut turn, until, pause)
+        let flushed = self.check_whole().and_then(|()| self.flush(&mut turn, until, pause));
+        Self::end_turn(turn);
+        flushed
     }
 
     fn flush(&self, turn: &mut Turn, until: Option<Instant>, pause: Pause<'_>) -> Result<()> {
@@ -291,14 +393,22 @@ impl Commands {
         self.send_kept(turn)
     }
 
-    /// Sends what was kept, for which all have room. All get it, whatever becomes of one.
+    /// Sends what was kept, for which all have room.
     fn send_kept(&self, turn: &mut Turn) -> Result<()> {
-        turn.count = 0;
-        let mut sent = Ok(());
-        for (worker, list) in turn.kept.iter_mut().enumerate().filter(|(_, list)| !list.is_empty()) {
-            sent = sent.and(self.send_list(worker, list));
+        let count = std::mem::take(&mut turn.count) as u64;
+        for worker in 0..turn.kept.len() {
+            if turn.kept[worker].is_empty() {
+                continue;
+            }
+            if let Err(error) = self.send_list(worker, &mut turn.kept[worker]) {
+                // Even if no worker has got any: their callers have their registers, and take them for issued.
+                let (first, last) = (turn.number + FIRST - count, turn.number);
+                let what =
+                    if first == last { format!("command {last}") } else { format!("commands {first} to {last}") };
+                return Err(self.break_off(turn, worker, &what, error));
+            }
         }
-        sent
+        Ok(())
     }
 
     /// Sends what was kept for a worker. What it names is held until it has left.
@@ -312,19 +422,20 @@ impl Commands {
         sent.or_else(|error| self.unless_lost(node, error))
     }
 
-    fn send(&self, worker: usize, call: Call) -> Result<()> {
+    /// Sends a worker a command. False if it is gone.
+    fn send(&self, worker: usize, call: Call) -> Result<bool> {
         let node = self.workers[worker];
         if self.lost.has(node) {
-            return Ok(());
+            return Ok(false);
         }
-        let sent = self.mesh.cast(node, SESSION, COMMANDS, call);
-        sent.or_else(|error| self.unless_lost(node, error))
+        let sent = self.mesh.cast(node, SESSION, COMMANDS, call).map(|()| true);
+        sent.or_else(|error| self.unless_lost(node, error).map(|()| false))
     }
 
     /// Sees to it that what is kept leaves soon.
-    fn time(self: &Arc<Self>, turn: &mut Turn) {
+    fn time(self: &Arc<Self>, turn: &mut Turn) -> Result<()> {
         if turn.is_timed {
-            return;
+            return Ok(());
         }
         let (weak, runtime) = (Arc::downgrade(self), self.mesh.runtime().clone());
         let timed = self.mesh.spawn("commands", async move {
@@ -338,10 +449,7 @@ impl Commands {
             }
         });
         turn.is_timed = timed.is_ok();
-        if !turn.is_timed {
-            // Registers that are not filled say why.
-            let _ = self.send_kept(turn);
-        }
+        if turn.is_timed { Ok(()) } else { self.send_kept(turn) }
     }
 
     /// Sends what was kept unless that has to wait. Does not block.
@@ -354,9 +462,10 @@ impl Commands {
                 // Who has issued so many is likely to go on.
                 turn.last = Some(clock::now());
             }
-            // Registers that are not filled say why.
+            // If this breaks the session, whatever comes next says so.
             let _ = self.send_kept(&mut turn);
         }
+        Self::end_turn(turn);
         is_ready
     }
 

@@ -1,5 +1,6 @@
 //! Where the workers of a session are: threads of this process, or processes of their own.
 
+use crate::abort::{ABORT, Abort, AbortService};
 use crate::lost::Lost;
 use crate::session::{Ground, Session};
 use crate::threads::WorkerThread;
@@ -145,8 +146,10 @@ pub(crate) fn join(
     let known = lost.clone();
     let offer = |mesh: &Mesh| {
         serve(mesh)?;
+        let abort = Arc::<Abort>::default();
+        mesh.serve(ABORT.as_str(), AbortService(Arc::clone(&abort)))?;
         // Before others know this node: what they send to its operations finds these.
-        mesh.serve(SESSION.as_str(), Desk::new(mesh, known, Collectives::new(mesh)?))
+        mesh.serve(SESSION.as_str(), Desk::new(mesh, known, Collectives::new(mesh)?, abort))
     };
     Ok((Mesh::join_serving(config, interrupt, offer)?, lost))
 }

@@ -130,6 +130,10 @@ impl Session {
     /// `InvalidArgument` for a register of another session or a value that cannot be sent, `BufferInUse` for a tensor
     /// that is being written, and then no worker has got the command; `Closed` after the session was shut
     /// down. What the workers say comes later.
+    ///
+    /// If a command cannot be sent to one of the workers, and others may have got it, the session is broken, for they
+    /// would not do the same any more: this and everything that is asked of the session later fails with what says
+    /// which worker lacks which command, and the workers do no more. A worker that is dead breaks nothing.
     pub fn call(&self, function: &Register, args: &Args) -> Result<Register> {
         self.call_within(function, args, None)
     }
@@ -230,8 +234,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// What commands have failed with of which nobody was told, and deaths of which nobody was told. The session has
-    /// ended all the same.
+    /// What commands have failed with of which nobody was told, and deaths of which nobody was told; of a broken
+    /// session what has broken it ([`Session::call`]). The session has ended all the same.
     pub fn shutdown(&self) -> Result<()> {
         self.0.shutdown()
     }
@@ -284,8 +288,22 @@ impl Shared {
         self.mesh.call(self.node(worker), SESSION, method, Call { deadline: timeout, ..Call::default() })
     }
 
-    /// The answer; the call has its own deadline, and ends when the worker is gone.
-    fn end_ask(&self, worker: u32, begun: Result<Work<Answer>>, interrupt: Option<Interrupt<'_>>) -> Result<Answer> {
+    /// The answer; the call has its own deadline, and ends when the worker is gone or the session breaks.
+    fn end_ask(
+        &self,
+        worker: u32,
+        begun: Result<Work<Answer>>,
+        mut interrupt: Option<Interrupt<'_>>,
+    ) -> Result<Answer> {
+        let mut look = || {
+            self.commands.check_whole()?;
+            interrupt.as_mut().map_or(Ok(()), |interrupt| interrupt())
+        };
+        self.end_wait(worker, begun, Some(&mut look))
+    }
+
+    /// As [`Shared::end_ask`], in a session that is broken too.
+    fn end_wait(&self, worker: u32, begun: Result<Work<Answer>>, interrupt: Option<Interrupt<'_>>) -> Result<Answer> {
         let ended = begun.and_then(|work| match work.wait_until(None, interrupt) {
             Ok(_) => work.join(),
             Err(interrupted) => {
@@ -344,17 +362,22 @@ impl Shared {
         if !self.commands.close(clock::now() + END_PATIENCE / 2) {
             return Ok(());
         }
+        let whole = self.commands.check_whole();
+        if whole.is_err() {
+            // Those that could not be told may have room now. Who waits for others would not end by itself.
+            self.commands.tell_broken();
+        }
         let untold = self.tell_untold();
         // Worker 0 is a thread of this process: the others leave first.
         let living = (0..self.count()).rev().filter(|worker| !self.lost.has(self.node(*worker)));
         let stops: Vec<_> = living
             .map(|worker| {
-                let call = Call { deadline: left(Some(until)), ..Call::default() };
+                let call = Call { deadline: left(Some(until)), ..Call::of(Value::Bool(whole.is_err())) };
                 (worker, self.mesh.call(self.node(worker), SESSION, "stop", call))
             })
             .collect();
         let ends: Vec<_> =
-            stops.into_iter().map(|(worker, begun)| self.end_ask(worker, begun, None).map(drop)).collect();
+            stops.into_iter().map(|(worker, begun)| self.end_wait(worker, begun, None).map(drop)).collect();
         // Who has died cannot finish; who lives has been told.
         let _ = self.mesh.begin_finish().wait_timeout(until.saturating_duration_since(clock::now()));
         let _ = self.mesh.leave();
@@ -366,7 +389,8 @@ impl Shared {
         for thread in self.threads.lock().drain(..) {
             thread.end(until);
         }
-        ends.into_iter().fold(untold, Result::and)
+        // What the workers say of a broken session comes of that.
+        whole.and(ends.into_iter().fold(untold, Result::and))
     }
 }
 

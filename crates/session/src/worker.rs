@@ -1,5 +1,6 @@
 //! What a worker does with its commands.
 
+use crate::abort::Abort;
 use crate::collective::{Communicators, Scope};
 use crate::commands::{COMMANDS, MARK};
 use crate::functions::{self, Function};
@@ -18,10 +19,12 @@ use std::cell::RefCell;
 use std::convert::Infallible;
 use std::slice;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// The service that each node of a session has.
 pub(crate) const SESSION: ServiceName = ServiceName::new("session");
+
+/// The number of a session's first command.
+pub(crate) const FIRST: u64 = 1;
 
 /// Causes of failures that a worker keeps until somebody waits for it; of others it keeps the number.
 const CAUSES_MAX: usize = 16;
@@ -206,14 +209,13 @@ pub(crate) struct Desk {
     /// What the controller knows of those who have died, on its own node.
     lost: Option<Arc<Lost>>,
     collectives: Collectives,
-    /// The session has ended, or its controller has.
-    is_over: AtomicBool,
+    /// The session is broken, or its controller has died.
+    abort: Arc<Abort>,
 }
 
 impl Desk {
-    pub(crate) fn new(mesh: &Mesh, lost: Option<Arc<Lost>>, collectives: Collectives) -> Self {
-        let (mesh, failures, is_over) = (mesh.downgrade(), Mutex::default(), AtomicBool::new(false));
-        Self { mesh, failures, lost, collectives, is_over }
+    pub(crate) fn new(mesh: &Mesh, lost: Option<Arc<Lost>>, collectives: Collectives, abort: Arc<Abort>) -> Self {
+        Self { mesh: mesh.downgrade(), failures: Mutex::default(), lost, collectives, abort }
     }
 
     fn mesh(&self) -> Result<Mesh> {
@@ -236,8 +238,8 @@ impl Desk {
         let mut reader = Reader { items: commands, refs: arguments.refs.iter() };
         let (mut number, mut settled) = (number.cast_unsigned(), Ok(()));
         while !reader.items.is_empty() {
-            // Without a controller nobody wants the rest.
-            if self.is_over.load(Relaxed) {
+            // Without a controller nobody wants the rest, and in a broken session it might meet what it is not to.
+            if self.abort.is_over() {
                 break;
             }
             let command = reader.next()?;
@@ -372,6 +374,7 @@ impl Desk {
         }
         let communicators = Communicators::new(&self.mesh()?, self.collectives.clone(), id, &ranks, groups)?;
         let communicators = Arc::new(communicators);
+        self.abort.govern(&communicators);
         CURRENT.set(Some(Worker { id, workers, groups, workers_per_node, communicators }));
         Ok(())
     }
@@ -399,6 +402,10 @@ impl Service for Desk {
             "sync" => request.reply.send(done(self.check())),
             "begin" => request.reply.send(done(self.begin(&request.args))),
             "stop" => {
+                // The word of it may come behind this one, and then there is nothing left to give up.
+                if matches!(request.args, Value::Bool(true)) {
+                    self.abort.begin();
+                }
                 let failed = self.check();
                 let stopped = self.stop();
                 request.reply.send(done(failed.and(stopped)));
@@ -419,7 +426,7 @@ impl Service for Desk {
             Some(lost) => lost.note(member.node, error),
             // The controller is the first: without it there is nothing to do.
             None if member.rank.0 == 0 => {
-                self.is_over.store(true, Relaxed);
+                self.abort.end();
                 if let Ok(mesh) = self.mesh() {
                     mesh.serve_no_more(SESSION.as_str());
                 }

@@ -30,6 +30,18 @@ struct Made {
     group: Option<Communicator>,
     /// By the number of the other worker.
     pairs: HashMap<u32, Communicator>,
+    /// The session is broken.
+    is_over: bool,
+}
+
+impl Made {
+    fn check(&self) -> Result<()> {
+        if !self.is_over {
+            return Ok(());
+        }
+        let error = Error::new(ErrorKind::Cancelled, "the session is broken: a command has not got to all workers");
+        Err(error.hint("shut it down, and begin another one"))
+    }
 }
 
 impl Communicators {
@@ -70,6 +82,7 @@ impl Communicators {
         // One group is all workers: they need not meet twice.
         let scope = if self.groups == 1 { Scope::World } else { scope };
         let mut made = self.made.lock();
+        made.check()?;
         let Made { generation, limit, .. } = *made;
         let known = match scope {
             Scope::World => &mut made.world,
@@ -87,6 +100,7 @@ impl Communicators {
     /// third one that dies ends them.
     pub(crate) fn pair(&self, other: u32) -> Result<Communicator> {
         let mut made = self.made.lock();
+        made.check()?;
         let Made { generation, limit, .. } = *made;
         let communicator = match made.pairs.get(&other) {
             Some(communicator) => communicator.clone(),
@@ -125,6 +139,20 @@ impl Communicators {
     /// Ends operations that begin from now on after so long.
     pub(crate) fn limit(&self, limit: Option<Duration>) {
         self.made.lock().limit = limit;
+    }
+
+    /// Gives the groups up for all their members, and makes none any more: the session is broken. Others may wait in
+    /// those that this worker has not made yet.
+    pub(crate) fn cancel(&self) {
+        drop((self.get(Scope::World), self.get(Scope::Group)));
+        let (world, group, pairs) = {
+            let mut made = self.made.lock();
+            made.is_over = true;
+            let pairs: Vec<Communicator> = made.pairs.values().cloned().collect();
+            (made.world.clone(), made.group.clone(), pairs)
+        };
+        // Not under the lock: what ends calls back.
+        world.into_iter().chain(group).chain(pairs).for_each(|communicator| communicator.cancel());
     }
 
     /// Lets the groups go; others take their place.

@@ -5,7 +5,7 @@
 
 #[path = "../../../process/tests/common/callers.rs"]
 mod callers;
-mod together;
+pub(crate) mod together;
 
 use sheave_base::config::Endpoint;
 use sheave_base::{Error, ErrorKind, Secret};

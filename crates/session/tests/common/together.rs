@@ -6,6 +6,7 @@ use sheave_tensor::Tensor;
 use sheave_wire::Value;
 use std::any::Any;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 /// Of rows for queries, keys and values, one behind the other, the heads of each shard: fills the tensor that it gets.
 fn heads(source: &Tensor, [shards, queries, others]: [usize; 3], target: &Tensor) -> Result<()> {
@@ -40,8 +41,36 @@ impl Foreign for Box {
     }
 }
 
+/// An object that is counted while it lives.
+struct Counted;
+
+/// How many there are in this process.
+static COUNTED: AtomicUsize = AtomicUsize::new(0);
+
+impl Counted {
+    fn new() -> Self {
+        COUNTED.fetch_add(1, SeqCst);
+        Self
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        COUNTED.fetch_sub(1, SeqCst);
+    }
+}
+
+pub(crate) fn counted() -> usize {
+    COUNTED.load(SeqCst)
+}
+
 pub(super) fn all() -> Vec<Function> {
     vec![
+        Function::typed("the first waits", |()| match Worker::current()? {
+            first if first.id == 0 => first.world()?.barrier().wait(),
+            _ => Ok(()),
+        }),
+        Function::new("counted", |_| Ok(Held::Object(Arc::new(Counted::new())))),
         Function::new("box", |mut arguments| Ok(Held::Foreign(Arc::new(Box(arguments.take()?))))),
         Function::new("unbox", |mut arguments| match arguments.take_held()? {
             Held::Foreign(object) => {

@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod broken;
 mod collectives;
 mod commands;
 mod interrupts;

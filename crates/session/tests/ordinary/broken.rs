@@ -1,0 +1,185 @@
+//! Commands that get to some of the workers alone.
+
+use crate::common;
+use crate::common::together::counted;
+use crate::common::{PATIENCE, functions, playing};
+use sheave_base::{Error, ErrorKind, Result};
+use sheave_session::{Args, Register, Session};
+use sheave_tensor::Tensor;
+use sheave_wire::Value;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+/// Less than after which the workers of a session are ended.
+const SOON: Duration = Duration::from_secs(8);
+
+/// Not a test, but what this binary's child processes run.
+#[test]
+fn actor() {
+    common::act();
+}
+
+/// Has `test` tried by sessions of each kind.
+fn each(test: impl Fn(&Session)) {
+    functions();
+    for session in [Session::threads(3, 1), Session::processes(3, 1, &playing("worker"))] {
+        test(&session.expect("there is room for some workers"));
+    }
+}
+
+/// Has a one-way call to a worker fail, of which the next command for it is told in its place.
+fn fail_next_of(session: &Session, worker: u32) {
+    let node = session.mesh().members()[worker as usize].node;
+    session.mesh().cast(node, "session", "no such", Value::None).expect("it is sent");
+    // Its answer takes the failure along.
+    session.mesh().call(node, "session", "sync", Value::None).expect("it is sent").wait().expect("nothing else failed");
+}
+
+/// Adds up a tensor of this number; a command with a tensor leaves at once.
+fn sum(session: &Session, all_reduce: &Register, number: f32) -> Result<Register> {
+    let tensor = Tensor::from_slice(&[number], [1]).unwrap();
+    session.call(all_reduce, &Args::new().value("world").value("sum").value(tensor))
+}
+
+fn first_of(register: &Register, worker: u32) -> f32 {
+    register.get::<Tensor>(worker, PATIENCE).unwrap().to_vec::<f32>().unwrap()[0]
+}
+
+/// The session says what has broken it, and that is all that it does.
+fn is_broken(error: &Error, worker: u32, command: &str) {
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    for part in ["the session is broken", &format!("worker {worker} has not got {command}"), "no command \"no such\""] {
+        assert!(error.to_string().contains(part), "{part} is not in {error}");
+    }
+}
+
+fn ends_broken(session: &Session, before: &Register, worker: u32, command: &str) {
+    let add = Args::new().value(1);
+    let errors = [
+        session.call(before, &add).map(drop),
+        session.function("id").map(drop),
+        session.sync(0, PATIENCE),
+        session.sync_all(PATIENCE),
+        before.fetch(2, PATIENCE).map(drop),
+        before.set(0, 1, PATIENCE),
+        session.send_between(0, before, 1, None).map(drop),
+        session.renew_collectives(),
+    ];
+    errors.into_iter().for_each(|ended| is_broken(&ended.expect_err("it is broken"), worker, command));
+    let begun = Instant::now();
+    is_broken(&session.shutdown().expect_err("it is told"), worker, command);
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    session.shutdown().expect("it has ended");
+    assert_eq!(session.sync(0, PATIENCE).expect_err("it has ended").kind(), ErrorKind::Closed);
+}
+
+#[test]
+fn a_command_that_one_worker_lacks_breaks_the_session() {
+    each(|session| {
+        let all_reduce = session.function("sheave.all_reduce").unwrap();
+        let sums = sum(session, &all_reduce, 5.0).unwrap();
+        assert_eq!(first_of(&sums, 2), 15.0);
+        fail_next_of(session, 1);
+        let error = sum(session, &all_reduce, 1.0).expect_err("worker 1 lacks it");
+        // Worker 1 would add its ten to the ones of the others.
+        if let Ok(shifted) = sum(session, &all_reduce, 10.0) {
+            panic!("after {error}: {}, which is not 30", first_of(&shifted, 1));
+        }
+        is_broken(&error, 1, "command 3");
+        ends_broken(session, &all_reduce, 1, "command 3");
+    });
+}
+
+/// Those that are kept leave later, or with what comes next.
+#[test]
+fn commands_that_are_kept_break_it_too() {
+    each(|session| {
+        let add = session.function("add one").unwrap();
+        let mut number = session.call(&add, &Args::new().value(0)).unwrap();
+        session.sync_all(PATIENCE).unwrap();
+        let (arms, armed) = channel();
+        let error = std::thread::scope(|scope| {
+            scope.spawn(move || {
+                armed.recv().expect("commands are under way");
+                fail_next_of(session, 2);
+            });
+            for count in 0..1_000_000 {
+                match session.call(&add, &Args::new().register(&number)) {
+                    Ok(next) => number = next,
+                    Err(error) => return error,
+                }
+                if count == 1000 {
+                    arms.send(()).expect("it waits");
+                }
+            }
+            panic!("nothing is told");
+        });
+        is_broken(&error, 2, "command");
+        ends_broken(session, &add, 2, "command");
+    });
+}
+
+#[test]
+fn a_command_that_no_worker_has_got_fails_and_that_is_all() {
+    each(|session| {
+        let all_reduce = session.function("sheave.all_reduce").unwrap();
+        session.sync_all(PATIENCE).unwrap();
+        fail_next_of(session, 0);
+        let error = sum(session, &all_reduce, 1.0).expect_err("worker 0 does not take it");
+        assert!(!error.to_string().contains("broken"), "{error}");
+        for round in 1..4_u8 {
+            let sums = sum(session, &all_reduce, round.into()).unwrap();
+            for worker in 0..3 {
+                assert_eq!(first_of(&sums, worker), f32::from(3 * round), "worker {worker}");
+            }
+        }
+        session.shutdown().expect("it was told");
+    });
+}
+
+/// A worker that waits for the others, and a thread that waits for that worker.
+#[test]
+fn who_waits_in_a_session_that_breaks_is_told() {
+    each(|session| {
+        let [waits, all_reduce] = ["the first waits", "sheave.all_reduce"].map(|name| session.function(name).unwrap());
+        session.call(&waits, &Args::new()).unwrap();
+        session.sync(2, PATIENCE).unwrap();
+        std::thread::scope(|scope| {
+            let (tells, hears) = channel();
+            scope.spawn(move || tells.send(session.sync(0, PATIENCE)));
+            fail_next_of(session, 1);
+            let error = sum(session, &all_reduce, 1.0).expect_err("worker 1 lacks it");
+            is_broken(&error, 1, "command 4");
+            // Either the session or the worker, which has given its wait up, is the first to tell.
+            hears.recv_timeout(SOON).expect("it does not wait on").expect_err("it is broken");
+            ends_broken(session, &all_reduce, 1, "command 4");
+        });
+    });
+}
+
+fn become_none(what: &str) {
+    let until = Instant::now() + SOON;
+    while counted() > 0 {
+        assert!(Instant::now() < until, "{} live on {what}", counted());
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn registers_that_failed_commands_name_are_freed() {
+    functions();
+    let session = Session::threads(3, 1).unwrap();
+    let [make, echo] = ["counted", "echo"].map(|name| session.function(name).unwrap());
+    let tensor = Tensor::from_slice(&[1.0_f32], [1]).unwrap();
+    for unlucky in 0..2 {
+        let kept = session.call(&make, &Args::new()).unwrap();
+        session.sync_all(PATIENCE).unwrap();
+        assert_eq!(counted(), 3);
+        fail_next_of(&session, unlucky);
+        let args = Args::new().register(&kept).value(tensor.clone());
+        session.call(&echo, &args).expect_err("some lack it");
+        drop((args, kept));
+        become_none(if unlucky == 0 { "though nobody has got the command" } else { "in a broken session" });
+    }
+    session.shutdown().expect_err("it is broken");
+}
