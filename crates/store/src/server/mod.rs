@@ -203,7 +203,7 @@ struct Table {
     gone: Vec<Gone>,
     settlements: Settlements,
     gatherings: Gatherings,
-    /// Why norms of tensors that are cut cannot be put together any more.
+    /// Why servers cannot agree on a lost worker any more, nor put norms of tensors that are cut together.
     server_lost: Option<Error>,
     /// The first death of a worker that a store could not bear.
     unborne: Option<Error>,
@@ -276,8 +276,7 @@ impl TypedService for Holder {
 impl Holder {
     fn lose(self: &Arc<Self>, member: &Member, error: &Error) {
         if self.servers.contains(&member.node) {
-            self.unsettle(error);
-            return self.ungather(error);
+            return self.lose_server(error);
         }
         let Some(worker) = self.workers.get(&member.node).copied() else { return };
         let deaths = self.mesh.upgrade().map(|mesh| mesh.deaths()).unwrap_or_default();
@@ -306,6 +305,17 @@ impl Holder {
         table.gone.push(Gone { worker, has_left, error });
         self.release(table, after);
         losses.into_iter().for_each(|loss| self.settle(loss));
+    }
+
+    /// Another server is gone, and says nothing any more of losses and norms. Whoever waits for that, or asks for it
+    /// later, hears so.
+    fn lose_server(&self, error: &Error) {
+        let mut table = self.table.lock();
+        table.server_lost.get_or_insert_with(|| error.clone());
+        let (settlements, gatherings) = (std::mem::take(&mut table.settlements), std::mem::take(&mut table.gatherings));
+        drop(table);
+        settlements.into_values().flatten().for_each(|said| said.reply.error(error.clone()));
+        gatherings.into_values().flatten().for_each(|(_, said)| said.reply.error(error.clone()));
     }
 
     fn open_and_link(&self, open: Open, reply: TypedReply<()>) {

@@ -118,17 +118,6 @@ impl Holder {
             }
         }
     }
-
-    /// A server is gone, and its slices will not say anything.
-    pub(super) fn ungather(&self, error: &Error) {
-        let mut table = self.table.lock();
-        table.server_lost.get_or_insert_with(|| error.clone());
-        let gatherings = std::mem::take(&mut table.gatherings);
-        drop(table);
-        for said in gatherings.into_values().flat_map(BTreeMap::into_values) {
-            said.reply.error(error.clone());
-        }
-    }
 }
 
 /// The norms of a tensor of so many elements.

@@ -9,7 +9,8 @@
 //! A worker may also have died while it told the servers what pushes do from now on. They say that too: rounds of one
 //! key that are merged in different ways have no meaning, and some ways wait for each other.
 //!
-//! A server that dies meanwhile ends it with an error; a store without one of its servers is of no more use anyway.
+//! A server that dies meanwhile, or has died before, ends it with an error; a store without one of its servers is of no
+//! more use anyway.
 
 use super::{Holder, Table};
 use crate::protocol::Settle;
@@ -28,7 +29,7 @@ pub(super) type Settlements = HashMap<(u32, u64), Vec<Said>>;
 pub(super) struct Said {
     server: NodeId,
     heard: [u8; 32],
-    reply: TypedReply<()>,
+    pub(super) reply: TypedReply<()>,
 }
 
 /// A loss that a store can bear if the servers agree: what this one has heard, or why it cannot be borne.
@@ -111,6 +112,10 @@ impl Holder {
             drop(table);
             return reply.ok(&());
         }
+        if let Some(error) = table.server_lost.clone() {
+            drop(table);
+            return reply.error(error);
+        }
         let key = (settle.store, settle.worker);
         let said = table.settlements.entry(key).or_default();
         said.retain(|one| one.server != from);
@@ -129,14 +134,6 @@ impl Holder {
                     .reply
                     .error(Error::new(ErrorKind::PeerLost, "its last push has reached some servers and not others")),
             }
-        }
-    }
-
-    /// A server is gone, and will not say anything.
-    pub(super) fn unsettle(&self, error: &Error) {
-        let said = std::mem::take(&mut self.table.lock().settlements);
-        for one in said.into_values().flatten() {
-            one.reply.error(error.clone());
         }
     }
 }

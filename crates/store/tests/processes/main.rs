@@ -14,6 +14,7 @@ mod kills;
 mod norms;
 mod rows;
 mod server_kills;
+mod settle;
 mod shortage;
 mod shrink;
 mod silence;
