@@ -4,12 +4,16 @@
 //! the one before, and where the two look alike nobody would notice: the values would be wrong. So such a session is
 //! broken. Its controller issues nothing any more, and tells each worker besides its commands ([`ABORT`]), for the
 //! others may wait for the one that lacks something: they do no more commands, and give their groups up.
+//!
+//! A worker that finds a gap in the numbers of its commands, whatever has made it, does the same by itself, and tells
+//! whoever waits for it.
 
 use crate::collective::Communicators;
 use parking_lot::Mutex;
+use sheave_base::{Error, ErrorKind, Result};
 use sheave_mesh::{Lane, Request, Service, ServiceName};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// The service by which a worker hears that its session is broken.
 pub(crate) const ABORT: ServiceName = ServiceName::new("session.abort");
@@ -18,6 +22,8 @@ pub(crate) const ABORT: ServiceName = ServiceName::new("session.abort");
 #[derive(Default)]
 pub(crate) struct Abort {
     is_over: AtomicBool,
+    /// What it has found out itself.
+    found: OnceLock<Error>,
     communicators: Mutex<Weak<Communicators>>,
 }
 
@@ -30,6 +36,11 @@ impl Abort {
     /// Leaves the rest of the commands.
     pub(crate) fn end(&self) {
         self.is_over.store(true, SeqCst);
+    }
+
+    /// Fails with what this worker has found out.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.found.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
     /// Takes the groups of the worker, which are given up when the session breaks.
@@ -46,6 +57,20 @@ impl Abort {
         self.end();
         let communicators = self.communicators.lock().upgrade();
         communicators.into_iter().for_each(|communicators| communicators.cancel());
+    }
+
+    /// Refuses a message whose first command has this number where another one was to come.
+    pub(crate) fn check_gap(&self, expected: u64, number: u64) -> Result<()> {
+        self.check()?;
+        // In a broken session those that are left out have no numbers.
+        if expected == number || self.is_over() {
+            return Ok(());
+        }
+        let what = format!("command {number} has come where command {expected} was to come");
+        let error = Error::new(ErrorKind::Mismatch, what).hint("shut the session down, and begin another one");
+        let error = self.found.get_or_init(|| error).clone();
+        self.begin();
+        Err(error)
     }
 }
 

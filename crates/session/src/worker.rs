@@ -19,6 +19,7 @@ use std::cell::RefCell;
 use std::convert::Infallible;
 use std::slice;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// The service that each node of a session has.
 pub(crate) const SESSION: ServiceName = ServiceName::new("session");
@@ -209,13 +210,16 @@ pub(crate) struct Desk {
     /// What the controller knows of those who have died, on its own node.
     lost: Option<Arc<Lost>>,
     collectives: Collectives,
+    /// The number that the next command has. The thread that does commands alone looks at it.
+    next: AtomicU64,
     /// The session is broken, or its controller has died.
     abort: Arc<Abort>,
 }
 
 impl Desk {
     pub(crate) fn new(mesh: &Mesh, lost: Option<Arc<Lost>>, collectives: Collectives, abort: Arc<Abort>) -> Self {
-        Self { mesh: mesh.downgrade(), failures: Mutex::default(), lost, collectives, abort }
+        let (mesh, failures, next) = (mesh.downgrade(), Mutex::default(), AtomicU64::new(FIRST));
+        Self { mesh, failures, lost, collectives, next, abort }
     }
 
     fn mesh(&self) -> Result<Mesh> {
@@ -237,6 +241,7 @@ impl Desk {
         let [Value::Int(number), commands @ ..] = items.as_slice() else { return Err(unreadable()) };
         let mut reader = Reader { items: commands, refs: arguments.refs.iter() };
         let (mut number, mut settled) = (number.cast_unsigned(), Ok(()));
+        self.abort.check_gap(self.next.load(Relaxed), number).map_err(|error| self.named(error))?;
         while !reader.items.is_empty() {
             // Without a controller nobody wants the rest, and in a broken session it might meet what it is not to.
             if self.abort.is_over() {
@@ -245,6 +250,7 @@ impl Desk {
             let command = reader.next()?;
             settled = settled.and(self.fill(&command, number, arguments.tensors, promises));
             number = number.wrapping_add(1);
+            self.next.store(number, Relaxed);
         }
         settled
     }
@@ -292,8 +298,9 @@ impl Desk {
         }
     }
 
-    /// What has failed since somebody was told.
+    /// What has failed since somebody was told; of a worker that lacks commands always that.
     fn check(&self) -> Result<()> {
+        self.abort.check().map_err(|error| self.named(error))?;
         let Failures { causes, count } = std::mem::take(&mut *self.failures.lock());
         let mut causes = causes.into_iter();
         let Some(first) = causes.next() else { return Ok(()) };

@@ -183,3 +183,32 @@ fn registers_that_failed_commands_name_are_freed() {
     }
     session.shutdown().expect_err("it is broken");
 }
+
+/// Whatever has lost them.
+#[test]
+fn a_worker_that_lacks_commands_finds_that_out() {
+    each(|session| {
+        let all_reduce = session.function("sheave.all_reduce").unwrap();
+        let sums = sum(session, &all_reduce, 5.0).unwrap();
+        assert_eq!(first_of(&sums, 1), 15.0);
+        let node = session.mesh().members()[1].node;
+        let promised = session.mesh().promise(node).unwrap();
+        let command = vec![Value::Int(4), Value::None, promised.to_fill(), Value::from("id")];
+        session.mesh().cast(node, "session", "do", Value::List(command)).unwrap();
+        // The others hear of it at the latest when they need worker 1.
+        sum(session, &all_reduce, 1.0).unwrap();
+        for _ in 0..2 {
+            let error = session.sync(1, PATIENCE).expect_err("it lacks some");
+            assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
+            let text = "worker 1: command 4 has come where command 3 was to come";
+            assert!(error.to_string().contains(text), "{error}");
+        }
+        for worker in [0, 2] {
+            let error = session.sync(worker, PATIENCE).expect_err("worker 1 has given up");
+            assert_eq!(error.kind(), ErrorKind::Cancelled, "worker {worker}: {error}");
+        }
+        let begun = Instant::now();
+        session.shutdown().expect_err("worker 1 says so still");
+        assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    });
+}
