@@ -12,18 +12,21 @@
 //! **No deadlock.** A server takes a slice at once, whatever other workers do ([`crate::protocol::Slices`]); pulls,
 //! which may wait for others, do not count against the bound. So whatever is queued leaves as fast as servers take it.
 //! What is queued is bounded too ([`QUEUED_BYTES_MAX`]): beyond it the caller waits, for the servers alone.
+//!
+//! **Slices that cannot be sent.** Servers that know of a push wait for its slices. Where one cannot be sent the push
+//! has failed ([`Announced`]): nobody waits for what the servers would say, and a store that counts pushes is broken.
 
 use crate::protocol::{Piece, Slices, Told, Update};
 use parking_lot::Mutex;
 use sheave_base::work::Completer;
 use sheave_base::work::awaited::{Account, Awaited, Describe, Which, listed};
-use sheave_base::{Error, ErrorKind, NodeId, Result};
+use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
 use sheave_mesh::{CallOptions, Mesh, WeakMesh};
 use sheave_net::Parts;
 use smallvec::SmallVec;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// Bytes of one server's slices that have left and are not taken: a few slices, so that the server is never idle.
 const IN_FLIGHT_BYTES: u64 = 4 << 20;
@@ -72,9 +75,54 @@ pub(super) struct Item {
 #[expect(clippy::large_enum_variant, reason = "a box would be an allocation for each message")]
 pub(super) enum What {
     /// Slices of a push that the server knows of.
-    Slices { operation: u64, push: Vec<Piece>, tensors: Parts },
+    Slices { announced: Arc<Announced>, push: Vec<Piece>, tensors: Parts },
     /// A pull, and who is told of its answer.
     Pull { update: Update, options: CallOptions, completer: Completer<Told> },
+}
+
+/// A push that its servers have been told of, and whose slices come one by one.
+pub(super) struct Announced {
+    /// This worker's number for it.
+    pub(super) operation: u64,
+    /// The calls that told of it. They end when all slices are merged.
+    calls: Mutex<Vec<Work<Told>>>,
+    /// The first error of a slice that could not be sent.
+    failure: OnceLock<Error>,
+    /// Where a store is told of it that is of no more use without a slice.
+    broken: Option<Arc<OnceLock<Error>>>,
+}
+
+impl Announced {
+    pub(super) fn new(operation: u64, broken: Option<Arc<OnceLock<Error>>>) -> Arc<Self> {
+        Arc::new(Self { operation, calls: Mutex::default(), failure: OnceLock::new(), broken })
+    }
+
+    /// Notes a call that has told a server.
+    pub(super) fn told(&self, call: &Work<Told>) {
+        self.calls.lock().push(call.clone());
+    }
+
+    /// A slice could not be sent: the servers wait for it in vain.
+    fn fail(&self, error: &Error) {
+        if self.failure.set(error.clone()).is_err() {
+            return;
+        }
+        if let Some(broken) = self.broken.as_ref().filter(|_| !error.kind().is_loss()) {
+            let _ = broken.set(torn(error));
+        }
+        let calls = std::mem::take(&mut *self.calls.lock());
+        calls.iter().for_each(Work::cancel);
+    }
+
+    /// Why the push has failed, if its calls have ended with this error.
+    pub(super) fn why(&self, error: Error) -> Error {
+        self.failure.get().cloned().unwrap_or(error)
+    }
+}
+
+/// Why a store that counts pushes can be used no more.
+pub(super) fn torn(error: &Error) -> Error {
+    error.clone().context("a push has reached some servers and not others, and the store is of no more use")
 }
 
 impl Lane {
@@ -185,17 +233,24 @@ impl Lane {
         let gone = || Error::new(ErrorKind::Closed, "this node has left the mesh");
         let (mesh, to) = (self.mesh.upgrade().ok_or_else(gone), self.servers[server]);
         match item.what {
-            What::Slices { operation, push, tensors } => {
-                let slices = Slices { store: self.store, operation, push };
+            What::Slices { announced, push, tensors } => {
+                let slices = Slices { store: self.store, operation: announced.operation, push };
                 let options = CallOptions { tensors, ..CallOptions::default() };
                 let called = mesh.and_then(|mesh| mesh.ask_with::<Slices>(to, &slices, options));
-                // Whether they are merged is said to who has begun the push.
                 match called {
                     Ok(work) => {
                         let lane = Arc::clone(self);
-                        work.on_complete(move |_| lane.taken(server, priority, item.bytes));
+                        work.on_complete(move |outcome| {
+                            // What the server says of them it says of the push too.
+                            let error = outcome.as_ref().err().filter(|error| error.happened_on().is_none());
+                            error.into_iter().for_each(|error| announced.fail(error));
+                            lane.taken(server, priority, item.bytes);
+                        });
                     }
-                    Err(_) => self.taken(server, priority, item.bytes),
+                    Err(error) => {
+                        announced.fail(&error);
+                        self.taken(server, priority, item.bytes);
+                    }
                 }
             }
             What::Pull { update, options, completer } => {

@@ -70,7 +70,7 @@ pub(crate) struct Client {
     /// Held by pushes that leave, and alone by a change of what pushes do.
     pushes: RwLock<()>,
     /// Why the parts of a store that counts pushes do not agree any more: one has reached some servers and not others.
-    broken: OnceLock<Error>,
+    broken: Arc<OnceLock<Error>>,
 }
 
 /// What this worker knows of a key.
@@ -123,7 +123,7 @@ impl Client {
             is_done: Arc::default(),
             is_closed: AtomicBool::new(false),
             pushes: RwLock::default(),
-            broken: OnceLock::new(),
+            broken: Arc::default(),
         };
         client.open_on_servers(open_timeout)?;
         Ok(client)

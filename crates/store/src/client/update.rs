@@ -2,7 +2,7 @@
 
 use super::batch::{Batch, Parcel, Ready, with_room};
 use super::coding::Draft;
-use super::lane::{Item, What};
+use super::lane::{Announced, Item, What, torn};
 use super::places::{Places, Scatter, Unpack, address};
 use super::{Client, Known};
 use crate::compress::Compression;
@@ -67,6 +67,8 @@ struct Begun {
     scatters: Vec<Scatter>,
     failure: Option<Error>,
     ahead: Ahead,
+    /// If its slices are queued.
+    announced: Option<Arc<Announced>>,
 }
 
 impl Begun {
@@ -242,12 +244,11 @@ impl Client {
 
     /// The work of all calls of an operation.
     fn finish(&self, operation: &'static str, keys: Vec<u64>, places: Places, begun: Begun) -> Result<Work<()>> {
-        let Begun { calls, unpacks, scatters, failure, ahead } = begun;
+        let Begun { calls, unpacks, scatters, failure, ahead, announced } = begun;
         if let Some(error) = failure {
             let is_torn = !calls.is_empty() && !ahead.0.is_empty() && !error.kind().is_loss();
             if is_torn {
-                let context = "a push has reached some servers and not others, and the store is of no more use";
-                let _ = self.broken.set(error.clone().context(context));
+                let _ = self.broken.set(torn(&error));
             }
             calls.iter().for_each(Work::cancel);
             return Err(error);
@@ -255,7 +256,11 @@ impl Client {
         let (completer, work) = self.mesh.node().pair(operation, None);
         let entry = self.outstanding.begin(keys, &work);
         let held = (ahead, entry);
-        self.join(operation, calls).pass_to(completer, move |_| {
+        let mut joined = self.join(operation, calls);
+        if let Some(announced) = announced {
+            joined = joined.or_else(move |error| Err(announced.why(error)));
+        }
+        joined.pass_to(completer, move |_| {
             drop(held);
             let mut leases = places.into_leases()?;
             unpacks.into_iter().try_for_each(|unpack| unpack.run(&mut leases))?;
@@ -269,14 +274,15 @@ impl Client {
         let Plan { operation, keys, batches, ahead, scatters } = plan;
         let pulls = batches.iter().flatten().flat_map(|batch| &batch.pull).map(|(piece, place)| (piece, place));
         let places = Places::lease(operation, pulls, &scatters)?;
-        let number = self.operations.fetch_add(1, SeqCst);
+        let broken = Some(&self.broken).filter(|_| !ahead.0.is_empty());
+        let announced = Announced::new(self.operations.fetch_add(1, SeqCst), broken.cloned());
         // All that may be refused comes before the first word to a server: one that has heard of slices waits for them.
         let mut captured = Vec::new();
         let mut pulls = Vec::new();
         for (server, batches) in batches.into_iter().enumerate() {
             let mut slices = Captured::default();
             for batch in batches {
-                pulls.extend(self.capture(server, batch, number, &mut slices)?.map(|parcel| (server, parcel)));
+                pulls.extend(self.capture(server, batch, &announced, &mut slices)?.map(|parcel| (server, parcel)));
             }
             captured.push(slices);
         }
@@ -292,8 +298,9 @@ impl Client {
         let mut items = Vec::new();
         for (server, Captured { contributions, items: slices, drafts }) in captured.into_iter().enumerate() {
             if contributions > 0 {
-                let begin = Begin { store: self.open.store, operation: number, slices: contributions };
+                let begin = Begin { store: self.open.store, operation: announced.operation, slices: contributions };
                 let call = self.mesh.ask::<Begin>(self.servers[server], &begin);
+                call.iter().for_each(|call| announced.told(call));
                 if !begun.add(call.map(|call| (call, Vec::new()))) {
                     continue;
                 }
@@ -307,12 +314,19 @@ impl Client {
             begun.calls.push(work);
             begun.unpacks.extend(unpacks);
         }
+        begun.announced = Some(announced);
         self.lane.add(priority, items);
         self.finish(operation, keys, places, begun)
     }
 
     /// Captures what a batch pushes, and returns what it pulls.
-    fn capture(&self, server: usize, batch: Batch, operation: u64, slices: &mut Captured) -> Result<Option<Parcel>> {
+    fn capture(
+        &self,
+        server: usize,
+        batch: Batch,
+        announced: &Arc<Announced>,
+        slices: &mut Captured,
+    ) -> Result<Option<Parcel>> {
         let (pull, places): (Vec<Piece>, Vec<Tensor>) = batch.pull.into_iter().unzip();
         // Ids of rows go with the pull.
         let (asked, push): (Vec<_>, Vec<_>) = batch.push.into_iter().partition(|(piece, _)| piece.form == Form::Asked);
@@ -327,7 +341,8 @@ impl Client {
             let keys = push.iter().map(|piece| piece.number).collect();
             let bytes = push.iter().map(|piece| piece.len_bytes).sum();
             slices.contributions += push.iter().filter(|piece| piece.form.is_contribution()).count() as u64;
-            slices.items.push(Item { server, keys, bytes, what: What::Slices { operation, push, tensors } });
+            let what = What::Slices { announced: Arc::clone(announced), push, tensors };
+            slices.items.push(Item { server, keys, bytes, what });
         }
         Ok(Some(parcel).filter(|parcel| !parcel.places.is_empty()))
     }
