@@ -1,9 +1,10 @@
 //! What this worker's pushes and pulls are coded in.
 //!
-//! **What a code leaves out** of a gradient waits for the next push of its slice, and a push that is refused must change
-//! nothing of it: its caller pushes the same gradient again. So a push takes the residual of each slice that it codes
-//! with it, as a [`Draft`], and gives back what it was, or what is left over once the slice has left. No lock is held
-//! meanwhile. Another thread that pushes the slice meanwhile finds nothing left over, and what both give back is added.
+//! **What a code leaves out** of a gradient waits for the next push of its slice, and a push that is refused must
+//! change nothing of it: its caller pushes the same gradient again. So a push takes the residual of each slice that it
+//! codes with it, as a [`Draft`], and gives back what it was, or what is left over once the slice has left. No lock is
+//! held meanwhile. Another thread that pushes the slice meanwhile finds nothing left over, and what both give back is
+//! added.
 
 use super::{Client, Known};
 use crate::compress::Compression;

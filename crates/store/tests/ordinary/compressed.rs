@@ -287,7 +287,7 @@ fn pushes_of_several_threads_lose_nothing_and_add_nothing() {
                 }
             });
             let pushing = [0.25, 0.125].map(|value| threads.spawn(move || (0..PUSHES).for_each(|_| push(value))));
-            let ended = pushing.map(|thread| thread.join());
+            let ended = pushing.map(std::thread::ScopedJoinHandle::join);
             is_over.store(true, SeqCst);
             in_vain.join().expect("it does not panic");
             ended.into_iter().for_each(|ended| ended.expect("it does not panic"));
