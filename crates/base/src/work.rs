@@ -22,6 +22,7 @@ pub mod awaited;
 pub mod blocking;
 mod combine;
 pub mod condition;
+mod nested;
 
 pub use combine::{Selected, join_all, join_all_with, select};
 
@@ -68,11 +69,15 @@ pub trait Drive: Send + Sync {
 /// it takes long.
 pub const IDLE: &str = "";
 
+/// Somebody who is told of an outcome that it has.
+trait Tell: Send {
+    fn tell(self: Box<Self>);
+}
+
 /// Somebody who is told of the outcome.
-trait Listener<T>: Send {
+trait Listener<T>: Tell {
     /// Keeps a copy of the outcome, which another handle may take as soon as it is there for all.
     fn keep(&mut self, outcome: &Result<T>);
-    fn tell(self: Box<Self>);
 }
 
 /// A callback, and the outcome that it is called with.
@@ -81,11 +86,13 @@ struct Callback<T, F> {
     outcome: Option<Result<T>>,
 }
 
-impl<T: Clone + Send, F: FnOnce(&Result<T>) + Send> Listener<T> for Callback<T, F> {
+impl<T: Clone + Send + 'static, F: FnOnce(&Result<T>) + Send + 'static> Listener<T> for Callback<T, F> {
     fn keep(&mut self, outcome: &Result<T>) {
         self.outcome = Some(outcome.clone());
     }
+}
 
+impl<T: Send, F: FnOnce(&Result<T>) + Send> Tell for Callback<T, F> {
     fn tell(self: Box<Self>) {
         if let Some(outcome) = &self.outcome {
             (self.call)(outcome);
@@ -196,20 +203,19 @@ impl<T> Core<T> {
         drop(slot);
         drop((cancel, awaited));
         for listener in listeners {
-            self.contain("a callback", || listener.tell());
+            let listener: Box<dyn Tell> = listener;
+            nested::run(self.name(), || listener.tell());
         }
         for parker in parkers {
             parker.unpark();
         }
         for waker in wakers {
-            self.contain("a waker", || waker.wake());
+            contain::told(format_args!("a waker of {}", self.name()), || waker.wake());
         }
     }
 
-    /// Runs code of whoever waits for this work.
-    fn contain(&self, whose: &str, act: impl FnOnce()) {
-        let operation = if self.operation == IDLE { "a work" } else { self.operation };
-        contain::told(format_args!("{whose} of {operation}"), act);
+    fn name(&self) -> &'static str {
+        if self.operation == IDLE { "a work" } else { self.operation }
     }
 
     fn gone(&self) -> Error {
@@ -353,8 +359,9 @@ impl<T> Work<T> {
             (cancel, awaited)
         };
         match cancel {
-            Some(Cancel::Act(cancel)) => cancel(),
-            Some(Cancel::There) => awaited.iter().for_each(Awaited::cancel),
+            // It may be another work that is cancelled, and so on.
+            Some(Cancel::Act(cancel)) => nested::run(self.0.name(), cancel),
+            Some(Cancel::There) => nested::run(self.0.name(), move || awaited.iter().for_each(Awaited::cancel)),
             None => {}
         }
     }
@@ -372,13 +379,15 @@ impl<T> Work<T> {
             return;
         }
         drop(slot);
-        self.0.contain("a callback", || callback(&self.0.cloned()));
+        let outcome = self.0.cloned();
+        nested::run(self.0.name(), move || callback(&outcome));
     }
 
     /// Blocks until the operation ends or `until` has passed; true when it ended. `interrupt` is asked at least every
     /// 100 ms. The operation goes on in any case.
     pub fn wait_until(&self, until: Option<Instant>, interrupt: Option<Interrupt<'_>>) -> Result<bool> {
-        if self.0.is_done() {
+        // What ends it may be put off on this very thread.
+        if self.0.is_done() || nested::catch_up() && self.0.is_done() {
             return Ok(true);
         }
         match &self.0.driver {

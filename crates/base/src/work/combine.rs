@@ -553,4 +553,83 @@ mod tests {
         drop(work);
         assert_eq!(std::sync::Arc::strong_count(&held), 1);
     }
+
+    /// A thread of the size that Rust gives, as the ones that complete works have.
+    fn on_a_thread(act: impl FnOnce() + Send + 'static) {
+        assert!(std::thread::spawn(act).join().is_ok(), "the thread has died");
+    }
+
+    const LONG: u32 = 100_000;
+
+    #[test]
+    fn a_long_chain_ends_well() {
+        on_a_thread(|| {
+            let (first, mut work) = pair::<u32>("count");
+            for _ in 0..LONG {
+                work = work.then(|count| Ok(Work::ready("count", Ok(count + 1))));
+            }
+            first.complete(Ok(0));
+            assert_eq!(work.wait().unwrap(), LONG, "complete returns when all is done");
+        });
+    }
+
+    #[test]
+    fn a_long_chain_fails() {
+        on_a_thread(|| {
+            let (first, mut work) = pair::<u32>("count");
+            for _ in 0..LONG {
+                work = work.map(|count| Ok(count + 1));
+            }
+            drop(first);
+            assert_eq!(work.wait().unwrap_err().kind(), ErrorKind::Closed);
+        });
+    }
+
+    #[test]
+    fn a_long_chain_is_cancelled() {
+        on_a_thread(|| {
+            let (first, mut work) = pair::<u32>("count");
+            let (says, hears) = std::sync::mpsc::channel();
+            first.on_cancel(move || says.send(()).unwrap());
+            for _ in 0..LONG {
+                work = work.map(|count| Ok(count + 1));
+            }
+            work.cancel();
+            assert!(hears.try_recv().is_ok(), "the first is told");
+        });
+    }
+
+    #[test]
+    fn a_loop_of_callbacks_of_works_that_are_done_ends() {
+        fn step(work: Work<u32>, left: u32, says: std::sync::mpsc::Sender<u32>) {
+            match left {
+                0 => says.send(left).unwrap(),
+                _ => work.clone().on_complete(move |_| step(work, left - 1, says)),
+            }
+        }
+        on_a_thread(|| {
+            let (says, hears) = std::sync::mpsc::channel();
+            step(Work::ready("count", Ok(0)), LONG, says);
+            assert_eq!(hears.try_recv(), Ok(0));
+        });
+    }
+
+    #[test]
+    fn a_wait_in_a_deep_callback_gets_what_is_put_off() {
+        on_a_thread(|| {
+            let (says, hears) = std::sync::mpsc::channel();
+            let (first, work) = pair::<u32>("count");
+            let mut deep = work.clone();
+            for _ in 0..LONG {
+                deep = deep.map(|count| Ok(count + 1));
+            }
+            let mut at = work;
+            for _ in 0..100 {
+                at = at.map(Ok);
+            }
+            at.on_complete(move |_| says.send(deep.wait().unwrap()).unwrap());
+            first.complete(Ok(0));
+            assert_eq!(hears.try_recv(), Ok(LONG));
+        });
+    }
 }
