@@ -227,11 +227,10 @@ async fn hand(state: &State, to: u32, message: Outgoing) -> Result<()> {
 /// As [`hand`], when all that was begun before has been given to the link.
 async fn hand_in_turn(state: &State, to: u32, message: Outgoing, turn: Option<Turn>) -> Result<()> {
     let Some(turn) = turn else { return hand(state, to, message).await };
-    // That one before could not be sent is its own affair.
-    let _ = turn.before.await;
+    turn.comes().await;
     let link = state.link(to).await?;
     let sent = state.hub.node.isend_borrowed(link, message);
-    turn.given.complete(Ok(()));
+    turn.is_over();
     sent?.await
 }
 
@@ -314,12 +313,11 @@ async fn send_long(
     let mut announced = Announced { state: Arc::clone(&state), to, serial, answer, link: None };
     let message = announcement(state.mail.context, me, tag, &tensor, serial);
     if let Some(turn) = turn {
-        // That one before could not be sent is its own affair.
-        let _ = turn.before.await;
+        turn.comes().await;
         let link = state.link(to).await?;
         announced.link = Some(link);
         let sent = state.hub.node.isend_borrowed(link, message);
-        turn.given.complete(Ok(()));
+        turn.is_over();
         sent?.await?;
     } else {
         let link = state.link(to).await?;

@@ -107,8 +107,30 @@ pub(crate) struct Mail {
 /// The place of a send among those to one member that wait for its link, so that none overtakes another.
 pub(super) struct Turn {
     /// Ends when all before it are given to the link.
-    pub(super) before: Work<()>,
-    pub(super) given: Completer<()>,
+    before: Work<()>,
+    /// Ends the wait of the next. Taken when this one is given to the link.
+    given: Option<Completer<()>>,
+}
+
+impl Turn {
+    /// Waits for all before it. How they ended is their own affair.
+    pub(super) async fn comes(&self) {
+        poll_fn(|context| self.before.poll_done(context)).await;
+    }
+
+    /// It is given to the link.
+    pub(super) fn is_over(mut self) {
+        self.given.take().into_iter().for_each(|given| given.complete(Ok(())));
+    }
+}
+
+impl Drop for Turn {
+    /// Of a send that is given up: those after it wait for those before it, as it did.
+    fn drop(&mut self) {
+        if let Some(given) = self.given.take() {
+            self.before.on_complete(move |_| given.complete(Ok(())));
+        }
+    }
 }
 
 #[derive(Default)]
@@ -267,7 +289,7 @@ impl Mail {
         }
         let (given, last) = pair("send");
         lanes.insert(to, last);
-        Some(Turn { before: before.unwrap_or_else(|| Work::ready("send", Ok(()))), given })
+        Some(Turn { before: before.unwrap_or_else(|| Work::ready("send", Ok(()))), given: Some(given) })
     }
 
     /// A number for an announcement whose bytes follow.
@@ -431,5 +453,21 @@ mod tests {
         }
         let of = |rank| found.iter().filter(|(from, _)| *from == rank).map(|(_, number)| *number).collect::<Vec<_>>();
         assert_eq!((of(1), of(2)), (vec![4, 5, 6, 7], vec![8, 9]), "{found:?}");
+    }
+
+    /// A send that is given up in the queue for its link does not let those behind it past those before it.
+    #[test]
+    fn a_turn_that_is_given_up_passes_on_what_it_waits_for() {
+        let mail = Mail::new(1);
+        let turns: Vec<Turn> = (0..4).filter_map(|_| mail.turn(3, false)).collect();
+        let [first, second, third, last] = <[Turn; 4]>::try_from(turns).ok().expect("no link is known");
+        let last_comes = last.before.clone();
+        drop(third);
+        drop(second);
+        assert!(!last_comes.is_done(), "the first is not given to the link yet");
+        first.is_over();
+        assert!(last_comes.is_done(), "nothing is before it any more");
+        last.is_over();
+        assert!(mail.turn(3, true).is_none(), "nobody waits, and the link is known");
     }
 }
