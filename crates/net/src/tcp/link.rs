@@ -18,7 +18,7 @@ use sheave_wire::CloseReason;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 pub(crate) struct TcpLink {
@@ -43,6 +43,7 @@ pub(crate) struct TcpLink {
     ended: OnceLock<Error>,
     counters: Arc<Counters>,
     driver: SendDriver,
+    node: Weak<Inner>,
 }
 
 impl TcpLink {
@@ -86,6 +87,7 @@ impl TcpLink {
             ended: OnceLock::new(),
             counters: Arc::clone(&node.counters),
             driver: SendDriver::new(node, id),
+            node: node.weak.clone(),
         })
     }
 
@@ -112,8 +114,17 @@ impl TcpLink {
     fn let_go(&self, writing: MutexGuard<'_, Writing>) {
         self.note(&writing);
         drop(writing);
+        if !self.rooms.wait() {
+            return;
+        }
         // What is wrong with it is kept, and the next poll says so.
         let _ = self.pass_on_rooms();
+        // Whoever read of the room found the lock taken, and may sleep by now without an eye on the socket.
+        if self.wants_socket.load(SeqCst)
+            && let Some(node) = self.node.upgrade()
+        {
+            node.progress.call();
+        }
     }
 
     /// Writes what waits, as far as the socket takes it, for one turn, unless a sender is writing: what is left of its
