@@ -147,12 +147,14 @@ pub(crate) struct Producer<M> {
     cleared: u64,
     /// What the next record says besides its shape.
     mark: u64,
+    /// Lines that the last record needed, padding included, if there was no room for it.
+    wanted: u64,
 }
 
 impl<M: Memory> Producer<M> {
     /// The producer of a fresh, zeroed ring.
     pub(crate) fn new(memory: M) -> Self {
-        Self { memory, tail: 0, seen_head: 0, number: 1, cleared: 0, mark: 0 }
+        Self { memory, tail: 0, seen_head: 0, number: 1, cleared: 0, mark: 0, wanted: 0 }
     }
 
     /// Appends a record whose body is `pieces`, each rounded up to whole words. False when there is no room now.
@@ -165,8 +167,10 @@ impl<M: Memory> Producer<M> {
         let at = self.tail % M::LINES;
         let pad = if at + lines > M::LINES { M::LINES - at } else { 0 };
         if !self.has_room(pad + lines)? {
+            self.wanted = pad + lines;
             return Ok(false);
         }
+        self.wanted = 0;
         if pad > 0 {
             self.publish(Kind::Pad, pad, 0, &[]);
         }
@@ -271,9 +275,10 @@ impl<M: Memory> Producer<M> {
         self.memory.word(CHUNKS).load(Ordering::Acquire)
     }
 
-    /// True when a record of the largest size would fit.
+    /// True when half of the ring is free, and as much as the last record needed that found no room.
     pub(crate) fn has_room_for_any(&mut self) -> Result<bool> {
-        self.has_room(M::LINES - 1).map(|all| all || self.tail + M::LINES / 2 < self.seen_head + M::LINES)
+        let needed = self.wanted.max(M::LINES / 2);
+        self.has_room(M::LINES - 1).map(|all| all || self.tail + needed < self.seen_head + M::LINES)
     }
 }
 
@@ -512,6 +517,28 @@ pub(super) mod tests {
         /// Records of one case, and rounds of a loop; both go round the ring several times. Under miri each takes long.
         const RECORDS_MAX: usize = if cfg!(miri) { 40 } else { 200 };
         const ROUNDS: u64 = if cfg!(miri) { 200 } else { 10_000 };
+
+        /// Whoever was told of room for it would try again and again.
+        #[test]
+        fn there_is_no_room_for_a_record_whose_padding_does_not_fit() {
+            let (_, mut producer, mut consumer) = ring();
+            let mut take = |records: u64| {
+                for _ in 0..records {
+                    let record = consumer.peek().expect("sound").expect("it is there");
+                    consumer.release(record);
+                }
+            };
+            let before = LINES / 2 + 8;
+            (0..before).for_each(|_| assert!(producer.push(Kind::Chunk, &[&[0; 8]]).expect("it is small")));
+            take(LINES / 2 - 8);
+            let largest = vec![0; BODY_BYTES_MAX];
+            assert!(producer.has_room_for_any().expect("sound"), "no record has found none yet");
+            assert!(!producer.push(Kind::Chunk, &[&largest]).expect("it is not too large"), "it goes into neither end");
+            assert!(!producer.has_room_for_any().expect("sound"), "half of the ring is free, and it needs more");
+            take(before - (LINES / 2 - 8));
+            assert!(producer.has_room_for_any().expect("sound"));
+            assert!(producer.push(Kind::Chunk, &[&largest]).expect("it is not too large"));
+        }
 
         #[test]
         fn each_side_says_on_which_core_it_is() {

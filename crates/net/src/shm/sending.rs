@@ -278,13 +278,22 @@ impl Sending {
         self.urgent.arm();
     }
 
+    /// Chunks that were filled and not taken.
+    fn chunks_on_their_way(&self) -> Result<u64> {
+        let taken = self.producer.chunks_taken();
+        self.chunks_filled.checked_sub(taken).ok_or_else(|| {
+            let what = format!("the peer says that it took {taken} chunks; expected at most {}", self.chunks_filled);
+            Error::new(ErrorKind::Protocol, what)
+        })
+    }
+
     /// True when waiting things could move now.
     pub(crate) fn can_move(&mut self, has_debts: bool) -> Result<bool> {
         let waits_urgently = has_debts || self.urgent_waits();
         if self.failure.is_some() || waits_urgently && self.urgent.has_room()? {
             return Ok(true);
         }
-        let is_full = self.stream.is_some() && self.chunks_filled - self.producer.chunks_taken() >= CHUNKS;
+        let is_full = self.stream.is_some() && self.chunks_on_their_way()? >= CHUNKS;
         if is_full || self.is_starved {
             return Ok(false);
         }
@@ -494,17 +503,15 @@ impl Sending {
     fn pump(&mut self, shore: &Shore<'_>) -> Result<bool> {
         let Some(slots) = self.lease_slots(shore)? else { return Ok(false) };
         let mut moved = false;
-        while let Some(stream) = &mut self.stream {
+        loop {
+            let on_their_way = self.chunks_on_their_way()?;
+            let Some(stream) = &mut self.stream else { break };
             let Some(part) = stream.parts.get(stream.part) else {
                 self.finished.extend(self.stream.take().map(|stream| stream.done));
                 return Ok(true);
             };
-            let taken = self.producer.chunks_taken();
-            if taken > self.chunks_filled {
-                return Err(Error::new(ErrorKind::Protocol, "the peer took chunks that were never sent"));
-            }
             let length = (part.tensor.len_bytes() - stream.offset_bytes).min(CHUNK_BYTES);
-            if self.chunks_filled - taken >= CHUNKS || !self.producer.has_room_for_any()? {
+            if on_their_way >= CHUNKS || !self.producer.has_room_for_any()? {
                 return Ok(moved);
             }
             let slot = (self.chunks_filled % CHUNKS) as usize * CHUNK_BYTES;
