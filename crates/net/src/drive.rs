@@ -2,13 +2,13 @@
 
 use crate::cores;
 use crate::counters::Counters;
-use crate::endpoint::Endpoint;
 use crate::entry::Entry;
 use crate::intake::Intake;
 use crate::link::Polled;
 use crate::node::{Inner, Node};
 use crate::patience::Course;
 use crate::pollers::Noted;
+use crate::polling::{Aside, Polling};
 use crate::progress::{Interest, Watched, span_until};
 use crate::waits::Waiting;
 use sheave_base::clock;
@@ -17,7 +17,7 @@ use sheave_base::work::{Drive, Interrupt, Target, blocking};
 use sheave_base::{LinkId, Result, Work, contain};
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 /// Messages taken from one link before the others get a turn.
@@ -55,62 +55,6 @@ impl Drive for Inner {
     }
 }
 
-/// The links that a wait polls; counts as a poller of each while it lives.
-struct Polling<'a> {
-    inner: &'a Inner,
-    /// All links, unless one link is waited for.
-    all: Option<Arc<Vec<Arc<Entry>>>>,
-    one: Option<Arc<Entry>>,
-    /// The endpoint that is polled, unless one link is waited for.
-    endpoint: Option<Arc<dyn Endpoint>>,
-    /// Leaves links to the other threads that poll them.
-    yields: bool,
-}
-
-impl<'a> Polling<'a> {
-    fn begin(inner: &'a Inner, link: Option<LinkId>) -> Self {
-        let one = link.and_then(|link| inner.links.told(link).ok());
-        let all = if link.is_some() { None } else { Some(inner.links.all()) };
-        let endpoint = if link.is_some() { None } else { inner.endpoints.enter() };
-        Self { inner, all, one, endpoint, yields: false }.count()
-    }
-
-    /// What the leader polls after it was woken: whatever nobody else does.
-    fn lead(inner: &'a Inner) -> Self {
-        let (all, endpoint) = (Some(inner.links.all()), inner.endpoints.enter());
-        Self { inner, all, one: None, endpoint, yields: true }.count()
-    }
-
-    fn count(self) -> Self {
-        for entry in self.entries() {
-            entry.pollers.fetch_add(1, SeqCst);
-            entry.link.disarm();
-        }
-        self
-    }
-
-    fn is_ours(&self, entry: &Entry) -> bool {
-        !self.yields || entry.pollers.load(Relaxed) == 1
-    }
-
-    /// The link that is polled, if it is the only thing.
-    fn only(&self) -> Option<&Entry> {
-        match self.entries() {
-            [entry] if self.endpoint.is_none() && self.is_ours(entry) => Some(entry),
-            _ => None,
-        }
-    }
-
-    /// Polls the endpoint, if it is waited for.
-    fn poll_endpoint(&self) -> bool {
-        self.endpoint.as_ref().is_some_and(|endpoint| endpoint.poll())
-    }
-
-    fn entries(&self) -> &[Arc<Entry>] {
-        self.one.as_ref().map_or_else(|| self.all.as_ref().map_or(&[], |all| all.as_slice()), std::slice::from_ref)
-    }
-}
-
 /// Whether a peer of these links waits for the core that this thread polls on, or another thread polls there for the
 /// same node.
 fn keeps_core_from_others<'a>(inner: &'a Inner, polling: &Polling<'_>, noted: &mut Noted<'a>) -> bool {
@@ -118,20 +62,6 @@ fn keeps_core_from_others<'a>(inner: &'a Inner, polling: &Polling<'_>, noted: &m
     // All of them are asked, for that tells them where this side is.
     let shared = polling.entries().iter().filter(|entry| entry.link.shares_core(core)).count();
     inner.pollers.note(noted, core) || shared > 0
-}
-
-impl Drop for Polling<'_> {
-    fn drop(&mut self) {
-        for entry in self.entries() {
-            entry.pollers.fetch_sub(1, SeqCst);
-        }
-        for entry in self.entries() {
-            self.inner.settle(entry);
-        }
-        if let Some(endpoint) = &self.endpoint {
-            self.inner.endpoint_left(&**endpoint);
-        }
-    }
 }
 
 thread_local! {
@@ -158,7 +88,7 @@ struct Leading<'a> {
 
 impl<'a> Leading<'a> {
     fn begin(inner: &'a Inner) -> Self {
-        let is_nested = LEADS.with_borrow(|led| led.contains(&std::ptr::from_ref(inner).addr()));
+        let is_nested = LEADS.with_borrow(|led| led.contains(&inner.address()));
         Self { inner, is_nested, leads: false }
     }
 
@@ -166,7 +96,7 @@ impl<'a> Leading<'a> {
     fn try_to_lead(&mut self) -> bool {
         if !self.is_nested && !self.leads && self.inner.progress.lead() {
             self.leads = true;
-            LEADS.with_borrow_mut(|led| led.push(std::ptr::from_ref(self.inner).addr()));
+            LEADS.with_borrow_mut(|led| led.push(self.inner.address()));
         }
         self.is_nested || self.leads
     }
@@ -194,7 +124,7 @@ struct Polls(usize);
 
 impl Polls {
     fn begin(inner: &Inner) -> Self {
-        Self(POLLS.replace(std::ptr::from_ref(inner).addr()))
+        Self(POLLS.replace(inner.address()))
     }
 }
 
@@ -213,7 +143,7 @@ impl Node {
     pub fn attend_soon(&self, number: u8) {
         self.remind(number);
         // A thread that polls a link attends by itself right after.
-        if POLLS.get() != std::ptr::from_ref(&*self.inner).addr() {
+        if POLLS.get() != self.inner.address() {
             self.inner.progress.call();
         }
     }
@@ -223,6 +153,11 @@ impl Node {
 pub(crate) const BRIEF_ROUNDS: u32 = 64;
 
 impl Inner {
+    /// Tells this node from the others of its process.
+    pub(crate) fn address(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
     /// Polls for a moment without reading the clock. True when the work is done.
     pub(crate) fn spin_briefly<T>(&self, work: &Work<T>, link: Option<LinkId>) -> bool {
         if work.is_done() {
@@ -297,6 +232,7 @@ impl Inner {
         Counters::add(&self.counters.waits_parked, 1);
         let _blocked = blocking::begin();
         let mut waiting = self.enter_wait(target);
+        let _aside = Aside::begin(self);
         let mut leading = Leading::begin(self);
         let mut asked: Option<Instant> = None;
         let outcome = loop {

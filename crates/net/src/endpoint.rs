@@ -280,16 +280,15 @@ impl Endpoints {
         }
     }
 
-    fn polled(&self) -> Option<Arc<dyn Endpoint>> {
+    /// The endpoint that is polled.
+    pub(crate) fn polled(&self) -> Option<Arc<dyn Endpoint>> {
         self.polled.get().and_then(Weak::upgrade)
     }
 
     /// A thread begins to poll the endpoint that is polled, until [`Inner::endpoint_left`].
-    pub(crate) fn enter(&self) -> Option<Arc<dyn Endpoint>> {
-        let endpoint = self.polled()?;
+    pub(crate) fn enter(&self, endpoint: &dyn Endpoint) {
         self.pollers.fetch_add(1, SeqCst);
         endpoint.disarm();
-        Some(endpoint)
     }
 
     /// The endpoint that is polled, if no thread does so.

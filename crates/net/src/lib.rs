@@ -49,6 +49,7 @@ mod node;
 mod outbox;
 mod patience;
 mod pollers;
+mod polling;
 mod probe;
 mod progress;
 pub mod shm;

@@ -12,6 +12,7 @@ mod endpoints;
 mod lending;
 mod mapped;
 mod neighbourhood;
+mod nested;
 mod notices;
 mod panics;
 mod small;

@@ -1,0 +1,95 @@
+//! Waits within what a wait has found: the thread sleeps in the inner one, and its links ring for it.
+
+use crate::support::*;
+use sheave_base::{LinkId, Tag};
+use sheave_net::{Endpoint, Envelope, ListenConfig, Message, Node, NodeConfig, Outgoing, Transport, inproc};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Barrier, Mutex};
+use std::time::{Duration, Instant};
+
+/// A node that sleeps on where it should not is woken by its next beat, and no test waits for that.
+const BEAT: Duration = Duration::from_secs(600);
+const ENOUGH: Duration = Duration::from_secs(10);
+const ROUNDS: u64 = 40;
+const NUMBER: u8 = 5;
+
+/// Waits for a message of its own when one has come.
+struct Waits {
+    node: Node,
+    link: LinkId,
+    has_come: AtomicBool,
+    heard: Mutex<Option<bool>>,
+    begins: AtomicBool,
+}
+
+impl Endpoint for Waits {
+    fn take(&self, _message: Message) {
+        self.has_come.store(true, SeqCst);
+    }
+
+    fn attend(&self) {
+        if !self.has_come.swap(false, SeqCst) {
+            return;
+        }
+        let inner = self.node.irecv(wanted(self.link, 2), Default::default()).expect("there is room");
+        self.begins.store(true, SeqCst);
+        let outcome = inner.wait_until(Some(Instant::now() + ENOUGH), None).expect("the link stands");
+        *self.heard.lock().unwrap() = Some(outcome);
+    }
+}
+
+fn node(name: &str, transport: Transport) -> Node {
+    let mut config = NodeConfig { transport, ..config(name) };
+    config.liveness.beat = BEAT;
+    Node::start(config).expect("a node")
+}
+
+fn word(tag: u64) -> Outgoing {
+    Outgoing::control(Envelope::data(0, Tag(tag)), Vec::new())
+}
+
+/// One wait polls, finds a word, and the wait that begins then sleeps until the next.
+fn rings_for_the_inner_wait(what: &str, one: &Node, link: LinkId, other: &Node, back: LinkId) {
+    let (has_come, begins) = (AtomicBool::new(false), AtomicBool::new(false));
+    let waits = Arc::new(Waits { node: one.clone(), link, has_come, heard: Mutex::new(None), begins });
+    let endpoint = waits.clone() as Arc<dyn Endpoint>;
+    assert!(one.register(NUMBER, &endpoint));
+    for round in 0..ROUNDS {
+        let outer = one.irecv(wanted(link, 1), Default::default()).expect("there is room");
+        let barrier = Barrier::new(2);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                barrier.wait();
+                outer.wait_until(Some(Instant::now() + 2 * ENOUGH), None)
+            });
+            barrier.wait();
+            let first = Outgoing::control(Envelope::of(NUMBER, Tag(0), 0), vec![1]);
+            other.send(back, first, Some(soon()), None).unwrap();
+            eventually("the inner wait", || waits.begins.swap(false, SeqCst));
+            // Long enough for it to sleep, in most rounds.
+            std::thread::sleep(Duration::from_millis(5));
+            other.send(back, word(2), Some(soon()), None).unwrap();
+            eventually("the end of the inner wait", || waits.heard.lock().unwrap().is_some());
+            let heard = waits.heard.lock().unwrap().take();
+            assert_eq!(heard, Some(true), "{what}: no ring for the inner wait of round {round}");
+            other.send(back, word(1), Some(soon()), None).unwrap();
+            let heard = waiting.join().unwrap().expect("the link stands");
+            assert!(heard, "{what}: no ring for the outer wait of round {round}");
+        });
+    }
+    one.unregister(&endpoint);
+}
+
+#[test]
+fn a_wait_within_a_poll_is_rung_for() {
+    for transport in [Transport::Shm, Transport::Tcp] {
+        let (one, other) = (node("one", transport), node("other", transport));
+        let address = other.listen(ListenConfig::default()).unwrap();
+        let link = one.connect(&address, soon()).unwrap();
+        let back = other.accept().wait_timeout(LIMIT).unwrap();
+        rings_for_the_inner_wait(&format!("{transport:?}"), &one, link, &other, back);
+    }
+    let (one, other) = (node("one", Transport::Auto), node("other", Transport::Auto));
+    let (link, back) = inproc::connect(&one, &other).expect("two nodes");
+    rings_for_the_inner_wait("in process", &one, link, &other, back);
+}
