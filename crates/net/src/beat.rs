@@ -84,8 +84,10 @@ fn beat_all(inner: &Inner, stop: Stop) -> Option<Duration> {
     let mut verdict: Option<Duration> = None;
     for entry in inner.links.all().iter() {
         inner.poll(entry);
+        let silence = entry.link.beat();
+        // Who has found the link busy meanwhile has left to us what is in it.
         inner.settle(entry);
-        let Some(silence) = entry.link.beat() else {
+        let Some(silence) = silence else {
             // Who is on the point of being declared dead must not gain a whole beat by chance.
             verdict = verdict.into_iter().chain([liveness.beat / LOOKS_PER_BEAT]).min();
             continue;

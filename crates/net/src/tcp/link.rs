@@ -271,11 +271,12 @@ impl Link for TcpLink {
 
     fn arm(&self) -> bool {
         // The descriptor is watched as long as the link lives, for room too while bytes wait.
-        self.reading.try_lock().is_none_or(|reading| !reading.is_ready())
+        // A poller holds the token for the time of a few messages at most.
+        !self.reading.lock().is_ready()
     }
 
     fn arm_urgent(&self) -> bool {
-        self.reading.try_lock().is_none_or(|reading| !reading.has_urgent())
+        !self.reading.lock().has_urgent()
     }
 
     fn disarm(&self) {}
