@@ -100,6 +100,8 @@ pub(crate) struct State {
     seen_news: AtomicU64,
     /// Operations from this number on have failed here.
     failed_from: AtomicU64,
+    /// Why this member has given it up for all.
+    given_up: OnceLock<Error>,
     /// It is broken, and all collectives that were in flight have ended.
     is_settled: AtomicBool,
     /// Those who wait until the mesh knows why the group is broken.
@@ -166,6 +168,7 @@ impl State {
             broken: OnceLock::new(),
             seen_news: AtomicU64::new(u64::MAX),
             failed_from: AtomicU64::new(u64::MAX),
+            given_up: OnceLock::new(),
             is_settled: AtomicBool::new(false),
             verdicts: Mutex::default(),
             has_settled_messages: AtomicBool::new(false),
@@ -472,6 +475,9 @@ impl State {
         if self.broken.get().is_some() {
             self.end_what_is_hopeless();
         }
+        if let Some(error) = self.given_up.get().filter(|_| task.operation != SET_UP) {
+            task.fail(error.clone());
+        }
     }
 
     /// A task has come to its end; what it says is its operation's outcome.
@@ -622,6 +628,8 @@ impl State {
         self.group.break_because(error.clone(), sequence);
         self.failed_from.fetch_min(sequence, SeqCst);
         self.fail(error.clone());
+        // Before it looks: a task that it does not find finds this.
+        let _ = self.given_up.set(error.clone());
         let tasks: Vec<_> = self.tasks.lock().values().cloned().collect();
         // What sets the group up ends by itself, for nobody needs it any more.
         tasks.iter().filter(|task| task.operation != SET_UP).for_each(|task| task.fail(error.clone()));

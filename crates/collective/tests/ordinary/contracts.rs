@@ -338,6 +338,33 @@ fn a_group_that_is_cancelled_ends_all_that_is_on_its_way_and_no_other_group() {
     }
 }
 
+/// Each round has an operation that is being begun while another thread cancels its group, which nobody else enters.
+#[test]
+fn what_begins_while_its_group_is_cancelled_ends() {
+    const ROUNDS: u32 = 150;
+    together(2, Medium::InProcess, |_, world| {
+        for round in 0..ROUNDS {
+            let group = world.subgroup(&format!("given up {round}"), &[Rank(0), Rank(1)]).expect("both");
+            wait(&group.barrier()).expect("both come");
+            if world.rank().0 == 0 {
+                let ready = std::sync::Barrier::new(2);
+                let work = std::thread::scope(|scope| {
+                    let begun = scope.spawn(|| {
+                        ready.wait();
+                        group.all_reduce(&floats(&[1.0]), &floats(&[0.0]), Operator::Sum)
+                    });
+                    ready.wait();
+                    (0..round % 30 * 40).for_each(|_| std::hint::spin_loop());
+                    group.cancel();
+                    begun.join().expect("no panic")
+                });
+                assert_eq!(failed(&work).kind(), ErrorKind::Cancelled, "round {round}");
+            }
+            wait(&world.barrier()).expect("it is another group");
+        }
+    });
+}
+
 #[test]
 fn the_same_inputs_give_the_same_bits_on_all_ranks_and_in_every_run() {
     for (ranks, count) in [(3, 100), (5, 100), (7, 40_000), (4, 40_000)] {
