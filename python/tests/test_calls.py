@@ -1,11 +1,13 @@
 """Calls of Python functions and objects on other nodes: values, arrays, pickles, errors, deaths."""
 
 import asyncio
+import gc
 import os
 import signal
 import sys
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -325,6 +327,20 @@ def test_what_a_handler_raises_is_raised_at_the_caller(alone, kind, expected, sa
         assert raised.value.code == 7
     if kind == "os":
         assert raised.value.errno == 2 and raised.value.filename == "/nothing/here"
+
+
+def test_a_work_whose_exception_has_it_in_its_frames_is_collected(alone):
+    alone.serve("fail", fail)
+
+    def fails():
+        work = alone.call(0, "fail", ("key",), async_op=True)
+        with pytest.raises(KeyError):
+            work.wait(timeout=20)
+        return weakref.ref(work)
+
+    gone = fails()
+    gc.collect()
+    assert gone() is None
 
 
 def test_the_causes_of_an_exception_come_along():

@@ -50,6 +50,24 @@ def test_numbers_and_texts_are_different_keys(store):
         store.init(2**63, np.zeros(2))
 
 
+def test_a_store_that_its_own_updater_refers_to_is_collected():
+    def used():
+        store = sheave.KVStore("local")
+        store.init("w", np.zeros(2))
+
+        def update(key, received, stored):
+            np.asarray(stored)[:] = np.asarray(received) * len(store.kind)
+
+        store.set_updater(update)
+        store.push("w", np.ones(2)).wait()
+        assert pulled(store, "w", np.zeros(2)).tolist() == [5, 5]
+        return weakref.ref(update), weakref.ref(store)
+
+    function, store = used()
+    gc.collect()
+    assert function() is None and store() is None
+
+
 def test_lists_of_keys_and_of_arrays(store):
     rng = np.random.default_rng(1)
     first, values = rng.standard_normal((3, 5)), rng.standard_normal((3, 4, 5))

@@ -11,9 +11,11 @@ use crate::errors::{self, OrRaise};
 use crate::link::PyLink;
 use crate::tensor::PyTensor;
 use crate::{awaiting, life};
+use pyo3::exceptions::PyBaseException;
 use pyo3::prelude::*;
-use pyo3::sync::{MutexExt, PyOnceLock};
+use pyo3::sync::MutexExt;
 use pyo3::types::PyDict;
+use pyo3::{PyTraverseError, PyVisit};
 use rustix::time::{ClockId, clock_gettime};
 use sheave_base::fork::ForkMark;
 use sheave_base::work::Interrupt;
@@ -29,7 +31,7 @@ pub(crate) enum Outcome {
     /// It failed; each look at it raises an exception of its own.
     Failed(Error),
     /// It ended well, and Python failed to make the result.
-    Raised(PyErr),
+    Raised(Py<PyBaseException>),
 }
 
 impl Outcome {
@@ -37,8 +39,13 @@ impl Outcome {
         match self {
             Self::Value(value) => Ok(value.clone_ref(py)),
             Self::Failed(error) => Err(errors::raised(py, error)),
-            Self::Raised(error) => Err(error.clone_ref(py)),
+            Self::Raised(error) => Err(PyErr::from_value(error.bind(py).clone().into_any())),
         }
+    }
+
+    /// What has been raised, as the collector of garbage can follow it: it has the frames that it went through.
+    fn raised(py: Python<'_>, error: PyErr) -> Self {
+        Self::Raised(error.into_value(py))
     }
 }
 
@@ -94,9 +101,9 @@ impl<T: Send + 'static> Running for Typed<T> {
         let convert = self.convert.lock().unwrap_or_else(PoisonError::into_inner).take();
         let taken = convert.ok_or_else(|| Error::new(ErrorKind::Internal, "an outcome was converted before"));
         match taken.and_then(|convert| (self.taken)(&self.work).map(|value| (convert, value))) {
-            Ok((convert, value)) => convert(py, value).map_or_else(Outcome::Raised, Outcome::Value),
+            Ok((convert, value)) => convert(py, value).map_or_else(|error| Outcome::raised(py, error), Outcome::Value),
             Err(error) => match self.explain.as_ref().and_then(|explain| explain(py, &error)) {
-                Some(raised) => Outcome::Raised(raised),
+                Some(raised) => Outcome::raised(py, raised),
                 None => Outcome::Failed(error),
             },
         }
@@ -156,7 +163,7 @@ pub(crate) fn now_ns() -> u64 {
 pub(crate) struct PyWork {
     running: Box<dyn Running>,
     ending: Arc<Ending>,
-    outcome: PyOnceLock<Outcome>,
+    outcome: OnceLock<Outcome>,
     /// Held by whoever converts the outcome.
     turn: Mutex<()>,
     mark: ForkMark,
@@ -209,7 +216,7 @@ impl PyWork {
             ending.note();
         }
         let mark = ForkMark::here();
-        Self { running, ending, outcome: PyOnceLock::new(), turn: Mutex::default(), mark, begun_ns }
+        Self { running, ending, outcome: OnceLock::new(), turn: Mutex::default(), mark, begun_ns }
     }
 
     /// A work without a result.
@@ -237,12 +244,17 @@ impl PyWork {
 
     /// What came of a work that has ended; the same each time.
     pub(crate) fn outcome(&self, py: Python<'_>) -> &Outcome {
-        if let Some(outcome) = self.outcome.get(py) {
+        if let Some(outcome) = self.outcome.get() {
             return outcome;
         }
         // Making the result may run Python code, and so let another thread come here.
         let _turn = self.turn.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
-        self.outcome.get_or_init(py, || self.running.take(py))
+        if let Some(outcome) = self.outcome.get() {
+            return outcome;
+        }
+        let outcome = self.running.take(py);
+        // Nobody else makes one meanwhile.
+        self.outcome.get_or_init(|| outcome)
     }
 
     /// Waits for the end and returns what came of it.
@@ -373,6 +385,14 @@ impl PyWork {
         trace.set_item("begun_ns", self.begun_ns)?;
         trace.set_item("ended_ns", self.ending.ended_ns.get())?;
         Ok(trace)
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        match self.outcome.get() {
+            Some(Outcome::Value(value)) => visit.call(value),
+            Some(Outcome::Raised(error)) => visit.call(error),
+            _ => Ok(()),
+        }
     }
 
     fn __repr__(&self) -> String {

@@ -14,12 +14,16 @@ use crate::store::server;
 use crate::store::unseen::Unseen;
 use crate::store::{rows, updater};
 use crate::work::{PyWork, now_ns};
+use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use pyo3::{PyTraverseError, PyVisit};
 use sheave_base::{Error, ErrorKind, Result, Work};
 use sheave_mesh::Mesh;
 use sheave_store::{Config, Kind, KvStore, Options, Updater};
+use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A key-value store under flat lists of keys and values. `sheave.KVStore` is what people use.
@@ -28,6 +32,8 @@ pub(crate) struct PyStore {
     /// None once it is dropped.
     parts: Option<Guarded<Parts>>,
     kind: Kind,
+    /// Functions of this process that update it: those that were offered under names, and the one that is set.
+    functions: Mutex<HashMap<Option<String>, Arc<updater::Held>>>,
 }
 
 struct Parts {
@@ -46,6 +52,10 @@ impl Drop for PyStore {
 }
 
 impl PyStore {
+    fn of(parts: Parts, kind: Kind) -> Self {
+        Self { parts: Some(Guarded::new(parts)), kind, functions: Mutex::default() }
+    }
+
     fn parts(&self, py: Python<'_>) -> PyResult<&Parts> {
         let closed = || Error::new(ErrorKind::Closed, "the store is gone");
         let parts = self.parts.as_ref().ok_or_else(closed).and_then(|parts| parts.check("store"));
@@ -59,6 +69,18 @@ impl PyStore {
 
     fn is_local(&self) -> bool {
         !self.kind.is_distributed()
+    }
+
+    /// Keeps the function of a name in place of the one before it.
+    fn keep(&self, name: Option<String>, held: Option<Arc<updater::Held>>) {
+        let before = {
+            let mut functions = self.functions.lock();
+            match held {
+                Some(held) => functions.insert(name, held),
+                None => functions.remove(&name),
+            }
+        };
+        drop(before);
     }
 
     /// Begins an operation and returns its work, whose result will be `result`. In a local store it is over then, and
@@ -128,15 +150,12 @@ impl PyStore {
         config.open_timeout = span(open_timeout)?.unwrap_or(config.open_timeout);
         if !kind.is_distributed() {
             let store = KvStore::local(&kind.to_string()).or_raise(py)?;
-            return Ok(Self {
-                parts: Some(Guarded::new(Parts { store, mesh: None, unseen: Unseen::default() })),
-                kind,
-            });
+            return Ok(Self::of(Parts { store, mesh: None, unseen: Unseen::default() }, kind));
         }
         let mesh = mesh.map_or_else(|| mesh::default_or_join(py), Ok)?.get().mesh().or_raise(py)?;
         let own = mesh.clone();
         let store = aside(py, move || KvStore::open(&own, config))?;
-        Ok(Self { parts: Some(Guarded::new(Parts { store, mesh: Some(mesh), unseen: Unseen::default() })), kind })
+        Ok(Self::of(Parts { store, mesh: Some(mesh), unseen: Unseen::default() }, kind))
     }
 
     /// The name of the kind.
@@ -257,13 +276,29 @@ impl PyStore {
     /// Sets an updater by its name.
     fn set_updater_named(&self, py: Python<'_>, name: &str) -> PyResult<()> {
         let updater = arguments::updater(name);
-        self.wait(py, move |store| store.set_updater(updater))
+        self.wait(py, move |store| store.set_updater(updater))?;
+        self.keep(None, None);
+        Ok(())
     }
 
     /// Sets a Python function as the updater of a local store.
     fn set_updater_function(&self, py: Python<'_>, function: Py<PyAny>) -> PyResult<()> {
-        let updater = Updater::Function(updater::here(function));
-        self.wait(py, move |store| store.set_updater(updater))
+        let held = updater::Held::new(function);
+        let updater = Updater::Function(updater::here(Arc::clone(&held)));
+        self.wait(py, move |store| store.set_updater(updater))?;
+        self.keep(None, Some(held));
+        Ok(())
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        // Who holds the lock will let it be seen another time.
+        let Some(functions) = self.functions.try_lock() else { return Ok(()) };
+        functions.values().try_for_each(|function| function.traverse(&visit))
+    }
+
+    fn __clear__(&self) {
+        let functions = std::mem::take(&mut *self.functions.lock());
+        functions.into_values().for_each(|function| function.clear());
     }
 
     /// Whether this worker's word counts where only one worker's does.
@@ -280,14 +315,19 @@ impl PyStore {
 
     /// Offers a Python function under a name in a local store.
     fn register(&self, py: Python<'_>, name: String, function: Py<PyAny>) -> PyResult<()> {
-        let function = updater::here(function);
-        self.wait(py, move |store| store.register(&name, function))
+        let held = updater::Held::new(function);
+        let (function, own) = (updater::here(Arc::clone(&held)), name.clone());
+        self.wait(py, move |store| store.register(&name, function))?;
+        self.keep(Some(own), Some(held));
+        Ok(())
     }
 
     /// Sets an optimizer, written as `sheave.optim` writes it.
     fn set_optimizer(&self, py: Python<'_>, document: &str) -> PyResult<()> {
         let optimizer = arguments::optimizer(py, document)?;
-        self.wait(py, move |store| store.set_optimizer(optimizer))
+        self.wait(py, move |store| store.set_optimizer(optimizer))?;
+        self.keep(None, None);
+        Ok(())
     }
 
     /// The optimizer's learning rate.

@@ -11,9 +11,11 @@
 use crate::errors;
 use crate::tensor::PyTensor;
 use crate::told::told;
+use parking_lot::Mutex;
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
-use sheave_base::{Error, Result};
+use pyo3::{PyTraverseError, PyVisit};
+use sheave_base::{Error, ErrorKind, Result};
 use sheave_store::{Function, Key};
 use sheave_tensor::{Buffer, Tensor};
 use std::cell::{Cell, RefCell};
@@ -56,12 +58,38 @@ pub(crate) fn raised() -> Option<PyErr> {
     RAISED.take()
 }
 
+/// A function that updates a store of this process, where the collector of garbage finds it: it may refer to the store.
+pub(crate) struct Held(Mutex<Option<Py<PyAny>>>);
+
+impl Held {
+    pub(crate) fn new(function: Py<PyAny>) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(Some(function))))
+    }
+
+    fn get(&self, py: Python<'_>) -> Result<Py<PyAny>> {
+        let function = self.0.lock().as_ref().map(|function| function.clone_ref(py));
+        function.ok_or_else(|| Error::new(ErrorKind::Closed, "the store of this updater is gone"))
+    }
+
+    pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        // Who holds the lock will let it be seen another time.
+        self.0.try_lock().map_or(Ok(()), |function| visit.call(&*function))
+    }
+
+    /// Lets go of the function, with the interpreter held. Nobody has the store.
+    pub(crate) fn clear(&self) {
+        let function = self.0.lock().take();
+        drop(function);
+    }
+}
+
 /// An updater for a store of this process. It runs on the thread that pushes, which is one of Python's.
-pub(crate) fn here(function: Py<PyAny>) -> Function {
+pub(crate) fn here(held: Arc<Held>) -> Function {
     Arc::new(move |key: &Key, received: &Tensor, stored: &mut Tensor| {
         // It may be written: nobody else has a part in it.
         stored.bytes_mut()?;
         Python::attach(|py| {
+            let function = held.get(py)?;
             call(py, &function, key, received, stored, |error| {
                 let shown = failed(py, key, &error);
                 // The first one of a call is the one that is told.
