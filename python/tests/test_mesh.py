@@ -637,3 +637,24 @@ def test_f66_a_program_that_ends_well_has_left(start, act):
         mesh.until_gone()
         assert [(death.member.name, death.left) for death in mesh.deaths()] == [("rank-1", True)]
         child.succeed()
+
+
+@pytest.mark.parametrize("leave", ["leave", "close", "__exit__"])
+def test_ctrl_c_ends_the_wait_of_who_leaves(start, leave):
+    """The first member, who is to agree, is stopped, and would be waited for as long as silence is allowed."""
+    root = free_root()
+    first = rank(start, PARTNER, 0, 2, root, SHEAVE_LIVENESS_TIMEOUT_MS="60000")
+    with join(1, 2, root, liveness_timeout=60) as mesh:
+        assert first.line() == "joined"
+        os.kill(first.pid, signal.SIGSTOP)
+        timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
+        timer.start()
+        before = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            mesh.__exit__(None, None, None) if leave == "__exit__" else getattr(mesh, leave)()
+        assert time.monotonic() - before < 10
+        timer.join()
+        assert mesh.closed
+        os.kill(first.pid, signal.SIGCONT)
+        first.tell("mesh.leave()")
+        assert first.line() == "ok"

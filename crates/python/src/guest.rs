@@ -1,5 +1,6 @@
 //! `sheave.Guest`: this process as a guest of the one that has started it.
 
+use crate::aside::aside;
 use crate::enter::enter;
 use crate::errors::OrRaise;
 use crate::link::PyPeer;
@@ -248,7 +249,7 @@ impl PyGuest {
     /// Leave the host in order: it has all that was sent to it before. Idempotent.
     fn leave(&self, py: Python<'_>) -> PyResult<()> {
         let Some(guest) = self.stay.take() else { return Ok(()) };
-        enter(py, None, |_, _| guest.leave())
+        aside(py, move || guest.leave())
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -263,14 +264,17 @@ impl PyGuest {
         kind: &Bound<'_, PyAny>,
         value: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
-    ) {
-        let Some(guest) = self.stay.take() else { return };
+    ) -> PyResult<()> {
+        let Some(guest) = self.stay.take() else { return Ok(()) };
         let reason = failure_of(kind, value);
-        py.detach(|| match reason {
-            // Who closes does not care whether the host was there to hear it.
-            None => drop(guest.leave()),
-            Some(reason) => guest.fail(&reason),
-        });
+        aside(py, move || {
+            match reason {
+                // Who closes does not care whether the host was there to hear it.
+                None => drop(guest.leave()),
+                Some(reason) => guest.fail(&reason),
+            }
+            Ok(())
+        })
     }
 
     fn __repr__(&self) -> String {

@@ -1,5 +1,6 @@
 //! The ground of `sheave.MemberFleet`: processes that are the members of a job, and what they say came of their work.
 
+use crate::aside::aside;
 use crate::enter::enter;
 use crate::errors::OrRaise;
 use crate::fleet::{command_of, output_named};
@@ -128,8 +129,10 @@ impl PyMembers {
     fn end(&self, py: Python<'_>, grace: f64) -> PyResult<()> {
         let members = self.get(py)?;
         let grace = crate::enter::span(Some(grace))?.unwrap_or(Duration::MAX);
-        py.detach(|| members.fleet.end(grace));
-        Ok(())
+        aside(py, move || {
+            members.fleet.end(grace);
+            Ok(())
+        })
     }
 }
 

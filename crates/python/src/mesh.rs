@@ -3,6 +3,7 @@
 //! The arguments of a mesh are said in the words of its settings: each that is given stands for the variable of the
 //! same meaning, and what is not given is read from the environment, in whatever way its launcher has written it.
 
+use crate::aside::aside;
 use crate::enter::enter;
 use crate::errors::{self, OrRaise};
 use crate::group::PyGroup;
@@ -748,19 +749,20 @@ impl PyMesh {
     /// >>> sheave.Mesh().leave()
     fn leave(&self, py: Python<'_>) -> PyResult<()> {
         let Some(mesh) = self.home.take() else { return Ok(()) };
-        enter(py, None, |_, _| mesh.leave())
+        aside(py, move || mesh.leave())
     }
 
-    /// Leave, and raise nothing. Tensors and their views stay. Idempotent.
+    /// Leave, and raise nothing but KeyboardInterrupt at Ctrl-C. Tensors and their views stay. Idempotent.
     ///
     /// >>> with sheave.Mesh() as mesh:
     /// ...     mesh.close()
-    fn close(&self, py: Python<'_>) {
-        let Some(mesh) = self.home.take() else { return };
-        py.detach(|| {
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(mesh) = self.home.take() else { return Ok(()) };
+        aside(py, move || {
             // Who closes does not care whether anybody was there to agree.
             let _ = mesh.leave();
-        });
+            Ok(())
+        })
     }
 
     /// This node as its peers see it.
@@ -781,11 +783,12 @@ impl PyMesh {
         kind: &Bound<'_, PyAny>,
         value: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
-    ) {
+    ) -> PyResult<()> {
         let Some(reason) = failure_of(kind, value) else { return self.close(py) };
         if let Some(mesh) = self.home.take() {
             py.detach(|| mesh.fail(&reason));
         }
+        Ok(())
     }
 
     fn __repr__(&self) -> String {
