@@ -36,6 +36,7 @@ sheave_mesh::methods! {
     16, "examine": Examine[Examine] -> Vec<Head>, Workers;
     17, "export": Export[Export] -> Head, Workers;
     18, "import": Import[Import] -> (), Workers;
+    19, "torn": Torn[Torn] -> (), Workers, runs anyway if |_| true;
 }
 
 /// What becomes of a store when one of its workers dies.
@@ -205,6 +206,13 @@ pub(crate) struct SetUpdater {
     pub(crate) updater: Spec,
     /// Only says whether it could be done: all servers change, or none.
     pub(crate) is_trial: bool,
+}
+
+/// A push of a worker has reached some servers and not others, for this reason: no sum of it is whole.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Torn {
+    pub(crate) store: u32,
+    pub(crate) reason: Error,
 }
 
 /// What is said of a store and nothing more.

@@ -16,7 +16,7 @@
 //! **Slices that cannot be sent.** Servers that know of a push wait for its slices. Where one cannot be sent the push
 //! has failed ([`Announced`]): nobody waits for what the servers would say, and a store that counts pushes is broken.
 
-use crate::protocol::{Piece, Slices, Told, Update};
+use crate::protocol::{Piece, Slices, Told, Torn, Update};
 use parking_lot::Mutex;
 use sheave_base::work::Completer;
 use sheave_base::work::awaited::{Account, Awaited, Describe, Which, listed};
@@ -102,16 +102,16 @@ impl Announced {
         self.calls.lock().push(call.clone());
     }
 
-    /// A slice could not be sent: the servers wait for it in vain.
-    fn fail(&self, error: &Error) {
+    /// A slice could not be sent: the servers wait for it in vain. True if that has broken the store.
+    fn fail(&self, error: &Error) -> bool {
         if self.failure.set(error.clone()).is_err() {
-            return;
+            return false;
         }
-        if let Some(broken) = self.broken.as_ref().filter(|_| !error.kind().is_loss()) {
-            let _ = broken.set(torn(error));
-        }
+        let broken = self.broken.as_ref().filter(|_| !error.kind().is_loss());
+        let has_broken = broken.is_some_and(|broken| broken.set(torn(error)).is_ok());
         let calls = std::mem::take(&mut *self.calls.lock());
         calls.iter().for_each(Work::cancel);
+        has_broken
     }
 
     /// Why the push has failed, if its calls have ended with this error.
@@ -123,6 +123,13 @@ impl Announced {
 /// Why a store that counts pushes can be used no more.
 pub(super) fn torn(error: &Error) -> Error {
     error.clone().context("a push has reached some servers and not others, and the store is of no more use")
+}
+
+/// Tells all servers of a store that a push has reached only some of them, so that nobody gets a sum with a part of it.
+/// A server that cannot be told now is told when the worker closes the store.
+pub(super) fn tell_torn(mesh: &Mesh, store: u32, servers: &[NodeId], reason: &Error) {
+    let torn = Torn { store, reason: reason.clone() };
+    servers.iter().for_each(|server| drop(mesh.ask::<Torn>(*server, &torn)));
 }
 
 impl Lane {
@@ -243,12 +250,12 @@ impl Lane {
                         work.on_complete(move |outcome| {
                             // What the server says of them it says of the push too.
                             let error = outcome.as_ref().err().filter(|error| error.happened_on().is_none());
-                            error.into_iter().for_each(|error| announced.fail(error));
+                            error.into_iter().for_each(|error| lane.fail(&announced, error));
                             lane.taken(server, priority, item.bytes);
                         });
                     }
                     Err(error) => {
-                        announced.fail(&error);
+                        self.fail(&announced, &error);
                         self.taken(server, priority, item.bytes);
                     }
                 }
@@ -259,6 +266,15 @@ impl Lane {
                     Err(error) => completer.complete(Err(error)),
                 }
             }
+        }
+    }
+
+    /// A slice of this push could not be sent.
+    fn fail(&self, announced: &Announced, error: &Error) {
+        if announced.fail(error)
+            && let Some(mesh) = self.mesh.upgrade()
+        {
+            tell_torn(&mesh, self.store, &self.servers, error);
         }
     }
 

@@ -275,6 +275,10 @@ impl Client {
         }
         // Pushes that another thread has begun leave first; later ones are refused here.
         drop(self.pushes.write());
+        if let Some(error) = self.broken.get() {
+            // Who closes a store is not waited for any more: no sum may lack what others have of a push.
+            lane::tell_torn(&self.mesh, self.open.store, &self.servers, error);
+        }
         let parted = self.lane.drain(&self.mesh).and_then(|()| self.say_to_all::<Closing>());
         let ended = self.outstanding.wait(None);
         let met = if meets { self.meet().map(drop) } else { Ok(()) };

@@ -2,7 +2,7 @@
 
 use super::batch::{Batch, Parcel, Ready, with_room};
 use super::coding::Draft;
-use super::lane::{Announced, Item, What, torn};
+use super::lane::{Announced, Item, What, tell_torn, torn};
 use super::places::{Places, Scatter, Unpack, address};
 use super::{Client, Known};
 use crate::compress::Compression;
@@ -247,8 +247,8 @@ impl Client {
         let Begun { calls, unpacks, scatters, failure, ahead, announced } = begun;
         if let Some(error) = failure {
             let is_torn = !calls.is_empty() && !ahead.0.is_empty() && !error.kind().is_loss();
-            if is_torn {
-                let _ = self.broken.set(torn(&error));
+            if is_torn && self.broken.set(torn(&error)).is_ok() {
+                tell_torn(&self.mesh, self.open.store, &self.servers, &error);
             }
             calls.iter().for_each(Work::cancel);
             return Err(error);

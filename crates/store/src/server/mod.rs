@@ -21,7 +21,7 @@ use crate::key::Key;
 use crate::layout::KEYS_MAX;
 use crate::protocol::{
     Barrier, Begin, Close, Closing, Delete, Describe, Described, Done, Examine, Export, Import, Init, OfStore,
-    OnWorkerLoss, Open, SERVICE, SetUpdater, Settle, Slices, Sums, Update, Updater,
+    OnWorkerLoss, Open, SERVICE, SetUpdater, Settle, Slices, Sums, Torn, Update, Updater,
 };
 use crate::slot::Merge;
 use crate::updater::{Function, Spec};
@@ -243,6 +243,12 @@ impl TypedService for Holder {
                 holder.within(from, args.store, reply, |store, worker, reply| store.begin(&args, worker, reply));
             })
             .on_with_room::<Slices>(Self::slices)
+            .on::<Torn>(|holder, TypedRequest { from, args, reply, .. }| {
+                holder.within(from, args.store, reply, |store, worker, reply| {
+                    store.torn(worker, &args.reason);
+                    reply.ok(&());
+                });
+            })
             .on::<SetUpdater>(|holder, request| holder.set_updater(request.args, request.reply))
             .on::<Updater>(|holder, request| request.reply.send(holder.updater(request.args)))
             .on::<Barrier>(|holder, TypedRequest { from, args, reply, .. }| {

@@ -575,6 +575,14 @@ impl Store {
         }
     }
 
+    /// A push has reached some servers and not others, as its worker says.
+    pub(super) fn torn(&mut self, worker: usize, reason: &Error) {
+        if self.counts_workers() {
+            let what = "has reached some servers and not others, so that no round is whole any more";
+            self.fail_in_part(&reason.clone().context(format!("a push of worker {worker} {what}")));
+        }
+    }
+
     /// Answers a request with an error.
     pub(super) fn refuse(&mut self, reply: TypedReply<Gone>, worker: usize, error: Error) {
         let request = self.waiting.begin(reply, worker, 1, Assembly::default());

@@ -18,5 +18,6 @@ mod priorities;
 mod rows;
 mod rows_large;
 mod stores;
+mod torn;
 mod updaters;
 mod workers;

@@ -1,13 +1,10 @@
 //! Slices that leave in the order of their priority, and what that must not change.
 
 use crate::common;
-use crate::common::{job_of, roles, together, until, wait};
+use crate::common::{job_of, wait};
 use sheave_base::config::Transport;
-use sheave_base::{ErrorKind, Work};
-use sheave_mesh::{Answer, Lane, Mesh, Request, Role, Service};
-use sheave_store::{Compression, Config, Key, Kind, KvStore, Options, Server, ServerConfig, Updater};
+use sheave_store::{Compression, Config, Key, Kind, KvStore, Options, ServerConfig, Updater};
 use sheave_tensor::Tensor;
-use sheave_wire::Value;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
@@ -105,75 +102,6 @@ fn priorities_change_no_sum_and_no_order_of_a_key() {
             let done = store.push_with(&pairs(1.0), with(3)).and_then(|_| store.done()).expect("it is the first");
             wait(&done).expect("all are done");
             store.close().expect("all come");
-        });
-    }
-}
-
-/// Answers nobody.
-#[derive(Default)]
-struct Silent(Mutex<Vec<Request>>);
-
-impl Service for Silent {
-    fn handle(&self, request: Request) {
-        self.0.lock().expect("nobody panics").push(request);
-    }
-
-    fn lane(&self) -> Lane {
-        Lane::Inline
-    }
-}
-
-/// Makes so many calls that this node may have only one more.
-fn wait_for_answers(mesh: &Mesh) -> Vec<Work<Answer>> {
-    let server = mesh.of_role(Role::Server).next().expect("there is one").node;
-    let mut calls = Vec::new();
-    until("there are as many calls as may be", || {
-        loop {
-            match mesh.call(server, "silent", "wait", Value::None) {
-                Ok(call) => calls.push(call),
-                // Others wait for the server to begin with them.
-                Err(error) => return error.to_string().contains("wait for their answers"),
-            }
-        }
-    });
-    calls.pop().expect("there are many").cancel();
-    calls
-}
-
-#[test]
-fn a_slice_that_cannot_be_sent_ends_its_push() {
-    /// More than the server waits a moment for.
-    const SOON: Duration = Duration::from_secs(20);
-    for kind in [Kind::DistSync, Kind::DistAsync] {
-        together(roles(1, 1), Transport::Shm, move |mesh| {
-            match mesh.me().introduction.role {
-                Role::Server => {
-                    mesh.serve("silent", Silent::default()).expect("it is the first");
-                    Server::start(&mesh, ServerConfig::default()).and_then(|server| server.run()).expect("nobody dies");
-                }
-                Role::Worker => {
-                    let store = KvStore::open(&mesh, kind).expect("all servers serve");
-                    store.init(&pair("w", 10, 0.0)).expect("it is new");
-                    let calls = wait_for_answers(&mesh);
-                    // The server hears of the push, and of nothing more.
-                    let push = store.push_with(&pair("w", 10, 1.0), with(1)).expect("there is room for one call");
-                    let error = push.wait_timeout(SOON).expect_err("its slice cannot be sent");
-                    assert_eq!(error.kind(), ErrorKind::LimitExceeded, "{error}");
-                    calls.iter().for_each(Work::cancel);
-                    let place = pair("w", 10, 9.0);
-                    let next = store.push_pull(&pair("w", 10, 2.0), &place);
-                    if kind == Kind::DistSync {
-                        // Nobody knows which server has which slice.
-                        let text = next.expect_err("it is of no more use").to_string();
-                        assert!(text.contains("some servers and not others"), "{text}");
-                    } else {
-                        wait(&next.expect("it is sent")).expect("the server lives");
-                        assert_eq!(place[0].1.to_vec::<f32>().expect("floats"), [2.0; 10]);
-                    }
-                }
-                _ => mesh.until_gone(|_| true).expect("nobody dies"),
-            }
-            mesh.leave().expect("the others agree");
         });
     }
 }
