@@ -2,6 +2,8 @@
 
 import io
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ from bayes_models import (
     cross_entropy,
     half_squares,
     joined_pair,
+    line,
+    line_gradient,
     make_line,
     make_network,
     normals,
@@ -56,6 +60,45 @@ def test_an_ensemble_is_its_members_trained_alone_bit_for_bit(cache_size):
         expected = alone(make, bayes.seed_of(5, member), pairs, squares, 3)
         np.testing.assert_array_equal(found[member], expected)
     assert all((found[0] != other).any() for other in found[1:])
+
+
+def test_members_of_one_device_step_on_the_thread_that_trains_them():
+    """Others would find the device busy, and take the interpreter from it: steps last longer here than messages that
+    nobody waits for are left alone."""
+    steps = []
+
+    def gradient(parameters, loss, x, y):
+        steps.append(threading.get_ident())
+        time.sleep(0.002)
+        return line_gradient(parameters, loss, x, y)
+
+    def make(seed):
+        return FunctionModel({"w": normals(seed, (2, 1))}, line, gradient, optim.SGD(0.1))
+
+    with bayes.Ensemble(make, 4) as ensemble:
+        ensemble.fit([(np.ones((3, 2)), np.ones((3, 1)))] * 5, squares, 2)
+    assert len(steps) == 40 and set(steps) == {threading.get_ident()}
+
+
+def test_a_member_that_fails_keeps_the_others_from_nothing():
+    failing, stepped = [], []
+
+    def make(seed):
+        def gradient(parameters, loss, x, y):
+            stepped.append(seed)
+            if seed in failing:
+                raise ValueError("it has failed")
+            return line_gradient(parameters, loss, x, y)
+
+        return FunctionModel({"w": normals(seed, (2, 1))}, line, gradient, optim.SGD(0.1))
+
+    with bayes.Ensemble(make, 4) as ensemble:
+        failing.append(ensemble.seed_of(1))
+        with pytest.raises(ValueError, match="it has failed"):
+            ensemble.fit([(np.ones((3, 2)), np.ones((3, 1)))], squares, 1)
+        # Behind what it has been sent.
+        ensemble.parameters()
+    assert sorted(stepped) == sorted(ensemble.seed_of(member) for member in range(4))
 
 
 def test_members_of_a_bootstrap_have_data_of_their_own_and_the_same_again():

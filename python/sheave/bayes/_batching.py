@@ -108,7 +108,7 @@ class Single:
 
     def step(self, loss: Any, x: Any, y: Any) -> Outstanding:
         """Step all members on a batch, those of other processes perhaps later. Returns what their losses are had of."""
-        return self._particles._begin_all(self._ids, "step", loss, x, y, timeout=self._timeout)
+        return self._particles._begin_all(self._ids, "step", loss, x, y, timeout=self._timeout, in_turn=True)
 
     def step_each(self, loss: Any, pairs: Sequence[tuple[Any, Any]]) -> list[float]:
         """Step each member on a batch of its own."""

@@ -235,7 +235,7 @@ class Langevin(Posterior):
         def step(x: Any, y: Any) -> Outstanding:
             sent = (settings, loss, x, y, count, self.prior)
             if batching is None:
-                return self.particles._begin_all(self.ids, "step", *sent, timeout=timeout)
+                return self.particles._begin_all(self.ids, "step", *sent, timeout=timeout, in_turn=True)
             return batching.begin_each(_batched_step, lambda members: sent, timeout)
 
         with contextlib.nullcontext() if batching is None else batching.lasting(timeout):

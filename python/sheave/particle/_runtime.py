@@ -166,9 +166,9 @@ def _kept_waiting(keeper: Particle, number: int) -> int:
     return keeper.particles._waiting(number)
 
 
-def _kept_all(keeper: Particle, numbers: list[int], name: str, args: tuple[Any, ...]) -> list[Any]:
+def _kept_all(keeper: Particle, numbers: list[int], name: str, args: tuple[Any, ...], in_turn: bool) -> list[Any]:
     ids = [ParticleId(keeper.id.node, number) for number in numbers]
-    return wait_all(keeper.particles.send_all(ids, name, *args))
+    return keeper.particles._asked(ids, name, args, None, in_turn)
 
 
 def _kept_batched(keeper: Particle, numbers: list[int], function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -376,9 +376,14 @@ class Particles(ParticleRuntime):
         return self._begin_all(ids, name, *args, timeout=timeout).wait()
 
     def _begin_all(
-        self, ids: Iterable[tuple[int, int]], name: str, *args: Any, timeout: float | None = None
+        self,
+        ids: Iterable[tuple[int, int]],
+        name: str,
+        *args: Any,
+        timeout: float | None = None,
+        in_turn: bool = False,
     ) -> Outstanding:
-        """As `ask_all`, but waits for the particles of this process alone."""
+        """As `ask_all`, but waits for the particles of this process alone; `in_turn` is as for `_asked`."""
         named = [ParticleId(*id) for id in ids]
         places: dict[int, list[int]] = {}
         for place, id in enumerate(named):
@@ -388,15 +393,39 @@ class Particles(ParticleRuntime):
         sent: list[tuple[list[int], Answer[Any]]] = []
         for node, of_node in places.items():
             numbers = [named[place].number for place in of_node]
-            sent.append((of_node, self._ask(ParticleId(node, KEEPER), "all", numbers, name, args)))
+            sent.append((of_node, self._ask(ParticleId(node, KEEPER), "all", numbers, name, args, in_turn)))
         here = [place for place, id in enumerate(named) if id.node == self.node]
-        own = [self.send(named[place], name, *args) for place in here]
         until = None if timeout is None else time.monotonic() + timeout
         found: list[Any] = [None] * len(named)
         with looked_at([answer for _, answer in sent]):
-            for place, result in zip(here, wait_all(own, timeout), strict=True):
+            own = self._asked([named[place] for place in here], name, args, timeout, in_turn)
+            for place, result in zip(here, own, strict=True):
                 found[place] = result
         return Outstanding(found, sent, until)
+
+    def _asked(
+        self, ids: Sequence[ParticleId], name: str, args: tuple[Any, ...], timeout: float | None, in_turn: bool
+    ) -> list[Any]:
+        """As `ask_all`, of particles of this process.
+
+        With `in_turn`, those of one device are sent the message one after another, each when the one before it has
+        answered: for handlers that do not wait for each other. What they do on the device is done one by one anyway,
+        and so all of it is done by the thread that waits, and no other is started that would take the interpreter from
+        it and find the device busy.
+        """
+        if not in_turn or len({self._device_of(id.number) for id in ids}) > 1:
+            return wait_all(self.send_all(ids, name, *args), timeout)
+        until = None if timeout is None else time.monotonic() + timeout
+        found: list[Any] = []
+        try:
+            for id in ids:
+                left = None if until is None else max(0.0, until - time.monotonic())
+                found.append(self.send(id, name, *args).wait(left))
+        except Exception:
+            # All of them are sent it, as when it is sent to all at once; the one that is told of is the first.
+            with looked_at(self.send_all(ids[len(found) + 1 :], name, *args)):
+                raise
+        return found
 
     def register(self, id: tuple[int, int], name: str, function: Callable[..., Any]) -> None:
         """Have a particle of this node handle messages of this name by `function(particle, *args, **kwargs)`: those
