@@ -444,6 +444,7 @@ impl Holder {
                 let taken = store.slices(&slices, worker, tensors);
                 if let Err(error) = &taken {
                     store.refused(worker, error);
+                    store.end_begun(worker, slices.operation, error);
                 }
                 match (taken, room) {
                     (Ok(()), Some(room)) => store.park(Parked { room, reply: Some(reply) }),

@@ -575,6 +575,13 @@ impl Store {
         }
     }
 
+    /// Slices of a push were refused: it ends with that, for they do not come again.
+    pub(super) fn end_begun(&mut self, worker: usize, operation: u64, error: &Error) {
+        if let Some(begun) = self.begun.remove(&(worker, operation)) {
+            self.waiting.answer(begun.request, Err(error.clone()));
+        }
+    }
+
     /// A push has reached some servers and not others, as its worker says.
     pub(super) fn torn(&mut self, worker: usize, reason: &Error) {
         if self.counts_workers() {

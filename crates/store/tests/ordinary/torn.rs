@@ -123,3 +123,31 @@ fn nobody_gets_a_sum_with_a_part_of_a_push_when_its_worker_closes_the_store() {
         }
     });
 }
+
+/// Another thread pushes a key while all workers delete it.
+#[test]
+fn a_slice_that_the_server_refuses_ends_its_push() {
+    const ROUNDS: usize = 100;
+    job(1, 2, |mesh| {
+        let store = KvStore::open(mesh, Kind::DistAsync).expect("all servers serve");
+        for _ in 0..ROUNDS {
+            store.init(&pair(10, 0.0)).expect("it is new");
+            std::thread::scope(|scope| {
+                let pushing = scope.spawn(|| {
+                    loop {
+                        let push = match store.push_with(&pair(10, 1.0), Options { priority: 1 }) {
+                            Ok(push) => push,
+                            Err(error) => return error,
+                        };
+                        if let Err(error) = push.wait_timeout(SOON) {
+                            return error;
+                        }
+                    }
+                });
+                store.delete(&["w".into()]).expect("it is known");
+                let error = pushing.join().expect("no panic");
+                assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+            });
+        }
+    });
+}
