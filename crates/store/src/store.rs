@@ -12,6 +12,7 @@ use crate::local::Local;
 use crate::protocol::OnWorkerLoss;
 use crate::updater::{Function, Updater, with_learning_rate};
 use parking_lot::ReentrantMutex;
+use sheave_base::work::Interrupt;
 use sheave_base::{Error, ErrorKind, Result, Work, limits};
 use sheave_mesh::Mesh;
 use sheave_optim::Optimizer;
@@ -463,6 +464,20 @@ impl KvStore {
         match &*self.place {
             Place::Local(local) => within(local, |local| local.check_known(keys, "wait")),
             Place::Servers(client) => client.wait(keys),
+        }
+    }
+
+    /// Blocks until there is room for a push or a pull that has a priority, or follows one that has: these wait in a
+    /// queue of this worker, whose bytes are bounded. They wait by themselves; this is for callers that must be able to
+    /// end the wait: `interrupt` is asked now and then. A local store has no queue.
+    ///
+    /// # Errors
+    ///
+    /// That of `interrupt`; `Closed` when this node has left the mesh.
+    pub fn wait_for_room(&self, interrupt: Option<Interrupt<'_>>) -> Result<()> {
+        match &*self.place {
+            Place::Local(_) => Ok(()),
+            Place::Servers(client) => client.wait_for_room(interrupt),
         }
     }
 

@@ -92,7 +92,11 @@ impl PyStore {
         operation: impl FnOnce(&KvStore) -> Result<Work<()>> + Send,
     ) -> PyResult<PyWork> {
         let (store, begun_ns) = (self.store(py)?, now_ns());
-        let work = enter(py, None, |_, _| operation(&store))?;
+        let work = enter(py, None, |_, interrupt| {
+            // Where Ctrl-C ends it: the operation waits for room too, but for one who is not asked.
+            store.wait_for_room(interrupt)?;
+            operation(&store)
+        })?;
         if let (true, Some(Err(error))) = (self.is_local(), work.result()) {
             return Err(updater::because(py, &error));
         }

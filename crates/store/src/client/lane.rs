@@ -18,8 +18,8 @@
 
 use crate::protocol::{Piece, Slices, Told, Torn, Update};
 use parking_lot::Mutex;
-use sheave_base::work::Completer;
 use sheave_base::work::awaited::{Account, Awaited, Describe, Which, listed};
+use sheave_base::work::{Completer, Interrupt};
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
 use sheave_mesh::{CallOptions, Mesh, WeakMesh};
 use sheave_net::Parts;
@@ -146,7 +146,7 @@ impl Lane {
     }
 
     /// Blocks until no more than `bytes` are queued, for the servers alone.
-    fn wait_until(&self, mesh: &Mesh, bytes: u64) -> Result<()> {
+    fn wait_until(&self, mesh: &Mesh, bytes: u64, mut interrupt: Option<Interrupt<'_>>) -> Result<()> {
         loop {
             let work = {
                 let mut state = self.state.lock();
@@ -157,18 +157,23 @@ impl Lane {
                 state.waiting.push(completer);
                 work
             };
-            work.wait()?;
+            let asked: Option<Interrupt<'_>> = match &mut interrupt {
+                Some(interrupt) => Some(&mut **interrupt),
+                None => None,
+            };
+            work.wait_until(None, asked)?;
+            work.taken()?;
         }
     }
 
     /// Blocks until there is room for more.
-    pub(super) fn wait_for_room(&self, mesh: &Mesh) -> Result<()> {
-        self.wait_until(mesh, QUEUED_BYTES_MAX)
+    pub(super) fn wait_for_room(&self, mesh: &Mesh, interrupt: Option<Interrupt<'_>>) -> Result<()> {
+        self.wait_until(mesh, QUEUED_BYTES_MAX, interrupt)
     }
 
     /// Blocks until everything has left.
     pub(super) fn drain(&self, mesh: &Mesh) -> Result<()> {
-        self.wait_until(mesh, 0)
+        self.wait_until(mesh, 0, None)
     }
 
     /// Queues the items of one operation.

@@ -33,7 +33,7 @@ use coding::{Coding, Compressions};
 use lane::Lane;
 use outstanding::Outstanding;
 use parking_lot::{Mutex, RwLock};
-use sheave_base::work::{IDLE, join_all_with};
+use sheave_base::work::{IDLE, Interrupt, join_all_with};
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
 use sheave_mesh::{AnswerOf, Mesh, Method, Role};
 use sheave_tensor::Tensor;
@@ -290,6 +290,11 @@ impl Client {
     pub(crate) fn wait(&self, keys: &[Key]) -> Result<()> {
         let numbers = keys.iter().map(|key| Ok(self.find("wait", key)?.number)).collect::<Result<Vec<_>>>()?;
         self.outstanding.wait(Some(&numbers).filter(|_| !keys.is_empty()).map(Vec::as_slice))
+    }
+
+    /// Blocks until there is room in the queue of what is pushed and pulled with a priority.
+    pub(crate) fn wait_for_room(&self, interrupt: Option<Interrupt<'_>>) -> Result<()> {
+        self.lane.wait_for_room(&self.mesh, interrupt)
     }
 
     /// Says something of the whole store to all servers, and waits for their answers.

@@ -200,7 +200,7 @@ impl Client {
     pub(super) fn leaving(&self, options: Options, bytes: u64) -> Result<Leaving> {
         // What is queued would be overtaken by what is not.
         if options.priority != 0 || !self.lane.is_empty() {
-            self.lane.wait_for_room(&self.mesh)?;
+            self.lane.wait_for_room(&self.mesh, None)?;
             return Ok(Leaving { is_queued: true, message_bytes: QUEUED_MESSAGE_BYTES });
         }
         let is_cut = self.is_synchronous() && self.open.on_worker_loss == OnWorkerLoss::Fail;
