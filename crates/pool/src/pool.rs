@@ -142,7 +142,15 @@ impl Shared {
         let setup = self.settings.setups.get(slot).or(self.settings.setups.last());
         let part = |tensor: &sheave_tensor::Tensor| Part::new(tensor.clone(), Mode::Copy);
         let parts: Parts = setup.into_iter().flat_map(|setup| setup.tensors().iter().map(part)).collect();
-        mesh.cast(guest.node, WORKER, BEGIN, protocol::begin(&self.service, setup, parts))
+        let begun = mesh.cast(guest.node, WORKER, BEGIN, protocol::begin(&self.service, setup, parts));
+        if let Err(error) = &begun
+            && !error.kind().is_loss()
+            && error.kind() != ErrorKind::Closed
+        {
+            // It lives and would wait for ever, and the next one would get the same.
+            self.break_by(&error.clone().context(format!("worker {} cannot be told to begin", guest.name)));
+        }
+        begun
     }
 
     /// The process of a worker has ended so.
