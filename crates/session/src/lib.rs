@@ -16,8 +16,8 @@
 //! **Errors.** What fails on a worker poisons the register that it was to fill, and so what is computed from that; the
 //! other workers go on. The worker tells the first cause to whoever waits for it next, with the function, the command's
 //! number and the worker. A worker that dies is told once by whatever waits next, and by all that asks that worker. A
-//! command that gets to some of the living workers alone breaks the session: everything fails from then on, for what the
-//! workers compute together would be wrong.
+//! command that gets to some of the living workers alone breaks the session: everything fails from then on, for what
+//! the workers compute together would be wrong.
 //!
 //! **Together.** Workers move and reduce the tensors in their registers by commands too ([`collective`]), on which they
 //! agree first; and they load parameters from files, each its shard ([`shards`]).
