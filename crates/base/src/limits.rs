@@ -229,6 +229,9 @@ pub const PARTICLE_ANSWERS_NESTED_MAX: usize = 1 << 10;
 /// The time after which a message to a particle is started, if nobody waits for it before.
 pub const PARTICLE_START_AFTER: Duration = Duration::from_micros(200);
 
+/// The same where those that were sent of late have all been waited for: as many times as long.
+pub const PARTICLE_START_AFTER_FACTOR_MAX: u32 = 32;
+
 /// Gradients in the queue of one gradient server.
 pub const LEARNER_QUEUE_MAX: usize = 1 << 16;
 

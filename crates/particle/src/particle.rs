@@ -161,6 +161,13 @@ impl<M: Payload> Particle<M> {
         self.mailbox.lock().is_listed = false;
     }
 
+    /// Whether something may begin. If not, it stands in the list of the runtime no more.
+    pub(crate) fn stays_listed(&self) -> bool {
+        let mut mailbox = self.mailbox.lock();
+        mailbox.is_listed = mailbox.is_ready();
+        mailbox.is_listed
+    }
+
     /// Whether there is a next message that may begin, and must have a thread that may block.
     pub(crate) fn is_blocking_next(&self) -> bool {
         let mailbox = self.mailbox.lock();

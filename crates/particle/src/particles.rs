@@ -8,6 +8,11 @@
 //! polled by whoever starts them, and what may block is handed to threads of the node. A message from another node is
 //! started at once, for nobody here waits for it.
 //!
+//! **The timer costs those who need none**: it wakes two threads, which take the core from the one that works. So each
+//! time that it finds nothing to start the moment doubles, up to
+//! [so many times](sheave_base::limits::PARTICLE_START_AFTER_FACTOR_MAX), and is the usual one again when it has found
+//! something.
+//!
 //! When the node leaves, its task ends, and with it everything that has not begun.
 
 use crate::answer::{Answer, Source};
@@ -26,7 +31,7 @@ use sheave_mesh::{Mesh, ServiceName, Task, WeakMesh};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::future::{Future, poll_fn};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::Poll;
 
@@ -49,6 +54,8 @@ pub(crate) struct Inner<M: Payload> {
     listed: Mutex<VecDeque<Arc<Particle<M>>>>,
     /// A timer will start them.
     is_arranged: AtomicBool,
+    /// How many times the usual moment it takes.
+    factor: AtomicU32,
     /// Jobs on threads so far: each has a mailbox of its own there.
     jobs: AtomicU64,
     starter: OnceLock<Task>,
@@ -185,10 +192,14 @@ impl<M: Payload> Inner<M> {
             return;
         }
         let (own, mesh) = (self.own.clone(), self.mesh());
+        let factor = self.factor.load(Relaxed);
         let arranged = mesh.and_then(|mesh| {
-            mesh.at(mesh.runtime().after(limits::PARTICLE_START_AFTER), move || {
+            mesh.at(mesh.runtime().after(limits::PARTICLE_START_AFTER * factor), move || {
                 let Some(runtime) = own.upgrade() else { return };
                 runtime.is_arranged.store(false, SeqCst);
+                let is_vain = !runtime.keeps_what_waits();
+                let factor = if is_vain { (2 * factor).min(limits::PARTICLE_START_AFTER_FACTOR_MAX) } else { 1 };
+                runtime.factor.store(factor, Relaxed);
                 runtime.start_soon();
             })
         });
@@ -199,6 +210,13 @@ impl<M: Payload> Inner<M> {
                 self.start_soon();
             }
         }
+    }
+
+    /// Strikes off the list what somebody has begun by now. False if nothing is left.
+    fn keeps_what_waits(&self) -> bool {
+        let mut listed = self.listed.lock();
+        listed.retain(|particle| particle.stays_listed());
+        !listed.is_empty()
     }
 
     /// Has the node's task start what is listed.
@@ -371,6 +389,7 @@ impl<M: Payload> Particles<M> {
             kinds: RwLock::default(),
             listed: Mutex::default(),
             is_arranged: AtomicBool::new(false),
+            factor: AtomicU32::new(1),
             jobs: AtomicU64::new(0),
             starter: OnceLock::new(),
             over: Mutex::default(),
