@@ -491,7 +491,8 @@ impl<M: Payload> Particles<M> {
     /// What one thread, or one handler, sends to one particle is handled in that order.
     ///
     /// A message to a particle of this node is handled by whoever waits for the answer, or else by other threads after
-    /// [a moment](limits::PARTICLE_START_AFTER).
+    /// [a moment](limits::PARTICLE_START_AFTER); a longer one, [up to](limits::PARTICLE_START_AFTER_FACTOR_MAX), where
+    /// whoever has sent something of late has waited for it.
     pub fn send(&self, to: ParticleId, name: &str, message: impl Into<M>) -> Answer<M> {
         self.0.send(to, name, message.into())
     }
