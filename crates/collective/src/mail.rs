@@ -230,7 +230,7 @@ async fn hand_in_turn(state: &State, to: u32, message: Outgoing, turn: Option<Tu
     turn.comes().await;
     let link = state.link(to).await?;
     let sent = state.hub.node.isend_borrowed(link, message);
-    turn.is_over();
+    turn.give();
     sent?.await
 }
 
@@ -317,7 +317,7 @@ async fn send_long(
         let link = state.link(to).await?;
         announced.link = Some(link);
         let sent = state.hub.node.isend_borrowed(link, message);
-        turn.is_over();
+        turn.give();
         sent?.await?;
     } else {
         let link = state.link(to).await?;

@@ -119,7 +119,7 @@ impl Turn {
     }
 
     /// It is given to the link.
-    pub(super) fn is_over(mut self) {
+    pub(super) fn give(mut self) {
         self.given.take().into_iter().for_each(|given| given.complete(Ok(())));
     }
 }
@@ -465,9 +465,9 @@ mod tests {
         drop(third);
         drop(second);
         assert!(!last_comes.is_done(), "the first is not given to the link yet");
-        first.is_over();
+        first.give();
         assert!(last_comes.is_done(), "nothing is before it any more");
-        last.is_over();
+        last.give();
         assert!(mail.turn(3, true).is_none(), "nobody waits, and the link is known");
     }
 }
