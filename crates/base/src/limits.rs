@@ -226,7 +226,8 @@ pub const PARTICLE_UNSEEN_TOLD: u64 = 100;
 /// Answers of one answer of another, and so on, that a wait follows: one that is its own would go on for ever.
 pub const PARTICLE_ANSWERS_NESTED_MAX: usize = 1 << 10;
 
-/// The time after which a message to a particle is started, if nobody waits for it before.
+/// The time after which a message to a particle is started, if nobody waits for it before; but see
+/// [`PARTICLE_START_AFTER_FACTOR_MAX`].
 pub const PARTICLE_START_AFTER: Duration = Duration::from_micros(200);
 
 /// The same where those that were sent of late have all been waited for: as many times as long.

@@ -359,15 +359,14 @@ impl<T> Work<T> {
             (cancel, awaited)
         };
         match cancel {
-            // It may be another work that is cancelled, and so on.
-            Some(Cancel::Act(cancel)) => nested::run(self.0.name(), cancel),
-            Some(Cancel::There) => nested::run(self.0.name(), move || awaited.iter().for_each(Awaited::cancel)),
+            Some(Cancel::Act(cancel)) => cancel(),
+            Some(Cancel::There) => awaited.iter().for_each(Awaited::cancel),
             None => {}
         }
     }
 
     /// Calls `callback` once with the outcome: now if it is there, else on the thread that completes the work, with no
-    /// lock held. It must not block. A panic in it is told on standard error and ends there. One that was set before
+    /// lock held; soon, where it is called within many other callbacks. It must not block. A panic in it is told on standard error and ends there. One that was set before
     /// the work has ended has the outcome, even if somebody takes that with [`Work::join`].
     pub fn on_complete(&self, callback: impl FnOnce(&Result<T>) + Send + 'static)
     where
@@ -390,6 +389,7 @@ impl<T> Work<T> {
         if self.0.is_done() || nested::catch_up() && self.0.is_done() {
             return Ok(true);
         }
+        let _waits = nested::Waits::begin();
         match &self.0.driver {
             Some(driver) => driver.drive(&*self.0, until, interrupt),
             None => park_until_done(&*self.0, until, interrupt),

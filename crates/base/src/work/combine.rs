@@ -11,7 +11,7 @@
 //! It ends when they have: until then they may use their buffers.
 
 use super::awaited::{Account, Awaited, Describe, Which, joined, listed};
-use super::{Completer, Drive, Work, driven};
+use super::{Completer, Drive, Work, driven, nested};
 use crate::sync::{Arc, Mutex};
 use crate::{Error, ErrorKind, LinkId, Result};
 use std::sync::Weak;
@@ -116,7 +116,8 @@ fn over<T>(
     completer.awaits(Awaited::new(knows, [0; 2]));
     completer.on_cancel(move || {
         if let Some(joint) = cancels.upgrade() {
-            joint.cancel();
+            // What it cancels may be joint too, and so on.
+            nested::run(operation, move || joint.cancel());
         }
     });
     (completer, work)
@@ -630,6 +631,30 @@ mod tests {
             at.on_complete(move |_| says.send(deep.wait().unwrap()).unwrap());
             first.complete(Ok(0));
             assert_eq!(hears.try_recv(), Ok(LONG));
+        });
+    }
+
+    #[test]
+    fn a_wait_in_a_deep_callback_ends_by_callbacks_of_its_own() {
+        on_a_thread(|| {
+            let (says, hears) = std::sync::mpsc::channel();
+            let (first, mut work) = pair::<u32>("count");
+            for _ in 0..31 {
+                work = work.map(Ok);
+            }
+            work.on_complete(move |_| {
+                let (other, mut waited) = pair::<u32>("other");
+                for _ in 0..100 {
+                    waited = waited.map(Ok);
+                }
+                std::thread::scope(|scope| {
+                    // The wait below polls in the work's own driver, or sleeps until this.
+                    scope.spawn(|| other.complete(Ok(7)));
+                    says.send(waited.wait()).unwrap();
+                });
+            });
+            first.complete(Ok(0));
+            assert_eq!(hears.try_recv().unwrap().unwrap(), 7);
         });
     }
 }

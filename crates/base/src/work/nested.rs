@@ -1,10 +1,11 @@
-//! Callbacks that end works whose callbacks end works, and cancellations that cancel what is waited for: the stack does
-//! not grow with the length of such a chain.
+//! Callbacks that end works whose callbacks end works, and cancellations of works that cancel what they are made of: the
+//! stack does not grow with the length of such a chain.
 //!
 //! A callback runs at once within those that have led to it, up to [`NESTED_MAX`] of them. Beyond, it is put off until
-//! the outermost has returned, or until a wait begins on this thread, which may be for what it brings about. The order
-//! of the callbacks that are put off stays. Nothing else runs between, so whoever completes a work finds the callbacks
-//! run when it goes on, unless it is one itself, that deep.
+//! the outermost has returned, or until a work is waited for on this thread, which may be for what it brings about. The
+//! order of the callbacks that are put off stays. Nothing else runs between, so whoever completes a work finds the
+//! callbacks run when it goes on, unless it is one itself, that deep. Whatever runs within such a wait counts anew: it
+//! must not be put off until the wait is over.
 
 use crate::contain;
 use std::cell::{Cell, RefCell};
@@ -48,8 +49,25 @@ pub(super) fn catch_up() -> bool {
     true
 }
 
+/// This thread waits for a work, until this is dropped.
+pub(super) struct Waits(u32);
+
+impl Waits {
+    pub(super) fn begin() -> Self {
+        Self(DEPTH.replace(0))
+    }
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        DEPTH.set(self.0);
+    }
+}
+
 fn run_put_off() {
-    while let Some((operation, act)) = PUT_OFF.with_borrow_mut(VecDeque::pop_front) {
+    // Where the thread is ending there is no such list any more, and nothing was put on it.
+    let next = || PUT_OFF.try_with(|put_off| put_off.borrow_mut().pop_front()).ok().flatten();
+    while let Some((operation, act)) = next() {
         told(operation, act);
     }
 }
