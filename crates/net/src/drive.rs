@@ -135,7 +135,7 @@ impl Drop for Polls {
 }
 
 impl Node {
-    /// Has [`Endpoint::attend`] of this number called soon, as [`Node::remind`] does, and wakes a thread for that if
+    /// Has [`Endpoint::attend`](crate::endpoint::Endpoint::attend) of this number called soon, as [`Node::remind`] does, and wakes a thread for that if
     /// those that look after this node sleep.
     ///
     /// Nothing is lost: the reminder is set before it is asked whether somebody leads, and whoever leads looks at the

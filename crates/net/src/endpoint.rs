@@ -285,10 +285,15 @@ impl Endpoints {
         self.polled.get().and_then(Weak::upgrade)
     }
 
-    /// A thread begins to poll the endpoint that is polled, until [`Inner::endpoint_left`].
+    /// A thread begins to poll the endpoint that is polled, until [`Endpoints::leave`].
     pub(crate) fn enter(&self, endpoint: &dyn Endpoint) {
         self.pollers.fetch_add(1, SeqCst);
         endpoint.disarm();
+    }
+
+    /// A thread polls it no more; [`Inner::settle_endpoint`] is to follow.
+    pub(crate) fn leave(&self) {
+        self.pollers.fetch_sub(1, SeqCst);
     }
 
     /// The endpoint that is polled, if no thread does so.
@@ -312,12 +317,6 @@ impl Inner {
         }
     }
 
-    /// A thread that has polled the endpoint does so no more: it leaves it as a sleeping leader expects it.
-    pub(crate) fn endpoint_left(&self, endpoint: &dyn Endpoint) {
-        self.endpoints.pollers.fetch_sub(1, SeqCst);
-        self.settle_endpoint(endpoint);
-    }
-
     /// Polls the endpoint if nobody else does, or arms it for a leader that sleeps.
     pub(crate) fn endpoint_waits(&self) {
         if let Some(endpoint) = self.endpoints.unattended() {
@@ -326,7 +325,8 @@ impl Inner {
         }
     }
 
-    fn settle_endpoint(&self, endpoint: &dyn Endpoint) {
+    /// Leaves the endpoint as a sleeping leader expects it: armed, with nothing to do.
+    pub(crate) fn settle_endpoint(&self, endpoint: &dyn Endpoint) {
         if self.progress.is_led() && self.endpoints.pollers.load(SeqCst) == 0 {
             while !endpoint.arm() && endpoint.poll() {}
         }

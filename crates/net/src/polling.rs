@@ -37,15 +37,23 @@ impl Scope {
         }
     }
 
+    /// It does so no more; [`Scope::settle`] is to follow.
     fn leave(&self, inner: &Inner) {
         for entry in self.entries() {
             entry.pollers.fetch_sub(1, SeqCst);
         }
+        if self.endpoint.is_some() {
+            inner.endpoints.leave();
+        }
+    }
+
+    /// Leaves all of it as a sleeping leader expects it. That polls, and so may wait.
+    fn settle(&self, inner: &Inner) {
         for entry in self.entries() {
             inner.settle(entry);
         }
         if let Some(endpoint) = &self.endpoint {
-            inner.endpoint_left(&**endpoint);
+            inner.settle_endpoint(&**endpoint);
         }
     }
 }
@@ -111,6 +119,7 @@ impl Drop for Polling<'_> {
         let of_node = |(node, _): &(usize, Scope)| *node == self.inner.address();
         let own = POLLED.with_borrow_mut(|all| all.iter().rposition(of_node).map(|at| all.remove(at)));
         self.scope.leave(self.inner);
+        self.scope.settle(self.inner);
         drop(own);
     }
 }
@@ -129,6 +138,7 @@ impl<'a> Aside<'a> {
         let scopes = POLLED.with_borrow_mut(|all| all.extract_if(.., |(node, _)| *node == inner.address()).collect());
         let aside = Self { inner, scopes };
         aside.scopes.iter().for_each(|(_, scope)| scope.leave(inner));
+        aside.scopes.iter().for_each(|(_, scope)| scope.settle(inner));
         aside
     }
 }

@@ -271,12 +271,11 @@ impl Link for TcpLink {
 
     fn arm(&self) -> bool {
         // The descriptor is watched as long as the link lives, for room too while bytes wait.
-        // A poller holds the token for the time of a few messages at most.
-        !self.reading.lock().is_ready()
+        self.reading.try_lock().is_none_or(|reading| !reading.is_ready())
     }
 
     fn arm_urgent(&self) -> bool {
-        !self.reading.lock().has_urgent()
+        self.reading.try_lock().is_none_or(|reading| !reading.has_urgent())
     }
 
     fn disarm(&self) {}
