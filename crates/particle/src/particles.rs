@@ -215,8 +215,14 @@ impl<M: Payload> Inner<M> {
     /// Strikes off the list what somebody has begun by now. False if nothing is left.
     fn keeps_what_waits(&self) -> bool {
         let mut listed = self.listed.lock();
-        listed.retain(|particle| particle.stays_listed());
-        !listed.is_empty()
+        let all = std::mem::take(&mut *listed).into_iter();
+        let (kept, gone): (VecDeque<_>, VecDeque<_>) = all.partition(|particle| particle.stays_listed());
+        let has_some = !kept.is_empty();
+        *listed = kept;
+        drop(listed);
+        // It may be all that has a particle that was removed, and its state may do anything.
+        drop(gone);
+        has_some
     }
 
     /// Has the node's task start what is listed.

@@ -157,7 +157,7 @@ class Posterior:
 
         Raises DeadlineExceeded where they are not within `timeout` seconds.
         """
-        return self.particles._begin_all(self.ids, name, *args, timeout=timeout, in_turn=True).wait()
+        return self.particles.ask_all(self.ids, name, *args, timeout=timeout)
 
     def parameters(self) -> list[NDArray[Any]]:
         """Return copies of the flat parameters of all members."""

@@ -166,9 +166,10 @@ def _kept_waiting(keeper: Particle, number: int) -> int:
     return keeper.particles._waiting(number)
 
 
-def _kept_all(keeper: Particle, numbers: list[int], name: str, args: tuple[Any, ...], in_turn: bool) -> list[Any]:
+def _kept_all(keeper: Particle, numbers: list[int], name: str, args: tuple[Any, ...]) -> list[Any]:
+    # At once, and not in turn: this is done for the next batch before that one is through, and none may be overtaken.
     ids = [ParticleId(keeper.id.node, number) for number in numbers]
-    return keeper.particles._asked(ids, name, args, None, in_turn)
+    return wait_all(keeper.particles.send_all(ids, name, *args))
 
 
 def _kept_batched(keeper: Particle, numbers: list[int], function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -393,7 +394,7 @@ class Particles(ParticleRuntime):
         sent: list[tuple[list[int], Answer[Any]]] = []
         for node, of_node in places.items():
             numbers = [named[place].number for place in of_node]
-            sent.append((of_node, self._ask(ParticleId(node, KEEPER), "all", numbers, name, args, in_turn)))
+            sent.append((of_node, self._ask(ParticleId(node, KEEPER), "all", numbers, name, args)))
         here = [place for place, id in enumerate(named) if id.node == self.node]
         until = None if timeout is None else time.monotonic() + timeout
         found: list[Any] = [None] * len(named)
@@ -409,19 +410,19 @@ class Particles(ParticleRuntime):
         """As `ask_all`, of particles of this process.
 
         With `in_turn`, those of one device are sent the message one after another, each when the one before it has
-        answered: for handlers that do not wait for each other. What they do on the device is done one by one anyway,
-        and so all of it is done by the thread that waits, and no other is started that would take the interpreter from
-        it and find the device busy.
+        answered, unless there is a timeout: for handlers that do not wait for each other. What they do on the device is
+        done one by one anyway, and so all of it is done by the thread that waits, and no other is started that would
+        take the interpreter from it and find the device busy.
         """
-        if not in_turn or len({self._device_of(id.number) for id in ids}) > 1:
+        particles = [self._objects.get(id.number) for id in ids]
+        devices = {None if particle is None else str(particle.device) for particle in particles}
+        if not in_turn or timeout is not None or None in devices or len(devices) > 1:
             return wait_all(self.send_all(ids, name, *args), timeout)
-        until = None if timeout is None else time.monotonic() + timeout
         found: list[Any] = []
         try:
             for id in ids:
-                left = None if until is None else max(0.0, until - time.monotonic())
-                found.append(self.send(id, name, *args).wait(left))
-        except Exception:
+                found.append(self.send(id, name, *args).wait())
+        except BaseException:
             # All of them are sent it, as when it is sent to all at once; the one that is told of is the first.
             with looked_at(self.send_all(ids[len(found) + 1 :], name, *args)):
                 raise
