@@ -228,9 +228,11 @@ impl Client {
         }
         let pulls = parcels.iter().flat_map(|parcel| parcel.update.pull.iter().zip(&parcel.places));
         let places = Places::lease(operation, pulls, &scatters)?;
-        // The last that may refuse all of it at once.
         let ready =
             parcels.into_iter().map(|parcel| self.prepare(parcel, &places.large)).collect::<Result<Vec<_>>>()?;
+        // What is being written is refused before any server has its part; nobody begins to until all have theirs.
+        let copied = ready.iter().flat_map(|ready| &ready.options.tensors).filter(|part| part.mode() == Mode::Copy);
+        let _leases = copied.map(|part| part.tensor().read_lease(operation)).collect::<Result<Vec<_>>>()?;
         let mut begun = Begun { ahead, scatters, ..Begun::default() };
         // Also after a failure: those who live must get what all other workers send them.
         for Ready { server, update, options, unpacks, drafts } in ready {
@@ -247,10 +249,11 @@ impl Client {
         let Begun { calls, unpacks, scatters, failure, ahead, announced } = begun;
         if let Some(error) = failure {
             let is_torn = !calls.is_empty() && !ahead.0.is_empty() && !error.kind().is_loss();
+            // First: there may be no room for more calls.
+            calls.iter().for_each(Work::cancel);
             if is_torn && self.broken.set(torn(&error)).is_ok() {
                 tell_torn(&self.mesh, self.open.store, &self.servers, &error);
             }
-            calls.iter().for_each(Work::cancel);
             return Err(error);
         }
         let (completer, work) = self.mesh.node().pair(operation, None);

@@ -151,3 +151,35 @@ fn a_slice_that_the_server_refuses_ends_its_push() {
         }
     });
 }
+
+/// Whichever server has the key of it: none may have its part of the push by then.
+#[test]
+fn a_push_of_what_is_being_written_is_refused_before_any_server_has_its_part() {
+    const LARGE: usize = 100_000;
+    let tensor = |value: f32| Tensor::from_slice(&vec![value; LARGE], [LARGE as u64]).expect("it fits");
+    job(2, 2, move |mesh| {
+        let store = KvStore::open(mesh, Kind::DistSync).expect("all servers serve");
+        let keys: Vec<Key> = (0..6).map(|number| format!("w{number}").as_str().into()).collect();
+        let all = |value: f32| keys.iter().map(|key| (key.clone(), tensor(value))).collect::<Vec<_>>();
+        store.init(&all(0.0)).expect("they are new");
+        store.set_updater(Updater::Sum).expect("servers add");
+        for (round, key) in (1_u8..).zip(&keys) {
+            let place = tensor(0.0);
+            let own = [(key.clone(), tensor(1.0))];
+            if store.rank() == 0 {
+                // It waits for the other worker.
+                let pulled = store.push_pull(&own, &[(key.clone(), place.clone())]).expect("it is sent");
+                let mut pairs = all(1.0);
+                pairs.iter_mut().filter(|(other, _)| other == key).for_each(|(_, value)| *value = place.clone());
+                let refused = store.push(&pairs).expect_err("a pull writes it");
+                assert_eq!(refused.kind(), ErrorKind::BufferInUse, "{refused}");
+                meet(mesh);
+                wait(&pulled).expect("both have pushed");
+            } else {
+                meet(mesh);
+                wait(&store.push_pull(&own, &[(key.clone(), place.clone())]).expect("it is sent")).expect("both");
+            }
+            assert_eq!(place.to_vec::<f32>().expect("free")[LARGE - 1], 2.0, "round {round}");
+        }
+    });
+}
