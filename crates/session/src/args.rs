@@ -2,7 +2,7 @@
 
 use crate::collective::Placement;
 use crate::register::Register;
-use sheave_base::Result;
+use sheave_base::{Error, ErrorKind, Result, limits};
 use sheave_mesh::ArgList;
 use sheave_net::{Part, Parts};
 use sheave_rpc::IntoValue;
@@ -101,13 +101,21 @@ impl Args {
         self.items.len() <= SHORT_COUNT_MAX && self.items.iter().all(is_short)
     }
 
-    /// Keeps others from writing the tensors until all workers have got the same; refuses those that are being written.
+    /// Keeps others from writing the tensors until all workers have got the same; refuses those that are being written,
+    /// and more of them than a message may have, before any worker has got one.
     pub(crate) fn hold(&self) -> Result<Vec<ReadLease>> {
         let placed = self.items.iter().filter_map(|item| match item {
             Item::Placed(tensor, ..) => Some(tensor),
             Item::Value(_) | Item::Register(_) => None,
         });
-        self.tensors.iter().chain(placed).map(|tensor| tensor.read_lease("call")).collect()
+        let leases: Vec<ReadLease> =
+            self.tensors.iter().chain(placed).map(|tensor| tensor.read_lease("call")).collect::<Result<_>>()?;
+        if leases.len() > limits::PARTS_MAX {
+            let what = format!("a command with {} tensors; expected at most {}", leases.len(), limits::PARTS_MAX);
+            let error = Error::new(ErrorKind::LimitExceeded, what).operation("call");
+            return Err(error.hint("put them together, or send them by several commands"));
+        }
+        Ok(leases)
     }
 
     /// Adds what this worker gets, where all are short.

@@ -19,8 +19,8 @@
 //!
 //! **All or none.** Operations of several workers meet by the order of commands, so what has got to some of the workers
 //! alone breaks the session ([`abort`](crate::abort)), but for those that are dead: every call fails from then on, and
-//! says which worker lacks which command. Where the very first worker does not take a command, no worker has it: then
-//! its call fails and that is all.
+//! says which worker lacks which command. Where the very first worker does not take a command that is sent at once, no
+//! worker has it: then its call fails and that is all.
 //!
 //! What is kept holds the registers that it names. It holds no session: who drops that ends it, and so sends it.
 

@@ -137,6 +137,22 @@ fn a_command_that_no_worker_has_got_fails_and_that_is_all() {
     });
 }
 
+#[test]
+fn more_tensors_than_a_message_has_are_refused_before_any_worker_gets_them() {
+    each(|session| {
+        let echo = session.function("echo").unwrap();
+        let tensor = Tensor::from_slice(&[1.0_f32], [1]).unwrap();
+        let mut args = Args::new();
+        for _ in 0..=sheave_base::limits::PARTS_MAX {
+            args = args.value(tensor.clone());
+        }
+        let error = session.call(&echo, &args).expect_err("no message has so many");
+        assert_eq!(error.kind(), ErrorKind::LimitExceeded, "{error}");
+        let one = session.call(&echo, &Args::new().value(tensor)).expect("it is whole");
+        assert_eq!(first_of(&one, 2), 1.0);
+    });
+}
+
 /// A worker that waits for the others, and a thread that waits for that worker.
 #[test]
 fn who_waits_in_a_session_that_breaks_is_told() {
