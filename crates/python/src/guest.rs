@@ -1,6 +1,6 @@
 //! `sheave.Guest`: this process as a guest of the one that has started it.
 
-use crate::aside::aside;
+use crate::aside::end_aside;
 use crate::enter::enter;
 use crate::errors::OrRaise;
 use crate::link::PyPeer;
@@ -249,7 +249,7 @@ impl PyGuest {
     /// Leave the host in order: it has all that was sent to it before. Idempotent.
     fn leave(&self, py: Python<'_>) -> PyResult<()> {
         let Some(guest) = self.stay.take() else { return Ok(()) };
-        aside(py, move || guest.leave())
+        end_aside(py, move || guest.leave())
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -267,7 +267,7 @@ impl PyGuest {
     ) -> PyResult<()> {
         let Some(guest) = self.stay.take() else { return Ok(()) };
         let reason = failure_of(kind, value);
-        aside(py, move || {
+        end_aside(py, move || {
             match reason {
                 // Who closes does not care whether the host was there to hear it.
                 None => drop(guest.leave()),

@@ -3,7 +3,7 @@
 //! The arguments of a mesh are said in the words of its settings: each that is given stands for the variable of the
 //! same meaning, and what is not given is read from the environment, in whatever way its launcher has written it.
 
-use crate::aside::aside;
+use crate::aside::end_aside;
 use crate::enter::enter;
 use crate::errors::{self, OrRaise};
 use crate::group::PyGroup;
@@ -749,7 +749,7 @@ impl PyMesh {
     /// >>> sheave.Mesh().leave()
     fn leave(&self, py: Python<'_>) -> PyResult<()> {
         let Some(mesh) = self.home.take() else { return Ok(()) };
-        aside(py, move || mesh.leave())
+        end_aside(py, move || mesh.leave())
     }
 
     /// Leave, and raise nothing but KeyboardInterrupt at Ctrl-C. Tensors and their views stay. Idempotent.
@@ -758,7 +758,7 @@ impl PyMesh {
     /// ...     mesh.close()
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let Some(mesh) = self.home.take() else { return Ok(()) };
-        aside(py, move || {
+        end_aside(py, move || {
             // Who closes does not care whether anybody was there to agree.
             let _ = mesh.leave();
             Ok(())
