@@ -366,8 +366,9 @@ impl<T> Work<T> {
     }
 
     /// Calls `callback` once with the outcome: now if it is there, else on the thread that completes the work, with no
-    /// lock held; soon, where it is called within many other callbacks. It must not block. A panic in it is told on standard error and ends there. One that was set before
-    /// the work has ended has the outcome, even if somebody takes that with [`Work::join`].
+    /// lock held; soon, where it is called within many other callbacks. It must not block. A panic in it is told on
+    /// standard error and ends there. One that was set before the work has ended has the outcome, even if somebody
+    /// takes that with [`Work::join`].
     pub fn on_complete(&self, callback: impl FnOnce(&Result<T>) + Send + 'static)
     where
         T: Clone + Send + 'static,

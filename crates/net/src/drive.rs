@@ -135,8 +135,8 @@ impl Drop for Polls {
 }
 
 impl Node {
-    /// Has [`Endpoint::attend`](crate::endpoint::Endpoint::attend) of this number called soon, as [`Node::remind`] does, and wakes a thread for that if
-    /// those that look after this node sleep.
+    /// Has [`attend`](crate::endpoint::Endpoint::attend) of the endpoint of this number called soon, as
+    /// [`Node::remind`] does, and wakes a thread for that if those that look after this node sleep.
     ///
     /// Nothing is lost: the reminder is set before it is asked whether somebody leads, and whoever leads looks at the
     /// reminder before it sleeps. Where nobody leads, links are polled by waits or with the next tick.

@@ -1,5 +1,5 @@
-//! Callbacks that end works whose callbacks end works, and cancellations of works that cancel what they are made of: the
-//! stack does not grow with the length of such a chain.
+//! Callbacks that end works whose callbacks end works, and cancellations of works that cancel what they are made of:
+//! the stack does not grow with the length of such a chain.
 //!
 //! A callback runs at once within those that have led to it, up to [`NESTED_MAX`] of them. Beyond, it is put off until
 //! the outermost has returned, or until a work is waited for on this thread, which may be for what it brings about. The
