@@ -58,6 +58,14 @@ pub trait Target {
 /// Asked now and then during a long wait; an error ends the wait with it, and the operation goes on.
 pub type Interrupt<'a> = &'a mut dyn FnMut() -> Result<()>;
 
+/// The same interrupt, for a wait that is not the last.
+pub fn reborrowed<'a>(interrupt: &'a mut Option<Interrupt<'_>>) -> Option<Interrupt<'a>> {
+    match interrupt {
+        Some(interrupt) => Some(&mut **interrupt),
+        None => None,
+    }
+}
+
 /// Makes progress on the calling thread until a work completes.
 pub trait Drive: Send + Sync {
     /// Returns when `target` is done (`Ok(true)`), when `until` has passed (`Ok(false)`), or with the error of

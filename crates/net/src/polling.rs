@@ -11,7 +11,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
 
-/// What a wait polls.
+/// The links that a wait polls, and the endpoint.
 #[derive(Clone)]
 struct Scope {
     /// All links, unless one link is waited for.
@@ -59,7 +59,7 @@ impl Scope {
 }
 
 thread_local! {
-    /// What waits of this thread poll, and the addresses of their nodes; the last is the innermost.
+    /// Scopes of the waits of this thread that poll, with the addresses of their nodes; the last is the innermost.
     static POLLED: RefCell<Vec<(usize, Scope)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -79,7 +79,7 @@ impl<'a> Polling<'a> {
         Self { inner, scope: Scope { all, one, endpoint }, yields: false }.count()
     }
 
-    /// What the leader polls after it was woken: whatever nobody else does.
+    /// The polling of a leader that was woken: of whatever nobody else polls.
     pub(crate) fn lead(inner: &'a Inner) -> Self {
         let scope = Scope { all: Some(inner.links.all()), one: None, endpoint: inner.endpoints.polled() };
         Self { inner, scope, yields: true }.count()

@@ -24,7 +24,7 @@ use crate::particle::Particle;
 use crate::particles::Inner;
 use crate::unseen;
 use derived::{Derived, Next};
-use sheave_base::work::Interrupt;
+use sheave_base::work::{Interrupt, reborrowed};
 use sheave_base::{Error, ErrorKind, Result, Work, clock, limits};
 use std::fmt;
 use std::future::{Future, IntoFuture};
@@ -184,10 +184,7 @@ impl<M: Payload> Answer<M> {
     /// `Deadlock`, and those of `interrupt`.
     pub fn wait_until(&self, until: Option<Instant>, mut interrupt: Option<Interrupt<'_>>) -> Result<bool> {
         while !self.is_done() {
-            let asked: Option<Interrupt<'_>> = match &mut interrupt {
-                Some(interrupt) => Some(&mut **interrupt),
-                None => None,
-            };
+            let asked = reborrowed(&mut interrupt);
             let has_ended = match self.next() {
                 Next::Message(answer) => answer.wait_for_message(until, asked)?,
                 Next::Function(begun) => begun.wait_until(until, asked)?,

@@ -43,7 +43,7 @@ impl Outcome {
         }
     }
 
-    /// What has been raised, as the collector of garbage can follow it: it has the frames that it went through.
+    /// The outcome of an exception, as the collector of garbage can follow it: it has the frames that it went through.
     fn raised(py: Python<'_>, error: PyErr) -> Self {
         Self::Raised(error.into_value(py))
     }

@@ -22,7 +22,7 @@ pub(crate) const ABORT: ServiceName = ServiceName::new("session.abort");
 #[derive(Default)]
 pub(crate) struct Abort {
     is_over: AtomicBool,
-    /// What it has found out itself.
+    /// The error that it has found out itself.
     found: OnceLock<Error>,
     communicators: Mutex<Weak<Communicators>>,
 }

@@ -30,7 +30,7 @@ use crate::lost::Lost;
 use crate::register::Register;
 use crate::worker::{FIRST, SESSION};
 use parking_lot::{Mutex, MutexGuard};
-use sheave_base::work::Interrupt;
+use sheave_base::work::{Interrupt, reborrowed};
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work, clock};
 use sheave_mesh::{Answer, ArgList, Call, Mesh, Ref};
 use sheave_net::Parts;
@@ -98,7 +98,7 @@ impl Command<'_> {
         if self.args.is_some() { "call" } else { "function" }
     }
 
-    /// What it is, for errors, behind its number.
+    /// The title of the command, for errors, behind its number.
     fn title(&self) -> String {
         match (&self.callee, self.args) {
             (Callee::Named(name), Some(_)) => format!(", a call of {name}"),
@@ -157,8 +157,8 @@ struct Turn {
     /// By worker: commands, with the registers in them.
     kept: Vec<ArgList>,
     count: usize,
-    /// What was kept when the session broke. It is dropped once the turn is over, for it may hold the last handles to
-    /// objects of this node, and their drops may do anything.
+    /// Lists that were kept when the session broke. They go once the turn is over, for they may hold the last handles
+    /// to objects of this node, and their drops may do anything.
     dropped: Vec<ArgList>,
     /// Questions of how far the workers have come, each to all of them.
     marks: VecDeque<Vec<(u32, Work<Answer>)>>,
@@ -574,13 +574,5 @@ impl Commands {
         }
         self.lost.note(node, &error);
         Ok(())
-    }
-}
-
-/// The same interrupt, for a wait that is not the last.
-pub(crate) fn reborrowed<'a>(interrupt: &'a mut Option<Interrupt<'_>>) -> Option<Interrupt<'a>> {
-    match interrupt {
-        Some(interrupt) => Some(&mut **interrupt),
-        None => None,
     }
 }

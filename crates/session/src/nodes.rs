@@ -5,13 +5,12 @@
 //! session's mesh, and the controller reaches each of them directly. What a machine's process knows besides is how its
 //! neighbours have ended, and that the controller asks when it has lost one.
 
-use crate::commands::reborrowed;
 use crate::kinds::{Joined, check, join, refused};
 use crate::lost::Lost;
 use crate::session::Session;
 use crate::worker::SESSION;
 use sheave_base::config::Endpoint;
-use sheave_base::work::Interrupt;
+use sheave_base::work::{Interrupt, reborrowed};
 use sheave_base::{Error, ErrorKind, Result, Secret, clock};
 use sheave_fleet::{JobPart, JobPlan, MemberFleet};
 use sheave_mesh::{Member, Mesh, Request, Service, ServiceName};

@@ -1,14 +1,14 @@
 //! The controller's side of a session.
 
 use crate::args::Args;
-use crate::commands::{Callee, Command, Commands, Pause, reborrowed};
+use crate::commands::{Callee, Command, Commands, Pause};
 use crate::lost::Lost;
 use crate::nodes::NODE;
 use crate::register::Register;
 use crate::threads::WorkerThread;
 use crate::worker::{SESSION, introduction};
 use parking_lot::Mutex;
-use sheave_base::work::Interrupt;
+use sheave_base::work::{Interrupt, reborrowed};
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work, clock, limits};
 use sheave_fleet::MemberFleet;
 use sheave_mesh::{Answer, Call, Mesh, Ref};

@@ -361,9 +361,10 @@ fn driver_of<T>(works: &[Work<T>]) -> Driver {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::pair;
+    use super::super::{Interrupt, Target, pair};
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+    use std::time::Instant;
 
     fn error(kind: ErrorKind) -> Error {
         Error::new(kind, "on purpose")
@@ -634,6 +635,16 @@ mod tests {
         });
     }
 
+    /// A driver that completes a work on the thread that waits.
+    struct Completes(Mutex<Option<Completer<u32>>>);
+
+    impl Drive for Completes {
+        fn drive(&self, target: &dyn Target, _: Option<Instant>, _: Option<Interrupt<'_>>) -> Result<bool> {
+            self.0.lock().take().into_iter().for_each(|completer| completer.complete(Ok(7)));
+            Ok(target.is_done())
+        }
+    }
+
     #[test]
     fn a_wait_in_a_deep_callback_ends_by_callbacks_of_its_own() {
         on_a_thread(|| {
@@ -643,15 +654,11 @@ mod tests {
                 work = work.map(Ok);
             }
             work.on_complete(move |_| {
-                let (other, mut waited) = pair::<u32>("other");
-                for _ in 0..100 {
-                    waited = waited.map(Ok);
-                }
-                std::thread::scope(|scope| {
-                    // The wait below polls in the work's own driver, or sleeps until this.
-                    scope.spawn(|| other.complete(Ok(7)));
-                    says.send(waited.wait()).unwrap();
-                });
+                let driver = std::sync::Arc::new(Completes(Mutex::new(None)));
+                let (completer, other) = driven("other", Some(driver.clone()), None);
+                *driver.0.lock() = Some(completer);
+                let waited = (0..100).fold(other, |other, _| other.map(Ok));
+                says.send(waited.wait()).unwrap();
             });
             first.complete(Ok(0));
             assert_eq!(hears.try_recv().unwrap().unwrap(), 7);

@@ -3,7 +3,7 @@
 use crate::support::*;
 use sheave_base::{LinkId, Tag};
 use sheave_net::{Endpoint, Envelope, ListenConfig, Message, Node, NodeConfig, Outgoing, Transport, inproc};
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,8 @@ struct Waits {
     link: LinkId,
     has_come: AtomicBool,
     heard: Mutex<Option<bool>>,
-    begins: AtomicBool,
+    /// Waits of the node that had slept when its own began, and one; zero before.
+    begins: AtomicU64,
 }
 
 impl Endpoint for Waits {
@@ -32,7 +33,7 @@ impl Endpoint for Waits {
             return;
         }
         let inner = self.node.irecv(wanted(self.link, 2), Default::default()).expect("there is room");
-        self.begins.store(true, SeqCst);
+        self.begins.store(1 + self.node.counts().waits_parked, SeqCst);
         let outcome = inner.wait_until(Some(Instant::now() + ENOUGH), None).expect("the link stands");
         *self.heard.lock().unwrap() = Some(outcome);
     }
@@ -50,7 +51,7 @@ fn word(tag: u64) -> Outgoing {
 
 /// One wait polls, finds a word, and the wait that begins then sleeps until the next.
 fn rings_for_the_inner_wait(what: &str, one: &Node, link: LinkId, other: &Node, back: LinkId) {
-    let (has_come, begins) = (AtomicBool::new(false), AtomicBool::new(false));
+    let (has_come, begins) = (AtomicBool::new(false), AtomicU64::new(0));
     let waits = Arc::new(Waits { node: one.clone(), link, has_come, heard: Mutex::new(None), begins });
     let endpoint = waits.clone() as Arc<dyn Endpoint>;
     assert!(one.register(NUMBER, &endpoint));
@@ -65,9 +66,9 @@ fn rings_for_the_inner_wait(what: &str, one: &Node, link: LinkId, other: &Node, 
             barrier.wait();
             let first = Outgoing::control(Envelope::of(NUMBER, Tag(0), 0), vec![1]);
             other.send(back, first, Some(soon()), None).unwrap();
-            eventually("the inner wait", || waits.begins.swap(false, SeqCst));
-            // Long enough for it to sleep, in most rounds.
-            std::thread::sleep(Duration::from_millis(5));
+            eventually("the inner wait", || waits.begins.load(SeqCst) > 0);
+            let sleeps = waits.begins.swap(0, SeqCst);
+            eventually("the sleep of the inner wait", || one.counts().waits_parked >= sleeps);
             other.send(back, word(2), Some(soon()), None).unwrap();
             eventually("the end of the inner wait", || waits.heard.lock().unwrap().is_some());
             let heard = waits.heard.lock().unwrap().take();

@@ -19,7 +19,7 @@
 use crate::protocol::{Piece, Slices, Told, Torn, Update};
 use parking_lot::Mutex;
 use sheave_base::work::awaited::{Account, Awaited, Describe, Which, listed};
-use sheave_base::work::{Completer, Interrupt};
+use sheave_base::work::{Completer, Interrupt, reborrowed};
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
 use sheave_mesh::{CallOptions, Mesh, WeakMesh};
 use sheave_net::Parts;
@@ -157,11 +157,7 @@ impl Lane {
                 state.waiting.push(completer);
                 work
             };
-            let asked: Option<Interrupt<'_>> = match &mut interrupt {
-                Some(interrupt) => Some(&mut **interrupt),
-                None => None,
-            };
-            work.wait_until(None, asked)?;
+            work.wait_until(None, reborrowed(&mut interrupt))?;
             work.taken()?;
         }
     }
