@@ -147,8 +147,29 @@ impl<M: Payload> Inner<M> {
     }
 
     pub(crate) fn send(self: &Arc<Self>, to: ParticleId, name: &str, message: M) -> Answer<M> {
+        self.sent(to, name, message, |particle, _| self.list(particle))
+    }
+
+    /// Sends a message, and handles it on this thread if it can begin.
+    fn run(self: &Arc<Self>, to: ParticleId, name: &str, message: M) -> Answer<M> {
+        self.sent(to, name, message, |particle, answer| {
+            particle.unlist();
+            // A circle is told by the wait for it.
+            let _ = answer.help();
+            particle.look();
+        })
+    }
+
+    /// Sends a message. `start` is called where somebody is to start a particle of this node for it.
+    fn sent(
+        self: &Arc<Self>,
+        to: ParticleId,
+        name: &str,
+        message: M,
+        start: impl FnOnce(&Arc<Particle<M>>, &Answer<M>),
+    ) -> Answer<M> {
         let sent = match to.node == self.node {
-            true => self.send_here(to, name, message),
+            true => self.send_here(to, name, message, start),
             false => self.send_there(to, name, message),
         };
         sent.unwrap_or_else(|error| {
@@ -157,7 +178,13 @@ impl<M: Payload> Inner<M> {
         })
     }
 
-    fn send_here(self: &Arc<Self>, to: ParticleId, name: &str, message: M) -> Result<Answer<M>> {
+    fn send_here(
+        self: &Arc<Self>,
+        to: ParticleId,
+        name: &str,
+        message: M,
+        start: impl FnOnce(&Arc<Particle<M>>, &Answer<M>),
+    ) -> Result<Answer<M>> {
         let (mesh, particle) = (self.mesh()?, self.found(to.number)?);
         let mut made = None;
         let pushed = particle.push(name, message, |number, name| {
@@ -167,11 +194,13 @@ impl<M: Payload> Inner<M> {
             made = Some((work, number, Arc::clone(name)));
             End::Here(completer)
         });
-        if pushed.map_err(|(error, _)| error)? {
-            self.list(&particle);
-        }
+        let is_to_be_started = pushed.map_err(|(error, _)| error)?;
         let (work, number, name) = made.ok_or_else(gone)?;
-        Ok(Answer::new(work, Arc::clone(self), (to, name), Source::Here(particle, number)))
+        let answer = Answer::new(work, Arc::clone(self), (to, name), Source::Here(Arc::clone(&particle), number));
+        if is_to_be_started {
+            start(&particle, &answer);
+        }
+        Ok(answer)
     }
 
     fn send_there(self: &Arc<Self>, to: ParticleId, name: &str, message: M) -> Result<Answer<M>> {
@@ -501,6 +530,32 @@ impl<M: Payload> Particles<M> {
     /// whoever has sent something of late has waited for it.
     pub fn send(&self, to: ParticleId, name: &str, message: impl Into<M>) -> Answer<M> {
         self.0.send(to, name, message.into())
+    }
+
+    /// Sends a message, as [`Particles::send`], and handles it on the calling thread at once if its particle is of this
+    /// node and idle: no other thread is started for it, however long the caller is kept from its core. Blocks for as
+    /// long as its handler does; where the particle is busy it does not block. Whoever looks at no answer is told of no
+    /// error.
+    ///
+    /// ```
+    /// # use sheave_mesh::{Config, Expected, Mesh, Role};
+    /// # use sheave_base::config::Endpoint;
+    /// use sheave_particle::{Behavior, Message, Particles};
+    /// use std::thread;
+    ///
+    /// # let root = Endpoint { host: "127.0.0.1".into(), port: sheave_base::port::free()? };
+    /// let mesh = Mesh::join(Config::new(Role::Rank, Some(0), Expected::ranks(1), root))?;
+    /// let particles: Particles = Particles::new(&mesh, "ensemble")?;
+    /// let named = |_: &_, _| Ok(Message::from(format!("{:?}", thread::current().id())));
+    /// let member = particles.create(Behavior::new(()).on_blocking("thread", named))?;
+    /// let answer = particles.run(member, "thread", ());
+    /// assert!(answer.is_done());
+    /// assert_eq!(answer.wait()?.value, format!("{:?}", thread::current().id()).into());
+    /// # Ok::<(), sheave_base::Error>(())
+    /// ```
+    #[must_use]
+    pub fn run(&self, to: ParticleId, name: &str, message: impl Into<M>) -> Answer<M> {
+        self.0.run(to, name, message.into())
     }
 
     /// Adds the handlers of `behavior` to a particle of this node, in place of those of the same names: for messages

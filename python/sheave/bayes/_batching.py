@@ -1,4 +1,4 @@
-"""Members that are stepped as one computation for each device."""
+"""How members are stepped: by one message to each device, one by one there, or as one computation."""
 
 import contextlib
 import time
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sheave._core import SheaveError
 from sheave.bayes._data import is_tensor, to_numpy
 from sheave.bayes._modules import evaluating
-from sheave.particle import Particles, wait_all
+from sheave.particle import Answer, ParticleId, Particles, wait_all
 from sheave.particle._particle import Outstanding, looked_at
 
 __all__: list[str] = []
@@ -18,8 +18,9 @@ __all__: list[str] = []
 Members = NDArray[np.intp]
 
 
-def opened(batched: Any, _: list[Any]) -> None:
+def opened(batched: Any, particles: list[Any]) -> list[None]:
     """Nothing: what cannot be batched has been refused by now."""
+    return [None] * len(particles)
 
 
 def stepped(batched: Any, _: list[Any], loss: Any, x: Any, y: Any, shared: bool) -> list[float]:
@@ -41,22 +42,50 @@ def predicted(batched: Any, _: list[Any], batches: list[Any]) -> list[NDArray[An
     return list(np.concatenate(outputs, axis=1))
 
 
+class Devices:
+    """The members of each device, for whom there is one message, wherever it is. `timeout` is for finding them."""
+
+    def __init__(self, particles: Particles, ids: Sequence[Any], timeout: float | None = None) -> None:
+        self._particles, self._count = particles, len(ids)
+        members: dict[ParticleId, list[int]] = {}
+        for member, place in enumerate(particles._places_of(ids, timeout)):
+            members.setdefault(place, []).append(member)
+        # What is far away begins first.
+        self.places = sorted(members, key=lambda place: place.node == particles.node)
+        self._members = [np.array(members[place]) for place in self.places]
+        self._numbers = [[ids[member].number for member in members[place]] for place in self.places]
+        self._is_alone = [place.node for place in self.places].count(particles.node) == 1
+
+    def begin(
+        self, name: str, args: Callable[[Members], tuple[Any, ...]], timeout: float | None = None
+    ) -> Outstanding:
+        """Send each device a message with the numbers of its particles and what `args` makes for members of these
+        numbers. Waits for those of this process alone.
+
+        Where they are of one device they are handled by this thread: another one would take the interpreter from it.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        here: list[tuple[Members, Answer[Any]]] = []
+        away: list[tuple[Members, Answer[Any]]] = []
+        for place, members, numbers in zip(self.places, self._members, self._numbers, strict=True):
+            is_here = place.node == self._particles.node
+            send = self._particles._run if is_here and self._is_alone and timeout is None else self._particles._ask
+            (here if is_here else away).append((members, send(place, name, numbers, *args(members))))
+        found: list[Any] = [None] * self._count
+        with looked_at([answer for _, answer in away]):
+            Outstanding(found, here, until).wait()
+        return Outstanding(found, away, until)
+
+    def tell(self, name: str) -> list[Answer[Any]]:
+        """Send each device a message that is for all that is on it."""
+        return [self._particles._ask(place, name) for place in self.places]
+
+
 class Batching:
-    """The members of each device, for whom there is one message; those of another node are of one device there."""
+    """Members that are one computation on each device."""
 
-    def __init__(self, particles: Particles, ids: Sequence[Any]) -> None:
-        self._particles = particles
-        places: dict[tuple[int, str], list[int]] = {}
-        for member, id in enumerate(ids):
-            is_here = id.node == particles.node
-            place = (id.node, particles._device_of(id.number) if is_here else "")
-            places.setdefault(place, []).append(member)
-        self._groups = [(np.array(members), [ids[member] for member in members]) for members in places.values()]
-        self._count = len(ids)
-
-    def open(self, timeout: float | None = None) -> None:
-        """Have all members together. Raises what keeps them from it, before any of them has moved."""
-        wait_all([self._particles.batched(ids, opened) for _, ids in self._groups], timeout)
+    def __init__(self, particles: Particles, ids: Sequence[Any], timeout: float | None = None) -> None:
+        self._devices = Devices(particles, ids, timeout)
 
     def ask(self, function: Callable[..., Any], *args: Any, timeout: float | None = None) -> list[Any]:
         """Call `function(batched, particles, *args)` for the members of each device. Returns what comes of each."""
@@ -72,55 +101,77 @@ class Batching:
         self, function: Callable[..., Any], args: Callable[[Members], tuple[Any, ...]], timeout: float | None = None
     ) -> Outstanding:
         """As `ask_each`, but waits for the members of this process alone."""
-        until = None if timeout is None else time.monotonic() + timeout
-        sent = [
-            (members, self._particles.batched(ids, function, *args(members)), ids[0].node == self._particles.node)
-            for members, ids in self._groups
-        ]
-        away = [(members, answer) for members, answer, is_here in sent if not is_here]
-        found: list[Any] = [None] * self._count
-        with looked_at([answer for _, answer in away]):
-            Outstanding(found, [(members, answer) for members, answer, is_here in sent if is_here], until).wait()
-        return Outstanding(found, away, until)
+        return self._devices.begin("batched", lambda members: (function, args(members)), timeout)
 
     @contextlib.contextmanager
     def lasting(self, timeout: float | None = None) -> Iterator[None]:
-        """Has them together, and afterwards the models as what they have become."""
+        """Has them together, and afterwards the models as what they have become.
+
+        Raises what keeps them from being together, before any of them has moved.
+        """
         try:
-            self.open(timeout)
+            self.ask(opened, timeout=timeout)
             yield
         except BaseException:
             # They are told, and nobody waits for a node that may be gone: whatever comes next comes after it.
             with contextlib.suppress(SheaveError):
-                self._settled()
+                self._devices.tell("settle")
             raise
-        wait_all(self._settled(), timeout)
-
-    def _settled(self) -> list[Any]:
-        return [self._particles._settle(ids[0]) for _, ids in self._groups]
+        wait_all(self._devices.tell("settle"), timeout)
 
 
 class Single:
-    """The steps of a training whose members are stepped one by one."""
+    """Members that are asked one by one, those of each device by one message."""
 
     def __init__(self, particles: Particles, ids: Sequence[Any], timeout: float | None) -> None:
-        self._particles, self._ids, self._timeout = particles, ids, timeout
+        self._devices, self._timeout = Devices(particles, ids, timeout), timeout
+
+    def begin(self, function: Callable[..., Any], *args: Any) -> Outstanding:
+        """Call `function(particle, model, *args)` for each, for those of other processes perhaps later. Returns what
+        comes of it is had of."""
+        return self._devices.begin("each", lambda members: (function, args, None), self._timeout)
+
+    def ask_each(self, function: Callable[..., Any], args: tuple[Any, ...], own: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call `function(particle, model, *args, *own)` for each with what is its own. Returns what comes of each."""
+
+        def made(members: Members) -> tuple[Any, ...]:
+            return function, args, [own[member] for member in members]
+
+        return self._devices.begin("each", made, self._timeout).wait()
+
+
+def stepped_alone(_: Any, model: Any, loss: Any, x: Any, y: Any) -> float:
+    """A step of one; returns its loss."""
+    return float(model.step(loss, x, y))
+
+
+def scheduled_alone(_: Any, model: Any) -> None:
+    """A step of the scheduler of one."""
+    # A model of torch without a scheduler has None for it; other models know themselves whether they have one.
+    if getattr(model, "scheduler", model) is not None:
+        model.scheduler_step()
+
+
+class SingleSteps:
+    """The steps of a training whose members are stepped one by one."""
+
+    def __init__(self, single: Single) -> None:
+        self._single = single
 
     def step(self, loss: Any, x: Any, y: Any) -> Outstanding:
         """Step all members on a batch, those of other processes perhaps later. Returns what their losses are had of."""
-        return self._particles._begin_all(self._ids, "step", loss, x, y, timeout=self._timeout, in_turn=True)
+        return self._single.begin(stepped_alone, loss, x, y)
 
     def step_each(self, loss: Any, pairs: Sequence[tuple[Any, Any]]) -> list[float]:
         """Step each member on a batch of its own."""
-        sent = zip(self._ids, pairs, strict=True)
-        return wait_all([self._particles.send(id, "step", loss, *pair) for id, pair in sent], self._timeout)
+        return self._single.ask_each(stepped_alone, (loss,), pairs)
 
     def schedule(self) -> None:
         """Step the schedulers of all members."""
-        self._particles.ask_all(self._ids, "scheduler_step", timeout=self._timeout)
+        self._single.begin(scheduled_alone).wait()
 
 
-class Batched:
+class BatchedSteps:
     """The same of members that are stepped together."""
 
     def __init__(self, batching: Batching, timeout: float | None) -> None:
@@ -146,14 +197,14 @@ class Batched:
 @contextlib.contextmanager
 def stepping(
     particles: Particles, ids: Sequence[Any], batched: bool, timeout: float | None
-) -> Iterator[Single | Batched]:
+) -> Iterator[SingleSteps | BatchedSteps]:
     """How members are stepped, one by one or together."""
     if not batched:
-        yield Single(particles, ids, timeout)
+        yield SingleSteps(Single(particles, ids, timeout))
         return
-    batching = Batching(particles, ids)
+    batching = Batching(particles, ids, timeout)
     with batching.lasting(timeout):
-        yield Batched(batching, timeout)
+        yield BatchedSteps(batching, timeout)
 
 
 def stacked(arrays: Sequence[Any]) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sheave import _core_bayes as native
-from sheave.bayes._batching import Batched, Single, stepping
+from sheave.bayes._batching import BatchedSteps, SingleSteps, stepping
 from sheave.bayes._data import joined, require_repeatable
 from sheave.bayes._posterior import Posterior, shuffled_batches
 from sheave.bayes._progress import Progress, Report, reporter
@@ -62,7 +62,7 @@ class Ensemble(Posterior):
             return self._bootstrapped(loader, loss, epochs, steps, progress)
 
     def _bootstrapped(
-        self, loader: Iterable[Any], loss: Any, epochs: int, steps: Single | Batched, progress: Progress
+        self, loader: Iterable[Any], loss: Any, epochs: int, steps: SingleSteps | BatchedSteps, progress: Progress
     ) -> NDArray[np.float64]:
         """Train each member on data of its own."""
         x, y, size = joined(loader)

@@ -1,6 +1,5 @@
 """Chains of samples on particles: SGLD, SGHMC, cyclical step sizes."""
 
-import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -8,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sheave import _core_bayes as native
 from sheave._core import InvalidArgument
-from sheave.bayes._batching import Batching
+from sheave.bayes._batching import Batching, Single
 from sheave.bayes._data import count_data, inputs, require_repeatable
 from sheave.bayes._modules import evaluating, refresh, restored
 from sheave.bayes._outputs import combine, modes_of
@@ -86,15 +85,12 @@ class _Sampler:
         return samples
 
 
-def _step(particle: Any, settings: _Settings, loss: Any, x: Any, y: Any, data: int, prior: Any) -> float:
-    def step(model: Any) -> float:
-        value, flat, gradient = potential(model, loss, x, y, data, prior)
-        offered = _moved(particle, settings, flat, gradient)
-        model.set_flat(flat)
-        offered()
-        return value
-
-    return float(particle.update(step).wait())
+def _step(particle: Any, model: Any, settings: Any, loss: Any, x: Any, y: Any, data: int, prior: Any) -> float:
+    value, flat, gradient = potential(model, loss, x, y, data, prior)
+    offered = _moved(particle, settings, flat, gradient)
+    model.set_flat(flat)
+    offered()
+    return value
 
 
 def _moved(particle: Any, settings: Any, flat: NDArray[Any], gradient: NDArray[Any]) -> Callable[[], None]:
@@ -174,7 +170,6 @@ class Langevin(Posterior):
 
     HANDLERS: ClassVar[Handlers] = {
         **BASIC,
-        "step": _step,
         "predict": _predict,
         "samples": _samples,
     }
@@ -230,16 +225,21 @@ class Langevin(Posterior):
         require_repeatable(loader, epochs)
         count, self._loader = count_data(loader, data), loader
         settings = tuple(self._settings)
-        batching = Batching(self.particles, self.ids) if batched else None
+        sent = (count, self.prior)
+        if not batched:
+            single = Single(self.particles, self.ids, timeout)
 
-        def step(x: Any, y: Any) -> Outstanding:
-            sent = (settings, loss, x, y, count, self.prior)
-            if batching is None:
-                return self.particles._begin_all(self.ids, "step", *sent, timeout=timeout, in_turn=True)
-            return batching.begin_each(_batched_step, lambda members: sent, timeout)
+            def step(x: Any, y: Any) -> Outstanding:
+                return single.begin(_step, settings, loss, x, y, *sent)
 
-        with contextlib.nullcontext() if batching is None else batching.lasting(timeout):
             return self._epochs(loader, epochs, progress, step, lambda epoch: None)
+        batching = Batching(self.particles, self.ids, timeout)
+
+        def batched_step(x: Any, y: Any) -> Outstanding:
+            return batching.begin_each(_batched_step, lambda members: (settings, loss, x, y, *sent), timeout)
+
+        with batching.lasting(timeout):
+            return self._epochs(loader, epochs, progress, batched_step, lambda epoch: None)
 
     def samples(self, *, timeout: float | None = None) -> list[NDArray[Any]]:
         """Return the samples that each chain keeps, oldest first: [samples, d] each."""

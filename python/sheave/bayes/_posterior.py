@@ -26,19 +26,6 @@ def outputs_of(model: Any, batches: Iterable[Any], **keywords: Any) -> NDArray[A
     return np.concatenate([to_numpy(model.forward(x, gradient=False, **keywords)) for x in batches])
 
 
-def _step(particle: Any, loss: Any, x: Any, y: Any) -> float:
-    return float(particle.step(loss, x, y).wait())
-
-
-def _scheduler_step(particle: Any) -> None:
-    def step(model: Any) -> None:
-        # A model of torch without a scheduler has None for it; other models know themselves whether they have one.
-        if getattr(model, "scheduler", model) is not None:
-            model.scheduler_step()
-
-    particle.update(step).wait()
-
-
 def _predict(particle: Any, batches: list[Any], _: Any) -> list[NDArray[Any]]:
     def predict(model: Any) -> list[NDArray[Any]]:
         with evaluating(model):
@@ -57,8 +44,6 @@ def _normalises(particle: Any) -> bool:
 
 BASIC: Handlers = {
     "normalises": _normalises,
-    "step": _step,
-    "scheduler_step": _scheduler_step,
     "predict": _predict,
     "parameters": _parameters,
 }
@@ -270,7 +255,7 @@ class Posterior:
         if any(id.node != self.particles.node for id in self.ids):
             batches = [compact(x) for x in batches]
         if batched:
-            batching = Batching(self.particles, self.ids)
+            batching = Batching(self.particles, self.ids, timeout)
             with batching.lasting(timeout):
                 return batching.ask(predicted, batches, timeout=timeout)
         return [output for outputs in self.ask("predict", batches, settings, timeout=timeout) for output in outputs]

@@ -1,41 +1,36 @@
 """Stein variational gradient descent on particles, in one process or cut over several."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from sheave import _core_bayes as native, optim
 from sheave._core import Group, InvalidArgument
-from sheave.bayes._batching import Batching
+from sheave.bayes._batching import Batching, Single
 from sheave.bayes._data import count_data, require_repeatable
 from sheave.bayes._langevin import require_no_optimizer, write_slopes
-from sheave.bayes._posterior import BASIC, Handlers, Posterior
+from sheave.bayes._posterior import Posterior
 from sheave.bayes._progress import Progress
 from sheave.bayes._svgd import Svgd
-from sheave.particle import Particles, wait_all
 from sheave.particle._particle import Outstanding
 
 __all__ = ["SteinVgd"]
 
 
-def _gradient(particle: Any, loss: Any, x: Any, y: Any, data: int, prior: Any, row: NDArray[Any]) -> float:
+def _gradient(_: Any, model: Any, loss: Any, x: Any, y: Any, data: int, prior: Any, row: NDArray[Any]) -> float:
     """Writes the gradient of the negative log posterior into a row."""
-
-    def compute(model: Any) -> float:
-        require_no_optimizer(model)
-        value = float(model.step(loss, x, y))
-        write = getattr(model, "write_gradient", None)
-        if write is not None:
-            write(row)
-        write_slopes(row if write is not None else model.flat_gradient(), model.flat(), data, prior, row)
-        return value
-
-    return float(particle.update(compute).wait())
+    require_no_optimizer(model)
+    value = float(model.step(loss, x, y))
+    write = getattr(model, "write_gradient", None)
+    if write is not None:
+        write(row)
+    write_slopes(row if write is not None else model.flat_gradient(), model.flat(), data, prior, row)
+    return value
 
 
-def _assign(particle: Any, row: NDArray[Any]) -> None:
-    particle.update(lambda model: model.set_flat(row)).wait()
+def _assign(_: Any, model: Any, row: NDArray[Any]) -> None:
+    model.set_flat(row)
 
 
 def _batched_gradient(
@@ -90,8 +85,6 @@ class SteinVgd(Posterior):
     >>> particles.mean().round(2), bool(0.07 < particles.var() < 0.13)
     (np.float64(0.9), True)
     """
-
-    HANDLERS: ClassVar[Handlers] = {**BASIC, "gradient": _gradient, "assign": _assign}
 
     def __init__(
         self,
@@ -148,9 +141,9 @@ class SteinVgd(Posterior):
         require_repeatable(loader, epochs)
         count = count_data(loader, data)
         if not batched:
-            steps = _Single(self.particles, self.ids, timeout)
+            steps = _Single(Single(self.particles, self.ids, timeout))
             return self._stepped(loader, loss, epochs, count, steps, progress)
-        batching = Batching(self.particles, self.ids)
+        batching = Batching(self.particles, self.ids, timeout)
         with batching.lasting(timeout):
             return self._stepped(loader, loss, epochs, count, _Batched(batching, timeout), progress)
 
@@ -183,17 +176,14 @@ class SteinVgd(Posterior):
 class _Single:
     """Members that compute gradients and get parameters one by one."""
 
-    def __init__(self, particles: Particles, ids: Sequence[Any], timeout: float | None) -> None:
-        self._particles, self._ids, self._timeout = particles, ids, timeout
+    def __init__(self, single: Single) -> None:
+        self._single = single
 
     def gradients(self, settings: tuple[Any, ...], _: NDArray[Any], slopes: NDArray[Any]) -> list[float]:
-        send = self._particles.send
-        sent = [send(id, "gradient", *settings, slope) for id, slope in zip(self._ids, slopes, strict=True)]
-        return wait_all(sent, self._timeout)
+        return self._single.ask_each(_gradient, settings, [(slope,) for slope in slopes])
 
     def assign(self, rows: NDArray[Any]) -> None:
-        send = self._particles.send
-        wait_all([send(id, "assign", row) for id, row in zip(self._ids, rows, strict=True)], self._timeout)
+        self._single.ask_each(_assign, (), [(row,) for row in rows])
 
 
 class _Batched:

@@ -87,6 +87,26 @@ def _update(device: Particle, number: int, function: Callable[[Any], Any]) -> An
         return function(model)
 
 
+def _each(
+    device: Particle, numbers: Sequence[int], function: Callable[..., Any], args: tuple[Any, ...], own: list[Any] | None
+) -> list[Any]:
+    """Call `function(particle, model, *args)` for each of them, in turn, with what is its own of the arguments.
+
+    As one message it is done by one thread, and what is sent behind it by the same one. All of them have their turn:
+    the one that is told of is the first that has failed."""
+    found, failed = [], None
+    for place, number in enumerate(numbers):
+        more = () if own is None else own[place]
+        try:
+            with device.state.using(device.particles, number) as model:
+                found.append(function(device.particles._objects[number], model, *args, *more))
+        except Exception as error:
+            failed = error if failed is None else failed
+    if failed is not None:
+        raise failed
+    return found
+
+
 def _get(device: Particle, number: int, gradients: bool) -> Any:
     # Where it lies: whoever looks at a model does not bring it to the device.
     device.state.settle()
@@ -129,6 +149,7 @@ OF_DEVICES: Receive = {
     "zero_grad": _zero_grad,
     "scheduler_step": _scheduler_step,
     "update": _update,
+    "each": _each,
     "get": _get,
     "save": _save,
     "load": _load,
@@ -167,7 +188,6 @@ def _kept_waiting(keeper: Particle, number: int) -> int:
 
 
 def _kept_all(keeper: Particle, numbers: list[int], name: str, args: tuple[Any, ...]) -> list[Any]:
-    # At once, and not in turn: this is done for the next batch before that one is through, and none may be overtaken.
     ids = [ParticleId(keeper.id.node, number) for number in numbers]
     return wait_all(keeper.particles.send_all(ids, name, *args))
 
@@ -177,14 +197,15 @@ def _kept_batched(keeper: Particle, numbers: list[int], function: Callable[..., 
     return keeper.particles.batched(ids, function, *args).wait()
 
 
-def _kept_settle(keeper: Particle, number: int) -> None:
-    keeper.particles._settle(ParticleId(keeper.id.node, number)).wait()
+def _kept_places(keeper: Particle, numbers: list[int]) -> list[int]:
+    particles = keeper.particles
+    return [particles._places[particles._device_of(number)].number for number in numbers]
 
 
 OF_KEEPERS: Receive = {
     "all": _kept_all,
     "batched": _kept_batched,
-    "settle": _kept_settle,
+    "places": _kept_places,
     "create": _kept_create,
     "get": _kept_get,
     "remove": _kept_remove,
@@ -348,11 +369,18 @@ class Particles(ParticleRuntime):
             raise InvalidArgument(f"particles of the devices {sorted(labels)} to be batched; expected those of one")
         return self.send(self._places[labels.pop()], "batched", numbers, function, args)
 
-    def _settle(self, id: ParticleId) -> Answer[None]:
-        """Have the device of a particle give models that are together what they have become."""
-        if id.node != self.node:
-            return self._ask(ParticleId(id.node, KEEPER), "settle", id.number)
-        return self.send(self._places[self._device_of(id.number)], "settle")
+    def _places_of(self, ids: Sequence[ParticleId], timeout: float | None = None) -> list[ParticleId]:
+        """The particles that stand for the devices of these. Waits for what other nodes say of theirs."""
+        numbers: dict[int, list[int]] = {}
+        for id in ids:
+            if id.node != self.node:
+                numbers.setdefault(id.node, []).append(id.number)
+        asked = [self._ask(ParticleId(node, KEEPER), "places", of_node) for node, of_node in numbers.items()]
+        known: dict[ParticleId, ParticleId] = {}
+        for (node, of_node), places in zip(numbers.items(), wait_all(asked, timeout), strict=True):
+            for number, place in zip(of_node, places, strict=True):
+                known[ParticleId(node, number)] = ParticleId(node, place)
+        return [self._places[self._device_of(id.number)] if id.node == self.node else known[id] for id in ids]
 
     def _device_of(self, number: int) -> str:
         particle = self._objects.get(number)
@@ -374,17 +402,6 @@ class Particles(ParticleRuntime):
         ...     particles.ask_all(ids, "add", 10)
         [10, 11, 12]
         """
-        return self._begin_all(ids, name, *args, timeout=timeout).wait()
-
-    def _begin_all(
-        self,
-        ids: Iterable[tuple[int, int]],
-        name: str,
-        *args: Any,
-        timeout: float | None = None,
-        in_turn: bool = False,
-    ) -> Outstanding:
-        """As `ask_all`, but waits for the particles of this process alone; `in_turn` is as for `_asked`."""
         named = [ParticleId(*id) for id in ids]
         places: dict[int, list[int]] = {}
         for place, id in enumerate(named):
@@ -399,34 +416,10 @@ class Particles(ParticleRuntime):
         until = None if timeout is None else time.monotonic() + timeout
         found: list[Any] = [None] * len(named)
         with looked_at([answer for _, answer in sent]):
-            own = self._asked([named[place] for place in here], name, args, timeout, in_turn)
+            own = wait_all(self.send_all([named[place] for place in here], name, *args), timeout)
             for place, result in zip(here, own, strict=True):
                 found[place] = result
-        return Outstanding(found, sent, until)
-
-    def _asked(
-        self, ids: Sequence[ParticleId], name: str, args: tuple[Any, ...], timeout: float | None, in_turn: bool
-    ) -> list[Any]:
-        """As `ask_all`, of particles of this process.
-
-        With `in_turn`, those of one device are sent the message one after another, each when the one before it has
-        answered, unless there is a timeout: for handlers that do not wait for each other. What they do on the device is
-        done one by one anyway, and so all of it is done by the thread that waits, and no other is started that would
-        take the interpreter from it and find the device busy.
-        """
-        particles = [self._objects.get(id.number) for id in ids]
-        devices = {None if particle is None else str(particle.device) for particle in particles}
-        if not in_turn or timeout is not None or None in devices or len(devices) > 1:
-            return wait_all(self.send_all(ids, name, *args), timeout)
-        found: list[Any] = []
-        try:
-            for id in ids:
-                found.append(self.send(id, name, *args).wait())
-        except BaseException:
-            # All of them are sent it, as when it is sent to all at once; the one that is told of is the first.
-            with looked_at(self.send_all(ids[len(found) + 1 :], name, *args)):
-                raise
-        return found
+        return Outstanding(found, sent, until).wait()
 
     def register(self, id: tuple[int, int], name: str, function: Callable[..., Any]) -> None:
         """Have a particle of this node handle messages of this name by `function(particle, *args, **kwargs)`: those

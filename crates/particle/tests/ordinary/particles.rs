@@ -2,6 +2,7 @@
 
 use crate::common::{PATIENCE, failed, together, until};
 use sheave_base::config::Transport;
+use sheave_base::work::pair;
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_mesh::{Expected, Mesh};
 use sheave_particle::{Answer, Behavior, Context, Message, ParticleId, Particles};
@@ -449,5 +450,81 @@ fn who_helps_handles_the_message_and_never_sleeps() {
         drop(sender);
         assert_eq!(answered(&later).expect("it is answered"), Value::Int(8));
         assert!(later.help().expect("it is over"));
+    });
+}
+
+#[test]
+fn what_is_run_is_handled_by_its_caller_and_nobody_is_kept_waiting_for_it() {
+    alone(|_, particles| {
+        let (sender, gate) = channel::<()>();
+        let gate = Mutex::new(gate);
+        let told = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&told);
+        let behavior = Behavior::new(())
+            .on_blocking("thread", |_, _| Ok(Message::from(format!("{:?}", std::thread::current().id()))))
+            .on_blocking("hold", move |_, message| {
+                let _ = gate.lock().expect("nobody panics").recv();
+                Ok(message)
+            })
+            .on_blocking("tell", move |_, message| {
+                counted.fetch_add(1, SeqCst);
+                Ok(message)
+            });
+        let id = particles.create(behavior).expect("there is room");
+        let own = Value::from(format!("{:?}", std::thread::current().id()));
+        for _ in 0..500 {
+            let answer = particles.run(id, "thread", 0);
+            assert!(answer.is_done());
+            assert_eq!(answered(&answer).expect("it is handled"), own);
+        }
+        std::thread::scope(|scope| {
+            let busy = scope.spawn(|| particles.run(id, "hold", 0).wait().expect("it is handled"));
+            until("it is held", || {
+                particles.queued(id).is_ok_and(|count| count == 0) && {
+                    // Behind it nobody may begin, and nobody is kept.
+                    let behind = particles.run(id, "tell", 1);
+                    let is_held = !behind.is_done();
+                    drop(behind);
+                    is_held
+                }
+            });
+            drop(particles.send(id, "tell", 2));
+            drop(sender);
+            busy.join().expect("it goes on");
+        });
+        // Nobody waits for those.
+        until("all are handled", || particles.queued(id).is_ok_and(|count| count == 0) && told.load(SeqCst) >= 2);
+    });
+}
+
+#[test]
+fn a_re_entrant_particle_that_is_run_handles_others_while_it_waits() {
+    alone(|_, particles| {
+        let (open, shut) = pair("gate");
+        let open = Mutex::new(Some(open));
+        let behavior = Behavior::new(())
+            .reentrant()
+            .on_blocking("ask", |context, message| {
+                context.send(context.id(), "answer", message).wait()?;
+                context.send(context.id(), "wait", 0).wait()
+            })
+            .on_blocking("answer", |_, message| Ok(message))
+            .on("wait", move |_, message| {
+                let shut = shut.clone();
+                async move { shut.await.map(|()| message) }
+            })
+            .on_blocking("open", move |_, message| {
+                open.lock().expect("nobody panics").take().expect("once").complete(Ok(()));
+                Ok(message)
+            });
+        let id = particles.create(behavior).expect("there is room");
+        std::thread::scope(|scope| {
+            let asks = scope.spawn(|| answered(&particles.run(id, "ask", 3)));
+            // Nobody waits for it, and it may begin only while the other one waits.
+            drop(particles.send(id, "open", 0));
+            asks.join().expect("it goes on").expect("it is answered");
+        });
+        let missing = particles.run(id, "nothing", 0);
+        assert_eq!(failed(answered(&missing)).kind(), ErrorKind::NotFound);
     });
 }

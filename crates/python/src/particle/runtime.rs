@@ -4,6 +4,7 @@ use super::answer::PyAnswer;
 use super::parcel::{Exchange, Parcel};
 use super::seat::{Seat, Table, handle};
 use crate::calls::packed_arguments;
+use crate::enter::may_wait;
 use crate::errors::{self, OrRaise};
 use crate::guarded::Guarded;
 use crate::mesh::PyMesh;
@@ -29,6 +30,14 @@ fn refused(to: &Bound<'_, PyAny>, what: &str) -> PyErr {
     let shown = to.repr().map_or_else(|_| "an object".to_owned(), |text| text.to_string_lossy().into_owned());
     let error = Error::new(ErrorKind::InvalidArgument, format!("{what} is {shown}; expected a ParticleId"));
     errors::to_python(to.py(), &error.operation("send").hint("give what create has returned, or one of ids()"))
+}
+
+/// A message to a particle of this process.
+fn staying(args: &Bound<'_, PyTuple>, keywords: Option<&Bound<'_, PyDict>>) -> (Arc<Exchange>, Parcel) {
+    let arguments = (args.clone().unbind(), keywords.map(|keywords| keywords.clone().unbind()));
+    let exchange = Arc::new(Exchange::new(Some(arguments)));
+    let parcel = Parcel::Here(Arc::clone(&exchange));
+    (exchange, parcel)
 }
 
 impl Route {
@@ -66,10 +75,8 @@ impl Route {
         let (rank, id) = self.id(to)?;
         let keywords = keywords.filter(|keywords| !keywords.is_empty());
         if rank == self.rank {
-            let arguments = (args.clone().unbind(), keywords.map(|keywords| keywords.clone().unbind()));
-            let exchange = Arc::new(Exchange::new(Some(arguments)));
-            let answer = particles.send(id, name, Parcel::Here(Arc::clone(&exchange)));
-            return Ok(PyAnswer::new(answer, exchange, None, is_served));
+            let (exchange, parcel) = staying(args, keywords);
+            return Ok(PyAnswer::new(particles.send(id, name, parcel), exchange, None, is_served));
         }
         let Packed { value, tensors, refs } = packed_arguments((args, keywords))?;
         let answer = py.detach(|| particles.send(id, name, Parcel::leaving(value, tensors)));
@@ -122,6 +129,17 @@ impl PyRuntime {
         kwargs: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<PyAnswer> {
         self.route.send(id, name, (args, kwargs), true)
+    }
+
+    /// As `send`, to a particle of this node; this thread handles the message at once if it may begin.
+    #[pyo3(signature = (id, name, /, *args))]
+    fn _run(&self, id: &Bound<'_, PyAny>, name: &str, args: &Bound<'_, PyTuple>) -> PyResult<PyAnswer> {
+        let py = id.py();
+        may_wait(py)?;
+        let particles = self.route.particles(py)?;
+        let (_, id) = self.route.id(id)?;
+        let (exchange, parcel) = staying(args, None);
+        Ok(PyAnswer::new(particles.run(id, name, parcel), exchange, None, false))
     }
 
     /// The rank of this node in the mesh, which names of its particles have.
