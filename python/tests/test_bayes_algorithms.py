@@ -25,6 +25,7 @@ from bayes_models import (
 )
 from sheave import bayes, optim
 from sheave.bayes import plots
+from sheave.bayes._data import several
 from sheave.particle import FunctionModel, Particles
 
 NOISE_VARIANCE = 0.25
@@ -514,3 +515,22 @@ def test_pictures_are_svg_of_what_they_are_given():
         plots.regression(x, x, np.ones(3))
     with pytest.raises(sheave.InvalidArgument, match="mean has numbers that are not finite"):
         plots.regression(x, x * np.nan, x)
+
+
+def test_batches_are_taken_some_at_a_time_as_copies_and_others_alone():
+    x = np.zeros(2)
+    loader = [(x, x), ([1.0], x), (x, x), (x, x), (x, x)]
+
+    def batches():
+        for number, pair in enumerate(loader):
+            x[:] = number
+            yield pair
+
+    taken = several(batches(), 2)
+    sizes, first = [], []
+    for pairs in taken:
+        sizes.append(len(pairs))
+        first.append(float(pairs[0][1][0]))
+    assert (sizes, first) == ([1, 1, 2, 1], [0.0, 1.0, 2.0, 4.0])
+    assert [len(pairs) for pairs in several(loader, 1)] == [1] * 5
+    assert all(pairs[0][0] is pair[0] for pairs, pair in zip(several(loader, 1), loader, strict=True))

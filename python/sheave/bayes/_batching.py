@@ -16,6 +16,7 @@ from sheave.particle._particle import Outstanding, looked_at
 __all__: list[str] = []
 
 Members = NDArray[np.intp]
+Pairs = Sequence[tuple[Any, Any]]
 
 
 def opened(batched: Any, particles: list[Any]) -> list[None]:
@@ -23,9 +24,19 @@ def opened(batched: Any, particles: list[Any]) -> list[None]:
     return [None] * len(particles)
 
 
-def stepped(batched: Any, _: list[Any], loss: Any, x: Any, y: Any, shared: bool) -> list[float]:
-    """A step of all; returns the losses."""
-    return list(batched.step(loss, x, y, shared=shared).tolist())
+def stepped(batched: Any, _: list[Any], loss: Any, pairs: Pairs) -> list[list[float]]:
+    """A step of all on each of these batches; returns the losses of each on all of them."""
+    return of_members([batched.step(loss, x, y).tolist() for x, y in pairs])
+
+
+def stepped_each(batched: Any, _: list[Any], loss: Any, x: Any, y: Any) -> list[float]:
+    """A step of each on a batch of its own; returns the losses."""
+    return list(batched.step(loss, x, y, shared=False).tolist())
+
+
+def of_members(rows: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Losses by member and batch, of losses by batch and member."""
+    return [list(losses) for losses in zip(*rows, strict=True)]
 
 
 def scheduled(batched: Any, particles: list[Any]) -> list[None]:
@@ -140,9 +151,9 @@ class Single:
         return self._devices.begin("each", made, self._timeout).wait()
 
 
-def stepped_alone(_: Any, model: Any, loss: Any, x: Any, y: Any) -> float:
-    """A step of one; returns its loss."""
-    return float(model.step(loss, x, y))
+def stepped_alone(_: Any, model: Any, loss: Any, pairs: Pairs) -> list[float]:
+    """A step of one on each of these batches; returns its losses."""
+    return [float(model.step(loss, x, y)) for x, y in pairs]
 
 
 def scheduled_alone(_: Any, model: Any) -> None:
@@ -158,13 +169,14 @@ class SingleSteps:
     def __init__(self, single: Single) -> None:
         self._single = single
 
-    def step(self, loss: Any, x: Any, y: Any) -> Outstanding:
-        """Step all members on a batch, those of other processes perhaps later. Returns what their losses are had of."""
-        return self._single.begin(stepped_alone, loss, x, y)
+    def step(self, loss: Any, pairs: Pairs) -> Outstanding:
+        """Step all members on each of these batches, those of other processes perhaps later. Returns what the losses of
+        each member are had of."""
+        return self._single.begin(stepped_alone, loss, pairs)
 
-    def step_each(self, loss: Any, pairs: Sequence[tuple[Any, Any]]) -> list[float]:
+    def step_each(self, loss: Any, pairs: Pairs) -> list[float]:
         """Step each member on a batch of its own."""
-        return self._single.ask_each(stepped_alone, (loss,), pairs)
+        return [lost for [lost] in self._single.ask_each(stepped_alone, (loss,), [([pair],) for pair in pairs])]
 
     def schedule(self) -> None:
         """Step the schedulers of all members."""
@@ -177,17 +189,18 @@ class BatchedSteps:
     def __init__(self, batching: Batching, timeout: float | None) -> None:
         self._batching, self._timeout = batching, timeout
 
-    def step(self, loss: Any, x: Any, y: Any) -> Outstanding:
-        """Step all members on a batch, those of other processes perhaps later. Returns what their losses are had of."""
-        return self._batching.begin_each(stepped, lambda members: (loss, x, y, True), self._timeout)
+    def step(self, loss: Any, pairs: Pairs) -> Outstanding:
+        """Step all members on each of these batches, those of other processes perhaps later. Returns what the losses of
+        each member are had of."""
+        return self._batching.begin_each(stepped, lambda members: (loss, pairs), self._timeout)
 
-    def step_each(self, loss: Any, pairs: Sequence[tuple[Any, Any]]) -> list[float]:
+    def step_each(self, loss: Any, pairs: Pairs) -> list[float]:
         """Step each member on a batch of its own, which are of one size."""
 
         def own(members: Members) -> tuple[Any, ...]:
-            return (loss, *(stacked([pairs[member][place] for member in members]) for place in (0, 1)), False)
+            return (loss, *(stacked([pairs[member][place] for member in members]) for place in (0, 1)))
 
-        return self._batching.ask_each(stepped, own, self._timeout)
+        return self._batching.ask_each(stepped_each, own, self._timeout)
 
     def schedule(self) -> None:
         """Step the schedulers of all members."""

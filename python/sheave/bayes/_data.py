@@ -31,6 +31,36 @@ def compact(array: Any) -> Any:
     return array
 
 
+def several(loader: Iterable[Any], count: int) -> Iterator[list[tuple[Any, Any]]]:
+    """The batches of a loader, up to so many at a time; then they are copies, for it may use its arrays again.
+
+    One that is no pair of arrays comes alone, before the loader goes on."""
+    held: list[tuple[Any, Any]] = []
+    for x, y in pairs(loader):
+        if count > 1 and is_array(x) and is_array(y):
+            held.append((copied(x), copied(y)))
+            if len(held) < count:
+                continue
+            yield held
+        else:
+            if held:
+                yield held
+            yield [(x, y)]
+        held = []
+    if held:
+        yield held
+
+
+def is_array(array: Any) -> bool:
+    """Whether it is an array of numpy or a tensor of torch."""
+    return isinstance(array, np.ndarray) or is_tensor(array)
+
+
+def copied(array: Any) -> Any:
+    """A copy of an array."""
+    return array.clone() if is_tensor(array) else array.copy()
+
+
 def pairs(loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     """The batches of a loader, each of which must be a pair."""
     for place, batch in enumerate(loader):

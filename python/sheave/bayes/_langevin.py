@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sheave import _core_bayes as native
 from sheave._core import InvalidArgument
-from sheave.bayes._batching import Batching, Single
+from sheave.bayes._batching import Batching, Pairs, Single, of_members
 from sheave.bayes._data import count_data, inputs, require_repeatable
 from sheave.bayes._modules import evaluating, refresh, restored
 from sheave.bayes._outputs import combine, modes_of
@@ -85,12 +85,15 @@ class _Sampler:
         return samples
 
 
-def _step(particle: Any, model: Any, settings: Any, loss: Any, x: Any, y: Any, data: int, prior: Any) -> float:
-    value, flat, gradient = potential(model, loss, x, y, data, prior)
-    offered = _moved(particle, settings, flat, gradient)
-    model.set_flat(flat)
-    offered()
-    return value
+def _step(particle: Any, model: Any, settings: Any, loss: Any, pairs: Pairs, data: int, prior: Any) -> list[float]:
+    losses = []
+    for x, y in pairs:
+        value, flat, gradient = potential(model, loss, x, y, data, prior)
+        offered = _moved(particle, settings, flat, gradient)
+        model.set_flat(flat)
+        offered()
+        losses.append(value)
+    return losses
 
 
 def _moved(particle: Any, settings: Any, flat: NDArray[Any], gradient: NDArray[Any]) -> Callable[[], None]:
@@ -103,6 +106,12 @@ def _moved(particle: Any, settings: Any, flat: NDArray[Any], gradient: NDArray[A
 
 
 def _batched_step(
+    batched: Any, particles: list[Any], settings: Any, loss: Any, pairs: Pairs, data: int, prior: Any
+) -> list[list[float]]:
+    return of_members([_batched_move(batched, particles, settings, loss, x, y, data, prior) for x, y in pairs])
+
+
+def _batched_move(
     batched: Any, particles: list[Any], settings: Any, loss: Any, x: Any, y: Any, data: int, prior: Any
 ) -> list[float]:
     require_no_optimizer(batched.models[0])
@@ -229,17 +238,17 @@ class Langevin(Posterior):
         if not batched:
             single = Single(self.particles, self.ids, timeout)
 
-            def step(x: Any, y: Any) -> Outstanding:
-                return single.begin(_step, settings, loss, x, y, *sent)
+            def step(pairs: Pairs) -> Outstanding:
+                return single.begin(_step, settings, loss, pairs, *sent)
 
-            return self._epochs(loader, epochs, progress, step, lambda epoch: None)
+            return self._epochs(loader, epochs, progress, timeout, step, lambda epoch: None)
         batching = Batching(self.particles, self.ids, timeout)
 
-        def batched_step(x: Any, y: Any) -> Outstanding:
-            return batching.begin_each(_batched_step, lambda members: (settings, loss, x, y, *sent), timeout)
+        def batched_step(pairs: Pairs) -> Outstanding:
+            return batching.begin_each(_batched_step, lambda members: (settings, loss, pairs, *sent), timeout)
 
         with batching.lasting(timeout):
-            return self._epochs(loader, epochs, progress, batched_step, lambda epoch: None)
+            return self._epochs(loader, epochs, progress, timeout, batched_step, lambda epoch: None)
 
     def samples(self, *, timeout: float | None = None) -> list[NDArray[Any]]:
         """Return the samples that each chain keeps, oldest first: [samples, d] each."""

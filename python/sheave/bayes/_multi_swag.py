@@ -127,7 +127,7 @@ class MultiSwag(Posterior):
                     steps.schedule()
 
             return self._epochs(
-                loader, epochs + swag_epochs, progress, lambda x, y: steps.step(loss, x, y), ended
+                loader, epochs + swag_epochs, progress, timeout, lambda pairs: steps.step(loss, pairs), ended
             )
 
     def collect(self, *, timeout: float | None = None) -> int:

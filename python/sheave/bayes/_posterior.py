@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from sheave._core import InvalidArgument
 from sheave._core_bayes import seed_of
 from sheave.bayes._batching import Batching, predicted, stepping
-from sheave.bayes._data import compact, inputs, pairs, require_repeatable, taken, to_numpy
+from sheave.bayes._data import compact, inputs, require_repeatable, several, taken, to_numpy
 from sheave.bayes._modules import batch_norms, evaluating
 from sheave.bayes._outputs import combine, modes_of, require_task
 from sheave.bayes._progress import EpochLosses, Progress, Report, reporter
@@ -19,6 +19,9 @@ from sheave.particle._particle import Outstanding
 __all__ = ["Handlers", "Posterior"]
 
 Handlers = Mapping[str, Callable[..., Any]]
+
+#: Batches in one message to members of other processes.
+AHEAD = 4
 
 
 def outputs_of(model: Any, batches: Iterable[Any], **keywords: Any) -> NDArray[Any]:
@@ -166,13 +169,14 @@ class Posterior:
         that is told a `Report` after each batch.
 
         `batched` has the members of each device stepped together, see `Posterior`. `timeout` is how many seconds the
-        members may take for one batch.
+        members may take for one batch. Without one members of other processes are sent four batches at a time, so the
+        loader is so far ahead of them, and `progress` is told of these together.
 
         Returns the mean losses [epochs, members].
         """
         with stepping(self.particles, self.ids, batched, timeout) as steps:
             return self._epochs(
-                loader, epochs, progress, lambda x, y: steps.step(loss, x, y), lambda epoch: steps.schedule()
+                loader, epochs, progress, timeout, lambda pairs: steps.step(loss, pairs), lambda epoch: steps.schedule()
             )
 
     def _epochs(
@@ -180,16 +184,20 @@ class Posterior:
         loader: Iterable[Any],
         epochs: int,
         progress: Progress,
-        step: Callable[[Any, Any], Outstanding],
+        timeout: float | None,
+        step: Callable[[list[tuple[Any, Any]]], Outstanding],
         ended: Callable[[int], object],
     ) -> NDArray[np.float64]:
-        """The loop of a training; `ended` is called after each epoch.
+        """The loop of a training. `step` takes a step for each of some batches, and has the losses of each member for
+        all of them; `ended` is called after each epoch.
 
-        Members of other processes are sent a batch before they have answered for the one before it, so that nobody
-        waits for who is slower now and then.
+        Where members are of other processes that is `AHEAD` batches at a time, unless the time for each is limited: a
+        message wakes threads there, which take the core from the one that steps. And they are sent the next ones before
+        they have answered, so that nobody waits for who is slower now and then.
         """
         require_repeatable(loader, epochs)
-        tell, is_away = reporter(progress), any(id.node != self.particles.node for id in self.ids)
+        is_away = any(id.node != self.particles.node for id in self.ids)
+        tell, count = reporter(progress), AHEAD if is_away and timeout is None else 1
         means, batches = np.empty((epochs, len(self.ids))), None
         for epoch in range(epochs):
             known = len(loader) if isinstance(loader, Sized) else batches
@@ -199,10 +207,8 @@ class Posterior:
                     tell(Report(epoch + 1, epochs, batch, known, losses))
 
             with EpochLosses(len(self.ids), report) as lost:
-                for x, y in pairs(loader):
-                    if is_away:
-                        x, y = compact(x), compact(y)
-                    lost.add(step(x, y))
+                for pairs in several(loader, count):
+                    lost.add(step([(compact(x), compact(y)) for x, y in pairs] if is_away else pairs))
             means[epoch], batches = lost.means(epoch + 1), lost.count
             ended(epoch)
         return means

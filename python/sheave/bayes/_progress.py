@@ -92,16 +92,17 @@ class EpochLosses:
             begun.look()
 
     def add(self, begun: Outstanding) -> None:
-        """Count a batch. Waits for the one before it, and for this one where nothing of it is outstanding."""
+        """Count batches. Waits for those before them, and for these where nothing of them is outstanding."""
         self._begun.append(begun)
         while len(self._begun) > 1 or self._begun and not self._begun[0]:
             self._settle()
 
     def _settle(self) -> None:
-        losses = np.asarray(self._begun.popleft().wait(), np.float64)
-        self._sums += losses
-        self.count += 1
-        self._tell(self.count, losses)
+        of_members = np.asarray(self._begun.popleft().wait(), np.float64)
+        for losses in of_members.T:
+            self._sums += losses
+            self.count += 1
+            self._tell(self.count, losses)
 
     def means(self, epoch: int) -> NDArray[np.float64]:
         """The mean of all; `epoch` is for the error of one without batches."""

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sheave import _core_bayes as native, optim
 from sheave._core import Group, InvalidArgument
-from sheave.bayes._batching import Batching, Single
+from sheave.bayes._batching import Batching, Pairs, Single, of_members
 from sheave.bayes._data import count_data, require_repeatable
 from sheave.bayes._langevin import require_no_optimizer, write_slopes
 from sheave.bayes._posterior import Posterior
@@ -142,24 +142,34 @@ class SteinVgd(Posterior):
         count = count_data(loader, data)
         if not batched:
             steps = _Single(Single(self.particles, self.ids, timeout))
-            return self._stepped(loader, loss, epochs, count, steps, progress)
+            return self._stepped(loader, loss, epochs, count, steps, timeout, progress)
         batching = Batching(self.particles, self.ids, timeout)
         with batching.lasting(timeout):
-            return self._stepped(loader, loss, epochs, count, _Batched(batching, timeout), progress)
+            return self._stepped(loader, loss, epochs, count, _Batched(batching, timeout), timeout, progress)
 
     def _stepped(
-        self, loader: Any, loss: Any, epochs: int, count: int, steps: "_Single | _Batched", progress: Progress
+        self,
+        loader: Any,
+        loss: Any,
+        epochs: int,
+        count: int,
+        steps: "_Single | _Batched",
+        timeout: float | None,
+        progress: Progress,
     ) -> NDArray[np.float64]:
-        def step(x: Any, y: Any) -> Outstanding:
+        def move(x: Any, y: Any) -> list[float]:
             losses = steps.gradients((loss, x, y, count, self.prior), self._rows, self._slopes)
             if self._cut is None:
                 self._svgd.step(self._rows, self._slopes)
             else:
                 self._cut.step(self._svgd, self._rows, self._slopes)
             steps.assign(self._rows)
-            return Outstanding(losses, (), None)
+            return losses
 
-        return self._epochs(loader, epochs, progress, step, lambda epoch: None)
+        def step(pairs: Pairs) -> Outstanding:
+            return Outstanding(of_members([move(x, y) for x, y in pairs]), (), None)
+
+        return self._epochs(loader, epochs, progress, timeout, step, lambda epoch: None)
 
     def _outputs(
         self, batches: list[Any], settings: Any, timeout: float | None = None, batched: bool = False
