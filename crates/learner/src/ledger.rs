@@ -37,9 +37,33 @@ impl Losses {
     }
 }
 
+/// What is known of the gradients of one client.
+#[derive(Debug, Default)]
+struct Notes {
+    numbers: BTreeMap<u64, Outcome>,
+    /// Of those below this number the client knows what became of them.
+    floor: u64,
+}
+
+impl Notes {
+    fn insert(&mut self, number: u64, outcome: Outcome) {
+        self.numbers.insert(number, outcome);
+        // One that never says what it knows has twice the room that it may use.
+        if self.numbers.len() > 2 * limits::LEARNER_UNSETTLED_MAX {
+            self.numbers.pop_first();
+        }
+    }
+
+    fn forget_below(&mut self, floor: u64) {
+        // A question that had to wait is older than others that were answered meanwhile.
+        self.floor = self.floor.max(floor);
+        self.numbers = self.numbers.split_off(&self.floor);
+    }
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
-    clients: HashMap<(NodeId, u32), BTreeMap<u64, Outcome>>,
+    clients: HashMap<(NodeId, u32), Notes>,
     fenced: HashSet<NodeId>,
     pub(crate) lost: Losses,
     pub(crate) dropped: Losses,
@@ -51,6 +75,10 @@ impl Ledger {
         if self.clients.len() >= limits::LEARNER_CLIENTS_MAX {
             let what = format!("{} clients of this gradient server", self.clients.len());
             return Err(Error::new(ErrorKind::LimitExceeded, what).hint("drop clients that are not used"));
+        }
+        // It would never be closed.
+        if self.is_fenced(node) {
+            return Err(Error::new(ErrorKind::NotPermitted, format!("a client of {node}, which is gone")));
         }
         self.clients.entry((node, client)).or_default();
         Ok(())
@@ -73,9 +101,17 @@ impl Ledger {
     /// The first of these that is noted already.
     pub(crate) fn known(&self, ids: &[GradientId]) -> Option<GradientId> {
         let is_known = |id: &&GradientId| {
-            self.clients.get(&(id.node, id.client)).is_some_and(|numbers| numbers.contains_key(&id.number))
+            self.clients.get(&(id.node, id.client)).is_some_and(|notes| notes.numbers.contains_key(&id.number))
         };
         ids.iter().find(is_known).copied()
+    }
+
+    /// Takes a note of those of a sum that was refused: they are in none, unless another one has brought them.
+    pub(crate) fn refuse(&mut self, mut ids: Vec<GradientId>) {
+        ids.retain(|id| self.known(&[*id]).is_none());
+        ids.sort_unstable();
+        ids.dedup();
+        self.note(&ids, Outcome::Dropped);
     }
 
     pub(crate) fn note(&mut self, ids: &[GradientId], outcome: Outcome) {
@@ -84,11 +120,8 @@ impl Ledger {
         }
         for id in ids {
             // Of a client that is gone nobody will ask.
-            let Some(numbers) = self.clients.get_mut(&(id.node, id.client)) else { continue };
-            numbers.insert(id.number, outcome);
-            // One that never says what it knows has twice the room that it may use.
-            if numbers.len() > 2 * limits::LEARNER_UNSETTLED_MAX {
-                numbers.pop_first();
+            if let Some(notes) = self.clients.get_mut(&(id.node, id.client)) {
+                notes.insert(id.number, outcome);
             }
         }
     }
@@ -100,12 +133,12 @@ impl Ledger {
 
     /// What became of these gradients of a client, which asks for nothing below `floor` any more.
     pub(crate) fn settle(&mut self, from: NodeId, client: u32, floor: u64, asked: &[Asked]) -> Result<Vec<Outcome>> {
-        let Some(numbers) = self.clients.get_mut(&(from, client)) else {
+        let Some(notes) = self.clients.get_mut(&(from, client)) else {
             let what = "this gradient server does not know the client: it was started after that had connected";
             return Err(Error::new(ErrorKind::NotFound, what).hint("connect a new client"));
         };
-        *numbers = numbers.split_off(&floor);
-        let fenced = &self.fenced;
+        notes.forget_below(floor);
+        let (numbers, fenced) = (&notes.numbers, &self.fenced);
         let outcome = |asked: &Asked| match numbers.get(&asked.number) {
             Some(outcome) => *outcome,
             None if asked.was_taken && planted::strikes(Bug::LossUnsaid) => Outcome::Applied,
@@ -113,12 +146,13 @@ impl Ledger {
             None => Outcome::Pending,
         };
         let outcomes: Vec<Outcome> = asked.iter().map(outcome).collect();
-        let is_new = |asked: &Asked| asked.was_taken && !numbers.contains_key(&asked.number);
+        let is_asked = |asked: &Asked| asked.was_taken && asked.number >= notes.floor;
+        let is_new = |asked: &Asked| is_asked(asked) && !numbers.contains_key(&asked.number);
         let is_lost = |(asked, outcome): &(&Asked, &Outcome)| **outcome == Outcome::Lost && is_new(asked);
         let lost: Vec<u64> = asked.iter().zip(&outcomes).filter(is_lost).map(|(asked, _)| asked.number).collect();
         for number in &lost {
             // Whoever asks again is told the same, and it is counted once.
-            numbers.insert(*number, Outcome::Lost);
+            notes.insert(*number, Outcome::Lost);
         }
         self.lost.add(lost.into_iter().map(|number| GradientId { node: from, client, number }));
         Ok(outcomes)
@@ -163,6 +197,51 @@ mod tests {
         assert_eq!(ledger.settle(CLIENT, 0, 5, &again).unwrap(), [Outcome::Lost, Outcome::Pending]);
         assert_eq!(ledger.lost.count, 1);
         assert_eq!(ledger.known(&ids(&[1, 2, 3, 4])), None, "nobody asks for them any more");
+    }
+
+    /// A question waits until a secondary is fenced, and meanwhile its client learns what became of the gradient.
+    #[test]
+    fn what_its_client_knows_is_not_counted_as_lost() {
+        let mut ledger = Ledger::default();
+        ledger.open(CLIENT, 0).unwrap();
+        ledger.note(&ids(&[1]), Outcome::Applied);
+        assert_eq!(ledger.settle(CLIENT, 0, 1, &[asked(1, None, true)]).unwrap(), [Outcome::Applied]);
+        ledger.settle(CLIENT, 0, 2, &[]).unwrap();
+        ledger.fence(SECONDARY);
+        ledger.settle(CLIENT, 0, 1, &[asked(1, Some(SECONDARY), true), asked(2, Some(SECONDARY), true)]).unwrap();
+        assert_eq!(ledger.lost.latest, ids(&[2]));
+    }
+
+    #[test]
+    fn no_client_has_very_many_notes() {
+        const COUNT: u64 = 2 * limits::LEARNER_UNSETTLED_MAX as u64 + 100;
+        let mut ledger = Ledger::default();
+        ledger.open(CLIENT, 0).unwrap();
+        ledger.fence(SECONDARY);
+        let questions: Vec<_> = (0..COUNT).map(|number| asked(number, Some(SECONDARY), true)).collect();
+        ledger.settle(CLIENT, 0, 0, &questions).unwrap();
+        let numbers = ledger.clients[&(CLIENT, 0)].numbers.len();
+        assert!(numbers <= 2 * limits::LEARNER_UNSETTLED_MAX, "{numbers}");
+    }
+
+    #[test]
+    fn a_node_that_is_gone_opens_nothing() {
+        let mut ledger = Ledger::default();
+        ledger.fence(CLIENT);
+        assert_eq!(ledger.open(CLIENT, 0).unwrap_err().kind(), ErrorKind::NotPermitted);
+        assert!(ledger.clients.is_empty());
+    }
+
+    #[test]
+    fn what_came_twice_stays_what_it_was() {
+        let mut ledger = Ledger::default();
+        ledger.open(CLIENT, 0).unwrap();
+        ledger.note(&ids(&[1]), Outcome::Applied);
+        ledger.refuse(ids(&[3, 1, 2, 3]));
+        let questions = [1, 2, 3].map(|number| asked(number, None, true));
+        let expected = [Outcome::Applied, Outcome::Dropped, Outcome::Dropped];
+        assert_eq!(ledger.settle(CLIENT, 0, 1, &questions).unwrap(), expected);
+        assert_eq!((ledger.dropped.count, ledger.dropped.latest.into()), (2, ids(&[2, 3])));
     }
 
     #[test]

@@ -7,10 +7,11 @@
 
 use crate::ledger::Ledger;
 use crate::protocol::{Forward, LOOK, Outcome, Settle, short, wide};
-use crate::reducer::{Contribution, Method, Overflow, Pushed, Reducer, sum};
+use crate::reducer::{Contribution, GradientId, Method, Overflow, Pushed, Reducer, sum};
 use crate::server::{SUMS, Shared};
 use crate::step::{Publish, Stepper, panicked};
 use parking_lot::Mutex;
+use sheave_base::collections::HashSet;
 use sheave_base::planted::{self, Bug};
 use sheave_base::{Error, ErrorKind, NodeId, Result, contain, limits};
 use sheave_mesh::{Call, Reply, Request, Timer};
@@ -109,8 +110,10 @@ impl State {
             let what = "the primary was started again after this secondary had begun to work for it";
             return Err(Error::new(ErrorKind::Closed, what).hint("start the secondary again too"));
         }
-        match self.ledger.known(&forward.ids) {
-            Some(id) => Err(Error::new(ErrorKind::Internal, format!("gradient {} came a second time", id.number))),
+        let mut ids = HashSet::default();
+        let repeated = forward.ids.iter().find(|id| !ids.insert(**id)).copied();
+        match repeated.or_else(|| self.ledger.known(&forward.ids)) {
+            Some(id) => Err(came_twice(id)),
             None => Ok(()),
         }
     }
@@ -146,8 +149,8 @@ impl Shared {
             }
             match state.check(from, &forward, primary.started) {
                 Err(error) => {
-                    if error.kind() != ErrorKind::Internal && !state.ledger.is_fenced(from) {
-                        state.ledger.note(&forward.ids, Outcome::Dropped);
+                    if !state.ledger.is_fenced(from) {
+                        state.ledger.refuse(forward.ids);
                     }
                     (Some(reply), Err(error))
                 }
@@ -163,11 +166,6 @@ impl Shared {
                 }
             }
         };
-        if let Err(error) = &outcome
-            && error.kind() == ErrorKind::Internal
-        {
-            self.fail(error.clone());
-        }
         if let Some(reply) = answer {
             reply.send(outcome.map(|()| (wide(primary.started), Default::default())));
         }
@@ -370,6 +368,13 @@ impl Shared {
         let settles = std::mem::take(&mut primary.state.lock().settles);
         settles.into_iter().for_each(|(_, _, reply)| reply.error(error.clone()));
     }
+}
+
+/// Why a sum, or a push, is refused of which a gradient has come before. No client gives a number twice, and none is
+/// sent again that may have been taken: it is at fault, or a secondary is.
+pub(crate) fn came_twice(id: GradientId) -> Error {
+    let what = format!("gradient {} of client {} of {} came a second time", id.number, id.client, id.node);
+    Error::new(ErrorKind::AlreadyExists, what).hint("give each gradient of a client a number of its own")
 }
 
 /// What became of gradients once nothing is taken any more: one that has not come will never be in a step. Its client

@@ -292,6 +292,13 @@ impl<W> Reducer<W> {
         self.queue.front().map(|(_, came)| *came)
     }
 
+    /// Returns whether this gradient is queued, or waits for room.
+    #[must_use]
+    pub fn has(&self, id: GradientId) -> bool {
+        let waiting = self.waiting.iter().map(|(contribution, _)| contribution);
+        self.queue.iter().map(|(contribution, _)| contribution).chain(waiting).any(|one| one.ids.contains(&id))
+    }
+
     /// Queues a contribution that came now. At most [`LEARNER_WAITING_MAX`](limits::LEARNER_WAITING_MAX) wait for room.
     pub fn push(&mut self, contribution: Contribution, waiter: W, now: Time) -> Pushed<W> {
         self.push_as(self.settings.overflow, contribution, waiter, now)

@@ -5,6 +5,7 @@
 //! is made or on its way, and is changed under the lock: so one thread at a time sums, in the order of the queue,
 //! whichever thread it is. The lock is not held meanwhile.
 
+use crate::primary::came_twice;
 use crate::protocol::{Forward, Push, STATE, number};
 use crate::reducer::{Contribution, GradientId, Overflow, Pushed, Reducer, sum};
 use crate::server::{PUSHES, Shared};
@@ -84,6 +85,10 @@ impl Secondary {
             // Its client has given up, and asks the primary what became of it.
             self.untold.push(id);
             return Pushed::Waits;
+        }
+        if self.reducer.has(id) {
+            // In a sum it would cost all others that are in that.
+            return Pushed::Refused(pusher, came_twice(id));
         }
         // What is dropped while the primary takes nothing is bounded too.
         let has_room = self.untold.len() < limits::LEARNER_QUEUE_MAX;
@@ -228,9 +233,11 @@ impl Shared {
         let own = self.own.clone();
         let forwarding = async move {
             let Some(shared) = own.upgrade() else { return Ok(()) };
-            let count = total.as_ref().map_or(0, |total| total.ids.len() as u64);
+            let ids = total.as_ref().map_or_else(Vec::new, |total| total.ids.clone());
             match shared.forward(total, dropped, started).await {
-                Ok(started) => shared.forwarded(started, count),
+                Ok(started) => shared.forwarded(Some(started), &ids),
+                // Some client has given a number twice, which is no fault of others that push here.
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => shared.forwarded(None, &ids),
                 Err(error) => shared.fail(shared.of_primary(error)),
             }
             Ok(())
@@ -264,15 +271,22 @@ impl Shared {
         Error::new(ErrorKind::Closed, what).cause(error)
     }
 
-    fn forwarded(&self, started: u64, count: u64) {
+    /// The primary has a sum, and says which start of it that is; or has refused it.
+    fn forwarded(&self, started: Option<u64>, ids: &[GradientId]) {
         let Some(secondary) = &self.secondary else { return };
         let flushed = {
             let mut secondary = secondary.lock();
             secondary.is_forwarding = false;
-            secondary.started = Some(started);
-            secondary.forwarded += count;
+            match started {
+                Some(_) => secondary.forwarded += ids.len() as u64,
+                None => secondary.dropped.add(ids.iter().copied()),
+            }
+            secondary.started = started.or(secondary.started);
             secondary.flushed()
         };
+        if started.is_none() {
+            self.tell_dropped(ids);
+        }
         flushed.into_iter().for_each(|reply| reply.value(Value::None));
         self.submit(PUSHES, Self::drain_secondary);
     }
