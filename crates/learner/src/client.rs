@@ -12,7 +12,7 @@ use crate::model::{Model, Tensors};
 use crate::protocol::{Asked, BYE, FLUSH, HELLO, Outcome, PUSH, Push, SETTLE, STEP, Settle, number, unreadable};
 use crate::servers::{Servers, name_of};
 use parking_lot::Mutex;
-use sheave_base::{Error, ErrorKind, Result, Work, limits};
+use sheave_base::{Error, ErrorKind, NodeId, Result, Work, limits};
 use sheave_mesh::{Answer, Call, Mesh, ServiceName, WeakMesh};
 use sheave_net::Part;
 use sheave_rpc::RpcGroup;
@@ -78,11 +78,18 @@ struct Client {
     servers: Servers,
     /// Of each secondary how the mesh calls it, and its name.
     secondaries: Vec<(ServiceName, String)>,
-    primary: ServiceName,
+    notes: Notes,
     model: Model,
     choice: Choice,
-    id: u32,
     state: Mutex<State>,
+}
+
+/// That the primary takes notes of a client, until this is dropped.
+struct Notes {
+    mesh: WeakMesh,
+    node: NodeId,
+    primary: ServiceName,
+    client: u32,
 }
 
 #[derive(Default)]
@@ -279,10 +286,13 @@ impl Client {
         }
         let (_, primary) = group.find(servers.key(&here()?, servers.primary)?, timeout)?.await?;
         let hello = Call { deadline: timeout, ..Call::of(Value::Int(id.into())) };
-        let answer = here()?.call(servers.primary, primary.clone(), HELLO, hello)?.await?;
+        let hello = here()?.call(servers.primary, primary.clone(), HELLO, hello)?;
+        // It may take some though nobody waits for its answer any more.
+        let notes = Notes { mesh: mesh.clone(), node: servers.primary, primary, client: id };
+        let answer = hello.await?;
         let model = Model::read(answer.value).ok_or_else(unreadable)?;
         let state = Mutex::new(State { is_gone: vec![false; secondaries.len()], ..State::default() });
-        Ok(GradientClient(Arc::new(Self { mesh, servers, secondaries, primary, model, choice, id, state })))
+        Ok(GradientClient(Arc::new(Self { mesh, servers, secondaries, notes, model, choice, state })))
     }
 
     fn mesh(&self) -> Result<Mesh> {
@@ -346,7 +356,7 @@ impl Client {
             sent.secondary = secondary;
         }
         let fingerprint = self.model.fingerprint();
-        let push = Push { client: self.id, number, fingerprint, patience: timeout };
+        let push = Push { client: self.notes.client, number, fingerprint, patience: timeout };
         let tensors = segments.into_iter().map(|segment| Part::new(segment, Mode::Move)).collect();
         let call = Call { tensors, deadline: timeout, runs_anyway: true, ..Call::of(push.to_value()) };
         let (service, _) = &self.secondaries[secondary];
@@ -438,8 +448,8 @@ impl Client {
     }
 
     async fn ask(&self, asked: Vec<Asked>) -> Result<Vec<Outcome>> {
-        let settle = Settle { client: self.id, floor: self.state.lock().floor(), asked };
-        let work = self.mesh()?.call(self.servers.primary, &self.primary, SETTLE, settle.to_value())?;
+        let settle = Settle { client: self.notes.client, floor: self.state.lock().floor(), asked };
+        let work = self.mesh()?.call(self.servers.primary, &self.notes.primary, SETTLE, settle.to_value())?;
         let outcomes = Outcome::read(work.await?.value)?;
         if outcomes.len() == settle.asked.len() { Ok(outcomes) } else { Err(unreadable()) }
     }
@@ -499,7 +509,7 @@ impl Client {
                 _ => {}
             }
         }
-        let work = self.mesh()?.call(self.servers.primary, &self.primary, STEP, Call::default())?;
+        let work = self.mesh()?.call(self.servers.primary, &self.notes.primary, STEP, Call::default())?;
         number(&work.await?.value)
     }
 
@@ -514,11 +524,13 @@ impl Client {
     }
 }
 
-impl Drop for Client {
+impl Drop for Notes {
     fn drop(&mut self) {
         if let Some(mesh) = self.mesh.upgrade() {
+            // An earlier farewell that has failed is no reason to keep this one.
+            let _ = mesh.check_one_way(self.node, &self.primary);
             // A primary that is gone remembers nobody.
-            let _ = mesh.cast(self.servers.primary, &self.primary, BYE, Value::Int(self.id.into()));
+            let _ = mesh.cast(self.node, &self.primary, BYE, Value::Int(self.client.into()));
         }
     }
 }

@@ -6,10 +6,12 @@ use sheave_base::{Error, ErrorKind, Result, Work};
 use sheave_learner::{
     Choice, GradientClient, GradientServer, GradientServerBuilder, Method, Model, Overflow, Servers, Settings, Tensors,
 };
-use sheave_mesh::{Expected, Mesh};
+use sheave_mesh::{Answer, Call, Expected, Mesh, Request};
+use sheave_net::Part;
 use sheave_optim::{Decay, Optimizer, Rule};
 use sheave_rpc::{Rpc, RpcGroup};
-use sheave_tensor::{Dtype, Tensor};
+use sheave_tensor::{Dtype, Mode, Tensor};
+use sheave_wire::Value;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -78,6 +80,13 @@ impl Node {
             published.send((values(&parameters), version)).map_err(|_| Error::new(ErrorKind::Closed, "nobody listens"))
         };
         (self.start(builder.publish(tell)), versions)
+    }
+
+    /// What others ask the server of this node, in place of one.
+    fn stand_in(&self) -> Receiver<Request> {
+        let ((heard, requests), key) = (channel(), format!("gradients/rank-{}", self.rank));
+        wait(self.group.register(key, move |request: Request| _ = heard.send(request), LONG)).expect("its key is free");
+        requests
     }
 
     fn connect(&self) -> GradientClient {
@@ -511,4 +520,142 @@ fn what_is_known_is_forgotten() {
         node.step();
         node.finish();
     });
+}
+
+/// A client that gives up when the primary has heard of it and has not answered yet.
+#[test]
+fn who_gives_up_while_it_connects_says_goodbye() {
+    for transport in TRANSPORTS {
+        together(Expected::ranks(2), transport, |mesh| {
+            let node = Node::new(&mesh, &[0]);
+            if node.rank == 0 {
+                let requests = node.stand_in();
+                node.step();
+                let hello = requests.recv_timeout(PATIENCE).expect("it connects");
+                assert_eq!(hello.method, "hello");
+                node.step();
+                let goodbye = requests.recv_timeout(PATIENCE).expect("it says so");
+                assert_eq!((goodbye.method.as_str(), goodbye.args), ("bye", hello.args));
+            } else {
+                node.step();
+                let (group, servers) = (&node.group, &node.servers);
+                let connecting = GradientClient::connect(&mesh, group, servers, Choice::RoundRobin, None);
+                let connecting = connecting.expect("all of it has a meaning");
+                node.step();
+                connecting.cancel();
+                assert_eq!(failed(connecting.wait_timeout(PATIENCE)).kind(), ErrorKind::Cancelled);
+            }
+            node.step();
+            node.finish();
+        });
+    }
+}
+
+/// What a node knows that stands in for a secondary: a push, and so what a client that breaks the protocol sends.
+struct Overheard {
+    pushing: Work<u64>,
+    request: Request,
+    segments: Vec<Tensor>,
+}
+
+impl Overheard {
+    /// The first push of a client of this node, at the secondary of this node.
+    fn new(node: &Node, requests: &Receiver<Request>) -> Self {
+        let (group, servers) = (&node.group, &node.servers);
+        let client = wait(GradientClient::connect(&node.mesh, group, servers, Choice::Fixed(1), LONG)).expect("there");
+        let pushing = client.push(&weights(&[1.0; 3])).expect("it is on its way");
+        let mut request = requests.recv_timeout(PATIENCE).expect("it comes");
+        let segments = std::mem::take(&mut request.tensors).into_vec();
+        Self { pushing, request, segments }
+    }
+
+    /// Calls the primary with the same gradient.
+    fn call(&self, node: &Node, method: &str, args: Value) -> Result<Answer> {
+        let (primary, service) = wait(node.group.find("gradients/rank-0", LONG))?;
+        let tensors = self.segments.iter().map(|segment| Part::new(segment.clone(), Mode::Copy)).collect();
+        wait(node.mesh.call(primary, service, method, Call { tensors, ..Call::of(args) }))
+    }
+
+    /// A sum that is the gradient, of which it says that it is made of these numbers.
+    fn sum(&self, node: &Node, numbers: &[i64]) -> Value {
+        let Value::List(push) = &self.request.args else { panic!("{:?}", self.request) };
+        let own = node.mesh.me().node.0.cast_signed();
+        let ids = numbers.iter().flat_map(|number| [Value::Int(own), push[0].clone(), Value::Int(*number)]);
+        Value::List(vec![Value::None, push[2].clone(), Value::List(ids.collect()), Value::List(Vec::new())])
+    }
+}
+
+#[test]
+fn who_gives_a_number_twice_stops_no_server() {
+    for transport in TRANSPORTS {
+        together(Expected::ranks(2), transport, |mesh| {
+            let node = Node::new(&mesh, &[0, 1]);
+            if node.rank == 0 {
+                let (server, versions) = node.start_with(settings(Method::Sum, 1));
+                assert_eq!(heard(&versions), (vec![0.0, 1.0, 2.0], 1));
+                assert_eq!(heard(&versions), (vec![-2.0, -1.0, 0.0], 2));
+                node.step();
+                let server = server.expect("it serves");
+                assert!(!server.watch().is_done());
+                let report = server.report();
+                let primary = report.primary.expect("it is the primary");
+                // Of what was refused one gradient was in no other sum.
+                assert_eq!((report.dropped.count, primary.applied, primary.dropped.count), (1, 2, 1));
+            } else {
+                let requests = node.stand_in();
+                node.step();
+                let overheard = Overheard::new(&node, &requests);
+                overheard.call(&node, "forward", overheard.sum(&node, &[1])).expect("it is the first time");
+                // A secondary that sends a gradient again, or twice at once.
+                for numbers in [&[1][..], &[7, 7]] {
+                    let error = failed(overheard.call(&node, "forward", overheard.sum(&node, numbers)));
+                    assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
+                    let text = format!("gradient {} of client 0 of {}", numbers[0], mesh.me().node);
+                    assert!(error.to_string().contains(&text), "{error}");
+                }
+                // A client that pushes it to another secondary too, which cannot know of that.
+                overheard.call(&node, "push", overheard.request.args.clone()).expect("it is taken");
+                overheard.request.reply.value(());
+                assert_eq!(wait(Ok(overheard.pushing)).expect("it was taken"), 1);
+                let (group, servers) = (&node.group, &node.servers);
+                let other = wait(GradientClient::connect(&mesh, group, servers, Choice::Fixed(0), LONG));
+                push(&other.expect("all live"), &[2.0; 3]).expect("all live");
+                node.step();
+            }
+            node.finish();
+        });
+    }
+}
+
+#[test]
+fn who_gives_a_number_twice_at_one_secondary_is_refused_alone() {
+    for transport in TRANSPORTS {
+        together(Expected::ranks(2), transport, |mesh| {
+            let node = Node::new(&mesh, &[0, 1]);
+            if node.rank == 0 {
+                let (server, versions) = node.start_with(settings(Method::Sum, 2));
+                node.step();
+                let server = server.expect("it serves");
+                // What is flushed may not have come to the primary yet.
+                until("there is a step", || {
+                    server.flush();
+                    server.report().primary.is_some_and(|primary| primary.version == 1)
+                });
+                assert_eq!(heard(&versions), (vec![-2.0, -1.0, 0.0], 1));
+            } else {
+                let requests = node.stand_in();
+                node.step();
+                let overheard = Overheard::new(&node, &requests);
+                let again = || overheard.call(&node, "push", overheard.request.args.clone());
+                again().expect("it is the first time there");
+                assert_eq!(failed(again()).kind(), ErrorKind::AlreadyExists);
+                let (group, servers) = (&node.group, &node.servers);
+                let other = wait(GradientClient::connect(&mesh, group, servers, Choice::Fixed(0), LONG));
+                push(&other.expect("all live"), &[2.0; 3]).expect("its sum is not refused");
+                node.step();
+            }
+            node.step();
+            node.finish();
+        });
+    }
 }
