@@ -208,10 +208,13 @@ pub(crate) struct SetUpdater {
     pub(crate) is_trial: bool,
 }
 
-/// A push of a worker has reached some servers and not others, for this reason: no sum of it is whole.
+/// A push of a worker has reached some servers and not others, for this reason: no sum of it is whole, and what has not
+/// come of it does not come. Told one way.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Torn {
     pub(crate) store: u32,
+    /// The worker's own number for it, if it was [begun](Begin).
+    pub(crate) operation: Option<u64>,
     pub(crate) reason: Error,
 }
 

@@ -14,9 +14,12 @@
 //! What is queued is bounded too ([`QUEUED_BYTES_MAX`]): beyond it the caller waits, for the servers alone.
 //!
 //! **Slices that cannot be sent.** Servers that know of a push wait for its slices. Where one cannot be sent the push
-//! has failed ([`Announced`]): nobody waits for what the servers would say, and a store that counts pushes is broken.
+//! has failed ([`Announced`]): nobody waits for what the servers would say, those slices of it that are still queued
+//! are not sent, and the servers are told ([`tell_torn`]). A store that counts pushes is broken then; in any other one
+//! the servers forget the push, and what its unsent slices took of residuals is given back.
 
-use crate::protocol::{Piece, Slices, Told, Torn, Update};
+use super::coding::Draft;
+use crate::protocol::{Piece, SERVICE, Slices, Told, Torn, Update};
 use parking_lot::Mutex;
 use sheave_base::work::awaited::{Account, Awaited, Describe, Which, listed};
 use sheave_base::work::{Completer, Interrupt, reborrowed};
@@ -72,10 +75,29 @@ pub(super) struct Item {
     pub(super) what: What,
 }
 
+impl Item {
+    /// Its slices are queued, for good where a store is of no more use without one of them.
+    pub(super) fn queue(&mut self, is_for_good: bool) {
+        let What::Slices { drafts, .. } = &mut self.what else { return };
+        drafts.iter_mut().for_each(Draft::queue);
+        if is_for_good {
+            drafts.clear();
+        }
+    }
+
+    /// Returns the bytes that it keeps while it is queued.
+    fn queued_bytes(&self) -> u64 {
+        match &self.what {
+            What::Slices { drafts, .. } => self.bytes + drafts.iter().map(Draft::queued_bytes).sum::<u64>(),
+            What::Pull { .. } => self.bytes,
+        }
+    }
+}
+
 #[expect(clippy::large_enum_variant, reason = "a box would be an allocation for each message")]
 pub(super) enum What {
-    /// Slices of a push that the server knows of.
-    Slices { announced: Arc<Announced>, push: Vec<Piece>, tensors: Parts },
+    /// Slices of a push that the server knows of, and of those that may come back what they took of residuals.
+    Slices { announced: Arc<Announced>, push: Vec<Piece>, tensors: Parts, drafts: Vec<Draft> },
     /// A pull, and who is told of its answer.
     Pull { update: Update, options: CallOptions, completer: Completer<Told> },
 }
@@ -102,16 +124,23 @@ impl Announced {
         self.calls.lock().push(call.clone());
     }
 
-    /// A slice could not be sent: the servers wait for it in vain. True if that has broken the store.
+    /// A slice could not be sent: the servers wait for it in vain. True if they are to be told so.
     fn fail(&self, error: &Error) -> bool {
         if self.failure.set(error.clone()).is_err() {
             return false;
         }
-        let broken = self.broken.as_ref().filter(|_| !error.kind().is_loss());
-        let has_broken = broken.is_some_and(|broken| broken.set(torn(error)).is_ok());
+        let is_torn = !error.kind().is_loss();
+        if let Some(broken) = self.broken.as_ref().filter(|_| is_torn) {
+            let _ = broken.set(torn(error));
+        }
         let calls = std::mem::take(&mut *self.calls.lock());
         calls.iter().for_each(Work::cancel);
-        has_broken
+        is_torn
+    }
+
+    /// Why its other slices are not sent any more. Those who live get theirs though another server is lost.
+    fn check(&self) -> Result<()> {
+        self.failure.get().filter(|error| !error.kind().is_loss()).map_or(Ok(()), |error| Err(error.clone()))
     }
 
     /// Why the push has failed, if its calls have ended with this error.
@@ -125,11 +154,32 @@ pub(super) fn torn(error: &Error) -> Error {
     error.clone().context("a push has reached some servers and not others, and the store is of no more use")
 }
 
-/// Tells all servers of a store that a push has reached only some of them, so that nobody gets a sum with a part of it.
-/// A server that cannot be told now is told when the worker closes the store.
-pub(super) fn tell_torn(mesh: &Mesh, store: u32, servers: &[NodeId], reason: &Error) {
-    let torn = Torn { store, reason: reason.clone() };
-    servers.iter().for_each(|server| drop(mesh.ask::<Torn>(*server, &torn)));
+/// Tells all servers of a store that a push has reached only some of them, so that nobody waits for the rest of it or
+/// gets a sum with a part of it.
+pub(super) fn tell_torn(mesh: &Mesh, servers: &[NodeId], torn: Torn) {
+    let torn = Arc::new(torn);
+    servers.iter().for_each(|server| tell_server(mesh, *server, &torn));
+}
+
+/// Tells one server. That takes no place among the calls that wait for answers, of which there may be none left. Where
+/// too many wait for the server to begin with them, it is told behind those; whatever keeps the word back still, it is
+/// told once more when the worker closes the store.
+fn tell_server(mesh: &Mesh, server: NodeId, torn: &Arc<Torn>) {
+    // What an earlier word has failed with, because its store was closed, is not to be told in the place of this one.
+    let _ = mesh.check_one_way(server, SERVICE);
+    if mesh.tell::<Torn>(server, torn).is_ok() {
+        return;
+    }
+    let room = mesh.room(server, SERVICE, None);
+    if room.is_done() {
+        return;
+    }
+    let (mesh, torn) = (mesh.downgrade(), Arc::clone(torn));
+    room.on_complete(move |ended| {
+        if let (Ok(()), Some(mesh)) = (ended, mesh.upgrade()) {
+            tell_server(&mesh, server, &torn);
+        }
+    });
 }
 
 impl Lane {
@@ -181,7 +231,7 @@ impl Lane {
         for item in items {
             state.last += 1;
             let number = state.last;
-            state.queued_bytes += item.bytes;
+            state.queued_bytes += item.queued_bytes();
             for key in &item.keys {
                 let (count, least) = state.keys.entry(*key).or_insert((0, priority));
                 *count += 1;
@@ -208,7 +258,7 @@ impl Lane {
         }
         loop {
             let Some((priority, item)) = self.next(server) else { return };
-            let (bytes, keys) = (item.bytes, item.keys.clone());
+            let (bytes, keys) = (item.queued_bytes(), item.keys.clone());
             self.send_item(server, priority, item);
             let waiting = self.state.lock().left(bytes, &keys);
             waiting.into_iter().for_each(|completer| completer.complete(Ok(())));
@@ -241,21 +291,26 @@ impl Lane {
         let gone = || Error::new(ErrorKind::Closed, "this node has left the mesh");
         let (mesh, to) = (self.mesh.upgrade().ok_or_else(gone), self.servers[server]);
         match item.what {
-            What::Slices { announced, push, tensors } => {
+            What::Slices { announced, push, tensors, drafts } => {
                 let slices = Slices { store: self.store, operation: announced.operation, push };
                 let options = CallOptions { tensors, ..CallOptions::default() };
-                let called = mesh.and_then(|mesh| mesh.ask_with::<Slices>(to, &slices, options));
-                match called {
+                let mesh = announced.check().and(mesh);
+                match mesh.and_then(|mesh| mesh.ask_with::<Slices>(to, &slices, options)) {
                     Ok(work) => {
                         let lane = Arc::clone(self);
                         work.on_complete(move |outcome| {
-                            // What the server says of them it says of the push too.
-                            let error = outcome.as_ref().err().filter(|error| error.happened_on().is_none());
-                            error.into_iter().for_each(|error| lane.fail(&announced, error));
+                            if let Err(error) = outcome {
+                                drafts.into_iter().for_each(Draft::give_back);
+                                // What the server says of them it says of the push too.
+                                if error.happened_on().is_none() {
+                                    lane.fail(&announced, error);
+                                }
+                            }
                             lane.taken(server, priority, item.bytes);
                         });
                     }
                     Err(error) => {
+                        drafts.into_iter().for_each(Draft::give_back);
                         self.fail(&announced, &error);
                         self.taken(server, priority, item.bytes);
                     }
@@ -271,11 +326,12 @@ impl Lane {
     }
 
     /// A slice of this push could not be sent.
-    fn fail(&self, announced: &Announced, error: &Error) {
+    pub(super) fn fail(&self, announced: &Announced, error: &Error) {
         if announced.fail(error)
             && let Some(mesh) = self.mesh.upgrade()
         {
-            tell_torn(&mesh, self.store, &self.servers, error);
+            let torn = Torn { store: self.store, operation: Some(announced.operation), reason: error.clone() };
+            tell_torn(&mesh, &self.servers, torn);
         }
     }
 

@@ -25,7 +25,7 @@ use crate::key::Key;
 use crate::kind::Kind;
 use crate::layout::{Cutting, PACKED_BELOW_BYTES, Slice};
 use crate::local::unknown;
-use crate::protocol::{Barrier, Close, Closing, Done, Form, OfStore, OnWorkerLoss, Open, Piece, SERVICE, Told};
+use crate::protocol::{Barrier, Close, Closing, Done, Form, OfStore, OnWorkerLoss, Open, Piece, SERVICE, Told, Torn};
 use crate::slot::Meta;
 use crate::store::Config;
 use batch::Pieces;
@@ -277,13 +277,19 @@ impl Client {
         drop(self.pushes.write());
         if let Some(error) = self.broken.get() {
             // Who closes a store is not waited for any more: no sum may lack what others have of a push.
-            lane::tell_torn(&self.mesh, self.open.store, &self.servers, error);
+            self.tell_torn(error);
         }
         let parted = self.lane.drain(&self.mesh).and_then(|()| self.say_to_all::<Closing>());
         let ended = self.outstanding.wait(None);
         let met = if meets { self.meet().map(drop) } else { Ok(()) };
         let told = self.say_to_all::<Close>();
         ended.and(met).and(parted).and(told)
+    }
+
+    /// Tells the servers why a push has reached only some of them.
+    fn tell_torn(&self, reason: &Error) {
+        let torn = Torn { store: self.open.store, operation: None, reason: reason.clone() };
+        lane::tell_torn(&self.mesh, &self.servers, torn);
     }
 
     /// Blocks until every operation of this worker on these keys has ended; all keys if there are none.

@@ -2,7 +2,7 @@
 
 use super::batch::{Batch, Parcel, Ready, with_room};
 use super::coding::Draft;
-use super::lane::{Announced, Item, What, tell_torn, torn};
+use super::lane::{Announced, Item, What, torn};
 use super::places::{Places, Scatter, Unpack, address};
 use super::{Client, Known};
 use crate::compress::Compression;
@@ -67,6 +67,8 @@ struct Begun {
     scatters: Vec<Scatter>,
     failure: Option<Error>,
     ahead: Ahead,
+    /// Whether a server has a part of a push, or waits for one.
+    has_pushed: bool,
     /// If its slices are queued.
     announced: Option<Arc<Announced>>,
 }
@@ -86,6 +88,12 @@ impl Begun {
             }
         }
     }
+
+    /// Why no more calls are made. Not because a server is gone: those who live must get what all other workers send
+    /// them.
+    fn refusal(&self) -> Option<&Error> {
+        self.failure.as_ref().filter(|error| !error.kind().is_loss())
+    }
 }
 
 /// What an operation that is queued pushes to one server.
@@ -94,7 +102,6 @@ struct Captured {
     /// How many slices the server is to wait for.
     contributions: u64,
     items: Vec<Item>,
-    drafts: Vec<Draft>,
 }
 
 /// Bytes from which on a message that is queued takes no more slices.
@@ -138,7 +145,6 @@ impl Client {
         let mut ahead = Ahead::default();
         let mut keys = Vec::with_capacity(push.len() + pull.len());
         push.iter().chain(pull).try_for_each(|(key, tensor)| find(key, tensor).map(drop))?;
-        let codes = *self.compression.lock();
         // What is pulled of a slice comes with the answer to what is pushed to it.
         let mut pushed = HashMap::new();
         for (key, sum) in grouped(push, self.mesh.node().arena())? {
@@ -147,9 +153,10 @@ impl Client {
                 ahead.add(known, self.is_synchronous())?;
             }
             keys.push(known.number);
-            let code = known.coding.lock().code(&known.meta, codes.push);
-            for (slice, piece, value) in self.pieces(known.number, &known.meta, &sum, code)? {
-                let (value, draft) = known.encode(&piece, value, self.mesh.node().arena())?;
+            // Under the key's lock, so that its pushes choose in the order in which codes are set.
+            let choice = known.coding.lock().choose(&known.meta, self.compression.lock().push);
+            for (slice, piece, value) in self.pieces(known.number, &known.meta, &sum, choice.code)? {
+                let (value, draft) = known.encode(&piece, value, choice, self.mesh.node().arena())?;
                 let batches = &mut batches[slice.server];
                 let batch = with_room(batches, 0, leaving.message_bytes);
                 batch.count(&piece);
@@ -160,10 +167,11 @@ impl Client {
                 }
             }
         }
+        let pull_code = self.compression.lock().pull;
         for (key, place) in pull {
             let known = find(key, place)?;
             keys.push(known.number);
-            let code = if codes.pull.require(known.meta.dtype).is_ok() { codes.pull } else { Compression::None };
+            let code = if pull_code.require(known.meta.dtype).is_ok() { pull_code } else { Compression::None };
             for (slice, piece, place) in self.pieces(known.number, &known.meta, place, code)? {
                 let batches = &mut batches[slice.server];
                 let pushed = pushed.get(&piece.number).and_then(|at| batches.get_mut(*at));
@@ -234,11 +242,13 @@ impl Client {
         let copied = ready.iter().flat_map(|ready| &ready.options.tensors).filter(|part| part.mode() == Mode::Copy);
         let _leases = copied.map(|part| part.tensor().read_lease(operation)).collect::<Result<Vec<_>>>()?;
         let mut begun = Begun { ahead, scatters, ..Begun::default() };
-        // Also after a failure: those who live must get what all other workers send them.
         for Ready { server, update, options, unpacks, drafts } in ready {
             let call = self.mesh.ask_with::<Update>(server, &update, options);
             if begun.add(call.map(|call| (call, unpacks))) {
+                begun.has_pushed |= update.contributes();
                 drafts.into_iter().for_each(Draft::leave);
+            } else if begun.refusal().is_some() {
+                break;
             }
         }
         self.finish(operation, keys, places, begun)
@@ -246,13 +256,13 @@ impl Client {
 
     /// The work of all calls of an operation.
     fn finish(&self, operation: &'static str, keys: Vec<u64>, places: Places, begun: Begun) -> Result<Work<()>> {
-        let Begun { calls, unpacks, scatters, failure, ahead, announced } = begun;
+        let Begun { calls, unpacks, scatters, failure, ahead, has_pushed, announced } = begun;
         if let Some(error) = failure {
-            let is_torn = !calls.is_empty() && !ahead.0.is_empty() && !error.kind().is_loss();
-            // First: there may be no room for more calls.
+            // What was only asked for changes nothing there.
+            let is_torn = has_pushed && self.counts_pushes() && !error.kind().is_loss();
             calls.iter().for_each(Work::cancel);
             if is_torn && self.broken.set(torn(&error)).is_ok() {
-                tell_torn(&self.mesh, self.open.store, &self.servers, &error);
+                self.tell_torn(&error);
             }
             return Err(error);
         }
@@ -299,17 +309,22 @@ impl Client {
         }
         let mut begun = Begun { ahead, scatters, ..Begun::default() };
         let mut items = Vec::new();
-        for (server, Captured { contributions, items: slices, drafts }) in captured.into_iter().enumerate() {
+        for (server, Captured { contributions, items: mut slices }) in captured.into_iter().enumerate() {
             if contributions > 0 {
                 let begin = Begin { store: self.open.store, operation: announced.operation, slices: contributions };
                 let call = self.mesh.ask::<Begin>(self.servers[server], &begin);
                 call.iter().for_each(|call| announced.told(call));
-                if !begun.add(call.map(|call| (call, Vec::new()))) {
-                    continue;
+                match begun.add(call.map(|call| (call, Vec::new()))) {
+                    true => begun.has_pushed = true,
+                    false if begun.refusal().is_some() => break,
+                    false => continue,
                 }
             }
+            slices.iter_mut().for_each(|item| item.queue(self.counts_pushes()));
             items.extend(slices);
-            drafts.into_iter().for_each(Draft::leave);
+        }
+        if let Some(error) = begun.refusal().filter(|_| begun.has_pushed) {
+            self.lane.fail(&announced, error);
         }
         // After a failure nobody waits for what would be pulled.
         for (item, work, unpacks) in asked.into_iter().filter(|_| begun.failure.is_none()) {
@@ -336,7 +351,6 @@ impl Client {
         let update = Update { store: self.open.store, push: asked.iter().map(|(piece, _)| *piece).collect(), pull };
         let (tensors, drafts) = (self.pack(asked, |_| true)?, Vec::new());
         let parcel = Parcel { server: self.servers[server], update, tensors, places, drafts };
-        slices.drafts.extend(batch.drafts);
         if !push.is_empty() {
             let values = push;
             let push: Vec<Piece> = values.iter().map(|(piece, _)| *piece).collect();
@@ -344,7 +358,7 @@ impl Client {
             let keys = push.iter().map(|piece| piece.number).collect();
             let bytes = push.iter().map(|piece| piece.len_bytes).sum();
             slices.contributions += push.iter().filter(|piece| piece.form.is_contribution()).count() as u64;
-            let what = What::Slices { announced: Arc::clone(announced), push, tensors };
+            let what = What::Slices { announced: Arc::clone(announced), push, tensors, drafts: batch.drafts };
             slices.items.push(Item { server, keys, bytes, what });
         }
         Ok(Some(parcel).filter(|parcel| !parcel.places.is_empty()))

@@ -245,7 +245,7 @@ impl TypedService for Holder {
             .on_with_room::<Slices>(Self::slices)
             .on::<Torn>(|holder, TypedRequest { from, args, reply, .. }| {
                 holder.within(from, args.store, reply, |store, worker, reply| {
-                    store.torn(worker, &args.reason);
+                    store.torn(worker, args.operation, &args.reason);
                     reply.ok(&());
                 });
             })

@@ -583,10 +583,12 @@ impl Store {
     }
 
     /// A push has reached some servers and not others, as its worker says.
-    pub(super) fn torn(&mut self, worker: usize, reason: &Error) {
+    pub(super) fn torn(&mut self, worker: usize, operation: Option<u64>, reason: &Error) {
         if self.counts_workers() {
             let what = "has reached some servers and not others, so that no round is whole any more";
             self.fail_in_part(&reason.clone().context(format!("a push of worker {worker} {what}")));
+        } else if let Some(operation) = operation {
+            self.end_begun(worker, operation, reason);
         }
     }
 
