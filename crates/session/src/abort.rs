@@ -54,9 +54,13 @@ impl Abort {
 
     /// Leaves the rest of the commands, and ends the operations that wait for other workers.
     pub(crate) fn begin(&self) {
+        self.give_up(Communicators::cancel);
+    }
+
+    fn give_up(&self, cancel: fn(&Communicators)) {
         self.end();
         let communicators = self.communicators.lock().upgrade();
-        communicators.into_iter().for_each(|communicators| communicators.cancel());
+        communicators.iter().for_each(|communicators| cancel(communicators));
     }
 
     /// Refuses a message whose first command has this number where another one was to come.
@@ -69,7 +73,7 @@ impl Abort {
         let what = format!("command {number} has come where command {expected} was to come");
         let error = Error::new(ErrorKind::Mismatch, what).hint("shut the session down, and begin another one");
         let error = self.found.get_or_init(|| error).clone();
-        self.begin();
+        self.give_up(Communicators::cancel_alone);
         Err(error)
     }
 }

@@ -8,12 +8,34 @@ use sheave_net::{Part, Parts};
 use sheave_rpc::IntoValue;
 use sheave_tensor::{Mode, ReadLease, Tensor};
 use sheave_wire::Value;
+use std::convert::Infallible;
 
 /// Short arguments are so many at most.
 const SHORT_COUNT_MAX: usize = 16;
 
 /// A short text has so many bytes at most.
 const SHORT_BYTES_MAX: usize = 64;
+
+/// Bytes of a written value at most, beside texts, bytes and what else has no fixed length.
+const ITEM_BYTES_MAX: usize = 32;
+
+/// Returns how many bytes a value takes at most when it is written.
+fn bytes_max(value: &Value) -> usize {
+    let mut bytes = 0;
+    let Ok(()) = value.try_visit(&mut |value| {
+        bytes += ITEM_BYTES_MAX;
+        bytes += match value {
+            Value::Str(text) => text.len(),
+            Value::Bytes(long) | Value::Pickle(long) | Value::Integer(long) => long.len(),
+            Value::Shape(dimensions) => ITEM_BYTES_MAX * dimensions.len(),
+            Value::Map(entries) => entries.iter().map(|(name, _)| name.len() + ITEM_BYTES_MAX).sum(),
+            Value::Tagged(tagged) => tagged.0.len(),
+            _ => 0,
+        };
+        Ok::<_, Infallible>(())
+    });
+    bytes
+}
 
 /// The arguments of a command: values, which are the same for all workers, and registers, of which each worker takes
 /// its own.
@@ -99,6 +121,15 @@ impl Args {
             Item::Value(_) | Item::Placed(..) => false,
         };
         self.items.len() <= SHORT_COUNT_MAX && self.items.iter().all(is_short)
+    }
+
+    /// Returns how many bytes they take at most when they are written.
+    pub(crate) fn bytes_max(&self) -> usize {
+        let bytes = |item: &Item| match item {
+            Item::Value(value) => bytes_max(value),
+            Item::Register(_) | Item::Placed(..) => ITEM_BYTES_MAX,
+        };
+        self.items.iter().map(bytes).sum()
     }
 
     /// Keeps others from writing the tensors until all workers have got the same; refuses those that are being written,

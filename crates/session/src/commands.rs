@@ -31,10 +31,10 @@ use crate::register::Register;
 use crate::worker::{FIRST, SESSION};
 use parking_lot::{Mutex, MutexGuard};
 use sheave_base::work::{Interrupt, reborrowed};
-use sheave_base::{Error, ErrorKind, NodeId, Result, Work, clock};
+use sheave_base::{Error, ErrorKind, NodeId, Result, Work, clock, limits};
 use sheave_mesh::{Answer, ArgList, Call, Mesh, Ref};
 use sheave_net::Parts;
-use sheave_wire::Value;
+use sheave_wire::{Value, codec};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
@@ -57,6 +57,10 @@ pub(crate) const MARK: &str = "mark";
 
 /// Longest name of a function in a command that is kept.
 const NAME_BYTES_MAX: usize = 256;
+
+/// Bytes of a command at most beside the name of its function and its arguments: of the method, of numbers, and of what
+/// names registers.
+const HEAD_BYTES_MAX: usize = 256;
 
 /// How long a command is kept for others at most.
 const BATCH_SPAN: Duration = Duration::from_micros(100);
@@ -137,6 +141,27 @@ impl Command<'_> {
     /// How many arguments it has, if its function is called.
     fn count(&self) -> Value {
         self.args.map_or(Value::None, |args| Value::Int(args.len() as i64))
+    }
+
+    /// Refuses what is too long for a message to this worker.
+    fn check_length(&self, worker: usize, held: &Ref, number: u64) -> Result<()> {
+        let mut control = Vec::new();
+        codec::encode_text_to(COMMANDS, &mut control)?;
+        codec::encode_to(&self.of_worker(worker, held, number).0, &mut control)?;
+        if control.len() <= limits::CONTROL_BYTES_MAX {
+            return Ok(());
+        }
+        let what = format!("a command of {} bytes; the limit is {}", control.len(), limits::CONTROL_BYTES_MAX);
+        Err(Error::new(ErrorKind::LimitExceeded, what).hint("send what is long as a tensor"))
+    }
+
+    /// Returns how many bytes it takes at most.
+    fn bytes_max(&self) -> usize {
+        let name_bytes = match self.callee {
+            Callee::Named(name) => name.len(),
+            Callee::Held(_) => 0,
+        };
+        name_bytes.saturating_add(self.args.map_or(0, Args::bytes_max)).saturating_add(HEAD_BYTES_MAX)
     }
 
     /// Whether it is worth being kept, and surely can be sent.
@@ -318,6 +343,7 @@ impl Commands {
     /// Sends a command to all workers that live.
     fn send_to_all(&self, turn: &mut Turn, command: &Command<'_>, refs: &[Option<Ref>]) -> Result<()> {
         let number = turn.number + 1;
+        self.check_lengths(command, refs, number)?;
         let mut have_some = false;
         for (worker, held) in refs.iter().enumerate() {
             let Some(held) = held else { continue };
@@ -335,6 +361,19 @@ impl Commands {
         }
         turn.number = number;
         Ok(())
+    }
+
+    /// Refuses a command that is too long for a message before any worker has it: the one on this node, which is the
+    /// first, would take it all the same.
+    fn check_lengths(&self, command: &Command<'_>, refs: &[Option<Ref>], number: u64) -> Result<()> {
+        if command.bytes_max() <= limits::CONTROL_BYTES_MAX {
+            return Ok(());
+        }
+        let me = self.mesh.me().node;
+        let elsewhere = refs.iter().enumerate().filter(|(worker, _)| self.workers[*worker] != me);
+        let mut elsewhere = elsewhere.filter_map(|(worker, held)| Some((worker, held.as_ref()?)));
+        let checked = elsewhere.try_for_each(|(worker, held)| command.check_length(worker, held, number));
+        checked.map_err(|error| error.operation(command.name()))
     }
 
     /// Breaks the session, in which a worker lacks commands: nothing is issued any more, and those that wait for that
@@ -400,7 +439,12 @@ impl Commands {
             if turn.kept[worker].is_empty() {
                 continue;
             }
-            if let Err(error) = self.send_list(worker, &mut turn.kept[worker]) {
+            let sent = self.send_list(worker, &mut turn.kept[worker]);
+            if !turn.kept[worker].is_empty() {
+                let unsent = std::mem::take(&mut turn.kept[worker]);
+                turn.dropped.push(unsent);
+            }
+            if let Err(error) = sent {
                 // Even if no worker has got any: their callers have their registers, and take them for issued.
                 let (first, last) = (turn.number + FIRST - count, turn.number);
                 let what =
@@ -411,13 +455,14 @@ impl Commands {
         Ok(())
     }
 
-    /// Sends what was kept for a worker. What it names is held until it has left.
+    /// Sends what was kept for a worker. What it names is held until it has left; where it is not sent, because the
+    /// worker is gone or has failed before, it stays in the list.
     fn send_list(&self, worker: usize, list: &mut ArgList) -> Result<()> {
         let node = self.workers[worker];
         if self.lost.has(node) {
-            *list = ArgList::default();
             return Ok(());
         }
+        self.check_earlier(node)?;
         let sent = self.mesh.cast_list(node, SESSION, COMMANDS, list);
         sent.or_else(|error| self.unless_lost(node, error))
     }
@@ -428,6 +473,7 @@ impl Commands {
         if self.lost.has(node) {
             return Ok(false);
         }
+        self.check_earlier(node)?;
         let sent = self.mesh.cast(node, SESSION, COMMANDS, call).map(|()| true);
         sent.or_else(|error| self.unless_lost(node, error).map(|()| false))
     }
@@ -567,12 +613,64 @@ impl Commands {
         room.join().or_else(|ended| self.unless_lost(self.workers[worker as usize], ended))
     }
 
+    /// Fails with what an earlier one-way call to a worker has failed with, which its next one is not to tell: that may
+    /// be the loss of any node at any time, and is no death of this worker. Of one that is dead it does not matter.
+    fn check_earlier(&self, node: NodeId) -> Result<()> {
+        let is_dead = || self.mesh.deaths().iter().any(|death| death.node == node);
+        self.mesh.check_one_way(node, SESSION).or_else(|error| if is_dead() { Ok(()) } else { Err(error) })
+    }
+
     /// A worker that is gone is no failure of what was asked of all; whoever waits next is told.
     fn unless_lost(&self, node: NodeId, error: Error) -> Result<()> {
-        if error.kind() != ErrorKind::PeerLost {
+        let is_of_another = error.about().and_then(|peer| peer.node).is_some_and(|about| about != node);
+        if error.kind() != ErrorKind::PeerLost || is_of_another {
             return Err(error);
         }
         self.lost.note(node, &error);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Function, Held, Session, Worker, register_function};
+
+    static IS_DROPPED: AtomicBool = AtomicBool::new(false);
+
+    /// An object with a drop of its own, which might want a turn.
+    struct Probe;
+
+    impl Drop for Probe {
+        fn drop(&mut self) {
+            IS_DROPPED.store(true, SeqCst);
+        }
+    }
+
+    #[test]
+    fn what_a_worker_refuses_is_dropped_when_the_turn_is_over() {
+        let probe = |_| match Worker::current()?.id {
+            0 => Ok(Held::Object(Arc::new(Probe))),
+            _ => Ok(Held::default()),
+        };
+        register_function(Function::new("probe", probe)).unwrap();
+        let session = Session::threads(2, 1).unwrap();
+        let commands = &session.0.commands;
+        let made = session.call_named("probe", &Args::new(), None, &mut |blocking| blocking(None)).unwrap();
+        session.sync_all(None).unwrap();
+        let mut turn = commands.turn.lock();
+        let refs = commands.draw().unwrap();
+        let args = Args::new().register(&made);
+        let command = Command { callee: Callee::Named("probe"), args: Some(&args) };
+        commands.keep(&mut turn, &command, &refs).unwrap();
+        // What is kept has the last handle to it.
+        drop((args, made));
+        session.mesh().cast(commands.workers[0], SESSION, "no such", Value::None).unwrap();
+        session.mesh().call(commands.workers[0], SESSION, MARK, Value::None).unwrap().wait().unwrap();
+        commands.send_kept(&mut turn).expect_err("it tells of an earlier failure");
+        assert!(!IS_DROPPED.load(SeqCst), "somebody has the turn");
+        Commands::end_turn(turn);
+        assert!(IS_DROPPED.load(SeqCst));
+        session.shutdown().expect_err("it is broken");
     }
 }

@@ -44,7 +44,7 @@ pub struct Session(pub(crate) Arc<Shared>);
 
 pub(crate) struct Shared {
     mesh: Mesh,
-    commands: Arc<Commands>,
+    pub(crate) commands: Arc<Commands>,
     groups: u32,
     /// As many in a row are on one machine.
     workers_per_node: u32,

@@ -155,6 +155,14 @@ impl Communicators {
         world.into_iter().chain(group).chain(pairs).for_each(|communicator| communicator.cancel());
     }
 
+    /// As [`Communicators::cancel`], where the other workers do not know that anything is wrong: each of them may wait
+    /// for this one in a pair that this one has not made.
+    pub(crate) fn cancel_alone(&self) {
+        let others = (0..self.nodes.len() as u32).filter(|other| *other != self.id);
+        others.for_each(|other| drop(self.pair(other)));
+        self.cancel();
+    }
+
     /// Lets the groups go; others take their place.
     pub(crate) fn renew(&self) {
         let mut made = self.made.lock();

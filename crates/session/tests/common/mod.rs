@@ -171,6 +171,10 @@ fn all() -> Vec<Function> {
             let worker = Worker::current()?;
             if worker.id == unlucky { Err(Error::new(ErrorKind::Mismatch, text)) } else { Ok(worker.id) }
         }),
+        Function::typed("hears of a loss", |(unlucky,): (u32,)| match Worker::current()?.id == unlucky {
+            true => Err(Error::new(ErrorKind::PeerLost, "another one is gone")),
+            false => Ok(()),
+        }),
         Function::typed("tensor unless", |(unlucky, length): (u32, u64)| {
             if Worker::current()?.id == unlucky {
                 return Err(Error::new(ErrorKind::Remote, "it has no tensor"));

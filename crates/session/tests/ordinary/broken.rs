@@ -153,6 +153,48 @@ fn more_tensors_than_a_message_has_are_refused_before_any_worker_gets_them() {
     });
 }
 
+/// Worker 0 is on the controller's node, where nothing has to fit into a message.
+#[test]
+fn what_is_too_long_for_a_message_is_refused_before_any_worker_gets_it() {
+    // Beside the text a command has some bytes, as many as are tried.
+    const LONGEST: usize = sheave_base::limits::CONTROL_BYTES_MAX - 16;
+    each(|session| {
+        let nothing = session.function("nothing").unwrap();
+        let call = |length: usize| session.call(&nothing, &Args::new().value("x".repeat(length)));
+        let fitting = (0..64).map(|shorter| LONGEST - shorter).find(|length| match call(*length) {
+            Ok(_) => true,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::LimitExceeded, "{length}: {error}");
+                assert!(!error.to_string().contains("broken"), "{length}: {error}");
+                false
+            }
+        });
+        assert!(fitting.is_some_and(|length| length < LONGEST), "{fitting:?}");
+        session.sync_all(PATIENCE).expect("all have got what fits, and nothing else");
+        session.shutdown().expect("all was told");
+    });
+}
+
+/// A worker has heard of it, and says so to a call that wants no answer.
+#[test]
+fn a_loss_that_an_earlier_call_tells_of_is_no_death_of_its_worker() {
+    each(|session| {
+        let [hears, all_reduce] = ["hears of a loss", "sheave.all_reduce"].map(|name| session.function(name).unwrap());
+        session.call(&hears, &Args::new().value(1)).unwrap();
+        session.sync(2, PATIENCE).unwrap();
+        let node = session.mesh().members()[1].node;
+        session.mesh().cast(node, "session", "sync", Value::None).expect("it is sent");
+        // Its answer takes the failure along.
+        session.mesh().call(node, "session", "sync", Value::None).expect("it is sent").wait().expect("it was told");
+        let error = sum(session, &all_reduce, 1.0).expect_err("worker 1 lives, and lacks it");
+        assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
+        for part in ["worker 1 has not got command 4", "another one is gone"] {
+            assert!(error.to_string().contains(part), "{part} is not in {error}");
+        }
+        session.shutdown().expect_err("it is broken");
+    });
+}
+
 /// A worker that waits for the others, and a thread that waits for that worker.
 #[test]
 fn who_waits_in_a_session_that_breaks_is_told() {
@@ -226,5 +268,26 @@ fn a_worker_that_lacks_commands_finds_that_out() {
         let begun = Instant::now();
         session.shutdown().expect_err("worker 1 says so still");
         assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    });
+}
+
+/// It has never met that worker.
+#[test]
+fn who_waits_for_a_message_of_a_worker_that_lacks_commands_is_told() {
+    each(|session| {
+        let all_reduce = session.function("sheave.all_reduce").unwrap();
+        let sums = sum(session, &all_reduce, 5.0).unwrap();
+        assert_eq!(first_of(&sums, 1), 15.0);
+        let node = session.mesh().members()[1].node;
+        let promised = session.mesh().promise(node).unwrap();
+        let command = vec![Value::Int(4), Value::None, promised.to_fill(), Value::from("id")];
+        session.mesh().cast(node, "session", "do", Value::List(command)).unwrap();
+        session.send_between(1, &sums, 2, None).unwrap();
+        session.send_between(0, &sums, 1, None).unwrap();
+        for worker in [0, 2] {
+            let error = session.sync(worker, Some(SOON)).expect_err("worker 1 has given up");
+            assert_eq!(error.kind(), ErrorKind::Cancelled, "worker {worker}: {error}");
+        }
+        session.shutdown().expect_err("worker 1 says so still");
     });
 }
