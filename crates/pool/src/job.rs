@@ -59,7 +59,7 @@ impl Job {
         Self { node: node.clone(), is_ordered, awaited, state: Mutex::default() }
     }
 
-    /// One more task; its place.
+    /// Returns the place of one more task, which nothing can refuse any more.
     pub(crate) fn add(&self) -> u64 {
         let mut state = self.state.lock();
         let place = state.submitted;
@@ -68,19 +68,6 @@ impl Job {
             state.outcomes.push_back(None);
         }
         place
-    }
-
-    /// The last task that was added was refused.
-    pub(crate) fn withdraw(&self) {
-        let (next, all) = {
-            let mut state = self.state.lock();
-            state.submitted -= 1;
-            if self.is_ordered {
-                state.outcomes.pop_back();
-            }
-            state.take_ended()
-        };
-        next.into_iter().chain(all).for_each(|completer| completer.complete(Ok(())));
     }
 
     pub(crate) fn settle(&self, place: u64, outcome: Outcome) {
@@ -159,35 +146,5 @@ impl std::fmt::Debug for Job {
             .field("submitted", &state.submitted)
             .field("settled", &state.settled)
             .finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use sheave_base::work::awaited::{Account, Describe, Which};
-    use sheave_net::NodeConfig;
-    use std::sync::Weak;
-
-    struct Nobody;
-
-    impl Describe for Nobody {
-        fn describe(&self, _: Which) -> Option<Account> {
-            None
-        }
-    }
-
-    /// Somebody waits for a task that is refused a moment later.
-    #[test]
-    fn who_waits_while_the_last_task_is_refused_waits_for_nothing() {
-        let node = Node::start(NodeConfig::named("test")).expect("a node");
-        for is_ordered in [false, true] {
-            let job = Job::new(&node, is_ordered, Awaited::new(Weak::<Nobody>::new(), [0, 0]));
-            job.add();
-            let (next, all) = (job.next(), job.all());
-            assert!(!next.is_done() && !all.is_done());
-            job.withdraw();
-            assert!(next.is_done() && all.is_done() && job.take().is_none(), "ordered: {is_ordered}");
-        }
     }
 }

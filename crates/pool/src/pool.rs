@@ -19,7 +19,7 @@ use sheave_base::work::awaited::{Account, Awaited, Describe, Which};
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work, clock, limits};
 use sheave_mesh::{AttachedGuest, Call, Callers, Lane, Mesh, Request, Service, WeakMesh};
 use sheave_net::{Medium, Part, Parts};
-use sheave_tensor::Mode;
+use sheave_tensor::{Mode, ReadLease};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -34,10 +34,22 @@ const LEVEL_LOOK: Duration = Duration::from_millis(1);
 /// How the workers of a pool are.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// What they are set up with, by slot; the last is for all slots behind. Without any they are not set up.
+    /// What they are set up with, by slot; the last is for all slots behind. Without any they are not set up. Their
+    /// tensors are borrowed as long as the pool is there, if they are not shared: who writes them is refused with
+    /// `BufferInUse`.
     pub setups: Vec<Packet>,
     /// After so many tasks one is let go, for another one to come.
     pub tasks_per_worker: Option<usize>,
+}
+
+impl Settings {
+    /// Borrows the tensors for all workers that come, but those that their owner may write at any time. One that is
+    /// being written is refused now, for there would be a worker that it cannot be sent to.
+    fn borrow_setups(&self) -> Result<Vec<ReadLease>> {
+        let tensors = self.setups.iter().flat_map(Packet::tensors);
+        let borrowed = tensors.filter(|tensor| !tensor.buffer().is_shared_alias());
+        borrowed.map(|tensor| tensor.read_lease("set up pool")).collect()
+    }
 }
 
 /// The pool as its handles, its workers' messages and the watch of its processes share it.
@@ -45,6 +57,8 @@ pub(crate) struct Shared {
     mesh: WeakMesh,
     service: String,
     settings: Settings,
+    /// Keeps what workers are set up with from being written.
+    _leases: Vec<ReadLease>,
     state: Mutex<State>,
     /// What is done once nothing is done any more.
     when_broken: Mutex<Option<Box<dyn FnOnce() + Send>>>,
@@ -57,10 +71,12 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn new(mesh: &Mesh, slots: usize, settings: Settings) -> Result<Arc<Self>> {
+        let leases = settings.borrow_setups()?;
         let shared = Arc::new_cyclic(|own| Self {
             mesh: mesh.downgrade(),
             service: format!("sheave.pool.{}", mesh.next_number("pool")),
             settings,
+            _leases: leases,
             state: Mutex::new(State::new(slots)),
             when_broken: Mutex::default(),
             tasks: AtomicU64::new(0),
@@ -143,12 +159,17 @@ impl Shared {
         let part = |tensor: &sheave_tensor::Tensor| Part::new(tensor.clone(), Mode::Copy);
         let parts: Parts = setup.into_iter().flat_map(|setup| setup.tensors().iter().map(part)).collect();
         let begun = mesh.cast(guest.node, WORKER, BEGIN, protocol::begin(&self.service, setup, parts));
-        if let Err(error) = &begun
-            && !error.kind().is_loss()
-            && error.kind() != ErrorKind::Closed
-        {
-            // It lives and would wait for ever, and the next one would get the same.
-            self.break_by(&error.clone().context(format!("worker {} cannot be told to begin", guest.name)));
+        match &begun {
+            // It lives and would wait for ever.
+            Err(error) if error.kind() == ErrorKind::BufferInUse => {
+                // A shared tensor is being written, which is over when the next worker comes.
+                drop(mesh.dismiss(guest.node));
+            }
+            Err(error) if !error.kind().is_loss() && error.kind() != ErrorKind::Closed => {
+                // The next one would get the same.
+                self.break_by(&error.clone().context(format!("worker {} cannot be told to begin", guest.name)));
+            }
+            _ => {}
         }
         begun
     }
@@ -201,7 +222,8 @@ impl Shared {
 
     /// Gives a worker what it is to have.
     fn serve(&self, slot: usize) {
-        while let Some((node, first, call)) = self.drawn(slot) {
+        let mut most = usize::MAX;
+        while let Some((node, first, call)) = self.drawn(slot, most) {
             let sent = self.mesh().and_then(|mesh| mesh.cast(node, WORKER, TASKS, call));
             self.change(|state, told| {
                 if let Err(error) = &sent {
@@ -211,6 +233,10 @@ impl Shared {
                     worker.is_served = false;
                 }
             });
+            // One of them has a tensor that is in use, and nobody knows which: alone it fails alone.
+            if sent.as_ref().is_err_and(|error| error.kind() == ErrorKind::BufferInUse) {
+                most = 1;
+            }
             // Of one that is gone the node tells; with all other errors tasks have ended, and more may wait.
             if sent.is_err_and(|error| matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Closed)) {
                 return;
@@ -218,15 +244,15 @@ impl Shared {
         }
     }
 
-    /// The next message to a worker, unless somebody else sends to it, who looks again then.
-    fn drawn(&self, slot: usize) -> Option<(NodeId, u32, Call)> {
+    /// The next message to a worker, of so many tasks at most, unless somebody else sends to it, who looks again then.
+    fn drawn(&self, slot: usize, most: usize) -> Option<(NodeId, u32, Call)> {
         let mesh = self.mesh.upgrade()?;
         let mut state = self.state.lock();
         let worker = state.slots.get_mut(slot)?.as_mut()?;
         if worker.is_served {
             return None;
         }
-        let (first, count) = state.draw(slot, clock::now())?;
+        let (first, count) = state.draw(slot, most, clock::now())?;
         let worker = state.slots[slot].as_mut()?;
         worker.is_served = true;
         let mut tasks = Tasks { dropped: std::mem::take(&mut worker.dropped), ..Tasks::from(first) };
@@ -450,14 +476,8 @@ impl Tasker {
     /// As [`Tasker::submit`]; then the job has no such task.
     pub fn submit_to(&self, job: &Arc<Job>, function: &Function, args: Packet, tries: u32) -> Result<()> {
         check(&args)?;
-        let number = self.shared.next();
-        let place = job.add();
-        let sink = Sink::Many(Arc::clone(job), place);
-        let added = self.shared.add(Task { number, function: function.clone(), args, tries_left: tries, sink });
-        if added.is_err() {
-            job.withdraw();
-        }
-        added
+        let (number, sink) = (self.shared.next(), Sink::Many(Arc::clone(job), 0));
+        self.shared.add(Task { number, function: function.clone(), args, tries_left: tries, sink })
     }
 
     /// Ends the tasks of a job that no worker has yet.

@@ -156,8 +156,12 @@ impl State {
         Err(Error::new(ErrorKind::LimitExceeded, what).hint("wait for some of them before more are submitted"))
     }
 
-    /// One more task, which was admitted.
-    pub(crate) fn add(&mut self, task: Task) {
+    /// Adds a task that was admitted. Here it gets its place in its job: one that had it before could be refused, when
+    /// other threads have got those behind it.
+    pub(crate) fn add(&mut self, mut task: Task) {
+        if let Sink::Many(job, place) = &mut task.sink {
+            *place = job.add();
+        }
         (self.tasks, self.tasks_bytes) = (self.tasks + 1, self.tasks_bytes + task.weight_bytes());
         self.waiting.push_back(task);
     }
@@ -209,15 +213,15 @@ impl State {
         needy.min_by_key(|(_, worker)| worker.hand.len()).map(|(slot, _)| slot)
     }
 
-    /// Draws what the worker of a slot is to be given now: the first number, and how many.
-    pub(crate) fn draw(&mut self, slot: usize, now: Instant) -> Option<(u32, usize)> {
+    /// Draws what the worker of a slot is to be given now, `most` tasks at most: the first number, and how many.
+    pub(crate) fn draw(&mut self, slot: usize, most: usize, now: Instant) -> Option<(u32, usize)> {
         let hands = self.slots.iter().flatten().filter(|worker| worker.is_ready).count();
         let worker = self.slots.get_mut(slot)?.as_mut()?;
         if !worker.is_ready || worker.is_dismissed {
             return None;
         }
         let rests = worker.hand.len() == 0;
-        let (first, count) = worker.hand.draw(&mut self.waiting, hands, worker.left)?;
+        let (first, count) = worker.hand.draw(&mut self.waiting, hands, worker.left.min(most))?;
         worker.left -= count;
         if rests {
             worker.since = now;
@@ -226,7 +230,8 @@ impl State {
         Some((first, count))
     }
 
-    /// Takes from a worker what it was given last and has not got, and what came of that is this error.
+    /// Takes from a worker what it was given last and has not got, and what came of that is this error. Of several
+    /// tasks of which one has a tensor that is in use none fails: they wait again.
     pub(crate) fn undo(&mut self, slot: usize, node: NodeId, first: u32, error: &Error, told: &mut Told) {
         let Some(worker) = self.slots.get_mut(slot).and_then(Option::as_mut).filter(|worker| worker.node == node)
         else {
@@ -237,8 +242,9 @@ impl State {
         worker.left += taken.len();
         // It may not have them, and is sent them again.
         taken.iter().for_each(|task| _ = worker.functions.remove(&task.function.0.number));
+        let is_of_one = error.kind() == ErrorKind::BufferInUse && taken.len() > 1;
         // A worker that is gone has not begun with them.
-        if error.kind() == ErrorKind::PeerLost || error.kind() == ErrorKind::Closed {
+        if is_of_one || matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Closed) {
             return taken.into_iter().rev().for_each(|task| self.waiting.push_front(task));
         }
         taken.into_iter().for_each(|task| self.over(task, Err(error.clone()), told));
@@ -462,7 +468,7 @@ mod tests {
         let (mut state, turn) = pool();
         let function = function();
         let works: Vec<_> = (0..2).map(|_| add(&mut state, &function)).collect();
-        while state.draw(0, clock::now()).is_some() {}
+        while state.draw(0, usize::MAX, clock::now()).is_some() {}
         assert!(turn.begin(0));
         let mut told = Told::default();
         state.lose(WORKER, &mut told);
@@ -479,13 +485,13 @@ mod tests {
         let function = function();
         let works: Vec<_> = (0..3).map(|_| add(&mut state, &function)).collect();
         let now = clock::now();
-        assert_eq!(state.draw(0, now), Some((0, 1)));
-        assert_eq!(state.draw(0, now), Some((1, 1)));
+        assert_eq!(state.draw(0, usize::MAX, now), Some((0, 1)));
+        assert_eq!(state.draw(0, usize::MAX, now), Some((1, 1)));
         let error = Error::new(ErrorKind::LimitExceeded, "a message that is too long");
         let mut told = Told::default();
         state.undo(0, WORKER, 1, &error, &mut told);
         assert!(turn.begin(0), "that was sent before");
-        assert_eq!(state.draw(0, now), Some((1, 1)), "the number was never seen");
+        assert_eq!(state.draw(0, usize::MAX, now), Some((1, 1)), "the number was never seen");
         assert!(turn.begin(1));
         told.tell();
         let ended: Vec<bool> = works.iter().map(Work::is_done).collect();
@@ -498,13 +504,17 @@ mod tests {
         let function = function();
         let works: Vec<_> = (0..2).map(|_| add(&mut state, &function)).collect();
         let now = clock::now();
-        while state.draw(0, now).is_some() {}
+        while state.draw(0, usize::MAX, now).is_some() {}
         let other = Worker::new(NodeId(8), "other".into(), Turn::here(), usize::MAX, now);
         state.slots[1] = Some(other);
         assert_eq!(state.ready(NodeId(8)), Some(1));
         assert!(state.level(now + LONG_SPAN));
-        assert_eq!(state.draw(0, now), None, "what it has not begun would be taken from it again and again");
-        assert_eq!(state.draw(1, now), Some((0, 1)));
+        assert_eq!(
+            state.draw(0, usize::MAX, now),
+            None,
+            "what it has not begun would be taken from it again and again"
+        );
+        assert_eq!(state.draw(1, usize::MAX, now), Some((0, 1)));
         assert!(turn.begin(0) && !turn.begin(1));
         assert!(works.iter().all(|work| !work.is_done()));
     }

@@ -40,6 +40,7 @@ impl fmt::Debug for Function {
 /// Where the outcome of a task goes.
 pub(crate) enum Sink {
     One(Completer<Packet>),
+    /// A job, and the place there that the task has once it is added.
     Many(Arc<Job>, u64),
 }
 

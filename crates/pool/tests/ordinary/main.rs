@@ -5,3 +5,4 @@ mod common;
 
 mod queues;
 mod threads;
+mod workers;
