@@ -15,7 +15,7 @@ use sheave_base::planted::{self, Bug};
 use sheave_base::work::awaited::{Account, Awaited, Describe, Which};
 use sheave_base::work::{Completer, Interrupt};
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
-use sheave_mesh::{Call, Lane, Mesh, Request, Service, WeakMesh};
+use sheave_mesh::{Answer, Call, Lane, Mesh, Request, Service, WeakMesh};
 use sheave_net::Part;
 use sheave_tensor::Mode;
 use sheave_wire::Value;
@@ -31,6 +31,7 @@ const TELLS_MAX: usize = 4;
 
 /// What the home has told, once it has answered.
 struct Place {
+    /// As [`End::number`].
     number: u64,
     /// Each put waits until its item was taken in.
     is_strict: bool,
@@ -96,6 +97,8 @@ pub(super) struct End {
     /// The home's service, and the one here.
     service: sheave_mesh::ServiceName,
     own_service: String,
+    /// The number that the home has given it.
+    number: OnceLock<u64>,
     place: OnceLock<Place>,
     state: Mutex<State>,
     own: Weak<Self>,
@@ -125,17 +128,25 @@ impl End {
             name: name.to_owned(),
             service: service_of(name).into(),
             own_service,
+            number: OnceLock::new(),
             place: OnceLock::new(),
             state: Mutex::new(State { most: 1, ..State::default() }),
             own: own.clone(),
         });
         mesh.serve(&end.own_service, Desk(Arc::downgrade(&end)))?;
         let own = Call::of(Value::from(end.own_service.as_str()));
-        let answer = end.call(mesh, ATTACH, own, &mut interrupt)?;
-        let (number, is_strict, words) = protocol::read_attached(answer.0, &answer.1)?;
+        let attached = mesh.call(home, end.service.clone(), ATTACH, own)?;
+        // Keeps the end until the home has answered, for that has an end then, though nobody waits for it here any
+        // more: when this one is dropped, it says so.
+        let kept = Arc::clone(&end);
+        attached.on_complete(move |answer| answer.iter().for_each(|answer| kept.has_number(answer)));
+        let answer = end.answered(attached, &mut interrupt)?;
+        end.has_number(&answer);
+        let (number, is_strict, words) = protocol::read_attached(answer.value, &answer.tensors)?;
         let words = words.map(|words| Words::arrived(&words)).transpose()?;
         words.iter().for_each(Words::knock);
-        let is_heard = protocol::truth(&end.call(mesh, ENTER, about(number), &mut interrupt)?.0)?;
+        let entered = mesh.call(home, end.service.clone(), ENTER, about(number))?;
+        let is_heard = protocol::truth(&end.answered(entered, &mut interrupt)?.value)?;
         let _ = end.place.set(Place { number, is_strict, words: words.filter(|_| is_heard) });
         let (closed, own) = (mesh.call(home, end.service.clone(), CLOSED, about(number))?, end.own.clone());
         closed.on_complete(move |outcome| {
@@ -147,18 +158,16 @@ impl End {
         Ok(end)
     }
 
-    fn call(
-        &self,
-        mesh: &Mesh,
-        method: &str,
-        call: Call,
-        interrupt: &mut Option<Interrupt<'_>>,
-    ) -> Result<(Value, sheave_net::Tensors)> {
-        let work = mesh.call(self.home, self.service.clone(), method, call)?;
+    fn answered(&self, work: Work<Answer>, interrupt: &mut Option<Interrupt<'_>>) -> Result<Answer> {
         let asked = interrupt.as_mut().map(|interrupt| &mut **interrupt as Interrupt<'_>);
         work.wait_until(None, asked)?;
-        let answer = work.wait().map_err(|error| error.asked_for("attach to queue"))?;
-        Ok((answer.value, answer.tensors.into()))
+        work.wait().map_err(|error| error.asked_for("attach to queue"))
+    }
+
+    fn has_number(&self, attached: &Answer) {
+        if let Ok(number) = protocol::read_number(&attached.value) {
+            let _ = self.number.set(number);
+        }
     }
 
     fn mesh(&self) -> Result<Mesh> {
@@ -196,9 +205,9 @@ impl End {
             state.begun
         };
         let Some(mesh) = self.mesh.upgrade() else { return };
-        if let Some(place) = self.place.get() {
+        if let Some(number) = self.number.get() {
             // A home that is gone needs no word.
-            let _ = self.tell(DETACH, || protocol::about(place.number, first, 0));
+            let _ = self.tell(DETACH, || protocol::about(*number, first, 0));
         }
         mesh.serve_no_more(&self.own_service);
     }

@@ -83,15 +83,23 @@ impl Home {
     }
 
     fn tell_full(&self) {
+        let ends: Vec<u64> = self.state.lock().ends.keys().copied().collect();
+        ends.into_iter().for_each(|end| self.tell_full_to(end));
+    }
+
+    /// Tells an end whether it may put. One that does not hear of it waits for ever, or puts without end; so where the
+    /// word could not be sent it is sent later, as it is then.
+    fn tell_full_to(&self, number: u64) {
         let Some(mesh) = self.mesh.upgrade() else { return };
-        let (ends, is_full, turn) = {
+        let (node, service, word) = {
             let state = self.state.lock();
-            let ends: Vec<_> = state.ends.values().map(|end| (end.node, end.service.clone())).collect();
-            (ends, state.is_full, state.full_turn)
+            let Some(end) = state.ends.get(&number) else { return };
+            (end.node, end.service.clone(), protocol::full(state.is_full, state.full_turn))
         };
-        for (node, service) in ends {
-            // One that is gone is told of elsewhere.
-            let _ = mesh.cast(node, service, FULL, protocol::full(is_full, turn));
+        let told = mesh.cast(node, service, FULL, word);
+        // Of an end that is gone the node tells.
+        if told.is_err_and(|error| !matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Closed)) {
+            self.later(move |home| home.tell_full_to(number));
         }
     }
 
@@ -142,12 +150,18 @@ impl Home {
 
     /// Tries again to give an end what it had wanted.
     fn serve_later(&self, end: u64) {
+        self.later(move |home| home.change(|state, _| state.ends.get_mut(&end).into_iter().for_each(End::wants_one)));
+    }
+
+    /// Has this done a while later, if the queue is there then.
+    fn later(&self, act: impl FnOnce(&Self) + Send + 'static) {
         let Some(mesh) = self.mesh.upgrade() else { return };
         let (runtime, own) = (mesh.runtime().clone(), self.own.clone());
         let spawned = mesh.spawn("queue", async move {
             runtime.sleep_until(runtime.after(RETRY))?.await;
-            let Some(home) = own.upgrade() else { return Ok(()) };
-            home.change(|state, _| state.ends.get_mut(&end).into_iter().for_each(End::wants_one));
+            if let Some(home) = own.upgrade() {
+                act(&home);
+            }
             Ok(())
         });
         // The node ends.
@@ -218,12 +232,10 @@ impl Home {
     fn enter(&self, from: NodeId, args: &Value) -> Result<(Value, Parts)> {
         let end = protocol::number(args)?;
         let mut state = self.state.lock();
-        let is_heard = state.enter(from, end)?;
-        let full = state.ends.get(&end).filter(|_| state.is_full).map(|end| end.service.clone());
-        let turn = state.full_turn;
+        let (is_heard, is_full) = (state.enter(from, end)?, state.is_full);
         drop(state);
-        if let (Some(service), Ok(mesh)) = (full, self.mesh()) {
-            let _ = mesh.cast(from, service, FULL, protocol::full(true, turn));
+        if is_full {
+            self.tell_full_to(end);
         }
         Ok((Value::Bool(is_heard), Parts::new()))
     }

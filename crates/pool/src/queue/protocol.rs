@@ -92,6 +92,14 @@ pub(super) fn attached(end: u64, is_strict: bool, has_words: bool) -> Value {
     Value::List(vec![Value::Int(end.cast_signed()), Value::Bool(is_strict), words])
 }
 
+/// The end's number alone.
+pub(super) fn read_number(attached: &Value) -> Result<u64> {
+    match attached {
+        Value::List(items) => items.first().ok_or_else(unreadable).and_then(number),
+        _ => Err(unreadable()),
+    }
+}
+
 pub(super) fn read_attached(value: Value, tensors: &[Tensor]) -> Result<(u64, bool, Option<Tensor>)> {
     let [end, is_strict, words] = listed(value)?;
     let words = match words {

@@ -1,13 +1,16 @@
 //! Queues among nodes of one process, over real links.
 
-use crate::common::{PATIENCE, attach, failed, host, together};
+use crate::common::{PATIENCE, attach, failed, host, together, until};
 use sheave_base::config::Transport;
 use sheave_base::{ErrorKind, NodeId, Result};
-use sheave_mesh::{Expected, Mesh};
+use sheave_mesh::{Expected, Mesh, Request};
 use sheave_net::{Part, Parts};
 use sheave_pool::{Packet, Put, Queue};
 use sheave_tensor::{Mode, Tensor};
 use sheave_wire::Value;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 const TRANSPORTS: [Transport; 3] = [Transport::Auto, Transport::Shm, Transport::Tcp];
@@ -518,4 +521,80 @@ fn works_wake_who_waits() {
         }
         mesh.finish().expect("all end");
     });
+}
+
+/// A word of the home's to an end is not sent, because an earlier one has failed.
+#[test]
+fn an_end_hears_that_its_home_is_full_though_a_word_of_that_was_lost() {
+    for transport in TRANSPORTS {
+        together(Expected::ranks(2), transport, |mesh| {
+            let own = (mesh.me().rank.0 == 0).then(|| Queue::new(&mesh, "jobs", None).expect("the name is free"));
+            if let Some(queue) = &own {
+                while let Put::Begun(_) = queue.try_put(packet(0)).expect("it is open") {}
+                let (end, service) = (mesh.members()[1].node, "sheave.queue.end.0");
+                mesh.cast(end, service, "full", Value::None).expect("it is on its way");
+                let answer = mesh.call(end, service, "full", Value::None).and_then(|work| work.wait());
+                assert_eq!(failed(answer).kind(), ErrorKind::NotFound, "the end is not there yet");
+            }
+            mesh.world().barrier().expect("the queue is full");
+            if let Some(queue) = own {
+                mesh.world().barrier().expect("the other one waits");
+                while queue.get_now(None).expect("it is open").is_some() {}
+                mesh.world().barrier().expect("there was room");
+            } else {
+                let queue = Queue::attach(&mesh, home(&mesh), "jobs", None).expect("it is there");
+                let room = || queue.room(&packet(1)).expect("the node is there");
+                until("it hears that there is none", || !room().is_done());
+                let waits = room();
+                assert_eq!(failed(waits.wait_timeout(SHORT.unwrap_or_default())).kind(), ErrorKind::DeadlineExceeded);
+                assert!(matches!(queue.try_put(packet(1)).expect("it is open"), Put::Refused(_)));
+                mesh.world().barrier().expect("both are there");
+                waits.wait_timeout(PATIENCE).expect("the other one takes all");
+                mesh.world().barrier().expect("both are there");
+            }
+            mesh.finish().expect("all end");
+        });
+    }
+}
+
+/// A home that answers when nobody waits for it any more.
+#[test]
+fn an_end_that_is_interrupted_while_it_attaches_says_that_it_is_not_there() {
+    for (transport, late) in TRANSPORTS.into_iter().flat_map(|transport| [(transport, "attach"), (transport, "enter")])
+    {
+        let has_come = Arc::new(AtomicBool::new(false));
+        together(Expected::ranks(2), transport, move |mesh| {
+            if mesh.me().rank.0 == 0 {
+                let (heard, requests) = channel();
+                mesh.serve("sheave.queue.jobs", move |request: Request| _ = heard.send(request)).expect("once");
+                mesh.world().barrier().expect("both are there");
+                loop {
+                    let Request { method, args, reply, .. } = requests.recv_timeout(PATIENCE).expect("it says so");
+                    if method.as_str() == late {
+                        has_come.store(true, SeqCst);
+                        mesh.world().barrier().expect("it was interrupted");
+                    }
+                    match method.as_str() {
+                        "attach" => reply.value(Value::List(vec![Value::Int(7), Value::Bool(false), Value::None])),
+                        "enter" => reply.value(Value::Bool(false)),
+                        method => {
+                            let expected = Value::List(vec![Value::Int(7), Value::Int(0), Value::Int(0)]);
+                            assert_eq!((method, args), ("detach", expected));
+                            break;
+                        }
+                    }
+                }
+            } else {
+                mesh.world().barrier().expect("both are there");
+                let mut interrupt = || match has_come.load(SeqCst) {
+                    true => Err(sheave_base::Error::new(ErrorKind::Interrupted, "enough")),
+                    false => Ok(()),
+                };
+                let attached = Queue::attach(&mesh, home(&mesh), "jobs", Some(&mut interrupt));
+                assert_eq!(failed(attached).kind(), ErrorKind::Interrupted);
+                mesh.world().barrier().expect("both are there");
+            }
+            mesh.finish().expect("all end");
+        });
+    }
 }
