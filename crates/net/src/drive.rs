@@ -8,7 +8,7 @@ use crate::link::Polled;
 use crate::node::{Inner, Node};
 use crate::patience::Course;
 use crate::pollers::Noted;
-use crate::polling::{Aside, Polling};
+use crate::polling::Polling;
 use crate::progress::{Interest, Watched, span_until};
 use crate::waits::Waiting;
 use sheave_base::clock;
@@ -16,8 +16,8 @@ use sheave_base::park::{Parker, current_parker};
 use sheave_base::work::{Drive, Interrupt, Target, blocking};
 use sheave_base::{LinkId, Result, Work, contain};
 use std::cell::{Cell, RefCell};
-use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// Messages taken from one link before the others get a turn.
@@ -70,49 +70,55 @@ thread_local! {
 }
 
 thread_local! {
-    /// The addresses of the nodes that waits of this thread lead, of which the last is the innermost.
-    static LEADS: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    /// The node that a wait of this thread leads. It is one at most, for whoever leads and comes to sleep in one more
+    /// wait [gives the lead up](take_lead) first.
+    static LED: RefCell<Option<Weak<Inner>>> = const { RefCell::new(None) };
+}
+
+/// Takes the lead from the wait of this thread that has it, and returns its node, for which
+/// [`Progress::step_down`](crate::progress::Progress::step_down) is to follow.
+///
+/// What a leader runs between two sleeps, a task for example, may wait too, for the same node or for another one. Who
+/// sleeps in that wait sleeps on the descriptors of at most one of the nodes, and leads no other.
+pub(crate) fn take_lead() -> Option<Arc<Inner>> {
+    LED.try_with(|led| led.borrow_mut().take()).ok().flatten()?.upgrade()
 }
 
 /// A wait's part in who leads its node.
-///
-/// What a leader runs between two sleeps, a task for example, may wait too. Nobody but this very thread could lead
-/// then, and a follower would wait for itself; so such a wait sleeps as the leader does, and leaves the lead to the
-/// wait around it.
 struct Leading<'a> {
     inner: &'a Inner,
-    /// An outer wait of this thread leads.
-    is_nested: bool,
-    leads: bool,
 }
 
-impl<'a> Leading<'a> {
-    fn begin(inner: &'a Inner) -> Self {
-        let is_nested = LEADS.with_borrow(|led| led.contains(&inner.address()));
-        Self { inner, is_nested, leads: false }
+impl Leading<'_> {
+    /// Whether this thread leads the node. A wait within the last poll may have given that up.
+    fn leads(&self) -> bool {
+        LED.with_borrow(|led| led.as_ref().is_some_and(|led| self.inner.is_behind(led)))
     }
 
-    /// Whether this thread sleeps as the leader.
-    fn try_to_lead(&mut self) -> bool {
-        if !self.is_nested && !self.leads && self.inner.progress.lead() {
-            self.leads = true;
-            LEADS.with_borrow_mut(|led| led.push(self.inner.address()));
+    fn try_to_lead(&self) -> bool {
+        if self.leads() {
+            return true;
         }
-        self.is_nested || self.leads
+        let leads = self.inner.progress.lead();
+        if leads {
+            LED.set(Some(Weak::clone(&self.inner.weak)));
+        }
+        leads
     }
 
     /// Somebody else may lead.
-    fn step_down(&mut self) {
-        if std::mem::take(&mut self.leads) {
-            LEADS.with_borrow_mut(Vec::pop);
-            self.inner.progress.step_down();
+    fn step_down(&self) {
+        if self.leads()
+            && let Some(inner) = take_lead()
+        {
+            inner.progress.step_down();
         }
     }
 }
 
 impl Drop for Leading<'_> {
     fn drop(&mut self) {
-        match self.leads || self.is_nested {
+        match self.leads() {
             true => self.step_down(),
             false => self.inner.progress.promote(),
         }
@@ -120,11 +126,21 @@ impl Drop for Leading<'_> {
 }
 
 /// This thread polls a link of a node, and lets its endpoints do what is due afterwards, until this is dropped.
-struct Polls(usize);
+pub(crate) struct Polls(usize);
 
 impl Polls {
     fn begin(inner: &Inner) -> Self {
         Self(POLLS.replace(inner.address()))
+    }
+
+    /// It sleeps first, in a wait of something that was found, until this is dropped.
+    pub(crate) fn pause() -> Self {
+        Self(POLLS.replace(0))
+    }
+
+    /// Whether a poll goes on when this is dropped.
+    pub(crate) fn is_pause_of_one(&self) -> bool {
+        self.0 != 0
     }
 }
 
@@ -156,6 +172,11 @@ impl Inner {
     /// Tells this node from the others of its process.
     pub(crate) fn address(&self) -> usize {
         std::ptr::from_ref(self).addr()
+    }
+
+    /// Whether it is the node of this handle.
+    pub(crate) fn is_behind(&self, node: &Weak<Self>) -> bool {
+        std::ptr::eq(node.as_ptr(), self)
     }
 
     /// Polls for a moment without reading the clock. True when the work is done.
@@ -232,8 +253,7 @@ impl Inner {
         Counters::add(&self.counters.waits_parked, 1);
         let _blocked = blocking::begin();
         let mut waiting = self.enter_wait(target);
-        let _aside = Aside::begin(self);
-        let mut leading = Leading::begin(self);
+        let leading = Leading { inner: self };
         let mut asked: Option<Instant> = None;
         let outcome = loop {
             if target.is_done() {
@@ -260,20 +280,30 @@ impl Inner {
             }
             let longest = if interrupt.is_some() { SLICE } else { SLEEP_MAX };
             let longest = span_until(now, longest, waiting.as_ref().and_then(Waiting::next_at));
-            self.sleep_once(target, &parker, leading.try_to_lead(), span_until(now, longest, until));
+            self.sleep_once(target, &parker, &leading, span_until(now, longest, until));
         };
         target.unwatch(&parker);
         outcome
     }
 
-    fn sleep_once(&self, target: &dyn Target, parker: &Arc<Parker>, leads: bool, limit: Duration) {
-        if leads {
+    fn sleep_once(&self, target: &dyn Target, parker: &Arc<Parker>, leading: &Leading<'_>, limit: Duration) {
+        if leading.try_to_lead() {
             let now = clock::now();
             let is_quiet = self.arm_all() && !target.is_done();
+            if !leading.leads() {
+                // A wait within that has given the lead up, and where somebody else may lead this thread must not hear
+                // what is rung for that.
+                return;
+            }
             // Descriptors are looked at in any case, for traffic on the links may never end.
             let limit = if is_quiet { span_until(now, limit, self.next_due()) } else { Duration::ZERO };
             let woken = self.progress.sleep(limit, Some(parker));
-            if (self.poll_all() || woken) && !target.is_done() {
+            let moved = self.poll_all();
+            if !leading.leads() {
+                // As above, but this thread may have heard it, or polled what another one has armed since.
+                self.progress.call();
+                self.serve_all();
+            } else if (moved || woken) && !target.is_done() {
                 self.spin(&mut self.patience.begin(), &Polling::lead(self), target, None);
             }
             return;
@@ -478,7 +508,7 @@ impl Inner {
 
 /// Serves a link's descriptor for the leader.
 struct LinkWatch {
-    inner: std::sync::Weak<Inner>,
+    inner: Weak<Inner>,
     entry: Arc<Entry>,
 }
 

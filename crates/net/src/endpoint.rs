@@ -310,6 +310,13 @@ impl Inner {
         self.endpoints.attend();
     }
 
+    /// Leaves to others what is due, for a thread that polls and is about to sleep instead of attending.
+    pub(crate) fn leave_due(&self) {
+        if self.endpoints.due.load(SeqCst) != 0 {
+            self.progress.call();
+        }
+    }
+
     /// Messages that wait for others to be whole go on, if some are.
     pub(crate) fn let_in_announced(&self) {
         if self.announced.take_room() {

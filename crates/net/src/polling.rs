@@ -3,13 +3,15 @@
 //! They count it as a poller, so that nobody arms them ([`crate::progress`]). It may come to sleep all the same, in a
 //! wait of something that a poll has found: [`Aside`] has what holds then.
 
+use crate::drive::{Polls, take_lead};
 use crate::endpoint::Endpoint;
 use crate::entry::Entry;
 use crate::node::Inner;
 use sheave_base::LinkId;
+use std::any::Any;
 use std::cell::RefCell;
-use std::sync::Arc;
 use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, Weak};
 
 /// The links that a wait polls, and the endpoint.
 #[derive(Clone)]
@@ -59,8 +61,8 @@ impl Scope {
 }
 
 thread_local! {
-    /// Scopes of the waits of this thread that poll, with the addresses of their nodes; the last is the innermost.
-    static POLLED: RefCell<Vec<(usize, Scope)>> = const { RefCell::new(Vec::new()) };
+    /// Scopes of the waits of this thread that poll, with their nodes; the last is the innermost.
+    static POLLED: RefCell<Vec<(Weak<Inner>, Scope)>> = const { RefCell::new(Vec::new()) };
 }
 
 /// A wait that polls; it counts as a poller of each link while it lives.
@@ -87,7 +89,7 @@ impl<'a> Polling<'a> {
 
     fn count(self) -> Self {
         self.scope.enter(self.inner);
-        POLLED.with_borrow_mut(|all| all.push((self.inner.address(), self.scope.clone())));
+        POLLED.with_borrow_mut(|all| all.push((Weak::clone(&self.inner.weak), self.scope.clone())));
         self
     }
 
@@ -116,7 +118,7 @@ impl<'a> Polling<'a> {
 impl Drop for Polling<'_> {
     fn drop(&mut self) {
         // Taken out before anything is told to go on: that may wait, and poll, on this thread.
-        let of_node = |(node, _): &(usize, Scope)| *node == self.inner.address();
+        let of_node = |(node, _): &(Weak<Inner>, Scope)| self.inner.is_behind(node);
         let own = POLLED.with_borrow_mut(|all| all.iter().rposition(of_node).map(|at| all.remove(at)));
         self.scope.leave(self.inner);
         self.scope.settle(self.inner);
@@ -124,28 +126,41 @@ impl Drop for Polling<'_> {
     }
 }
 
-/// The waits of this thread that poll, put aside while it sleeps in one more of the same node.
+/// What a thread does for its nodes while it waits, put aside while it sleeps in one more wait: for a work of the same
+/// node, of another one or of none.
 ///
 /// What a poll finds, a task for example, may wait too. While that sleeps, nobody polls what the waits around it count
-/// as polled: it must be armed, or left to whoever leads.
-pub(crate) struct Aside<'a> {
-    inner: &'a Inner,
-    scopes: Vec<(usize, Scope)>,
+/// as polled: it must be armed, or left to whoever leads. Nor does this thread lead any node but the one that it sleeps
+/// for, which it may come to lead anew; and what endpoints expect it to attend to right after its poll is left to
+/// others.
+struct Aside {
+    scopes: Vec<(Arc<Inner>, Scope)>,
+    polls: Polls,
 }
 
-impl<'a> Aside<'a> {
-    pub(crate) fn begin(inner: &'a Inner) -> Self {
-        let scopes = POLLED.with_borrow_mut(|all| all.extract_if(.., |(node, _)| *node == inner.address()).collect());
-        let aside = Self { inner, scopes };
-        aside.scopes.iter().for_each(|(_, scope)| scope.leave(inner));
-        aside.scopes.iter().for_each(|(_, scope)| scope.settle(inner));
-        aside
+/// Puts aside what this thread does for its nodes, until what is returned is dropped; called before each sleep in a
+/// wait. The lead stays given up: the wait that had it takes it anew, or follows.
+pub(crate) fn put_aside() -> Option<Box<dyn Any>> {
+    // A thread that ends has no such list any more, and polls nothing.
+    let polled = POLLED.try_with(|all| std::mem::take(&mut *all.borrow_mut())).unwrap_or_default();
+    let scopes = polled.into_iter().filter_map(|(node, scope)| Some((node.upgrade()?, scope))).collect();
+    let aside = Aside { scopes, polls: Polls::pause() };
+    aside.scopes.iter().for_each(|(inner, scope)| scope.leave(inner));
+    if let Some(inner) = take_lead() {
+        inner.progress.step_down();
     }
+    for (inner, scope) in &aside.scopes {
+        scope.settle(inner);
+        inner.leave_due();
+    }
+    let is_something = !aside.scopes.is_empty() || aside.polls.is_pause_of_one();
+    is_something.then(|| Box::new(aside) as Box<dyn Any>)
 }
 
-impl Drop for Aside<'_> {
+impl Drop for Aside {
     fn drop(&mut self) {
-        self.scopes.iter().for_each(|(_, scope)| scope.enter(self.inner));
-        POLLED.with_borrow_mut(|all| all.append(&mut self.scopes));
+        self.scopes.iter().for_each(|(inner, scope)| scope.enter(inner));
+        let scopes = self.scopes.drain(..).map(|(inner, scope)| (Weak::clone(&inner.weak), scope));
+        POLLED.with_borrow_mut(|all| all.extend(scopes));
     }
 }

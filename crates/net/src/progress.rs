@@ -11,6 +11,12 @@
 //! waits spin after the last message. So a node whose threads all wait, for the next call say, is not woken for each.
 //! It leaves links to other pollers where there are some, and looks at the descriptors and its interrupt every 2 ms.
 //!
+//! **Waits within waits.** What a poll finds may wait in its turn, for a work of this node, of another one or of none.
+//! Before that wait sleeps, its thread counts as a poller of nothing and leads nothing ([`crate::polling`]): links go
+//! from (a) to (b) or (c) below as if the outer waits had ended, and do so back when the inner one has. A leader that
+//! has lost the lead so does not sleep on the descriptors, where it might hear what is rung for its successor; if it
+//! may have heard some already, it rings again.
+//!
 //! **The progress thread** leads when nobody else does. A caller that needs the lead takes it away and rings once;
 //! afterwards the progress thread is *masked*. While callers are active it only ticks, every 2 ms, to see whether they
 //! still are; if a caller sleeps as leader it sleeps too, until that caller leaves. So between two calls of a busy user

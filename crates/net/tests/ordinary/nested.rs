@@ -1,7 +1,8 @@
 //! Waits within what a wait has found: the thread sleeps in the inner one, and its links ring for it.
 
 use crate::support::*;
-use sheave_base::{LinkId, Tag};
+use sheave_base::work::{Completer, Drive, driven};
+use sheave_base::{LinkId, Tag, Work};
 use sheave_net::{Endpoint, Envelope, ListenConfig, Message, Node, NodeConfig, Outgoing, Transport, inproc};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Barrier, Mutex};
@@ -93,4 +94,80 @@ fn a_wait_within_a_poll_is_rung_for() {
     let (one, other) = (node("one", Transport::Auto), node("other", Transport::Auto));
     let (link, back) = inproc::connect(&one, &other).expect("two nodes");
     rings_for_the_inner_wait("in process", &one, link, &other, back);
+}
+
+/// Waits for a work that is not the node's own when a message has come, and ends it when the next one has.
+#[derive(Default)]
+struct WaitsElsewhere {
+    messages: AtomicU64,
+    inner: Mutex<Option<(Work<()>, Completer<()>)>>,
+    /// The inner wait is about to sleep, or sleeps.
+    sleeps: AtomicBool,
+    heard: Mutex<Option<bool>>,
+}
+
+impl Endpoint for WaitsElsewhere {
+    fn take(&self, _message: Message) {
+        self.messages.fetch_add(1, SeqCst);
+    }
+
+    fn attend(&self) {
+        let begin = || self.messages.load(SeqCst) == 1 && !self.sleeps.load(SeqCst);
+        let end = || self.messages.load(SeqCst) == 2;
+        if begin() && !self.sleeps.swap(true, SeqCst) {
+            let inner = self.inner.lock().unwrap().as_ref().map(|(work, _)| work.clone()).unwrap();
+            let outcome = inner.wait_until(Some(Instant::now() + ENOUGH), None).expect("nothing interrupts it");
+            *self.heard.lock().unwrap() = Some(outcome);
+        } else if end() {
+            let inner = self.inner.lock().unwrap().take();
+            inner.into_iter().for_each(|(_, completer)| completer.complete(Ok(())));
+        }
+    }
+}
+
+/// A wait of this node finds a message and waits for a work that `elsewhere` drives, until the next message has come,
+/// which others look after meanwhile. The outer wait polls when it finds the first one, or leads.
+fn is_relieved_within(what: &str, one: &Node, link: LinkId, other: &Node, back: LinkId, drive: Option<Arc<dyn Drive>>) {
+    for round in 0..ROUNDS {
+        let waits = Arc::new(WaitsElsewhere::default());
+        let (completer, work) = driven("test", drive.clone(), None);
+        *waits.inner.lock().unwrap() = Some((work, completer));
+        let endpoint = waits.clone() as Arc<dyn Endpoint>;
+        assert!(one.register(NUMBER, &endpoint));
+        let outer = one.irecv(wanted(link, 1), Default::default()).expect("there is room");
+        let parked = one.counts().waits_parked;
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| outer.wait_until(Some(Instant::now() + 2 * ENOUGH), None));
+            if round % 2 == 0 {
+                eventually("the sleep of the outer wait", || one.counts().waits_parked > parked);
+            }
+            let news = || Outgoing::control(Envelope::of(NUMBER, Tag(0), 0), vec![1]);
+            other.send(back, news(), Some(soon()), None).unwrap();
+            eventually("the inner wait", || waits.sleeps.load(SeqCst));
+            other.send(back, news(), Some(soon()), None).unwrap();
+            eventually("the end of the inner wait", || waits.heard.lock().unwrap().is_some());
+            let heard = waits.heard.lock().unwrap().take();
+            assert_eq!(heard, Some(true), "{what}: nobody took in what ends the inner wait of round {round}");
+            other.send(back, word(1), Some(soon()), None).unwrap();
+            let heard = waiting.join().unwrap().expect("the link stands");
+            assert!(heard, "{what}: no ring for the outer wait of round {round}");
+        });
+        one.unregister(&endpoint);
+    }
+}
+
+#[test]
+fn who_sleeps_in_a_wait_elsewhere_leaves_its_links_to_others() {
+    for transport in [Transport::Shm, Transport::Tcp, Transport::Auto] {
+        let (one, other, third) = (node("one", transport), node("other", transport), node("third", transport));
+        let (link, back) = if transport == Transport::Auto {
+            inproc::connect(&one, &other).expect("two nodes")
+        } else {
+            let address = other.listen(ListenConfig::default()).unwrap();
+            (one.connect(&address, soon()).unwrap(), other.accept().wait_timeout(LIMIT).unwrap())
+        };
+        is_relieved_within(&format!("{transport:?}, for none"), &one, link, &other, back, None);
+        is_relieved_within(&format!("{transport:?}, another"), &one, link, &other, back, Some(third.driver()));
+        is_relieved_within(&format!("{transport:?}, the same"), &one, link, &other, back, Some(one.driver()));
+    }
 }
