@@ -394,15 +394,7 @@ impl<T> Work<T> {
     /// Blocks until the operation ends or `until` has passed; true when it ended. `interrupt` is asked at least every
     /// 100 ms. The operation goes on in any case.
     pub fn wait_until(&self, until: Option<Instant>, interrupt: Option<Interrupt<'_>>) -> Result<bool> {
-        // What ends it may be put off on this very thread.
-        if self.0.is_done() || nested::catch_up() && self.0.is_done() {
-            return Ok(true);
-        }
-        let _waits = nested::Waits::begin();
-        match &self.0.driver {
-            Some(driver) => driver.drive(&*self.0, until, interrupt),
-            None => park_until_done(&*self.0, until, interrupt),
-        }
+        wait_for(&*self.0, self.0.driver.as_deref(), until, interrupt)
     }
 
     /// The outcome if it is there.
@@ -466,6 +458,25 @@ impl<T> Work<T> {
             .operation(self.0.operation)
             .elapsed(timeout)
             .hint("wait again, or cancel it")
+    }
+}
+
+/// Blocks until `target` is done or `until` has passed, as [`Work::wait_until`] does: for whoever waits for something
+/// that is no work. Progress is made through `driver`, if there is one.
+pub fn wait_for(
+    target: &dyn Target,
+    driver: Option<&dyn Drive>,
+    until: Option<Instant>,
+    interrupt: Option<Interrupt<'_>>,
+) -> Result<bool> {
+    // What ends it may be put off on this very thread.
+    if target.is_done() || nested::catch_up() && target.is_done() {
+        return Ok(true);
+    }
+    let _waits = nested::Waits::begin();
+    match driver {
+        Some(driver) => driver.drive(target, until, interrupt),
+        None => park_until_done(target, until, interrupt),
     }
 }
 

@@ -49,7 +49,7 @@ impl Condition {
     }
 }
 
-/// A wait until `is_met`, for a [`Drive`](super::Drive) to drive.
+/// A wait until `is_met`, for [`wait_for`](super::wait_for).
 pub struct Until<'a, F> {
     /// Who is told of each change.
     pub condition: &'a Condition,

@@ -7,4 +7,5 @@ mod chaos;
 mod contracts;
 mod costs;
 mod matrix;
+mod nested;
 mod notices;
