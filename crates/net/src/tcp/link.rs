@@ -114,6 +114,11 @@ impl TcpLink {
     fn let_go(&self, writing: MutexGuard<'_, Writing>) {
         self.note(&writing);
         drop(writing);
+        if self.rooms.take_missed()
+            && let Some(node) = self.node.upgrade()
+        {
+            node.progress.call();
+        }
         if !self.rooms.wait() {
             return;
         }
@@ -175,6 +180,18 @@ impl TcpLink {
             outcome?;
         }
         Ok(())
+    }
+
+    /// What `is_quiet` says of the reading side, for whoever arms. Where another thread has the token it is quiet: one
+    /// that polls looks at the link afterwards, and one that looks for [room](Writing::send) is told to call for somebody
+    /// who does. Of what was read ahead the descriptor tells nobody.
+    fn look_at_reading(&self, is_quiet: impl Fn(&Reading) -> bool) -> bool {
+        let look = || self.reading.try_lock().map(|reading| is_quiet(&reading));
+        look().unwrap_or_else(|| {
+            self.rooms.note_missed();
+            // It may have been let go of before that.
+            look().unwrap_or(true)
+        })
     }
 
     /// Waits for whoever polls; from then on, since the link has a reason to have ended, nobody receives anything.
@@ -271,11 +288,11 @@ impl Link for TcpLink {
 
     fn arm(&self) -> bool {
         // The descriptor is watched as long as the link lives, for room too while bytes wait.
-        self.reading.try_lock().is_none_or(|reading| !reading.is_ready())
+        self.look_at_reading(|reading| !reading.is_ready())
     }
 
     fn arm_urgent(&self) -> bool {
-        self.reading.try_lock().is_none_or(|reading| !reading.has_urgent())
+        self.look_at_reading(|reading| !reading.has_urgent())
     }
 
     fn disarm(&self) {}
@@ -344,5 +361,45 @@ impl Link for TcpLink {
 
     fn abandon(&self, reason: &Error) {
         self.end(reason, CloseReason::DeclaredDead);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::{Node, NodeConfig};
+    use sheave_wire::{Header, Kind};
+    use std::net::{TcpListener, TcpStream};
+
+    fn eventually(what: &str, condition: impl Fn() -> bool) {
+        let until = Instant::now() + Duration::from_secs(20);
+        while !condition() {
+            assert!(Instant::now() < until, "never: {what}");
+            std::thread::yield_now();
+        }
+    }
+
+    /// What was read ahead is in no socket, so nobody is told of it who has taken the link for quiet because a sender
+    /// looked for room just then. Whoever sleeps as leader by now is rung.
+    #[test]
+    fn a_link_that_is_busy_while_it_is_armed_is_looked_at_afterwards() {
+        let mut config = NodeConfig::named("test");
+        config.liveness.beat = Duration::from_secs(600);
+        let node = Node::start(config).expect("a node");
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let _theirs = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
+        let (ours, _) = listener.accept().expect("it has connected");
+        let early = Header { sequence: 1, ..Header::new(Kind::Beat) }.encode();
+        let link = TcpLink::new(LinkId(1), &node.inner, (ours.into(), None), Peer::named("peer"), &early);
+        let link = link.expect("a link");
+        assert!(!link.arm(), "something was read ahead");
+        eventually("the progress thread leads", || node.inner.progress.is_led());
+        let wakeups = node.counts().progress_wakeups;
+        let busy = link.reading.lock();
+        assert!(link.arm(), "nobody waits for the token");
+        drop(busy);
+        // As a sender does that has looked for room.
+        assert_eq!(link.unsent(), 0);
+        eventually("a ring for the leader", || node.counts().progress_wakeups > wakeups);
     }
 }

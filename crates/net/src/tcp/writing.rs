@@ -56,6 +56,8 @@ pub(crate) struct Rooms {
     to_tell_bytes: AtomicU64,
     /// Whether one of them is new.
     wait: AtomicBool,
+    /// Somebody has found the reading side locked when it was to be armed.
+    is_missed: AtomicBool,
 }
 
 impl Rooms {
@@ -68,6 +70,19 @@ impl Rooms {
 
     fn hear(&self, heard_bytes: Option<u64>) {
         self.heard_bytes.fetch_max(heard_bytes.unwrap_or(0), SeqCst);
+    }
+
+    /// The reading side is locked, perhaps by a sender that looks for room. Followed by one more try to lock it: of that
+    /// and [`Rooms::take_missed`] one sees the other.
+    pub(crate) fn note_missed(&self) {
+        self.is_missed.store(true, SeqCst);
+        fence(SeqCst);
+    }
+
+    /// Whether somebody has found the reading side locked since this was asked last. Asked after it was let go.
+    pub(crate) fn take_missed(&self) -> bool {
+        fence(SeqCst);
+        self.is_missed.load(SeqCst) && self.is_missed.swap(false, SeqCst)
     }
 
     /// Whether something is new. Asked before the lock is tried, and after it was let go: of a reader that leaves
