@@ -5,6 +5,7 @@ use super::loans::{Borrowed, Debts, Lent, Loan};
 use super::memory::{DataMemory, Pair, UrgentMemory, Which};
 use super::receiving::{Receiving, Shore, Step};
 use super::ring::{Consumer, Kind, LINES, Memory, Producer, words};
+use super::shown::Shown;
 use super::urgent::UrgentReceiving;
 use crate::counters::Counters;
 use crate::fuzz::sink::{Manner, Recorder};
@@ -49,6 +50,7 @@ struct World {
     producer: Producer<DataMemory>,
     urgent: Producer<UrgentMemory>,
     receiving: Receiving,
+    shown: Shown,
     ours: OwnedFd,
     theirs: OwnedFd,
     peer: Peer,
@@ -72,9 +74,9 @@ impl World {
         let mut lent = Lent::default();
         let tensor = || Tensor::private(Dtype::U8, [LENT_BYTES]).expect("there is memory");
         lent.add(Loan { buffer: tensor().buffer().clone(), counted_bytes: 0, borrowed: None });
-        let (shown, (done, work)) = (tensor(), pair("send"));
+        let (borrowable, (done, work)) = (tensor(), pair("send"));
         let borrowed = Some(Borrowed { done, lease: None, behind: Some(1) });
-        lent.add(Loan { buffer: shown.buffer().clone(), counted_bytes: 0, borrowed });
+        lent.add(Loan { buffer: borrowable.buffer().clone(), counted_bytes: 0, borrowed });
         Self {
             memory: ring(),
             producer: Producer::new(ring()),
@@ -83,6 +85,7 @@ impl World {
                 Consumer::new(ring()),
                 UrgentReceiving::new(Consumer::new(rings.urgent(Which::FromInitiator))),
             ),
+            shown: Shown::default(),
             ours,
             theirs,
             peer: Peer::named("peer"),
@@ -92,7 +95,7 @@ impl World {
             counters: Counters::default(),
             sink: Recorder::default(),
             ending: false,
-            borrowed: (shown, work),
+            borrowed: (borrowable, work),
         }
     }
 
@@ -148,6 +151,7 @@ impl World {
             id: LinkId(1),
             peer: &self.peer,
             socket: &self.ours,
+            shown: &self.shown,
             lent: &self.lent,
             debts: &self.debts,
             arena: &self.arena,

@@ -6,6 +6,7 @@ use super::process::ProcessOfLink;
 use super::receiving::{self, NotTaken, Receiving, Step, Taken};
 use super::ring::{self, Consumer, Producer};
 use super::sending::{self, Ended, Sending};
+use super::shown::Shown;
 use super::urgent::{RETURNS_PER_RECORD, UrgentReceiving, UrgentSending};
 use crate::cores;
 use crate::counters::Counters;
@@ -39,6 +40,7 @@ pub(crate) struct ShmLink {
     process: ProcessOfLink,
     sending: Mutex<Sending>,
     receiving: Mutex<Receiving>,
+    shown: Shown,
     lent: Mutex<Lent>,
     debts: Arc<Debts>,
     cores: Cores,
@@ -107,6 +109,7 @@ impl ShmLink {
             process,
             sending: Mutex::new(sending),
             receiving: Mutex::new(receiving),
+            shown: Shown::default(),
             lent: Mutex::default(),
             debts: Arc::default(),
             cores,
@@ -187,6 +190,7 @@ impl ShmLink {
             id: self.id,
             peer: &self.peer,
             socket: &self.socket,
+            shown: &self.shown,
             lent: &self.lent,
             debts: &self.debts,
             arena: &self.arena,
@@ -224,14 +228,14 @@ impl ShmLink {
     }
 
     /// Why the link is over, if it is and nothing more can be read.
-    fn find_end(&self, receiving: &mut Receiving) -> Option<Error> {
+    fn find_end(&self, receiving: &Receiving) -> Option<Error> {
         if let Some(code) = receiving.consumer.closed() {
             return Some(closed_by_peer(code.into(), &self.peer));
         }
         if self.process.is_known_to_have_ended() {
             return Some(self.process_ended());
         }
-        if receiving.socket_ended() {
+        if self.shown.has_ended() {
             // A peer that ends the link in order closes its ring first, perhaps since the look above.
             if let Some(code) = receiving.consumer.closed() {
                 return Some(closed_by_peer(code.into(), &self.peer));
@@ -367,7 +371,7 @@ impl Link for ShmLink {
             return Polled::Ended(reason.clone());
         }
         // Read before the ring is: what was sent before the end is in the ring now.
-        let end = self.find_end(&mut receiving);
+        let end = self.find_end(&receiving);
         let taken = self.take_in(&mut receiving, sink, budget, end.is_some());
         let returned = receiving.take_returned();
         drop(receiving);
@@ -498,8 +502,7 @@ impl Link for ShmLink {
     }
 
     fn shown(&self, id: SegmentId) -> Option<Arc<Segment>> {
-        // A poller holds the token for the time of a few messages at most.
-        self.receiving.lock().shown(id, &self.socket)
+        self.shown.segment(id, &self.socket)
     }
 
     fn ring(&self) {
@@ -515,10 +518,7 @@ impl Link for ShmLink {
     }
 
     fn attend(&self) {
-        if let Some(mut receiving) = self.receiving.try_lock()
-            && let Err(error) = receiving.read_socket(&self.socket)
-        {
-            drop(receiving);
+        if let Err(error) = self.shown.read(&self.socket) {
             let _ = self.fail(error);
         }
     }
@@ -558,5 +558,41 @@ impl Link for ShmLink {
         if self.kill_silent {
             self.process.kill();
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::process::PeerProcesses;
+    use super::*;
+    use crate::{Node, NodeConfig};
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use std::sync::mpsc::channel;
+
+    /// A poller that finds the link busy leaves what is in it to the thread that has it, which would look at nothing
+    /// but segments.
+    #[test]
+    fn whoever_asks_for_a_segment_keeps_nobody_from_polling() {
+        let node = Node::start(NodeConfig::named("test")).expect("a node");
+        let (pair, _) = Pair::create().expect("memory");
+        let (socket, _theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("sockets");
+        let process = PeerProcesses::of_socket(&node.inner, socket.as_fd()).expect("it is this one");
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
+        let (peer, outbound) = (Peer::named("peer"), Which::FromInitiator);
+        let material = Material { pair, outbound, socket, bell, peer };
+        let link = ShmLink::new(LinkId(1), &node.inner, material, process).expect("a link");
+        let (tell, told) = channel();
+        let polls = link.receiving.lock();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                assert!(link.shown(SegmentId(7)).is_none());
+                tell.send(()).expect("somebody listens");
+            });
+            let is_free = told.recv_timeout(Duration::from_secs(10)).is_ok();
+            drop(polls);
+            assert!(is_free, "it takes the token");
+        });
     }
 }

@@ -16,8 +16,10 @@ mod process;
 mod receiving;
 mod ring;
 mod sending;
+mod shown;
 mod urgent;
 
+use crate::farewell::code_for;
 use crate::node::{Inner, Node};
 #[cfg(all(test, not(loom)))]
 pub(crate) use brief::tests::body as brief_fuzz;
@@ -130,13 +132,24 @@ pub(crate) fn answer(
     }
 }
 
+/// Adds the link, which the peer may take for made already. If none is made the peer is told why in its ring, as a link
+/// would that stands and fails; the end of the socket, which follows, has it look there.
 fn add(node: &Arc<Inner>, mut material: Material, process: ProcessOfLink) -> Result<LinkId> {
     material.peer.pid = Some(process.pid());
-    let from_peer = material.outbound == Which::FromResponder;
+    let (pair, outbound) = (Arc::clone(&material.pair), material.outbound);
+    let from_peer = outbound == Which::FromResponder;
     let link = |id| ShmLink::new(id, node, material, process).map(Arc::new);
     let mut made = None;
     let make = |id| link(id).map(|link| Arc::clone(made.insert(link)) as Arc<dyn crate::Link>);
-    let entry = node.add_link(make)?;
+    let entry = match node.add_link(make) {
+        Ok(entry) => entry,
+        Err(error) => {
+            if made.is_none() {
+                Producer::new(pair.ring(outbound)).close(code_of_none(&error).code());
+            }
+            return Err(error);
+        }
+    };
     if let Some(link) = made {
         link.serve_to_the_end(node, &entry);
     }
@@ -144,6 +157,15 @@ fn add(node: &Arc<Inner>, mut material: Material, process: ProcessOfLink) -> Res
         node.announce_arrival(entry.id);
     }
     Ok(entry.id)
+}
+
+/// The code for a peer with which no link was made because of `error`.
+fn code_of_none(error: &Error) -> CloseReason {
+    match code_for(error) {
+        // A limit of this side's, and nothing that the peer has sent.
+        CloseReason::Protocol if error.kind() == ErrorKind::LimitExceeded => CloseReason::Failed,
+        code => code,
+    }
 }
 
 #[cfg(test)]
@@ -165,6 +187,58 @@ mod tests {
         let refused = answer(&node.inner, ours, Peer::named("stranger")).map(|_| ()).expect_err("it may block");
         assert_eq!(refused.kind(), ErrorKind::Protocol, "{refused}");
         assert_eq!(node.links().len(), 0);
+    }
+
+    fn sockets() -> (OwnedFd, OwnedFd) {
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("sockets")
+    }
+
+    fn blocking_bell() -> OwnedFd {
+        eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd")
+    }
+
+    /// That the link ends because the other side could not make it, and not without a word.
+    fn assert_told(node: &Node, link: LinkId) {
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        while node.link(link).is_ok() {
+            assert!(std::time::Instant::now() < until, "the link stands");
+            std::thread::yield_now();
+        }
+        let reason = node.close(link).expect_err("it has ended");
+        assert!(reason.kind() == ErrorKind::Protocol && reason.to_string().contains("make sense"), "{reason}");
+    }
+
+    /// One side has made its link when the other finds that it cannot. Somebody between them spoils what they send.
+    #[test]
+    fn a_link_that_only_one_side_has_made_ends_with_the_cause() {
+        let node = |name: &str| Node::start(NodeConfig::named(name)).expect("a node");
+        for is_answer_spoilt in [false, true] {
+            let (one, other) = (node("one"), node("other"));
+            let ((left, to_one), (to_other, right)) = (sockets(), sockets());
+            let offered = offer(&one.inner, left, Peer::named("other")).expect("memory");
+            let Received::Packet(Packet::Offer { rings, bell }) = channel::receive(&to_one).expect("sound") else {
+                panic!("no offer");
+            };
+            let bell = if is_answer_spoilt { bell } else { blocking_bell() };
+            assert!(channel::send_offer(to_other.as_fd(), rings.as_fd(), bell.as_fd()).expect("there is room"));
+            let answered = answer(&other.inner, right, Peer::named("one"));
+            let Received::Packet(Packet::Answer { bell }) = channel::receive(&to_other).expect("sound") else {
+                panic!("no answer");
+            };
+            let bell = if is_answer_spoilt { blocking_bell() } else { bell };
+            assert!(channel::send_answer(to_one.as_fd(), bell.as_fd()).expect("there is room"));
+            let finished = offered.finish(&one.inner);
+            drop((to_one, to_other));
+            if is_answer_spoilt {
+                assert!(finished.is_err(), "its bell may block");
+                let link = answered.expect("sound").unwrap_or_else(|_| panic!("there was an offer"));
+                assert_told(&other, link);
+            } else {
+                assert!(answered.is_err(), "its bell may block");
+                let link = finished.expect("sound").unwrap_or_else(|_| panic!("there was an answer"));
+                assert_told(&one, link);
+            }
+        }
     }
 
     /// A peer that shows one segment after the other, and takes none back, is told to stop.

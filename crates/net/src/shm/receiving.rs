@@ -1,28 +1,15 @@
 //! The receiving side of a shared-memory link.
 //!
-//! **Segments of the peer** are mapped when it shows them, once, and kept by the link: a tensor that is dropped unmaps
-//! nothing, so that memory which is lent again and again costs a system call and page faults the first time alone.
-//!
-//! * *How long.* As long as the link and the peer's interest in the segment. The peer says that it has given one up
-//!   ([`Packet::Forget`]) with the first beat after its arena has done so, and the link lets go of it then, or when the
-//!   link ends; what tensors are left in it hold it for themselves. So the system gets memory back that its owner has
-//!   given up within a beat, and there is no other bound to keep: what a link has mapped is what its peer has.
-//! * *Which.* A segment's number is drawn at random by its owner and never used for another one. A peer that shows
-//!   different memory by the same number deceives itself alone: ranges are checked against the mapping that is used.
-//! * *How many.* [`SEGMENTS_SHOWN_MAX`]; a peer that shows more ends the link. The descriptor is closed once the
-//!   segment is mapped, so they cost none.
-//! * *Rights.* Mappings are always for reading and writing, for a lent block may be its receiver's to write. What is
-//!   lent to be read only is so by the face that hands it out.
-//! * *Forks.* A child has the mappings too, and none of the link's threads; it holds the memory until it ends or runs
-//!   another program, as all shared memory of its parent's.
+//! What the peer has shown beside the rings is in [`super::shown`]. A record that refers to a segment waits for a later
+//! turn while there is more of that to read than one turn takes: it stays in the ring, so that it is found there.
 
 use super::brief::Brief;
-use super::channel::{self, Packet, Received};
 use super::loans::{Debts, Lent};
 use super::memory::DataMemory;
 use super::plain::Plain;
 use super::ring::{Consumer, Kind as RecordKind, Record};
 use super::sending::{CHUNK_BYTES, CHUNKS};
+use super::shown::{Look, Shown};
 use super::urgent::UrgentReceiving;
 use crate::counters::Counters;
 use crate::farewell::closed_by_peer;
@@ -30,11 +17,10 @@ use crate::link::{Arrival, Landing, Sink, Verdict};
 use crate::matching::Wanted;
 use crate::message::{Envelope, Message, Tensors};
 use parking_lot::Mutex;
-use sheave_base::collections::HashMap;
-use sheave_base::limits::{CONTROL_BYTES_MAX, SEGMENTS_SHOWN_MAX};
+use sheave_base::limits::CONTROL_BYTES_MAX;
 use sheave_base::work::Completer;
 use sheave_base::{Error, ErrorKind, LinkId, Peer, Result};
-use sheave_tensor::{Arena, Buffer, Dtype, Segment, SegmentId, Shape, Tensor};
+use sheave_tensor::{Arena, Buffer, Dtype, Segment, Shape, Tensor};
 use sheave_wire::{HEADER_BYTES, Header, Kind, Part, Placement};
 use smallvec::SmallVec;
 use std::os::fd::OwnedFd;
@@ -45,6 +31,7 @@ pub(crate) struct Shore<'a> {
     pub(crate) id: LinkId,
     pub(crate) peer: &'a Peer,
     pub(crate) socket: &'a OwnedFd,
+    pub(crate) shown: &'a Shown,
     pub(crate) lent: &'a Mutex<Lent>,
     pub(crate) debts: &'a Arc<Debts>,
     pub(crate) arena: &'a Arena,
@@ -59,15 +46,10 @@ pub(crate) struct Receiving {
     pub(crate) consumer: Consumer<DataMemory>,
     pub(super) urgent: UrgentReceiving,
     sequence: u64,
-    /// What the peer has shown and not given up, mapped.
-    segments: HashMap<u64, Arc<Segment>>,
     area: Vec<u8>,
     slots: Option<(Arc<Segment>, u64)>,
     stream: Option<Stream>,
     chunks_taken: u64,
-    socket_ended: bool,
-    /// Trouble with something that the socket brought, which it brings once: whoever comes next hears of it.
-    socket_trouble: Option<Error>,
     /// Works of senders whose borrowed tensors came back. Whoever held the lock completes them when it is free.
     returned: Vec<Completer<()>>,
 }
@@ -84,6 +66,9 @@ struct Stream {
 
 /// The tensors of a message, and which of them are still to be streamed.
 type Landed = (Tensors, SmallVec<[usize; 2]>);
+
+/// The segments that the parts of a message refer to, in order.
+type Segments = SmallVec<[Arc<Segment>; 2]>;
 
 /// The next record is there and is not for this receive, or needs more than a copy.
 pub(crate) struct NotTaken;
@@ -109,13 +94,10 @@ impl Receiving {
             consumer,
             urgent,
             sequence: 0,
-            segments: HashMap::default(),
             area: Vec::new(),
             slots: None,
             stream: None,
             chunks_taken: 0,
-            socket_ended: false,
-            socket_trouble: None,
             returned: Vec::new(),
         }
     }
@@ -140,7 +122,7 @@ impl Receiving {
             RecordKind::Area => self.area_piece(&record)?,
             RecordKind::Slots => {
                 let [segment, offset] = self.consumer.words(&record, 0)?;
-                let segment = self.segment(segment, shore)?;
+                let Some(segment) = find(segment, shore)? else { return Ok(Step::Moved) };
                 let bytes = CHUNK_BYTES as u64 * CHUNKS;
                 if offset.checked_add(bytes).is_none_or(|end| end > segment.len_bytes()) {
                     return Err(impossible("slots outside of their segment"));
@@ -198,56 +180,6 @@ impl Receiving {
         std::mem::take(&mut self.returned)
     }
 
-    /// True once the peer's socket is closed.
-    pub(crate) fn socket_ended(&self) -> bool {
-        self.socket_ended
-    }
-
-    /// Reads what the peer sent beside the rings.
-    pub(crate) fn read_socket(&mut self, socket: &OwnedFd) -> Result<()> {
-        if self.socket_trouble.is_none() {
-            self.socket_trouble = self.read_packets(socket).err();
-        }
-        self.socket_trouble.clone().map_or(Ok(()), Err)
-    }
-
-    fn read_packets(&mut self, socket: &OwnedFd) -> Result<()> {
-        while !self.socket_ended {
-            match channel::receive(socket)? {
-                Received::Empty => return Ok(()),
-                Received::End => self.socket_ended = true,
-                Received::Packet(Packet::Segment { .. }) if self.segments.len() >= SEGMENTS_SHOWN_MAX => {
-                    return Err(impossible(format!("more than {SEGMENTS_SHOWN_MAX} segments")));
-                }
-                Received::Packet(Packet::Segment { id, length_bytes, file }) => {
-                    let segment = Segment::import(file, SegmentId(id), length_bytes)?;
-                    self.segments.insert(id, segment);
-                }
-                Received::Packet(Packet::Forget { id }) => {
-                    self.segments.remove(&id);
-                }
-                Received::Packet(_) => return Err(impossible("a second offer")),
-            }
-        }
-        Ok(())
-    }
-
-    /// A segment that the peer has shown. Trouble with the socket is left to whoever polls.
-    pub(crate) fn shown(&mut self, id: SegmentId, socket: &OwnedFd) -> Option<Arc<Segment>> {
-        if !self.segments.contains_key(&id.0) {
-            self.read_socket(socket).ok()?;
-        }
-        self.segments.get(&id.0).cloned()
-    }
-
-    fn segment(&mut self, id: u64, shore: &Shore<'_>) -> Result<Arc<Segment>> {
-        if !self.segments.contains_key(&id) {
-            // The descriptor was sent before the record that refers to it.
-            self.read_socket(shore.socket)?;
-        }
-        self.segments.get(&id).cloned().ok_or_else(|| impossible("a segment that was never announced"))
-    }
-
     fn area_piece(&mut self, record: &Record) -> Result<()> {
         let begin = self.area.len();
         if begin > CONTROL_BYTES_MAX {
@@ -269,7 +201,8 @@ impl Receiving {
             Verdict::Pause => return Ok(Step::Paused),
             Verdict::Land(landing) => landing,
         };
-        let (parts, _) = match self.land(&record, brief.offset_bytes, &parts, landing.take_places(), shore) {
+        let (here, places) = ((&parts[..], Segments::new()), landing.take_places());
+        let (parts, _) = match self.land(&record, brief.offset_bytes, here, places, shore) {
             Ok(landed) => landed,
             Err(error) => {
                 landing.fail(&error);
@@ -344,6 +277,8 @@ impl Receiving {
             // Its owner has it again. Nothing behind it is delivered either, so that no message is left out.
             return Ok(Step::Nothing);
         }
+        // Before the message has a landing.
+        let Some(segments) = segments_of(&parts, shore)? else { return Ok(Step::Moved) };
         let (envelope, sequence) = (Envelope::of_header(&header), header.sequence);
         let arrival = arrival((envelope, sequence), &parts, header.payload_bytes, control.len(), shore.ending);
         let mut landing = match shore.sink.begin(shore.id, &arrival)? {
@@ -351,7 +286,8 @@ impl Receiving {
             Verdict::Land(landing) => landing,
         };
         let control = control.to_vec();
-        let (tensors, streamed) = match self.land(&record, inline_at, &parts, landing.take_places(), shore) {
+        let places = landing.take_places();
+        let (tensors, streamed) = match self.land(&record, inline_at, (&parts, segments), places, shore) {
             Ok(landed) => landed,
             Err(error) => {
                 landing.fail(&error);
@@ -375,18 +311,21 @@ impl Receiving {
         Ok(Step::Moved)
     }
 
-    /// Gives every part its memory, and its bytes where they are here already.
+    /// Gives every part its memory, and its bytes where they are here already. The segments are those that the parts
+    /// refer to, in order.
     fn land(
         &mut self,
         record: &Record,
         inline_at: usize,
-        parts: &[Part],
+        (parts, segments): (&[Part], Segments),
         places: Tensors,
         shore: &Shore<'_>,
     ) -> Result<Landed> {
         let in_place = !places.is_empty();
         let (mut tensors, mut streamed) = (places, SmallVec::new());
         let mut at = inline_at;
+        let mut segments = segments.into_iter();
+        let mut next_segment = || segments.next().ok_or_else(|| impossible("a segment that was never announced"));
         for (index, part) in parts.iter().enumerate() {
             let place = in_place.then(|| tensors[index].clone());
             let length_bytes = part.spec.length_bytes()? as usize;
@@ -402,19 +341,17 @@ impl Receiving {
                     streamed.push(index);
                     place.map_or_else(|| shore.sink.place(&part.spec), Ok)?
                 }
-                Placement::Block { segment, offset, loan } => {
-                    let segment = self.segment(segment, shore)?;
+                Placement::Block { offset, loan, .. } => {
                     let lender = Arc::clone(shore.debts) as Arc<dyn sheave_tensor::Lender>;
-                    let buffer = Buffer::lent(segment, offset, length_bytes as u64, loan, lender)?;
+                    let buffer = Buffer::lent(next_segment()?, offset, length_bytes as u64, loan, lender)?;
                     if part.shared {
                         buffer.share()?;
                     }
                     adopt(buffer, part, place, shore)?
                 }
-                Placement::Borrow { segment, offset, loan } => {
-                    let segment = self.segment(segment, shore)?;
+                Placement::Borrow { offset, loan, .. } => {
                     let lender = Arc::clone(shore.debts) as Arc<dyn sheave_tensor::Lender>;
-                    let buffer = Buffer::lent(segment, offset, length_bytes as u64, loan, lender)?;
+                    let buffer = Buffer::lent(next_segment()?, offset, length_bytes as u64, loan, lender)?;
                     // The sender waits: its tensor is copied and given back now.
                     let place = place.map_or_else(|| shore.sink.place(&part.spec), Ok)?;
                     adopt(buffer, part, Some(place), shore)?
@@ -474,6 +411,25 @@ impl Receiving {
     }
 }
 
+/// A segment that a record refers to; `None` if the turn is over before it was read of.
+fn find(id: u64, shore: &Shore<'_>) -> Result<Option<Arc<Segment>>> {
+    match shore.shown.look(id, shore.socket)? {
+        Look::Found(segment) => Ok(Some(segment)),
+        Look::Later => Ok(None),
+        // The descriptor was sent before the record that refers to it.
+        Look::Missing => Err(impossible("a segment that was never announced")),
+    }
+}
+
+/// The segments that these parts refer to, in order; `None` as in [`find`].
+fn segments_of(parts: &[Part], shore: &Shore<'_>) -> Result<Option<Segments>> {
+    let ids = parts.iter().filter_map(|part| match part.placement {
+        Placement::Block { segment, .. } | Placement::Borrow { segment, .. } => Some(segment),
+        Placement::Inline | Placement::Stream | Placement::Home { .. } => None,
+    });
+    ids.map(|id| find(id, shore)).collect()
+}
+
 /// A block that is here already: as it is, or copied to the place that the receiver named.
 fn adopt(buffer: Buffer, part: &Part, place: Option<Tensor>, shore: &Shore<'_>) -> Result<Tensor> {
     let dtype = Dtype::from_code(part.spec.dtype).ok_or_else(|| impossible("a tensor of unknown dtype"))?;
@@ -499,29 +455,4 @@ fn arrival<'a>(
 pub(super) fn impossible(what: impl std::fmt::Display) -> Error {
     Error::new(ErrorKind::Protocol, format!("the peer sent {what}"))
         .hint("the peer runs another version or its memory is damaged; restart it")
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::super::memory::{Pair, Which};
-    use super::*;
-    use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, socketpair};
-    use sheave_base::ErrorKind;
-
-    /// A caller that asks for a segment does not end the link; the poll that does must still hear why.
-    #[test]
-    fn trouble_with_the_socket_is_not_forgotten() {
-        let (pair, _) = Pair::create().expect("there is memory");
-        let urgent = UrgentReceiving::new(Consumer::new(pair.urgent(Which::FromInitiator)));
-        let mut receiving = Receiving::new(Consumer::new(pair.ring(Which::FromInitiator)), urgent);
-        let (ours, theirs) =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("sockets");
-        assert!(receiving.shown(SegmentId(7), &ours).is_none());
-        rustix::net::send(&theirs, b"nonsense", SendFlags::empty()).expect("there is room");
-        for _ in 0..2 {
-            assert!(receiving.shown(SegmentId(7), &ours).is_none());
-            let trouble = receiving.read_socket(&ours).expect_err("it was nonsense");
-            assert!(trouble.kind() == ErrorKind::Protocol && trouble.what().contains("impossible packet"), "{trouble}");
-        }
-    }
 }
