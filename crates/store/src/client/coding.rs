@@ -121,15 +121,19 @@ impl Draft {
 
     /// The slice is on its way: what its code leaves out is left over from now on.
     pub(super) fn leave(mut self) {
-        self.queue();
+        self.leave_over();
     }
 
     /// As [`Draft::leave`], and the slice may yet [come back](Draft::give_back). The pushes behind it are coded as if
     /// it did not, or what they send would depend on when the server takes it.
     pub(super) fn queue(&mut self) {
-        self.has_left = true;
         self.before.resize(self.after.len(), 0.0);
         self.before.iter_mut().zip(&self.after).for_each(|(before, after)| *before -= after);
+        self.leave_over();
+    }
+
+    fn leave_over(&mut self) {
+        self.has_left = true;
         let mut coding = self.known.coding.lock();
         coding.turn_to(self.choice);
         coding.put(self.slice, self.choice, std::mem::take(&mut self.after));
@@ -238,10 +242,9 @@ mod tests {
             push(&known, one, 0.375).leave();
             let late = push(&known, one, 0.125);
             push(&known, other, 0.0625).leave();
-            if leaves {
-                late.leave()
-            } else {
-                drop(late)
+            match leaves {
+                true => late.leave(),
+                false => drop(late),
             }
             assert_eq!(left_over(&known, other), [0.0625], "{leaves}");
             // What is of another scale does not come back with its code.

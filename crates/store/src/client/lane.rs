@@ -79,9 +79,9 @@ impl Item {
     /// Its slices are queued, for good where a store is of no more use without one of them.
     pub(super) fn queue(&mut self, is_for_good: bool) {
         let What::Slices { drafts, .. } = &mut self.what else { return };
-        drafts.iter_mut().for_each(Draft::queue);
-        if is_for_good {
-            drafts.clear();
+        match is_for_good {
+            true => drafts.drain(..).for_each(Draft::leave),
+            false => drafts.iter_mut().for_each(Draft::queue),
         }
     }
 
