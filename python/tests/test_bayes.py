@@ -339,6 +339,8 @@ def test_laplace_of_a_classification_is_its_curvature():
         (lambda: bayes.accuracy([[0.5, 0.4]], [0]), "row 0, is .*; expected probabilities from 0 to 1 that sum to 1"),
         (lambda: bayes.nll([[0.0, -9.0]], [2]), r"labels\[0\] is 2; expected below 2"),
         (lambda: bayes.nll([[0.0, -9.0]], [-1]), r"labels\[0\] is -1; expected 0 or more"),
+        (lambda: bayes.nll([[0.0, -9.0]] * 2, [0, 1.7]), r"labels\[1\] is 1.7; expected an integer, 0 or more"),
+        (lambda: bayes.nll([[0.0, -9.0]], ("1",)), r"labels\[0\] is '1'; expected an integer, 0 or more"),
         (lambda: bayes.reliability([[1.0, 0.0]], [0], bins=0), "bins is 0; expected 1 to"),
         (lambda: bayes.Swag(2).collect(np.ones(2)), r"parameters is an array of float64 .* expected float32 of"),
         (lambda: bayes.Svgd(kernel="box"), 'kernel is "box"; expected "rbf" or "imq"'),

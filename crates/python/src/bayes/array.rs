@@ -187,11 +187,18 @@ impl Array {
 /// Labels of classes: an array of integers, or a list of them.
 pub(super) fn labels(name: &str, array: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
     let py = array.py();
-    if array.is_instance_of::<PyList>() || array.is_instance_of::<PyTuple>() {
-        let made = py.import("numpy")?.call_method1("asarray", (array, "int64"))?;
-        return Array::read(name, &made)?.counts(py);
+    if !(array.is_instance_of::<PyList>() || array.is_instance_of::<PyTuple>()) {
+        return Array::read(name, array)?.counts(py);
     }
-    Array::read(name, array)?.counts(py)
+    // One by one: numpy would make integers of floats, and of text.
+    let label = |(place, label): (usize, PyResult<Bound<'_, PyAny>>)| {
+        let (label, field) = (label?, || format!("{name}[{place}]"));
+        let Ok(value) = label.extract::<i64>() else {
+            return Err(refuse(py, &field(), &label.repr()?.to_string(), "an integer, 0 or more"));
+        };
+        usize::try_from(value).map_err(|_| refuse(py, &field(), &value.to_string(), "0 or more"))
+    };
+    array.try_iter()?.enumerate().map(label).collect()
 }
 
 fn shape_text(shape: &[u64]) -> String {
