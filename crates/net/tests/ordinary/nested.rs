@@ -127,10 +127,17 @@ impl Endpoint for WaitsElsewhere {
 
 /// A wait of this node finds a message and waits for a work that `elsewhere` drives, until the next message has come,
 /// which others look after meanwhile. The outer wait polls when it finds the first one, or leads.
-fn is_relieved_within(what: &str, one: &Node, link: LinkId, other: &Node, back: LinkId, drive: Option<Arc<dyn Drive>>) {
+fn is_relieved_within(
+    what: &str,
+    one: &Node,
+    link: LinkId,
+    other: &Node,
+    back: LinkId,
+    drive: Option<&Arc<dyn Drive>>,
+) {
     for round in 0..ROUNDS {
         let waits = Arc::new(WaitsElsewhere::default());
-        let (completer, work) = driven("test", drive.clone(), None);
+        let (completer, work) = driven("test", drive.cloned(), None);
         *waits.inner.lock().unwrap() = Some((work, completer));
         let endpoint = waits.clone() as Arc<dyn Endpoint>;
         assert!(one.register(NUMBER, &endpoint));
@@ -167,7 +174,7 @@ fn who_sleeps_in_a_wait_elsewhere_leaves_its_links_to_others() {
             (one.connect(&address, soon()).unwrap(), other.accept().wait_timeout(LIMIT).unwrap())
         };
         is_relieved_within(&format!("{transport:?}, for none"), &one, link, &other, back, None);
-        is_relieved_within(&format!("{transport:?}, another"), &one, link, &other, back, Some(third.driver()));
-        is_relieved_within(&format!("{transport:?}, the same"), &one, link, &other, back, Some(one.driver()));
+        is_relieved_within(&format!("{transport:?}, another"), &one, link, &other, back, Some(&third.driver()));
+        is_relieved_within(&format!("{transport:?}, the same"), &one, link, &other, back, Some(&one.driver()));
     }
 }
