@@ -140,13 +140,13 @@ impl End {
         // more: when this one is dropped, it says so.
         let kept = Arc::clone(&end);
         attached.on_complete(move |answer| answer.iter().for_each(|answer| kept.has_number(answer)));
-        let answer = end.answered(attached, &mut interrupt)?;
+        let answer = end.answered(&attached, &mut interrupt)?;
         end.has_number(&answer);
         let (number, is_strict, words) = protocol::read_attached(answer.value, &answer.tensors)?;
         let words = words.map(|words| Words::arrived(&words)).transpose()?;
         words.iter().for_each(Words::knock);
         let entered = mesh.call(home, end.service.clone(), ENTER, about(number))?;
-        let is_heard = protocol::truth(&end.answered(entered, &mut interrupt)?.value)?;
+        let is_heard = protocol::truth(&end.answered(&entered, &mut interrupt)?.value)?;
         let _ = end.place.set(Place { number, is_strict, words: words.filter(|_| is_heard) });
         let (closed, own) = (mesh.call(home, end.service.clone(), CLOSED, about(number))?, end.own.clone());
         closed.on_complete(move |outcome| {
@@ -158,7 +158,7 @@ impl End {
         Ok(end)
     }
 
-    fn answered(&self, work: Work<Answer>, interrupt: &mut Option<Interrupt<'_>>) -> Result<Answer> {
+    fn answered(&self, work: &Work<Answer>, interrupt: &mut Option<Interrupt<'_>>) -> Result<Answer> {
         let asked = interrupt.as_mut().map(|interrupt| &mut **interrupt as Interrupt<'_>);
         work.wait_until(None, asked)?;
         work.wait().map_err(|error| error.asked_for("attach to queue"))
