@@ -142,7 +142,9 @@ class Single:
         comes of it is had of."""
         return self._devices.begin("each", lambda members: (function, args, None), self._timeout)
 
-    def ask_each(self, function: Callable[..., Any], args: tuple[Any, ...], own: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def ask_each(
+        self, function: Callable[..., Any], args: tuple[Any, ...], own: Sequence[tuple[Any, ...]]
+    ) -> list[Any]:
         """Call `function(particle, model, *args, *own)` for each with what is its own. Returns what comes of each."""
 
         def made(members: Members) -> tuple[Any, ...]:

@@ -183,8 +183,8 @@ impl TcpLink {
     }
 
     /// What `is_quiet` says of the reading side, for whoever arms. Where another thread has the token it is quiet: one
-    /// that polls looks at the link afterwards, and one that looks for [room](Writing::send) is told to call for somebody
-    /// who does. Of what was read ahead the descriptor tells nobody.
+    /// that polls looks at the link afterwards, and one that looks for [room](Writing::send) is told to call for
+    /// somebody who does. Of what was read ahead the descriptor tells nobody.
     fn look_at_reading(&self, is_quiet: impl Fn(&Reading) -> bool) -> bool {
         let look = || self.reading.try_lock().map(|reading| is_quiet(&reading));
         look().unwrap_or_else(|| {

@@ -72,8 +72,8 @@ impl Rooms {
         self.heard_bytes.fetch_max(heard_bytes.unwrap_or(0), SeqCst);
     }
 
-    /// The reading side is locked, perhaps by a sender that looks for room. Followed by one more try to lock it: of that
-    /// and [`Rooms::take_missed`] one sees the other.
+    /// The reading side is locked, perhaps by a sender that looks for room. Followed by one more try to lock it: of
+    /// that and [`Rooms::take_missed`] one sees the other.
     pub(crate) fn note_missed(&self) {
         self.is_missed.store(true, SeqCst);
         fence(SeqCst);

@@ -45,6 +45,18 @@ fn first_of(register: &Register, worker: u32) -> f32 {
     register.get::<Tensor>(worker, PATIENCE).unwrap().to_vec::<f32>().unwrap()[0]
 }
 
+/// Has worker 1 get command 4 where command 3 was to come. Returns the function that sums, and what it has summed.
+fn with_a_gap(session: &Session) -> (Register, Register) {
+    let all_reduce = session.function("sheave.all_reduce").unwrap();
+    let sums = sum(session, &all_reduce, 5.0).unwrap();
+    assert_eq!(first_of(&sums, 1), 15.0);
+    let node = session.mesh().members()[1].node;
+    let promised = session.mesh().promise(node).unwrap();
+    let command = vec![Value::Int(4), Value::None, promised.to_fill(), Value::from("id")];
+    session.mesh().cast(node, "session", "do", Value::List(command)).unwrap();
+    (all_reduce, sums)
+}
+
 /// The session says what has broken it, and that is all that it does.
 fn is_broken(error: &Error, worker: u32, command: &str) {
     assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
@@ -246,13 +258,7 @@ fn registers_that_failed_commands_name_are_freed() {
 #[test]
 fn a_worker_that_lacks_commands_finds_that_out() {
     each(|session| {
-        let all_reduce = session.function("sheave.all_reduce").unwrap();
-        let sums = sum(session, &all_reduce, 5.0).unwrap();
-        assert_eq!(first_of(&sums, 1), 15.0);
-        let node = session.mesh().members()[1].node;
-        let promised = session.mesh().promise(node).unwrap();
-        let command = vec![Value::Int(4), Value::None, promised.to_fill(), Value::from("id")];
-        session.mesh().cast(node, "session", "do", Value::List(command)).unwrap();
+        let (all_reduce, _) = with_a_gap(session);
         // The others hear of it at the latest when they need worker 1.
         sum(session, &all_reduce, 1.0).unwrap();
         for _ in 0..2 {
@@ -275,13 +281,7 @@ fn a_worker_that_lacks_commands_finds_that_out() {
 #[test]
 fn who_waits_for_a_message_of_a_worker_that_lacks_commands_is_told() {
     each(|session| {
-        let all_reduce = session.function("sheave.all_reduce").unwrap();
-        let sums = sum(session, &all_reduce, 5.0).unwrap();
-        assert_eq!(first_of(&sums, 1), 15.0);
-        let node = session.mesh().members()[1].node;
-        let promised = session.mesh().promise(node).unwrap();
-        let command = vec![Value::Int(4), Value::None, promised.to_fill(), Value::from("id")];
-        session.mesh().cast(node, "session", "do", Value::List(command)).unwrap();
+        let (_, sums) = with_a_gap(session);
         session.send_between(1, &sums, 2, None).unwrap();
         session.send_between(0, &sums, 1, None).unwrap();
         for worker in [0, 2] {
