@@ -2,8 +2,8 @@
 //! it.
 //!
 //! A child increments a process-wide generation in `pthread_atfork`'s child hook; a handle remembers the generation of
-//! its birth. The check is one relaxed load. This counter is the only global below the faces: forking is a property of
-//! the process, not of a node.
+//! its birth. The check is one relaxed load. This counter is a global: forking is a property of the process, not of a
+//! node.
 
 use crate::{Error, ErrorKind, Result};
 use std::sync::Once;

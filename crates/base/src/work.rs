@@ -309,7 +309,11 @@ impl<T> Target for Core<T> {
     }
 
     fn unwatch(&self, parker: &std::sync::Arc<Parker>) {
-        self.slot.lock().parkers.retain(|other| !std::sync::Arc::ptr_eq(other, parker));
+        let mut slot = self.slot.lock();
+        // One of them: a wait around this one may be for the same.
+        if let Some(at) = slot.parkers.iter().position(|other| std::sync::Arc::ptr_eq(other, parker)) {
+            slot.parkers.swap_remove(at);
+        }
     }
 
     fn link(&self) -> Option<LinkId> {

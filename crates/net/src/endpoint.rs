@@ -306,7 +306,9 @@ impl Endpoints {
 impl Inner {
     /// Lets all endpoints do what is due. No lock may be held.
     pub(crate) fn attend(&self) {
-        self.let_in_announced();
+        if self.announced.take_room() {
+            self.resume_paused();
+        }
         self.endpoints.attend();
     }
 
@@ -314,13 +316,6 @@ impl Inner {
     pub(crate) fn leave_due(&self) {
         if self.endpoints.due.load(SeqCst) != 0 {
             self.progress.call();
-        }
-    }
-
-    /// Messages that wait for others to be whole go on, if some are.
-    pub(crate) fn let_in_announced(&self) {
-        if self.announced.take_room() {
-            self.resume_paused();
         }
     }
 

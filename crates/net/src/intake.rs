@@ -47,7 +47,11 @@ impl<'a> Intake<'a> {
 
     /// Lets endpoints do what is due: that of the messages that were taken, and all others. No lock may be held.
     pub(crate) fn attend(&self) {
-        self.inner.let_in_announced();
+        if self.inner.announced.take_room() {
+            // What goes on there may wait, and others attend to what was taken meanwhile.
+            self.leave();
+            self.inner.resume_paused();
+        }
         if self.has_taken.take()
             && let Some(found) = self.found.take()
         {

@@ -131,8 +131,8 @@ impl Drop for Polling<'_> {
 ///
 /// What a poll finds, a task for example, may wait too. While that sleeps, nobody polls what the waits around it count
 /// as polled: it must be armed, or left to whoever leads. Nor does this thread lead any node but the one that it sleeps
-/// for, which it may come to lead anew; and what endpoints expect it to attend to right after its poll is left to
-/// others.
+/// for, which it may come to lead anew; and what endpoints of those links expect it to attend to right after its poll
+/// is left to others.
 struct Aside {
     scopes: Vec<(Arc<Inner>, Scope)>,
     polls: Polls,
@@ -141,9 +141,11 @@ struct Aside {
 /// Puts aside what this thread does for its nodes, until what is returned is dropped; called before each sleep in a
 /// wait. The lead stays given up: the wait that had it takes it anew, or follows.
 pub(crate) fn put_aside() -> Option<Box<dyn Any>> {
-    // A thread that ends has no such list any more, and polls nothing.
-    let polled = POLLED.try_with(|all| std::mem::take(&mut *all.borrow_mut())).unwrap_or_default();
-    let scopes = polled.into_iter().filter_map(|(node, scope)| Some((node.upgrade()?, scope))).collect();
+    // A thread that ends has no such list any more, and polls nothing. The list keeps its memory for the next poll.
+    let polled: Vec<_> = POLLED.try_with(|all| all.borrow_mut().drain(..).collect()).unwrap_or_default();
+    // In a forked child nobody polls its parent's links.
+    let known = |node: Weak<Inner>| node.upgrade().filter(|inner| !inner.fork.is_stale());
+    let scopes = polled.into_iter().filter_map(|(node, scope)| Some((known(node)?, scope))).collect();
     let aside = Aside { scopes, polls: Polls::pause() };
     aside.scopes.iter().for_each(|(inner, scope)| scope.leave(inner));
     if let Some(inner) = take_lead() {
@@ -159,6 +161,10 @@ pub(crate) fn put_aside() -> Option<Box<dyn Any>> {
 
 impl Drop for Aside {
     fn drop(&mut self) {
+        if self.scopes.is_empty() {
+            // As on a thread that ends, whose list is gone.
+            return;
+        }
         self.scopes.iter().for_each(|(inner, scope)| scope.enter(inner));
         let scopes = self.scopes.drain(..).map(|(inner, scope)| (Weak::clone(&inner.weak), scope));
         POLLED.with_borrow_mut(|all| all.extend(scopes));

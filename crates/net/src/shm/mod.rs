@@ -133,11 +133,13 @@ pub(crate) fn answer(
 }
 
 /// Adds the link, which the peer may take for made already. If none is made the peer is told why in its ring, as a link
-/// would that stands and fails; the end of the socket, which follows, has it look there.
+/// would that stands and fails; the end of the socket, of which a copy is kept until then, has it look there.
 fn add(node: &Arc<Inner>, mut material: Material, process: ProcessOfLink) -> Result<LinkId> {
     material.peer.pid = Some(process.pid());
     let (pair, outbound) = (Arc::clone(&material.pair), material.outbound);
     let from_peer = outbound == Which::FromResponder;
+    // Where there is no descriptor for it the peer may find the end first, and nothing in its ring.
+    let _socket = spare(&material.socket).ok();
     let link = |id| ShmLink::new(id, node, material, process).map(Arc::new);
     let mut made = None;
     let make = |id| link(id).map(|link| Arc::clone(made.insert(link)) as Arc<dyn crate::Link>);
