@@ -81,14 +81,14 @@ impl Secondary {
 
     fn push(&mut self, overflow: Overflow, push: Contribution, pusher: Pusher, now: Time) -> Pushed<Pusher> {
         let id = push.ids[0];
+        if self.reducer.has(id) {
+            // In a sum it would cost all others that are in that.
+            return Pushed::Refused(pusher, came_twice(id));
+        }
         if !pusher.waits(now) {
             // Its client has given up, and asks the primary what became of it.
             self.untold.push(id);
             return Pushed::Waits;
-        }
-        if self.reducer.has(id) {
-            // In a sum it would cost all others that are in that.
-            return Pushed::Refused(pusher, came_twice(id));
         }
         // What is dropped while the primary takes nothing is bounded too.
         let has_room = self.untold.len() < limits::LEARNER_QUEUE_MAX;
@@ -237,7 +237,11 @@ impl Shared {
             match shared.forward(total, dropped, started).await {
                 Ok(started) => shared.forwarded(Some(started), &ids),
                 // Some client has given a number twice, which is no fault of others that push here.
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => shared.forwarded(None, &ids),
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                    shared.forwarded(None, &ids);
+                    // Or it is what the primary has ended with.
+                    shared.look_at_primary();
+                }
                 Err(error) => shared.fail(shared.of_primary(error)),
             }
             Ok(())

@@ -166,7 +166,8 @@ impl GradientServerBuilder {
         self
     }
 
-    /// Tells which gradients a full queue has dropped, on the thread that has dropped them; it must not block.
+    /// Tells which gradients a full queue has dropped, or the primary has refused, on the thread that has dropped them;
+    /// it must not block.
     pub fn on_drop(mut self, on_drop: impl Fn(&[GradientId]) + Send + Sync + 'static) -> Self {
         self.on_drop = Some(Box::new(on_drop));
         self

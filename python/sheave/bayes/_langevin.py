@@ -127,18 +127,22 @@ def _batched_move(
     return list(losses)
 
 
-def _samples(particle: Any) -> Any:
+def _kept(particle: Any) -> Any:
+    """The samples of a chain, which its device steps: there and nowhere else."""
     sampler = particle.state.get("sampler")
     return None if sampler is None else sampler.chain.samples()
 
 
-def _predict(particle: Any, batches: list[Any], training: list[Any]) -> list[NDArray[Any]]:
-    samples = _samples(particle)
-    if samples is None or not len(samples):
-        raise InvalidArgument(f"the chain of particle {particle.id.number} has no samples; expected longer training")
+def _samples(particle: Any) -> Any:
+    return particle.update(lambda _: _kept(particle)).wait()
 
+
+def _predict(particle: Any, batches: list[Any], training: list[Any]) -> list[NDArray[Any]]:
     def predict(model: Any) -> list[NDArray[Any]]:
-        made = []
+        samples, made = _kept(particle), []
+        if samples is None or not len(samples):
+            number = particle.id.number
+            raise InvalidArgument(f"the chain of particle {number} has no samples; expected longer training")
         with evaluating(model), restored(model):
             for sample in samples:
                 model.set_flat(sample)

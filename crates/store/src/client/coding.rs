@@ -35,8 +35,10 @@ pub(super) struct Coding {
     own: Option<Compression>,
     /// That of the last push.
     last: Choice,
-    /// What the residuals belong to. Those of earlier choices are of no account any more.
+    /// What the residuals belong to: the first choice of those with this code in a row.
     choice: Choice,
+    /// The number of the last choice of which a push has left. Earlier ones are of no account any more.
+    latest: u64,
     /// What was not sent yet of each element of a slice, by the slice's number.
     residuals: HashMap<u64, Vec<f32>>,
 }
@@ -77,7 +79,11 @@ impl Coding {
 
     /// Makes the residuals those of a choice of which a push has left, unless they are those of a later one.
     fn turn_to(&mut self, choice: Choice) {
-        if self.choice.code != choice.code && self.choice.number <= choice.number {
+        if choice.number < self.latest {
+            return;
+        }
+        self.latest = choice.number;
+        if self.choice.code != choice.code {
             // Another code begins with nothing left over: what its predecessor has kept is of another scale.
             self.choice = choice;
             self.residuals.clear();
@@ -250,6 +256,17 @@ mod tests {
             // What is of another scale does not come back with its code.
             assert!(left_over(&known, one).is_empty(), "{leaves}");
         }
+    }
+
+    #[test]
+    fn a_push_of_a_code_between_that_leaves_later_takes_nothing_either() {
+        let [one, other] = codes();
+        let known = key();
+        push(&known, one, 0.375).leave();
+        let late = push(&known, other, 0.0625);
+        push(&known, one, 0.125).leave();
+        late.leave();
+        assert_eq!(left_over(&known, one), [0.125]);
     }
 
     #[test]

@@ -37,6 +37,9 @@ const IN_FLIGHT_BYTES: u64 = 4 << 20;
 /// Bytes that are captured and have not left. A model of this size waits for its network, whatever the order.
 const QUEUED_BYTES_MAX: u64 = 1 << 30;
 
+/// How often a word is told again because another one's failure came in its place.
+const TELLS_MAX: usize = 4;
+
 pub(super) struct Lane {
     mesh: WeakMesh,
     store: u32,
@@ -162,13 +165,15 @@ pub(super) fn tell_torn(mesh: &Mesh, servers: &[NodeId], torn: Torn) {
 }
 
 /// Tells one server. That takes no place among the calls that wait for answers, of which there may be none left. Where
-/// too many wait for the server to begin with them, it is told behind those; whatever keeps the word back still, it is
-/// told once more when the worker closes the store.
+/// too many wait for the server to begin with them, it is told behind those. A store that counts pushes tells it once
+/// more when its worker closes it.
 fn tell_server(mesh: &Mesh, server: NodeId, torn: &Arc<Torn>) {
-    // What an earlier word has failed with, because its store was closed, is not to be told in the place of this one.
-    let _ = mesh.check_one_way(server, SERVICE);
-    if mesh.tell::<Torn>(server, torn).is_ok() {
-        return;
+    for _ in 0..TELLS_MAX {
+        // What an earlier word has failed with, because its store was closed, is not to be told in the place of this.
+        let _ = mesh.check_one_way(server, SERVICE);
+        if mesh.tell::<Torn>(server, torn).is_ok() {
+            return;
+        }
     }
     let room = mesh.room(server, SERVICE, None);
     if room.is_done() {
