@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use sheave_base::numbers::Numbered;
 use sheave_base::work::awaited::{Account, Describe, Which, listed};
 use sheave_base::work::condition::{Condition, Until};
-use sheave_base::work::{Drive, Interrupt, wait_for};
+use sheave_base::work::{Drive, Interrupt, reborrowed, wait_for};
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Peer, Result};
 use sheave_mesh::{Mesh, Role};
 use sheave_net::{Admission, Arrival, Endpoint, Ground, Message, Node, Outgoing, Part, Parts};
@@ -358,7 +358,7 @@ impl End {
             let is_met = || self.ready.load(SeqCst) == self.workers.len() || self.news.load(SeqCst) != seen;
             let (condition, link, knows) = (&self.condition, self.only_link(), &self.me);
             let there = Until { condition, is_met, link, operation: GET, knows, which: [0; 2] };
-            let interrupt = interrupt.as_mut().map(|interrupt| &mut **interrupt as Interrupt<'_>);
+            let interrupt = reborrowed(&mut interrupt);
             if !wait_for(&there, Some(&*self.driver), until, interrupt)? {
                 return Err(self.late(begun));
             }

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use sheave_base::limits::{PART_BYTES_MAX, PARTS_MAX};
 use sheave_base::work::awaited::{Account, Awaited, Describe, Which, listed};
 use sheave_base::work::condition::{Condition, Until};
-use sheave_base::work::{Completer, Drive, Interrupt, wait_for};
+use sheave_base::work::{Completer, Drive, Interrupt, reborrowed, wait_for};
 use sheave_base::{Error, ErrorKind, LinkId, NodeId, Peer, Result, Work};
 use sheave_mesh::{Mesh, Role};
 use sheave_net::{Admission, Arrival, Endpoint, Ground, Message, Node, Outgoing, Part, Parts, Tensors};
@@ -552,7 +552,7 @@ impl End {
             let which = [entry.inner.lock().number, 0];
             let (condition, knows) = (&self.condition, &self.me);
             let room = Until { condition, is_met, link: None, operation: NAME, knows, which };
-            let interrupt = interrupt.as_mut().map(|interrupt| &mut **interrupt as Interrupt<'_>);
+            let interrupt = reborrowed(&mut interrupt);
             if !wait_for(&room, Some(&*self.driver), until, interrupt)? {
                 let what = format!("{} requests are in flight already", self.table.len());
                 let error = late(what, begun).hint("wait for earlier requests; the servers answer none of them");

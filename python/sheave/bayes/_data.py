@@ -34,7 +34,8 @@ def compact(array: Any) -> Any:
 def several(loader: Iterable[Any], count: int) -> Iterator[list[tuple[Any, Any]]]:
     """The batches of a loader, up to so many at a time; then they are copies, for it may use its arrays again.
 
-    One that is no pair of arrays comes alone, before the loader goes on."""
+    One that is no pair of arrays comes alone, before the loader goes on.
+    """
     held: list[tuple[Any, Any]] = []
     for x, y in pairs(loader):
         if count > 1 and is_array(x) and is_array(y):

@@ -93,7 +93,8 @@ def _each(
     """Call `function(particle, model, *args)` for each of them, in turn, with what is its own of the arguments.
 
     As one message it is done by one thread, and what is sent behind it by the same one. All of them have their turn:
-    the one that is told of is the first that has failed."""
+    the one that is told of is the first that has failed.
+    """
     found, failed = [], None
     for place, number in enumerate(numbers):
         more = () if own is None else own[place]

@@ -13,7 +13,7 @@ use crate::packet::Packet;
 use parking_lot::Mutex;
 use sheave_base::planted::{self, Bug};
 use sheave_base::work::awaited::{Account, Awaited, Describe, Which};
-use sheave_base::work::{Completer, Interrupt};
+use sheave_base::work::{Completer, Interrupt, reborrowed};
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work};
 use sheave_mesh::{Answer, Call, Lane, Mesh, Request, Service, WeakMesh};
 use sheave_net::Part;
@@ -159,8 +159,7 @@ impl End {
     }
 
     fn answered(&self, work: &Work<Answer>, interrupt: &mut Option<Interrupt<'_>>) -> Result<Answer> {
-        let asked = interrupt.as_mut().map(|interrupt| &mut **interrupt as Interrupt<'_>);
-        work.wait_until(None, asked)?;
+        work.wait_until(None, reborrowed(interrupt))?;
         work.wait().map_err(|error| error.asked_for("attach to queue"))
     }
 

@@ -55,6 +55,16 @@ fn submit(tasker: &Tasker, function: &Function, tensor: &Tensor) -> Work<Packet>
     tasker.submit(function, packet(tensor, 1), 0).expect("there is room")
 }
 
+/// Has the pool hire a worker, which does a task, and end.
+fn works_to_the_end(mesh: &Mesh, workers: &Workers, tasker: &Tasker) {
+    let (attached, thread) = hire(mesh, workers);
+    let work = submit(tasker, &tasker.named("sum").expect("a short name"), &floats(2.0));
+    assert_eq!(value(&work), Value::Float(8.0));
+    mesh.dismiss(attached.node).expect("it is there");
+    thread.join().expect("no panic");
+    workers.end();
+}
+
 /// One thread's tasks are too large and refused, beside another one's of the same job.
 #[test]
 fn a_task_that_is_refused_takes_no_place_of_another() {
@@ -101,12 +111,7 @@ fn what_workers_are_set_up_with_is_not_written_meanwhile() {
     drop(writing);
     let (workers, tasker) = pool(&mesh, settings());
     assert_eq!(failed(tensor.write_lease("write")).kind(), ErrorKind::BufferInUse);
-    let (attached, thread) = hire(&mesh, &workers);
-    let work = submit(&tasker, &tasker.named("sum").expect("a short name"), &floats(2.0));
-    assert_eq!(value(&work), Value::Float(8.0));
-    mesh.dismiss(attached.node).expect("it is there");
-    thread.join().expect("no panic");
-    workers.end();
+    works_to_the_end(&mesh, &workers, &tasker);
     drop((workers, tasker));
     drop(tensor.write_lease("write").expect("the pool is gone"));
 }
@@ -122,12 +127,7 @@ fn a_worker_that_cannot_be_set_up_now_makes_room_for_the_next() {
     mesh.guest_end(attached.node).expect("it was there").wait_timeout(PATIENCE).expect("it was let go");
     tasker.check().expect("the pool goes on");
     drop((writing, first));
-    let (attached, thread) = hire(&mesh, &workers);
-    let work = submit(&tasker, &tasker.named("sum").expect("a short name"), &floats(2.0));
-    assert_eq!(value(&work), Value::Float(8.0));
-    mesh.dismiss(attached.node).expect("it is there");
-    thread.join().expect("no panic");
-    workers.end();
+    works_to_the_end(&mesh, &workers, &tasker);
 }
 
 /// The first of two tasks that leave together has a tensor that is being written.
