@@ -4,8 +4,8 @@ use crate::pool::{Settings, Tasker};
 use crate::turn::Turn;
 use crate::workers::Workers;
 use parking_lot::Mutex;
-use sheave_base::work::Interrupt;
 use sheave_base::work::join_all;
+use sheave_base::work::{Interrupt, reborrowed};
 use sheave_base::{Error, ErrorKind, Result, Work};
 use sheave_fleet::{FleetEvent, GuestFleet, Restarts};
 use sheave_mesh::Mesh;
@@ -210,7 +210,7 @@ impl Pool {
     /// `Closed` once the node has left, and what `interrupt` says.
     pub fn end(&self, grace: Duration, mut interrupt: Option<Interrupt<'_>>) -> Result<()> {
         self.close();
-        let asked = interrupt.as_mut().map(|interrupt| &mut **interrupt as Interrupt<'_>);
+        let asked = reborrowed(&mut interrupt);
         self.all_ended()?.wait_until(None, asked)?;
         let ended = self.fleet.fleet.close_interruptible(grace, interrupt).map(drop);
         self.fleet.workers.end();

@@ -14,7 +14,7 @@ use crate::turn::Turn;
 use parking_lot::Mutex;
 use sheave_base::collections::HashMap;
 use sheave_base::planted::{self, Bug};
-use sheave_base::work::Interrupt;
+use sheave_base::work::{Interrupt, reborrowed};
 use sheave_base::{Error, ErrorKind, Result, clock, contain, limits};
 use sheave_mesh::{Call, Guest, Lane, Request, Service, WeakGuest};
 use sheave_net::Tensors;
@@ -77,7 +77,7 @@ pub fn work(guest: &Guest, turn: Turn, program: impl Program, mut interrupt: Opt
     let desk = Desk { program, functions: Mutex::default(), post: Arc::new(post) };
     guest.serve(WORKER, desk)?;
     guest.ready()?.wait()?;
-    let asked = interrupt.as_mut().map(|interrupt| &mut **interrupt as Interrupt<'_>);
+    let asked = reborrowed(&mut interrupt);
     guest.mesh().work(WORKER, asked)?;
     guest.until_gone_interruptible(interrupt)
 }

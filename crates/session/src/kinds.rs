@@ -5,7 +5,7 @@ use crate::lost::Lost;
 use crate::session::{Ground, Session};
 use crate::threads::WorkerThread;
 use crate::worker::{Desk, SESSION};
-use sheave_base::work::Interrupt;
+use sheave_base::work::{Interrupt, reborrowed};
 use sheave_base::{Error, ErrorKind, Result};
 use sheave_collective::Collectives;
 use sheave_fleet::{JobPlan, MemberFleet};
@@ -189,7 +189,7 @@ pub fn work_as(config: Config) -> Result<()> {
 }
 
 fn work_in(config: Config, mut interrupt: Option<Interrupt<'_>>) -> Result<()> {
-    let asked = interrupt.as_mut().map(|interrupt| &mut **interrupt as Interrupt<'_>);
+    let asked = reborrowed(&mut interrupt);
     let (mesh, _) = join(config, None, asked, |_| Ok(()))?;
     mesh.work(SESSION, interrupt)?;
     mesh.finish()

@@ -20,7 +20,7 @@ pub(crate) use words::Words;
 use crate::packet::Packet;
 use end::End;
 use home::Home;
-use sheave_base::work::Interrupt;
+use sheave_base::work::{Interrupt, reborrowed};
 use sheave_base::{Error, ErrorKind, NodeId, Result, Work, clock, limits};
 use sheave_mesh::{Guest, Mesh};
 use sheave_net::Parts;
@@ -307,8 +307,7 @@ impl Queue {
     }
 
     fn waits<T>(&self, work: &Work<T>, until: Option<Instant>, interrupt: &mut Option<Interrupt<'_>>) -> Result<bool> {
-        let asked = interrupt.as_mut().map(|interrupt| &mut **interrupt as Interrupt<'_>);
-        work.wait_until(until, asked)
+        work.wait_until(until, reborrowed(interrupt))
     }
 
     /// Takes an item, if there is one. Does not block, and asks nobody: at an end none may have come yet.
