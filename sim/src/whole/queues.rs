@@ -3,7 +3,8 @@
 //!
 //! The book ([`Book`]) knows of each item who has put it and who has taken it. No item is taken twice. What somebody
 //! has put whom nothing has befallen is taken at the end, or reported: no more is reported than those may have held who
-//! have met with trouble. Nobody waits for an item while one is free, nor for room in an empty queue.
+//! have met with trouble. Nobody waits for an item while one is free, nor for room in an empty queue. Once somebody was
+//! told that there is nothing any more, nobody takes anything.
 
 use super::fates::{Fates, PROMPT, SILENCE};
 use super::ledger::Ledger;
@@ -48,6 +49,8 @@ struct Books {
     entries: BTreeMap<i64, Entry>,
     fates: Fates,
     closed: Option<Duration>,
+    /// When somebody was told first that there will be nothing any more.
+    over: Option<Duration>,
 }
 
 /// Who has put and taken what.
@@ -80,6 +83,10 @@ impl Book {
         let now = self.ledger.now();
         let wrong = {
             let mut books = self.books.lock();
+            let over = books.over.filter(|over| *over + WAYS < now && !books.fates.is_troubled(process));
+            if let Some(over) = over {
+                self.fault(format!("process {process} has taken {number}, and at {over:?} there was nothing any more"));
+            }
             let since = begun.max(books.fates.stirred()) + PROMPT;
             let may_wait = now < since || self.home_ends || books.fates.is_troubled(process);
             match books.entries.get_mut(&number) {
@@ -123,6 +130,15 @@ impl Book {
     fn closes(&self) {
         let now = self.ledger.now();
         self.books.lock().closed.get_or_insert(now);
+    }
+
+    /// A process is told that there will be nothing any more.
+    fn is_over(&self, process: usize) {
+        let now = self.ledger.now();
+        let mut books = self.books.lock();
+        if !self.home_ends && !books.fates.is_troubled(process) {
+            books.over.get_or_insert(now);
+        }
     }
 
     fn is_closed(&self) -> bool {
@@ -270,7 +286,11 @@ impl Home {
 
     /// Closes the queue, takes what is left, and waits for the others.
     fn end(mut self) {
-        pause(PROMPT + PROMPT);
+        match self.dice.below(2) {
+            0 => pause(PROMPT + PROMPT),
+            // Ends are busy with these when it is closed.
+            _ => put_some(&self.book, 0, &self.queue, &mut self.dice, &mut self.put, 30),
+        }
         self.book.closes();
         self.queue.close();
         if self.queue.put(packet(-1, 0), None, None).is_ok() {
@@ -353,6 +373,9 @@ fn take_and_hold(book: &Book, process: usize, queue: &Queue, wait: Duration, spa
             Some(false)
         }
         Err(error) => {
+            if error.kind() == ErrorKind::Closed {
+                book.is_over(process);
+            }
             fails(book, process, &error);
             None
         }

@@ -6,7 +6,9 @@
 
 use super::Put;
 use super::home::{RETRY, service_of};
-use super::protocol::{self, ATTACH, BACK, CLOSED, DETACH, ENTER, FULL, ITEMS, Items, LENGTH, OFFER, PUT, WANT, Want};
+use super::protocol::{
+    self, ATTACH, BACK, CLOSED, DETACH, ENTER, ITEMS, Items, LENGTH, OFFER, PUT, STATE, Shown, WANT, Want,
+};
 use super::state::AHEAD_MAX;
 use super::words::Words;
 use crate::packet::Packet;
@@ -49,6 +51,8 @@ impl Place {
 struct State {
     /// What was given and not taken: own number, number of the queue, item.
     given: VecDeque<(u32, u64, Packet)>,
+    /// What was given for somebody who waited, as long as it is not taken.
+    kept: Option<u32>,
     /// The number behind the last that was taken.
     begun: u32,
     /// What users have not come back for another from.
@@ -62,9 +66,8 @@ struct State {
     is_waiting: bool,
     getters: Vec<Completer<()>>,
     putters: Vec<Completer<()>>,
-    /// The home is full, as it has said last.
-    is_full: bool,
-    full_turn: u64,
+    /// What the home has said of itself last.
+    home: Shown,
     /// What a put has failed with that had returned.
     failed: Option<Error>,
     /// Why there is nothing any more.
@@ -82,6 +85,12 @@ impl State {
     fn want(&mut self, place: &Place, most: usize, is_waiting: bool) -> Want {
         self.turn += 1;
         Want { end: place.number, settled: self.settled(), begun: self.begun, most, is_waiting, turn: self.turn }
+    }
+
+    /// The same again, as it is now.
+    fn want_still(&mut self, place: &Place) -> Want {
+        let most = if self.is_asked { self.most } else { 0 };
+        self.want(place, most, self.is_waiting)
     }
 
     fn has_getter(&mut self) -> bool {
@@ -233,9 +242,7 @@ impl End {
     /// The same a while later: what is wanted may have changed.
     fn renewed(&self, then: Then) -> Then {
         let (Then::Want(_), Some(place)) = (then, self.place.get()) else { return then };
-        let mut state = self.state.lock();
-        let (most, is_waiting) = (if state.is_asked { state.most } else { 0 }, state.is_waiting);
-        Then::Want(state.want(place, most, is_waiting))
+        Then::Want(self.state.lock().want_still(place))
     }
 
     fn after(&self, then: Then) {
@@ -279,9 +286,10 @@ impl End {
             if let Some((number, ..)) = &taken {
                 state.begun = number.wrapping_add(1);
                 state.held.insert(*number);
+                state.kept.take_if(|kept| *kept == *number);
                 Self::publish(place, &state);
             }
-            let then = if taken.is_some() { self.ahead(place, &mut state) } else { Then::Nothing };
+            let then = if taken.is_some() { self.after_take(place, &mut state) } else { Then::Nothing };
             let over = state.over.clone().filter(|_| taken.is_none());
             (over.map_or(Ok(taken), Err), then)
         };
@@ -291,15 +299,26 @@ impl End {
         item.map_err(|error| error.asked_for("get"))
     }
 
-    /// Asks for more before the last is taken.
-    fn ahead(&self, place: &Place, state: &mut State) -> Then {
+    /// Asks for more before the last is taken, and says that all is taken where somebody may wait to hear it.
+    fn after_take(&self, place: &Place, state: &mut State) -> Then {
         let is_enough = state.is_asked || state.given.len() > state.most / 2;
-        if !place.has_ahead() || is_enough || state.over.is_some() {
+        if state.over.is_some() {
             return Then::Nothing;
         }
-        state.is_asked = true;
-        let most = state.most;
-        Then::Want(state.want(place, most, false))
+        if place.has_ahead() && !is_enough {
+            state.is_asked = true;
+            let most = state.most;
+            return Then::Want(state.want(place, most, false));
+        }
+        Self::unless_given(place, state)
+    }
+
+    /// Says that all that was given is taken, of a queue that is closed.
+    fn unless_given(place: &Place, state: &mut State) -> Then {
+        match state.home.is_closed && state.given.is_empty() {
+            true => Then::Want(state.want_still(place)),
+            false => Then::Nothing,
+        }
     }
 
     fn publish(place: &Place, state: &State) {
@@ -340,16 +359,25 @@ impl End {
         Ok(work)
     }
 
-    /// Nobody who has waited for an item waits any more, it may be.
+    /// Nobody who has waited for an item waits any more, it may be. What has come for them is kept from nobody.
     pub(super) fn give_up(&self) {
         let Some(place) = self.place.get() else { return };
-        let then = {
+        let (then, _back) = {
             let mut state = self.state.lock();
-            if state.is_waiting && !state.has_getter() {
-                (state.is_waiting, state.is_asked) = (false, false);
-                Then::Want(state.want(place, 0, false))
-            } else {
-                Then::Nothing
+            let is_for_somebody = state.is_waiting || state.kept.is_some();
+            if !is_for_somebody || state.has_getter() {
+                return;
+            }
+            match (state.kept.take(), &place.words) {
+                (Some(first), None) => {
+                    let (back, given) = state.given.drain(..).partition(|(number, ..)| *number == first);
+                    state.given = given;
+                    (Then::Back(first, 1), back)
+                }
+                _ => {
+                    (state.is_waiting, state.is_asked) = (false, false);
+                    (Then::Want(state.want(place, 0, false)), VecDeque::new())
+                }
             }
         };
         self.after(then);
@@ -364,7 +392,7 @@ impl End {
             if let Some(error) = state.failed.take().or_else(|| state.over.clone()) {
                 return Err(error.asked_for("put"));
             }
-            if state.is_full && !place.is_strict {
+            if state.home.is_full && !place.is_strict {
                 return Ok(Put::Refused(packet));
             }
         }
@@ -402,7 +430,7 @@ impl End {
         if state.over.is_some() {
             return Ok(Work::ready("put", Ok(())));
         }
-        if !state.is_full {
+        if !state.home.is_full {
             drop(state);
             return Ok(mesh.room(self.home, self.service.clone(), None));
         }
@@ -446,6 +474,7 @@ impl End {
                 state.given.extend(numbered.map(|(at, (number, packet))| (at, number, packet)));
                 let kept_no_more = state.want(place, 0, false);
                 let then = if is_kept && !is_wanted { Then::Want(kept_no_more) } else { Then::Nothing };
+                state.kept = (is_kept && is_wanted).then_some(first).or(state.kept);
                 (std::mem::take(&mut state.getters), then)
             }
         };
@@ -454,17 +483,21 @@ impl End {
         Ok(())
     }
 
-    fn full(&self, args: Value) -> Result<()> {
-        let (is_full, turn) = protocol::read_full(args)?;
-        let putters = {
+    fn shown(&self, args: Value) -> Result<()> {
+        let shown = Shown::read(args)?;
+        let (putters, then) = {
             let mut state = self.state.lock();
-            if turn < state.full_turn {
+            if shown.turn < state.home.turn {
                 return Ok(());
             }
-            (state.is_full, state.full_turn) = (is_full, turn);
-            if is_full { Vec::new() } else { std::mem::take(&mut state.putters) }
+            state.home = shown;
+            let putters = if shown.is_full { Vec::new() } else { std::mem::take(&mut state.putters) };
+            // An end that is not attached yet was given nothing.
+            let then = self.place.get().map(|place| Self::unless_given(place, &mut state));
+            (putters, then.unwrap_or(Then::Nothing))
         };
         putters.into_iter().for_each(|putter| putter.complete(Ok(())));
+        self.after(then);
         Ok(())
     }
 }
@@ -503,7 +536,7 @@ impl Service for Desk {
         let Some(end) = self.0.upgrade() else { return };
         let heard = match request.method.as_str() {
             ITEMS => end.items(request),
-            FULL => end.full(request.args),
+            STATE => end.shown(request.args),
             _ => Err(protocol::unreadable()),
         };
         if let Err(error) = heard {

@@ -4,7 +4,7 @@
 //! while somebody is told something: works are completed and messages sent without it. Messages to one end leave in
 //! the order of their numbers, for one thread at a time sends to it.
 
-use super::protocol::{self, ATTACH, BACK, CLOSED, DETACH, ENTER, FULL, ITEMS, Items, LENGTH, OFFER, PUT, WANT, Want};
+use super::protocol::{self, ATTACH, BACK, CLOSED, DETACH, ENTER, ITEMS, Items, LENGTH, OFFER, PUT, STATE, WANT, Want};
 use super::state::{End, Lost, Putter, Queued, State, Told};
 use super::words::{Words, reaches};
 use crate::packet::{Packet, leaving};
@@ -72,34 +72,34 @@ impl Home {
             let mut state = self.state.lock();
             let changed = change(&mut state, &mut told);
             state.finish(&mut told);
-            (changed, state.has_turned_full())
+            (changed, state.has_turned())
         };
         if has_turned {
-            self.tell_full();
+            self.show();
         }
         told.tell();
         self.serve();
         changed
     }
 
-    fn tell_full(&self) {
+    fn show(&self) {
         let ends: Vec<u64> = self.state.lock().ends.keys().copied().collect();
-        ends.into_iter().for_each(|end| self.tell_full_to(end));
+        ends.into_iter().for_each(|end| self.show_to(end));
     }
 
-    /// Tells an end whether it may put. One that does not hear of it waits for ever, or puts without end; so where the
-    /// word could not be sent it is sent later, as it is then.
-    fn tell_full_to(&self, number: u64) {
+    /// Tells an end whether it may put, and whether the queue is closed. One that does not hear of it waits for ever,
+    /// lets others wait, or puts without end; so where the word could not be sent it is sent later, as it is then.
+    fn show_to(&self, number: u64) {
         let Some(mesh) = self.mesh.upgrade() else { return };
         let (node, service, word) = {
             let state = self.state.lock();
             let Some(end) = state.ends.get(&number) else { return };
-            (end.node, end.service.clone(), protocol::full(state.is_full, state.full_turn))
+            (end.node, end.service.clone(), state.shown.to_call())
         };
-        let told = mesh.cast(node, service, FULL, word);
+        let told = mesh.cast(node, service, STATE, word);
         // Of an end that is gone the node tells.
         if told.is_err_and(|error| !matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Closed)) {
-            self.later(move |home| home.tell_full_to(number));
+            self.later(move |home| home.show_to(number));
         }
     }
 
@@ -118,10 +118,10 @@ impl Home {
                 if let Some(end) = state.ends.get_mut(&end) {
                     end.is_served = false;
                 }
-                state.has_turned_full()
+                state.has_turned()
             };
             if has_turned {
-                self.tell_full();
+                self.show();
             }
             std::mem::take(&mut told).tell();
             // Of an end that is gone the node tells.
@@ -232,10 +232,10 @@ impl Home {
     fn enter(&self, from: NodeId, args: &Value) -> Result<(Value, Parts)> {
         let end = protocol::number(args)?;
         let mut state = self.state.lock();
-        let (is_heard, is_full) = (state.enter(from, end)?, state.is_full);
+        let (is_heard, shown) = (state.enter(from, end)?, state.shown);
         drop(state);
-        if is_full {
-            self.tell_full_to(end);
+        if shown.is_full || shown.is_closed {
+            self.show_to(end);
         }
         Ok((Value::Bool(is_heard), Parts::new()))
     }
@@ -329,7 +329,7 @@ impl Drop for Home {
     fn drop(&mut self) {
         let mut told = Told::default();
         let state = self.state.get_mut();
-        state.close(&gone(&self.name), &mut told);
+        state.abandon(&gone(&self.name), &mut told);
         state.end_all(&gone(&self.name), &mut told);
         told.tell();
         if let Some(mesh) = self.mesh.upgrade() {
@@ -359,7 +359,8 @@ struct Membership(Weak<Home>);
 impl Drop for Membership {
     fn drop(&mut self) {
         if let Some(home) = self.0.upgrade() {
-            home.close(&Error::new(ErrorKind::Closed, "the node of the queue has left"));
+            let error = Error::new(ErrorKind::Closed, "the node of the queue has left");
+            home.change(|state, told| state.abandon(&error, told));
         }
     }
 }

@@ -365,12 +365,11 @@ impl Queue {
             let waited = self.waits(&available, until, &mut interrupt);
             drop(available);
             if !matches!(waited, Ok(true)) {
+                // One that has come in this moment is not left behind. Whoever was interrupted takes nothing: it could
+                // not say so.
+                let taken = waited.and_then(|_| self.try_get());
                 self.give_up();
-                // Whoever was interrupted takes nothing: it could not say so.
-                waited?;
-                // One that has come in this moment is not left behind.
-                let late = || late("get", "nothing came", self.name(), began);
-                return self.try_get()?.ok_or_else(late);
+                return taken?.ok_or_else(|| late("get", "nothing came", self.name(), began));
             }
             if let Some(item) = self.try_get()? {
                 return Ok(item);
@@ -396,9 +395,9 @@ impl Queue {
             let length = end.length()?;
             let waited = self.waits(&length, None, &mut interrupt);
             drop(available);
+            let item = waited.and_then(|_| self.try_get());
             self.give_up();
-            waited?;
-            let item = self.try_get()?;
+            let item = item?;
             if item.is_some() || length.wait()? == 0 {
                 return Ok(item);
             }

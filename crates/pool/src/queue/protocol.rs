@@ -12,7 +12,7 @@
 //! | home | `length` | nothing; the answer says how many items nobody has taken |
 //! | home | `detach` | the end's number, and its number of the first item that it has not taken |
 //! | end | `items` | [`Items`] |
-//! | end | `full` | whether the queue is so full that nobody should put more, and which word of this kind it is |
+//! | end | `state` | [`Shown`] |
 //!
 //! An end that does not reach the memory of its home is given no [words](super::words).
 
@@ -34,7 +34,7 @@ pub(super) const BACK: &str = "back";
 pub(super) const LENGTH: &str = "length";
 pub(super) const DETACH: &str = "detach";
 pub(super) const ITEMS: &str = "items";
-pub(super) const FULL: &str = "full";
+pub(super) const STATE: &str = "state";
 
 /// What an end wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,14 +110,27 @@ pub(super) fn read_attached(value: Value, tensors: &[Tensor]) -> Result<(u64, bo
     Ok((number(&end)?, truth(&is_strict)?, words))
 }
 
-/// Whether the queue is full, and which word of this kind that is.
-pub(super) fn full(is_full: bool, turn: u64) -> Call {
-    Call::of(Value::List(vec![Value::Bool(is_full), Value::Int(turn.cast_signed())]))
+/// What ends are told of a queue's state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Shown {
+    /// Nobody should put more.
+    pub(super) is_full: bool,
+    /// Nothing is put any more: whoever has taken all that it was given says so.
+    pub(super) is_closed: bool,
+    /// Which word of this kind it is: words may overtake each other, and the last one counts.
+    pub(super) turn: u64,
 }
 
-pub(super) fn read_full(args: Value) -> Result<(bool, u64)> {
-    let [is_full, turn] = listed(args)?;
-    Ok((truth(&is_full)?, number(&turn)?))
+impl Shown {
+    pub(super) fn to_call(self) -> Call {
+        let Self { is_full, is_closed, turn } = self;
+        Call::of(Value::List(vec![Value::Bool(is_full), Value::Bool(is_closed), Value::Int(turn.cast_signed())]))
+    }
+
+    pub(super) fn read(args: Value) -> Result<Self> {
+        let [is_full, is_closed, turn] = listed(args)?;
+        Ok(Self { is_full: truth(&is_full)?, is_closed: truth(&is_closed)?, turn: number(&turn)? })
+    }
 }
 
 /// An item on its way to the queue.
@@ -216,7 +229,8 @@ mod tests {
         let want = Want { end: u64::MAX, settled: u32::MAX, begun: 7, most: 64, is_waiting: true, turn: 3 };
         assert_eq!(Want::read(want.to_call().args).expect("it was written so"), want);
         assert_eq!(read_about(about(3, 9, 2).args).expect("it was written so"), (3, 9, 2));
-        assert_eq!(read_full(full(true, 4).args).expect("it was written so"), (true, 4));
+        let shown = Shown { is_full: true, is_closed: false, turn: 4 };
+        assert_eq!(Shown::read(shown.to_call().args).expect("it was written so"), shown);
         let (end, is_strict, words) = read_attached(attached(5, true, false), &[]).expect("it was written so");
         assert!((end, is_strict, words.is_none()) == (5, true, true));
         assert!(read_attached(attached(5, true, true), &[]).is_err(), "its tensor is missing");

@@ -9,8 +9,12 @@
 //! An end that reaches no memory of the home, over TCP, is given items that somebody waits for alone: all that it was
 //! given counts as taken, until it says which it holds no more. Nor is any end of a queue with a capacity given items
 //! ahead of need: they would be in the queue, and not.
+//!
+//! A closed queue is *over* once each of its items is known to be taken. While one is with an end that may give it
+//! back, nobody who waits is told that there is nothing any more: it would come back to nobody. So ends say when they
+//! have taken the last of what they were given, once they have heard that the queue is closed.
 
-use super::protocol::Want;
+use super::protocol::{Shown, Want};
 use super::words::Words;
 use crate::packet::Packet;
 use crate::turn::is_begun;
@@ -101,6 +105,12 @@ impl End {
     /// How many of its items it has not taken.
     fn untaken(&self) -> usize {
         let begun = self.begun();
+        self.leased.len() - self.leased.partition_point(|lease| is_begun(lease.at, begun))
+    }
+
+    /// How many of its items may come back, as far as is known.
+    fn outstanding(&self) -> usize {
+        let begun = if self.words.is_some() { self.begun() } else { self.taken };
         self.leased.len() - self.leased.partition_point(|lease| is_begun(lease.at, begun))
     }
 
@@ -200,12 +210,12 @@ pub(super) struct State {
     next_end: u64,
     putters: VecDeque<Putter>,
     getters: Vec<Completer<()>>,
-    /// Ends are told that they should put no more, and how often they were told of this or that: words may overtake
-    /// each other, and the last one counts.
-    pub(super) is_full: bool,
-    pub(super) full_turn: u64,
+    /// What ends are told.
+    pub(super) shown: Shown,
     /// Why nothing can be put any more.
     closed: Option<Error>,
+    /// The node of the queue leaves: nothing comes back.
+    has_left: bool,
     lost: VecDeque<Lost>,
     lost_count: u64,
 }
@@ -221,16 +231,26 @@ impl State {
             next_end: 0,
             putters: VecDeque::new(),
             getters: Vec::new(),
-            is_full: false,
-            full_turn: 0,
+            shown: Shown::default(),
             closed: None,
+            has_left: false,
             lost: VecDeque::new(),
             lost_count: 0,
         }
     }
 
-    pub(super) fn check(&self) -> Result<()> {
+    fn check_open(&self) -> Result<()> {
         self.closed.clone().map_or(Ok(()), Err)
+    }
+
+    /// Fails if there will be no item any more.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.is_over() { self.check_open() } else { Ok(()) }
+    }
+
+    fn is_over(&self) -> bool {
+        let is_taken = || self.waiting.is_empty() && self.ends.values().all(|end| end.outstanding() == 0);
+        self.closed.is_some() && (self.has_left || is_taken())
     }
 
     /// Whether there is room for an item of this size. What was given to somebody counts no more.
@@ -244,19 +264,21 @@ impl State {
         self.waiting.len() + self.ends.values().map(End::untaken).sum::<usize>()
     }
 
-    /// Whether it has become too full, or has become half empty since, where ends put without waiting for each item.
-    pub(super) fn has_turned_full(&mut self) -> bool {
+    /// Whether ends are to be told something: that it was closed; or that it has become too full, or has become half
+    /// empty since, where ends put without waiting for each item.
+    pub(super) fn has_turned(&mut self) -> bool {
         let is_half = || self.waiting.len() <= limits::QUEUE_ITEMS_MAX / 2 && self.bytes <= limits::QUEUE_BYTES_MAX / 2;
-        let is_full = if self.is_full { !is_half() } else { self.capacity.is_none() && !self.has_room(1) };
-        let has_turned = is_full != self.is_full;
-        self.is_full = is_full;
-        self.full_turn += u64::from(has_turned);
+        let is_full = if self.shown.is_full { !is_half() } else { self.capacity.is_none() && !self.has_room(1) };
+        let Shown { turn, .. } = self.shown;
+        let shown = Shown { is_full, is_closed: self.closed.is_some(), turn };
+        let has_turned = shown != self.shown;
+        self.shown = Shown { turn: turn + u64::from(has_turned), ..shown };
         has_turned
     }
 
     /// Adds an item, if there is room. One of another process, which did not wait, is always added.
     pub(super) fn put(&mut self, packet: Packet, must: bool, told: &mut Told) -> Result<Option<Packet>> {
-        self.check()?;
+        self.check_open()?;
         if !must && !self.has_room(packet.weight_bytes()) {
             return Ok(Some(packet));
         }
@@ -563,7 +585,6 @@ impl State {
             return;
         }
         self.closed = Some(error.clone());
-        told.works.append(&mut self.getters);
         for putter in self.putters.drain(..) {
             match putter {
                 Putter::Here(work, _) => told.works.push(work),
@@ -572,11 +593,18 @@ impl State {
         }
     }
 
-    /// Tells ends that wait, and for which there will be nothing, that the queue is closed.
+    /// The node of the queue leaves it.
+    pub(super) fn abandon(&mut self, error: &Error, told: &mut Told) {
+        self.has_left = true;
+        self.close(error, told);
+    }
+
+    /// Tells everybody if there will be nothing any more.
     pub(super) fn finish(&mut self, told: &mut Told) {
-        if self.closed.is_some() && self.waiting.is_empty() {
-            let waiting = self.ends.values_mut().filter(|end| end.is_waiting);
-            told.replies.extend(waiting.filter_map(|end| Some((end.closed.take()?, Ok(())))));
+        if self.is_over() {
+            told.works.append(&mut self.getters);
+            let closed = self.ends.values_mut().filter_map(|end| end.closed.take());
+            told.replies.extend(closed.map(|reply| (reply, Ok(()))));
         }
     }
 

@@ -87,9 +87,13 @@ fn each_item_is_taken_once() {
                 queue.close();
             }
             let (mut sum, mut count) = (0, 0);
-            while let Ok(item) = queue.get(LONG, None) {
-                (sum, count) = (sum + number(&item), count + 1);
-            }
+            let error = loop {
+                match queue.get(LONG, None) {
+                    Ok(item) => (sum, count) = (sum + number(&item), count + 1),
+                    Err(error) => break error,
+                }
+            };
+            assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
             put(&sums, sum);
             put(&sums, -count);
             if rank == 0 {
@@ -415,6 +419,39 @@ fn a_closed_queue_is_emptied_and_then_says_so() {
     }
 }
 
+/// What has come for somebody who gives up goes to whoever waits, who is not told before that there is nothing.
+#[test]
+fn what_comes_for_one_who_gives_up_is_taken_by_others_though_the_queue_is_closed() {
+    for (transport, capacity) in TRANSPORTS.into_iter().flat_map(|transport| [(transport, None), (transport, Some(3))])
+    {
+        for taker in [0, 2] {
+            together(Expected::ranks(3), transport, move |mesh| {
+                let (queue, rank) = (queue(&mesh, capacity), mesh.me().rank.0);
+                let waits = (rank == 1).then(|| queue.available().expect("the home is there"));
+                queue.len().expect("the home is there");
+                mesh.world().barrier().expect("rank 1 waits");
+                if rank == 0 {
+                    put(&queue, 7);
+                    queue.close();
+                }
+                if let Some(waits) = waits {
+                    waits.wait_timeout(PATIENCE).expect("it has come");
+                    mesh.world().barrier().expect("the item is with rank 1");
+                    queue.give_up();
+                } else {
+                    mesh.world().barrier().expect("the item is with rank 1");
+                }
+                if rank == taker {
+                    assert_eq!(taken(&queue).expect("it is given back"), 7);
+                }
+                mesh.world().barrier().expect("it was taken");
+                assert_eq!(failed(taken(&queue)).kind(), ErrorKind::Closed);
+                mesh.finish().expect("all end");
+            });
+        }
+    }
+}
+
 #[test]
 fn a_closed_end_gives_back_what_it_has() {
     for transport in TRANSPORTS {
@@ -434,6 +471,8 @@ fn a_closed_end_gives_back_what_it_has() {
                 queue.close();
                 assert_eq!(failed(queue.try_get()).kind(), ErrorKind::Closed);
                 assert_eq!(failed(queue.put(packet(1), LONG, None)).kind(), ErrorKind::Closed);
+                // Answered behind the word that it has gone, which a barrier may overtake.
+                queue.len().expect("the home is there");
                 mesh.world().barrier().expect("both are there");
             }
             mesh.finish().expect("all end");
@@ -532,8 +571,8 @@ fn an_end_hears_that_its_home_is_full_though_a_word_of_that_was_lost() {
             if let Some(queue) = &own {
                 while let Put::Begun(_) = queue.try_put(packet(0)).expect("it is open") {}
                 let (end, service) = (mesh.members()[1].node, "sheave.queue.end.0");
-                mesh.cast(end, service, "full", Value::None).expect("it is on its way");
-                let answer = mesh.call(end, service, "full", Value::None).and_then(|work| work.wait());
+                mesh.cast(end, service, "state", Value::None).expect("it is on its way");
+                let answer = mesh.call(end, service, "state", Value::None).and_then(|work| work.wait());
                 assert_eq!(failed(answer).kind(), ErrorKind::NotFound, "the end is not there yet");
             }
             mesh.world().barrier().expect("the queue is full");
