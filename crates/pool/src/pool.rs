@@ -10,7 +10,7 @@
 use crate::job::Job;
 use crate::packet::{Packet, leaving};
 use crate::protocol::{self, BEGIN, BROKEN, OUTCOMES, Outcomes, READY, TASKS, Tasks, WORKER};
-use crate::state::{State, Told, Worker};
+use crate::state::{Sent, State, Told, Worker};
 use crate::task::{Definition, Function, Sink, Task};
 use crate::turn::Turn;
 use parking_lot::Mutex;
@@ -223,11 +223,12 @@ impl Shared {
     /// Gives a worker what it is to have.
     fn serve(&self, slot: usize) {
         let mut most = usize::MAX;
-        while let Some((node, first, call)) = self.drawn(slot, most) {
+        while let Some((message, call)) = self.drawn(slot, most) {
+            let node = message.node;
             let sent = self.mesh().and_then(|mesh| mesh.cast(node, WORKER, TASKS, call));
             self.change(|state, told| {
                 if let Err(error) = &sent {
-                    state.undo(slot, node, first, error, told);
+                    state.undo(slot, message, error, told);
                 }
                 if let Some(worker) = state.slots[slot].as_mut().filter(|worker| worker.node == node) {
                     worker.is_served = false;
@@ -245,7 +246,7 @@ impl Shared {
     }
 
     /// The next message to a worker, of so many tasks at most, unless somebody else sends to it, who looks again then.
-    fn drawn(&self, slot: usize, most: usize) -> Option<(NodeId, u32, Call)> {
+    fn drawn(&self, slot: usize, most: usize) -> Option<(Sent, Call)> {
         let mesh = self.mesh.upgrade()?;
         let mut state = self.state.lock();
         let worker = state.slots.get_mut(slot)?.as_mut()?;
@@ -255,17 +256,22 @@ impl Shared {
         let (first, count) = state.draw(slot, most, clock::now())?;
         let worker = state.slots[slot].as_mut()?;
         worker.is_served = true;
-        let mut tasks = Tasks { dropped: std::mem::take(&mut worker.dropped), ..Tasks::from(first) };
+        let dropped = worker.tell_dropped();
+        let mut sent = Sent { node: worker.node, first, functions: Vec::new(), dropped: dropped.clone() };
+        let mut tasks = Tasks { dropped, ..Tasks::from(first) };
         for task in worker.hand.last(count) {
             let function = &task.function.0;
-            if worker.functions.insert(function.number) && !planted::strikes(Bug::FunctionUnsent) {
-                tasks.functions.push((function.number, &function.packet));
+            if worker.functions.insert(function.number) {
+                sent.functions.push(function.number);
+                if !planted::strikes(Bug::FunctionUnsent) {
+                    tasks.functions.push((function.number, &function.packet));
+                }
             }
             tasks.tasks.push((function.number, &task.args));
         }
         let reaches = worker.reaches;
         let call = tasks.to_call(|tensor| leaving(mesh.node(), tensor, reaches));
-        Some((worker.node, first, call))
+        Some((sent, call))
     }
 
     /// Sees to it that nothing lies behind a long task while somebody has nothing to do.

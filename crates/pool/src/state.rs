@@ -30,6 +30,10 @@ pub(crate) const TASKS_BYTES_MAX: u64 = 1 << 30;
 /// its own count: that all workers are killed at once while they start says nothing about their program.
 const UNREADY_DEATHS_MAX: u32 = 3;
 
+/// Functions that one message tells a worker to forget at most, so that it has room for tasks however many there are:
+/// the next ones tell of the others.
+const DROPPED_TOLD_MAX: usize = 1024;
+
 /// How long a worker runs a task before what lies behind it goes to those who have nothing to do.
 const LONG_SPAN: Duration = Duration::from_millis(1);
 
@@ -39,9 +43,9 @@ pub(crate) struct Worker {
     pub(crate) name: String,
     pub(crate) turn: Turn,
     pub(crate) hand: Hand<Task>,
-    /// The functions that it has, and those of them that no task will name.
+    /// The functions that it has, and those beside them that no task will name and that it has not been told of.
     pub(crate) functions: HashSet<u64>,
-    pub(crate) dropped: Vec<u64>,
+    dropped: Vec<u64>,
     /// How many tasks it may have yet.
     pub(crate) left: usize,
     /// It is set up.
@@ -76,6 +80,22 @@ impl Worker {
             end: None,
         }
     }
+
+    /// Takes out what the next message tells it to forget.
+    pub(crate) fn tell_dropped(&mut self) -> Vec<u64> {
+        self.dropped.split_off(self.dropped.len().saturating_sub(DROPPED_TOLD_MAX))
+    }
+}
+
+/// A message to a worker, for as long as it may turn out that it cannot be sent.
+pub(crate) struct Sent {
+    pub(crate) node: NodeId,
+    /// The number of its first task.
+    pub(crate) first: u32,
+    /// The functions that it brings.
+    pub(crate) functions: Vec<u64>,
+    /// The functions that it tells the worker to forget.
+    pub(crate) dropped: Vec<u64>,
 }
 
 /// A worker that the node has lost, whose process has not been heard of.
@@ -230,9 +250,10 @@ impl State {
         Some((first, count))
     }
 
-    /// Takes from a worker what it was given last and has not got, and what came of that is this error. Of several
-    /// tasks of which one has a tensor that is in use none fails: they wait again.
-    pub(crate) fn undo(&mut self, slot: usize, node: NodeId, first: u32, error: &Error, told: &mut Told) {
+    /// Takes from a worker what was in a message that could not be sent, and what came of that is this error. Of
+    /// several tasks of which one has a tensor that is in use none fails: they wait again.
+    pub(crate) fn undo(&mut self, slot: usize, message: Sent, error: &Error, told: &mut Told) {
+        let Sent { node, first, functions, mut dropped } = message;
         let Some(worker) = self.slots.get_mut(slot).and_then(Option::as_mut).filter(|worker| worker.node == node)
         else {
             return;
@@ -240,8 +261,10 @@ impl State {
         worker.turn.take_back_from(first);
         let taken = worker.hand.undo(first);
         worker.left += taken.len();
-        // It may not have them, and is sent them again.
-        taken.iter().for_each(|task| _ = worker.functions.remove(&task.function.0.number));
+        // Those that earlier messages have brought it has, though its tasks here name them too; and those that this one
+        // was to bring it has not, though its tasks were taken back meanwhile.
+        functions.iter().for_each(|number| _ = worker.functions.remove(number));
+        worker.dropped.append(&mut dropped);
         let is_of_one = error.kind() == ErrorKind::BufferInUse && taken.len() > 1;
         // A worker that is gone has not begun with them.
         if is_of_one || matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Closed) {
@@ -459,6 +482,11 @@ mod tests {
         work
     }
 
+    /// A message whose first task has this number, and nothing beside tasks.
+    fn message(first: u32) -> Sent {
+        Sent { node: WORKER, first, functions: Vec::new(), dropped: Vec::new() }
+    }
+
     fn function() -> Function {
         Function(Arc::new(Definition { number: 3, packet: Packet::default(), pool: Weak::new() }))
     }
@@ -489,13 +517,49 @@ mod tests {
         assert_eq!(state.draw(0, usize::MAX, now), Some((1, 1)));
         let error = Error::new(ErrorKind::LimitExceeded, "a message that is too long");
         let mut told = Told::default();
-        state.undo(0, WORKER, 1, &error, &mut told);
+        state.undo(0, message(1), &error, &mut told);
         assert!(turn.begin(0), "that was sent before");
         assert_eq!(state.draw(0, usize::MAX, now), Some((1, 1)), "the number was never seen");
         assert!(turn.begin(1));
         told.tell();
         let ended: Vec<bool> = works.iter().map(Work::is_done).collect();
         assert_eq!(ended, [false, true, false]);
+    }
+
+    #[test]
+    fn a_worker_is_told_what_to_forget_by_messages_that_are_sent() {
+        const COUNT: u64 = 2 * DROPPED_TOLD_MAX as u64 + 10;
+        let (mut state, _) = pool();
+        state.slots[0].as_mut().expect("it was hired").functions.extend(0..COUNT);
+        (0..COUNT).for_each(|number| state.forget(number));
+        let mut left: HashSet<u64> = (0..COUNT).collect();
+        for round in 0..4 {
+            let dropped = state.slots[0].as_mut().expect("it was hired").tell_dropped();
+            assert!(dropped.len() <= DROPPED_TOLD_MAX, "a message tells of {}", dropped.len());
+            if round == 0 {
+                let error = Error::new(ErrorKind::BufferInUse, "one is being written");
+                state.undo(0, Sent { dropped, ..message(0) }, &error, &mut Told::default());
+            } else {
+                dropped.iter().for_each(|number| assert!(left.remove(number), "it is told once"));
+            }
+        }
+        assert!(left.is_empty(), "{} are never told of", left.len());
+    }
+
+    /// Its tasks are taken back, as from behind a long one, before it turns out that their message cannot be sent.
+    #[test]
+    fn what_was_not_sent_is_sent_again_though_its_tasks_were_taken_back() {
+        let (mut state, _) = pool();
+        let function = function();
+        let _works: Vec<_> = (0..2).map(|_| add(&mut state, &function)).collect();
+        while state.draw(0, usize::MAX, clock::now()).is_some() {}
+        let worker = state.slots[0].as_mut().expect("it was hired");
+        worker.functions.extend([3, 4]);
+        assert_eq!(worker.hand.take_back(1).len(), 1);
+        let error = Error::new(ErrorKind::BufferInUse, "one is being written");
+        state.undo(0, Sent { functions: vec![3], ..message(1) }, &error, &mut Told::default());
+        let worker = state.slots[0].as_ref().expect("it was hired");
+        assert_eq!(worker.functions, HashSet::from_iter([4]));
     }
 
     #[test]

@@ -2,12 +2,13 @@
 
 use crate::common::{PATIENCE, attach, failed, host};
 use sheave_base::config::Transport;
-use sheave_base::{Error, ErrorKind, Work};
+use sheave_base::{Error, ErrorKind, Result, Work};
 use sheave_mesh::{AttachedGuest, Guest, Mesh};
-use sheave_pool::{Function, Functions, Named, Packet, Settings, Tasker, Turn, Workers, work};
+use sheave_pool::{Function, Functions, Named, Packet, Program, Settings, Tasker, Turn, Workers, work};
 use sheave_tensor::{Dtype, Tensor};
 use sheave_wire::Value;
-use std::sync::Barrier;
+use std::collections::HashMap;
+use std::sync::{Arc, Barrier, Mutex, Weak};
 use std::thread::{JoinHandle, spawn};
 
 fn pool(mesh: &Mesh, settings: Settings) -> (Workers, Tasker) {
@@ -32,11 +33,20 @@ fn guest(mesh: &Mesh) -> (Guest, AttachedGuest) {
 
 /// Has a guest work, on a thread of its own, and the pool hire it.
 fn hire(mesh: &Mesh, workers: &Workers) -> (AttachedGuest, JoinHandle<()>) {
+    let sum = |(tensor,): (Tensor,)| Ok(tensor.to_vec::<f32>()?.iter().sum::<f32>());
+    hire_with(mesh, workers, move |guest| Named::new(Functions::new().on("sum", sum), guest.node()))
+}
+
+/// As [`hire`], with a program of its own.
+fn hire_with<P: Program>(
+    mesh: &Mesh,
+    workers: &Workers,
+    program: impl FnOnce(&Guest) -> P + Send + 'static,
+) -> (AttachedGuest, JoinHandle<()>) {
     let ((guest, attached), turn) = (guest(mesh), Turn::here());
     let own = turn.clone();
     let thread = spawn(move || {
-        let sum = |(tensor,): (Tensor,)| Ok(tensor.to_vec::<f32>()?.iter().sum::<f32>());
-        let program = Named::new(Functions::new().on("sum", sum), guest.node());
+        let program = program(&guest);
         // Its host may be gone first.
         let _ = work(&guest, own, program, None);
         let _ = guest.leave();
@@ -147,6 +157,83 @@ fn a_task_whose_tensor_is_written_fails_alone() {
     drop(writing);
     let work = submit(&tasker, &function, &written);
     assert_eq!(value(&work), Value::Float(4.0));
+    mesh.dismiss(attached.node).expect("it is there");
+    thread.join().expect("no panic");
+    workers.end();
+}
+
+/// A program whose functions do nothing, and that says which of them it has, by their names.
+#[derive(Clone, Default)]
+struct Known(Arc<Mutex<HashMap<String, Weak<()>>>>);
+
+impl Known {
+    fn has(&self, name: &str) -> bool {
+        self.0.lock().expect("nobody panics").get(name).is_some_and(|function| function.strong_count() > 0)
+    }
+}
+
+impl Program for Known {
+    type Function = Arc<()>;
+
+    fn set_up(&self, _: Option<Packet>) -> Result<()> {
+        Ok(())
+    }
+
+    fn function(&self, definition: Packet) -> Result<Arc<()>> {
+        let Value::Str(name) = definition.value()? else { panic!("it has a name") };
+        let function = Arc::new(());
+        self.0.lock().expect("nobody panics").insert(name, Arc::downgrade(&function));
+        Ok(function)
+    }
+
+    fn run(&self, _: &Arc<()>, args: Packet) -> Result<Packet> {
+        Ok(args)
+    }
+}
+
+/// What a worker has of functions is as the pool has it, whatever became of the messages that were to tell it.
+#[test]
+fn a_worker_forgets_functions_though_a_message_was_not_sent() {
+    let mesh = host(Transport::Auto);
+    let (workers, tasker) = pool(&mesh, Settings::default());
+    let known = Known::default();
+    let own = known.clone();
+    let (attached, thread) = hire_with(&mesh, &workers, move |_| own);
+    let named = |name| tasker.named(name).expect("a short name");
+    let (other, written) = (named("other"), floats(1.0));
+    // Whoever tells of an outcome has let go of its function when that of a later message is here.
+    let runs = |function: &Function| {
+        for function in [function, &other] {
+            submit(&tasker, function, &floats(1.0)).wait_timeout(PATIENCE).expect("it runs");
+        }
+    };
+    let fails = |function: &Function| {
+        let writing = written.write_lease("write").expect("nobody has it");
+        let work = submit(&tasker, function, &written);
+        assert_eq!(failed(work.wait_timeout(PATIENCE)).kind(), ErrorKind::BufferInUse);
+        drop(writing);
+    };
+    // The message that was to tell of it fails.
+    let told = named("told");
+    runs(&told);
+    assert!(known.has("told"));
+    drop(told);
+    fails(&other);
+    runs(&other);
+    assert!(!known.has("told"), "the worker keeps what it was not told to forget");
+    // One of its own messages fails, after another one has brought it.
+    let brought = named("brought");
+    runs(&brought);
+    fails(&brought);
+    assert!(known.has("brought"));
+    drop(brought);
+    runs(&other);
+    assert!(!known.has("brought"), "the worker keeps what the pool takes for not sent");
+    // Its only message fails.
+    let unsent = named("unsent");
+    fails(&unsent);
+    runs(&unsent);
+    assert!(known.has("unsent") && known.has("other"));
     mesh.dismiss(attached.node).expect("it is there");
     thread.join().expect("no panic");
     workers.end();
