@@ -2,12 +2,14 @@
 //!
 //! Each client numbers its gradients, and the sums that secondaries send carry the numbers that are in them. The
 //! primary notes them, so that a client can ask. Numbers of which a client says that it knows what became of them are
-//! forgotten; with a client that is gone go all of its own.
+//! forgotten, for none of them comes again; of a client that is gone it is remembered which have come, so that none of
+//! them is applied twice ([`parted`](crate::parted)).
 //!
 //! A secondary that is gone is *fenced*: nothing that it has sent is taken any more. So what is not noted by then will
 //! never be, and who asks for a gradient that went there hears that it is lost, for good. That is why a push whose
 //! secondary died before it was answered can be sent to another one and is still applied at most once.
 
+use crate::parted::Parted;
 use crate::protocol::{Asked, Outcome};
 use crate::reducer::GradientId;
 use sheave_base::collections::{HashMap, HashSet};
@@ -54,6 +56,11 @@ impl Notes {
         }
     }
 
+    /// Whether this one has come, or is of those that will not come again.
+    fn has(&self, number: u64) -> bool {
+        number < self.floor || self.numbers.contains_key(&number)
+    }
+
     fn forget_below(&mut self, floor: u64) {
         // A question that had to wait is older than others that were answered meanwhile.
         self.floor = self.floor.max(floor);
@@ -64,6 +71,7 @@ impl Notes {
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     clients: HashMap<(NodeId, u32), Notes>,
+    parted: Parted,
     fenced: HashSet<NodeId>,
     pub(crate) lost: Losses,
     pub(crate) dropped: Losses,
@@ -85,12 +93,16 @@ impl Ledger {
     }
 
     pub(crate) fn close(&mut self, node: NodeId, client: u32) {
-        self.clients.remove(&(node, client));
+        if let Some(notes) = self.clients.remove(&(node, client)) {
+            self.parted.part((node, client), notes.floor, notes.numbers.into_keys());
+        }
     }
 
     /// A node is gone: nothing comes from it any more, and nobody on it asks.
     pub(crate) fn fence(&mut self, node: NodeId) {
-        self.clients.retain(|(other, _), _| *other != node);
+        for (client, notes) in self.clients.extract_if(|(other, _), _| *other == node) {
+            self.parted.part(client, notes.floor, notes.numbers.into_keys());
+        }
         self.fenced.insert(node);
     }
 
@@ -98,10 +110,11 @@ impl Ledger {
         self.fenced.contains(&node)
     }
 
-    /// The first of these that is noted already.
+    /// The first of these that has come already.
     pub(crate) fn known(&self, ids: &[GradientId]) -> Option<GradientId> {
-        let is_known = |id: &&GradientId| {
-            self.clients.get(&(id.node, id.client)).is_some_and(|notes| notes.numbers.contains_key(&id.number))
+        let is_known = |id: &&GradientId| match self.clients.get(&(id.node, id.client)) {
+            Some(notes) if notes.has(id.number) => true,
+            _ => self.parted.knows(**id),
         };
         ids.iter().find(is_known).copied()
     }
@@ -119,16 +132,21 @@ impl Ledger {
             self.dropped.add(ids.iter().copied());
         }
         for id in ids {
-            // Of a client that is gone nobody will ask.
-            if let Some(notes) = self.clients.get_mut(&(id.node, id.client)) {
-                notes.insert(id.number, outcome);
+            match self.clients.get_mut(&(id.node, id.client)) {
+                Some(notes) => notes.insert(id.number, outcome),
+                None => self.parted.note(*id),
             }
         }
     }
 
     /// Whether all secondaries are fenced that these questions take for gone.
     pub(crate) fn can_settle(&self, asked: &[Asked]) -> bool {
-        asked.iter().filter_map(|asked| asked.gone).all(|node| self.is_fenced(node))
+        self.alive(asked).is_none()
+    }
+
+    /// One that these questions take for gone and that is not fenced.
+    pub(crate) fn alive(&self, asked: &[Asked]) -> Option<NodeId> {
+        asked.iter().filter_map(|asked| asked.gone).find(|node| !self.is_fenced(*node))
     }
 
     /// What became of these gradients of a client, which asks for nothing below `floor` any more.
@@ -196,7 +214,8 @@ mod tests {
         let again = [asked(5, there, false), asked(6, None, true)];
         assert_eq!(ledger.settle(CLIENT, 0, 5, &again).unwrap(), [Outcome::Lost, Outcome::Pending]);
         assert_eq!(ledger.lost.count, 1);
-        assert_eq!(ledger.known(&ids(&[1, 2, 3, 4])), None, "nobody asks for them any more");
+        assert!(ledger.clients[&(CLIENT, 0)].numbers.is_empty(), "nobody asks for them any more");
+        assert_eq!(ledger.known(&ids(&[6, 5, 4, 3])), Some(ids(&[4])[0]), "none of them comes again");
     }
 
     /// A question waits until a secondary is fenced, and meanwhile its client learns what became of the gradient.
@@ -254,9 +273,34 @@ mod tests {
         ledger.note(&ids(&[1]), Outcome::Queued);
         ledger.fence(CLIENT);
         ledger.note(&ids(&[2]), Outcome::Queued);
-        assert_eq!((ledger.known(&ids(&[1, 2])), ledger.clients.len()), (None, 0));
+        assert_eq!((ledger.known(&ids(&[3])), ledger.clients.len()), (None, 0));
         (0..limits::LEARNER_CLIENTS_MAX as u32).for_each(|client| ledger.open(SECONDARY, client).unwrap());
         assert_eq!(ledger.open(CLIENT, 0).unwrap_err().kind(), ErrorKind::LimitExceeded);
+    }
+
+    /// A client may say goodbye, or its node die, while its gradients are with secondaries.
+    #[test]
+    fn what_has_come_of_a_client_that_is_gone_does_not_come_again() {
+        for is_dead in [false, true] {
+            let mut ledger = Ledger::default();
+            ledger.open(CLIENT, 0).unwrap();
+            ledger.note(&ids(&[1, 2, 4]), Outcome::Applied);
+            ledger.settle(CLIENT, 0, 2, &[]).unwrap();
+            if is_dead {
+                ledger.fence(CLIENT);
+            } else {
+                ledger.close(CLIENT, 0);
+            }
+            for number in [1, 2, 4] {
+                assert_eq!(ledger.known(&ids(&[7, number])), Some(ids(&[number])[0]), "dead: {is_dead}");
+            }
+            // What has not come is taken, once.
+            assert_eq!(ledger.known(&ids(&[3, 5])), None);
+            ledger.note(&ids(&[3, 5]), Outcome::Queued);
+            ledger.refuse(ids(&[3, 6]));
+            assert_eq!(ledger.known(&ids(&[5])), Some(ids(&[5])[0]));
+            assert_eq!(ledger.dropped.latest, ids(&[6]));
+        }
     }
 
     #[test]

@@ -32,6 +32,7 @@ pub mod fuzz;
 mod ledger;
 mod model;
 mod model_server;
+mod parted;
 mod primary;
 mod protocol;
 mod reducer;

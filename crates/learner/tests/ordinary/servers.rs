@@ -553,8 +553,8 @@ fn who_gives_up_while_it_connects_says_goodbye() {
 
 /// What a node knows that stands in for a secondary: a push, and so what a client that breaks the protocol sends.
 struct Overheard {
-    /// Its numbers are known as long as it is there.
-    _client: GradientClient,
+    /// Says goodbye when it is dropped, and its push with it.
+    client: Option<GradientClient>,
     pushing: Work<u64>,
     request: Request,
     segments: Vec<Tensor>,
@@ -568,7 +568,7 @@ impl Overheard {
         let pushing = client.push(&weights(&[1.0; 3])).expect("it is on its way");
         let mut request = requests.recv_timeout(PATIENCE).expect("it comes");
         let segments = std::mem::take(&mut request.tensors).into_vec();
-        Self { _client: client, pushing, request, segments }
+        Self { client: Some(client), pushing, request, segments }
     }
 
     /// Calls the primary with the same gradient.
@@ -576,6 +576,16 @@ impl Overheard {
         let (primary, service) = wait(node.group.find("gradients/rank-0", LONG))?;
         let tensors = self.segments.iter().map(|segment| Part::new(segment.clone(), Mode::Copy)).collect();
         wait(node.mesh.call(primary, service, method, Call { tensors, ..Call::of(args) }))
+    }
+
+    /// Has the client say goodbye, and waits until the primary has heard it.
+    fn part(&mut self, node: &Node) {
+        self.pushing.cancel();
+        self.client = None;
+        let Value::List(push) = &self.request.args else { panic!("{:?}", self.request) };
+        let nothing = Value::List(vec![push[0].clone(), Value::Int(1), Value::List(Vec::new())]);
+        let is_unknown = |outcome: Result<_>| outcome.is_err_and(|error: Error| error.kind() == ErrorKind::NotFound);
+        until("it is unknown", || is_unknown(self.call(node, "settle", nothing.clone())));
     }
 
     /// A sum that is the gradient, of which it says that it is made of these numbers.
@@ -655,6 +665,39 @@ fn who_gives_a_number_twice_at_one_secondary_is_refused_alone() {
                 let (group, servers) = (&node.group, &node.servers);
                 let other = wait(GradientClient::connect(&mesh, group, servers, Choice::Fixed(0), LONG));
                 push(&other.expect("all live"), &[2.0; 3]).expect("its sum is not refused");
+                node.step();
+            }
+            node.step();
+            node.finish();
+        });
+    }
+}
+
+/// The same gradient comes by another way after its client has gone, and so does one that has not come before.
+#[test]
+fn what_comes_again_after_a_goodbye_is_refused() {
+    for transport in TRANSPORTS {
+        together(Expected::ranks(2), transport, |mesh| {
+            let node = Node::new(&mesh, &[0, 1]);
+            if node.rank == 0 {
+                let (server, versions) = node.start_with(settings(Method::Sum, 1));
+                assert_eq!(heard(&versions), (vec![0.0, 1.0, 2.0], 1));
+                assert_eq!(heard(&versions), (vec![-1.0, 0.0, 1.0], 2));
+                node.step();
+                let primary = || server.as_ref().and_then(|server| server.report().primary).expect("it serves");
+                until("both are in", || primary().applied == 2);
+                assert_eq!((primary().queued, primary().version), (0, 2));
+            } else {
+                let requests = node.stand_in();
+                node.step();
+                let mut overheard = Overheard::new(&node, &requests);
+                overheard.call(&node, "forward", overheard.sum(&node, &[1])).expect("it is the first time");
+                overheard.part(&node);
+                overheard.call(&node, "forward", overheard.sum(&node, &[2])).expect("it was with a secondary");
+                for number in [1, 2] {
+                    let error = failed(overheard.call(&node, "forward", overheard.sum(&node, &[number])));
+                    assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
+                }
                 node.step();
             }
             node.step();
