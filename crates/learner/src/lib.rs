@@ -35,6 +35,7 @@ mod model_server;
 mod parted;
 mod primary;
 mod protocol;
+mod questions;
 mod reducer;
 mod secondary;
 mod server;

@@ -7,14 +7,16 @@
 
 use crate::ledger::Ledger;
 use crate::protocol::{Forward, LOOK, Outcome, Settle, short, wide};
+use crate::questions::Questions;
 use crate::reducer::{Contribution, GradientId, Method, Overflow, Pushed, Reducer, sum};
-use crate::server::{SUMS, Shared};
+use crate::server::{QUESTIONS, SUMS, Shared};
 use crate::step::{Publish, Stepper, panicked};
 use parking_lot::Mutex;
+use sheave_base::clock::Time;
 use sheave_base::collections::HashSet;
 use sheave_base::planted::{self, Bug};
 use sheave_base::{Error, ErrorKind, NodeId, Result, contain, limits};
-use sheave_mesh::{Call, Reply, Request, Timer};
+use sheave_mesh::{Call, Mesh, Reply, Request, Timer};
 use sheave_wire::Value;
 
 pub(crate) struct Primary {
@@ -41,8 +43,9 @@ pub(crate) struct State {
     hurried: u64,
     /// Who waits until so many sums have left the queue, and are applied.
     flushes: Vec<(u64, Reply)>,
-    /// Clients whose questions wait until all that they take for gone is.
-    settles: Vec<(NodeId, Settle, Reply)>,
+    questions: Questions<Reply>,
+    /// Looks at the questions when the first has waited long enough.
+    question_timer: Option<Timer>,
     timer: Option<Timer>,
     pub(crate) ended: Option<Error>,
 }
@@ -62,7 +65,8 @@ impl Primary {
             applied: 0,
             hurried: 0,
             flushes: Vec::new(),
-            settles: Vec::new(),
+            questions: Questions::new(),
+            question_timer: None,
             timer: None,
             ended: None,
         };
@@ -280,60 +284,80 @@ impl Shared {
 
     /// Answers what became of gradients, though this server may have ended.
     pub(crate) fn settle(&self, from: NodeId, args: Value, reply: Reply) -> Result<()> {
-        let settle = match Settle::read(args) {
+        let settle = match Settle::read(args).and_then(|settle| self.checked(settle)) {
             Ok(settle) => settle,
             Err(error) => {
                 reply.error(error);
                 return Ok(());
             }
         };
-        let primary = self.primary()?;
-        let refused = {
-            let mut state = primary.state.lock();
-            if state.settles.len() < limits::LEARNER_CLIENTS_MAX {
-                state.settles.push((from, settle, reply));
-                None
-            } else {
-                Some(reply)
-            }
-        };
-        if let Some(reply) = refused {
+        let (primary, now) = (self.primary()?, self.now()?);
+        if primary.state.lock().questions.is_full() {
+            self.answer_questions();
+        }
+        let added = primary.state.lock().questions.add(from, settle, reply, now);
+        if let Err(reply) = added {
             let what = format!("{} clients wait to hear of their gradients", limits::LEARNER_CLIENTS_MAX);
             reply.error(Error::new(ErrorKind::LimitExceeded, what));
         }
-        self.answer_settles();
+        self.answer_questions();
         Ok(())
     }
 
+    /// Refuses questions that take one for gone of whom nothing would ever be heard.
+    fn checked(&self, settle: Settle) -> Result<Settle> {
+        let mut gone = settle.asked.iter().filter_map(|asked| asked.gone);
+        match gone.find(|node| !self.servers.secondaries.contains(node)) {
+            Some(node) => {
+                let what = format!("{node} is taken for a secondary of {} that is gone", self.servers.name);
+                Err(Error::new(ErrorKind::InvalidArgument, what).hint("give all nodes the same servers"))
+            }
+            None => Ok(settle),
+        }
+    }
+
     /// Answers those whose questions can be answered.
-    fn answer_settles(&self) {
+    fn answer_questions(&self) {
         let (Some(primary), Ok(mesh)) = (&self.primary, self.mesh()) else { return };
-        let deaths = mesh.deaths();
-        let answers: Vec<_> = {
+        let (deaths, now) = (mesh.deaths(), mesh.runtime().now());
+        let (answers, _timer) = {
             let mut state = primary.state.lock();
-            let State { settles, ledger, ended, .. } = &mut *state;
+            let State { questions, question_timer, ledger, ended, .. } = &mut *state;
             for death in deaths {
                 if !ledger.is_fenced(death.node) {
                     ledger.fence(death.node);
                 }
             }
-            let ready: Vec<_> = settles.extract_if(.., |(_, settle, _)| ledger.can_settle(&settle.asked)).collect();
-            let answer = |(from, settle, reply): (NodeId, Settle, Reply)| {
-                let outcomes = ledger.settle(from, settle.client, settle.floor, &settle.asked);
-                (reply, outcomes.map(|outcomes| if ended.is_some() { for_good(outcomes) } else { outcomes }))
-            };
-            ready.into_iter().map(answer).collect()
+            // Each look for who still waits costs something.
+            let is_full = questions.is_full();
+            let answers = questions.answered(ledger, now, |reply| !is_full || reply.is_wanted());
+            let for_all = |outcomes| if ended.is_some() { for_good(outcomes) } else { outcomes };
+            let answer = |(reply, outcomes): (Reply, Result<_>)| (reply, outcomes.map(for_all));
+            let answers: Vec<_> = answers.into_iter().map(answer).collect();
+            // Without a timer, as the node leaves, all are answered too.
+            let timer = questions.due().and_then(|due| self.question_timer(&mesh, due).ok());
+            (answers, std::mem::replace(question_timer, timer))
         };
         for (reply, outcomes) in answers {
             reply.send(outcomes.map(|outcomes| (Outcome::to_value(&outcomes), Default::default())));
         }
     }
 
+    fn question_timer(&self, mesh: &Mesh, due: Time) -> Result<Timer> {
+        let own = self.own.clone();
+        let fire = move || {
+            if let Some(shared) = own.upgrade() {
+                shared.submit(QUESTIONS, Self::answer_questions);
+            }
+        };
+        mesh.at(due, fire)
+    }
+
     /// A node is gone, and nothing that it has sent is taken any more.
     pub(crate) fn fence(&self, node: NodeId) {
         if let Some(primary) = &self.primary {
             primary.state.lock().ledger.fence(node);
-            self.answer_settles();
+            self.answer_questions();
         }
     }
 
@@ -363,10 +387,13 @@ impl Shared {
     }
 
     /// The node leaves: nobody hears any more what became of gradients.
-    pub(crate) fn leave_settles(&self, error: &Error) {
+    pub(crate) fn leave_questions(&self, error: &Error) {
         let Some(primary) = &self.primary else { return };
-        let settles = std::mem::take(&mut primary.state.lock().settles);
-        settles.into_iter().for_each(|(_, _, reply)| reply.error(error.clone()));
+        let (replies, _timer) = {
+            let mut state = primary.state.lock();
+            (state.questions.clear(), state.question_timer.take())
+        };
+        replies.into_iter().for_each(|reply| reply.error(error.clone()));
     }
 }
 

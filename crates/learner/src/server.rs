@@ -21,9 +21,10 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-/// Mailboxes of what secondaries do, and primaries.
+/// Mailboxes of what secondaries do, and primaries, and of all else.
 pub(crate) const PUSHES: u64 = 0;
 pub(crate) const SUMS: u64 = 1;
+pub(crate) const QUESTIONS: u64 = 2;
 
 /// What is told which gradients a full queue has dropped.
 pub type OnDrop = Box<dyn Fn(&[GradientId]) + Send + Sync>;
@@ -503,7 +504,7 @@ impl Drop for Membership {
             let what = format!("the node of gradient server {} has left", shared.key);
             let error = Error::new(ErrorKind::Closed, what);
             shared.end(&error, Err(error.clone()));
-            shared.leave_settles(&error);
+            shared.leave_questions(&error);
         }
     }
 }
@@ -529,7 +530,7 @@ impl Service for Desk {
         match request.method.as_str() {
             PUSH | FLUSH => PUSHES,
             FORWARD | STEP => SUMS,
-            _ => 2,
+            _ => QUESTIONS,
         }
     }
 

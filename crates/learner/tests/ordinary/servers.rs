@@ -2,7 +2,7 @@
 
 use crate::common::{PATIENCE, failed, together, until};
 use sheave_base::config::Transport;
-use sheave_base::{Error, ErrorKind, Result, Work};
+use sheave_base::{Error, ErrorKind, Result, Work, limits};
 use sheave_learner::{
     Choice, GradientClient, GradientServer, GradientServerBuilder, Method, Model, Overflow, Servers, Settings, Tensors,
 };
@@ -704,4 +704,28 @@ fn what_comes_again_after_a_goodbye_is_refused() {
             node.finish();
         });
     }
+}
+
+/// The primary has bounded room for questions that take one for gone who is not.
+#[test]
+fn questions_that_nobody_waits_for_keep_no_room() {
+    together(Expected::ranks(1), Transport::Auto, |mesh| {
+        let node = Node::new(&mesh, &[0]);
+        let (_server, _) = node.start_with(settings(Method::Sum, 1));
+        let client = node.connect();
+        let (primary, service) = wait(node.group.find("gradients/rank-0", LONG)).expect("it serves");
+        let ask = |gone: u64| {
+            let asked = vec![Value::Int(1), Value::Int(gone.cast_signed()), Value::Bool(true)];
+            let settle = Value::List(vec![Value::Int(0), Value::Int(1), Value::List(asked)]);
+            mesh.call(primary, service.clone(), "settle", settle).expect("it is sent")
+        };
+        let stranger = failed(ask(primary.0 ^ 1).wait_timeout(PATIENCE));
+        assert_eq!(stranger.kind(), ErrorKind::InvalidArgument, "{stranger}");
+        let asked: Vec<_> = (0..limits::LEARNER_CLIENTS_MAX).map(|_| ask(primary.0)).collect();
+        let error = failed(wait(client.report()));
+        assert_eq!(error.kind(), ErrorKind::LimitExceeded, "{error}");
+        asked.iter().for_each(Work::cancel);
+        until("their room is free", || wait(client.report()).is_ok());
+        node.finish();
+    });
 }
