@@ -7,10 +7,12 @@
 
 use crate::model::Model;
 use sheave_base::clock::Time;
+use sheave_base::collections::HashMap;
 use sheave_base::planted::{self, Bug};
 use sheave_base::{Error, ErrorKind, NodeId, Result, limits};
 use sheave_tensor::{Arena, Dtype, Op, Tensor, reduce};
 use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
 use std::time::Duration;
 
 /// Sums are made in blocks of so many bytes, which stay in the cache of a core while all gradients are added.
@@ -239,6 +241,8 @@ pub struct Reducer<W> {
     settings: Settings,
     queue: VecDeque<(Contribution, Time)>,
     waiting: VecDeque<(Contribution, W)>,
+    /// How often each gradient is queued, and waits for room.
+    kept: HashMap<GradientId, usize>,
     /// Contributions that the queue has taken so far, and that have left it, either way.
     taken: u64,
     gone: u64,
@@ -252,8 +256,8 @@ impl<W> Reducer<W> {
     /// As [`Settings::check`].
     pub fn new(settings: Settings) -> Result<Self> {
         settings.check()?;
-        let (queue, waiting) = Default::default();
-        Ok(Self { settings, queue, waiting, taken: 0, gone: 0 })
+        let (queue, waiting, kept) = Default::default();
+        Ok(Self { settings, queue, waiting, kept, taken: 0, gone: 0 })
     }
 
     /// Returns how many contributions are queued.
@@ -295,8 +299,7 @@ impl<W> Reducer<W> {
     /// Returns whether this gradient is queued, or waits for room.
     #[must_use]
     pub fn has(&self, id: GradientId) -> bool {
-        let waiting = self.waiting.iter().map(|(contribution, _)| contribution);
-        self.queue.iter().map(|(contribution, _)| contribution).chain(waiting).any(|one| one.ids.contains(&id))
+        self.kept.contains_key(&id)
     }
 
     /// Queues a contribution that came now. At most [`LEARNER_WAITING_MAX`](limits::LEARNER_WAITING_MAX) wait for room.
@@ -314,11 +317,13 @@ impl<W> Reducer<W> {
                     let hint = "await earlier pushes before you push more";
                     return Pushed::Refused(waiter, Error::new(ErrorKind::LimitExceeded, what).hint(hint));
                 }
+                self.keep(&contribution);
                 self.waiting.push_back((contribution, waiter));
                 return Pushed::Waits;
             }
             if let Some((oldest, _)) = self.queue.pop_front() {
                 self.gone += 1;
+                self.let_go(&oldest);
                 dropped = oldest.ids;
             }
         }
@@ -328,12 +333,29 @@ impl<W> Reducer<W> {
 
     fn enqueue(&mut self, contribution: Contribution, now: Time) {
         if planted::strikes(Bug::SumTwice) {
+            self.keep(&contribution);
             let Contribution { segments, ids } = &contribution;
             self.queue.push_back((Contribution { segments: segments.clone(), ids: ids.clone() }, now));
             self.taken += 1;
         }
+        self.keep(&contribution);
         self.queue.push_back((contribution, now));
         self.taken += 1;
+    }
+
+    fn keep(&mut self, contribution: &Contribution) {
+        contribution.ids.iter().for_each(|id| *self.kept.entry(*id).or_default() += 1);
+    }
+
+    fn let_go(&mut self, contribution: &Contribution) {
+        for id in &contribution.ids {
+            if let Entry::Occupied(mut kept) = self.kept.entry(*id) {
+                *kept.get_mut() -= 1;
+                if *kept.get() == 0 {
+                    kept.remove();
+                }
+            }
+        }
     }
 
     /// Takes the next batch, in the order in which it came: a whole one, or with `partial` what there is.
@@ -343,7 +365,9 @@ impl<W> Reducer<W> {
             return None;
         }
         self.gone += count as u64;
-        Some(self.queue.drain(..count).map(|(contribution, _)| contribution).collect())
+        let batch: Vec<_> = self.queue.drain(..count).map(|(contribution, _)| contribution).collect();
+        batch.iter().for_each(|contribution| self.let_go(contribution));
+        Some(batch)
     }
 
     /// Queues those that wait, in the order in which they came, as far as there is room. Who is not `wanted` any more
@@ -353,6 +377,7 @@ impl<W> Reducer<W> {
         while self.queue.len() < self.settings.queue_max
             && let Some((contribution, waiter)) = self.waiting.pop_front()
         {
+            self.let_go(&contribution);
             if wanted(&waiter) {
                 self.enqueue(contribution, now);
                 admitted.push(waiter);
@@ -366,6 +391,7 @@ impl<W> Reducer<W> {
     /// Empties it, and returns what was in it.
     pub fn clear(&mut self) -> Left<W> {
         self.gone += self.queue.len() as u64;
+        self.kept.clear();
         let queued = self.queue.drain(..).flat_map(|(contribution, _)| contribution.ids).collect();
         let (waited, waiters): (Vec<_>, _) =
             self.waiting.drain(..).map(|(contribution, waiter)| (contribution.ids, waiter)).unzip();

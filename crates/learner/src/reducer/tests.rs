@@ -147,6 +147,11 @@ proptest! {
         let (mut pushed, mut dropped, mut sums): (Vec<Vec<f32>>, Vec<u64>, Vec<Contribution>) = Default::default();
         let finish = [Event::Take(true)].into_iter().cycle().take(60);
         for event in events.into_iter().chain(finish) {
+            // In the way that needs no count of them.
+            let queued = reducer.queue.iter().map(|(one, _)| one).chain(reducer.waiting.iter().map(|(one, ())| one));
+            let there: Vec<u64> = queued.flat_map(|one| one.ids.iter().map(|id| id.number)).collect();
+            prop_assert!((0..pushed.len() as u64 + 1).all(|number| reducer.has(id(number)) == there.contains(&number)));
+            prop_assert_eq!(reducer.kept.len(), there.len());
             match event {
                 Event::Push(values) => {
                     let number = pushed.len() as u64;
