@@ -28,7 +28,7 @@ mod threads;
 
 pub use guard::Guard;
 
-use guard::Grant;
+use guard::{Grant, Leaving};
 use sheave_base::sync::Mutex;
 use sheave_base::work::Interrupt;
 use sheave_base::{Error, ErrorKind, Result, clock};
@@ -282,7 +282,8 @@ impl<K: Key, T: Resident> Cache<K, T> {
         self.0.change(|state| state.begin(&self.0, key, thread, waits))
     }
 
-    /// Forgets a particle, which is dropped with its last guard. Who waits for it is told. Does not block.
+    /// Forgets a particle, which is dropped with its last guard, and only then gives its room to others. Who waits for
+    /// it is told. Does not block.
     ///
     /// # Errors
     ///
@@ -292,7 +293,7 @@ impl<K: Key, T: Resident> Cache<K, T> {
             let gone = state.remove(key);
             (gone, state.serve(&self.0))
         })?;
-        drop(gone);
+        drop(gone.map(|gone| Leaving::new(&self.0, gone)));
         Ok(())
     }
 
@@ -322,7 +323,8 @@ impl<K: Key, T: Resident> Cache<K, T> {
         self.0.state.lock().resident()
     }
 
-    /// Returns the particle without bringing or pinning it, for what does not touch what moves.
+    /// Returns the particle without bringing or pinning it, for what does not touch what moves. If it is removed
+    /// meanwhile, its room does not wait for this handle, though its memory does.
     #[must_use]
     pub fn peek(&self, key: &K) -> Option<Arc<T>> {
         self.0.state.lock().peek(key)

@@ -1,5 +1,6 @@
 //! A particle that is pinned, and the right to move what has to be moved for that.
 
+use super::state::Forgotten;
 use super::threads::ThreadId;
 use super::{Inner, Key, Resident};
 use sheave_base::planted::{self, Bug};
@@ -18,6 +19,36 @@ pub(crate) struct Held<T> {
     pub(crate) reserved: (usize, u64),
     /// Whether it is to be brought; else it is pinned already.
     pub(crate) brings: bool,
+}
+
+/// A particle that is removed. Dropped not under the lock, for that drops it, and gives its room to others afterwards:
+/// until then it is in the memory of the device.
+pub(crate) struct Leaving<K: Key, T: Resident> {
+    _value: Arc<T>,
+    /// Behind the particle, and so dropped after it, though its drop panics.
+    _room: Option<Room<K, T>>,
+}
+
+struct Room<K: Key, T: Resident> {
+    inner: Arc<Inner<K, T>>,
+    number: u64,
+    bytes: u64,
+}
+
+impl<K: Key, T: Resident> Leaving<K, T> {
+    pub(crate) fn new(inner: &Arc<Inner<K, T>>, gone: Forgotten<T>) -> Self {
+        let Forgotten { number, value, room } = gone;
+        Self { _value: value, _room: room.map(|bytes| Room { inner: Arc::clone(inner), number, bytes }) }
+    }
+}
+
+impl<K: Key, T: Resident> Drop for Room<K, T> {
+    fn drop(&mut self) {
+        let _ = self.inner.change(|state| {
+            state.left(self.number, self.bytes);
+            (Ok(()), state.serve(&self.inner))
+        });
+    }
 }
 
 /// The right to park some particles and to bring another one. Dropped before that is done it changes nothing.
@@ -46,7 +77,13 @@ impl<K: Key, T: Resident> Grant<K, T> {
             self.give_back(held, Some(&error));
             return Err(error);
         }
-        Ok(Guard { inner: Arc::clone(&self.inner), number: self.number, thread: held.thread, value: held.value })
+        Ok(Guard {
+            inner: Arc::clone(&self.inner),
+            number: self.number,
+            thread: held.thread,
+            value: held.value,
+            leaving: None,
+        })
     }
 
     fn moves(&self, held: &mut Held<T>) -> Result<()> {
@@ -61,8 +98,8 @@ impl<K: Key, T: Resident> Grant<K, T> {
                 let gone = state.parked(*number, room);
                 (Ok(gone), state.serve(&self.inner))
             })?;
-            drop(gone);
             held.victims.pop();
+            drop(gone.map(|gone| Leaving::new(&self.inner, gone)));
         }
         if held.brings {
             held.value.bring()?;
@@ -80,8 +117,9 @@ impl<K: Key, T: Resident> Grant<K, T> {
             let gone = state.give_back(self.number, &held, error);
             (Ok(gone), state.serve(&self.inner))
         });
-        // What they were the last handles to is dropped without the lock.
-        drop((gone, held));
+        // What they were the last handles to is dropped without the lock, and gives up its room then.
+        drop(held);
+        gone.into_iter().flatten().for_each(|gone| drop(Leaving::new(&self.inner, gone)));
     }
 }
 
@@ -100,6 +138,8 @@ pub struct Guard<K: Key, T: Resident> {
     number: u64,
     thread: Option<ThreadId>,
     value: Arc<T>,
+    /// The particle, if it is removed and this was its last guard. Behind `value`, and so dropped after it.
+    leaving: Option<Leaving<K, T>>,
 }
 
 impl<K: Key, T: Resident> Deref for Guard<K, T> {
@@ -117,7 +157,7 @@ impl<K: Key, T: Resident> Drop for Guard<K, T> {
             let gone = state.released(self.number, self.thread, Some(bytes));
             (Ok(gone), state.serve(&self.inner))
         });
-        drop(gone);
+        self.leaving = gone.ok().flatten().map(|gone| Leaving::new(&self.inner, gone));
     }
 }
 

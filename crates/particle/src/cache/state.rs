@@ -56,6 +56,14 @@ impl<K: Key, T: Resident> Outcome<K, T> {
     }
 }
 
+/// A particle that is removed and that nobody needs.
+pub(crate) struct Forgotten<T> {
+    pub(crate) number: u64,
+    pub(crate) value: Arc<T>,
+    /// The bytes of its room, if it has any: that is nobody else's until [`State::left`].
+    pub(crate) room: Option<u64>,
+}
+
 pub(crate) enum Begun<K: Key, T: Resident> {
     Granted(u64, Held<T>),
     Waits(Work<Grant<K, T>>),
@@ -262,11 +270,9 @@ impl<K: Key, T: Resident> State<K, T> {
     }
 
     fn unclaim(&mut self, number: u64) {
-        let Some(entry) = self.entries.get(&number) else { return };
-        self.claimed -= 1;
-        self.claimed_bytes -= entry.bytes;
-        if self.policy == Policy::Direct && self.slots.get(&self.slot(number)) == Some(&number) {
-            self.slots.remove(&self.slot(number));
+        let bytes = self.entries.get(&number).map(|entry| entry.bytes);
+        if let Some(bytes) = bytes {
+            self.left(number, bytes);
         }
     }
 
@@ -280,7 +286,7 @@ impl<K: Key, T: Resident> State<K, T> {
     }
 
     /// One is parked, and so much room that others had is nobody's from now on. Returns it if nobody needs it.
-    pub(crate) fn parked(&mut self, number: u64, room: (usize, u64)) -> Option<Arc<T>> {
+    pub(crate) fn parked(&mut self, number: u64, room: (usize, u64)) -> Option<Forgotten<T>> {
         self.claimed -= room.0;
         self.claimed_bytes -= room.1;
         if let Some(entry) = self.entries.get_mut(&number) {
@@ -300,7 +306,7 @@ impl<K: Key, T: Resident> State<K, T> {
     }
 
     /// A grant is not carried out, or not to its end. What has not moved stays where it is. Returns what nobody needs.
-    pub(crate) fn give_back(&mut self, number: u64, held: &Held<T>, error: Option<&Error>) -> Vec<Arc<T>> {
+    pub(crate) fn give_back(&mut self, number: u64, held: &Held<T>, error: Option<&Error>) -> Vec<Forgotten<T>> {
         let mut gone = Vec::new();
         self.statistics.failures += u64::from(error.is_some());
         self.claimed -= held.reserved.0;
@@ -341,7 +347,12 @@ impl<K: Key, T: Resident> State<K, T> {
     }
 
     /// A guard is dropped; the particle takes so many bytes now. Returns it if nobody needs it.
-    pub(crate) fn released(&mut self, number: u64, thread: Option<ThreadId>, bytes: Option<u64>) -> Option<Arc<T>> {
+    pub(crate) fn released(
+        &mut self,
+        number: u64,
+        thread: Option<ThreadId>,
+        bytes: Option<u64>,
+    ) -> Option<Forgotten<T>> {
         let entry = self.entries.get_mut(&number)?;
         let Place::Resident(pins) = &mut entry.place else { return None };
         let pin = pins.iter().position(|pin| *pin == thread)?;
@@ -373,22 +384,31 @@ impl<K: Key, T: Resident> State<K, T> {
         }
     }
 
-    /// Takes it away if it is removed, and neither pinned nor on its way.
-    fn forgotten(&mut self, number: u64) -> Option<Arc<T>> {
+    /// Takes it away if it is removed, and neither pinned nor on its way. One that is resident keeps its room: it is in
+    /// the memory of the device until it is dropped.
+    fn forgotten(&mut self, number: u64) -> Option<Forgotten<T>> {
         let entry = self.entries.get(&number).filter(|entry| entry.is_removed)?;
-        match &entry.place {
-            Place::Parked => {}
+        let room = match &entry.place {
+            Place::Parked => None,
             Place::Resident(pins) if pins.is_empty() => {
-                let since = entry.idle_since;
-                self.unclaim(number);
-                self.idle.remove(&since);
+                self.idle.remove(&entry.idle_since);
+                Some(entry.bytes)
             }
             Place::Resident(_) | Place::Bringing | Place::Parking => return None,
-        }
-        self.entries.remove(&number).map(|entry| entry.value)
+        };
+        self.entries.remove(&number).map(|entry| Forgotten { number, value: entry.value, room })
     }
 
-    pub(crate) fn remove(&mut self, key: &K) -> Result<Option<Arc<T>>> {
+    /// One takes its room no more, which is so much.
+    pub(crate) fn left(&mut self, number: u64, bytes: u64) {
+        self.claimed -= 1;
+        self.claimed_bytes -= bytes;
+        if self.policy == Policy::Direct && self.slots.get(&self.slot(number)) == Some(&number) {
+            self.slots.remove(&self.slot(number));
+        }
+    }
+
+    pub(crate) fn remove(&mut self, key: &K) -> Result<Option<Forgotten<T>>> {
         let number = self.numbers.remove(key).ok_or_else(|| unknown(key).operation("remove"))?;
         self.fail(number, &unknown(key).operation("acquire"));
         if let Some(entry) = self.entries.get_mut(&number) {

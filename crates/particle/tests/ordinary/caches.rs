@@ -491,3 +491,56 @@ fn works(cache: &Models, device: &Device, mut random: u64) {
         }
     }
 }
+
+/// What looks, when it is dropped and gives back its memory, whether its room is somebody else's already.
+struct Felt(Option<(Cache<u64, Felt>, mpsc::Sender<bool>)>);
+
+impl Resident for Felt {
+    fn len_bytes(&self) -> u64 {
+        10
+    }
+
+    fn bring(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn park(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Felt {
+    fn drop(&mut self) {
+        if let Some((cache, told)) = self.0.take() {
+            told.send(cache.try_acquire(&1).expect("it is known").is_some()).expect("the test listens");
+        }
+    }
+}
+
+#[test]
+fn a_particle_that_is_removed_has_its_room_until_it_is_dropped() -> Result<()> {
+    for policy in [Policy::Lru, Policy::Direct] {
+        for is_pinned in [false, true] {
+            let cache = Cache::new(CacheOptions { device: "cpu".into(), particles: Some(1), bytes: Some(10), policy })?;
+            let (told, heard) = mpsc::channel();
+            cache.insert(0, Felt(Some((cache.clone(), told))))?;
+            (1..3).try_for_each(|key| cache.insert(key, Felt(None)))?;
+            let mut guard = Some(cache.acquire(&0)?).filter(|_| is_pinned);
+            cache.remove(&0)?;
+            guard.take();
+            let is_taken = heard.try_recv().expect("it is dropped by whoever lets go of it last");
+            assert!(!is_taken, "two have the room of one; {policy:?}, pinned: {is_pinned}");
+            assert_eq!((cache.statistics().resident, cache.statistics().resident_bytes), (0, 0));
+            let next = cache.try_acquire(&1)?.expect("the room is free");
+            // Who waits has it then.
+            std::thread::scope(|scope| {
+                let waits = scope.spawn(|| cache.acquire_timeout(&2, PATIENCE).map(drop));
+                wait_for("a wait", || cache.statistics().waiting == 1);
+                cache.remove(&1).expect("it is known");
+                drop(next);
+                waits.join().expect("no panic")
+            })?;
+        }
+    }
+    Ok(())
+}
