@@ -113,13 +113,21 @@ pub(super) struct Announced {
     calls: Mutex<Vec<Work<Told>>>,
     /// The first error of a slice that could not be sent.
     failure: OnceLock<Error>,
+    /// The first one that is no loss of a server. Another server may have been lost before.
+    refusal: OnceLock<Error>,
     /// Where a store is told of it that is of no more use without a slice.
     broken: Option<Arc<OnceLock<Error>>>,
 }
 
 impl Announced {
     pub(super) fn new(operation: u64, broken: Option<Arc<OnceLock<Error>>>) -> Arc<Self> {
-        Arc::new(Self { operation, calls: Mutex::default(), failure: OnceLock::new(), broken })
+        Arc::new(Self {
+            operation,
+            calls: Mutex::default(),
+            failure: OnceLock::new(),
+            refusal: OnceLock::new(),
+            broken,
+        })
     }
 
     /// Notes a call that has told a server.
@@ -129,10 +137,8 @@ impl Announced {
 
     /// A slice could not be sent: the servers wait for it in vain. True if they are to be told so.
     fn fail(&self, error: &Error) -> bool {
-        if self.failure.set(error.clone()).is_err() {
-            return false;
-        }
-        let is_torn = !error.kind().is_loss();
+        let _ = self.failure.set(error.clone());
+        let is_torn = !error.kind().is_loss() && self.refusal.set(error.clone()).is_ok();
         if let Some(broken) = self.broken.as_ref().filter(|_| is_torn) {
             let _ = broken.set(torn(error));
         }
@@ -143,7 +149,7 @@ impl Announced {
 
     /// Why its other slices are not sent any more. Those who live get theirs though another server is lost.
     fn check(&self) -> Result<()> {
-        self.failure.get().filter(|error| !error.kind().is_loss()).map_or(Ok(()), |error| Err(error.clone()))
+        self.refusal.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
     /// Why the push has failed, if its calls have ended with this error.
@@ -386,5 +392,26 @@ impl State {
             return std::mem::take(&mut self.waiting);
         }
         Vec::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slice_that_is_refused_after_another_server_was_lost_tears_its_push() {
+        let broken: Arc<OnceLock<Error>> = Arc::default();
+        let announced = Announced::new(1, Some(Arc::clone(&broken)));
+        let lost = Error::new(ErrorKind::PeerLost, "a server is gone");
+        assert!(!announced.fail(&lost), "those who live get their slices");
+        announced.check().expect("they are still sent");
+        let refused = Error::new(ErrorKind::LimitExceeded, "no room");
+        assert!(announced.fail(&refused), "the server that lives waits for its slice");
+        assert!(!announced.fail(&refused), "it was told");
+        assert_eq!(announced.check().expect_err("no more are sent").kind(), ErrorKind::LimitExceeded);
+        assert!(broken.get().is_some_and(|error| error.to_string().contains("some servers and not others")));
+        // Its caller is told what came first.
+        assert_eq!(announced.why(refused).kind(), ErrorKind::PeerLost);
     }
 }
